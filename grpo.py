@@ -7,8 +7,9 @@ token.
     A_it  advantage: chosen by --advantage; here those that are the same for all t, as in GRPO
     w_it  weight of a token: mitigations.py, chosen by --mitigation; 1 in GRPO
     c     one number for the batch, after which weights have mean 1 (`rescaling`)
-    m_i   length_scale: 1, or what --loss_norm makes of an answer's length (`length_scaling`)
-    N     the batch's generated tokens, but those of answers that --drop_unfinished leaves out
+    m_i   length_scale: 1, or what --loss_norm makes of an answer's length (`length_scaling`). The
+          weight on record is c w; m is in a token's account (analysis/account.py)
+    N     the batch's generated tokens; with --drop_unfinished those of the answers that ended
 
 Start at `policy_loss`: it is the formula, and it never changes. What goes in changes. Advantages
 and weights are made for the whole batch before it is cut into micro-batches, so the size of a
@@ -18,16 +19,25 @@ exactly 1 and clipping would do nothing; --epochs above 1 brings in both.
 Elsewhere: critics, Monte Carlo values and preference pairs (DPO) are in credit/. Left out:
 importance sampling for off-policy answers, which --rollouts_every above 1 trains on uncorrected.
 """
-from collections import Counter
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from engine import processes
-from engine.choices import advantage
+from engine.choices import Metrics, RunSettings, advantage
 from engine.rollouts import Rollouts
 
+Columns = dict[str, Tensor]
+if TYPE_CHECKING:  # an analysis reads the formulas of this file and loads no model
+    from engine.optimizer import Optimizer
+    from qwen2_model import Qwen2
 
-def policy_loss(log_prob, advantage, coefficient, mask, total, old=None, clip=(0.2, 0.28)):
+
+
+def policy_loss(log_prob: Tensor, advantage: Tensor, coefficient: Tensor, mask: Tensor,
+                total: float, old: Tensor | None = None,
+                clip: tuple[float, float] = (0.2, 0.28)) -> Tensor:
     """The formula above for some answers, each argument (answers, T); `total` is N.
 
     `old` are the log-probs from before the batch's first update. With them, the clipped ratio of
@@ -43,7 +53,7 @@ def policy_loss(log_prob, advantage, coefficient, mask, total, old=None, clip=(0
     return -(objective * mask).sum() / total
 
 
-def rescaling(weight: torch.Tensor, rollouts: Rollouts, rescale_to: str) -> float:
+def rescaling(weight: Tensor, rollouts: Rollouts, rescale_to: str) -> float:
     """The number c by which a batch's weights are multiplied.
 
     mean      the batch's tokens weigh 1 on average
@@ -62,7 +72,7 @@ def rescaling(weight: torch.Tensor, rollouts: Rollouts, rescale_to: str) -> floa
     return total / weighted if weighted > 0 else float("inf")
 
 
-def length_scaling(rollouts: Rollouts, loss_norm: str, max_new_tokens: int) -> torch.Tensor:
+def length_scaling(rollouts: Rollouts, loss_norm: str, max_new_tokens: int) -> Tensor:
     """The number m of each answer (B, 1), because `policy_loss` divides by N.
 
     token      1: every token counts 1 / N
@@ -77,7 +87,7 @@ def length_scaling(rollouts: Rollouts, loss_norm: str, max_new_tokens: int) -> t
     return scale * torch.ones_like(length).float()
 
 
-def group_mean(value: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
+def group_mean(value: Tensor, group: Tensor) -> Tensor:
     """(B,) -> (B,): for each answer the mean of its group. In float64, because in float32 the mean
     of equal rewards can differ from them in the last digit."""
     count = torch.bincount(group)
@@ -85,13 +95,13 @@ def group_mean(value: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
     return (total / count)[group]
 
 
-def centred(value: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
+def centred(value: Tensor, group: Tensor) -> Tensor:
     """(B,) -> (B,): value minus its group's mean; exactly 0 where a group's values are equal."""
     difference = value.double() - group_mean(value, group)
     return torch.where(difference.abs() < 1e-8, 0.0, difference).float()
 
 
-def group_z_score(value: torch.Tensor, group: torch.Tensor, epsilon: float = 1e-4) -> torch.Tensor:
+def group_z_score(value: Tensor, group: Tensor, epsilon: float = 1e-4) -> Tensor:
     """(B,) -> (B,): (value - mean) / (std + epsilon) in its group, with the std that divides by G;
     exactly 0 where a group's values are equal."""
     difference = value.double() - group_mean(value, group)
@@ -99,39 +109,39 @@ def group_z_score(value: torch.Tensor, group: torch.Tensor, epsilon: float = 1e-
     return torch.where(std < 1e-8, 0.0, difference / (std + epsilon)).float()
 
 
-def to_every_token(value: torch.Tensor, rollouts: Rollouts) -> torch.Tensor:
+def to_every_token(value: Tensor, rollouts: Rollouts) -> Tensor:
     """(B,) -> (B, T): the same number to every token of an answer."""
     return value[:, None] * rollouts.mask
 
 
 @advantage(whole_answers=True)
-def grpo(rollouts: Rollouts) -> torch.Tensor:
+def grpo(rollouts: Rollouts) -> Tensor:
     """The z-score of the reward in its group."""
     return to_every_token(group_z_score(rollouts.reward, rollouts.group), rollouts)
 
 
 @advantage(whole_answers=True)
-def dr_grpo(rollouts: Rollouts) -> torch.Tensor:
+def dr_grpo(rollouts: Rollouts) -> Tensor:
     """Reward minus the group's mean (2503.20783): no problem counts more than another."""
     return to_every_token(centred(rollouts.reward, rollouts.group), rollouts)
 
 
 @advantage(whole_answers=True)
-def rloo(rollouts: Rollouts) -> torch.Tensor:
+def rloo(rollouts: Rollouts) -> Tensor:
     """Reward minus the mean of the others (2402.14740), which is G / (G - 1) (R - mean)."""
     size = torch.bincount(rollouts.group)[rollouts.group]
     return to_every_token(centred(rollouts.reward, rollouts.group) * size / (size - 1), rollouts)
 
 
 @advantage(whole_answers=True)
-def batch_mean(rollouts: Rollouts) -> torch.Tensor:
+def batch_mean(rollouts: Rollouts) -> Tensor:
     """Reward minus the mean of the whole batch, as without groups: answers to easy problems are
     pushed up, those to hard ones down."""
     one_group = torch.zeros_like(rollouts.group)
     return to_every_token(centred(rollouts.reward, one_group), rollouts)
 
 
-def gradient_size(log_prob: torch.Tensor, collision: torch.Tensor) -> torch.Tensor:
+def gradient_size(log_prob: Tensor, collision: Tensor) -> Tensor:
     """norm(onehot - p) = sqrt(1 - 2 p + sum p^2): the size of a log-prob's gradient at the logits.
 
     Clamped to its exact range [1 - p, sqrt2 (1 - p)]: the formula cancels when p is near 1.
@@ -141,7 +151,7 @@ def gradient_size(log_prob: torch.Tensor, collision: torch.Tensor) -> torch.Tens
     return square.clamp(rest.square(), 2 * rest.square()).sqrt()
 
 
-def divergence(log_prob: torch.Tensor, reference: torch.Tensor, kind: str) -> torch.Tensor:
+def divergence(log_prob: Tensor, reference: Tensor, kind: str) -> Tensor:
     """KL(policy || reference) at each place, estimated from the token that the policy sampled.
 
     k2 = d^2 / 2 and k3 = exp(d) - d - 1 with d = reference - log_prob (Schulman, "Approximating
@@ -153,35 +163,34 @@ def divergence(log_prob: torch.Tensor, reference: torch.Tensor, kind: str) -> to
     return d.exp() - d - 1 if kind == "k3" else d.square() / 2
 
 
-def update(model, optimizer, rollouts: Rollouts, weight: torch.Tensor, s,
-           reference=None) -> tuple[dict, dict]:
-    """One step of the optimizer on the whole batch, or with --epochs several. `weight` is c w, `s`
-    the settings. Returns the metrics, and for the record, after several steps, the ratio of new to
-    old probability (B, T) at the last of them.
+def update(model: "Qwen2", optimizer: "Optimizer", rollouts: Rollouts, weight: Tensor,
+           s: RunSettings, reference: "Qwen2 | None" = None) -> tuple[Metrics, Columns]:
+    """One step of the optimizer on the whole batch, or with --epochs several. `weight` is c w. With
+    a `reference` there is a KL term. Returns the metrics, and for the record, after several steps,
+    the ratio of new to old probability (B, T) at the last of them.
 
     Answers whose every token has coefficient times advantage 0 add nothing to the gradient and are
-    not computed, unless there is a KL term; they still count in N. When no answer is left, nothing
-    is changed.
+    not computed, unless there is a KL term. When no answer is left, nothing is changed.
     """
-    # not above: an analysis reads the formulas of this file and loads no model
     from engine.forward import frozen_log_probs, micro_batches, response_log_probs
     from engine.optimizer import clip_and_step
     mask, advantage = rollouts.mask, rollouts.advantage
     N = int(mask.sum())
     length_scale = length_scaling(rollouts, s.loss_norm, s.max_new_tokens)       # (B, 1)
     coefficient = weight * length_scale                                          # (B, T)
-    has_gradient = (mask & ((coefficient * advantage != 0) | (s.kl > 0))).any(1)  # (B,)
+    has_gradient = (mask & ((coefficient * advantage != 0) | (reference is not None))).any(1)
     old, ratio = torch.zeros_like(weight), torch.ones_like(weight)
     columns = {"ratio": ratio} if s.epochs > 1 else {}
     if not has_gradient.any():
         return {"N": N, **skipped(rollouts, weight)}, columns
     rows = rollouts.rows_of_rank()
     rows = rows[has_gradient[rows]]
-    anchor = frozen_log_probs(reference, rollouts, rows, s.micro_batch) if s.kl else None
+    anchor = None if reference is None else (
+        frozen_log_probs(reference, rollouts, rows, s.micro_batch))
     clip = (s.clip_low, s.clip_high)
     passes = []
     for epoch in range(s.epochs):
-        sums = Counter()  # over the tokens of this pass
+        sums = []  # over the tokens of each part
         optimizer.zero_grad()
         for part in micro_batches(rollouts, rows, s.micro_batch):
             log_prob = response_log_probs(model, rollouts, part)
@@ -189,21 +198,24 @@ def update(model, optimizer, rollouts: Rollouts, weight: torch.Tensor, s,
                 old[part] = log_prob.detach()
             loss = policy_loss(log_prob, advantage[part], coefficient[part], mask[part], N,
                                old[part] if s.epochs > 1 else None, clip)
-            if s.kl:
+            if anchor is not None:
                 kl = divergence(log_prob, anchor[part], s.kl_kind)
                 loss = loss + s.kl * (length_scale[part] * kl * mask[part]).sum() / N
             loss.backward()
             log_prob = log_prob.detach()
             ratio[part] = (log_prob - old[part]).exp()
-            sums.update(diagnostics(rollouts, part, loss, log_prob, ratio[part], clip))
-            if s.kl:
-                sums.update(kl=(divergence(log_prob, anchor[part], "k3") * mask[part]).sum())
+            sums.append(diagnostics(rollouts, part, loss, log_prob, ratio[part], clip))
+            if anchor is not None:
+                kl = divergence(log_prob, anchor[part], "k3")
+                sums[-1]["kl"] = (kl * mask[part]).sum()
         norm = clip_and_step(optimizer, s.max_grad_norm)
-        passes.append(processes.all_reduce_numbers(sums) | {"norm": norm})
-    return {"N": N, **summary(passes, s.epochs > 1, s.kl > 0)}, columns
+        total = {name: sum(part[name] for part in sums) for name in sums[0]}
+        passes.append(processes.all_reduce_numbers(total) | {"norm": norm})
+    return {"N": N, **summary(passes, s.epochs > 1)}, columns
 
 
-def diagnostics(rollouts: Rollouts, rows, loss, log_prob, ratio, clip) -> dict[str, torch.Tensor]:
+def diagnostics(rollouts: Rollouts, rows: Tensor, loss: Tensor, log_prob: Tensor, ratio: Tensor,
+                clip: tuple[float, float]) -> Columns:
     """Sums over the tokens of a micro-batch: how far the training forward pass is from what the
     sampler computed (rounding, or a mistake), and how many are beyond the bound that holds for
     them."""
@@ -215,22 +227,22 @@ def diagnostics(rollouts: Rollouts, rows, loss, log_prob, ratio, clip) -> dict[s
             "ratio": (ratio * mask).sum(), "clipped": clipped.sum()}
 
 
-def summary(passes: list[dict], with_ratio: bool, with_kl: bool) -> dict:
+def summary(passes: list[dict[str, float]], with_ratio: bool) -> Metrics:
     """Loss, gradient norm and gap of the first pass over the batch; ratio, clipping and KL of the
     last."""
     first, last = passes[0], passes[-1]
-    metrics = {"loss": first["loss"], "gradient_norm": first["norm"],
+    metrics: Metrics = {"loss": first["loss"], "gradient_norm": first["norm"],
                "sampler_gap": first["gap"] / first["tokens"], "trained_tokens": first["tokens"]}
     if with_ratio:
         metrics |= {"ratio_mean": last["ratio"] / last["tokens"],
                     "clipped_share": last["clipped"] / last["tokens"],
                     "gradient_norm_last": last["norm"]}
-    if with_kl:
+    if "kl" in last:
         metrics["kl"] = last["kl"] / last["tokens"]
     return {**metrics, "skipped": None}
 
 
-def skipped(rollouts: Rollouts, weight: torch.Tensor) -> dict:
+def skipped(rollouts: Rollouts, weight: Tensor) -> Metrics:
     if not rollouts.mask.any():
         reason = "no answer was finished"
     elif not rollouts.advantage.any():

@@ -17,19 +17,24 @@ Shapes: B rows, L positions, N tokens, D width, H query heads, K key/value heads
 """
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from reprlib import repr as shortened
+from typing import TypeVar
 
 import torch
-import torch.nn as nn
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from engine.errors import UserError, is_file, is_folder, refuse_special
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # layer, q, k, v
+Copy = Callable[[Tensor, Tensor], bool]  # into place, tensor -> whether it is finite
+Number = TypeVar("Number", bound=float)  # int and bool, too
 
 
 @dataclass(frozen=True)
@@ -57,11 +62,7 @@ class ModelConfig:
         pad = () if self.pad_token_id is None else (self.pad_token_id,)
         return tuple(dict.fromkeys([*self.eos_token_id, *pad]))
 
-    @classmethod
-    def from_folder(cls, folder: Path) -> "ModelConfig":
-        return cls(**read_config(Path(folder)))
-
-    def to_json(self) -> dict:
+    def to_json(self) -> dict[str, object]:
         """What config.json holds, with the keys of `transformers` version 4 and of version 5."""
         name = "Qwen3ForCausalLM" if self.model_type == "qwen3" else "Qwen2ForCausalLM"
         rope = {"rope_type": "default", "rope_theta": self.rope_theta}
@@ -71,8 +72,8 @@ class ModelConfig:
                 "use_sliding_window": False}
 
 
-def rotary(positions: torch.Tensor, config: ModelConfig,
-           dtype=torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+def rotary(positions: Tensor, config: ModelConfig,
+           dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     """Cosine and sine of position times frequency (2104.09864), each (..., 1, head_dim).
 
     The sine's first half is negated, as `rotate` needs it.
@@ -84,7 +85,7 @@ def rotary(positions: torch.Tensor, config: ModelConfig,
     return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
 
 
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out=None) -> torch.Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor | None = None) -> Tensor:
     """Turn every pair (a, b) of a head, a from its first half and b at the same place of its second
     half: into (a cos - b sin, b cos + a sin). `out` may be x."""
     swapped = x.roll(x.shape[-1] // 2, -1)  # the halves change places; -sin is in `sin`
@@ -104,17 +105,22 @@ def product_type(dtype: torch.dtype, device: torch.device) -> torch.dtype:
 
 def has_bfloat16() -> bool:
     """Whether oneDNN multiplies bfloat16 matrices on this CPU: from AVX-512 on."""
-    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    has_onednn = torch.backends.mkldnn.is_available()
+    return has_onednn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def linear(x, matrix, bias=None) -> torch.Tensor:
+def linear(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ matrix.T + bias in the type of x, whatever type the weights are kept in."""
     wide = product_type(x.dtype, x.device)
     bias = None if bias is None else bias.to(x.dtype).to(wide)
     return F.linear(x.to(wide), matrix.to(x.dtype).to(wide), bias).to(x.dtype)
 
 
-class RMSNorm(nn.Module):
+class Layer(nn.Module):  # its call gives a tensor
+    __call__: Callable[..., Tensor]
+
+
+class RMSNorm(Layer):
     """x / sqrt(mean of x^2 + eps) * weight (1910.07467).
 
     Mixed precision: the norm casts its output; each Linear follows its input.
@@ -126,7 +132,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(size))
         self.eps = eps
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         # the mean of squares in bfloat16 would lose the small ones
         wide = at_least_float32(self.output_dtype)
         normed = F.rms_norm(x.to(wide), self.weight.shape, self.weight.to(wide), self.eps)
@@ -135,21 +141,23 @@ class RMSNorm(nn.Module):
 
 class Linear(nn.Linear):
     """Computes in the type of its input: weights kept in float32 can be multiplied in bfloat16."""
+    __call__: Callable[..., Tensor]
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
 
 
 class Embedding(nn.Embedding):
     """Draws no initial weights on the device "meta", where there is no memory for them: torch would
     import its whole compiler to do nothing."""
+    __call__: Callable[..., Tensor]
 
-    def reset_parameters(self):
+    def reset_parameters(self) -> None:
         if not self.weight.is_meta:
             super().reset_parameters()
 
 
-class Attention(nn.Module):
+class Attention(Layer):
     """Grouped-query attention (2305.13245): H query heads share K key/value heads."""
 
     def __init__(self, config: ModelConfig, layer: int):
@@ -166,7 +174,7 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(size, config.rms_norm_eps)
             self.k_norm = RMSNorm(size, config.rms_norm_eps)
 
-    def forward(self, x, cos, sin, attend):
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         q, k, v = (project(x).unflatten(-1, (-1, self.head_dim))  # (..., heads, head_dim)
                    for project in (self.q_proj, self.k_proj, self.v_proj))
         if hasattr(self, "q_norm"):
@@ -175,24 +183,23 @@ class Attention(nn.Module):
         return self.o_proj(attend(self.layer, q, k, v).flatten(-2))
 
 
-def attention(q, k, v, mask=None) -> torch.Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     """Softmax attention over (rows, heads, length, head_dim); causal unless a mask (rows, 1,
     H / K * length, keys) is given: the query heads of one key head are more queries of it then.
     """
     H, K = q.shape[1], k.shape[1]
     if mask is None:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=H != K)
-    q = q.unflatten(1, (K, -1)).flatten(2, 3)  # (rows, K, H / K * length, head_dim)
-    attended = F.scaled_dot_product_attention(q, k, v, mask)
-    return attended.unflatten(2, (H // K, -1)).flatten(1, 2)
+    by_key_head = q.unflatten(1, (K, -1)).flatten(2, 3)  # (rows, K, H / K * length, head_dim)
+    return F.scaled_dot_product_attention(by_key_head, k, v, mask).reshape(q.shape)
 
 
-def causal(layer: int, q, k, v) -> torch.Tensor:
+def causal(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """(B, L, heads, head_dim): every token sees its own row up to itself."""
     return attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
 
 
-class MLP(nn.Module):
+class MLP(Layer):
     """SwiGLU (2002.05202)."""
 
     def __init__(self, config: ModelConfig):
@@ -201,11 +208,11 @@ class MLP(nn.Module):
         self.up_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=False)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-class Block(nn.Module):
+class Block(Layer):
     """One layer: attention, then the MLP, each added to x after a norm."""
 
     def __init__(self, config: ModelConfig, layer: int):
@@ -215,12 +222,12 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x, cos, sin, attend):
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, attend)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class Decoder(nn.Module):
+class Decoder(Layer):
     """The layers, without the output matrix: `model.` in the published names."""
     checkpointing = False  # True: a layer's inside is not kept but computed again for the gradient
 
@@ -232,7 +239,8 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(count))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, ids, positions=None, attend=causal):
+    def forward(self, ids: Tensor, positions: Tensor | None = None,
+                attend: Attend = causal) -> Tensor:
         """Ids of any shape -> hidden states (..., D). By default rows (B, L) that begin at
         position 0."""
         if positions is None:
@@ -248,12 +256,12 @@ class Decoder(nn.Module):
                 x = layer(x, cos, sin, attend)
         return self.norm(x)
 
-    def embed(self, ids, positions):
-        """(..., D). Positions are for a model of another kind: here they come in by `rotary`."""
+    def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """(..., D). A model of another kind may use the positions here."""
         return self.embed_tokens(ids)
 
 
-class Qwen2(nn.Module):
+class Qwen2(Layer):
     """The whole model, and a Qwen3 too where `config.model_type` says so."""
 
     def __init__(self, config: ModelConfig):
@@ -274,15 +282,15 @@ class Qwen2(nn.Module):
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
-    def forward(self, ids):
+    def forward(self, ids: Tensor) -> Tensor:
         return self.logits(self.model(ids))
 
-    def logits(self, hidden):
+    def logits(self, hidden: Tensor) -> Tensor:
         """(..., D) -> (..., V). With a large vocabulary, pass only the positions you need."""
         return linear(hidden, self.output_matrix)
 
     @property
-    def output_matrix(self) -> torch.Tensor:
+    def output_matrix(self) -> Tensor:
         """(V, D): the embedding itself where the two are tied."""
         return (self.lm_head or self.model.embed_tokens).weight
 
@@ -309,8 +317,9 @@ class Qwen2(nn.Module):
         return self
 
     @classmethod
-    def from_pretrained(cls, folder, device="cpu", shard_fn: Callable | None = None,
-                        copy: Callable | None = None) -> "Qwen2":
+    def from_pretrained(cls, folder: Path | str, device: torch.device | str = "cpu",
+                        shard_fn: "Callable[[Qwen2], None] | None" = None,
+                        copy: Copy | None = None) -> "Qwen2":
         """Load the model of a folder. For --shard (engine/sharded.py): `shard_fn` is called on the
         model before it takes memory, `copy` fills a parameter with its part of a tensor."""
         folder = Path(folder)
@@ -318,7 +327,7 @@ class Qwen2(nn.Module):
             raise UserError(f"there is no model folder {folder} (docs/large_models.md says how to "
                             "get one)")
         with torch.device("meta"):  # no memory until the files are known to fit
-            model = cls(ModelConfig.from_folder(folder))
+            model = cls(read_config(folder))
         files = check_tensors(folder, model)
         if shard_fn:
             shard_fn(model)
@@ -326,7 +335,8 @@ class Qwen2(nn.Module):
         load_weights(model, files, copy or copy_whole)
         return model
 
-    def save_pretrained(self, folder, parameters: dict[str, torch.Tensor] | None = None) -> None:
+    def save_pretrained(self, folder: Path | str,
+                        parameters: Mapping[str, Tensor] | None = None) -> None:
         """Write config and weights. `parameters`, where given, are written instead of the model's
         own: the optimizer may keep them with more digits."""
         folder = Path(folder)
@@ -338,18 +348,15 @@ class Qwen2(nn.Module):
         write_tensors(folder / "model.safetensors", tensors, format="pt")
 
 
-NUMBERS = {key: kind for key, kind in ModelConfig.__annotations__.items()
-           if kind in (int, float, bool)}  # of config.json
-DEFAULTS = {key: getattr(ModelConfig, key) for key in NUMBERS if hasattr(ModelConfig, key)}
-LARGEST = {int: 2 ** 24, float: 1e12}  # float32, of positions, has all whole numbers up to 2^24
+# float32, of positions, has all whole numbers up to 2^24
+LARGEST: dict[type, float] = {int: 2 ** 24, float: 1e12, bool: 1}
 OUTPUT, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
 NAME_OF_TYPE = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16",
                 torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
                 torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL"}
 
 
-def read_object(path: Path) -> dict:
-    """The JSON object in a file."""
+def read_object(path: Path) -> dict[str, object]:
     refuse_special(path, "read")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -362,78 +369,94 @@ def read_object(path: Path) -> dict:
     return content
 
 
-def read_config(folder: Path) -> dict:
-    """The arguments of ModelConfig, from config.json and generation_config.json, each checked."""
+def read_config(folder: Path) -> ModelConfig:
+    """config.json and generation_config.json, each value checked."""
     path = folder / "config.json"
     raw = read_object(path)
     kind = raw.get("model_type")
     if kind not in ("qwen2", "qwen3"):
         raise UserError(f"{path}: model_type {shortened(kind)} is not implemented here")
     rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}  # older, newer spelling
-    raw = DEFAULTS | raw | {key: rope[key] for key in rope if key == "rope_theta"}
-    for key, expected in NUMBERS.items():
-        value = raw.get(key)
-        is_right = type(value) is bool if expected is bool else (
-            type(value) in (int, expected) and 0 < value <= LARGEST[expected])
-        may_be_absent = key == "head_dim" and value is None
-        if not is_right and not may_be_absent:
-            raise UserError(f"{path} has no sensible value for {key} {shortened(value)}")
+    if not isinstance(rope, dict):
+        raise UserError(f"{path}: rope_parameters {shortened(rope)} is not implemented here")
+    if "rope_theta" in rope:
+        raw["rope_theta"] = rope["rope_theta"]
+
+    def number(key: str, kind: type[Number]) -> Number:
+        value = raw.get(key, getattr(ModelConfig, key, None))  # the default
+        is_kind = type(value) is kind or kind is float and type(value) is int
+        if isinstance(value, (int, float)) and is_kind:
+            if kind is bool or 0 < value <= LARGEST[kind]:
+                return kind(value)
+        raise UserError(f"{path} has no sensible value for {key} {shortened(value)}")
+
+    hidden_size, heads = number("hidden_size", int), number("num_attention_heads", int)
     if raw.get("head_dim") is None:  # what `transformers` takes
-        per_head = raw["hidden_size"] // raw["num_attention_heads"]
-        raw["head_dim"] = 128 if kind == "qwen3" else per_head
-    for key in not_implemented(raw, rope):
+        raw["head_dim"] = 128 if kind == "qwen3" else hidden_size // heads
+    config = ModelConfig(
+        number("vocab_size", int), hidden_size, number("intermediate_size", int),
+        number("num_hidden_layers", int), heads, number("num_key_value_heads", int),
+        number("head_dim", int), str(kind), number("rms_norm_eps", float),
+        number("rope_theta", float), number("max_position_embeddings", int),
+        number("tie_word_embeddings", bool))
+    for key in not_implemented(raw, rope, config):
         raise UserError(f"{path}: {key} {shortened(raw[key])} is not implemented here")
-    return {**{key: raw[key] for key in NUMBERS}, "model_type": kind,
-            "rope_theta": float(raw["rope_theta"]), **token_numbers(raw, folder)}
+    return with_tokens(config, raw, folder)
 
 
-def not_implemented(raw: dict, rope: dict) -> list[str]:
+def not_implemented(raw: dict[str, object], rope: dict[str, object],
+                    config: ModelConfig) -> list[str]:
     """Settings of other models, which would change what is computed."""
     only = {"partial_rotary_factor": 1.0, "use_sliding_window": False, "hidden_act": "silu",
             "attention_dropout": 0.0, "quantization_config": None,
-            "attention_bias": raw["model_type"] == "qwen2",
-            "layer_types": ["full_attention"] * raw["num_hidden_layers"]}  # also where absent
+            "attention_bias": config.model_type == "qwen2",
+            "layer_types": ["full_attention"] * config.num_hidden_layers}  # also where absent
     found = [key for key, value in only.items() if (raw.get(key) or value) != value]
     plain = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0,
-             "rope_theta": raw["rope_theta"]}
+             "rope_theta": config.rope_theta}
     if not rope.items() <= plain.items():
         found.append("rope_scaling" if raw.get("rope_scaling") else "rope_parameters")
-    if raw["num_attention_heads"] % raw["num_key_value_heads"]:
+    if config.num_attention_heads % config.num_key_value_heads:
         found.append("num_key_value_heads")
-    if raw["head_dim"] < 2 or raw["head_dim"] % 2:  # rotations need pairs
+    if config.head_dim < 2 or config.head_dim % 2:  # rotations need pairs
         found.append("head_dim")
     return found
 
 
-def token_numbers(raw: dict, folder: Path) -> dict:
-    """bos, pad and the tokens that end an answer. Of these the generation config of an instruct
-    model lists more than config.json."""
-    generation, vocabulary = folder / "generation_config.json", raw["vocab_size"]
+def with_tokens(config: ModelConfig, raw: dict[str, object], folder: Path) -> ModelConfig:
+    """With bos, pad and the tokens that end an answer. Of these the generation config of an
+    instruct model lists more than config.json."""
+    generation = folder / "generation_config.json"
     ends = read_object(generation).get("eos_token_id") if is_file(generation) else None
-    numbers = {"bos_token_id": raw.get("bos_token_id"), "pad_token_id": raw.get("pad_token_id"),
-               "eos_token_id": raw.get("eos_token_id") if ends is None else ends}
-    for key, number in numbers.items():
-        tokens = number if isinstance(number, list) else [number] * (number is not None)
-        if not all(type(token) is int and 0 <= token < vocabulary for token in tokens):
-            raise UserError(f"{folder}: {key} {shortened(number)} should hold a token number below "
-                            f"vocab_size {vocabulary}")
-    return {**numbers, "eos_token_id": tuple(tokens)}
+
+    def tokens(key: str, given: object) -> tuple[int, ...]:
+        numbers = given if isinstance(given, list) else [given] * (given is not None)
+        if not all(type(token) is int and 0 <= token < config.vocab_size for token in numbers):
+            raise UserError(f"{folder}: {key} {shortened(given)} should hold a token number below "
+                            f"vocab_size {config.vocab_size}")
+        return tuple(numbers)
+
+    bos, pad = (next(iter(tokens(key, raw.get(key))), None)
+                for key in ("bos_token_id", "pad_token_id"))
+    eos = tokens("eos_token_id", raw.get("eos_token_id") if ends is None else ends)
+    return replace(config, bos_token_id=bos, pad_token_id=pad, eos_token_id=eos)
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files of weights: a single one, or those that an index names."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if is_file(single):
         return [single]
     if not is_file(index):
         raise UserError(f"{folder} has neither {single.name} nor {index.name} (weights in pickle "
                         "files are not read)")
-    return [folder / name for name in sorted(set(read_object(index)["weight_map"].values()))]
+    weight_map = read_object(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise UserError(f"{index} names no files: it has no weight_map")
+    return [folder / name for name in sorted(set(weight_map.values()))]
 
 
 @contextmanager
-def opened(path: Path):
-    """The safetensors file; `with` turns what is wrong with it into one sentence."""
+def opened(path: Path) -> Iterator[safe_open]:
     refuse_special(path, "read")
     try:
         with safe_open(path, "pt") as file:
@@ -442,16 +465,18 @@ def opened(path: Path):
         raise UserError(f"{path} cannot be read: {error}") from None
 
 
-def read_tensor(path: Path, name: str) -> torch.Tensor:
+def read_tensor(path: Path, name: str) -> Tensor:
     with opened(path) as file:
-        return file.get_tensor(name)
+        tensor: Tensor = file.get_tensor(name)
+        return tensor
 
 
 def check_tensors(folder: Path, model: Qwen2) -> dict[str, Path]:
     """The file of each tensor. Stop before memory is taken, unless every tensor has a parameter of
     its name and shape, and every parameter a tensor. Tied embeddings may be there a second time, as
     output matrix."""
-    files, found = {}, {}
+    files: dict[str, Path] = {}
+    found: dict[str, tuple[tuple[int, ...], str]] = {}
     for path in weight_files(folder):
         with opened(path) as file:
             for name in file.keys():
@@ -473,7 +498,7 @@ def check_tensors(folder: Path, model: Qwen2) -> dict[str, Path]:
     return files
 
 
-def take_memory(model: Qwen2, device) -> None:
+def take_memory(model: Qwen2, device: torch.device | str) -> None:
     """Give a model on the meta device parameters that are not filled yet. Module.to_empty does so
     too, but first imports a library of symbolic mathematics."""
     for module in model.modules():
@@ -482,8 +507,7 @@ def take_memory(model: Qwen2, device) -> None:
                 setattr(module, name, nn.Parameter(torch.empty(place.shape, device=device)))
 
 
-def load_weights(model: Qwen2, files: dict[str, Path], copy: Callable) -> None:
-    """Copy the folder's tensors into the parameters of the same name."""
+def load_weights(model: Qwen2, files: dict[str, Path], copy: Copy) -> None:
     for name, place in model.named_parameters():
         if not copy(place, read_tensor(files[name], name)):
             raise UserError(f"{files[name]}: {name} holds numbers that are not finite in "
@@ -496,19 +520,21 @@ def load_weights(model: Qwen2, files: dict[str, Path], copy: Callable) -> None:
 
 
 @torch.no_grad()
-def copy_whole(place: torch.Tensor, tensor: torch.Tensor) -> bool:
+def copy_whole(place: Tensor, tensor: Tensor) -> bool:
     """Copy a tensor to its place; whether its numbers are finite in the type of the place."""
     place.copy_(tensor)
     ends = torch.stack(torch.aminmax(place)) if place.numel() else place  # NaN if any number is
     return bool(ends.isfinite().all())
 
 
-def write_tensors(path: Path | None, tensors: dict[str, torch.Tensor], **metadata: str) -> None:
+def write_tensors(path: Path | None, tensors: Mapping[str, Tensor],
+                  **metadata: str) -> None:
     """Write a safetensors file, byte for byte as the library does, but one tensor at a time: with
     --shard no process ever holds the whole model. There all processes have to call this; those
     without a path only give their parts."""
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # all aligned
-    contents, end = {"__metadata__": metadata} if metadata else {}, 0
+    contents: dict[str, object] = {"__metadata__": metadata} if metadata else {}
+    end = 0
     for name in names:
         tensor = tensors[name]
         if tensor.dtype not in NAME_OF_TYPE:
@@ -525,4 +551,4 @@ def write_tensors(path: Path | None, tensors: dict[str, torch.Tensor], **metadat
             if hasattr(numbers, "full_tensor"):  # a DTensor: each process keeps some rows
                 numbers = numbers.full_tensor()
             if path:
-                file.write(numbers.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+                file.write(numbers.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)

@@ -26,12 +26,12 @@ from statistics import mean
 import engine  # noqa: F401  before torch: it sets how torch's threads wait
 import torch
 
-from engine.choices import WHOLE_ANSWERS
+from engine.choices import WHOLE_ANSWERS, Method
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from grpo import update
 from harness.command_line import open_run
-from harness.identity import MODES
+from harness.identity import MODES, Evaluation, Example
 from harness.load import (answers_from, initial_model, load_optimizer, load_policy,
                           make_advantage, make_weighting)
 from harness.metrics import Clock, step_metrics, wilson_interval
@@ -40,6 +40,7 @@ from harness.program import run_as_program
 from harness.progress import most_varied, print_evaluation, show_status
 from harness.run import Run
 from harness.run_folder import TrainerState
+from harness.settings import Settings
 from mitigations import rescaled_weight, shuffled
 
 
@@ -63,7 +64,7 @@ def train(run: Run) -> None:
             rollouts = source.sample(problems, s.answers, derived_seed("train", s.seed, step))
             rollouts = policy.score(rollouts)                                   # rewards (B,)
         with clock("credit"):
-            rollouts = with_advantage(rollouts, advantage, policy, step)        # (B, T)
+            rollouts = with_advantage(rollouts, advantage, policy, s, step)     # (B, T)
             batch = drop_unfinished(rollouts) if s.drop_unfinished else rollouts
             weight, weight_metrics = rescaled_weight(                           # (B, T)
                 weighting, s.mitigation, batch, policy, s.rescale, s.placebo)
@@ -79,10 +80,10 @@ def train(run: Run) -> None:
     run.end()
 
 
-def with_advantage(rollouts: Rollouts, advantage, policy: Policy, step: int) -> Rollouts:
+def with_advantage(rollouts: Rollouts, advantage: Method, policy: Policy, s: Settings,
+                   step: int) -> Rollouts:
     """Add the advantage (B, T) that --advantage makes from the rewards. It may ask for random
     numbers, and for one more forward pass."""
-    s = policy.settings
     generator = torch.Generator().manual_seed(derived_seed("credit", s.seed, step))
     rollouts = replace(rollouts, step=step, generator=generator, forward=policy.extra_forward())
     values = checked_credit(advantage, f"the advantage {s.advantage}", rollouts, policy)
@@ -101,21 +102,22 @@ def evaluate(policy: Policy, run: Run, step: int) -> None:
     """Answers to every held-out problem, first sampled, then a greedy one."""
     for mode in MODES[run.settings.eval_modes]:
         start = time.perf_counter()
-        line = answer_held_out(policy, step, mode)
+        line = answer_held_out(policy, run.settings, step, mode)
         run.folder.append("evaluations.jsonl", line)
         print_evaluation(line, time.perf_counter() - start)
 
 
-def answer_held_out(policy: Policy, step: int, mode: str) -> dict:
+def answer_held_out(policy: Policy, s: Settings, step: int, mode: str) -> Evaluation:
     """The line of evaluations.jsonl. Problems are asked in parts no larger than a training
     batch."""
-    s = policy.settings
     problems = policy.task.held_out_problems(s.eval_tasks)
     is_greedy = mode == "greedy"
     each, rows = 1 if is_greedy else s.eval_answers, s.questions * s.answers
     asked = [policy.task.show(problem) for problem in problems]
-    places, shown = most_varied(asked), {}
-    found = {"format": [], "length": [], "finished": [], "answer": []}  # a number a problem
+    places = most_varied(asked)
+    shown: dict[int, Example] = {}
+    found: dict[str, list[float]] = {  # a number a problem
+        "format": [], "length": [], "finished": [], "answer": []}
     for start in range(0, len(problems), rows):
         show_status(f"held-out problems, {mode}: {start} of {len(problems)}")
         part = policy.ask(problems[start:start + rows], each, derived_seed("evaluation", start),
@@ -125,15 +127,16 @@ def answer_held_out(policy: Policy, step: int, mode: str) -> dict:
             values += known[name].double().view(-1, each).mean(1).tolist()
         shown |= {place: example(part, (place - start) * each, asked[place])
                   for place in places if start <= place < start + rows}
-    answer = found.pop("answer")
+    answer = found["answer"]
     low, high = wilson_interval(sum(answer), len(answer))  # of problems: wide, where each has more
     return {"step": step, "mode": mode, "success": mean(answer), "success_low": low,
-            "success_high": high, **{f"{name}_mean": mean(found[name]) for name in found},
+            "success_high": high, "format_mean": mean(found["format"]),
+            "length_mean": mean(found["length"]), "finished_mean": mean(found["finished"]),
             "answer": answer, "format": found["format"], "length": found["length"],
             "shown": [shown[place] for place in places]}
 
 
-def example(rollouts: Rollouts, row: int, problem: str) -> dict:
+def example(rollouts: Rollouts, row: int, problem: str) -> Example:
     """One answer, and how sure the model was of each of its tokens."""
     log_prob = rollouts.log_prob[row, :rollouts.length[row]].tolist()
     return {"problem": problem, "text": rollouts.answers[row],

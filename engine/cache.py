@@ -1,6 +1,7 @@
 """The cache of the sampler: keys and values of all earlier tokens, and the attention to them.
 
-Rows that answer the same prompt stand in blocks of G rows, which share one copy of the prompt.
+Rows that answer the same prompt stand in blocks of G rows, which share one copy of the prompt; in
+training, engine/packing.py shares it for whole answers, with a gradient.
 Example: prompts p (3 tokens) and r (5 tokens), three answers to p and two to r, G = 2. A block with
 too few answers is filled up with copies of the prompt's first row, whose results nobody reads:
 
@@ -29,6 +30,7 @@ When rows leave or the slots run out, the rows that stay are arranged anew (`arr
 """
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from qwen2_model import ModelConfig
 
@@ -51,18 +53,18 @@ class Cache:
         self.P = longest_prompt
         self.G = 1
         self.slots = 0
-        self.stored = []     # of each layer (blocks, 2 K, P + slots * G, head_dim)
-        self.mask = None     # (blocks, 1, G * heads, P + slots * G): 0 where seen, -inf elsewhere
-        self.columns = None  # (G,) where the tokens of the present slot stand
-        self.slot_mask = None  # (blocks, 1, G * heads, G): a row sees its own token alone
+        self.stored: list[Tensor] = []  # of each layer (blocks, 2 K, P + slots * G, head_dim)
+        self.mask: Tensor       # (blocks, 1, G * heads, P + slots * G): 0 where seen, else -inf
+        self.columns: Tensor    # (G,) where the tokens of the present slot stand
+        self.slot_mask: Tensor  # (blocks, 1, G * heads, G): a row sees its own token alone
         self.end = 0         # the steps look at what stands before it
 
-    def add_prompts(self, new: torch.Tensor, prompt: torch.Tensor) -> None:
+    def add_prompts(self, new: Tensor, prompt: Tensor) -> None:
         """The next layer of the prompts (Q, 2 K, P, head_dim); row r answers prompt[r]."""
         of_blocks = new[prompt[::self.G]]
         self.stored.append(F.pad(of_blocks, (0, 0, 0, self.slots * self.G)))
 
-    def arrange(self, rows: torch.Tensor, seen: torch.Tensor, G: int, slots: int,
+    def arrange(self, rows: Tensor, seen: Tensor, G: int, slots: int,
                 written: int) -> None:
         """Let place r be taken by what is row rows[r] now, in blocks of G, with room for `slots`,
         of which so many are written. seen (R,): how many tokens of its prompt each row sees."""
@@ -73,7 +75,7 @@ class Cache:
         self.columns = self.P + (written - 1) * G + torch.arange(G, device=seen.device)
         self.make_mask(seen, written)
 
-    def moved(self, old: torch.Tensor, rows, G: int, slots: int, written: int) -> torch.Tensor:
+    def moved(self, old: Tensor, rows: Tensor, G: int, slots: int, written: int) -> Tensor:
         """A layer after `arrange`."""
         block, place = rows // self.G, rows % self.G
         P = self.P
@@ -87,7 +89,7 @@ class Cache:
         new_slots.copy_(of_rows.unflatten(0, (-1, G)).permute(0, 2, 3, 1, 4))
         return new
 
-    def make_mask(self, seen: torch.Tensor, written: int) -> None:
+    def make_mask(self, seen: Tensor, written: int) -> None:
         """The mask before the next slot is written."""
         blocks, P, G = len(seen) // self.G, self.P, self.G
         # a GPU's kernel asks for lines that begin at multiples of 16 numbers
@@ -95,11 +97,11 @@ class Cache:
         hidden = torch.full((blocks, G, width), float("-inf"), dtype=self.dtype, device=seen.device)
         in_prompt = torch.arange(P, device=seen.device) < seen.view(blocks, G, 1)
         same_row = torch.eye(G, dtype=torch.bool, device=seen.device)
-        self.slot_mask = hidden[..., :G].masked_fill(same_row, 0)
+        slot = hidden[..., :G].masked_fill(same_row, 0)
         hidden[..., :P].masked_fill_(in_prompt, 0)
         hidden[..., P:P + written * G].unflatten(2, (written, G)).masked_fill_(same_row[:, None], 0)
         self.slot_mask, self.mask = (mask.repeat_interleave(self.heads, 1)[:, None]
-                                     for mask in (self.slot_mask, hidden))
+                                     for mask in (slot, hidden))
 
     def set_window(self, end: int) -> None:
         """Let the coming steps look at slots 0 to end - 1, of those that are written by then."""
@@ -110,7 +112,7 @@ class Cache:
         self.columns += self.G
         self.mask.index_copy_(3, self.columns, self.slot_mask)
 
-    def attend(self, layer: int, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
         """(R, K, H / K, head_dim): one softmax for each of a row's queries q (R, H, head_dim), over
         its prompt's and its own keys. Keys and values of the new tokens, kv (R, 2 K, head_dim), are
         stored first."""
@@ -120,7 +122,7 @@ class Cache:
         q = q.unflatten(1, (-1, self.heads)).unflatten(0, (-1, self.G))
         q = q.transpose(1, 2).flatten(2, 3)  # (blocks, K, G * heads, head_dim), like the result
         attended = F.scaled_dot_product_attention(q, keys, values, self.mask[..., :self.end])
-        return attended.unflatten(2, (self.G, self.heads)).transpose(1, 2).flatten(0, 1)
+        return torch.unflatten(attended, 2, (self.G, self.heads)).transpose(1, 2).flatten(0, 1)
 
 
 def rows_of_block(answers: list[int], P: int, slots: int) -> int:
@@ -133,7 +135,7 @@ def rows_of_block(answers: list[int], P: int, slots: int) -> int:
     return 1
 
 
-def fill_blocks(answers: torch.Tensor, G: int) -> tuple[torch.Tensor, torch.Tensor]:
+def fill_blocks(answers: Tensor, G: int) -> tuple[Tensor, Tensor]:
     """Which row stands at each place of the blocks, and whether it is a copy.
 
     answers (Q,): how many rows each prompt has, in their order

@@ -9,6 +9,7 @@
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from engine import processes
 from engine.packing import SharedPrompts, send
@@ -20,27 +21,21 @@ from qwen2_model import Qwen2, linear
 LOGITS_AT_ONCE = 2 ** 26  # at most so many float32 logits exist at the same time, or twice bfloat16
 
 
-def response_log_probs(model: Qwen2, rollouts: Rollouts, rows: torch.Tensor) -> torch.Tensor:
+def response_log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor) -> Tensor:
     """(rows, T): log-probs of these rows' tokens, with gradient; 0 where masked."""
     ids, shared, predicts = lay_out(rollouts, rows)
-    places = token_places(rollouts, rows)
+    length = torch.tensor([len(rollouts.lists[1][row]) for row in rows.tolist()])
+    is_token = torch.arange(rollouts.ids.shape[1]) < length[:, None]
+    places = send(is_token.flatten().nonzero().squeeze(1), ids.device)  # in (rows, T), end to end
     hidden = model.model(ids, shared.positions, shared)          # (N, D)
     states = hidden.index_select(0, predicts.flatten()[places])  # one for each generated token
     targets = rollouts.ids[rows].flatten()[places]
-    log_prob = TokenLogProbs.apply(states, model.output_matrix, targets)
+    log_prob: Tensor = TokenLogProbs.apply(states, model.output_matrix, targets)
     return log_prob.new_zeros(predicts.numel()).index_copy(0, places, log_prob).view_as(predicts)
 
 
-def token_places(rollouts: Rollouts, rows: torch.Tensor) -> torch.Tensor:
-    """(n,): where the generated tokens of these rows stand in (rows, T), laid end to end."""
-    length = torch.tensor([len(rollouts.lists[1][row]) for row in rows.tolist()])
-    is_token = torch.arange(rollouts.ids.shape[1]) < length[:, None]
-    return send(is_token.flatten().nonzero().squeeze(1), rollouts.ids.device)
-
-
 @torch.no_grad()
-def frozen_log_probs(model: Qwen2, rollouts: Rollouts, rows: torch.Tensor,
-                     micro_batch: int) -> torch.Tensor:
+def frozen_log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor, micro_batch: int) -> Tensor:
     """(B, T): log-probs of these rows' tokens, detached; 0 in other rows."""
     log_prob = torch.zeros_like(rollouts.log_prob)
     for part in micro_batches(rollouts, rows, micro_batch):
@@ -49,7 +44,7 @@ def frozen_log_probs(model: Qwen2, rollouts: Rollouts, rows: torch.Tensor,
     return log_prob
 
 
-def lay_out(rollouts: Rollouts, rows: torch.Tensor):
+def lay_out(rollouts: Rollouts, rows: Tensor) -> tuple[Tensor, SharedPrompts, Tensor]:
     """Pack these rows. Returns the ids of the flat sequence (N,), each prompt once; its attention
     mask, as SharedPrompts; and for token t the index that predicts it (rows, T).
 
@@ -77,16 +72,15 @@ def lay_out(rollouts: Rollouts, rows: torch.Tensor):
     return send(ids, device), shared.to(device), send(predicts, device)
 
 
-def micro_batches(rollouts: Rollouts, rows: torch.Tensor, size: int) -> list[torch.Tensor]:
+def micro_batches(rollouts: Rollouts, rows: Tensor, size: int) -> list[Tensor]:
     """Cut rows into parts that fit into memory. Answers to one problem stay side by side and share
     its prompt. The largest part comes first, so that the others fit into the memory it leaves. A
     process with fewer parts than another gets empty ones at the end: engine/sharded.py says why."""
-    def count_tokens(part):
+    def count_tokens(part: Tensor) -> int:
         group_of, tokens = rollouts.lists
-        answers = part.flatten().tolist()
-        groups = {group_of[row] for row in answers}
+        groups = {group_of[row] for row in part.tolist()}
         return (sum(len(rollouts.prompt_ids[group]) for group in groups)
-                + sum(len(tokens[row]) for row in answers))
+                + sum(len(tokens[row]) for row in part.tolist()))
 
     parts = [part for part in rows.split(size) if len(part)]
     parts.sort(key=count_tokens, reverse=True)
@@ -112,6 +106,11 @@ def with_facts(model: Qwen2, rollouts: Rollouts, micro_batch: int) -> Rollouts:
     return replace(rollouts, log_prob=facts[0], entropy=facts[1], collision=facts[2])
 
 
+class Context(torch.autograd.function.FunctionCtx):
+    chunk: int
+    saved_tensors: tuple[Tensor, ...]
+
+
 class TokenLogProbs(torch.autograd.Function):
     """log softmax(W h)_y of n tokens: (n, D), (V, D), (n,) -> (n,).
 
@@ -120,26 +119,27 @@ class TokenLogProbs(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, hidden, matrix, targets):
+    def forward(ctx: Context, hidden: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:
         cast = matrix.to(hidden.dtype)
         ctx.chunk = max(1, 4 * LOGITS_AT_ONCE // hidden.element_size() // len(matrix))
         if len(hidden) <= ctx.chunk:
             log_prob, p = token_distribution(hidden, cast, targets)
             ctx.save_for_backward(hidden, matrix, targets, p)
             return log_prob
-        ctx.save_for_backward(hidden, matrix, targets, None)
+        ctx.save_for_backward(hidden, matrix, targets)
         return torch.cat([
             linear(h, cast).log_softmax(-1, dtype=torch.float32).gather(1, y[:, None])
             for h, y in zip(hidden.split(ctx.chunk), targets.split(ctx.chunk))]).squeeze(1)
 
     @staticmethod
-    def backward(ctx, gradient):
-        hidden, matrix, targets, kept = ctx.saved_tensors
+    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        hidden, matrix, targets, *kept = ctx.saved_tensors
         cast = matrix.to(hidden.dtype)
-        at_hidden, at_matrix = [], None
+        at_hidden: list[Tensor] = []
+        at_matrix: Tensor | None = None
         parts = zip(hidden.split(ctx.chunk), targets.split(ctx.chunk), gradient.split(ctx.chunk))
         for h, y, g in parts:
-            p = linear(h, cast).softmax(-1, dtype=torch.float32) if kept is None else kept
+            p = kept[0] if kept else linear(h, cast).softmax(-1, dtype=torch.float32)
             # float32, but for what is written; p stays: another backward pass may ask for it
             at_logits = torch.mul(p, -g[:, None], out=torch.empty_like(p, dtype=h.dtype))
             at_target = p.gather(1, y[:, None]) * -g[:, None] + g[:, None]
@@ -150,7 +150,7 @@ class TokenLogProbs(torch.autograd.Function):
         return torch.cat(at_hidden), at_matrix, None
 
 
-def token_distribution(hidden, matrix, targets) -> tuple[torch.Tensor, torch.Tensor]:
+def token_distribution(hidden: Tensor, matrix: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """log p of the targets (n,), and p (n, V) of the whole vocabulary."""
     logits = linear(hidden, matrix).float()
     normaliser = logits.logsumexp(-1, keepdim=True)
@@ -164,10 +164,10 @@ class Forward:
     def __init__(self, model: Qwen2, micro_batch: int):
         self.model = model
         self.micro_batch = micro_batch
-        self.results = {}
+        self.results: dict[str, Tensor] = {}
 
     @torch.no_grad()
-    def look(self, rollouts: Rollouts, attention: bool = False) -> dict[str, torch.Tensor]:
+    def look(self, rollouts: Rollouts, attention: bool = False) -> dict[str, Tensor]:
         """hidden (B, T, D), and on request attention (B, T, T); see Rollouts."""
         if ("attention" if attention else "hidden") in self.results:
             return self.results
@@ -182,14 +182,13 @@ class Forward:
         processes.all_reduce(*self.results.values())
         return self.results
 
-    def look_at(self, rollouts: Rollouts, rows: torch.Tensor) -> None:
-        """Fill in the results of these rows."""
+    def look_at(self, rollouts: Rollouts, rows: Tensor) -> None:
         ids, shared, predicts = lay_out(rollouts, rows)
         mask = rollouts.mask[rows]
         last_layer = self.model.config.num_hidden_layers - 1
         S = shared.answers.shape[1]
 
-        def attend(layer, q, k, v):
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if layer == last_layer and "attention" in self.results:
                 # token t - 1 looks when token t is predicted
                 received = shared.received(q, k) * mask[:, 1:S + 1, None]

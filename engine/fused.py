@@ -14,11 +14,13 @@ A matrix stands as (inputs, outputs), as a product with few rows reads it fastes
 its products. Where it multiplies a norm's output, the norm's weight is multiplied into it: that of
 input i scales line i. The results are those of the model but for rounding.
 """
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from engine.processes import full_tensor, is_sharded, reshard_layers
 from qwen2_model import (Block, Linear, Qwen2, RMSNorm, at_least_float32, product_type, rotary,
@@ -27,12 +29,12 @@ from qwen2_model import (Block, Linear, Qwen2, RMSNorm, at_least_float32, produc
 
 @dataclass
 class FusedLayer:
-    qkv: torch.Tensor               # (D, (H + 2 K) * head_dim)
-    qkv_bias: torch.Tensor | None   # of Qwen2
-    qk_norm: torch.Tensor | None    # of Qwen3: (H + K, head_dim)
-    o: torch.Tensor                 # (H * head_dim, D)
-    gate_up: torch.Tensor           # (D, 2 I)
-    down: torch.Tensor              # (I, D)
+    qkv: Tensor               # (D, (H + 2 K) * head_dim)
+    qkv_bias: Tensor | None   # of Qwen2
+    qk_norm: Tensor | None    # of Qwen3: (H + K, head_dim)
+    o: Tensor                 # (H * head_dim, D)
+    gate_up: Tensor           # (D, 2 I)
+    down: Tensor              # (I, D)
 
 
 class FusedQwen2:
@@ -48,11 +50,12 @@ class FusedQwen2:
         self.product_type = product_type(self.dtype, model.output_matrix.device)
         output = full_tensor(model.output_matrix.detach().to(self.dtype))
         self.output = output.to(self.product_type)  # (V, D)
-        self.embed = model.model.embed
+        self.embed: Callable[[Tensor, Tensor], Tensor] = model.model.embed
         if is_sharded(model.model.embed_tokens.weight):
             rows = full_tensor(model.model.embed_tokens.weight.detach().to(self.dtype))
             self.embed = lambda ids, positions: F.embedding(ids, rows)
-        self.layers = [self.fuse_layer(layer) for layer in model.model.layers]
+        self.layers = [self.fuse_layer(layer) for layer in model.model.layers
+                       if isinstance(layer, Block)]
         self.norm = self.weight_of(model.model.norm)
         self.least = {n: (n * self.norm.new_tensor(self.config.rms_norm_eps)).sqrt()
                       for n in (self.config.hidden_size, self.config.head_dim)}  # see `normed`
@@ -79,19 +82,19 @@ class FusedQwen2:
                                             layer.post_attention_layernorm),
                           down=self.fuse([mlp.down_proj]))
 
-    def fuse(self, parts: list[Linear], norm: RMSNorm | None = None) -> torch.Tensor:
+    def fuse(self, parts: list[Linear], norm: RMSNorm | None = None) -> Tensor:
         """(inputs, outputs of all parts)"""
         matrix = torch.cat([full_tensor(part.weight.detach()) for part in parts])
         if norm is not None:
             matrix = matrix * self.weight_of(norm)  # (outputs, inputs)
         return matrix.to(self.dtype).to(self.product_type).t().contiguous()
 
-    def weight_of(self, norm: RMSNorm) -> torch.Tensor:
+    def weight_of(self, norm: RMSNorm) -> Tensor:
         """The weight, and the sqrt(n) that `normed` leaves out."""
         weight = full_tensor(norm.weight.detach()).to(self.wide)
         return weight if self.is_mixed else weight * len(weight) ** 0.5
 
-    def normed(self, x: torch.Tensor) -> torch.Tensor:
+    def normed(self, x: Tensor) -> Tensor:
         """RMSNorm over the last axis, of n numbers, without its weight: a single kernel on a GPU.
         A CPU is faster with x / sqrt(|x|^2 + n eps), which leaves out sqrt(n), too. hypot(a, b) is
         sqrt(a^2 + b^2)."""
@@ -100,7 +103,8 @@ class FusedQwen2:
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return x / torch.hypot(length, self.least[x.shape[-1]])
 
-    def hidden(self, ids: torch.Tensor, positions: torch.Tensor, attend) -> torch.Tensor:
+    def hidden(self, ids: Tensor, positions: Tensor,
+               attend: Callable[[int, Tensor, Tensor], Tensor]) -> Tensor:
         """(N,) ids and positions -> (N, D): what `Decoder.forward` computes. `attend` gets keys and
         values as one tensor (N, 2 K, head_dim), and returns (N, K, H / K, head_dim)."""
         x = self.embed(ids, positions).to(self.wide)
@@ -115,7 +119,8 @@ class FusedQwen2:
             x = add_product(x, F.silu(gate).mul_(up), layer.down)
         return (self.normed(x) * self.norm).to(self.dtype)
 
-    def heads(self, layer: FusedLayer, x, cos, sin):
+    def heads(self, layer: FusedLayer, x: Tensor, cos: Tensor,
+              sin: Tensor) -> tuple[Tensor, Tensor]:
         """Queries (N, H, head_dim), and keys and values side by side (N, 2 K, head_dim)."""
         H, K = self.config.num_attention_heads, self.config.num_key_value_heads
         qkv = self.product(x, layer.qkv, layer.qkv_bias).view(len(x), -1, self.config.head_dim)
@@ -123,20 +128,20 @@ class FusedQwen2:
         if layer.qk_norm is not None:
             turned = self.normed(qk.to(self.wide)) * layer.qk_norm
         rotate(turned, cos, sin, out=qk)
-        return qkv.split([H, 2 * K], 1)
+        return qkv[:, :H], qkv[:, H:]
 
-    def product(self, x: torch.Tensor, matrix: torch.Tensor, bias=None) -> torch.Tensor:
+    def product(self, x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
         """x @ matrix + bias: both factors and the result have the digits of the compute type."""
         x = x.to(self.dtype).to(matrix.dtype)
         product = x @ matrix if bias is None else torch.addmm(bias.to(x.dtype), x, matrix)
         return product.to(self.dtype)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: Tensor) -> Tensor:
         """(N, D) -> (N, V)"""
         return self.product(hidden, self.output.t())
 
 
-def add_product(x: torch.Tensor, y: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+def add_product(x: Tensor, y: Tensor, matrix: Tensor) -> Tensor:
     """x += y @ matrix, in one call where there is one. A GPU that may not write to x copies it."""
     y = y.to(matrix.dtype)
     if x.dtype == y.dtype:

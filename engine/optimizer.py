@@ -3,7 +3,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 import torch
-import torch.nn as nn
+from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from engine import processes
@@ -13,14 +13,14 @@ from qwen2_model import Qwen2
 STATE = ("step", "exp_avg", "exp_avg_sq")  # of AdamW, for each parameter
 
 
-def clip_and_step(optimizer, max_grad_norm: float) -> float:
+def clip_and_step(optimizer: "Optimizer", max_grad_norm: float) -> float:
     """All-reduce the gradient, clip it, step; returns its norm before clipping.
     Where the gradient is not finite nothing is changed, and the run stops."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if processes.count() > 1 and not is_sharded(parameters[0]):  # FSDP reduces them itself
         for p in parameters:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-        processes.all_reduce(*(p.grad for p in parameters))
+        processes.all_reduce(*(p.grad for p in parameters if p.grad is not None))
     limit = max_grad_norm or float("inf")
     norm = full_tensor(torch.nn.utils.clip_grad_norm_(parameters, limit))
     refuse_undefined("the gradient is", norm)
@@ -30,17 +30,15 @@ def clip_and_step(optimizer, max_grad_norm: float) -> float:
 
 
 class AdamW:
-    """The step of torch.optim.AdamW with fused=True, to the bit.
-
-    torch's own imports the whole compiler when it is made, and nothing of that is used here: more
-    than a second and 70 MB at every start.
-    """
+    """The step of torch.optim.AdamW with fused=True, to the bit. torch's own would import the whole
+    compiler: more than a second and 70 MB at every start."""
     BETAS, EPSILON = (0.9, 0.999), 1e-8
 
     def __init__(self, parameters: Iterable[nn.Parameter], learning_rate: float,
                  weight_decay: float = 0.0):
         self.param_groups = [{"params": list(parameters)}]  # named as torch's optimizers have it
-        self.state = defaultdict(dict)  # STATE by name of each parameter that has had a gradient
+        # of each parameter that has had a gradient, STATE by name
+        self.state: dict[nn.Parameter, dict[str, Tensor]] = defaultdict(dict)
         self.learning_rate = learning_rate
         self.weight_decay = weight_decay
 
@@ -50,40 +48,43 @@ class AdamW:
 
     @torch.no_grad()
     def step(self) -> None:
-        moved = [p for p in self.param_groups[0]["params"] if p.grad is not None]
-        for p in moved:
+        gradients = {p: p.grad for p in self.param_groups[0]["params"] if p.grad is not None}
+        for p in gradients:
             if not self.state[p]:
                 count = torch.zeros((), dtype=torch.float32, device=p.device)
                 self.state[p] = dict(zip(STATE, (count, torch.zeros_like(p), torch.zeros_like(p))))
-        counts, means, squares = ([self.state[p][name] for p in moved] for name in STATE)
-        adamw(moved, [p.grad for p in moved], means, squares, [], counts, fused=True,
+        counts, means, squares = ([self.state[p][name] for p in gradients] for name in STATE)
+        adamw(list(gradients), list(gradients.values()), means, squares, [], counts, fused=True,
               amsgrad=False, maximize=False, lr=self.learning_rate, beta1=self.BETAS[0],
               beta2=self.BETAS[1], eps=self.EPSILON, weight_decay=self.weight_decay)
 
 
-def parameters_by_name(model: Qwen2, optimizer: "AdamW") -> dict[str, nn.Parameter]:
+Optimizer = AdamW | torch.optim.Optimizer
+
+
+def parameters_by_name(model: Qwen2, optimizer: AdamW) -> dict[str, nn.Parameter]:
     """The float32 parameters that the optimizer moves. With --offload_optimizer they are copies on
     the CPU, not the model's own."""
     names = dict(model.named_parameters())
     return dict(zip(names, optimizer.param_groups[0]["params"], strict=True))
 
 
-def optimizer_tensors(optimizer, parameters: dict[str, nn.Parameter]) -> dict[str, torch.Tensor]:
-    """AdamW's state under the names of the parameters; empty before its first step."""
+def optimizer_tensors(optimizer: AdamW,
+                      parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+    """Empty before its first step."""
     return {f"{key}.{name}": value for name, parameter in parameters.items()
             for key, value in optimizer.state[parameter].items()}
 
 
-def load_optimizer_tensors(optimizer, parameters: dict[str, nn.Parameter],
-                           tensors: dict[str, torch.Tensor]) -> None:
-    """Give the optimizer what `optimizer_tensors` has returned."""
+def load_optimizer_tensors(optimizer: AdamW, parameters: dict[str, nn.Parameter],
+                           tensors: dict[str, Tensor]) -> None:
     for name, parameter in parameters.items() if tensors else ():
         moments = {key: copy_like(parameter, tensors[f"{key}.{name}"]) for key in STATE[1:]}
         count = tensors[f"step.{name}"].clone().to(parameter.device)
         optimizer.state[parameter] = {"step": count, **moments}
 
 
-def copy_like(parameter: nn.Parameter, value: torch.Tensor) -> torch.Tensor:
+def copy_like(parameter: nn.Parameter, value: Tensor) -> Tensor:
     """A copy of the value on the parameter's device, and cut if the parameter is (--shard)."""
     copy = torch.empty_like(parameter, requires_grad=False)
     processes.local_shard(copy).copy_(shard_like(parameter, value))

@@ -27,9 +27,9 @@ prompt and to its own answer up to itself (the row attends to the column):
     d1  . . . x x x x x . . . . x x .
     d2  . . . x x x x x . . . . x x x
 
-Most of this (N, N) mask is empty, so it is never built. Attention works on padded rows instead
-(_ is padding): first the Q = 2 prompts, whose mask is plain causal, then blocks of at most ROWS
-answers of like length. A row of a block has the answer's tokens as queries; its keys are those of
+Most of this (N, N) mask is empty, so it is never built. The sampler shares prompts by other means,
+one token a step (engine/cache.py). Attention works on padded rows instead (_ is padding): first the
+Q = 2 prompts, whose mask is plain causal, then blocks of at most ROWS answers of like length. A row of a block has the answer's tokens as queries; its keys are those of
 its prompt and its own. Here one block holds all four answers, b and c first as they are shortest:
 
     prompts (Q, P) = (2, 5)     block, queries (4, 3)     block, keys (4, P + S) = (4, 8)
@@ -45,18 +45,18 @@ exact: a prompt's keys and values collect it from all their answers.
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from qwen2_model import attention
-
 
 LONG, QUERIES = 512, 256  # answers of more than LONG tokens ask in blocks of QUERIES
 
 
 class Block(NamedTuple):
     """r answers of like length, padded on the right to the longest of them, S tokens."""
-    answers: torch.Tensor  # (r,) which answers
-    places: torch.Tensor   # (r, S) indices of their tokens in the flat sequence
-    keys: torch.Tensor     # (r, P + S) of the prompt's tokens before them, too
+    answers: Tensor  # (r,) which answers
+    places: Tensor   # (r, S) indices of their tokens in the flat sequence
+    keys: Tensor     # (r, P + S) of the prompt's tokens before them, too
     ask: int               # so many tokens are queries at once
 
     def windows(self) -> list[slice]:
@@ -72,8 +72,7 @@ class SharedPrompts:
     """
     ROWS = 8  # of a block, at most
 
-    def __init__(self, prompt_lengths: list[int], answer_lengths: list[int],
-                 prompt_of: torch.Tensor):
+    def __init__(self, prompt_lengths: list[int], answer_lengths: list[int], prompt_of: Tensor):
         self.prompt_of = prompt_of  # (R,)
         self.prompts, self.prompt_mask = places_of(prompt_lengths, 0)  # (Q, P)
         start = sum(prompt_lengths)
@@ -82,7 +81,7 @@ class SharedPrompts:
         self.blocks = [self.block_of(answers, answer_lengths[answers[-1]])
                        for answers in cut_by_length(answer_lengths, self.ROWS)]
         self.padded_index = self.find_padded_index()  # (N,)
-        self.masks = []  # of the blocks, once the first layer asks
+        self.masks: list[list[Tensor]] = []  # of the blocks, once the first layer asks
 
     def block_of(self, numbers: list[int], longest: int) -> Block:
         answers = torch.tensor(numbers)
@@ -90,16 +89,15 @@ class SharedPrompts:
         keys = torch.cat([self.prompts[self.prompt_of[answers]], places], 1)
         return Block(answers, places, keys, longest if longest <= LONG else QUERIES)
 
-    def to(self, device) -> "SharedPrompts":
+    def to(self, device: torch.device) -> "SharedPrompts":
         for name, value in vars(self).items():
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, Tensor):
                 setattr(self, name, send(value, device))
-        self.blocks = [Block(*(send(places, device) for places in block[:3]), block.ask)
-                       for block in self.blocks]
+        self.blocks = [Block(send(block.answers, device), send(block.places, device),
+                             send(block.keys, device), block.ask) for block in self.blocks]
         return self
 
-    def mask_of(self, block: Block, window: slice, dtype: torch.dtype,
-                heads: int = 1) -> torch.Tensor:
+    def mask_of(self, block: Block, window: slice, dtype: torch.dtype, heads: int = 1) -> Tensor:
         """(r, 1, heads * queries, P + end), to be added to the scores: 0 where a query sees a key,
         -inf elsewhere. Lines begin at multiples of 16 numbers, as a GPU's kernel wants it."""
         r, start, end = len(block.answers), window.start, window.stop
@@ -111,7 +109,7 @@ class SharedPrompts:
         mask[..., P:P + end].triu_(start + 1)  # causal
         return mask.repeat(1, 1, heads, 1)[..., :P + end]
 
-    def find_padded_index(self) -> torch.Tensor:
+    def find_padded_index(self) -> Tensor:
         """(N,): where each token of the flat sequence stands among the padded rows of the prompts
         and of all blocks, laid end to end."""
         places = [self.prompts.flatten()]
@@ -123,7 +121,7 @@ class SharedPrompts:
         in_flat = torch.cat(places)[in_rows]
         return torch.empty_like(in_rows).index_copy_(0, in_flat, in_rows)
 
-    def __call__(self, layer: int, q, k, v) -> torch.Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """(N, H, head_dim): attention over flat queries, keys and values (N, heads, head_dim)."""
         if not self.masks:
             heads = q.shape[1] // k.shape[1]
@@ -140,7 +138,7 @@ class SharedPrompts:
         end_to_end = torch.cat([rows.transpose(1, 2).flatten(0, 1) for rows in attended])
         return end_to_end.index_select(0, self.padded_index)
 
-    def received(self, q, k) -> torch.Tensor:
+    def received(self, q: Tensor, k: Tensor) -> Tensor:
         """(R, S, S): [r, i, j] is the attention that token i of answer r pays to its token j, the
         mean over heads; 0 where j > i and beyond the answer's length. It is computed once more, as
         the kernel in `attention` does not return it."""
@@ -159,15 +157,15 @@ class SharedPrompts:
         return attention
 
 
-def send(x: torch.Tensor, device) -> torch.Tensor:
+def send(x: Tensor, device: torch.device) -> Tensor:
     """A tensor of the CPU on the device. From page-locked memory a GPU takes it when it comes to
     it; nobody waits."""
-    if torch.device(device).type == "cpu":
+    if device.type == "cpu":
         return x
     return x.pin_memory().to(device, non_blocking=True)
 
 
-def places_of(lengths: list[int], start: int) -> tuple[torch.Tensor, torch.Tensor]:
+def places_of(lengths: list[int], start: int) -> tuple[Tensor, Tensor]:
     """Where each row's tokens stand in a flat sequence that begins at `start`: (rows, longest). The
     second tensor is False for padding, whose place is given as 0."""
     length = torch.tensor(lengths, dtype=torch.long)[:, None]
@@ -178,7 +176,7 @@ def places_of(lengths: list[int], start: int) -> tuple[torch.Tensor, torch.Tenso
 
 
 def positions_of(prompt_lengths: list[int], answer_lengths: list[int],
-                 prompt_of: torch.Tensor) -> torch.Tensor:
+                 prompt_of: Tensor) -> Tensor:
     """(N,): a prompt counts from 0, an answer from the end of its prompt."""
     positions = [torch.arange(0)]  # there may be no prompt
     positions += [torch.arange(length) for length in prompt_lengths]
@@ -194,6 +192,6 @@ def cut_by_length(lengths: list[int], size: int) -> list[list[int]]:
     return [answers[start:start + size] for start in range(0, len(answers), size)]
 
 
-def to_rows(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def to_rows(x: Tensor, places: Tensor) -> Tensor:
     """(N, heads, head_dim) -> (rows, heads, length, head_dim)"""
-    return x.index_select(0, places.flatten()).unflatten(0, places.shape).transpose(1, 2)
+    return x.index_select(0, places.flatten()).view(*places.shape, *x.shape[1:]).transpose(1, 2)

@@ -8,10 +8,15 @@ their credit.
 """
 import os
 import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 import torch.distributed as dist
 from torch.nn.utils import get_total_norm
+
+if TYPE_CHECKING:  # this import takes a second
+    from torch.distributed.tensor import DTensor
 
 from engine.errors import LostProcess, NotFinite
 
@@ -38,12 +43,10 @@ def stop() -> None:
 
 
 def count() -> int:
-    """How many processes share the run."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """The rank of this process, from 0."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
@@ -54,7 +57,6 @@ def is_main_process() -> bool:
 
 
 def shard_of(n: int) -> range:
-    """This rank's shard of n things."""
     return range(n * rank() // count(), n * (rank() + 1) // count())
 
 
@@ -71,7 +73,7 @@ def all_reduce(*tensors: torch.Tensor) -> None:
             tensor.copy_(summed)
 
 
-def all_reduce_numbers(numbers: dict[str, float]) -> dict[str, float]:
+def all_reduce_numbers(numbers: Mapping[str, float | torch.Tensor]) -> dict[str, float]:
     """The sum over all processes of each number; all of them have the same names."""
     values = torch.tensor([float(value) for value in numbers.values()], dtype=torch.float64)
     all_reduce(values)
@@ -79,13 +81,11 @@ def all_reduce_numbers(numbers: dict[str, float]) -> dict[str, float]:
 
 
 def barrier() -> None:
-    """Wait for all processes."""
     if count() > 1:
         collective(dist.barrier)
 
 
 def all_reduce_max(number: int) -> int:
-    """The largest over all processes."""
     largest = torch.tensor(number)
     if count() > 1:
         collective(dist.all_reduce, largest, dist.ReduceOp.MAX)
@@ -97,7 +97,7 @@ def any_of(asked: bool) -> bool:
     return bool(all_reduce_max(int(asked)))
 
 
-def collective(operation, *arguments) -> None:
+def collective(operation: Callable[..., object], *arguments: object) -> None:
     """Do what all processes take part in. If one of them has ended, say so in one line."""
     try:
         operation(*arguments)
@@ -116,13 +116,11 @@ def is_loss(error: Exception) -> bool:
     return count() > 1 and (isinstance(error, dist.DistError) or "gloo" in str(error))
 
 
-def is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether it is sharded: a DTensor."""
+def is_sharded(tensor: torch.Tensor) -> "TypeGuard[DTensor]":
     return hasattr(tensor, "to_local")
 
 
 def local_shard(tensor: torch.Tensor) -> torch.Tensor:
-    """The rows that this process keeps."""
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
@@ -146,12 +144,11 @@ def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
-def reshard_layers(model) -> None:
+def reshard_layers(model: torch.nn.Module) -> None:
     """Reshard the layers that are still gathered after a forward pass. A backward pass does so by
     itself."""
     for module in model.modules():
-        if hasattr(module, "reshard"):
-            module.reshard()
+        getattr(module, "reshard", lambda: None)()
 
 
 def refuse_undefined(what: str, *tensors: torch.Tensor) -> None:

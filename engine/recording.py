@@ -1,4 +1,5 @@
 """A token step on a GPU, recorded as a CUDA graph. A CPU never loads this file."""
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 
@@ -10,9 +11,10 @@ class Recording:
     as its hundreds of small kernels take longer to start than to run. The first call is there for
     libraries to load kernels and take memory, which they must not do while recording."""
 
-    def __init__(self, step, before: "Recording | None"):
+    def __init__(self, step: Callable[[], None], before: "Recording | None"):
         self.step = step
-        self.graph = before and before.graph  # its memory is used again
+        # its memory is used again
+        self.graph: torch.cuda.CUDAGraph | None = before.graph if before else None
         self.calls = 0
 
     def __call__(self) -> None:
@@ -20,11 +22,11 @@ class Recording:
             self.step()
         if self.calls == 1:
             graph = torch.cuda.CUDAGraph()  # torch.cuda.graph would wait and free all memory
-            graph.capture_begin(self.graph and self.graph.pool())
+            graph.capture_begin(self.graph.pool() if self.graph else None)
             self.step()  # recorded, not carried out
             graph.capture_end()
             self.graph = graph
-        if self.calls > 0:
+        if self.calls > 0 and self.graph:
             self.graph.replay()
         self.calls += 1
 
@@ -33,8 +35,8 @@ side_stream = cache(torch.cuda.Stream)  # one a device: libraries keep a workspa
 
 
 @contextmanager
-def ready_to_record(device: torch.device):
-    """Work on a stream that can be recorded, and on no other device's."""
+def ready_to_record(device: torch.device) -> Iterator[None]:
+    """Work on a stream that can be recorded."""
     stream, usual = side_stream(device), torch.cuda.current_stream(device)
     stream.wait_stream(usual)
     with torch.cuda.stream(stream):

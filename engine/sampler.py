@@ -28,12 +28,13 @@ On a GPU a step is recorded as a CUDA graph and replayed (engine/recording.py), 
 shape and no decision may depend on what was sampled, and tensors are changed in place. On a CPU it
 is simply called.
 """
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from engine.cache import FIRST_SLOTS, Cache, fill_blocks, rows_of_block
 from engine.errors import UserError
@@ -45,7 +46,7 @@ LONG_VOCABULARY, PART = 4096, 128  # beyond 4096 tokens bytes are what costs, no
 
 
 class Pace(NamedTuple):
-    """How often what a step looks like may change; on a GPU it is recorded anew then."""
+    """How often a step may change; on a GPU it is recorded anew then."""
     look: int    # steps until finished rows are looked for
     window: int  # tokens by which the part of the cache grows that steps look at
     leave: int   # rows leave once a row in so many is done, since a departure moves the cache
@@ -66,15 +67,15 @@ class Generation:
     """What was sampled, in answer coordinates: index t is the t-th generated token. Log-prob,
     entropy -sum p log p and collision sum p^2 are those at temperature 1, as training sees them.
     Beyond the mask everything is 0."""
-    tokens: torch.Tensor     # (B, T) int64
-    mask: torch.Tensor       # (B, T) bool, the stop token included
-    finished: torch.Tensor   # (B,) bool, the row ended with a stop token
-    log_prob: torch.Tensor   # (B, T) float32
-    entropy: torch.Tensor    # (B, T) float32
-    collision: torch.Tensor  # (B, T) float32
+    tokens: Tensor     # (B, T) int64
+    mask: Tensor       # (B, T) bool, the stop token included
+    finished: Tensor   # (B,) bool, the row ended with a stop token
+    log_prob: Tensor   # (B, T) float32
+    entropy: Tensor    # (B, T) float32
+    collision: Tensor  # (B, T) float32
 
     @classmethod
-    def of_tokens(cls, tokens, facts, limits: torch.Tensor, stop: torch.Tensor) -> "Generation":
+    def of_tokens(cls, tokens: Tensor, facts: Tensor, limits: Tensor, stop: Tensor) -> "Generation":
         """Cut each row of tokens (B, T) and of facts (3, B, T) after its first stop token, or at
         its limit (B,)."""
         is_stop = torch.isin(tokens, stop)
@@ -89,17 +90,17 @@ class Distribution:
     """softmax(logits) for each row. z_v = logit_v - max logit, e_v = exp(z_v), Z = sum e: then
     p_v = e_v / Z."""
 
-    def __init__(self, logits: torch.Tensor):
+    def __init__(self, logits: Tensor):
         self.z = logits - logits.amax(-1, keepdim=True).float()            # (R, V)
         self.e = self.z.exp()                                              # (R, V)
         self.Z = self.e.sum(-1)                                            # (R,)
 
-    def pick(self, uniform, temperature: float = 1.0) -> torch.Tensor:
+    def pick(self, uniform: Tensor, temperature: float = 1.0) -> Tensor:
         """(R,) tokens by inverse-CDF sampling, with each row's own random number in [0, 1)."""
         e = self.e if temperature == 1 else (self.z / temperature).exp()
         return place_of(uniform[:, None], e.cumsum(-1)).squeeze(1)
 
-    def facts(self, token) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def facts(self, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """log p of the token, entropy -sum p log p = log Z - sum(e z) / Z, collision sum p^2."""
         log_prob = self.z.gather(1, token[:, None]).squeeze(1) - self.Z.log()
         entropy = self.Z.log() - torch.linalg.vecdot(self.e, self.z) / self.Z
@@ -111,13 +112,13 @@ class LongDistribution(Distribution):
     is kept. Sums are made in two levels, of each PART tokens and of those sums: one cumulative sum
     of a whole row would be a GPU's slowest kernel."""
 
-    def __init__(self, logits: torch.Tensor):
+    def __init__(self, logits: Tensor):
         self.logits = logits
         self.p = logits.softmax(-1, dtype=torch.float32)                   # (R, V)
         # of each part; the correction leaves the sum of squared deviations undivided
         self.deviation, self.mean = torch.var_mean(in_parts(self.p), -1, correction=PART - 1)
 
-    def pick(self, uniform, temperature: float = 1.0) -> torch.Tensor:
+    def pick(self, uniform: Tensor, temperature: float = 1.0) -> Tensor:
         """First the part, then the token within."""
         if temperature != 1:
             return LongDistribution(self.logits.float() / temperature).pick(uniform)
@@ -129,7 +130,7 @@ class LongDistribution(Distribution):
         token = place_of(share, inside.cumsum(-1)).add_(part, alpha=PART).squeeze(1)
         return token.clamp(max=self.p.shape[-1] - 1)
 
-    def facts(self, token) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def facts(self, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of a token that was drawn: float32 has no p below e^-87. entr(p) is -p log p."""
         p = self.p.gather(1, token[:, None]).squeeze(1)
         squares = torch.addcmul(self.deviation, self.mean, self.mean, value=PART)  # sums of p^2
@@ -137,13 +138,13 @@ class LongDistribution(Distribution):
         return log_prob, torch.special.entr(self.p).sum(-1), squares.sum(-1)
 
 
-def in_parts(p: torch.Tensor) -> torch.Tensor:
+def in_parts(p: Tensor) -> Tensor:
     """(R, V) -> (R, parts, PART), the last part filled up with zeros."""
     missing = -p.shape[-1] % PART
-    return (F.pad(p, (0, missing)) if missing else p).unflatten(-1, (-1, PART))
+    return torch.unflatten(F.pad(p, (0, missing)) if missing else p, -1, (-1, PART))
 
 
-def place_of(share: torch.Tensor, cumulative: torch.Tensor) -> torch.Tensor:
+def place_of(share: Tensor, cumulative: Tensor) -> Tensor:
     """(R, 1) the first place where the cumulative sum (R, n) is above this share of the whole:
     never one that adds nothing to it."""
     height = share.clamp(0, 1 - 2 ** -23) * cumulative[:, -1:]  # below the whole, also rounded
@@ -154,7 +155,7 @@ def place_of(share: torch.Tensor, cumulative: torch.Tensor) -> torch.Tensor:
 @dataclass(frozen=True)
 class Sampling:
     """How tokens are drawn, and which of them end an answer."""
-    stop: torch.Tensor     # ids of the stop tokens
+    stop: Tensor     # ids of the stop tokens
     temperature: float
     greedy: bool
 
@@ -163,13 +164,13 @@ class Sampling:
 class Rows:
     """The R answers that are still growing, by prompt. Some are copies, which fill up a block of
     the cache: they are computed like the others, and nobody reads what they draw."""
-    answer: torch.Tensor    # (R,) which row of the Generation each is; B for a copy
-    prompt: torch.Tensor    # (R,) ascending
-    seen: torch.Tensor      # (R,) how many tokens of its prompt it sees
-    limit: torch.Tensor     # (R,) the most tokens it may have
-    token: torch.Tensor     # (R,) the token sampled last
-    position: torch.Tensor  # (R,) of that token
-    done: torch.Tensor      # (R,) bool; copies are
+    answer: Tensor    # (R,) which row of the Generation each is; B for a copy
+    prompt: Tensor    # (R,) ascending
+    seen: Tensor      # (R,) how many tokens of its prompt it sees
+    limit: Tensor     # (R,) the most tokens it may have
+    token: Tensor     # (R,) the token sampled last
+    position: Tensor  # (R,) of that token
+    done: Tensor      # (R,) bool; copies are
 
 
 class Decoding:
@@ -179,7 +180,7 @@ class Decoding:
     for each answer, the last column for copies. They are kept flat, with token t at `line`.
     """
 
-    def __init__(self, model: FusedQwen2, rows: Rows, cache: Cache, uniform: torch.Tensor,
+    def __init__(self, model: FusedQwen2, rows: Rows, cache: Cache, uniform: Tensor,
                  sampling: Sampling):
         B, T = uniform.shape
         self.model = model
@@ -192,7 +193,7 @@ class Decoding:
         self.tokens = torch.zeros(T * self.columns, dtype=torch.long, device=uniform.device)
         self.facts = torch.zeros(T * self.columns, 3, device=uniform.device)
 
-    def prefill(self, prompts: list[list[int]], without: torch.Tensor | None = None) -> None:
+    def prefill(self, prompts: list[list[int]], without: Tensor | None = None) -> None:
         """Compute every prompt once, keep its keys and values, sample token 0 of every row.
 
         without: (B + 1,) for each answer a token that may not come first, or -1
@@ -201,9 +202,10 @@ class Decoding:
         lengths = [len(prompt) for prompt in prompts]
         packed = SharedPrompts(lengths, [], torch.zeros(0, dtype=torch.long)).to(device)
 
-        def attend(layer, q, kv):
+        def attend(layer: int, q: Tensor, kv: Tensor) -> Tensor:
             self.cache.add_prompts(to_rows(kv, packed.prompts), rows.prompt)
-            return packed(layer, q, *kv.chunk(2, 1)).unflatten(1, (kv.shape[1] // 2, -1))
+            attended = packed(layer, q, *kv.chunk(2, 1))
+            return torch.unflatten(attended, 1, (kv.shape[1] // 2, -1))
 
         ids = torch.tensor(sum(prompts, []), device=device)
         hidden = self.model.hidden(ids, packed.positions, attend)           # (N, D)
@@ -211,13 +213,13 @@ class Decoding:
         self.sample(hidden[last_seen], None if without is None else without[rows.answer])
 
     def step(self) -> None:
-        """Feed the last token of every row, sample the next. A CUDA graph can record this."""
+        """Feed the last token of every row, sample the next: what a CUDA graph records."""
         rows = self.rows
         rows.position += 1
         self.cache.open_slot()
         self.sample(self.model.hidden(rows.token, rows.position, self.cache.attend))
 
-    def sample(self, hidden: torch.Tensor, without: torch.Tensor | None = None) -> None:
+    def sample(self, hidden: Tensor, without: Tensor | None = None) -> None:
         """Draw and record the next token of every row, from the state (R, D) that predicts it."""
         rows, sampling = self.rows, self.sampling
         logits = self.model.logits(hidden)  # (R, V)
@@ -254,7 +256,7 @@ class Decoding:
         self.rows.done |= is_copy
         self.cache.arrange(stay[row], self.rows.seen, G, slots, written)
 
-    def result(self, limits: torch.Tensor) -> Generation:
+    def result(self, limits: Tensor) -> Generation:
         """limits (B,): the most tokens of each answer; 0 if it was not asked for."""
         tokens = self.tokens.view(-1, self.columns)[:, :-1].t()                # (B, T)
         facts = self.facts.view(-1, self.columns, 3)[:, :-1].permute(2, 1, 0)  # (3, B, T)
@@ -267,7 +269,8 @@ def step_until_done(decoding: Decoding, longest: int) -> None:
     pace = PACE[device.type]
     if device.type != "cpu":
         from engine.recording import Recording
-    step, window = None, 0
+    recording: "Recording | None" = None
+    step, window = decoding.step, 0
     t = count = 1  # token 0 came with the prefill
     while t < longest:
         decoding.find_done(t, count)
@@ -286,13 +289,14 @@ def step_until_done(decoding: Decoding, longest: int) -> None:
         if needed > window:
             window = min(t + pace.window - 1, cache.slots)
             cache.set_window(window)
-            step = decoding.step if device.type == "cpu" else Recording(decoding.step, step)
+            if device.type != "cpu":
+                step = recording = Recording(decoding.step, recording)
         for _ in range(count):
             step()
         t += count
 
 
-def stream_of(device: torch.device):
+def stream_of(device: torch.device) -> AbstractContextManager[None]:
     if device.type == "cpu":
         return nullcontext()
     from engine.recording import ready_to_record
@@ -314,8 +318,7 @@ def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | li
     The random numbers of all tokens of all rows are drawn before the first token. So what a row
     samples depends neither on which other rows are still growing nor on the share.
     """
-    if starts is None:
-        starts = [Start(number, len(prompt)) for number, prompt in enumerate(prompts)]
+    starts = starts or [Start(number, len(prompt)) for number, prompt in enumerate(prompts)]
     limits = [max_new_tokens] * len(starts) if isinstance(max_new_tokens, int) else max_new_tokens
     most = model.config.max_position_embeddings
     longest = max(start.seen + limit for start, limit in zip(starts, limits, strict=True))
@@ -344,7 +347,7 @@ def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | li
 
 
 def decode(model: FusedQwen2, prompts: list[list[int]], starts: list[Start], limits: list[int],
-           asked: range, uniform: torch.Tensor, sampling: Sampling) -> Decoding:
+           asked: range, uniform: Tensor, sampling: Sampling) -> Decoding:
     """Sample the rows that are asked for. Only the prompts that they go on from are computed."""
     device, longest = uniform.device, uniform.shape[1]
     needed = sorted({starts[row].prompt for row in asked})

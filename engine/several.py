@@ -20,7 +20,7 @@ PATIENCE = 10  # seconds that rank 0 may be behind another process
 
 
 def join(device: str) -> str:
-    """Join the other processes, and return this one's device. A second call only returns it."""
+    """Meet the other processes, and return this one's device. A second call only returns it."""
     refuse_half_an_environment()
     if device == "cuda":
         local_rank = int(os.environ["LOCAL_RANK"])
@@ -71,7 +71,8 @@ def wait_for_rank0_error() -> bool:
         time.sleep(PATIENCE)
         return True
     try:
-        dist.irecv(torch.zeros(1), src=0).wait(timedelta(seconds=PATIENCE))  # nothing is ever sent
+        if waiting := dist.irecv(torch.zeros(1), src=0):  # nothing is ever sent
+            waiting.wait(timedelta(seconds=PATIENCE))
     except RuntimeError as error:
         return "Timed out" not in str(error)
     return False

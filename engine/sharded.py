@@ -13,6 +13,8 @@ answers passes empty batches. A token step would gather every layer: FusedQwen2 
 
 Left out: sampling layer by layer. A copy in bfloat16 has to fit beside the parts.
 """
+from pathlib import Path
+
 import torch
 
 from engine import processes
@@ -20,27 +22,27 @@ from engine.processes import full_tensor, is_sharded, local_shard, reshard_layer
 from qwen2_model import Qwen2, copy_whole
 
 
-def shard(model, device: torch.device, dtype: torch.dtype) -> None:
-    """Shard a model on the meta device. Layers are gathered in `dtype`, gradients reduced in
-    float32."""
+def shard(model: Qwen2, device: torch.device, dtype: torch.dtype) -> None:
+    """A model on the meta device. Layers are gathered in `dtype`, gradients reduced in float32."""
     from torch.distributed.device_mesh import init_device_mesh  # this import takes a second
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-    options = {"mesh": init_device_mesh(device.type, (processes.count(),)),
-               "mp_policy": MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)}
+    mesh = init_device_mesh(device.type, (processes.count(),))
+    types = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
     for layer in model.model.layers:
-        fully_shard(layer, **options)
+        fully_shard(layer, mesh=mesh, mp_policy=types)
     if model.lm_head is not None:  # stays whole after the forward pass, until the loss has used it
-        fully_shard([model.model.norm, model.lm_head], reshard_after_forward=False, **options)
-    fully_shard(model.model, **options)  # the embeddings, which stay whole as long
+        fully_shard([model.model.norm, model.lm_head], reshard_after_forward=False, mesh=mesh,
+                    mp_policy=types)
+    fully_shard(model.model, mesh=mesh, mp_policy=types)  # the embeddings, which stay whole as long
     for module in model.modules():
         if isinstance(module, FSDPModule):  # the sum of the gradients, instead of their mean
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
 
 
-def load_shard(folder, device: torch.device, dtype: torch.dtype):
+def load_shard(folder: Path, device: torch.device, dtype: torch.dtype) -> Qwen2:
     """The model of a folder, of which this process allocates its own rows only."""
-    def shard_fn(model):
+    def shard_fn(model: Qwen2) -> None:
         shard(model, device, dtype)
         model.to_empty(device=device).to(torch.float32)
 
@@ -55,7 +57,7 @@ def copy_rows(place: torch.Tensor, tensor: torch.Tensor) -> bool:
 
 
 @torch.no_grad()
-def whole_model(model, dtype: torch.dtype):
+def whole_model(model: Qwen2, dtype: torch.dtype) -> Qwen2:
     """This model, or if it is sharded, a whole copy with its matrices in `dtype`. Every process has
     to call this."""
     if not any(is_sharded(parameter) for parameter in model.parameters()):

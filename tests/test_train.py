@@ -74,7 +74,7 @@ def test_the_random_numbers_of_credit_are_new_in_every_step(policy):
 
     drawn, batch = [], spoken(policy)
     for step in (1, 2, 1):
-        train.with_advantage(batch, advantage, policy, step)
+        train.with_advantage(batch, advantage, policy, policy.settings, step)
     assert drawn[0] == drawn[2] != drawn[1]
 
 
@@ -240,8 +240,8 @@ def test_what_is_kept_of_a_few_answers_to_held_out_problems():
 
     task = SimpleNamespace(held_out_problems=lambda most: problems, show=str)
     settings = SimpleNamespace(eval_tasks=5, eval_answers=2, questions=1, answers=2)
-    policy = SimpleNamespace(task=task, settings=settings, ask=ask)
-    shown = train.answer_held_out(policy, 0, "sampled")["shown"]
+    policy = SimpleNamespace(task=task, ask=ask)
+    shown = train.answer_held_out(policy, settings, 0, "sampled")["shown"]
     assert shown == [{"problem": problems[n], "text": f"{n} 0", "answer": 1,
                       "texts": ["x"] * (n + 1), "log_prob": [round(-n / 3, 4)] * (n + 1)}
                      for n in (0, 3, 4)]

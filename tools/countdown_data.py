@@ -52,7 +52,7 @@ def reachable(numbers: tuple[int, ...], max_result: int) -> frozenset[int]:
     """Every value that can be made from all of the (sorted) numbers."""
     if len(numbers) == 1:
         return frozenset(numbers)
-    values = set()
+    values: set[int] = set()
     for i, j in itertools.combinations(range(len(numbers)), 2):
         a, b = numbers[i], numbers[j]
         others = [number for k, number in enumerate(numbers) if k not in (i, j)]

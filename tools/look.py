@@ -32,8 +32,8 @@ def look(name: str, plain: Settings, idea: Settings, is_weighting: bool) -> None
         show_status(f"a look at the untrained model, batch {step} of {BATCHES}")
         problems = policy.task.training_problems(plain.seed, step, plain.questions)
         batch = policy.ask(problems, plain.answers, derived_seed("train", plain.seed, step))
-        usual, _ = credited(batch, of_plain, policy, step)
-        advantage, weight = credited(batch, of_idea, replace(policy, settings=idea), step)
+        usual, _ = credited(batch, of_plain, policy, plain, step)
+        advantage, weight = credited(batch, of_idea, replace(policy, settings=idea), idea, step)
         s = gradient_size(batch.log_prob, batch.collision)
         found.append([frame[batch.mask].double() for frame in (
             batch.kind, s, usual, advantage, weight)])
@@ -44,10 +44,10 @@ def look(name: str, plain: Settings, idea: Settings, is_weighting: bool) -> None
         say(f"  {line}")
 
 
-def credited(batch: Rollouts, methods: tuple, policy: Policy, step: int) -> tuple:
+def credited(batch: Rollouts, methods: tuple, policy: Policy, s: Settings, step: int) -> tuple:
     """Advantage and weight (B, T), as a step of training makes them."""
-    s, (advantage, weighting) = policy.settings, methods
-    rollouts = with_advantage(batch, advantage, policy, step)
+    advantage, weighting = methods
+    rollouts = with_advantage(batch, advantage, policy, s, step)
     weight, _ = rescaled_weight(weighting, s.mitigation, rollouts, policy, s.rescale)
     return rollouts.advantage, weight
 

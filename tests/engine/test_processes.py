@@ -55,7 +55,7 @@ def measured(model: str, arms: dict = ARMS, **more) -> dict[str, torch.Tensor]:
         rollouts = policy.ask(problems, s.answers, derived_seed("train", s.seed, 1))
         reward = torch.arange(20).remainder(3).float() * (rollouts.group != 3)
         rollouts.scores.update(reward=reward, answer=(reward == 2).float())
-        rollouts = with_advantage(rollouts, make_advantage(s, policy), policy, 1)
+        rollouts = with_advantage(rollouts, make_advantage(s, policy), policy, s, 1)
         weight, _ = rescaled_weight(make_weighting(s, policy), s.mitigation, rollouts, policy,
                                     s.rescale, s.placebo)
         reference = initial_model(s) if s.kl else None

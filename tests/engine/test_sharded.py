@@ -15,7 +15,7 @@ from harness.load import load_optimizer, load_policy
 from engine.optimizer import clip_and_step
 from harness.settings import make_settings
 from engine.processes import local_shard, refuse_undefined, shard_like
-from qwen2_model import ModelConfig, Qwen2, write_tensors
+from qwen2_model import ModelConfig, Qwen2, read_config, write_tensors
 from runs import lines
 from train import main
 
@@ -70,7 +70,7 @@ def untied(learner, tmp_path_factory):
     """The learner with an output matrix of its own."""
     folder = tmp_path_factory.mktemp("untied") / "model"
     shutil.copytree(learner, folder)
-    config = {**vars(ModelConfig.from_folder(learner)), "tie_word_embeddings": False}
+    config = {**vars(read_config(learner)), "tie_word_embeddings": False}
     torch.manual_seed(1)
     Qwen2(ModelConfig(**config)).save_pretrained(folder)
     return folder
