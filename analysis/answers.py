@@ -7,7 +7,7 @@ from analysis.account import numbers_of, rounded, stages
 from analysis.tally import read_tokens
 from engine.tokens import token_bytes
 from harness.identity import run_config
-from harness.log_reading import lines_of_run
+from harness.log_reading import StepLine, lines_of_run
 
 PER_PAGE, STEPS = 12_000, 21  # tokens of training answers on a page, and steps they are from
 SHADED_BY = {  # the number of a token, by its name on the page; not every run has measured credit
@@ -49,7 +49,7 @@ def answers_of(run: Path, tokenizer, steps: list[int], most_tokens: int = PER_PA
 
 
 def metrics_by_step(run: Path) -> dict[int, dict]:
-    return {line["step"]: line for line in lines_of_run(run, "metrics.jsonl")}
+    return {line["step"]: line for line in lines_of_run(run, StepLine)}
 
 
 def groups_in_order(tokens: dict) -> list[np.ndarray]:

@@ -9,8 +9,8 @@ from engine.errors import UserError
 from harness.credit_file import checkpoint_folders
 from harness.credit_reading import credit_steps, read_columns
 from harness.files import is_there, paths_in
-from harness.identity import run_config
-from harness.log_reading import lines_of_run, missing_evaluations, refuse_gaps
+from harness.identity import Evaluation, run_config
+from harness.log_reading import StepLine, lines_of_run, missing_evaluations, refuse_gaps
 
 NEEDED = ("mitigation", "steps", "seed", "model")  # every run's config.json says what they are
 
@@ -43,8 +43,8 @@ def read_run(folder: str | Path) -> dict:
         if key not in config:
             raise UserError(f"{folder / 'config.json'} says nothing of {key}")
     run: dict = {"folder": folder, "config": config, "steps": credit_steps(folder)}
-    for name in ("metrics", "evaluations"):
-        run[name] = lines_of_run(folder, f"{name}.jsonl")
+    run["metrics"] = lines_of_run(folder, StepLine)
+    run["evaluations"] = lines_of_run(folder, Evaluation)
     check_evaluations(folder / "evaluations.jsonl", run["evaluations"])
     refuse_gaps(folder, config, run["metrics"], run["evaluations"], steps_made(run))
     lost = {line["step"] for line in run["metrics"]} - set(run["steps"])
