@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 import analyze
 from analysis import page as page_file
 from analysis.answers import answers_of
-from analysis.report import about, compared
-from analysis.tables import NOTHING, Table, by_row, show_in_short
+from analysis.report import about
+from analysis.tables import NOTHING, Table, by_row
 from engine.tokens import load_tokenizer
 
 
@@ -80,17 +80,6 @@ def test_what_a_model_wrote_stays_text(tmp_path):
     assert page.count(html.escape(nasty)) >= 10 and page.count("<figure") == 1
 
 
-def test_a_page_for_screen_readers(tmp_path):
-    table = Table("a b", "T", {"kind": ("", ["word"]), "n": ("d", [1])}, headings={"n": "how many"})
-    picture = tmp_path / "a.png"
-    picture.write_bytes(b"")
-    text = page_file.section_of(table, page_file.figure_of(picture, "what is seen"))
-    assert "<th scope=col>kind</th><th scope=col class=n>how many</th>" in text
-    assert "<tr><th scope=row>word</th><td class=n>1</td></tr>" in text
-    assert 'role=region tabindex=0 aria-label="T"' in text and 'alt="what is seen"' in text
-    assert "aria-labelledby=\"a-b-title\"" in text and "id=a-b-title" in text
-
-
 def test_a_table_in_every_form():
     rows = [["a|b", 1234, 0.5, (0.1, 0.25)], ["c", 5, None, (float("nan"), 1.0)]]
     table = Table("t", "T", by_row({"name": "", "n": ",d", "x": ".2f", "95%": ".1%"}, rows))
@@ -119,30 +108,9 @@ def test_neither_cell_nor_finding_shows_an_undefined_number():
     assert Table("t", "T", {}, "after 'nan' and information").finding != NOTHING
 
 
-def test_in_short_is_a_screen(capsys):
-    rows = {"a": ("d", list(range(100)))}
-    show_in_short(["word " * 400, "once", "once", NOTHING], [Table("t", "T", rows)])
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 35 and lines[-1] == "... 76 more lines with --all"
-    assert lines.count("- once") == 1 and lines[4].endswith(" ...") and max(map(len, lines)) <= 100
-
-
 def test_one_sentence_says_the_task_what_solved_means_and_the_method():
-    text = about({"config": {"mitigation": "none", "task": "countdown_task"}})
-    assert text.startswith("Task countdown_task: a problem is solved if the expression in <answer>")
-    assert text.endswith("; the method is plain GRPO.")
     changed = {"mitigation": "idea", "advantage": "of_yesterday", "loss": "policy",
                "task": "not.there.any.more"}
     assert about({"config": changed}) == (
         "Task not.there.any.more: a problem is solved if the score that its task calls answer is "
         "1; the method is plain GRPO but for the weighting idea and the advantage of_yesterday.")
-
-
-def test_a_comparison_names_its_task_and_its_problems():
-    runs = [{"config": {"model": "models/tiny", "steps": 20, "task": "countdown_task"},
-             "evaluations": [evaluation(0, [0, 1])]}] * 3
-    text = compared(runs)
-    assert text.startswith("3 runs of models/tiny, 20 steps. Task countdown_task: a problem is")
-    assert "on the same 2 problems" in text
-    runs[0]["evaluations"].clear()
-    assert "not evaluated" in compared(runs)
