@@ -136,7 +136,7 @@ def test_a_placebo_gives_the_same_weights_to_other_tokens(made):
     assert np.sort(placebo["weight"]) == pytest.approx(np.sort(mine["weight"]), rel=1e-4)
     likeness = [np.corrcoef(run["weight"], run["entropy"])[0, 1] for run in (mine, placebo)]
     assert likeness[0] > 0.8 and abs(likeness[1]) < 0.4
-    assert mine["weight"] == pytest.approx(known["weight"], rel=1e-3)  # the leaderboard has it
+    assert mine["weight"] == pytest.approx(known["weight"], rel=1e-3)
 
 
 def test_with_twice_the_answers_fewer_groups_have_nothing_to_compare(made):

@@ -3,10 +3,9 @@ import json
 import re
 
 import pytest
-from conftest import ROOT, credit_columns, write_log
+from conftest import ROOT
 from PIL import Image  # matplotlib brings it
 
-from analysis.plots import COLOURS, panels, plt
 from analysis.tables import Table, by_row
 from engine.errors import UserError
 from harness.files import paths_in
@@ -115,8 +114,6 @@ def test_a_mark_that_means_nothing_is_named_with_its_page(results, marked, compl
         pages.fill(f"<!-- {marked} --><!-- end -->", "page.md")
 
 
-# publishing, and what has changed since
-
 def report(tmp_path, **changes):
     """The folder of a report of the board."""
     numbers = {"measured": "board", "quick_look": False, "settings": {},
@@ -128,19 +125,13 @@ def report(tmp_path, **changes):
     return folder
 
 
-def test_a_result_is_published_under_its_name(results, tmp_path):
-    path = published.publish(report(tmp_path, settings={"steps": 60, "out": "/here"}))
-    assert path == results / "board.json"
-    assert read_result(path)["command"] == "python -m research board"
-    assert read_result(path)["settings"] == {"steps": 60}
-
-
 def test_runs_of_several_codes_are_named_when_they_are_published(results, tmp_path, capsys):
     old = {"git_commit": "a" * 40, "versions": {"torch": "2.12.0"}}
     new = {"git_commit": "b" * 40, "versions": {"torch": "2.13.0"}}
-    one = made_by({"none-s0": old, "none-s1": old})
-    main(["publish", str(report(tmp_path, settings={"made_by": one}))])
+    one = {"made_by": made_by({"none-s0": old, "none-s1": old}), "steps": 60, "out": "/here"}
+    main(["publish", str(report(tmp_path, settings=one))])
     assert "several codes" not in capsys.readouterr().out
+    assert read_result(results / "board.json")["settings"] == {"steps": 60}
     several = made_by({"none-s0": old, "rloo-s0": new, "none-s1": old})
     main(["publish", str(report(tmp_path, settings={"made_by": several}))])
     said = capsys.readouterr().out
@@ -164,8 +155,6 @@ def test_pages_are_written_where_they_differ(results, tmp_path, monkeypatch, cap
         pages.main([])
         assert "50.0%" in page.read_text() and capsys.readouterr().out == said
 
-
-# pictures
 
 COMMAND = "python -m research pictures"
 
@@ -196,22 +185,6 @@ def test_the_answer_is_the_first_that_solved_its_problem_at_its_second_try():
     assert pictures.is_second_try(answer(twice))
     for other in (answer(once), answer(twice, solved=0.0), answer(twice, size=0.0)):
         assert not pictures.is_second_try(other)
-
-
-def test_a_run_without_such_an_answer_is_named(results, tmp_path):
-    folder = write_log(tmp_path / "run", {1: credit_columns([2], [0])})
-    with pytest.raises(UserError, match="run: no answer of its first step solved"):
-        pictures.take_answer(folder)
-
-
-def test_of_many_points_few_have_names_and_no_name_lies_on_a_point():
-    figure, axis = panels(1)
-    pictures.points_with_names(axis, {"a": (0, 1), "b": (1, 1), "c": (0, 2)}, ["absent", "b"])
-    assert axis.get_legend_handles_labels()[1] == ["b", "others"] and not axis.texts
-    named, others = axis.lines
-    assert (*named.get_data(), named.get_color()) == ([1], [1], COLOURS[1])
-    assert list(others.get_xdata()) == [0, 0] and list(others.get_ydata()) == [1, 2]
-    plt.close(figure)
 
 
 def test_a_picture_is_drawn_from_a_result_and_told_from_one_that_has_changed(results):

@@ -7,7 +7,6 @@ import re
 import numpy as np
 import pytest
 from conftest import credit_columns, evaluation, write_log
-from matplotlib.figure import Figure
 
 import analyze
 from analysis import page as page_file
@@ -45,17 +44,6 @@ def test_the_page_has_every_evaluation_with_its_answers_to_a_few_problems(tmp_pa
                           for line in (lines[0], lines[2])])
 
 
-def test_the_mark_stands_at_its_step_on_the_picture(tmp_path):
-    """From 0.1 to 0.9 of the width and 0.2 to 0.8 of the height; a step is 8% of the width."""
-    figure = Figure()
-    axis = figure.add_axes((0.1, 0.2, 0.8, 0.6), xlim=(-1, 9))
-    scale = analyze.step_scale(axis)
-    assert scale == "--zero:18.00%;--step:8.0000%;top:20.00%;height:60.00%"
-    (tmp_path / "a.png").write_bytes(b"")
-    marked, plain = (page_file.figure_of(tmp_path / "a.png", "", *more) for more in ([scale], []))
-    assert f'<span id=mark style="{scale}">' in marked and "id=mark" not in plain
-
-
 def data_of(page):
     known = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])
     return known["answers"], known["evaluations"]
@@ -88,16 +76,6 @@ def test_a_table_in_every_form():
         "| a\\|b | 1,234 | 0.50 | 10.0% to 25.0% |\n| c    |     5 |    - |              - |"
     )
     assert table.to_json()["rows"][1] == {"name": "c", "n": 5, "x": None, "95%": [None, 1.0]}
-
-
-def test_a_wide_table_is_wrapped():
-    """Headings first, then texts; numbers never."""
-    table = Table("t", "T", {"arm": ("", ["one " * 30, "two"]), "n": ("d", [10**20, 2])},
-                  headings={"n": "a long heading of several words"})
-    lines = table.to_text(60).split("\n")
-    assert {len(line) for line in lines} == {60} and f"{10**20} |" in lines[3]
-    assert lines[0].split("|")[2].strip() == "a long heading of" and lines[-1].startswith("| two ")
-    assert table.to_text(1000).split("\n")[0].endswith("a long heading of several words |")
 
 
 def test_neither_cell_nor_finding_shows_an_undefined_number():

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import refusal
-from runs import lines
+from runs import lines, train_here
 
 import train
 from harness.credit_file import step_of
@@ -36,10 +36,12 @@ def stop_when(condition):
     threading.Thread(target=wait, daemon=True).start()
 
 
-def test_stopped_and_started_again(planned, capfd):
+def test_stopped_and_started_again(planned, capfd, monkeypatch):
     """Ctrl-C: the run that is being made keeps a checkpoint, no other is begun. Started again it
     goes on from there, and what is finished is passed over."""
-    first, second = planned(steps=120), planned(seed=1, steps=120)
+    more = "--eval_every 0 --checkpoint_every 1000"
+    first, second = planned(steps=80, more=more), planned(seed=1, steps=80, more=more)
+    monkeypatch.setattr("tools.runs.PAUSE", 0.02)
     stop_when(lambda: first.steps_made() > 0)
     with pytest.raises(SystemExit) as ended:
         make_runs([first, second], 1, "the same command")
@@ -47,7 +49,7 @@ def test_stopped_and_started_again(planned, capfd):
     said = capfd.readouterr().out
     assert "stopped, 0 of 2 runs are finished. Go on with: the same command" in said
     done = step_of(max((first.folder / "checkpoints").iterdir()))
-    assert 0 < done < 120 and not first.is_finished() and not second.folder.exists()
+    assert 0 < done < 80 and not first.is_finished() and not second.folder.exists()
     assert make_runs([first], 2, "") == {} and first.is_finished()
     assert f"going on after step {done}" in first.log.read_text()
     assert not Runs([first], 2).waiting
@@ -70,7 +72,7 @@ def test_a_damaged_run_is_named_with_the_way_out(planned):
                                                              "again")
 
 
-def test_a_run_that_another_process_writes_is_waited_for(planned):
+def test_a_run_that_another_process_writes_is_waited_for(planned, monkeypatch):
     """If that process ends before the last step, the run is made here."""
     run = planned()
     run.folder.mkdir(parents=True)
@@ -84,6 +86,7 @@ def test_a_run_that_another_process_writes_is_waited_for(planned):
         runs.collect()
         assert runs.waiting == [run] and not runs.failed
     shutil.rmtree(run.folder)
+    monkeypatch.setattr(Runs, "start", train_here)
     assert runs.make() and runs.finished == 1
 
 
