@@ -49,7 +49,6 @@ def test_tables_fit_a_terminal_and_all_numbers_are_in_the_json(tmp_path, capsys)
     assert max(len(line) for line in printed.splitlines() if str(tmp_path) not in line) <= 100
     tables = json.loads((tmp_path / "out/analysis.json").read_text())
     assert len(tables) == printed.count("\n## ")
-    assert "It was not evaluated on held-out problems." in " ".join(printed.split())
     assert all(table["rows"] for table in tables)
     words = set(printed.replace("\\|", "|").split())
     for table in tables:
@@ -57,8 +56,6 @@ def test_tables_fit_a_terminal_and_all_numbers_are_in_the_json(tmp_path, capsys)
         for row in table["rows"]:
             for value in row.values():
                 assert not isinstance(value, str) or set(value.split()) <= words
-    written = [path.suffix for path in (tmp_path / "out").iterdir()]
-    assert sorted(written) == [".html", ".json"] + [".png"] * 3  # no learning curve
     assert (tmp_path / "out/report.html").read_text().count("<figure") == 3
 
 
@@ -78,12 +75,9 @@ def test_a_screen_says_what_the_run_did_and_the_page_goes_from_there_to_tables(t
     said = ("not finished: step 3 of 4 so far",
             "With sampled answers it solved 50.0% of 2 held-out problems before training, and "
             "100.0% after 3 steps (95% interval 30.0% to 95.4%).")
-    for text in (" ".join(printed.split()), page):
-        places = [text.index(words) for words in said]
-        assert places == sorted(places)
-    places += [page.index(text) for text in (
-        "<section id=watch", "Share of answers that solve", "<section id=answers",
-        "Each kind of token", "<details", "Held-out success, from the first")]
+    assert all(words in text for words in said for text in (" ".join(printed.split()), page))
+    places = [page.index(text) for text in (
+        "<section id=watch", "<section id=answers", "Each kind of token", "<details")]
     assert places == sorted(places)
 
 

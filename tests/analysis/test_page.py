@@ -65,7 +65,7 @@ def test_what_a_model_wrote_stays_text(tmp_path):
     assert page.count("<script") == 2 and page.count("</script>") == 2
     assert "alert(1)</script>" not in page and "innerHTML" not in page
     assert data_of(page) == (answers, told)
-    assert page.count(html.escape(nasty)) >= 10 and page.count("<figure") == 1
+    assert page.count(html.escape(nasty)) >= 10
 
 
 def test_a_table_in_every_form():

@@ -37,7 +37,7 @@ AFTER = [evaluation("sampled", 0.5, [0, 1, 0]), evaluation("greedy", 0.6, [0, 1,
 
 
 @pytest.mark.parametrize("evaluations, told", [
-    ([], "3 min 52 s"), (BEFORE, "3 min 52 s"),  # without two evaluations, the time alone
+    (BEFORE, "3 min 52 s"),  # without two evaluations, the time alone
     (BEFORE + AFTER, "20.0% (95% interval 10.0% to 30.0%) -> 50.0% (40.0% to 60.0%) of 3 held-out "
      "problems, 3 min 52 s")])
 def test_the_end_tells_what_changed(monkeypatch, capsys, evaluations, told):

@@ -38,10 +38,7 @@ def test_a_probe_prints_one_screen(tmp_path, capsys):
     run(tmp_path / "x")
     out = capsys.readouterr().out
     assert len(out.splitlines()) <= 40 and all(len(line) <= 100 for line in out.splitlines()[:-3])
-    for text in ("Who gains?", "- model x: 2 problems.", "- One idea.", "- Another idea.",
-                 "95% interval", "more lines with --all", "--all prints every table"):
-        assert text in out
-    assert "How to read it." not in out and "quick" not in out
+    assert "- One idea." in out and "95% interval" in out and "How to read it." not in out
     run(tmp_path / "y", "--all")
     out = capsys.readouterr().out
     assert "arm 59" in out and "## Checks" in out and "How to read it." in out
