@@ -8,11 +8,6 @@ import pytest
 from harness import progress
 from harness.progress import Visible
 
-def test_problems_whose_words_repeat_are_shown_last():
-    assert progress.most_varied(["11 11 11", "3 5 3", "1 2 3", "4 4 5", "6 7 8"]) == [2, 4, 1]
-    assert progress.most_varied(["a a"]) == [0]
-
-
 def test_an_answer_is_marked_and_cannot_colour_itself(monkeypatch):
     printed = io.StringIO()
     monkeypatch.setattr("sys.stdout", Visible(printed))

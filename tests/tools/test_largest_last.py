@@ -39,7 +39,6 @@ def test_nothing_held_out_is_ever_trained_on():
              for seed, step in ((0, 5), (0, 5), (0, 6), (1, 5))]
     assert drawn[0] == drawn[1] and len(set(drawn)) == 3
     assert task.held_out_problems(20) == Task().held_out_problems(40)[:20]
-    assert len(set(task.held_out_problems(200))) == 200
     held_out = {tuple(sorted(problem)) for problem in task.held_out_problems(1000)}
     trained = {tuple(sorted(problem)) for step in range(300)
                for problem in task.training_problems(0, step, 16)}

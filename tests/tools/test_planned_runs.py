@@ -15,7 +15,7 @@ from runs import lines, train_here
 import train
 from harness.credit_file import step_of
 from harness.run_folder import open_folder
-from tools.runs import PlannedRun, Runs, in_words, is_written, make_runs
+from tools.runs import PlannedRun, Runs, is_written, make_runs
 
 
 @pytest.fixture
@@ -103,24 +103,3 @@ def test_a_killed_program_leaves_no_training_behind(planned):
     while is_written(run):
         time.sleep(0.01)
     assert "Go on with: python train.py --resume" in run.log.read_text()
-
-
-def test_time_left_by_hand(planned, monkeypatch):
-    """A run that is gone on with has made 4 of 20 steps. Nothing is said before the first new one
-    and ten more: 8 + 4 new steps in 24 s, so 2 s for each of the 8 + 16 that are left."""
-    seconds, made = [0.0], {"a": 4, "b": 0}
-    monkeypatch.setattr(time, "monotonic", lambda: seconds[0])
-    monkeypatch.setattr(PlannedRun, "steps_made", lambda run: made[run.arm])
-    told = []
-    monkeypatch.setattr("tools.runs.in_words", lambda left: told.append(left) or "soon")
-    runs = Runs([planned("a", steps=20), planned("b", steps=20)], 2)
-    for seconds[0], made["a"], made["b"] in ((100.0, 4, 0), (110.0, 10, 3), (124.0, 12, 4)):
-        said = runs.time_left()
-        assert said == (", soon left" if made["b"] == 4 else "")
-    assert told == [48.0]
-    runs.waiting = []
-    assert runs.time_left() == ""
-
-
-def test_seconds_in_words():
-    assert in_words(4800) == "about 1 h 20 min" and in_words(100) == "about 2 min"
