@@ -91,7 +91,7 @@ TOLD = """
 scalars = board.SummaryWriter.return_value.__enter__.return_value.add_scalar.call_args_list
 print(*(f"{call.args[0]} {call.args[2]}" for call in scalars), sep="\\n")
 for call in pandas.DataFrame.call_args_list:
-    print("tokens", len(call.args[0]["s"]))
+    print("rows", len(call.args[0]["s"]))
 """
 
 
@@ -107,8 +107,8 @@ def test_what_a_page_does_with_other_packages_fits_what_a_run_leaves(project):
     assert not any(line.startswith(("step ", "weight_note ")) for line in told)
     counts = [json.loads(line)["tokens"] for line in
               (project / "runs/none-grpo-s0/metrics.jsonl").read_text().splitlines()]
-    assert [line for line in told if line.startswith("tokens ")] == [
-        f"tokens {count}" for count in counts]
+    assert [line for line in told if line.startswith("rows ")] == [
+        f"rows {count}" for count in counts]
     problems = read_problems(str(project / "Countdown-Tasks-3to4.jsonl"))
     assert problems == [((44, 19, 35), 98), ((3, 7, 5, 9), 24)]
 

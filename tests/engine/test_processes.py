@@ -37,7 +37,8 @@ from train import main, with_advantage
 ARMS = {
     "plain": {}, "shuffled": {"mitigation": "entropy_masking", "placebo": "weights"},
     "attention": {"mitigation": "attention_credit"},
-    "critic": {"advantage": "gae"}, "values": {"advantage": "vine", "values_every": "8"},
+    "critic": {"advantage": "gae"},
+    "values": {"advantage": "vine", "values_every": "8", "values_k": 2},
     "kl": {"kl": 0.1, "loss_norm": "sequence", "epochs": 2}, "dpo": {"loss": "dpo"}}
 # Sums over up to 20 answers of 30 tokens, added up in another order: n roundings of float32 each
 TOLERANCE = 20 * 30 * torch.finfo(torch.float32).eps
