@@ -11,7 +11,6 @@ from conftest import credit_columns, evaluation, write_log
 import analyze
 from analysis import page as page_file
 from analysis.answers import answers_of
-from analysis.report import about
 from analysis.tables import NOTHING, Table, by_row
 from engine.tokens import load_tokenizer
 
@@ -84,11 +83,3 @@ def test_neither_cell_nor_finding_shows_an_undefined_number():
     table = Table("t", "T", columns, f"It went from 0.5 to {nan:.2f}.")
     assert table.cells() == [["-", "-"], ["-", "-"]] and table.finding == NOTHING
     assert Table("t", "T", {}, "after 'nan' and information").finding != NOTHING
-
-
-def test_one_sentence_says_the_task_what_solved_means_and_the_method():
-    changed = {"mitigation": "idea", "advantage": "of_yesterday", "loss": "policy",
-               "task": "not.there.any.more"}
-    assert about({"config": changed}) == (
-        "Task not.there.any.more: a problem is solved if the score that its task calls answer is "
-        "1; the method is plain GRPO but for the weighting idea and the advantage of_yesterday.")

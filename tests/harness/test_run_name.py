@@ -1,5 +1,4 @@
 """The name of a run's folder: what is not at its default is in it, and nothing else."""
-import re
 import shutil
 
 import pytest
@@ -62,15 +61,3 @@ def test_the_shipped_model_has_no_name_wherever_it_is_named_from(tmp_path, monke
     monkeypatch.chdir(PROJECT / "models")
     for path in ("tiny", "../models/tiny/", TINY, "models/tiny"):
         assert name_of("--model", path) == "none-grpo-s0"
-
-
-def test_the_table_of_the_page_is_right(tmp_path, monkeypatch):
-    (tmp_path / "models/Qwen2.5-0.5B-Instruct").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    mine = name_of("--mitigation", "entropy_weighted", "--entropy_temp", "2")
-    assert mine == "entropy_weighted-entropy_temp2.0-grpo-s0"
-    page = (ROOT / "docs/what_a_run_leaves.md").read_text()
-    rows = re.findall(r"^\| `python train.py ?([^`]*)` \| `runs/([^`]*)` \|$", page, flags=re.M)
-    assert len(rows) == 3
-    for command, name in rows:
-        assert name_of(*command.split()) == name
