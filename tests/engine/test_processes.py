@@ -72,22 +72,21 @@ def measured(model: str, arms: dict = ARMS, **more) -> dict[str, torch.Tensor]:
     return found
 
 
-def forked(deed, printed: Path, count: int = 2) -> list:
-    """So many processes that share their work, each a fork of this one: torch is imported already.
+def forked(deed, printed: Path) -> list:
+    """Two processes that share their work, each a fork of this one: torch is imported already.
     What they print comes together in a file."""
-    place = dict(WORLD_SIZE=count, MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port())
+    place = dict(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
 
     def begin(rank):
-        own = {**place, "RANK": rank, "LOCAL_RANK": rank}
-        os.environ.update({name: str(value) for name, value in own.items()})
+        os.environ.update(place, RANK=rank, LOCAL_RANK=rank)
         file = os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(file, 1)
         os.dup2(file, 2)
         sys.stdout, sys.stderr = open(1, "w"), open(2, "w")
         deed()
 
-    ranks = [multiprocessing.get_context("fork").Process(target=begin, args=[rank])
-             for rank in range(count)]
+    ranks = [multiprocessing.get_context("fork").Process(target=begin, args=[rank], daemon=True)
+             for rank in "01"]
     for rank in ranks:
         rank.start()
     return ranks
