@@ -42,6 +42,12 @@ def run(*argv, expect=0):
     return SimpleNamespace(stdout=out.getvalue(), stderr=errors.getvalue())
 
 
+def train_here(runs, run):
+    """In the place of tools.runs.Runs.start: in this process, which has imported PyTorch."""
+    train.main(run.command[1:])
+    runs.running.append((run, SimpleNamespace(poll=lambda: 0)))
+
+
 def after_credit_of(step, monkeypatch, deed):
     """Do this at once after the credit file of this step is written."""
     write_credit = run_folder.write_credit

@@ -1,5 +1,6 @@
 """Problems, reward and labels. Nothing a model writes is executed, and every string gets a
 score."""
+import hashlib
 import itertools
 import json
 import random
@@ -137,8 +138,6 @@ def test_right_steps_end_with_these_tokens(pieces, expected):
     assert Task().right_steps(PROBLEM, pieces) == expected
 
 
-# problems
-
 @pytest.mark.parametrize("ranges", [TINY, WIDE, FOUR])
 def test_every_problem_has_a_solution_and_keeps_to_its_ranges(ranges):
     made = Task(**ranges)
@@ -250,15 +249,7 @@ def test_prompts_end_with_an_opened_think_and_are_chatml(learner):
 def test_the_original_prompt_is_the_one_of_the_earlier_experiment():
     """Qwen2.5's chat form of its two messages, and the numbers as numpy prints an array."""
     text = Task(prompt="original").prompt_for(Problem((3, 44, 19), 60))
-    system, user, answer = text.split("<|im_end|>\n")
-    assert system == (
-        "<|im_start|>system\nYou are a helpful assistant. You first think about the reasoning "
-        "process in your mind and then provide the user with the answer.")
-    assert user.startswith("<|im_start|>user\nUsing the numbers [ 3 44 19], create an equation "
-                           "that equals 60. You can use basic arithmetic operations (+, -, *, /) "
-                           "and each number can only be used once. Show your work in <think> "
-                           "</think> tags. And return")
-    assert answer == "<|im_start|>assistant\nLet me solve this step by step.\n<think>"
+    assert hashlib.sha256(text.encode()).hexdigest().startswith("efdd68679ad1de99")
     for numbers in ((3, 5, 7), (3, 44, 119, 5)):
         assert f"numbers {np.array(numbers)}, create" in Task(prompt="original").prompt_for(
             Problem(numbers, 22))

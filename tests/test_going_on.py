@@ -1,6 +1,5 @@
 """A run goes on only from what is as it was; what is on record is never lost in silence."""
 import errno
-import multiprocessing
 import os
 import re
 import shutil
@@ -8,10 +7,8 @@ import subprocess
 import sys
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
-import train
 from conftest import ROOT, cut, write_lines
 from engine.errors import UserError
 from engine.tokens import load_tokenizer
@@ -93,11 +90,6 @@ def test_other_code_than_made_the_steps_before_is_named_and_both_are_kept(stoppe
         assert "note:" not in told and now == kept
     told, now = code_after({})
     assert "note:" not in told and list(now) == ["5"]
-    shutil.rmtree(stopped / "checkpoints")  # so all steps are made again
-    cut(stopped / "metrics.jsonl", 2)
-    told, now = code_after({"1": {"train.py": "0"}})
-    assert "note:" not in told and list(now) == ["1"]
-    assert now["1"].items() >= code["1"].items()  # what resumes is loaded besides
 
 
 def test_what_a_run_is_cannot_be_changed(stopped):
@@ -166,35 +158,17 @@ def test_the_model_is_compared_where_it_is_still_needed(learner, tmp_path):
     assert "--model" in said and "is not what it was" in said
 
 
-def begin(model, folder, barrier, results):
-    """What a second start meets that comes when the first has looked but not begun to write."""
-    create = start.create_folder
+def test_of_two_starts_at_once_one_is_told(whole, learner, tmp_path, monkeypatch):
+    """The other one comes when this one has looked, but not begun to write."""
+    argv, create = ["--model", learner, "--out", tmp_path / "x", *WHOLE], start.create_folder
 
-    def wait_and_create(*given):
-        barrier.wait()
+    def create_later(*given):
+        monkeypatch.setattr(start, "create_folder", create)
+        run(*argv)
         return create(*given)
-    start.create_folder = wait_and_create
-    torch.set_num_threads(1)
-    try:
-        train.main(["--model", str(model), "--out", str(folder), *WHOLE])
-        results.put("done")
-    except UserError as error:
-        results.put(str(error))
 
-
-def test_of_two_starts_at_once_one_is_told(whole, learner, tmp_path):
-    context = multiprocessing.get_context("fork")
-    barrier, results = context.Barrier(2), context.Queue()
-    both = [context.Process(target=begin, args=(learner, tmp_path / "x", barrier, results))
-            for _ in range(2)]
-    for process in both:
-        process.start()
-    said = sorted(results.get(timeout=120) for _ in both)
-    for process in both:
-        process.join()
-    assert "done" in said
-    other = said[1 - said.index("done")]
-    assert "exists already" in other or "is being written by another process" in other
+    monkeypatch.setattr(start, "create_folder", create_later)
+    assert "exists already" in run(*argv, expect=1).stderr
     assert_same_run(whole, tmp_path / "x")
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 

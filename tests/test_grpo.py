@@ -263,20 +263,6 @@ def test_what_was_written_can_be_read_again(policy, tmp_path):
     assert again.step == 4
 
 
-def test_a_token_costs_at_most_28_bytes_on_disk(tmp_path):
-    """Of random numbers, which cannot be compressed."""
-    B, T = 64, 100
-    torch.manual_seed(0)
-    known = {name: torch.rand(B, T) for name in ("log_prob", "entropy", "collision", "advantage")}
-    scores = {name: torch.rand(B) for name in ("reward", "format", "answer", "reasoning")}
-    batch = hand_made(torch.ones(B, T, dtype=torch.bool), prompt_ids=[[1] * 14] * 8, **known,
-                      group=torch.arange(B) // 8, ids=torch.randint(0, 150_000, (B, T)),
-                      kind=torch.randint(0, 7, (B, T)).byte(), scores=scores)
-    path = tmp_path / "credit" / "step_000001.npz"
-    write_credit(path, batch, torch.rand(B, T))
-    assert path.stat().st_size / (B * T) <= 28
-
-
 def test_the_end_of_turn_stops_also_a_model_whose_own_list_lacks_it(learner, monkeypatch):
     model, tokenizer, asked = Qwen2.from_pretrained(learner), load_tokenizer(learner), {}
     other = dataclasses.replace(model.config, eos_token_id=(7,), pad_token_id=None)

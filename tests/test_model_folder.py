@@ -41,16 +41,13 @@ def refused(folder) -> str:
     ({"head_dim": None, "num_attention_heads": 100}, "no sensible value for head_dim 0"),
     ({"rope_theta": 10 ** 400, "rope_parameters": None}, "no sensible value for rope_theta 1000"),
     ({"layer_types": [[]]}, "layer_types [[]] is not implemented"),
-    ({"pad_token_id": 50}, "pad_token_id 50 should hold a token number below vocab_size 50"),
     ({"eos_token_id": [2, 50]}, "token number below vocab_size 50"),
     ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling"),
     ({"use_sliding_window": True}, "use_sliding_window"),
-    ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
     ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
     ({"attention_bias": True, "model_type": "qwen3"}, "attention_bias"),
     ({"quantization_config": {"bits": 4}}, "quantization_config"),
-    ({"hidden_size": "64"}, "hidden_size '64'"), ({"tie_word_embeddings": None}, "tie_word"),
-    ({"rope_parameters": {"rope_theta": None}}, "rope_theta"),
+    ({"hidden_size": "64"}, "hidden_size '64'"),
     ({"num_key_value_heads": 3}, "num_key_value_heads 3 is not implemented"),
     ({"model_type": "x" * 10_000}, "model_type 'xxx")])
 def test_a_config_that_cannot_be_is_refused_before_a_model_is_made(folder, monkeypatch, changes,
@@ -62,7 +59,6 @@ def test_a_config_that_cannot_be_is_refused_before_a_model_is_made(folder, monke
 
 @pytest.mark.parametrize("changes, words", [
     ({"vocab_size": 2 ** 24}, "has shape (50, 64), config.json asks for (16777216, 64)"),
-    ({"hidden_size": 2 ** 20}, "config.json asks for"),
     ({"tie_word_embeddings": False}, "lacks lm_head.weight"),
     ({"num_hidden_layers": 1}, "beyond what config.json asks for, model.layers.1.")])
 def test_shapes_and_names_are_compared_before_memory_is_taken(folder, monkeypatch, changes, words):

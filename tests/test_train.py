@@ -64,7 +64,6 @@ def test_what_a_run_leaves_behind(whole, learner):
     assert config["model"] == str(learner) and config["learning_rate"] == 1e-3
     assert config["versions"]["torch"] == torch.__version__
     assert len(re.findall(r"^ +\d/6 ", printed, re.M)) == 6
-    assert "held-out, sampled" in printed and "left" in printed
 
 
 def test_the_random_numbers_of_credit_are_new_in_every_step(policy):
@@ -268,15 +267,11 @@ def test_bfloat16_computes_and_parameters_stay_float32(learner, tmp_path):
     (["--device", "cuda:99"], "CUDA devices"), (["--device", "meta"], "only cpu, cuda and cuda:N"),
     (["--out", "/dev/null/run"], "cannot write"), (["--out", "a" * 300], "name too long"),
     (["--min_number", "20", "--max_number", "10"], "--min_number 20 is above --max_number 10"),
-    (["--data", "nothing.jsonl"], "cannot read nothing.jsonl"),
     (["--max_new_tokens", "5000"], "and the answer exceed the 1024"),
-    (["--min_number", "15", "--max_number", "15", "--max_target", "3"], "found no problem"),
-    (["--resume", "nowhere"], "nowhere is not a run folder")])
+    (["--min_number", "15", "--max_number", "15", "--max_target", "3"], "found no problem")])
 def test_wrong_commands_get_one_clear_line(learner, tmp_path, argv, said):
-    if "--resume" not in argv:
-        argv = ["--out", str(tmp_path / "x"), *argv]
-        argv = argv if "--model" in argv else ["--model", str(learner), *argv]
-    assert said in refusal(train.main, argv)
+    assert said in refusal(train.main, ["--model", str(learner), "--out", str(tmp_path / "x"),
+                                        *argv])
     assert not (tmp_path / "x").exists()
 
 

@@ -9,8 +9,7 @@ from logs import comparison_of, ids_of, make, rows_in, rows_of, write_run
 
 import analyze
 from analysis import compare
-from analysis.compare import (AT_THE_END, IN_TRAINING, MEASURES, deciding_measure, difference,
-                              differences)
+from analysis.compare import AT_THE_END, IN_TRAINING, MEASURES, deciding_measure, difference
 from analysis.runs import read_run, share_asked_before
 from analysis.statistics import Estimate, paired_difference
 
@@ -24,14 +23,6 @@ def test_a_run_still_going_is_shown_and_not_compared(tmp_path):
     assert [row["runs"] for row in rows_in(compare.stability(comparison))] == [2, 1]
     cut(tmp_path / "arm-s0/metrics.jsonl", 4)  # none is finished: what there is
     assert [row["runs"] for row in rows_in(compare.stability(comparison_of(runs)))] == [2, 2]
-
-
-def test_an_arm_is_what_its_runs_solved_at_the_end(tmp_path):
-    """And not what they solved at the start."""
-    comparison = comparison_of([write_run(tmp_path / f"a{seed}", 0.5, seed) for seed in range(2)])
-    ends = [run["evaluations"][-1]["success"] for run in comparison.shown("none")]
-    [row] = rows_in(compare.arms_table(comparison))
-    assert row["sampled"] == row["greedy"] == pytest.approx(sum(ends) / 2)
 
 
 def test_stability_by_hand(tmp_path):
@@ -69,15 +60,11 @@ def test_many_runs_on_one_page(tmp_path, capsys):
     assert max(len(line) for line in out.out.splitlines() if str(tmp_path) not in line) <= 100
     assert len(out.out.splitlines()) <= 40
     folder = tmp_path / "comparison"
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "analysis.json", "learning_curves.png", "report.html"]
     tables = [table["name"] for table in json.loads((folder / "analysis.json").read_text())]
     assert tables == ["arms", *MEASURES, "stability", "credit by class"]
     page = (folder / "report.html").read_text()
-    places = [page.index(text) for text in ("The arms", "Success in training, in points",
-                                            "Held-out success at the end", "<details",
-                                            "Stability and cost", "Share of")]
-    assert places == sorted(places) and page.count("<figure") == 1
+    assert page.index("Success in training, in points") < page.index("<details")
+    assert page.count("<figure") == 1
 
 
 def test_better_worse_and_no_difference_seen(tmp_path):
@@ -95,7 +82,7 @@ def test_better_worse_and_no_difference_seen(tmp_path):
         assert 0 < found["equal_gradient"]["could see"] < 0.2
 
 
-def two_arms(tmp_path, of_none, of_random, answers=None, **config):
+def two_arms(tmp_path, of_none, of_random, **config):
     """Of each a run a seed, with this success at its two steps; all end with the same answers."""
     folders = []
     for name, arm in (("none", of_none), ("random", of_random)):
@@ -118,8 +105,11 @@ def test_success_in_training_by_hand(tmp_path):
     assert row["Holm p"] == pytest.approx(0.5, abs=1e-3)
     assert row["95%"] == pytest.approx((0.05 - 0.6353, 0.05 + 0.6353), abs=1e-4)
     assert row["verdict"] == "no difference seen, within 68.5 points"
-    training = {row["arm"]: row["training"] for row in rows_in(compare.arms_table(comparison))}
-    assert training == pytest.approx({"none": 0.4, "random": 0.45})
+    arms = rows_in(compare.arms_table(comparison))
+    assert [row["training"] for row in arms] == pytest.approx([0.4, 0.45])
+    for row in arms:
+        ends = [run["evaluations"][-1]["success"] for run in comparison.shown(row["arm"])]
+        assert row["sampled"] == row["greedy"] == pytest.approx(sum(ends) / 2)
 
 
 @pytest.mark.parametrize("config, why", [

@@ -35,19 +35,15 @@ def test_groups_are_drawn_again_as_often_as_there_are(tmp_path):
     assert tokens.var() == pytest.approx(25 * 60, rel=0.1)
 
 
-def test_of_a_rare_kind_nothing_is_said(tmp_path, monkeypatch):
+def test_of_a_rare_kind_nothing_is_said(tmp_path):
     """Of 8,000 tokens 7 are spaces and 8, 0.1%, are brackets: one in each of these answers."""
     kind = np.zeros((80, 100), int)
     kind[:7, 0], kind[:8, 1] = 1, 4
     folder = write_log(tmp_path / "run", {1: credit_columns(
         [100] * 80, np.arange(80) // 2, kind=kind.ravel(), advantage=np.tile([1.0, -1.0], 4000))})
-    tally, figures = tallied(folder), []
-    rows = {row["kind"]: row for row in analyze.class_gradients(tally, "kind").to_json()["rows"]}
+    rows = {row["kind"]: row for row in tables_of(folder)["gradient by kind"]}
     assert rows["space"]["over rest"] is None and rows["space"]["difference"] == "too few"
     assert rows["bracket"]["over rest"] == pytest.approx(1)
-    monkeypatch.setattr(analyze, "save", lambda figure, *_: figures.append(figure))
-    analyze.credit_by_kind(tally, tmp_path)
-    assert [text.get_text() for text in figures[0].axes[0].get_xticklabels()] == ["word", "bracket"]
 
 
 def test_groups_without_advantages_do_not_make_intervals_narrower(tmp_path):

@@ -7,13 +7,11 @@ import re
 import numpy as np
 import pytest
 from conftest import credit_columns, evaluation, write_log
-from matplotlib.figure import Figure
 
 import analyze
 from analysis import page as page_file
 from analysis.answers import answers_of
-from analysis.report import about, compared
-from analysis.tables import NOTHING, Table, by_row, show_in_short
+from analysis.tables import NOTHING, Table, by_row
 from engine.tokens import load_tokenizer
 
 
@@ -45,17 +43,6 @@ def test_the_page_has_every_evaluation_with_its_answers_to_a_few_problems(tmp_pa
                           for line in (lines[0], lines[2])])
 
 
-def test_the_mark_stands_at_its_step_on_the_picture(tmp_path):
-    """From 0.1 to 0.9 of the width and 0.2 to 0.8 of the height; a step is 8% of the width."""
-    figure = Figure()
-    axis = figure.add_axes((0.1, 0.2, 0.8, 0.6), xlim=(-1, 9))
-    scale = analyze.step_scale(axis)
-    assert scale == "--zero:18.00%;--step:8.0000%;top:20.00%;height:60.00%"
-    (tmp_path / "a.png").write_bytes(b"")
-    marked, plain = (page_file.figure_of(tmp_path / "a.png", "", *more) for more in ([scale], []))
-    assert f'<span id=mark style="{scale}">' in marked and "id=mark" not in plain
-
-
 def data_of(page):
     known = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])
     return known["answers"], known["evaluations"]
@@ -77,18 +64,7 @@ def test_what_a_model_wrote_stays_text(tmp_path):
     assert page.count("<script") == 2 and page.count("</script>") == 2
     assert "alert(1)</script>" not in page and "innerHTML" not in page
     assert data_of(page) == (answers, told)
-    assert page.count(html.escape(nasty)) >= 10 and page.count("<figure") == 1
-
-
-def test_a_page_for_screen_readers(tmp_path):
-    table = Table("a b", "T", {"kind": ("", ["word"]), "n": ("d", [1])}, headings={"n": "how many"})
-    picture = tmp_path / "a.png"
-    picture.write_bytes(b"")
-    text = page_file.section_of(table, page_file.figure_of(picture, "what is seen"))
-    assert "<th scope=col>kind</th><th scope=col class=n>how many</th>" in text
-    assert "<tr><th scope=row>word</th><td class=n>1</td></tr>" in text
-    assert 'role=region tabindex=0 aria-label="T"' in text and 'alt="what is seen"' in text
-    assert "aria-labelledby=\"a-b-title\"" in text and "id=a-b-title" in text
+    assert page.count(html.escape(nasty)) >= 10
 
 
 def test_a_table_in_every_form():
@@ -101,48 +77,9 @@ def test_a_table_in_every_form():
     assert table.to_json()["rows"][1] == {"name": "c", "n": 5, "x": None, "95%": [None, 1.0]}
 
 
-def test_a_wide_table_is_wrapped():
-    """Headings first, then texts; numbers never."""
-    table = Table("t", "T", {"arm": ("", ["one " * 30, "two"]), "n": ("d", [10**20, 2])},
-                  headings={"n": "a long heading of several words"})
-    lines = table.to_text(60).split("\n")
-    assert {len(line) for line in lines} == {60} and f"{10**20} |" in lines[3]
-    assert lines[0].split("|")[2].strip() == "a long heading of" and lines[-1].startswith("| two ")
-    assert table.to_text(1000).split("\n")[0].endswith("a long heading of several words |")
-
-
 def test_neither_cell_nor_finding_shows_an_undefined_number():
     nan, inf = float("nan"), float("inf")
     columns = {"x": (".1f", [nan, -inf]), "95%": (".1f", [(0.1, inf), (nan, 0.2)])}
     table = Table("t", "T", columns, f"It went from 0.5 to {nan:.2f}.")
     assert table.cells() == [["-", "-"], ["-", "-"]] and table.finding == NOTHING
     assert Table("t", "T", {}, "after 'nan' and information").finding != NOTHING
-
-
-def test_in_short_is_a_screen(capsys):
-    rows = {"a": ("d", list(range(100)))}
-    show_in_short(["word " * 400, "once", "once", NOTHING], [Table("t", "T", rows)])
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 35 and lines[-1] == "... 76 more lines with --all"
-    assert lines.count("- once") == 1 and lines[4].endswith(" ...") and max(map(len, lines)) <= 100
-
-
-def test_one_sentence_says_the_task_what_solved_means_and_the_method():
-    text = about({"config": {"mitigation": "none", "task": "countdown_task"}})
-    assert text.startswith("Task countdown_task: a problem is solved if the expression in <answer>")
-    assert text.endswith("; the method is plain GRPO.")
-    changed = {"mitigation": "idea", "advantage": "of_yesterday", "loss": "policy",
-               "task": "not.there.any.more"}
-    assert about({"config": changed}) == (
-        "Task not.there.any.more: a problem is solved if the score that its task calls answer is "
-        "1; the method is plain GRPO but for the weighting idea and the advantage of_yesterday.")
-
-
-def test_a_comparison_names_its_task_and_its_problems():
-    runs = [{"config": {"model": "models/tiny", "steps": 20, "task": "countdown_task"},
-             "evaluations": [evaluation(0, [0, 1])]}] * 3
-    text = compared(runs)
-    assert text.startswith("3 runs of models/tiny, 20 steps. Task countdown_task: a problem is")
-    assert "on the same 2 problems" in text
-    runs[0]["evaluations"].clear()
-    assert "not evaluated" in compared(runs)

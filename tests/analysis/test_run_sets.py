@@ -6,7 +6,6 @@ from logs import comparison_of, write_run
 import analyze
 from analysis.arms import SETTING, alike, arm_of, comparable, setting_of
 from analysis.runs import read_run
-from analysis.report import describe
 from engine.errors import UserError
 
 
@@ -75,14 +74,6 @@ def test_every_setting_that_matters_keeps_runs_apart(tmp_path, name):
     assert len(chosen) == 1 and "left out: r0, r1 (" in said
     runs[1]["evaluations"][0]["answer"] = [1] * 50
     assert "r1 (held-out problems 50 for 200)" in comparable(runs[:2], None)[1][0]
-
-
-def test_a_run_at_another_temperature_says_whose_numbers_are_on_record():
-    config = {"mitigation": "none", "steps": 0, "model": "models/tiny"}
-    usual, sharp = ({"folder": "runs/x", "config": {**config, **more}, "metrics": []}
-                    for more in ({}, {"temperature": 0.7}))
-    assert "sampled at temperature 0.7" in describe(sharp, None)
-    assert "temperature" not in describe(usual, None)
 
 
 def test_a_run_older_than_a_flag_had_its_default(tmp_path):

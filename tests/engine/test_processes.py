@@ -1,6 +1,7 @@
 """Several processes against one: the same batch, the same weights, the same gradient; what is left
 when one of them dies."""
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -12,30 +13,33 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from conftest import ROOT
-from engine import processes
+from engine import processes, several
 from engine.errors import UserError
 from engine.policy import derived_seed
 from engine.processes import full_tensor
 from grpo import update
+from harness import command_line, load, resume
 from harness.credit_reading import read_columns
 from harness.files import append_line
 from harness.load import initial_model, load_policy, make_advantage, make_weighting
 from harness.identity import Evaluation
 from harness.log_reading import StepLine, lines_of_run
+from harness.program import run_as_program
 from harness.resume import truncate
 from harness.run_folder import RunFolder
 from harness.settings import make_settings
 from mitigations import rescaled_weight
-from runs import PRINTING, environment, free_port, lines, start_ranks
+from runs import environment, free_port, lines
 from train import main, with_advantage
 
 ARMS = {
     "plain": {}, "shuffled": {"mitigation": "entropy_masking", "placebo": "weights"},
     "attention": {"mitigation": "attention_credit"},
-    "critic": {"advantage": "gae"}, "values": {"advantage": "vine", "values_every": "8"},
+    "critic": {"advantage": "gae"},
+    "values": {"advantage": "vine", "values_every": "8", "values_k": 2},
     "kl": {"kl": 0.1, "loss_norm": "sequence", "epochs": 2}, "dpo": {"loss": "dpo"}}
 # Sums over up to 20 answers of 30 tokens, added up in another order: n roundings of float32 each
 TOLERANCE = 20 * 30 * torch.finfo(torch.float32).eps
@@ -69,27 +73,61 @@ def measured(model: str, arms: dict = ARMS, **more) -> dict[str, torch.Tensor]:
     return found
 
 
-WORKER = """
-import importlib, sys
-root, room, name, model, out = sys.argv[1:]
-sys.path[:0] = [root, root + '/tests', root + '/tests/engine']
-import torch
-torch.set_num_threads(1)
-from engine import processes
-from safetensors.torch import save_file
-measured = getattr(importlib.import_module(room), name)
-save_file(measured(model), f"{out}/{processes.rank()}.safetensors")
-processes.stop()
-"""
+def forked(deed, printed: Path) -> list:
+    """Two processes that share their work, each a fork of this one: torch is imported already.
+    What they print comes together in a file."""
+    place = dict(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+
+    def begin(rank):
+        os.environ.update(place, RANK=rank, LOCAL_RANK=rank)
+        file = os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        sys.stdout, sys.stderr = open(1, "w"), open(2, "w")
+        deed()
+
+    ranks = [multiprocessing.get_context("fork").Process(target=begin, args=[rank], daemon=True)
+             for rank in "01"]
+    for rank in ranks:
+        rank.start()
+    return ranks
+
+
+def typed(*arguments):
+    """What a process does in which this is typed behind `python train.py`."""
+    def train():
+        sys.argv = ["train.py", *map(str, arguments)]
+        run_as_program("train.py", main)
+    return train
+
+
+def ended(ranks: list, printed: Path) -> tuple[list, str]:
+    """How all of them end, and what they printed."""
+    for rank in ranks:
+        rank.join(timeout=300)
+    return [rank.exitcode for rank in ranks], printed.read_text()
+
+
+def side_by_side(folder: Path, *arguments, deed=typed) -> str:
+    """What two processes print that share a run."""
+    printed = folder / "printed"
+    printed.unlink(missing_ok=True)
+    codes, output = ended(forked(deed(*arguments), printed), printed)
+    assert codes == [0, 0], output
+    return output
 
 
 def ranks_that_agree(found_by, arms: dict, model: str, folder: Path) -> list[dict]:
     """What this function finds in each of two processes: what `measured` finds in one, and maybe
     more."""
-    place = [found_by.__module__, found_by.__name__]
-    ranks = start_ranks([sys.executable, "-c", WORKER, ROOT, *place, model, folder], 2)
+    def find():
+        save_file(found_by(model), folder / f"{processes.rank()}.safetensors")
+        processes.stop()
+
+    ranks = forked(find, folder / "printed")
     alone = measured(model, arms)
-    assert [rank.wait(timeout=400) for rank in ranks] == [0, 0]
+    codes, output = ended(ranks, folder / "printed")
+    assert codes == [0, 0], output
     assert all(alone[f"{arm} gradient"].abs().max() > 0 for arm in arms)
     found = [load_file(folder / f"{rank}.safetensors") for rank in range(2)]
     for name, expected in alone.items():
@@ -97,20 +135,6 @@ def ranks_that_agree(found_by, arms: dict, model: str, folder: Path) -> list[dic
             apart = (together[name].double() - expected.double()).norm()
             assert apart <= TOLERANCE * expected.double().norm(), name
     return found
-
-
-def torchrun(*arguments, program=ROOT / "train.py") -> subprocess.Popen:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", 2,
-               "--master_port", free_port(), program, *arguments]
-    return subprocess.Popen(list(map(str, command)), **PRINTING, env=environment(), cwd=ROOT)
-
-
-def side_by_side(*arguments, count, program=ROOT / "train.py") -> str:
-    """What so many processes print that share a run."""
-    ranks = start_ranks([sys.executable, program, *arguments], count, **PRINTING)
-    output = "".join(rank.communicate(timeout=300)[0] for rank in ranks)
-    assert [rank.returncode for rank in ranks] == [0] * count, output
-    return output
 
 
 def test_two_processes_give_the_gradient_of_one(learner, tmp_path):
@@ -130,7 +154,7 @@ def test_a_run_of_two_ranks_leaves_the_folder_of_one(flags, tmp_path):
     the other with fewer."""
     folders = one, two = tmp_path / "one", tmp_path / "two"
     main([*map(str, flags), "--out", str(one)])
-    output = side_by_side(*flags, "--out", two, count=2)
+    output = side_by_side(tmp_path, *flags, "--out", two)
     assert output.count("done. Everything is in") == 1, output
     names = [{path.name for path in (folder / "credit").iterdir()} for folder in folders]
     assert names == [{"step_000001.npz"}, {"step_000001.npz", "step_000001_rank1.npz"}]
@@ -144,7 +168,7 @@ def test_a_run_of_two_ranks_leaves_the_folder_of_one(flags, tmp_path):
         assert second[name] == pytest.approx(first[name], rel=TOLERANCE, abs=1e-5), name
     assert [len(lines(folder / "evaluations.jsonl")) for folder in folders] == [4, 4]
     assert json.loads((two / "config.json").read_text())["ranks"] == 2
-    output = side_by_side("--resume", one, "--steps", 2, count=2)
+    output = side_by_side(tmp_path, "--resume", one, "--steps", 2)
     assert output.count("going on after step 1") == 1, output
     main(["--resume", str(two), "--steps", "2"])
     for folder, count in ((one, 2), (two, 1)):
@@ -152,11 +176,11 @@ def test_a_run_of_two_ranks_leaves_the_folder_of_one(flags, tmp_path):
         assert len(list((folder / "credit").glob("step_000002*"))) == count
 
 
-def wait_for_checkpoint(out: RunFolder, run: subprocess.Popen) -> None:
+def wait_for_checkpoint(out: RunFolder, is_over, printed: Path) -> None:
     patience = time.monotonic() + 200
     while not out.checkpoints():
-        assert time.monotonic() < patience and run.poll() is None, run.communicate()[0]
-        time.sleep(0.2)
+        assert time.monotonic() < patience and not is_over(), printed.read_text()
+        time.sleep(0.05)
 
 
 def go_on_alone(out: RunFolder) -> None:
@@ -176,78 +200,69 @@ def child_of(parent: int, variable: bytes) -> int:
 
 
 def test_a_rank_that_dies_ends_the_run_and_another_goes_on(flags, tmp_path):
-    out = RunFolder(tmp_path / "run")
-    run = torchrun(*flags, "--steps", 400, "--out", out.path)
-    wait_for_checkpoint(out, run)
+    """Started by torchrun, which stops the others."""
+    out, printed = RunFolder(tmp_path / "run"), tmp_path / "printed"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", 2,
+               "--master_port", free_port(), ROOT / "train.py", *flags, "--steps", 400,
+               "--out", out.path]
+    with open(printed, "w") as file:
+        run = subprocess.Popen(list(map(str, command)), stdout=file, stderr=file,
+                               env=environment(), cwd=ROOT)
+    wait_for_checkpoint(out, lambda: run.poll() is not None, printed)
     os.kill(child_of(run.pid, b"RANK=1"), signal.SIGKILL)
-    output, _ = run.communicate(timeout=120)
-    assert run.returncode != 0 and "train.py --resume RUN goes on" in output, output
+    assert run.wait(timeout=120) != 0
+    assert "train.py --resume RUN goes on" in printed.read_text(), printed.read_text()
     go_on_alone(out)
 
 
 def test_a_rank_that_waits_for_a_silent_one_says_so(flags, tmp_path, monkeypatch):
     """A frozen process closes no connection, like a machine without power: the other waits for it
     in C++ until it is told to stop."""
-    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "3")
-    out = RunFolder(tmp_path / "run")
-    command = [sys.executable, ROOT / "train.py", *flags, "--steps", 400, "--out", out.path]
-    waits, silent = start_ranks(command, 2, **PRINTING)
-    wait_for_checkpoint(out, waits)
-    silent.send_signal(signal.SIGSTOP)
-    waits.send_signal(signal.SIGTERM)
-    output, _ = waits.communicate(timeout=120)
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "1")
+    out, printed = RunFolder(tmp_path / "run"), tmp_path / "printed"
+    waits, silent = forked(typed(*flags, "--steps", 400, "--out", out.path), printed)
+    wait_for_checkpoint(out, lambda: not waits.is_alive(), printed)
+    os.kill(silent.pid, signal.SIGSTOP)
+    waits.terminate()
+    [code], output = ended([waits], printed)
     silent.kill()
-    silent.communicate()
-    assert waits.returncode == 1 and "train.py --resume RUN goes on" in output, output
+    assert code == 1 and "train.py --resume RUN goes on" in output, output
     go_on_alone(out)
 
 
-SLOW = f"""
-import os, sys, time
-sys.path.insert(0, {str(ROOT)!r})
-import train
-from engine import several
-from harness import command_line, load, resume
-from harness.program import run_as_program
+def late_rank_0(*arguments):
+    """Rank 0 comes later than the other to where both read a folder or stop."""
+    def late(function):
+        return lambda *given: time.sleep(1) or function(*given)
 
-def late(function):
-    return lambda *given: time.sleep(1) or function(*given)
-
-several.PATIENCE = 5
-if os.environ["RANK"] == "0":
-    command_line.read_flags = late(command_line.read_flags)
-    resume.truncate, load.pick_device = late(resume.truncate), late(load.pick_device)
-run_as_program("train.py", train.main)
-"""
-
-
-@pytest.fixture
-def with_slow_rank_0(tmp_path):
-    """A program in which rank 0 comes later than the others to where all read a folder or stop."""
-    program = tmp_path / "slow.py"
-    program.write_text(SLOW)
-    return program
+    def train():
+        several.PATIENCE = 5
+        if os.environ["RANK"] == "0":
+            command_line.read_flags = late(command_line.read_flags)
+            resume.truncate, load.pick_device = late(resume.truncate), late(load.pick_device)
+        typed(*arguments)()
+    return train
 
 
 @pytest.mark.parametrize("flag, said", [
     (("--steps", "many"), "argument --steps: "),  # before the processes have met, and after
     (("--questions", 1), "--questions 1 cannot be shared by 2 processes")])
-def test_an_error_of_all_is_said_once(learner, tmp_path, with_slow_rank_0, flag, said):
-    out = tmp_path / "run"
-    run = torchrun("--model", learner, *flag, "--out", out, program=with_slow_rank_0)
-    output, _ = run.communicate(timeout=120)
-    assert run.returncode != 0 and output.count(f"train.py: {said}") == 1, output
+def test_an_error_of_all_is_said_once(learner, tmp_path, flag, said):
+    out, printed = tmp_path / "run", tmp_path / "printed"
+    deed = late_rank_0("--model", learner, *flag, "--out", out)
+    codes, output = ended(forked(deed, printed), printed)
+    assert codes == [1, 1] and output.count(f"train.py: {said}") == 1, output
     assert output.count("train.py: ") == 1 and not out.exists(), output
 
 
-def test_all_ranks_start_again_alike(flags, tmp_path, with_slow_rank_0):
+def test_all_ranks_start_again_alike(flags, tmp_path):
     """Without a checkpoint rank 0 removes the evaluation that is made again; nobody may look for it
     in between."""
     out = RunFolder(tmp_path / "run")
     main([*map(str, flags), "--out", str(out.path)])
     (out.path / "metrics.jsonl").write_text("")
     shutil.rmtree(out.path / "checkpoints")
-    output = side_by_side("--resume", out.path, count=2, program=with_slow_rank_0)
+    output = side_by_side(tmp_path, "--resume", out.path, deed=late_rank_0)
     assert "starting again at step 1" in output
     assert [line["step"] for line in lines_of_run(out.path, Evaluation)] == [0, 0, 1, 1]
 

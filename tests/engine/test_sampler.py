@@ -209,15 +209,6 @@ def test_the_whole_is_above_every_height():
     assert place_of(torch.ones(1, 1), torch.tensor([[0.0, 1.9, 1.9]])).tolist() == [[1]]
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_a_long_vocabulary_draws_what_a_short_one_draws(temperature):
-    generator = torch.Generator().manual_seed(0)
-    logits = (3 * torch.randn(500, 1000, generator=generator)).bfloat16()
-    uniform = torch.rand(500, generator=generator)
-    drawn = Distribution(logits).pick(uniform, temperature)
-    assert torch.equal(LongDistribution(logits).pick(uniform, temperature), drawn)
-
-
 def test_an_answer_beyond_the_models_positions_is_refused(small_model):
     with pytest.raises(UserError, match="can reach 40006 tokens, the model takes 32768"):
         generate(small_model, PROMPTS, max_new_tokens=40_000)

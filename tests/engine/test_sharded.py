@@ -88,7 +88,7 @@ def test_parts_give_the_gradient_of_the_whole(learner, tmp_path):
 def test_a_run_in_parts_leaves_the_folder_of_a_whole_one(untied, tmp_path):
     """Made by two processes, gone on with by a single one that keeps all."""
     flags = ["--model", untied, "--checkpoint_every", 1, "--eval_every", 0, "--threads", 1]
-    side_by_side(*flags, "--steps", 1, "--shard", "--out", tmp_path / "parts", count=2)
+    side_by_side(tmp_path, *flags, "--steps", 1, "--shard", "--out", tmp_path / "parts")
     main(["--resume", str(tmp_path / "parts"), "--steps", "2", "--shard", "no"])
     main([*map(str, flags), "--steps", "2", "--out", str(tmp_path / "whole")])
     assert any(line["gradient_norm"] for line in lines(tmp_path / "whole/metrics.jsonl"))

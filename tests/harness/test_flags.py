@@ -6,9 +6,8 @@ import pytest
 
 from conftest import ROOT, assert_bounded, refusal
 from countdown_task import Task
-from engine.errors import UserError
-from harness.flags import (Flag, Parser, Positive, Range, add_flags, check_value, describe,
-                          fields_as_flags, option, parameters_as_flags, with_defaults)
+from harness.flags import (Flag, Parser, Positive, Range, add_flags, check_value, fields_as_flags,
+                          option, parameters_as_flags)
 from harness.settings import OPTIONS, choice_flags, make_settings
 from tools import largest_last, preview, warmup
 
@@ -36,20 +35,6 @@ def test_a_value_that_does_not_fit_is_refused(flag, value, words):
     (Flag(""), ""), (Flag("mean", choices=("mean", "none")), "none")])
 def test_the_limits_themselves_are_allowed(flag, value):
     check_value("n", value, flag)
-
-
-def test_a_flag_describes_itself():
-    assert describe(Flag(8, "answers")) == "answers (default 8)"
-    scale = Flag("mean", "scale", choices=("mean", "none"))
-    assert describe(scale) == "scale: mean | none (default mean)"
-    assert describe(Flag(False, "50% less memory")) == "50%% less memory"
-
-
-def test_what_was_typed_wins_over_the_default():
-    flags = {"answers": Flag(8, least=1), "seed": Flag(0)}
-    assert vars(with_defaults({"seed": 7}, flags)) == {"answers": 8, "seed": 7}
-    with pytest.raises(UserError, match="--answers 0 should be at least 1"):
-        with_defaults({"answers": 0}, flags)
 
 
 LONG = "9" * 99_999

@@ -7,7 +7,7 @@ import pytest
 from countdown_task import Problem, held_out
 from engine.tokens import encode_prompt
 from tools import demonstrations as teacher
-from tools.demonstrations import (COUNTS, HIT, TALK, TASK, candidates, chance_of, demonstration,
+from tools.demonstrations import (HIT, TALK, TASK, candidates, chance_of, demonstration,
                                   draw, make_tokenizer)
 from tools.warmup import RECIPE, recipe_for
 
@@ -82,37 +82,18 @@ def test_one_token_a_word_tags_in_pieces_and_every_demonstration_can_be_spelled(
 def test_irrelevant_sentences_stand_before_each_step_and_the_answer_and_change_nothing_else(
         always_right):
     """Without its mistakes the teacher is well formed, right and honest."""
-    tokenizer, used, solved = make_tokenizer(), set(), 0
+    tokenizer = make_tokenizer()
     sentence = "".join(f"(?:{'|'.join(map(re.escape, words))})" for words in TALK)
     for problem, text in demonstrations(300, talk=2):
         plain = re.sub(f"(?:{sentence}){{1,2}}(?= [0-9]+ [-+*/]|</think>|\n<answer>)", "", text)
         sentences = re.findall(sentence, text)
         places = 2 * len(tries_of(text)) + 1
         assert places <= len(sentences) <= 2 * places and not re.search(sentence, plain)
-        assert TASK.score(problem, text) == TASK.score(problem, plain)
         result = TASK.score(problem, text)
+        assert result == TASK.score(problem, plain)
         assert result["format"] == 1 and result["reasoning"] == 1
         assert result["answer"] == claims_success(text)
-        solved += result["answer"]
-        ids = tokenizer.encode(text).ids
-        assert len(ids) == len(tokenizer.encode(plain).ids) + len(TALK) * len(sentences)
-        assert len(ids) <= recipe_for(2)["max_new_tokens"]
-        used.update(tokenizer.encode("".join(sentences)).tokens)
-    assert 0.5 < solved / 300 < 0.9
-    assert used == {word for words in TALK for word in words}
-    pieces = demonstration(Problem((3, 5, 7), 22), random.Random(1), talk=2)
-    assert {weight for text, weight in pieces if re.fullmatch(sentence, text)} == {1.0}
-
-
-def test_the_loss_weights_fall_on_results_verdicts_and_answers():
-    """Weight 4 on two results a try and on its verdict, 2 on the answer."""
-    pieces = demonstration(Problem((3, 5, 7), 22), random.Random(1))
-    by_weight = {weight: [text for text, w in pieces if w == weight] for weight in (4, 2, 1)}
-    tries = sum(text in COUNTS for text in by_weight[1])
-    assert tries >= 1 and len(by_weight[4]) == 3 * tries
-    results = [text for text in by_weight[4] if text.strip().isdigit()]
-    assert len(results) == 2 * tries
-    assert len(by_weight[2]) == 1 and by_weight[2][0].endswith("<|im_end|>")
+        assert len(tokenizer.encode(text).ids) <= recipe_for(2)["max_new_tokens"]
 
 
 def test_the_teacher_does_not_look_at_the_solution():

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import refusal
-from runs import lines
+from runs import lines, train_here
 
 import train
 from harness.credit_file import step_of
 from harness.run_folder import open_folder
-from tools.runs import PlannedRun, Runs, in_words, is_written, make_runs
+from tools.runs import PlannedRun, Runs, is_written, make_runs
 
 
 @pytest.fixture
@@ -36,10 +36,12 @@ def stop_when(condition):
     threading.Thread(target=wait, daemon=True).start()
 
 
-def test_stopped_and_started_again(planned, capfd):
+def test_stopped_and_started_again(planned, capfd, monkeypatch):
     """Ctrl-C: the run that is being made keeps a checkpoint, no other is begun. Started again it
     goes on from there, and what is finished is passed over."""
-    first, second = planned(steps=120), planned(seed=1, steps=120)
+    more = "--eval_every 0 --checkpoint_every 1000"
+    first, second = planned(steps=80, more=more), planned(seed=1, steps=80, more=more)
+    monkeypatch.setattr("tools.runs.PAUSE", 0.02)
     stop_when(lambda: first.steps_made() > 0)
     with pytest.raises(SystemExit) as ended:
         make_runs([first, second], 1, "the same command")
@@ -47,7 +49,7 @@ def test_stopped_and_started_again(planned, capfd):
     said = capfd.readouterr().out
     assert "stopped, 0 of 2 runs are finished. Go on with: the same command" in said
     done = step_of(max((first.folder / "checkpoints").iterdir()))
-    assert 0 < done < 120 and not first.is_finished() and not second.folder.exists()
+    assert 0 < done < 80 and not first.is_finished() and not second.folder.exists()
     assert make_runs([first], 2, "") == {} and first.is_finished()
     assert f"going on after step {done}" in first.log.read_text()
     assert not Runs([first], 2).waiting
@@ -70,7 +72,7 @@ def test_a_damaged_run_is_named_with_the_way_out(planned):
                                                              "again")
 
 
-def test_a_run_that_another_process_writes_is_waited_for(planned):
+def test_a_run_that_another_process_writes_is_waited_for(planned, monkeypatch):
     """If that process ends before the last step, the run is made here."""
     run = planned()
     run.folder.mkdir(parents=True)
@@ -84,6 +86,7 @@ def test_a_run_that_another_process_writes_is_waited_for(planned):
         runs.collect()
         assert runs.waiting == [run] and not runs.failed
     shutil.rmtree(run.folder)
+    monkeypatch.setattr(Runs, "start", train_here)
     assert runs.make() and runs.finished == 1
 
 
@@ -100,24 +103,3 @@ def test_a_killed_program_leaves_no_training_behind(planned):
     while is_written(run):
         time.sleep(0.01)
     assert "Go on with: python train.py --resume" in run.log.read_text()
-
-
-def test_time_left_by_hand(planned, monkeypatch):
-    """A run that is gone on with has made 4 of 20 steps. Nothing is said before the first new one
-    and ten more: 8 + 4 new steps in 24 s, so 2 s for each of the 8 + 16 that are left."""
-    seconds, made = [0.0], {"a": 4, "b": 0}
-    monkeypatch.setattr(time, "monotonic", lambda: seconds[0])
-    monkeypatch.setattr(PlannedRun, "steps_made", lambda run: made[run.arm])
-    told = []
-    monkeypatch.setattr("tools.runs.in_words", lambda left: told.append(left) or "soon")
-    runs = Runs([planned("a", steps=20), planned("b", steps=20)], 2)
-    for seconds[0], made["a"], made["b"] in ((100.0, 4, 0), (110.0, 10, 3), (124.0, 12, 4)):
-        said = runs.time_left()
-        assert said == (", soon left" if made["b"] == 4 else "")
-    assert told == [48.0]
-    runs.waiting = []
-    assert runs.time_left() == ""
-
-
-def test_seconds_in_words():
-    assert in_words(4800) == "about 1 h 20 min" and in_words(100) == "about 2 min"

@@ -1,7 +1,5 @@
 """What the probes share: a folder with numbers, a screen of findings, gradients."""
 import json
-import subprocess
-import sys
 from importlib import import_module
 from types import SimpleNamespace
 
@@ -9,13 +7,12 @@ import pytest
 import torch
 
 from analysis.tables import Table
-from conftest import ROOT, assert_bounded
+from conftest import assert_bounded
 from engine.errors import UserError
 from engine.forward import response_log_probs
 from research import __main__ as overview
 from research.probes.common import (
     COMMON, OF_A_MODEL, Findings, Flag, command_of, gradients, run_probe)
-from research.probes.progress import Progress
 
 KNOWN = {**OF_A_MODEL, "answers": Flag(8, "answers", least=2, quick=2),
          "note": Flag(None, "a text")}
@@ -41,10 +38,7 @@ def test_a_probe_prints_one_screen(tmp_path, capsys):
     run(tmp_path / "x")
     out = capsys.readouterr().out
     assert len(out.splitlines()) <= 40 and all(len(line) <= 100 for line in out.splitlines()[:-3])
-    for text in ("Who gains?", "- model x: 2 problems.", "- One idea.", "- Another idea.",
-                 "95% interval", "more lines with --all", "--all prints every table"):
-        assert text in out
-    assert "How to read it." not in out and "quick" not in out
+    assert "- One idea." in out and "95% interval" in out and "How to read it." not in out
     run(tmp_path / "y", "--all")
     out = capsys.readouterr().out
     assert "arm 59" in out and "## Checks" in out and "How to read it." in out
@@ -96,27 +90,6 @@ def test_every_number_has_bounds_and_its_defaults_lie_within():
                     for name, flag in own.items()})
 
 
-SLOW = """
-import sys
-import research.__main__
-print([name for name in ("torch._dynamo", "sympy", "matplotlib") if name in sys.modules])
-"""
-
-
-def test_the_overview_does_not_wait_for_imports_that_it_does_not_need():
-    printed = subprocess.run([sys.executable, "-c", SLOW], cwd=ROOT, capture_output=True, text=True)
-    assert printed.stdout == "[]\n", printed.stderr
-
-
-def test_a_quick_run_has_tables_and_a_picture(tmp_path, capsys):
-    overview.main(["exact", "--quick", "--threads", "1", "--out", str(tmp_path / "x")])
-    numbers = json.loads((tmp_path / "x/numbers.json").read_text())
-    assert numbers["measured"] == "exact" and numbers["quick_look"] and numbers["in_short"]
-    assert all(row for table in numbers["tables"] for row in table["rows"])
-    sizes = [picture.stat().st_size for picture in (tmp_path / "x").glob("*.png")]
-    assert len(sizes) == 1 and sizes[0] > 5000
-
-
 def test_gradients_of_single_log_probs(small_model, rollouts):
     """Several from one forward pass are each their own backward pass."""
     policy = SimpleNamespace(model=small_model, settings=SimpleNamespace(micro_batch=4))
@@ -131,12 +104,3 @@ def test_gradients_of_single_log_probs(small_model, rollouts):
         rounding = dict(rtol=1e-4, atol=1e-6 * float(expected.abs().max()))
         torch.testing.assert_close(at_once[name], expected, **rounding)
     small_model.zero_grad(set_to_none=True)
-
-
-def test_progress_says_what_is_left(capsys, monkeypatch):
-    clock = iter([0.0, 10.0, 100.0, 130.0])
-    monkeypatch.setattr("research.probes.progress.time.monotonic", lambda: next(clock))
-    progress = Progress(first=1, second=3)
-    progress("first", 0.4)     # 10 s: too early for another line
-    progress("second", 0.0)    # a quarter done after 100 s
-    assert capsys.readouterr().err == "   25%  second, about 5 min 00 s left\n"

@@ -8,14 +8,13 @@ import torch
 import analyze
 import grpo
 from conftest import StateIdea, hand_made
-from analysis.statistics import Estimate
 from harness.credit_reading import read_columns
 from research.probes import scoreboard
 from research.probes.common import run_probe
 from research.probes.credit import Credit, MeasuredTokens, mean_product
 from research.probes.methods import choices, make_methods
 from research.probes.scoreboard import (
-    AGAIN, ceiling_table, decided_table, index, scores_in_words, scores_table)
+    AGAIN, ceiling_table, decided_table, index, scores_table)
 
 
 def by_hand(copies=1):
@@ -64,15 +63,6 @@ def test_methods_that_are_constant_in_an_answer_say_so():
     table = scores_table({"oracle": constant, AGAIN: constant})
     assert [(row[1], row[-1]) for row in table.rows] == [(0, "constant")] * 2
     assert table.finding.startswith("No weight differs within answers")
-
-
-def test_the_words_name_the_best_that_does_not_measure_the_credit():
-    indices = {name: Estimate(value, value - 0.1, value + 0.1, 0.5) for name, value in {
-        "oracle": 0.9, "a": 0.5, "b": -0.2, "c": float("nan"), AGAIN: 0.8}.items()}
-    assert scores_in_words(indices).splitlines() == [
-        "Apart from the oracle, a has the highest index: +0.50 (+0.40 to +0.60).",
-        "b has the lowest index: -0.20 (-0.30 to -0.10).",
-        f"The index that can be reached is +0.80, of {AGAIN}."]
 
 
 def test_what_a_critic_can_explain_whatever_the_noise_in_the_values():
@@ -125,22 +115,12 @@ def test_the_batch_is_a_run_that_analysis_opens(board, capsys, undrawn):
     capsys.readouterr()
 
 
-class StateAdvantage:
-    def __init__(self, policy):
-        self.metrics = {}
-
-    def __call__(self, rollouts, policy):
-        return 2 * grpo.rloo(rollouts)
-
-
 def test_any_idea_is_a_method(monkeypatch, policy, rollouts):
     ideas = ({"none": choices()[0]["none"], "state_idea": StateIdea},
-             {"rloo": grpo.rloo, "state_advantage": StateAdvantage,
-              "answer_advantage": lambda rollouts: rollouts.reward[:, None]})
+             {"rloo": grpo.rloo, "answer_advantage": lambda rollouts: rollouts.reward[:, None]})
     monkeypatch.setattr("research.probes.methods.choices", lambda: ideas)
     coefficients = {name: method.product(policy, rollouts)
                     for name, method in make_methods(policy).items()}
     assert set(coefficients) == {*ideas[0], *ideas[1]}
-    torch.testing.assert_close(coefficients["state_advantage"], 2 * coefficients["rloo"])
     expected = rollouts.reward[:, None] * rollouts.mask
     torch.testing.assert_close(coefficients["answer_advantage"], expected)
