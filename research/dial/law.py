@@ -19,7 +19,7 @@ from statistics import fmean
 import torch
 
 from research.dial.arms import EXACT, PLAIN, Arm, arm_of
-from research.dial.training import AdamW, gradients
+from research.dial.training import gradients, training
 from research.dial.world import Dials, World
 
 BATCHES = 64     # of each policy
@@ -61,11 +61,10 @@ def noise_of(dials: Dials, names: list[str], rate: float, steps: int,
 
 def trained(dials: Dials, seed: int, rate: float, steps: int) -> list[torch.Tensor]:
     """Parameters (1, P) before and after so many steps of plain GRPO."""
-    arm, world = arm_of(PLAIN), World(dials, [seed])
-    method, optimizer, start = arm.start(world), AdamW(world.parameters, [rate]), world.parameters
-    for step in range(1, steps + 1):
-        gradient, _ = gradients(world, arm, method, step)
-        world.parameters = world.parameters + optimizer.change(gradient)
+    world = World(dials, [seed])
+    start = world.parameters
+    for _ in training(world, arm_of(PLAIN), [rate], steps):
+        pass
     return [start, world.parameters]
 
 

@@ -5,17 +5,18 @@
 A page marks what is not written by hand, by comments that a reader of the page does not see:
 
     <!-- table board board -->                          a table of research/results/board.json
-    <!-- table control success; arm; end -->            some of its columns
-    <!-- text subject transcript; 1 5 9 -->             its lines, or these of them, as printed
-    <!-- source control -->                             command, day, version and commit
-    <!-- number control success measured; end -->       one cell: of the row `measured`, column end
-    <!-- number scoreboard kind operator; decided -->
-    <!-- interval leaderboard board span; ahead; 95% -->   two: -9.3 (-12.6 to -5.9)
+    <!-- table board board; arm; lead -->               some of its columns
+    <!-- text first_run transcript; 1 5 9 -->           its lines, or these of them, as printed
+    <!-- words dial law -->                             what it shows, in a sentence
+    <!-- source board -->                               command, day, version and commit
+    <!-- number scoreboard kind operator; decided -->   one cell: row `operator`, column `decided`
+    <!-- interval board board span; lead; 95% -->       two: -9.3 (-12.6 to -5.9)
 
 each up to <!-- end -->. A row is named by its texts, as many as tell it from the others, the column
 comes last.
 """
 import re
+import textwrap
 
 from analysis.tables import Table, by_row, escaped
 from engine.errors import UserError
@@ -24,7 +25,7 @@ from harness.flags import Parser
 from harness.progress import say
 from research.experiments.published import RESULTS, pages, read_result
 
-MARKED = re.compile(r"<!-- (table|text|source|number|interval) ((?:(?!-->).)+?) -->"
+MARKED = re.compile(r"<!-- (table|text|words|source|number|interval) ((?:(?!-->).)+?) -->"
                     r"(.*?)<!-- end -->", re.S)
 
 
@@ -74,6 +75,10 @@ def make_text(words: str) -> str:
     return "\n" + "\n".join(["```", *lines, "```"]) + "\n"
 
 
+def make_words(words: str) -> str:
+    return f"\n{textwrap.fill(find_table(words)[0].finding, 100)}\n"
+
+
 def make_source(words: str) -> str:
     """The commit is that of the code that made the runs, where it is on record, else that of the
     report. Programs of earlier commits may be gone."""
@@ -102,8 +107,8 @@ def make_interval(words: str) -> str:
     return f"{make_number(f'{row}; {value}')} ({make_number(f'{row}; {interval}')})"
 
 
-MAKERS = {"table": make_table, "text": make_text, "source": make_source, "number": make_number,
-          "interval": make_interval}
+MAKERS = {"table": make_table, "text": make_text, "words": make_words, "source": make_source,
+          "number": make_number, "interval": make_interval}
 
 
 def find_table(words: str) -> tuple[Table, list[str]]:

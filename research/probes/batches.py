@@ -48,14 +48,14 @@ class Listed:
 
 
 def list_weights(world: World, batches: Batches, advantage: torch.Tensor,
-                 progress=lambda share: None) -> Listed:
+                 progress: Callable[[float], None] = lambda share: None) -> Listed:
     """Of each --mitigation, rescaled as in training. A weighting may look at `advantage`."""
     weightings = {**choices()[0], "oracle": lambda rollouts: rollouts.true_credit.abs()}
     return on_every_batch(world, batches, weightings, advantage, progress)
 
 
 def list_advantages(world: World, batches: Batches, seed: int,
-                    progress=lambda share: None) -> Listed:
+                    progress: Callable[[float], None] = lambda share: None) -> Listed:
     """Of each --advantage that is a function, and of critics whose values are known."""
     functions = {name: chosen for name, chosen in choices()[1].items() if name not in VALUES_KNOWN}
     listed = on_every_batch(world, batches, functions, None, progress)
@@ -65,12 +65,12 @@ def list_advantages(world: World, batches: Batches, seed: int,
 
 
 def on_every_batch(world: World, batches: Batches, chosen: dict, advantage: torch.Tensor | None,
-                   progress) -> Listed:
+                   progress: Callable[[float], None]) -> Listed:
     """Weightings, which are given an advantage; or advantages."""
     (M, G), T = batches.which.shape, world.node.shape[1]
-    methods = {name: Method(name, function_of(one), advantage is not None)
-               for name, one in chosen.items()}
-    reasons = {name: "a class" for name, method in methods.items() if method.function is None}
+    reasons = {name: "a class" for name, one in chosen.items() if inspect.isclass(one)}
+    methods = {name: Method(name, make(one, {}, None), advantage is not None)
+               for name, one in chosen.items() if name not in reasons}
     values = {name: torch.zeros(M, G, T) for name in methods}
     generators = {name: torch.Generator().manual_seed(0) for name in methods}
     for m, rows in enumerate(batches.which):
@@ -93,14 +93,6 @@ def on_every_batch(world: World, batches: Batches, chosen: dict, advantage: torc
                   reasons)
 
 
-def function_of(chosen) -> Callable | None:
-    """(rollouts, lab) -> numbers. None for a class, unless it has `listed(rollouts)`."""
-    if not inspect.isclass(chosen):
-        return make(chosen, {}, None)
-    listed = getattr(chosen, "listed", None)
-    return listed and (lambda rollouts, policy: listed(rollouts))
-
-
 def rows_of(rollouts: Rollouts, rows: torch.Tensor) -> Rollouts:
     """A group of these answers. Hidden states and attention come from one look at all answers."""
     part = {name: value[rows] for name, value in vars(rollouts).items() if torch.is_tensor(value)}
@@ -109,7 +101,7 @@ def rows_of(rollouts: Rollouts, rows: torch.Tensor) -> Rollouts:
     part["scores"] = {name: value[rows] for name, value in rollouts.scores.items()}
     seen = rollouts.forward.look(rollouts, attention=True)
 
-    def look(batch, attention=False):
+    def look(batch: Rollouts, attention: bool = False) -> dict[str, torch.Tensor]:
         return {name: value[rows] for name, value in seen.items()}
 
     return replace(rollouts, **part, forward=SimpleNamespace(look=look))
@@ -125,7 +117,7 @@ def credit_from_values(world: World, seed: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     wrong = torch.rand(right.shape[1], generator=generator).expand_as(right)
 
-    def critic(value, trust):
+    def critic(value: torch.Tensor, trust: float) -> torch.Tensor:
         return generalised_advantage(value[:, :-1].float(), rollouts.reward, rollouts.mask, 1.0,
                                      trust)
 

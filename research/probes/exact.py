@@ -13,8 +13,7 @@ drawn are listed with their probability (batches.py). The tables have the bias o
 cosine with the true gradient (1 is the right direction, whatever the length) and its noise.
 
 An idea that is a function of the batch is listed beside the others. One that is a class keeps a
-state or samples more, and is shown as n/a, unless it has a static method listed(rollouts) that
-returns its weights.
+state or samples more, and is shown as n/a.
 """
 import math
 
@@ -23,7 +22,6 @@ import torch
 from analysis.tables import Table, by_row
 from engine.errors import UserError
 from grpo import gradient_size
-from research.experiments.pictures import draw, draw_cosine_and_noise
 from research.probes.batches import Batches, Listed, estimator, list_advantages, list_weights
 from research.probes.common import COMMON, Findings, Flag, Probe
 from research.probes.progress import Progress
@@ -62,12 +60,11 @@ def measure(probe: Probe) -> Findings:
     weights = list_weights(world, batches, advantages.values["grpo"],
                            lambda share: progress("weights", share))
     progress("sums")
-    weighted = weighting_table(world, batches, advantages.values["rloo"], weights)
-    tables = [weighted, advantage_table(world, batches, advantages),
+    tables = [weighting_table(world, batches, advantages.values["rloo"], weights),
+              advantage_table(world, batches, advantages),
               identities(world, batches, advantages.values)]
     return Findings("A world that can be listed", [in_numbers(world, batches), LEGEND], tables,
-                    draw(draw_cosine_and_noise, probe.folder / "cosine_and_noise.png",
-                         weighted.to_json()), "about a minute")
+                    None, "about a minute")
 
 
 def in_numbers(world: World, batches: Batches) -> str:
@@ -78,7 +75,8 @@ def in_numbers(world: World, batches: Batches) -> str:
             f"different groups of {G} answers, with their probabilities.")
 
 
-def measured_rows(world: World, batches: Batches, listed: Listed, advantage=1.0) -> list[list]:
+def measured_rows(world: World, batches: Batches, listed: Listed,
+                  advantage: torch.Tensor | float = 1.0) -> list[list]:
     G = batches.which.shape[1]
     return [[name, *estimator(world, batches, values * advantage / G).against(
         world.gradient).values()] for name, values in listed.values.items()]
@@ -127,9 +125,8 @@ def identities(world: World, batches: Batches, advantage: dict[str, torch.Tensor
     """What theory says of the small world, each identity with both of its sides."""
     rows = [*rows_of_credit(world), *rows_of_batches(world, batches, advantage)]
     wrong, largest = sum(row[3] >= HOLDS for row in rows), max(row[3] for row in rows)
-    holds = f"All {len(rows)} identities hold"
-    if wrong:
-        holds = f"{wrong} of {len(rows)} identities do not hold"
+    holds = f"{wrong} of {len(rows)} identities do not hold" if wrong else (
+        f"All {len(rows)} identities hold")
     formats = {"identity": "", "left": ".6f", "right": ".6f", "difference": ".1e"}
     return Table("identities", "What theory says", by_row(formats, rows),
                  f"{holds}: the largest relative difference is {largest:.0e}.",

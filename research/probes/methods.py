@@ -18,15 +18,13 @@ MEASURED_K = 2  # as in the arm `measured` of the board
 ALIKE = ("grpo", "dr_grpo")  # grpo is the weighting none; dr_grpo is a multiple of rloo
 
 
-def choices() -> tuple[dict, dict]:
-    """All of --mitigation, and all of --advantage."""
-    return functions_first(MITIGATIONS), functions_first(ADVANTAGES)
-
-
-def functions_first(functions: dict) -> dict:
-    """Functions as they stand, then classes by name, whichever module was imported first."""
-    return dict(sorted(functions.items(),
-                       key=lambda item: item[0] if inspect.isclass(item[1]) else ""))
+def choices() -> tuple[dict[str, Callable], dict[str, Callable]]:
+    """All of --mitigation, and all of --advantage: functions as they stand, then classes by name,
+    whichever module was imported first."""
+    weightings, advantages = (
+        dict(sorted(of.items(), key=lambda item: item[0] if inspect.isclass(item[1]) else ""))
+        for of in (MITIGATIONS, ADVANTAGES))
+    return weightings, advantages
 
 
 @dataclass

@@ -20,6 +20,7 @@ at the same price, and not enough: it knows the first step of a training, not wh
 An arm with a state learns on the way, as in training.
 """
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
 from time import process_time
 
@@ -93,11 +94,11 @@ def clipping(norm: float, limit: float) -> float:
 class Costs:
     """Of plain steps; and of each arm, what it takes beside one."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.tokens, self.seconds = Counter(), Counter()  # of a processor
 
     @contextmanager
-    def timed(self, name: str):
+    def timed(self, name: str) -> Iterator[None]:
         start = process_time()
         yield
         self.seconds[name] += process_time() - start
@@ -125,18 +126,17 @@ def noise_table(directions: Directions, costs: Costs, norms: dict[str, list[floa
         spent = [costs.ratio(name, of) for of in (costs.tokens, costs.seconds)]
         clipped = np.mean(np.array(norms[name]) > limit) if limit else 0.0
         rows.append([name, noise.value, noise.interval, along.value, along.interval,
-                     directions.cosine(name).value, *spent, np.mean(norms[name]), clipped,
-                     criterion(noise, spent, name)])
+                     directions.cosine(name).value, *spent, clipped, criterion(noise, spent, name)])
     rows.sort(key=lambda row: -np.nan_to_num(row[1], nan=-1.0))
     formats = {"arm": "", "noise": ".2f", "95%": ".2f", "along": ".2f", "along 95%": ".2f",
-               "cosine": ".3f", "tokens": ".2f", "seconds": ".2f", "norm": ".3f",
-               "clipped": ".0%", "criterion": ""}
+               "cosine": ".3f", "tokens": ".2f", "seconds": ".2f", "clipped": ".0%",
+               "criterion": ""}
     return Table("noise", "Noise of plain GRPO over that of each arm, against what the arm costs",
                  by_row(formats, rows), "", [NOTE],
                  {"noise": "noise ratio", "95%": "95% interval",
                   "along": "along plain GRPO's mean", "along 95%": "95% interval",
                   "cosine": "cosine of the means", "tokens": "cost in tokens",
-                  "seconds": "cost in seconds", "norm": "gradient norm"})
+                  "seconds": "cost in seconds"})
 
 
 def criterion(noise: Estimate, spent: list[float], name: str) -> str:

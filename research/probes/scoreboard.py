@@ -41,7 +41,7 @@ from research.probes.credit import (
     CLASSES, Credit, MeasuredTokens, flat_tokens, mean_product, measured_tokens, true_credit)
 from research.probes.methods import Method, make_methods
 from research.probes.progress import Progress
-from research.statistics import jackknife, ratio_of_sums, with_and_without
+from research.statistics import jackknife, ratio_of_sums
 
 FLAGS = {
     **OF_A_MODEL,
@@ -53,7 +53,6 @@ FLAGS = {
                      most=10_000, quick=1),
 }
 AGAIN = "the credit measured again"
-EVEN = 0.01  # a difference of shares that is too small to matter
 PARTITIONS = {"kind": (KINDS, "What is decided at each kind of token, and what gradient it gets"),
               "section": (SECTIONS, "The same by section of the answer"),
               "class": (CLASSES, "The same by the earlier experiment's classes: is filler wasted?")}
@@ -97,39 +96,23 @@ def write_run(path: Path, policy: Policy, rollouts: Rollouts, credit: Credit) ->
 
 def decided_table(tokens: MeasuredTokens, partition: str) -> Table:
     names, title = PARTITIONS[partition]
-    by, decided, rows, excesses = tokens.by_question, tokens.decided, [], []
+    by, decided, rows = tokens.by_question, tokens.decided, []
     gradient = np.abs(tokens.advantage) * tokens.size
     for code, name in enumerate(names):
         inside = tokens.codes[partition] == code
         if inside.any():
-            of_decided = by(decided * inside), by(decided)
-            of_gradient = by(gradient * inside), by(gradient)
-            excess = difference_of_shares(of_gradient, of_decided)
-            shares = ratio_of_sums(*of_decided), ratio_of_sums(*of_gradient), excess
+            shares = [ratio_of_sums(by(whole * inside), by(whole)) for whole in (decided, gradient)]
             rows.append([name, int(inside.sum()), inside.mean(),
                          *(part for share in shares for part in (share.value, share.interval))])
-            excesses.append(excess)
-    for row, excess, word in zip(rows, excesses,
-                                 verdicts(excesses, ("too much", "too little"), null=0.0)):
-        row.append("about even" if max(abs(excess.low), abs(excess.high)) < EVEN else word)
     formats = {partition: "", "tokens": ",d", "of all": ".1%", "decided": ".1%", "95%": ".1%",
-               "gradient": ".1%", "95% ": ".1%", "minus": "+.1%", "95%  ": "+.1%", "verdict": ""}
+               "gradient": ".1%", "95% ": ".1%"}
     nothing = decided.sum() <= 0 or not gradient.any()
     return Table(
         partition, title, by_row(formats, rows), decided_in_words(rows, nothing),
         ["of what is decided: share of the sum of squared credits; of plain GRPO's gradient: "
-         "share of abs(A) s; too much and too little after Holm's correction, about even where the "
-         "interval is within a point"],
+         "share of abs(A) s"],
         {"of all": "of all tokens", "decided": "of what is decided", "95%": "95% interval",
-         "gradient": "of plain GRPO's gradient", "95% ": "95% interval",
-         "minus": "gradient minus decided", "95%  ": "95% interval"})
-
-
-def difference_of_shares(one: tuple[np.ndarray, np.ndarray],
-                         other: tuple[np.ndarray, np.ndarray]) -> Estimate:
-    """Of two pairs, part and whole by problem: the first share minus the second."""
-    (value, left), (other_value, other_left) = with_and_without(*one), with_and_without(*other)
-    return jackknife(value - other_value, left - other_left)
+         "gradient": "of plain GRPO's gradient", "95% ": "95% interval"})
 
 
 def decided_in_words(rows: list[list], nothing: bool) -> str:
@@ -137,7 +120,7 @@ def decided_in_words(rows: list[list], nothing: bool) -> str:
     if nothing:
         return "All answers to a problem got nearly the same reward: nothing is decided."
     filler = [row for row in rows if row[0] == "filler"]
-    name, _, _, decided, (low, high), gradient, (least, most), *_ = (
+    name, _, _, decided, (low, high), gradient, (least, most) = (
         filler[0] if filler else max(rows, key=lambda row: row[3]))
     if not high - low < 1:
         return "Too few problems and continuations to say where the reward is decided."

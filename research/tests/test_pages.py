@@ -6,7 +6,6 @@ import pytest
 from conftest import ROOT, credit_columns, write_log
 from PIL import Image  # matplotlib brings it
 
-from analysis.plots import COLOURS, panels, plt
 from analysis.tables import Table, by_row
 from engine.errors import UserError
 from harness.files import paths_in
@@ -79,6 +78,7 @@ def test_a_result_that_was_changed_by_hand_or_damaged_is_named(results, old, new
     ("interval small success none; end; 95%", "50.0% (+1.0 to +2.0)"),
     ("table small success by size; share, all", "\n| share, all |\n|--:|\n| 50.0% |\n| 25.0% |\n"),
     ("text small log", "\n```\n   1/2  0.5\n ...\n```\n"),
+    ("words small success", "\nrloo is behind.\n"),
     ("source small", "\n`python -m study small`, 2026-11-21, torch 2.13.0, commit aaaaaaa, "
      "a command of that commit, no longer here\n"),
     ("table small success; arm; 95%",
@@ -202,16 +202,6 @@ def test_a_run_without_such_an_answer_is_named(results, tmp_path):
     folder = write_log(tmp_path / "run", {1: credit_columns([2], [0])})
     with pytest.raises(UserError, match="run: no answer of its first step solved"):
         pictures.take_answer(folder)
-
-
-def test_of_many_points_few_have_names_and_no_name_lies_on_a_point():
-    figure, axis = panels(1)
-    pictures.points_with_names(axis, {"a": (0, 1), "b": (1, 1), "c": (0, 2)}, ["absent", "b"])
-    assert axis.get_legend_handles_labels()[1] == ["b", "others"] and not axis.texts
-    named, others = axis.lines
-    assert (*named.get_data(), named.get_color()) == ([1], [1], COLOURS[1])
-    assert list(others.get_xdata()) == [0, 0] and list(others.get_ydata()) == [1, 2]
-    plt.close(figure)
 
 
 def test_a_picture_is_drawn_from_a_result_and_told_from_one_that_has_changed(results):

@@ -108,13 +108,11 @@ def test_the_overview_does_not_wait_for_imports_that_it_does_not_need():
     assert printed.stdout == "[]\n", printed.stderr
 
 
-def test_a_quick_run_has_tables_and_a_picture(tmp_path, capsys):
+def test_a_quick_run_has_tables(tmp_path, capsys):
     overview.main(["exact", "--quick", "--threads", "1", "--out", str(tmp_path / "x")])
     numbers = json.loads((tmp_path / "x/numbers.json").read_text())
     assert numbers["measured"] == "exact" and numbers["quick_look"] and numbers["in_short"]
     assert all(row for table in numbers["tables"] for row in table["rows"])
-    sizes = [picture.stat().st_size for picture in (tmp_path / "x").glob("*.png")]
-    assert len(sizes) == 1 and sizes[0] > 5000
 
 
 def test_gradients_of_single_log_probs(small_model, rollouts):

@@ -38,7 +38,6 @@ def test_shares_of_what_is_decided_and_of_the_gradient():
     assert row["class"] == "filler" and row["tokens"] == 24 and row["of all"] == 0.6
     assert row["decided"] == pytest.approx(0.25 / 0.29)
     assert row["gradient"] == pytest.approx(3.5 / 4.5)
-    assert row["minus"] == pytest.approx(3.5 / 4.5 - 0.25 / 0.29)
     assert "The filler tokens decide 86% (" in table.finding and "get 78% (" in table.finding
 
 
