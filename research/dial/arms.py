@@ -45,21 +45,16 @@ class Batch:
     step: int
 
     @cached_property
-    def group(self) -> torch.Tensor:
-        return torch.arange(self.sample.reward.shape[1]) // ANSWERS
-
-    @cached_property
     def advantage(self) -> torch.Tensor:
         """(S, B, 1): plain GRPO's."""
-        S, B = self.sample.reward.shape
-        groups = self.group + torch.arange(S)[:, None] * (self.group[-1] + 1)
-        z = group_z_score(self.sample.reward.flatten(), groups.flatten())
-        return z.view(S, B, 1)
+        reward = self.sample.reward
+        z = group_z_score(reward.flatten(), torch.arange(reward.numel()) // ANSWERS)
+        return z.view(*reward.shape, 1)
 
     def rollouts(self, s: int) -> Rollouts:
         """Those of one policy, as a run would have them."""
-        sample, log_prob, T = self.sample, self.log_prob[s], self.world.dials.tokens
-        ids, reward = sample.ids[s], sample.reward[s]
+        ids, reward, log_prob = self.sample.ids[s], self.sample.reward[s], self.log_prob[s]
+        questions, T = len(ids) // ANSWERS, self.world.dials.tokens
         cue = self.world.cue_of.expand_as(ids)
         chance, mask = log_prob.exp(), torch.ones_like(ids, dtype=torch.bool)
         kind = torch.where(cue < self.world.dials.decide, OPERATOR, WORD).byte()
@@ -67,13 +62,12 @@ class Batch:
 
         def look(rollouts: Rollouts, attention: bool = False) -> dict[str, torch.Tensor]:
             if attention:
-                raise UserError("it needs attention from token to token, and here each sees its "
-                                "cue")
+                raise UserError("it needs attention from token to token: here each sees its cue")
             return {"hidden": self.hidden[s][cue]}
 
         return OfOneCall(
-            problems=[T] * (int(self.group[-1]) + 1), prompt_ids=[[0]] * (int(self.group[-1]) + 1),
-            group=self.group, ids=ids, mask=mask, finished=mask[:, 0],
+            problems=[T] * questions, prompt_ids=[[0]] * questions,
+            group=torch.arange(len(ids)) // ANSWERS, ids=ids, mask=mask, finished=mask[:, 0],
             log_prob=log_prob[cue, ids], entropy=-(chance * log_prob).sum(-1)[cue],
             collision=chance.square().sum(-1)[cue], answers=Missing("the text of answers"),
             texts=Missing("the text of answers"), kind=kind,

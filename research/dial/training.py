@@ -83,10 +83,9 @@ def gradients(world: World, arm: Arm, method: Coefficients | None, step: int,
 
 def random_numbers(world: World, arm: Arm, step: int, draws: list) -> torch.Tensor:
     """(S, B, T): rows of one seed have the same, also where their rates differ."""
-    drawn = {}
+    shape, drawn = (arm.problems * ANSWERS, world.dials.tokens), {}
     for draw in dict.fromkeys(draws):
         generator = torch.Generator().manual_seed(derived_seed("dial batch", draw, step))
-        shape = (arm.problems * ANSWERS, world.dials.tokens)
         drawn[draw] = torch.rand(shape, generator=generator)
     return torch.stack([drawn[draw] for draw in draws])
 

@@ -53,19 +53,12 @@ def fill(text: str, page: str) -> str:
 
 def make_table(words: str) -> str:
     table, wanted = find_table(words)
-    for column in wanted:
-        known_column(table, column)
-    kept = {name: table.columns[name] for name in wanted or table.columns}
-    shown = Table(table.name, table.title, kept, headings=table.headings)
-    return f"\n{markdown(shown)}\n"
-
-
-def markdown(table: Table) -> str:
-    """A row is one line, however long."""
+    places = [place_of(column, table) for column in wanted or table.columns]
     rules = [":--" if on_left else "--:" for on_left in table.texts()]
-    rows = [list(map(escaped, row)) for row in [table.heads(), *table.cells()]]
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([lines[0], f"|{'|'.join(rules)}|", *lines[1:]])
+    lines = [f"| {' | '.join(escaped(row[place]) for place in places)} |"
+             for row in [table.heads(), *table.cells()]]
+    lines.insert(1, f"|{'|'.join(rules[place] for place in places)}|")
+    return "\n" + "\n".join(lines) + "\n"
 
 
 def make_text(words: str) -> str:
@@ -95,11 +88,11 @@ def make_source(words: str) -> str:
 
 def make_number(words: str) -> str:
     table, (*keys, column) = find_table(words)
-    known_column(table, column)
+    place = place_of(column, table)
     rows = [i for i, row in enumerate(table.rows) if set(keys) <= set(map(str, row))]
     if len(rows) != 1:
         raise UserError(f"{len(rows)} rows have {'; '.join(keys)}, one is needed")
-    return table.cells()[rows[0]][list(table.columns).index(column)]
+    return table.cells()[rows[0]][place]
 
 
 def make_interval(words: str) -> str:
@@ -135,6 +128,7 @@ def table_of(stored: dict) -> Table:
                  stored["notes"], headings)
 
 
-def known_column(table: Table, column: str) -> None:
+def place_of(column: str, table: Table) -> int:
     if column not in table.columns:
         raise UserError(f"there is no column {column!r}, only {', '.join(table.columns)}")
+    return list(table.columns).index(column)

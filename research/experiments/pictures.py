@@ -1,15 +1,13 @@
 """The pictures of README and pages, each drawn from research/results alone.
 
-    python -m research pictures                            # draw all of them again
-    python -m research pictures --run runs/none-grpo-s0    # before that, take README's answer anew
+    python -m research pictures
 
 A picture carries a fingerprint of what it shows, so a test sees one that is older than its result.
 
-README's answer is chosen by a rule, not by its looks: of the first step on record the first answer
-that solved its problem at its second try, each try being two calculations.
+README's answer was chosen by a rule, not by its looks (commit 04a56b4 has the command): of the
+first step on record the first answer that solved its problem at its second try.
 """
 from collections.abc import Callable
-from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -19,33 +17,25 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from analysis.answers import answers_of
 from analysis.plots import BLUE, COLOURS, GREY, ORANGE, legend_below, panels, plt, save, style_of
 from analysis.statistics import mean_over
 from engine.errors import UserError
-from engine.tokens import KINDS, load_tokenizer
-from harness.credit_reading import credit_steps
 from harness.files import PROJECT
-from harness.flags import Flag, Parser, add_flags, with_defaults
-from harness.identity import run_config
+from harness.flags import Parser
 from harness.log_reading import is_number
 from harness.progress import say
 from research.experiments.arms import CONTROLS, SCALE
-from research.experiments.published import RESULTS, fingerprint, read_result, write_result
+from research.experiments.published import RESULTS, fingerprint, read_result
 
 MARKED = {"larger batches": COLOURS[2], "the control": COLOURS[3]}
 SIGNS = "os^DvP*"
 FAR = 5                 # points
 LETTERS = 84            # in a line of README's answer
 SHADES = LinearSegmentedColormap.from_list("shades", ["white", COLOURS[5]])
-FLAGS = {"run": Flag(None, "folder of the default run, to take README's answer from")}
 
 
 def main(argv: list[str]) -> None:
-    parser = add_flags(Parser("python -m research pictures [flags]", __doc__), FLAGS)
-    run = with_defaults(parser.read(argv), FLAGS).run
-    if run:
-        take_answer(Path(run))
+    Parser("python -m research pictures", __doc__).read(argv)
     for picture, (drawing, *sources) in PUBLISHED.items():
         draw(drawing, PROJECT / picture, *map(shown_of, sources))
         say(f"drawn: {picture}")
@@ -122,9 +112,8 @@ def bars_by_kind(axis: Axes, table: dict) -> None:
 
 
 def draw_dials(values: dict) -> tuple[Figure, str]:
-    """The share of the true credit's lead that an arm gains, by the share of tokens that decides, a
-    line each, a panel for each length; without `all` and `own`. Grey is plain GRPO with more
-    problems."""
+    """The share of the true credit's lead that an arm gains, by the share of tokens that decides, in
+    worlds without `all` and `own`, a panel for each length. Grey is plain GRPO with more problems."""
     cells = {(cell["world"], cell["arm"]): np.array(cell["mean"]) for cell in values["cells"]}
     shares = {world: [int(number) for number in world.split("/")] for world, _ in cells
               if world.replace("/", "").isdigit()}
@@ -195,27 +184,6 @@ def draw_law(table: dict) -> tuple[Figure, str]:
     return figure, ("What a method should lead by, from the noise of its gradient and plain GRPO's "
                     "own leads by the size of its batch, and what it led by: 95% intervals over "
                     f"seeds; named where they miss the diagonal by more than {FAR} points")
-
-
-def take_answer(run: Path) -> None:
-    config, steps = run_config(run), credit_steps(run)[:1]
-    answers = sorted(answers_of(run, load_tokenizer(run), steps), key=lambda a: a["episode"])
-    answer = next(filter(is_second_try, answers), None)
-    if answer is None:
-        raise UserError(f"{run}: no answer of its first step solved its problem at the second try")
-    kept = {key: answer[key] for key in ("step", "episode", "prompt", "reward", "texts", "values")}
-    kept |= {"kinds": [KINDS[kind] for kind in answer["kind"]],
-             "rewards": [other["reward"] for other in answers if other["group"] == answer["group"]]}
-    made = {key: config[key] for key in ("git_commit", "versions")}
-    result = {"measured": "answer", "command": f"python -m research pictures --run {run}", **made,
-              "day": date.today().isoformat(), "tables": [], "values": kept}
-    write_result(RESULTS / "answer.json", result)
-
-
-def is_second_try(answer: dict) -> bool:
-    """A try takes two calculations. If all of a group solve it, nothing has a gradient."""
-    solved = answer["answer"] == 1 and any(answer["values"]["gradient size"])
-    return solved and "".join(answer["texts"]).count("=") == 4
 
 
 def draw_answer(answer: dict, kinds: dict) -> tuple[Figure, str]:

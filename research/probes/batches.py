@@ -14,7 +14,6 @@ from types import SimpleNamespace
 import torch
 
 from credit.critic import generalised_advantage
-from credit.monte_carlo import segment_starts
 from harness.load import make
 from engine.rollouts import Rollouts
 from research.probes.methods import Method, choices
@@ -113,7 +112,8 @@ def credit_from_values(world: World, seed: int) -> dict[str, torch.Tensor]:
     A critic that is right knows V, a wrong one has a random number for each index. The segments of
     vine are two tokens long. Hindsight is log V(after) - log V(before).
     """
-    rollouts, right = world.rollouts, world.worth
+    rollouts, right, T = world.rollouts, world.worth, world.node.shape[1]
+    start = torch.arange(T) // 2 * 2  # of each token's segment
     generator = torch.Generator().manual_seed(seed)
     wrong = torch.rand(right.shape[1], generator=generator).expand_as(right)
 
@@ -122,7 +122,7 @@ def credit_from_values(world: World, seed: int) -> dict[str, torch.Tensor]:
                                      trust)
 
     return {"critic": critic(right, 1.0), "one-step": critic(right, 0.0),
-            "vine": by_segments(right, rollouts, "2"),
+            "vine": (right[:, (start + 2).clamp(max=T)] - right[:, start]) * rollouts.mask,
             "hindsight": (right + FLOOR).log().diff() * rollouts.mask,
             "deletion": credit_of_deletion(rollouts),
             "wrong critic": critic(wrong, 1.0), "wrong, one-step": critic(wrong, 0.0)}
@@ -135,16 +135,6 @@ def credit_of_deletion(rollouts: Rollouts) -> torch.Tensor:
         rest = [is_right((*ids[:t], *ids[t + 1:n])) for t in range(n)]
         credit[row, :n] = rollouts.reward[row] - torch.tensor(rest).float()
     return credit
-
-
-def by_segments(worth: torch.Tensor, rollouts: Rollouts, every: str) -> torch.Tensor:
-    """What vine would give with continuations without end: V after a segment minus V before it."""
-    advantage = torch.zeros_like(rollouts.log_prob)
-    for b, (texts, V) in enumerate(zip(rollouts.texts, worth.tolist())):
-        starts = segment_starts(texts, every)
-        for start, end in zip(starts, [*starts[1:], len(texts)]):
-            advantage[b, start:end] = V[end] - V[start]
-    return advantage
 
 
 @dataclass

@@ -72,7 +72,7 @@ class MeasuredTokens:
     """All tokens of a batch end to end, (n,) each, with the credit that was measured of each."""
     questions: int
     question: np.ndarray
-    answer: np.ndarray        # rising
+    answer: np.ndarray
     advantage: np.ndarray     # plain GRPO's
     size: np.ndarray          # of its log-prob's gradient at the logits
     decided: np.ndarray       # squared credit, a product of independent estimates: may be below 0
@@ -86,13 +86,12 @@ class MeasuredTokens:
 
     def place(self, size: np.ndarray) -> np.ndarray:
         """Each token's place in its answer by size, -1 (least) to 1; equal ones share theirs."""
-        below_next_answer = 0.5 * average_ranks(size) / max(len(size), 1)
-        rank = average_ranks(self.answer + below_next_answer)
-        count = np.bincount(self.answer)
-        first = np.searchsorted(self.answer, np.arange(self.answer[-1] + 1))
-        steps = np.maximum(count - 1, 1)
-        middle = np.where(count > 1, 1, 0)
-        return 2 * (rank - first[self.answer]) / steps[self.answer] - middle[self.answer]
+        place = np.zeros(len(size))
+        for answer in np.unique(self.answer):
+            inside = self.answer == answer
+            if inside.sum() > 1:
+                place[inside] = 2 * average_ranks(size[inside]) / (inside.sum() - 1) - 1
+        return place
 
 
 def measured_tokens(policy: Policy, rollouts: Rollouts, credit: Credit) -> MeasuredTokens:

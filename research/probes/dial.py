@@ -2,12 +2,8 @@
 
 Some tokens of an answer decide its reward, the others nothing (research/dial/world.py). What is a
 method worth there, by how many decide? That is the mean of the expected reward over a training,
-minus that of plain GRPO with the same seed. Beside the two lists (research/dial/arms.py):
-
-    true credit          exact, with its sign and size
-    mask 0.1, 0          weight 1 at the tokens that decide, so much at the others
-    half known 0.1       at half of the tokens that decide; placebo 0.1: at as many others
-    batch 2x, 4x, 16x    plain GRPO with more problems: the scale
+minus that of plain GRPO with the same seed. Beside the two lists stand arms that no model could
+have, and plain GRPO with more problems, the scale (research/dial/arms.py).
 
 Each has in each world the learning rate that was best on other seeds. Without --max_grad_norm
 nothing is clipped, and the column `above 1` is the share of steps that a limit of 1 would clip.
@@ -46,7 +42,7 @@ FLAGS = {
     **COMMON,
     "worlds": Flag(",".join(WORLDS), "separated by commas", quick="16/2,16/4 all"),
     "only": Flag(None, "these arms beside plain GRPO, true credit and the scale, separated by "
-                       "commas"),
+                       "commas: methods, or mask 0.1, half known 0.1, placebo 0.1"),
     "steps": Flag(60, "of 8 x 8 answers", least=2, most=100_000, quick=3),
     "seeds": Flag(12, "of each arm", least=2, most=1000, quick=2),
     "rates": Flag("3e-3,1e-2,3e-2", "learning rates of AdamW", quick="1e-2,3e-2"),
@@ -141,19 +137,16 @@ def board_table(worlds: list[str], cells: list[dict]) -> Table:
     rows = []
     for world in worlds:
         of = {cell["arm"]: cell for cell in cells if cell["world"] == world}
-        leads = {name: np.subtract(cell["mean"], of[PLAIN]["mean"]) for name, cell in of.items()}
         for name, cell in of.items():
-            lead, true = mean_over(leads[name]), leads[TRUE].mean()
-            share = lead.value / true if true > 0 and name != PLAIN else None
+            lead = mean_over(np.subtract(cell["mean"], of[PLAIN]["mean"]))
             interval = lead.interval if name != PLAIN else None
             rows.append([world, name, cell["rate"], fmean(cell["mean"]), lead.value, interval,
-                         share, fmean(cell["above"])])
+                         fmean(cell["above"])])
     formats = {"world": "", "arm": "", "rate": "g", "mean": ".1%", "lead": "points",
-               "95%": "points", "share": ".2f", "above": ".0%"}
+               "95%": "points", "above": ".0%"}
     return Table("board", "Mean success of training, each arm minus plain GRPO",
-                 by_row(formats, rows), "", [
-                     "world: tokens / how many decide; share: of the true credit's lead; above: "
-                     "steps whose gradient's norm is above 1"],
+                 by_row(formats, rows), "", ["world: tokens / how many decide; above 1: steps "
+                                             "whose gradient's norm is above 1"],
                  {"above": "above 1", "95%": "95% interval"})
 
 
@@ -173,12 +166,10 @@ def leads_table(board: Table) -> Table:
 
 
 def law_table(board: Table) -> list[Table]:
-    """Beside what was predicted (python -m research law), where it was published before."""
-    path, rows = RESULTS / "law.json", []
-    if not is_file(path):
-        return []
-    said = {(row["world"], row["arm"]): row for table in read_result(path)["tables"]
+    """Beside what was predicted (python -m research law), where it was."""
+    said = {(row["world"], row["arm"]): row for table in read_result(RESULTS / "law.json")["tables"]
             if table["name"] == "predictions" for row in table["rows"]}
+    rows = []
     for world, arm, _, _, lead, interval, *_ in board.rows:
         if interval and (world, arm) in said:
             row = said[world, arm]
@@ -201,9 +192,8 @@ def law_table(board: Table) -> list[Table]:
 
 
 def missing_table(reasons: dict[str, str]) -> list[Table]:
-    rows = [[name, reason] for name, reason in reasons.items()]
-    return [Table("missing", "What cannot be asked here", by_row({"method": "", "reason": ""},
-                                                                rows))] if rows else []
+    columns = by_row({"method": "", "reason": ""}, list(reasons.items()))
+    return [Table("missing", "What cannot be asked here", columns)] if reasons else []
 
 
 def one_line(name: str, flags: dict | None = None) -> str:
@@ -221,5 +211,5 @@ def one_line(name: str, flags: dict | None = None) -> str:
     low, high = lead.interval
     return (f"In a world where {dials.decide} of {dials.tokens} tokens decide, {name} is at "
             f"{100 * lead.value:+.1f} ({100 * low:+.1f} to {100 * high:+.1f}) points of plain "
-            f"GRPO's mean success, true credit at {100 * best:+.1f} ({args.seeds} seeds, the better "
-            f"of two rates on {args.rate_seeds} others)")
+            f"GRPO's mean success, true credit at {100 * best:+.1f} ({args.seeds} seeds, "
+            f"the better of two rates on {args.rate_seeds} others)")

@@ -1,13 +1,10 @@
 """What should credit by token be worth? Predicted before it is measured, in a world with dials.
 
-If a method's gradient has a third of the noise of plain GRPO's, it should lead as plain GRPO with
-three times the batch (research/dial/law.py). So measured are plain GRPO's own leads by the size of
-its batch, and the noise and direction of each method's gradient on policies that are untrained and
-half trained. Of each pair of numbers the geometric mean gives the predicted lead. Nothing is
-fitted, and no method is trained.
-
-These are predictions: python -m research dial, on other seeds, measures what they are about.
-Methods that keep a state are left out: on one batch they have none.
+Measured are plain GRPO's own leads by the size of its batch, and the noise of each method's
+gradient on policies that are untrained and half trained; the geometric mean of these two gives the
+predicted lead (research/dial/law.py). No method is trained: python -m research dial, on other
+seeds, measures what was predicted. Methods that keep a state are left out: on one batch they have
+none.
 """
 import inspect
 import math

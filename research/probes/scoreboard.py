@@ -14,17 +14,13 @@ variance of the reward: so the square says how much is decided at the token. An 
 Every method, a weighting or an advantage, gets an index. Order the tokens of each answer by weight,
 from -1 (least) to 1 (most). The index is the mean place of what is decided: 1 if all of it is at
 the token with most weight, 0 by chance, -1 if all of it is at the token with least. Above
-0.96 - 0.04 * 0.67. Where its gradient points, and how noisy it is, the probe noise says.
-
-Noise in the measured credit does not bias the index, which is linear in its squares, and these are
-products of independent estimates. What can be reached is shown by one half of the continuations as
-a weight, judged by the other half.
+0.96 - 0.04 * 0.67. What can be reached is shown by one half of the continuations as a weight,
+judged by the other half: squares are products of independent estimates, so noise adds nothing.
 
 The batch is written as a run folder for analyze.py, with columns true_credit, true_credit_se and
 decided, the square.
 """
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 
@@ -48,10 +44,7 @@ FLAGS = {
     "questions": Flag(12, "problems whose credit is measured", least=2, most=10_000, quick=2),
     "answers": Flag(8, "answers to each of them", least=2, most=1000, quick=2),
     "continuations": Flag(32, "behind the credit of a token that is a free choice; fewer where it "
-                              "is nearly certain", least=2, most=10_000, quick=4),
-    "oracle_k": Flag(8, "the same for the oracle, which measures for itself", least=1,
-                     most=10_000, quick=1),
-}
+                              "is nearly certain", least=2, most=10_000, quick=4)}
 AGAIN = "the credit measured again"
 PARTITIONS = {"kind": (KINDS, "What is decided at each kind of token, and what gradient it gets"),
               "section": (SECTIONS, "The same by section of the answer"),
@@ -61,7 +54,7 @@ PARTITIONS = {"kind": (KINDS, "What is decided at each kind of token, and what g
 def measure(probe: Probe) -> Findings:
     args, policy = probe.args, probe.policy()
     progress = Progress(credit=50, scores=6)
-    methods = make_methods(policy, args.oracle_k)
+    methods = make_methods(policy)
     rollouts = sample_batch(policy, 1, args.questions, args.answers)
     credit = true_credit(policy, rollouts, args.continuations,
                          lambda share: progress("credit", share))
@@ -70,19 +63,14 @@ def measure(probe: Probe) -> Findings:
     by_partition = [decided_table(tokens, partition) for partition in PARTITIONS]
     scores = scores_table(score_methods(policy, methods, tokens, rollouts))
     write_run(probe.folder / "run", policy, rollouts, credit)
-    return Findings("Which tokens earned the reward, and who knows it",
-                    introduction(args, policy, rollouts, credit),
+    intro = [f"{policy.folder}: {args.questions} problems x {args.answers} answers, "
+             f"{int(rollouts.mask.sum()):,} tokens, credit from {credit.spent:,} sampled tokens.",
+             "Credit is V(after) - V(before). What is decided at a token is its squared credit: "
+             "summed over an answer it is on average the variance of the reward. Intervals are "
+             "over problems, of this policy."]
+    return Findings("Which tokens earned the reward, and who knows it", intro,
                     [*by_partition, scores, ceiling_table(rollouts, credit)], None,
                     "some minutes")
-
-
-def introduction(args: SimpleNamespace, policy: Policy, rollouts: Rollouts,
-                 credit: Credit) -> list[str]:
-    return [f"{policy.folder}: {args.questions} problems x {args.answers} answers, "
-            f"{int(rollouts.mask.sum()):,} tokens, credit from {credit.spent:,} sampled tokens.",
-            "Credit is V(after) - V(before). What is decided at a token is its squared credit: "
-            "summed over an answer it is on average the variance of the reward. Intervals are "
-            "over problems. They do not cover another policy, or other problems."]
 
 
 def write_run(path: Path, policy: Policy, rollouts: Rollouts, credit: Credit) -> None:
@@ -146,10 +134,8 @@ def index(tokens: MeasuredTokens, size: np.ndarray, decided: np.ndarray) -> Esti
 def scores_table(scores: dict[str, Estimate | None]) -> Table:
     indices = {name: of for name, of in scores.items() if of}
     words = dict(zip(indices, verdicts(list(indices.values()), ("knows", "misleads"), null=0.0)))
-    rows = []
-    for name, of in scores.items():
-        rows.append([name, *([of.value, of.interval] if of else [0.0, None]),
-                     words.get(name, "constant")])
+    rows = [[name, *([of.value, of.interval] if of else [0.0, None]), words.get(name, "constant")]
+            for name, of in scores.items()]
     formats = {"arm": "", "index": "+.2f", "95%": "+.2f", "verdict": ""}
     return Table("scores", "Methods against the true credit", by_row(formats, rows),
                  scores_in_words(indices), [
@@ -177,8 +163,7 @@ def with_interval(estimate: Estimate) -> str:
 
 def ceiling_table(rollouts: Rollouts, credit: Credit) -> Table:
     """How much of the rewards' variance over tokens a critic explains that knows V before each of
-    them: Var(V) / Var(R), and Var(V) = Cov(R, V). The noise in the measured V is that of other
-    answers, so it does not count."""
+    them: Var(V) / Var(R), and Var(V) = Cov(R, V), to which noise in the measured V adds nothing."""
     mask = rollouts.mask
     reward, before = (flat_tokens(frame, mask) for frame in (
         rollouts.reward[:, None].expand_as(mask), credit.before))

@@ -28,7 +28,7 @@ def shaken(name):
 
 
 def every_answer(world, s, log_prob):
-    """Of one policy: all answers, probabilities and rewards, token by token from the description."""
+    """Of one policy: all answers, probabilities and rewards, from the description."""
     T, V = world.dials.tokens, world.dials.vocabulary
     keys = world.keys.tolist()
     ids = torch.tensor([answer for answer in itertools.product(range(V), repeat=T)

@@ -3,7 +3,7 @@ import json
 import re
 
 import pytest
-from conftest import ROOT, credit_columns, write_log
+from conftest import ROOT
 from PIL import Image  # matplotlib brings it
 
 from analysis.tables import Table, by_row
@@ -186,22 +186,6 @@ def test_every_picture_of_readme_and_pages_is_drawn_by_the_command_and_no_other_
     kept = {path.relative_to(ROOT).as_posix() for room in ("docs", "research")
             for path in (ROOT / room).rglob("*.png")}
     assert shown == kept == set(PUBLISHED)
-
-
-def test_the_answer_is_the_first_that_solved_its_problem_at_its_second_try():
-    def answer(text, solved=1.0, size=0.5):
-        return {"answer": solved, "texts": list(text), "values": {"gradient size": [size]}}
-
-    once, twice = "6-2=4,4*2=8", "6-2=4,4*3=12 no,6-3=3,3*4=12"
-    assert pictures.is_second_try(answer(twice))
-    for other in (answer(once), answer(twice, solved=0.0), answer(twice, size=0.0)):
-        assert not pictures.is_second_try(other)
-
-
-def test_a_run_without_such_an_answer_is_named(results, tmp_path):
-    folder = write_log(tmp_path / "run", {1: credit_columns([2], [0])})
-    with pytest.raises(UserError, match="run: no answer of its first step solved"):
-        pictures.take_answer(folder)
 
 
 def test_a_picture_is_drawn_from_a_result_and_told_from_one_that_has_changed(results):

@@ -12,11 +12,9 @@ import torch
 import grpo
 from conftest import StateIdea, gradients
 from credit.hindsight import taught
-from engine.errors import UserError
 from engine.forward import response_log_probs
 from grpo import policy_loss
 from mitigations import rescaled_weight
-from research.__main__ import main
 from research.probes import exact
 from research.probes.batches import (
     Batches, Estimator, credit_of_deletion, estimator, list_advantages, list_weights, rows_of)
@@ -224,13 +222,3 @@ def test_a_copy_that_is_taught_long_enough_follows_bayes_rule(world):
         cosines.append(product / (square * (often * guess.square()).sum()).sqrt())
         sizes.append(product / square)
     assert cosines[1] > 0.98 and sizes[1] > 0.8 and sizes[1] > 5 * sizes[0]
-
-
-def test_a_world_with_too_many_groups_is_not_listed(tmp_path, monkeypatch):
-    monkeypatch.setattr(exact, "make_world", lambda *_: pytest.fail("it was made"))
-    exact.refuse_groups(4, 3)
-    for length, answers in ((10, 2), (4, 6), (10, 10)):
-        with pytest.raises(UserError, match="groups, 100,000 are the most that are listed here"):
-            exact.refuse_groups(length, answers)
-    with pytest.raises(UserError, match="--length 10 and --answers 10 make"):
-        main(["exact", "--length", "10", "--answers", "10", "--out", str(tmp_path / "x")])

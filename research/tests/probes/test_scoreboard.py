@@ -98,7 +98,7 @@ def test_what_is_decided_is_a_product_of_different_quarters():
 @pytest.fixture(scope="module")
 def board(tmp_path_factory, learner):
     folder = tmp_path_factory.mktemp("board")
-    flags = ("--questions 2 --answers 4 --continuations 4 --oracle_k 1 --threads 1 --quick").split()
+    flags = "--questions 2 --answers 4 --continuations 4 --threads 1 --quick".split()
     run_probe("scoreboard", scoreboard.__doc__, scoreboard.FLAGS, scoreboard.measure,
               [*flags, "--model", str(learner), "--out", str(folder / "one")])
     numbers = json.loads((folder / "one/numbers.json").read_text())
