@@ -112,8 +112,8 @@ def bars_by_kind(axis: Axes, table: dict) -> None:
 
 
 def draw_dials(values: dict) -> tuple[Figure, str]:
-    """The share of the true credit's lead that an arm gains, by the share of tokens that decides, in
-    worlds without `all` and `own`, a panel for each length. Grey is plain GRPO with more problems."""
+    """Share of the true credit's lead that an arm gains, by the share of tokens that decides: a
+    panel for each length, worlds without `all` and `own`. Grey is plain GRPO with more problems."""
     cells = {(cell["world"], cell["arm"]): np.array(cell["mean"]) for cell in values["cells"]}
     shares = {world: [int(number) for number in world.split("/")] for world, _ in cells
               if world.replace("/", "").isdigit()}
