@@ -1,15 +1,8 @@
-"""The statistics that only the experiments and probes ask for; what they share with the lab is in
+"""The statistics that only probes ask for; what they share with the lab is in
 analysis/statistics.py."""
 import numpy as np
 
-from analysis.statistics import Estimate, estimate, student_quantile
-
-
-def mean_reach(values) -> np.ndarray | float:
-    """How far the 95% interval of a mean reaches, by Student's t. The first axis is
-    the seeds, two of them at least."""
-    spread = np.std(values, axis=0, ddof=1)
-    return student_quantile(0.975, len(values) - 1) * spread / np.sqrt(len(values))
+from analysis.statistics import Estimate, estimate
 
 
 def jackknife(value: float, left: np.ndarray) -> Estimate:
@@ -21,13 +14,8 @@ def jackknife(value: float, left: np.ndarray) -> Estimate:
 
 def ratio_of_sums(above: np.ndarray, below: np.ndarray) -> Estimate:
     """Sum over sum, from a pair of numbers a problem."""
-    return jackknife(*with_and_without(above, below))
-
-
-def with_and_without(above: np.ndarray, below: np.ndarray) -> tuple[float, np.ndarray]:
-    """Sum over sum, and what it is without each problem."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        return above.sum() / below.sum(), (above.sum() - above) / (below.sum() - below)
+        return jackknife(above.sum() / below.sum(), (above.sum() - above) / (below.sum() - below))
 
 
 def average_ranks(values: np.ndarray) -> np.ndarray:

@@ -5,17 +5,18 @@
 A page marks what is not written by hand, by comments that a reader of the page does not see:
 
     <!-- table board board -->                          a table of research/results/board.json
-    <!-- table control success; arm; end -->            some of its columns
-    <!-- text subject transcript; 1 5 9 -->             its lines, or these of them, as printed
-    <!-- source control -->                             command, day, version and commit
-    <!-- number control success measured; end -->       one cell: of the row `measured`, column end
-    <!-- number scoreboard kind operator; decided -->
-    <!-- interval leaderboard board span; ahead; 95% -->   two: -9.3 (-12.6 to -5.9)
+    <!-- table board board; arm; lead -->               some of its columns
+    <!-- text first_run transcript; 1 5 9 -->           its lines, or these of them, as printed
+    <!-- words dial law -->                             what it shows, in a sentence
+    <!-- source board -->                               command, day, version and commit
+    <!-- number scoreboard kind operator; decided -->   one cell: row `operator`, column `decided`
+    <!-- interval board board span; lead; 95% -->       two: -9.3 (-12.6 to -5.9)
 
 each up to <!-- end -->. A row is named by its texts, as many as tell it from the others, the column
 comes last.
 """
 import re
+import textwrap
 
 from analysis.tables import Table, by_row, escaped
 from engine.errors import UserError
@@ -24,7 +25,7 @@ from harness.flags import Parser
 from harness.progress import say
 from research.experiments.published import RESULTS, pages, read_result
 
-MARKED = re.compile(r"<!-- (table|text|source|number|interval) ((?:(?!-->).)+?) -->"
+MARKED = re.compile(r"<!-- (table|text|words|source|number|interval) ((?:(?!-->).)+?) -->"
                     r"(.*?)<!-- end -->", re.S)
 
 
@@ -52,19 +53,12 @@ def fill(text: str, page: str) -> str:
 
 def make_table(words: str) -> str:
     table, wanted = find_table(words)
-    for column in wanted:
-        known_column(table, column)
-    kept = {name: table.columns[name] for name in wanted or table.columns}
-    shown = Table(table.name, table.title, kept, headings=table.headings)
-    return f"\n{markdown(shown)}\n"
-
-
-def markdown(table: Table) -> str:
-    """A row is one line, however long."""
+    places = [place_of(column, table) for column in wanted or table.columns]
     rules = [":--" if on_left else "--:" for on_left in table.texts()]
-    rows = [list(map(escaped, row)) for row in [table.heads(), *table.cells()]]
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([lines[0], f"|{'|'.join(rules)}|", *lines[1:]])
+    lines = [f"| {' | '.join(escaped(row[place]) for place in places)} |"
+             for row in [table.heads(), *table.cells()]]
+    lines.insert(1, f"|{'|'.join(rules[place] for place in places)}|")
+    return "\n" + "\n".join(lines) + "\n"
 
 
 def make_text(words: str) -> str:
@@ -72,6 +66,10 @@ def make_text(words: str) -> str:
     lines = [row[0] for row in table.rows]
     lines = [lines[int(number) - 1] for number in " ".join(numbers).split()] or lines
     return "\n" + "\n".join(["```", *lines, "```"]) + "\n"
+
+
+def make_words(words: str) -> str:
+    return f"\n{textwrap.fill(find_table(words)[0].finding, 100)}\n"
 
 
 def make_source(words: str) -> str:
@@ -90,11 +88,11 @@ def make_source(words: str) -> str:
 
 def make_number(words: str) -> str:
     table, (*keys, column) = find_table(words)
-    known_column(table, column)
+    place = place_of(column, table)
     rows = [i for i, row in enumerate(table.rows) if set(keys) <= set(map(str, row))]
     if len(rows) != 1:
         raise UserError(f"{len(rows)} rows have {'; '.join(keys)}, one is needed")
-    return table.cells()[rows[0]][list(table.columns).index(column)]
+    return table.cells()[rows[0]][place]
 
 
 def make_interval(words: str) -> str:
@@ -102,8 +100,8 @@ def make_interval(words: str) -> str:
     return f"{make_number(f'{row}; {value}')} ({make_number(f'{row}; {interval}')})"
 
 
-MAKERS = {"table": make_table, "text": make_text, "source": make_source, "number": make_number,
-          "interval": make_interval}
+MAKERS = {"table": make_table, "text": make_text, "words": make_words, "source": make_source,
+          "number": make_number, "interval": make_interval}
 
 
 def find_table(words: str) -> tuple[Table, list[str]]:
@@ -130,6 +128,7 @@ def table_of(stored: dict) -> Table:
                  stored["notes"], headings)
 
 
-def known_column(table: Table, column: str) -> None:
+def place_of(column: str, table: Table) -> int:
     if column not in table.columns:
         raise UserError(f"there is no column {column!r}, only {', '.join(table.columns)}")
+    return list(table.columns).index(column)

@@ -1,49 +1,41 @@
 """The pictures of README and pages, each drawn from research/results alone.
 
-    python -m research pictures                            # draw all of them again
-    python -m research pictures --run runs/none-grpo-s0    # before that, take README's answer anew
+    python -m research pictures
 
 A picture carries a fingerprint of what it shows, so a test sees one that is older than its result.
 
-README's answer is chosen by a rule, not by its looks: of the first step on record the first answer
-that solved its problem at its second try, each try being two calculations.
+README's answer was chosen by a rule, not by its looks (commit 04a56b4 has the command): of the
+first step on record the first answer that solved its problem at its second try.
 """
-from collections.abc import Callable, Sequence
-from datetime import date
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LinearSegmentedColormap, Normalize
-from matplotlib.ticker import LogLocator, PercentFormatter
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 
-from analysis.answers import answers_of
-from analysis.plots import (BLUE, COLOURS, GREY, ORANGE, legend_below, panels, plt, save, style_of)
-from harness.log_reading import is_number
+from analysis.plots import BLUE, COLOURS, GREY, ORANGE, legend_below, panels, plt, save, style_of
+from analysis.statistics import mean_over
 from engine.errors import UserError
-from engine.tokens import KINDS, load_tokenizer
-from harness.credit_reading import credit_steps
 from harness.files import PROJECT
-from harness.flags import Flag, Parser, add_flags, with_defaults
+from harness.flags import Parser
+from harness.log_reading import is_number
 from harness.progress import say
-from harness.identity import run_config
 from research.experiments.arms import CONTROLS, SCALE
-from research.experiments.published import RESULTS, fingerprint, read_result, write_result
-from research.statistics import mean_reach
+from research.experiments.published import RESULTS, fingerprint, read_result
 
 MARKED = {"larger batches": COLOURS[2], "the control": COLOURS[3]}
 SIGNS = "os^DvP*"
-OFF = 0.95              # a cosine below this is another direction
+FAR = 5                 # points
 LETTERS = 84            # in a line of README's answer
 SHADES = LinearSegmentedColormap.from_list("shades", ["white", COLOURS[5]])
-FLAGS = {"run": Flag(None, "folder of the default run, to take README's answer from")}
 
 
 def main(argv: list[str]) -> None:
-    parser = add_flags(Parser("python -m research pictures [flags]", __doc__), FLAGS)
-    run = with_defaults(parser.read(argv), FLAGS).run
-    if run:
-        take_answer(Path(run))
+    Parser("python -m research pictures", __doc__).read(argv)
     for picture, (drawing, *sources) in PUBLISHED.items():
         draw(drawing, PROJECT / picture, *map(shown_of, sources))
         say(f"drawn: {picture}")
@@ -67,7 +59,7 @@ def shown_of(source: str) -> dict:
     return parts[part]
 
 
-def draw_leads(table: dict):
+def draw_leads(table: dict) -> tuple[Figure, str]:
     """The board: each arm's lead, the best at the top; crosses are what was predicted."""
     rows = sorted(table["rows"], key=lambda row: row["lead"])
     figure, axis = panels(1, figsize=(8.0, 1.5 + 0.27 * len(rows)))
@@ -101,32 +93,7 @@ def meaning_of(row: dict) -> str:
     return word if word in ("ahead", "behind") else "no difference seen"
 
 
-def points_with_names(axis, points: dict[str, tuple[float, float]], named: Sequence[str]) -> None:
-    """All points, for a legend: names beside them would lie on each other."""
-    for number, name in enumerate(named):
-        if name in points:
-            axis.plot(*points[name], SIGNS[number % len(SIGNS)], ms=7, ls="", label=name,
-                      color=COLOURS[number % (len(COLOURS) - 1)])  # without grey
-    others = [place for name, place in points.items() if name not in named]
-    if others:
-        axis.plot(*zip(*others), "o", color=GREY, ms=4, zorder=1.5, label="others")
-
-
-def draw_cosine_and_noise(table: dict):
-    points = {row["mitigation"]: (row["cosine"], row["noise"]) for row in table["rows"]}
-    points = {name: place for name, place in points.items() if all(map(is_number, place))}
-    figure, axis = panels(1)
-    elsewhere = [name for name, (cosine, _) in points.items() if cosine < OFF]
-    points_with_names(axis, points, ["none", *elsewhere])
-    axis.set(xlabel="cosine with the true gradient", ylabel="noise over signal", yscale="log",
-             title="Weightings, with the advantage rloo")
-    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # they often span less than a decade
-    legend_below(figure, axis, ncols=4)
-    return figure, ("Direction and noise of each weighting, by enumeration: lower right is better. "
-                    f"Named: none, and those that point elsewhere (cosine below {OFF})")
-
-
-def bars_by_kind(axis, table: dict) -> None:
+def bars_by_kind(axis: Axes, table: dict) -> None:
     bars = (("of the tokens", GREY, "of all", None),
             ("of plain GRPO's gradient", ORANGE, "gradient", "95% "),
             ("of what is decided", BLUE, "decided", "95%"))
@@ -144,13 +111,9 @@ def bars_by_kind(axis, table: dict) -> None:
     axis.grid(axis="x", visible=False)
 
 
-FAR = 5  # points
-
-
-def draw_dials(values: dict):
-    """Of the probe dial: the share of the true credit's lead that an arm gains, by the share of
-    tokens that decides, a line each, a panel for each length; only worlds whose other dials are as
-    they were. Grey is plain GRPO with more problems."""
+def draw_dials(values: dict) -> tuple[Figure, str]:
+    """Share of the true credit's lead that an arm gains, by the share of tokens that decides: a
+    panel for each length, worlds without `all` and `own`. Grey is plain GRPO with more problems."""
     cells = {(cell["world"], cell["arm"]): np.array(cell["mean"]) for cell in values["cells"]}
     shares = {world: [int(number) for number in world.split("/")] for world, _ in cells
               if world.replace("/", "").isdigit()}
@@ -187,14 +150,13 @@ def draw_dials(values: dict):
 def share_of_lead(cells: dict, world: str, name: str) -> tuple[float, float]:
     """And how far its interval reaches, the true credit's lead taken as it is."""
     plain = cells[world, "plain GRPO"]
-    leads, true = cells[world, name] - plain, (cells[world, "true credit"] - plain).mean()
-    return leads.mean() / true, float(mean_reach(leads[:, None])[0] / abs(true))
+    lead, true = mean_over(cells[world, name] - plain), (cells[world, "true credit"] - plain).mean()
+    return lead.value / true, (lead.high - lead.value) / abs(true)
 
 
-def draw_law(table: dict):
-    """Of the probe dial: predicted leads against measured ones, a colour for each world, those with
-    a reward of all or nothing apart. Named are points FAR from the diagonal whose interval does not
-    reach it."""
+def draw_law(table: dict) -> tuple[Figure, str]:
+    """Predicted leads against measured ones, a colour for each world, those with a reward of all or
+    nothing apart. Named are points FAR from the diagonal whose interval does not reach it."""
     worlds = list(dict.fromkeys(row["world"] for row in table["rows"]))
     parts = [[world for world in worlds if is_all == world.endswith("all")]
              for is_all in (False, True)]
@@ -224,28 +186,7 @@ def draw_law(table: dict):
                     f"seeds; named where they miss the diagonal by more than {FAR} points")
 
 
-def take_answer(run: Path) -> None:
-    config, steps = run_config(run), credit_steps(run)[:1]
-    answers = sorted(answers_of(run, load_tokenizer(run), steps), key=lambda a: a["episode"])
-    answer = next(filter(is_second_try, answers), None)
-    if answer is None:
-        raise UserError(f"{run}: no answer of its first step solved its problem at the second try")
-    kept = {key: answer[key] for key in ("step", "episode", "prompt", "reward", "texts", "values")}
-    kept |= {"kinds": [KINDS[kind] for kind in answer["kind"]],
-             "rewards": [other["reward"] for other in answers if other["group"] == answer["group"]]}
-    made = {key: config[key] for key in ("git_commit", "versions")}
-    result = {"measured": "answer", "command": f"python -m research pictures --run {run}", **made,
-              "day": date.today().isoformat(), "tables": [], "values": kept}
-    write_result(RESULTS / "answer.json", result)
-
-
-def is_second_try(answer: dict) -> bool:
-    """A try takes two calculations. If all of a group solve it, nothing has a gradient."""
-    solved = answer["answer"] == 1 and any(answer["values"]["gradient size"])
-    return solved and "".join(answer["texts"]).count("=") == 4
-
-
-def draw_answer(answer: dict, kinds: dict):
+def draw_answer(answer: dict, kinds: dict) -> tuple[Figure, str]:
     """Above, one answer; below, what is true of many."""
     figure, (above, below) = plt.subplots(2, 1, figsize=(8.4, 5.8), layout="constrained",
                                           height_ratios=(1, 1.8))
@@ -260,7 +201,7 @@ def draw_answer(answer: dict, kinds: dict):
     return figure, "One answer, shaded by its gradient, and the shares of each kind of token"
 
 
-def write_tokens(figure, axis, texts: list[str], sizes: list[float]) -> None:
+def write_tokens(figure: Figure, axis: Axes, texts: list[str], sizes: list[float]) -> None:
     """Each in a box, shaded by its size."""
     line, place = 0, 0
     for text, size in zip(texts, sizes):

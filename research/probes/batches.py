@@ -14,7 +14,6 @@ from types import SimpleNamespace
 import torch
 
 from credit.critic import generalised_advantage
-from credit.monte_carlo import segment_starts
 from harness.load import make
 from engine.rollouts import Rollouts
 from research.probes.methods import Method, choices
@@ -48,14 +47,14 @@ class Listed:
 
 
 def list_weights(world: World, batches: Batches, advantage: torch.Tensor,
-                 progress=lambda share: None) -> Listed:
+                 progress: Callable[[float], None] = lambda share: None) -> Listed:
     """Of each --mitigation, rescaled as in training. A weighting may look at `advantage`."""
     weightings = {**choices()[0], "oracle": lambda rollouts: rollouts.true_credit.abs()}
     return on_every_batch(world, batches, weightings, advantage, progress)
 
 
 def list_advantages(world: World, batches: Batches, seed: int,
-                    progress=lambda share: None) -> Listed:
+                    progress: Callable[[float], None] = lambda share: None) -> Listed:
     """Of each --advantage that is a function, and of critics whose values are known."""
     functions = {name: chosen for name, chosen in choices()[1].items() if name not in VALUES_KNOWN}
     listed = on_every_batch(world, batches, functions, None, progress)
@@ -65,12 +64,12 @@ def list_advantages(world: World, batches: Batches, seed: int,
 
 
 def on_every_batch(world: World, batches: Batches, chosen: dict, advantage: torch.Tensor | None,
-                   progress) -> Listed:
+                   progress: Callable[[float], None]) -> Listed:
     """Weightings, which are given an advantage; or advantages."""
     (M, G), T = batches.which.shape, world.node.shape[1]
-    methods = {name: Method(name, function_of(one), advantage is not None)
-               for name, one in chosen.items()}
-    reasons = {name: "a class" for name, method in methods.items() if method.function is None}
+    reasons = {name: "a class" for name, one in chosen.items() if inspect.isclass(one)}
+    methods = {name: Method(name, make(one, {}, None), advantage is not None)
+               for name, one in chosen.items() if name not in reasons}
     values = {name: torch.zeros(M, G, T) for name in methods}
     generators = {name: torch.Generator().manual_seed(0) for name in methods}
     for m, rows in enumerate(batches.which):
@@ -93,14 +92,6 @@ def on_every_batch(world: World, batches: Batches, chosen: dict, advantage: torc
                   reasons)
 
 
-def function_of(chosen) -> Callable | None:
-    """(rollouts, lab) -> numbers. None for a class, unless it has `listed(rollouts)`."""
-    if not inspect.isclass(chosen):
-        return make(chosen, {}, None)
-    listed = getattr(chosen, "listed", None)
-    return listed and (lambda rollouts, policy: listed(rollouts))
-
-
 def rows_of(rollouts: Rollouts, rows: torch.Tensor) -> Rollouts:
     """A group of these answers. Hidden states and attention come from one look at all answers."""
     part = {name: value[rows] for name, value in vars(rollouts).items() if torch.is_tensor(value)}
@@ -109,7 +100,7 @@ def rows_of(rollouts: Rollouts, rows: torch.Tensor) -> Rollouts:
     part["scores"] = {name: value[rows] for name, value in rollouts.scores.items()}
     seen = rollouts.forward.look(rollouts, attention=True)
 
-    def look(batch, attention=False):
+    def look(batch: Rollouts, attention: bool = False) -> dict[str, torch.Tensor]:
         return {name: value[rows] for name, value in seen.items()}
 
     return replace(rollouts, **part, forward=SimpleNamespace(look=look))
@@ -121,16 +112,17 @@ def credit_from_values(world: World, seed: int) -> dict[str, torch.Tensor]:
     A critic that is right knows V, a wrong one has a random number for each index. The segments of
     vine are two tokens long. Hindsight is log V(after) - log V(before).
     """
-    rollouts, right = world.rollouts, world.worth
+    rollouts, right, T = world.rollouts, world.worth, world.node.shape[1]
+    start = torch.arange(T) // 2 * 2  # of each token's segment
     generator = torch.Generator().manual_seed(seed)
     wrong = torch.rand(right.shape[1], generator=generator).expand_as(right)
 
-    def critic(value, trust):
+    def critic(value: torch.Tensor, trust: float) -> torch.Tensor:
         return generalised_advantage(value[:, :-1].float(), rollouts.reward, rollouts.mask, 1.0,
                                      trust)
 
     return {"critic": critic(right, 1.0), "one-step": critic(right, 0.0),
-            "vine": by_segments(right, rollouts, "2"),
+            "vine": (right[:, (start + 2).clamp(max=T)] - right[:, start]) * rollouts.mask,
             "hindsight": (right + FLOOR).log().diff() * rollouts.mask,
             "deletion": credit_of_deletion(rollouts),
             "wrong critic": critic(wrong, 1.0), "wrong, one-step": critic(wrong, 0.0)}
@@ -143,16 +135,6 @@ def credit_of_deletion(rollouts: Rollouts) -> torch.Tensor:
         rest = [is_right((*ids[:t], *ids[t + 1:n])) for t in range(n)]
         credit[row, :n] = rollouts.reward[row] - torch.tensor(rest).float()
     return credit
-
-
-def by_segments(worth: torch.Tensor, rollouts: Rollouts, every: str) -> torch.Tensor:
-    """What vine would give with continuations without end: V after a segment minus V before it."""
-    advantage = torch.zeros_like(rollouts.log_prob)
-    for b, (texts, V) in enumerate(zip(rollouts.texts, worth.tolist())):
-        starts = segment_starts(texts, every)
-        for start, end in zip(starts, [*starts[1:], len(texts)]):
-            advantage[b, start:end] = V[end] - V[start]
-    return advantage
 
 
 @dataclass

@@ -43,20 +43,17 @@ class Flag(lab.Flag):
 COMMON = {
     "threads": Flag(0, "CPU threads; 0 is what PyTorch finds", least=0, most=MOST_THREADS),
     "seed": Flag(0, "of all that is drawn; the same seed gives the same numbers", least=0,
-                 most=MOST_SEED),
-}
+                 most=MOST_SEED)}
 OF_A_MODEL = {
     "model": Flag("models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model, say a checkpoint"),
     "device": Flag("cpu", "cpu, cuda or cuda:N"),
-    **COMMON,
-}
+    **COMMON}
 QUICK_TOKENS = 48  # length limit with --quick: sampling takes as long as the longest answer
 
 
 @dataclass
 class Findings:
-    """What a probe has to show. The findings of its tables, a line for each idea, are its summary;
-    the picture, if it shows more than the tables, stands below the first."""
+    """What a probe has to show. What its tables found, a line for each idea, is its summary."""
     title: str
     intro: list[str]
     tables: list[Table]
@@ -82,12 +79,11 @@ def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[[Pr
               argv: list[str]) -> None:
     """Read the flags, measure, and write the findings into a folder, which appears whole or not at
     all."""
-    usual = f"results/{name}-<model>-s<seed>" if "model" in flags else f"results/{name}-s<seed>"
     quick = {flag: declared.quick for flag, declared in flags.items() if declared.quick is not None}
     told = {flag: replace(flags[flag], text=f"{flags[flag].text}, with --quick {value}")
             for flag, value in quick.items()}
     known = {**flags, **told,
-             "out": Flag(None, f"a new folder, by default {usual}"),
+             "out": Flag(None, f"a new folder, by default results/{name}-...-s<seed>"),
              "quick": Flag(False, "seconds instead of minutes: it shows that the probe works"),
              "all": Flag(False, "print every table, not only findings")}
     typed = add_flags(Parser(f"python -m research {name} [flags]", doc), known).read(argv)

@@ -5,7 +5,7 @@ that is estimated is longer than the true one by its noise, so lengths and produ
 pairs of different batches only: their expectation is that of the true means.
 
     cosine     of its mean gradient with the true one
-    noise      variance of a batch over the squared part of the mean along the true gradient
+    noise      variance of a batch over the squared mean
 """
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ class Directions:
     """Blocks of batches show how sure a number is. `true` is the method whose mean counts as that.
     """
 
-    def __init__(self, batches: int, true: str):
+    def __init__(self, batches: int, true: str) -> None:
         self.batches, self.blocks, self.true = batches, min(10, batches // 2), true
         self.count = np.zeros(self.blocks)  # batches in each
         self.entries = None                 # which entries are kept, if not all
@@ -43,50 +43,40 @@ class Directions:
         for name, gradient in gradients.items():
             gradient = self.kept(gradient)
             if name not in self.sums:
-                self.sums[name] = [torch.zeros_like(gradient) for _ in range(self.blocks)]
+                self.sums[name] = gradient.new_zeros(self.blocks, len(gradient))
                 self.squares[name], self.with_true[name] = np.zeros((2, self.blocks))
             self.sums[name][block] += gradient
             self.squares[name][block] += (gradient @ gradient).item()
             self.with_true[name][block] += (gradient @ true).item()
 
-    def cosine(self, name: str) -> Estimate:
-        whole, *without = [cosine for cosine, _ in self.with_and_without(name)]
+    def cosine(self, name: str) -> float:
+        product, length, true = (self.products(one, other)[0] for one, other in (
+            (name, self.true), (name, name), (self.true, self.true)))
+        # with much noise a length may come out negative
+        return product / np.sqrt(length * true) if length > 0 and true > 0 else np.nan
+
+    def noise_ratio(self, name: str, other: str) -> Estimate:
+        """The noise of one over that of the other, in the same batches."""
+        whole, *without = self.noise(name) / self.noise(other)
         return jackknife(whole, np.array(without))
 
-    def noise_ratio(self, name: str, other: str, own: bool = False) -> Estimate:
-        """The noise of one over that of the other, in the same batches; `own`: over the square of
-        its whole mean, wherever that points."""
-        def noise(cosine: float, along: float) -> float:
-            return along * cosine ** 2 if own else along
-        both = zip(self.with_and_without(name), self.with_and_without(other))
-        whole, *without = [noise(*one) / noise(*another) for one, another in both]
-        return jackknife(whole, np.array(without))
-
-    def with_and_without(self, name: str) -> list[tuple[float, float]]:
-        """Cosine and noise from all blocks, then from all but each of them."""
-        products = [self.products(*pair) for pair in (
-            (name, self.true), (name, name), (self.true, self.true))]
-        every = np.arange(self.blocks)
-        with np.errstate(invalid="ignore", divide="ignore"):  # a method may have no gradient at all
-            return [self.numbers(name, products, blocks)
-                    for blocks in (every, *(np.delete(every, k) for k in every))]
+    def noise(self, name: str) -> np.ndarray:
+        """From all blocks, then from all but each; undefined where the mean points away."""
+        length, square = self.products(name, name), left_out(self.squares[name])
+        is_known = (length > 0) & (self.products(name, self.true) > 0)
+        length = np.where(is_known, length, np.nan)
+        return square / left_out(self.count) / length - 1
 
     def products(self, name: str, other: str) -> np.ndarray:
-        """(blocks, blocks): products of the blocks' sums."""
-        one = torch.stack(self.sums[name]).double()
-        two = torch.stack(self.sums[other]).double()
-        return (one @ two.T).cpu().numpy()
+        """Of their means, without a batch's product with itself: from all blocks, then from all but
+        each. `other` is the same or the true one."""
+        pairs = (self.sums[name].double() @ self.sums[other].double().T).cpu().numpy()
+        without = pairs.sum() - pairs.sum(0) - pairs.sum(1) + pairs.diagonal()
+        same = left_out(self.with_true[name] if other == self.true else self.squares[name])
+        M = left_out(self.count)
+        return (np.append(pairs.sum(), without) - same) / (M * (M - 1))
 
-    def numbers(self, name: str, products: list[np.ndarray],
-                blocks: np.ndarray) -> tuple[float, float]:
-        """The same from some blocks alone, without the products of a batch with itself."""
-        M = self.count[blocks].sum()
-        square = self.squares[name][blocks].sum() / M
-        same_batch = (self.with_true[name], self.squares[name], self.squares[self.true])
-        product, length, true = (
-            (of_all[np.ix_(blocks, blocks)].sum() - of_same[blocks].sum()) / (M * (M - 1))
-            for of_all, of_same in zip(products, same_batch))
-        if true <= 0 or length <= 0:  # with much noise a length may come out negative
-            return np.nan, np.nan
-        noise = (square - length) * true / product ** 2 if product > 0 else np.nan
-        return product / np.sqrt(length * true), noise
+
+def left_out(sums: np.ndarray) -> np.ndarray:
+    """Of all blocks, then of all but each."""
+    return np.append(sums.sum(), sums.sum() - sums)

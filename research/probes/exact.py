@@ -4,57 +4,38 @@
 
 The world (world.py) is a Qwen2 of a few hundred parameters with answers of at most four
 tokens out of three. True is the gradient of J, the probability to be right. An --advantage and a
---mitigation make from a batch the estimate
+--mitigation make from a batch, which is one group, by the same functions that train, the estimate
 
     sum over the group's answers and their tokens of  weight * advantage * grad log pi / G
 
-(--loss_norm constant up to a factor), by the same functions that train. All batches that can be
-drawn are listed with their probability (batches.py). The tables have the bias of this estimate, its
-cosine with the true gradient (1 is the right direction, whatever the length) and its noise.
-
-An idea that is a function of the batch is listed beside the others. One that is a class keeps a
-state or samples more, and is shown as n/a, unless it has a static method listed(rollouts) that
-returns its weights.
+All batches that can be drawn are listed with their probability (batches.py). An idea that is a
+class keeps a state or samples more: it is shown as n/a.
 """
 import math
 
 import torch
 
 from analysis.tables import Table, by_row
-from engine.errors import UserError
 from grpo import gradient_size
-from research.experiments.pictures import draw, draw_cosine_and_noise
 from research.probes.batches import Batches, Listed, estimator, list_advantages, list_weights
 from research.probes.common import COMMON, Findings, Flag, Probe
 from research.probes.progress import Progress
 from research.probes.world import World, make_world
 
 FLAGS = {
-    "length": Flag(4, "most tokens of an answer", least=2, most=10, quick=3),
-    "answers": Flag(3, "answers in a group", least=2, most=10, quick=2),
-    **COMMON,
-}
-MOST_GROUPS = 100_000  # half an hour
+    "length": Flag(4, "most tokens of an answer", least=2, most=5, quick=3),
+    "answers": Flag(3, "answers in a group", least=2, most=3, quick=2),
+    **COMMON}
 HOLDS = 1e-5  # an identity holds when its sides differ by less, relative to the right one
-MEASURES = {"bias": ".3f", "cosine": ".4f", "noise": ".2f"}
 LEGEND = (
     "bias: size of (mean estimate - true gradient) over that of the true gradient; cosine: "
     "between the two; noise: trace of the covariance over the squared part of the mean that lies "
     "along the true gradient, the number of batches until noise and signal are alike.")
 
 
-def refuse_groups(length: int, answers: int) -> None:
-    listed = 2 ** (length + 1) - 1
-    groups = math.comb(listed + answers - 1, answers)
-    if groups > MOST_GROUPS:
-        raise UserError(f"--length {length} and --answers {answers} make {groups:,} groups, "
-                        f"{MOST_GROUPS:,} are the most that are listed here")
-
-
 def measure(probe: Probe) -> Findings:
     args, progress = probe.args, Progress(advantages=4, weights=20, sums=4)
     torch.set_num_threads(args.threads or torch.get_num_threads())
-    refuse_groups(args.length, args.answers)
     world = make_world(args.seed, args.length)
     batches = Batches.all(world, args.answers)
     advantages = list_advantages(world, batches, args.seed,
@@ -62,12 +43,11 @@ def measure(probe: Probe) -> Findings:
     weights = list_weights(world, batches, advantages.values["grpo"],
                            lambda share: progress("weights", share))
     progress("sums")
-    weighted = weighting_table(world, batches, advantages.values["rloo"], weights)
-    tables = [weighted, advantage_table(world, batches, advantages),
+    tables = [weighting_table(world, batches, advantages.values["rloo"], weights),
+              advantage_table(world, batches, advantages),
               identities(world, batches, advantages.values)]
     return Findings("A world that can be listed", [in_numbers(world, batches), LEGEND], tables,
-                    draw(draw_cosine_and_noise, probe.folder / "cosine_and_noise.png",
-                         weighted.to_json()), "about a minute")
+                    None, "about a minute")
 
 
 def in_numbers(world: World, batches: Batches) -> str:
@@ -78,16 +58,16 @@ def in_numbers(world: World, batches: Batches) -> str:
             f"different groups of {G} answers, with their probabilities.")
 
 
-def measured_rows(world: World, batches: Batches, listed: Listed, advantage=1.0) -> list[list]:
+def measured_rows(world: World, batches: Batches, listed: Listed,
+                  advantage: torch.Tensor | float = 1.0) -> list[list]:
     G = batches.which.shape[1]
     return [[name, *estimator(world, batches, values * advantage / G).against(
         world.gradient).values()] for name, values in listed.values.items()]
 
 
 def columns_of(name: str, rows: list[list], listed: Listed) -> dict[str, tuple]:
-    """With those that are not listed."""
-    rows = rows + [[other, "n/a", "n/a", "n/a"] for other in listed.reasons]
-    return by_row({name: "", **MEASURES}, rows)
+    not_listed = [[other, "n/a", "n/a", "n/a"] for other in listed.reasons]
+    return by_row({name: "", "bias": ".3f", "cosine": ".4f", "noise": ".2f"}, rows + not_listed)
 
 
 def advantage_table(world: World, batches: Batches, advantages: Listed) -> Table:
@@ -127,9 +107,8 @@ def identities(world: World, batches: Batches, advantage: dict[str, torch.Tensor
     """What theory says of the small world, each identity with both of its sides."""
     rows = [*rows_of_credit(world), *rows_of_batches(world, batches, advantage)]
     wrong, largest = sum(row[3] >= HOLDS for row in rows), max(row[3] for row in rows)
-    holds = f"All {len(rows)} identities hold"
-    if wrong:
-        holds = f"{wrong} of {len(rows)} identities do not hold"
+    holds = f"{wrong} of {len(rows)} identities do not hold" if wrong else (
+        f"All {len(rows)} identities hold")
     formats = {"identity": "", "left": ".6f", "right": ".6f", "difference": ".1e"}
     return Table("identities", "What theory says", by_row(formats, rows),
                  f"{holds}: the largest relative difference is {largest:.0e}.",

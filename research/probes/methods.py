@@ -2,6 +2,7 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 
@@ -14,19 +15,16 @@ from harness.command_line import read_flags
 from harness.settings import make_settings
 from mitigations import rescaled_weight
 
-MEASURED_K = 2  # as in the arm `measured` of the board
 ALIKE = ("grpo", "dr_grpo")  # grpo is the weighting none; dr_grpo is a multiple of rloo
 
 
-def choices() -> tuple[dict, dict]:
-    """All of --mitigation, and all of --advantage."""
-    return functions_first(MITIGATIONS), functions_first(ADVANTAGES)
-
-
-def functions_first(functions: dict) -> dict:
-    """Functions as they stand, then classes by name, whichever module was imported first."""
-    return dict(sorted(functions.items(),
-                       key=lambda item: item[0] if inspect.isclass(item[1]) else ""))
+def choices() -> tuple[dict[str, Callable], dict[str, Callable]]:
+    """All of --mitigation, and all of --advantage: functions as they stand, then classes by name,
+    whichever module was imported first."""
+    weightings, advantages = (
+        dict(sorted(of.items(), key=lambda item: item[0] if inspect.isclass(item[1]) else ""))
+        for of in (MITIGATIONS, ADVANTAGES))
+    return weightings, advantages
 
 
 @dataclass
@@ -36,7 +34,8 @@ class Method:
     function: Callable
     is_weighting: bool
 
-    def numbers(self, rollouts: Rollouts, policy: Policy | None) -> torch.Tensor:
+    def numbers(self, rollouts: Rollouts,
+                policy: Policy | SimpleNamespace | None) -> torch.Tensor:
         """(B, T): its weights as the loss takes them by default, or its advantages."""
         if self.is_weighting:
             rescale = "none" if self.name in NEVER_RESCALED else "mean"
@@ -55,10 +54,10 @@ class Method:
         return frame * rollouts.advantage if self.is_weighting else frame
 
 
-def make_methods(policy: Policy, oracle_k: int = 1) -> dict[str, Method]:
-    """All flags as the board has them; the oracle's number of continuations is given."""
+def make_methods(policy: Policy) -> dict[str, Method]:
+    """With their flags' defaults, but for `measured`, which is as on the board."""
     weightings, advantages = choices()
-    flags = {"oracle": {"oracle_k": oracle_k}, "measured": {"measured_k": MEASURED_K}}
+    flags = {"measured": {"measured_k": 2}}
     return {name: Method(name, make(chosen, flags.get(name, {}), policy), of is weightings)
             for of in (weightings, advantages) for name, chosen in of.items() if name not in ALIKE}
 

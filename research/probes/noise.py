@@ -8,18 +8,17 @@ A batch's gradient g is signal and noise. Half of the noise is worth a batch of 
 each arm, in the same batches, before training, at all parameters, clipped as training clips it:
 
     noise     E|g - mean|^2 / |mean|^2, of plain GRPO over that of the arm: above 1 is less noise
-    cosine    of the arm's mean gradient with plain GRPO's
-    along     the noise ratio times cosine^2: what does not point along plain GRPO's mean is no
-              signal here. An arm that is right where plain GRPO is wrong is worth more than this
+    cosine    of the arm's mean gradient with plain GRPO's. What does not point along that is no
+              signal, unless plain GRPO is wrong: then only noise times cosine^2 is worth a batch
     cost      of a step with it over a plain one: in sampled tokens, and in processor seconds of
               sampling, credit and gradient
 
-Squared means come from pairs of different batches (direction.py), so that noise is not counted as
-signal. The noise-cost criterion, noise ratio above both costs, is necessary for an arm to be ahead
-at the same price, and not enough: it knows the first step of a training, not where the arm leads.
-An arm with a state learns on the way, as in training.
+A noise ratio above both costs is necessary for an arm to be ahead at the same price, and not
+enough: it knows the first step of a training, not where the arm leads. An arm with a state learns
+on the way, as in training.
 """
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
 from time import process_time
 
@@ -46,10 +45,8 @@ FLAGS = {
     "questions": Flag(8, "problems in each of them", least=1, most=10_000, quick=1),
     "answers": Flag(8, "answers to each of those", least=2, most=1000, quick=2),
     "only": Flag("all", "these arms beside plain GRPO, with a comma between them")}
-NOTE = ("ratios: above 1 where the arm's gradient is the less noisy, from shared batches, interval "
-        "over blocks of them; clipped: batches with a gradient norm above max_grad_norm; noise "
-        "below cost: the interval of the noise ratio lies above both costs, which is necessary and "
-        "not enough to be ahead")
+NOTE = ("ratios: above 1 where the arm's gradient is the less noisy, interval over blocks of "
+        "batches; noise below cost: it lies above both costs, which is not enough to be ahead")
 
 
 def measure(probe: Probe) -> Findings:
@@ -57,7 +54,6 @@ def measure(probe: Probe) -> Findings:
     progress = Progress(gradients=100)
     methods = {name: make_method(ARMS[name], policy) for name in chosen(args.only)}
     directions, costs = Directions(args.batches, PLAIN), Costs()
-    norms = {name: [] for name in methods}
     for n in range(args.batches):
         progress("gradients", n / args.batches)
         with costs.timed(PLAIN):
@@ -65,15 +61,13 @@ def measure(probe: Probe) -> Findings:
             gradients(policy, rollouts, {PLAIN: rollouts.advantage})
         costs.tokens[PLAIN] += int(rollouts.mask.sum())
         found = gradients(policy, rollouts, coefficients(policy, methods, rollouts, costs))
-        for name, gradient in found.items():
-            norms[name].append(gradient.norm().item())
-            gradient *= clipping(norms[name][-1], policy.settings.max_grad_norm)
+        for gradient in found.values():
+            gradient *= clipping(gradient.norm().item(), policy.settings.max_grad_norm)
         directions.add(found)
     intro = [f"{policy.folder}: {args.batches} batches of {args.questions} x {args.answers} "
              "answers, before training."]
-    table = noise_table(directions, costs, norms, policy.settings.max_grad_norm)
-    return Findings("How noisy is the gradient of each arm?", intro, [table], None,
-                    "a quarter of an hour")
+    return Findings("How noisy is the gradient of each arm?", intro,
+                    [noise_table(directions, costs)], None, "a quarter of an hour")
 
 
 def chosen(only: str) -> list[str]:
@@ -93,11 +87,11 @@ def clipping(norm: float, limit: float) -> float:
 class Costs:
     """Of plain steps; and of each arm, what it takes beside one."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.tokens, self.seconds = Counter(), Counter()  # of a processor
 
     @contextmanager
-    def timed(self, name: str):
+    def timed(self, name: str) -> Iterator[None]:
         start = process_time()
         yield
         self.seconds[name] += process_time() - start
@@ -117,26 +111,21 @@ def coefficients(policy: Policy, methods: dict[str, Method], rollouts: Rollouts,
     return of_all
 
 
-def noise_table(directions: Directions, costs: Costs, norms: dict[str, list[float]],
-                limit: float) -> Table:
+def noise_table(directions: Directions, costs: Costs) -> Table:
     rows = []
-    for name in norms:
-        noise, along = (directions.noise_ratio(PLAIN, name, whole) for whole in (True, False))
+    for name in directions.sums:
+        noise = directions.noise_ratio(PLAIN, name)
         spent = [costs.ratio(name, of) for of in (costs.tokens, costs.seconds)]
-        clipped = np.mean(np.array(norms[name]) > limit) if limit else 0.0
-        rows.append([name, noise.value, noise.interval, along.value, along.interval,
-                     directions.cosine(name).value, *spent, np.mean(norms[name]), clipped,
+        rows.append([name, noise.value, noise.interval, directions.cosine(name), *spent,
                      criterion(noise, spent, name)])
     rows.sort(key=lambda row: -np.nan_to_num(row[1], nan=-1.0))
-    formats = {"arm": "", "noise": ".2f", "95%": ".2f", "along": ".2f", "along 95%": ".2f",
-               "cosine": ".3f", "tokens": ".2f", "seconds": ".2f", "norm": ".3f",
-               "clipped": ".0%", "criterion": ""}
+    formats = {"arm": "", "noise": ".2f", "95%": ".2f", "cosine": ".3f", "tokens": ".2f",
+               "seconds": ".2f", "criterion": ""}
     return Table("noise", "Noise of plain GRPO over that of each arm, against what the arm costs",
                  by_row(formats, rows), "", [NOTE],
                  {"noise": "noise ratio", "95%": "95% interval",
-                  "along": "along plain GRPO's mean", "along 95%": "95% interval",
                   "cosine": "cosine of the means", "tokens": "cost in tokens",
-                  "seconds": "cost in seconds", "norm": "gradient norm"})
+                  "seconds": "cost in seconds"})
 
 
 def criterion(noise: Estimate, spent: list[float], name: str) -> str:

@@ -6,26 +6,22 @@ from harness.progress import show_status, though_nobody_reads
 
 
 class Progress:
-    """Print the share of the work that is done, and the time left, on stderr.
+    """Show the share of the work that is done, and the time left, on stderr: in a line that is
+    overwritten, or where there is no terminal in a line every half minute. `parts` are the stages
+    and about how long each takes, in any unit."""
 
-    At a terminal one line is overwritten; elsewhere a line is printed every half minute. `parts`
-    are the stages and about how long each takes, in any unit.
-    """
-
-    def __init__(self, **parts: float):
+    def __init__(self, **parts: float) -> None:
         self.parts = parts
-        self.start = time.monotonic()
-        self.last_line = self.start  # when one was printed
+        self.start = self.last_line = time.monotonic()
 
     def __call__(self, part: str, done: float = 0.0, text: str = "") -> None:
-        now = time.monotonic()
-        names = list(self.parts)
+        now, names = time.monotonic(), list(self.parts)
         before = sum(self.parts[name] for name in names[:names.index(part)])
         share = (before + done * self.parts[part]) / sum(self.parts.values())
-        line = f"{share:4.0%}  {text or part.replace('_', ' ')}"
+        line = f"{share:4.0%}  {text or part}"
         if share > 0.02:
             left = (now - self.start) * (1 - share) / share
-            line += f", about {left / 60:.0f} min {left % 60:02.0f} s left"
+            line += f", about {left // 60:.0f} min {left % 60:02.0f} s left"
         if sys.stderr.isatty():
             show_status(line)
         elif now - self.last_line > 30:

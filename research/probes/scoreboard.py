@@ -14,17 +14,13 @@ variance of the reward: so the square says how much is decided at the token. An 
 Every method, a weighting or an advantage, gets an index. Order the tokens of each answer by weight,
 from -1 (least) to 1 (most). The index is the mean place of what is decided: 1 if all of it is at
 the token with most weight, 0 by chance, -1 if all of it is at the token with least. Above
-0.96 - 0.04 * 0.67. Where its gradient points, and how noisy it is, the probe noise says.
-
-Noise in the measured credit does not bias the index, which is linear in its squares, and these are
-products of independent estimates. What can be reached is shown by one half of the continuations as
-a weight, judged by the other half.
+0.96 - 0.04 * 0.67. What can be reached is shown by one half of the continuations as a weight,
+judged by the other half: squares are products of independent estimates, so noise adds nothing.
 
 The batch is written as a run folder for analyze.py, with columns true_credit, true_credit_se and
 decided, the square.
 """
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 
@@ -41,19 +37,15 @@ from research.probes.credit import (
     CLASSES, Credit, MeasuredTokens, flat_tokens, mean_product, measured_tokens, true_credit)
 from research.probes.methods import Method, make_methods
 from research.probes.progress import Progress
-from research.statistics import jackknife, ratio_of_sums, with_and_without
+from research.statistics import jackknife, ratio_of_sums
 
 FLAGS = {
     **OF_A_MODEL,
     "questions": Flag(12, "problems whose credit is measured", least=2, most=10_000, quick=2),
     "answers": Flag(8, "answers to each of them", least=2, most=1000, quick=2),
     "continuations": Flag(32, "behind the credit of a token that is a free choice; fewer where it "
-                              "is nearly certain", least=2, most=10_000, quick=4),
-    "oracle_k": Flag(8, "the same for the oracle, which measures for itself", least=1,
-                     most=10_000, quick=1),
-}
+                              "is nearly certain", least=2, most=10_000, quick=4)}
 AGAIN = "the credit measured again"
-EVEN = 0.01  # a difference of shares that is too small to matter
 PARTITIONS = {"kind": (KINDS, "What is decided at each kind of token, and what gradient it gets"),
               "section": (SECTIONS, "The same by section of the answer"),
               "class": (CLASSES, "The same by the earlier experiment's classes: is filler wasted?")}
@@ -62,7 +54,7 @@ PARTITIONS = {"kind": (KINDS, "What is decided at each kind of token, and what g
 def measure(probe: Probe) -> Findings:
     args, policy = probe.args, probe.policy()
     progress = Progress(credit=50, scores=6)
-    methods = make_methods(policy, args.oracle_k)
+    methods = make_methods(policy)
     rollouts = sample_batch(policy, 1, args.questions, args.answers)
     credit = true_credit(policy, rollouts, args.continuations,
                          lambda share: progress("credit", share))
@@ -71,19 +63,14 @@ def measure(probe: Probe) -> Findings:
     by_partition = [decided_table(tokens, partition) for partition in PARTITIONS]
     scores = scores_table(score_methods(policy, methods, tokens, rollouts))
     write_run(probe.folder / "run", policy, rollouts, credit)
-    return Findings("Which tokens earned the reward, and who knows it",
-                    introduction(args, policy, rollouts, credit),
+    intro = [f"{policy.folder}: {args.questions} problems x {args.answers} answers, "
+             f"{int(rollouts.mask.sum()):,} tokens, credit from {credit.spent:,} sampled tokens.",
+             "Credit is V(after) - V(before). What is decided at a token is its squared credit: "
+             "summed over an answer it is on average the variance of the reward. Intervals are "
+             "over problems, of this policy."]
+    return Findings("Which tokens earned the reward, and who knows it", intro,
                     [*by_partition, scores, ceiling_table(rollouts, credit)], None,
                     "some minutes")
-
-
-def introduction(args: SimpleNamespace, policy: Policy, rollouts: Rollouts,
-                 credit: Credit) -> list[str]:
-    return [f"{policy.folder}: {args.questions} problems x {args.answers} answers, "
-            f"{int(rollouts.mask.sum()):,} tokens, credit from {credit.spent:,} sampled tokens.",
-            "Credit is V(after) - V(before). What is decided at a token is its squared credit: "
-            "summed over an answer it is on average the variance of the reward. Intervals are "
-            "over problems. They do not cover another policy, or other problems."]
 
 
 def write_run(path: Path, policy: Policy, rollouts: Rollouts, credit: Credit) -> None:
@@ -97,39 +84,23 @@ def write_run(path: Path, policy: Policy, rollouts: Rollouts, credit: Credit) ->
 
 def decided_table(tokens: MeasuredTokens, partition: str) -> Table:
     names, title = PARTITIONS[partition]
-    by, decided, rows, excesses = tokens.by_question, tokens.decided, [], []
+    by, decided, rows = tokens.by_question, tokens.decided, []
     gradient = np.abs(tokens.advantage) * tokens.size
     for code, name in enumerate(names):
         inside = tokens.codes[partition] == code
         if inside.any():
-            of_decided = by(decided * inside), by(decided)
-            of_gradient = by(gradient * inside), by(gradient)
-            excess = difference_of_shares(of_gradient, of_decided)
-            shares = ratio_of_sums(*of_decided), ratio_of_sums(*of_gradient), excess
+            shares = [ratio_of_sums(by(whole * inside), by(whole)) for whole in (decided, gradient)]
             rows.append([name, int(inside.sum()), inside.mean(),
                          *(part for share in shares for part in (share.value, share.interval))])
-            excesses.append(excess)
-    for row, excess, word in zip(rows, excesses,
-                                 verdicts(excesses, ("too much", "too little"), null=0.0)):
-        row.append("about even" if max(abs(excess.low), abs(excess.high)) < EVEN else word)
     formats = {partition: "", "tokens": ",d", "of all": ".1%", "decided": ".1%", "95%": ".1%",
-               "gradient": ".1%", "95% ": ".1%", "minus": "+.1%", "95%  ": "+.1%", "verdict": ""}
+               "gradient": ".1%", "95% ": ".1%"}
     nothing = decided.sum() <= 0 or not gradient.any()
     return Table(
         partition, title, by_row(formats, rows), decided_in_words(rows, nothing),
         ["of what is decided: share of the sum of squared credits; of plain GRPO's gradient: "
-         "share of abs(A) s; too much and too little after Holm's correction, about even where the "
-         "interval is within a point"],
+         "share of abs(A) s"],
         {"of all": "of all tokens", "decided": "of what is decided", "95%": "95% interval",
-         "gradient": "of plain GRPO's gradient", "95% ": "95% interval",
-         "minus": "gradient minus decided", "95%  ": "95% interval"})
-
-
-def difference_of_shares(one: tuple[np.ndarray, np.ndarray],
-                         other: tuple[np.ndarray, np.ndarray]) -> Estimate:
-    """Of two pairs, part and whole by problem: the first share minus the second."""
-    (value, left), (other_value, other_left) = with_and_without(*one), with_and_without(*other)
-    return jackknife(value - other_value, left - other_left)
+         "gradient": "of plain GRPO's gradient", "95% ": "95% interval"})
 
 
 def decided_in_words(rows: list[list], nothing: bool) -> str:
@@ -137,7 +108,7 @@ def decided_in_words(rows: list[list], nothing: bool) -> str:
     if nothing:
         return "All answers to a problem got nearly the same reward: nothing is decided."
     filler = [row for row in rows if row[0] == "filler"]
-    name, _, _, decided, (low, high), gradient, (least, most), *_ = (
+    name, _, _, decided, (low, high), gradient, (least, most) = (
         filler[0] if filler else max(rows, key=lambda row: row[3]))
     if not high - low < 1:
         return "Too few problems and continuations to say where the reward is decided."
@@ -163,10 +134,8 @@ def index(tokens: MeasuredTokens, size: np.ndarray, decided: np.ndarray) -> Esti
 def scores_table(scores: dict[str, Estimate | None]) -> Table:
     indices = {name: of for name, of in scores.items() if of}
     words = dict(zip(indices, verdicts(list(indices.values()), ("knows", "misleads"), null=0.0)))
-    rows = []
-    for name, of in scores.items():
-        rows.append([name, *([of.value, of.interval] if of else [0.0, None]),
-                     words.get(name, "constant")])
+    rows = [[name, *([of.value, of.interval] if of else [0.0, None]), words.get(name, "constant")]
+            for name, of in scores.items()]
     formats = {"arm": "", "index": "+.2f", "95%": "+.2f", "verdict": ""}
     return Table("scores", "Methods against the true credit", by_row(formats, rows),
                  scores_in_words(indices), [
@@ -194,8 +163,7 @@ def with_interval(estimate: Estimate) -> str:
 
 def ceiling_table(rollouts: Rollouts, credit: Credit) -> Table:
     """How much of the rewards' variance over tokens a critic explains that knows V before each of
-    them: Var(V) / Var(R), and Var(V) = Cov(R, V). The noise in the measured V is that of other
-    answers, so it does not count."""
+    them: Var(V) / Var(R), and Var(V) = Cov(R, V), to which noise in the measured V adds nothing."""
     mask = rollouts.mask
     reward, before = (flat_tokens(frame, mask) for frame in (
         rollouts.reward[:, None].expand_as(mask), credit.before))

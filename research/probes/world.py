@@ -136,9 +136,8 @@ def without_rounding(values: torch.Tensor) -> torch.Tensor:
     differs from one kind of CPU to the next, would decide which of them are kept.
     """
     result, order = values.flatten().sort()
-    for i in range(1, len(result)):
-        if result[i] - result[i - 1] < ROUNDING:
-            result[i] = result[i - 1]
+    is_new = result.diff(prepend=result[:1] - 1) >= ROUNDING
+    result = result[is_new][is_new.cumsum(0) - 1]
     return torch.zeros_like(result).scatter(0, order, result).view_as(values)
 
 

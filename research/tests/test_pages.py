@@ -76,6 +76,7 @@ def test_a_result_that_was_changed_by_hand_or_damaged_is_named(results, old, new
     ("interval small success none; end; 95%", "50.0% (+1.0 to +2.0)"),
     ("table small success by size; share, all", "\n| share, all |\n|--:|\n| 50.0% |\n| 25.0% |\n"),
     ("text small log", "\n```\n   1/2  0.5\n ...\n```\n"),
+    ("words small success", "\nrloo is behind.\n"),
     ("source small", "\n`python -m study small`, 2026-11-21, torch 2.13.0, commit aaaaaaa, "
      "a command of that commit, no longer here\n"),
     ("table small success; arm; 95%",

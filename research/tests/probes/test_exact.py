@@ -12,11 +12,9 @@ import torch
 import grpo
 from conftest import StateIdea, gradients
 from credit.hindsight import taught
-from engine.errors import UserError
 from engine.forward import response_log_probs
 from grpo import policy_loss
 from mitigations import rescaled_weight
-from research.__main__ import main
 from research.probes import exact
 from research.probes.batches import (
     Batches, Estimator, credit_of_deletion, estimator, list_advantages, list_weights, rows_of)
@@ -153,16 +151,9 @@ def test_the_last_bit_of_an_entropy_does_not_decide_what_is_kept():
         assert torch.equal(kept, weigh(rows))
 
 
-class ListedIdea(StateIdea):
-    @staticmethod
-    def listed(rollouts):
-        return torch.full_like(rollouts.log_prob, 3.0)
-
-
 IDEAS = {
     "none": choices()[0]["none"],
     "state_idea": StateIdea,
-    "listed_idea": ListedIdea,
     "sign_idea": lambda rollouts: torch.where(rollouts.advantage > 0, 2.0, 1.0),
     "noise_idea": lambda rollouts: torch.rand(rollouts.mask.shape, generator=rollouts.generator),
     "problem_idea": lambda rollouts: torch.tensor([len(rollouts.problems[0].numbers)]),
@@ -187,14 +178,12 @@ def test_any_idea_is_listed_or_named(monkeypatch, tmp_path, capsys):
     for name, reason in (("state_idea", "a class"), ("noise_idea", "draws random numbers"),
                          ("problem_idea", "no attribute 'numbers'")):
         assert cosine[name] == "n/a" and reason in note.partition(f"{name} (")[2].partition("; ")[0]
-    for name in ("none", "listed_idea"):  # the same weight for all
-        assert cosine[name] == pytest.approx(1, abs=1e-6)
+    assert cosine["none"] == pytest.approx(1, abs=1e-6)
     assert 0 < cosine["sign_idea"] <= 1
     bias = {row["advantage"]: row["bias"] for row in tables["advantages"]["rows"]}
     assert bias["half_advantage"] == pytest.approx(0.5, abs=1e-5)
     assert bias["state_advantage"] == bias["undefined_advantage"] == "n/a"
     assert re.search(r"undefined_advantage \(.*? is not finite", tables["advantages"]["notes"][1])
-    assert (tmp_path / "x/cosine_and_noise.png").is_file()
 
 
 def test_what_an_answer_is_worth_without_a_token():
@@ -230,13 +219,3 @@ def test_a_copy_that_is_taught_long_enough_follows_bayes_rule(world):
         cosines.append(product / (square * (often * guess.square()).sum()).sqrt())
         sizes.append(product / square)
     assert cosines[1] > 0.98 and sizes[1] > 0.8 and sizes[1] > 5 * sizes[0]
-
-
-def test_a_world_with_too_many_groups_is_not_listed(tmp_path, monkeypatch):
-    monkeypatch.setattr(exact, "make_world", lambda *_: pytest.fail("it was made"))
-    exact.refuse_groups(4, 3)
-    for length, answers in ((10, 2), (4, 6), (10, 10)):
-        with pytest.raises(UserError, match="groups, 100,000 are the most that are listed here"):
-            exact.refuse_groups(length, answers)
-    with pytest.raises(UserError, match="--length 10 and --answers 10 make"):
-        main(["exact", "--length", "10", "--answers", "10", "--out", str(tmp_path / "x")])
