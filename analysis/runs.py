@@ -2,20 +2,61 @@
 import os
 import sys
 from pathlib import Path
+from typing import TypedDict
 
 import numpy as np
 
 from engine.errors import UserError
 from harness.credit_file import checkpoint_folders
 from harness.credit_reading import credit_steps, read_columns
-from harness.files import is_there, paths_in
+from harness.files import Json, is_there, paths_in
 from harness.identity import run_config
 from harness.log_reading import lines_of_run, missing_evaluations, refuse_gaps
 
 NEEDED = ("mitigation", "steps", "seed", "model")  # every run's config.json says what they are
 
 
-def read_runs(folders: list[str]) -> list[dict]:
+class Config(TypedDict):
+    mitigation: str
+    steps: int
+    seed: int
+    model: str
+
+
+class StepLine(TypedDict):
+    step: int
+    success: float | None
+    finished: float | None
+    entropy: float | None
+    gradient_norm: float | None
+    weight_factor: float | None
+    N: int | None
+    seconds: float | None
+
+
+class Evaluation(TypedDict):
+    step: int
+    mode: str
+    success: float
+    success_low: float
+    success_high: float
+    format_mean: float
+    finished_mean: float
+    length_mean: float
+    answer: list[float]  # of each problem
+    shown: list[Json] | None
+
+
+class Run(TypedDict):
+    """A run folder; of its lines and settings the ones that are read here."""
+    folder: Path
+    config: Config
+    steps: list[int]  # with a credit file
+    metrics: list[StepLine]
+    evaluations: list[Evaluation]
+
+
+def read_runs(folders: list[str]) -> list[Run]:
     """The runs in these folders. One that was named wrongly is an error; one that a pattern like
     runs/* caught is passed over, with a line."""
     runs, several = [], len(folders) > 1
@@ -36,15 +77,15 @@ def read_runs(folders: list[str]) -> list[dict]:
     return runs
 
 
-def read_run(folder: str | Path) -> dict:
+def read_run(folder: str | Path) -> Run:
     folder = Path(folder)
     config = run_config(folder)
     for key in NEEDED:
         if key not in config:
             raise UserError(f"{folder / 'config.json'} says nothing of {key}")
-    run: dict = {"folder": folder, "config": config, "steps": credit_steps(folder)}
-    for name in ("metrics", "evaluations"):
-        run[name] = lines_of_run(folder, f"{name}.jsonl")
+    run: Run = {"folder": folder, "config": config, "steps": credit_steps(folder),
+                "metrics": lines_of_run(folder, "metrics.jsonl"),
+                "evaluations": lines_of_run(folder, "evaluations.jsonl")}
     check_evaluations(folder / "evaluations.jsonl", run["evaluations"])
     refuse_gaps(folder, config, run["metrics"], run["evaluations"], steps_made(run))
     lost = {line["step"] for line in run["metrics"]} - set(run["steps"])
@@ -54,7 +95,7 @@ def read_run(folder: str | Path) -> dict:
     return run
 
 
-def check_evaluations(path: Path, lines: list[dict]) -> None:
+def check_evaluations(path: Path, lines: list[Evaluation]) -> None:
     """Differences are paired by problem."""
     for number, line in enumerate(lines, 1):
         count = len(line["answer"])
@@ -63,7 +104,7 @@ def check_evaluations(path: Path, lines: list[dict]) -> None:
                             f"{len(lines[0]['answer'])}: they should be to the same problems")
 
 
-def steps_made(run: dict) -> int:
+def steps_made(run: Run) -> int:
     """Up to which step all has to be on record. What training writes comes in order: the evaluation
     before the first step, then of each step its credit file, its line of metrics, its evaluation
     and its checkpoint. Of the last step all that follows may be missing; -1 if nothing has to be
@@ -75,17 +116,18 @@ def steps_made(run: dict) -> int:
     return max([done - 1, *kept])
 
 
-def evaluations(run: dict, mode: str) -> list[dict]:
+def evaluations(run: Run, mode: str) -> list[Evaluation]:
     """Those that were `sampled` or `greedy`, in the order of their steps."""
     lines = [line for line in run["evaluations"] if line["mode"] == mode]
     return sorted(lines, key=lambda line: line["step"])
 
 
-def share_asked_before(run: dict) -> float:
+def share_asked_before(run: Run) -> float:
     """The share of the problems of training that were asked at an earlier step, by their prompts in
     the credit files. A few may be by chance, many where a list of problems is gone through again.
     """
-    asked, again, count = set(), 0, 0
+    asked: set[bytes] = set()
+    again, count = 0, 0
     for step in run["steps"]:
         columns = read_columns(run["folder"], step)
         ends = columns["prompt_start"][1:]
@@ -96,11 +138,11 @@ def share_asked_before(run: dict) -> float:
     return again / count if count else 0.0
 
 
-def steps_done(run: dict) -> int:
+def steps_done(run: Run) -> int:
     return max((line["step"] for line in run["metrics"]), default=0)
 
 
-def is_done(run: dict) -> bool:
+def is_done(run: Run) -> bool:
     """Whether it has all its steps, and their evaluations."""
     steps = run["config"]["steps"]
     missing = missing_evaluations(run["config"], run["evaluations"], steps)

@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from engine.errors import (UserError, is_file, is_folder, is_there,  # noqa: F401  for all rooms
                            refuse_special)
 
+Json = dict[str, object]  # an object in a JSON file
 PROJECT = Path(__file__).resolve().parent.parent  # the folder of the six files
 LARGEST = 3.4028234663852886e38  # of float32
 
