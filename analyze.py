@@ -204,9 +204,9 @@ def growth(run: Run, tally: Tally) -> Table:
 
 def forks(tally: Tally) -> Table:
     """Single tokens: where the model was least sure what to write, and where it was surest."""
-    words = tally.vocabulary
-    common = np.flatnonzero(words.count >= max(10, 0.0005 * tally.tokens))
-    means = {name: total[common] / words.count[common] for name, total in words.sums.items()}
+    words, count = tally.vocabulary, tally.vocabulary.kinds.sum(1)
+    common = np.flatnonzero(count >= max(10, 0.0005 * tally.tokens))
+    means = {name: total[common] / count[common] for name, total in words.sums.items()}
     order = np.argsort(-means["entropy"])
     chosen = np.concatenate([order[:10], order[::-1][:10]])
     ids, half = common[chosen], len(chosen) // 2
@@ -214,7 +214,7 @@ def forks(tally: Tally) -> Table:
     columns: Columns = {"": ("", ["forking"] * half + ["following"] * half),
                "token": ("", list(map(repr, texts))),
                "kind": ("", [KINDS[k] for k in words.kinds[ids].argmax(1)]),
-               "count": (",.0f", words.count[ids]),
+               "count": (",.0f", count[ids]),
                "entropy": (".3f", means["entropy"][chosen]),
                "log p": (".3f", means["log_prob"][chosen]),
                "abs(A) w s": (".4f", means["abs gradient"][chosen])}

@@ -76,16 +76,11 @@ def metrics_by_step(run: Path) -> dict[int, StepLine]:
 
 
 def groups_in_order(tokens: Tokens) -> list[np.ndarray]:
-    """The answers of each group, the best and the worst first: they are what a page begins with."""
+    """The answers of each group: the best, the worst, the second best, the second worst, ..."""
     groups = [np.flatnonzero(tokens["group"] == g) for g in np.unique(tokens["group"])]
     groups.sort(key=lambda members: np.ptp(tokens["reward"][members]) == 0)
-    return [best_and_worst_first(members, tokens["reward"][members]) for members in groups]
-
-
-def best_and_worst_first(members: np.ndarray, reward: np.ndarray) -> np.ndarray:
-    """The best, the worst, the second best, the second worst, ..."""
-    ranked = members[np.argsort(-reward, kind="stable")]
-    return np.stack([ranked, ranked[::-1]], axis=1).ravel()[:len(ranked)]
+    ranked = [members[np.argsort(-tokens["reward"][members], kind="stable")] for members in groups]
+    return [np.stack([best, best[::-1]], axis=1).ravel()[:len(best)] for best in ranked]
 
 
 def answer_of(tokens: Tokens, tokenizer: Tokenizer, config: Mapping[str, object],

@@ -97,9 +97,10 @@ def in_training(mine: Run, theirs: Run) -> float | None:
 
 def at_the_end(mine: Run, theirs: Run) -> Floats | None:
     """(problems,) the same after the last step, of each held-out problem."""
-    ends = [np.array(line["answer"], float) for run in (mine, theirs)
-            for line in final_lines([run], "sampled")]
-    return ends[0] - ends[1] if len(ends) == 2 else None
+    ends = [final_lines([run], "sampled") for run in (mine, theirs)]
+    if not all(ends):
+        return None
+    return np.array(ends[0][0]["answer"], float) - np.array(ends[1][0]["answer"], float)
 
 
 def difference(mine: dict[int, Run], theirs: dict[int, Run], measure: str,

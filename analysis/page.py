@@ -26,8 +26,10 @@ def write_page(path: Path, title: str, body: list[str], answers: Sequence[Answer
     """Write one file, whole or not at all; nothing in it is fetched. `answers` of training and
     `evaluations` with theirs are those that the viewer shows, if the body has one."""
     script = part("page.js") if answers or evaluations else ""
-    data = as_data({"answers": answers, "evaluations": evaluations, "TAG": TAG,
-                    "SECTIONS": SECTIONS, "KINDS": KINDS, "MEANING": MEANING})
+    known = {"answers": answers, "evaluations": evaluations, "TAG": TAG, "SECTIONS": SECTIONS,
+             "KINDS": KINDS, "MEANING": MEANING}
+    data = json.dumps(known, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    data = data.replace("<", "\\u003c")  # so that no text can end the script
     page = Template(part("page.html")).substitute(
         title=escape(title), style=part("page.css"), body="\n".join(body), data=data, script=script)
     replace_text(path, page)
@@ -35,11 +37,6 @@ def write_page(path: Path, title: str, body: list[str], answers: Sequence[Answer
 
 def part(name: str) -> str:
     return (HERE / name).read_text(encoding="utf-8")
-
-
-def as_data(known: Json) -> str:
-    text = json.dumps(known, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c")  # so that no text can end the script
 
 
 def viewer(curve: str = "") -> str:

@@ -47,12 +47,9 @@ def plain_log_ticks(figure: Figure) -> None:
         for axis in (axes.xaxis, axes.yaxis):
             is_usual = isinstance(axis.get_major_formatter(), LogFormatter)
             if axis.get_scale() == "log" and is_usual:
-                axis.set_major_formatter(FuncFormatter(plain_number))
+                axis.set_major_formatter(FuncFormatter(
+                    lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
                 axis.set_minor_formatter(NullFormatter())
-
-
-def plain_number(value: float, _: object) -> str:
-    return f"{value:,.0f}" if value >= 1 else f"{value:g}"
 
 
 def style_of(number: int) -> Style:

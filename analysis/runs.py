@@ -86,22 +86,17 @@ def read_run(folder: str | Path) -> Run:
     run: Run = {"folder": folder, "config": config, "steps": credit_steps(folder),
                 "metrics": lines_of_run(folder, "metrics.jsonl"),
                 "evaluations": lines_of_run(folder, "evaluations.jsonl")}
-    check_evaluations(folder / "evaluations.jsonl", run["evaluations"])
+    counts = [len(line["answer"]) for line in run["evaluations"]]
+    for number, count in enumerate(counts, 1):  # differences are paired by problem
+        if count != counts[0] or not count:
+            raise UserError(f"{folder / 'evaluations.jsonl'}, line {number} has {count} answers, "
+                            f"line 1 has {counts[0]}: they should be to the same problems")
     refuse_gaps(folder, config, run["metrics"], run["evaluations"], steps_made(run))
     lost = {line["step"] for line in run["metrics"]} - set(run["steps"])
     if lost and run["steps"]:
         print(f"note: {folder / 'credit'} has lost the files of {len(lost)} steps, the first is "
               f"step {min(lost)}: what follows of tokens is of the others", file=sys.stderr)
     return run
-
-
-def check_evaluations(path: Path, lines: list[Evaluation]) -> None:
-    """Differences are paired by problem."""
-    for number, line in enumerate(lines, 1):
-        count = len(line["answer"])
-        if count != len(lines[0]["answer"]) or not count:
-            raise UserError(f"{path}, line {number} has {count} answers, line 1 has "
-                            f"{len(lines[0]['answer'])}: they should be to the same problems")
 
 
 def steps_made(run: Run) -> int:

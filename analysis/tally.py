@@ -47,12 +47,8 @@ OVER_REST = ("mean abs(A) w s over that of all other tokens, where a row has at 
 
 
 def read_tokens(run: Path, step: int) -> Tokens:
-    """What a run has on record of the tokens of a step."""
-    return lay_flat(read_columns(run, step))
-
-
-def lay_flat(columns: Tokens) -> Tokens:
-    """A credit file's columns, with what follows from them, one value a token."""
+    """A step's record, and what follows from it, one value a token."""
+    columns = read_columns(run, step)
     length = lengths(columns)
     answer = np.repeat(np.arange(len(length)), length)
     position = np.arange(len(answer)) - columns["episode_start"][answer]
@@ -89,11 +85,6 @@ class Vocabulary:
         id_and_kind = ids * len(KINDS) + tokens["kind"]
         self.kinds += np.bincount(id_and_kind, minlength=self.kinds.size).reshape(self.kinds.shape)
 
-    @property
-    def count(self) -> Floats:
-        count: Floats = self.kinds.sum(1)
-        return count
-
 
 class Tally:
     """What is known of a run: of[partition][block, cell, measure], and
@@ -110,13 +101,13 @@ class Tally:
         self.flat_answers = np.zeros(len(self.blocks))  # in groups of equal rewards; nan: unknown
         self.rewards: Counter[str] = Counter()  # of each part: its sum over answers
         self.vocabulary, self.rng = Vocabulary(self.tokenizer), np.random.default_rng(0)
-        sizes = {name: len(cells) for name, cells in PARTITIONS.items()}
-        self.of = {name: np.zeros((len(self.blocks), size, len(MEASURES)))
-                   for name, size in sizes.items()}
-        self.resampled = {name: np.zeros((DRAWS, size, len(DRAWN)))
-                          for name, size in sizes.items()}
-        # groups with advantages in a cell
-        self.live = {name: np.zeros(size, np.int64) for name, size in sizes.items()}
+        self.of: dict[str, Floats] = {}
+        self.resampled: dict[str, Floats] = {}
+        self.live: dict[str, np.ndarray] = {}  # groups with advantages in a cell
+        for name, cells in PARTITIONS.items():
+            self.of[name] = np.zeros((len(self.blocks), len(cells), len(MEASURES)))
+            self.resampled[name] = np.zeros((DRAWS, len(cells), len(DRAWN)))
+            self.live[name] = np.zeros(len(cells), np.int64)
 
     def read(self, status: Callable[[str], None] = lambda text: None) -> None:
         """Where bins lie has to be known before anything is summed: two passes."""
@@ -167,8 +158,7 @@ class Tally:
 
     def total(self, partition: str, measure: str, blocks: Blocks = slice(None)) -> Floats:
         """(cells,) over all of training, or some blocks of it."""
-        total: Floats = self.by_block(partition, measure)[blocks].sum(0)
-        return total
+        return np.asarray(self.by_block(partition, measure)[blocks].sum(0))
 
     def by_block(self, partition: str, measure: str) -> Floats:
         """(blocks, cells)"""
