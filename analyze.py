@@ -23,12 +23,13 @@ from analysis import report
 from analysis.answers import Answer, answers_of, steps_to_show
 from analysis.page import Picture, write_page
 from analysis.plots import (BLUE, COLOURS, GREEN, GREY, ORANGE, legend_below, save, whole_steps)
-from analysis.runs import Evaluation, Run, evaluations, read_runs
+from analysis.runs import Run, evaluations, read_runs
 from analysis.statistics import mean_over, paired_difference
 from analysis.tables import NOTHING, Columns, Row, Table, by_row, shown
 from analysis.tally import OVER_REST, PARTITIONS, RARE, Tally, early_over_late, rest_columns
 from harness.credit_file import PART
 from harness.files import Json, make_folder, writing
+from harness.identity import Evaluation
 from engine.tokens import KINDS
 from harness.program import run_as_program
 from harness.progress import show_status

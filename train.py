@@ -32,7 +32,7 @@ from engine.rollouts import Rollouts
 from grpo import update
 from harness.command_line import open_run
 from harness.identity import MODES
-from harness.load import (TrainerState, answers_from, initial_model, load_optimizer, load_policy,
+from harness.load import (answers_from, initial_model, load_optimizer, load_policy,
                           make_advantage, make_weighting)
 from harness.metrics import Clock, step_metrics, wilson_interval
 from harness.own_code import checked_credit
@@ -40,6 +40,7 @@ from harness.program import run_as_program
 from harness.progress import most_varied, print_evaluation, show_status
 from harness.run import Run
 from harness.settings import Settings
+from harness.run_folder import TrainerState
 from mitigations import rescaled_weight, shuffled
 
 

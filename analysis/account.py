@@ -15,7 +15,6 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from analysis.runs import StepLine
 from analysis.settings import task_of
 from analysis.tally import Tokens
 from engine.choices import ADVANTAGES, MITIGATIONS, Choices
@@ -23,6 +22,7 @@ from grpo import (centred, gradient_size, group_mean, group_z_score, length_scal
                   policy_loss, rescaling)
 from harness.credit_file import PART
 from harness.flags import parameters_as_flags, shortened
+from harness.log_reading import StepLine
 from harness.settings import OPTIONS
 
 FACTS = "engine/sampler.py: Distribution.facts"  # names: an analysis loads no sampler, no model

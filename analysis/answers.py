@@ -7,11 +7,10 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from analysis.account import Numbers, Stage, numbers_of, rounded, stages
-from analysis.runs import StepLine
 from analysis.tally import Tokens, read_tokens
 from engine.tokens import token_bytes
 from harness.identity import run_config
-from harness.log_reading import lines_of_run
+from harness.log_reading import StepLine, lines_of_run
 
 PER_PAGE, STEPS = 12_000, 21  # tokens of training answers on a page, and steps they are from
 SHADED_BY = {  # the number of a token, by its name on the page; not every run has measured credit
@@ -72,7 +71,7 @@ def answers_of(run: Path, tokenizer: Tokenizer, steps: list[int],
 
 
 def metrics_by_step(run: Path) -> dict[int, StepLine]:
-    return {line["step"]: line for line in lines_of_run(run, "metrics.jsonl")}
+    return {line["step"]: line for line in lines_of_run(run, StepLine)}
 
 
 def groups_in_order(tokens: Tokens) -> list[np.ndarray]:

@@ -16,11 +16,12 @@ from matplotlib.ticker import LogLocator, PercentFormatter
 
 from analysis.arms import Comparison
 from analysis.plots import Style, legend_below, save, style_of, whole_steps
-from analysis.runs import Evaluation, Run, evaluations, share_asked_before
+from analysis.runs import Run, evaluations, share_asked_before
 from analysis.statistics import Estimate, Floats, holm, mean_over, paired_difference
 from analysis.tables import Row, Table, by_row, shown
 from analysis.tally import Tally
 from engine.tokens import KINDS, SECTIONS
+from harness.identity import Evaluation
 
 Status = Callable[[str], None]  # shows how far it is
 Difference = TypeVar("Difference")  # of two runs with the same problems

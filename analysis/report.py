@@ -5,13 +5,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from analysis.page import Picture, bullets, figure_of, folded, paragraphs, section_of, viewer
-from analysis.runs import Evaluation, Run, evaluations, is_done, steps_done
+from analysis.runs import Run, evaluations, is_done, steps_done
 from analysis.settings import PLAIN, task_of
 from analysis.tables import Table, show, show_in_short
 from analysis.tally import Tally
 from engine.errors import UserError
 from harness.files import replace_text
 from harness.flags import Flag, Parser, add_flags, with_defaults
+from harness.identity import Evaluation
 from harness.progress import show_status
 from harness.settings import OPTIONS
 

@@ -9,48 +9,23 @@ import numpy as np
 from engine.errors import UserError
 from harness.credit_file import checkpoint_folders
 from harness.credit_reading import credit_steps, read_columns
-from harness.files import Json, is_there, paths_in
-from harness.identity import run_config
-from harness.log_reading import lines_of_run, missing_evaluations, refuse_gaps
+from harness.files import is_there, paths_in
+from harness.identity import Evaluation, run_config
+from harness.log_reading import (StepLine, lines_of_run, missing_evaluations, record,
+                                 refuse_gaps)
 
-NEEDED = ("mitigation", "steps", "seed", "model")  # every run's config.json says what they are
 
-
-class Config(TypedDict):
+class RunConfig(TypedDict):
+    """What every run's config.json says; it has the other settings, too."""
     mitigation: str
     steps: int
     seed: int
     model: str
 
 
-class StepLine(TypedDict):
-    step: int
-    success: float | None
-    finished: float | None
-    entropy: float | None
-    gradient_norm: float | None
-    weight_factor: float | None
-    N: int | None
-    seconds: float | None
-
-
-class Evaluation(TypedDict):
-    step: int
-    mode: str
-    success: float
-    success_low: float
-    success_high: float
-    format_mean: float
-    finished_mean: float
-    length_mean: float
-    answer: list[float]  # of each problem
-    shown: list[Json] | None
-
-
 class Run(TypedDict):
-    """A run folder; of its lines and settings the ones that are read here."""
     folder: Path
-    config: Config
+    config: RunConfig
     steps: list[int]  # with a credit file
     metrics: list[StepLine]
     evaluations: list[Evaluation]
@@ -80,12 +55,13 @@ def read_runs(folders: list[str]) -> list[Run]:
 def read_run(folder: str | Path) -> Run:
     folder = Path(folder)
     config = run_config(folder)
-    for key in NEEDED:
+    for key in RunConfig.__annotations__:
         if key not in config:
             raise UserError(f"{folder / 'config.json'} says nothing of {key}")
-    run: Run = {"folder": folder, "config": config, "steps": credit_steps(folder),
-                "metrics": lines_of_run(folder, "metrics.jsonl"),
-                "evaluations": lines_of_run(folder, "evaluations.jsonl")}
+    run: Run = {"folder": folder, "config": record(folder / "config.json", config, RunConfig),
+                "steps": credit_steps(folder),
+                "metrics": lines_of_run(folder, StepLine),
+                "evaluations": lines_of_run(folder, Evaluation)}
     counts = [len(line["answer"]) for line in run["evaluations"]]
     for number, count in enumerate(counts, 1):  # differences are paired by problem
         if count != counts[0] or not count:
@@ -140,5 +116,5 @@ def steps_done(run: Run) -> int:
 def is_done(run: Run) -> bool:
     """Whether it has all its steps, and their evaluations."""
     steps = run["config"]["steps"]
-    missing = missing_evaluations(run["config"], run["evaluations"], steps)
+    missing = missing_evaluations(dict(run["config"]), run["evaluations"], steps)
     return steps_done(run) >= steps and not missing

@@ -19,6 +19,7 @@ server that were left old (--rollouts_every) between two hand-overs.
 import os
 import secrets
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,7 +35,7 @@ from engine.rollouts import Rollouts
 from engine.sampler import Generation
 from harness.files import is_there, whole_folder, writing
 from harness.identity import run_config
-from harness.log_reading import lines_of_run
+from harness.log_reading import StepLine, lines_of_run
 from harness.progress import say
 from qwen2_model import Qwen2, write_tensors
 
@@ -75,7 +76,7 @@ def usual_before(settings) -> float | None:
     config = run_config(folder)
     if any(config.get(name) != getattr(settings, name) for name in ("rollouts", "dtype")):
         return None
-    last = lines_of_run(folder, "metrics.jsonl")[-settings.rollouts_every:]
+    last = lines_of_run(folder, StepLine)[-settings.rollouts_every:]
     return min((line["sampler_gap"] for line in last if line.get("sampler_gap") is not None),
                default=None)
 
@@ -129,7 +130,7 @@ class RolloutServer:
             raise UserError(f"{error} ({why})") from None
         self.salt = secrets.token_hex(16)
 
-    def sample(self, problems: list, answers: int, seed: int) -> Rollouts:
+    def sample(self, problems: Sequence, answers: int, seed: int) -> Rollouts:
         """So many answers to each problem, in the frame that our own sampler writes in."""
         policy, step = self.policy, self.run.step
         s = policy.settings

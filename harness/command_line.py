@@ -2,7 +2,7 @@
 (harness/resume.py), the flags that were typed. What --help says is in harness/help.py.
 """
 from argparse import SUPPRESS
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -10,8 +10,8 @@ from pathlib import Path
 
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import BadCredit, NotFinite, UserError
-from harness.files import is_file, is_there, read_json
-from harness.flags import Parser, add_flag, check_value, fields_as_flags, some_text
+from harness.files import Json, is_file, is_there, read_json
+from harness.flags import Flag, Group, Parser, add_flag, check_value, fields_as_flags, some_text
 from harness.run import Run
 from harness.settings import (METHODS, OPTIONS, PROBLEMS, flags_beside, make_settings, read_files,
                               whose_flag)
@@ -21,17 +21,14 @@ from harness.tasks import load_task
 @contextmanager
 def open_run(argv: list[str]) -> Iterator[Run]:
     """The run that a command line asks for. What ends it is one sentence where the user can do
-    something about it; a first step that failed leaves nothing in the way of the next attempt."""
+    something about it."""
     run = asked_for(read_flags(argv))
-    is_new = run.folder is None
     with run.cleanup:
         try:
             yield run
         except (Exception, SystemExit) as error:
-            if isinstance(error, NotFinite) and run.folder:
+            if isinstance(error, NotFinite):
                 error = UserError(where_to_look(error, run))
-            if is_new and run.folder:
-                run.folder.remove_unless_begun()
             notes = getattr(error, "__notes__", [])  # of somebody's code
             is_left = isinstance(error, (SystemExit, BrokenPipeError))
             if is_left and (notes or error.args != (130,)):
@@ -40,11 +37,11 @@ def open_run(argv: list[str]) -> Iterator[Run]:
             raise error  # 130 is Ctrl-C, after which all is well
 
 
-def asked_for(given: dict) -> Run:
-    may_continue = given.pop("continue", False)
+def asked_for(given: Json) -> Run:
+    may_continue = given.pop("continue", False) is True
     if "resume" in given:
         from harness.resume import resumed
-        return resumed(Path(given.pop("resume")), given)
+        return resumed(Path(str(given.pop("resume"))), given)
     settings = make_settings(given)
     if not is_there(settings.folder):
         return Run(settings)
@@ -69,17 +66,17 @@ def where_to_look(error: NotFinite, run: Run) -> str:
             f"{last_step(run.folder.path)}: {look_at}{way_on}")
 
 
-def read_flags(argv: list[str]) -> dict:
+def read_flags(argv: list[str]) -> Json:
     """The flags that were typed, by name."""
     defaults = defaults_of(argv)
     topic = defaults.pop("help", None)  # what stands behind --help, empty if nothing does
     if topic is not None:
-        print(help_about(topic, defaults))
+        print(help_about(str(topic), defaults))
         raise SystemExit(0)
     return make_parser(defaults).read(argv, partial(whose_flag, chosen=defaults))
 
 
-def help_about(topic: str, defaults: dict) -> str:
+def help_about(topic: str, defaults: Json) -> str:
     from harness.help import about_method, epilog, text_of_option
     if topic not in ("", "all"):
         return about_method(topic)
@@ -88,7 +85,7 @@ def help_about(topic: str, defaults: dict) -> str:
     return make_parser(defaults, text_of, epilog(is_all)).format_help()
 
 
-def defaults_of(argv: list[str]) -> dict:
+def defaults_of(argv: list[str]) -> Json:
     """What the files that were named set, and what names flags of its own: on these depends which
     flags there are, and what --help shows in place of the defaults of the settings."""
     parser = Parser(usage="", add_help=False)
@@ -104,7 +101,8 @@ def defaults_of(argv: list[str]) -> dict:
     return default | recipe | config | given
 
 
-def make_parser(defaults: dict, text_of=lambda *_: SUPPRESS, epilog: str = "") -> Parser:
+def make_parser(defaults: Json, text_of: Callable[[str, Flag], str] = lambda *_: SUPPRESS,
+                epilog: str = "") -> Parser:
     """It reads every setting and the flags of the chosen task and methods; `text_of` makes what its
     help says of a setting."""
     for axis in METHODS:
@@ -123,7 +121,7 @@ def make_parser(defaults: dict, text_of=lambda *_: SUPPRESS, epilog: str = "") -
     return parser
 
 
-def add_resuming(group) -> None:
+def add_resuming(group: Group) -> None:
     group.add_argument("--resume", metavar="RUN", type=some_text,
                        help="continue this run folder; with it only --steps may be given, and "
                        "flags that say how it is made, such as --threads")

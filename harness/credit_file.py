@@ -7,11 +7,13 @@ Values stand end to end: one for each token, answer after answer, then one for e
 for each problem. `episode_start` says where in the tokens an answer begins.
 """
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 
 from engine import processes
 from engine.tokens import KINDS, SECTIONS
@@ -71,41 +73,43 @@ def credit_files(run: Path) -> list[tuple[int, int]]:
 def checkpoint_folders(run: Path) -> dict[int, Path]:
     """The folders of a run's checkpoints by their step, oldest first."""
     folders = {step_of(path): path for path in paths_in(Path(run) / "checkpoints")}
-    folders.pop(None, None)
+    folders.pop(0, None)
     return dict(sorted(folders.items()))
 
 
-def step_of(path: Path) -> int | None:
-    """100 of step_000100 or step_000100.npz; None for a name that people gave, a backup say."""
-    match = re.fullmatch("step_([0-9]+)([.]npz)?", path.name)
-    return int(match[1]) if match else None
+def step_of(checkpoint: Path) -> int:
+    """100 of step_000100; 0 for a name that people gave, of a backup say."""
+    match = re.fullmatch("step_([0-9]+)", checkpoint.name)
+    return int(match[1]) if match else 0
 
 
-def write_credit(path: Path, rollouts: Rollouts, weight: torch.Tensor, origin: dict = {},
-                 **more: torch.Tensor) -> None:
+def write_credit(path: Path, rollouts: Rollouts, weight: torch.Tensor,
+                 origin: Mapping[str, ArrayLike] = {}, **more: torch.Tensor) -> None:
     """Write a batch's record. `origin` says of which run, step and process, or less; `more` are
     further (B, T) by name, the true credit of a probe say."""
     tokens = {"token_id": rollouts.ids, "log_prob": rollouts.log_prob, "entropy": rollouts.entropy,
               "collision": rollouts.collision, "weight": weight, "advantage": rollouts.advantage,
               **more, "section": rollouts.section, "kind": rollouts.kind}
-    columns = {name: values[rollouts.mask].cpu().numpy() for name, values in tokens.items()}
+    columns: dict[str, ArrayLike] = {name: values[rollouts.mask].cpu().numpy()
+                                     for name, values in tokens.items()}
     columns["episode_start"] = starts(rollouts.length.tolist())
     columns["group"] = rollouts.group.cpu().numpy()
     columns["finished"] = rollouts.finished.cpu().numpy()
     columns |= {column_of_part(part): s.cpu().numpy() for part, s in rollouts.scores.items()}
     columns["prompt_ids"] = np.concatenate(rollouts.prompt_ids)
     columns["prompt_start"] = starts([len(prompt) for prompt in rollouts.prompt_ids])
-    columns["process"] = origin.get("process", [processes.rank(), processes.count()])
-    columns |= {name: [origin[name]] for name in ("step", "trainer_step") if name in origin}
+    columns["process"] = [processes.rank(), processes.count()]
+    columns |= {name: np.atleast_1d(value) for name, value in origin.items()}
     if "run_id" in origin:
-        columns["run_id"] = list(bytes.fromhex(origin["run_id"]))
-    columns = {name: np.asarray(values, column_of(name).dtype) for name, values in columns.items()}
+        columns["run_id"] = list(bytes.fromhex(str(origin["run_id"])))
+    typed: dict[str, ArrayLike] = {name: np.asarray(values, column_of(name).dtype)
+                                   for name, values in columns.items()}
     path.parent.mkdir(exist_ok=True)
     with whole_file(path) as unfinished, open(unfinished, "wb") as file:
-        np.savez_compressed(file, **columns)
+        np.savez_compressed(file, allow_pickle=False, **typed)
 
 
-def starts(sizes: list[int]) -> np.ndarray:
+def starts(sizes: list[int]) -> NDArray[np.int64]:
     """Where each part begins when parts of these sizes stand end to end."""
     return np.cumsum([0, *sizes[:-1]])
 

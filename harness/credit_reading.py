@@ -1,18 +1,22 @@
 """Credit files read: `read_columns` checks those of a step, `read_credit` makes a batch of them."""
 import io
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 
+from engine.choices import Problem
 from engine.errors import UserError
-from engine.rollouts import Rollouts
+from engine.rollouts import NOTHING, Forward, Rollouts
 from engine.tokens import token_bytes
 from harness.credit_file import COLUMNS, MOST, PART, Column, column_of, credit_files, credit_path
 from harness.files import reading
 from harness.identity import check_origin, run_id_on_record
 
+Columns = dict[str, np.ndarray]
 WORDS = {"i": "whole numbers", "f": "floating point numbers", "b": "yes or no"}  # by kind of dtype
 ORIGIN = ("run_id", "step", "process")
 OF_FILE = {"byte of run_id": 8, "file": 1, "rank and count": 2}  # Column.per -> how many values
@@ -37,34 +41,37 @@ def credit_steps(run: Path) -> list[int]:
     return sorted(complete)
 
 
-def read_credit(run: Path, step: int, tokenizer, problems=(), **known) -> Rollouts:
-    """The batch of a step, with the fields that its file holds; `known` are further ones."""
+def read_credit(run: Path, step: int, tokenizer: Tokenizer, problems: Sequence[Problem] = (),
+                forward: Forward | None = None,
+                generator: torch.Generator | None = None) -> Rollouts:
+    """The batch of a step; a file holds neither problems nor a model nor random numbers."""
     columns = {name: torch.from_numpy(values) for name, values in read_columns(run, step).items()}
     answer_starts = columns["episode_start"]
     tokens = answer_starts.new_tensor([len(columns["token_id"])])
     lengths = torch.diff(answer_starts, append=tokens)
     mask = torch.arange(int(lengths.max()))[None] < lengths[:, None]
 
-    def frame(values: torch.Tensor) -> torch.Tensor:
+    def frame(name: str) -> torch.Tensor:
+        values = columns[name]
         return torch.zeros(mask.shape, dtype=values.dtype).masked_scatter(mask, values)
 
-    frames = {name: frame(columns[name]) for name in (
-        "log_prob", "entropy", "collision", "section", "kind", "advantage", "true_credit")
-        if name in columns}
     answers = columns["token_id"].split(lengths.tolist())
     pieces = [token_bytes(tokenizer, ids.tolist()) for ids in answers]
     prompts = columns["prompt_ids"].tensor_split(columns["prompt_start"][1:].long())
     return Rollouts(
         problems=problems, prompt_ids=[prompt.tolist() for prompt in prompts],
-        group=columns["group"].long(), ids=frame(columns["token_id"].long()), mask=mask,
-        finished=columns["finished"], step=step,
+        group=columns["group"].long(), ids=frame("token_id").long(), mask=mask,
+        finished=columns["finished"], log_prob=frame("log_prob"), entropy=frame("entropy"),
+        collision=frame("collision"), section=frame("section"), kind=frame("kind"), step=step,
+        advantage=frame("advantage"), forward=forward, generator=generator or torch.Generator(),
+        true_credit=frame("true_credit") if "true_credit" in columns else NOTHING,
         answers=[b"".join(row).decode(errors="replace") for row in pieces],
         texts=[[piece.decode(errors="replace") for piece in row] for row in pieces],
         scores={name.removeprefix(PART): values for name, values in columns.items()
-                if name.startswith("reward")}, **frames, **known)
+                if name.startswith("reward")})
 
 
-def read_columns(run: Path, step: int) -> dict[str, np.ndarray]:
+def read_columns(run: Path, step: int) -> Columns:
     """A step's record as it is: one file, or those of several processes as if they were one."""
     ranks = [rank for of_step, rank in credit_files(run) if of_step == step]
     paths = [credit_path(run, step, rank) for rank in range(max(1, len(ranks)))]
@@ -85,9 +92,9 @@ def read_columns(run: Path, step: int) -> dict[str, np.ndarray]:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def read_file(path: Path) -> dict[str, np.ndarray]:
+def read_file(path: Path) -> Columns:
     """Read and check one credit file; an error names a broken one, or one of another program."""
-    with reading(path, "rb", encoding=None) as opened:
+    with reading(path) as opened:
         try:
             file = zipfile.ZipFile(opened)  # each column to its end: then its checksum is compared
             columns = {name.removesuffix(".npy"): np.load(io.BytesIO(file.read(name)),
@@ -99,7 +106,7 @@ def read_file(path: Path) -> dict[str, np.ndarray]:
     return checked(path, columns)
 
 
-def checked(path: Path, columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def checked(path: Path, columns: Columns) -> Columns:
     """The columns of a file in the types that they are written in, if all is as it should be."""
     for name in COLUMNS:
         if name not in columns:

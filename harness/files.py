@@ -6,21 +6,20 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from io import BufferedReader, TextIOWrapper
 from pathlib import Path
-
-try:
-    import fcntl
-except ImportError:  # Windows: two processes on one folder are not told apart there
-    fcntl = None
+from typing import TypeVar
 
 from safetensors import SafetensorError
 
-from engine.errors import (UserError, is_file, is_folder, is_there,  # noqa: F401  for all rooms
-                           refuse_special)
+from engine.errors import UserError, refuse_special
+from engine.errors import is_file as is_file, is_folder as is_folder, is_there as is_there
 
 Json = dict[str, object]  # an object in a JSON file
+Parsed = TypeVar("Parsed")
 PROJECT = Path(__file__).resolve().parent.parent  # the folder of the six files
 LARGEST = 3.4028234663852886e38  # of float32
 
@@ -47,13 +46,13 @@ def paths_in(folder: str | Path) -> list[Path]:
         raise UserError(f"cannot read {folder}: {error.strerror}") from None
 
 
-def read_json(path: Path) -> dict:
+def read_json(path: Path) -> Json:
     """A JSON object; an error names the file and what is wrong with it."""
     with reading(path) as file:
-        return parse_object(file.read(), path)
+        return parse_object(file.read().decode(), path)
 
 
-def read_lines(path: Path) -> list[dict]:
+def read_lines(path: Path) -> list[Json]:
     """A JSONL file of objects. The last line may be cut off by a kill, and is left out then; any
     other broken line is an error."""
     objects = []
@@ -70,10 +69,10 @@ def lines_in(path: Path) -> Iterator[str]:
     """The lines of a text file, none if there is no file."""
     if is_there(path):
         with reading(path) as file:
-            yield from file
+            yield from TextIOWrapper(file, "utf-8")
 
 
-def parse_object(text: str, where: str | Path) -> dict:
+def parse_object(text: str, where: str | Path) -> Json:
     try:
         content = parse_json(text)
     except ValueError as error:
@@ -83,7 +82,7 @@ def parse_object(text: str, where: str | Path) -> dict:
     return content
 
 
-def parse_json(text: str):
+def parse_json(text: str) -> object:
     """What a JSON text holds. Whatever is wrong with it is a ValueError, also a number that JSON
     does not have (NaN) or floats cannot hold (1e999)."""
     try:
@@ -100,11 +99,11 @@ def finite(text: str) -> float:
 
 
 @contextmanager
-def reading(path: Path, mode: str = "r", encoding: str | None = "utf-8"):
+def reading(path: Path) -> Iterator[BufferedReader]:
     """Open a file. Whatever is the reason why it cannot be read becomes one sentence."""
     refuse_special(path, "read")
     try:
-        with open(path, mode, encoding=encoding) as file:
+        with open(path, "rb") as file:
             yield file
     except UnicodeDecodeError:
         raise UserError(f"{path} is not text") from None
@@ -112,27 +111,27 @@ def reading(path: Path, mode: str = "r", encoding: str | None = "utf-8"):
         raise UserError(f"cannot read {path}: {error.strerror}") from None
 
 
-def read_given(name: str, what: str, parse) -> list:
+def read_given(name: str, what: str, parse: Callable[[str, str], Parsed]) -> list[Parsed]:
     """What `parse(line, where)` makes of each line of a file that a person brings."""
-    with reading(find_folder(name), encoding="utf-8-sig") as file:
+    with reading(find_folder(name)) as file:
         found = [parse(line.strip(), f"{name}, line {number}")
-                 for number, line in enumerate(file, 1) if line.strip()]
+                 for number, line in enumerate(TextIOWrapper(file, "utf-8-sig"), 1) if line.strip()]
     if not found:
         raise UserError(f"{name} holds no {what}")
     return found
 
 
 def sha256_of(path: Path) -> str:
-    with reading(path, "rb", encoding=None) as file:
+    with reading(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def append_line(path: Path, line: dict) -> None:
+def append_line(path: Path, line: Mapping[str, object]) -> None:
     """Append one JSON line. JSON has no NaN: an undefined number becomes null, and so does one
     that floats cannot hold."""
     undefined = [name for name, value in line.items()
                  if isinstance(value, (int, float)) and not abs(value) <= LARGEST]
-    text = json.dumps(line | dict.fromkeys(undefined), allow_nan=False) + "\n"
+    text = json.dumps({**line, **dict.fromkeys(undefined)}, allow_nan=False) + "\n"
     with writing(path), open(path, "a", encoding="utf-8") as file:
         file.write(text)
 
@@ -144,7 +143,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 @contextmanager
-def whole_file(path: Path):
+def whole_file(path: Path) -> Iterator[Path]:
     """Make a file whole or not at all: `with` gives the name of one to write, and renames it to
     `path` at the end. If something goes wrong, it is removed."""
     unfinished = unfinished_name(path)
@@ -158,7 +157,7 @@ def whole_file(path: Path):
 
 
 @contextmanager
-def whole_folder(path: Path):
+def whole_folder(path: Path) -> Iterator[Path]:
     """The same for a folder. An empty one in its place is replaced, any other is refused."""
     unfinished = unfinished_name(path)
     with writing(path):
@@ -185,12 +184,13 @@ def refuse_full_folder(path: Path) -> None:
 
 
 @contextmanager
-def locked(path: Path):
+def locked(path: Path) -> Iterator[None]:
     """Lock a folder for this process, or fail with BlockingIOError. The lock goes with the process,
     and stays with the folder when that is renamed."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        if fcntl is not None:
+        if sys.platform != "win32":  # there two processes on one folder are not told apart
+            import fcntl
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
@@ -204,7 +204,7 @@ def make_folder(path: Path) -> None:
 
 
 @contextmanager
-def writing(path: Path):
+def writing(path: Path) -> Iterator[None]:
     """Turn a full disk or a folder that cannot be written into one sentence that names it."""
     try:
         yield

@@ -15,17 +15,23 @@ import operator
 import re
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cache, partial
 from types import SimpleNamespace
 
+from engine.choices import Choice
 from engine.errors import UserError
+from harness.files import Json
 from harness.own_code import place_of, told_as
 
+Group = argparse._ActionsContainer  # a parser, or a group of one
 KINDS = {int: "a whole number", float: "a number", bool: "yes or no", str: "a text"}  # of a flag
 MOST_SEED = 2 ** 32 - 1
 MOST_THREADS = 1024
+Requirement = tuple[Callable[[SimpleNamespace], bool], str]  # a test of all values, and its words
+Limit = tuple[str, float, Callable[[float, float], bool]]    # words, limit, what has to hold
+Default = typing.TypeVar("Default")
 
 
 @dataclass(frozen=True)
@@ -35,10 +41,10 @@ class Flag:
     least: float | None = None
     above: float | None = None
     most: float | None = None
-    choices: Iterable[str] = ()
+    choices: Collection[str] = ()
     kind: type | None = None     # where it is not the type of the default
     topic: str = ""              # of the settings: under which heading of --help it stands
-    requires: tuple | None = None  # of the settings: (test, words); no effect unless it holds
+    requires: Requirement | None = None  # of the settings: no effect unless it holds
     is_path: bool = False        # of the settings: what is there counts, not what it is called
     changes_result: bool = True  # of the settings: otherwise it is not in the folder's name
 
@@ -46,11 +52,10 @@ class Flag:
     def type(self) -> type:
         return self.kind or (str if self.default is None else type(self.default))
 
-    def limits(self) -> list[tuple]:
-        """(words, limit, what has to hold of a value and the limit) of each limit it has."""
+    def limits(self) -> list[Limit]:
         every = (("at least", self.least, operator.ge), ("above", self.above, operator.gt),
                  ("at most", self.most, operator.le))
-        return [row for row in every if row[1] is not None]
+        return [(words, limit, holds) for words, limit, holds in every if limit is not None]
 
 
 Range = partial(Flag, None)  # of a parameter: the default stands beside it
@@ -63,13 +68,18 @@ CountOrNone = typing.Annotated[int, Range(least=0, most=1_000_000)]
 LearningRate = typing.Annotated[float, Range(above=0, most=10)]
 
 
-def option(default, text: str, **more):
+def option(default: Default, text: str, least: float | None = None, above: float | None = None,
+           most: float | None = None, choices: Collection[str] = (), topic: str = "",
+           requires: Requirement | None = None, is_path: bool = False,
+           changes_result: bool = True) -> Default:
     """A dataclass field that is a flag."""
-    return dataclasses.field(default=default, metadata={"flag": Flag(default, text, **more)})
+    flag = Flag(default, text, least, above, most, choices, None, topic, requires, is_path,
+                changes_result)
+    return dataclasses.field(default=default, metadata={"flag": flag})
 
 
 @cache  # a comparison of runs asks a hundred thousand times
-def fields_as_flags(cls) -> dict[str, Flag]:
+def fields_as_flags(cls: type) -> dict[str, Flag]:
     """The flags of a dataclass: its fields that are options."""
     hints = typing.get_type_hints(cls)
     return {field.name: as_flag(field.metadata["flag"], field.default, hints[field.name],
@@ -78,7 +88,7 @@ def fields_as_flags(cls) -> dict[str, Flag]:
 
 
 @cache
-def parameters_as_flags(function) -> dict[str, Flag]:
+def parameters_as_flags(function: Choice) -> dict[str, Flag]:
     """The flags of a weighting or an advantage: the keyword-only parameters of the function, or of
     the __init__ of a class."""
     called = function.__init__ if inspect.isclass(function) else function
@@ -90,7 +100,7 @@ def parameters_as_flags(function) -> dict[str, Flag]:
             if parameter.kind is parameter.KEYWORD_ONLY}
 
 
-def as_flag(declared: Flag, default, hint, name: str, owner) -> Flag:
+def as_flag(declared: Flag, default: object, hint: object, name: str, owner: Choice) -> Flag:
     """With the default and the type of the place where it stands. The hint is float, or
     float | None, or Annotated[float, Flag(...)], whose flag counts."""
     several = typing.get_origin(hint) in (typing.Annotated, typing.Union, types.UnionType)
@@ -101,21 +111,28 @@ def as_flag(declared: Flag, default, hint, name: str, owner) -> Flag:
                         "a default and a type that is int, float, bool or str")
     for part in parts:
         declared = part if isinstance(part, Flag) else declared
-    return dataclasses.replace(declared, default=default, kind=kinds[0])
+    flag = dataclasses.replace(declared, default=default, kind=kinds[0])
+    try:
+        check_value(name, default, dataclasses.replace(flag, choices=()))  # they may still be added
+    except UserError as error:
+        raise UserError(f"{error}: the default of {owner.__name__} ({place_of(owner)})") from None
+    return flag
 
 
 class Parser(argparse.ArgumentParser):
     """Say what is wrong in one line, and never guess what a shortened flag means."""
 
-    def __init__(self, usage: str, description: str | None = None, **more):
-        super().__init__(usage=usage, description=description, allow_abbrev=False,
-                         argument_default=argparse.SUPPRESS,
-                         formatter_class=argparse.RawDescriptionHelpFormatter, **more)
+    def __init__(self, usage: str, description: str | None = None, epilog: str = "",
+                 add_help: bool = True):
+        super().__init__(usage=usage, description=description, epilog=epilog, add_help=add_help,
+                         allow_abbrev=False, argument_default=argparse.SUPPRESS,
+                         formatter_class=argparse.RawDescriptionHelpFormatter)
 
-    def error(self, message):
+    def error(self, message: str) -> typing.NoReturn:
         raise UserError(f"{shortened(message, 300)} (--help lists the flags)")
 
-    def read(self, argv: list[str], about_unknown=lambda name: "") -> dict:
+    def read(self, argv: list[str],
+             about_unknown: Callable[[str], str] = lambda name: "") -> Json:
         """The flags that were typed. --max-new-tokens is --max_new_tokens. `about_unknown` makes a
         sentence about a name that is no flag, or an empty text."""
         typed = [re.sub("(?<=^--)[^=]*", lambda name: name[0].replace("-", "_"), argument)
@@ -130,13 +147,15 @@ class Parser(argparse.ArgumentParser):
         return vars(given)
 
 
-def add_flag(parser, name: str, flag: Flag, help: str | None = None) -> None:
+def add_flag(parser: Group, name: str, flag: Flag, help: str | None = None) -> None:
     """Add it to a parser or a group of one. A yes-or-no flag alone means yes."""
-    metavar = {int: "N", float: "X", str: "TEXT", bool: "yes|no"}[flag.type]
-    as_typed = dict(type=yes_or_no, nargs="?", const=True) if flag.type is bool else {
-        "type": flag.type}
-    parser.add_argument(f"--{name}", metavar=metavar, **as_typed,
-                        help=describe(flag) if help is None else help)
+    text = describe(flag) if help is None else help
+    if flag.type is bool:
+        parser.add_argument(f"--{name}", metavar="yes|no", type=yes_or_no, nargs="?", const=True,
+                            help=text)
+    else:
+        metavar = {int: "N", float: "X", str: "TEXT"}[flag.type]
+        parser.add_argument(f"--{name}", metavar=metavar, type=flag.type, help=text)
 
 
 def add_flags(parser: Parser, flags: dict[str, Flag]) -> Parser:
@@ -168,33 +187,33 @@ def some_text(text: str) -> str:
     return text
 
 
-def with_defaults(given: dict, flags: dict[str, Flag]) -> SimpleNamespace:
+def with_defaults(given: Json, flags: dict[str, Flag]) -> SimpleNamespace:
     """The value of each flag, checked: what was typed, else the default."""
     values = {name: flag.default for name, flag in flags.items()} | given
     check_values(values, flags)
     return SimpleNamespace(**values)
 
 
-def check_values(values: dict, flags: dict[str, Flag]) -> None:
+def check_values(values: Json, flags: dict[str, Flag]) -> None:
     for name, flag in flags.items():
         check_value(name, values[name], flag)
 
 
-def check_value(name: str, value, flag: Flag) -> None:
+def check_value(name: str, value: object, flag: Flag) -> None:
     """Refuse a value of another type, one out of range, and one that is no choice."""
     said = f"--{name} {shortened(repr(value) if isinstance(value, str) else str(value))}"
     if not has_type(value, flag):
         raise UserError(f"{said} should be {KINDS[flag.type]}")
     if flag.choices and value is not None and value not in flag.choices:
-        nearest = difflib.get_close_matches(value, flag.choices, len(flag.choices), cutoff=0)
-        raise UserError(f"--{name} {shortened(value)} is not one of: {', '.join(nearest)}")
-    if type(value) in (int, float):
+        nearest = difflib.get_close_matches(str(value), flag.choices, len(flag.choices), cutoff=0)
+        raise UserError(f"--{name} {shortened(str(value))} is not one of: {', '.join(nearest)}")
+    if isinstance(value, (int, float)):
         for words, limit, holds in flag.limits():
             if not holds(value, limit):
                 raise UserError(f"{said} should be {words} {limit}")
 
 
-def has_type(value, flag: Flag) -> bool:
+def has_type(value: object, flag: Flag) -> bool:
     """Whether the value is of the flag's type; a whole number will do for a float."""
     if value is None:
         return flag.default is None
@@ -202,7 +221,7 @@ def has_type(value, flag: Flag) -> bool:
         return flag.type in (int, float)
     if flag.type is str:
         return isinstance(value, str) and (value.strip() != "" or flag.default == "")
-    return type(value) is flag.type and math.isfinite(value)
+    return type(value) is flag.type and isinstance(value, float | bool) and math.isfinite(value)
 
 
 def shortened(text: str, most: int = 80) -> str:

@@ -5,6 +5,7 @@ import textwrap
 from argparse import SUPPRESS
 from dataclasses import replace
 
+from engine.choices import Choice
 from engine.errors import UserError
 from harness.flags import Flag, describe, parameters_as_flags, shortened
 from harness.settings import EVALUATED, METHODS, OPTIONS, POLICY, Settings
@@ -28,7 +29,7 @@ def about_method(name: str) -> str:
     raise UserError(f"--help {shortened(name)}: there is no method of this name (see --help)")
 
 
-def text_of_option(is_all: bool, task: str, name: str, flag: Flag) -> str:
+def text_of_option(is_all: bool, task: object, name: str, flag: Flag) -> str:
     """Of a setting, or of a flag of this task."""
     if name not in OPTIONS:
         return describe(flag) if is_all or task != Settings.task else SUPPRESS
@@ -42,7 +43,7 @@ def epilog(is_all: bool) -> str:
 
 
 def describe_choices(axis: str) -> str:
-    choices = [describe_choice(*choice) for choice in METHODS[axis].items()]
+    choices = [describe_choice(name, METHODS[axis][name]) for name in METHODS[axis]]
     return "\n".join([f"choices of --{axis}, each with its own flags:", *choices])
 
 
@@ -51,7 +52,7 @@ def name_choices(axis: str) -> str:
                          subsequent_indent="  ", break_long_words=False)
 
 
-def describe_choice(name: str, function) -> str:
+def describe_choice(name: str, function: Choice) -> str:
     """The first paragraph of its docstring, and a line for each of its flags."""
     paragraph = inspect.cleandoc(function.__doc__ or "").split("\n\n")[0]
     lines = textwrap.wrap(paragraph, 84) or ["(no docstring)"]
@@ -66,5 +67,6 @@ def describe_option(name: str, flag: Flag) -> str:
     """The help of a setting, with the condition under which it has an effect."""
     if name in METHODS:  # their choices are listed below
         flag = replace(flag, choices=())
-    is_told = flag.requires and flag.requires not in (POLICY, EVALUATED)
-    return describe(flag) + (f"; needs {flag.requires[1].split(' (')[0]}" if is_told else "")
+    if not flag.requires or flag.requires in (POLICY, EVALUATED):
+        return describe(flag)
+    return f"{describe(flag)}; needs {flag.requires[1].partition(' (')[0]}"

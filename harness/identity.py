@@ -18,8 +18,10 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Annotated, TypedDict
 
 import numpy as np
 import safetensors
@@ -27,8 +29,9 @@ import tokenizers
 import torch
 
 from engine.errors import UserError
-from harness.files import (PROJECT, find_folder, is_file, is_folder, is_there, paths_in, read_json,
-                           sha256_of)
+from harness.files import (LARGEST, PROJECT, Json, is_file, is_folder, is_there,
+                           paths_in, read_json, sha256_of)
+from harness.flags import Range, Share
 
 CHANGES_ROUNDING = ("threads", "device", "micro_batch", "checkpointing", "offload_optimizer",
                     "shard")
@@ -39,11 +42,40 @@ CHANGEABLE = (  # in a resumed run: how many steps it has and how it is made, no
 NOT_IN_RUN_ID = (*CHANGEABLE, "out", "ranks", "versions", "git_commit", "code", "imported",
                  "run_id")
 
-LOGS = ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl")
 MODES = {"both": ("sampled", "greedy"), "sampled": ("sampled",)}  # of an evaluation
+Number = Annotated[float, Range(least=-LARGEST, most=LARGEST)]
 
 
-def run_id_of(config: dict) -> str:
+class Line(TypedDict):
+    """Of a log."""
+    step: Annotated[int, Range(least=0, most=2 ** 31 - 1)]
+
+
+class Example(TypedDict):
+    """An answer of an evaluation, as a page shows it; its tokens are not in every older run."""
+    problem: str
+    text: str
+    answer: Share
+    texts: list[str] | None
+    log_prob: list[Number] | None
+
+
+class Evaluation(Line):
+    """Of evaluations.jsonl."""
+    mode: Annotated[str, Range(choices=MODES["both"])]
+    success: Share
+    success_low: Share
+    success_high: Share
+    finished_mean: Share
+    format_mean: Number
+    length_mean: Number
+    answer: list[Share]  # of each held-out problem: 0 or 1 of a single answer
+    format: list[Number] | None
+    length: list[Number] | None
+    shown: list[Example] | None
+
+
+def run_id_of(config: Json) -> str:
     """Of the settings in config.json, the model and the reward. What a path leads to counts, not
     the path: its fingerprint is in `made_of`."""
     made_of = config.get("made_of")
@@ -53,7 +85,7 @@ def run_id_of(config: dict) -> str:
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def run_config(folder: Path) -> dict:
+def run_config(folder: Path) -> Json:
     """Read config.json of a run folder, and compare it with its run_id."""
     if not is_file(folder / "config.json"):
         raise UserError(f"{folder} is not a run folder: it has no config.json")
@@ -69,10 +101,12 @@ def run_config(folder: Path) -> dict:
 def run_id_on_record(run: Path) -> str | None:
     """That of the run in this folder; None of an older version, and where there is no run."""
     path = Path(run) / "config.json"
-    return read_json(path).get("run_id") if is_there(path) else None
+    run_id = read_json(path).get("run_id") if is_there(path) else None
+    return None if run_id is None else str(run_id)
 
 
-def check_origin(where: str | Path, found: dict, wanted: dict) -> None:
+def check_origin(where: str | Path, found: Mapping[str, object],
+                 wanted: Mapping[str, object]) -> None:
     """Compare what a file or a line says of itself with what its place says."""
     for name, value in wanted.items():
         if found.get(name) != value:
@@ -81,7 +115,7 @@ def check_origin(where: str | Path, found: dict, wanted: dict) -> None:
                             "exchanged, or taken from another run?")
 
 
-def make_seal(run: Path, checkpoint: Path, step: int) -> dict:
+def make_seal(run: Path, checkpoint: Path, step: int) -> Json:
     """For trainer/state.json: run and step, and a sha256 of each file."""
     inside = [*paths_in(checkpoint), *paths_in(checkpoint / "trainer")]
     files = {path.relative_to(checkpoint).as_posix(): sha256_of(path)
@@ -89,7 +123,7 @@ def make_seal(run: Path, checkpoint: Path, step: int) -> dict:
     return {"run_id": run_id_on_record(run), "step": step, "files": files}
 
 
-def provenance() -> dict:
+def provenance() -> Json:
     """The versions a run was made with, and the commit of this code (null outside a checkout)."""
     versions = {"python": platform.python_version()} | {
         package.__name__: package.__version__ for package in (torch, np, safetensors, tokenizers)}
@@ -109,13 +143,6 @@ def code_in_use() -> dict[str, str]:
     files = [path for place in places for path in (place.with_suffix(".py"), place / "__init__.py")]
     return {path.relative_to(PROJECT).as_posix(): sha256_of(path)
             for path in sorted(files) if is_file(path)}
-
-
-def given_paths(settings) -> dict[str, Path]:
-    """The files and folders that flags name, by the flag."""
-    values = settings.to_json()
-    return {name: find_folder(values[name]) for name, flag in settings.flags.items()
-            if flag.is_path and values[name] is not None}
 
 
 def fingerprint(path: Path) -> str:

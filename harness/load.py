@@ -1,29 +1,32 @@
 """What a run works with, made from its settings: the policy, a frozen copy of it, its optimizer,
-its advantage and weighting, and who answers the problems; and the trainer's state, to read back or
-to keep."""
+its advantage and weighting, and who answers the problems."""
 import inspect
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import wraps
 from pathlib import Path
+from typing import Protocol
 
 import torch
-from safetensors.torch import load_file
 
 from engine import processes
-from engine.choices import ADVANTAGES, LOSSES, MITIGATIONS
+from engine.choices import ADVANTAGES, LOSSES, MITIGATIONS, Choice, Method, Problem
 from engine.errors import UserError
-from engine.optimizer import (AdamW, load_optimizer_tensors, optimizer_tensors,
-                              parameters_by_name)
+from engine.optimizer import AdamW
 from engine.policy import Policy, encode_prompts
-from engine.processes import refuse_undefined
+from engine.rollouts import Rollouts
 from engine.tokens import load_tokenizer
-from harness.files import find_folder
-from harness.own_code import expect, place_of, told_as
+from harness.files import Json, find_folder
+from harness.own_code import place_of, told_as
+from harness.run import Run
 from harness.settings import OWN_SAMPLER, Settings
 from harness.tasks import make_task
-from qwen2_model import NAME_OF_TYPE, Qwen2
+from qwen2_model import Qwen2
+
+
+class Source(Protocol):
+    """Who answers the problems: the policy itself, a server, or a file."""
+    def sample(self, problems: Sequence[Problem], answers: int, seed: int) -> Rollouts: ...
 
 
 def load_policy(s: Settings, checkpoint: Path | None = None) -> Policy:
@@ -33,7 +36,7 @@ def load_policy(s: Settings, checkpoint: Path | None = None) -> Policy:
         raise UserError(f"--questions {s.questions} cannot be shared by {processes.count()} "
                         "processes: some would have none")
     folder = checkpoint or find_folder(s.model)
-    model = load_model(s, folder, "cpu" if s.offload_optimizer else device)
+    model = load_model(s, folder, torch.device("cpu") if s.offload_optimizer else device)
     model.model.checkpointing = s.checkpointing
     set_threads(s.threads, model)
     tokenizer = load_tokenizer(folder, model.config.vocab_size)
@@ -42,7 +45,7 @@ def load_policy(s: Settings, checkpoint: Path | None = None) -> Policy:
     return policy
 
 
-def load_model(s: Settings, folder: Path, device) -> Qwen2:
+def load_model(s: Settings, folder: Path, device: torch.device) -> Qwen2:
     """The model of a folder; with --shard this process's part of it."""
     dtype = getattr(torch, s.dtype)
     if not s.shard:
@@ -68,32 +71,31 @@ def initial_model(s: Settings) -> Qwen2:
     return model.cast_weights(getattr(torch, s.dtype)) if s.offload_optimizer else model
 
 
-def make(function, values: dict, policy):
+def make(function: Choice, values: Json, policy: Policy) -> Method:
     """Bring a choice with the values of its flags into the form (rollouts, policy) -> (B, T)."""
-    if not inspect.isclass(function):
+    if not isinstance(function, type):
         return wraps(function)(lambda rollouts, policy: function(rollouts, **values))
     if hasattr(function, "state_dict") != hasattr(function, "load_state_dict"):
         raise UserError(f"{function.__name__} ({place_of(function)}) needs both state_dict and "
                         "load_state_dict, or a resumed run would forget its state")
     with told_as(function.__name__, function):
-        return function(policy, **values)
+        made: Method = function(policy, **values)
+    return made
 
 
-def make_advantage(s, policy):
+def make_advantage(s: Settings, policy: Policy) -> Method:
     """The advantage that the settings choose: (rollouts, policy) -> (B, T)."""
     chosen = LOSSES[s.loss] if s.loss in LOSSES else ADVANTAGES[s.advantage]
     return make(chosen, s.flags_for(chosen), policy)
 
 
-def make_weighting(s, policy):
+def make_weighting(s: Settings, policy: Policy) -> Method:
     """The weighting that the settings choose: (rollouts, policy) -> (B, T)."""
     return make(MITIGATIONS[s.mitigation], s.flags_for(MITIGATIONS[s.mitigation]), policy)
 
 
-def answers_from(run, policy: Policy, optimizer: AdamW):
-    """What has the method `sample(problems, answers, seed) -> Rollouts`: the policy itself, a
-    server, or pairs of a file."""
-    s = policy.settings
+def answers_from(run: Run, policy: Policy, optimizer: AdamW) -> Source:
+    s = run.settings
     if s.pairs:
         from bridges.pairs import GivenPairs
         return GivenPairs(s.pairs, policy, run)
@@ -139,44 +141,3 @@ def pick_device(name: str) -> torch.device:
         # plans half a second for every new shape, and every few tokens shapes are new
         torch.backends.cuda.enable_cudnn_sdp(False)
     return torch.device(name)
-
-
-@dataclass
-class TrainerState:
-    """What a resumed run needs beside the model: the optimizer's state, and that of whatever else
-    learns or remembers, a critic say. It is a file of tensors in every checkpoint."""
-    model: Qwen2
-    optimizer: AdamW
-    methods: dict[str, Callable]  # the advantage and the weighting, which may have a state
-
-    @property
-    def parameters(self) -> dict[str, torch.nn.Parameter]:
-        return parameters_by_name(self.model, self.optimizer)
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        tensors = optimizer_tensors(self.optimizer, self.parameters) | self.of_methods()
-        refuse_undefined("what a resumed run would go on from is", *tensors.values())
-        return tensors
-
-    def of_methods(self) -> dict[str, torch.Tensor]:
-        """The state of advantage and weighting, if a file can hold it."""
-        tensors = {}
-        for part, method in self.methods.items():
-            with told_as(f"the {part}'s state_dict", method):
-                state = getattr(method, "state_dict", dict)()
-            expect(lambda: all(isinstance(name, str) and value.dtype in NAME_OF_TYPE
-                               for name, value in state.items()),
-                   f"the {part}'s state_dict", "plain tensors by name", state)
-            tensors |= {f"{part}.{name}": value for name, value in state.items()}
-        return tensors
-
-    def load(self, checkpoint: Path) -> None:
-        """Read what `tensors` has returned from a checkpoint."""
-        tensors = load_file(checkpoint / "trainer" / "state.safetensors")
-        for part, method in self.methods.items():
-            names = [name for name in tensors if name.startswith(f"{part}.")]
-            state = {name.partition(".")[2]: tensors.pop(name) for name in names}
-            if hasattr(method, "load_state_dict"):
-                with told_as(f"the {part}'s load_state_dict", method):
-                    method.load_state_dict(state)
-        load_optimizer_tensors(self.optimizer, self.parameters, tensors)

@@ -1,123 +1,158 @@
-"""The logs of a run, read: each line is of this run, each column holds what it may hold, and no
+"""The logs of a run, read: each line is of this run, each column holds what its type says, and no
 step is missing.
 
-A weighting or an advantage adds columns of its own, and so does another trainer: of those nothing
-is known but that each is a number, a text, yes, no or null. What may be null may also be missing,
-as in a run of an older version.
+A weighting or an advantage adds columns of its own, and so does another trainer: all that is known
+of other columns is that each is a number, a text, yes, no or null. What may be null may also be
+missing, as in a run of an older version.
 """
-from collections.abc import Callable
-from functools import partial
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 from engine.errors import UserError
-from harness.files import LARGEST, read_lines
-from harness.flags import shortened
-from harness.identity import MODES, check_origin, run_id_on_record
+from harness.files import LARGEST, Json, read_lines
+from harness.flags import Range, Share, shortened
+from harness.identity import MODES, Evaluation, Line, Number, check_origin, run_id_on_record
+
+Check = Callable[[object], bool]
+Record = typing.TypeVar("Record", bound=Mapping[str, object])
+OfLog = typing.TypeVar("OfLog", bound=Line)
+Code = dict[str, dict[str, str]]  # sha256 of each file, by the step from which on it holds
+Amount = typing.Annotated[float, Range(least=0, most=LARGEST)]
 
 
-def is_number(value, low: float = -LARGEST, high: float = LARGEST) -> bool:
-    """True and False are none, and neither is what no float can hold."""
-    return type(value) in (int, float) and low <= value <= high  # not so for NaN
+class StepLine(Line):
+    """Of metrics.jsonl, the columns that somebody reads."""
+    success: Share | None
+    finished: Share | None
+    reward: Number | None
+    entropy: Number | None
+    loss: Number | None
+    N: Amount | None
+    length: Amount | None
+    gradient_norm: Amount | None
+    sampler_gap: Amount | None
+    weight_factor: Amount | None
+    seconds: Amount | None
+    processor_seconds: Amount | None
 
 
-is_share, is_amount = partial(is_number, low=0, high=1), partial(is_number, low=0)
+class Config(typing.TypedDict):
+    """Of config.json. A probe evaluates nothing: it has no `ranks`."""
+    ranks: int | None
+    steps: int | None
+    eval_every: int | None
+    eval_modes: typing.Annotated[str, Range(choices=tuple(MODES))] | None
+    made_of: dict[str, str] | None
+    code: Code | None
 
 
-def is_text(value) -> bool:
-    return isinstance(value, str)
+class Seal(typing.TypedDict):
+    """Of a checkpoint's trainer/state.json."""
+    run_id: str | None
+    step: int | None
+    files: dict[str, str] | None
 
 
-def is_step(value) -> bool:
-    return type(value) is int and 0 <= value < 2 ** 31
+NAMES: dict[type[Line], str] = {
+    StepLine: "metrics.jsonl", Evaluation: "evaluations.jsonl", Line: "samples.jsonl"}
 
 
-def is_plain(value) -> bool:
+@cache
+def columns_of(kind: type) -> dict[str, Check]:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {name: check_of(hint) for name, hint in hints.items()}
+
+
+def check_of(hint: object) -> Check:
+    """Whether a value is of this type: 3 is a float, and True is no number."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        kinds, flag = (int, float) if parts[0] is float else parts[:1], parts[1]
+        limits, choices = flag.limits(), flag.choices
+        return lambda value: type(value) in kinds and (not choices or value in choices) and all(
+            holds(value, limit) for _, limit, holds in limits)
+    if origin in (types.UnionType, typing.Union):
+        checks = [check_of(part) for part in parts]
+        return lambda value: any(check(value) for check in checks)
+    if origin is list:
+        is_right = check_of(parts[0])
+        return lambda values: isinstance(values, list) and all(map(is_right, values))
+    if origin is dict:
+        has_right = check_of(parts[1])
+        return lambda found: isinstance(found, dict) and all(map(has_right, found.values()))
+    if isinstance(hint, type) and typing.is_typeddict(hint):
+        return lambda value: isinstance(value, dict) and not wrong_columns(value, hint, anything)
+    return lambda value: type(value) is hint
+
+
+is_number = check_of(Number)
+
+
+def is_plain(value: object) -> bool:
     return value is None or type(value) in (bool, str) or is_number(value)
 
 
-def or_null(is_right: Callable) -> Callable:
-    return lambda value: value is None or is_right(value)
+def anything(value: object) -> bool:
+    return True
 
 
-def list_of(is_right: Callable) -> Callable:
-    return lambda values: isinstance(values, list) and all(map(is_right, values))
+def wrong_columns(found: Json, kind: type, others: Check) -> list[str]:
+    """What is missing is null."""
+    columns = columns_of(kind)
+    whole = dict.fromkeys(columns) | found
+    return [name for name, value in whole.items() if not columns.get(name, others)(value)]
 
 
-def each(is_right: Callable, *names: str) -> dict[str, Callable]:
-    return dict.fromkeys(names, is_right)
+def fits(found: Json, kind: type[Record], others: Check) -> typing.TypeGuard[Record]:
+    return not wrong_columns(found, kind, others)
 
 
-def is_example(value) -> bool:
-    """An answer of an evaluation, as a page shows it; its tokens are not in every older run."""
-    return isinstance(value, dict) and all(
-        is_right(value.get(name)) for name, is_right in EXAMPLE.items())
+def record(where: str | Path, found: Json, kind: type[Record], others: Check = anything) -> Record:
+    """What was read, as what it should be: each of its columns is of the type that it has there,
+    and those that are not there are right for `others`. What is missing is null from here."""
+    found = dict.fromkeys(columns_of(kind)) | found
+    if fits(found, kind, others):
+        return found
+    name = wrong_columns(found, kind, others)[0]
+    raise UserError(f"{where} is not of this program: its {name} is "
+                    f"{shortened(repr(found[name]))}")
 
 
-EXAMPLE = each(is_text, "problem", "text") | {
-    "answer": is_share, "texts": or_null(list_of(is_text)), "log_prob": or_null(list_of(is_number))}
-COLUMNS = {  # by log
-    "metrics.jsonl": {
-        "step": is_step,
-        **each(or_null(is_share), "success", "finished", "groups_without_spread"),
-        **each(or_null(is_number), "reward", "reward_format", "entropy", "loss"),
-        **each(or_null(is_amount), "tokens", "N", "trained_tokens", "extra_tokens", "extra_answers",
-               "length", "collision", "gradient_norm", "sampler_gap", "weight_factor", "weight_max",
-               "seconds", "rollout_seconds", "credit_seconds", "update_seconds", "record_seconds",
-               "processor_seconds", "rollout_tokens_per_second", "update_tokens_per_second",
-               "peak_memory_bytes"),
-        **each(or_null(is_text), "weight_note", "skipped")},
-    "evaluations.jsonl": {
-        "step": is_step, "mode": lambda value: value in ("sampled", "greedy"),
-        **each(is_share, "success", "success_low", "success_high", "finished_mean"),
-        **each(is_number, "format_mean", "length_mean"),
-        "answer": list_of(is_share),  # of each held-out problem: 0 or 1 of a single answer
-        **each(or_null(list_of(is_number)), "format", "length"),
-        "shown": or_null(list_of(is_example))},
-    "samples.jsonl": {"step": is_step}}
-
-
-def wrong_column(log: str, line: dict) -> str | None:
-    """The first column of a line that holds what it cannot. What is missing is null from here."""
-    columns = COLUMNS[log]
-    others = [] if log == "samples.jsonl" else line.keys() - columns.keys()
-    tests = columns | dict.fromkeys(others, is_plain)
-    return next((name for name, is_right in tests.items()
-                 if not is_right(line.setdefault(name))), None)
-
-
-def lines_of_run(run: Path, name: str) -> list[dict]:
-    """The lines of a log, each of which is of this run and holds what its columns may hold."""
-    wanted = {"run_id": run_id_on_record(run)}
-    lines = read_lines(run / name)
-    for number, line in enumerate(lines, 1):
-        check_origin(f"{run / name}, line {number}", line, wanted)
-        if column := wrong_column(name, line):
-            raise UserError(f"{run / name}, line {number} is not of this program: its {column} is "
-                            f"{shortened(repr(line[column]))}")
+def lines_of_run(run: Path, kind: type[OfLog]) -> list[OfLog]:
+    """The lines of a log, each of which is of this run."""
+    path, wanted, lines = run / NAMES[kind], {"run_id": run_id_on_record(run)}, []
+    for number, line in enumerate(read_lines(path), 1):
+        where = f"{path}, line {number}"
+        check_origin(where, line, wanted)
+        lines.append(record(where, line, kind, anything if kind is Line else is_plain))
     return lines
 
 
 def last_step(run: Path) -> int:
     """The last step on record; 0 before the first."""
-    return max((line["step"] for line in lines_of_run(run, "metrics.jsonl")), default=0)
+    return max((line["step"] for line in lines_of_run(run, StepLine)), default=0)
 
 
-def missing_evaluations(config: dict, evaluations: list[dict], done: int) -> list[tuple[int, str]]:
-    """Step and mode of those that a run with `done` steps has to have. A probe evaluates nothing;
-    its config.json has no `ranks`."""
-    every = config.get("eval_every", 0) if "ranks" in config else 0
-    if not every:
+def missing_evaluations(config: Json, evaluations: Sequence[Evaluation],
+                        done: int) -> list[tuple[int, str]]:
+    """Step and mode of those that a run with `done` steps has to have."""
+    plan = record("config.json", config, Config)
+    every = plan["eval_every"]
+    if not every or plan["ranks"] is None:
         return []
     steps = [*range(0, done + 1, every)]
-    if done == config["steps"] and done % every:
+    if done == plan["steps"] and done % every:
         steps.append(done)
-    made = {(line["step"], line.get("mode")) for line in evaluations}
-    modes = MODES[config.get("eval_modes", "both")]
+    made = {(line["step"], line["mode"]) for line in evaluations}
+    modes = MODES[plan["eval_modes"] or "both"]
     return [(step, mode) for step in steps for mode in modes if (step, mode) not in made]
 
 
-def refuse_gaps(run: Path, config: dict, metrics: list[dict], evaluations: list[dict],
-                done: int) -> None:
+def refuse_gaps(run: Path, config: Json, metrics: Sequence[StepLine],
+                evaluations: Sequence[Evaluation], done: int) -> None:
     """Stop unless every step up to `done` is on record, in order, with its evaluation."""
     path = run / "metrics.jsonl"
     for number, line in enumerate(metrics, 1):

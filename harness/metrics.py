@@ -3,19 +3,15 @@ interval of a share."""
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-
-try:
-    import resource
-except ImportError:  # Windows keeps no record of peak memory
-    resource = None
 
 import torch
 
+from engine.choices import Method, Metrics
 from engine.rollouts import Rollouts
 from harness.credit_file import column_of_part
-from harness.own_code import joined, metrics_of
+from harness.own_code import joined, metrics_of, number
 from harness.progress import show_status
 
 
@@ -26,10 +22,10 @@ class Clock:
         self.step = step
         self.seconds_since_begin = stopwatch(time.perf_counter)
         self.processor_seconds = stopwatch(time.process_time)
-        self.seconds = {}  # of each stage
+        self.seconds: dict[str, float] = {}  # of each stage
 
     @contextmanager
-    def __call__(self, stage: str):
+    def __call__(self, stage: str) -> Iterator[None]:
         show_status(f"step {self.step}: {stage}")
         seconds = stopwatch(time.perf_counter)
         yield
@@ -43,24 +39,26 @@ def stopwatch(clock: Callable[[], float]) -> Callable[[], float]:
     return lambda: max(clock() - start, 1e-9)
 
 
-def step_metrics(clock: Clock, rollouts: Rollouts, update: dict, advantage, weights: dict) -> dict:
+def step_metrics(clock: Clock, rollouts: Rollouts, update: Metrics, advantage: Method,
+                 weights: Metrics) -> Metrics:
     """`update` are the metrics of the update, `weights` those of the weights; an advantage has its
     own. None of them may take the name of another. Tokens and answers that advantage and weights
     sampled for themselves are added up."""
     batch = batch_metrics(rollouts)
     credit = metrics_of(advantage)
-    extra = {name: sum(metrics.pop(name, 0) or 0 for metrics in (credit, weights))
+    extra = {name: number(credit, name) + number(weights, name)
              for name in ("extra_tokens", "extra_answers")}
+    own = [{name: part[name] for name in part.keys() - extra} for part in (weights, credit)]
     stages = {f"{stage}_seconds": seconds for stage, seconds in clock.seconds.items()}
     speed = {**stages, "seconds": clock.seconds_since_begin(),
              "processor_seconds": clock.processor_seconds(),
              "rollout_tokens_per_second": batch["tokens"] / clock.seconds["rollout"],
-             "update_tokens_per_second": update["trained_tokens"] / clock.seconds["update"],
+             "update_tokens_per_second": number(update, "trained_tokens") / clock.seconds["update"],
              "peak_memory_bytes": peak_memory(rollouts.mask.device)}
-    return joined({"step": clock.step}, weights, credit, extra, batch, update, speed)
+    return joined({"step": clock.step}, *own, extra, batch, update, speed)
 
 
-def batch_metrics(rollouts: Rollouts) -> dict:
+def batch_metrics(rollouts: Rollouts) -> dict[str, float]:
     """Means over answers, and of entropy and collision over tokens."""
     means = {column_of_part(part): score.mean().item() for part, score in rollouts.scores.items()}
     reward = rollouts.reward.view(len(rollouts.prompt_ids), -1)  # (problems, answers)
@@ -77,8 +75,11 @@ def batch_metrics(rollouts: Rollouts) -> dict:
 def peak_memory(device: torch.device) -> int | None:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    if sys.platform == "win32":  # it keeps no record of that
+        return None
+    import resource
     unit = 1 if sys.platform == "darwin" else 1024
-    return resource and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def wilson_interval(hits: int, count: int, z: float = 1.959964) -> tuple[float, float]:

@@ -3,41 +3,46 @@ is used, and what goes wrong in it is told with its file and line."""
 import inspect
 import sys
 import traceback
-from collections.abc import Callable
-from contextlib import chdir, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout, suppress
 from copy import deepcopy
 from reprlib import repr as brief
+from typing import TypeVar
 
 import torch
 
+from engine.choices import Method, Metrics
 from engine.errors import BadCredit, UserError
 from engine.rollouts import Rollouts
 from harness.files import PROJECT
 
+Value = TypeVar("Value")
 LARGEST_CREDIT = 1e12  # the squares of its gradient, in float32, are still finite
 
 
-def place_of(chosen) -> str:
+def place_of(chosen: object) -> str:
     """mitigations.py:57, where a function, a class, or the call of an instance begins."""
-    made = inspect.unwrap(chosen)
+    made = inspect.unwrap(chosen) if callable(chosen) else type(chosen)
     if not (inspect.isroutine(made) or inspect.isclass(made)):
-        made = getattr(made, "__call__", type(made))
+        made = made.__call__
     with suppress(OSError, TypeError):  # it is made of another, or typed into a shell
-        return f"{own_path(inspect.getsourcefile(made))}:{inspect.getsourcelines(made)[1]}"
+        return f"{own_path(inspect.getfile(made))}:{inspect.getsourcelines(made)[1]}"
     return own_path(getattr(sys.modules[made.__module__], "__file__", made.__module__))
 
 
 def own_path(file: str) -> str:
-    return str(file).removeprefix(f"{PROJECT}/")
+    return file.removeprefix(f"{PROJECT}/")
 
 
 @contextmanager
-def told_as(whose: str, chosen):
+def told_as(whose: str, chosen: object) -> Iterator[None]:
     """Inside runs somebody's code. An error gets a note: whose it is, and its last line in the file
-    where that begins. Working directory, gradient mode and default dtype stay what they are."""
+    where that begins. Working directory, streams, gradient mode and default dtype stay what they
+    are."""
     dtype = torch.get_default_dtype()
     try:
-        with chdir("."), torch.set_grad_enabled(torch.is_grad_enabled()):
+        with (chdir("."), redirect_stdout(sys.stdout), redirect_stderr(sys.stderr),
+              torch.set_grad_enabled(torch.is_grad_enabled())):
             yield
     except UserError:
         raise
@@ -53,7 +58,7 @@ def told_as(whose: str, chosen):
         torch.set_default_dtype(dtype)
 
 
-def expect(holds: Callable[[], bool], what: str, expected: str, value) -> None:
+def expect(holds: Callable[[], bool], what: str, expected: str, value: object) -> None:
     """Stop unless somebody's code returned what is expected of it; a test that fails on the value
     counts as no."""
     try:
@@ -61,11 +66,13 @@ def expect(holds: Callable[[], bool], what: str, expected: str, value) -> None:
     except Exception:  # the value is no list, no tensor, ...: whatever the test needs
         fine = False
     if not fine:
+        if inspect.iscoroutine(value):
+            value.close()  # or Python warns that nobody awaits what `async def` has made
         raise UserError(f"{what} should return {expected}, got {described(value)}")
 
 
-def described(value) -> str:
-    if torch.is_tensor(value):
+def described(value: object) -> str:
+    if isinstance(value, torch.Tensor):
         shape = "nested" if value.is_nested else tuple(value.shape)
         layout = f"{value.layout} " * (value.layout is not torch.strided)
         return f"a {layout}tensor {shape} of {value.dtype} on {value.device}"
@@ -73,7 +80,7 @@ def described(value) -> str:
     return " ".join(brief(value).split()) + size
 
 
-def checked_credit(chosen, whose: str, rollouts: Rollouts, policy=None,
+def checked_credit(chosen: Method, whose: str, rollouts: Rollouts, policy: object = None,
                    is_weight: bool = False) -> torch.Tensor:
     """(B, T) float32 without gradient, finite, 0 beyond the mask. `whose` is "the weighting
     my_idea", say. It gets a copy of the batch: what it changes in place, nobody else reads."""
@@ -101,8 +108,8 @@ def fits_frame(values: torch.Tensor, mask: torch.Tensor) -> bool:
     return is_real and is_dense and rows in (1, B) and columns in (1, T)
 
 
-def refuse_tokens(wrong: torch.Tensor, mask: torch.Tensor, what: str, kind=UserError,
-                  hint: str = "") -> None:
+def refuse_tokens(wrong: torch.Tensor, mask: torch.Tensor, what: str,
+                  kind: type[UserError] = UserError, hint: str = "") -> None:
     """Stop where something is wrong with a token of the batch (B, T), and say where."""
     wrong = wrong & mask
     if wrong.any():
@@ -111,7 +118,7 @@ def refuse_tokens(wrong: torch.Tensor, mask: torch.Tensor, what: str, kind=UserE
                    f"{row}, token {t}{hint}")
 
 
-def metrics_of(chosen) -> dict:
+def metrics_of(chosen: object) -> Metrics:
     """The metrics of a choice, as plain numbers for metrics.jsonl."""
     with told_as("metrics", chosen):
         found = {name: value.item() if hasattr(value, "item") else value  # of torch or numpy
@@ -122,10 +129,16 @@ def metrics_of(chosen) -> dict:
     return found
 
 
-def joined(*parts: dict) -> dict:
+def number(line: Metrics, name: str) -> float:
+    """Of a line; 0 where there is none."""
+    value = line.get(name)
+    return value if isinstance(value, (int, float)) else 0
+
+
+def joined(*parts: Mapping[str, Value]) -> dict[str, Value]:
     """Numbers for one line of metrics.jsonl. Those of a weighting or an advantage may not take the
     place of others."""
-    line = {}
+    line: dict[str, Value] = {}
     for part in parts:
         for name in line.keys() & part.keys():
             raise UserError(f"the metric {name} of a weighting or an advantage needs another name")

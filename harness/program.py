@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from typing import NoReturn
 
 import torch
@@ -24,11 +25,12 @@ MESSAGE = b"\nstopping after this step (once more: at once, back to the last che
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def run_as_program(name: str, main, interrupted: str = "") -> None:
+def run_as_program(name: str, main: Callable[[list[str]], object], interrupted: str = "") -> None:
     """Run main(argv). An error that the user can put right is one line, and so is one of the
     system; `interrupted` is what to say after Ctrl-C."""
     fill_closed_streams()
-    sys.stdout, sys.stderr = Visible(sys.stdout), Visible(sys.stderr)
+    for stream in ("stdout", "stderr"):
+        setattr(sys, stream, Visible(getattr(sys, stream)))
     try:
         main(sys.argv[1:])
         sys.stdout.flush()
@@ -114,11 +116,11 @@ class StopRequest:
             threading.Thread(target=end_after_signal, args=(readable,), daemon=True).start()
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         for name, handler in self.handlers_before.items():
             signal.signal(name, handler)
 
-    def handle(self, *_) -> None:
+    def handle(self, *_: object) -> None:
         if self.asked and processes.count() == 1:  # torchrun passes on what the terminal has sent
             raise KeyboardInterrupt
         if not self.asked and processes.is_main_process():

@@ -4,11 +4,15 @@ import os
 import shlex
 import sys
 import textwrap
-import time
+from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
 
 from engine import processes
-from harness.files import read_lines
+from engine.choices import Metrics
+from harness.identity import Evaluation
+from harness.own_code import number
 
 EXAMPLES, MOST_OF_ANSWER = 3, 300  # answers shown at an evaluation, and characters of each
 BOLD, GREEN, RED = "1", "1;32", "1;31"
@@ -32,7 +36,7 @@ def show_status(text: str) -> None:
 
 
 @contextmanager
-def though_nobody_reads(stream):
+def though_nobody_reads(stream: TextIO) -> Iterator[None]:
     """Print inside of it: if the reader went away (`| head`), or the log is on a full disk, the run
     goes on in silence."""
     try:
@@ -41,7 +45,7 @@ def though_nobody_reads(stream):
         go_on_for_nobody(stream)
 
 
-def go_on_for_nobody(stream) -> None:
+def go_on_for_nobody(stream: TextIO) -> None:
     """From now on what is printed goes nowhere."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
@@ -53,7 +57,7 @@ HEADER = ("    step  reward  success  format  length  finished  entropy  grad no
           "      left")
 
 
-def print_step(line: dict, steps: int, seconds_left: float, with_header: bool) -> None:
+def print_step(line: Metrics, steps: int, seconds_left: float, with_header: bool) -> None:
     """A line of metrics.jsonl, for people."""
     if with_header:
         say(HEADER)
@@ -61,7 +65,7 @@ def print_step(line: dict, steps: int, seconds_left: float, with_header: bool) -
     minutes, seconds = divmod(round(seconds_left), 60)
     say(f"{line['step']:4d}/{steps:<4d}{line['reward']:7.3f}{line['success']:9.1%}"
         f"{line['reward_format']:8.2f}{line['length']:8.1f}{line['finished']:10.1%}"
-        f"{line['entropy']:9.3f}  {norm}{line['tokens'] / line['seconds']:10.0f}"
+        f"{line['entropy']:9.3f}  {norm}{number(line, 'tokens') / number(line, 'seconds'):10.0f}"
         f"{minutes:7d}:{seconds:02d}")
     if line["skipped"]:
         say(f"          no update: {line['skipped']}")
@@ -69,7 +73,7 @@ def print_step(line: dict, steps: int, seconds_left: float, with_header: bool) -
         say(f"          {line['weight_note']}")
 
 
-def print_evaluation(line: dict, seconds: float) -> None:
+def print_evaluation(line: Evaluation, seconds: float) -> None:
     """A line of evaluations.jsonl, for people, and some of its sampled answers, each right or
     wrong."""
     say(f"  held-out, {line['mode']:7s} {line['success']:6.1%}  95% interval "
@@ -77,7 +81,7 @@ def print_evaluation(line: dict, seconds: float) -> None:
         f"({len(line['answer'])} problems, format {line['format_mean']:.2f}, "
         f"length {line['length_mean']:.0f}, finished "
         f"{line['finished_mean']:.0%}, {seconds:.0f} s)")
-    for shown in line["shown"] if line["mode"] == "sampled" else []:
+    for shown in line["shown"] or [] if line["mode"] == "sampled" else []:
         text = f"{shown['problem']}: {shown['text']}"
         say(textwrap.shorten(text, MOST_OF_ANSWER, placeholder=" ..."),
             f"  {right_or_wrong(shown['answer'])}  ")
@@ -100,11 +104,11 @@ def styled(text: str, style: str) -> str:
     return f"\033[{style}m{text}\033[0m" if style and has_colour() else text
 
 
-def right_or_wrong(is_right: bool) -> str:
+def right_or_wrong(is_right: float) -> str:
     return styled("right", GREEN) if is_right else styled("wrong", RED)
 
 
-def put(line: str, stream=None, end: str = "\n") -> None:
+def put(line: str, stream: TextIO | None = None, end: str = "\n") -> None:
     """Print a line whose escape sequences are ours. The streams themselves spell them out
     (Visible): all that a model wrote goes through `visible` first."""
     stream = stream or sys.stdout
@@ -121,7 +125,7 @@ class Visible:
     """A text stream for people. Our own escape sequences, which shade text in a terminal, go to
     `.stream` itself."""
 
-    def __init__(self, stream):
+    def __init__(self, stream: TextIO):
         self.stream = stream
         if hasattr(stream, "reconfigure"):  # there are characters that no terminal can show
             stream.reconfigure(errors="replace")
@@ -129,21 +133,23 @@ class Visible:
     def write(self, text: str) -> int:
         return self.stream.write(visible(text))
 
-    def __getattr__(self, name: str):
+    def close(self) -> None:
+        """Nothing: somebody's weighting may say so, and the program still prints."""
+
+    def __getattr__(self, name: str) -> object:
         return getattr(self.stream, name)
 
 
-def python_command(*words) -> str:
+def python_command(*words: object) -> str:
     """A command to paste: python_command("train.py", "--resume", folder)."""
     return shlex.join(["python", *map(str, words)])
 
 
-def tell_outcome(run) -> None:
-    path = run.folder.path
-    lines = read_lines(path / "evaluations.jsonl")
-    sampled = [line for line in lines if line["mode"] == "sampled"]
-    since = f" since step {run.done}" if run.done else ""
-    minutes, seconds = divmod(round(time.monotonic() - run.start), 60)
+def tell_outcome(path: Path, evaluations: list[Evaluation], duration: float, done: int) -> None:
+    """`done` steps were there before."""
+    sampled = [line for line in evaluations if line["mode"] == "sampled"]
+    since = f" since step {done}" if done else ""
+    minutes, seconds = divmod(round(duration), 60)
     took = (f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s") + since
     say(f"  {change(sampled[0], sampled[-1])}, {took}" if len(sampled) > 1 else f"  {took}")
     say("What every token got, and what one of them got:")
@@ -151,10 +157,9 @@ def tell_outcome(run) -> None:
     say(f"  {python_command('-m', 'tools.follow', path)}")
 
 
-def change(before: dict, after: dict) -> str:
+def change(before: Evaluation, after: Evaluation) -> str:
     """23.1% (95% interval 21.0% to 25.3%) -> 48.9% (46.4% to 51.5%) of 1,500 held-out problems"""
-    first, low, high, last, lowest, highest = (
-        f"{line[name]:.1%}" for line in (before, after)
-        for name in ("success", "success_low", "success_high"))
-    return (f"{first} (95% interval {low} to {high}) -> {last} ({lowest} to {highest}) of "
+    return (f"{before['success']:.1%} (95% interval {before['success_low']:.1%} to "
+            f"{before['success_high']:.1%}) -> {after['success']:.1%} "
+            f"({after['success_low']:.1%} to {after['success_high']:.1%}) of "
             f"{len(after['answer']):,} held-out problems")

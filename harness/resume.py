@@ -10,12 +10,13 @@ import torch
 
 from engine import processes
 from engine.errors import UserError
-from harness.credit_file import checkpoint_folders, step_of
-from harness.files import (is_file, is_folder, is_there, lines_in, paths_in, read_json, sha256_of,
-                           writing)
-from harness.identity import (CHANGEABLE, CHANGES_ROUNDING, LOGS, check_origin, code_in_use,
-                              fingerprint, given_paths, run_config, run_id_on_record)
-from harness.log_reading import last_step, lines_of_run, missing_evaluations, refuse_gaps
+from harness.credit_file import checkpoint_folders, credit_files, credit_path, step_of
+from harness.files import (Json, is_file, is_folder, is_there, lines_in, paths_in, read_json,
+                           sha256_of, writing)
+from harness.identity import (CHANGEABLE, CHANGES_ROUNDING, Evaluation, check_origin, code_in_use,
+                              fingerprint, run_config, run_id_on_record)
+from harness.log_reading import (NAMES, Code, Config, Seal, StepLine, last_step, lines_of_run,
+                                 missing_evaluations, record, refuse_gaps)
 from harness.progress import say
 from harness.run import Run
 from harness.run_folder import RunFolder, open_folder
@@ -23,6 +24,11 @@ from harness.settings import Settings, make_settings
 
 
 class ResumedRun(Run):
+    def __init__(self, settings: Settings, folder: RunFolder, config: Json,
+                 checkpoint: Path | None):
+        super().__init__(settings, checkpoint)
+        self.folder, self.config = folder, config
+
     def prepare(self) -> None:
         """Read back the trainer's state, and remove what will be made again."""
         if self.checkpoint:
@@ -37,14 +43,14 @@ class ResumedRun(Run):
 def truncate(run: RunFolder, step: int) -> None:
     """Remove what a stopped run wrote past its last checkpoint: it will be written again."""
     with writing(run.path):
-        for name in filter(lambda name: is_there(run.path / name), LOGS):
-            texts = zip(lines_in(run.path / name), lines_of_run(run.path, name))
+        for kind, name in NAMES.items():
+            texts = zip(lines_in(run.path / name), lines_of_run(run.path, kind))
             kept = [text.rstrip("\n") + "\n" for text, line in texts if line["step"] <= step]
-            run.replace(name, "".join(kept))  # letter for letter
-        for path in paths_in(run.path / "credit"):
-            without_rank = path.with_stem(path.stem.partition("_rank")[0])
-            if path.suffix == ".npz" and (step_of(without_rank) or 0) > step:
-                path.unlink()
+            if is_there(run.path / name):
+                run.replace(name, "".join(kept))  # letter for letter
+        for known, rank in credit_files(run.path):
+            if known > step:
+                credit_path(run.path, known, rank).unlink()
         for known, path in checkpoint_folders(run.path).items():
             if known > step:
                 say(f"{path} has no trainer/state.json to go on from: it is made again, and so are "
@@ -56,7 +62,7 @@ def truncate(run: RunFolder, step: int) -> None:
                     shutil.rmtree(path) if is_folder(path) else path.unlink()
 
 
-def continued(settings: Settings, given: dict, may_continue: bool) -> Run:
+def continued(settings: Settings, given: Json, may_continue: bool) -> Run:
     """The run that is in the folder of these settings, if it is the one and may be gone on with."""
     difference = what_differs(settings)
     if difference or not may_continue:
@@ -64,15 +70,12 @@ def continued(settings: Settings, given: dict, may_continue: bool) -> Run:
     return resumed(settings.folder, {name: given[name] for name in CHANGEABLE if name in given})
 
 
-def resumed(path: Path, given: dict) -> Run:
+def resumed(path: Path, given: Json) -> Run:
     """The run of a folder. `given` are the flags typed now; few may be changed."""
     for name in sorted(set(given) - set(CHANGEABLE)):
         flags = ", ".join(f"--{name}" for name in CHANGEABLE)
         raise UserError(f"--{name} cannot be changed in a resumed run, only {flags} can")
     config = run_config(path)
-    for name in ("steps", "checkpoint_every"):
-        config.setdefault(name, getattr(Settings, name))
-    config.setdefault("code", {})
     settings = make_settings({"config": path / "config.json", **given})
     processes.start(settings.device)  # who is rank 0, and locks the folder, is known from here on
     with ExitStack() as opened:
@@ -82,22 +85,23 @@ def resumed(path: Path, given: dict) -> Run:
     return run
 
 
-def checked_run(folder: RunFolder, config: dict, settings: Settings) -> Run:
+def checked_run(folder: RunFolder, config: Json, settings: Settings) -> Run:
     """From the last checkpoint, or from the start where nothing can be lost."""
     folder.remove_old_states()  # a kill may have come before the run did this
     checkpoints = folder.checkpoints()
     run = ResumedRun(settings, folder, config, checkpoints[-1] if checkpoints else None)
+    before = make_settings({"config": folder.path / "config.json"})
     if run.checkpoint:
-        refuse_gaps(folder.path, config, lines_of_run(folder.path, "metrics.jsonl"),
-                    lines_of_run(folder.path, "evaluations.jsonl"), run.done)
-    if is_finished(folder, config, settings, run.done):
+        refuse_gaps(folder.path, config, lines_of_run(folder.path, StepLine),
+                    lines_of_run(folder.path, Evaluation), run.done)
+    if is_finished(folder, config, before, settings, run.done):
         done = max(run.done, last_step(folder.path))
-        say(f"{folder.path} has {done} of its {config['steps']} steps, and no more were asked for: "
+        say(f"{folder.path} has {done} of its {before.steps} steps, and no more were asked for: "
             "--steps N goes on to N")
         run.is_finished = True
         return run
     if not run.checkpoint:
-        refuse_to_erase(folder, config)
+        refuse_to_erase(folder, before)
     check_what_is_there(folder, settings, config, run.checkpoint)
     say(f"going on after step {run.done}" if run.done else
         "no checkpoint to go on from: starting again at step 1")
@@ -127,35 +131,35 @@ def refuse_to_overwrite(folder: Path, difference: str) -> None:
     raise UserError(f"{folder} exists already{way_out} name another with --out")
 
 
-def is_finished(run: RunFolder, config: dict, settings: Settings, done: int) -> bool:
+def is_finished(run: RunFolder, config: Json, before: Settings, settings: Settings,
+                done: int) -> bool:
     """Whether the run has all its steps. `done` is the step of the last checkpoint, 0 without one:
     then the record decides, since the checkpoints of a finished run may have been removed."""
-    if done and (config["checkpoint_every"] or done >= settings.steps):
+    if done and (before.checkpoint_every or done >= settings.steps):
         return done >= settings.steps
     wanted = {**config, "steps": settings.steps}
-    evaluations = lines_of_run(run.path, "evaluations.jsonl")
+    evaluations = lines_of_run(run.path, Evaluation)
     missing = missing_evaluations(wanted, evaluations, settings.steps)
     return last_step(run.path) >= settings.steps and not missing
 
 
-def refuse_to_erase(run: RunFolder, config: dict) -> None:
+def refuse_to_erase(run: RunFolder, before: Settings) -> None:
     """Without a checkpoint a run can only start again. Up to the step at which the first checkpoint
     is due nothing is lost by that: the same steps are made again. A longer record is not erased."""
     steps = last_step(run.path)
-    first_due = config["checkpoint_every"]  # of the run so far, whatever is typed now
-    if steps > first_due:
+    if steps > before.checkpoint_every:  # of the run so far, whatever is typed now
         raise UserError(f"{run.path} holds a record of {steps} steps, and no checkpoint to go on "
                         "from. Remove it, or name another folder with --out")
 
 
-def check_what_is_there(run: RunFolder, settings: Settings, config: dict,
+def check_what_is_there(run: RunFolder, settings: Settings, config: Json,
                         checkpoint: Path | None) -> None:
     """Stop unless all is as it was when the checkpoint was written, or when the run began."""
     needs_model = not checkpoint or settings.kl or settings.loss == "dpo"
-    sources = config.get("made_of")
-    if isinstance(sources, dict):  # a run from before this was kept has nothing to compare with
-        names = set(sources) if needs_model else set(sources) - {"model"}
-        refuse_other_sources(sources, settings, names)
+    # a run from before this was kept has nothing to compare with
+    sources = record(run.path / "config.json", config, Config)["made_of"] or {}
+    names = set(sources) if needs_model else set(sources) - {"model"}
+    refuse_other_sources(sources, settings, names)
     if checkpoint:
         check_seal(run.path, checkpoint)
 
@@ -163,17 +167,18 @@ def check_what_is_there(run: RunFolder, settings: Settings, config: dict,
 def check_seal(run: Path, checkpoint: Path) -> None:
     """Compare the seal with the files as they are now. In a checkpoint of an older version it holds
     nothing to compare with."""
-    seal = read_json(checkpoint / "trainer" / "state.json")
+    path = checkpoint / "trainer" / "state.json"
+    seal = record(path, read_json(path), Seal)
     check_origin(checkpoint, seal, {"run_id": run_id_on_record(run), "step": step_of(checkpoint)})
-    for name, sha256 in seal.get("files", {}).items():
+    for name, sha256 in (seal["files"] or {}).items():
         if sha256_of(checkpoint / name) != sha256:
             raise UserError(f"{checkpoint / name} was changed after it was written. Move "
                             f"{checkpoint} away, and --resume goes on from the one before it")
 
 
-def refuse_other_sources(before: dict[str, str], settings, names: set[str]) -> None:
+def refuse_other_sources(before: dict[str, str], settings: Settings, names: set[str]) -> None:
     """Stop if what one of these flags names was changed since the run began."""
-    paths = given_paths(settings)
+    paths = settings.paths
     for name in sorted(names & set(before) & set(paths)):
         if fingerprint(paths[name]) != before[name]:
             raise UserError(f"--{name}: {paths[name]} is not what it was when this run began (its "
@@ -181,10 +186,10 @@ def refuse_other_sources(before: dict[str, str], settings, names: set[str]) -> N
                             "with --out")
 
 
-def code_since(config: dict, done: int) -> tuple[dict[str, dict], list[str]]:
+def code_since(recorded: Code, done: int) -> tuple[Code, list[str]]:
     """`code` of config.json, the files by the step from which on they hold, when a run goes on
     after `done` steps; and which files are not what they were then."""
-    code = {step: files for step, files in config["code"].items() if int(step) <= done}
+    code = {step: files for step, files in recorded.items() if int(step) <= done}
     before = {name: sha256 for files in code.values() for name, sha256 in files.items()}
     now = code_in_use()
     other = {name: now[name] for name in before.keys() & now.keys() if now[name] != before[name]}
@@ -193,9 +198,10 @@ def code_since(config: dict, done: int) -> tuple[dict[str, dict], list[str]]:
     return code, sorted(other)
 
 
-def keep_changes(run: RunFolder, config: dict, settings: Settings, done: int) -> None:
+def keep_changes(run: RunFolder, config: Json, settings: Settings, done: int) -> None:
     """Write what is changed into config.json, and print a note of what may change results."""
-    code, other_files = code_since(config, done)
+    recorded = record(run.path / "config.json", config, Config)["code"] or {}
+    code, other_files = code_since(recorded, done)
     values = settings.to_json() | {"threads": torch.get_num_threads(), "code": code}
     changes = {name: values[name] for name in (*CHANGEABLE, "code")
                if config.get(name, values[name]) != values[name]}

@@ -11,39 +11,40 @@
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import mean
 
 import torch
 
 from engine import processes
+from engine.choices import Metrics
 from engine.policy import Policy
 from engine.rollouts import Rollouts
 from harness.credit_file import step_of
-from harness.identity import code_in_use, fingerprint, given_paths, provenance, run_id_of
+from harness.identity import Evaluation, code_in_use, fingerprint, provenance, run_id_of
+from harness.own_code import number
 from harness.progress import print_step, python_command, say, tell_outcome
-from harness.run_folder import RunFolder, open_folder
+from harness.run_folder import RunFolder, TrainerState, open_folder
 from harness.settings import Settings
 from harness.program import StopRequest
 
 
 class Run:
-    """`done` steps are on record, up to `checkpoint`; a new run has neither folder nor checkpoint
-    before it begins."""
+    """`done` steps are on record, up to `checkpoint`. The folder of a new run is not there before
+    it begins."""
 
-    def __init__(self, settings: Settings, folder: RunFolder | None = None,
-                 config: dict | None = None, checkpoint: Path | None = None):
-        self.settings, self.folder, self.config = settings, folder, config
-        self.checkpoint = checkpoint
+    def __init__(self, settings: Settings, checkpoint: Path | None = None):
+        self.settings, self.checkpoint = settings, checkpoint
+        self.folder = RunFolder(settings.folder)
         self.done = step_of(checkpoint) if checkpoint else 0
         self.step = self.done
         self.is_finished = False
-        self.seconds = deque(maxlen=20)  # of the last steps
+        self.seconds: deque[float] = deque(maxlen=20)  # of the last steps
         self.start = time.monotonic()
         self.cleanup = ExitStack()
 
-    def begin(self, policy: Policy, state) -> None:
+    def begin(self, policy: Policy, state: TrainerState) -> None:
         """`state` is the trainer's (harness/load.py). From here on Ctrl-C waits for the end of a
         step."""
         self.policy, self.state = policy, state
@@ -59,7 +60,7 @@ class Run:
             f"on {s.device} in {s.dtype}, {torch.get_num_threads()} threads; {s.questions} "
             f"problems x {s.answers} answers a step; writing to {s.folder}")
         self.state.of_methods()  # what no file can hold is told before the first step
-        self.folder = self.cleanup.enter_context(create_folder(s, self.policy))
+        self.folder = self.cleanup.enter_context(new_folder(s, self.policy))
 
     def steps(self) -> Iterator[int]:
         for self.step in range(self.done + 1, self.settings.steps + 1):
@@ -89,17 +90,17 @@ class Run:
     def keep_samples(self, step: int, rollouts: Rollouts) -> None:
         """The first answer of the batch, and the best."""
         for row in sorted({0, int(rollouts.reward.argmax())}):
-            problem = self.policy.task.show(rollouts.problems[rollouts.group[row]])
+            problem = self.policy.task.show(rollouts.problems[int(rollouts.group[row])])
             self.folder.append("samples.jsonl", {
                 "step": step, "problem": problem, "episode": row,
                 "reward": rollouts.reward[row].item(),
                 "answer": rollouts.scores["answer"][row].item(), "text": rollouts.answers[row]})
 
-    def log(self, line: dict) -> None:
+    def log(self, line: Metrics) -> None:
         """A line of metrics.jsonl, and one for people."""
-        steps, step = self.settings.steps, line["step"]
+        steps, step = self.settings.steps, self.step
         self.folder.append("metrics.jsonl", line)
-        self.seconds.append(line["seconds"])
+        self.seconds.append(number(line, "seconds"))
         with_header = step % 20 == 1 or step == self.done + 1
         print_step(line, steps, mean(self.seconds) * (steps - step), with_header)
 
@@ -108,8 +109,7 @@ class Run:
         stopped = processes.any_of(self.stop.asked)
         if stopped or self.is_due(self.settings.checkpoint_every, step):
             self.policy.refuse_broken_model()
-            self.folder.save_checkpoint(step, self.policy.model, self.state.parameters,
-                                        self.policy.folder, self.state.tensors())
+            self.folder.save_checkpoint(step, self.state, self.policy.folder)
         if stopped and step < self.settings.steps:
             command = python_command("train.py", "--resume", self.folder.path)
             say(f"stopped at step {step}. Go on with: {command}")
@@ -118,18 +118,27 @@ class Run:
 
     def end(self) -> None:
         self.policy.refuse_broken_model()
-        say(f"done. Everything is in {self.folder.path}")
-        tell_outcome(self)
+        path = self.folder.path
+        say(f"done. Everything is in {path}")
+        from harness.log_reading import lines_of_run
+        tell_outcome(path, lines_of_run(path, Evaluation), time.monotonic() - self.start, self.done)
 
 
-def create_folder(s: Settings, policy: Policy) -> RunFolder:
-    """Make the run's folder with its config.json, and open it, in every process."""
+@contextmanager
+def new_folder(s: Settings, policy: Policy) -> Iterator[RunFolder]:
+    """Make the run's folder with its config.json, and open it, in every process. A first step that
+    fails leaves nothing in the way of the next attempt."""
     config = {**s.to_json(), "threads": torch.get_num_threads(), "ranks": processes.count(),
               **provenance(), "reward": policy.task.reward, "columns_temperature": 1,
               "model_config": policy.model.config.to_json(), "code": {"1": code_in_use()}}
     if processes.rank() == 0:
-        config["made_of"] = {name: fingerprint(path) for name, path in given_paths(s).items()}
+        config["made_of"] = {name: fingerprint(path) for name, path in s.paths.items()}
         config["run_id"] = run_id_of(config)
         RunFolder.create(s.folder, config, policy.folder / "tokenizer.json")
     processes.barrier()
-    return open_folder(s.folder)
+    with open_folder(s.folder) as folder:
+        try:
+            yield folder
+        except (Exception, SystemExit):
+            folder.remove_unless_begun()
+            raise

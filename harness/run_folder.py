@@ -5,33 +5,83 @@ Lines are appended; the last one may be cut off, and is forgotten when the run g
 """
 import json
 import shutil
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 
 from engine import processes
+from engine.choices import Method
 from engine.errors import UserError
+from engine.optimizer import (AdamW, load_optimizer_tensors, optimizer_tensors,
+                              parameters_by_name)
+from engine.processes import refuse_undefined
 from engine.rollouts import Rollouts
 from harness.credit_file import checkpoint_folders, credit_path, write_credit
-from harness.files import (append_line, is_file, is_folder, is_there, locked, replace_text,
+from harness.files import (Json, append_line, is_file, is_folder, is_there, locked, replace_text,
                            whole_folder, writing)
 from harness.identity import make_seal, run_id_on_record
-from harness.own_code import joined
-from qwen2_model import Qwen2, write_tensors
+from harness.own_code import expect, joined, told_as
+from qwen2_model import NAME_OF_TYPE, Qwen2, write_tensors
 
 TRAVELS_ALONG = (  # from the model's folder to every checkpoint
     "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt",
     "special_tokens_map.json", "added_tokens.json", "generation_config.json", "recipe.json")
 
 
+@dataclass
+class TrainerState:
+    """What a resumed run needs beside the model: the optimizer's state, and that of whatever else
+    learns or remembers, a critic say. It is a file of tensors in every checkpoint."""
+    model: Qwen2
+    optimizer: AdamW
+    methods: dict[str, Method]  # the advantage and the weighting, which may have a state
+
+    @property
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        return parameters_by_name(self.model, self.optimizer)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        tensors = optimizer_tensors(self.optimizer, self.parameters) | self.of_methods()
+        refuse_undefined("what a resumed run would go on from is", *tensors.values())
+        return tensors
+
+    def of_methods(self) -> dict[str, torch.Tensor]:
+        """The state of advantage and weighting, if a file can hold it."""
+        tensors: dict[str, torch.Tensor] = {}
+        for part, method in self.methods.items():
+            with told_as(f"the {part}'s state_dict", method):
+                state: dict[str, torch.Tensor] = getattr(method, "state_dict", dict)()
+            expect(lambda: all(isinstance(name, str) and value.dtype in NAME_OF_TYPE
+                               for name, value in state.items()),
+                   f"the {part}'s state_dict", "plain tensors by name", state)
+            tensors |= {f"{part}.{name}": value for name, value in state.items()}
+        return tensors
+
+    def load(self, checkpoint: Path) -> None:
+        """Read what `tensors` has returned from a checkpoint."""
+        tensors = load_file(checkpoint / "trainer" / "state.safetensors")
+        for part, method in self.methods.items():
+            names = [name for name in tensors if name.startswith(f"{part}.")]
+            state = {name.partition(".")[2]: tensors.pop(name) for name in names}
+            if hasattr(method, "load_state_dict"):
+                with told_as(f"the {part}'s load_state_dict", method):
+                    method.load_state_dict(state)
+        load_optimizer_tensors(self.optimizer, self.parameters, tensors)
+
+
 class RunFolder:
-    def __init__(self, path: Path):
-        self.path = Path(path)
+    """Of several processes one `writes`; the others write their own credit, and nothing else."""
+
+    def __init__(self, path: Path, writes: bool = True):
+        self.path, self.writes = Path(path), writes
 
     @classmethod
-    def create(cls, path: Path, config: dict, tokenizer: Path) -> "RunFolder":
+    def create(cls, path: Path, config: Json, tokenizer: Path) -> "RunFolder":
         """Make the folder with its config.json and a copy of the tokenizer."""
         with whole_folder(path) as unfinished, writing(path):
             replace_text(unfinished / "config.json", json.dumps(config, indent=2) + "\n")
@@ -39,16 +89,18 @@ class RunFolder:
         return cls(path)
 
     @cached_property
-    def origin(self) -> dict:
+    def origin(self) -> dict[str, str]:
         """What all that is written here says of itself."""
         run_id = run_id_on_record(self.path)
         return {"run_id": run_id} if run_id else {}
 
     def replace(self, name: str, text: str) -> None:
-        replace_text(self.path / name, text)
+        if self.writes:
+            replace_text(self.path / name, text)
 
-    def append(self, name: str, line: dict) -> None:
-        append_line(self.path / name, joined(line, self.origin))
+    def append(self, name: str, line: Mapping[str, object]) -> None:
+        if self.writes:
+            append_line(self.path / name, joined(line, self.origin))
 
     def write_credit(self, step: int, rollouts: Rollouts, weight: torch.Tensor,
                      **more: torch.Tensor) -> None:
@@ -62,18 +114,22 @@ class RunFolder:
         return [folder for folder in checkpoint_folders(self.path).values()
                 if is_file(folder / "trainer" / "state.json")]
 
-    def save_checkpoint(self, step: int, model: Qwen2, parameters: dict[str, torch.Tensor],
-                        source: Path, state: dict[str, torch.Tensor]) -> None:
+    def save_checkpoint(self, step: int, state: TrainerState, source: Path) -> None:
         """Write a model folder with the trainer's state in trainer/. `source` is the folder from
         which the model was loaded: its tokenizer and the like are copied."""
+        parameters, tensors = state.parameters, state.tensors()
+        if not self.writes:
+            write_tensors(None, parameters)  # of each the part that this process keeps
+            write_tensors(None, tensors)
+            return
         checkpoint = self.path / "checkpoints" / f"step_{step:06d}"
         with whole_folder(checkpoint) as unfinished, writing(checkpoint):
-            model.save_pretrained(unfinished, parameters)
+            state.model.save_pretrained(unfinished, parameters)
             for name in TRAVELS_ALONG:
                 if is_file(source / name):
                     shutil.copyfile(source / name, unfinished / name)
             (unfinished / "trainer").mkdir()
-            write_tensors(unfinished / "trainer" / "state.safetensors", state)
+            write_tensors(unfinished / "trainer" / "state.safetensors", tensors)
             seal = make_seal(self.path, unfinished, step)
             replace_text(unfinished / "trainer" / "state.json", json.dumps(seal, indent=2) + "\n")
         self.remove_old_states()
@@ -83,40 +139,24 @@ class RunFolder:
         states = [folder / "trainer" for folder in checkpoint_folders(self.path).values()
                   if is_folder(folder / "trainer")]
         with writing(self.path):
-            for old_state in states[:-keep]:
+            for old_state in states[:-keep] if self.writes else []:
                 shutil.rmtree(old_state)
 
     def remove_unless_begun(self) -> None:
         """Remove the folder if no step is on record, so that it is not in the way of the next
         attempt."""
-        if not is_there(self.path / "metrics.jsonl"):
+        if self.writes and not is_there(self.path / "metrics.jsonl"):
             shutil.rmtree(self.path, ignore_errors=True)
 
 
-class OtherRank(RunFolder):
-    """The folder for a process that writes only its own credit, and leaves the rest to rank 0."""
-
-    def replace(self, *_) -> None:
-        pass
-
-    append = remove_old_states = remove_unless_begun = replace
-
-    def save_checkpoint(self, step: int, model: Qwen2, parameters: dict[str, torch.Tensor],
-                        source: Path, state: dict[str, torch.Tensor]) -> None:
-        """Give rank 0 the parts of the tensors that it writes, in the same order."""
-        for tensors in (parameters, state):
-            write_tensors(None, tensors)
-
-
 @contextmanager
-def open_folder(path: Path):
-    """The folder of a run: locked for rank 0, which writes it, an OtherRank for the others."""
-    if processes.rank() > 0:
-        yield OtherRank(path)
-        return
+def open_folder(path: Path) -> Iterator[RunFolder]:
+    """The folder of a run; rank 0 writes it, and locks it."""
+    writes = processes.rank() == 0
     with ExitStack() as opened:
         try:
-            opened.enter_context(locked(path))
+            if writes:
+                opened.enter_context(locked(path))
         except BlockingIOError:
             raise UserError(f"{path} is being written by another process") from None
-        yield RunFolder(path)
+        yield RunFolder(path, writes)

@@ -9,12 +9,14 @@ second is told what differs (harness/resume.py).
 """
 import os
 import re
+from collections.abc import Callable
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
-from harness.files import find_folder
+from harness.files import Json, find_folder
 from harness.flags import Flag, parameters_as_flags
 
 BY_PLACE = (  # these have a place of their own in the name
@@ -22,35 +24,41 @@ BY_PLACE = (  # these have a place of their own in the name
 LABELS = {"learning_rate": "lr", "device": "", "dtype": ""}  # "cuda" instead of "devicecuda"
 
 
-def run_name(s, options: dict[str, Flag], of_task: dict[str, Flag]) -> str:
+def run_name(values: Json, defaults: Json, options: dict[str, Flag],
+             of_task: dict[str, Flag]) -> str:
     """Task, model, mitigation, advantage, each with its own flags; then all others; the seed."""
-    usual, model = find_folder(options["model"].default), find_folder(s.model)
-    rescale = () if s.mitigation in ("none", *NEVER_RESCALED) else ("rescale",)
+    task, model, mitigation, advantage = (
+        str(values[name]) for name in ("task", "model", "mitigation", "advantage"))
+    usual = str(options["model"].default)
+    is_usual = len({os.path.realpath(find_folder(name)) for name in (model, usual)}) == 1
+    changed = partial(changed_flags, values, defaults)
+    rescale = () if mitigation in ("none", *NEVER_RESCALED) else ("rescale",)
     of_loss = {name: flag for name, flag in options.items() if flag.topic == "loss"}
     of_rest = {name: flag for name, flag in options.items() if name not in {*BY_PLACE, *of_loss}}
     parts = [
-        "" if s.task == options["task"].default else s.task.rpartition(".")[2],
-        "" if os.path.realpath(model) == os.path.realpath(usual) else path_part(model),
-        s.mitigation, *changed(s, parameters_as_flags(MITIGATIONS[s.mitigation])),
-        *changed(s, {name: options[name] for name in ("placebo", *rescale)}),
-        s.advantage, *changed(s, parameters_as_flags(ADVANTAGES[s.advantage])),
-        *changed(s, of_loss), *changed(s, of_task, short), *changed(s, of_rest, short),
-        f"s{s.seed}"]
+        "" if task == options["task"].default else task.rpartition(".")[2],
+        "" if is_usual else path_part(model),
+        mitigation, *changed(parameters_as_flags(MITIGATIONS[mitigation])),
+        *changed({name: options[name] for name in ("placebo", *rescale)}),
+        advantage, *changed(parameters_as_flags(ADVANTAGES[advantage])),
+        *changed(of_loss), *changed(of_task, short), *changed(of_rest, short),
+        f"s{values['seed']}"]
     return re.sub(r"[^\w.+-]", "_", "-".join(filter(None, parts)))
 
 
-def changed(s, flags: dict[str, Flag], write=str) -> list[str]:
+def changed_flags(values: Json, defaults: Json, flags: dict[str, Flag],
+                  write: Callable[[object], str] = str) -> list[str]:
     """A part, "think_discount0.25", for each of these flags that is not at its default, has an
     effect here, and can change a result."""
-    values, parts = s.to_json(), []
+    parts = []
     for name, flag in flags.items():
         value = values[name]
         has_effect = not flag.requires or flag.requires[0](SimpleNamespace(**values))
-        is_default = value == s.defaults.get(name, flag.default)
+        is_default = value == defaults.get(name, flag.default)
         if not flag.changes_result or not has_effect or is_default:
             continue
         if flag.is_path and value:
-            parts.append(path_part(value))
+            parts.append(path_part(str(value)))
         elif name == "rollouts":  # whatever the address of the server is
             parts.append(name)
         else:
@@ -58,13 +66,13 @@ def changed(s, flags: dict[str, Flag], write=str) -> list[str]:
     return parts
 
 
-def path_part(path: str | Path) -> str:
+def path_part(name: str) -> str:
     """The name of a file or folder; of a checkpoint that of its run as well."""
-    path = Path(os.path.abspath(find_folder(path)))
+    path = Path(os.path.abspath(find_folder(name)))
     return f"{path.parents[1].name}-{path.name}" if path.name.startswith("step_") else path.name
 
 
-def short(value) -> str:
+def short(value: object) -> str:
     """The shorter way to write a number with all its digits: 1e-3 of 0.001, 2 of 2.0, 0.5."""
     if not isinstance(value, float):
         return str(value)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
-from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
+from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, Choice, Choices
 from engine.errors import UserError
-from harness.files import find_folder, is_file, read_json
+from harness.files import Json, find_folder, is_file, read_json
 from harness.flags import (MOST_SEED, MOST_THREADS, Flag, check_values, fields_as_flags, option,
                            parameters_as_flags)
 from harness.own_code import place_of
@@ -167,36 +167,43 @@ class Settings:
         None, "run folder, by default runs/<mitigation>-<advantage>-s<seed>, with the other flags "
         "that are not at their defaults in between", topic=RECORD, changes_result=False)
 
-    method_flags: dict = field(default_factory=dict)  # of task, weighting and advantage
-    defaults: dict = field(default_factory=dict, compare=False)  # those of the model's recipe.json
+    method_flags: Json = field(default_factory=dict)  # of task, weighting and advantage
+    defaults: Json = field(default_factory=dict, compare=False)  # those of the model's recipe.json
 
     @property
     def folder(self) -> Path:
         of_task = fields_as_flags(load_task(self.task))
-        return Path(self.out or f"runs/{run_name(self, OPTIONS, of_task)}")
+        return Path(self.out or f"runs/{run_name(self.to_json(), self.defaults, OPTIONS, of_task)}")
 
     @property
     def flags(self) -> dict[str, Flag]:
         return flags_beside(vars(self))
 
-    def flags_for(self, function) -> dict:
+    @property
+    def paths(self) -> dict[str, Path]:
+        """The files and folders that flags name, by the flag."""
+        values = self.to_json()
+        return {name: find_folder(str(values[name])) for name, flag in self.flags.items()
+                if flag.is_path and values[name] is not None}
+
+    def flags_for(self, function: Choice) -> Json:
         """The values of the flags that a weighting or an advantage brings."""
         return {name: self.method_flags[name] for name in parameters_as_flags(function)}
 
-    def to_json(self) -> dict:
+    def to_json(self) -> Json:
         return {name: getattr(self, name) for name in OPTIONS} | self.method_flags
 
 
 OPTIONS = fields_as_flags(Settings)
 
 
-def choice_flags(*lists: dict) -> dict[str, Flag]:
+def choice_flags(*lists: Choices) -> dict[str, Flag]:
     """The flags of all weightings and advantages, or of these."""
-    return {name: flag for choices in lists or METHODS.values() for function in choices.values()
-            for name, flag in parameters_as_flags(function).items()}
+    return {name: flag for choices in lists or METHODS.values() for method in choices
+            for name, flag in parameters_as_flags(choices[method]).items()}
 
 
-def make_settings(given: dict) -> Settings:
+def make_settings(given: Json) -> Settings:
     """Defaults, then the model's recipe, then --config, then `given`."""
     recipe, config = read_files(given)
     given = {name: value for name, value in given.items() if name != "config"}
@@ -211,16 +218,17 @@ def make_settings(given: dict) -> Settings:
     values = {name: values.get(name, flag.default) for name, flag in flags.items()}
     check_values(values, flags)
     drop_what_has_no_effect(values, flags, given)
-    options = {name: values.pop(name) for name in OPTIONS}
     chosen = {name: float(value) if type(value) is int and flags[name].type is float else value
-              for name, value in values.items()}
-    return Settings(**options, method_flags=chosen, defaults=recipe)
+              for name, value in values.items() if name not in OPTIONS}
+    settings = Settings(method_flags=chosen, defaults=recipe)
+    vars(settings).update({name: values[name] for name in OPTIONS})  # of their types: checked
+    return settings
 
 
-def read_files(given: dict) -> tuple[dict, dict]:
+def read_files(given: Json) -> tuple[Json, Json]:
     """The values of the model folder's recipe.json and of --config, empty where there is none.
     Flags of another task, weighting or advantage than the chosen one stay behind."""
-    config = read_values(Path(given["config"]), NOT_SETTINGS) if "config" in given else {}
+    config = read_values(Path(str(given["config"])), NOT_SETTINGS) if "config" in given else {}
     model = str(given.get("model", config.get("model", Settings.model)))
     recipe_path = find_folder(model) / "recipe.json"
     recipe = read_values(recipe_path) if is_file(recipe_path) else {}
@@ -230,7 +238,7 @@ def read_files(given: dict) -> tuple[dict, dict]:
     return without_other_choices(recipe, chosen), without_other_choices(config, chosen)
 
 
-def read_values(path: Path, left_out: tuple = ()) -> dict:
+def read_values(path: Path, left_out: tuple[str, ...] = ()) -> Json:
     """The settings in a file, which may hold the entries in `left_out` as well."""
     values = {name: value for name, value in read_json(path).items() if name not in left_out}
     known = OPTIONS | fields_as_flags(load_task(values.get("task", Settings.task)))
@@ -240,7 +248,7 @@ def read_values(path: Path, left_out: tuple = ()) -> dict:
     return values
 
 
-def without_other_choices(values: dict, chosen: dict) -> dict:
+def without_other_choices(values: Json, chosen: Json) -> Json:
     """The values of a file. If it was written for another task, weighting or advantage than the
     chosen one, the flags of tasks, weightings or advantages are left out."""
     left_out = set()
@@ -255,13 +263,13 @@ def without_other_choices(values: dict, chosen: dict) -> dict:
     return {name: value for name, value in values.items() if name not in left_out}
 
 
-def flags_beside(values: dict) -> dict[str, Flag]:
+def flags_beside(values: Json) -> dict[str, Flag]:
     """All settings, and the flags that the chosen task, weighting and advantage bring. A name has
     one meaning, on a command line and in config.json."""
     flags = dict(OPTIONS)
     for owner, flags_of in ((load_task(values["task"]), fields_as_flags),
-                            (MITIGATIONS[values["mitigation"]], parameters_as_flags),
-                            (ADVANTAGES[values["advantage"]], parameters_as_flags)):
+                            (MITIGATIONS[str(values["mitigation"])], parameters_as_flags),
+                            (ADVANTAGES[str(values["advantage"])], parameters_as_flags)):
         for name in flags_of(owner).keys() & {*flags, *NOT_KEYWORDS}:
             raise UserError(f"the keyword {name} of {owner.__name__} ({place_of(owner)}) means "
                             "something else to this program: give it another name, "
@@ -270,13 +278,13 @@ def flags_beside(values: dict) -> dict[str, Flag]:
     return flags
 
 
-def refuse_flags_of_others(given: dict, values: dict) -> None:
+def refuse_flags_of_others(given: Json, values: Json) -> None:
     for name in sorted(given.keys() - flags_beside(values).keys()):
         said = f"--{name} is no flag of --task {values['task']}"
         raise UserError(whose_flag(name, values) or said)
 
 
-def whose_flag(name: str, chosen: dict) -> str:
+def whose_flag(name: str, chosen: Json) -> str:
     """A sentence about the flag of a method that is not chosen; empty for any other name."""
     for axis, choices in METHODS.items():
         owners = [owner for owner in choices if name in parameters_as_flags(choices[owner])]
@@ -285,7 +293,7 @@ def whose_flag(name: str, chosen: dict) -> str:
     return ""
 
 
-def drop_what_has_no_effect(values: dict, flags: dict[str, Flag], given: dict) -> None:
+def drop_what_has_no_effect(values: Json, flags: dict[str, Flag], given: Json) -> None:
     """Set flags without effect back to their defaults; one that was typed is an error."""
     for name, flag in flags.items():
         if flag.requires and not flag.requires[0](SimpleNamespace(**values)):
@@ -294,7 +302,7 @@ def drop_what_has_no_effect(values: dict, flags: dict[str, Flag], given: dict) -
             values[name] = flag.default
 
 
-def apply_implied(values: dict, given: dict) -> None:
+def apply_implied(values: Json, given: Json) -> None:
     """Set what --loss dpo, --pairs and the weighting leave no choice about; to have typed another
     value is an error."""
     is_dpo = values["loss"] == "dpo"
@@ -313,6 +321,6 @@ def apply_implied(values: dict, given: dict) -> None:
             raise UserError(f"--{name} {given[name]} has no effect {why}")
         if holds:
             values[name] = value
-    if is_dpo and values["epochs"] > 1:
+    if is_dpo and values["epochs"] != 1:
         raise UserError(f"--epochs {values['epochs']}: --loss dpo has one update a batch, along a "
                         "gradient that is known before it")

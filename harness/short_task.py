@@ -13,7 +13,10 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from reprlib import repr as brief
+from types import ModuleType
+from typing import ClassVar
 
+from engine.choices import Problem
 from engine.errors import UserError
 from engine.tokens import END_OF_TURN
 
@@ -24,7 +27,7 @@ ASKED = re.compile(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", re.S)
 
 
 @cache
-def short_task(module) -> type:
+def short_task(module: ModuleType) -> type:
     """Its class Task, which has no flags."""
     return type("Task", (ShortTask,), {"module": module, "__module__": module.__name__})
 
@@ -32,15 +35,16 @@ def short_task(module) -> type:
 @dataclass
 class ShortTask:
     solved = "its reward is 1 or more"
+    module: ClassVar[ModuleType]
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         module = self.module
         vars(self).update({name: getattr(module, name) for name in METHODS
                            if callable(getattr(module, name, None))})
         self.reward = f"reward of {module.__name__}"
         self.to_train, self.to_test = self.split(module.__name__, module.problems)
 
-    def split(self, name: str, problems: list) -> tuple[list, list]:
+    def split(self, name: str, problems: list[Problem]) -> tuple[list[Problem], list[Problem]]:
         """The fifth with the lowest hashes of the prompt is held out: the same in every run and
         program, as long as the list is. A prompt that occurs twice counts once."""
         by_prompt = {self.prompt_for(problem): problem for problem in problems}
@@ -52,25 +56,25 @@ class ShortTask:
         count = -(-len(every) // 5)
         return every[count:], every[:count]
 
-    def training_problems(self, seed: int, step: int, count: int) -> list:
+    def training_problems(self, seed: int, step: int, count: int) -> list[Problem]:
         return random.Random(f"train {seed} {step}").choices(self.to_train, k=count)
 
-    def held_out_problems(self, count: int) -> list:
+    def held_out_problems(self, count: int) -> list[Problem]:
         return self.to_test[:count]
 
-    def extreme_problems(self) -> list:
+    def extreme_problems(self) -> list[Problem]:
         every = self.to_train + self.to_test
         return sorted(every, key=lambda problem: -len(self.prompt_for(problem)))[:MOST_EXTREME]
 
-    def prompt_for(self, problem) -> str:
-        return problem["prompt"] if isinstance(problem, dict) else problem
+    def prompt_for(self, problem: Problem) -> str:
+        return str(problem["prompt"] if isinstance(problem, dict) else problem)
 
-    def show(self, problem) -> str:
+    def show(self, problem: Problem) -> str:
         """What the user says in the prompt, in one line."""
         prompt = self.prompt_for(problem)
         return " ".join((ASKED.findall(prompt) or [prompt])[-1].split())
 
-    def read(self, words: list[str]):
+    def read(self, words: list[str]) -> Problem:
         """The problem that is shown so."""
         typed, every = " ".join(words), self.to_test + self.to_train
         for problem in every:
@@ -79,7 +83,7 @@ class ShortTask:
         raise UserError(f"{brief(typed)} is none of the {len(every)} problems of "
                         f"{self.module.__name__}; {self.show(every[0])} is one")
 
-    def score(self, problem, text: str) -> dict[str, float]:
+    def score(self, problem: Problem, text: str) -> dict[str, float]:
         """Success is a reward of 1 or more. Format and reasoning are not judged."""
         end = next((end for end in END_OF_TURN if text.endswith(end)), "")
         reward = self.module.reward(problem, text.removesuffix(end))

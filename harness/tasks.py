@@ -6,21 +6,26 @@ It may be somebody's own, and may be wrong: what its methods return is checked (
 import dataclasses
 import importlib
 import inspect
+from collections.abc import Callable
 from functools import partial
 from numbers import Real
+from typing import ParamSpec, Protocol, TypeGuard, TypeVar
 
 import torch
 
+from engine.choices import Problem, Task
 from engine.errors import UserError
 from engine.tokens import KINDS, SECTIONS
-from harness.files import PROJECT, is_file
+from harness.files import PROJECT, Json, is_file
 from harness.flags import fields_as_flags, shortened
 from harness.own_code import described, expect, told_as
 
+Asked = ParamSpec("Asked")
+Answer = TypeVar("Answer")
 PARTS = ("reward", "format", "answer", "reasoning")  # that every score has
 
 
-def load_task(name: str) -> type:
+def load_task(name: object) -> type:
     """The class Task of a module of the project's folder, or the one made for it. Its fields are
     flags."""
     if not is_module(name):
@@ -28,8 +33,8 @@ def load_task(name: str) -> type:
                         f"folder (the file tools/my_task.py is the module tools.my_task)")
     module = importlib.import_module(name)
     task = getattr(module, "Task", None)
-    is_own = inspect.isclass(task) and task.__module__ == name  # one it imports is another's
-    if is_own and dataclasses.is_dataclass(task):
+    is_own = isinstance(task, type) and task.__module__ == name  # one it imports is another's
+    if isinstance(task, type) and is_own and dataclasses.is_dataclass(task):
         return task
     if hasattr(module, "problems") and callable(getattr(module, "reward", None)):
         from harness.short_task import short_task
@@ -39,13 +44,18 @@ def load_task(name: str) -> type:
                     "(docs/your_own_task.md)")
 
 
-def make_task(settings) -> "CheckedTask":
+class Chosen(Protocol):
+    task: str
+    method_flags: Json
+
+
+def make_task(settings: Chosen) -> "CheckedTask":
     task = load_task(settings.task)
-    fields = {name: settings.method_flags[name] for name in fields_as_flags(task)}
-    return CheckedTask(task(**fields))
+    return CheckedTask(task(**{name: settings.method_flags[name]
+                               for name in fields_as_flags(task)}))
 
 
-def is_module(name) -> bool:
+def is_module(name: object) -> TypeGuard[str]:
     parts = name.split(".") if isinstance(name, str) else [""]
     is_name = all(part.isidentifier() and not part.startswith("__") for part in parts)
     return is_name and is_file(PROJECT.joinpath(*parts).with_suffix(".py"))
@@ -55,33 +65,56 @@ class CheckedTask:
     """Somebody's Task. What its methods return is checked, and training may not meet the
     problems that were handed out as held out. Everything else is as they wrote it."""
 
-    def __init__(self, task):
+    def __init__(self, task: Task):
         self.task = task
-        self.held_out = {}  # by how many were asked for
-        self.held_out_prompts = set()
+        self.held_out: dict[int, list[Problem]] = {}  # by how many were asked for
+        self.held_out_prompts: set[str] = set()
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> object:
+        """What a task may have, too: `read`, `right_steps`."""
         value = getattr(self.task, name)
-        return partial(self.ask, name) if callable(value) else value
+        return partial(self.ask, name, value) if callable(value) else value
 
-    def ask(self, name: str, *arguments):
+    def ask(self, name: str, method: Callable[Asked, Answer], *asked: Asked.args,
+            **more: Asked.kwargs) -> Answer:
         """What a method of the task returns, if it is what it should be."""
         with told_as(f"the task's {name}", self.task):
-            value = getattr(self.task, name)(*arguments)
+            value = method(*asked, **more)
         if name in EXPECTED:
             expected, test = EXPECTED[name]
-            expect(lambda: test(value, *arguments),
-                   f"{name}({', '.join(map(described, arguments))})", expected, value)
+            expect(lambda: test(value, *asked), f"{name}({', '.join(map(described, asked))})",
+                   expected, value)
         return value
 
-    def held_out_problems(self, count: int) -> list:
+    @property
+    def reward(self) -> str:
+        return self.task.reward
+
+    def extreme_problems(self) -> list[Problem]:
+        return self.ask("extreme_problems", self.task.extreme_problems)
+
+    def prompt_for(self, problem: Problem) -> str:
+        return self.ask("prompt_for", self.task.prompt_for, problem)
+
+    def show(self, problem: Problem) -> str:
+        return self.ask("show", self.task.show, problem)
+
+    def score(self, problem: Problem, text: str) -> dict[str, float]:
+        return self.ask("score", self.task.score, problem, text)
+
+    def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
+        return self.ask("label", self.task.label, pieces)
+
+    def held_out_problems(self, count: int) -> list[Problem]:
         if count not in self.held_out:
-            self.held_out[count] = self.ask("held_out_problems", count)
-            self.held_out_prompts |= set(map(self.prompt_for, self.held_out[count]))
+            problems = self.ask("held_out_problems", self.task.held_out_problems, count)
+            self.held_out[count] = problems
+            self.held_out_prompts |= set(map(self.prompt_for, problems))
         return self.held_out[count]
 
-    def training_problems(self, seed: int, step: int, count: int) -> list:
-        problems = self.ask("training_problems", seed, step, count)
+    def training_problems(self, seed: int, step: int, count: int) -> list[Problem]:
+        ask = self.task.training_problems
+        problems = self.ask("training_problems", ask, seed, step, count)
         for problem in problems:
             if self.prompt_for(problem) in self.held_out_prompts:
                 raise UserError(f"training_problems gives {self.show(problem)} in step {step}, "
@@ -90,20 +123,22 @@ class CheckedTask:
         return problems
 
 
-def are_labels(labels, pieces: list[bytes]) -> bool:
+def are_labels(labels: tuple[list[int], list[int]], pieces: list[bytes]) -> bool:
     sections, kinds = labels
     return all(len(codes) == len(pieces) and all(code in range(len(names)) for code in codes)
                for codes, names in ((sections, SECTIONS), (kinds, KINDS)))
 
 
-def is_score(score, problem, text: str) -> bool:
+def is_score(score: dict[str, float], problem: Problem, text: str) -> bool:
     """With numbers that float32 can hold; yes and no are numbers."""
     most = torch.finfo(torch.float32).max
-    is_finite = all(isinstance(value, Real) and abs(value) <= most for value in score.values())
+    is_finite = all(isinstance(value, Real) and abs(float(value)) <= most
+                    for value in score.values())
     return is_finite and set(PARTS) <= set(score) and score["answer"] in (0, 1)
 
 
-EXPECTED = {  # of a method: in words, and a test of what it returned, with what it was asked
+# of a method: in words, and a test of what it returned, with what it was asked
+EXPECTED: dict[str, tuple[str, Callable[..., bool]]] = {
     "training_problems": ("a list of as many problems as it is asked for", lambda given, *asked:
                           len(given) == asked[-1]),
     "held_out_problems": ("a list of problems, at least one and not more than it is asked for",

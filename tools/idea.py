@@ -30,7 +30,7 @@ from engine.errors import UserError
 from harness.command_line import read_flags
 from harness.files import PROJECT, is_taken_away, paths_in, sha256_of, writing
 from harness.flags import MOST_THREADS, Flag, Parser, add_flags, parameters_as_flags, with_defaults
-from harness.identity import fingerprint, given_paths
+from harness.identity import fingerprint
 from harness.program import run_as_program
 from harness.progress import python_command, say
 from harness.settings import Settings, make_settings
@@ -129,7 +129,7 @@ def digest(s: Settings) -> str:
     files += [path for path in paths_in(PROJECT / "engine") if path.suffix == ".py"]
     files.append(PROJECT.joinpath(*s.task.split(".")).with_suffix(".py"))
     known = {"values": values, "files": {path.name: sha256_of(path) for path in files},
-             "made of": {name: fingerprint(path) for name, path in given_paths(s).items()}}
+             "made of": {name: fingerprint(path) for name, path in s.paths.items()}}
     for chosen in (MITIGATIONS[s.mitigation], ADVANTAGES[s.advantage], rescaled_weight):
         known |= sources_of(chosen, {})
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:8]

@@ -23,7 +23,8 @@ from grpo import update
 from harness.credit_reading import read_columns
 from harness.files import append_line
 from harness.load import initial_model, load_policy, make_advantage, make_weighting
-from harness.log_reading import lines_of_run
+from harness.identity import Evaluation
+from harness.log_reading import StepLine, lines_of_run
 from harness.resume import truncate
 from harness.run_folder import RunFolder
 from harness.settings import make_settings
@@ -161,7 +162,7 @@ def wait_for_checkpoint(out: RunFolder, run: subprocess.Popen) -> None:
 def go_on_alone(out: RunFolder) -> None:
     done = int(out.checkpoints()[-1].name[-6:])
     main(["--resume", str(out.path), "--steps", str(done + 1)])
-    steps = [line["step"] for line in lines_of_run(out.path, "metrics.jsonl")]
+    steps = [line["step"] for line in lines_of_run(out.path, StepLine)]
     assert steps == list(range(1, done + 2))
     assert not list((out.path / "credit").glob(f"step_{done + 1:06d}_rank*"))
 
@@ -248,7 +249,7 @@ def test_all_ranks_start_again_alike(flags, tmp_path, with_slow_rank_0):
     shutil.rmtree(out.path / "checkpoints")
     output = side_by_side("--resume", out.path, count=2, program=with_slow_rank_0)
     assert "starting again at step 1" in output
-    assert [line["step"] for line in lines_of_run(out.path, "evaluations.jsonl")] == [0, 0, 1, 1]
+    assert [line["step"] for line in lines_of_run(out.path, Evaluation)] == [0, 0, 1, 1]
 
 
 NUMBERS = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_PORT")

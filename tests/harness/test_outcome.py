@@ -1,7 +1,6 @@
 """What a run shows on its way and says at its end."""
 import io
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -40,11 +39,8 @@ AFTER = [evaluation("sampled", 0.5, [0, 1, 0]), evaluation("greedy", 0.6, [0, 1,
     ([], "3 min 52 s"), (BEFORE, "3 min 52 s"),  # without two evaluations, the time alone
     (BEFORE + AFTER, "20.0% (95% interval 10.0% to 30.0%) -> 50.0% (40.0% to 60.0%) of 3 held-out "
      "problems, 3 min 52 s")])
-def test_the_end_tells_what_changed(monkeypatch, capsys, evaluations, told):
-    run = SimpleNamespace(folder=SimpleNamespace(path=Path("runs/x")), done=0, start=0.0)
-    monkeypatch.setattr(progress, "read_lines", lambda path: evaluations)
-    monkeypatch.setattr(progress.time, "monotonic", lambda: 232.0)
-    progress.tell_outcome(run)
+def test_the_end_tells_what_changed(capsys, evaluations, told):
+    progress.tell_outcome(Path("runs/x"), evaluations, 232.0, 0)
     printed = capsys.readouterr().out
     assert printed.startswith(f"  {told}\n")
     assert "\n  python analyze.py runs/x\n  python -m tools.follow runs/x\n" in printed
