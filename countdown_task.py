@@ -59,7 +59,8 @@ tags. And return the final answer in <answer> </answer> tags, for example \
 <|im_start|>assistant
 Let me solve this step by step.
 <think>"""  # word by word that of github.com/policy-gradient/GRPO-Zero, to repeat what it measured
-PROMPTS: dict[str, tuple[str, Callable[[list[str]], str]]] = {  # of --prompt: the wording, and how it writes the numbers
+# of --prompt: the wording, and how it writes the numbers
+PROMPTS: dict[str, tuple[str, Callable[[list[str]], str]]] = {
     "short": (SHORT, lambda words: " " + " ".join(words)),
     "full": (FULL, ", ".join),
     "original": (ORIGINAL, lambda words: (  # a numpy array there: numbers of equal width
@@ -74,7 +75,7 @@ class Problem:
     target: int
 
 
-Content = tuple[tuple[int, ...], int]  # what is asked, in whatever order the numbers are named
+Content = tuple[tuple[int, ...], int]  # of a problem, whatever the order of its numbers
 
 
 @dataclass
@@ -106,7 +107,7 @@ class Task:
         given = read_problems(self.data) if self.data else []
         problems = [Problem(*numbers_and_target) for numbers_and_target in given]
         self.to_train = [problem for problem in problems if not held_out(problem)]
-        tested: dict[Content, Problem] = {}  # a problem counts once, in whatever order its numbers stand
+        tested: dict[Content, Problem] = {}  # a problem counts once
         for problem in filter(held_out, problems):
             tested.setdefault(content_of(problem), problem)
         self.to_test = list(tested.values())
@@ -126,7 +127,6 @@ class Task:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """How many numbers a made problem may have: (3, 4) of --numbers 3,4."""
         return tuple(int(count) for count in self.numbers.split(","))
 
     def training_problems(self, seed: int, step: int, count: int) -> list[Problem]:
@@ -182,7 +182,6 @@ class Task:
         return wording.format(numbers=numbers, target=problem.target)
 
     def show(self, problem: Problem) -> str:
-        """A line for people."""
         return f"{' '.join(map(str, problem.numbers))} make {problem.target}"
 
     def read(self, words: list[str]) -> Problem:
@@ -206,7 +205,6 @@ class Task:
                 "answer": right, "reasoning": reasoning}
 
     def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
-        """Section and kind of each token of an answer."""
         return annotate(pieces)
 
     def right_steps(self, problem: Problem, pieces: list[bytes]) -> list[int]:
@@ -272,16 +270,11 @@ def steps_of(text: str, numbers: Iterable[int]) -> list[tuple[int, bool]]:
         a, sign, b, c = int(match[1]), match[2], int(match[3]), int(match[4])
         available = all(number in results or given[number] >= times
                         for number, times in Counter((a, b)).items())
-        steps.append((match.end(4), available and computes(a, sign, b, c)))
+        is_right = {"+": a + b == c, "-": a - b == c, "*": a * b == c,
+                    "/": b != 0 and a == b * c}[sign]
+        steps.append((match.end(4), available and is_right))
         results.add(c)
     return steps
-
-
-def computes(a: int, sign: str, b: int, c: int) -> bool:
-    """Whether a op b is c."""
-    if sign == "/":
-        return b != 0 and a == b * c
-    return {"+": a + b, "-": a - b, "*": a * b}[sign] == c
 
 
 MAX_CHARACTERS, MAX_PARENTHESES = 400, 30
@@ -292,12 +285,9 @@ OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = 
 
 def evaluates_to(expression: str | None, numbers: Iterable[int], target: int) -> bool:
     """Whether the expression uses every number exactly once and equals the target, exactly."""
-    if expression is None or not re.fullmatch(r"[0-9+*/() \t\r\n-]*", expression):
-        return False
-    if len(expression) > MAX_CHARACTERS or expression.count("(") > MAX_PARENTHESES:
-        return False
-    used = re.findall("[0-9]+", expression)
-    if sorted(used) != sorted(str(int(number)) for number in numbers):
+    if (expression is None or not re.fullmatch(r"[0-9+*/() \t\r\n-]*", expression)
+            or len(expression) > MAX_CHARACTERS or expression.count("(") > MAX_PARENTHESES
+            or sorted(re.findall("[0-9]+", expression)) != sorted(map(str, numbers))):
         return False
     try:
         tree = ast.parse(" ".join(expression.split()), mode="eval")
@@ -337,10 +327,8 @@ def annotate(pieces: list[bytes]) -> tuple[list[int], list[int]]:
         kind = TAG if any(is_tag[start:end]) else kind_of(piece)
         section = OTHER
         if kind not in (TAG, END):
-            if start < think_to:
-                section = THINK
-            elif answer_from <= start < answer_to:
-                section = ANSWER
+            in_answer = ANSWER if answer_from <= start < answer_to else OTHER
+            section = THINK if start < think_to else in_answer
         sections.append(section)
         kinds.append(kind)
     return sections, kinds
@@ -350,11 +338,10 @@ def borders(text: bytes) -> tuple[int, int, int]:
     """Where in an answer the think section ends, and where the answer section begins and ends."""
     end = len(text)
     opening = text.find(b"<answer>")
-    answer_from = opening + len(b"<answer>") if opening >= 0 else end + 1
+    answer_from = opening + len(b"<answer>") if opening >= 0 else end
     closing = text.find(b"</answer>", answer_from)
-    answer_to = closing if closing >= 0 else end
     think_to = min(place for place in (text.find(b"</think>"), opening, end) if place >= 0)
-    return think_to, answer_from, answer_to
+    return think_to, answer_from, closing if closing >= 0 else end
 
 
 def kind_of(piece: bytes) -> int:

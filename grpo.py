@@ -8,10 +8,8 @@ token.
     w_it  weight of a token: mitigations.py, chosen by --mitigation; 1 in GRPO
     c     one number for the batch, after which weights have mean 1 (`rescaling`)
     m_i   length_scale: 1, or what --loss_norm makes of an answer's length (`length_scaling`). The
-          weight on record is c w; m follows from config.json and the lengths, and stands in the
-          page of a run where a token's account is given (analysis/account.py)
-    N     the tokens that are trained on: all generated ones, or with --drop_unfinished those of the
-          answers that ended; a token whose advantage or weight is 0 counts, too
+          weight on record is c w; m is in a token's account (analysis/account.py)
+    N     the batch's generated tokens; with --drop_unfinished those of the answers that ended
 
 Start at `policy_loss`: it is the formula, and it never changes. What goes in changes. Advantages
 and weights are made for the whole batch before it is cut into micro-batches, so the size of a

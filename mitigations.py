@@ -27,6 +27,7 @@ import typing
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engine.choices import (ADVANTAGES, LOSSES, MITIGATIONS, Method, Metrics, advantage,
                             mitigation)
@@ -39,13 +40,13 @@ from harness.own_code import checked_credit, joined, metrics_of
 
 
 @mitigation
-def none(rollouts: Rollouts) -> torch.Tensor:
+def none(rollouts: Rollouts) -> Tensor:
     """Weight 1 everywhere: plain GRPO."""
     return torch.ones_like(rollouts.log_prob)
 
 
 @mitigation
-def outcome_conditional(rollouts: Rollouts, *, think_discount: Share = 0.5) -> torch.Tensor:
+def outcome_conditional(rollouts: Rollouts, *, think_discount: Share = 0.5) -> Tensor:
     """Weight 1 after `<answer>`; `think_discount` before it, and everywhere if there is no tag
     (before rescaling)."""
     weight = torch.full_like(rollouts.log_prob, think_discount)
@@ -65,14 +66,14 @@ def tokens_until(texts: list[str], tag: str) -> int:
 
 
 @mitigation
-def inverse_logprob(rollouts: Rollouts, *, epsilon: Positive = 0.1) -> torch.Tensor:
+def inverse_logprob(rollouts: Rollouts, *, epsilon: Positive = 0.1) -> Tensor:
     """1 / (|log p| + epsilon): divides by abs(log p). That is not the gradient's size: confident
     tokens get the largest weight."""
     return 1 / (rollouts.log_prob.abs() + epsilon)
 
 
 @mitigation(rescaled=False)
-def inverse_logprob_as_published(rollouts: Rollouts, *, epsilon: Positive = 0.1) -> torch.Tensor:
+def inverse_logprob_as_published(rollouts: Rollouts, *, epsilon: Positive = 0.1) -> Tensor:
     """epsilon / (|log p| + epsilon)^2: the effective weight of inverse_logprob without detach.
     Never rescaled.
 
@@ -82,13 +83,13 @@ def inverse_logprob_as_published(rollouts: Rollouts, *, epsilon: Positive = 0.1)
 
 
 @mitigation
-def equal_gradient(rollouts: Rollouts, *, epsilon: Positive = 0.1) -> torch.Tensor:
+def equal_gradient(rollouts: Rollouts, *, epsilon: Positive = 0.1) -> Tensor:
     """1 / (s + epsilon), s = norm(onehot - p): equalises the gradient norms at the logits."""
     return 1 / (gradient_size(rollouts.log_prob, rollouts.collision) + epsilon)
 
 
 @mitigation
-def attention_credit(rollouts: Rollouts, *, credit_scale: NotNegative = 2.0) -> torch.Tensor:
+def attention_credit(rollouts: Rollouts, *, credit_scale: NotNegative = 2.0) -> Tensor:
     """0.5 + credit_scale * attention that the answer section pays to the token, relative to the
     mean over the answer's tokens.
 
@@ -107,7 +108,7 @@ def attention_credit(rollouts: Rollouts, *, credit_scale: NotNegative = 2.0) -> 
 
 
 @mitigation
-def entropy_weighted(rollouts: Rollouts, *, entropy_temp: Positive = 1.0) -> torch.Tensor:
+def entropy_weighted(rollouts: Rollouts, *, entropy_temp: Positive = 1.0) -> Tensor:
     """softmax(entropy / entropy_temp) over the batch's tokens, times their number: high-entropy
     (forking) tokens weigh more."""
     score = (rollouts.entropy / entropy_temp).masked_fill(~rollouts.mask, float("-inf"))
@@ -115,16 +116,16 @@ def entropy_weighted(rollouts: Rollouts, *, entropy_temp: Positive = 1.0) -> tor
 
 
 @mitigation
-def entropy_masking(rollouts: Rollouts, *, mask_percentile: Percent = 80.0) -> torch.Tensor:
+def entropy_masking(rollouts: Rollouts, *, mask_percentile: Percent = 80.0) -> Tensor:
     """1 where the entropy is at or above this percentile of the batch, else 0 (2506.01939, which
     does not rescale: --rescale none)."""
     entropy = rollouts.entropy.double()
-    threshold = np.percentile(entropy[rollouts.mask].cpu().numpy(), mask_percentile)
-    return (entropy >= float(threshold)).float()
+    threshold = float(np.percentile(entropy[rollouts.mask].cpu().numpy(), mask_percentile))
+    return (entropy >= threshold).float()
 
 
 @mitigation
-def entropy_ratio(rollouts: Rollouts, *, entropy_beta: NotNegative = 1.0) -> torch.Tensor:
+def entropy_ratio(rollouts: Rollouts, *, entropy_beta: NotNegative = 1.0) -> Tensor:
     """max(0, 1 + beta (entropy / mean entropy - 1)).
 
     Inspired by GTPO (2508.04349), which is the advantage gtpo (credit/gtpo.py).
@@ -141,7 +142,7 @@ Kinds = typing.Annotated[str, Flag("token", "by the task's kinds of tokens, or b
 
 @mitigation
 def by_kind(rollouts: Rollouts, *, word_weight: NotNegative = 0.5, number_weight: NotNegative = 1.0,
-            kinds: Kinds = "token") -> torch.Tensor:
+            kinds: Kinds = "token") -> Tensor:
     """In the think section, word_weight for words (filler), number_weight for numbers and operators
     (reasoning); 1 elsewhere.
 
@@ -159,7 +160,7 @@ def by_kind(rollouts: Rollouts, *, word_weight: NotNegative = 0.5, number_weight
     return weight
 
 
-def of_class(rollouts: Rollouts, name: str) -> torch.Tensor:
+def of_class(rollouts: Rollouts, name: str) -> Tensor:
     """(B, T) bool: the tokens whose naive_class has this name."""
     belongs = torch.zeros_like(rollouts.mask)
     for row, texts in enumerate(rollouts.texts):
@@ -169,7 +170,7 @@ def of_class(rollouts: Rollouts, name: str) -> torch.Tensor:
 
 
 @mitigation
-def low_probability(rollouts: Rollouts, *, probability_share: Share = 0.2) -> torch.Tensor:
+def low_probability(rollouts: Rollouts, *, probability_share: Share = 0.2) -> Tensor:
     """share * p + 1 - share: low-probability tokens, whose gradients are large, weigh less
     (Advantage Reweighting, 2505.12929)."""
     return probability_share * rollouts.log_prob.exp() + 1 - probability_share
@@ -177,7 +178,7 @@ def low_probability(rollouts: Rollouts, *, probability_share: Share = 0.2) -> to
 
 @mitigation
 def taco(rollouts: Rollouts, *, tail_strictness: Positive = 0.01,
-         tail_damping: Share = 0.9) -> torch.Tensor:
+         tail_damping: Share = 0.9) -> Tensor:
     """1 - damping (1 - exp(-r)), r = -log p - entropy + log(strictness), where advantage and r are
     positive, else 1: less reinforcement of tokens improbable even at their position (2607.07976).
     """
@@ -187,7 +188,7 @@ def taco(rollouts: Rollouts, *, tail_strictness: Positive = 0.01,
 
 
 @mitigation
-def planning(rollouts: Rollouts, *, planning_boost: Share = 0.2) -> torch.Tensor:
+def planning(rollouts: Rollouts, *, planning_boost: Share = 0.2) -> Tensor:
     """1 + boost * sign(advantage) on words of the think section, which open, continue or end a
     try; 1 elsewhere.
 
@@ -199,7 +200,7 @@ def planning(rollouts: Rollouts, *, planning_boost: Share = 0.2) -> torch.Tensor
 
 
 @mitigation
-def future_attention(rollouts: Rollouts, *, future_window: Count = 4) -> torch.Tensor:
+def future_attention(rollouts: Rollouts, *, future_window: Count = 4) -> Tensor:
     """Attention received from tokens more than future_window positions later, relative to the
     answer's mean.
 
@@ -220,7 +221,7 @@ Spread = typing.Annotated[float, Range(least=0.01, most=100)]
 
 
 @mitigation
-def random(rollouts: Rollouts, *, placebo_std: Spread = 1.0) -> torch.Tensor:
+def random(rollouts: Rollouts, *, placebo_std: Spread = 1.0) -> Tensor:
     """Gamma noise of mean 1 and standard deviation placebo_std: a placebo."""
     seed = int(torch.randint(2 ** 62, (1,), generator=rollouts.generator))
     chance = np.random.default_rng(seed)
@@ -231,7 +232,7 @@ def random(rollouts: Rollouts, *, placebo_std: Spread = 1.0) -> torch.Tensor:
 @mitigation
 def covariance(rollouts: Rollouts, *, covariance_share: Share = 0.0002,
                covariance_low: NotNegative = 1.0,
-               covariance_high: NotNegative = 5.0) -> torch.Tensor:
+               covariance_high: NotNegative = 5.0) -> Tensor:
     """0 for a few random tokens of high covariance between log p and advantage, which lower the
     policy's entropy fastest; 1 elsewhere (Clip-Cov, 2505.22617).
 
@@ -255,7 +256,7 @@ def covariance(rollouts: Rollouts, *, covariance_share: Share = 0.0002,
 
 
 @advantage
-def span(rollouts: Rollouts) -> torch.Tensor:
+def span(rollouts: Rollouts) -> Tensor:
     """Each part of the score minus its group's mean, given to its own span: format to tags,
     reasoning (a process reward) to think tokens, the answer to answer tokens.
 
@@ -273,7 +274,7 @@ def span(rollouts: Rollouts) -> torch.Tensor:
 @torch.no_grad()
 def rescaled_weight(chosen: Method, name: str, rollouts: Rollouts, policy: object = None,
                     rescale_to: str = "mean",
-                    placebo: str = "none") -> tuple[torch.Tensor, Metrics]:
+                    placebo: str = "none") -> tuple[Tensor, Metrics]:
     """c w (B, T), the weights of the loss and of the record, and what there is to tell about them.
     They are what the weighting returned: checked, without gradient, 0 beyond the mask, shuffled for
     a placebo, and multiplied by one number for the batch (grpo.rescaling)."""
@@ -295,8 +296,8 @@ def rescaled_weight(chosen: Method, name: str, rollouts: Rollouts, policy: objec
     return weight, joined(metrics_of(chosen), about)
 
 
-def shuffled(value: torch.Tensor, mask: torch.Tensor, group: torch.Tensor,
-             generator: torch.Generator, whole_answers: bool = False) -> torch.Tensor:
+def shuffled(value: Tensor, mask: Tensor, group: Tensor,
+             generator: torch.Generator, whole_answers: bool = False) -> Tensor:
     """A placebo (B, T): the same values, but permuted over the tokens of each group (for weights
     the batch is one), or over its answers, so that only the choice is lost."""
     result = torch.zeros_like(value)

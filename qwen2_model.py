@@ -116,8 +116,7 @@ def linear(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x.to(wide), matrix.to(x.dtype).to(wide), bias).to(x.dtype)
 
 
-class Layer(nn.Module):
-    """A module that is called for a tensor."""
+class Layer(nn.Module):  # its call gives a tensor
     __call__: Callable[..., Tensor]
 
 
@@ -258,7 +257,7 @@ class Decoder(Layer):
         return self.norm(x)
 
     def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """(..., D). Positions are for a model of another kind: here they come in by `rotary`."""
+        """(..., D). A model of another kind may use the positions here."""
         return self.embed_tokens(ids)
 
 
@@ -358,7 +357,6 @@ NAME_OF_TYPE = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16"
 
 
 def read_object(path: Path) -> dict[str, object]:
-    """The JSON object in a file."""
     refuse_special(path, "read")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -380,7 +378,7 @@ def read_config(folder: Path) -> ModelConfig:
         raise UserError(f"{path}: model_type {shortened(kind)} is not implemented here")
     rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}  # older, newer spelling
     if not isinstance(rope, dict):
-        raise UserError(f"{path} has no sensible value for rope_parameters {shortened(rope)}")
+        raise UserError(f"{path}: rope_parameters {shortened(rope)} is not implemented here")
     if "rope_theta" in rope:
         raw["rope_theta"] = rope["rope_theta"]
 
@@ -394,14 +392,13 @@ def read_config(folder: Path) -> ModelConfig:
 
     hidden_size, heads = number("hidden_size", int), number("num_attention_heads", int)
     if raw.get("head_dim") is None:  # what `transformers` takes
-        raw["head_dim"] = head_dim = 128 if kind == "qwen3" else hidden_size // heads
-    else:
-        head_dim = number("head_dim", int)
+        raw["head_dim"] = 128 if kind == "qwen3" else hidden_size // heads
     config = ModelConfig(
         number("vocab_size", int), hidden_size, number("intermediate_size", int),
-        number("num_hidden_layers", int), heads, number("num_key_value_heads", int), head_dim,
-        str(kind), number("rms_norm_eps", float), number("rope_theta", float),
-        number("max_position_embeddings", int), number("tie_word_embeddings", bool))
+        number("num_hidden_layers", int), heads, number("num_key_value_heads", int),
+        number("head_dim", int), str(kind), number("rms_norm_eps", float),
+        number("rope_theta", float), number("max_position_embeddings", int),
+        number("tie_word_embeddings", bool))
     for key in not_implemented(raw, rope, config):
         raise UserError(f"{path}: {key} {shortened(raw[key])} is not implemented here")
     return with_tokens(config, raw, folder)
@@ -446,7 +443,6 @@ def with_tokens(config: ModelConfig, raw: dict[str, object], folder: Path) -> Mo
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files of weights: a single one, or those that an index names."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if is_file(single):
         return [single]
@@ -461,7 +457,6 @@ def weight_files(folder: Path) -> list[Path]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[safe_open]:
-    """The safetensors file; `with` turns what is wrong with it into one sentence."""
     refuse_special(path, "read")
     try:
         with safe_open(path, "pt") as file:
@@ -513,7 +508,6 @@ def take_memory(model: Qwen2, device: torch.device | str) -> None:
 
 
 def load_weights(model: Qwen2, files: dict[str, Path], copy: Copy) -> None:
-    """Copy the folder's tensors into the parameters of the same name."""
     for name, place in model.named_parameters():
         if not copy(place, read_tensor(files[name], name)):
             raise UserError(f"{files[name]}: {name} holds numbers that are not finite in "

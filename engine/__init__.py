@@ -1,11 +1,8 @@
 """What a training step computes: sampling, the packed forward pass, the optimizer, processes.
 
-Import it before torch: it sets how torch's threads wait for each other, which they do hundreds of
-times in a training step. By default a waiting thread spins. When another process wants the same
-core, the spinning thread takes it from the one that still works, and the run becomes many times
-slower. A thread that sleeps at once takes long to wake. So here a thread spins for a moment and
-then sleeps. On an idle machine this is nearly as fast as spinning, and beside a busy process the
-run keeps much of its speed.
+Import it before torch: it sets how torch's threads wait for each other, hundreds of times a step.
+By default they spin, which beside a busy process makes a run many times slower, and one that sleeps
+at once takes long to wake. Here they spin for a moment and then sleep.
 """
 import os
 import sys
@@ -16,8 +13,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # is read once, when torch is i
 
 def say_nothing_of_ctrl_c(kind: type[BaseException], error: BaseException,
                           trace: TracebackType | None) -> None:
-    """Print no traceback for Ctrl-C during the imports; afterwards harness/program.py handles it.
-    The exit status is still that of Ctrl-C."""
+    """No traceback for Ctrl-C during the imports; afterwards harness/program.py handles it."""
     if not issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
 

@@ -1,6 +1,7 @@
 """The cache of the sampler: keys and values of all earlier tokens, and the attention to them.
 
-Rows that answer the same prompt stand in blocks of G rows, which share one copy of the prompt.
+Rows that answer the same prompt stand in blocks of G rows, which share one copy of the prompt; in
+training, engine/packing.py shares it for whole answers, with a gradient.
 Example: prompts p (3 tokens) and r (5 tokens), three answers to p and two to r, G = 2. A block with
 too few answers is filled up with copies of the prompt's first row, whose results nobody reads:
 

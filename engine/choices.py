@@ -16,16 +16,16 @@ for a choice that keeps a state or samples more:
 """
 import importlib
 from collections import UserDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol, TypeVar, overload
 
-import torch
+from torch import Tensor
 
 from engine.errors import UserError
 
 Choice = Callable[..., object]        # a function or a class below a decorator
-Method = Callable[..., torch.Tensor]  # made of it for a run: (rollouts, policy) -> (B, T)
-Metrics = dict[str, float | str | None]  # of a step, for metrics.jsonl
+Method = Callable[..., Tensor]        # made of it for a run: (rollouts, policy) -> (B, T)
+Metrics = dict[str, float | str | None]
 Problem = object                      # of whatever type a task has: the lab only hands it back
 Same = TypeVar("Same", bound=Choice)
 
@@ -100,8 +100,7 @@ class Task(Protocol):
 
 
 class RunSettings(Protocol):
-    """The flags that `policy.settings` is asked for. harness/settings.py has all, with their help.
-    """
+    """Those flags of harness/settings.py that `policy.settings` is asked for."""
     task: str
     seed: int
     model: str

@@ -9,7 +9,7 @@ ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)  # all other errors s
 
 
 class UserError(ValueError):
-    """Something at the edges (a file, a flag, a folder) that the user can put right."""
+    """Something about a file, a flag or a folder that the user can put right."""
 
 
 class LostProcess(UserError):
@@ -19,8 +19,8 @@ class LostProcess(UserError):
 
 
 class NotFinite(UserError):
-    """A number that a run works with is not finite. A nan spreads from the credit of one token to
-    the gradient, to every parameter, to every answer: so the run stops at the first."""
+    """A number that a run works with is not finite. It would spread to every parameter: so the run
+    stops at the first."""
 
 
 class BadCredit(NotFinite):

@@ -24,7 +24,9 @@ LOGITS_AT_ONCE = 2 ** 26  # at most so many float32 logits exist at the same tim
 def response_log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor) -> Tensor:
     """(rows, T): log-probs of these rows' tokens, with gradient; 0 where masked."""
     ids, shared, predicts = lay_out(rollouts, rows)
-    places = token_places(rollouts, rows)
+    length = torch.tensor([len(rollouts.lists[1][row]) for row in rows.tolist()])
+    is_token = torch.arange(rollouts.ids.shape[1]) < length[:, None]
+    places = send(is_token.flatten().nonzero().squeeze(1), ids.device)  # in (rows, T), end to end
     hidden = model.model(ids, shared.positions, shared)          # (N, D)
     states = hidden.index_select(0, predicts.flatten()[places])  # one for each generated token
     targets = rollouts.ids[rows].flatten()[places]
@@ -32,16 +34,8 @@ def response_log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor) -> Tensor
     return log_prob.new_zeros(predicts.numel()).index_copy(0, places, log_prob).view_as(predicts)
 
 
-def token_places(rollouts: Rollouts, rows: Tensor) -> Tensor:
-    """(n,): where the generated tokens of these rows stand in (rows, T), laid end to end."""
-    length = torch.tensor([len(rollouts.lists[1][row]) for row in rows.tolist()])
-    is_token = torch.arange(rollouts.ids.shape[1]) < length[:, None]
-    return send(is_token.flatten().nonzero().squeeze(1), rollouts.ids.device)
-
-
 @torch.no_grad()
-def frozen_log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor,
-                     micro_batch: int) -> Tensor:
+def frozen_log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor, micro_batch: int) -> Tensor:
     """(B, T): log-probs of these rows' tokens, detached; 0 in other rows."""
     log_prob = torch.zeros_like(rollouts.log_prob)
     for part in micro_batches(rollouts, rows, micro_batch):
@@ -84,10 +78,9 @@ def micro_batches(rollouts: Rollouts, rows: Tensor, size: int) -> list[Tensor]:
     process with fewer parts than another gets empty ones at the end: engine/sharded.py says why."""
     def count_tokens(part: Tensor) -> int:
         group_of, tokens = rollouts.lists
-        answers = part.flatten().tolist()
-        groups = {group_of[row] for row in answers}
+        groups = {group_of[row] for row in part.tolist()}
         return (sum(len(rollouts.prompt_ids[group]) for group in groups)
-                + sum(len(tokens[row]) for row in answers))
+                + sum(len(tokens[row]) for row in part.tolist()))
 
     parts = [part for part in rows.split(size) if len(part)]
     parts.sort(key=count_tokens, reverse=True)
@@ -157,8 +150,7 @@ class TokenLogProbs(torch.autograd.Function):
         return torch.cat(at_hidden), at_matrix, None
 
 
-def token_distribution(hidden: Tensor, matrix: Tensor,
-                       targets: Tensor) -> tuple[Tensor, Tensor]:
+def token_distribution(hidden: Tensor, matrix: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """log p of the targets (n,), and p (n, V) of the whole vocabulary."""
     logits = linear(hidden, matrix).float()
     normaliser = logits.logsumexp(-1, keepdim=True)
@@ -191,7 +183,6 @@ class Forward:
         return self.results
 
     def look_at(self, rollouts: Rollouts, rows: Tensor) -> None:
-        """Fill in the results of these rows."""
         ids, shared, predicts = lay_out(rollouts, rows)
         mask = rollouts.mask[rows]
         last_layer = self.model.config.num_hidden_layers - 1

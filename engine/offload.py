@@ -8,15 +8,13 @@ gradients cross the bus every micro-batch and parameters every step.
 from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from engine.optimizer import AdamW
 from qwen2_model import Qwen2
 
 
 class OffloadedAdamW(AdamW):
-    """AdamW on float32 master weights on the CPU, in the order of the model's parameters."""
-
     def __init__(self, model: Qwen2, device: torch.device | str, learning_rate: float,
                  weight_decay: float):
         """`model` is still on the CPU, and is moved to the device here."""
@@ -30,11 +28,11 @@ class OffloadedAdamW(AdamW):
         for parameter, copy in self.pairs:
             parameter.register_post_accumulate_grad_hook(partial(self.take_gradient, copy))
 
-    def on_the_way(self, parameter: torch.Tensor) -> torch.Tensor:
+    def on_the_way(self, parameter: Tensor) -> Tensor:
         """Memory of the CPU for numbers that cross the bus, with the parameter's shape and type."""
         return self.buffer[:parameter.nbytes].view(parameter.dtype).view(parameter.shape)
 
-    def take_gradient(self, copy: torch.Tensor, parameter: torch.Tensor) -> None:
+    def take_gradient(self, copy: Tensor, parameter: Tensor) -> None:
         """Accumulate the gradient of the model's parameter in its copy, and free it there."""
         if parameter.grad is not None:
             gradient = self.on_the_way(parameter).copy_(parameter.grad)

@@ -3,7 +3,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 import torch
-import torch.nn as nn
+from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from engine import processes
@@ -30,18 +30,15 @@ def clip_and_step(optimizer: "Optimizer", max_grad_norm: float) -> float:
 
 
 class AdamW:
-    """The step of torch.optim.AdamW with fused=True, to the bit.
-
-    torch's own imports the whole compiler when it is made, and nothing of that is used here: more
-    than a second and 70 MB at every start.
-    """
+    """The step of torch.optim.AdamW with fused=True, to the bit. torch's own would import the whole
+    compiler: more than a second and 70 MB at every start."""
     BETAS, EPSILON = (0.9, 0.999), 1e-8
 
     def __init__(self, parameters: Iterable[nn.Parameter], learning_rate: float,
                  weight_decay: float = 0.0):
         self.param_groups = [{"params": list(parameters)}]  # named as torch's optimizers have it
         # of each parameter that has had a gradient, STATE by name
-        self.state: dict[nn.Parameter, dict[str, torch.Tensor]] = defaultdict(dict)
+        self.state: dict[nn.Parameter, dict[str, Tensor]] = defaultdict(dict)
         self.learning_rate = learning_rate
         self.weight_decay = weight_decay
 
@@ -72,22 +69,22 @@ def parameters_by_name(model: Qwen2, optimizer: AdamW) -> dict[str, nn.Parameter
     return dict(zip(names, optimizer.param_groups[0]["params"], strict=True))
 
 
-def optimizer_tensors(optimizer: AdamW, parameters: dict[str, nn.Parameter]) -> dict[str, torch.Tensor]:
-    """AdamW's state under the names of the parameters; empty before its first step."""
+def optimizer_tensors(optimizer: AdamW,
+                      parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+    """Empty before its first step."""
     return {f"{key}.{name}": value for name, parameter in parameters.items()
             for key, value in optimizer.state[parameter].items()}
 
 
 def load_optimizer_tensors(optimizer: AdamW, parameters: dict[str, nn.Parameter],
-                           tensors: dict[str, torch.Tensor]) -> None:
-    """Give the optimizer what `optimizer_tensors` has returned."""
+                           tensors: dict[str, Tensor]) -> None:
     for name, parameter in parameters.items() if tensors else ():
         moments = {key: copy_like(parameter, tensors[f"{key}.{name}"]) for key in STATE[1:]}
         count = tensors[f"step.{name}"].clone().to(parameter.device)
         optimizer.state[parameter] = {"step": count, **moments}
 
 
-def copy_like(parameter: nn.Parameter, value: torch.Tensor) -> torch.Tensor:
+def copy_like(parameter: nn.Parameter, value: Tensor) -> Tensor:
     """A copy of the value on the parameter's device, and cut if the parameter is (--shard)."""
     copy = torch.empty_like(parameter, requires_grad=False)
     processes.local_shard(copy).copy_(shard_like(parameter, value))

@@ -27,9 +27,9 @@ prompt and to its own answer up to itself (the row attends to the column):
     d1  . . . x x x x x . . . . x x .
     d2  . . . x x x x x . . . . x x x
 
-Most of this (N, N) mask is empty, so it is never built. Attention works on padded rows instead
-(_ is padding): first the Q = 2 prompts, whose mask is plain causal, then blocks of at most ROWS
-answers of like length. A row of a block has the answer's tokens as queries; its keys are those of
+Most of this (N, N) mask is empty, so it is never built. The sampler shares prompts by other means,
+one token a step (engine/cache.py). Attention works on padded rows instead (_ is padding): first the
+Q = 2 prompts, whose mask is plain causal, then blocks of at most ROWS answers of like length. A row of a block has the answer's tokens as queries; its keys are those of
 its prompt and its own. Here one block holds all four answers, b and c first as they are shortest:
 
     prompts (Q, P) = (2, 5)     block, queries (4, 3)     block, keys (4, P + S) = (4, 8)
@@ -48,7 +48,6 @@ import torch
 from torch import Tensor
 
 from qwen2_model import attention
-
 
 LONG, QUERIES = 512, 256  # answers of more than LONG tokens ask in blocks of QUERIES
 
@@ -73,8 +72,7 @@ class SharedPrompts:
     """
     ROWS = 8  # of a block, at most
 
-    def __init__(self, prompt_lengths: list[int], answer_lengths: list[int],
-                 prompt_of: Tensor):
+    def __init__(self, prompt_lengths: list[int], answer_lengths: list[int], prompt_of: Tensor):
         self.prompt_of = prompt_of  # (R,)
         self.prompts, self.prompt_mask = places_of(prompt_lengths, 0)  # (Q, P)
         start = sum(prompt_lengths)
@@ -99,8 +97,7 @@ class SharedPrompts:
                              send(block.keys, device), block.ask) for block in self.blocks]
         return self
 
-    def mask_of(self, block: Block, window: slice, dtype: torch.dtype,
-                heads: int = 1) -> Tensor:
+    def mask_of(self, block: Block, window: slice, dtype: torch.dtype, heads: int = 1) -> Tensor:
         """(r, 1, heads * queries, P + end), to be added to the scores: 0 where a query sees a key,
         -inf elsewhere. Lines begin at multiples of 16 numbers, as a GPU's kernel wants it."""
         r, start, end = len(block.answers), window.start, window.stop

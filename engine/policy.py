@@ -1,8 +1,5 @@
-"""The policy: the model, its tokenizer, its task, and how answers are sampled.
-
-The loop, the probes and the preview sample with it. Weightings and advantages get it with each
-batch, for whatever else they need of the model.
-"""
+"""The policy: the model, its tokenizer, its task, and how answers are sampled. Weightings and
+advantages get it with each batch, for whatever else they need of the model."""
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -31,11 +28,9 @@ class Policy:
 
     def sample(self, problems: Sequence[Problem], answers: int, seed: int,
                greedy: bool = False) -> Rollouts:
-        """`answers` answers to each problem."""
-        s = self.settings
         return sample_answers(self.model, self.tokenizer, self.task, problems, answers,
-                              max_new_tokens=s.max_new_tokens, temperature=s.temperature,
-                              greedy=greedy, seed=seed)
+                              max_new_tokens=self.settings.max_new_tokens, greedy=greedy,
+                              temperature=self.settings.temperature, seed=seed)
 
     def score(self, rollouts: Rollouts) -> Rollouts:
         """The batch with the reward of each answer, and the section and kind of each token."""
@@ -43,11 +38,10 @@ class Policy:
 
     def ask(self, problems: Sequence[Problem], answers: int, seed: int,
             greedy: bool = False) -> Rollouts:
-        """Sample and score."""
         return self.score(self.sample(problems, answers, seed, greedy))
 
     def extra_forward(self, micro_batch: int | None = None) -> Forward:
-        """For `Rollouts.forward`: hidden states and attention, computed when they are read."""
+        """For `Rollouts.forward`."""
         return Forward(self.model, micro_batch or self.settings.micro_batch)
 
     def reward_of(self, problem: Problem, ids: Iterable[int]) -> float:

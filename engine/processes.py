@@ -43,12 +43,10 @@ def stop() -> None:
 
 
 def count() -> int:
-    """How many processes share the run."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """The rank of this process, from 0."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
@@ -59,7 +57,6 @@ def is_main_process() -> bool:
 
 
 def shard_of(n: int) -> range:
-    """This rank's shard of n things."""
     return range(n * rank() // count(), n * (rank() + 1) // count())
 
 
@@ -84,13 +81,11 @@ def all_reduce_numbers(numbers: Mapping[str, float | torch.Tensor]) -> dict[str,
 
 
 def barrier() -> None:
-    """Wait for all processes."""
     if count() > 1:
         collective(dist.barrier)
 
 
 def all_reduce_max(number: int) -> int:
-    """The largest over all processes."""
     largest = torch.tensor(number)
     if count() > 1:
         collective(dist.all_reduce, largest, dist.ReduceOp.MAX)
@@ -122,12 +117,10 @@ def is_loss(error: Exception) -> bool:
 
 
 def is_sharded(tensor: torch.Tensor) -> "TypeGuard[DTensor]":
-    """Whether it is sharded: a DTensor."""
     return hasattr(tensor, "to_local")
 
 
 def local_shard(tensor: torch.Tensor) -> torch.Tensor:
-    """The rows that this process keeps."""
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 

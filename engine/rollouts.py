@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Protocol
 
 import torch
+from torch import Tensor
 from tokenizers import Tokenizer
 
 from engine import processes
@@ -24,43 +25,39 @@ from engine.tokens import token_bytes
 NOTHING = torch.zeros(0)  # what is not known yet
 
 
-class Forward(Protocol):
-    """An extra forward pass: forward.Forward, as a rule."""
-    def look(self, rollouts: "Rollouts", attention: bool = False) -> dict[str, torch.Tensor]: ...
+class Forward(Protocol):  # engine/forward.py has the one of the model
+    def look(self, rollouts: "Rollouts", attention: bool = False) -> dict[str, Tensor]: ...
 
 
 @dataclass(frozen=True)
 class Rollouts:
-    """B answers to Q problems; group g holds the answers to problem g.
-
-    log_prob, entropy (-sum p log p) and collision (sum p^2) come from the sampler.
-    """
+    """B answers to Q problems; group g holds the answers to problem g."""
     problems: Sequence[Problem]     # Q of them
     prompt_ids: list[list[int]]     # of each problem
-    group: torch.Tensor             # (B,) 0..Q-1
-    ids: torch.Tensor               # (B, T) int64, 0 beyond the mask
-    mask: torch.Tensor              # (B, T) bool
-    finished: torch.Tensor          # (B,) bool: the answer ended before the limit
-    log_prob: torch.Tensor          # (B, T) at temperature 1
-    entropy: torch.Tensor           # (B, T)
-    collision: torch.Tensor         # (B, T)
+    group: Tensor                   # (B,) 0..Q-1
+    ids: Tensor                     # (B, T) int64, 0 beyond the mask
+    mask: Tensor                    # (B, T) bool
+    finished: Tensor                # (B,) bool: the answer ended before the limit
+    log_prob: Tensor                # (B, T) at temperature 1
+    entropy: Tensor                 # (B, T) -sum p log p
+    collision: Tensor               # (B, T) sum p^2
 
     # empty until the answers are scored
     answers: list[str] = field(default_factory=list)      # of each answer its text
     texts: list[list[str]] = field(default_factory=list)  # of each answer, token by token
-    section: torch.Tensor = NOTHING                       # (B, T) uint8, codes in engine/tokens.py
-    kind: torch.Tensor = NOTHING                          # (B, T) uint8
-    scores: dict[str, torch.Tensor] = field(default_factory=dict)  # of each part of the reward (B,)
+    section: Tensor = NOTHING                             # (B, T) uint8, codes in engine/tokens.py
+    kind: Tensor = NOTHING                                # (B, T) uint8
+    scores: dict[str, Tensor] = field(default_factory=dict)  # of each part of the reward (B,)
 
     # empty until credit is spread
     step: int = 0
-    advantage: torch.Tensor = NOTHING                     # (B, T)
+    advantage: Tensor = NOTHING                           # (B, T)
     generator: torch.Generator = field(default_factory=torch.Generator)  # for random numbers; CPU
     forward: Forward | None = None                        # makes hidden and attention
-    true_credit: torch.Tensor = NOTHING                   # (B, T), where a probe measured it
+    true_credit: Tensor = NOTHING                         # (B, T), where a probe measured it
 
     @property
-    def length(self) -> torch.Tensor:
+    def length(self) -> Tensor:
         return self.mask.sum(1)
 
     @cached_property
@@ -70,21 +67,21 @@ class Rollouts:
         return self.group.tolist(), [ids[:length] for ids, length in rows]
 
     @property
-    def reward(self) -> torch.Tensor:
+    def reward(self) -> Tensor:
         return self.scores["reward"]
 
     @property
-    def hidden(self) -> torch.Tensor:
+    def hidden(self) -> Tensor:
         """(B, T, D): the state that predicted token t. Costs one extra forward pass."""
-        return self.look()["hidden"]
+        return self.look(attention=False)["hidden"]
 
     @property
-    def attention(self) -> torch.Tensor:
+    def attention(self) -> Tensor:
         """(B, T, T): [b, i, j] is the attention that token j received when token i was predicted,
         0 unless j < i. Last layer, mean over heads. Costs one extra forward pass."""
         return self.look(attention=True)["attention"]
 
-    def look(self, attention: bool = False) -> dict[str, torch.Tensor]:
+    def look(self, attention: bool) -> dict[str, Tensor]:
         if self.forward is None:
             raise UserError("hidden and attention need a model, and this batch has none")
         return self.forward.look(self, attention)
@@ -101,18 +98,16 @@ class Rollouts:
                        answers=[self.answers[row] for row in rows.tolist()],
                        texts=[self.texts[row] for row in rows.tolist()])
 
-    def rows_of(self, problems: range) -> torch.Tensor:
-        """The rows of the answers to these problems."""
+    def rows_of(self, problems: range) -> Tensor:
         inside = (self.group >= problems.start) & (self.group < problems.stop)
         return inside.nonzero().squeeze(1)
 
-    def rows_of_rank(self) -> torch.Tensor:
+    def rows_of_rank(self) -> Tensor:
         """The rows of this rank's shard: all, in a run of one process."""
         return self.rows_of(processes.shard_of(len(self.prompt_ids)))
 
-    def with_each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Rollouts":
-        """The batch with each of its tensors changed."""
-        def known(tensor: torch.Tensor) -> torch.Tensor:
+    def with_each(self, change: Callable[[Tensor], Tensor]) -> "Rollouts":
+        def known(tensor: Tensor) -> Tensor:
             return change(tensor) if tensor.numel() else tensor
 
         return replace(
@@ -137,12 +132,8 @@ def score_answers(rollouts: Rollouts, tokenizer: Tokenizer, task: Task) -> Rollo
         answers.append(b"".join(pieces).decode(errors="replace"))
         scores.append(task.score(rollouts.problems[group], answers[-1]))
     device = rollouts.mask.device
-    return replace(rollouts, texts=texts, answers=answers,
-                   scores=columns_of(scores, device), section=section.to(device),
-                   kind=kind.to(device))
-
-
-def columns_of(scores: list[dict[str, float]], device: torch.device) -> dict[str, torch.Tensor]:
-    """(B,) of each part. A task may give more parts than the lab needs, but all of them always."""
-    return {part: torch.tensor([score[part] for score in scores], dtype=torch.float32,
-                               device=device) for part in scores[0]}
+    # a task may give more parts than the lab needs, but all of them always
+    columns = {part: torch.tensor([score[part] for score in scores], dtype=torch.float32,
+                                  device=device) for part in scores[0]}
+    return replace(rollouts, texts=texts, answers=answers, scores=columns,
+                   section=section.to(device), kind=kind.to(device))

@@ -46,7 +46,7 @@ LONG_VOCABULARY, PART = 4096, 128  # beyond 4096 tokens bytes are what costs, no
 
 
 class Pace(NamedTuple):
-    """How often what a step looks like may change; on a GPU it is recorded anew then."""
+    """How often a step may change; on a GPU it is recorded anew then."""
     look: int    # steps until finished rows are looked for
     window: int  # tokens by which the part of the cache grows that steps look at
     leave: int   # rows leave once a row in so many is done, since a departure moves the cache
@@ -213,7 +213,7 @@ class Decoding:
         self.sample(hidden[last_seen], None if without is None else without[rows.answer])
 
     def step(self) -> None:
-        """Feed the last token of every row, sample the next. A CUDA graph can record this."""
+        """Feed the last token of every row, sample the next: what a CUDA graph records."""
         rows = self.rows
         rows.position += 1
         self.cache.open_slot()
@@ -318,8 +318,7 @@ def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | li
     The random numbers of all tokens of all rows are drawn before the first token. So what a row
     samples depends neither on which other rows are still growing nor on the share.
     """
-    if starts is None:
-        starts = [Start(number, len(prompt)) for number, prompt in enumerate(prompts)]
+    starts = starts or [Start(number, len(prompt)) for number, prompt in enumerate(prompts)]
     limits = [max_new_tokens] * len(starts) if isinstance(max_new_tokens, int) else max_new_tokens
     most = model.config.max_position_embeddings
     longest = max(start.seen + limit for start, limit in zip(starts, limits, strict=True))

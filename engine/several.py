@@ -20,7 +20,7 @@ PATIENCE = 10  # seconds that rank 0 may be behind another process
 
 
 def join(device: str) -> str:
-    """Join the other processes, and return this one's device. A second call only returns it."""
+    """Meet the other processes, and return this one's device. A second call only returns it."""
     refuse_half_an_environment()
     if device == "cuda":
         local_rank = int(os.environ["LOCAL_RANK"])

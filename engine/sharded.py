@@ -23,8 +23,7 @@ from qwen2_model import Qwen2, copy_whole
 
 
 def shard(model: Qwen2, device: torch.device, dtype: torch.dtype) -> None:
-    """Shard a model on the meta device. Layers are gathered in `dtype`, gradients reduced in
-    float32."""
+    """A model on the meta device. Layers are gathered in `dtype`, gradients reduced in float32."""
     from torch.distributed.device_mesh import init_device_mesh  # this import takes a second
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
     mesh = init_device_mesh(device.type, (processes.count(),))

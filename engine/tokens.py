@@ -1,6 +1,5 @@
-"""Byte-level tokenizers (Qwen's): reading one, the ids of a prompt, the bytes of each token; and
-what a token is called: the section of the answer it stands in, the kind of text it is, and its
-class by its text alone."""
+"""Byte-level tokenizers (Qwen's): the ids of a prompt, the bytes of each token; and what a token is
+called: the section of the answer it stands in, the kind of text it is."""
 import json
 import re
 from collections.abc import Iterable
@@ -43,7 +42,6 @@ def load_tokenizer(folder: str | Path, vocabulary: int | None = None) -> Tokeniz
 
 
 def refuse_tokens(bytes_of: dict[int, bytes | None], vocabulary: int | None, path: Path) -> None:
-    """Refuse a token that stands for no bytes, and one that the model has no embedding of."""
     if not bytes_of:
         raise UserError(f"{path} has no tokens")
     for number, spelling in bytes_of.items():
@@ -81,7 +79,7 @@ def token_bytes(tokenizer: Tokenizer, ids: Iterable[int]) -> list[bytes]:
 def spellings(tokenizer: Tokenizer) -> dict[int, bytes | None]:
     """The bytes of every token; None of a token that is not written in the byte-level alphabet."""
     alphabet = byte_alphabet()
-    bytes_of = {i: bytes(alphabet[letter] for letter in word) if alphabet.keys() >= set(word) else None
+    bytes_of = {i: bytes(alphabet[c] for c in word) if alphabet.keys() >= set(word) else None
                 for word, i in tokenizer.get_vocab(with_added_tokens=False).items()}
     added = tokenizer.get_added_tokens_decoder().items()
     return bytes_of | {i: token.content.encode() for i, token in added}
@@ -98,10 +96,7 @@ def byte_alphabet() -> dict[str, int]:
 @cache
 def naive_class(text: str) -> str:
     """filler, reasoning or structure: the class that an earlier experiment's regular expressions
-    gave a token, by its text alone.
-
-    Tokenizers cut tags into pieces. A piece is no whole tag, so it counts as filler.
-    """
+    gave a token, by its text alone. A piece of a tag is no whole tag, so it counts as filler."""
     text = text.strip()
     if re.fullmatch("</?(think|answer|THINK|ANSWER)>", text):
         return "structure"

@@ -49,7 +49,7 @@ MUTATIONS = [  # file, the line as it is, as it is broken, the test that fails t
     ("engine/forward.py", "predicts[:, 1:1 + shared.answers.shape[1]] = shared.answers",
      "predicts[:, 1:1 + shared.answers.shape[1]] = shared.answers - 1",
      "test_grpo.py::test_every_loss_against_autograd_of_its_formula"),
-    ("engine/packing.py", ".triu_(block.start + 1)", ".triu_(block.start + 2)",
+    ("engine/packing.py", ".triu_(start + 1)", ".triu_(start + 2)",
      "engine/test_packing.py::test_who_sees_whom_is_what_the_docstring_draws"),
     ("engine/sampler.py", "stopped_before = is_stop.cumsum(1) > is_stop.long()",
      "stopped_before = is_stop.cumsum(1) > 0",

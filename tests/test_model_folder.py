@@ -38,7 +38,7 @@ def refused(folder) -> str:
     ({"vocab_size": 10 ** 9}, "no sensible value for vocab_size 1000000000"),
     ({"num_attention_heads": 0}, "no sensible value for num_attention_heads 0"),
     ({"head_dim": 15}, "head_dim 15 is not implemented"),
-    ({"head_dim": None, "num_attention_heads": 100}, "head_dim 0 is not implemented"),
+    ({"head_dim": None, "num_attention_heads": 100}, "no sensible value for head_dim 0"),
     ({"rope_theta": 10 ** 400, "rope_parameters": None}, "no sensible value for rope_theta 1000"),
     ({"layer_types": [[]]}, "layer_types [[]] is not implemented"),
     ({"pad_token_id": 50}, "pad_token_id 50 should hold a token number below vocab_size 50"),
