@@ -101,7 +101,8 @@ def at_the_end(mine: Run, theirs: Run) -> Floats | None:
     ends = [final_lines([run], "sampled") for run in (mine, theirs)]
     if not all(ends):
         return None
-    return np.array(ends[0][0]["answer"], float) - np.array(ends[1][0]["answer"], float)
+    answers = np.array([lines[0]["answer"] for lines in ends], float)
+    return np.asarray(answers[0] - answers[1])
 
 
 def difference(mine: dict[int, Run], theirs: dict[int, Run], measure: str,
