@@ -17,7 +17,7 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from analysis.plots import BLUE, COLOURS, GREY, ORANGE, legend_below, panels, plt, save, style_of
+from analysis.plots import BLUE, COLOURS, GREY, ORANGE, legend_below, plt, save, style_of
 from analysis.statistics import mean_over
 from engine.errors import UserError
 from harness.files import PROJECT
@@ -62,7 +62,7 @@ def shown_of(source: str) -> dict:
 def draw_leads(table: dict) -> tuple[Figure, str]:
     """The board: each arm's lead, the best at the top; crosses are what was predicted."""
     rows = sorted(table["rows"], key=lambda row: row["lead"])
-    figure, axis = panels(1, figsize=(8.0, 1.5 + 0.27 * len(rows)))
+    figure, axis = plt.subplots(figsize=(8.0, 1.5 + 0.27 * len(rows)))
     colours = {"ahead": BLUE, "behind": ORANGE, "no difference seen": GREY, **MARKED}
     for word, colour in colours.items():
         axis.plot([], [], "o-", color=colour, lw=2, ms=5, label=word)
@@ -120,8 +120,8 @@ def draw_dials(values: dict) -> tuple[Figure, str]:
     lengths = sorted({tokens for tokens, _ in shares.values()})
     names = [name for name in dict.fromkeys(arm for _, arm in cells)
              if name not in ("plain GRPO", "true credit")]
-    figure, axes = panels(max(1, len(lengths)), sharey=True, squeeze=False,
-                          figsize=(5.6 * max(1, len(lengths)), 5.4))
+    figure, axes = plt.subplots(1, max(1, len(lengths)), sharey=True, squeeze=False,
+                                figsize=(5.6 * max(1, len(lengths)), 5.4))
     for axis, length in zip(axes[0], lengths):
         worlds = sorted((keys, world) for world, (tokens, keys) in shares.items()
                         if tokens == length)
@@ -160,7 +160,7 @@ def draw_law(table: dict) -> tuple[Figure, str]:
     worlds = list(dict.fromkeys(row["world"] for row in table["rows"]))
     parts = [[world for world in worlds if is_all == world.endswith("all")]
              for is_all in (False, True)]
-    figure, axes = panels(2, figsize=(11.5, 5.2))
+    figure, axes = plt.subplots(1, 2, figsize=(11.5, 5.2))
     for axis, part in zip(axes, parts):
         rows = [row for row in table["rows"] if row["world"] in part]
         ends = [100 * end for row in rows for end in (row["predicted"], row["lead"])] or [0]
