@@ -1,7 +1,7 @@
 """The work that is measured: one kind on one model, in a process of its own.
 
-A process of its own, because that is how its peak memory is known: `python -m benchmarks.cases JSON`
-takes a case as JSON, and prints what it measured as JSON.
+That is how its peak memory is known: `python -m benchmarks.cases CASE` takes a case as JSON, and
+prints what it measured as JSON.
 
     rollout          all answers have the same length
     ragged rollout   each token ends its answer with a chance of 1 in 40

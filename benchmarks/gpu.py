@@ -4,8 +4,8 @@
     python -m benchmarks.gpu --device cpu --size tiny --new_tokens 8 --out try.json  # only a trial
 
 Does models/tiny sample the same answers as on the CPU, and get the same gradient; how many tokens a
-second does a model of the size of 0.5B, with random weights in bfloat16, sample and train on, in how
-much memory? `benchmarks.speed --count` says what is to be expected.
+second does a model of the size of 0.5B, with random weights in bfloat16, sample and train on, in
+how much memory? `benchmarks.speed --count` says what is to be expected.
 
 Each part is a process of its own, with a limit on its time. If one fails, its line says why, and
 the others go on. All of it is also in a file, to send in.
