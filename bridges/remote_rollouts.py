@@ -85,8 +85,7 @@ class RolloutServer:
         self.usual = None       # difference from its log-probs, with the weights of the step
 
     def introduce(self) -> None:
-        """Ask which model it serves. This is the first request: whether there is a server at all
-        comes out here."""
+        """Ask which model it serves, and whether there is a server at all."""
         try:
             self.model = self.client.get("/v1/models")["data"][0]["id"]
         except (LookupError, TypeError):
@@ -181,8 +180,7 @@ class RolloutServer:
 
 
 def write_weights(folder: Path, model: Qwen2, parameters: dict[str, torch.Tensor]) -> None:
-    """Write a model folder in place of the one before. All processes call it: a matrix that is
-    shared out comes together in rank 0."""
+    """In place of the folder before. All processes call it: a shard comes together in rank 0."""
     if processes.rank() > 0:
         return write_tensors(None, parameters)
     with writing(folder):

@@ -50,11 +50,17 @@ def test_a_case_travels_to_a_process_of_its_own_and_back(monkeypatch, capsys):
     assert more["cwd"] == cases.PROJECT
 
 
-def test_a_process_that_failed_is_named_with_its_last_line(monkeypatch):
-    failed = type("Result", (), {"returncode": 1, "stdout": "", "stderr": "Trace\nout of memory\n"})
-    monkeypatch.setattr(cases.subprocess, "run", lambda *_, **__: failed)
-    with pytest.raises(UserError, match="^tiny, update: out of memory$"):
-        cases.in_a_process(Case("tiny", "update"))
+@pytest.mark.parametrize("stderr, words", [
+    ("Trace\nout of memory\n", "out of memory"), (None, "not done after 5 seconds")])
+def test_a_process_that_failed_is_named_with_its_last_line(monkeypatch, stderr, words):
+    """Or with how long it may take."""
+    def run(command, timeout, **_):
+        if stderr is None:
+            raise subprocess.TimeoutExpired(command, timeout)
+        return type("Result", (), {"returncode": 1, "stdout": "", "stderr": stderr})
+    monkeypatch.setattr(cases.subprocess, "run", run)
+    with pytest.raises(UserError, match=f"^tiny, rollout: {words}$"):
+        cases.in_a_process(SMALL, most=5)
 
 
 @pytest.mark.parametrize("module, argv, words", [
@@ -71,14 +77,6 @@ def test_wrong_flags_get_one_line(module, argv, words):
 def test_every_number_has_bounds_and_its_defaults_lie_within():
     assert_bounded({f"{module.__name__} {name}": flag for module in (speed, gpu, cost)
                     for name, flag in module.FLAGS.items()})
-
-
-def test_a_part_that_takes_too_long_is_an_error(monkeypatch):
-    def run(command, timeout, **_):
-        raise subprocess.TimeoutExpired(command, timeout)
-    monkeypatch.setattr(cases.subprocess, "run", run)
-    with pytest.raises(UserError, match="^tiny, rollout: not done after 5 seconds$"):
-        cases.in_a_process(SMALL, most=5)
 
 
 def test_a_row_of_speeds_by_hand():
