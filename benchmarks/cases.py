@@ -99,17 +99,16 @@ def make_batch(case: Case) -> Rollouts:
     return as_rollouts(case, ids, torch.ones_like(ids, dtype=torch.bool), *facts)
 
 
-def as_rollouts(case: Case, ids: torch.Tensor, mask: torch.Tensor,
-                *facts: torch.Tensor) -> Rollouts:
-    """A batch with random rewards, and with the advantages that follow from them. Facts are
-    log-prob, entropy and collision (B, T)."""
+def as_rollouts(case: Case, ids: torch.Tensor, mask: torch.Tensor, log_prob: torch.Tensor,
+                entropy: torch.Tensor, collision: torch.Tensor) -> Rollouts:
+    """A batch with random rewards, and with the advantages that follow from them."""
     B, device = len(ids), ids.device
     reward = torch.rand(B, generator=torch.Generator().manual_seed(0)).to(device)
     no_code = torch.zeros_like(ids, dtype=torch.uint8)
     rollouts = Rollouts(
         [None] * case.questions, make_prompts(case), torch.arange(B, device=device) // case.answers,
-        ids, mask, torch.ones(B, dtype=torch.bool, device=device), *facts, section=no_code,
-        kind=no_code, scores=dict.fromkeys(("reward", "format", "answer", "reasoning"), reward))
+        ids, mask, torch.ones(B, dtype=torch.bool, device=device), log_prob, entropy, collision,
+        section=no_code, kind=no_code, scores=dict.fromkeys(("reward", "format", "answer", "reasoning"), reward))
     return replace(rollouts, advantage=grpo(rollouts))
 
 

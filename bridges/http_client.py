@@ -69,7 +69,7 @@ class Client:
         for numbered in enumerate(requests):  # as daemons: none of them delays an exit
             threading.Thread(target=work, args=numbered, daemon=True).start()
         deadline = time.monotonic() + self.seconds
-        answers = {}
+        answers: dict[int, dict] = {}
         while len(answers) < len(requests):
             try:
                 number, answer = done.get(timeout=max(0.0, deadline - time.monotonic()))

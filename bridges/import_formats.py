@@ -27,7 +27,7 @@ OF_TIME = re.compile(r"\b(date|time|timestamp|duration)(32|64)?\[")
 PER_TOKEN = ("log_prob", "entropy", "collision", "weight", "advantage", "ratio")
 
 
-def is_number(value: object, low: float = -LARGEST, high: float = LARGEST) -> bool:
+def is_number(value, low: float = -LARGEST, high: float = LARGEST) -> bool:
     return type(value) in (int, float) and low <= value <= high  # not so for NaN
 
 
