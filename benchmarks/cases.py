@@ -108,7 +108,8 @@ def as_rollouts(case: Case, ids: torch.Tensor, mask: torch.Tensor, log_prob: tor
     rollouts = Rollouts(
         [None] * case.questions, make_prompts(case), torch.arange(B, device=device) // case.answers,
         ids, mask, torch.ones(B, dtype=torch.bool, device=device), log_prob, entropy, collision,
-        section=no_code, kind=no_code, scores=dict.fromkeys(("reward", "format", "answer", "reasoning"), reward))
+        section=no_code, kind=no_code,
+        scores=dict.fromkeys(("reward", "format", "answer", "reasoning"), reward))
     return replace(rollouts, advantage=grpo(rollouts))
 
 
