@@ -1,2 +1,2 @@
-"""Speed and memory, beside what the machine could do at most."""
+"""Speed and memory, measured and counted."""
 import engine  # noqa: F401  before torch: it says how threads wait

@@ -1,21 +1,42 @@
-"""What is measured: one kind of work on one model, in a process of its own.
+"""The work that is measured: one kind on one model, in a process of its own.
 
-A process of its own, because that is how its peak memory is known. It is given its case as JSON,
-and prints what it measured as JSON.
+That is how its peak memory is known: `python -m benchmarks.cases CASE` takes a case as JSON, and
+prints what it measured as JSON.
+
+    rollout          all answers have the same length
+    ragged rollout   each token ends its answer with a chance of 1 in 40
+    update           one, of random answers
+    step             rollout, advantage, update, credit file; rewards are random
+    agreement        models/tiny on the device and on the CPU: the same answers and gradient?
 """
 import json
 import random
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
 
 import torch
 
+import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from engine.errors import UserError
+from engine.offload import OffloadedAdamW
+from engine.optimizer import AdamW
+from engine.policy import Policy
 from engine.rollouts import Rollouts
-from grpo import grpo
+from engine.sampler import generate
+from grpo import grpo, update
+from harness.credit_file import write_credit
 from harness.files import PROJECT
-from harness.flags import Flag, check_value
+from harness.load import load_policy, pick_device
+from harness.metrics import peak_memory
+from harness.program import run_as_program
+from harness.progress import show_status
+from harness.settings import Settings, make_settings
 from qwen2_model import ModelConfig, Qwen2
 
 SIZES = {  # vocabulary, width, MLP width, layers, heads, key heads, head width
@@ -26,12 +47,13 @@ SIZES = {  # vocabulary, width, MLP width, layers, heads, key heads, head width
 DTYPES = ("float32", "bfloat16")
 MEBIBYTE = 2 ** 20
 TOKENS_PER_END = 40  # ragged answers: one token in so many is the last
+NO_LEARNING = 1e-12  # as good as zero: every turn does the same work on the same weights
 
 
 @dataclass(frozen=True)
 class Case:
     size: str
-    what: str  # a name in speed.WORK
+    what: str  # a name in WORK
     questions: int = 8
     answers: int = 8
     new_tokens: int = 128
@@ -41,35 +63,6 @@ class Case:
     micro_batch: int = 8
     checkpointing: bool = False
     offload_optimizer: bool = False
-
-    @property
-    def ragged(self) -> bool:
-        return self.what.startswith("ragged")
-
-
-def read_sizes(text: str) -> list[str]:
-    sizes = text.split(",")
-    for size in sizes:
-        check_value("sizes", size, Flag("", choices=tuple(SIZES)))
-    return sizes
-
-
-def in_a_process(case: Case, program: str = "benchmarks.speed", most: float | None = None) -> dict:
-    """The last line that `python -m PROGRAM --case ...` prints. It may take `most` seconds."""
-    command = [sys.executable, "-m", program, "--case", json.dumps(asdict(case))]
-    return json.loads(run_quietly(command, f"{case.size}, {case.what}", most).splitlines()[-1])
-
-
-def run_quietly(command: list[str], what: str, most: float | None = None) -> str:
-    """What a program prints; what it complains of at last, if it fails."""
-    try:
-        result = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=most)
-    except subprocess.TimeoutExpired:
-        raise UserError(f"{what}: not done after {most:g} seconds") from None
-    if result.returncode:
-        reason = result.stderr.strip() or f"ended with {result.returncode}"
-        raise UserError(f"{what}: {reason.splitlines()[-1]}")
-    return result.stdout
 
 
 def make_config(case: Case) -> ModelConfig:
@@ -93,9 +86,8 @@ def make_prompts(case: Case) -> list[list[int]]:
 
 def stop_tokens(case: Case) -> tuple[int, ...]:
     """Tokens that end an answer. With random weights all tokens are about as likely."""
-    if not case.ragged:
-        return ()
-    return tuple(range(3, 3 + round(SIZES[case.size][0] / TOKENS_PER_END)))
+    count = round(SIZES[case.size][0] / TOKENS_PER_END) * case.what.startswith("ragged")
+    return tuple(range(3, 3 + count))
 
 
 def make_batch(case: Case) -> Rollouts:
@@ -107,15 +99,184 @@ def make_batch(case: Case) -> Rollouts:
     return as_rollouts(case, ids, torch.ones_like(ids, dtype=torch.bool), *facts)
 
 
-def as_rollouts(case: Case, ids, mask, log_prob, entropy, collision) -> Rollouts:
+def as_rollouts(case: Case, ids: torch.Tensor, mask: torch.Tensor, log_prob: torch.Tensor,
+                entropy: torch.Tensor, collision: torch.Tensor) -> Rollouts:
     """A batch with random rewards, and with the advantages that follow from them."""
     B, device = len(ids), ids.device
     reward = torch.rand(B, generator=torch.Generator().manual_seed(0)).to(device)
     no_code = torch.zeros_like(ids, dtype=torch.uint8)
     rollouts = Rollouts(
-        problems=[None] * case.questions, prompt_ids=make_prompts(case),
-        group=torch.arange(B, device=device) // case.answers, ids=ids, mask=mask,
-        finished=torch.ones(B, dtype=torch.bool, device=device),
-        log_prob=log_prob, entropy=entropy, collision=collision, section=no_code, kind=no_code,
+        [None] * case.questions, make_prompts(case), torch.arange(B, device=device) // case.answers,
+        ids, mask, torch.ones(B, dtype=torch.bool, device=device), log_prob, entropy, collision,
+        section=no_code, kind=no_code,
         scores=dict.fromkeys(("reward", "format", "answer", "reasoning"), reward))
     return replace(rollouts, advantage=grpo(rollouts))
+
+
+def work_of(case: Case) -> Callable[[], dict]:
+    """A rollout, an update of random answers, or both and a credit file, as a training step has
+    them, without a task: rewards are random, texts are not read."""
+    model, prompts, stop_ids = make_model(case), make_prompts(case), stop_tokens(case)
+    batch = make_batch(case) if case.what == "update" else None
+    optimizer = None if "rollout" in case.what else optimizer_of(model, case)
+
+    def work() -> dict:
+        rollouts = batch
+        if rollouts is None:
+            sampled = generate(model, prompts, answers=case.answers, stop_ids=stop_ids,
+                               max_new_tokens=case.new_tokens, seed=1)
+            rollouts = as_rollouts(case, sampled.tokens, sampled.mask, sampled.log_prob,
+                                   sampled.entropy, sampled.collision)
+        if optimizer:
+            train_on(model, optimizer, rollouts, case)
+        if case.what == "step":
+            with tempfile.TemporaryDirectory() as folder:
+                write_credit(Path(folder, "step.npz"), rollouts, rollouts.mask.float())
+        return {"tokens": int(rollouts.mask.sum())}
+    return work
+
+
+def optimizer_of(model: Qwen2, case: Case) -> AdamW:
+    if case.offload_optimizer:
+        return OffloadedAdamW(model, case.device, NO_LEARNING, 0.0)
+    return AdamW(model.parameters(), NO_LEARNING)
+
+
+def train_on(model: Qwen2, optimizer: AdamW, batch: Rollouts, case: Case) -> None:
+    """One update, every token with weight 1."""
+    update(model, optimizer, batch, batch.mask.float(), Settings(micro_batch=case.micro_batch))
+
+
+def transformers_rollout(case: Case) -> Callable[[], dict]:
+    """`generate` of transformers at temperature 1, with a prompt of its own for every answer."""
+    import transformers
+    transformers.logging.set_verbosity_error()
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(**make_config(case).to_json())
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, case.dtype))
+    model = model.to(case.device)
+    prompts, stop_ids = make_prompts(case), stop_tokens(case)
+    P = max(map(len, prompts))
+    padding = [[0] * (P - len(prompt)) for prompt in prompts]
+    ids, mask = (torch.tensor(rows, device=case.device) for rows in (
+        [pad + prompt for pad, prompt in zip(padding, prompts)],
+        [pad + [1] * len(prompt) for pad, prompt in zip(padding, prompts)]))
+    model.generation_config.eos_token_id = list(stop_ids) or None
+    model.generation_config.pad_token_id = 0
+
+    def work() -> dict:
+        torch.manual_seed(1)
+        sampled = model.generate(input_ids=ids, attention_mask=mask, do_sample=True, top_k=0,
+                                 num_return_sequences=case.answers, max_new_tokens=case.new_tokens)
+        ends = torch.isin(sampled[:, P:], torch.tensor(stop_ids, device=case.device)).long()
+        ended_before = ends.cumsum(1) - ends
+        return {"tokens": (ended_before == 0).sum().item()}
+    return work
+
+
+def agreement(case: Case) -> Callable[[], dict]:
+    """models/tiny there and on the CPU, with the same problems and random numbers."""
+    on_cpu, there = (load_policy(make_settings({"device": device, "dtype": case.dtype}))
+                     for device in ("cpu", case.device))
+    expected, found = ask(on_cpu, case), ask(there, case).to("cpu")
+    equal = (expected.ids == found.ids).all(1)
+    gradient = gradient_of(on_cpu, expected, case)
+    difference = gradient_of(there, expected, case) - gradient
+    result = {"answers": len(equal), "equal": int(equal.sum()),
+              "log_prob": (expected.log_prob - found.log_prob)[equal].abs().sum().item(),
+              "tokens": int(expected.mask[equal].sum()),
+              "gradient": (difference.norm() / gradient.norm()).item()}
+    return lambda: result
+
+
+def ask(policy: Policy, case: Case) -> Rollouts:
+    problems = policy.task.training_problems(0, 1, case.questions)
+    rollouts = policy.ask(problems, case.answers, seed=1)
+    return replace(rollouts, advantage=grpo(rollouts))
+
+
+def gradient_of(policy: Policy, batch: Rollouts, case: Case) -> torch.Tensor:
+    """That of all parameters, on the CPU."""
+    model = policy.model
+    train_on(model, AdamW(model.parameters(), NO_LEARNING), batch.to(model.device), case)
+    return torch.cat([p.grad.flatten().double().cpu() for p in model.parameters()])
+
+
+OURS = ("rollout", "ragged rollout", "update", "step")
+THEIRS = "{}, transformers"
+WORK = {**dict.fromkeys(OURS, work_of), "agreement": agreement,
+        **dict.fromkeys(map(THEIRS.format, OURS[:2]), transformers_rollout)}
+
+
+def seconds_of(function: Callable, case: Case) -> tuple[float, dict]:
+    """Seconds that the function takes, and what it returns.
+
+    With one CPU thread the clock is the processor's time of this process: what others do on a
+    shared machine then counts only by what it does to caches and memory.
+    """
+    alone = case.device == "cpu" and case.threads == 1
+    clock = time.process_time if alone else time.perf_counter
+    wait_for(case.device)
+    start = clock()
+    result = function()
+    wait_for(case.device)
+    return clock() - start, result
+
+
+def wait_for(device: str) -> None:
+    if device != "cpu":
+        torch.cuda.synchronize(device)
+
+
+def measure(case: Case) -> dict:
+    """Do the work once to warm up, then for about a second, at least once: tokens, the median of
+    the seconds, and the most bytes beyond those of the program itself."""
+    device = pick_device(case.device)
+    torch.set_num_threads(case.threads or torch.get_num_threads())
+    if "transformers" in case.what:
+        import transformers  # noqa: F401  its code should not count as the model's memory
+    before = 0 if device.type == "cuda" else peak_memory(device)
+    work = WORK[case.what](case)
+    work()
+    seconds: list[float] = []
+    while not seconds or sum(seconds) < 1 and len(seconds) < 9:
+        duration, result = seconds_of(work, case)
+        seconds.append(duration)
+    return {**result, "seconds": median(seconds), "memory": peak_memory(device) - before}
+
+
+def in_a_process(case: Case, most: float | None = None) -> dict:
+    """What is measured of a case. It may take `most` seconds."""
+    command = [sys.executable, "-m", "benchmarks.cases", json.dumps(asdict(case))]
+    return json.loads(run_quietly(command, f"{case.size}, {case.what}", most).splitlines()[-1])
+
+
+def run_quietly(command: list[str], what: str, most: float | None = None) -> str:
+    """What a program prints; what it complains of at last, if it fails."""
+    try:
+        result = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=most)
+    except subprocess.TimeoutExpired:
+        raise UserError(f"{what}: not done after {most:g} seconds") from None
+    if result.returncode:
+        reason = result.stderr.strip() or f"ended with {result.returncode}"
+        raise UserError(f"{what}: {reason.splitlines()[-1]}")
+    return result.stdout
+
+
+def take_turns(work: dict[str, Callable], repeats: int) -> dict[str, list]:
+    """What each returns, so many times. A busy minute of the machine then hits all alike."""
+    found: dict[str, list] = {name: [] for name in work}
+    for turn in range(repeats):
+        for name, function in work.items():
+            show_status(f"turn {turn + 1} of {repeats}: {name}")
+            found[name].append(function())
+    show_status("")
+    return found
+
+
+def main(argv: list[str]) -> None:
+    print(json.dumps(measure(Case(**json.loads(argv[0])))))
+
+
+if __name__ == "__main__":
+    run_as_program("benchmarks.cases", main)

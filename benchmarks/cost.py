@@ -5,24 +5,24 @@
 
 Run it from the project's folder. Every method is a process of its own, because that is how its
 peak memory is known. It makes a few steps of the default run with a learning rate of practically
-zero, so that all sample the same answers. Methods take turns, and the table shows medians over all
-steps but each process's first. Extra time is that of credit and update beyond plain GRPO's, as a
-share of plain GRPO's whole step.
+zero, so that all sample the same answers. The table shows medians over all steps but each process's
+first. Extra time is that of credit and update beyond plain GRPO's, as a share of its whole step.
 """
 import sys
 import tempfile
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import median
 
 from engine.choices import ADVANTAGES, MITIGATIONS
 import mitigations  # noqa: F401  fills the lists of choices
 from analysis.tables import Table, by_row
-from benchmarks.cases import MEBIBYTE, run_quietly
+from benchmarks.cases import MEBIBYTE, NO_LEARNING, run_quietly, take_turns
 from engine.errors import UserError
 from harness.files import read_lines
 from harness.flags import Flag, Parser, add_flags, shortened, with_defaults
 from harness.program import run_as_program
-from harness.progress import show_status
 
 METHODS = {
     **{name: ["--mitigation", name] for name in MITIGATIONS},
@@ -39,8 +39,8 @@ METHODS = {
 }
 METHODS["learned_importance"] += ["--importance_warmup", "0"]
 BARE = ["--eval_every", "0", "--checkpoint_every", "0", "--sample_every", "0",
-        "--learning_rate", "1e-12"]
-SLOW = ("oracle", "measured", "vine, every 16")  # these make two steps, once
+        "--learning_rate", str(NO_LEARNING)]
+SLOW = ("oracle", "measured", "vine, every 16")  # these make two steps
 FLAGS = {
     "steps": Flag(4, "steps of each process, the first not counted", least=2, most=1000),
     "repeats": Flag(2, "processes of each method", least=1, most=1000),
@@ -50,21 +50,10 @@ FLAGS = {
 def measure(name: str, steps: int) -> list[dict]:
     """Train with a method for a few steps; its lines of metrics.jsonl after the first."""
     with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder, "run")
-        run_quietly([sys.executable, "train.py", *METHODS[name], *BARE, "--steps", str(steps),
+        run, most = Path(folder, "run"), 2 if name in SLOW else steps
+        run_quietly([sys.executable, "train.py", *METHODS[name], *BARE, "--steps", str(most),
                      "--out", str(run)], name)
         return read_lines(run / "metrics.jsonl")[1:]
-
-
-def take_turns(names: list[str], steps: int, repeats: int) -> dict[str, list[dict]]:
-    lines = {name: [] for name in names}
-    for turn in range(repeats):
-        for name in names:
-            if turn == 0 or name not in SLOW:
-                show_status(f"turn {turn + 1} of {repeats}: {name}")
-                lines[name] += measure(name, 2 if name in SLOW else steps)
-    show_status("")
-    return lines
 
 
 def middle(lines: list[dict], key: str) -> float:
@@ -101,7 +90,8 @@ def main(argv: list[str]) -> None:
     if unknown:
         raise UserError(f"no method {shortened(unknown[0])}; there are: {', '.join(METHODS)}")
     names = ["none", *(name for name in names if name != "none")]
-    lines = take_turns(names, given.steps, given.repeats)
+    turns = take_turns({name: partial(measure, name, given.steps) for name in names}, given.repeats)
+    lines = {name: list(chain(*found)) for name, found in turns.items()}
     plain = lines["none"]
     print(f"plain GRPO: {1000 * middle(plain, 'seconds'):.0f} ms a step, "
           f"of which rollout {1000 * middle(plain, 'rollout_seconds'):.0f}, "

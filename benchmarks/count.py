@@ -6,12 +6,6 @@ are on the CPU, so the lab's own code runs as it is, and `Count` sees every oper
     launches     operations that compute something; most of them start one kernel each
     bytes        each operation reads its tensors once and writes its result once; of a table it
                  reads only the lines that are asked for
-    layers       their matrices, copies of them in another type, gradients and moments
-    output       the same of the output matrix, which is also the embedding
-    attention    what its kernels read and write: in a token step, the cache
-    vocabulary   tensors with a number for each token of the vocabulary
-    at least     matrices, cache and AdamW's state are moved once, a logit is written once and read
-                 once, products are made at the full rate
     likely       each operation takes LAUNCH seconds, or its bytes at REACHED of the bandwidth, or
                  its products at REACHED of the rate, whichever is most
 
@@ -44,7 +38,6 @@ aten = torch.ops.aten
 LAUNCH = {"token step": 3e-6, "update": 8e-6}  # seconds: replayed as a graph, called from Python
 REACHED = 0.6
 ROWS = (64, 256, 1024)
-PARTS = ("layers", "output", "attention", "vocabulary", "other")
 PICKS = {"index", "index_select", "gather", "embedding", "searchsorted"}   # lines of a table
 PLACES = {"index_copy_", "index_put_", "index_add_", "scatter_add_"}       # in a table
 FILLS = {"copy_", "fill_", "zero_", "new_zeros", "zeros_like", "ones_like"}  # and reads nothing
@@ -88,17 +81,11 @@ def softmax(x, dim, dtype=None):
 
 
 class Count(TorchDispatchMode):
-    """Inside `with`, `total` adds up launches, the bytes of each part, and likely seconds."""
+    """Inside `with`, `total` adds up launches, bytes and likely seconds."""
 
-    def __init__(self, model: Qwen2, launch: float, gpu: dict):
+    def __init__(self, launch: float, gpu: dict):
         super().__init__()
         self.launch, self.gpu, self.total = launch, gpu, Counter()
-        self.vocabulary = model.config.vocab_size
-        tensors = list(model.parameters())
-        for layer in FusedQwen2(model, longest=1).layers:
-            tensors += filter(torch.is_tensor, vars(layer).values())
-        self.matrices = {tuple(sorted(t.shape)): "layers" for t in tensors if t.dim() == 2}
-        self.matrices[tuple(sorted(model.output_matrix.shape))] = "output"
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -110,25 +97,16 @@ class Count(TorchDispatchMode):
         if not (operation.is_view or name in COMPUTES_NOTHING):
             made = written_by(operation, args) or tensors_in(result)
             given = tensors_in((args, {**kwargs, "out": None}))
-            moved = Counter()
-            for tensor in moved_by(name, given, made):
-                moved["attention" if "attention" in name else self.part_of(tensor)] += \
-                    bytes_of(tensor)
+            moved = sum(map(bytes_of, moved_by(name, given, made)))
             formula = flop_registry.get(operation.overloadpacket)
             factors = filter(torch.is_tensor, args)
             products = formula(*factors, out_val=result) if formula else 0
-            seconds = least_seconds([(products, moved.total())], self.gpu) / REACHED
-            self.total.update(moved, launches=1, seconds=max(self.launch, seconds))
+            seconds = max(products / self.gpu["rate"], moved / self.gpu["bandwidth"]) / REACHED
+            self.total.update(launches=1, bytes=moved, seconds=max(self.launch, seconds))
             if name == "addmm" and given[0].dim() == 2 and made[0] is not given[0]:
                 with self:  # cuBLAS adds in place: to a copy, unless it may change the matrix
                     torch.empty_like(made[0]).copy_(given[0])
         return result
-
-    def part_of(self, tensor: torch.Tensor) -> str:
-        """By its shape alone, which is enough for a vocabulary like that of Qwen2.5."""
-        has_lines = tensor.numel() and tensor.numel() % self.vocabulary == 0
-        rest = "vocabulary" if has_lines else "other"
-        return self.matrices.get(tuple(sorted(tensor.shape)), rest)
 
 
 @cache
@@ -188,7 +166,7 @@ def token_step(case: Case, gpu: dict) -> Counter:
     rows = Rows(answer, prompt, seen, limit=nothing + case.new_tokens, token=nothing,
                 position=seen - 1, done=nothing.bool())
     longest = int(lengths.max())
-    with torch.inference_mode(), AsOnGPU(), Count(model, LAUNCH["token step"], gpu) as count:
+    with torch.inference_mode(), AsOnGPU(), Count(LAUNCH["token step"], gpu) as count:
         decoding = Decoding(FusedQwen2(model, longest + case.new_tokens), rows,
                             Cache(model.config, model.compute_dtype, longest),
                             torch.rand(len(answer), case.new_tokens),
@@ -208,7 +186,7 @@ def whole_update(case: Case, gpu: dict) -> Counter:
     totals = []
     for questions in (1, 1, 2):  # in the first, AdamW makes its moments
         batch = make_batch(replace(case, questions=questions))
-        with AsOnGPU(), Count(model, LAUNCH["update"], gpu) as count:
+        with AsOnGPU(), Count(LAUNCH["update"], gpu) as count:
             update(model, optimizer, batch, batch.mask.float(), Settings(micro_batch=case.answers))
         totals.append(count.total)
     _, one, two = totals
@@ -216,70 +194,25 @@ def whole_update(case: Case, gpu: dict) -> Counter:
                     for name in two})
 
 
-def step_needs(model: Qwen2, case: Case) -> list[tuple[float, float]]:
-    """(operations, bytes) of a token step, as `rollout_needs`; and the bytes of the keys and values
-    of all prompts and half of the answers' tokens, and of each logit twice."""
-    config, rows = model.config, case.questions * case.answers
-    numbers, size = sum(matrix_numbers(model)), model.compute_dtype.itemsize
-    earlier = sum(map(len, make_prompts(case))) + rows * case.new_tokens / 2
-    of_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    return [(2 * rows * numbers, size * numbers),
-            (0, size * (earlier * of_token + 2 * rows * config.vocab_size))]
-
-
-def rollout_needs(model: Qwen2, prompts: list, lengths: list[int]) -> list[tuple[float, float]]:
-    """(operations, bytes): two operations a token for each number of the matrices, which are read
-    once for every token step of all rows."""
-    layers, output = matrix_numbers(model)
-    tokens = sum(lengths)
-    operations = 2 * (layers * (sum(map(len, prompts)) + tokens) + output * tokens)
-    return [(operations, model.compute_dtype.itemsize * (layers + output) * max(lengths))]
-
-
-def update_needs(model: Qwen2, prompts: list, lengths: list[int]) -> list[tuple[float, float]]:
-    """Three times the operations: the backward pass takes two products where the forward pass takes
-    one. AdamW reads parameters, gradients and moments, and writes all but the gradients."""
-    (operations, _), = rollout_needs(model, prompts, lengths)
-    return [(3 * operations, 0), (0, 28 * sum(p.numel() for p in model.parameters()))]
-
-
-def matrix_numbers(model: Qwen2) -> tuple[int, int]:
-    """In the layers, and in the output matrix."""
-    layers = sum(p.numel() for p in model.model.layers.parameters() if p.dim() == 2)
-    return layers, model.output_matrix.numel()
-
-
-def least_seconds(needs: list, machine: dict) -> float:
-    """Each part of the work takes as long as the slower of its operations and its bytes."""
-    return sum(max(operations / machine["rate"], size / machine["bandwidth"])
-               for operations, size in needs)
-
-
-COLUMNS = {"what": "", "answers": ",.0f", "launches": ",.0f",
-           **{f"{part}, MB": ",.0f" for part in PARTS}, "bytes a logit": ".0f",
-           "at least, ms": ",.1f", "likely, ms": ",.1f", "likely tokens a second": ",.0f"}
+COLUMNS = {"what": "", "answers": ",.0f", "launches": ",.0f", "GB moved": ",.1f",
+           "likely, ms": ",.1f", "likely tokens a second": ",.0f"}
 
 
 def count_table(case: Case, gpu: dict) -> Table:
     """A token step of ROWS answers, and the case's update."""
-    model, rows = make_shapes(case), []
+    rows = []
     for number in ROWS:
         step = replace(case, answers=-(-number // case.questions))
-        rows.append(row_of("token step", step, 1, token_step(step, gpu), step_needs(model, step),
-                           gpu))
-    lengths = [case.new_tokens] * case.questions * case.answers
-    needs = update_needs(model, make_prompts(case), lengths)
-    rows.append(row_of("update", case, case.new_tokens, whole_update(case, gpu), needs, gpu))
+        rows.append(row_of("token step", step, 1, token_step(step, gpu)))
+    rows.append(row_of("update", case, case.new_tokens, whole_update(case, gpu)))
     return Table("count", "", by_row(COLUMNS, rows))
 
 
-def row_of(what: str, case: Case, tokens: int, total: Counter, needs: list, gpu: dict) -> list:
+def row_of(what: str, case: Case, tokens: int, total: Counter) -> list:
     """`tokens` are those of an answer."""
     answers = case.questions * case.answers
-    tokens *= answers
-    return [what, answers, total["launches"], *(total[part] / 1e6 for part in PARTS),
-            total["vocabulary"] / (tokens * make_config(case).vocab_size),
-            1e3 * least_seconds(needs, gpu), 1e3 * total["seconds"], tokens / total["seconds"]]
+    return [what, answers, total["launches"], total["bytes"] / 1e9, 1e3 * total["seconds"],
+            tokens * answers / total["seconds"]]
 
 
 def show_counted(case: Case, gpu: dict) -> None:

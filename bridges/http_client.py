@@ -3,8 +3,6 @@
 http.client follows no redirect and asks the environment for no proxy, so this talks to the address
 that was given and to nothing else. Requests run side by side, since a server batches what arrives
 together. They have one deadline for all: a server that sends a byte a minute is given up as well.
-Threads only send and receive. Answers are parsed by the caller, one at a time, between two looks at
-the deadline: parsing holds the interpreter, and threads that did it would delay the look.
 """
 import json
 import queue
@@ -13,7 +11,6 @@ import threading
 import time
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
-from typing import NamedTuple
 
 from engine.errors import UserError
 from harness.files import parse_object
@@ -21,7 +18,6 @@ from harness.flags import shortened
 
 AT_ONCE = 128  # requests under way; the others wait for their turn
 LARGEST_ANSWER = 2 ** 20  # bytes, where nothing else is said
-LOOK_EVERY = 5.0  # seconds without an answer after which the server is asked whether it is there
 CONNECTIONS = {"http": HTTPConnection, "https": HTTPSConnection}
 ADDRESS = re.compile(r"https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?/?")
 LAST_PORT = 65535
@@ -42,17 +38,6 @@ def read_address(text: str, flag: str) -> str:
 class Refused(UserError):
     """The server answered with a status that is not 200."""
 
-    def __init__(self, sentence: str, status: int):
-        super().__init__(sentence)
-        self.status = status
-
-
-class Reply(NamedTuple):
-    """What came back, not looked at yet."""
-    status: int
-    body: bytes
-    is_whole: bool  # all bytes that were promised have come
-
 
 @dataclass(frozen=True)
 class Client:
@@ -67,45 +52,36 @@ class Client:
     def post(self, path: str, content: dict) -> dict:
         return self.all([("POST", path, content)])[0]
 
-    def all(self, requests: list[tuple], largest: int = LARGEST_ANSWER) -> list[dict]:
+    def all(self, requests: list[tuple[str, str, dict | None]],
+            largest: int = LARGEST_ANSWER) -> list[dict]:
         """The answers to requests (method, path, content), in their order, each of `largest` bytes
         at most. The first request that fails ends the waiting for all."""
-        waiting, done = queue.SimpleQueue(), queue.SimpleQueue()
-        for number_and_request in enumerate(requests):
-            waiting.put(number_and_request)
+        done: queue.SimpleQueue = queue.SimpleQueue()
+        turns = threading.Semaphore(AT_ONCE)
 
-        def work() -> None:
-            while True:
-                try:
-                    number, request = waiting.get_nowait()
-                except queue.Empty:
-                    return
+        def work(number: int, request: tuple) -> None:
+            with turns:
                 try:
                     done.put((number, self.exchange(*request, largest)))
                 except Exception as error:  # whatever it is, somebody waits for it
                     done.put((number, error))
 
-        for _ in range(min(AT_ONCE, len(requests))):  # as daemons: none of them delays an exit
-            threading.Thread(target=work, daemon=True).start()
+        for numbered in enumerate(requests):  # as daemons: none of them delays an exit
+            threading.Thread(target=work, args=numbered, daemon=True).start()
         deadline = time.monotonic() + self.seconds
-        answers = {}
+        answers: dict[int, dict] = {}
         while len(answers) < len(requests):
-            left = deadline - time.monotonic()
             try:
-                number, reply = done.get(timeout=max(0.0, min(left, LOOK_EVERY)))
+                number, answer = done.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                if left < LOOK_EVERY:
-                    raise self.too_late() from None
-                # vLLM that is told to stop closes its port, and leaves open connections silent
-                self.exchange("GET", "/v1/models", None, largest)
-                continue
-            if isinstance(reply, Exception):
-                raise reply
-            answers[number] = self.read(requests[number][1], reply, largest)
+                raise self.too_late() from None
+            if isinstance(answer, Exception):
+                raise answer
+            answers[number] = answer
         return [answers[number] for number in range(len(requests))]
 
-    def exchange(self, method: str, path: str, content: dict | None, largest: int) -> Reply:
-        """Send one request and receive what the server replies."""
+    def exchange(self, method: str, path: str, content: dict | None, largest: int) -> dict:
+        """Send one request; the JSON object that the server replies."""
         body = None if content is None else json.dumps(content)
         headers = {} if content is None else {"Content-Type": "application/json"}
         scheme, _, place = self.address.partition("://")
@@ -114,7 +90,6 @@ class Client:
             connection.request(method, path, body, headers)
             response = connection.getresponse()
             received = response.read(largest + 1)
-            return Reply(response.status, received, not response.length)
         except TimeoutError:
             raise self.too_late() from None
         except (OSError, HTTPException, ValueError) as error:  # ValueError: a chunk's size
@@ -122,18 +97,13 @@ class Client:
             raise self.error(f"no answer to {path} ({one_line(reason)})") from None
         finally:
             connection.close()
-
-    def read(self, path: str, reply: Reply, largest: int) -> dict:
-        """The JSON object of a reply."""
-        if len(reply.body) > largest:
+        text = received.decode(errors="replace")
+        if response.status != 200:
+            raise Refused(str(self.error(
+                f"it answers {path} with {response.status}: {one_line(text)}")))
+        if len(received) > largest:
             raise self.error(f"its answer to {path} is longer than {largest / 2 ** 20:.1f} MiB")
-        text = reply.body.decode(errors="replace")
-        if 300 <= reply.status < 400:
-            raise self.error(f"it answers {path} with a redirect, which is not followed")
-        if reply.status != 200:
-            sentence = f"it answers {path} with {reply.status}: {one_line(text)}"
-            raise Refused(str(self.error(sentence)), reply.status)
-        if not reply.is_whole:
+        if response.length:  # bytes that were promised
             raise self.error(f"the connection was closed in the middle of its answer to {path}")
         try:
             return parse_object(text, f"its answer to {path}")
@@ -147,6 +117,6 @@ class Client:
         return UserError(f"{self.flag} {self.address}: {what}")
 
 
-def one_line(text) -> str:
+def one_line(text: object) -> str:
     """What a server wrote, short enough to be shown."""
     return shortened(" ".join(str(text).split()), 200)

@@ -7,12 +7,12 @@
     AReaL      rollout/VERSION/TASK.jsonl          texts, reward
     ART        trajectories/train/N.parquet        messages, reward
 
-bridges/your_own_run.md says what becomes of their fields. A file is read line by line. A line that
-its table does not fit, whatever the reason, ends the import in one sentence.
+A file is read line by line. A line that its table does not fit ends the import in one sentence.
 """
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +22,8 @@ from harness.credit_file import LARGEST, column_of
 from harness.files import lines_in, parse_object
 from harness.flags import shortened
 
+# Columns of a table that nobody reads, and whose values Python may not even be able to hold
+OF_TIME = re.compile(r"\b(date|time|timestamp|duration)(32|64)?\[")
 PER_TOKEN = ("log_prob", "entropy", "collision", "weight", "advantage", "ratio")
 
 
@@ -29,27 +31,27 @@ def is_number(value, low: float = -LARGEST, high: float = LARGEST) -> bool:
     return type(value) in (int, float) and low <= value <= high  # not so for NaN
 
 
-def are_numbers(name: str):
+def are_numbers(name: str) -> Callable[[object], bool]:
     """A test of one number for an answer, or one for each token, in the range of a column."""
     low, high = column_of(name)[2:4]
     return lambda value: all(is_number(x, low, high)
                              for x in (value if isinstance(value, list) else [value]))
 
 
-def are_ids(value) -> bool:
+def are_ids(value: object) -> bool:
     return isinstance(value, list) and all(type(i) is int and 0 <= i < 2 ** 24 for i in value)
 
 
-def is_text(value) -> bool:
+def is_text(value: object) -> bool:
     """A text, or messages. One that thinks or calls tools may have no content."""
     return isinstance(value, str) or isinstance(value, list) and value != [] and all(
         isinstance(m, dict) and isinstance(m.get("role"), str)
-        and isinstance(m.get("content"), str | None) and are_calls(m.get("tool_calls"))
+        and isinstance(m.get("content"), str | None) and are_calls(m.get("tool_calls") or [])
         for m in value)
 
 
-def are_calls(value) -> bool:
-    return value is None or isinstance(value, list) and all(isinstance(c, dict) for c in value)
+def are_calls(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(call, dict) for call in value)
 
 
 TEXT, IDS = ("a text or a list of messages", is_text), ("a list of token numbers", are_ids)
@@ -68,13 +70,13 @@ FIELDS = {  # of a line: what it has to be, in words, and a test; null is as if 
        for name in PER_TOKEN}}
 
 
-def first(*values):
+def first(*values: object):
     """The first that is known; of a list, its first."""
     value = next((value for value in values if value is not None), None)
     return value[0] if isinstance(value, list) else value
 
 
-def whole(values):
+def whole(values: list | None) -> list | None:
     """prime-rl writes null for a number that is not finite: then the column is not known."""
     return None if isinstance(values, list) and None in values else values
 
@@ -106,24 +108,12 @@ def kept_weight(mask: list, weight, is_dropped=None) -> list:
             for w, kept, dropped in zip(every, mask, is_dropped or [False] * len(mask))]
 
 
-def asked(messages: list) -> list:
-    """What stands before the first message that ART's model was trained on."""
-    return [with_calls(m) for m in messages[:trained_from(messages)]]
-
-
-def answered(messages: list) -> list:
-    return [with_calls(m) for m in messages[trained_from(messages):]]
-
-
-def trained_from(messages: list) -> int:
-    return [bool(message["trainable"]) for message in messages].index(True)
-
-
-def with_calls(message: dict) -> dict:
-    """ART writes the calls of tools as JSON."""
-    calls = message.get("tool_calls")
-    return {"role": message["role"], "content": message["content"],
-            **({"tool_calls": json.loads(calls)} if calls else {})}
+def turns(messages: list, is_answer: bool) -> list:
+    """Of ART's messages those before the first that was trained on, or those from it on."""
+    start = [bool(message["trainable"]) for message in messages].index(True)
+    return [{"role": m["role"], "content": m["content"],
+             **({"tool_calls": json.loads(m["tool_calls"])} if m.get("tool_calls") else {})}
+            for m in (messages[start:] if is_answer else messages[:start])]
 
 
 class Format(NamedTuple):
@@ -155,7 +145,8 @@ FORMATS = (
         "reward": "reward"}),
     Format("ART", {"group_index", "messages", "reward"}, {
         "step": (number_in, "file"), "group": "group_index", "reward": "reward",
-        "prompt": (asked, "messages"), "completion": (answered, "messages")}),
+        "prompt": (partial(turns, is_answer=False), "messages"),
+        "completion": (partial(turns, is_answer=True), "messages")}),
     Format("TRL", {"prompt", "completion", "advantage"}, {
         "step": "step", "prompt": "prompt", "completion": "completion", "advantage": "advantage"},
         has_parts=True))
@@ -215,9 +206,9 @@ def trained_part(row: dict, mask_name: str) -> dict:
 
 def checked(line: dict, where: str) -> dict:
     for name, value in line.items():
-        words, test = FIELDS.get(name, ("anything", lambda value: True))
-        if not test(value):
-            raise UserError(f"{where}: its {name} should be {words}, not {shortened(repr(value))}")
+        if name in FIELDS and not FIELDS[name][1](value):
+            raise UserError(f"{where}: its {name} should be {FIELDS[name][0]}, "
+                            f"not {shortened(repr(value))}")
     if "step" not in line or line.keys().isdisjoint(("reward", "advantage")):
         lacks = "reward and no advantage" if "step" in line else "step"
         raise UserError(f"{where} has no {lacks}")
@@ -252,20 +243,7 @@ def read_table(path: Path) -> Iterator[dict]:
                         "orient='records', lines=True)") from None
     try:
         for batch in parquet.ParquetFile(path).iter_batches(batch_size=64):
-            used = [i for i, kind in enumerate(batch.schema.types) if has_json(pyarrow.types, kind)]
+            used = [i for i, kind in enumerate(batch.schema.types) if not OF_TIME.search(str(kind))]
             yield from batch.select(used).to_pylist()
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         raise UserError(f"cannot read {path} as parquet: {str(error).splitlines()[0]}") from None
-
-
-def has_json(types, kind) -> bool:
-    """Whether JSON has what a column holds, as all that is read here: of times, say, which Python
-    may not even be able to hold, nothing is asked. `types` is pyarrow.types."""
-    if types.is_dictionary(kind):
-        return has_json(types, kind.value_type)
-    nested = (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_struct)
-    if any(is_kind(kind) for is_kind in nested):
-        return all(has_json(types, kind.field(i).type) for i in range(kind.num_fields))
-    plain = (types.is_integer, types.is_floating, types.is_boolean, types.is_null,
-             types.is_string, types.is_large_string, types.is_string_view)
-    return any(is_kind(kind) for is_kind in plain)

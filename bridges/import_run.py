@@ -4,17 +4,16 @@
     python analyze.py runs/mine
 
 FILES are those of another trainer (bridges/import_formats.py), or JSON lines with the fields that
-bridges/your_own_run.md lists. What they lack is computed: tokens by the
+bridges/your_own_run.md lists. What they lack is computed, and the page says so: tokens by the
 tokenizer of --model, log-prob, entropy and collision by a forward pass of its weights, the
-advantage from the rewards of the group. What was computed stands in config.json and on the page.
-One step is in memory at a time, and nothing that a file holds is executed.
+advantage from the rewards of the group. One step is in memory at a time.
 """
 if not __package__:
     raise SystemExit("start it with: python -m bridges.import_run")
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain, groupby
@@ -60,10 +59,9 @@ class Answer:
     prompt: list[int]
     ids: list[int]
     own: list[int]      # 1 for a token of the model, 0 for one of a tool
-    counts: dict        # what the page counts
 
     @property
-    def group(self):
+    def group(self) -> int | str | tuple[int, ...]:
         return self.line.get("group", tuple(self.prompt))
 
 
@@ -91,7 +89,7 @@ class Reader:
         self.queue = Queue()  # of TRL
 
     @cached_property
-    def write(self):
+    def write(self) -> Callable[..., str]:
         """Makes a text of messages."""
         template = transformers_model.chat_template(self.folder)
         self.written_by = (
@@ -138,8 +136,7 @@ class Reader:
             if max(whole) >= vocabulary or len(whole) > longest:
                 raise UserError(f"{where} has {len(whole)} tokens up to number {max(whole)}; "
                                 f"{self.folder} takes {longest}, of {vocabulary}")
-        counts = {"texts": "token_ids" not in line, "tools": 0 in own}
-        return Answer(where, line, prompt, ids, own, counts)
+        return Answer(where, line, prompt, ids, own)
 
     def tokens_of(self, line: dict, where: str) -> tuple[list[int], list[int], list[int]]:
         """Those of the prompt and of the answer, given or by their texts; and which of the answer
@@ -184,13 +181,12 @@ class Reader:
             problems=[], prompt_ids=list(prompts.values()), step=step, mask=mask,
             group=torch.tensor([numbers[answer.group] for answer in answers]),
             ids=frame([answer.ids for answer in answers], torch.long),
-            finished=torch.tensor([self.is_finished(answer) for answer in answers]),
+            finished=torch.tensor([a.line.get("finished", self.ended(a)) for a in answers]),
             section=section, kind=kind, scores=scores,
             **{name: given[name] for name in (*FACTS, "advantage")})
-        for answer in answers:
-            self.count.update(answer.counts)
-        self.count.update({"steps": 1, "answers": len(answers),
-                           "tokens": int(mask.sum()),
+        self.count.update({"steps": 1, "answers": len(answers), "tokens": int(mask.sum()),
+                           "texts": sum("token_ids" not in a.line for a in answers),
+                           "tools": sum(0 in a.own for a in answers),
                            "no reward": int(scores["reward"].isnan().sum()),
                            "not solved or wrong": sum("solved" not in a.line for a in answers)})
         ratio = {} if given["ratio"].isnan().any() else {"ratio": given["ratio"]}
@@ -203,10 +199,9 @@ class Reader:
         """The reward, and its parts by the names that they have there. `answer` is the lab's own
         name for whether an answer is right."""
         lines = [answer.line for answer in answers]
-        parts = dict.fromkeys(chain(*(line.get("parts", ()) for line in lines)))
         columns = {as_part(part): [line.get("parts", {}).get(part) for line in lines]
-                   for part in parts}
-        columns |= {"reward": [line.get("reward") for line in lines]}
+                   for part in dict.fromkeys(chain(*(line.get("parts", ()) for line in lines)))}
+        columns["reward"] = [line.get("reward") for line in lines]
         if any("solved" in line for line in lines):
             columns["answer"] = [line.get("solved") for line in lines]
         return {part: torch.tensor([math.nan if value is None else value for value in values],
@@ -238,10 +233,9 @@ class Reader:
         self.count["advantage"] += int(missing.any(1).sum())
         return replace(batch, advantage=advantage)
 
-    def is_finished(self, answer: Answer) -> bool:
+    def ended(self, answer: Answer) -> bool:
         """Texts do not say whether they were cut off."""
-        ended = "token_ids" not in answer.line or answer.ids[-1] in self.special
-        return answer.line.get("finished", ended)
+        return "token_ids" not in answer.line or answer.ids[-1] in self.special
 
     def labels(self, answer: Answer) -> tuple[list[int], list[int]]:
         """Section and kind of each token."""
@@ -296,7 +290,7 @@ def label_by_tags(prompt: bytes, pieces: list[bytes]) -> tuple[list[int], list[i
     return sections, kinds
 
 
-def import_run(files: list[Path], source: Path, out: Path, reader: Reader, config: dict) -> None:
+def import_run(files: list[Path], out: Path, reader: Reader, config: dict) -> None:
     """Write the run folder, whole or not at all."""
     config["run_id"] = run_id_of(config)
     with whole_folder(out) as unfinished:
@@ -320,14 +314,15 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--out", required=True, type=some_text, metavar="RUN",
                         help="the run folder to make")
     given = add_flags(parser, FLAGS).read(argv)
-    files, model, out = map(Path, given.pop("files")), given.pop("model"), Path(given.pop("out"))
-    flags, source, files = with_defaults(given, FLAGS), find_folder(model), list(files)
+    files = [Path(file) for file in given.pop("files")]
+    model, out = given.pop("model"), Path(given.pop("out"))
+    flags, source = with_defaults(given, FLAGS), find_folder(model)
     reader = Reader(source, flags.task, flags.device)
     made_of = {"model": fingerprint(source), **{str(path): sha256_of(path) for path in files}}
-    task = {"task": flags.task} if flags.task else {}
-    import_run(files, source, out, reader, {
-        "mitigation": out.name, "advantage": "grpo", "seed": 0, "steps": 0, **task,
-        "model": model, "made_of": made_of, "columns_temperature": TEMPERATURE, **provenance()})
+    import_run(files, out, reader, {
+        "mitigation": out.name, "advantage": "grpo", "seed": 0, "steps": 0,
+        **({"task": flags.task} if flags.task else {}), "model": model, "made_of": made_of,
+        "columns_temperature": TEMPERATURE, **provenance()})
     show_status("")
     count = reader.count
     print(f"{out}: {count['answers']:,} answers, {count['tokens']:,} tokens, {count['steps']:,} "

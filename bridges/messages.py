@@ -1,5 +1,6 @@
 """Messages as the text that a model reads, and which of it the model wrote itself."""
 import json
+from collections.abc import Callable
 from itertools import groupby
 
 from engine.errors import UserError
@@ -22,7 +23,7 @@ def content_of(turn: dict) -> str:
     return "\n".join(thoughts + [turn["content"]] * bool(turn["content"]) + called)
 
 
-def plain(value):
+def plain(value: str | list) -> str | list[dict]:
     """Messages as they were: a table has each field in each of them, null where one lacks it."""
     if isinstance(value, str):
         return value
@@ -31,11 +32,12 @@ def plain(value):
 
 def without_nulls(value):
     if isinstance(value, dict):
-        return {key: without_nulls(v) for key, v in value.items() if v is not None}
-    return [without_nulls(v) for v in value] if isinstance(value, list) else value
+        return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
-def pieces(prompt: list[dict], answer: list[dict], write, where: str) -> list[tuple[str, bool]]:
+def pieces(prompt: list[dict], answer: list[dict], write: Callable[..., str],
+           where: str) -> list[tuple[str, bool]]:
     """The answer's text in turns, and whether the model wrote it. What stands between its turns,
     tags of roles included, it did not. The end of the last turn is left out, for nobody knows
     whether that was cut off."""

@@ -1,20 +1,14 @@
 """Answers from a server that people already run: --rollouts http://HOST:PORT, of vLLM.
 
     hand_over   writes the model folder RUN/serve/step_000012 and tells the server to load it
-    fill        POST /v1/completions for each problem: token ids go out, ids and log-probs come
-                back. Whatever a server can get wrong is looked for before anything is trained on it
+    fill        POST /v1/completions for each problem: token ids go out, ids and log-probs come back
     refuse_gap  what it says of its answers has to be what our model says of them, rounding aside.
                 A server that says it has loaded weights may have kept some, and somebody else may
                 have it load theirs: this is where it shows
 
 One forward pass of our own gives those log-probs, and entropy and collision, which servers do not
-return. The loss computes log-probs of its own, as it always does, and sampler_gap in metrics.jsonl
-compares them with the server's. Evaluations, and whatever goes on from the middle of an answer
-(vine, oracle, measured ...), use our own sampler.
-
-Left out: keys and passwords, answers asked for while training goes on, weights that travel without
-a disk, a correction for the gap (truncated importance sampling), and a look at the weights of a
-server that were left old (--rollouts_every) between two hand-overs.
+return. Evaluations, and whatever goes on from the middle of an answer (vine, oracle, measured ...),
+use our own sampler.
 """
 import os
 import secrets
@@ -45,7 +39,7 @@ AS_SAMPLED = {  # a server would take other values from the model's generation_c
 LOWEST = -1e5    # of a log-prob; vLLM writes -9999 for -inf
 ROUNDING = 1e-4  # a log-prob may be above 0 by that much
 BYTES_A_TOKEN = 512  # of an answer as JSON, with all that vLLM writes about a token
-# Mean differences in log-prob; bridges/rollouts_by_a_server.md has some that were measured
+# Mean differences in log-prob; bridges/rollouts_by_a_server.md has measured ones
 LARGE_AT_FIRST = 0.1  # another model, or other weights of this one
 TIMES = 3             # the most that a difference may be of that at first, and an answer's of it
 SHORT = 16            # an answer counts as so long at least: single tokens are 100 times as far off
@@ -92,13 +86,11 @@ class RolloutServer:
         self.usual = None       # difference from its log-probs, with the weights of the step
 
     def introduce(self) -> None:
-        """Ask which model it serves. This is the first request: whether there is a server at all
-        comes out here."""
-        models = self.client.get("/v1/models").get("data")
-        first = models[0] if isinstance(models, list) and models else None
-        if not isinstance(first, dict) or not isinstance(first.get("id"), str):
-            raise self.client.error("its /v1/models names no model")
-        self.model = first["id"]
+        """Ask which model it serves, and whether there is a server at all."""
+        try:
+            self.model = self.client.get("/v1/models")["data"][0]["id"]
+        except (LookupError, TypeError):
+            raise self.client.error("its /v1/models names no model") from None
         say(f"answers to train on come from {one_line(self.model)} at {self.client.address}, "
             "evaluations from the sampler of this program")
 
@@ -123,11 +115,10 @@ class RolloutServer:
             self.client.post("/collective_rpc", {"method": "reload_weights",
                                                  "kwargs": {"weights_path": path}})
         except Refused as error:
-            why = (f"does the server see {path}, and was it started on this model? A vLLM that "
-                   "failed to load is of no more use, whatever its /health says: start it again")
-            if error.status == 404:
-                why = "vLLM opens this address with VLLM_SERVER_DEV_MODE=1 only"
-            raise UserError(f"{error} ({why})") from None
+            raise UserError(
+                f"{error} (does the server see {path}, and was it started on this model, with "
+                "VLLM_SERVER_DEV_MODE=1? A vLLM that failed to load has to be started again)"
+            ) from None
         self.salt = secrets.token_hex(16)
 
     def sample(self, problems: Sequence, answers: int, seed: int) -> Rollouts:
@@ -175,12 +166,13 @@ class RolloutServer:
         tokens = max(map(len, prompts)) + s.answers * s.max_new_tokens
         responses = self.client.all(requests, LARGEST_ANSWER + tokens * BYTES_A_TOKEN)
         for number, response in enumerate(responses):
-            choices = response.get("choices")
-            flaw = flaw_of_answers(choices, prompts[number], limits)
-            if flaw:
-                raise self.client.error(f"its answers to problem {number + 1} of this step: {flaw}")
-            for choice in choices:
-                write(sampled, number * s.answers + choice["index"], choice, limits.ends)
+            try:
+                answers = read_answers(response, limits)
+            except (LookupError, TypeError, UserError) as error:
+                raise self.client.error(f"its answers to problem {number + 1} of this step: "
+                                        f"{one_line(error)}") from None
+            for row, answer in enumerate(answers, number * s.answers):
+                write(sampled, row, *answer, limits.ends)
 
     def request(self, prompt: list[int], limits: "Limits", seed: int) -> dict:
         return {"model": self.model, "prompt": prompt, "n": limits.answers, "seed": seed,
@@ -189,8 +181,7 @@ class RolloutServer:
 
 
 def write_weights(folder: Path, model: Qwen2, parameters: dict[str, torch.Tensor]) -> None:
-    """Write a model folder in place of the one before. All processes call it: a matrix that is
-    shared out comes together in rank 0."""
+    """In place of the folder before. All processes call it: a shard comes together in rank 0."""
     if processes.rank() > 0:
         return write_tensors(None, parameters)
     with writing(folder):
@@ -206,63 +197,49 @@ class Limits:
     answers: int
     tokens: int        # the most that one may have
     vocabulary: int
-    ends: tuple        # the tokens that end an answer
+    ends: tuple[int, ...]  # the tokens that end an answer
 
 
-def flaw_of_answers(choices, prompt: list[int], limits: Limits) -> str:
-    """What is wrong with the answers to a prompt; empty if nothing is."""
-    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
-        return "there is no list of choices"
-    numbers = [choice.get("index") for choice in choices]
-    if not are_whole(numbers, limits.answers) or len(set(numbers)) != limits.answers:
-        return f"there should be {limits.answers}, each with its own index"
-    return next((f"number {choice['index']} {flaw}" for choice in choices
-                 if (flaw := flaw_of(choice, prompt, limits))), "")
+def read_answers(response: dict, limits: Limits) -> list[tuple[list[int], list[float]]]:
+    """Token ids and log-probs of the answers to a prompt, in the order of their index."""
+    choices = {choice["index"]: choice for choice in response["choices"]}
+    if choices.keys() != set(range(limits.answers)):
+        raise UserError(f"there should be {limits.answers}, each with its own index")
+    answers = [(choices[i].get("token_ids"), choices[i]["logprobs"]["token_logprobs"])
+               for i in range(limits.answers)]
+    for number, (ids, log_probs) in enumerate(answers):
+        flaw = flaw_of(ids, log_probs, limits)
+        if flaw:
+            raise UserError(f"number {number} {flaw}")
+    return answers
 
 
-def flaw_of(choice: dict, prompt: list[int], limits: Limits) -> str:
-    ids, log_probs = choice.get("token_ids"), log_probs_of(choice)
-    if not isinstance(ids, list) or not ids:
+def flaw_of(ids: list | None, log_probs: list, limits: Limits) -> str:
+    """What is wrong with an answer; empty if nothing is."""
+    if not ids:
         return "has no token_ids: the server is too old for return_token_ids"
+    if not all(type(token) is int and 0 <= token < limits.vocabulary for token in ids):
+        return f"has token_ids outside the model's vocabulary of {limits.vocabulary}"
+    if len(ids) > limits.tokens or len(ids) < limits.tokens and ids[-1] not in limits.ends:
+        return (f"has {len(ids)} tokens, and none that ends it: does the server allow "
+                f"{limits.tokens}?")
+    if len(log_probs) != len(ids):
+        return "does not have a log-prob for each token"
     wrong = [value for value in log_probs
              if type(value) not in (int, float) or not LOWEST < value < ROUNDING]
-    flaws = (
-        (not are_whole(ids, limits.vocabulary),
-         f"has token_ids outside the model's vocabulary of {limits.vocabulary}"),
-        (choice.get("prompt_token_ids") != prompt, "does not answer the prompt that was sent"),
-        (len(ids) > limits.tokens,
-         f"has {len(ids)} tokens, no more than {limits.tokens} were asked for"),
-        (any(token in limits.ends for token in ids[:-1]), "goes on behind a token that ends it"),
-        (ids[-1] not in limits.ends and len(ids) < limits.tokens,
-         f"breaks off after {len(ids)} tokens with none that ends it: does the server allow "
-         f"{limits.tokens}?"),
-        (len(log_probs) != len(ids), "does not have a log-prob for each token"),
-        (wrong, f"has a log-prob of {one_line(*wrong[:1] or [''])}"))
-    return next((words for is_so, words in flaws if is_so), "")
+    return f"has a log-prob of {one_line(wrong[0])}" if wrong else ""
 
 
-def log_probs_of(choice: dict) -> list:
-    """What an answer has of them, which is nothing if it is not as it should be."""
-    holder = choice.get("logprobs")
-    values = holder.get("token_logprobs") if isinstance(holder, dict) else None
-    return values if isinstance(values, list) else []
-
-
-def are_whole(values: list, below: int) -> bool:
-    """Whether all are whole numbers from 0 to `below` - 1."""
-    return all(type(value) is int and 0 <= value < below for value in values)
-
-
-def no_answers(B: int, T: int, device) -> Generation:
+def no_answers(B: int, T: int, device: torch.device) -> Generation:
     tokens = torch.zeros(B, T, dtype=torch.long, device=device)
     nothing = torch.zeros(B, dtype=torch.long, device=device)
     return Generation.of_tokens(tokens, torch.zeros(3, B, T, device=device), nothing, nothing)
 
 
-def write(sampled: Generation, row: int, choice: dict, ends: tuple) -> None:
+def write(sampled: Generation, row: int, ids: list[int], log_probs: list[float],
+          ends: tuple[int, ...]) -> None:
     """Put an answer into its row."""
-    ids = choice["token_ids"]
     sampled.tokens[row, :len(ids)] = torch.tensor(ids)
-    sampled.log_prob[row, :len(ids)] = torch.tensor(log_probs_of(choice)).clamp(max=0.0)
+    sampled.log_prob[row, :len(ids)] = torch.tensor(log_probs).clamp(max=0.0)
     sampled.mask[row, :len(ids)] = True
     sampled.finished[row] = ids[-1] in ends

@@ -1,6 +1,7 @@
 """What needs `transformers`, where it is installed: the chat template of a model folder, and the
 numbers of models that are not implemented here. Nothing is downloaded, no code of a folder runs.
 """
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +18,7 @@ def is_installed() -> bool:
     return find_spec("transformers") is not None
 
 
-def chat_template(folder: Path):
+def chat_template(folder: Path) -> Callable[..., str] | None:
     """What makes a text of messages, and of the beginning of an answer if `asks`; or None."""
     if not is_installed():
         return None

@@ -8,8 +8,8 @@ one before it
     less than M are new, at the end  they are an evaluation's: passed over with the old ones
     all are new                      a batch; or an evaluation, or both, and no file says which
 
-Of the last kind those are named that may be an evaluation's: the prompts at the end of the file
-come again at the end of another, or it has not as many answers or problems as most.
+Of the last kind those are named that may be an evaluation's: by prompts that come again at the end
+of another file, or by another number of answers or problems than most.
 """
 from collections import Counter, defaultdict
 from hashlib import sha256

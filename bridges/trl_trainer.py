@@ -13,13 +13,11 @@ file makes it (B, T), and TRL's loss takes that:
                                                         |
                                                         +-> credit file -> analyze.py
 
-A weighting sees the whole batch of all processes, as in train.py, and its weights are rescaled over
-all of it. One forward pass more a batch tells log_prob, entropy and collision: those of the
-distribution that TRL trains, which is at the temperature of its sampling. With `none` nothing of
-TRL's is touched. Evaluations are not weighted.
-
-Left out: answers with tokens that the model did not write (tools, environments) or with images, and
-weightings that sample or compute with this lab's own model. Each is refused in a sentence.
+A weighting sees the whole batch of all processes, as in train.py. One forward pass more a batch
+tells log_prob, entropy and collision, at the temperature of TRL's sampling. With `none` nothing of
+TRL's is touched. Evaluations are not weighted. Refused are answers with tokens that the model did
+not write (tools, environments) or with images, and weightings that sample or compute with this
+lab's own model.
 """
 import inspect
 from dataclasses import replace
@@ -148,7 +146,7 @@ class Credit:
         self.task = CheckedTask(load_task(task)()) if task else None
         self.policy = policy_of(trainer)
         self.weighting = make(function, values, self.policy)
-        self.batches = None  # how many there were
+        self.batches: int | None = None  # how many there were
         settings = {"mitigation": self.name, **values, "rescale": rescale}
         self.record = Record(trainer, Path(folder), settings, self.tokenizer) if folder else None
         add_fused_lm_head(model_of(trainer), temperature=trainer.temperature,
@@ -158,7 +156,9 @@ class Credit:
     def spread(self, output: dict, scored) -> torch.Tensor:
         """weight * advantage (B, T) of this process's rows. All rows go on record."""
         trainer = self.trainer
-        self.count()
+        if self.batches is None:  # numbered from 1, also where a run is resumed
+            self.batches = batches_in(trainer, trainer.state.global_step)
+        self.batches += 1
         rollouts = self.rollouts_of(output, scored)
         # mask_truncated_completions trains on no answer that the limit cut off
         is_trained = gathered(trainer, output["completion_mask"]).bool()
@@ -170,13 +170,6 @@ class Credit:
         rows, T = output["completion_ids"].shape
         first = trainer.accelerator.process_index * rows
         return (weight * rollouts.advantage)[first:first + rows, :T]
-
-    def count(self) -> None:
-        """Number the batches from 1, also where a run is resumed. A batch may serve several updates
-        (num_iterations), and several batches one."""
-        if self.batches is None:
-            self.batches = batches_in(self.trainer, self.trainer.state.global_step)
-        self.batches += 1
 
     def rollouts_of(self, output: dict, scored) -> Rollouts:
         """TRL's batch in the frame of this lab, with the rows of all processes."""
@@ -376,7 +369,8 @@ def gathered(trainer, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def batches_in(trainer, updates: int) -> int:
-    """How many batches of answers so many updates take, rounded up."""
+    """How many batches of answers so many updates take, rounded up. A batch may serve several
+    updates (num_iterations), and several batches one."""
     for_each = trainer.args.steps_per_generation * trainer.num_iterations
     return -(-updates * trainer.args.gradient_accumulation_steps // for_each)
 

@@ -130,5 +130,4 @@ def add_resuming(group: Group) -> None:
                        "finished run is passed over): for loops that can be stopped and started "
                        "again")
     group.add_argument("--config", metavar="FILE", type=some_text,
-                       help="take the settings of a run's config.json, or of a YAML file of "
-                       "GRPO-Zero; flags override them")
+                       help="take the settings of a run's config.json; flags override them")

@@ -20,7 +20,7 @@ ROOMS = ("engine", "harness", "credit", "analysis", "tools",
 UNPICKLERS = {"pickle", "marshal", "shelve", "dill", "joblib"}
 PACKAGES = {"torch", "safetensors", "tokenizers", "numpy", "matplotlib"}
 DOORS = {  # to other tools, and what they alone import
-    "bridges.import_formats": {"pyarrow"}, "bridges.vllm_worker": {"vllm"},
+    "bridges.import_formats": {"pyarrow"},
     "bridges.trl_trainer": {"trl", "transformers", "accelerate"},
     "bridges.transformers_model": {"transformers"}}
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks import cases, cost, count, gpu, speed
+from benchmarks import cases, cost, gpu, speed
 from benchmarks.cases import Case
 from conftest import assert_bounded
 from engine import forward
@@ -22,9 +22,7 @@ SMALL = Case("tiny", "rollout", questions=2, answers=2, new_tokens=8, micro_batc
     ("rollout", {}), ("update", {}), ("step", {}),
     ("step", {"dtype": "bfloat16", "checkpointing": True, "offload_optimizer": True})])
 def test_every_kind_of_work_counts_its_tokens(what, flags):
-    result = speed.WORK[what](replace(SMALL, what=what, **flags))()
-    assert result["tokens"] == 32
-    assert all(operations or size for operations, size in result["needs"])
+    assert cases.WORK[what](replace(SMALL, what=what, **flags))() == {"tokens": 32}
 
 
 @pytest.mark.parametrize("what", ["ragged rollout", "ragged rollout, transformers"])
@@ -32,19 +30,7 @@ def test_a_ragged_rollout_has_answers_that_end_early(what):
     if "transformers" in what:
         pytest.importorskip("transformers")
     case = replace(SMALL, what=what, answers=8, new_tokens=30)
-    assert 16 < speed.WORK[what](case)()["tokens"] < 16 * 30
-
-
-def test_what_a_rollout_and_an_update_need_by_hand():
-    """A prompt of 3 tokens, answers of 2 and 4: 9 tokens through the layers, 6 through the output.
-    A layer of tiny has 128 * (2 * 128 + 2 * 64 + 3 * 384) numbers in its matrices."""
-    model = cases.make_model(replace(SMALL, dtype="bfloat16"))
-    layers, output = 4 * 128 * 1536, 128 * 512
-    operations = 2 * (9 * layers + 6 * output)
-    assert count.rollout_needs(model, [[5] * 3], [2, 4]) == [
-        (operations, 2 * 4 * (layers + output))]
-    moved = 28 * sum(p.numel() for p in model.parameters())
-    assert count.update_needs(model, [[5] * 3], [2, 4]) == [(3 * operations, 0), (0, moved)]
+    assert 16 < cases.WORK[what](case)()["tokens"] < 16 * 30
 
 
 def test_a_case_travels_to_a_process_of_its_own_and_back(monkeypatch, capsys):
@@ -53,27 +39,33 @@ def test_a_case_travels_to_a_process_of_its_own_and_back(monkeypatch, capsys):
 
     def run(command, **more):
         commands.append((command, more))
-        speed.main(command[3:])
+        cases.main(command[3:])
         printed = capsys.readouterr().out
         return type("Result", (), {"returncode": 0, "stdout": printed, "stderr": ""})
     monkeypatch.setattr(cases.subprocess, "run", run)
-    monkeypatch.setattr(speed, "measure", lambda given: {"same": given == SMALL})
+    monkeypatch.setattr(cases, "measure", lambda given: {"same": given == SMALL})
     assert cases.in_a_process(SMALL) == {"same": True}
     command, more = commands[0]
-    assert command[:3] == [sys.executable, "-m", "benchmarks.speed"]
+    assert command[:3] == [sys.executable, "-m", "benchmarks.cases"]
     assert more["cwd"] == cases.PROJECT
 
 
-def test_a_process_that_failed_is_named_with_its_last_line(monkeypatch):
-    failed = type("Result", (), {"returncode": 1, "stdout": "", "stderr": "Trace\nout of memory\n"})
-    monkeypatch.setattr(cases.subprocess, "run", lambda *_, **__: failed)
-    with pytest.raises(UserError, match="^tiny, update: out of memory$"):
-        cases.in_a_process(Case("tiny", "update"))
+@pytest.mark.parametrize("stderr, words", [
+    ("Trace\nout of memory\n", "out of memory"), (None, "not done after 5 seconds")])
+def test_a_process_that_failed_is_named_with_its_last_line(monkeypatch, stderr, words):
+    """Or with how long it may take."""
+    def run(command, timeout, **_):
+        if stderr is None:
+            raise subprocess.TimeoutExpired(command, timeout)
+        return type("Result", (), {"returncode": 1, "stdout": "", "stderr": stderr})
+    monkeypatch.setattr(cases.subprocess, "run", run)
+    with pytest.raises(UserError, match=f"^tiny, rollout: {words}$"):
+        cases.in_a_process(SMALL, most=5)
 
 
 @pytest.mark.parametrize("module, argv, words", [
-    (speed, ["--sizes", "huge"], "--sizes huge is not one of"),
-    (speed, ["--size", "tiny"], "unknown argument --size"),
+    (speed, ["--size", "huge"], "--size huge is not one of"),
+    (speed, ["--sizes", "tiny"], "unknown argument --sizes"),
     (gpu, ["--size", "huge"], "--size huge is not one of"),
     (cost, ["gea"], "no method gea; there are: none"),
 ])
@@ -87,33 +79,26 @@ def test_every_number_has_bounds_and_its_defaults_lie_within():
                     for name, flag in module.FLAGS.items()})
 
 
-def test_a_part_that_takes_too_long_is_an_error(monkeypatch):
-    def run(command, timeout, **_):
-        raise subprocess.TimeoutExpired(command, timeout)
-    monkeypatch.setattr(cases.subprocess, "run", run)
-    with pytest.raises(UserError, match="^tiny, rollout: not done after 5 seconds$"):
-        cases.in_a_process(SMALL, most=5)
-
-
-def test_a_row_of_speeds_by_hand(monkeypatch):
-    """100 and 80 tokens in a second. One part of the work takes 0.4 s for its operations, another
-    0.1 s for its bytes."""
-    monkeypatch.setattr(speed, "find_spec", lambda name: name == "transformers")
+def test_a_row_of_speeds_by_hand():
+    """100 and 80 tokens in a second, against 50 of transformers."""
     case = Case("tiny", "rollout", questions=2, answers=5)
-    turns = [{"tokens": tokens, "seconds": 1.0, "memory": size * 2 ** 20,
-              "needs": [[40, 10], [1, 10]]} for tokens, size in ((100, 1), (80, 2))]
-    results = {case: turns,
-               replace(case, what="rollout, transformers"): [{"tokens": 50, "seconds": 1.0}] * 2}
-    row = speed.row_of(case, results, [{"rate": 100, "bandwidth": 100}] * 2)
-    assert row == ["tiny", "rollout", "10 x 10", 90, (80, 100), 1.8, 0.5, 1.5]
+    turns = [{"tokens": tokens, "seconds": 1.0, "memory": size * 2 ** 20}
+             for tokens, size in ((100, 1), (80, 2))]
+    row = speed.row_of(case, turns, [{"tokens": 50, "seconds": 1.0}] * 2)
+    assert row == ["rollout", "10 x 10", 90, (80, 100), 1.8, 1.5]
+    assert speed.row_of(case, turns, [])[4] is None
 
 
-def test_transformers_does_the_same_work_where_it_can(monkeypatch):
-    monkeypatch.setattr(speed, "find_spec", lambda name: None)
-    assert speed.rival_of(SMALL) is None
-    monkeypatch.setattr(speed, "find_spec", lambda name: name == "transformers")
-    assert speed.rival_of(replace(SMALL, what="update")) is None
-    assert speed.rival_of(SMALL).what == "rollout, transformers"
+@pytest.mark.parametrize("has, ratios", [(True, [2.0, 2.0, None, None]), (False, [None] * 4)])
+def test_transformers_does_the_same_work_where_it_can(monkeypatch, capsys, has, ratios):
+    """It makes half as many tokens a second here."""
+    monkeypatch.setattr(speed, "find_spec", lambda name: has and name == "transformers")
+    monkeypatch.setattr(speed, "in_a_process", lambda case: {
+        "tokens": 64, "seconds": 2.0 if "transformers" in case.what else 1.0, "memory": 0})
+    speed.main(["--repeats", "2"])
+    rows = capsys.readouterr().out.strip().split("\n")[4:]
+    told = [row.split("|")[5].strip() for row in rows]
+    assert told == ["-" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
 
 
 def test_the_table_of_costs_by_hand():

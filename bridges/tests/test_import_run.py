@@ -213,14 +213,19 @@ def trl_files(folder, *steps):
             for n, lines in enumerate(steps, 1)]
 
 
-def test_a_reward_of_trl_may_be_called_as_a_field(tmp_path):
+def test_the_rewards_of_each_function_add_up_and_may_be_called_as_a_field(tmp_path):
+    """None is 0 of the sum, as there, and makes the part unknown."""
     line = {**TRL, "reward": 0.9, "weight": 0.25, "group": 0.5, "ratio": None, "note": "text"}
-    columns = read_columns(imported(tmp_path, *trl_files(tmp_path, [line])), 1)
-    assert columns["reward"].tolist() == [np.float32(0.5 + 0.9 + 0.25 + 0.5)]
+    other = {**line, "completion": RIGHT, "right": None, "advantage": -0.7}
+    columns = read_columns(imported(tmp_path, *trl_files(tmp_path, [line, other])), 1)
+    assert columns["reward"].tolist() == pytest.approx([2.15, 1.65])
     assert (columns["weight"] == 1).all() and "ratio" not in columns
-    parts = {name: values.item() for name, values in columns.items() if name.startswith("reward_")}
-    assert parts == {"reward_right": 0.5, "reward_own_reward": np.float32(0.9),
-                     "reward_weight": 0.25, "reward_group": 0.5}
+    assert columns["advantage"][columns["episode_start"]].tolist() == [
+        np.float32(0.7), np.float32(-0.7)]
+    assert np.isnan(columns.pop("reward_right")).all()
+    assert {name: values.tolist() for name, values in columns.items() if name[:7] == "reward_"} == {
+        "reward_own_reward": [np.float32(0.9)] * 2,
+        "reward_weight": [0.25] * 2, "reward_group": [0.5] * 2}
 
 
 def test_answers_that_trl_writes_again_count_once(tmp_path, capsys):
@@ -272,7 +277,7 @@ def test_a_step_of_trl_that_may_be_an_evaluation_is_named(tmp_path, capsys, eval
 
 TEMPLATE = ("{% for m in messages %}<|im_start|>{{ 'user' if m.role == 'tool' else m.role }}\n"
             "{{ m.content }}<|im_end|>\n{% endfor %}"
-            "{% if add_generation_prompt %}<|im_start|>assistant\n<think>{% endif %}")
+            "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 ASKED = [{"role": "user", "content": " 3 5 7 make 22"}]
 TOLD = [{"role": "assistant", "content": " 3 + 5 = 8", "tool_calls": None},
         {"role": "tool", "content": " 8", "tool_calls": None},
@@ -283,10 +288,11 @@ def test_what_a_tool_says_gets_no_credit(tmp_path, capsys):
     """Messages are written by the template of the model's folder."""
     pytest.importorskip("transformers")
     model = shutil.copytree(TINY, tmp_path / "model")
-    (model / "chat_template.jinja").write_text(TEMPLATE.replace("<think>", ""))
-    lines = [{**TRL, "prompt": ASKED, "completion": TOLD}, {**TRL, "prompt": ASKED, "completion":
-                                                            TOLD[2:]}]
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    lines = [{**TRL, "prompt": ASKED, "completion": TOLD},
+             {**TRL, "prompt": ASKED, "completion": TOLD[2:]}]
     columns = read_columns(imported(tmp_path, *trl_files(tmp_path, lines), model=model), 1)
+    assert columns["prompt_ids"].tolist() == encoded(PROMPT.removesuffix("<think>"))
     turns = [encoded(text) for text in (
         " 3 + 5 = 8<|im_end|>", "\n<|im_start|>user\n 8<|im_end|>\n<|im_start|>assistant\n",
         " hmm.", " hmm.")]
@@ -297,15 +303,6 @@ def test_what_a_tool_says_gets_no_credit(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "1 answers hold messages that the model did not write" in said
     assert "by the chat template of" in said
-
-
-def test_a_template_that_begins_answers_is_the_models_own(tmp_path):
-    pytest.importorskip("transformers")
-    model = shutil.copytree(TINY, tmp_path / "model")
-    (model / "chat_template.jinja").write_text(TEMPLATE)
-    lines = [{**TRL, "prompt": ASKED, "completion": TOLD[2:]}]
-    columns = read_columns(imported(tmp_path, *trl_files(tmp_path, lines), model=model), 1)
-    assert columns["prompt_ids"].tolist() == encoded(PROMPT)
 
 
 def test_what_is_no_field_is_named(tmp_path, capsys):
@@ -325,23 +322,6 @@ def test_thoughts_and_calls_of_tools_need_no_content():
     assert pieces(ASKED, plain([call, *TOLD[1:]]), as_chatml, "here") == [
         (f"{called}<|im_end|>", True),
         ("\n<|im_start|>tool\n 8<|im_end|>\n<|im_start|>assistant\n", False), (" hmm.", True)]
-
-
-def test_lines_of_trl_add_up_the_rewards_of_each_function(tmp_path):
-    """As the table says them that pandas makes of it; messages are written as ChatML."""
-    messages = [{"role": "user", "content": " 3 5 7 make 22"}]
-    answers = [{"role": "assistant", "content": " hmm."}]
-    table = write(tmp_path / "t.jsonl",
-                  {"step": 2, "prompt": messages, "completion": answers, "right": 1.0,
-                   "form": 0.25, "advantage": 0.7},
-                  {"step": 2, "prompt": PROMPT, "completion": " hmm.", "right": None,
-                   "form": 0.5, "advantage": -0.7})
-    columns = read_columns(imported(tmp_path, table), 2)
-    assert columns["reward"].tolist() == [1.25, 0.5]
-    assert columns["advantage"].tolist() == np.float32([0.7, 0.7, -0.7, -0.7]).tolist()
-    prompts = np.split(columns["prompt_ids"], columns["prompt_start"][1:])
-    assert [prompt.tolist() for prompt in prompts] == [
-        encoded(PROMPT.removesuffix("<think>")), encoded(PROMPT)]
 
 
 @pytest.fixture(scope="module")
@@ -393,13 +373,13 @@ def test_what_is_left_out_of_an_own_run_is_computed_as_it_was(tmp_path, own_run)
         assert np.allclose(ours[name], theirs[name], atol=1e-4), name
 
 
-@pytest.mark.parametrize("prompt, answer, section", [
-    (PROMPT, " hmm. 3 * 5", THINK), (PROMPT.removesuffix("<think>"), " hmm. 3 * 5", OTHER),
-    (PROMPT.removesuffix("<think>"), "<think> hmm. 3 * 5", THINK)])
-def test_nothing_is_thinking_without_a_tag(tmp_path, prompt, answer, section):
-    line = {**OURS, "prompt": prompt, "completion": answer}
-    columns = read_columns(imported(tmp_path, write(tmp_path / "t.jsonl", line)), 1)
-    assert columns["section"][-1] == section
+@pytest.mark.parametrize("tag, section", [("", OTHER), ("<think>", THINK)])
+def test_nothing_is_thinking_without_a_tag(tmp_path, tag, section):
+    """In the answer, or at the end of the prompt."""
+    asked = PROMPT.removesuffix("<think>")
+    for n, prompt, answer in ((1, asked + tag, " hmm. 3 * 5"), (2, asked, tag + " hmm. 3 * 5")):
+        file = write(tmp_path / f"{n}.jsonl", {**OURS, "prompt": prompt, "completion": answer})
+        assert read_columns(imported(tmp_path / str(n), file), 1)["section"][-1] == section
 
 
 def analyzed(folder, capsys):
@@ -525,13 +505,10 @@ def test_lines_that_do_not_go_together(tmp_path, lines, said):
 
 
 def test_a_file_that_is_named_twice_counts_for_nothing(tmp_path):
+    """A byte order mark is no part of its first line."""
     path = write(tmp_path / "t.jsonl", ID)
     with pytest.raises(UserError, match="named twice"):
         imported(tmp_path, path, tmp_path / "." / "t.jsonl")
-
-
-def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
-    path = write(tmp_path / "t.jsonl", ID)
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
     assert len(read_columns(imported(tmp_path, path), 1)["reward"]) == 1
 

@@ -1,7 +1,5 @@
 """Answers by a server: bridges/tests/strange_server.py in another process, well behaved and not."""
-import json
 import re
-import socket
 import subprocess
 import sys
 import threading
@@ -13,8 +11,8 @@ import pytest
 import torch
 
 from bridges import http_client
-from bridges.http_client import Client, Reply
-from bridges.remote_rollouts import (Limits, RolloutServer, connect, flaw_of_answers, no_answers,
+from bridges.http_client import Client
+from bridges.remote_rollouts import (Limits, RolloutServer, connect, no_answers, read_answers,
                                      write)
 from conftest import ROOT
 from engine.errors import UserError
@@ -143,46 +141,32 @@ def test_all_that_shapes_the_sampling_is_said(policy):
 
 
 LIMITS = Limits(2, 3, 10, (2,))  # answers of three tokens below 10, which 2 ends
-GOOD = {"index": 0, "prompt_token_ids": [1], "token_ids": [5, 2],
-        "logprobs": {"token_logprobs": [5e-5, -1]}}
 
 
-def flaw(**changed) -> str:
-    """Of two answers, the first with what is changed, and with as many log-probs as tokens."""
-    count = len(changed.get("token_ids") or [5, 2])
-    log_probs = {"token_logprobs": [-1.0] * count}
-    return flaw_of_answers([{**GOOD, "logprobs": log_probs, **changed}, {**GOOD, "index": 1}], [1],
-                           LIMITS)
+def choice(index=0, ids=(5, 2), log_probs=(5e-5, -1)):
+    return {"index": index, "token_ids": ids and list(ids),
+            "logprobs": {"token_logprobs": list(log_probs)}}
 
 
 @pytest.mark.parametrize("changed, words", [
-    ({"index": 1}, "there should be 2, each with its own"),
-    ({"prompt_token_ids": [3]}, "number 0 does not answer the prompt"),
-    ({"token_ids": None}, "has no token_ids"),
-    *(({"token_ids": [token, 2]}, "outside the model's vocabulary") for token in (10, -1, True)),
-    ({"token_ids": [5] * 4}, "has 4 tokens, no more than 3"),
-    ({"token_ids": [5, 6]}, "breaks off after 2 tokens"),
-    ({"token_ids": [5, 2, 2]}, "goes on behind a token that ends it"),
-    *(({"logprobs": wrong}, "a log-prob for each token") for wrong in (
-        None, {"token_logprobs": [-1.0]})),
-    *(({"logprobs": {"token_logprobs": [wrong, -1.0]}}, f"has a log-prob of {wrong}")
+    (choice(1), "there should be 2, each with its own"),
+    (choice(ids=None), "number 0 has no token_ids"),
+    *((choice(ids=(token, 2)), "outside the model's vocabulary") for token in (10, -1, True)),
+    (choice(ids=(5, 5, 5, 2)), "has 4 tokens, and none that ends it: does the server allow 3?"),
+    (choice(ids=(5, 6)), "has 2 tokens, and none that ends it"),
+    (choice(log_probs=(-1,)), "a log-prob for each token"),
+    *((choice(log_probs=(wrong, -1)), f"has a log-prob of {wrong}")
       for wrong in (None, 0.5, float("nan"), -1e300))])
 def test_what_is_wrong_with_an_answer_is_told(changed, words):
-    assert words in flaw(**changed)
-
-
-def test_of_fewer_answers_and_of_texts_it_is_told_too():
-    assert "there should be 2" in flaw_of_answers([GOOD], [1], LIMITS)
-    for choices in (None, [GOOD, "3 * 5"]):
-        assert flaw_of_answers(choices, [1], LIMITS) == "there is no list of choices"
+    assert words in said_by(read_answers, {"choices": [changed, choice(1)]}, LIMITS)
 
 
 WORDS = {
     "null": "its answers to problem 1 of this step: number 0 has a log-prob of None",
+    "empty": "its answers to problem 1 of this step: 'choices'",
     "halved": "closed in the middle", "gone": "no answer to /v1/completions (Remote end closed",
-    "html": "is not JSON", "list": "should hold a JSON object",
-    "nested": "is not JSON: nested too deeply", "huge": "is longer than 1.1 MiB",
-    "broken": "with 500: CUDA out of", "elsewhere": "a redirect, which is not followed",
+    "html": "is not JSON", "huge": "is longer than 1.1 MiB", "broken": "with 500: CUDA out of",
+    "elsewhere": "it answers /v1/completions with 302",
     "silent": "no whole answer within 1 s", "slow": "no whole answer within 1 s"}
 
 
@@ -195,19 +179,19 @@ def test_a_strange_answer_is_one_line(policy, behave, how):
 
 
 def test_a_log_prob_that_rounding_put_above_0_is_0():
-    assert flaw() == "" == flaw(logprobs=GOOD["logprobs"])
+    """And answers stand in the order of their index."""
+    answers = read_answers({"choices": [choice(1, (2,), (0,)), choice()]}, LIMITS)
+    assert answers == [([5, 2], [5e-5, -1]), ([2], [0])]
     sampled = no_answers(1, 3, "cpu")
-    write(sampled, 0, GOOD, (2,))
+    write(sampled, 0, *answers[0], (2,))
     assert sampled.log_prob.tolist() == [[0.0, -1.0, 0.0]] and sampled.finished.tolist() == [True]
     assert sampled.mask.tolist() == [[True, True, False]]
 
 
 def all_by(exchange, count, monkeypatch):
     """What a client makes of so many requests, each answered by exchange(its number)."""
-    def replying(client, method, path, number, largest):
-        return Reply(200, json.dumps(exchange(number)).encode(), True)
-
-    monkeypatch.setattr(Client, "exchange", replying)
+    monkeypatch.setattr(Client, "exchange",
+                        lambda client, method, path, number, largest: exchange(number))
     requests = [("POST", "/", number) for number in range(count)]
     return Client("--rollouts", "http://nowhere", 60.0).all(requests)
 
@@ -240,22 +224,6 @@ def test_the_first_that_fails_is_told_while_others_are_still_awaited(monkeypatch
     is_told.set()
 
 
-def test_a_server_that_was_stopped_is_not_waited_for(monkeypatch):
-    """As vLLM does it: the port is closed, the open connection stays open and silent."""
-    monkeypatch.setattr(http_client, "LOOK_EVERY", 0.1)
-    listener = socket.create_server(("127.0.0.1", 0))
-    client = Client("--rollouts", f"http://127.0.0.1:{listener.getsockname()[1]}", 20.0)
-    taken = []
-
-    def take_one_and_stop():
-        taken.append(listener.accept()[0])
-        listener.close()
-
-    threading.Thread(target=take_one_and_stop).start()
-    assert "no answer to /v1/" in said_by(client.post, "/v1/completions", {})
-    taken[0].close()
-
-
 def test_a_server_that_is_not_there_is_told_before_anything_is_written(tmp_path, address):
     nobody = f"http://127.0.0.1:{free_port()}"
     argv = [*FLAGS, "--out", tmp_path / "x"]
@@ -268,12 +236,10 @@ def test_a_server_that_is_not_there_is_told_before_anything_is_written(tmp_path,
 
 def test_a_server_that_takes_no_weights_is_told_before_anything_is_written(tmp_path, address,
                                                                            behave):
-    argv = [*FLAGS, "--out", tmp_path / "x", "--rollouts", address]
-    for how, words in (("without", "(vLLM opens this address with VLLM_SERVER_DEV_MODE=1"),
-                       ("failed", "models/tiny, and was it started on this model?")):
-        behave(how)
-        assert words in run(*argv, expect=1).stderr
-        assert not (tmp_path / "x").exists()
+    behave("failed")
+    said = run(*FLAGS, "--out", tmp_path / "x", "--rollouts", address, expect=1).stderr
+    assert "models/tiny, and was it started on this model, with VLLM_SERVER_DEV_MODE=1?" in said
+    assert not (tmp_path / "x").exists()
 
 
 def test_a_run_whose_server_failed_goes_on_as_if_it_had_not(served, tmp_path, address, behave,
@@ -294,7 +260,7 @@ def test_a_run_whose_server_failed_goes_on_as_if_it_had_not(served, tmp_path, ad
     assert_same_run(served, tmp_path / "broken")
 
 
-@pytest.mark.parametrize("lie", ["zeros", "halves", "far off"])
+@pytest.mark.parametrize("lie", ["zeros", "far off"])
 def test_log_probs_that_answers_were_not_sampled_with_are_told(tmp_path, address, behave, lie,
                                                                monkeypatch):
     """In the second step."""
@@ -326,12 +292,6 @@ def test_of_many_answers_a_single_one_may_not_be_far_off(policy):
     assert "0.007 from ours on average" in said_by(server.refuse_gap, theirs, ours)
 
 
-def test_a_model_with_a_long_name_is_named_in_short(tmp_path, address, behave):
-    behave("wordy")
-    said = run(*FLAGS, "--rollouts", address, "--out", tmp_path / "x", "--steps", "1").stdout
-    assert "a" * 200 + "..." in said and "a" * 201 not in said
-
-
 OTHER_WEIGHTS = "it has not all of the weights that it was told to load"
 
 
@@ -355,21 +315,6 @@ def test_a_server_with_another_model_is_told_before_anything_is_trained(tmp_path
     argv = [*FLAGS, "--rollouts", address, "--out", tmp_path / "x"]
     assert "outside the model's vocabulary of 211" in run(*argv, expect=1).stderr
     assert not (tmp_path / "x/metrics.jsonl").exists()
-
-
-def test_two_trainings_do_not_train_on_each_others_answers(served, tmp_path, address, monkeypatch):
-    """The other one has the server load its weights while it samples."""
-    fill = RolloutServer.fill
-
-    def exchanged(server, sampled, prompts, seed):
-        if server.weights_of == 2:
-            server.ask_to_load(served / "serve/step_000002")
-        fill(server, sampled, prompts, seed)
-
-    monkeypatch.setattr(RolloutServer, "fill", exchanged)
-    said = run(*FLAGS, "--rollouts", address, "--learning_rate", "0.003", "--out", tmp_path / "x",
-               expect=1).stderr
-    assert OTHER_WEIGHTS in said and len(lines(tmp_path / "x/metrics.jsonl")) == 1
 
 
 @pytest.mark.parametrize("argv, words", [

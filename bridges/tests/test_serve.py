@@ -27,7 +27,6 @@ def server():
 GOOD = {"prompt": [5, 6, 7], "stop_token_ids": [2], "n": 2, "max_tokens": 4, "seed": 3,
         "temperature": 1.0}
 JSON = {"Content-Type": "application/json"}
-HUGE = "1" + "0" * 400
 
 
 def ask(server, body: str, path="/v1/completions", method="POST", **headers):
@@ -56,18 +55,11 @@ def changed(**fields) -> str:
     (dict(body=changed(), Origin="null"), 403, "requests of web pages"),
     (dict(body=None, method="GET", path="/v1/models", Host="evil.example"), 403, "the Host"),
     (dict(body=changed(), Content_Type="text/plain"), 403, "should be application/json"),
-    (dict(body=changed(), Content_Length="1000000000000"), 400, "Content-Length, at most 1048576"),
-    (dict(body=changed(), Content_Length="-1"), 400, "Content-Length"),
-    (dict(body="{}", path="/elsewhere"), 404, "there is no /elsewhere here"),
-    (dict(body="[1]"), 400, "the body should be a JSON object"),
-    (dict(body="[" * 100_000), 400, "nested too deeply"),
+    (dict(body="{}", path="/elsewhere"), 400, "/elsewhere"),
+    (dict(body="[1]"), 400, "the body should hold a JSON object"),
     (dict(body="\xff"), 400, "UnicodeDecodeError"),
-    (dict(body=changed(prompt=[10 ** 6])), 400, "prompt should be a list of token ids"),
-    (dict(body=changed(prompt=[])), 400, "Expected tensor"),
-    (dict(body=changed(stop_token_ids=None)), 400, "stop_token_ids should be"),
-    (dict(body=changed(temperature=int(HUGE))), 400, "temperature should be a number (float)"),
-    (dict(body=changed(temperature="x").replace('"x"', "1e400")), 400, "not a finite number"),
-    (dict(body=changed(n=True)), 400, "n should be a number (int) from 1 to 1000"),
+    (dict(body=changed(prompt=[10 ** 6])), 400, "index out of range"),
+    (dict(body=changed(prompt="3 * 5")), 400, "str"),
     (dict(body=changed(max_tokens=900_000)), 400, "the model takes 1024"),
     (dict(body="{}", path="/collective_rpc"), 400, "method"),
     (dict(body=json.dumps({"method": "reload_weights", "kwargs": {"weights_path": "nowhere"}}),
@@ -78,19 +70,11 @@ def test_a_bad_request_gets_a_reason_and_the_next_one_an_answer(server, request_
     assert answers_well(server)
 
 
-BEGUN = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9"
-
-
-def test_a_silent_client_is_in_nobodys_way(server):
-    with socket.create_connection(("127.0.0.1", server.server_port)) as connection:
-        connection.sendall(BEGUN + b"\r\n\r\n{")
-        assert answers_well(server)
-
-
-@pytest.mark.parametrize("sent, answer", [(BEGUN, b""), (BEGUN + b"\r\n\r\n{", b"HTTP/1.0 400 ")])
-def test_a_silent_client_is_given_up(server, monkeypatch, sent, answer):
+def test_a_silent_client_is_given_up(server, monkeypatch):
     assert Handler.timeout <= 60  # nobody waits for that here
     monkeypatch.setattr(Handler, "timeout", 0.5)
+    begun = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"
     with socket.create_connection(("127.0.0.1", server.server_port)) as connection:
-        connection.sendall(sent)
-        assert connection.makefile("rb").read()[:13] == answer
+        connection.sendall(begun)
+        assert connection.makefile("rb").read()[:13] == b"HTTP/1.0 400 "
+    assert answers_well(server)

@@ -37,27 +37,19 @@ TINY = str(ROOT / "models/tiny")
 PROBLEMS = [ASKED[0], Problem((2, 4, 6, 8), 20), ASKED[1]]  # one prompt is longer
 
 
-def test_without_trl_one_sentence_says_what_to_install():
+@pytest.mark.parametrize("there, said", [
+    ("sys.modules['trl'] = None", "bridges.trl_trainer needs TRL"),
+    ("from types import SimpleNamespace as Module\n"
+     "for name, version in ('trl', '1.10.0'), ('transformers', '5.23.0'):\n"
+     "    sys.modules[name] = Module(__version__=version)",
+     "trl 1.10.0 with transformers 5.23.0 is installed, and lacks")], ids=["none", "older"])
+def test_without_the_right_trl_one_sentence_says_what_to_install(there, said):
     """Whether TRL is installed or not."""
-    blocked = ("import sys; sys.modules['trl'] = None; sys.path.insert(0, '.')\n"
-               "from engine.errors import UserError\n"
-               "try:\n    import bridges.trl_trainer\n"
-               "except UserError as error:\n    print(error)")
-    said = program(ROOT, "-c", blocked)
-    assert "pip install trl==" in said and said.count("\n") == 1
-
-
-def test_an_older_trl_is_not_called_absent():
-    """Its version is told, and that of transformers."""
-    older = ("import sys; from types import SimpleNamespace as Module; sys.path.insert(0, '.')\n"
-             "for name, version in ('trl', '1.10.0'), ('transformers', '5.23.0'):\n"
-             "    sys.modules[name] = Module(__version__=version)\n"
-             "from engine.errors import UserError\n"
-             "try:\n    import bridges.trl_trainer\n"
-             "except UserError as error:\n    print(error)")
-    said = program(ROOT, "-c", older)
-    assert said.startswith("trl 1.10.0 with transformers 5.23.0 is installed, and lacks")
-    assert "pip install trl==" in said and said.count("\n") == 1
+    told = program(ROOT, "-c", f"import sys; sys.path.insert(0, '.')\n{there}\n"
+                   "from engine.errors import UserError\n"
+                   "try:\n    import bridges.trl_trainer\n"
+                   "except UserError as error:\n    print(error)")
+    assert told.startswith(said) and "pip install trl==" in told and told.count("\n") == 1
 
 
 class Gradients(TrainerCallback):
