@@ -78,9 +78,10 @@ def micro_batches(rollouts: Rollouts, rows: Tensor, size: int) -> list[Tensor]:
     than another gets empty ones at the end: engine/sharded.py says why."""
     def count_tokens(part: Tensor) -> int:
         group_of, tokens = rollouts.lists
-        groups = {group_of[row] for row in part.tolist()}
+        answers = part.flatten().tolist()  # of pairs, too
+        groups = {group_of[row] for row in answers}
         return (sum(len(rollouts.prompt_ids[group]) for group in groups)
-                + sum(len(tokens[row]) for row in part.tolist()))
+                + sum(len(tokens[row]) for row in answers))
 
     parts = [part for part in rows.split(size) if len(part)]
     parts.sort(key=count_tokens, reverse=True)
