@@ -12,10 +12,9 @@ What the world cannot give is said in a sentence where a method asks for it: the
 attention from token to token, and no fresh answers, whose limit is the true credit.
 """
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import SimpleNamespace
-from typing import NoReturn
 
 import torch
 
@@ -39,70 +38,78 @@ class Batch:
     """A batch of each of the policies of a world, and what is known about it."""
     world: World
     sample: Sample
-    hidden: torch.Tensor    # (S, K + 1, D), by cue
-    log_prob: torch.Tensor  # (S, K + 1, V)
+    hidden: torch.Tensor    # (S, U, D) of all contexts
+    log_prob: torch.Tensor  # (S, U, V)
     to_come: torch.Tensor   # World.after_keys
     step: int
 
     @cached_property
+    def group(self) -> torch.Tensor:
+        return torch.arange(self.sample.reward.shape[1]) // ANSWERS
+
+    @cached_property
     def advantage(self) -> torch.Tensor:
         """(S, B, 1): plain GRPO's."""
-        reward = self.sample.reward
-        z = group_z_score(reward.flatten(), torch.arange(reward.numel()) // ANSWERS)
-        return z.view(*reward.shape, 1)
+        S, B = self.sample.reward.shape
+        groups = self.group + torch.arange(S)[:, None] * (self.group[-1] + 1)
+        z = group_z_score(self.sample.reward.flatten(), groups.flatten())
+        return z.view(S, B, 1)
 
     def rollouts(self, s: int) -> Rollouts:
         """Those of one policy, as a run would have them."""
-        ids, reward, log_prob = self.sample.ids[s], self.sample.reward[s], self.log_prob[s]
-        questions, T = len(ids) // ANSWERS, self.world.dials.tokens
-        cue = self.world.cue_of.expand_as(ids)
+        sample, log_prob, T = self.sample, self.log_prob[s], self.world.dials.tokens
+        ids, reward = sample.ids[s], sample.reward[s]
+        context = sample.context[s % len(sample.context)].expand_as(ids)
         chance, mask = log_prob.exp(), torch.ones_like(ids, dtype=torch.bool)
-        kind = torch.where(cue < self.world.dials.decide, OPERATOR, WORD).byte()
+        kind = torch.where(self.world.decides, OPERATOR, WORD).byte().expand_as(ids)
         seed = derived_seed("dial method", self.world.seeds[s], self.step)
-
-        def look(rollouts: Rollouts, attention: bool = False) -> dict[str, torch.Tensor]:
-            if attention:
-                raise UserError("it needs attention from token to token: here each sees its cue")
-            return {"hidden": self.hidden[s][cue]}
-
+        look = Look(lambda: self.hidden[s][context])
         return OfOneCall(
-            problems=[T] * questions, prompt_ids=[[0]] * questions,
-            group=torch.arange(len(ids)) // ANSWERS, ids=ids, mask=mask, finished=mask[:, 0],
-            log_prob=log_prob[cue, ids], entropy=-(chance * log_prob).sum(-1)[cue],
-            collision=chance.square().sum(-1)[cue], answers=Missing("the text of answers"),
+            problems=[T] * (int(self.group[-1]) + 1), prompt_ids=[[0]] * (int(self.group[-1]) + 1),
+            group=self.group, ids=ids, mask=mask, finished=mask[:, 0],
+            log_prob=log_prob[context, ids], entropy=-(chance * log_prob).sum(-1)[context],
+            collision=chance.square().sum(-1)[context], answers=Missing("the text of answers"),
             texts=Missing("the text of answers"), kind=kind,
             section=torch.full_like(kind, THINK), step=self.step,
             scores={"reward": reward, "answer": reward, "reasoning": reward,
                     "format": torch.zeros_like(reward)},
-            advantage=self.advantage[s].expand(ids.shape), forward=SimpleNamespace(look=look),
+            advantage=self.advantage[s].expand(ids.shape), forward=look,
             generator=torch.Generator().manual_seed(seed))
-
-
-Coefficients = Callable[[Batch], torch.Tensor]  # (S, B, T): weight times advantage
 
 
 class OfOneCall(Rollouts):
     """Made anew for each call of a method: nobody else reads what it changes, so no copy is."""
 
-    def __deepcopy__(self, memo: dict) -> "OfOneCall":
+    def __deepcopy__(self, memo):
         return self
 
 
 class Missing:
     """In the place of what the world has not: who asks for a part of it is told."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str):
         self.__dict__["what"] = what
 
-    def refuse(self, *_: object) -> NoReturn:
+    def refuse(self, *_):
         raise UserError(f"it needs {self.what}, which this world has not")
 
     __iter__ = __getitem__ = __len__ = __call__ = refuse
 
-    def __getattr__(self, name: str) -> NoReturn:
+    def __getattr__(self, name):
         if name.startswith("__"):  # Python's own questions, as of copy
             raise AttributeError(name)
         self.refuse()
+
+
+@dataclass
+class Look:
+    """In the place of engine.forward.Forward."""
+    hidden: Callable
+
+    def look(self, rollouts, attention: bool = False) -> dict[str, torch.Tensor]:
+        if attention:
+            raise UserError("it needs attention from token to token, and here each sees its cue")
+        return {"hidden": self.hidden()}
 
 
 def policy_of(world: World, s: int) -> SimpleNamespace:
@@ -118,28 +125,28 @@ def policy_of(world: World, s: int) -> SimpleNamespace:
 
 @dataclass(frozen=True)
 class Arm:
-    """`start` is called anew for each training. Without one it is the exact gradient."""
+    """`coefficients(batch)` (S, B, T) is weight times advantage, made anew for each training."""
     name: str
-    start: Callable[[World], Coefficients] | None
+    start: Callable[[World], Callable[[Batch], torch.Tensor]] | None
     times: float = 1  # the batch
+    flags: dict = field(default_factory=dict, hash=False)
 
     @property
     def problems(self) -> int:
         return round(QUESTIONS * self.times)
 
 
-def plain(world: World) -> Coefficients:
+def plain(world: World):
     return lambda batch: batch.advantage.expand(batch.sample.ids.shape)
 
 
-def true_credit(world: World) -> Coefficients:
+def true_credit(world: World):
     return lambda batch: world.credit(batch.sample, batch.to_come)
 
 
-def masked(elsewhere: float, known: float = 1.0,
-           is_placebo: bool = False) -> Callable[[World], Coefficients]:
+def masked(elsewhere: float, known: float = 1.0, is_placebo: bool = False):
     """Weight 1 at so large a share of the keys, or at as many places, and less elsewhere."""
-    def start(world: World) -> Coefficients:
+    def start(world):
         weight = torch.full((len(world.seeds), 1, world.dials.tokens), elsewhere)
         for row, seed in zip(weight, world.seeds):
             generator = torch.Generator().manual_seed(derived_seed("dial mask", seed))
@@ -153,16 +160,16 @@ def masked(elsewhere: float, known: float = 1.0,
     return start
 
 
-def listed(name: str, flags: dict) -> Callable[[World], Coefficients]:
+def listed(name: str, flags: dict):
     """A choice of --mitigation or of --advantage."""
     is_weighting = name in MITIGATIONS
 
-    def start(world: World) -> Coefficients:
+    def start(world):
         chosen = MITIGATIONS[name] if is_weighting else ADVANTAGES[name]
         policies = [policy_of(world, s) for s in range(len(world.seeds))]
         methods = [Method(name, make(chosen, flags, policy), is_weighting) for policy in policies]
 
-        def coefficients(batch: Batch) -> torch.Tensor:
+        def coefficients(batch):
             rows = []
             for s, (method, policy) in enumerate(zip(methods, policies)):
                 numbers = method.numbers(batch.rollouts(s), policy)
@@ -176,7 +183,7 @@ def arm_of(name: str, flags: dict | None = None) -> Arm:
     """By its name in a table, or in the two lists."""
     word, _, number = name.rpartition(" ")
     if name in MITIGATIONS or name in ADVANTAGES:
-        return Arm(name, listed(name, flags or {}))
+        return Arm(name, listed(name, flags or {}), flags=flags or {})
     if word == "batch":
         return Arm(name, plain, float(number.removesuffix("x")))
     masks = {"mask": {}, "half known": {"known": 0.5}, "placebo": {"is_placebo": True}}

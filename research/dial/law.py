@@ -9,17 +9,17 @@ method measured before training, say what the method should be worth; nothing is
     ratio    noise over that of plain GRPO on the same policy
     cosine   between the method's mean gradient and the true one: what the law leaves out
 
-It leaves out, too, that AdamW divides by a scale of each parameter, and what happens to the noise
-while a policy learns.
+All is in the space of the parameters: what the tokens that decide nothing do to shared weights is
+in it. AdamW, which divides by a scale of each parameter, and what happens to the noise while a
+policy learns something else, are not.
 """
 import math
 from statistics import fmean
 
-import numpy as np
 import torch
 
 from research.dial.arms import EXACT, PLAIN, Arm, arm_of
-from research.dial.training import gradients, training
+from research.dial.training import AdamW, gradients
 from research.dial.world import Dials, World
 
 BATCHES = 64     # of each policy
@@ -27,13 +27,20 @@ BATCHES = 64     # of each policy
 
 def noise_ratio_to_lead(ratio: float, curve: dict[float, float]) -> float:
     """The lead of a method whose noise is `ratio` times plain GRPO's. `curve` has plain GRPO's own
-    lead by the factor of its batch, infinity for the exact gradient: from the largest batch to that
-    it is straight in the noise, between batches in the logarithm of their size."""
-    *sizes, _ = sorted(curve)
-    largest = sizes[-1]
-    if ratio * largest < 1:
-        return curve[largest] + (1 - ratio * largest) * (curve[math.inf] - curve[largest])
-    return float(np.interp(-math.log(ratio), np.log(sizes), [curve[size] for size in sizes]))
+    lead by the factor of its batch, infinity for the exact gradient.
+
+    Straight between two batches by the logarithm of their size, and from the largest to the exact
+    gradient by the noise; beyond what was measured the last value holds.
+    """
+    sizes = sorted(curve)
+    size = min(max(1 / ratio if ratio > 0 else math.inf, sizes[0]), sizes[-1])
+    if size in curve:
+        return curve[size]
+    below = max(known for known in sizes if known < size)
+    above = min(known for known in sizes if known > size)
+    place = (1 - below / size if above == math.inf else
+             math.log(size / below) / math.log(above / below))
+    return curve[below] + place * (curve[above] - curve[below])
 
 
 def noise_of(dials: Dials, names: list[str], rate: float, steps: int,
@@ -42,11 +49,7 @@ def noise_of(dials: Dials, names: list[str], rate: float, steps: int,
     trained by plain GRPO. One whose answers all have the same reward says nothing."""
     found = {name: {"untrained": [], "half": []} for name in names}
     for seed in seeds:
-        world = World(dials, [seed])
-        start = world.parameters
-        for _ in training(world, arm_of(PLAIN), [rate], steps // 2):
-            pass
-        for when, parameters in (("untrained", start), ("half", world.parameters)):
+        for when, parameters in zip(("untrained", "half"), trained(dials, seed, rate, steps // 2)):
             plain, _ = noise_and_cosine(dials, arm_of(PLAIN), seed, parameters)
             for name in names if math.isfinite(plain) else []:
                 noise, cosine = noise_and_cosine(dials, arm_of(name), seed, parameters)
@@ -54,6 +57,16 @@ def noise_of(dials: Dials, names: list[str], rate: float, steps: int,
     return {name: {when: [math.exp(fmean(math.log(ratio) for ratio, _ in pairs)),
                           fmean(cosine for _, cosine in pairs)]
                    for when, pairs in of.items() if pairs} for name, of in found.items()}
+
+
+def trained(dials: Dials, seed: int, rate: float, steps: int) -> list[torch.Tensor]:
+    """Parameters (1, P) before and after so many steps of plain GRPO."""
+    arm, world = arm_of(PLAIN), World(dials, [seed])
+    method, optimizer, start = arm.start(world), AdamW(world.parameters, [rate]), world.parameters
+    for step in range(1, steps + 1):
+        gradient, _ = gradients(world, arm, method, step)
+        world.parameters = world.parameters + optimizer.change(gradient)
+    return [start, world.parameters]
 
 
 def noise_and_cosine(dials: Dials, arm: Arm, seed: int,

@@ -1,12 +1,10 @@
 """Training in a world with dials, many policies side by side, each at a learning rate of its own;
 and the gradients of single batches."""
-from collections.abc import Iterator
-
 import torch
 
 from engine.policy import derived_seed
 from grpo import policy_loss
-from research.dial.arms import ANSWERS, Arm, Batch, Coefficients
+from research.dial.arms import ANSWERS, Arm, Batch
 from research.dial.world import Dials, World
 
 AT_ONCE = 2 ** 21  # sampled tokens
@@ -16,7 +14,7 @@ LIMIT = 1.0        # of the gradient's norm, at which a default run clips
 class AdamW:
     """As torch.optim.AdamW without decay, of the rows of (S, P), each at its own learning rate."""
 
-    def __init__(self, parameters: torch.Tensor, rates: list[float]) -> None:
+    def __init__(self, parameters: torch.Tensor, rates: list[float]):
         self.rates, self.steps = torch.tensor(rates)[:, None], 0
         self.mean, self.square = torch.zeros(2, *parameters.shape)
 
@@ -29,37 +27,34 @@ class AdamW:
 
 
 def train(dials: Dials, arm: Arm, seeds: list[int], rates: list[float], steps: int,
-          max_grad_norm: float = 0.0) -> list[dict[str, float]]:
-    """Of each pair of seed and rate: the mean of the expected reward over the training, and the
-    share of steps whose gradient's norm, before clipping, was above 1."""
+          max_grad_norm: float = 0.0) -> list[dict]:
+    """Of each pair of seed and rate: the mean of the expected reward over the training, its end,
+    the mean norm of the gradient before clipping, and the share of steps where it was above 1."""
     most = max(1, round(AT_ONCE / (dials.tokens * arm.problems * ANSWERS)))
     if len(seeds) > most:
         return [run for start in range(0, len(seeds), most) for run in train(
             dials, arm, seeds[start:start + most], rates[start:start + most], steps, max_grad_norm)]
     world = World(dials, seeds)
-    values, norms = zip(*training(world, arm, rates, steps, max_grad_norm))
-    with torch.no_grad():
-        last = world.value(world.after_keys(world.forward(world.parameters)[1]))
-    curve = torch.stack([*values, last], 1)
-    means = ((curve[:, 1:] + curve[:, :-1]) / 2).mean(1)
-    above = (torch.stack(norms, 1) > LIMIT).float().mean(1)
-    return [{"mean": mean, "above": share} for mean, share in zip(means.tolist(), above.tolist())]
-
-
-def training(world: World, arm: Arm, rates: list[float], steps: int,
-             max_grad_norm: float = 0.0) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Train the policies; of each step their values before it, and the gradients' norms (S,)."""
     optimizer, method = AdamW(world.parameters, rates), arm.start and arm.start(world)
+    values, norms = [], []
     for step in range(1, steps + 1):
         gradient, value = gradients(world, arm, method, step)
-        norm = gradient.norm(dim=1)
+        norm = gradient.norm(dim=1, keepdim=True)
         if max_grad_norm:
-            gradient = gradient * (max_grad_norm / (norm + 1e-6)).clamp(max=1)[:, None]
+            gradient = gradient * (max_grad_norm / (norm + 1e-6)).clamp(max=1)
         world.parameters = world.parameters + optimizer.change(gradient)
-        yield value, norm
+        values.append(value)
+        norms.append(norm[:, 0])
+    values.append(current_value(world))
+    curve, norms = torch.stack(values, 1), torch.stack(norms, 1)
+    means = ((curve[:, 1:] + curve[:, :-1]) / 2).mean(1)
+    above = (norms > LIMIT).float().mean(1)
+    names = ("mean", "end", "norm", "above")
+    return [dict(zip(names, row)) for row in torch.stack(
+        [means, curve[:, -1], norms.mean(1), above], 1).tolist()]
 
 
-def gradients(world: World, arm: Arm, method: Coefficients | None, step: int,
+def gradients(world: World, arm: Arm, method, step: int,
               draws: list | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """(S, P) of the loss, of a batch of each policy; and the value of each (S,). `draws` are what
     the random numbers follow from, where that is not the seed."""
@@ -74,8 +69,8 @@ def gradients(world: World, arm: Arm, method: Coefficients | None, step: int,
             uniform = random_numbers(world, arm, step, draws or world.seeds)
             sample = world.sample(log_prob, uniform)
         batch = Batch(world, sample, hidden.detach(), log_prob.detach(), to_come.detach(), step)
-        credit = by_cue(world, sample.ids, method(batch))  # a critic trains itself meanwhile
-        # the formula of grpo.py: tokens of one cue and symbol have one log-prob
+        credit = by_context(world, sample, method(batch))  # a critic trains itself meanwhile
+        # the formula of grpo.py: tokens of one context and symbol have one log-prob
         loss = policy_loss(log_prob, credit, 1.0, 1.0, sample.ids[0].numel())
     gradient, = torch.autograd.grad(loss, parameters)
     return gradient, value.detach()
@@ -83,16 +78,23 @@ def gradients(world: World, arm: Arm, method: Coefficients | None, step: int,
 
 def random_numbers(world: World, arm: Arm, step: int, draws: list) -> torch.Tensor:
     """(S, B, T): rows of one seed have the same, also where their rates differ."""
-    shape, drawn = (arm.problems * ANSWERS, world.dials.tokens), {}
+    drawn = {}
     for draw in dict.fromkeys(draws):
         generator = torch.Generator().manual_seed(derived_seed("dial batch", draw, step))
+        shape = (arm.problems * ANSWERS, world.dials.tokens)
         drawn[draw] = torch.rand(shape, generator=generator)
     return torch.stack([drawn[draw] for draw in draws])
 
 
-def by_cue(world: World, ids: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
-    """(S, B, T) -> (S, K + 1, V): the sum over the tokens of each cue and symbol."""
-    S, (U, V) = len(ids), world.offset.shape
-    place = (torch.arange(S)[:, None, None] * U + world.cue_of) * V + ids
+def by_context(world: World, sample, coefficients: torch.Tensor) -> torch.Tensor:
+    """(S, B, T) -> (S, U, V): the sum over the tokens of each context and symbol."""
+    S, U, V = len(coefficients), len(world.offset), world.dials.vocabulary
+    row = torch.arange(S)[:, None, None]
+    place = (row * U + sample.context) * V + sample.ids
     total = torch.zeros(S * U * V).index_add(0, place.flatten(), coefficients.flatten())
     return total.view(S, U, V)
+
+
+@torch.no_grad()
+def current_value(world: World) -> torch.Tensor:
+    return world.value(world.after_keys(world.forward(world.parameters)[1]))

@@ -1,15 +1,19 @@
 """A world whose difficulty for credit is set by dials; all values and credits in it are exact.
 
-An answer is T symbols long. At K of its places, the keys, one of four symbols is right: these
+An answer is T symbols long. At K of its places, spread evenly, one of four symbols is right: these
 decide the reward. The others decide nothing.
 
-    128/12    T = 128, K = 12, spread evenly; the reward is the share of keys that are right
-    all       the reward is 1 if all keys are right, else 0
-    own       the other places write with four symbols of their own
+    tokens, decide   T and K                 sure     logit added to one symbol at the other places
+    reward           the share of keys that are right, or 1 if all are ("all")
+    own              the other places write with four symbols of their own
+    seen             a place sees which symbol stands at the last key before it
+    found            each place has a cue of its own; else keys have, and all others share one
 
-The policy is a small Qwen2 that is given a cue, one for each key and one for all other places, and
-sees nothing of what was written. All weights are shared: what an update does for the others, it
-does to the keys.
+The policy is a small Qwen2 that is given a cue for each place, and of what was written nothing, or
+one symbol: so what comes next depends on the cue and that symbol, its context, and contexts are
+few. All weights are shared: what an update does for the others, it does to the keys.
+
+    128/12           T = 128, K = 12           512/48 sure 4 own          128/6 all seen found
 
 Policies of several seeds stand side by side, S rows of one tensor, and are computed at once. A step
 of one of them depends on its own seed alone.
@@ -32,17 +36,23 @@ SYMBOLS, HIDDEN, NEVER = 4, 32, -1e4
 class Dials:
     tokens: int
     decide: int
+    sure: float = 0.0
     all: bool = False
     own: bool = False
+    seen: bool = False
+    found: bool = False
 
     @classmethod
     def read(cls, text: str) -> "Dials":
         """From words as above."""
-        match = re.fullmatch(r"(\d{1,6})/(\d{1,6})((?: all| own)*)", text.strip())
+        words = r"(?: (?:sure \d+(?:\.\d+)?|all|own|seen|found))*"
+        match = re.fullmatch(rf"(\d{{1,6}})/(\d{{1,6}})({words})", text.strip())
         if not match or not 1 <= int(match[2]) <= int(match[1]):
             raise UserError(f"--worlds {text!r}: a world is written as 128/12, tokens and how many "
-                            "of them decide, and then any of: all, own")
-        return cls(int(match[1]), int(match[2]), all="all" in match[3], own="own" in match[3])
+                            "of them decide, and then any of: sure 4, all, own, seen, found")
+        sure = re.search(r"sure ([\d.]+)", match[3])
+        said = {name: True for name in ("all", "own", "seen", "found") if name in match[3]}
+        return cls(int(match[1]), int(match[2]), float(sure[1]) if sure else 0.0, **said)
 
     @property
     def vocabulary(self) -> int:
@@ -51,15 +61,15 @@ class Dials:
 
 @cache
 def fresh_policy(dials: Dials, seed: int) -> tuple[Qwen2, torch.Tensor, torch.Tensor]:
-    """An untrained model, its cues (K + 1, D) and the right symbols (K,)."""
+    """An untrained model, its cues (cues, D) and the right symbols (K,)."""
     config = ModelConfig(dials.vocabulary, HIDDEN, 2 * HIDDEN, num_hidden_layers=1,
                          num_attention_heads=2, num_key_value_heads=2, head_dim=HIDDEN // 2)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived_seed("dial", seed))
         model = Qwen2(config)
+        cues = dials.tokens if dials.found else dials.decide + 1
         # as large as fresh embeddings
-        cues = 0.02 * torch.randn(dials.decide + 1, HIDDEN)
-        return model, cues, torch.randint(SYMBOLS, (dials.decide,))
+        return model, 0.02 * torch.randn(cues, HIDDEN), torch.randint(SYMBOLS, (dials.decide,))
 
 
 def used(model: Qwen2) -> dict[str, torch.Tensor]:
@@ -71,8 +81,10 @@ def used(model: Qwen2) -> dict[str, torch.Tensor]:
 
 @dataclass
 class Sample:
-    """B answers of each policy."""
+    """B answers of each policy. `context` may have 1 in place of S and B."""
     ids: torch.Tensor       # (S, B, T)
+    context: torch.Tensor   # (S, B, T)
+    keys_seen: torch.Tensor  # (S, B, K): the symbol that is seen at each key
     hit: torch.Tensor       # (S, B, K) float: the key is right
     reward: torch.Tensor    # (S, B)
 
@@ -80,29 +92,48 @@ class Sample:
 class World:
     """Policies of these seeds, one after another also several of one seed: `parameters` (S, P)."""
 
-    def __init__(self, dials: Dials, seeds: list[int]) -> None:
+    def __init__(self, dials: Dials, seeds: list[int]):
         self.dials, self.seeds = dials, seeds
         T, K = dials.tokens, dials.decide
         models, cues, right = zip(*(fresh_policy(dials, seed) for seed in seeds))
-        self.cue, self.right = torch.stack(cues), torch.stack(right)        # (S, K + 1, D), (S, K)
+        self.cue, self.right = torch.stack(cues), torch.stack(right)        # (S, cues, D), (S, K)
         self.config = models[0].config
         self.shapes = {name: value.shape for name, value in used(models[0]).items()}
         self.parameters = torch.stack([
             torch.cat([value.flatten() for value in used(model).values()]) for model in models])
         self.keys = torch.tensor([(2 * j + 1) * T // (2 * K) for j in range(K)])
-        self.cue_of = torch.full((T,), K).index_copy(0, self.keys, torch.arange(K))
-        self.offset = torch.zeros(K + 1, dials.vocabulary)                  # added to the logits
-        if dials.own:
-            self.offset[:K, SYMBOLS:] = NEVER
-            self.offset[K, :SYMBOLS] = NEVER
+        decides = torch.zeros(T, dtype=torch.bool).index_fill(0, self.keys, True)
+        self.decides, self.keys_before = decides, decides.cumsum(0) - decides.long()
+        if dials.found:
+            self.cue_of = torch.arange(T)
+        else:
+            self.cue_of = torch.where(decides, self.keys_before, K)
+        self.sights = 1 + SYMBOLS * dials.seen  # what may be seen at a place: nothing, a symbol
+        self.cue_at = torch.arange(self.cue.shape[1]).repeat_interleave(self.sights)  # (U,)
+        self.seen_at = torch.arange(self.sights).repeat(self.cue.shape[1])
+        self.offset = self.offsets()[self.cue_at]                           # (U, V)
+
+    def offsets(self) -> torch.Tensor:
+        """(cues, V): added to the logits."""
+        offset = torch.zeros(self.dials.tokens, self.dials.vocabulary)
+        others, keys = ~self.decides, self.decides
+        if self.dials.own:
+            offset[keys, SYMBOLS:] = NEVER
+            offset[others, :SYMBOLS] = NEVER
+        offset[others, SYMBOLS * self.dials.own] += self.dials.sure
+        at_cues = torch.zeros(self.cue.shape[1], self.dials.vocabulary)
+        return at_cues.index_copy(0, self.cue_of, offset)  # places of one cue have the same
 
     def forward(self, parameters: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states (S, K + 1, D) and log-probs (S, K + 1, V), by cue: qwen2_model.py's layer
+        """Hidden states (S, U, D) and log-probs (S, U, V) of all contexts: qwen2_model.py's layer
         for many models at once."""
         parts = parameters.split([shape.numel() for shape in self.shapes.values()], 1)
         w = {name: part.unflatten(1, shape)
              for (name, shape), part in zip(self.shapes.items(), parts)}
-        x = self.cue
+        x = self.cue[:, self.cue_at]
+        if self.dials.seen:
+            shown = (self.seen_at > 0)[:, None]
+            x = x + w["embed_tokens.weight"][:, (self.seen_at - 1).clamp(min=0)] * shown
         x = x + (norm(x, w["input_layernorm.weight"]) @ w["self_attn.v_proj.weight"].mT
                  + w["self_attn.v_proj.bias"][:, None]) @ w["self_attn.o_proj.weight"].mT
         n = norm(x, w["post_attention_layernorm.weight"])
@@ -112,42 +143,72 @@ class World:
         return hidden, (hidden @ w["lm_head.weight"].mT + self.offset).log_softmax(-1)
 
     def after_keys(self, log_prob: torch.Tensor) -> torch.Tensor:
-        """(K + 1, S): what is still to come, in front of each key and behind the last. It is a
-        number of hits; where all have to be right, the chance of it."""
-        K = self.dials.decide
-        chance = log_prob.exp()[:, :K, :SYMBOLS]
-        hit = F.one_hot(self.right, SYMBOLS).float()                        # (S, K, 4)
-        to_come = [torch.full((len(chance),), 1.0 if self.dials.all else 0.0)]
+        """(K + 1, S, sights): what is still to come, in front of each key and behind the last, by
+        what is seen there. It is a number of hits; where all have to be right, the chance of it."""
+        K, start = self.dials.decide, 0.0 if not self.dials.all else 1.0
+        chance = self.at_keys(log_prob.exp())                               # (S, K, sights, 4)
+        hit = F.one_hot(self.right, SYMBOLS).float()      # (S, K, 4)
+        to_come = [torch.full(chance[:, 0, :, 0].shape, start)]
         for j in reversed(range(K)):
-            behind = to_come[-1][:, None]
-            worth = hit[:, j] * behind if self.dials.all else hit[:, j] + behind
-            to_come.append((chance[:, j] * worth).sum(-1))
+            to_come.append((chance[:, j] * self.worth(hit[:, j], to_come[-1])[:, None]).sum(-1))
         return torch.stack(to_come[::-1])
+
+    def at_keys(self, values: torch.Tensor) -> torch.Tensor:
+        """(S, U, V) -> (S, K, sights, 4)"""
+        by_cue = values.unflatten(1, (-1, self.sights))
+        return by_cue[:, self.cue_of[self.keys], :, :SYMBOLS]
+
+    def worth(self, hit: torch.Tensor, to_come: torch.Tensor) -> torch.Tensor:
+        """(S, 4): of each symbol at a key, given what is to come behind it (S, sights)."""
+        behind = to_come[:, 1:] if self.dials.seen else to_come
+        return hit * behind if self.dials.all else hit + behind
 
     def value(self, to_come: torch.Tensor) -> torch.Tensor:
         """(S,): the expected reward."""
-        return to_come[0] / (1 if self.dials.all else self.dials.decide)
+        return to_come[0, :, 0] / (1 if self.dials.all else self.dials.decide)
 
     def sample(self, log_prob: torch.Tensor, uniform: torch.Tensor) -> Sample:
         """Answers by inverse-CDF sampling from `uniform` (S, B, T)."""
-        cumulative = log_prob.exp().cumsum(-1)[:, None, self.cue_of]        # (S, 1, T, V)
-        ids = torch.zeros(uniform.shape, dtype=torch.uint8)  # small numbers: a third of the time
-        for bound in cumulative.movedim(-1, 0).contiguous()[:-1]:
-            ids += (uniform >= bound).byte()
+        cumulative = log_prob.exp().cumsum(-1)
+        (S, B, T), row = uniform.shape, torch.arange(len(log_prob))[:, None, None]
+        keys_seen = torch.zeros(S, B, self.dials.decide + 1, dtype=torch.long)
+        context = (self.cue_of * self.sights)[None, None]
+        if self.dials.seen:
+            for j, key in enumerate(self.keys.tolist()):
+                chance = cumulative[row[:, 0], context[0, 0, key] + keys_seen[..., j]]
+                keys_seen[..., j + 1] = 1 + pick(chance[..., :SYMBOLS], uniform[..., key])
+            context = context + keys_seen[..., self.keys_before]
+        ids = pick(cumulative[row, context], uniform)
         hit = (ids[..., self.keys] == self.right[:, None]).float()
-        return Sample(ids.long(), hit, hit.prod(-1) if self.dials.all else hit.mean(-1))
+        reward = hit.prod(-1) if self.dials.all else hit.mean(-1)
+        return Sample(ids, context, keys_seen[..., :-1], hit, reward)
 
     def credit(self, sample: Sample, to_come: torch.Tensor) -> torch.Tensor:
         """(S, B, T): V behind each token minus V before it. In all it is R - V."""
-        before, behind = to_come.T[:, None, :-1], to_come.T[:, None, 1:]    # (S, 1, K)
-        if self.dials.all:
-            so_far = F.pad(sample.hit.cumprod(-1)[..., :-1], (1, 0), value=1.0)  # all before it
-            at_key = so_far * (sample.hit * behind - before)
-        else:
-            at_key = (sample.hit + behind - before) / self.dials.decide
+        S, B, K = sample.hit.shape
+        row, seen = torch.arange(S)[:, None], sample.keys_seen
+        at_key = torch.zeros(S, B, K)
+        past = torch.ones(S, B)  # whether all keys so far were right, where all have to be
+        for j, key in enumerate(self.keys.tolist()):
+            symbol = 1 + sample.ids[..., key] if self.dials.seen else torch.zeros_like(seen[..., j])
+            hit, before = sample.hit[..., j], to_come[j, row, seen[..., j]]
+            behind = to_come[j + 1, row, symbol]
+            if self.dials.all:
+                at_key[..., j] = past * (hit * behind - before)
+                past = past * hit
+            else:
+                at_key[..., j] = (hit + behind - before) / K
         return torch.zeros(sample.ids.shape).index_copy(2, self.keys, at_key)
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """(S, K + 1, D) with a weight (S, D)"""
+    """(S, U, D) with a weight (S, D)"""
     return F.rms_norm(x, x.shape[-1:], eps=1e-6) * weight[:, None]
+
+
+def pick(cumulative: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """(...,) from cumulative probabilities (..., V): the number of those that u has reached."""
+    ids = torch.zeros(uniform.shape, dtype=torch.uint8)  # small numbers: a third of the time
+    for bound in cumulative.movedim(-1, 0).contiguous()[:-1]:
+        ids += (uniform >= bound).byte()
+    return ids.long()

@@ -1,17 +1,23 @@
 """Where does credit by token pay? Every weighting and advantage, in a world with dials.
 
-Some tokens of an answer decide its reward, the others nothing (research/dial/world.py). What is a
-method worth there, by how many decide? That is the mean of the expected reward over a training,
-minus that of plain GRPO with the same seed. Beside the two lists stand arms that no model could
-have, and plain GRPO with more problems, the scale (research/dial/arms.py).
+Some tokens of an answer decide its reward, the others nothing (research/dial/world.py). Asked is
+how many decide, what the others are like, and what a method is worth there: the mean of the
+expected reward over a training, minus that of plain GRPO with the same seed. Beside the two lists
+(research/dial/arms.py):
+
+    true credit          exact, with its sign and size
+    mask 0.1, 0          weight 1 at the tokens that decide, so much at the others
+    half known 0.1       at half of the tokens that decide; placebo 0.1: at as many others
+    batch 2x, 4x, 16x    plain GRPO with more problems: the scale
 
 Each has in each world the learning rate that was best on other seeds. Without --max_grad_norm
 nothing is clipped, and the column `above 1` is the share of steps that a limit of 1 would clip.
 Trainings are kept in a file, and a second call goes on from there. A world is written as 512/48,
-tokens and how many decide, and then any of: all, own.
+tokens and how many decide, and then any of: sure 4, all, own, seen, found.
 """
 import hashlib
 import inspect
+import time
 from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
@@ -24,6 +30,7 @@ from analysis.tables import Table, by_row
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
 from harness.files import append_line, is_file, make_folder, read_lines
+from harness.flags import Parser, add_flags, parameters_as_flags
 from research.dial.arms import PLAIN, TRUE, Arm, arm_of
 from research.dial.training import train
 from research.dial.world import Dials
@@ -32,22 +39,24 @@ from research.experiments.published import RESULTS, read_result
 from research.probes.common import COMMON, Findings, Flag, Probe
 from research.probes.progress import Progress
 
-WORLDS = ("128/3", "128/12", "128/42", "128/128", "512/12", "512/48", "512/170", "128/42 own",
-          "128/6 all")
+WORLDS = ("128/3", "128/12", "128/42", "128/128", "512/12", "512/48", "512/170", "512/48 own",
+          "128/42 own", "512/48 sure 4", "512/48 sure 6", "128/6 all", "128/12 seen",
+          "128/12 found")
 BEYOND = ("mask 0.1", "mask 0", "half known 0.1", "placebo 0.1")
 SCALE = ("batch 2x", "batch 4x", "batch 16x")
 # plain GRPO here, exactly: nothing but tags, lengths and the parts of a reward tells them apart
 ALIKE = ("none", "grpo", "span", "rloo")
 FLAGS = {
     **COMMON,
-    "worlds": Flag(",".join(WORLDS), "separated by commas", quick="16/2,16/4 all"),
+    "worlds": Flag(",".join(WORLDS), "separated by commas", quick="16/2,16/4 all seen"),
     "only": Flag(None, "these arms beside plain GRPO, true credit and the scale, separated by "
-                       "commas: methods, or mask 0.1, half known 0.1, placebo 0.1"),
+                       "commas"),
     "steps": Flag(60, "of 8 x 8 answers", least=2, most=100_000, quick=3),
     "seeds": Flag(12, "of each arm", least=2, most=1000, quick=2),
     "rates": Flag("3e-3,1e-2,3e-2", "learning rates of AdamW", quick="1e-2,3e-2"),
     "rate_seeds": Flag(8, "other seeds on which they are chosen", least=1, most=1000, quick=2),
     "max_grad_norm": Flag(0.0, "clip the gradient's norm at this; 0 is never", least=0, most=1e6),
+    "report_only": Flag(False, "train nothing: show what is in the file"),
     "runs": Flag("results/dial-runs.jsonl", "file of trainings that are done",
                  quick="results/dial-quick-runs.jsonl")}
 RATES_FROM, SEEDS_FROM = 1000, 3000
@@ -65,9 +74,13 @@ def measure(probe: Probe) -> Findings:
             try:
                 cells.append(cell_of(world, name, args))
             except UserError as error:
-                if args.only:
-                    raise UserError(f"{name} cannot be asked here: {error}") from None
                 reasons[name] = str(error)
+            if name in reasons and args.only:
+                raise UserError(f"{name} cannot be asked here: {reasons[name]}")
+    cells = [cell for cell in cells if cell and cell["arm"] not in reasons]
+    worlds = [world for world in worlds if {PLAIN, TRUE} <= {
+        cell["arm"] for cell in cells if cell["world"] == world}]
+    cells = [cell for cell in cells if cell["world"] in worlds]
     board = board_table(worlds, cells)
     law = [] if args.max_grad_norm else law_table(board)  # it was predicted without clipping
     tables = [leads_table(board), board, *missing_table(reasons), *law]
@@ -76,7 +89,7 @@ def measure(probe: Probe) -> Findings:
                     "ten minutes to an hour", values={"cells": cells})
 
 
-def in_words(args: SimpleNamespace) -> str:
+def in_words(args) -> str:
     return (f"{args.seeds} seeds of each arm, {args.steps} steps of 8 x 8 answers; the rate is the "
             f"best of {args.rates} on {args.rate_seeds} other seeds; "
             + (f"clipped at {args.max_grad_norm:g}." if args.max_grad_norm else "not clipped."))
@@ -89,20 +102,40 @@ def arms_asked(only: str | None) -> list[str]:
     return [*BEYOND, *(name for name in (*MITIGATIONS, *ADVANTAGES) if name not in ALIKE)]
 
 
-def cell_of(world: str, name: str, args: SimpleNamespace, first: int = SEEDS_FROM) -> dict:
+def arm_as_typed(text: str) -> Arm:
+    """`my_idea --strength 2`, or a name alone."""
+    name, *typed = text.split(" --")
+    chosen = MITIGATIONS.get(name) or ADVANTAGES.get(name)
+    if not typed or chosen is None:
+        return arm_of(name)
+    words = [word for flag in typed for word in f"--{flag}".split(maxsplit=1)]
+    parser = add_flags(Parser(f"python -m research dial --only {name}", ""),
+                       parameters_as_flags(chosen))
+    return arm_of(name, parser.read(words))
+
+
+def cell_of(world: str, text: str, args, first: int = SEEDS_FROM) -> dict | None:
     """The arm in the world at its own rate, by seed; from the file where it is known."""
-    file, dials, arm = Path(args.runs), Dials.read(world), arm_of(name)
-    key = {"world": world, "arm": name, "code": code_of(name), "steps": args.steps,
+    arm, file = arm_as_typed(text), Path(args.runs)
+    key = {"world": world, "arm": text, "code": code_of(arm.name), "steps": args.steps,
            "limit": args.max_grad_norm, "seeds": [args.seed + first, args.seeds],
            "rates": [args.rates, args.seed + RATES_FROM, args.rate_seeds]}
     known = read_lines(file) if is_file(file) else []
-    of_rates = {**key, "seeds": None}.items()
-    tuned = [cell for cell in known if of_rates <= {**cell, "seeds": None}.items()]
-    for cell in tuned:
-        if cell["seeds"] == key["seeds"]:
+    for cell in reversed(known):
+        unclipped = {**key, "limit": 0.0}
+        if key.items() <= cell.items():
             return cell
-    rate = tuned[0]["rate"] if tuned else best_rate(dials, arm, args)
-    cell = {**key, "rate": rate, **runs_at(dials, arm, rate, args, first)}
+        if unclipped.items() <= cell.items() and cell["most_above"] == 0:
+            return {**cell, **key}  # no step would have been clipped
+    of_rates = {**key, "seeds": None}.items()
+    if args.report_only:
+        return None
+    tuned = next((cell for cell in known if of_rates <= {**cell, "seeds": None}.items()), None)
+    start = time.process_time()
+    chosen = best_rate(Dials.read(world), arm, args) if tuned is None else {
+        name: tuned[name] for name in ("rate", "by_rate", "rates_above")}
+    cell = key | chosen | runs_at(Dials.read(world), arm, chosen, args, first)
+    cell["seconds"] = round(time.process_time() - start, 2)
     make_folder(file.parent)
     append_line(file, cell)
     return cell
@@ -114,22 +147,25 @@ def code_of(name: str) -> str | None:
     return chosen and hashlib.sha256(inspect.getsource(chosen).encode()).hexdigest()[:8]
 
 
-def best_rate(dials: Dials, arm: Arm, args: SimpleNamespace) -> float:
+def best_rate(dials: Dials, arm: Arm, args) -> dict:
     """By the mean of other seeds."""
     rates = [float(rate) for rate in args.rates.split(",")]
     seeds = range(args.seed + RATES_FROM, args.seed + RATES_FROM + args.rate_seeds)
     pairs = [(seed, rate) for rate in rates for seed in seeds]
     runs = train(dials, arm, *map(list, zip(*pairs)), args.steps, args.max_grad_norm)
-    return max(rates, key=lambda rate: fmean(
-        run["mean"] for run, (_, its) in zip(runs, pairs) if its == rate))
+    means = [fmean(run["mean"] for run, (_, its) in zip(runs, pairs) if its == rate)
+             for rate in rates]
+    return {"rate": rates[means.index(max(means))], "by_rate": means,
+            "rates_above": max(run["above"] for run in runs)}
 
 
-def runs_at(dials: Dials, arm: Arm, rate: float, args: SimpleNamespace,
-            first: int) -> dict[str, list[float]]:
-    """Of each seed: the mean, and the share of steps that a limit of 1 would clip."""
+def runs_at(dials: Dials, arm: Arm, chosen: dict, args, first: int) -> dict:
+    """The mean and the end of each seed at the chosen rate; and whether any training, those that
+    chose the rate included, had a gradient that a limit of 1 would clip."""
     seeds = list(range(args.seed + first, args.seed + first + args.seeds))
-    runs = train(dials, arm, seeds, [rate] * len(seeds), args.steps, args.max_grad_norm)
-    return {name: [run[name] for run in runs] for name in ("mean", "above")}
+    runs = train(dials, arm, seeds, [chosen["rate"]] * len(seeds), args.steps, args.max_grad_norm)
+    lists = {name: [run[name] for run in runs] for name in ("mean", "end", "norm", "above")}
+    return lists | {"most_above": max(chosen["rates_above"], *lists["above"])}
 
 
 def board_table(worlds: list[str], cells: list[dict]) -> Table:
@@ -137,16 +173,20 @@ def board_table(worlds: list[str], cells: list[dict]) -> Table:
     rows = []
     for world in worlds:
         of = {cell["arm"]: cell for cell in cells if cell["world"] == world}
+        leads = {name: np.subtract(cell["mean"], of[PLAIN]["mean"]) for name, cell in of.items()}
         for name, cell in of.items():
-            lead = mean_over(np.subtract(cell["mean"], of[PLAIN]["mean"]))
+            lead, true = mean_over(leads[name]), leads[TRUE].mean()
+            share = lead.value / true if true > 0 and name != PLAIN else None
             interval = lead.interval if name != PLAIN else None
             rows.append([world, name, cell["rate"], fmean(cell["mean"]), lead.value, interval,
-                         fmean(cell["above"])])
+                         share, fmean(cell["norm"]), fmean(cell["above"]), cell["seconds"]])
     formats = {"world": "", "arm": "", "rate": "g", "mean": ".1%", "lead": "points",
-               "95%": "points", "above": ".0%"}
+               "95%": "points", "share": ".2f", "norm": ".3f", "above": ".0%", "seconds": ".1f"}
     return Table("board", "Mean success of training, each arm minus plain GRPO",
-                 by_row(formats, rows), "", ["world: tokens / how many decide; above 1: steps "
-                                             "whose gradient's norm is above 1"],
+                 by_row(formats, rows), "", [
+                     "world: tokens / how many decide; share: of the true credit's lead; above: "
+                     "steps whose gradient's norm is above 1; seconds of the processor for all "
+                     "seeds and rates of an arm"],
                  {"above": "above 1", "95%": "95% interval"})
 
 
@@ -166,44 +206,46 @@ def leads_table(board: Table) -> Table:
 
 
 def law_table(board: Table) -> list[Table]:
-    """Beside what was predicted (python -m research law), where it was."""
-    said = {(row["world"], row["arm"]): row for table in read_result(RESULTS / "law.json")["tables"]
+    """Beside what was predicted (python -m research law), where it was published before."""
+    path, rows = RESULTS / "law.json", []
+    if not is_file(path):
+        return []
+    said = {(row["world"], row["arm"]): row for table in read_result(path)["tables"]
             if table["name"] == "predictions" for row in table["rows"]}
-    rows = []
     for world, arm, _, _, lead, interval, *_ in board.rows:
         if interval and (world, arm) in said:
             row = said[world, arm]
             is_off = not interval[0] <= row["lead"] <= interval[1]
             rows.append([world, arm, row["ratio"], row["cosine"], row["lead"], lead, interval,
-                         "off" if is_off else ""])
+                         lead - row["lead"], "off" if is_off else ""])
     if not rows:
         return []
-    errors = {}
-    for world, _, _, _, predicted, lead, *_ in rows:
-        errors.setdefault(world, []).append(100 * abs(lead - predicted))
-    each = ", ".join(f"{world} {fmean(of):.1f}" for world, of in errors.items())
-    finding = (f"Of {len(rows)} predictions {sum(row[-1] == 'off' for row in rows)} lie outside "
-               f"the 95% interval of what was measured; mean absolute deviation "
-               f"{fmean(sum(errors.values(), [])):.1f} points ({each}).")
+    errors = {world: [abs(row[7]) for row in rows if row[0] == world]
+              for world in dict.fromkeys(row[0] for row in rows)}
+    each = ", ".join(f"{world} {100 * fmean(of):.1f}" for world, of in errors.items())
+    finding = (f"Of {len(rows)} predictions {sum(row[8] == 'off' for row in rows)} lie outside the "
+               f"95% interval of what was measured; mean absolute deviation "
+               f"{100 * fmean(abs(row[7]) for row in rows):.1f} points ({each}).")
     formats = {"world": "", "arm": "", "ratio": ".3g", "cosine": ".2f", "predicted": "points",
-               "lead": "points", "95%": "points", "verdict": ""}
+               "lead": "points", "95%": "points", "difference": "points", "verdict": ""}
     return [Table("law", "Leads over plain GRPO, predicted and measured", by_row(formats, rows),
                   finding, ["predicted before any of these trainings was made"])]
 
 
 def missing_table(reasons: dict[str, str]) -> list[Table]:
-    columns = by_row({"method": "", "reason": ""}, list(reasons.items()))
-    return [Table("missing", "What cannot be asked here", columns)] if reasons else []
+    rows = [[name, reason] for name, reason in reasons.items()]
+    return [Table("missing", "What cannot be asked here", by_row({"method": "", "reason": ""},
+                                                                rows))] if rows else []
 
 
-def one_line(name: str, flags: dict | None = None) -> str:
+def one_line(name: str, flags: dict | None = None, seeds: int = 8) -> str:
     """What a method is worth in one world, in a sentence, after some seconds."""
-    dials = Dials.read("128/12")
-    args = SimpleNamespace(seed=0, steps=60, max_grad_norm=0.0, rates="1e-2,3e-2", seeds=8,
-                           rate_seeds=4)
+    world = "128/12"
+    dials, typed = Dials.read(world), SimpleNamespace(seed=0, steps=60, max_grad_norm=0.0,
+                                                      rates="1e-2,3e-2", seeds=seeds, rate_seeds=4)
     try:
         mine, plain, true = (
-            np.array(runs_at(dials, arm, best_rate(dials, arm, args), args, SEEDS_FROM)["mean"])
+            np.array(runs_at(dials, arm, best_rate(dials, arm, typed), typed, SEEDS_FROM)["mean"])
             for arm in (arm_of(name, flags), arm_of(PLAIN), arm_of(TRUE)))
     except UserError as error:
         return f"{name} cannot be asked in a world with dials: {error}"
@@ -211,5 +253,5 @@ def one_line(name: str, flags: dict | None = None) -> str:
     low, high = lead.interval
     return (f"In a world where {dials.decide} of {dials.tokens} tokens decide, {name} is at "
             f"{100 * lead.value:+.1f} ({100 * low:+.1f} to {100 * high:+.1f}) points of plain "
-            f"GRPO's mean success, true credit at {100 * best:+.1f} ({args.seeds} seeds, "
-            f"the better of two rates on {args.rate_seeds} others)")
+            f"GRPO's mean success, true credit at {100 * best:+.1f} ({seeds} seeds, the better of "
+            f"two rates on 4 others)")

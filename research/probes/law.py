@@ -1,20 +1,24 @@
 """What should credit by token be worth? Predicted before it is measured, in a world with dials.
 
-Measured are plain GRPO's own leads by the size of its batch, and the noise of each method's
-gradient on policies that are untrained and half trained; the geometric mean of these two gives the
-predicted lead (research/dial/law.py). No method is trained: python -m research dial, on other
-seeds, measures what was predicted. Methods that keep a state are left out: on one batch they have
-none.
+If a method's gradient has a third of the noise of plain GRPO's, it should lead as plain GRPO with
+three times the batch (research/dial/law.py). So measured are plain GRPO's own leads by the size of
+its batch, and the noise and direction of each method's gradient on policies that are untrained and
+half trained. Of each pair of numbers the geometric mean gives the predicted lead. Nothing is
+fitted, and no method is trained.
+
+These are predictions: python -m research dial, on other seeds, measures what they are about.
+Methods that keep a state are left out: on one batch they have none.
 """
 import inspect
 import math
-from types import SimpleNamespace
+from pathlib import Path
 
 import torch
 
 from analysis.tables import Table, by_row
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
+from harness.files import append_line, is_file, read_lines
 from research.dial.arms import EXACT, PLAIN, TRUE, arm_of
 from research.dial.law import noise_of, noise_ratio_to_lead
 from research.dial.training import train
@@ -26,7 +30,7 @@ from research.probes.progress import Progress
 FLAGS = {**dial.FLAGS,
          "policies": Flag(3, "whose gradients' noise is measured, before training and in the "
                              "middle of it", least=1, most=100, quick=1)}
-del FLAGS["max_grad_norm"]
+del FLAGS["max_grad_norm"], FLAGS["report_only"]
 SIZES = {"batch 0.25x": 0.25, "batch 0.5x": 0.5, PLAIN: 1.0, "batch 2x": 2.0, "batch 4x": 4.0,
          "batch 8x": 8.0, "batch 16x": 16.0, EXACT: math.inf}
 CURVE_FROM, NOISE_FROM = 2000, 4000  # seeds that no lead is measured on
@@ -34,7 +38,7 @@ CURVE_FROM, NOISE_FROM = 2000, 4000  # seeds that no lead is measured on
 
 def measure(probe: Probe) -> Findings:
     args = probe.args
-    args.max_grad_norm = 0.0
+    args.max_grad_norm, args.report_only = 0.0, False
     torch.set_num_threads(args.threads or 1)
     worlds, curves, rows = args.worlds.split(","), {}, []
     progress = Progress(**{world: Dials.read(world).tokens for world in worlds})
@@ -44,10 +48,14 @@ def measure(probe: Probe) -> Findings:
             progress(world, i / (len(SIZES) + 4), f"{world}: {name}")
             cells[name] = dial.cell_of(world, name, args, CURVE_FROM)
         curves[world] = curve_of(cells)
+        rate = cells[PLAIN]["rate"]
         progress(world, 0.8, f"{world}: noise")
-        rows += rows_of(world, curves[world], cells[PLAIN]["rate"], args)
+        rows += rows_of(world, curves[world], rate, args)
+    values = {"curves": {world: {str(size): lead for size, lead in curve.items()}
+                         for world, curve in curves.items()}}
     return Findings("What should credit by token be worth?", [dial.in_words(args)],
-                    [predictions_table(rows), curve_table(curves)], None, "half an hour")
+                    [predictions_table(rows), curve_table(curves)], None, "half an hour",
+                    values=values)
 
 
 def curve_of(cells: dict[str, dict]) -> dict[float, float]:
@@ -57,19 +65,32 @@ def curve_of(cells: dict[str, dict]) -> dict[float, float]:
             for name, size in SIZES.items()}
 
 
-def rows_of(world: str, curve: dict[float, float], rate: float,
-            args: SimpleNamespace) -> list[list]:
-    names = [name for name in [TRUE, *dial.arms_asked(args.only)] if can_be_asked(name)]
-    seeds, rows = range(args.seed + NOISE_FROM, args.seed + NOISE_FROM + args.policies), []
-    for name, of in noise_of(Dials.read(world), names, rate, args.steps, seeds).items():
+def rows_of(world: str, curve: dict, rate: float, args) -> list[list]:
+    rows = []
+    for name, of in known_noise(world, rate, args).items():
         (untrained, straight), (half, straight_half) = (
             of.get(when, (None, None)) for when in ("untrained", "half"))
         known = [noise for noise in (untrained, half) if noise]
+        ratio = math.prod(known) ** (1 / max(1, len(known)))
         if known:
-            ratio = math.prod(known) ** (1 / len(known))
             rows.append([world, name, untrained, half, straight, straight_half, ratio,
                          noise_ratio_to_lead(ratio, curve)])
     return rows
+
+
+def known_noise(world: str, rate: float, args) -> dict[str, dict]:
+    """Of each arm; from the file where it is known."""
+    names = [name for name in [TRUE, *dial.arms_asked(args.only)] if can_be_asked(name)]
+    key = {"noise of": world, "arms": names, "rate": rate, "steps": args.steps,
+           "policies": [args.seed + NOISE_FROM, args.policies]}
+    file = Path(args.runs)
+    for line in read_lines(file) if is_file(file) else []:
+        if key.items() <= line.items():
+            return line["found"]
+    seeds = range(args.seed + NOISE_FROM, args.seed + NOISE_FROM + args.policies)
+    found = noise_of(Dials.read(world), names, rate, args.steps, seeds)
+    append_line(file, {**key, "found": found})
+    return found
 
 
 def can_be_asked(name: str) -> bool:
@@ -93,7 +114,7 @@ def predictions_table(rows: list[list]) -> Table:
                   "cosine half": "cosine, half trained", "lead": "predicted lead"})
 
 
-def curve_table(curves: dict[str, dict[float, float]]) -> Table:
+def curve_table(curves: dict[str, dict]) -> Table:
     rows = [[world, *curve.values()] for world, curve in curves.items()]
     heads = ["exact" if size == math.inf else f"{size:g}x" for size in SIZES.values()]
     return Table("curves", "Plain GRPO's lead over itself by the size of its batch",

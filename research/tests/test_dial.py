@@ -1,6 +1,7 @@
 """The world with dials against enumeration, its training against torch, its arms by hand."""
 import copy
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,11 +13,11 @@ from grpo import group_z_score, policy_loss
 from qwen2_model import rotary
 from research.__main__ import main
 from research.dial.arms import PLAIN, TRUE, Batch, arm_of
-from research.dial.training import AdamW, by_cue, train
+from research.dial.training import AdamW, by_context, train
 from research.dial.world import Dials, Sample, World, fresh_policy, used
 from research.probes import dial
 
-WORLDS = ("4/2", "4/2 all", "4/3 all own", "3/2 own")
+WORLDS = ("4/2", "4/2 all", "4/2 seen sure 1", "4/3 all seen found", "3/2 own seen")
 
 
 def shaken(name):
@@ -28,15 +29,23 @@ def shaken(name):
 
 
 def every_answer(world, s, log_prob):
-    """Of one policy: all answers, probabilities and rewards, from the description."""
+    """Of one policy: all answers, what each places sees, probabilities and rewards, token by token
+    from the description."""
     T, V = world.dials.tokens, world.dials.vocabulary
-    keys = world.keys.tolist()
+    keys, rows = world.keys.tolist(), []
     ids = torch.tensor([answer for answer in itertools.product(range(V), repeat=T)
                         if all(answer[key] < 4 for key in keys)])  # others never stand there
-    cues = [keys.index(t) if t in keys else len(keys) for t in range(T)]
+    for answer in ids.tolist():
+        seen, contexts = 0, []
+        for t, symbol in enumerate(answer):
+            contexts.append(int(world.cue_of[t]) * world.sights + seen)
+            if t in keys and world.dials.seen:
+                seen = 1 + symbol
+        rows.append(contexts)
+    contexts = torch.tensor(rows)
     hit = (ids[:, keys] == world.right[s]).double()
     reward = hit.prod(1) if world.dials.all else hit.mean(1)
-    return ids, log_prob[s][cues, ids].double().sum(1).exp(), reward
+    return ids, contexts, log_prob[s][contexts, ids].double().sum(1).exp(), reward
 
 
 @pytest.mark.parametrize("name", WORLDS)
@@ -47,14 +56,15 @@ def test_values_credits_and_gradient_are_those_of_all_answers(name):
     to_come = world.after_keys(log_prob)
     value = world.value(to_come)
     for s in (0, 1):
-        ids, chance, reward = every_answer(world, s, log_prob)
+        ids, contexts, chance, reward = every_answer(world, s, log_prob)
         assert chance.sum().item() == pytest.approx(1, abs=1e-5)
         assert value[s].item() == pytest.approx((chance @ reward).item(), abs=1e-5)
         mine, = torch.autograd.grad(value[s], parameters, retain_graph=True)
         truth, = torch.autograd.grad(chance @ reward, parameters, retain_graph=True)
         assert torch.allclose(mine, truth, atol=1e-6) and truth[s].norm() > 1e-3
+        seen = contexts[:, world.keys] % world.sights
         hit = (ids[:, world.keys] == world.right[s]).float()
-        sample = Sample(ids[None], hit[None], reward[None].float())
+        sample = Sample(ids[None], contexts[None], seen[None], hit[None], reward[None].float())
         alone = World(world.dials, [world.seeds[s]])
         credit = alone.credit(sample, to_come[:, s:s + 1].detach())[0].double()
         known = chance > 1e-12
@@ -73,14 +83,17 @@ def conditional(prefix, chance, reward):
 
 
 def test_the_layer_by_hand_is_that_of_the_model():
-    dials = Dials.read("6/2 own")
+    dials = Dials.read("6/2 seen")
     world, (model, cue, _) = World(dials, [3]), fresh_policy(dials, 3)
     model, generator = copy.deepcopy(model), torch.Generator().manual_seed(1)
     for parameter in model.parameters():  # biases begin at 0
         parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator)
     flat = torch.cat([value.flatten() for value in used(model).values()])[None]
+    embedding = model.model.embed_tokens.weight
+    x = torch.stack([cue[c] + (embedding[h - 1] if h else 0)
+                     for c, h in zip(world.cue_at.tolist(), world.seen_at.tolist())])
     [block] = model.model.layers
-    x = block(cue, *rotary(torch.zeros(len(cue)), model.config), lambda layer, q, k, v: v)
+    x = block(x, *rotary(torch.zeros(len(x)), model.config), lambda layer, q, k, v: v)
     hidden = model.model.norm(x)
     mine, log_prob = world.forward(flat)
     assert torch.allclose(mine[0], hidden, atol=1e-5)
@@ -99,13 +112,13 @@ def batch_of(name):
                                        1)
 
 
-def test_tokens_of_one_cue_are_summed_and_the_gradient_stays():
-    parameters, log_prob, batch = batch_of("12/3")
+def test_tokens_of_one_context_are_summed_and_the_gradient_stays():
+    parameters, log_prob, batch = batch_of("12/3 seen")
     coefficient = torch.rand(batch.sample.ids.shape)
     row = torch.arange(2)[:, None, None]
-    tokens = log_prob[row, batch.world.cue_of, batch.sample.ids]
+    tokens = log_prob[row, batch.sample.context, batch.sample.ids]
     long = sum(policy_loss(tokens[s], coefficient[s], 1.0, 1.0, 768) for s in (0, 1))
-    short = policy_loss(log_prob, by_cue(batch.world, batch.sample.ids, coefficient), 1.0, 1.0, 768)
+    short = policy_loss(log_prob, by_context(batch.world, batch.sample, coefficient), 1.0, 1.0, 768)
     one, other = (torch.autograd.grad(loss, parameters, retain_graph=True)[0]
                   for loss in (long, short))
     assert torch.allclose(one, other, atol=1e-6) and one.norm() > 1e-3
@@ -115,13 +128,13 @@ def test_a_batch_is_what_a_run_would_have():
     _, _, batch = batch_of("12/3")
     rollouts, ids = batch.rollouts(1), batch.sample.ids[1]
     assert torch.equal(rollouts.ids, ids) and rollouts.group.tolist() == [b // 8 for b in range(64)]
-    chance = batch.log_prob[1].exp()[batch.world.cue_of].expand(64, 12, 4)
+    chance = batch.log_prob[1].exp()[batch.sample.context[0, 0]].expand(64, 12, 4)
     assert torch.allclose(rollouts.log_prob, torch.distributions.Categorical(chance).log_prob(ids))
     assert torch.allclose(rollouts.entropy, torch.distributions.Categorical(chance).entropy())
     assert torch.allclose(rollouts.collision, chance.square().sum(-1))
     assert torch.equal(rollouts.advantage[:, 0], group_z_score(rollouts.reward, rollouts.group))
     assert rollouts.kind[0].tolist() == [OPERATOR if t in (2, 6, 10) else WORD for t in range(12)]
-    hidden = batch.hidden[1][batch.world.cue_of]
+    hidden = batch.hidden[1][batch.sample.context[0, 0]]
     assert torch.equal(rollouts.hidden, hidden.expand(64, 12, -1))
 
 
@@ -153,7 +166,7 @@ def test_a_listed_method_is_trained_as_its_formula_says():
     alone = train(dials, arm_of(PLAIN), [2], [3e-2], 3)
     assert alone[0] == pytest.approx(plain[1], abs=1e-5)
     clipped = train(dials, arm_of(PLAIN), seeds, rates, 3, max_grad_norm=1e-3)
-    assert clipped != plain
+    assert [run["norm"] for run in clipped][0] > 1e-3 and clipped != plain
 
 
 def test_masks_point_at_the_tokens_that_decide():
@@ -162,7 +175,7 @@ def test_masks_point_at_the_tokens_that_decide():
     for name in ("mask 0.1", "half known 0", "placebo 0"):
         ratio = arm_of(name).start(batch.world)(batch) / batch.advantage
         weights[name] = ratio[0, batch.advantage[0, :, 0] != 0][0]
-    is_key = batch.world.cue_of < 4
+    is_key = batch.world.decides
     assert weights["mask 0.1"][is_key] == pytest.approx(12 / 4.8)
     assert weights["mask 0.1"].mean() == pytest.approx(1)
     assert weights["mask 0.1"][~is_key] == pytest.approx(1.2 / 4.8)
@@ -180,33 +193,38 @@ def test_what_cannot_be_asked_is_said(name, needs):
         train(Dials.read("12/3"), arm_of(name), [1], [1e-2], 1)
 
 
-@pytest.mark.parametrize("text", ["12", "3/4", "0/0", "12/3 loud", "12/3all"])
+@pytest.mark.parametrize("text", ["12", "3/4", "0/0", "12/3 loud", "12/3 sure", "12/3 sure x"])
 def test_a_world_is_written_in_words(text):
     with pytest.raises(UserError, match="a world is written as 128/12"):
         Dials.read(text)
-    assert Dials.read("512/48 own") == Dials(512, 48, own=True)
+    assert Dials.read("512/48 sure 4.5 own") == Dials(512, 48, sure=4.5, own=True)
 
 
-def test_the_board_is_made_once(tmp_path, monkeypatch, capsys):
+def test_the_board_is_made_once_and_tells_what_clipping_would_do(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    command = ["dial", "--quick", "--worlds", "8/2,8/4", "--only", "my_idea,gae"]
+    command = ["dial", "--quick", "--worlds", "8/2,8/4", "--only", "my_idea --strength 2,gae"]
 
-    def my_idea(rollouts):
+    def my_idea(rollouts, *, strength: float = 1.0):
         """More where the model is unsure."""
-        return 1 + rollouts.entropy
+        return 1 + strength * rollouts.entropy
 
     monkeypatch.setitem(MITIGATIONS.data, "my_idea", my_idea)
     main([*command, "--out", "a"])
     assert (tmp_path / "a/shares.png").is_file() and "my_idea" in capsys.readouterr().out
     monkeypatch.setattr(dial, "train", lambda *_: pytest.fail("it was trained again"))
     main([*command, "--out", "b"])
-    cells = dial.read_lines(tmp_path / "results/dial-quick-runs.jsonl")
-    assert {cell["arm"] for cell in cells} >= {PLAIN, TRUE, "my_idea", "gae"}
+    cells = [cell for cell in dial.read_lines(tmp_path / "results/dial-quick-runs.jsonl")]
+    assert {cell["arm"] for cell in cells} >= {PLAIN, TRUE, "my_idea --strength 2", "gae"}
+    args = SimpleNamespace(runs="results/dial-quick-runs.jsonl", steps=3, max_grad_norm=1.0, seed=0,
+                           seeds=2, rates="1e-2,3e-2", rate_seeds=2, report_only=True)
+    quiet = next(cell for cell in cells if cell["most_above"] == 0)
+    again = dial.cell_of(quiet["world"], quiet["arm"], args)  # nothing would be clipped
+    assert again["mean"] == quiet["mean"] and again["limit"] == 1.0
 
 
 def test_a_method_is_told_in_one_line(monkeypatch):
     monkeypatch.setattr(dial, "train", lambda dials, arm, seeds, rates, *_: [
         {"mean": 0.5 + 0.1 * (arm.name == TRUE) + 0.01 * seed % 2 * (arm.name == "random"),
-         "above": 0} for seed in seeds])
+         "end": 0, "norm": 0, "above": 0} for seed in seeds])
     line = dial.one_line("random")
     assert "12 of 128 tokens decide, random is at" in line and "true credit at +10.0 (8" in line
