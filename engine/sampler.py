@@ -269,7 +269,7 @@ def step_until_done(decoding: Decoding, longest: int) -> None:
     pace = PACE[device.type]
     if device.type != "cpu":
         from engine.recording import Recording
-    recording: "Recording | None" = None
+    recording: Recording | None = None
     step, window = decoding.step, 0
     t = count = 1  # token 0 came with the prefill
     while t < longest:

@@ -26,7 +26,7 @@ import itertools
 import random
 import re
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -71,7 +71,7 @@ class Candidate(NamedTuple):
     steps: tuple[Step, ...]
 
 
-@lru_cache(maxsize=None)
+@cache
 def candidates(numbers: tuple[int, ...]) -> tuple[Candidate, ...]:
     """Every legal expression of the (sorted) numbers. Sums and products name the larger first."""
     return tuple({candidate.expression: candidate

@@ -11,7 +11,7 @@ from engine import recording
 from engine.sampler import Decoding
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
-MOVES = ("copy_", "to", "type_as", "__setitem__")
+MOVES = ("copy_", "to", "type_as", "__setitem__", "__deepcopy__")  # or may see both
 WAITS = ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__",
          "__index__", "unique", "unique_consecutive", "masked_select", "equal", "isin",
          "pin_memory", "tensor")
@@ -45,39 +45,50 @@ def is_gpu(x):
     return names(x, "cuda")
 
 
+def any_tensor(given):
+    return any(isinstance(x, torch.Tensor) for x in given)
+
+
+def refuse_two_devices(name, given):
+    """An operation takes tensors of one device; a single number may come from the CPU."""
+    others = [x for x in given if isinstance(x, torch.Tensor) and not isinstance(x, OnGPU)]
+    if not name.startswith("_fused"):
+        others = [x for x in others if x.dim()]
+    assert not others, f"{name} takes tensors of two devices"
+    assert name != "numpy", "numpy reads a GPU's tensor"
+
+
+def note_waits(name, args, crosses, leaves):
+    """Whoever reads a number, picks by a mask or moves a tensor waits. A recorded step may not."""
+    masks = [x for x in tree_leaves(args[1:]) if isinstance(x, torch.Tensor)]
+    by_mask = name == "__getitem__" and any(x.dtype == torch.bool for x in masks)
+    if name in WAITS and name != "pin_memory" or by_mask or crosses or leaves:
+        waits.append(name)
+    is_free = name not in WAITS and not (by_mask or crosses or leaves)
+    assert not recorded or is_free, f"a recorded step waits in {name}"
+
+
 class TwoDevices(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if function is torch.device:
             return function(*args, **kwargs)
         given, name = tree_leaves((args, kwargs)), getattr(function, "__name__", "")
-        tensors = [x for x in given if isinstance(x, torch.Tensor)]
-        there = any(isinstance(x, OnGPU) for x in tensors)
+        there = any(isinstance(x, OnGPU) for x in given)
         moved = any(map(is_gpu, given)) or name == "to" and isinstance(args[1], OnGPU)
         left = name == "cpu" or any(names(x, "cpu") for x in given)
         if there and name not in MOVES:
-            others = [x for x in tensors if not isinstance(x, OnGPU)]
-            if not name.startswith("_fused"):
-                others = [x for x in others if x.dim()]  # a number may come from the CPU
-            assert not others, f"{name} takes tensors of two devices"
-        assert not (there and name == "numpy"), "numpy reads a GPU's tensor"
-        assert not (there or moved) or kwargs.get("generator") is None, \
-            f"{name} draws on a GPU with a generator of the CPU"
+            refuse_two_devices(name, given)
         if there or moved:
-            masks = [x for x in tree_leaves(args[1:]) if isinstance(x, torch.Tensor)]
-            by_mask = name == "__getitem__" and any(x.dtype == torch.bool for x in masks)
-            crosses = moved and not there and tensors and not kwargs.get("non_blocking")
-            if name in WAITS and name != "pin_memory" or by_mask or crosses or there and left:
-                waits.append(name)
-            assert not recorded or name not in WAITS and not by_mask and not crosses and (
-                not there or not left), f"a recorded step waits in {name}"
+            assert kwargs.get("generator") is None, f"{name} draws with a generator of the CPU"
+            crosses = moved and not there and not kwargs.get("non_blocking")
+            note_waits(name, args, crosses and any_tensor(given), there and left)
         if name == "pin_memory":
             return args[0]
         args, kwargs = tree_map(lambda x: CPU if is_gpu(x) else x, (args, kwargs))
-        if kwargs.get("pin_memory"):
-            kwargs = {**kwargs, "pin_memory": False}
-        if "non_blocking" in kwargs:
-            kwargs = {key: value for key, value in kwargs.items() if key != "non_blocking"}
+        kwargs.pop("non_blocking", None)
+        if "pin_memory" in kwargs:
+            kwargs["pin_memory"] = False
         result = function(*args, **kwargs)
         if name.startswith("__set") or name == "copy_":
             return result

@@ -18,7 +18,6 @@ from conftest import ROOT
 from engine.errors import UserError
 from harness.load import load_optimizer, load_policy
 from engine.policy import encode_prompts
-from harness.run_folder import RunFolder
 from engine.sampler import generate
 from harness.settings import make_settings
 from runs import arrays, assert_same_run, free_port, lines, run, start_ranks

@@ -170,7 +170,7 @@ class World:
     def sample(self, log_prob: torch.Tensor, uniform: torch.Tensor) -> Sample:
         """Answers by inverse-CDF sampling from `uniform` (S, B, T)."""
         cumulative = log_prob.exp().cumsum(-1)
-        (S, B, T), row = uniform.shape, torch.arange(len(log_prob))[:, None, None]
+        (S, B, _), row = uniform.shape, torch.arange(len(log_prob))[:, None, None]
         keys_seen = torch.zeros(S, B, self.dials.decide + 1, dtype=torch.long)
         context = (self.cue_of * self.sights)[None, None]
         if self.dials.seen:

@@ -92,7 +92,7 @@ def test_kept_samples_name_their_problem(recorded):
     """Two questions with four answers each in a step."""
     kept = lines(recorded / "samples.jsonl")
     assert {line["step"] for line in kept} == {1, 2, 3}
-    task = Task(**{"prompt": "short", "numbers": "3", "max_number": 15, "max_result": 150})
+    task = Task(prompt="short", numbers="3", max_number=15, max_result=150)
     for line in kept:
         problems = task.training_problems(0, line["step"], 2)
         assert line["problem"] == task.show(problems[line["episode"] // 4])
