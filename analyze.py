@@ -15,19 +15,21 @@ are compared in analysis/compare.py.
 from pathlib import Path
 from types import SimpleNamespace
 
+import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
 
 from analysis import report
-from analysis.answers import answers_of, steps_to_show
+from analysis.answers import Answer, answers_of, steps_to_show
 from analysis.page import Picture, write_page
-from analysis.plots import (BLUE, COLOURS, GREEN, GREY, ORANGE, legend_below, panels, save,
-                            whole_steps)
-from analysis.runs import evaluations, read_runs
+from analysis.plots import (BLUE, COLOURS, GREEN, GREY, ORANGE, legend_below, save, whole_steps)
+from analysis.runs import Run, evaluations, read_runs
 from analysis.statistics import mean_over, paired_difference
-from analysis.tables import NOTHING, Table, by_row, shown
+from analysis.tables import NOTHING, Columns, Row, Table, by_row, shown
 from analysis.tally import OVER_REST, PARTITIONS, RARE, Tally, early_over_late, rest_columns
 from harness.credit_file import PART
-from harness.files import make_folder, writing
+from harness.files import Json, make_folder, writing
+from harness.identity import Evaluation
 from engine.tokens import KINDS
 from harness.program import run_as_program
 from harness.progress import show_status
@@ -56,10 +58,11 @@ def main(argv: list[str]) -> None:
         compare_runs(runs, Path(flags.output_dir or first_folder.parent / "comparison"), flags)
 
 
-def analyze_run(run: dict, folder: Path, flags: SimpleNamespace) -> None:
+def analyze_run(run: Run, folder: Path, flags: SimpleNamespace) -> None:
     """Tables, pictures and the page of one run into the folder; what matters on the screen."""
     make_folder(folder)
-    tally, answers = None, []
+    tally: Tally | None = None
+    answers: list[Answer] = []
     if run["steps"]:
         tally = Tally(run["folder"])
         tally.read(show_status)
@@ -78,16 +81,15 @@ def analyze_run(run: dict, folder: Path, flags: SimpleNamespace) -> None:
     report.tell([*sentences, *findings], first, chapters, folder, flags)
 
 
-def told(run: dict) -> list[dict]:
+def told(run: Run) -> list[Json]:
     """The evaluations with their answers to a few held-out problems."""
-    names = ("step", "mode", "success", "shown")
-    return [{name: line[name] for name in names} for line in report.headline(run)
-            if line["shown"]]
+    return [{"step": line["step"], "mode": line["mode"], "success": line["success"],
+             "shown": line["shown"]} for line in report.headline(run) if line["shown"]]
 
 
-def run_chapters(run: dict, tally: Tally | None) -> dict[str, list[Table]]:
+def run_chapters(run: Run, tally: Tally | None) -> dict[str, list[Table]]:
     """The tables by what they are about."""
-    change, change_title = [], "What training changed"
+    change, change_title = list[Table](), "What training changed"
     if any(len(evaluations(run, mode)) > 1 for mode, _ in MODES):
         change.append(gains(run))
     if tally is None:
@@ -98,9 +100,9 @@ def run_chapters(run: dict, tally: Tally | None) -> dict[str, list[Table]]:
                           position_gradients(tally), forks(tally)]}
 
 
-def draw_run(run: dict, tally: Tally | None, folder: Path) -> list[Picture]:
+def draw_run(run: Run, tally: Tally | None, folder: Path) -> list[Picture]:
     """The pictures that have something to show."""
-    pictures = []
+    pictures: list[Picture] = []
     if run["metrics"] or run["evaluations"]:
         pictures.append(learning_curve(run, folder))
     if tally and tally.total("all", "abs gradient")[0] > 0:
@@ -109,18 +111,17 @@ def draw_run(run: dict, tally: Tally | None, folder: Path) -> list[Picture]:
     return pictures
 
 
-def gains(run: dict) -> Table:
+def gains(run: Run) -> Table:
     """The gain is paired: the same held-out problems at the start and at the end."""
-    rows = []
+    rows: list[Row] = []
     for mode in ("sampled", "greedy"):
         lines = evaluations(run, mode)
         if len(lines) < 2:
             continue
         start, end = lines[0], lines[-1]
         gain = paired_difference(np.subtract(end["answer"], start["answer"], dtype=float)[None])
-        more = [end.get(f"{name}_mean") for name in ("format", "finished", "length")]
         rows.append([mode, len(end["answer"]), start["success"], end["success"], gain.value,
-                     gain.interval, *more])
+                     gain.interval, end["format_mean"], end["finished_mean"], end["length_mean"]])
     formats = {"mode": "", "problems": ",d", "start": ".1%", "end": ".1%", "gain": "+.1%",
                "95% interval": "+.1%", "format": ".2f", "finished": ".1%", "length": ".0f"}
     return Table("gains", "Held-out success, from the first evaluation to the last",
@@ -130,17 +131,17 @@ def gains(run: dict) -> Table:
                  {"95% interval": "95% interval of the gain", "length": "tokens an answer"})
 
 
-def learning_curve(run: dict, folder: Path) -> Picture:
-    figure, axis = panels(1, figsize=(5.6, 3.8))
-    for key, colour, label in (("finished", GREEN, "not cut off, in training"),
-                               ("success", GREY, "solved, in training")):
-        lines = [line for line in run["metrics"] if line.get(key) is not None]
-        if lines:
-            axis.plot([line["step"] for line in lines], [line[key] for line in lines],
-                      color=colour, lw=1.0, label=label)
+def learning_curve(run: Run, folder: Path) -> Picture:
+    figure, axis = plt.subplots(figsize=(5.6, 3.8))
+    steps = [line["step"] for line in run["metrics"]]
+    for values, colour, label in (
+            ([line["finished"] for line in run["metrics"]], GREEN, "not cut off, in training"),
+            ([line["success"] for line in run["metrics"]], GREY, "solved, in training")):
+        known = [(step, value) for step, value in zip(steps, values) if value is not None]
+        if known:
+            axis.plot(*zip(*known), color=colour, lw=1.0, label=label)
     for mode, colour in MODES:
-        lines = evaluations(run, mode)
-        if lines:
+        if lines := evaluations(run, mode):
             held_out_curve(axis, lines, colour, f"solved, held-out, {mode}")
     axis.set(xlabel="step", ylabel="share of the answers", ylim=(0, 1.03),
              title="Success while training")
@@ -152,7 +153,7 @@ def learning_curve(run: dict, folder: Path) -> Picture:
     return *picture, step_scale(axis)
 
 
-def step_scale(axis) -> str:
+def step_scale(axis: Axes) -> str:
     """Where a mark stands on the picture, in percent of it: at step 0, and from step to step."""
     box, (low, high) = axis.get_position(), axis.get_xlim()
     step = 100 * box.width / (high - low)
@@ -160,7 +161,7 @@ def step_scale(axis) -> str:
             f"top:{100 - 100 * box.y1:.2f}%;height:{100 * box.height:.2f}%")
 
 
-def held_out_curve(axis, lines: list[dict], colour: str, label: str) -> None:
+def held_out_curve(axis: Axes, lines: list[Evaluation], colour: str, label: str) -> None:
     success = np.array([line["success"] for line in lines])
     bounds = np.array([[line["success_low"], line["success_high"]] for line in lines])
     axis.errorbar([line["step"] for line in lines], success, np.abs(bounds.T - success),
@@ -174,15 +175,16 @@ def rewards(tally: Tally) -> Table:
     return Table("rewards", "Mean rewards", by_row({"part": "", "mean": ".3f"}, rows))
 
 
-def growth(run: dict, tally: Tally) -> Table:
+def growth(run: Run, tally: Tally) -> Table:
     """In at most ten parts of training."""
     by_step = {line["step"]: line for line in run["metrics"]}
-    rows = []
+    rows: list[Row] = []
     for blocks in np.array_split(np.arange(len(tally.blocks)), min(10, len(tally.blocks))):
         steps = np.concatenate([tally.blocks[block] for block in blocks])
         lines = [by_step[step] for step in steps if step in by_step]
-        success, finished, norm = (mean_over([line.get(key) for line in lines]).value
-                                   for key in ("success", "finished", "gradient_norm"))
+        success, finished, norm = (mean_over(values).value for values in (
+            [line["success"] for line in lines], [line["finished"] for line in lines],
+            [line["gradient_norm"] for line in lines]))
         answers = tally.answers[blocks].sum()
         early, _, late = tally.mean("ends", "abs gradient", blocks)
         rows.append([f"{steps[0]}-{steps[-1]}" if len(steps) > 1 else f"{steps[0]}",
@@ -203,17 +205,17 @@ def growth(run: dict, tally: Tally) -> Table:
 
 def forks(tally: Tally) -> Table:
     """Single tokens: where the model was least sure what to write, and where it was surest."""
-    words = tally.vocabulary
-    common = np.flatnonzero(words.count >= max(10, 0.0005 * tally.tokens))
-    means = {name: total[common] / words.count[common] for name, total in words.sums.items()}
+    words, count = tally.vocabulary, tally.vocabulary.kinds.sum(1)
+    common = np.flatnonzero(count >= max(10, 0.0005 * tally.tokens))
+    means = {name: total[common] / count[common] for name, total in words.sums.items()}
     order = np.argsort(-means["entropy"])
     chosen = np.concatenate([order[:10], order[::-1][:10]])
     ids, half = common[chosen], len(chosen) // 2
     texts = [tally.tokenizer.decode([i], skip_special_tokens=False) for i in ids.tolist()]
-    columns = {"": ("", ["forking"] * half + ["following"] * half),
+    columns: Columns = {"": ("", ["forking"] * half + ["following"] * half),
                "token": ("", list(map(repr, texts))),
                "kind": ("", [KINDS[k] for k in words.kinds[ids].argmax(1)]),
-               "count": (",.0f", words.count[ids]),
+               "count": (",.0f", count[ids]),
                "entropy": (".3f", means["entropy"][chosen]),
                "log p": (".3f", means["log_prob"][chosen]),
                "abs(A) w s": (".4f", means["abs gradient"][chosen])}
@@ -227,7 +229,7 @@ def forks(tally: Tally) -> Table:
 
 def over_training(tally: Tally, folder: Path) -> Picture:
     """The share of each kind."""
-    figure, axis = panels(1)
+    figure, axis = plt.subplots()
     sizes = tally.by_block("kind", "abs gradient")
     shares_of = sizes / sizes.sum(1, keepdims=True).clip(1e-300)
     for k in np.argsort(-shares_of.mean(0)):
@@ -249,7 +251,7 @@ def class_gradients(tally: Tally, partition: str) -> Table:
     tokens, share = tally.count(partition), tally.shares(partition)
     used = np.flatnonzero(tokens)  # those that occur in this run
     names = [PARTITIONS[partition][i] for i in used]
-    columns = {partition: ("", names),
+    columns: Columns = {partition: ("", names),
                "tokens": (".1%", tokens[used] / tally.tokens),
                "gradient": (".1%", share[used]),
                "noise": (".1%", tally.shares(partition, "squared gradient")[used]),
@@ -272,7 +274,7 @@ def credit_by_kind(tally: Tally, folder: Path) -> Picture:
     """Share of the tokens beside share of the gradient."""
     tokens, gradient = tally.count("kind") / tally.tokens, tally.shares("kind")
     used = np.flatnonzero(tally.is_common("kind"))
-    figure, axis = panels(1, figsize=(5.6, 3.8))
+    figure, axis = plt.subplots(figsize=(5.6, 3.8))
     for offset, values, colour, label in ((-0.21, tokens, GREY, "share of the tokens"),
                                           (0.21, gradient, BLUE, "share of the gradient")):
         bars = axis.bar(np.arange(len(used)) + offset, values[used], 0.4, color=colour,
@@ -296,7 +298,7 @@ def position_gradients(tally: Tally) -> Table:
     """And how much more gradient the beginning of an answer gets than its end."""
     early = early_over_late(tally)
     parts = [f"{10 * i}-{10 * i + 10}%" for i in range(10)]
-    columns = {"bin": ("", parts),
+    columns: Columns = {"bin": ("", parts),
                "entropy": (".3f", tally.mean("position", "entropy")),
                "s": (".3f", tally.mean("position", "s")),
                "abs(A) w s": (".4f", tally.mean("position", "abs gradient")),
@@ -309,7 +311,7 @@ def position_gradients(tally: Tally) -> Table:
 
 
 def position_bars(tally: Tally, folder: Path) -> Picture:
-    figure, axis = panels(1)
+    figure, axis = plt.subplots()
     mean, drawn = tally.ratios("position", lambda tokens, sizes: sizes / tokens)
     axis.bar(range(1, 11), mean, 0.85, yerr=1.96 * drawn.std(0), color=BLUE,
              error_kw={"lw": 0.8, "capsize": 2})
@@ -319,7 +321,7 @@ def position_bars(tally: Tally, folder: Path) -> Picture:
                 "Mean size in ten bins of relative position, 95% intervals over groups")
 
 
-def compare_runs(runs: list[dict], folder: Path, flags: SimpleNamespace) -> None:
+def compare_runs(runs: list[Run], folder: Path, flags: SimpleNamespace) -> None:
     """The arms of the runs that can be compared; what differs between the others is said."""
     from analysis.arms import Comparison, comparable
     from analysis.compare import chapters_of, learning_curves

@@ -72,14 +72,14 @@ def rescaling(weight: Tensor, rollouts: Rollouts, rescale_to: str) -> float:
     return total / weighted if weighted > 0 else float("inf")
 
 
-def length_scaling(rollouts: Rollouts, loss_norm: str, max_new_tokens: int) -> Tensor:
-    """The number m of each answer (B, 1), because `policy_loss` divides by N.
+def length_scaling(length: Tensor, loss_norm: str, max_new_tokens: int) -> Tensor:
+    """The number m of each answer (B, 1) by its tokens, because `policy_loss` divides by N.
 
     token      1: every token counts 1 / N
     sequence   every answer counts the same, each of its tokens 1 / (answers * length)
     constant   every token counts 1 / (B * max_new_tokens), however long the answers are
     """
-    N, length = rollouts.mask.sum(), rollouts.length[:, None]
+    N, length = length.sum(), length[:, None]
     if loss_norm == "sequence":
         answers = (length > 0).sum()
         return torch.where(length > 0, N / (answers * length.clamp(min=1)), 0.0)
@@ -176,7 +176,7 @@ def update(model: "Qwen2", optimizer: "Optimizer", rollouts: Rollouts, weight: T
     from engine.optimizer import clip_and_step
     mask, advantage = rollouts.mask, rollouts.advantage
     N = int(mask.sum())
-    length_scale = length_scaling(rollouts, s.loss_norm, s.max_new_tokens)       # (B, 1)
+    length_scale = length_scaling(rollouts.length, s.loss_norm, s.max_new_tokens)  # (B, 1)
     coefficient = weight * length_scale                                          # (B, T)
     has_gradient = (mask & ((coefficient * advantage != 0) | (reference is not None))).any(1)
     old, ratio = torch.zeros_like(weight), torch.ones_like(weight)

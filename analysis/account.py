@@ -9,17 +9,20 @@ import inspect
 import math
 import re
 from collections import Counter
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 
 from analysis.settings import task_of
+from analysis.tally import Tokens
 from engine.choices import ADVANTAGES, MITIGATIONS, Choices
 from grpo import (centred, gradient_size, group_mean, group_z_score, length_scaling,
                   policy_loss, rescaling)
 from harness.credit_file import PART
 from harness.flags import parameters_as_flags, shortened
+from harness.log_reading import StepLine
 from harness.settings import OPTIONS
 
 FACTS = "engine/sampler.py: Distribution.facts"  # names: an analysis loads no sampler, no model
@@ -34,10 +37,13 @@ LENGTHS = {  # --loss_norm: the factor of an answer's length
     "sequence": "m = N / (answers x tokens) = [[N]] / ([[trained]] x [[tokens]]) = [[m]]",
     "constant": "m = N / (answers x most tokens) = [[N]] / ([[batch]] x [[most]]) = [[m]]"}
 NAMES = re.compile(r"\[\[(.+?)\]\]")
+Stage = tuple[str, str, str]  # label, text, the function that computes it
+Value = str | float | None
+Numbers = dict[str, Value | list[Value]]  # a list has one for each token
 
 
-def stages(config: dict) -> list[tuple[str, str, str]]:
-    """(label, text, the function that computes it) of each stage, in a run of these settings."""
+def stages(config: Mapping[str, object]) -> list[Stage]:
+    """The lines of a run of these settings."""
     s = settings_of(config)
     is_own = not {"imported", "trainer"} & config.keys()
     task = task_of(config) if is_own else None
@@ -79,16 +85,17 @@ def stages(config: dict) -> list[tuple[str, str, str]]:
          place(ranks))]
 
 
-def settings_of(config: dict) -> SimpleNamespace:
-    return SimpleNamespace(**{name: flag.default for name, flag in OPTIONS.items()} | config)
+def settings_of(config: Mapping[str, object]) -> SimpleNamespace:
+    defaults = {name: flag.default for name, flag in OPTIONS.items()}
+    return SimpleNamespace(**{**defaults, **config})
 
 
-def place(function) -> str:
+def place(function: Callable[..., object]) -> str:
     """grpo.py: group_z_score"""
     return f"{function.__module__.replace('.', '/')}.py: {function.__qualname__}"
 
 
-def chosen(axis: str, choices: Choices, s) -> tuple[str, str]:
+def chosen(axis: str, choices: Choices, s: SimpleNamespace) -> tuple[str, str]:
     """A method with its flags and the beginning of its help, and its place."""
     name = getattr(s, axis)
     if name not in choices:  # deleted since, or that of another trainer
@@ -100,9 +107,9 @@ def chosen(axis: str, choices: Choices, s) -> tuple[str, str]:
     return f"--{axis} {name}{flags}: {help_text}", place(choices[name])
 
 
-def numbers_of(tokens: dict, config: dict, line: dict, b: int) -> dict:
-    """What the lines name, of answer b: one number, or a list of one for each token. `tokens` is a
-    step (tally.read_tokens), `line` that of metrics.jsonl."""
+def numbers_of(tokens: Tokens, config: Mapping[str, object], line: StepLine | None,
+               b: int) -> Numbers:
+    """What the lines name, of answer b. `line` is the step's in metrics.jsonl."""
     s, start, length = settings_of(config), tokens["episode_start"][b], tokens["length"][b]
     of = {name: tokens[name][start:start + length]
           for name in ("log_prob", "advantage", "gradient", "s", "collision")}
@@ -111,7 +118,7 @@ def numbers_of(tokens: dict, config: dict, line: dict, b: int) -> dict:
     std = group_mean((reward - mean).square(), group).sqrt()
     is_dropped = s.drop_unfinished & ~tokens["finished"]
     trained = torch.from_numpy(np.where(is_dropped, 0, tokens["length"]))
-    batch = SimpleNamespace(mask=trained, length=trained)  # of the mask only its sum counts
+    N, c = (line["N"], line["weight_factor"]) if line else (None, None)
     computed = computed_advantage(s.advantage, reward, group)[b]
     is_computed = np.allclose(of["advantage"], computed, atol=1e-5)
     in_group = tokens["group"] == tokens["group"][b]
@@ -119,12 +126,12 @@ def numbers_of(tokens: dict, config: dict, line: dict, b: int) -> dict:
              in sorted(tokens.items()) if name.startswith(PART) and np.isfinite(values[b])]
     rewards = Counter(map(rounded, tokens["reward"][in_group]))
     return {"answers": rewards.total(), "tokens": int(length),
-            "N": line.get("N") or int(trained.sum()), "c": rounded(line.get("weight_factor")),
-            "N from": ", as in metrics.jsonl" if line.get("N") else "",
+            "N": N or int(trained.sum()), "N from": ", as in metrics.jsonl" if N else "",
+            "c": rounded(c),
             "batch": len(trained), "trained": int((trained > 0).sum()), "most": s.max_new_tokens,
             "rewards": ", ".join(f"{count} x {value}" for value, count in rewards.most_common()),
             "mean": rounded(mean[b]), "std": rounded(std[b]),
-            "m": rounded(length_scaling(batch, s.loss_norm, s.max_new_tokens)[b, 0]),
+            "m": rounded(length_scaling(trained, s.loss_norm, s.max_new_tokens)[b, 0]),
             "reward": rounded(tokens["reward"][b]), "parts": ", ".join(parts) or None,
             "computed": rounded(computed) if is_computed else None,
             "recorded": None if is_computed else "", "rank": ranks(abs(of["gradient"])),
@@ -132,22 +139,22 @@ def numbers_of(tokens: dict, config: dict, line: dict, b: int) -> dict:
             **{name: list(map(rounded, of[name])) for name in ("s", "collision")}}
 
 
-def computed_advantage(name: str, reward, group) -> torch.Tensor:
+def computed_advantage(name: str, reward: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
     """(B,), of those that are one line of arithmetic."""
     if name not in FORMULAS:
         return reward * math.nan
     one_token = SimpleNamespace(reward=reward, group=group, mask=torch.ones(len(reward), 1))
-    return ADVANTAGES[name](one_token).squeeze(1)
+    return torch.as_tensor(ADVANTAGES[name](one_token)).squeeze(1)
 
 
-def ranks(sizes: np.ndarray) -> list[int | None]:
+def ranks(sizes: np.ndarray) -> list[Value]:
     """1 for the largest; None where there is no gradient."""
     not_larger = np.searchsorted(np.sort(sizes), sizes, side="right")
     return [len(sizes) - int(count) + 1 if size > 0 else None
             for size, count in zip(sizes, not_larger)]
 
 
-def rounded(value, digits: int = 4) -> float | int | None:
+def rounded(value: float | torch.Tensor | None, digits: int = 4) -> float | None:
     """Four digits are enough for the eye and keep the page small."""
     if value is None or not math.isfinite(value):
         return None
@@ -155,7 +162,7 @@ def rounded(value, digits: int = 4) -> float | int | None:
     return int(number) if number.is_integer() else number
 
 
-def told(lines: list[tuple], answer: dict, t: int) -> list[tuple[str, str, str]]:
+def told(lines: list[Stage], answer: Mapping[str, Numbers], t: int) -> list[Stage]:
     """The lines with the numbers of token t of an answer (answers.answers_of) put in."""
     known, filled = answer["account"] | answer["values"], []
     for label, text, where in lines:
@@ -165,16 +172,17 @@ def told(lines: list[tuple], answer: dict, t: int) -> list[tuple[str, str, str]]
     return filled
 
 
-def value_of(names: str, known: dict, t: int):
+def value_of(names: str, known: Numbers, t: int) -> Value:
     """Of "m" or "gradient size * m / N", for token t; None if one of them is not known."""
-    def one(name):
+    def one(name: str) -> Value:
         value = known.get(name, name)
         return value[t] if isinstance(value, list) else value
 
     above, _, below = names.partition(" / ")
+    if names in known:
+        return one(names)
     factors, divisor = [one(name) for name in above.split(" * ")], one(below or "1")
-    if names == above and len(factors) == 1:
-        return factors[0]
-    if None in factors or not divisor:
+    numbers = [float(factor) for factor in factors if factor is not None]
+    if len(numbers) < len(factors) or not divisor:
         return None
-    return rounded(math.prod(map(float, factors)) / float(divisor), 3)  # of rounded numbers
+    return rounded(math.prod(numbers) / float(divisor), 3)  # of rounded numbers

@@ -1,10 +1,13 @@
 """The training answers on a page: which of them, and what is known of each token."""
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NotRequired, TypedDict
 
 import numpy as np
+from tokenizers import Tokenizer
 
-from analysis.account import numbers_of, rounded, stages
-from analysis.tally import read_tokens
+from analysis.account import Numbers, Stage, numbers_of, rounded, stages
+from analysis.tally import Tokens, read_tokens
 from engine.tokens import token_bytes
 from harness.identity import run_config
 from harness.log_reading import StepLine, lines_of_run
@@ -25,48 +28,62 @@ MEANING = {  # of what a token can be shaded by, the first at first: the stronge
     "true credit se": "the less sure its true credit is: the standard error"}
 
 
+class Answer(TypedDict):
+    """A training answer on the page; the first one has the lines of every token's account."""
+    step: int
+    own_step: int  # as another trainer numbers it
+    episode: int
+    group: int
+    reward: float | None
+    answer: float | None  # that part of the reward
+    finished: bool
+    prompt: str
+    texts: list[str]
+    section: list[int]
+    kind: list[int]
+    values: Numbers
+    account: Numbers
+    stages: NotRequired[list[Stage]]
+
+
 def steps_to_show(steps: list[int]) -> list[int]:
     """Those whose answers the page shows, evenly spaced."""
     places = {round(place) for place in np.linspace(0, len(steps) - 1, STEPS)}
     return [steps[place] for place in sorted(places)]
 
 
-def answers_of(run: Path, tokenizer, steps: list[int], most_tokens: int = PER_PAGE) -> list[dict]:
+def answers_of(run: Path, tokenizer: Tokenizer, steps: list[int],
+               most_tokens: int = PER_PAGE) -> list[Answer]:
     """What the viewer shows of each step: as many answers as fit, and never less than two, those
-    of groups with different rewards first. The first answer has the lines of every token's
-    account."""
-    answers, config, metrics = [], run_config(run), metrics_by_step(run)
+    of groups with different rewards first."""
+    answers: list[Answer] = []
+    config, metrics = run_config(run), metrics_by_step(run)
     for step in steps:
         tokens = read_tokens(run, step)
         order = np.concatenate(groups_in_order(tokens))
         room = most_tokens // len(steps)
         fitting = int((np.cumsum(tokens["length"][order]) <= room).sum())
-        answers += [answer_of(tokens, tokenizer, config, metrics.get(step, {}), step, int(b))
-                    for b in order[:max(2, fitting)]]
+        answers += [answer_of(tokens, tokenizer, config, metrics.get(step), step, b)
+                    for b in order[:max(2, fitting)].tolist()]
     if answers:
         answers[0]["stages"] = stages(config)
     return answers
 
 
-def metrics_by_step(run: Path) -> dict[int, dict]:
+def metrics_by_step(run: Path) -> dict[int, StepLine]:
     return {line["step"]: line for line in lines_of_run(run, StepLine)}
 
 
-def groups_in_order(tokens: dict) -> list[np.ndarray]:
-    """The answers of each group, the best and the worst first: they are what a page begins with."""
+def groups_in_order(tokens: Tokens) -> list[np.ndarray]:
+    """The answers of each group: the best, the worst, the second best, the second worst, ..."""
     groups = [np.flatnonzero(tokens["group"] == g) for g in np.unique(tokens["group"])]
     groups.sort(key=lambda members: np.ptp(tokens["reward"][members]) == 0)
-    return [best_and_worst_first(members, tokens["reward"][members]) for members in groups]
+    ranked = [members[np.argsort(-tokens["reward"][members], kind="stable")] for members in groups]
+    return [np.stack([best, best[::-1]], axis=1).ravel()[:len(best)] for best in ranked]
 
 
-def best_and_worst_first(members: np.ndarray, reward: np.ndarray) -> np.ndarray:
-    """The best, the worst, the second best, the second worst, ..."""
-    ranked = members[np.argsort(-reward, kind="stable")]
-    return np.stack([ranked, ranked[::-1]], axis=1).ravel()[:len(ranked)]
-
-
-def answer_of(tokens: dict, tokenizer, config: dict, line: dict, step: int,
-              b: int) -> dict:
+def answer_of(tokens: Tokens, tokenizer: Tokenizer, config: Mapping[str, object],
+              line: StepLine | None, step: int, b: int) -> Answer:
     """One answer: its texts, labels and numbers token by token, and those of its account."""
     start = int(tokens["episode_start"][b])
     of_answer = slice(start, start + int(tokens["length"][b]))
@@ -76,7 +93,7 @@ def answer_of(tokens: dict, tokenizer, config: dict, line: dict, step: int,
     return {"step": step, "episode": b, "group": int(tokens["group"][b]),
             "reward": rounded(tokens["reward"][b]),
             "answer": rounded(tokens["reward_answer"][b]) if "reward_answer" in tokens else None,
-            "own step": int(tokens["trainer_step"][0]) if "trainer_step" in tokens else step,
+            "own_step": int(tokens["trainer_step"][0]) if "trainer_step" in tokens else step,
             "finished": bool(tokens["finished"][b]),
             "prompt": b"".join(prompt).decode(errors="replace"),
             "texts": [piece.decode(errors="replace") for piece in pieces],

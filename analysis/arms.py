@@ -3,11 +3,13 @@
 Runs that differ in model, data, length of training, sampling or reward are not comparable: that is
 said, and they are left out. An arm is runs that differ in nothing but their seed.
 """
+from collections.abc import Callable
 from pathlib import Path
 
-from analysis.runs import is_done
+from analysis.runs import Run, is_done
 from analysis.settings import PLAIN, effective_settings, task_flags
 from engine.errors import UserError
+from harness.files import Json
 from harness.settings import OPTIONS
 
 SETTING = ("model", "task", "reward", "steps", "questions", "answers", "max_new_tokens",
@@ -18,27 +20,25 @@ ASIDE = (  # what may differ within an arm
     "sample_every", "checkpoint_every")
 
 
-def setting_of(run: dict) -> dict:
+def setting_of(run: Run) -> Json:
     """What has to agree before two runs are compared."""
-    settings = effective_settings(run["config"])
-    names = [*SETTING, *task_flags(run["config"])]
-    setting = {name: settings.get(name) for name in names}
-    setting["model"] = str(Path(settings["model"]).resolve())
-    lines = run["evaluations"]
-    setting["held-out problems"] = len(lines[0]["answer"]) if lines else None
-    return setting
+    settings, lines = effective_settings(run["config"]), run["evaluations"]
+    return {name: settings.get(name) for name in (*SETTING, *task_flags(run["config"]))} | {
+        "model": str(Path(run["config"]["model"]).resolve()),
+        "held-out problems": len(lines[0]["answer"]) if lines else None}
 
 
-def arm_of(run: dict) -> dict:
+def arm_of(run: Run) -> Json:
     """What the runs of an arm have in common, beside the setting."""
     settings = effective_settings(run["config"])
     aside = (*SETTING, *ASIDE, *task_flags(run["config"]))
     return {name: value for name, value in settings.items() if name not in aside}
 
 
-def alike(runs: list[dict], of) -> list[list[dict]]:
+def alike(runs: list[Run], of: Callable[[Run], Json]) -> list[list[Run]]:
     """The runs in parts that agree in `of`, in the order in which they came."""
-    common, parts = [], []  # what a part agrees in; its runs
+    common: list[Json] = []  # what a part agrees in
+    parts: list[list[Run]] = []
     for run in runs:
         mine = of(run)
         if mine not in common:
@@ -48,13 +48,14 @@ def alike(runs: list[dict], of) -> list[list[dict]]:
     return parts
 
 
-def comparable(runs: list[dict], baseline: str | None) -> tuple[list[dict], list[str]]:
+def comparable(runs: list[Run], baseline: str | None) -> tuple[list[Run], list[str]]:
     """The largest set of runs that can be compared, of evaluated ones before others, or that of
     the named run; and of those left out, in a sentence, why."""
     sets = alike(runs, setting_of)
     named = [part for part in sets if any(is_called(run, baseline) for run in part)]
     chosen = max(named or sets, key=lambda part: (bool(part[0]["evaluations"]), len(part)))
-    here, reasons = setting_of(chosen[0]), []
+    here = setting_of(chosen[0])
+    reasons: list[str] = []
     for part in sets:
         theirs = setting_of(part[0])
         different = [f"{name} {theirs.get(name)} for {here.get(name)}"
@@ -64,17 +65,17 @@ def comparable(runs: list[dict], baseline: str | None) -> tuple[list[dict], list
     return chosen, [f"Not comparable, so left out: {'; '.join(reasons)}."] * bool(reasons)
 
 
-def is_called(run: dict, wanted: str | None) -> bool:
+def is_called(run: Run, wanted: str | None) -> bool:
     """By its name, or by a path to it."""
     folder = run["folder"]
     return wanted is not None and (wanted == folder.name
                                    or Path(wanted).resolve() == folder.resolve())
 
 
-def name_of(mine: dict, settings: list[dict]) -> str:
+def name_of(mine: Json, settings: list[Json]) -> str:
     """The weighting, and which settings tell this arm apart; a default that all runs have is not
     said."""
-    parts = [mine["mitigation"]]
+    parts = [str(mine["mitigation"])]
     for key, value in mine.items():
         differs = any(key in other and other[key] != value for other in settings)
         is_default = key in OPTIONS and value == OPTIONS[key].default
@@ -87,8 +88,10 @@ class Comparison:
     """Comparable runs, arm by arm; the baseline, which all others are compared with, comes first.
     """
 
-    def __init__(self, runs: list[dict], baseline: str | None):
-        parts, self.arms, self.twins = alike(runs, arm_of), {}, []
+    def __init__(self, runs: list[Run], baseline: str | None):
+        self.arms: dict[str, list[Run]] = {}
+        self.twins: list[str] = []
+        parts = alike(runs, arm_of)
         settings = [arm_of(part[0]) for part in parts]
         for mine, part in zip(settings, parts):
             self.arms.setdefault(name_of(mine, settings), []).extend(part)
@@ -96,9 +99,9 @@ class Comparison:
         for name in [self.baseline, *self.others()]:
             self.arms[name] = self.without_twins(self.arms.pop(name))
 
-    def without_twins(self, arm: list[dict]) -> list[dict]:
+    def without_twins(self, arm: list[Run]) -> list[Run]:
         """One run of each seed, a finished one if there is; `twins` says which were left out."""
-        by_seed = {}
+        by_seed: dict[int, Run] = {}
         for run in sorted(arm, key=lambda run: not is_done(run)):
             kept = by_seed.setdefault(run["config"]["seed"], run)
             if kept is not run:
@@ -117,7 +120,7 @@ class Comparison:
     def usual_baseline(self) -> str:
         """Plain GRPO, otherwise the first arm."""
         plain = [name for name, arm in self.arms.items()
-                 if PLAIN.items() <= (PLAIN | arm[0]["config"]).items()]
+                 if PLAIN.items() <= {**PLAIN, **arm[0]["config"]}.items()]
         if "none" in plain:
             return "none"
         if len(plain) > 1:
@@ -125,11 +128,11 @@ class Comparison:
                             "--baseline and the name of a run or an arm")
         return (plain or list(self.arms))[0]
 
-    def seeds(self, name: str) -> dict[int, dict]:
+    def seeds(self, name: str) -> dict[int, Run]:
         """The finished runs of an arm."""
         return {run["config"]["seed"]: run for run in self.arms[name] if is_done(run)}
 
-    def shown(self, name: str) -> list[dict]:
+    def shown(self, name: str) -> list[Run]:
         """The runs that curves and means are made of: finished ones, or what there is."""
         return list(self.seeds(name).values()) or self.arms[name]
 

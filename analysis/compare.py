@@ -7,20 +7,27 @@ of the noise of one evaluation at the end, which stands beside it as what was le
 """
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal, TypeVar
 
+import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, PercentFormatter
 
 from analysis.arms import Comparison
-from analysis.plots import legend_below, panels, save, style_of, whole_steps
-from analysis.runs import evaluations, share_asked_before
-from analysis.statistics import Estimate, holm, mean_over, paired_difference
-from analysis.tables import Table, by_row, shown
+from analysis.plots import Style, legend_below, save, style_of, whole_steps
+from analysis.runs import Run, evaluations, share_asked_before
+from analysis.statistics import Estimate, Floats, holm, mean_over, paired_difference
+from analysis.tables import Row, Table, by_row, shown
 from analysis.tally import Tally
 from engine.tokens import KINDS, SECTIONS
+from harness.identity import Evaluation
 
+Status = Callable[[str], None]  # shows how far it is
+Difference = TypeVar("Difference")  # of two runs with the same problems
 IN_TRAINING = "success in training"
 AT_THE_END = "held-out success at the end"
+MEASURES = (IN_TRAINING, AT_THE_END)
 MOST_REPEATED = 0.1  # share of the problems that were asked at an earlier step
 SEEN = 0.05
 WINDOW = 5  # steps whose mean is a point of a curve, but in a short run
@@ -35,7 +42,8 @@ HOLM = ("the verdict goes by Holm's p, over all arms of the table; could see: th
 PLACEBO_NOTE = "a row with a minus: an arm against its own placebo; Holm's correction apart"
 
 
-def chapters_of(comparison: Comparison, status=lambda text: None) -> dict[str, list[Table]]:
+def chapters_of(comparison: Comparison,
+                status: Status = lambda text: None) -> dict[str, list[Table]]:
     """The tables by what they are about; the first chapter decides, the others explore."""
     tables = [arms_table(comparison)]
     if len(comparison.arms) > 1:
@@ -48,16 +56,16 @@ def chapters_of(comparison: Comparison, status=lambda text: None) -> dict[str, l
 
 
 def arms_table(comparison: Comparison) -> Table:
-    rows = []
+    rows: list[Row] = []
     for name, arm in comparison.arms.items():
         done = list(comparison.seeds(name).values())
         going = len(arm) - len(done)
-        sampled, greedy = final_lines(done, "sampled"), final_lines(done, "greedy")
-        ends = ((sampled, "success"), (greedy, "success"), (sampled, "format_mean"),
-                (sampled, "finished_mean"), (sampled, "length_mean"))
+        ends, greedy = final_lines(done, "sampled"), final_lines(done, "greedy")
+        numbers = ([mean_success(run) for run in done], [line["success"] for line in ends],
+                   [line["success"] for line in greedy], [line["format_mean"] for line in ends],
+                   [line["finished_mean"] for line in ends], [line["length_mean"] for line in ends])
         rows.append([name, f"{len(done)}" + f" ({going} still going)" * bool(going),
-                     mean_over([mean_success(run) for run in done]).value,
-                     *(mean_over([line[key] for line in lines]).value for lines, key in ends)])
+                     *(mean_over(of_runs).value for of_runs in numbers)])
     formats = {"arm": "", "seeds": "", "training": ".1%", "sampled": ".1%", "greedy": ".1%",
                "format": ".2f", "finished": ".0%", "length": ".0f"}
     return Table("arms", "The arms", by_row(formats, rows), "",
@@ -66,44 +74,50 @@ def arms_table(comparison: Comparison) -> Table:
                   "length": "tokens an answer"})
 
 
-def final_lines(runs, mode: str) -> list[dict]:
+def final_lines(runs: list[Run], mode: str) -> list[Evaluation]:
     """Their evaluations after the last step."""
     return [line for run in runs for line in evaluations(run, mode)
             if line["step"] == run["config"]["steps"]]
 
 
-def success_by_step(run: dict) -> np.ndarray:
+def success_by_step(run: Run) -> Floats:
     """(steps,) the share of a batch's answers that are right."""
     return np.array([line["success"] for line in run["metrics"]], float)
 
 
-def mean_success(run: dict) -> float:
+def mean_success(run: Run) -> float:
     """Of all answers of the training; every step has as many."""
     return float(success_by_step(run).mean()) if run["metrics"] else np.nan
 
 
-def in_training(mine: dict, theirs: dict) -> float | None:
+def in_training(mine: Run, theirs: Run) -> float | None:
     """How far one run is ahead of another with the same problems."""
     same = len(mine["metrics"]) == len(theirs["metrics"]) > 0
     return mean_success(mine) - mean_success(theirs) if same else None
 
 
-def at_the_end(mine: dict, theirs: dict) -> np.ndarray | None:
+def at_the_end(mine: Run, theirs: Run) -> Floats | None:
     """(problems,) the same after the last step, of each held-out problem."""
     ends = [final_lines([run], "sampled") for run in (mine, theirs)]
-    return np.subtract(*(line["answer"] for line, in ends), dtype=float) if all(ends) else None
+    if not all(ends):
+        return None
+    answers = np.array([lines[0]["answer"] for lines in ends], float)
+    return np.asarray(answers[0] - answers[1])
 
 
-MEASURES: dict[str, tuple[Callable, Callable]] = {
-    # the difference of a pair of runs, and an estimate from those of all seeds
-    IN_TRAINING: (in_training, mean_over), AT_THE_END: (at_the_end, paired_difference)}
-
-
-def difference(mine: dict[int, dict], theirs: dict[int, dict], measure: str,
+def difference(mine: dict[int, Run], theirs: dict[int, Run], measure: str,
                tests: int = 1) -> tuple[list[int], Estimate | None]:
     """The seeds that both arms have, and how far the first is ahead. `tests`: of how many arms this
     is one."""
-    difference_of, estimate_of = MEASURES[measure]
+    if measure == IN_TRAINING:
+        return estimated(mine, theirs, in_training, mean_over, tests)
+    return estimated(mine, theirs, at_the_end, paired_difference, tests)
+
+
+def estimated(mine: dict[int, Run], theirs: dict[int, Run],
+              difference_of: Callable[[Run, Run], Difference | None],
+              estimate_of: Callable[[list[Difference], int], Estimate],
+              tests: int) -> tuple[list[int], Estimate | None]:
     found = {seed: difference_of(mine[seed], theirs[seed])
              for seed in sorted(set(mine) & set(theirs))}
     known = {seed: value for seed, value in found.items() if value is not None}
@@ -117,7 +131,7 @@ def deciding_measure(comparison: Comparison) -> tuple[str, str]:
     return (AT_THE_END if doubt else IN_TRAINING), doubt
 
 
-def doubt_about_training(runs: list[dict]) -> str:
+def doubt_about_training(runs: list[Run]) -> str:
     """Why the answers of training do not tell these runs apart; empty where they do."""
     if any({"imported", "trainer"} & run["config"].keys() for run in runs):
         return "the answers on record were chosen by another program"
@@ -165,42 +179,40 @@ def differences(comparison: Comparison, measure: str, decides: bool = True,
                   "Holm p": "p, Holm's correction"})
 
 
-def rows_of_family(comparison: Comparison, measure: str, pairs: dict[str, tuple]) -> list[list]:
+def rows_of_family(comparison: Comparison, measure: str,
+                   pairs: dict[str, tuple[str, str]]) -> list[Row]:
     """A row for each pair of arms, by its label; Holm's correction is over all of them."""
     found = {label: difference(comparison.seeds(one), comparison.seeds(other), measure, len(pairs))
              for label, (one, other) in pairs.items()}
-    tested = [label for label, (seeds, _) in found.items() if len(seeds) > 1]
-    holm_p = dict(zip(tested, holm([found[label][1].p for label in tested])))
-    rows = []
+    tested = {label: one.p for label, (seeds, one) in found.items() if one and len(seeds) > 1}
+    holm_p = dict(zip(tested, holm(list(tested.values()))))
+    rows: list[Row] = []
     for label, (seeds, estimate) in found.items():
         p = holm_p.get(label)
-        numbers = [estimate.value, estimate.interval] if estimate else [None, None]
-        visible = estimate.visible if len(seeds) > 2 else None
-        rows.append([label, len(seeds), *numbers, p, visible, verdict(estimate, p)])
+        value, interval = (estimate.value, estimate.interval) if estimate else (None, None)
+        visible = estimate.visible if estimate and len(seeds) > 2 else None
+        rows.append([label, len(seeds), value, interval, p, visible, verdict(estimate, p)])
     return rows
 
 
-def steadiness(run: dict) -> list[float] | None:
+def steadiness(run: Run) -> list[float] | None:
     """How the gradient norm, the entropy and the success of a run moved; seconds a step."""
-    lines = run["metrics"]
+    lines, success = run["metrics"], success_by_step(run)
     norm = np.array([line["gradient_norm"] for line in lines if line["gradient_norm"]])
-    entropy = [line["entropy"] for line in lines if line["entropy"] is not None]
-    success = [line["success"] for line in lines]
-    if not len(norm) or not entropy:
+    entropy = np.array([line["entropy"] for line in lines if line["entropy"] is not None])
+    if not len(norm) or not len(entropy):
         return None
-    best = max(np.mean(success[i:i + 5]) for i in range(max(1, len(success) - 4)))
-    seconds = [np.nan if line["seconds"] is None else line["seconds"] for line in lines]
+    best = max(success[i:i + 5].mean() for i in range(max(1, len(success) - 4)))
+    seconds = np.array([line["seconds"] for line in lines], float)
     return [norm[:10].mean(), norm[-10:].mean(), norm.max() / np.median(norm),
-            np.mean(entropy[:10]), np.mean(entropy[-10:]), best, np.mean(success[-5:]),
-            np.mean(seconds)]
+            entropy[:10].mean(), entropy[-10:].mean(), best, success[-5:].mean(), seconds.mean()]
 
 
 def stability(comparison: Comparison) -> Table:
-    rows = []
+    rows: list[Row] = []
     for name in comparison.arms:
-        measured = [steadiness(run) for run in comparison.shown(name)]
-        measured = [values for values in measured if values]
-        if measured:
+        of_runs = map(steadiness, comparison.shown(name))
+        if measured := [values for values in of_runs if values]:
             rows.append([name, len(measured), *np.mean(measured, 0).tolist()])
     formats = {"arm": "", "runs": "d", "norm first": ".3f", "last": ".3f", "peak": ".1f",
                "entropy": ".2f", "to": ".2f", "best": ".0%", "end": ".0%", "seconds": ".1f"}
@@ -215,16 +227,16 @@ def stability(comparison: Comparison) -> Table:
                   "seconds": "seconds a step"})
 
 
-def credit_of(run: dict, status) -> np.ndarray:
+def credit_of(run: Run, status: Status) -> Floats:
     """The share of the gradient, weights included, of each kind, of think and of answer."""
     tally = Tally(run["folder"])
     tally.read(status)
     return np.concatenate([tally.shares("kind"), tally.shares("section")[1:]])
 
 
-def shares_table(comparison: Comparison, status=lambda text: None) -> Table:
+def shares_table(comparison: Comparison, status: Status = lambda text: None) -> Table:
     """Where the gradient lies in each arm."""
-    rows = []
+    rows: list[Row] = []
     for name in comparison.arms:
         shares = [credit_of(run, status) for run in comparison.shown(name) if run["steps"]]
         if shares:
@@ -238,7 +250,7 @@ def shares_table(comparison: Comparison, status=lambda text: None) -> Table:
 
 def learning_curves(comparison: Comparison, folder: Path) -> tuple[Path, str]:
     """What is decided comes first."""
-    figure, (left, middle, right) = panels(3, figsize=(14, 4.4))
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(14, 4.4))
     for number, name in enumerate(comparison.arms):
         style, runs = style_of(number), comparison.shown(name)
         seeds_and_mean(middle, runs, "success", style, label_of(comparison, name))
@@ -267,7 +279,8 @@ def label_of(comparison: Comparison, name: str) -> str:
     return f"{name} ({count} run{'s' * (count != 1)}{finished})"
 
 
-def seeds_and_mean(axis, runs: list[dict], key: str, style: dict, label: str = "") -> None:
+def seeds_and_mean(axis: Axes, runs: list[Run], key: Literal["success", "gradient_norm"],
+                   style: Style, label: str = "") -> None:
     """Up to the last step that all of them have."""
     length = min(len(run["metrics"]) for run in runs)
     if not length:
@@ -281,9 +294,9 @@ def seeds_and_mean(axis, runs: list[dict], key: str, style: dict, label: str = "
     axis.plot(steps, curves.mean(0), lw=1.8, label=label, **style)
 
 
-def held_out_means(axis, runs: list[dict], style: dict) -> None:
+def held_out_means(axis: Axes, runs: list[Run], style: Style) -> None:
     """Means and intervals over the curves of single seeds."""
-    by_step = {}
+    by_step: dict[int, list[float]] = {}
     for run in runs:
         lines = evaluations(run, "sampled")
         for line in lines:

@@ -88,7 +88,7 @@ function tellHeldOut(evaluation) {
 
 // A step is a batch of answers; another trainer numbers its updates.
 function named(step) {
-  const own = answers.find(answer => answer.step === step)?.['own step'] ?? step;
+  const own = answers.find(answer => answer.step === step)?.own_step ?? step;
   return own === step ? `step ${step}` : `step ${step} (${own} of the trainer)`;
 }
 

@@ -7,26 +7,29 @@ code. The functions below give pieces of a page's body; write_page puts them tog
 import base64
 import json
 import re
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from string import Template
 
-from analysis.answers import MEANING
+from analysis.answers import MEANING, Answer
 from analysis.tables import Table
 from engine.tokens import KINDS, SECTIONS, TAG
-from harness.files import replace_text
+from harness.files import Json, replace_text
 
 HERE = Path(__file__).resolve().parent
 Picture = tuple[Path, str] | tuple[Path, str, str]  # path, caption; of a curve its step_scale
 
 
-def write_page(path: Path, title: str, body: list[str], answers: list[dict] = (),
-               evaluations: list[dict] = ()) -> None:
+def write_page(path: Path, title: str, body: list[str], answers: Sequence[Answer] = (),
+               evaluations: Sequence[Json] = ()) -> None:
     """Write one file, whole or not at all; nothing in it is fetched. `answers` of training and
     `evaluations` with theirs are those that the viewer shows, if the body has one."""
     script = part("page.js") if answers or evaluations else ""
-    data = as_data({"answers": list(answers), "evaluations": list(evaluations), "TAG": TAG,
-                    "SECTIONS": SECTIONS, "KINDS": KINDS, "MEANING": MEANING})
+    known = {"answers": answers, "evaluations": evaluations, "TAG": TAG, "SECTIONS": SECTIONS,
+             "KINDS": KINDS, "MEANING": MEANING}
+    data = json.dumps(known, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    data = data.replace("<", "\\u003c")  # so that no text can end the script
     page = Template(part("page.html")).substitute(
         title=escape(title), style=part("page.css"), body="\n".join(body), data=data, script=script)
     replace_text(path, page)
@@ -34,11 +37,6 @@ def write_page(path: Path, title: str, body: list[str], answers: list[dict] = ()
 
 def part(name: str) -> str:
     return (HERE / name).read_text(encoding="utf-8")
-
-
-def as_data(known: dict) -> str:
-    text = json.dumps(known, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c")  # so that no text can end the script
 
 
 def viewer(curve: str = "") -> str:

@@ -1,10 +1,13 @@
-"""What all pictures share: colours that colour-blind readers tell apart too, panels, saving."""
+"""What all pictures share: colours that colour-blind readers tell apart too, saving."""
 from pathlib import Path
+from typing import NotRequired, TypedDict
 
 import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogFormatter, NullFormatter
 
 from harness.files import whole_file
@@ -18,16 +21,17 @@ plt.rcParams.update({
     "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 10.5,
     "axes.titlelocation": "left", "axes.grid": True, "axes.axisbelow": True, "grid.alpha": 0.25,
     "legend.frameon": False, "legend.fontsize": 8.5, "font.size": 9.5,
+    "figure.figsize": (7.5, 4.0), "figure.constrained_layout.use": True,
     "text.parse_math": False})  # a $ in the name of an arm is a $
 
 
-def panels(count: int, **more):
-    """A figure and its axes, side by side."""
-    width = 5.6 * count if count > 1 else 7.5
-    return plt.subplots(1, count, **{"figsize": (width, 4.0), "layout": "constrained", **more})
+class Style(TypedDict):
+    color: str
+    ls: NotRequired[str]
 
 
-def save(figure, folder: Path, name: str, caption: str, shows: str = "") -> tuple[Path, str]:
+def save(figure: Figure, folder: Path, name: str, caption: str,
+         shows: str = "") -> tuple[Path, str]:
     """Path and caption of the picture, which appears whole or not at all. `shows` is kept in it."""
     path = folder / f"{name}.png"
     plain_log_ticks(figure)
@@ -37,31 +41,29 @@ def save(figure, folder: Path, name: str, caption: str, shows: str = "") -> tupl
     return path, caption
 
 
-def plain_log_ticks(figure) -> None:
+def plain_log_ticks(figure: Figure) -> None:
     """Ticks of logarithmic axes as plain numbers: matplotlib writes them as mathematics."""
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):
             is_usual = isinstance(axis.get_major_formatter(), LogFormatter)
             if axis.get_scale() == "log" and is_usual:
-                axis.set_major_formatter(FuncFormatter(plain_number))
+                axis.set_major_formatter(FuncFormatter(
+                    lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
                 axis.set_minor_formatter(NullFormatter())
 
 
-def plain_number(value: float, _) -> str:
-    return f"{value:,.0f}" if value >= 1 else f"{value:g}"
-
-
-def style_of(number: int) -> dict[str, str]:
+def style_of(number: int) -> Style:
     """Of the line with this number, from 0: 32 can be told apart."""
     return {"color": COLOURS[number % len(COLOURS)], "ls": LINES[number // len(COLOURS) % 4]}
 
 
-def whole_steps(*axes) -> None:
+def whole_steps(*axes: Axes) -> None:
     """No tick between two steps."""
     for axis in axes:
-        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.locator_params(axis="x", integer=True)
 
 
-def legend_below(figure, axis, **more) -> None:
+def legend_below(figure: Figure, axis: Axes, ncols: int, title: str = "") -> None:
     """The legend of an axis below the figure, where no data are."""
-    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", **more)
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=ncols,
+                  title=title)

@@ -1,16 +1,18 @@
 """Around the tables of analyze.py: its flags, sentences, the page, what is printed."""
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 from analysis.page import Picture, bullets, figure_of, folded, paragraphs, section_of, viewer
-from analysis.runs import evaluations, is_done, steps_done
+from analysis.runs import Run, evaluations, is_done, steps_done
 from analysis.settings import PLAIN, task_of
 from analysis.tables import Table, show, show_in_short
 from analysis.tally import Tally
 from engine.errors import UserError
 from harness.files import replace_text
 from harness.flags import Flag, Parser, add_flags, with_defaults
+from harness.identity import Evaluation
 from harness.progress import show_status
 from harness.settings import OPTIONS
 
@@ -45,18 +47,18 @@ def read_flags(argv: list[str], description: str) -> SimpleNamespace:
     return flags
 
 
-def about(run: dict) -> str:
+def about(run: Run) -> str:
     """The task, what solved means, and the method, in one sentence."""
     config = run["config"]
     if {"imported", "trainer"} & config.keys():
         return "A run of another program."
-    changed = [f"the {'weighting' if axis == 'mitigation' else axis} {config[axis]}"
+    changed = [f"the {'weighting' if axis == 'mitigation' else axis} {config.get(axis)}"
                for axis, usual in PLAIN.items() if config.get(axis, usual) != usual]
     method = f"plain GRPO but for {' and '.join(changed)}" if changed else "plain GRPO"
     return f"{task_in_words(config)}; the method is {method}."
 
 
-def compared(runs: list[dict]) -> str:
+def compared(runs: list[Run]) -> str:
     """What runs that are compared have in common."""
     config, lines = runs[0]["config"], runs[0]["evaluations"]
     success = (f"Held-out success is that on the same {len(lines[0]['answer']):,} problems, which "
@@ -66,15 +68,16 @@ def compared(runs: list[dict]) -> str:
             f"{task_in_words(config)}. {success}")
 
 
-def task_in_words(config: dict) -> str:
+def task_in_words(config: Mapping[str, object]) -> str:
     """A task says what a right answer is in its `solved`."""
     means = getattr(task_of(config), "solved", "the score that its task calls answer is 1")
     return f"Task {config.get('task', OPTIONS['task'].default)}: a problem is solved if {means}"
 
 
-def opening(run: dict) -> list[str]:
-    if "imported" in run["config"]:
-        return run["config"]["imported"]
+def opening(run: Run) -> list[str]:
+    imported = run["config"].get("imported")
+    if isinstance(imported, list):
+        return imported
     sentences = []
     if not is_done(run):
         sentences.append(f"This run is not finished: step {steps_done(run)} of "
@@ -85,7 +88,7 @@ def opening(run: dict) -> list[str]:
     return sentences
 
 
-def held_out_success(lines: list[dict]) -> str:
+def held_out_success(lines: list[Evaluation]) -> str:
     """In the first evaluation and the last."""
     if not lines:
         return "It was not evaluated on held-out problems."
@@ -97,17 +100,17 @@ def held_out_success(lines: list[dict]) -> str:
             f"{end['success_low']:.1%} to {end['success_high']:.1%}).")
 
 
-def headline(run: dict) -> list[dict]:
+def headline(run: Run) -> list[Evaluation]:
     """The evaluations that are spoken of."""
     return evaluations(run, "sampled") or evaluations(run, "greedy")
 
 
-def time_of(line: dict) -> str:
+def time_of(line: Evaluation) -> str:
     step = line["step"]
     return f"after {step} step{'s' * (step != 1)}" if step else "before training"
 
 
-def describe(run: dict, tally: Tally | None) -> str:
+def describe(run: Run, tally: Tally | None) -> str:
     """The run in a line: its settings, how many tokens are on record."""
     config = run["config"]
     made = (f"{config['mitigation']}, {config.get('advantage', 'grpo')}, seed "
@@ -140,14 +143,14 @@ def run_page(sentences: list[str], findings: list[str], chapters: dict[str, list
 
 
 def comparison_page(intro: list[str], chapters: dict[str, list[Table]],
-                    pictures: list[Picture]) -> list[str]:
+                    pictures: Sequence[Picture]) -> list[str]:
     """Which arm is better, with the curves; then the other tables, folded."""
     figures, ((_, first), *others) = figures_of(pictures), chapters.items()
     return [paragraphs(intro), *chapter_body("", first, figures),
             *folded_chapters(dict(others), figures)]
 
 
-def figures_of(pictures: list[Picture]) -> dict[str, str]:
+def figures_of(pictures: Sequence[Picture]) -> dict[str, str]:
     return {picture[0].stem: figure_of(*picture) for picture in pictures}
 
 
@@ -159,7 +162,7 @@ def folded_chapters(chapters: dict[str, list[Table]], figures: dict[str, str]) -
 def chapter_body(title: str, tables: list[Table], figures: dict[str, str]) -> list[str]:
     """Tables, the figures of PLACES below them."""
     return [paragraphs(LEGENDS.get(title, []), "note"),
-            *(section_of(table, figures.get(PLACES.get(table.name), "")) for table in tables)]
+            *(section_of(table, figures.get(PLACES.get(table.name, ""), "")) for table in tables)]
 
 
 def tell(texts: list[str], first: list[Table], chapters: dict[str, list[Table]], folder: Path,

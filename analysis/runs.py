@@ -2,6 +2,7 @@
 import os
 import sys
 from pathlib import Path
+from typing import TypedDict
 
 import numpy as np
 
@@ -10,12 +11,27 @@ from harness.credit_file import checkpoint_folders
 from harness.credit_reading import credit_steps, read_columns
 from harness.files import is_there, paths_in
 from harness.identity import Evaluation, run_config
-from harness.log_reading import StepLine, lines_of_run, missing_evaluations, refuse_gaps
+from harness.log_reading import (StepLine, lines_of_run, missing_evaluations, record,
+                                 refuse_gaps)
 
-NEEDED = ("mitigation", "steps", "seed", "model")  # every run's config.json says what they are
+
+class RunConfig(TypedDict):
+    """What every run's config.json says; it has the other settings, too."""
+    mitigation: str
+    steps: int
+    seed: int
+    model: str
 
 
-def read_runs(folders: list[str]) -> list[dict]:
+class Run(TypedDict):
+    folder: Path
+    config: RunConfig
+    steps: list[int]  # with a credit file
+    metrics: list[StepLine]
+    evaluations: list[Evaluation]
+
+
+def read_runs(folders: list[str]) -> list[Run]:
     """The runs in these folders. One that was named wrongly is an error; one that a pattern like
     runs/* caught is passed over, with a line."""
     runs, several = [], len(folders) > 1
@@ -36,16 +52,21 @@ def read_runs(folders: list[str]) -> list[dict]:
     return runs
 
 
-def read_run(folder: str | Path) -> dict:
+def read_run(folder: str | Path) -> Run:
     folder = Path(folder)
     config = run_config(folder)
-    for key in NEEDED:
+    for key in RunConfig.__annotations__:
         if key not in config:
             raise UserError(f"{folder / 'config.json'} says nothing of {key}")
-    run: dict = {"folder": folder, "config": config, "steps": credit_steps(folder)}
-    run["metrics"] = lines_of_run(folder, StepLine)
-    run["evaluations"] = lines_of_run(folder, Evaluation)
-    check_evaluations(folder / "evaluations.jsonl", run["evaluations"])
+    run: Run = {"folder": folder, "config": record(folder / "config.json", config, RunConfig),
+                "steps": credit_steps(folder),
+                "metrics": lines_of_run(folder, StepLine),
+                "evaluations": lines_of_run(folder, Evaluation)}
+    counts = [len(line["answer"]) for line in run["evaluations"]]
+    for number, count in enumerate(counts, 1):  # differences are paired by problem
+        if count != counts[0] or not count:
+            raise UserError(f"{folder / 'evaluations.jsonl'}, line {number} has {count} answers, "
+                            f"line 1 has {counts[0]}: they should be to the same problems")
     refuse_gaps(folder, config, run["metrics"], run["evaluations"], steps_made(run))
     lost = {line["step"] for line in run["metrics"]} - set(run["steps"])
     if lost and run["steps"]:
@@ -54,16 +75,7 @@ def read_run(folder: str | Path) -> dict:
     return run
 
 
-def check_evaluations(path: Path, lines: list[dict]) -> None:
-    """Differences are paired by problem."""
-    for number, line in enumerate(lines, 1):
-        count = len(line["answer"])
-        if count != len(lines[0]["answer"]) or not count:
-            raise UserError(f"{path}, line {number} has {count} answers, line 1 has "
-                            f"{len(lines[0]['answer'])}: they should be to the same problems")
-
-
-def steps_made(run: dict) -> int:
+def steps_made(run: Run) -> int:
     """Up to which step all has to be on record. What training writes comes in order: the evaluation
     before the first step, then of each step its credit file, its line of metrics, its evaluation
     and its checkpoint. Of the last step all that follows may be missing; -1 if nothing has to be
@@ -75,17 +87,18 @@ def steps_made(run: dict) -> int:
     return max([done - 1, *kept])
 
 
-def evaluations(run: dict, mode: str) -> list[dict]:
+def evaluations(run: Run, mode: str) -> list[Evaluation]:
     """Those that were `sampled` or `greedy`, in the order of their steps."""
     lines = [line for line in run["evaluations"] if line["mode"] == mode]
     return sorted(lines, key=lambda line: line["step"])
 
 
-def share_asked_before(run: dict) -> float:
+def share_asked_before(run: Run) -> float:
     """The share of the problems of training that were asked at an earlier step, by their prompts in
     the credit files. A few may be by chance, many where a list of problems is gone through again.
     """
-    asked, again, count = set(), 0, 0
+    asked: set[bytes] = set()
+    again, count = 0, 0
     for step in run["steps"]:
         columns = read_columns(run["folder"], step)
         ends = columns["prompt_start"][1:]
@@ -96,12 +109,12 @@ def share_asked_before(run: dict) -> float:
     return again / count if count else 0.0
 
 
-def steps_done(run: dict) -> int:
+def steps_done(run: Run) -> int:
     return max((line["step"] for line in run["metrics"]), default=0)
 
 
-def is_done(run: dict) -> bool:
+def is_done(run: Run) -> bool:
     """Whether it has all its steps, and their evaluations."""
     steps = run["config"]["steps"]
-    missing = missing_evaluations(run["config"], run["evaluations"], steps)
+    missing = missing_evaluations(dict(run["config"]), run["evaluations"], steps)
     return steps_done(run) >= steps and not missing

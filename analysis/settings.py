@@ -2,22 +2,24 @@
 
 The lists of engine/choices.py are filled by whoever imports mitigations.py, as analyze.py does.
 """
+from collections.abc import Mapping
 from types import SimpleNamespace
 
-from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
+from engine.choices import NEVER_RESCALED
 from engine.errors import UserError
 from harness.flags import Flag, fields_as_flags, parameters_as_flags
-from harness.settings import NOT_SETTINGS, OPTIONS, choice_flags
+from harness.files import Json
+from harness.settings import METHODS, NOT_SETTINGS, OPTIONS, Settings, choice_flags
 from harness.tasks import load_task
 
 PLAIN = {"mitigation": "none", "advantage": "grpo", "loss": "policy", "placebo": "none"}
 
 
-def effective_settings(config: dict) -> dict:
+def effective_settings(config: Mapping[str, object]) -> Json:
     """A run's settings, defaults filled in, without those that had no effect beside the others.
     The reward is on record beside the settings, and TRL's loss; another one is another setting."""
     flags = flags_beside(config)
-    settings = {name: flag.default for name, flag in flags.items()} | config
+    settings = {**{name: flag.default for name, flag in flags.items()}, **config}
     chosen = SimpleNamespace(**settings)
     idle = {name for name, flag in flags.items() if flag.requires and not flag.requires[0](chosen)}
     idle |= choice_flags().keys() - flags.keys()  # older runs list those of every advantage
@@ -27,23 +29,23 @@ def effective_settings(config: dict) -> dict:
     return {name: value for name, value in settings.items() if name not in idle}
 
 
-def flags_beside(config: dict) -> dict[str, Flag]:
+def flags_beside(config: Mapping[str, object]) -> dict[str, Flag]:
     """The flags of every run, of this one's task, and of the choices it made."""
     flags = {**OPTIONS, **task_flags(config)}
-    for registry, axis in ((MITIGATIONS, "mitigation"), (ADVANTAGES, "advantage")):
-        chosen = registry.get(config.get(axis, OPTIONS[axis].default))
-        flags |= parameters_as_flags(chosen) if chosen else {}
+    for axis, choices in METHODS.items():
+        name = str(config.get(axis, OPTIONS[axis].default))
+        flags |= parameters_as_flags(choices[name]) if name in choices else {}
     return flags
 
 
-def task_flags(config: dict) -> dict[str, Flag]:
+def task_flags(config: Mapping[str, object]) -> dict[str, Flag]:
     """The flags of a run's task; none if its module is not there any more."""
     task = task_of(config)
     return fields_as_flags(task) if task else {}
 
 
-def task_of(config: dict) -> type | None:
+def task_of(config: Mapping[str, object]) -> type | None:
     try:
-        return load_task(config.get("task", OPTIONS["task"].default))
+        return load_task(config.get("task", Settings.task))
     except (UserError, OSError):  # a name that no file can have
         return None

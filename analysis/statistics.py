@@ -3,11 +3,15 @@
 Tokens of an answer share one advantage, and the advantages of a group sum to zero. So the group is
 what can be drawn again, not the token. Across runs it is the seed. Nothing more is assumed.
 """
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
+Floats = NDArray[np.float64]
+Interval = tuple[float, float]
 FEWEST = 6  # groups behind a number before anything is said about it
 
 
@@ -20,12 +24,12 @@ class Estimate:
     visible: float = np.nan  # an effect that 80 of 100 repetitions would see
 
     @property
-    def interval(self) -> tuple[float, float]:
+    def interval(self) -> Interval:
         return self.low, self.high
 
 
 @cache
-def student(df: float) -> tuple[np.ndarray, np.ndarray]:
+def student(df: float) -> tuple[Floats, Floats]:
     """Student's t as a table: t = sqrt(df) tan(angle), the angle has density cos(angle)^(df - 1).
     Beyond 10,000 degrees of freedom it is the normal distribution."""
     angle = np.linspace(-np.pi / 2, np.pi / 2, 100_001)
@@ -56,7 +60,7 @@ def estimate(value: float, error: float, df: float, tests: int = 1) -> Estimate:
 
 
 @cache
-def needed(df: float, tests: int) -> np.ndarray:
+def needed(df: float, tests: int) -> Floats:
     """Of 40,000 experiments, how many standard errors an effect must have to be found at 5% over so
     many tests. The error is itself estimated: chance is drawn for both."""
     rng = np.random.default_rng(0)
@@ -69,21 +73,21 @@ def detectable(df: float, tests: int = 1) -> float:
     return float(np.quantile(needed(df, tests), 0.8))
 
 
-def ratio(value: float, draws: np.ndarray, groups: int) -> Estimate:
+def ratio(value: float, draws: Floats, groups: int) -> Estimate:
     """A ratio, and the same ratio with the groups drawn again; the interval is made for its
     logarithm. `groups` are those that carry it: groups whose advantages are all 0 say nothing."""
     with np.errstate(divide="ignore", invalid="ignore"):
         centre, spread = np.log(value), np.log(draws)
     spread = spread[np.isfinite(spread)]
     if groups < FEWEST or len(spread) < 0.9 * len(draws) or not np.isfinite(centre):
-        return Estimate(float(value))
+        return Estimate(value)
     error = float(spread.std(ddof=1)) * np.sqrt(groups / (groups - 1))
     logarithm = estimate(float(centre), error, groups - 1)
-    low, high = np.exp([logarithm.low, logarithm.high]).tolist()
-    return Estimate(float(value), low, high, logarithm.p)
+    low, high = np.exp(logarithm.interval).tolist()
+    return Estimate(value, low, high, logarithm.p)
 
 
-def mean_over(values, tests: int = 1) -> Estimate:
+def mean_over(values: Collection[float | None], tests: int = 1) -> Estimate:
     """The mean over seeds or problems, by Student's t; undefined values are left out."""
     known = np.asarray(values, float)
     known = known[np.isfinite(known)]
@@ -104,8 +108,8 @@ def holm(p: list[float]) -> list[float]:
     return adjusted.tolist()
 
 
-def paired_difference(differences, tests: int = 1, draws: int = 4000) -> Estimate:
-    """(seeds, items), as an array or a list: the same seed and the same held-out item in two arms.
+def paired_difference(differences: ArrayLike, tests: int = 1, draws: int = 4000) -> Estimate:
+    """(seeds, items): the same seed and the same held-out item in two arms.
     The mean, and how far it would be off with other seeds and other items; with one seed, other
     items alone.
 
@@ -143,14 +147,14 @@ def paired_difference(differences, tests: int = 1, draws: int = 4000) -> Estimat
                     float(error * detectable(seeds - 1, tests)))
 
 
-def bootstrap_variance(means: np.ndarray, draws: int, rng: np.random.Generator) -> float:
+def bootstrap_variance(means: Floats, draws: int, rng: np.random.Generator) -> float:
     """Of the mean of these means."""
     count = len(means)
     drawn = means[rng.integers(0, count, (draws, count))].mean(1)
-    return drawn.var() * count / (count - 1)
+    return float(drawn.var()) * count / (count - 1)
 
 
-def level_that_reaches(distance: float, reach) -> float:
+def level_that_reaches(distance: float, reach: Callable[[float], float]) -> float:
     """The level at which an interval of this reach just ends there: the p-value. It is never 0."""
     low, high = 0.0, 1.0
     for _ in range(50):
@@ -159,7 +163,8 @@ def level_that_reaches(distance: float, reach) -> float:
     return high
 
 
-def verdicts(estimates: list[Estimate], words=("more", "less"), null: float = 1.0) -> list[str]:
+def verdicts(estimates: list[Estimate], words: tuple[str, str] = ("more", "less"),
+             null: float = 1.0) -> list[str]:
     """A word for each row of a table, by Holm: with nothing behind any of them, 95 of 100 tables
     say nothing."""
     found = []

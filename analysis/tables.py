@@ -2,8 +2,11 @@
 import math
 import re
 import textwrap
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
+
+from analysis.statistics import Interval
 
 WIDTH = 100          # of a terminal
 LINES = 35           # of findings and tables, so that with what is said besides they are 40
@@ -13,25 +16,28 @@ LONGEST_WORD = 30    # in a table; a longer one is cut where there is no room
 NOTHING = ("Nothing to compare: no token of one side has a gradient, none was there, or its size "
            "is not known.")
 UNDEFINED = re.compile(r"(?<!['\w])(nan|inf)(?!['\w])")  # as a number, not as a quoted token
+Cell = str | float | Interval | None
+Row = list[Cell]
+Columns = Mapping[str, tuple[str, Collection[Cell]]]
 
 
 @dataclass
 class Table:
-    """`columns` gives each heading its number format and one value a row: a text, a number, an
-    interval (low, high) or None. `headings` has the full words of short ones, to be shown."""
+    """`columns` gives each heading its number format and one value a row. `headings` has the full
+    words of short ones, to be shown."""
     name: str
     title: str
-    columns: dict[str, tuple]
+    columns: Columns
     finding: str = ""
     notes: list[str] = field(default_factory=list)
     headings: dict[str, str] = field(default_factory=dict)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if UNDEFINED.search(self.finding):
             self.finding = NOTHING
 
     @property
-    def rows(self) -> list[tuple]:
+    def rows(self) -> list[tuple[Cell, ...]]:
         return list(zip(*(values for _, values in self.columns.values()), strict=True))
 
     def heads(self) -> list[str]:
@@ -57,7 +63,7 @@ class Table:
         head, *body = [lines_of(row, widths, left) for row in rows]
         return "\n".join([head, f"|{'|'.join(rule)}|", *body])
 
-    def to_json(self) -> dict:
+    def to_json(self) -> dict[str, object]:
         rows = [dict(zip(self.columns, map(plain, row))) for row in self.rows]
         return {"name": self.name, "title": self.title, "finding": self.finding,
                 "notes": self.notes, "columns": list(self.columns), "headings": self.heads(),
@@ -105,16 +111,16 @@ def lines_of(row: list[str], widths: list[int], left: list[bool]) -> str:
                      for line in zip_longest(*wrapped, fillvalue=""))
 
 
-def by_row(formats: dict[str, str], rows: list) -> dict[str, tuple]:
+def by_row(formats: dict[str, str], rows: Iterable[Collection[Cell]]) -> Columns:
     """The columns of a table whose rows are at hand."""
-    columns = {heading: (spec, []) for heading, spec in formats.items()}
+    columns: dict[str, tuple[str, Row]] = {name: (spec, []) for name, spec in formats.items()}
     for row in rows:
         for (_, values), value in zip(columns.values(), row, strict=True):
             values.append(value)
     return columns
 
 
-def shown(value, spec: str) -> str:
+def shown(value: Cell, spec: str) -> str:
     """A cell as text. The format `p` is for probabilities, which are never 0; `points` for
     differences of shares, `size` for how large one is."""
     if isinstance(value, str):
@@ -122,7 +128,7 @@ def shown(value, spec: str) -> str:
     if isinstance(value, tuple):
         ends = [shown(end, spec) for end in value]
         return "-" if "-" in ends else " to ".join(ends)
-    if plain(value) is None:
+    if value is None or not math.isfinite(value):
         return "-"
     if spec == "points":
         return f"{100 * value:+.1f}"
@@ -133,10 +139,10 @@ def shown(value, spec: str) -> str:
     return "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
-def plain(value):
+def plain(value: object) -> object:
     """What JSON can hold: an undefined number is null."""
     if isinstance(value, tuple):
-        return [plain(v) for v in value]
+        return [plain(end) for end in value]
     value = value.item() if hasattr(value, "item") else value
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
@@ -153,10 +159,8 @@ def show(texts: list[str], tables: list[Table]) -> None:
 
 def show_in_short(texts: list[str], tables: list[Table]) -> None:
     """Print what fits on a screen: texts, then as much of the tables as there is room for."""
-    lines = []
-    for text in dict.fromkeys(texts):
-        if text != NOTHING:
-            lines += item_of(text, MOST_LINES)
+    lines = [line for text in dict.fromkeys(texts) if text != NOTHING
+             for line in item_of(text, MOST_LINES)]
     for table in tables:
         of_table, room = ["", table.title, *table.to_text().split("\n")], LINES - len(lines)
         left_out = len(of_table) - room + 1

@@ -12,19 +12,24 @@ Every sum is made twice: as it is, by blocks of training, and with the groups dr
 (bootstrap), which is where the intervals come from.
 """
 from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from analysis.statistics import Estimate, ratio, verdicts
+from analysis.statistics import Estimate, Floats, ratio, verdicts
+from analysis.tables import Columns
 from engine.errors import UserError
 from engine.tokens import KINDS, SECTIONS, load_tokenizer
 from grpo import gradient_size
 from harness.credit_reading import credit_steps, read_columns
 
-PARTITIONS = {  # name: what its cells are called
+Tokens = dict[str, np.ndarray]  # a step's columns, one value a token, answer or problem
+RatioOf = Callable[[Floats, Floats], Floats]  # of the tokens and the sizes of the gradient
+Blocks = slice | np.ndarray
+PARTITIONS: dict[str, tuple[str | int, ...]] = {  # name: what its cells are called
     "all": ("all",),
     "kind": KINDS,
     "section": SECTIONS,
@@ -41,13 +46,9 @@ OVER_REST = ("mean abs(A) w s over that of all other tokens, where a row has at 
              "over the rows (of this table alone)")
 
 
-def read_tokens(run: Path, step: int) -> dict[str, np.ndarray]:
-    """What a run has on record of the tokens of a step."""
-    return lay_flat(read_columns(run, int(step)))
-
-
-def lay_flat(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """A credit file's columns, with what follows from them, one value a token."""
+def read_tokens(run: Path, step: int) -> Tokens:
+    """A step's record, and what follows from it, one value a token."""
+    columns = read_columns(run, step)
     length = lengths(columns)
     answer = np.repeat(np.arange(len(length)), length)
     position = np.arange(len(answer)) - columns["episode_start"][answer]
@@ -63,7 +64,7 @@ def lay_flat(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
                      "squared gradient": tokens["gradient"] ** 2}
 
 
-def lengths(columns: dict[str, np.ndarray]) -> np.ndarray:
+def lengths(columns: Tokens) -> np.ndarray:
     """(answers,) tokens of each."""
     return np.diff(np.append(columns["episode_start"], len(columns["token_id"])))
 
@@ -77,16 +78,12 @@ class Vocabulary:
         self.sums = {name: np.zeros(self.size) for name in OF_AN_ID}
         self.kinds = np.zeros((self.size, len(KINDS)))
 
-    def add(self, tokens: dict[str, np.ndarray]) -> None:
+    def add(self, tokens: Tokens) -> None:
         ids = tokens["token_id"].astype(np.int64)
         for name, total in self.sums.items():
             total += np.bincount(ids, tokens[name], self.size)
         id_and_kind = ids * len(KINDS) + tokens["kind"]
         self.kinds += np.bincount(id_and_kind, minlength=self.kinds.size).reshape(self.kinds.shape)
-
-    @property
-    def count(self) -> np.ndarray:
-        return self.kinds.sum(1)
 
 
 class Tally:
@@ -102,26 +99,28 @@ class Tally:
         self.tokens, self.groups = 0, 0
         self.answers = np.zeros(len(self.blocks), np.int64)
         self.flat_answers = np.zeros(len(self.blocks))  # in groups of equal rewards; nan: unknown
-        self.rewards = Counter()  # of each part: its sum over answers
+        self.rewards: Counter[str] = Counter()  # of each part: its sum over answers
         self.vocabulary, self.rng = Vocabulary(self.tokenizer), np.random.default_rng(0)
-        self.of, self.resampled, self.live = {}, {}, {}  # live: groups with advantages in a cell
+        self.of: dict[str, Floats] = {}
+        self.resampled: dict[str, Floats] = {}
+        self.live: dict[str, np.ndarray] = {}  # groups with advantages in a cell
         for name, cells in PARTITIONS.items():
             self.of[name] = np.zeros((len(self.blocks), len(cells), len(MEASURES)))
             self.resampled[name] = np.zeros((DRAWS, len(cells), len(DRAWN)))
             self.live[name] = np.zeros(len(cells), np.int64)
 
-    def read(self, status=lambda text: None) -> None:
+    def read(self, status: Callable[[str], None] = lambda text: None) -> None:
         """Where bins lie has to be known before anything is summed: two passes."""
         self.longest = 0  # tokens of the longest answer
         for step in self.steps:
             status(f"{self.run.name}: lengths, step {step} of {self.steps[-1]}")
             self.longest = max(self.longest, int(lengths(read_columns(self.run, step)).max()))
         for block, steps in enumerate(self.blocks):
-            for step in steps:
+            for step in steps.tolist():
                 status(f"{self.run.name}: step {step} of {self.steps[-1]}")
                 self.add(read_tokens(self.run, step), block)
 
-    def add(self, tokens: dict[str, np.ndarray], block: int) -> None:
+    def add(self, tokens: Tokens, block: int) -> None:
         groups = [tokens["reward"][tokens["group"] == g] for g in np.unique(tokens["group"])]
         self.tokens += len(tokens["token_id"])
         self.groups += len(groups)
@@ -133,7 +132,7 @@ class Tally:
         self.add_sums(tokens, block)
         self.vocabulary.add(tokens)
 
-    def add_sums(self, tokens: dict[str, np.ndarray], block: int) -> None:
+    def add_sums(self, tokens: Tokens, block: int) -> None:
         groups, group = np.unique(tokens["group"][tokens["answer"]], return_inverse=True)
         measured = [tokens[name] if name != "tokens" else None for name in MEASURES]
         # How often each group is drawn: with independent Poisson(1) counts the bootstrap needs no
@@ -147,7 +146,7 @@ class Tally:
             self.live[name] += (by_group[..., MEASURES.index("abs advantage")] > 0).sum(0)
             self.resampled[name] += np.tensordot(times, by_group[..., :len(DRAWN)], axes=1)
 
-    def cells(self, tokens: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def cells(self, tokens: Tokens) -> dict[str, np.ndarray]:
         """Which cell of each partition a token falls into."""
         kind = tokens["kind"]
         middle = (tokens["position"] + 0.5) / tokens["length"][tokens["answer"]]
@@ -157,47 +156,48 @@ class Tally:
                 "position": np.searchsorted(cut_edges(self.longest), tokens["relative"]) - 1,
                 "ends": np.digitize(middle, (0.2, 0.8))}
 
-    def total(self, partition: str, measure: str, blocks=slice(None)) -> np.ndarray:
+    def total(self, partition: str, measure: str, blocks: Blocks = slice(None)) -> Floats:
         """(cells,) over all of training, or some blocks of it."""
-        return self.by_block(partition, measure)[blocks].sum(0)
+        return np.asarray(self.by_block(partition, measure)[blocks].sum(0))
 
-    def by_block(self, partition: str, measure: str) -> np.ndarray:
+    def by_block(self, partition: str, measure: str) -> Floats:
         """(blocks, cells)"""
         return self.of[partition][..., MEASURES.index(measure)]
 
     def count(self, partition: str) -> np.ndarray:
         return self.total(partition, "tokens").astype(np.int64)
 
-    def mean(self, partition: str, measure: str, blocks=slice(None)) -> np.ndarray:
+    def mean(self, partition: str, measure: str, blocks: Blocks = slice(None)) -> Floats:
         total, tokens = (self.total(partition, name, blocks) for name in (measure, "tokens"))
         with np.errstate(invalid="ignore", divide="ignore"):
             return total / tokens
 
-    def shares(self, partition: str, measure: str = "abs gradient") -> np.ndarray:
+    def shares(self, partition: str, measure: str = "abs gradient") -> Floats:
         """(cells,) of the gradient, or of another sum."""
         sizes = self.total(partition, measure)
-        return sizes / max(sizes.sum(), 1e-300)
+        return sizes / max(float(sizes.sum()), 1e-300)
 
     def is_common(self, partition: str) -> np.ndarray:
         """(cells,) whether there are enough tokens to say something of them."""
         return self.count(partition) >= max(1, RARE * self.tokens)
 
-    def ratios(self, partition: str, ratio_of) -> tuple[np.ndarray, np.ndarray]:
-        """`ratio_of(tokens, sizes of the gradient)`: as it is, and of every draw."""
+    def ratios(self, partition: str, ratio_of: RatioOf) -> tuple[Floats, Floats]:
+        """As it is, and of every draw."""
         drawn = self.resampled[partition]  # (draws, cells, measures)
         with np.errstate(invalid="ignore", divide="ignore"):
             return (ratio_of(*(self.total(partition, name) for name in DRAWN)),
                     ratio_of(*np.moveaxis(drawn, -1, 0)))
 
 
-def sums_by_group(group, cell, size: tuple[int, int], measured: list) -> np.ndarray:
+def sums_by_group(group: np.ndarray, cell: np.ndarray, size: tuple[int, int],
+                  measured: list[np.ndarray | None]) -> Floats:
     """(groups, cells, measures): where there is nothing to sum up, tokens are counted."""
     index = np.ravel_multi_index((group, cell), size)
     sums = [np.bincount(index, values, np.prod(size)).reshape(size) for values in measured]
     return np.stack(sums, axis=-1)
 
 
-def cut_edges(longest: int, bins: int = 10) -> np.ndarray:
+def cut_edges(longest: int, bins: int = 10) -> Floats:
     """Bins of equal width between the smallest and the largest relative position, open on the left;
     the lowest edge lies 0.1% of the range lower, so that 0 is inside (what pandas.cut does)."""
     if longest == 1:  # every answer is one token: all positions are 0
@@ -209,9 +209,9 @@ def cut_edges(longest: int, bins: int = 10) -> np.ndarray:
 
 def over_the_rest(tally: Tally, partition: str) -> list[Estimate]:
     """Mean gradient in a cell over that in all other tokens, for each cell."""
-    def ratio_of(tokens, sizes):
-        other_tokens, other_sizes = (x.sum(-1, keepdims=True) - x for x in (tokens, sizes))
-        return sizes / tokens / (other_sizes / other_tokens)
+    def ratio_of(tokens: Floats, sizes: Floats) -> Floats:
+        others: list[Floats] = [x.sum(-1, keepdims=True) - x for x in (sizes, tokens)]
+        return sizes / tokens / (others[0] / others[1])
 
     values, draws = tally.ratios(partition, ratio_of)
     values = np.where(tally.is_common(partition), values, np.nan)
@@ -219,7 +219,7 @@ def over_the_rest(tally: Tally, partition: str) -> list[Estimate]:
     return [ratio(float(values[i]), draws[:, i], int(live[i])) for i in range(len(live))]
 
 
-def rest_columns(tally: Tally, partition: str, cells) -> dict[str, tuple]:
+def rest_columns(tally: Tally, partition: str, cells: Iterable[int]) -> Columns:
     """Columns of a table that has a row for each of these cells; OVER_REST is their note."""
     of_all = over_the_rest(tally, partition)
     found = [of_all[cell] for cell in cells]

@@ -14,17 +14,17 @@ from itertools import islice
 import numpy as np
 import torch
 
-from credit.monte_carlo import continuation_rewards
+from credit.monte_carlo import Places, continuation_rewards
 from engine import processes
-from engine.choices import advantage, mitigation
+from engine.choices import Metrics, advantage, mitigation
 from engine.forward import frozen_log_probs
-from engine.tokens import ANSWER
+from engine.policy import Policy
 from engine.rollouts import Rollouts
+from engine.tokens import ANSWER
 from harness.flags import Count, Flag
 
 Ablation = typing.Annotated[str, Flag("resample", "resample or delete the token",
                                       choices=("resample", "delete"))]
-Places = list[tuple[int, int]]  # (answer, index) of single tokens
 
 
 @mitigation
@@ -36,11 +36,12 @@ class causal_ablation:
     linear interpolation in between.
     """
 
-    def __init__(self, policy, *, ablate_every: Count = 8, ablation: Ablation = "resample"):
-        self.every, self.metrics = ablate_every, {}
+    def __init__(self, policy: Policy, *, ablate_every: Count = 8, ablation: Ablation = "resample"):
+        self.every = ablate_every
+        self.metrics: Metrics = {}
         self.changes = {"resample": self.after_resampling, "delete": after_deletion}[ablation]
 
-    def __call__(self, rollouts: Rollouts, policy) -> torch.Tensor:
+    def __call__(self, rollouts: Rollouts, policy: Policy) -> torch.Tensor:
         answers = [(row, length, range(0, length, self.every))
                    for row, length in enumerate(rollouts.length.tolist()) if length]
         places = [(row, t) for row, _, at in answers for t in at]
@@ -51,17 +52,17 @@ class causal_ablation:
             weight[row, :length] = torch.tensor(between)
         return weight
 
-    def after_resampling(self, rollouts: Rollouts, policy, places: Places) -> torch.Tensor:
+    def after_resampling(self, rollouts: Rollouts, policy: Policy, places: Places) -> torch.Tensor:
         """(places,): reward with the token minus reward without it."""
-        groups, ids = rollouts.group.tolist(), rollouts.ids.tolist()
+        groups, ids = rollouts.lists
         prefixes = [(groups[row], tuple(ids[row][:t])) for row, t in places]
         own_tokens = [ids[row][t] for row, t in places]
-        rewards, spent = continuation_rewards(policy, rollouts, prefixes, 1, without=own_tokens)
-        self.metrics = spent
+        rewards, self.metrics = continuation_rewards(policy, rollouts, prefixes, 1,
+                                                     without=own_tokens)
         return rollouts.reward[[row for row, _ in places]] - rewards[:, 0]
 
 
-def after_deletion(rollouts: Rollouts, policy, places: Places) -> torch.Tensor:
+def after_deletion(rollouts: Rollouts, policy: Policy, places: Places) -> torch.Tensor:
     """(places,): log p of the later tokens of the answer section, with the token minus without it;
     0 where there are none.
 
@@ -102,15 +103,14 @@ class deletion:
     reinforced where they are read, and hardly anything of a wrong one is.
     """
 
-    def __init__(self, policy):
+    def __init__(self, policy: Policy):
         pass
 
-    def __call__(self, rollouts: Rollouts, policy) -> torch.Tensor:
-        credit = torch.zeros_like(rollouts.log_prob)
+    def __call__(self, rollouts: Rollouts, policy: Policy) -> torch.Tensor:
+        credit, (groups, answers) = torch.zeros_like(rollouts.log_prob), rollouts.lists
         for row in rollouts.rows_of_rank().tolist():
-            problem, n = rollouts.problems[rollouts.group[row]], int(rollouts.length[row])
-            ids = rollouts.ids[row, :n].tolist()
-            rest = [policy.reward_of(problem, ids[:t] + ids[t + 1:]) for t in range(n)]
-            credit[row, :n] = rollouts.reward[row] - torch.tensor(rest).to(credit)
+            problem, ids = rollouts.problems[groups[row]], answers[row]
+            rest = [policy.reward_of(problem, ids[:t] + ids[t + 1:]) for t in range(len(ids))]
+            credit[row, :len(ids)] = rollouts.reward[row] - torch.tensor(rest).to(credit)
         processes.all_reduce(credit)
         return credit

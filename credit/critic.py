@@ -6,16 +6,18 @@
 """
 import copy
 import typing
+from collections.abc import Callable
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from engine.choices import advantage
+from engine.choices import Metrics, Problem, advantage
 from engine.errors import UserError
 from engine.processes import refuse_undefined
 from engine.forward import lay_out
 from engine.optimizer import AdamW, load_optimizer_tensors, optimizer_tensors
+from engine.policy import Policy
 from engine.rollouts import Rollouts
 from engine.sharded import whole_model
 from engine.tokens import token_bytes
@@ -36,13 +38,14 @@ Layers = typing.Annotated[int, Flag(0, "the model's first layers in a trunk, 0 f
 Process = typing.Annotated[float, Flag(0.0, "reward of each right step, where it ends", least=0,
                                        most=1000)]
 PARTS = 8  # of a batch, one after another: the critic's steps, and what it has in memory
+Module = typing.TypeVar("Module", bound=nn.Module)
 
 
-class Trained:
+class Trained(typing.Generic[Module]):
     """A small module that is trained beside the policy, with an AdamW of its own. `state_dict`
     holds both, so that a resumed run forgets nothing."""
 
-    def __init__(self, module: nn.Module, learning_rate: float, device):
+    def __init__(self, module: Module, learning_rate: float, device: torch.device):
         self.module = module.to(device)
         self.optimizer = AdamW(module.parameters(), learning_rate)
 
@@ -82,7 +85,8 @@ class Head(nn.Linear):
     def values(self, rollouts: Rollouts, rows: torch.Tensor) -> torch.Tensor:
         """(tokens of these rows,)"""
         states = rollouts.hidden[rows][rollouts.mask[rows]]
-        return self(F.normalize(states, dim=-1)).squeeze(-1)
+        value: torch.Tensor = self(F.normalize(states, dim=-1))
+        return value.squeeze(-1)
 
 
 class Trunk(nn.Module):
@@ -99,7 +103,8 @@ class Trunk(nn.Module):
         """(tokens of these rows,)"""
         ids, shared, predicts = lay_out(rollouts, rows)
         hidden = self.decoder(ids, shared.positions, shared).float()
-        return self.read(hidden[predicts[rollouts.mask[rows]]]).squeeze(-1)
+        value: torch.Tensor = self.read(hidden[predicts[rollouts.mask[rows]]])
+        return value.squeeze(-1)
 
 
 def first_layers(model: Qwen2, count: int) -> Decoder:
@@ -123,21 +128,20 @@ class gae:
     needed or not, and an answer of many steps earns most.
     """
 
-    def __init__(self, policy, *, gamma: Gamma = 1.0, gae_lambda: Lambda = 1.0,
+    def __init__(self, policy: Policy, *, gamma: Gamma = 1.0, gae_lambda: Lambda = 1.0,
                  critic: Critic = "head", critic_lr: HeadRate = 1e-2, critic_layers: Layers = 0,
                  trunk_lr: TrunkRate = 1e-3, process_reward: Process = 0.0):
         if process_reward and not hasattr(policy.task, "right_steps"):
             raise UserError(f"--process_reward {process_reward}: --task {policy.settings.task} has "
                             "no method right_steps, which says where right steps end")
         self.gamma, self.gae_lambda, self.process_reward = gamma, gae_lambda, process_reward
-        if critic == "trunk":
-            module, rate = Trunk(policy.model, critic_layers), trunk_lr
-        else:
-            module, rate = Head(policy.model), critic_lr
-        self.critic, self.metrics = Trained(module, rate, policy.model.device), {}
+        is_head = critic == "head"
+        module = Head(policy.model) if is_head else Trunk(policy.model, critic_layers)
+        self.critic = Trained(module, critic_lr if is_head else trunk_lr, policy.model.device)
+        self.metrics: Metrics = {}
         self.state_dict, self.load_state_dict = self.critic.state_dict, self.critic.load_state_dict
 
-    def __call__(self, rollouts: Rollouts, policy) -> torch.Tensor:
+    def __call__(self, rollouts: Rollouts, policy: Policy) -> torch.Tensor:
         """Advantages by the critic as it was; then eight steps of regression on this batch."""
         mask, values = rollouts.mask, self.critic.module.values
         value = torch.zeros_like(rollouts.log_prob)
@@ -156,19 +160,19 @@ class gae:
         return advantage
 
 
-def steps_ended(rollouts: Rollouts, policy) -> torch.Tensor:
+def steps_ended(rollouts: Rollouts, policy: Policy) -> torch.Tensor:
     """(B, T): how many right steps of its reasoning end with a token."""
+    right_steps: Callable[[Problem, list[bytes]], list[int]] = getattr(policy.task, "right_steps")
     ended = torch.zeros(rollouts.mask.shape)
-    for row, (ids, length) in enumerate(zip(rollouts.ids.tolist(), rollouts.length.tolist())):
-        problem = rollouts.problems[rollouts.group[row]]
-        pieces = token_bytes(policy.tokenizer, ids[:length])
-        for t in policy.task.right_steps(problem, pieces):
+    for row, (group, ids) in enumerate(zip(*rollouts.lists)):
+        for t in right_steps(rollouts.problems[group], token_bytes(policy.tokenizer, ids)):
             ended[row, t] += 1
     return ended.to(rollouts.mask.device)
 
 
 def generalised_advantage(value: torch.Tensor, reward: torch.Tensor, mask: torch.Tensor,
-                          gamma: float, gae_lambda: float, earned=0.0) -> torch.Tensor:
+                          gamma: float, gae_lambda: float,
+                          earned: torch.Tensor | float = 0.0) -> torch.Tensor:
     """GAE (1506.02438): A_t = delta_t + gamma lambda A_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t.
 
     The reward (B,) comes with the last token, which is terminal: an answer cut off by the limit is
@@ -187,7 +191,7 @@ def generalised_advantage(value: torch.Tensor, reward: torch.Tensor, mask: torch
     return advantage
 
 
-def quality(value: torch.Tensor, target: torch.Tensor) -> dict:
+def quality(value: torch.Tensor, target: torch.Tensor) -> Metrics:
     """Explained variance and loss of the critic."""
     error, variance = (target - value).var(correction=0), target.var(correction=0)
     explained = (1 - error / variance).item() if variance > 0 else None

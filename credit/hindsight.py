@@ -19,6 +19,7 @@ from engine import processes
 from engine.choices import advantage
 from engine.forward import frozen_log_probs, micro_batches, response_log_probs
 from engine.optimizer import clip_and_step
+from engine.policy import Policy
 from engine.rollouts import Rollouts
 from engine.sharded import whole_model
 from harness.flags import Flag
@@ -38,10 +39,10 @@ class hindsight:
     0 where no answer of the batch is right. Needs memory for a second model with its optimizer.
     """
 
-    def __init__(self, policy, *, hindsight_lr: Rate = 1e-3, hindsight_steps: Steps = 3):
+    def __init__(self, policy: Policy, *, hindsight_lr: Rate = 1e-3, hindsight_steps: Steps = 3):
         self.rate, self.steps = hindsight_lr, hindsight_steps
 
-    def __call__(self, rollouts: Rollouts, policy) -> torch.Tensor:
+    def __call__(self, rollouts: Rollouts, policy: Policy) -> torch.Tensor:
         right = rollouts.scores["answer"]
         if not right.any():
             return torch.zeros_like(rollouts.log_prob)

@@ -4,7 +4,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from credit.critic import Trained
-from engine.choices import mitigation
+from engine.choices import Metrics, mitigation
+from engine.policy import Policy
 from engine.rollouts import Rollouts
 from harness.flags import CountOrNone, LearningRate
 
@@ -21,7 +22,7 @@ class ImportanceNet(nn.Module):
             std = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.0
             nn.init.normal_(parameter, std=std, generator=generator)
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def importance(self, hidden: torch.Tensor) -> torch.Tensor:
         """(B, T, D) -> (B, T)"""
         return F.softplus(self.outer(F.silu(self.inner(hidden)))).squeeze(-1)
 
@@ -35,29 +36,29 @@ class learned_importance:
     tokens is known, the net regresses on its magnitude instead.
     """
 
-    def __init__(self, policy, *, importance_warmup: CountOrNone = 10,
+    def __init__(self, policy: Policy, *, importance_warmup: CountOrNone = 10,
                  importance_lr: LearningRate = 1e-3):
         net = ImportanceNet(policy.model.config.hidden_size, policy.settings.seed)
         self.net = Trained(net, importance_lr, policy.model.device)
         self.state_dict, self.load_state_dict = self.net.state_dict, self.net.load_state_dict
-        self.warmup, self.metrics = importance_warmup, {}
+        self.warmup = importance_warmup
 
-    def __call__(self, rollouts: Rollouts, policy) -> torch.Tensor:
+    def __call__(self, rollouts: Rollouts, policy: Policy) -> torch.Tensor:
         with torch.no_grad():
-            weight = self.net.module(rollouts.hidden)
+            weight = self.net.module.importance(rollouts.hidden)
         with torch.enable_grad():
             loss = self.loss(rollouts)
-        self.metrics = {"importance_loss": loss.item()}
+        self.metrics: Metrics = {"importance_loss": loss.item()}
         self.net.gradient_step(loss)
         return weight if rollouts.step > self.warmup else torch.ones_like(weight)
 
     def loss(self, rollouts: Rollouts) -> torch.Tensor:
-        importance = self.net.module(rollouts.hidden) * rollouts.mask
+        importance = self.net.module.importance(rollouts.hidden) * rollouts.mask
         if rollouts.true_credit.numel():
             return (importance - rollouts.true_credit.abs())[rollouts.mask].square().mean()
         total = importance.sum(1, keepdim=True).clamp(min=1e-6)
         pooled = torch.einsum("bt,btd->bd", importance, rollouts.hidden) / total
-        predicted = self.net.module.read(pooled).squeeze(-1)
+        predicted: torch.Tensor = self.net.module.read(pooled).squeeze(-1)
         has_tokens = rollouts.length > 0
         # one number for each answer, also where its tokens differ
         advantage = (rollouts.advantage * rollouts.mask).sum(1) / rollouts.length.clamp(min=1)

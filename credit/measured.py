@@ -14,12 +14,14 @@ its size alone, a weight.
 """
 import math
 import typing
+from collections.abc import Callable
 
 import torch
 
-from credit.monte_carlo import continuation_rewards
-from engine.choices import advantage, mitigation
+from credit.monte_carlo import Places, continuation_rewards
+from engine.choices import Metrics, advantage, mitigation
 from engine.errors import UserError
+from engine.policy import Policy
 from engine.rollouts import Rollouts
 from harness.flags import Flag
 
@@ -41,14 +43,14 @@ class measured:
     to a constant factor, unless --max_grad_norm clips or the gradient is near its epsilon.
     """
 
-    def __init__(self, policy, *, measured_k: Count = 4, measured_above: Above = 0.15):
+    def __init__(self, policy: Policy, *, measured_k: Count = 4, measured_above: Above = 0.15):
         refuse_other_temperatures(policy)
-        self.k, self.above, self.metrics = measured_k, measured_above, {}
+        self.k, self.above = measured_k, measured_above
+        self.metrics: Metrics = {}
 
-    def __call__(self, rollouts: Rollouts, policy) -> torch.Tensor:
+    def __call__(self, rollouts: Rollouts, policy: Policy) -> torch.Tensor:
         places = (chance_of_others(rollouts) > self.above).nonzero().tolist()
-        credit, spent = credit_at(policy, rollouts, places, [self.k] * len(places))
-        self.metrics = spent
+        credit, self.metrics = credit_at(policy, rollouts, places, [self.k] * len(places))
         return credit
 
 
@@ -62,20 +64,20 @@ class oracle:
     this is no upper bound; that is --advantage measured.
     """
 
-    def __init__(self, policy, *, oracle_k: Most = 8):
+    def __init__(self, policy: Policy, *, oracle_k: Most = 8):
         refuse_other_temperatures(policy)
-        self.k, self.metrics = oracle_k, {}
+        self.k = oracle_k
+        self.metrics: Metrics = {}
 
-    def __call__(self, rollouts: Rollouts, policy) -> torch.Tensor:
+    def __call__(self, rollouts: Rollouts, policy: Policy) -> torch.Tensor:
         other_chance = chance_of_others(rollouts)
         places = (other_chance > SURE).nonzero().tolist()
         counts = [math.ceil(self.k * other_chance[b, t].item()) for b, t in places]
-        credit, spent = credit_at(policy, rollouts, places, counts)
-        self.metrics = spent
+        credit, self.metrics = credit_at(policy, rollouts, places, counts)
         return credit.abs()
 
 
-def refuse_other_temperatures(policy) -> None:
+def refuse_other_temperatures(policy: Policy) -> None:
     if policy.settings.temperature != 1:
         raise UserError(f"--temperature {policy.settings.temperature}: the chance of leaving a "
                         "token is that of temperature 1")
@@ -86,8 +88,8 @@ def chance_of_others(rollouts: Rollouts) -> torch.Tensor:
     return (-torch.expm1(rollouts.log_prob.double()) * rollouts.mask).cpu()
 
 
-def credit_at(policy, rollouts: Rollouts, places: list,
-              counts: list[int]) -> tuple[torch.Tensor, dict]:
+def credit_at(policy: Policy, rollouts: Rollouts, places: Places,
+              counts: list[int]) -> tuple[torch.Tensor, Metrics]:
     """(B, T) credit, 0 but at these places (b, t), from so many fresh answers at each; and what was
     sampled for it."""
     rewards, spent = deviations(policy, rollouts, places, counts)
@@ -98,8 +100,9 @@ def credit_at(policy, rollouts: Rollouts, places: list,
     return credit.to(rollouts.log_prob), spent
 
 
-def deviations(policy, rollouts: Rollouts, places: list, counts: list[int],
-               progress=lambda share: None) -> tuple[list[torch.Tensor], dict]:
+def deviations(policy: Policy, rollouts: Rollouts, places: Places, counts: list[int],
+               progress: Callable[[float], None] = lambda share: None
+               ) -> tuple[list[torch.Tensor], Metrics]:
     """Rewards of answers that have another token at each place (b, t) and go on from there."""
     if not counts:
         return [], {}

@@ -9,21 +9,23 @@ first one: what goes on from a b sees p a b and no more (`starts` of engine/samp
 """
 import re
 import typing
+from collections.abc import Callable
 from functools import cache
 
 import torch
 
 from engine import processes
-from engine.choices import advantage
+from engine.choices import Metrics, advantage
 from engine.errors import UserError
 from engine.processes import refuse_undefined
 from engine.forward import LOGITS_AT_ONCE
-from engine.policy import stop_ids
+from engine.policy import Policy, stop_ids
 from engine.rollouts import Rollouts
 from engine.sampler import Generation, Start, generate
 from harness.flags import Flag, shortened
 
 Prefix = tuple[int, tuple[int, ...]]  # a problem, and the first tokens of an answer to it
+Places = list[tuple[int, int]]         # (answer, index) of single tokens
 K = typing.Annotated[int, Flag(9, "fresh continuations behind each value", least=1, most=10_000)]
 # Twice as many are a few percent faster on a CPU and take twice the memory; half as many are a
 # sixth slower. A model of 0.5B has 12 MB of cache for each row of 512 tokens.
@@ -46,20 +48,20 @@ class vine:
     does (2505.23564): before every fifth token whose probability was below 0.9.
     """
 
-    def __init__(self, policy, *, values_k: K = 9, values_every: Every = "line"):
+    def __init__(self, policy: Policy, *, values_k: K = 9, values_every: Every = "line"):
         if not re.fullmatch("line|uncertain|[1-9][0-9]{0,8}", values_every):
             raise UserError(f"--values_every {shortened(values_every)} should be line, uncertain "
                             "or a number of tokens, at least 1")
-        self.k, self.every, self.metrics = values_k, values_every, {}
+        self.k, self.every = values_k, values_every
+        self.metrics: Metrics = {}
 
-    def __call__(self, rollouts: Rollouts, policy) -> torch.Tensor:
+    def __call__(self, rollouts: Rollouts, policy: Policy) -> torch.Tensor:
         if self.every == "uncertain":
             rows = rollouts.log_prob.exp().tolist()
             cuts = [decision_starts(row[:n]) for row, n in zip(rows, rollouts.length.tolist())]
         else:
             cuts = [segment_starts(texts, self.every) for texts in rollouts.texts]
-        values, spent = prefix_values(policy, rollouts, cuts, self.k)
-        self.metrics = spent
+        values, self.metrics = prefix_values(policy, rollouts, cuts, self.k)
         advantage, lengths = torch.zeros_like(rollouts.log_prob), rollouts.length.tolist()
         for row, (starts, before) in enumerate(zip(cuts, values)):
             ends = [*starts[1:], lengths[row]]
@@ -83,14 +85,12 @@ def decision_starts(probability: list[float]) -> list[int]:
     return [0, *starts] if probability else []
 
 
-def prefix_values(policy, rollouts: Rollouts, cuts: list[list[int]],
-                  k: int) -> tuple[list[list[float]], dict]:
+def prefix_values(policy: Policy, rollouts: Rollouts, cuts: list[list[int]],
+                  k: int) -> tuple[list[list[float]], Metrics]:
     """Values of answer b's first cuts[b][j] tokens, and what was sampled for them. Equal prefixes
     of one problem share theirs."""
-    answers = [ids[:length] for ids, length in zip(rollouts.ids.tolist(), rollouts.length.tolist())]
-    prefixes = []  # of each answer
-    for group, answer, at in zip(rollouts.group.tolist(), answers, cuts):
-        prefixes.append([(group, tuple(answer[:n])) for n in at])
+    prefixes = [[(group, tuple(answer[:n])) for n in at]  # of each answer
+                for group, answer, at in zip(*rollouts.lists, cuts)]
     distinct = list(dict.fromkeys(prefix for of_answer in prefixes for prefix in of_answer))
     if not distinct:
         return [[] for _ in cuts], {}
@@ -100,9 +100,9 @@ def prefix_values(policy, rollouts: Rollouts, cuts: list[list[int]],
 
 
 @torch.no_grad()
-def continuation_rewards(policy, rollouts: Rollouts, prefixes: list[Prefix], k: int,
-                         progress=lambda share: None,
-                         without: list[int] | None = None) -> tuple[torch.Tensor, dict]:
+def continuation_rewards(policy: Policy, rollouts: Rollouts, prefixes: list[Prefix], k: int,
+                         progress: Callable[[float], None] = lambda share: None,
+                         without: list[int] | None = None) -> tuple[torch.Tensor, Metrics]:
     """Rewards (n, k) of k fresh answers that go on from each prefix, and the price: how many
     answers were sampled and scored, and their tokens.
 
@@ -114,10 +114,9 @@ def continuation_rewards(policy, rollouts: Rollouts, prefixes: list[Prefix], k: 
     seed = int(torch.randint(2 ** 62, (1,), generator=rollouts.generator))
     room = [tokens_left(ids, policy.settings.max_new_tokens, ends) for _, ids in prefixes]
     rewards, spent = torch.zeros(len(prefixes) * k), 0
-    cells = []  # where in `rewards` the answers stand that have to be sampled
-    for i in sort_by_length(prefixes):
-        if room[i] > 0:
-            cells += range(i * k, i * k + k)
+    # where in `rewards` the answers stand that have to be sampled
+    cells = [cell for i in sort_by_length(prefixes) if room[i] > 0
+             for cell in range(i * k, i * k + k)]
 
     @cache  # many fresh answers are the same
     def reward_of(answer: Prefix) -> float:
@@ -146,7 +145,7 @@ def continuation_rewards(policy, rollouts: Rollouts, prefixes: list[Prefix], k: 
     for i, prefix in enumerate(prefixes):
         if room[i] <= 0:
             rewards[i] = reward_of(prefix)
-    price = {"extra_tokens": int(total), "extra_answers": len(cells)}
+    price: Metrics = {"extra_tokens": int(total), "extra_answers": len(cells)}
     return rewards.to(rollouts.mask.device), price
 
 
@@ -155,7 +154,7 @@ def tokens_left(ids: tuple[int, ...], limit: int, ends: tuple[int, ...]) -> int:
     return 0 if ids and ids[-1] in ends else limit - len(ids)
 
 
-def rows_at_once(policy) -> int:
+def rows_at_once(policy: Policy) -> int:
     """As many as fit, were all to reach the limit: in the cache, and as rows of logits."""
     config, dtype = policy.model.config, policy.model.compute_dtype
     numbers = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
@@ -163,8 +162,8 @@ def rows_at_once(policy) -> int:
     return max(1, min(ROWS_AT_ONCE, CACHE_AT_ONCE // row, LOGITS_AT_ONCE // config.vocab_size))
 
 
-def continue_from(policy, rollouts: Rollouts, prefixes: list[Prefix], excluded: list[int],
-                  ends: tuple[int, ...], **sampling) -> Generation:
+def continue_from(policy: Policy, rollouts: Rollouts, prefixes: list[Prefix], excluded: list[int],
+                  ends: tuple[int, ...], seed: int, share: range) -> Generation:
     """Sample an answer for each of these prefixes, and compute what they share once."""
     s, sequence_of = policy.settings, sequences(prefixes)
     number = {prefix: i for i, prefix in enumerate(dict.fromkeys(sequence_of.values()))}
@@ -176,7 +175,7 @@ def continue_from(policy, rollouts: Rollouts, prefixes: list[Prefix], excluded: 
         starts.append(Start(number[sequence_of[prefix]], seen, token))
         limits.append(s.max_new_tokens - len(ids))
     return generate(policy.model, prompts, starts=starts, max_new_tokens=limits, stop_ids=ends,
-                    temperature=s.temperature, **sampling)
+                    temperature=s.temperature, seed=seed, share=share)
 
 
 def whole_answers(prefixes: list[Prefix], fresh: Generation, share: range) -> list[Prefix]:

@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 
 from engine import processes
-from engine.choices import LOSSES
+from engine.choices import LOSSES, Metrics
 from engine.forward import frozen_log_probs
+from engine.policy import Policy
 from engine.rollouts import Rollouts
 from harness.load import initial_model
 
@@ -40,11 +41,11 @@ def chosen_and_rejected(rollouts: Rollouts) -> torch.Tensor:
 class dpo:
     """The advantage whose policy loss has the gradient of the loss above."""
 
-    def __init__(self, policy):
+    def __init__(self, policy: Policy):
         self.reference = initial_model(policy.settings)
-        self.metrics = {}
+        self.metrics: Metrics = {}
 
-    def __call__(self, rollouts: Rollouts, policy) -> torch.Tensor:
+    def __call__(self, rollouts: Rollouts, policy: Policy) -> torch.Tensor:
         s, self.metrics = policy.settings, {}
         pairs = chosen_and_rejected(rollouts) if s.pairs else best_and_worst(rollouts)
         pull = torch.zeros_like(rollouts.log_prob[:, 0])

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from engine import processes
-from engine.choices import ADVANTAGES, LOSSES, MITIGATIONS, Choice, Method, Problem
+from engine.choices import ADVANTAGES, LOSSES, MITIGATIONS, Choice, Method, Problem, RunSettings
 from engine.errors import UserError
 from engine.optimizer import AdamW
 from engine.policy import Policy, encode_prompts
@@ -45,7 +45,7 @@ def load_policy(s: Settings, checkpoint: Path | None = None) -> Policy:
     return policy
 
 
-def load_model(s: Settings, folder: Path, device: torch.device) -> Qwen2:
+def load_model(s: RunSettings, folder: Path, device: torch.device) -> Qwen2:
     """The model of a folder; with --shard this process's part of it."""
     dtype = getattr(torch, s.dtype)
     if not s.shard:
@@ -65,7 +65,7 @@ def load_optimizer(s: Settings, policy: Policy) -> AdamW:
     return OffloadedAdamW(policy.model, device_of(s), s.learning_rate, s.weight_decay)
 
 
-def initial_model(s: Settings) -> Qwen2:
+def initial_model(s: RunSettings) -> Qwen2:
     """The model as it was before training, frozen."""
     model = load_model(s, find_folder(s.model), device_of(s)).requires_grad_(False)
     return model.cast_weights(getattr(torch, s.dtype)) if s.offload_optimizer else model
@@ -124,7 +124,7 @@ def check_prompts(policy: Policy) -> None:
                         f"the answer exceed the {limit} that {s.model} takes")
 
 
-def device_of(s: Settings) -> torch.device:
+def device_of(s: RunSettings) -> torch.device:
     """--device; of several processes each has its own."""
     return pick_device(processes.start(s.device))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from analysis.compare import (AT_THE_END, IN_TRAINING, MEASURES, difference, doubt_about_training,
                               farther_end, seeds_and_mean)
-from analysis.plots import BLUE, GREY, ORANGE, legend_below, panels, save, whole_steps
+from analysis.plots import BLUE, GREY, ORANGE, legend_below, plt, save, whole_steps
 from analysis.statistics import Estimate
 from analysis.tables import Table, by_row, shown
 from engine.errors import UserError
@@ -95,7 +95,7 @@ class Verdict:
 
     def draw(self, folder: Path) -> Path:
         """How the arms learned, and how far each pair is apart."""
-        figure, (left, right) = panels(2, figsize=(11, 4.2))
+        figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2))
         for arm, colour in COLOURS.items():
             runs = [run for look in self.looks for run in look[arm].values()]
             label = f"{OTHERS.get(arm, self.name)}, mean of {len(runs)} runs"

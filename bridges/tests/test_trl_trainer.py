@@ -113,7 +113,7 @@ def ours(policy, folder, name, flags={}, rescale="mean", loss_norm="token", step
     function = MITIGATIONS[name]
     values = {flag: known.default for flag, known in parameters_as_flags(function).items()} | flags
     weight, _ = rescaled_weight(make(function, values, policy), name, batch, policy, rescale)
-    length_scale = length_scaling(batch, loss_norm, 60)
+    length_scale = length_scaling(batch.length, loss_norm, 60)
     log_prob = response_log_probs(model, batch, torch.arange(len(batch.ids)))
     policy_loss(log_prob, batch.advantage, weight * length_scale, batch.mask,
                 int(batch.mask.sum())).backward()

@@ -18,7 +18,7 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.ticker import LogLocator, PercentFormatter
 
 from analysis.answers import answers_of
-from analysis.plots import (BLUE, COLOURS, GREY, ORANGE, legend_below, panels, plt, save, style_of)
+from analysis.plots import (BLUE, COLOURS, GREY, ORANGE, legend_below, plt, save, style_of)
 from harness.log_reading import is_number
 from engine.errors import UserError
 from engine.tokens import KINDS, load_tokenizer
@@ -70,7 +70,7 @@ def shown_of(source: str) -> dict:
 def draw_leads(table: dict):
     """The board: each arm's lead, the best at the top; crosses are what was predicted."""
     rows = sorted(table["rows"], key=lambda row: row["lead"])
-    figure, axis = panels(1, figsize=(8.0, 1.5 + 0.27 * len(rows)))
+    figure, axis = plt.subplots(figsize=(8.0, 1.5 + 0.27 * len(rows)))
     colours = {"ahead": BLUE, "behind": ORANGE, "no difference seen": GREY, **MARKED}
     for word, colour in colours.items():
         axis.plot([], [], "o-", color=colour, lw=2, ms=5, label=word)
@@ -115,7 +115,7 @@ def points_with_names(axis, points: dict[str, tuple[float, float]], named: Seque
 def draw_cosine_and_noise(table: dict):
     points = {row["mitigation"]: (row["cosine"], row["noise"]) for row in table["rows"]}
     points = {name: place for name, place in points.items() if all(map(is_number, place))}
-    figure, axis = panels(1)
+    figure, axis = plt.subplots()
     elsewhere = [name for name, (cosine, _) in points.items() if cosine < OFF]
     points_with_names(axis, points, ["none", *elsewhere])
     axis.set(xlabel="cosine with the true gradient", ylabel="noise over signal", yscale="log",
@@ -157,8 +157,8 @@ def draw_dials(values: dict):
     lengths = sorted({tokens for tokens, _ in shares.values()})
     names = [name for name in dict.fromkeys(arm for _, arm in cells)
              if name not in ("plain GRPO", "true credit")]
-    figure, axes = panels(max(1, len(lengths)), sharey=True, squeeze=False,
-                          figsize=(5.6 * max(1, len(lengths)), 5.4))
+    figure, axes = plt.subplots(1, max(1, len(lengths)), sharey=True, squeeze=False,
+                                figsize=(5.6 * max(1, len(lengths)), 5.4))
     for axis, length in zip(axes[0], lengths):
         worlds = sorted((keys, world) for world, (tokens, keys) in shares.items()
                         if tokens == length)
@@ -198,7 +198,7 @@ def draw_law(table: dict):
     worlds = list(dict.fromkeys(row["world"] for row in table["rows"]))
     parts = [[world for world in worlds if is_all == world.endswith("all")]
              for is_all in (False, True)]
-    figure, axes = panels(2, figsize=(11.5, 5.2))
+    figure, axes = plt.subplots(1, 2, figsize=(11.5, 5.2))
     for axis, part in zip(axes, parts):
         rows = [row for row in table["rows"] if row["world"] in part]
         ends = [100 * end for row in rows for end in (row["predicted"], row["lead"])] or [0]

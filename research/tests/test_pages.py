@@ -6,7 +6,7 @@ import pytest
 from conftest import ROOT, credit_columns, write_log
 from PIL import Image  # matplotlib brings it
 
-from analysis.plots import COLOURS, panels, plt
+from analysis.plots import COLOURS, plt
 from analysis.tables import Table, by_row
 from engine.errors import UserError
 from harness.files import paths_in
@@ -205,7 +205,7 @@ def test_a_run_without_such_an_answer_is_named(results, tmp_path):
 
 
 def test_of_many_points_few_have_names_and_no_name_lies_on_a_point():
-    figure, axis = panels(1)
+    figure, axis = plt.subplots()
     pictures.points_with_names(axis, {"a": (0, 1), "b": (1, 1), "c": (0, 2)}, ["absent", "b"])
     assert axis.get_legend_handles_labels()[1] == ["b", "others"] and not axis.texts
     named, others = axis.lines

@@ -82,10 +82,10 @@ def test_an_arm_without_a_finished_step_has_no_curve(tmp_path, drawn):
 
 
 def test_a_picture_appears_whole_or_not_at_all(tmp_path, monkeypatch):
-    figure, _ = plots.panels(1)
+    figure, _ = plots.plt.subplots()
     plots.save(figure, tmp_path, "a", "")
     before = (tmp_path / "a.png").read_bytes()
-    figure, _ = plots.panels(1)
+    figure, _ = plots.plt.subplots()
 
     def full_disk(path, **_):
         path.write_bytes(before[:9])

@@ -21,7 +21,8 @@ def log(tmp_path_factory):
     folder, files = random_log(tmp_path_factory.mktemp("logs") / "run")
     rows = plain_rows(folder, files)
     run = {"folder": folder, "config": {"mitigation": "none", "steps": 3},
-           "metrics": [{"step": 2, "gradient_norm": 0.5}], "evaluations": []}
+           "metrics": [{"step": 2, "success": None, "finished": None, "gradient_norm": 0.5}],
+           "evaluations": []}
     tally = tallied(folder)
     return rows, tally, by_name(sum(analyze.run_chapters(run, tally).values(), []))
 

@@ -119,7 +119,7 @@ def test_every_line_is_what_the_function_it_names_computes(recorded, batch, foll
     rescale = rescaling(weight, kept, "mean")
     assert numbers(lines["rescaling"][0])[1:] == pytest.approx(
         [rescale, float(weight[b, t] * rescale)], rel=1e-3)
-    length_scale = length_scaling(kept, "sequence", 40)
+    length_scale = length_scaling(kept.length, "sequence", 40)
     assert numbers(lines["loss norm"][0])[-2:] == pytest.approx(
         [float(length_scale[b]), int(trained.sum())], rel=1e-3)
     log_prob = torch.zeros_like(batch.log_prob)
