@@ -31,7 +31,7 @@ from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from grpo import update
 from harness.command_line import open_run
-from harness.identity import MODES
+from harness.identity import MODES, Evaluation, Example
 from harness.load import (answers_from, initial_model, load_optimizer, load_policy,
                           make_advantage, make_weighting)
 from harness.metrics import Clock, step_metrics, wilson_interval
@@ -39,8 +39,8 @@ from harness.own_code import checked_credit
 from harness.program import run_as_program
 from harness.progress import most_varied, print_evaluation, show_status
 from harness.run import Run
-from harness.settings import Settings
 from harness.run_folder import TrainerState
+from harness.settings import Settings
 from mitigations import rescaled_weight, shuffled
 
 
@@ -107,7 +107,7 @@ def evaluate(policy: Policy, run: Run, step: int) -> None:
         print_evaluation(line, time.perf_counter() - start)
 
 
-def answer_held_out(policy: Policy, s: Settings, step: int, mode: str) -> dict[str, object]:
+def answer_held_out(policy: Policy, s: Settings, step: int, mode: str) -> Evaluation:
     """The line of evaluations.jsonl. Problems are asked in parts no larger than a training
     batch."""
     problems = policy.task.held_out_problems(s.eval_tasks)
@@ -115,7 +115,7 @@ def answer_held_out(policy: Policy, s: Settings, step: int, mode: str) -> dict[s
     each, rows = 1 if is_greedy else s.eval_answers, s.questions * s.answers
     asked = [policy.task.show(problem) for problem in problems]
     places = most_varied(asked)
-    shown: dict[int, dict[str, object]] = {}
+    shown: dict[int, Example] = {}
     found: dict[str, list[float]] = {  # a number a problem
         "format": [], "length": [], "finished": [], "answer": []}
     for start in range(0, len(problems), rows):
@@ -136,7 +136,7 @@ def answer_held_out(policy: Policy, s: Settings, step: int, mode: str) -> dict[s
             "shown": [shown[place] for place in places]}
 
 
-def example(rollouts: Rollouts, row: int, problem: str) -> dict[str, object]:
+def example(rollouts: Rollouts, row: int, problem: str) -> Example:
     """One answer, and how sure the model was of each of its tokens."""
     log_prob = rollouts.log_prob[row, :rollouts.length[row]].tolist()
     return {"problem": problem, "text": rollouts.answers[row],

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from engine.errors import UserError
 
-Choice = Callable[..., object]        # a function or a class below a decorator
+Choice = Callable[..., Tensor] | type  # a function or a class below a decorator
 Method = Callable[..., Tensor]        # made of it for a run: (rollouts, policy) -> (B, T)
 Metrics = dict[str, float | str | None]
 Problem = object                      # of whatever type a task has: the lab only hands it back

@@ -1,6 +1,5 @@
 """What a run works with, made from its settings: the policy, a frozen copy of it, its optimizer,
 its advantage and weighting, and who answers the problems."""
-import inspect
 import re
 from collections.abc import Sequence
 from functools import wraps

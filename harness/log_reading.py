@@ -37,6 +37,7 @@ class StepLine(Line):
     weight_factor: Amount | None
     seconds: Amount | None
     processor_seconds: Amount | None
+    skipped: str | None
 
 
 class Config(typing.TypedDict):

@@ -60,7 +60,7 @@ class Run:
             f"on {s.device} in {s.dtype}, {torch.get_num_threads()} threads; {s.questions} "
             f"problems x {s.answers} answers a step; writing to {s.folder}")
         self.state.of_methods()  # what no file can hold is told before the first step
-        self.folder = self.cleanup.enter_context(new_folder(s, self.policy))
+        self.folder = self.cleanup.enter_context(create_folder(s, self.policy))
 
     def steps(self) -> Iterator[int]:
         for self.step in range(self.done + 1, self.settings.steps + 1):
@@ -125,7 +125,7 @@ class Run:
 
 
 @contextmanager
-def new_folder(s: Settings, policy: Policy) -> Iterator[RunFolder]:
+def create_folder(s: Settings, policy: Policy) -> Iterator[RunFolder]:
     """Make the run's folder with its config.json, and open it, in every process. A first step that
     fails leaves nothing in the way of the next attempt."""
     config = {**s.to_json(), "threads": torch.get_num_threads(), "ranks": processes.count(),

@@ -5,7 +5,6 @@ It may be somebody's own, and may be wrong: what its methods return is checked (
 """
 import dataclasses
 import importlib
-import inspect
 from collections.abc import Callable
 from functools import partial
 from numbers import Real
