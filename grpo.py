@@ -16,8 +16,8 @@ and weights are made for the whole batch before it is cut into micro-batches, so
 micro-batch changes rounding alone. With one update a batch, the ratio of new to old probability is
 exactly 1 and clipping would do nothing; --epochs above 1 brings in both.
 
-Elsewhere: critics, Monte Carlo values and preference pairs (DPO) are in credit/. Left out:
-importance sampling for off-policy answers, which --rollouts_every above 1 trains on uncorrected.
+Critics, Monte Carlo values and preference pairs (DPO) are in credit/. Left out: importance sampling
+for off-policy answers, which --rollouts_every above 1 trains on uncorrected.
 """
 from typing import TYPE_CHECKING
 
@@ -25,12 +25,13 @@ import torch
 from torch import Tensor
 
 from engine import processes
-from engine.choices import Metrics, RunSettings, advantage
+from engine.choices import Metrics, advantage
 from engine.rollouts import Rollouts
 
 Columns = dict[str, Tensor]
 if TYPE_CHECKING:  # an analysis reads the formulas of this file and loads no model
     from engine.optimizer import Optimizer
+    from engine.policy import RunSettings
     from qwen2_model import Qwen2
 
 
@@ -154,23 +155,21 @@ def gradient_size(log_prob: Tensor, collision: Tensor) -> Tensor:
 def divergence(log_prob: Tensor, reference: Tensor, kind: str) -> Tensor:
     """KL(policy || reference) at each place, estimated from the token that the policy sampled.
 
-    k2 = d^2 / 2 and k3 = exp(d) - d - 1 with d = reference - log_prob (Schulman, "Approximating
-    KL divergence", 2020). As a loss at a fixed prefix k2 has the gradient of KL(policy ||
-    reference), k3 that of KL(reference || policy). Both drop the gradient through the state
-    distribution.
+    k2 = d^2 / 2 and k3 = exp(d) - d - 1 with d = reference - log_prob (Schulman, "Approximating KL
+    divergence", 2020). As a loss at a fixed prefix k2 has the gradient of KL(policy || reference),
+    k3 that of KL(reference || policy). Both drop the gradient through the state distribution.
     """
     d = reference - log_prob
     return d.exp() - d - 1 if kind == "k3" else d.square() / 2
 
 
 def update(model: "Qwen2", optimizer: "Optimizer", rollouts: Rollouts, weight: Tensor,
-           s: RunSettings, reference: "Qwen2 | None" = None) -> tuple[Metrics, Columns]:
+           s: "RunSettings", reference: "Qwen2 | None" = None) -> tuple[Metrics, Columns]:
     """One step of the optimizer on the whole batch, or with --epochs several. `weight` is c w. With
     a `reference` there is a KL term. Returns the metrics, and for the record, after several steps,
     the ratio of new to old probability (B, T) at the last of them.
 
-    Answers whose every token has coefficient times advantage 0 add nothing to the gradient and are
-    not computed, unless there is a KL term. When no answer is left, nothing is changed.
+    Answers without a gradient are not computed. When no answer is left, nothing is changed.
     """
     from engine.forward import frozen_log_probs, micro_batches, response_log_probs
     from engine.optimizer import clip_and_step
@@ -206,8 +205,7 @@ def update(model: "Qwen2", optimizer: "Optimizer", rollouts: Rollouts, weight: T
             ratio[part] = (log_prob - old[part]).exp()
             sums.append(diagnostics(rollouts, part, loss, log_prob, ratio[part], clip))
             if anchor is not None:
-                kl = divergence(log_prob, anchor[part], "k3")
-                sums[-1]["kl"] = (kl * mask[part]).sum()
+                sums[-1]["kl"] = (divergence(log_prob, anchor[part], "k3") * mask[part]).sum()
         norm = clip_and_step(optimizer, s.max_grad_norm)
         total = {name: sum(part[name] for part in sums) for name in sums[0]}
         passes.append(processes.all_reduce_numbers(total) | {"norm": norm})
@@ -216,9 +214,8 @@ def update(model: "Qwen2", optimizer: "Optimizer", rollouts: Rollouts, weight: T
 
 def diagnostics(rollouts: Rollouts, rows: Tensor, loss: Tensor, log_prob: Tensor, ratio: Tensor,
                 clip: tuple[float, float]) -> Columns:
-    """Sums over the tokens of a micro-batch: how far the training forward pass is from what the
-    sampler computed (rounding, or a mistake), and how many are beyond the bound that holds for
-    them."""
+    """Sums over the tokens of a micro-batch: how far training's log-probs are from the sampler's
+    (rounding, or a mistake), and how many tokens are beyond the bound that holds for them."""
     mask, advantage = rollouts.mask[rows], rollouts.advantage[rows]
     gap = (log_prob - rollouts.log_prob[rows]) * mask
     too_low, too_high = ratio < 1 - clip[0], ratio > 1 + clip[1]
@@ -228,28 +225,25 @@ def diagnostics(rollouts: Rollouts, rows: Tensor, loss: Tensor, log_prob: Tensor
 
 
 def summary(passes: list[dict[str, float]], with_ratio: bool) -> Metrics:
-    """Loss, gradient norm and gap of the first pass over the batch; ratio, clipping and KL of the
-    last."""
+    """Loss, norm and gap of the first pass over the batch; ratio, clipping and KL of the last."""
     first, last = passes[0], passes[-1]
-    metrics: Metrics = {"loss": first["loss"], "gradient_norm": first["norm"],
-               "sampler_gap": first["gap"] / first["tokens"], "trained_tokens": first["tokens"]}
+    metrics: Metrics = {
+        "loss": first["loss"], "gradient_norm": first["norm"],
+        "sampler_gap": first["gap"] / first["tokens"], "trained_tokens": first["tokens"]}
     if with_ratio:
         metrics |= {"ratio_mean": last["ratio"] / last["tokens"],
                     "clipped_share": last["clipped"] / last["tokens"],
                     "gradient_norm_last": last["norm"]}
     if "kl" in last:
         metrics["kl"] = last["kl"] / last["tokens"]
-    return {**metrics, "skipped": None}
+    return metrics | {"skipped": None}
 
 
 def skipped(rollouts: Rollouts, weight: Tensor) -> Metrics:
-    if not rollouts.mask.any():
-        reason = "no answer was finished"
-    elif not rollouts.advantage.any():
-        reason = "every group's answers had equal rewards"
-    elif not (weight * rollouts.mask).any():
-        reason = "all weights are 0"
-    else:
-        reason = "no token has both a weight and an advantage"
+    reasons = {"no answer was finished": rollouts.mask,
+               "every group's answers had equal rewards": rollouts.advantage,
+               "all weights are 0": weight * rollouts.mask}
+    reason = next((words for words, tensor in reasons.items() if not tensor.any()),
+                  "no token has both a weight and an advantage")
     return {"loss": 0.0, "gradient_norm": None, "sampler_gap": None, "trained_tokens": 0,
             "skipped": reason}

@@ -273,8 +273,7 @@ def span(rollouts: Rollouts) -> Tensor:
 
 @torch.no_grad()
 def rescaled_weight(chosen: Method, name: str, rollouts: Rollouts, policy: object = None,
-                    rescale_to: str = "mean",
-                    placebo: str = "none") -> tuple[Tensor, Metrics]:
+                    rescale_to: str = "mean", placebo: str = "none") -> tuple[Tensor, Metrics]:
     """c w (B, T), the weights of the loss and of the record, and what there is to tell about them.
     They are what the weighting returned: checked, without gradient, 0 beyond the mask, shuffled for
     a placebo, and multiplied by one number for the batch (grpo.rescaling)."""
@@ -286,8 +285,8 @@ def rescaled_weight(chosen: Method, name: str, rollouts: Rollouts, policy: objec
     if not weight.any():
         weight, note = rollouts.mask.float(), "all weights were 0: every token gets 1"
     if placebo == "weights":
-        weight = shuffled(weight, rollouts.mask, torch.zeros_like(rollouts.group),
-                          rollouts.generator)
+        one_group = torch.zeros_like(rollouts.group)
+        weight = shuffled(weight, rollouts.mask, one_group, rollouts.generator)
     c = rescaling(weight, rollouts, rescale_to)
     if not (weight * c).isfinite().all():
         c, note = 1.0, "not rescaled: next to no weight lies on tokens with an advantage"
@@ -296,8 +295,8 @@ def rescaled_weight(chosen: Method, name: str, rollouts: Rollouts, policy: objec
     return weight, joined(metrics_of(chosen), about)
 
 
-def shuffled(value: Tensor, mask: Tensor, group: Tensor,
-             generator: torch.Generator, whole_answers: bool = False) -> Tensor:
+def shuffled(value: Tensor, mask: Tensor, group: Tensor, generator: torch.Generator,
+             whole_answers: bool = False) -> Tensor:
     """A placebo (B, T): the same values, but permuted over the tokens of each group (for weights
     the batch is one), or over its answers, so that only the choice is lost."""
     result = torch.zeros_like(value)

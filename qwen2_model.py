@@ -449,10 +449,9 @@ def weight_files(folder: Path) -> list[Path]:
     if not is_file(index):
         raise UserError(f"{folder} has neither {single.name} nor {index.name} (weights in pickle "
                         "files are not read)")
-    weight_map = read_object(index).get("weight_map")
-    if not isinstance(weight_map, dict):
-        raise UserError(f"{index} names no files: it has no weight_map")
-    return [folder / name for name in sorted(set(weight_map.values()))]
+    weight_map = read_object(index)["weight_map"]
+    names = weight_map.values() if isinstance(weight_map, dict) else ()
+    return [folder / name for name in sorted(set(names))]
 
 
 @contextmanager
@@ -499,8 +498,7 @@ def check_tensors(folder: Path, model: Qwen2) -> dict[str, Path]:
 
 
 def take_memory(model: Qwen2, device: torch.device | str) -> None:
-    """Give a model on the meta device parameters that are not filled yet. Module.to_empty does so
-    too, but first imports a library of symbolic mathematics."""
+    """As Module.to_empty, which first imports a library of symbolic mathematics."""
     for module in model.modules():
         for name, place in module.named_parameters(recurse=False):
             if place.is_meta:
@@ -527,8 +525,7 @@ def copy_whole(place: Tensor, tensor: Tensor) -> bool:
     return bool(ends.isfinite().all())
 
 
-def write_tensors(path: Path | None, tensors: Mapping[str, Tensor],
-                  **metadata: str) -> None:
+def write_tensors(path: Path | None, tensors: Mapping[str, Tensor], **metadata: str) -> None:
     """Write a safetensors file, byte for byte as the library does, but one tensor at a time: with
     --shard no process ever holds the whole model. There all processes have to call this; those
     without a path only give their parts."""

@@ -1,4 +1,4 @@
-"""The choices that people add to, --mitigation, --advantage and --task; and what a run is told.
+"""The choices that people add to, --mitigation, --advantage and --task.
 
 A function with a decorator becomes a choice, its keyword-only parameters become flags, and its
 docstring the help. Both lists take two forms: a function of the batch, or a class, made once a run,
@@ -31,8 +31,8 @@ Same = TypeVar("Same", bound=Choice)
 
 
 class Choices(UserDict[str, str | Choice]):
-    """Functions and classes by name. In the place of one may stand the name of its module, until it
-    is asked for: importing that runs the decorator, which puts it there."""
+    """Functions and classes by name, or until one is asked for the name of its module: importing
+    that runs the decorator, which puts it there."""
 
     def __getitem__(self, name: str) -> Choice:
         choice = self.data[name]
@@ -97,26 +97,3 @@ class Task(Protocol):
     def show(self, problem: Problem) -> str: ...
     def score(self, problem: Problem, text: str) -> dict[str, float]: ...
     def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]: ...
-
-
-class RunSettings(Protocol):
-    """Those flags of harness/settings.py that `policy.settings` is asked for."""
-    task: str
-    seed: int
-    model: str
-    device: str
-    dtype: str
-    shard: bool
-    offload_optimizer: bool
-    micro_batch: int
-    max_new_tokens: int
-    temperature: float
-    epochs: int
-    max_grad_norm: float
-    loss_norm: str
-    clip_low: float
-    clip_high: float
-    kl: float
-    kl_kind: str
-    dpo_beta: float
-    pairs: str | None

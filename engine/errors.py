@@ -1,5 +1,4 @@
-"""The one error that people see as a sentence instead of a traceback, and looking at files: what
-may not be looked at is such an error, not "no"."""
+"""The one error that people see as a sentence instead of a traceback, and looking at files."""
 import errno
 import os
 import stat
@@ -13,14 +12,13 @@ class UserError(ValueError):
 
 
 class LostProcess(UserError):
-    """Another process has ended. Whoever notices says so: it may be rank 0 that is gone."""
+    """Whoever notices says so: it may be rank 0 that is gone."""
     WAY_OUT = ("What was saved is whole: the same torchrun with train.py --resume RUN goes on from "
                "the last checkpoint")
 
 
 class NotFinite(UserError):
-    """A number that a run works with is not finite. It would spread to every parameter: so the run
-    stops at the first."""
+    """The run stops at the first such number: it would spread to every parameter."""
 
 
 class BadCredit(NotFinite):

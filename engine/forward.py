@@ -73,14 +73,15 @@ def lay_out(rollouts: Rollouts, rows: Tensor) -> tuple[Tensor, SharedPrompts, Te
 
 
 def micro_batches(rollouts: Rollouts, rows: Tensor, size: int) -> list[Tensor]:
-    """Cut rows into parts that fit into memory. Answers to one problem stay side by side and share
-    its prompt. The largest part comes first, so that the others fit into the memory it leaves. A
-    process with fewer parts than another gets empty ones at the end: engine/sharded.py says why."""
+    """Cut rows into parts that fit into memory; answers to one problem stay side by side. The
+    largest part comes first: the others fit into the memory it leaves. A process with fewer parts
+    than another gets empty ones at the end: engine/sharded.py says why."""
     def count_tokens(part: Tensor) -> int:
         group_of, tokens = rollouts.lists
-        groups = {group_of[row] for row in part.tolist()}
+        answers = part.flatten().tolist()  # of pairs, too
+        groups = {group_of[row] for row in answers}
         return (sum(len(rollouts.prompt_ids[group]) for group in groups)
-                + sum(len(tokens[row]) for row in part.tolist()))
+                + sum(len(tokens[row]) for row in answers))
 
     parts = [part for part in rows.split(size) if len(part)]
     parts.sort(key=count_tokens, reverse=True)

@@ -27,6 +27,9 @@ from qwen2_model import (Block, Linear, Qwen2, RMSNorm, at_least_float32, produc
                          rotate)
 
 
+AttendJoined = Callable[[int, Tensor, Tensor], Tensor]  # layer, q, k and v
+
+
 @dataclass
 class FusedLayer:
     qkv: Tensor               # (D, (H + 2 K) * head_dim)
@@ -103,8 +106,7 @@ class FusedQwen2:
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return x / torch.hypot(length, self.least[x.shape[-1]])
 
-    def hidden(self, ids: Tensor, positions: Tensor,
-               attend: Callable[[int, Tensor, Tensor], Tensor]) -> Tensor:
+    def hidden(self, ids: Tensor, positions: Tensor, attend: AttendJoined) -> Tensor:
         """(N,) ids and positions -> (N, D): what `Decoder.forward` computes. `attend` gets keys and
         values as one tensor (N, 2 K, head_dim), and returns (N, K, H / K, head_dim)."""
         x = self.embed(ids, positions).to(self.wide)
@@ -119,8 +121,7 @@ class FusedQwen2:
             x = add_product(x, F.silu(gate).mul_(up), layer.down)
         return (self.normed(x) * self.norm).to(self.dtype)
 
-    def heads(self, layer: FusedLayer, x: Tensor, cos: Tensor,
-              sin: Tensor) -> tuple[Tensor, Tensor]:
+    def heads(self, layer: FusedLayer, x: Tensor, cos: Tensor, sin: Tensor) -> list[Tensor]:
         """Queries (N, H, head_dim), and keys and values side by side (N, 2 K, head_dim)."""
         H, K = self.config.num_attention_heads, self.config.num_key_value_heads
         qkv = self.product(x, layer.qkv, layer.qkv_bias).view(len(x), -1, self.config.head_dim)
@@ -128,7 +129,7 @@ class FusedQwen2:
         if layer.qk_norm is not None:
             turned = self.normed(qk.to(self.wide)) * layer.qk_norm
         rotate(turned, cos, sin, out=qk)
-        return qkv[:, :H], qkv[:, H:]
+        return [qkv[:, :H], qkv[:, H:]]
 
     def product(self, x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
         """x @ matrix + bias: both factors and the result have the digits of the compute type."""

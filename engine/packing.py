@@ -27,10 +27,11 @@ prompt and to its own answer up to itself (the row attends to the column):
     d1  . . . x x x x x . . . . x x .
     d2  . . . x x x x x . . . . x x x
 
-Most of this (N, N) mask is empty, so it is never built. The sampler shares prompts by other means,
-one token a step (engine/cache.py). Attention works on padded rows instead (_ is padding): first the
-Q = 2 prompts, whose mask is plain causal, then blocks of at most ROWS answers of like length. A row of a block has the answer's tokens as queries; its keys are those of
-its prompt and its own. Here one block holds all four answers, b and c first as they are shortest:
+Most of this (N, N) mask is empty, so it is never built (nor in the sampler, whose blocks of rows
+share a prompt token by token: engine/cache.py). Attention works on padded rows instead (_ is
+padding): first the Q = 2 prompts, whose mask is plain causal, then blocks of at most ROWS answers
+of like length. A row of a block has the answer's tokens as queries; its keys are those of its
+prompt and its own. Here one block holds all four answers, b and c first as they are shortest:
 
     prompts (Q, P) = (2, 5)     block, queries (4, 3)     block, keys (4, P + S) = (4, 8)
     p0 p1 p2  _  _              b0  _  _                  p0 p1 p2  _  _ b0  _  _

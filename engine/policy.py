@@ -4,18 +4,42 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from tokenizers import Tokenizer
 
 from engine import processes
-from engine.choices import Problem, RunSettings, Task
+from engine.choices import Problem, Task
 from engine.forward import Forward
 from engine.processes import refuse_undefined
 from engine.rollouts import Rollouts, score_answers
 from engine.sampler import Generation, generate
 from engine.tokens import END_OF_TURN, encode_prompt, token_bytes
 from qwen2_model import Qwen2
+
+
+class RunSettings(Protocol):
+    """Those flags of harness/settings.py that `policy.settings` is asked for."""
+    task: str
+    seed: int
+    model: str
+    device: str
+    dtype: str
+    shard: bool
+    offload_optimizer: bool
+    micro_batch: int
+    max_new_tokens: int
+    temperature: float
+    epochs: int
+    max_grad_norm: float
+    loss_norm: str
+    clip_low: float
+    clip_high: float
+    kl: float
+    kl_kind: str
+    dpo_beta: float
+    pairs: str | None
 
 
 @dataclass
@@ -61,7 +85,7 @@ class Policy:
 def sample_answers(model: Qwen2, tokenizer: Tokenizer, task: Task, problems: Sequence[Problem],
                    answers: int, *, max_new_tokens: int, temperature: float = 1.0,
                    greedy: bool = False, seed: int = 0) -> Rollouts:
-    """Sample `answers` answers to each problem. With several processes, each samples its share."""
+    """`answers` answers to each problem. With several processes, each samples its share."""
     prompts = encode_prompts(tokenizer, task, problems)
     sampled = generate(model, prompts, answers=answers, stop_ids=stop_ids(model, tokenizer),
                        share=processes.shard_of(len(prompts)), max_new_tokens=max_new_tokens,
@@ -77,8 +101,7 @@ def encode_prompts(tokenizer: Tokenizer, task: Task,
 
 def gather(problems: Sequence[Problem], prompts: list[list[int]], answers: int,
            sampled: Generation) -> Rollouts:
-    """The whole batch, gathered from all processes: in each the rows of the others are 0, so it is
-    their sum."""
+    """The whole batch, from all processes."""
     processes.all_reduce(*vars(sampled).values())
     refuse_undefined("the model's probabilities are", sampled.log_prob, sampled.entropy,
                      sampled.collision)
@@ -88,11 +111,9 @@ def gather(problems: Sequence[Problem], prompts: list[list[int]], answers: int,
 
 
 def stop_ids(model: Qwen2, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The tokens that end an answer: those of the model's config, and the end of a turn, which the
-    config of a base model lacks."""
+    """Those of the model's config, and the end of a turn, which that of a base model lacks."""
     ends = [tokenizer.token_to_id(token) for token in END_OF_TURN]
-    known_ends = [token_id for token_id in ends if token_id is not None]
-    return tuple({*model.config.stop_ids, *known_ends})
+    return tuple({*model.config.stop_ids, *(end for end in ends if end is not None)})
 
 
 def derived_seed(*parts: object) -> int:

@@ -1,10 +1,9 @@
 """Data parallelism, a process a GPU:  torchrun --nproc_per_node 8 train.py ...
 
 Every rank holds the whole model (but with --shard, engine/sharded.py) and samples the answers to
-its shard of the problems. They are gathered: advantages, weights and statistics are computed by the
-same code as in a single process. Each rank computes the gradient of its own answers; gradients are
-all-reduced (summed), so all replicas take the same step. Rank 0 prints and writes; the others write
-their credit.
+its shard of the problems. They are gathered, so credit is computed as in a single process. Each
+rank computes the gradient of its own answers; gradients are all-reduced (summed). Rank 0 prints and
+writes; the others write their credit.
 """
 import os
 import sys
@@ -22,7 +21,7 @@ from engine.errors import LostProcess, NotFinite
 
 
 def start(device: str) -> str:
-    """Join the other processes, if torchrun started this one, and return this one's device."""
+    """Join the other processes, if there are any, and return this one's device."""
     if is_alone():
         return device
     from engine.several import join  # few runs need it
@@ -51,8 +50,8 @@ def rank() -> int:
 
 
 def is_main_process() -> bool:
-    """Whether this process is the one that prints. The environment knows it before the processes
-    have met. A RANK that another program left there does not silence a run that is alone."""
+    """Whether this process prints. The environment knows it before the processes have met. A RANK
+    that another program left there does not silence a run that is alone."""
     return is_alone() or os.environ.get("RANK", "0") == "0"
 
 
@@ -61,8 +60,7 @@ def shard_of(n: int) -> range:
 
 
 def all_reduce(*tensors: torch.Tensor) -> None:
-    """Sum over all processes, in place. Each has 0 in the rows of the others, so this gathers
-    shards, too."""
+    """Sum over all processes, in place. With 0 in the rows of the others it gathers shards."""
     if count() == 1:
         return
     for tensor in tensors:
@@ -74,7 +72,6 @@ def all_reduce(*tensors: torch.Tensor) -> None:
 
 
 def all_reduce_numbers(numbers: Mapping[str, float | torch.Tensor]) -> dict[str, float]:
-    """The sum over all processes of each number; all of them have the same names."""
     values = torch.tensor([float(value) for value in numbers.values()], dtype=torch.float64)
     all_reduce(values)
     return dict(zip(numbers, values.tolist()))
@@ -111,8 +108,7 @@ def about_loss(error: Exception) -> str:
 
 
 def is_loss(error: Exception) -> bool:
-    """Whether this error came up because another process has ended, in a message between processes
-    that PyTorch sends by itself."""
+    """Whether another process has ended, which a message that PyTorch sends by itself has met."""
     return count() > 1 and (isinstance(error, dist.DistError) or "gloo" in str(error))
 
 
@@ -134,9 +130,7 @@ def shard_like(place: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 def holds_for_all(is_true: bool, *tensors: torch.Tensor) -> bool:
     """Whether `is_true` in every process, if a tensor is sharded; otherwise in this one."""
-    if any(is_sharded(tensor) for tensor in tensors):
-        return not any_of(not is_true)
-    return is_true
+    return not any_of(not is_true) if any(map(is_sharded, tensors)) else is_true
 
 
 def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
@@ -145,8 +139,7 @@ def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def reshard_layers(model: torch.nn.Module) -> None:
-    """Reshard the layers that are still gathered after a forward pass. A backward pass does so by
-    itself."""
+    """Those still gathered after a forward pass. A backward pass reshards by itself."""
     for module in model.modules():
         getattr(module, "reshard", lambda: None)()
 

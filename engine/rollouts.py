@@ -1,8 +1,7 @@
 """A batch of rollouts (sampled answers), and all that is known about each of their tokens.
 
-Everything per token is (B, T) in answer coordinates: index t is the t-th generated token. The
-sampler writes in this frame, `lay_out` in forward.py makes the one shift that brings a training
-forward pass into it, and nobody else does arithmetic with positions.
+Everything per token is (B, T): index t is the t-th generated token. The sampler writes in this
+frame, `lay_out` in forward.py makes the one shift that brings a training forward pass into it.
 
     3 5 7 make 22 -> " 3 * 5 = 15 ...", " no ..."   two answers to one problem, 30 and 8 tokens
     ids, mask, log_prob, ... (2, 30)                mask[1, 8:] is False
@@ -103,7 +102,6 @@ class Rollouts:
         return inside.nonzero().squeeze(1)
 
     def rows_of_rank(self) -> Tensor:
-        """The rows of this rank's shard: all, in a run of one process."""
         return self.rows_of(processes.shard_of(len(self.prompt_ids)))
 
     def with_each(self, change: Callable[[Tensor], Tensor]) -> "Rollouts":

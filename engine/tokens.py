@@ -14,8 +14,7 @@ END_OF_TURN = ("<|im_end|>", "<|endoftext|>")
 CHATML = ("<|im_start|>", "<|im_end|>")  # around a turn: every prompt is written so
 UNKNOWN = "\N{REPLACEMENT CHARACTER}".encode()
 
-# Codes, as credit files hold them. A task assigns them (its method `label`); weightings and tables
-# use them.
+# Codes, as credit files hold them; a task assigns them (its method `label`).
 OTHER, THINK, ANSWER = range(3)                                # section codes
 WORD, SPACE, NUMBER, OPERATOR, BRACKET, TAG, END = range(7)    # kind codes
 SECTIONS = ("other", "think", "answer")
@@ -23,8 +22,8 @@ KINDS = ("word", "space", "number", "operator", "bracket", "tag", "end")
 
 
 def load_tokenizer(folder: str | Path, vocabulary: int | None = None) -> Tokenizer:
-    """The tokenizer of a folder. A model that knows `vocabulary` tokens can take no others, and is
-    asked in ChatML; without a model it only has to spell what was sampled."""
+    """A model that knows `vocabulary` tokens can take no others, and is asked in ChatML; without a
+    model the tokenizer only has to spell what was sampled."""
     path = Path(folder) / "tokenizer.json"
     if not is_file(path):
         raise UserError(f"{path} does not exist: the folder needs the model's own tokenizer")
