@@ -119,7 +119,10 @@ def numbers_of(tokens: Tokens, config: Mapping[str, object], line: StepLine | No
     is_dropped = s.drop_unfinished & ~tokens["finished"]
     trained = torch.from_numpy(np.where(is_dropped, 0, tokens["length"]))
     N, c = (line["N"], line["weight_factor"]) if line else (None, None)
-    computed = computed_advantage(s.advantage, reward, group)[b]
+    computed = torch.tensor(math.nan)
+    if s.advantage in FORMULAS:
+        one_token = SimpleNamespace(reward=reward, group=group, mask=torch.ones(len(reward), 1))
+        computed = torch.as_tensor(ADVANTAGES[s.advantage](one_token))[b, 0]
     is_computed = np.allclose(of["advantage"], computed, atol=1e-5)
     in_group = tokens["group"] == tokens["group"][b]
     parts = [f"{name.removeprefix(PART)} {rounded(values[b])}" for name, values
@@ -137,14 +140,6 @@ def numbers_of(tokens: Tokens, config: Mapping[str, object], line: StepLine | No
             "recorded": None if is_computed else "", "rank": ranks(abs(of["gradient"])),
             "p": list(map(rounded, np.exp(of["log_prob"]))),
             **{name: list(map(rounded, of[name])) for name in ("s", "collision")}}
-
-
-def computed_advantage(name: str, reward: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
-    """(B,), of those that are one line of arithmetic."""
-    if name not in FORMULAS:
-        return reward * math.nan
-    one_token = SimpleNamespace(reward=reward, group=group, mask=torch.ones(len(reward), 1))
-    return torch.as_tensor(ADVANTAGES[name](one_token)).squeeze(1)
 
 
 def ranks(sizes: np.ndarray) -> list[Value]:

@@ -37,15 +37,9 @@ def arm_of(run: Run) -> Json:
 
 def alike(runs: list[Run], of: Callable[[Run], Json]) -> list[list[Run]]:
     """The runs in parts that agree in `of`, in the order in which they came."""
-    common: list[Json] = []  # what a part agrees in
-    parts: list[list[Run]] = []
-    for run in runs:
-        mine = of(run)
-        if mine not in common:
-            common.append(mine)
-            parts.append([])
-        parts[common.index(mine)].append(run)
-    return parts
+    found = [(of(run), run) for run in runs]
+    different = [mine for n, (mine, _) in enumerate(found) if mine not in [a for a, _ in found[:n]]]
+    return [[run for mine, run in found if mine == common] for common in different]
 
 
 def comparable(runs: list[Run], baseline: str | None) -> tuple[list[Run], list[str]]:

@@ -18,7 +18,10 @@ PLAIN = {"mitigation": "none", "advantage": "grpo", "loss": "policy", "placebo":
 def effective_settings(config: Mapping[str, object]) -> Json:
     """A run's settings, defaults filled in, without those that had no effect beside the others.
     The reward is on record beside the settings, and TRL's loss; another one is another setting."""
-    flags = flags_beside(config)
+    flags = {**OPTIONS, **task_flags(config)}  # and those of the choices it made
+    for axis, choices in METHODS.items():
+        name = str(config.get(axis, OPTIONS[axis].default))
+        flags |= parameters_as_flags(choices[name]) if name in choices else {}
     settings = {**{name: flag.default for name, flag in flags.items()}, **config}
     chosen = SimpleNamespace(**settings)
     idle = {name for name, flag in flags.items() if flag.requires and not flag.requires[0](chosen)}
@@ -27,15 +30,6 @@ def effective_settings(config: Mapping[str, object]) -> Json:
     if config["mitigation"] in NEVER_RESCALED:
         idle.add("rescale")
     return {name: value for name, value in settings.items() if name not in idle}
-
-
-def flags_beside(config: Mapping[str, object]) -> dict[str, Flag]:
-    """The flags of every run, of this one's task, and of the choices it made."""
-    flags = {**OPTIONS, **task_flags(config)}
-    for axis, choices in METHODS.items():
-        name = str(config.get(axis, OPTIONS[axis].default))
-        flags |= parameters_as_flags(choices[name]) if name in choices else {}
-    return flags
 
 
 def task_flags(config: Mapping[str, object]) -> dict[str, Flag]:

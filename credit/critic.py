@@ -95,9 +95,7 @@ class Trunk(nn.Module):
     def __init__(self, model: Qwen2, layers: int):
         super().__init__()
         self.decoder = first_layers(model, layers)
-        self.read = nn.Linear(model.config.hidden_size, 1)
-        nn.init.zeros_(self.read.weight)
-        nn.init.zeros_(self.read.bias)
+        self.read = Head(model)
 
     def values(self, rollouts: Rollouts, rows: torch.Tensor) -> torch.Tensor:
         """(tokens of these rows,)"""

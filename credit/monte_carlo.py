@@ -31,7 +31,6 @@ K = typing.Annotated[int, Flag(9, "fresh continuations behind each value", least
 # sixth slower. A model of 0.5B has 12 MB of cache for each row of 512 tokens.
 ROWS_AT_ONCE = 1024
 CACHE_AT_ONCE = 2 ** 30  # bytes
-
 UNCERTAIN = 0.9     # a token of lower probability is a decision, for --values_every uncertain
 DECISIONS_EACH = 5  # of a segment; both numbers are those of SPO's published settings
 
@@ -112,7 +111,8 @@ def continuation_rewards(policy: Policy, rollouts: Rollouts, prefixes: list[Pref
     """
     ends = stop_ids(policy.model, policy.tokenizer)
     seed = int(torch.randint(2 ** 62, (1,), generator=rollouts.generator))
-    room = [tokens_left(ids, policy.settings.max_new_tokens, ends) for _, ids in prefixes]
+    room = [0 if ids and ids[-1] in ends else policy.settings.max_new_tokens - len(ids)
+            for _, ids in prefixes]  # how many tokens may follow
     rewards, spent = torch.zeros(len(prefixes) * k), 0
     # where in `rewards` the answers stand that have to be sampled
     cells = [cell for i in sort_by_length(prefixes) if room[i] > 0
@@ -147,11 +147,6 @@ def continuation_rewards(policy: Policy, rollouts: Rollouts, prefixes: list[Pref
             rewards[i] = reward_of(prefix)
     price: Metrics = {"extra_tokens": int(total), "extra_answers": len(cells)}
     return rewards.to(rollouts.mask.device), price
-
-
-def tokens_left(ids: tuple[int, ...], limit: int, ends: tuple[int, ...]) -> int:
-    """How many tokens may follow these: none, where the last one ends the answer."""
-    return 0 if ids and ids[-1] in ends else limit - len(ids)
 
 
 def rows_at_once(policy: Policy) -> int:
@@ -194,13 +189,11 @@ def sort_by_length(prefixes: list[Prefix]) -> list[int]:
 
 def sequences(prefixes: list[Prefix]) -> dict[Prefix, Prefix]:
     """For each prefix one that it begins and that begins no other."""
-    sequence_of, longest = {}, None
+    sequence_of: dict[Prefix, Prefix] = {}
+    longest: Prefix = (-1, ())
     for prefix in sorted(set(prefixes), reverse=True):  # what a prefix begins comes before it
-        if longest is None or not begins(prefix, longest):
+        group, ids = longest
+        if group != prefix[0] or ids[:len(prefix[1])] != prefix[1]:
             longest = prefix
         sequence_of[prefix] = longest
     return sequence_of
-
-
-def begins(prefix: Prefix, other: Prefix) -> bool:
-    return prefix[0] == other[0] and prefix[1] == other[1][:len(prefix[1])]
