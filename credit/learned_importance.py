@@ -54,7 +54,7 @@ class learned_importance:
 
     def loss(self, rollouts: Rollouts) -> torch.Tensor:
         importance = self.net.module.importance(rollouts.hidden) * rollouts.mask
-        if rollouts.true_credit.numel():
+        if rollouts.true_credit.dim():
             return (importance - rollouts.true_credit.abs())[rollouts.mask].square().mean()
         total = importance.sum(1, keepdim=True).clamp(min=1e-6)
         pooled = torch.einsum("bt,btd->bd", importance, rollouts.hidden) / total

@@ -21,7 +21,7 @@ from engine.choices import Problem, Task
 from engine.errors import UserError
 from engine.tokens import token_bytes
 
-NOTHING = torch.zeros(0)  # what is not known yet
+NOTHING = torch.tensor(float("nan"))  # what is not known yet: its use is told as "not finite"
 
 
 class Forward(Protocol):  # engine/forward.py has the one of the model
@@ -106,7 +106,7 @@ class Rollouts:
 
     def with_each(self, change: Callable[[Tensor], Tensor]) -> "Rollouts":
         def known(tensor: Tensor) -> Tensor:
-            return change(tensor) if tensor.numel() else tensor
+            return change(tensor) if tensor.dim() else tensor
 
         return replace(
             self, group=change(self.group), ids=change(self.ids), mask=change(self.mask),

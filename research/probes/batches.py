@@ -95,7 +95,7 @@ def on_every_batch(world: World, batches: Batches, chosen: dict, advantage: torc
 def rows_of(rollouts: Rollouts, rows: torch.Tensor) -> Rollouts:
     """A group of these answers. Hidden states and attention come from one look at all answers."""
     part = {name: value[rows] for name, value in vars(rollouts).items()
-            if torch.is_tensor(value) and len(value)}  # what is not known is empty
+            if torch.is_tensor(value) and value.dim()}  # what is not known has none
     for name in ("texts", "answers"):
         part[name] = [getattr(rollouts, name)[i] for i in rows.tolist()]
     part["scores"] = {name: value[rows] for name, value in rollouts.scores.items()}
