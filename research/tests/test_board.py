@@ -85,7 +85,7 @@ def test_a_finished_run_is_taken_where_its_settings_are_the_plans(tmp_path):
 
 
 def test_a_dry_run_lists_what_the_first_stage_lacks(tmp_path, capsys):
-    main(["board", "--dry_run", "--runs", str(tmp_path)])
+    main(["board", "--dry_run", "--afresh", "--runs", str(tmp_path)])
     printed = capsys.readouterr().out
     assert f"learning rates: 0 of {3 * len(arms.ARMS)} runs are finished" in printed
     assert f"{tmp_path}/none-1.25e-4-s100\n" in printed and "-s101" not in printed
