@@ -57,7 +57,7 @@ def load_model(s: RunSettings, folder: Path, device: torch.device) -> Qwen2:
 
 
 def load_optimizer(s: Settings, policy: Policy) -> AdamW:
-    """AdamW. With --offload_optimizer the model is moved to its device here."""
+    """With --offload_optimizer the model is moved to its device here."""
     if not s.offload_optimizer:
         return AdamW(policy.model.parameters(), s.learning_rate, s.weight_decay)
     from engine.offload import OffloadedAdamW
@@ -83,13 +83,11 @@ def make(function: Choice, values: Json, policy: Policy) -> Method:
 
 
 def make_advantage(s: Settings, policy: Policy) -> Method:
-    """The advantage that the settings choose: (rollouts, policy) -> (B, T)."""
     chosen = LOSSES[s.loss] if s.loss in LOSSES else ADVANTAGES[s.advantage]
     return make(chosen, s.flags_for(chosen), policy)
 
 
 def make_weighting(s: Settings, policy: Policy) -> Method:
-    """The weighting that the settings choose: (rollouts, policy) -> (B, T)."""
     return make(MITIGATIONS[s.mitigation], s.flags_for(MITIGATIONS[s.mitigation]), policy)
 
 

@@ -33,24 +33,21 @@ class Clock:
 
 
 def stopwatch(clock: Callable[[], float]) -> Callable[[], float]:
-    """The seconds since now. More than 0, although the clock of a machine that is moved or put to
-    sleep may stand still or jump back: what is on record can be divided by, and read again."""
+    """The seconds since now. More than 0, to divide by, although the clock of a machine that is
+    moved or put to sleep may stand still or jump back."""
     start = clock()
     return lambda: max(clock() - start, 1e-9)
 
 
 def step_metrics(clock: Clock, rollouts: Rollouts, update: Metrics, advantage: Method,
                  weights: Metrics) -> Metrics:
-    """`update` are the metrics of the update, `weights` those of the weights; an advantage has its
-    own. None of them may take the name of another. Tokens and answers that advantage and weights
-    sampled for themselves are added up."""
-    batch = batch_metrics(rollouts)
-    credit = metrics_of(advantage)
+    """Of batch, update, advantage and weights; what the last two sampled for themselves adds up."""
+    batch, credit = batch_metrics(rollouts), metrics_of(advantage)
     extra = {name: number(credit, name) + number(weights, name)
              for name in ("extra_tokens", "extra_answers")}
     own = [{name: part[name] for name in part.keys() - extra} for part in (weights, credit)]
-    stages = {f"{stage}_seconds": seconds for stage, seconds in clock.seconds.items()}
-    speed = {**stages, "seconds": clock.seconds_since_begin(),
+    speed = {**{f"{stage}_seconds": seconds for stage, seconds in clock.seconds.items()},
+             "seconds": clock.seconds_since_begin(),
              "processor_seconds": clock.processor_seconds(),
              "rollout_tokens_per_second": batch["tokens"] / clock.seconds["rollout"],
              "update_tokens_per_second": number(update, "trained_tokens") / clock.seconds["update"],
@@ -87,5 +84,4 @@ def wilson_interval(hits: float, count: int, z: float = 1.959964) -> tuple[float
     p, spread = hits / count, z * z / count
     centre = p + spread / 2
     half = z * math.sqrt(p * (1 - p) / count + spread / (4 * count))
-    low, high = (centre - half) / (1 + spread), (centre + half) / (1 + spread)
-    return max(0.0, low), min(1.0, high)
+    return max(0.0, (centre - half) / (1 + spread)), min(1.0, (centre + half) / (1 + spread))
