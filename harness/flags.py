@@ -107,8 +107,7 @@ def as_flag(declared: Flag, default: object, hint: object, name: str, owner: Cho
     if not kinds or default is inspect.Parameter.empty:
         raise UserError(f"{name} of {owner.__name__} ({place_of(owner)}) becomes a flag: it needs "
                         "a default and a type that is int, float, bool or str")
-    for part in parts:
-        declared = part if isinstance(part, Flag) else declared
+    declared = next((part for part in parts if isinstance(part, Flag)), declared)
     flag = dataclasses.replace(declared, default=default, kind=kinds[0])
     try:
         check_value(name, default, dataclasses.replace(flag, choices=()))  # they may still be added

@@ -29,9 +29,15 @@ def about_method(name: str) -> str:
 
 
 def text_of_option(is_all: bool, task: object, name: str, flag: Flag) -> str:
-    if name not in OPTIONS:
-        return describe(flag) if is_all or task != Settings.task else SUPPRESS
-    return describe_option(name, flag) if is_all or name in FIRST_DAY else SUPPRESS
+    """With the condition under which a setting has an effect."""
+    is_told = name in FIRST_DAY if name in OPTIONS else task != Settings.task
+    if not (is_all or is_told):
+        return SUPPRESS
+    if name in METHODS:  # their choices are listed below
+        flag = replace(flag, choices=())
+    if not flag.requires or flag.requires in (POLICY, EVALUATED):
+        return describe(flag)
+    return f"{describe(flag)}; needs {flag.requires[1].partition(' (')[0]}"
 
 
 def epilog(is_all: bool) -> str:
@@ -58,12 +64,3 @@ def describe_choice(name: str, function: Choice) -> str:
         limits = "".join(f", {words} {limit:g}" for words, limit, _ in flag.limits())
         lines.append(f"  --{flag_name}{text} (default {flag.default}{limits})")
     return "\n".join(f"  {name if row == 0 else '':29s} {line}" for row, line in enumerate(lines))
-
-
-def describe_option(name: str, flag: Flag) -> str:
-    """The help of a setting, with the condition under which it has an effect."""
-    if name in METHODS:  # their choices are listed below
-        flag = replace(flag, choices=())
-    if not flag.requires or flag.requires in (POLICY, EVALUATED):
-        return describe(flag)
-    return f"{describe(flag)}; needs {flag.requires[1].partition(' (')[0]}"

@@ -45,8 +45,7 @@ MODES = {"both": ("sampled", "greedy"), "sampled": ("sampled",)}  # of an evalua
 Number = Annotated[float, Range(least=-LARGEST, most=LARGEST)]
 
 
-class Line(TypedDict):
-    """Of a log."""
+class Line(TypedDict):  # of a log
     step: Annotated[int, Range(least=0, most=2 ** 31 - 1)]
 
 

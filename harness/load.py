@@ -1,5 +1,4 @@
-"""What a run works with, made from its settings: the policy, a frozen copy of it, its optimizer,
-its advantage and weighting, and who answers the problems."""
+"""What a run works with, made from its settings: policy, optimizer, methods, source of answers."""
 import re
 from collections.abc import Sequence
 from functools import wraps
@@ -45,7 +44,7 @@ def load_policy(s: Settings, checkpoint: Path | None = None) -> Policy:
 
 
 def load_model(s: RunSettings, folder: Path, device: torch.device) -> Qwen2:
-    """The model of a folder; with --shard this process's part of it."""
+    """With --shard this process's part of it."""
     dtype = getattr(torch, s.dtype)
     if not s.shard:
         return Qwen2.from_pretrained(folder, device).compute_in(dtype)
@@ -109,8 +108,7 @@ def set_threads(threads: int, model: Qwen2) -> None:
 
 
 def check_prompts(policy: Policy) -> None:
-    """Check before anything is written: are there problems, can the tokenizer spell the prompts,
-    and does the model take prompt and answer?"""
+    """Are there problems, can the tokenizer spell them, does the model take prompt and answer?"""
     s, task = policy.settings, policy.task
     task.training_problems(s.seed, 1, 1)
     task.held_out_problems(1)

@@ -1,5 +1,4 @@
-"""A step's line of metrics.jsonl: numbers of the batch, of credit and update, of time; and the
-interval of a share."""
+"""A step's line of metrics.jsonl: batch, credit, update, time; and the interval of a share."""
 import math
 import sys
 import time
@@ -59,12 +58,11 @@ def batch_metrics(rollouts: Rollouts) -> dict[str, float]:
     """Means over answers, and of entropy and collision over tokens."""
     means = {column_of_part(part): score.mean().item() for part, score in rollouts.scores.items()}
     reward = rollouts.reward.view(len(rollouts.prompt_ids), -1)  # (problems, answers)
-    without_spread = (reward == reward[:, :1]).all(1)
     tokens = rollouts.mask.sum().item()
     return {**means, "success": means.get("reward_answer", math.nan), "tokens": tokens,
             "length": tokens / len(rollouts.texts),
             "finished": rollouts.finished.float().mean().item(),
-            "groups_without_spread": without_spread.float().mean().item(),
+            "groups_without_spread": (reward == reward[:, :1]).all(1).float().mean().item(),
             "entropy": rollouts.entropy.sum().item() / tokens,
             "collision": rollouts.collision.sum().item() / tokens}
 

@@ -5,7 +5,6 @@ with the other settings is an error if it was typed; from a file, it is set back
 
 Three settings name something that brings flags of its own: --task (harness/tasks.py), --mitigation
 and --advantage (engine/choices.py). Those flags are not listed here; `method_flags` holds them.
-How a command line is read is in harness/command_line.py.
 """
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +27,6 @@ NOT_KEYWORDS = (  # nor are words of command lines, here and of the tools
     *NOT_SETTINGS, "help", "resume", "continue", "config", "step", "show", "seeds", "processes",
     "runs")
 MOST_STEPS = 10 ** 9
-
 OWN_SAMPLER = "own"  # --rollouts
 
 # the topics of --help
@@ -162,13 +160,11 @@ class Settings:
 
     @property
     def paths(self) -> dict[str, Path]:
-        """The files and folders that flags name, by the flag."""
         values = self.to_json()
         return {name: find_folder(str(values[name])) for name, flag in self.flags.items()
                 if flag.is_path and values[name] is not None}
 
     def flags_for(self, function: Choice) -> Json:
-        """The values of the flags that a weighting or an advantage brings."""
         return {name: self.method_flags[name] for name in parameters_as_flags(function)}
 
     def to_json(self) -> Json:
@@ -179,7 +175,6 @@ OPTIONS = fields_as_flags(Settings)
 
 
 def choice_flags(*lists: Choices) -> dict[str, Flag]:
-    """The flags of all weightings and advantages, or of these."""
     return {name: flag for choices in lists or METHODS.values() for method in choices
             for name, flag in parameters_as_flags(choices[method]).items()}
 
@@ -207,8 +202,7 @@ def make_settings(given: Json) -> Settings:
 
 
 def read_files(given: Json) -> tuple[Json, Json]:
-    """The values of the model folder's recipe.json and of --config, empty where there is none.
-    Flags of another task, weighting or advantage than the chosen one stay behind."""
+    """The values of the model folder's recipe.json and of --config, empty where there is none."""
     config = read_values(Path(str(given["config"])), NOT_SETTINGS) if "config" in given else {}
     model = str(given.get("model", config.get("model", Settings.model)))
     recipe_path = find_folder(model) / "recipe.json"
@@ -230,10 +224,8 @@ def read_values(path: Path, left_out: tuple[str, ...] = ()) -> Json:
 
 
 def without_other_choices(values: Json, chosen: Json) -> Json:
-    """The values of a file. If it was written for another task, weighting or advantage than the
-    chosen one, the flags of tasks, weightings or advantages are left out."""
-    left_out = set()
-    task = values.get("task", Settings.task)
+    """A file's values, without the flags of another task, weighting or advantage than chosen."""
+    left_out, task = set(), values.get("task", Settings.task)
     if task != chosen["task"]:
         left_out |= {"task", *fields_as_flags(load_task(task))}
     for axis, choices in METHODS.items():
@@ -245,8 +237,7 @@ def without_other_choices(values: Json, chosen: Json) -> Json:
 
 
 def flags_beside(values: Json) -> dict[str, Flag]:
-    """All settings, and the flags that the chosen task, weighting and advantage bring. A name has
-    one meaning, on a command line and in config.json."""
+    """All settings and the flags of the chosen task and methods; a name has one meaning."""
     flags = dict(OPTIONS)
     for owner, flags_of in ((load_task(values["task"]), fields_as_flags),
                             (MITIGATIONS[str(values["mitigation"])], parameters_as_flags),
@@ -284,8 +275,7 @@ def drop_what_has_no_effect(values: Json, flags: dict[str, Flag], given: Json) -
 
 
 def apply_implied(values: Json, given: Json) -> None:
-    """Set what --loss dpo, --pairs and the weighting leave no choice about; to have typed another
-    value is an error."""
+    """Set what leaves no choice; to have typed another value is an error."""
     is_dpo = values["loss"] == "dpo"
     weighting = "none" if is_dpo else values["mitigation"]
     on_dpo = "on --loss dpo: no token has a weight or an advantage"

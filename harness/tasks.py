@@ -96,8 +96,7 @@ class CheckedTask:
         return self.held_out[count]
 
     def training_problems(self, seed: int, step: int, count: int) -> list[Problem]:
-        method = self.task.training_problems
-        problems = self.ask("training_problems", method, seed, step, count)
+        problems = self.ask("training_problems", self.task.training_problems, seed, step, count)
         for problem in problems:
             if self.prompt_for(problem) in self.held_out_prompts:
                 raise UserError(f"training_problems gives {self.show(problem)} in step {step}, "
