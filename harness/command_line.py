@@ -11,7 +11,7 @@ from pathlib import Path
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import BadCredit, NotFinite, UserError
 from harness.files import Json, is_file, is_there, read_json
-from harness.flags import Flag, Group, Parser, add_flag, check_value, fields_as_flags, some_text
+from harness.flags import Flag, Parser, add_flag, check_value, fields_as_flags, some_text
 from harness.run import Run
 from harness.settings import (METHODS, OPTIONS, PROBLEMS, flags_beside, make_settings, read_files,
                               whose_flag)
@@ -20,8 +20,7 @@ from harness.tasks import load_task
 
 @contextmanager
 def open_run(argv: list[str]) -> Iterator[Run]:
-    """The run that a command line asks for. What ends it is one sentence where the user can do
-    something about it."""
+    """The run that a command line asks for; one sentence ends it where the user can act on it."""
     run = asked_for(read_flags(argv))
     with run.cleanup:
         try:
@@ -69,9 +68,8 @@ def where_to_look(error: NotFinite, run: Run) -> str:
 def read_flags(argv: list[str]) -> Json:
     """The flags that were typed, by name."""
     defaults = defaults_of(argv)
-    topic = defaults.pop("help", None)  # what stands behind --help, empty if nothing does
-    if topic is not None:
-        print(help_about(str(topic), defaults))
+    if "help" in defaults:
+        print(help_about(str(defaults.pop("help")), defaults))
         raise SystemExit(0)
     return make_parser(defaults).read(argv, partial(whose_flag, chosen=defaults))
 
@@ -80,14 +78,12 @@ def help_about(topic: str, defaults: Json) -> str:
     from harness.help import about_method, epilog, text_of_option
     if topic not in ("", "all"):
         return about_method(topic)
-    is_all = topic == "all"
-    text_of = partial(text_of_option, is_all, defaults["task"])
-    return make_parser(defaults, text_of, epilog(is_all)).format_help()
+    text_of = partial(text_of_option, topic == "all", defaults["task"])
+    return make_parser(defaults, text_of, epilog(topic == "all")).format_help()
 
 
 def defaults_of(argv: list[str]) -> Json:
-    """What the files that were named set, and what names flags of its own: on these depends which
-    flags there are, and what --help shows in place of the defaults of the settings."""
+    """What decides which flags there are, and their defaults: the choices and the files named."""
     parser = Parser(usage="", add_help=False)
     for name in ("task", "model", "config", "resume", *METHODS):
         parser.add_argument(f"--{name}", type=some_text)
@@ -103,8 +99,7 @@ def defaults_of(argv: list[str]) -> Json:
 
 def make_parser(defaults: Json, text_of: Callable[[str, Flag], str] = lambda *_: SUPPRESS,
                 epilog: str = "") -> Parser:
-    """It reads every setting and the flags of the chosen task and methods; `text_of` makes what its
-    help says of a setting."""
+    """Of every setting and the flags of the chosen task and methods; `text_of` makes their help."""
     for axis in METHODS:
         check_value(axis, defaults[axis], OPTIONS[axis])
     of_task = fields_as_flags(load_task(defaults["task"]))
@@ -117,17 +112,13 @@ def make_parser(defaults: Json, text_of: Callable[[str, Flag], str] = lambda *_:
         add_flag(topics[flag.topic or PROBLEMS], name, flag, text_of(name, flag))
     for name in flags.keys() - OPTIONS.keys() - of_task.keys():
         add_flag(parser, name, flags[name], SUPPRESS)  # listed below, beside its choice
-    add_resuming(parser.add_argument_group("going on"))
+    going_on = parser.add_argument_group("going on")
+    going_on.add_argument("--resume", metavar="RUN", type=some_text, help="continue this run "
+                          "folder; with it only --steps may be given, and flags that say how it is "
+                          "made, such as --threads")
+    going_on.add_argument("--continue", action="store_true", help="if the run folder exists and "
+                          "has these settings, resume it (a finished run is passed over): for "
+                          "loops that can be stopped and started again")
+    going_on.add_argument("--config", metavar="FILE", type=some_text, help="take the settings of "
+                          "a run's config.json; flags override them")
     return parser
-
-
-def add_resuming(group: Group) -> None:
-    group.add_argument("--resume", metavar="RUN", type=some_text,
-                       help="continue this run folder; with it only --steps may be given, and "
-                       "flags that say how it is made, such as --threads")
-    group.add_argument("--continue", action="store_true",
-                       help="if the run folder exists and has these settings, resume it (a "
-                       "finished run is passed over): for loops that can be stopped and started "
-                       "again")
-    group.add_argument("--config", metavar="FILE", type=some_text,
-                       help="take the settings of a run's config.json; flags override them")

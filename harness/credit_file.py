@@ -72,9 +72,8 @@ def credit_files(run: Path) -> list[tuple[int, int]]:
 
 def checkpoint_folders(run: Path) -> dict[int, Path]:
     """The folders of a run's checkpoints by their step, oldest first."""
-    folders = {step_of(path): path for path in paths_in(Path(run) / "checkpoints")}
-    folders.pop(0, None)
-    return dict(sorted(folders.items()))
+    folders = [(step_of(path), path) for path in paths_in(Path(run) / "checkpoints")]
+    return dict(sorted((step, path) for step, path in folders if step))
 
 
 def step_of(checkpoint: Path) -> int:
@@ -85,21 +84,20 @@ def step_of(checkpoint: Path) -> int:
 
 def write_credit(path: Path, rollouts: Rollouts, weight: torch.Tensor,
                  origin: Mapping[str, ArrayLike] = {}, **more: torch.Tensor) -> None:
-    """Write a batch's record. `origin` says of which run, step and process, or less; `more` are
-    further (B, T) by name, the true credit of a probe say."""
+    """Write a batch's record. `origin`: which run and step, or less; `more`: further (B, T)."""
     tokens = {"token_id": rollouts.ids, "log_prob": rollouts.log_prob, "entropy": rollouts.entropy,
               "collision": rollouts.collision, "weight": weight, "advantage": rollouts.advantage,
               **more, "section": rollouts.section, "kind": rollouts.kind}
     columns: dict[str, ArrayLike] = {name: values[rollouts.mask].cpu().numpy()
                                      for name, values in tokens.items()}
-    columns["episode_start"] = starts(rollouts.length.tolist())
-    columns["group"] = rollouts.group.cpu().numpy()
-    columns["finished"] = rollouts.finished.cpu().numpy()
     columns |= {column_of_part(part): s.cpu().numpy() for part, s in rollouts.scores.items()}
-    columns["prompt_ids"] = np.concatenate(rollouts.prompt_ids)
-    columns["prompt_start"] = starts([len(prompt) for prompt in rollouts.prompt_ids])
-    columns["process"] = [processes.rank(), processes.count()]
-    columns |= {name: np.atleast_1d(value) for name, value in origin.items()}
+    columns |= {
+        "episode_start": starts(rollouts.length.tolist()), "group": rollouts.group.cpu().numpy(),
+        "finished": rollouts.finished.cpu().numpy(),
+        "prompt_ids": np.concatenate(rollouts.prompt_ids),
+        "prompt_start": starts([len(prompt) for prompt in rollouts.prompt_ids]),
+        "process": [processes.rank(), processes.count()],
+        **{name: np.atleast_1d(value) for name, value in origin.items()}}
     if "run_id" in origin:
         columns["run_id"] = list(bytes.fromhex(str(origin["run_id"])))
     typed: dict[str, ArrayLike] = {name: np.asarray(values, column_of(name).dtype)

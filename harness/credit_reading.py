@@ -21,8 +21,7 @@ WORDS = {"i": "whole numbers", "f": "floating point numbers", "b": "yes or no"} 
 ORIGIN = ("run_id", "step", "process")
 OF_FILE = {"byte of run_id": 8, "file": 1, "rank and count": 2}  # Column.per -> how many values
 COUNTED_BY = {  # Column.per -> the column that has one entry for each of them
-    "token": "token_id", "answer": "group", "problem": "prompt_start",
-    "prompt token": "prompt_ids"}
+    "token": "token_id", "answer": "group", "problem": "prompt_start", "prompt token": "prompt_ids"}
 COUNTS = {  # a column that counts from 0 -> whose entries it counts; how far it rises each time
     "episode_start": ("token_id", 1, MOST), "prompt_start": ("prompt_ids", 1, MOST),
     "group": ("prompt_start", 0, 1)}
@@ -42,8 +41,8 @@ def credit_steps(run: Path) -> list[int]:
 
 
 def read_credit(run: Path, step: int, tokenizer: Tokenizer, problems: Sequence[Problem] = (),
-                forward: Forward | None = None,
-                generator: torch.Generator | None = None) -> Rollouts:
+                forward: Forward | None = None, generator: torch.Generator | None = None
+                ) -> Rollouts:
     """The batch of a step; a file holds neither problems nor a model nor random numbers."""
     columns = {name: torch.from_numpy(values) for name, values in read_columns(run, step).items()}
     answer_starts = columns["episode_start"]
@@ -93,7 +92,6 @@ def read_columns(run: Path, step: int) -> Columns:
 
 
 def read_file(path: Path) -> Columns:
-    """Read and check one credit file; an error names a broken one, or one of another program."""
     with reading(path) as opened:
         try:
             file = zipfile.ZipFile(opened)  # each column to its end: then its checksum is compared
@@ -108,9 +106,8 @@ def read_file(path: Path) -> Columns:
 
 def checked(path: Path, columns: Columns) -> Columns:
     """The columns of a file in the types that they are written in, if all is as it should be."""
-    for name in COLUMNS:
-        if name not in columns:
-            raise UserError(f"{path} is not a credit file of this program: it has no column {name}")
+    for name in (name for name in COLUMNS if name not in columns):
+        raise UserError(f"{path} is not a credit file of this program: it has no column {name}")
     sizes = {per: columns[name].size for per, name in COUNTED_BY.items()} | OF_FILE
     for name, values in columns.items():
         flaw = flaw_of(column_of(name), values, sizes)
@@ -127,8 +124,7 @@ def checked(path: Path, columns: Columns) -> Columns:
 
 
 def flaw_of(column: Column, values: np.ndarray, sizes: dict[str, int]) -> str:
-    """What is wrong with a column by itself; empty if nothing is. Its numbers may have another size
-    than they are written with."""
+    """What is wrong with a column by itself; its numbers may have another size than as written."""
     kind = np.dtype(column.dtype).kind.replace("u", "i")
     if values.dtype.kind.replace("u", "i") != kind or values.dtype.itemsize > 8:
         return f"should hold {WORDS[kind]}, and holds {values.dtype}"

@@ -26,14 +26,13 @@ LARGEST = 3.4028234663852886e38  # of float32
 
 def find_folder(name: str) -> Path:
     """A folder as it was typed, or the one of that name that ships with the project."""
-    is_shipped = not is_there(name) and is_there(PROJECT / name)
-    return PROJECT / name if is_shipped else Path(name)
+    return Path(name) if is_there(name) or not is_there(PROJECT / name) else PROJECT / name
 
 
 def is_taken_away(room: str) -> bool:
     """Whether it is one that all others work without, and not here. A folder alone is none."""
-    is_removable = room in ("research", "bridges", "benchmarks")
-    return is_removable and not is_there(PROJECT / room / "__init__.py")
+    return (room in ("research", "bridges", "benchmarks")
+            and not is_there(PROJECT / room / "__init__.py"))
 
 
 def paths_in(folder: str | Path) -> list[Path]:
@@ -47,14 +46,12 @@ def paths_in(folder: str | Path) -> list[Path]:
 
 
 def read_json(path: Path) -> Json:
-    """A JSON object; an error names the file and what is wrong with it."""
     with reading(path) as file:
         return parse_object(file.read().decode(), path)
 
 
 def read_lines(path: Path) -> list[Json]:
-    """A JSONL file of objects. The last line may be cut off by a kill, and is left out then; any
-    other broken line is an error."""
+    """A JSONL file of objects, without a last line that was cut off by a kill."""
     objects = []
     for number, line in enumerate(lines_in(path), 1):
         try:
@@ -83,8 +80,7 @@ def parse_object(text: str, where: str | Path) -> Json:
 
 
 def parse_json(text: str) -> object:
-    """What a JSON text holds. Whatever is wrong with it is a ValueError, also a number that JSON
-    does not have (NaN) or floats cannot hold (1e999)."""
+    """Whatever is wrong is a ValueError, also a NaN, or a number that floats cannot hold."""
     try:
         return json.loads(text, parse_constant=finite, parse_float=finite)
     except RecursionError:
@@ -100,7 +96,7 @@ def finite(text: str) -> float:
 
 @contextmanager
 def reading(path: Path) -> Iterator[BufferedReader]:
-    """Open a file. Whatever is the reason why it cannot be read becomes one sentence."""
+    """Open a file; why it cannot be read becomes one sentence."""
     refuse_special(path, "read")
     try:
         with open(path, "rb") as file:
@@ -127,8 +123,7 @@ def sha256_of(path: Path) -> str:
 
 
 def append_line(path: Path, line: Mapping[str, object]) -> None:
-    """Append one JSON line. JSON has no NaN: an undefined number becomes null, and so does one
-    that floats cannot hold."""
+    """Append one JSON line; a number that is undefined, or beyond float32, becomes null."""
     undefined = [name for name, value in line.items()
                  if isinstance(value, (int, float)) and not abs(value) <= LARGEST]
     text = json.dumps({**line, **dict.fromkeys(undefined)}, allow_nan=False) + "\n"
@@ -137,15 +132,13 @@ def append_line(path: Path, line: Mapping[str, object]) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a text file whole or not at all."""
     with whole_file(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Make a file whole or not at all: `with` gives the name of one to write, and renames it to
-    `path` at the end. If something goes wrong, it is removed."""
+    """Make a file whole or not at all: write the one that `with` names, which is then renamed."""
     unfinished = unfinished_name(path)
     refuse_special(path, "write")
     with writing(path):
@@ -178,15 +171,13 @@ def unfinished_name(path: Path) -> Path:
 
 
 def refuse_full_folder(path: Path) -> None:
-    is_free = is_folder(path) and not paths_in(path)
-    if os.path.lexists(path) and not is_free:
+    if os.path.lexists(path) and not (is_folder(path) and not paths_in(path)):
         raise UserError(f"{path} exists already")
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Lock a folder for this process, or fail with BlockingIOError. The lock goes with the process,
-    and stays with the folder when that is renamed."""
+    """Lock a folder, also when it is renamed, for this process; or fail with BlockingIOError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         if sys.platform != "win32":  # there two processes on one folder are not told apart
@@ -198,7 +189,6 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def make_folder(path: Path) -> None:
-    """Make the folder and those above it, where they are not there yet."""
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
 

@@ -80,7 +80,6 @@ def option(default: Default, text: str, least: float | None = None, above: float
 
 @cache  # a comparison of runs asks a hundred thousand times
 def fields_as_flags(cls: type) -> dict[str, Flag]:
-    """The flags of a dataclass: its fields that are options."""
     hints = typing.get_type_hints(cls)
     return {field.name: as_flag(field.metadata["flag"], field.default, hints[field.name],
                                 field.name, cls)
@@ -101,16 +100,14 @@ def parameters_as_flags(function: Choice) -> dict[str, Flag]:
 
 
 def as_flag(declared: Flag, default: object, hint: object, name: str, owner: Choice) -> Flag:
-    """With the default and the type of the place where it stands. The hint is float, or
-    float | None, or Annotated[float, Flag(...)], whose flag counts."""
+    """The hint is float, or float | None, or Annotated[float, Flag(...)], whose flag counts."""
     several = typing.get_origin(hint) in (typing.Annotated, typing.Union, types.UnionType)
     parts = typing.get_args(hint) if several else (hint,)
     kinds = [part for part in parts if isinstance(part, type) and part in KINDS]
     if not kinds or default is inspect.Parameter.empty:
         raise UserError(f"{name} of {owner.__name__} ({place_of(owner)}) becomes a flag: it needs "
                         "a default and a type that is int, float, bool or str")
-    for part in parts:
-        declared = part if isinstance(part, Flag) else declared
+    declared = next((part for part in parts if isinstance(part, Flag)), declared)
     flag = dataclasses.replace(declared, default=default, kind=kinds[0])
     try:
         check_value(name, default, dataclasses.replace(flag, choices=()))  # they may still be added
@@ -131,10 +128,8 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> typing.NoReturn:
         raise UserError(f"{shortened(message, 300)} (--help lists the flags)")
 
-    def read(self, argv: list[str],
-             about_unknown: Callable[[str], str] = lambda name: "") -> Json:
-        """The flags that were typed. --max-new-tokens is --max_new_tokens. `about_unknown` makes a
-        sentence about a name that is no flag, or an empty text."""
+    def read(self, argv: list[str], about_unknown: Callable[[str], str] = lambda name: "") -> Json:
+        """What was typed, --max-new-tokens too; `about_unknown` may say more of what is no flag."""
         typed = [re.sub("(?<=^--)[^=]*", lambda name: name[0].replace("-", "_"), argument)
                  for argument in argv]
         given, unknown = self.parse_known_intermixed_args(typed)  # RUN --flag 1 PROBLEM, too
@@ -148,25 +143,21 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_flag(parser: Group, name: str, flag: Flag, help: str | None = None) -> None:
-    """Add it to a parser or a group of one. A yes-or-no flag alone means yes."""
-    text = describe(flag) if help is None else help
+    """A yes-or-no flag alone means yes."""
+    add = partial(parser.add_argument, f"--{name}", help=describe(flag) if help is None else help)
     if flag.type is bool:
-        parser.add_argument(f"--{name}", metavar="yes|no", type=yes_or_no, nargs="?", const=True,
-                            help=text)
+        add(metavar="yes|no", type=yes_or_no, nargs="?", const=True)
     else:
-        metavar = {int: "N", float: "X", str: "TEXT"}[flag.type]
-        parser.add_argument(f"--{name}", metavar=metavar, type=flag.type, help=text)
+        add(metavar={int: "N", float: "X", str: "TEXT"}[flag.type], type=flag.type)
 
 
 def add_flags(parser: Parser, flags: dict[str, Flag]) -> Parser:
-    """Add them all, and return the parser."""
     for name, flag in flags.items():
         add_flag(parser, name, flag)
     return parser
 
 
 def describe(flag: Flag) -> str:
-    """A flag's line in --help."""
     choices = ": " + " | ".join(flag.choices) if flag.choices else ""
     is_told = flag.default is not None and flag.default is not False
     default = f" (default {flag.default})" if is_told else ""
@@ -174,14 +165,13 @@ def describe(flag: Flag) -> str:
 
 
 def yes_or_no(text: str) -> bool:
-    """Read what was typed: yes, no, true or false."""
     if text.lower() not in ("yes", "no", "true", "false"):
         raise argparse.ArgumentTypeError(f"{shortened(repr(text))} is neither yes nor no")
     return text.lower() in ("yes", "true")
 
 
 def some_text(text: str) -> str:
-    """Read the name of a file or a folder. For arguments that no `Flag` describes, as --resume."""
+    """For names of files and folders that no `Flag` describes, as --resume."""
     if not text.strip():
         raise argparse.ArgumentTypeError(f"{text!r} is empty")
     return text
@@ -214,7 +204,7 @@ def check_value(name: str, value: object, flag: Flag) -> None:
 
 
 def has_type(value: object, flag: Flag) -> bool:
-    """Whether the value is of the flag's type; a whole number will do for a float."""
+    """A whole number will do for a float."""
     if value is None:
         return flag.default is None
     if type(value) is int:

@@ -1,5 +1,4 @@
-"""What --help says: what a first day needs, --help all every flag, --help gae a method with its
-own."""
+"""What --help says: what a first day needs; --help all every flag; --help gae a method's own."""
 import inspect
 import textwrap
 from argparse import SUPPRESS
@@ -14,7 +13,7 @@ FIRST_DAY = (  # what --help lists
     "model", "device", "task", "mitigation", "rescale", "advantage", "loss", "kl", "steps",
     "questions", "answers", "max_new_tokens", "temperature", "learning_rate", "seed", "eval_every",
     "eval_tasks", "checkpoint_every", "out")
-ABOUT_HELP = """\
+ABOUT_HELP = """\n\n
 --help METHOD describes one of them and its flags; --help all lists every flag and every method."""
 ABOUT_FILES = """\
 Defaults are those of this command: a model folder's recipe.json (models/tiny has one) and --config
@@ -30,16 +29,20 @@ def about_method(name: str) -> str:
 
 
 def text_of_option(is_all: bool, task: object, name: str, flag: Flag) -> str:
-    """Of a setting, or of a flag of this task."""
-    if name not in OPTIONS:
-        return describe(flag) if is_all or task != Settings.task else SUPPRESS
-    return describe_option(name, flag) if is_all or name in FIRST_DAY else SUPPRESS
+    """With the condition under which a setting has an effect."""
+    is_told = name in FIRST_DAY if name in OPTIONS else task != Settings.task
+    if not (is_all or is_told):
+        return SUPPRESS
+    if name in METHODS:  # their choices are listed below
+        flag = replace(flag, choices=())
+    if not flag.requires or flag.requires in (POLICY, EVALUATED):
+        return describe(flag)
+    return f"{describe(flag)}; needs {flag.requires[1].partition(' (')[0]}"
 
 
 def epilog(is_all: bool) -> str:
     methods = "\n\n".join(map(describe_choices if is_all else name_choices, METHODS))
-    methods += "" if is_all else f"\n\n\n{ABOUT_HELP}"
-    return f"{methods}\n\n{ABOUT_FILES}"
+    return f"{methods}{'' if is_all else ABOUT_HELP}\n\n{ABOUT_FILES}"
 
 
 def describe_choices(axis: str) -> str:
@@ -61,12 +64,3 @@ def describe_choice(name: str, function: Choice) -> str:
         limits = "".join(f", {words} {limit:g}" for words, limit, _ in flag.limits())
         lines.append(f"  --{flag_name}{text} (default {flag.default}{limits})")
     return "\n".join(f"  {name if row == 0 else '':29s} {line}" for row, line in enumerate(lines))
-
-
-def describe_option(name: str, flag: Flag) -> str:
-    """The help of a setting, with the condition under which it has an effect."""
-    if name in METHODS:  # their choices are listed below
-        flag = replace(flag, choices=())
-    if not flag.requires or flag.requires in (POLICY, EVALUATED):
-        return describe(flag)
-    return f"{describe(flag)}; needs {flag.requires[1].partition(' (')[0]}"

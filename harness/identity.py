@@ -29,15 +29,14 @@ import tokenizers
 import torch
 
 from engine.errors import UserError
-from harness.files import (LARGEST, PROJECT, Json, is_file, is_folder, is_there,
-                           paths_in, read_json, sha256_of)
+from harness.files import (LARGEST, PROJECT, Json, is_file, is_folder, is_there, paths_in,
+                           read_json, sha256_of)
 from harness.flags import Range, Share
 
-CHANGES_ROUNDING = ("threads", "device", "micro_batch", "checkpointing", "offload_optimizer",
-                    "shard")
+CHANGES_ROUNDING = (
+    "threads", "device", "micro_batch", "checkpointing", "offload_optimizer", "shard")
 CHANGEABLE = (  # in a resumed run: how many steps it has and how it is made, not which run it is
-    "steps", *CHANGES_ROUNDING, "rollouts", "rollouts_timeout", "sample_every",
-    "checkpoint_every")
+    "steps", *CHANGES_ROUNDING, "rollouts", "rollouts_timeout", "sample_every", "checkpoint_every")
 # a name more or less in these makes another run_id of every config.json that has it
 NOT_IN_RUN_ID = (*CHANGEABLE, "out", "ranks", "versions", "git_commit", "code", "imported",
                  "run_id")
@@ -46,8 +45,7 @@ MODES = {"both": ("sampled", "greedy"), "sampled": ("sampled",)}  # of an evalua
 Number = Annotated[float, Range(least=-LARGEST, most=LARGEST)]
 
 
-class Line(TypedDict):
-    """Of a log."""
+class Line(TypedDict):  # of a log
     step: Annotated[int, Range(least=0, most=2 ** 31 - 1)]
 
 
@@ -76,10 +74,8 @@ class Evaluation(Line):
 
 
 def run_id_of(config: Json) -> str:
-    """Of the settings in config.json, the model and the reward. What a path leads to counts, not
-    the path: its fingerprint is in `made_of`."""
-    made_of = config.get("made_of")
-    paths = made_of if isinstance(made_of, dict) else ()
+    """What a path leads to counts, not the path: its fingerprint is in `made_of`."""
+    paths = made_of if isinstance(made_of := config.get("made_of"), dict) else ()
     known = {name: value for name, value in config.items()
              if name not in NOT_IN_RUN_ID and name not in paths}
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
@@ -87,11 +83,11 @@ def run_id_of(config: Json) -> str:
 
 def run_config(folder: Path) -> Json:
     """Read config.json of a run folder, and compare it with its run_id."""
-    if not is_file(folder / "config.json"):
+    path = folder / "config.json"
+    if not is_file(path):
         raise UserError(f"{folder} is not a run folder: it has no config.json")
-    config = read_json(folder / "config.json")
+    config = read_json(path)
     if "run_id" in config and config["run_id"] != run_id_of(config):
-        path = folder / "config.json"
         raise UserError(f"{path} was changed since the run began: its settings do not fit its "
                         "run_id. Put the old ones back, or begin another run with them: "
                         f"--config {shlex.quote(str(path))} --out NAME")
@@ -135,8 +131,8 @@ def provenance() -> Json:
 
 
 def code_in_use() -> dict[str, str]:
-    """A sha256 of each file of this project that is loaded, the task's among them, by its path
-    there. Methods are imported when they are chosen: of others nothing is in here."""
+    """A sha256 of each file of this project that is loaded, by its path: the task and the methods
+    that were chosen are among them."""
     here = {path.stem for path in paths_in(PROJECT)}
     names = [name for name in {"train", *sys.modules} if name.split(".")[0] in here]
     places = [PROJECT.joinpath(*name.split(".")) for name in names]

@@ -1,5 +1,4 @@
-"""What a run works with, made from its settings: the policy, a frozen copy of it, its optimizer,
-its advantage and weighting, and who answers the problems."""
+"""What a run works with, made from its settings: policy, optimizer, methods, source of answers."""
 import re
 from collections.abc import Sequence
 from functools import wraps
@@ -45,7 +44,7 @@ def load_policy(s: Settings, checkpoint: Path | None = None) -> Policy:
 
 
 def load_model(s: RunSettings, folder: Path, device: torch.device) -> Qwen2:
-    """The model of a folder; with --shard this process's part of it."""
+    """With --shard this process's part of it."""
     dtype = getattr(torch, s.dtype)
     if not s.shard:
         return Qwen2.from_pretrained(folder, device).compute_in(dtype)
@@ -57,7 +56,7 @@ def load_model(s: RunSettings, folder: Path, device: torch.device) -> Qwen2:
 
 
 def load_optimizer(s: Settings, policy: Policy) -> AdamW:
-    """AdamW. With --offload_optimizer the model is moved to its device here."""
+    """With --offload_optimizer the model is moved to its device here."""
     if not s.offload_optimizer:
         return AdamW(policy.model.parameters(), s.learning_rate, s.weight_decay)
     from engine.offload import OffloadedAdamW
@@ -83,13 +82,11 @@ def make(function: Choice, values: Json, policy: Policy) -> Method:
 
 
 def make_advantage(s: Settings, policy: Policy) -> Method:
-    """The advantage that the settings choose: (rollouts, policy) -> (B, T)."""
     chosen = LOSSES[s.loss] if s.loss in LOSSES else ADVANTAGES[s.advantage]
     return make(chosen, s.flags_for(chosen), policy)
 
 
 def make_weighting(s: Settings, policy: Policy) -> Method:
-    """The weighting that the settings choose: (rollouts, policy) -> (B, T)."""
     return make(MITIGATIONS[s.mitigation], s.flags_for(MITIGATIONS[s.mitigation]), policy)
 
 
@@ -111,8 +108,7 @@ def set_threads(threads: int, model: Qwen2) -> None:
 
 
 def check_prompts(policy: Policy) -> None:
-    """Check before anything is written: are there problems, can the tokenizer spell the prompts,
-    and does the model take prompt and answer?"""
+    """Are there problems, can the tokenizer spell them, does the model take prompt and answer?"""
     s, task = policy.settings, policy.task
     task.training_problems(s.seed, 1, 1)
     task.held_out_problems(1)

@@ -1,9 +1,7 @@
-"""The logs of a run, read: each line is of this run, each column holds what its type says, and no
-step is missing.
+"""The logs of a run, read: each line is of this run, each column of its type, no step is missing.
 
-A weighting or an advantage adds columns of its own, and so does another trainer: all that is known
-of other columns is that each is a number, a text, yes, no or null. What may be null may also be
-missing, as in a run of an older version.
+A weighting, an advantage or another trainer adds columns of its own: each is a number, a text, yes,
+no or null. What may be null may also be missing, as in a run of an older version.
 """
 import types
 import typing
@@ -90,10 +88,7 @@ def check_of(hint: object) -> Check:
 
 
 is_number = check_of(Number)
-
-
-def is_plain(value: object) -> bool:
-    return value is None or type(value) in (bool, str) or is_number(value)
+is_plain = check_of(Number | bool | str | None)
 
 
 def anything(value: object) -> bool:
@@ -107,23 +102,16 @@ def wrong_columns(found: Json, kind: type, others: Check) -> list[str]:
     return [name for name, value in whole.items() if not columns.get(name, others)(value)]
 
 
-def fits(found: Json, kind: type[Record], others: Check) -> typing.TypeGuard[Record]:
-    return not wrong_columns(found, kind, others)
-
-
 def record(where: str | Path, found: Json, kind: type[Record], others: Check = anything) -> Record:
-    """What was read, as what it should be: each of its columns is of the type that it has there,
-    and those that are not there are right for `others`. What is missing is null from here."""
+    """What was read, with its columns checked, others by `others`; what is missing is null."""
     found = dict.fromkeys(columns_of(kind)) | found
-    if fits(found, kind, others):
-        return found
-    name = wrong_columns(found, kind, others)[0]
-    raise UserError(f"{where} is not of this program: its {name} is "
-                    f"{shortened(repr(found[name]))}")
+    for name in wrong_columns(found, kind, others):
+        raise UserError(f"{where} is not of this program: its {name} is "
+                        f"{shortened(repr(found[name]))}")
+    return typing.cast(Record, found)
 
 
 def lines_of_run(run: Path, kind: type[OfLog]) -> list[OfLog]:
-    """The lines of a log, each of which is of this run."""
     path, wanted, lines = run / NAMES[kind], {"run_id": run_id_on_record(run)}, []
     for number, line in enumerate(read_lines(path), 1):
         where = f"{path}, line {number}"
@@ -137,8 +125,8 @@ def last_step(run: Path) -> int:
     return max((line["step"] for line in lines_of_run(run, StepLine)), default=0)
 
 
-def missing_evaluations(config: Json, evaluations: Sequence[Evaluation],
-                        done: int) -> list[tuple[int, str]]:
+def missing_evaluations(config: Json, evaluations: Sequence[Evaluation], done: int
+                        ) -> list[tuple[int, str]]:
     """Step and mode of those that a run with `done` steps has to have."""
     plan = record("config.json", config, Config)
     every = plan["eval_every"]

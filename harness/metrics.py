@@ -1,5 +1,4 @@
-"""A step's line of metrics.jsonl: numbers of the batch, of credit and update, of time; and the
-interval of a share."""
+"""A step's line of metrics.jsonl: batch, credit, update, time; and the interval of a share."""
 import math
 import sys
 import time
@@ -33,24 +32,21 @@ class Clock:
 
 
 def stopwatch(clock: Callable[[], float]) -> Callable[[], float]:
-    """The seconds since now. More than 0, although the clock of a machine that is moved or put to
-    sleep may stand still or jump back: what is on record can be divided by, and read again."""
+    """The seconds since now. More than 0, to divide by, although the clock of a machine that is
+    moved or put to sleep may stand still or jump back."""
     start = clock()
     return lambda: max(clock() - start, 1e-9)
 
 
 def step_metrics(clock: Clock, rollouts: Rollouts, update: Metrics, advantage: Method,
                  weights: Metrics) -> Metrics:
-    """`update` are the metrics of the update, `weights` those of the weights; an advantage has its
-    own. None of them may take the name of another. Tokens and answers that advantage and weights
-    sampled for themselves are added up."""
-    batch = batch_metrics(rollouts)
-    credit = metrics_of(advantage)
+    """Of batch, update, advantage and weights; what the last two sampled for themselves adds up."""
+    batch, credit = batch_metrics(rollouts), metrics_of(advantage)
     extra = {name: number(credit, name) + number(weights, name)
              for name in ("extra_tokens", "extra_answers")}
     own = [{name: part[name] for name in part.keys() - extra} for part in (weights, credit)]
-    stages = {f"{stage}_seconds": seconds for stage, seconds in clock.seconds.items()}
-    speed = {**stages, "seconds": clock.seconds_since_begin(),
+    speed = {**{f"{stage}_seconds": seconds for stage, seconds in clock.seconds.items()},
+             "seconds": clock.seconds_since_begin(),
              "processor_seconds": clock.processor_seconds(),
              "rollout_tokens_per_second": batch["tokens"] / clock.seconds["rollout"],
              "update_tokens_per_second": number(update, "trained_tokens") / clock.seconds["update"],
@@ -62,12 +58,11 @@ def batch_metrics(rollouts: Rollouts) -> dict[str, float]:
     """Means over answers, and of entropy and collision over tokens."""
     means = {column_of_part(part): score.mean().item() for part, score in rollouts.scores.items()}
     reward = rollouts.reward.view(len(rollouts.prompt_ids), -1)  # (problems, answers)
-    without_spread = (reward == reward[:, :1]).all(1)
     tokens = rollouts.mask.sum().item()
     return {**means, "success": means.get("reward_answer", math.nan), "tokens": tokens,
             "length": tokens / len(rollouts.texts),
             "finished": rollouts.finished.float().mean().item(),
-            "groups_without_spread": without_spread.float().mean().item(),
+            "groups_without_spread": (reward == reward[:, :1]).all(1).float().mean().item(),
             "entropy": rollouts.entropy.sum().item() / tokens,
             "collision": rollouts.collision.sum().item() / tokens}
 
@@ -87,5 +82,4 @@ def wilson_interval(hits: float, count: int, z: float = 1.959964) -> tuple[float
     p, spread = hits / count, z * z / count
     centre = p + spread / 2
     half = z * math.sqrt(p * (1 - p) / count + spread / (4 * count))
-    low, high = (centre - half) / (1 + spread), (centre + half) / (1 + spread)
-    return max(0.0, low), min(1.0, high)
+    return max(0.0, (centre - half) / (1 + spread)), min(1.0, (centre + half) / (1 + spread))

@@ -36,9 +36,8 @@ def own_path(file: str) -> str:
 
 @contextmanager
 def told_as(whose: str, chosen: object) -> Iterator[None]:
-    """Inside runs somebody's code. An error gets a note: whose it is, and its last line in the file
-    where that begins. Working directory, streams, gradient mode and default dtype stay what they
-    are."""
+    """Run somebody's code: an error gets a note, whose it is and where in the file that begins it.
+    Working directory, streams, gradient mode and default dtype stay what they are."""
     dtype = torch.get_default_dtype()
     try:
         with (chdir("."), redirect_stdout(sys.stdout), redirect_stderr(sys.stderr),
@@ -59,8 +58,7 @@ def told_as(whose: str, chosen: object) -> Iterator[None]:
 
 
 def expect(holds: Callable[[], bool], what: str, expected: str, value: object) -> None:
-    """Stop unless somebody's code returned what is expected of it; a test that fails on the value
-    counts as no."""
+    """Stop unless somebody's code returned what it should; a test that fails counts as no."""
     try:
         fine = holds()
     except Exception:  # the value is no list, no tensor, ...: whatever the test needs
@@ -100,8 +98,7 @@ def checked_credit(chosen: Method, whose: str, rollouts: Rollouts, policy: objec
 
 
 def fits_frame(values: torch.Tensor, mask: torch.Tensor) -> bool:
-    """Whether it can be spread over (B, T). It may have a single row or column: a number for each
-    answer is (B, 1), because (B,) would be spread over T."""
+    """It may have a single row or column: (B, 1) for each answer, as (B,) would spread over T."""
     (B, T), (rows, columns) = mask.shape, values.shape
     is_real = values.device == mask.device and not values.is_complex()
     is_dense = values.layout is torch.strided and not values.is_nested | values.is_quantized
@@ -110,7 +107,6 @@ def fits_frame(values: torch.Tensor, mask: torch.Tensor) -> bool:
 
 def refuse_tokens(wrong: torch.Tensor, mask: torch.Tensor, what: str,
                   kind: type[UserError] = UserError, hint: str = "") -> None:
-    """Stop where something is wrong with a token of the batch (B, T), and say where."""
     wrong = wrong & mask
     if wrong.any():
         row, t = wrong.nonzero()[0].tolist()
@@ -119,7 +115,6 @@ def refuse_tokens(wrong: torch.Tensor, mask: torch.Tensor, what: str,
 
 
 def metrics_of(chosen: object) -> Metrics:
-    """The metrics of a choice, as plain numbers for metrics.jsonl."""
     with told_as("metrics", chosen):
         found = {name: value.item() if hasattr(value, "item") else value  # of torch or numpy
                  for name, value in getattr(chosen, "metrics", {}).items()}
@@ -136,8 +131,7 @@ def number(line: Metrics, name: str) -> float:
 
 
 def joined(*parts: Mapping[str, Value]) -> dict[str, Value]:
-    """Numbers for one line of metrics.jsonl. Those of a weighting or an advantage may not take the
-    place of others."""
+    """One line of metrics.jsonl, in which no number takes the place of another."""
     line: dict[str, Value] = {}
     for part in parts:
         for name in line.keys() & part.keys():

@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from typing import NoReturn
 
 import torch
 
@@ -26,8 +25,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run_as_program(name: str, main: Callable[[list[str]], object], interrupted: str = "") -> None:
-    """Run main(argv). An error that the user can put right is one line, and so is one of the
-    system; `interrupted` is what to say after Ctrl-C."""
+    """Run main(argv). An error of the user or of the system is one line; so is `interrupted`."""
     fill_closed_streams()
     for stream in ("stdout", "stderr"):
         setattr(sys, stream, Visible(getattr(sys, stream)))
@@ -48,7 +46,12 @@ def run_as_program(name: str, main: Callable[[list[str]], object], interrupted: 
             from engine.several import wait_for_rank0_error
             if wait_for_rank0_error():
                 sys.exit(1)
-        end_with(f"{name}: {visible(sentence)}")
+        if processes.count() == 1:
+            sys.exit(f"{name}: {visible(sentence)}")
+        with though_nobody_reads(sys.stdout):
+            sys.stdout.flush()
+        from engine.several import hard_exit
+        hard_exit(f"{name}: {visible(sentence)}")
     finally:
         with though_nobody_reads(sys.stdout):
             sys.stdout.flush()
@@ -56,8 +59,7 @@ def run_as_program(name: str, main: Callable[[list[str]], object], interrupted: 
 
 
 def fill_closed_streams() -> None:
-    """What goes to a stream that was closed (`>&-`) goes nowhere; an error goes to stdout, if that
-    is open. And no file that is opened gets the number of a stream."""
+    """A closed stream (`>&-`) goes nowhere, errors to stdout; no file gets a stream's number."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(number)
@@ -65,18 +67,8 @@ def fill_closed_streams() -> None:
     sys.stderr = sys.stderr or sys.stdout
 
 
-def end_with(sentence: str) -> NoReturn:
-    if processes.count() == 1:
-        sys.exit(sentence)
-    with though_nobody_reads(sys.stdout):
-        sys.stdout.flush()
-    from engine.several import hard_exit
-    hard_exit(sentence)
-
-
 def sentence_about(error: Exception) -> str | None:
-    """One line, with the notes of somebody's code that it came from (harness/own_code.py); None for
-    a mistake in this code."""
+    """One line, with the notes of harness/own_code.py; None for a mistake in this code."""
     notes = getattr(error, "__notes__", [])
     said = str(error) if isinstance(error, UserError) else of_the_system(error)
     if said is None and notes:
@@ -85,8 +77,7 @@ def sentence_about(error: Exception) -> str | None:
 
 
 def of_the_system(error: Exception) -> str | None:
-    """A sentence about an error of the machine, the operating system or another process, or a room
-    that was taken away; None for a mistake in this code."""
+    """About an error of the machine, the system or another process, or a room taken away."""
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror or str(error) or type(error).__name__}"
@@ -96,10 +87,9 @@ def of_the_system(error: Exception) -> str | None:
         room = str(error.name).partition(".")[0]
         said = f"this needs {room}/, a folder of this project that is not here"
         return said if is_taken_away(room) else None
-    refused = (MemoryError, torch.OutOfMemoryError)
-    if isinstance(error, refused) or "can't allocate memory" in str(error):
-        return f"there is not enough memory: {SMALLER}"
-    return None
+    no_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    no_memory = no_memory or "can't allocate memory" in str(error)
+    return f"there is not enough memory: {SMALLER}" if no_memory else None
 
 
 class StopRequest:

@@ -19,8 +19,7 @@ BOLD, GREEN, RED = "1", "1;32", "1;31"
 
 
 def say(text: str, mark: str = "") -> None:
-    """Print a line at once, from the first process. `mark` stands before it and is ours: it may be
-    coloured."""
+    """Print a line at once, from the first process. `mark` before it is ours, maybe coloured."""
     show_status("")
     with though_nobody_reads(sys.stdout):
         if processes.is_main_process():
@@ -37,8 +36,7 @@ def show_status(text: str) -> None:
 
 @contextmanager
 def though_nobody_reads(stream: TextIO) -> Iterator[None]:
-    """Print inside of it: if the reader went away (`| head`), or the log is on a full disk, the run
-    goes on in silence."""
+    """Print inside: if the reader went away (`| head`) or the disk is full, the run goes on."""
     try:
         yield
     except OSError:
@@ -74,13 +72,11 @@ def print_step(line: Metrics, steps: int, seconds_left: float, with_header: bool
 
 
 def print_evaluation(line: Evaluation, seconds: float) -> None:
-    """A line of evaluations.jsonl, for people, and some of its sampled answers, each right or
-    wrong."""
+    """A line of evaluations.jsonl, for people, and some of its sampled answers."""
     say(f"  held-out, {line['mode']:7s} {line['success']:6.1%}  95% interval "
         f"{line['success_low']:.1%} to {line['success_high']:.1%}  "
-        f"({len(line['answer'])} problems, format {line['format_mean']:.2f}, "
-        f"length {line['length_mean']:.0f}, finished "
-        f"{line['finished_mean']:.0%}, {seconds:.0f} s)")
+        f"({len(line['answer'])} problems, format {line['format_mean']:.2f}, length "
+        f"{line['length_mean']:.0f}, finished {line['finished_mean']:.0%}, {seconds:.0f} s)")
     for shown in line["shown"] or [] if line["mode"] == "sampled" else []:
         text = f"{shown['problem']}: {shown['text']}"
         say(textwrap.shorten(text, MOST_OF_ANSWER, placeholder=" ..."),
@@ -89,10 +85,8 @@ def print_evaluation(line: Evaluation, seconds: float) -> None:
 
 def most_varied(shown: list[str]) -> list[int]:
     """The first problems with the fewest words that repeat: 11 11 11 shows little."""
-    def repeats(place: int) -> int:
-        words = shown[place].split()
-        return len(words) - len(set(words))
-    return sorted(range(len(shown)), key=repeats)[:EXAMPLES]
+    repeats = [len(words) - len(set(words)) for words in map(str.split, shown)]
+    return sorted(range(len(shown)), key=repeats.__getitem__)[:EXAMPLES]
 
 
 def has_colour() -> bool:
@@ -109,8 +103,7 @@ def right_or_wrong(is_right: float) -> str:
 
 
 def put(line: str, stream: TextIO | None = None, end: str = "\n") -> None:
-    """Print a line whose escape sequences are ours. The streams themselves spell them out
-    (Visible): all that a model wrote goes through `visible` first."""
+    """Print a line whose escape sequences are ours: what a model wrote is `visible` before."""
     stream = stream or sys.stdout
     print(line, file=getattr(stream, "stream", stream), end=end, flush=True)
 
@@ -122,8 +115,7 @@ def visible(text: str) -> str:
 
 
 class Visible:
-    """A text stream for people. Our own escape sequences, which shade text in a terminal, go to
-    `.stream` itself."""
+    """A text stream for people. Our own escape sequences go to `.stream` itself."""
 
     def __init__(self, stream: TextIO):
         self.stream = stream

@@ -64,9 +64,10 @@ def truncate(run: RunFolder, step: int) -> None:
 
 def continued(settings: Settings, given: Json, may_continue: bool) -> Run:
     """The run that is in the folder of these settings, if it is the one and may be gone on with."""
-    difference = what_differs(settings)
+    difference, folder = what_differs(settings), settings.folder
     if difference or not may_continue:
-        refuse_to_overwrite(settings.folder, difference)
+        way_out = difference or f": go on with --resume {shlex.quote(str(folder))}, or"
+        raise UserError(f"{folder} exists already{way_out} name another with --out")
     return resumed(settings.folder, {name: given[name] for name in CHANGEABLE if name in given})
 
 
@@ -100,8 +101,10 @@ def checked_run(folder: RunFolder, config: Json, settings: Settings) -> Run:
             "--steps N goes on to N")
         run.is_finished = True
         return run
-    if not run.checkpoint:
-        refuse_to_erase(folder, before)
+    if not run.checkpoint and (steps := last_step(folder.path)) > before.checkpoint_every:
+        # until the first checkpoint is due, to start again loses nothing: the same steps are made
+        raise UserError(f"{folder.path} holds a record of {steps} steps, and no checkpoint to go "
+                        "on from. Remove it, or name another folder with --out")
     check_what_is_there(folder, settings, config, run.checkpoint)
     say(f"going on after step {run.done}" if run.done else
         "no checkpoint to go on from: starting again at step 1")
@@ -109,26 +112,17 @@ def checked_run(folder: RunFolder, config: Json, settings: Settings) -> Run:
 
 
 def what_differs(settings: Settings) -> str:
-    """How the run in the folder differs from the one that was asked for: a piece of the sentence
-    of `refuse_to_overwrite`, empty if nothing differs."""
+    """How the run in the folder differs from the one that was asked for, as part of a sentence."""
     path = settings.folder / "config.json"
     if not is_file(path):
         return " and is not a run folder:"
     # a run that is older than a setting was made with what is now its default
     defaults = {name: flag.default for name, flag in settings.flags.items()}
-    config = defaults | read_json(path)
-    wanted = settings.to_json()
-    may_differ = {"out", *CHANGEABLE} - {"steps"}
-    for name in wanted:
-        if config[name] != wanted[name] and name not in may_differ:
-            return f", with {name} {config[name]} instead of {wanted[name]}:"
+    config, may_differ = defaults | read_json(path), {"out", *CHANGEABLE} - {"steps"}
+    for name, value in settings.to_json().items():
+        if config[name] != value and name not in may_differ:
+            return f", with {name} {config[name]} instead of {value}:"
     return ""
-
-
-def refuse_to_overwrite(folder: Path, difference: str) -> None:
-    """Stop because the run folder is there already; `difference` is from `what_differs`."""
-    way_out = difference or f": go on with --resume {shlex.quote(str(folder))}, or"
-    raise UserError(f"{folder} exists already{way_out} name another with --out")
 
 
 def is_finished(run: RunFolder, config: Json, before: Settings, settings: Settings,
@@ -137,19 +131,9 @@ def is_finished(run: RunFolder, config: Json, before: Settings, settings: Settin
     then the record decides, since the checkpoints of a finished run may have been removed."""
     if done and (before.checkpoint_every or done >= settings.steps):
         return done >= settings.steps
-    wanted = {**config, "steps": settings.steps}
-    evaluations = lines_of_run(run.path, Evaluation)
-    missing = missing_evaluations(wanted, evaluations, settings.steps)
+    missing = missing_evaluations({**config, "steps": settings.steps},
+                                  lines_of_run(run.path, Evaluation), settings.steps)
     return last_step(run.path) >= settings.steps and not missing
-
-
-def refuse_to_erase(run: RunFolder, before: Settings) -> None:
-    """Without a checkpoint a run can only start again. Up to the step at which the first checkpoint
-    is due nothing is lost by that: the same steps are made again. A longer record is not erased."""
-    steps = last_step(run.path)
-    if steps > before.checkpoint_every:  # of the run so far, whatever is typed now
-        raise UserError(f"{run.path} holds a record of {steps} steps, and no checkpoint to go on "
-                        "from. Remove it, or name another folder with --out")
 
 
 def check_what_is_there(run: RunFolder, settings: Settings, config: Json,
@@ -157,38 +141,26 @@ def check_what_is_there(run: RunFolder, settings: Settings, config: Json,
     """Stop unless all is as it was when the checkpoint was written, or when the run began."""
     needs_model = not checkpoint or settings.kl or settings.loss == "dpo"
     # a run from before this was kept has nothing to compare with
-    sources = record(run.path / "config.json", config, Config)["made_of"] or {}
-    names = set(sources) if needs_model else set(sources) - {"model"}
-    refuse_other_sources(sources, settings, names)
-    if checkpoint:
-        check_seal(run.path, checkpoint)
-
-
-def check_seal(run: Path, checkpoint: Path) -> None:
-    """Compare the seal with the files as they are now. In a checkpoint of an older version it holds
-    nothing to compare with."""
-    path = checkpoint / "trainer" / "state.json"
+    before = record(run.path / "config.json", config, Config)["made_of"] or {}
+    paths = settings.paths
+    for name in sorted(before.keys() & paths.keys() - (set() if needs_model else {"model"})):
+        if fingerprint(paths[name]) != before[name]:
+            raise UserError(f"--{name}: {paths[name]} is not what it was when this run began (its "
+                            "sha256 is another). Put the old one back, or begin a run of its own "
+                            "with --out")
+    if not checkpoint:
+        return
+    path, run_id = checkpoint / "trainer" / "state.json", run_id_on_record(run.path)
     seal = record(path, read_json(path), Seal)
-    check_origin(checkpoint, seal, {"run_id": run_id_on_record(run), "step": step_of(checkpoint)})
-    for name, sha256 in (seal["files"] or {}).items():
+    check_origin(checkpoint, seal, {"run_id": run_id, "step": step_of(checkpoint)})
+    for name, sha256 in (seal["files"] or {}).items():  # none in an older version
         if sha256_of(checkpoint / name) != sha256:
             raise UserError(f"{checkpoint / name} was changed after it was written. Move "
                             f"{checkpoint} away, and --resume goes on from the one before it")
 
 
-def refuse_other_sources(before: dict[str, str], settings: Settings, names: set[str]) -> None:
-    """Stop if what one of these flags names was changed since the run began."""
-    paths = settings.paths
-    for name in sorted(names & set(before) & set(paths)):
-        if fingerprint(paths[name]) != before[name]:
-            raise UserError(f"--{name}: {paths[name]} is not what it was when this run began (its "
-                            "sha256 is another). Put the old one back, or begin a run of its own "
-                            "with --out")
-
-
 def code_since(recorded: Code, done: int) -> tuple[Code, list[str]]:
-    """`code` of config.json, the files by the step from which on they hold, when a run goes on
-    after `done` steps; and which files are not what they were then."""
+    """`code` of config.json as a run goes on after `done` steps, and the files that are others."""
     code = {step: files for step, files in recorded.items() if int(step) <= done}
     before = {name: sha256 for files in code.values() for name, sha256 in files.items()}
     now = code_in_use()
@@ -207,10 +179,9 @@ def keep_changes(run: RunFolder, config: Json, settings: Settings, done: int) ->
                if config.get(name, values[name]) != values[name]}
     if changes:
         run.replace("config.json", json.dumps({**config, **changes}, indent=2) + "\n")
-    flags = [f"--{name} {changes[name]}" for name in CHANGES_ROUNDING if name in changes]
     if other_files:
         say(f"note: {', '.join(other_files)}: not the code that made the steps before, so from "
             f"step {done + 1} on this is not the run it would have been (config.json has both)")
-    if flags:
+    if flags := [f"--{name} {changes[name]}" for name in CHANGES_ROUNDING if name in changes]:
         say(f"note: {', '.join(flags)}: the same computation with other rounding, so from here on "
             "this is not bit for bit the run it would have been")

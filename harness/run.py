@@ -31,22 +31,19 @@ from harness.program import StopRequest
 
 
 class Run:
-    """`done` steps are on record, up to `checkpoint`. The folder of a new run is not there before
-    it begins."""
+    """`done` steps are on record, up to `checkpoint`. A new run has no folder before it begins."""
 
     def __init__(self, settings: Settings, checkpoint: Path | None = None):
         self.settings, self.checkpoint = settings, checkpoint
         self.folder = RunFolder(settings.folder)
-        self.done = step_of(checkpoint) if checkpoint else 0
-        self.step = self.done
+        self.step = self.done = step_of(checkpoint) if checkpoint else 0
         self.is_finished = False
         self.seconds: deque[float] = deque(maxlen=20)  # of the last steps
         self.start = time.monotonic()
         self.cleanup = ExitStack()
 
     def begin(self, policy: Policy, state: TrainerState) -> None:
-        """`state` is the trainer's (harness/load.py). From here on Ctrl-C waits for the end of a
-        step."""
+        """From here on Ctrl-C waits for the end of a step."""
         self.policy, self.state = policy, state
         self.prepare()
         self.stop = self.cleanup.enter_context(StopRequest())
@@ -72,8 +69,7 @@ class Run:
 
     def record(self, step: int, rollouts: Rollouts, weight: torch.Tensor,
                columns: dict[str, torch.Tensor]) -> None:
-        """Write what every token was given, each process for its own problems. Rank 0 waits for
-        the others before it writes: where its file is, all are."""
+        """Each process writes of its own problems, rank 0 last: where its file is, all are."""
         is_first = processes.rank() == 0
         if is_first:
             processes.barrier()
@@ -83,8 +79,7 @@ class Run:
         self.folder.write_credit(step, rollouts.of_problems(problems), weight[rows], **own)
         if not is_first:
             processes.barrier()
-        every = self.settings.sample_every
-        if every and step % every == 0:
+        if (every := self.settings.sample_every) and step % every == 0:
             self.keep_samples(step, rollouts)
 
     def keep_samples(self, step: int, rollouts: Rollouts) -> None:
@@ -97,12 +92,11 @@ class Run:
                 "answer": rollouts.scores["answer"][row].item(), "text": rollouts.answers[row]})
 
     def log(self, line: Metrics) -> None:
-        """A line of metrics.jsonl, and one for people."""
         steps, step = self.settings.steps, self.step
         self.folder.append("metrics.jsonl", line)
         self.seconds.append(number(line, "seconds"))
-        with_header = step % 20 == 1 or step == self.done + 1
-        print_step(line, steps, mean(self.seconds) * (steps - step), with_header)
+        print_step(line, steps, mean(self.seconds) * (steps - step),
+                   with_header=step % 20 == 1 or step == self.done + 1)
 
     def save_if_due(self, step: int) -> None:
         """A checkpoint, when it is due or somebody asked to stop. Then the run ends here."""
@@ -111,8 +105,8 @@ class Run:
             self.policy.refuse_broken_model()
             self.folder.save_checkpoint(step, self.state, self.policy.folder)
         if stopped and step < self.settings.steps:
-            command = python_command("train.py", "--resume", self.folder.path)
-            say(f"stopped at step {step}. Go on with: {command}")
+            say(f"stopped at step {step}. Go on with: "
+                f"{python_command('train.py', '--resume', self.folder.path)}")
             processes.barrier()  # torchrun stops all as soon as one has ended
             raise SystemExit(130)
 

@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from engine import processes
 from engine.choices import Method
 from engine.errors import UserError
-from engine.optimizer import (AdamW, load_optimizer_tensors, optimizer_tensors,
-                              parameters_by_name)
+from engine.optimizer import (
+    AdamW, load_optimizer_tensors, optimizer_tensors, parameters_by_name)
 from engine.processes import refuse_undefined
 from engine.rollouts import Rollouts
 from harness.credit_file import checkpoint_folders, credit_path, write_credit
@@ -35,8 +35,8 @@ TRAVELS_ALONG = (  # from the model's folder to every checkpoint
 
 @dataclass
 class TrainerState:
-    """What a resumed run needs beside the model: the optimizer's state, and that of whatever else
-    learns or remembers, a critic say. It is a file of tensors in every checkpoint."""
+    """What a resumed run needs beside the model: the state of the optimizer, and of a critic say,
+    in every checkpoint."""
     model: Qwen2
     optimizer: AdamW
     methods: dict[str, Method]  # the advantage and the weighting, which may have a state
@@ -51,7 +51,6 @@ class TrainerState:
         return tensors
 
     def of_methods(self) -> dict[str, torch.Tensor]:
-        """The state of advantage and weighting, if a file can hold it."""
         tensors: dict[str, torch.Tensor] = {}
         for part, method in self.methods.items():
             with told_as(f"the {part}'s state_dict", method):
@@ -63,7 +62,6 @@ class TrainerState:
         return tensors
 
     def load(self, checkpoint: Path) -> None:
-        """Read what `tensors` has returned from a checkpoint."""
         tensors = load_file(checkpoint / "trainer" / "state.safetensors")
         for part, method in self.methods.items():
             names = [name for name in tensors if name.startswith(f"{part}.")]
@@ -82,7 +80,6 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, config: Json, tokenizer: Path) -> "RunFolder":
-        """Make the folder with its config.json and a copy of the tokenizer."""
         with whole_folder(path) as unfinished, writing(path):
             replace_text(unfinished / "config.json", json.dumps(config, indent=2) + "\n")
             shutil.copyfile(tokenizer, unfinished / "tokenizer.json")
@@ -104,7 +101,6 @@ class RunFolder:
 
     def write_credit(self, step: int, rollouts: Rollouts, weight: torch.Tensor,
                      **more: torch.Tensor) -> None:
-        """Write what every token was given, of the answers to this process's problems."""
         path = credit_path(self.path, step, processes.rank())
         with writing(path):
             write_credit(path, rollouts, weight, {"step": step, **self.origin}, **more)
@@ -115,8 +111,7 @@ class RunFolder:
                 if is_file(folder / "trainer" / "state.json")]
 
     def save_checkpoint(self, step: int, state: TrainerState, source: Path) -> None:
-        """Write a model folder with the trainer's state in trainer/. `source` is the folder from
-        which the model was loaded: its tokenizer and the like are copied."""
+        """Write a model folder with the trainer's state; `source` has the tokenizer to copy."""
         parameters, tensors = state.parameters, state.tensors()
         if not self.writes:
             write_tensors(None, parameters)  # of each the part that this process keeps
@@ -143,8 +138,7 @@ class RunFolder:
                 shutil.rmtree(old_state)
 
     def remove_unless_begun(self) -> None:
-        """Remove the folder if no step is on record, so that it is not in the way of the next
-        attempt."""
+        """Without a step on record it would only be in the way of the next attempt."""
         if self.writes and not is_there(self.path / "metrics.jsonl"):
             shutil.rmtree(self.path, ignore_errors=True)
 

@@ -48,8 +48,7 @@ def run_name(values: Json, defaults: Json, options: dict[str, Flag],
 
 def changed_flags(values: Json, defaults: Json, flags: dict[str, Flag],
                   write: Callable[[object], str] = str) -> list[str]:
-    """A part, "think_discount0.25", for each of these flags that is not at its default, has an
-    effect here, and can change a result."""
+    """A part, "think_discount0.25", for each flag that makes a difference to results here."""
     parts = []
     for name, flag in flags.items():
         value = values[name]

@@ -5,7 +5,6 @@ with the other settings is an error if it was typed; from a file, it is set back
 
 Three settings name something that brings flags of its own: --task (harness/tasks.py), --mitigation
 and --advantage (engine/choices.py). Those flags are not listed here; `method_flags` holds them.
-How a command line is read is in harness/command_line.py.
 """
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +27,6 @@ NOT_KEYWORDS = (  # nor are words of command lines, here and of the tools
     *NOT_SETTINGS, "help", "resume", "continue", "config", "step", "show", "seeds", "processes",
     "runs")
 MOST_STEPS = 10 ** 9
-
 OWN_SAMPLER = "own"  # --rollouts
 
 # the topics of --help
@@ -57,48 +55,37 @@ class Settings:
     model: str = option("models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model", is_path=True,
                         topic=MACHINE)
     device: str = option("cpu", "cpu, cuda or cuda:N", topic=MACHINE)
-    dtype: str = option(
-        "float32", "numbers to compute with, on CUDA bfloat16 unless the model has a recipe; "
-        "parameters stay float32", choices=("float32", "bfloat16"), topic=MACHINE)
-    checkpointing: bool = option(
-        False, "keep one state a layer for the backward pass and compute the rest again: less "
-        "memory, a third more time in the update", topic=MACHINE)
-    offload_optimizer: bool = option(
-        False, "float32 parameters, gradients and AdamW's state on the CPU: the device keeps 2 "
-        "bytes a parameter in bfloat16 instead of 16", topic=MACHINE)
-    shard: bool = option(
-        False, "under torchrun: every process keeps a part of the parameters, gradients and "
-        "moments, instead of all", requires=ON_THE_DEVICE, topic=MACHINE)
-    threads: int = option(
-        0, "CPU threads; 0 is one for every 64 hidden units of the model, at most what PyTorch "
-        "finds", least=0, most=MOST_THREADS, topic=MACHINE, changes_result=False)
+    dtype: str = option("float32", "numbers to compute with, on CUDA bfloat16 unless the model has "
+        "a recipe; parameters stay float32", choices=("float32", "bfloat16"), topic=MACHINE)
+    checkpointing: bool = option(False, "keep one state a layer for the backward pass and compute "
+        "the rest again: less memory, a third more time in the update", topic=MACHINE)
+    offload_optimizer: bool = option(False, "float32 parameters, gradients and AdamW's state on "
+        "the CPU: the device keeps 2 bytes a parameter in bfloat16 instead of 16", topic=MACHINE)
+    shard: bool = option(False, "under torchrun: every process keeps a part of the parameters, "
+        "gradients and moments, instead of all", requires=ON_THE_DEVICE, topic=MACHINE)
+    threads: int = option(0, "CPU threads; 0 is one for every 64 hidden units of the model, at "
+        "most what PyTorch finds", least=0, most=MOST_THREADS, topic=MACHINE, changes_result=False)
 
-    task: str = option(
-        "countdown_task", "module of the task: countdown_task, tools.largest_last, or my_task for "
-        "a file my_task.py of yours in the project's folder (docs/your_own_task.md)",
+    task: str = option("countdown_task", "module of the task: countdown_task, tools.largest_last, "
+        "or my_task for a file my_task.py of yours in the project's folder (docs/your_own_task.md)",
         topic=PROBLEMS)
 
-    mitigation: str = option(
-        "none", "how an answer's advantage is spread over its tokens, listed below",
-        choices=MITIGATIONS, topic=WEIGHT)
+    mitigation: str = option("none", "how an answer's advantage is spread over its tokens, listed "
+        "below", choices=MITIGATIONS, topic=WEIGHT)
     rescale: str = option(
         "mean", "weights are scaled to mean 1 over the batch's tokens, to the same sum of gradient "
         "sizes, or not", choices=("mean", "gradient", "none"), requires=POLICY, topic=WEIGHT)
-    placebo: str = option(
-        "none", "shuffle the weights over the batch's tokens, or the advantages within each group: "
-        "what the arm owes to anything but its choice of tokens",
+    placebo: str = option("none", "shuffle the weights over the batch's tokens, or the advantages "
+        "within each group: what the arm owes to anything but its choice of tokens",
         choices=("none", "weights", "advantages"), requires=POLICY, topic=WEIGHT)
 
-    advantage: str = option(
-        "grpo", "what an answer, or a token, is compared with, listed below",
+    advantage: str = option("grpo", "what an answer, or a token, is compared with, listed below",
         choices=ADVANTAGES, topic=BASELINE)
 
-    loss: str = option(
-        "policy", "weight * advantage * log_prob, or preference pairs: the best and the worst "
-        "answer of a group", choices=("policy", "dpo"), topic=LOSS)
-    loss_norm: str = option(
-        "token", "divide by the batch's tokens (DAPO), average per answer first, or divide by "
-        "answers times max_new_tokens (Dr. GRPO)",
+    loss: str = option("policy", "weight * advantage * log_prob, or preference pairs: the best and "
+        "the worst answer of a group", choices=("policy", "dpo"), topic=LOSS)
+    loss_norm: str = option("token", "divide by the batch's tokens (DAPO), average per answer "
+        "first, or divide by answers times max_new_tokens (Dr. GRPO)",
         choices=("token", "sequence", "constant"), requires=POLICY, topic=LOSS)
     epochs: int = option(1, "updates from one batch; weights and advantages stay as they are",
                          least=1, most=1000, topic=LOSS)
@@ -106,21 +93,17 @@ class Settings:
                              least=0, most=1, requires=REUSED, topic=LOSS)
     clip_high: float = option(0.28, "and up to 1 plus this", least=0, most=1000, requires=REUSED,
                              topic=LOSS)
-    kl: float = option(
-        0.0, "coefficient of the divergence from the initial model, of which a copy is kept",
-        least=0, most=1000, requires=POLICY, topic=LOSS)
-    kl_kind: str = option(
-        "k3", "its gradient is that of KL(initial || policy) for k3, of KL(policy || initial) for "
-        "k2", choices=("k3", "k2"), requires=ANCHORED, topic=LOSS)
+    kl: float = option(0.0, "coefficient of the divergence from the initial model, of which a copy "
+        "is kept", least=0, most=1000, requires=POLICY, topic=LOSS)
+    kl_kind: str = option("k3", "its gradient is that of KL(initial || policy) for k3, of "
+        "KL(policy || initial) for k2", choices=("k3", "k2"), requires=ANCHORED, topic=LOSS)
     drop_unfinished: bool = option(False, "answers cut off by the limit are not trained on",
                                    requires=POLICY, topic=LOSS)
-    dpo_beta: float = option(
-        0.1, "how far preferences may lead from the initial model (smaller: further)",
-        above=0, most=1000, requires=DPO, topic=LOSS)
+    dpo_beta: float = option(0.1, "how far preferences may lead from the initial model (smaller: "
+        "further)", above=0, most=1000, requires=DPO, topic=LOSS)
 
-    pairs: str | None = option(
-        None, 'JSON lines {"problem": ..., "chosen": ..., "rejected": ...}: answers to train on, '
-        "instead of sampled ones", is_path=True, requires=DPO, topic=LOSS)
+    pairs: str | None = option(None, 'JSON lines {"problem": ..., "chosen": ..., "rejected": ...}: '
+        'answers to train on, instead of sampled ones', is_path=True, requires=DPO, topic=LOSS)
 
     steps: int = option(100, "batches; 0 evaluates and stops", least=0, most=MOST_STEPS,
                         topic=TRAINING)
@@ -128,17 +111,14 @@ class Settings:
     answers: int = option(8, "answers to each problem", least=2, most=1000, topic=TRAINING)
     max_new_tokens: int = option(512, "an answer is cut off here", least=1, most=1_000_000,
                                  topic=TRAINING)
-    temperature: float = option(
-        1.0, "of the sampling; training and the columns on record are at temperature 1 whatever "
-        "this is", least=0.01, most=100, topic=TRAINING)
-    rollouts: str = option(
-        OWN_SAMPLER, "who answers the problems of a step: this program, or with http://HOST:PORT a "
-        "server by vLLM (bridges/rollouts_by_a_server.md); evaluations, and "
+    temperature: float = option(1.0, "of the sampling; training and the columns on record are at "
+        "temperature 1 whatever this is", least=0.01, most=100, topic=TRAINING)
+    rollouts: str = option(OWN_SAMPLER, "who answers the problems of a step: this program, or with "
+        "http://HOST:PORT a server by vLLM (bridges/rollouts_by_a_server.md); evaluations, and "
         "continuations as of vine and oracle, are always sampled here", requires=SAMPLED,
         topic=TRAINING)
-    rollouts_every: int = option(
-        1, "steps between hand-overs of the weights to that server", least=1, most=MOST_STEPS,
-        requires=SERVED, topic=TRAINING)
+    rollouts_every: int = option(1, "steps between hand-overs of the weights to that server",
+        least=1, most=MOST_STEPS, requires=SERVED, topic=TRAINING)
     rollouts_timeout: float = option(
         600.0, "seconds that its answers to a step may take, or its loading of weights", above=0,
         most=1500, requires=SERVED, topic=TRAINING, changes_result=False)
@@ -159,8 +139,7 @@ class Settings:
     eval_modes: str = option("both", "sampled answers alone, or greedy ones as well",
                              choices=("both", "sampled"), requires=EVALUATED, topic=RECORD)
     sample_every: int = option(10, "steps between sample answers kept in samples.jsonl, 0 for "
-                               "never", least=0, most=MOST_STEPS, topic=RECORD,
-                               changes_result=False)
+        "never", least=0, most=MOST_STEPS, topic=RECORD, changes_result=False)
     checkpoint_every: int = option(25, "steps between checkpoints (also at the end), 0 for never",
                                    least=0, most=MOST_STEPS, topic=RECORD, changes_result=False)
     out: str | None = option(
@@ -181,13 +160,11 @@ class Settings:
 
     @property
     def paths(self) -> dict[str, Path]:
-        """The files and folders that flags name, by the flag."""
         values = self.to_json()
         return {name: find_folder(str(values[name])) for name, flag in self.flags.items()
                 if flag.is_path and values[name] is not None}
 
     def flags_for(self, function: Choice) -> Json:
-        """The values of the flags that a weighting or an advantage brings."""
         return {name: self.method_flags[name] for name in parameters_as_flags(function)}
 
     def to_json(self) -> Json:
@@ -198,7 +175,6 @@ OPTIONS = fields_as_flags(Settings)
 
 
 def choice_flags(*lists: Choices) -> dict[str, Flag]:
-    """The flags of all weightings and advantages, or of these."""
     return {name: flag for choices in lists or METHODS.values() for method in choices
             for name, flag in parameters_as_flags(choices[method]).items()}
 
@@ -226,8 +202,7 @@ def make_settings(given: Json) -> Settings:
 
 
 def read_files(given: Json) -> tuple[Json, Json]:
-    """The values of the model folder's recipe.json and of --config, empty where there is none.
-    Flags of another task, weighting or advantage than the chosen one stay behind."""
+    """The values of the model folder's recipe.json and of --config, empty where there is none."""
     config = read_values(Path(str(given["config"])), NOT_SETTINGS) if "config" in given else {}
     model = str(given.get("model", config.get("model", Settings.model)))
     recipe_path = find_folder(model) / "recipe.json"
@@ -249,10 +224,8 @@ def read_values(path: Path, left_out: tuple[str, ...] = ()) -> Json:
 
 
 def without_other_choices(values: Json, chosen: Json) -> Json:
-    """The values of a file. If it was written for another task, weighting or advantage than the
-    chosen one, the flags of tasks, weightings or advantages are left out."""
-    left_out = set()
-    task = values.get("task", Settings.task)
+    """A file's values, without the flags of another task, weighting or advantage than chosen."""
+    left_out, task = set(), values.get("task", Settings.task)
     if task != chosen["task"]:
         left_out |= {"task", *fields_as_flags(load_task(task))}
     for axis, choices in METHODS.items():
@@ -264,8 +237,7 @@ def without_other_choices(values: Json, chosen: Json) -> Json:
 
 
 def flags_beside(values: Json) -> dict[str, Flag]:
-    """All settings, and the flags that the chosen task, weighting and advantage bring. A name has
-    one meaning, on a command line and in config.json."""
+    """All settings and the flags of the chosen task and methods; a name has one meaning."""
     flags = dict(OPTIONS)
     for owner, flags_of in ((load_task(values["task"]), fields_as_flags),
                             (MITIGATIONS[str(values["mitigation"])], parameters_as_flags),
@@ -303,8 +275,7 @@ def drop_what_has_no_effect(values: Json, flags: dict[str, Flag], given: Json) -
 
 
 def apply_implied(values: Json, given: Json) -> None:
-    """Set what --loss dpo, --pairs and the weighting leave no choice about; to have typed another
-    value is an error."""
+    """Set what leaves no choice; to have typed another value is an error."""
     is_dpo = values["loss"] == "dpo"
     weighting = "none" if is_dpo else values["mitigation"]
     on_dpo = "on --loss dpo: no token has a weight or an advantage"

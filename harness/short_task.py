@@ -28,7 +28,6 @@ ASKED = re.compile(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", re.S)
 
 @cache
 def short_task(module: ModuleType) -> type:
-    """Its class Task, which has no flags."""
     return type("Task", (ShortTask,), {"module": module, "__module__": module.__name__})
 
 
@@ -45,8 +44,7 @@ class ShortTask:
         self.to_train, self.to_test = self.split(module.__name__, module.problems)
 
     def split(self, name: str, problems: list[Problem]) -> tuple[list[Problem], list[Problem]]:
-        """The fifth with the lowest hashes of the prompt is held out: the same in every run and
-        program, as long as the list is. A prompt that occurs twice counts once."""
+        """The fifth with the lowest hashes of the prompt is held out: the same in every run."""
         by_prompt = {self.prompt_for(problem): problem for problem in problems}
         if len(by_prompt) < 2:
             raise UserError(f"{name}: `problems` has {len(by_prompt)} different prompts: training "
@@ -70,12 +68,10 @@ class ShortTask:
         return str(problem["prompt"] if isinstance(problem, dict) else problem)
 
     def show(self, problem: Problem) -> str:
-        """What the user says in the prompt, in one line."""
         prompt = self.prompt_for(problem)
         return " ".join((ASKED.findall(prompt) or [prompt])[-1].split())
 
     def read(self, words: list[str]) -> Problem:
-        """The problem that is shown so."""
         typed, every = " ".join(words), self.to_test + self.to_train
         for problem in every:
             if " ".join(self.show(problem).split()) == typed:

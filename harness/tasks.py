@@ -8,7 +8,7 @@ import importlib
 from collections.abc import Callable
 from functools import partial
 from numbers import Real
-from typing import ParamSpec, Protocol, TypeGuard, TypeVar
+from typing import Protocol, TypeGuard, TypeVar
 
 import torch
 
@@ -19,17 +19,15 @@ from harness.files import PROJECT, Json, is_file
 from harness.flags import fields_as_flags, shortened
 from harness.own_code import described, expect, told_as
 
-Asked = ParamSpec("Asked")
 Answer = TypeVar("Answer")
 PARTS = ("reward", "format", "answer", "reasoning")  # that every score has
 
 
 def load_task(name: object) -> type:
-    """The class Task of a module of the project's folder, or the one made for it. Its fields are
-    flags."""
+    """The class Task of a module, or the one made for it. Its fields are flags."""
     if not is_module(name):
         raise UserError(f"--task {shortened(str(name))}: there is no such module in the project's "
-                        f"folder (the file tools/my_task.py is the module tools.my_task)")
+                        "folder (the file tools/my_task.py is the module tools.my_task)")
     module = importlib.import_module(name)
     task = getattr(module, "Task", None)
     is_own = isinstance(task, type) and task.__module__ == name  # one it imports is another's
@@ -48,10 +46,9 @@ class Chosen(Protocol):
     method_flags: Json
 
 
-def make_task(settings: Chosen) -> "CheckedTask":
-    task = load_task(settings.task)
-    return CheckedTask(task(**{name: settings.method_flags[name]
-                               for name in fields_as_flags(task)}))
+def make_task(s: Chosen) -> "CheckedTask":
+    task = load_task(s.task)
+    return CheckedTask(task(**{name: s.method_flags[name] for name in fields_as_flags(task)}))
 
 
 def is_module(name: object) -> TypeGuard[str]:
@@ -63,6 +60,12 @@ def is_module(name: object) -> TypeGuard[str]:
 class CheckedTask:
     """Somebody's Task. What its methods return is checked, and training may not meet the
     problems that were handed out as held out. Everything else is as they wrote it."""
+    reward: str  # this and the five methods are found by __getattr__
+    extreme_problems: Callable[[], list[Problem]]
+    prompt_for: Callable[[Problem], str]
+    show: Callable[[Problem], str]
+    score: Callable[[Problem, str], dict[str, float]]
+    label: Callable[[list[bytes]], tuple[list[int], list[int]]]
 
     def __init__(self, task: Task):
         self.task = task
@@ -70,12 +73,12 @@ class CheckedTask:
         self.held_out_prompts: set[str] = set()
 
     def __getattr__(self, name: str) -> object:
-        """What a task may have, too: `read`, `right_steps`."""
+        """Of the task; it may have `read` and `right_steps`, too."""
         value = getattr(self.task, name)
         return partial(self.ask, name, value) if callable(value) else value
 
-    def ask(self, name: str, method: Callable[Asked, Answer], *asked: Asked.args,
-            **more: Asked.kwargs) -> Answer:
+    def ask(self, name: str, method: Callable[..., Answer], *asked: object, **more: object
+            ) -> Answer:
         """What a method of the task returns, if it is what it should be."""
         with told_as(f"the task's {name}", self.task):
             value = method(*asked, **more)
@@ -85,25 +88,6 @@ class CheckedTask:
                    expected, value)
         return value
 
-    @property
-    def reward(self) -> str:
-        return self.task.reward
-
-    def extreme_problems(self) -> list[Problem]:
-        return self.ask("extreme_problems", self.task.extreme_problems)
-
-    def prompt_for(self, problem: Problem) -> str:
-        return self.ask("prompt_for", self.task.prompt_for, problem)
-
-    def show(self, problem: Problem) -> str:
-        return self.ask("show", self.task.show, problem)
-
-    def score(self, problem: Problem, text: str) -> dict[str, float]:
-        return self.ask("score", self.task.score, problem, text)
-
-    def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
-        return self.ask("label", self.task.label, pieces)
-
     def held_out_problems(self, count: int) -> list[Problem]:
         if count not in self.held_out:
             problems = self.ask("held_out_problems", self.task.held_out_problems, count)
@@ -112,8 +96,7 @@ class CheckedTask:
         return self.held_out[count]
 
     def training_problems(self, seed: int, step: int, count: int) -> list[Problem]:
-        ask = self.task.training_problems
-        problems = self.ask("training_problems", ask, seed, step, count)
+        problems = self.ask("training_problems", self.task.training_problems, seed, step, count)
         for problem in problems:
             if self.prompt_for(problem) in self.held_out_prompts:
                 raise UserError(f"training_problems gives {self.show(problem)} in step {step}, "
