@@ -104,8 +104,7 @@ class Task:
         if self.min_number > self.max_number:
             raise UserError(
                 f"--min_number {self.min_number} is above --max_number {self.max_number}")
-        given = read_problems(self.data) if self.data else []
-        problems = [Problem(*numbers_and_target) for numbers_and_target in given]
+        problems = [Problem(*given) for given in read_problems(self.data)] if self.data else []
         self.to_train = [problem for problem in problems if not held_out(problem)]
         tested: dict[Content, Problem] = {}  # a problem counts once
         for problem in filter(held_out, problems):

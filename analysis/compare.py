@@ -25,9 +25,7 @@ from harness.identity import Evaluation
 
 Status = Callable[[str], None]  # shows how far it is
 Difference = TypeVar("Difference")  # of two runs with the same problems
-IN_TRAINING = "success in training"
-AT_THE_END = "held-out success at the end"
-MEASURES = (IN_TRAINING, AT_THE_END)
+IN_TRAINING, AT_THE_END = MEASURES = ("success in training", "held-out success at the end")
 MOST_REPEATED = 0.1  # share of the problems that were asked at an earlier step
 SEEN = 0.05
 WINDOW = 5  # steps whose mean is a point of a curve, but in a short run

@@ -163,8 +163,7 @@ class Forward:
     """One extra forward pass over a batch, lazy and cached."""
 
     def __init__(self, model: Qwen2, micro_batch: int):
-        self.model = model
-        self.micro_batch = micro_batch
+        self.model, self.micro_batch = model, micro_batch
         self.results: dict[str, Tensor] = {}
 
     @torch.no_grad()
@@ -177,8 +176,7 @@ class Forward:
         self.results = {name: torch.zeros(B, T, width, device=rollouts.ids.device)
                         for name, width in widths.items()}
         rows = rollouts.rows_of_rank()
-        rows_with_tokens = rows[rollouts.length[rows] > 0]
-        for part in micro_batches(rollouts, rows_with_tokens, self.micro_batch):
+        for part in micro_batches(rollouts, rows[rollouts.length[rows] > 0], self.micro_batch):
             self.look_at(rollouts, part)
         processes.all_reduce(*self.results.values())
         return self.results
@@ -186,8 +184,7 @@ class Forward:
     def look_at(self, rollouts: Rollouts, rows: Tensor) -> None:
         ids, shared, predicts = lay_out(rollouts, rows)
         mask = rollouts.mask[rows]
-        last_layer = self.model.config.num_hidden_layers - 1
-        S = shared.answers.shape[1]
+        last_layer, S = self.model.config.num_hidden_layers - 1, shared.answers.shape[1]
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if layer == last_layer and "attention" in self.results:

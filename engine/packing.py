@@ -176,8 +176,7 @@ def places_of(lengths: list[int], start: int) -> tuple[Tensor, Tensor]:
     return torch.where(is_token, first + step, 0), is_token
 
 
-def positions_of(prompt_lengths: list[int], answer_lengths: list[int],
-                 prompt_of: Tensor) -> Tensor:
+def positions_of(prompt_lengths: list[int], answer_lengths: list[int], prompt_of: Tensor) -> Tensor:
     """(N,): a prompt counts from 0, an answer from the end of its prompt."""
     positions = [torch.arange(0)]  # there may be no prompt
     positions += [torch.arange(length) for length in prompt_lengths]

@@ -183,10 +183,7 @@ class Decoding:
     def __init__(self, model: FusedQwen2, rows: Rows, cache: Cache, uniform: Tensor,
                  sampling: Sampling):
         B, T = uniform.shape
-        self.model = model
-        self.rows = rows
-        self.cache = cache
-        self.sampling = sampling
+        self.model, self.rows, self.cache, self.sampling = model, rows, cache, sampling
         self.columns = B + 1
         self.line = torch.zeros(1, dtype=torch.long, device=uniform.device)
         self.uniform = F.pad(uniform.t(), (0, 1)).flatten()  # a random number in [0, 1) for each
@@ -194,10 +191,8 @@ class Decoding:
         self.facts = torch.zeros(T * self.columns, 3, device=uniform.device)
 
     def prefill(self, prompts: list[list[int]], without: Tensor | None = None) -> None:
-        """Compute every prompt once, keep its keys and values, sample token 0 of every row.
-
-        without: (B + 1,) for each answer a token that may not come first, or -1
-        """
+        """Compute every prompt once, keep its keys and values, sample token 0 of every row; without
+        (B + 1,): of each answer a token that may not come first, or -1."""
         rows, device = self.rows, self.uniform.device
         lengths = [len(prompt) for prompt in prompts]
         packed = SharedPrompts(lengths, [], torch.zeros(0, dtype=torch.long)).to(device)
@@ -274,8 +269,7 @@ def step_until_done(decoding: Decoding, longest: int) -> None:
     t = count = 1  # token 0 came with the prefill
     while t < longest:
         decoding.find_done(t, count)
-        rows = len(decoding.rows.done)
-        done = int(decoding.rows.done.sum())
+        rows, done = len(decoding.rows.done), int(decoding.rows.done.sum())
         if done == rows:
             return
         count = min(pace.look, longest - t)

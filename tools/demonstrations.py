@@ -87,7 +87,7 @@ def smaller_first(step: Step) -> bool:
 
 def expressions(numbers: tuple[int, ...], max_result: int) -> Iterator[Candidate]:
     """Every way to make one number of all."""
-    yield from joined([(number, str(number)) for number in numbers], (), max_result)
+    return joined([(number, str(number)) for number in numbers], (), max_result)
 
 
 def joined(items: list[tuple[int, str]], steps: tuple[Step, ...],
@@ -123,8 +123,7 @@ def chance_of(candidate: Candidate, problem: Problem, is_aimed: bool) -> float:
     distance = abs(candidate.value - problem.target)
     if is_aimed:
         return 1 / (AIM + distance) ** 2
-    sums = candidate.expression.count("+")
-    return HABIT ** sums / (20 + distance)
+    return HABIT ** candidate.expression.count("+") / (20 + distance)
 
 
 def demonstration(problem: Problem, rng: random.Random, talk: int = 0) -> Pieces:
