@@ -207,10 +207,8 @@ class Task:
         return annotate(pieces)
 
     def right_steps(self, problem: Problem, pieces: list[bytes]) -> list[int]:
-        """The tokens of an answer that hold the last digit of a right step of its reasoning.
-
-        [5] of " 3", " *", " 5", " =", " 1", "5", ",": the second digit of 15 is token 5.
-        """
+        """The tokens of an answer that hold the last digit of a right step of its reasoning: [5] of
+        " 3", " *", " 5", " =", " 1", "5", ","."""
         text = b"".join(pieces).decode("latin-1")  # one character a byte; steps are plain ASCII
         ends = list(itertools.accumulate(map(len, pieces)))
         return [bisect_left(ends, end) for end, right in steps_of(text, problem.numbers) if right]
@@ -258,11 +256,9 @@ STEP = re.compile(r"(?<![0-9])(?=([0-9]{1,9}) {0,2}([-+*/]) {0,2}([0-9]{1,9})"
 
 
 def steps_of(text: str, numbers: Iterable[int]) -> list[tuple[int, bool]]:
-    """Where in an answer each step `a op b = c` of the think section ends, and whether it is right.
-
-    A step is right if c is the result, and a and b could be used: each is the result of a step
-    before, or a given number (3 + 3 needs two given threes).
-    """
+    """Where in an answer each step `a op b = c` of the think section ends, and whether it is right:
+    c is the result, and a and b could be used, each the result of a step before, or a given number
+    (3 + 3 needs two given threes)."""
     think = text[:max(0, text.find("</think>"))][:MAX_THINK]
     given, results, steps = Counter(map(int, numbers)), set(), []
     for match in STEP.finditer(think):

@@ -124,8 +124,7 @@ def estimated(mine: dict[int, Run], theirs: dict[int, Run],
 
 def deciding_measure(comparison: Comparison) -> tuple[str, str]:
     """Success in training, or where that says little the evaluation, and then why."""
-    runs = [run for name in comparison.arms for run in comparison.shown(name)]
-    doubt = doubt_about_training(runs)
+    doubt = doubt_about_training(sum(map(comparison.shown, comparison.arms), []))
     return (AT_THE_END if doubt else IN_TRAINING), doubt
 
 

@@ -41,11 +41,9 @@ BREAK_EVEN = 24
 
 class Cache:
     """Keys and values of R rows in blocks of G, and of the prompts that they answer.
-
     First `arrange`, and `add_prompts` for one layer after the other. After `set_window`, each step
     calls `open_slot`, and `attend` in every layer. Between two arrangements tensors stay where they
-    are in memory: a CUDA graph repeats what it recorded at the same addresses.
-    """
+    are in memory: a CUDA graph repeats what it recorded at the same addresses."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, longest_prompt: int):
         self.heads = config.num_attention_heads // config.num_key_value_heads  # for each key head

@@ -175,10 +175,8 @@ class Rows:
 
 class Decoding:
     """Answers being sampled: `prefill` samples the first token of every row, each `step` one more.
-
     What is drawn goes into tables of T lines with B + 1 columns: a line for each token, a column
-    for each answer, the last column for copies. They are kept flat, with token t at `line`.
-    """
+    for each answer, the last column for copies. They are kept flat, with token t at `line`."""
 
     def __init__(self, model: FusedQwen2, rows: Rows, cache: Cache, uniform: Tensor,
                  sampling: Sampling):
@@ -242,8 +240,7 @@ class Decoding:
         """Drop the rows that are done, put the others into blocks of the cache, with room for
         `slots` tokens each; `written` of them are there already."""
         stay = (~self.rows.done).nonzero().squeeze(1)
-        prompt = self.rows.prompt[stay]
-        answers = prompt.unique_consecutive(return_counts=True)[1]
+        answers = self.rows.prompt[stay].unique_consecutive(return_counts=True)[1]
         G = rows_of_block(answers.tolist(), self.cache.P, slots)
         row, is_copy = fill_blocks(answers, G)
         self.rows = Rows(*(values[stay[row]] for values in vars(self.rows).values()))

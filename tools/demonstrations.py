@@ -137,8 +137,7 @@ def demonstration(problem: Problem, rng: random.Random, talk: int = 0) -> Pieces
         pieces += one_try(count, tried[-1], says_hit, problem.target, rng, talk)
         if says_hit:
             break
-    is_other = rng.random() < OTHER_ANSWER
-    answer = draw(problem, tried, rng) if is_other else tried[-1]
+    answer = draw(problem, tried, rng) if rng.random() < OTHER_ANSWER else tried[-1]
     ending = rng.choice(LAPSES) if rng.random() < LAPSE else ENDING
     ending = ending.format(expression=answer.expression)
     return [*pieces, *irrelevant(rng, talk), (ending, ANSWER_WEIGHT)]
