@@ -112,7 +112,8 @@ def time_of(line: Evaluation) -> str:
 def describe(run: Run, tally: Tally | None) -> str:
     """The run in a line: its settings, how many tokens are on record."""
     config = run["config"]
-    made = f"{config['mitigation']}, {config.get('advantage', 'grpo')}, seed {config['seed']}"
+    made = (f"{config['mitigation']}, {config.get('advantage', 'grpo')}, seed "
+            f"{config.get('seed', 0)}")
     text = (f"{run['folder']}: {'imported' if 'imported' in config else made}, "
             f"{config.get('model', 'unknown model')}")
     if tally:
