@@ -22,7 +22,7 @@ from matplotlib.axes import Axes
 from analysis import report
 from analysis.answers import Answer, answers_of, steps_to_show
 from analysis.page import Picture, write_page
-from analysis.plots import (BLUE, COLOURS, GREEN, GREY, ORANGE, legend_below, save, whole_steps)
+from analysis.plots import BLUE, COLOURS, GREEN, GREY, ORANGE, legend_below, save, whole_steps
 from analysis.runs import Run, evaluations, read_runs
 from analysis.statistics import mean_over, paired_difference
 from analysis.tables import NOTHING, Columns, Row, Table, by_row, shown
@@ -41,8 +41,7 @@ A_OR_S = ("a large mean abs(A): such tokens stand in answers with large advantag
 OF_NOISE = ("noise: share of the sum of (A w s)^2. To take it all from some tokens is worth at "
             "most a batch larger by 1 / (1 - their share)")
 REST_WORDS = {  # full headings of columns
-    "abs(A) w s": "mean size abs(A) w s",
-    "abs(A)": "mean abs(A)", "s": "mean s",
+    "abs(A) w s": "mean size abs(A) w s", "abs(A)": "mean abs(A)", "s": "mean s",
     "over rest": "over all other tokens", "95%": "95% interval"}
 MODES = (("greedy", ORANGE), ("sampled", BLUE))  # of evaluations, with their colours
 
@@ -277,8 +276,7 @@ def credit_by_kind(tally: Tally, folder: Path) -> Picture:
     figure, axis = plt.subplots(figsize=(5.6, 3.8))
     for offset, values, colour, label in ((-0.21, tokens, GREY, "share of the tokens"),
                                           (0.21, gradient, BLUE, "share of the gradient")):
-        bars = axis.bar(np.arange(len(used)) + offset, values[used], 0.4, color=colour,
-                        label=label)
+        bars = axis.bar(np.arange(len(used)) + offset, values[used], 0.4, color=colour, label=label)
         axis.bar_label(bars, [f"{value:.0%}" for value in values[used]], fontsize=8.5, padding=1)
     most = int(gradient.argmax())
     axis.set(xticks=range(len(used)), xticklabels=[KINDS[k] for k in used],

@@ -104,8 +104,7 @@ class Task:
         if self.min_number > self.max_number:
             raise UserError(
                 f"--min_number {self.min_number} is above --max_number {self.max_number}")
-        given = read_problems(self.data) if self.data else []
-        problems = [Problem(*numbers_and_target) for numbers_and_target in given]
+        problems = [Problem(*given) for given in read_problems(self.data)] if self.data else []
         self.to_train = [problem for problem in problems if not held_out(problem)]
         tested: dict[Content, Problem] = {}  # a problem counts once
         for problem in filter(held_out, problems):
@@ -208,10 +207,8 @@ class Task:
         return annotate(pieces)
 
     def right_steps(self, problem: Problem, pieces: list[bytes]) -> list[int]:
-        """The tokens of an answer that hold the last digit of a right step of its reasoning.
-
-        [5] of " 3", " *", " 5", " =", " 1", "5", ",": the second digit of 15 is token 5.
-        """
+        """The tokens of an answer that hold the last digit of a right step of its reasoning: [5] of
+        " 3", " *", " 5", " =", " 1", "5", ","."""
         text = b"".join(pieces).decode("latin-1")  # one character a byte; steps are plain ASCII
         ends = list(itertools.accumulate(map(len, pieces)))
         return [bisect_left(ends, end) for end, right in steps_of(text, problem.numbers) if right]
@@ -259,11 +256,9 @@ STEP = re.compile(r"(?<![0-9])(?=([0-9]{1,9}) {0,2}([-+*/]) {0,2}([0-9]{1,9})"
 
 
 def steps_of(text: str, numbers: Iterable[int]) -> list[tuple[int, bool]]:
-    """Where in an answer each step `a op b = c` of the think section ends, and whether it is right.
-
-    A step is right if c is the result, and a and b could be used: each is the result of a step
-    before, or a given number (3 + 3 needs two given threes).
-    """
+    """Where in an answer each step `a op b = c` of the think section ends, and whether it is right:
+    c is the result, and a and b could be used, each the result of a step before, or a given number
+    (3 + 3 needs two given threes)."""
     think = text[:max(0, text.find("</think>"))][:MAX_THINK]
     given, results, steps = Counter(map(int, numbers)), set(), []
     for match in STEP.finditer(think):

@@ -35,7 +35,6 @@ if TYPE_CHECKING:  # an analysis reads the formulas of this file and loads no mo
     from qwen2_model import Qwen2
 
 
-
 def policy_loss(log_prob: Tensor, advantage: Tensor, coefficient: Tensor, mask: Tensor,
                 total: float, old: Tensor | None = None,
                 clip: tuple[float, float] = (0.2, 0.28)) -> Tensor:

@@ -29,8 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.choices import (ADVANTAGES, LOSSES, MITIGATIONS, Method, Metrics, advantage,
-                            mitigation)
+from engine.choices import (ADVANTAGES, LOSSES, MITIGATIONS, Method, Metrics, advantage, mitigation)
 from engine.errors import UserError
 from engine.rollouts import Rollouts
 from engine.tokens import ANSWER, NUMBER, OPERATOR, TAG, THINK, WORD, naive_class

@@ -74,10 +74,8 @@ class ModelConfig:
 
 def rotary(positions: Tensor, config: ModelConfig,
            dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of position times frequency (2104.09864), each (..., 1, head_dim).
-
-    The sine's first half is negated, as `rotate` needs it.
-    """
+    """Cosine and sine of position times frequency (2104.09864), each (..., 1, head_dim). The sine's
+    first half is negated, as `rotate` needs it."""
     steps = torch.arange(0, config.head_dim, 2, device=positions.device, dtype=dtype)
     frequency = 1.0 / config.rope_theta ** (steps / config.head_dim)
     angle = positions[..., None, None].to(dtype) * frequency  # (..., 1, frequencies)
@@ -121,10 +119,8 @@ class Layer(nn.Module):  # its call gives a tensor
 
 
 class RMSNorm(Layer):
-    """x / sqrt(mean of x^2 + eps) * weight (1910.07467).
-
-    Mixed precision: the norm casts its output; each Linear follows its input.
-    """
+    """x / sqrt(mean of x^2 + eps) * weight (1910.07467). It casts its output, which each Linear
+    follows."""
     output_dtype = torch.float32  # `Qwen2.compute_in` sets it
 
     def __init__(self, size: int, eps: float):
@@ -162,17 +158,16 @@ class Attention(Layer):
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
-        self.layer = layer
-        self.head_dim = size = config.head_dim
-        D = config.hidden_size
-        is_qwen2 = config.model_type == "qwen2"
-        self.q_proj = Linear(D, config.num_attention_heads * size, bias=is_qwen2)
-        self.k_proj = Linear(D, config.num_key_value_heads * size, bias=is_qwen2)
-        self.v_proj = Linear(D, config.num_key_value_heads * size, bias=is_qwen2)
-        self.o_proj = Linear(config.num_attention_heads * size, D, bias=False)
+        self.layer, self.head_dim = layer, config.head_dim
+        D, queries = config.hidden_size, config.num_attention_heads * config.head_dim
+        keys, is_qwen2 = config.num_key_value_heads * config.head_dim, config.model_type == "qwen2"
+        self.q_proj = Linear(D, queries, bias=is_qwen2)
+        self.k_proj = Linear(D, keys, bias=is_qwen2)
+        self.v_proj = Linear(D, keys, bias=is_qwen2)
+        self.o_proj = Linear(queries, D, bias=False)
         if not is_qwen2:  # Qwen3 drops the biases and normalises queries and keys instead
-            self.q_norm = RMSNorm(size, config.rms_norm_eps)
-            self.k_norm = RMSNorm(size, config.rms_norm_eps)
+            self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+            self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         q, k, v = (project(x).unflatten(-1, (-1, self.head_dim))  # (..., heads, head_dim)
@@ -185,8 +180,7 @@ class Attention(Layer):
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     """Softmax attention over (rows, heads, length, head_dim); causal unless a mask (rows, 1,
-    H / K * length, keys) is given: the query heads of one key head are more queries of it then.
-    """
+    H / K * length, keys) is given: the query heads of one key head are more queries of it then."""
     H, K = q.shape[1], k.shape[1]
     if mask is None:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=H != K)
@@ -235,8 +229,7 @@ class Decoder(Layer):
         super().__init__()
         self.config = config
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        count = config.num_hidden_layers
-        self.layers = nn.ModuleList(Block(config, layer) for layer in range(count))
+        self.layers = nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, ids: Tensor, positions: Tensor | None = None,

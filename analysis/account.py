@@ -18,8 +18,8 @@ import torch
 from analysis.settings import task_of
 from analysis.tally import Tokens
 from engine.choices import ADVANTAGES, MITIGATIONS, Choices
-from grpo import (centred, gradient_size, group_mean, group_z_score, length_scaling,
-                  policy_loss, rescaling)
+from grpo import (centred, gradient_size, group_mean, group_z_score, length_scaling, policy_loss,
+                  rescaling)
 from harness.credit_file import PART
 from harness.flags import parameters_as_flags, shortened
 from harness.log_reading import StepLine
@@ -72,8 +72,7 @@ def stages(config: Mapping[str, object]) -> list[Stage]:
         ("rescaling", f"c w = [[weight / c]] x [[c]] = [[weight]] (--rescale {s.rescale})",
          place(rescaling)),
         ("loss norm", f"{LENGTHS[s.loss_norm]}; N = [[N]] tokens{of_kept}[[N from]] "
-                      f"(--loss_norm {s.loss_norm})",
-         place(length_scaling)),
+                      f"(--loss_norm {s.loss_norm})", place(length_scaling)),
         ("term", "-A c w m log p / N = -([[advantage]] x [[weight]] x [[m]] x [[log-prob]]) / "
                  f"[[N]] = [[-1 * advantage * weight * m * log-prob / N]]{besides}",
          place(policy_loss)),
@@ -130,8 +129,8 @@ def numbers_of(tokens: Tokens, config: Mapping[str, object], line: StepLine | No
     rewards = Counter(map(rounded, tokens["reward"][in_group]))
     return {"answers": rewards.total(), "tokens": int(length),
             "N": N or int(trained.sum()), "N from": ", as in metrics.jsonl" if N else "",
-            "c": rounded(c),
-            "batch": len(trained), "trained": int((trained > 0).sum()), "most": s.max_new_tokens,
+            "c": rounded(c), "batch": len(trained), "trained": int((trained > 0).sum()),
+            "most": s.max_new_tokens,
             "rewards": ", ".join(f"{count} x {value}" for value, count in rewards.most_common()),
             "mean": rounded(mean[b]), "std": rounded(std[b]),
             "m": rounded(length_scaling(trained, s.loss_norm, s.max_new_tokens)[b, 0]),

@@ -79,8 +79,7 @@ def name_of(mine: Json, settings: list[Json]) -> str:
 
 
 class Comparison:
-    """Comparable runs, arm by arm; the baseline, which all others are compared with, comes first.
-    """
+    """Comparable runs, arm by arm; the baseline, which the others are compared with, is first."""
 
     def __init__(self, runs: list[Run], baseline: str | None):
         self.arms: dict[str, list[Run]] = {}

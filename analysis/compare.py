@@ -25,9 +25,7 @@ from harness.identity import Evaluation
 
 Status = Callable[[str], None]  # shows how far it is
 Difference = TypeVar("Difference")  # of two runs with the same problems
-IN_TRAINING = "success in training"
-AT_THE_END = "held-out success at the end"
-MEASURES = (IN_TRAINING, AT_THE_END)
+IN_TRAINING, AT_THE_END = MEASURES = ("success in training", "held-out success at the end")
 MOST_REPEATED = 0.1  # share of the problems that were asked at an earlier step
 SEEN = 0.05
 WINDOW = 5  # steps whose mean is a point of a curve, but in a short run
@@ -126,8 +124,7 @@ def estimated(mine: dict[int, Run], theirs: dict[int, Run],
 
 def deciding_measure(comparison: Comparison) -> tuple[str, str]:
     """Success in training, or where that says little the evaluation, and then why."""
-    runs = [run for name in comparison.arms for run in comparison.shown(name)]
-    doubt = doubt_about_training(runs)
+    doubt = doubt_about_training(sum(map(comparison.shown, comparison.arms), []))
     return (AT_THE_END if doubt else IN_TRAINING), doubt
 
 

@@ -37,8 +37,7 @@ SWITCHES = {  # take no value: a RUN may come after one
 
 def read_flags(argv: list[str], description: str) -> SimpleNamespace:
     parser = add_flags(Parser("python analyze.py [RUN ...] [flags]", description), FLAGS)
-    parser.add_argument("runs", nargs="+", metavar="RUN",
-                        help="run folders; several are compared")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders; several are compared")
     for name, help_text in SWITCHES.items():
         parser.add_argument(f"--{name}", action="store_true", help=help_text)
     flags = with_defaults(dict.fromkeys(SWITCHES, False) | parser.read(argv), FLAGS)

@@ -11,8 +11,7 @@ from harness.credit_file import checkpoint_folders
 from harness.credit_reading import credit_steps, read_columns
 from harness.files import is_there, paths_in
 from harness.identity import Evaluation, run_config
-from harness.log_reading import (StepLine, lines_of_run, missing_evaluations, record,
-                                 refuse_gaps)
+from harness.log_reading import (StepLine, lines_of_run, missing_evaluations, record, refuse_gaps)
 
 
 class RunConfig(TypedDict):
@@ -59,8 +58,7 @@ def read_run(folder: str | Path) -> Run:
         if key not in config:
             raise UserError(f"{folder / 'config.json'} says nothing of {key}")
     run: Run = {"folder": folder, "config": record(folder / "config.json", config, RunConfig),
-                "steps": credit_steps(folder),
-                "metrics": lines_of_run(folder, StepLine),
+                "steps": credit_steps(folder), "metrics": lines_of_run(folder, StepLine),
                 "evaluations": lines_of_run(folder, Evaluation)}
     counts = [len(line["answer"]) for line in run["evaluations"]]
     for number, count in enumerate(counts, 1):  # differences are paired by problem
@@ -95,8 +93,7 @@ def evaluations(run: Run, mode: str) -> list[Evaluation]:
 
 def share_asked_before(run: Run) -> float:
     """The share of the problems of training that were asked at an earlier step, by their prompts in
-    the credit files. A few may be by chance, many where a list of problems is gone through again.
-    """
+    the credit files. A few may be by chance, many where a list of problems is read again."""
     asked: set[bytes] = set()
     again, count = 0, 0
     for step in run["steps"]:

@@ -88,8 +88,7 @@ def narrowed(rows: list[list[str]], left: list[bool], room: int) -> list[int]:
 
 
 def longest_word(texts: list[str]) -> int:
-    words = " ".join(texts).split()
-    return max(map(len, words), default=0)
+    return max(map(len, " ".join(texts).split()), default=0)
 
 
 def shrunk(widths: list[int], least: list[int], room: int) -> list[int]:

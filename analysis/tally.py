@@ -30,10 +30,7 @@ Tokens = dict[str, np.ndarray]  # a step's columns, one value a token, answer or
 RatioOf = Callable[[Floats, Floats], Floats]  # of the tokens and the sizes of the gradient
 Blocks = slice | np.ndarray
 PARTITIONS: dict[str, tuple[str | int, ...]] = {  # name: what its cells are called
-    "all": ("all",),
-    "kind": KINDS,
-    "section": SECTIONS,
-    "position": tuple(range(10)),
+    "all": ("all",), "kind": KINDS, "section": SECTIONS, "position": tuple(range(10)),
     "ends": ("first fifth", "middle", "last fifth")}
 DRAWN = ("tokens", "abs gradient")  # what is also summed with the groups drawn again
 MEASURES = (*DRAWN, "squared gradient", "abs advantage", "entropy", "s")
@@ -135,9 +132,8 @@ class Tally:
     def add_sums(self, tokens: Tokens, block: int) -> None:
         groups, group = np.unique(tokens["group"][tokens["answer"]], return_inverse=True)
         measured = [tokens[name] if name != "tokens" else None for name in MEASURES]
-        # How often each group is drawn: with independent Poisson(1) counts the bootstrap needs no
-        # list of all groups, so its memory does not grow with them (Chamandy et al. 2012,
-        # "Estimating uncertainty for massive data streams").
+        # how often each group is drawn: Poisson(1) counts need no list of all groups (Chamandy et
+        # al. 2012, "Estimating uncertainty for massive data streams")
         times = self.rng.poisson(1.0, (DRAWS, len(groups))).astype(np.float64)
         for name, cell in self.cells(tokens).items():
             size = len(groups), len(PARTITIONS[name])
@@ -150,9 +146,7 @@ class Tally:
         """Which cell of each partition a token falls into."""
         kind = tokens["kind"]
         middle = (tokens["position"] + 0.5) / tokens["length"][tokens["answer"]]
-        return {"all": np.zeros_like(kind),
-                "kind": kind,
-                "section": tokens["section"],
+        return {"all": np.zeros_like(kind), "kind": kind, "section": tokens["section"],
                 "position": np.searchsorted(cut_edges(self.longest), tokens["relative"]) - 1,
                 "ends": np.digitize(middle, (0.2, 0.8))}
 

@@ -41,18 +41,14 @@ BREAK_EVEN = 24
 
 class Cache:
     """Keys and values of R rows in blocks of G, and of the prompts that they answer.
-
     First `arrange`, and `add_prompts` for one layer after the other. After `set_window`, each step
     calls `open_slot`, and `attend` in every layer. Between two arrangements tensors stay where they
-    are in memory: a CUDA graph repeats what it recorded at the same addresses.
-    """
+    are in memory: a CUDA graph repeats what it recorded at the same addresses."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, longest_prompt: int):
         self.heads = config.num_attention_heads // config.num_key_value_heads  # for each key head
         self.dtype = dtype
-        self.P = longest_prompt
-        self.G = 1
-        self.slots = 0
+        self.P, self.G, self.slots = longest_prompt, 1, 0
         self.stored: list[Tensor] = []  # of each layer (blocks, 2 K, P + slots * G, head_dim)
         self.mask: Tensor       # (blocks, 1, G * heads, P + slots * G): 0 where seen, else -inf
         self.columns: Tensor    # (G,) where the tokens of the present slot stand
@@ -64,22 +60,19 @@ class Cache:
         of_blocks = new[prompt[::self.G]]
         self.stored.append(F.pad(of_blocks, (0, 0, 0, self.slots * self.G)))
 
-    def arrange(self, rows: Tensor, seen: Tensor, G: int, slots: int,
-                written: int) -> None:
+    def arrange(self, rows: Tensor, seen: Tensor, G: int, slots: int, written: int) -> None:
         """Let place r be taken by what is row rows[r] now, in blocks of G, with room for `slots`,
         of which so many are written. seen (R,): how many tokens of its prompt each row sees."""
         for layer, stored in enumerate(self.stored):
             self.stored[layer] = self.moved(stored, rows, G, slots, written)
-        self.G = G
-        self.slots = slots
+        self.G, self.slots = G, slots
         self.columns = self.P + (written - 1) * G + torch.arange(G, device=seen.device)
         self.make_mask(seen, written)
 
     def moved(self, old: Tensor, rows: Tensor, G: int, slots: int, written: int) -> Tensor:
         """A layer after `arrange`."""
         block, place = rows // self.G, rows % self.G
-        P = self.P
-        _, K, _, size = old.shape
+        P, (_, K, _, size) = self.P, old.shape
         new = old.new_empty(len(rows) // G, K, P + slots * G, size)
         new[:, :, :P] = old[block[::G], :, :P]
         new[:, :, P + written * G:] = 0
@@ -136,10 +129,8 @@ def rows_of_block(answers: list[int], P: int, slots: int) -> int:
 
 
 def fill_blocks(answers: Tensor, G: int) -> tuple[Tensor, Tensor]:
-    """Which row stands at each place of the blocks, and whether it is a copy.
-
-    answers (Q,): how many rows each prompt has, in their order
-    """
+    """Which row stands at each place of the blocks, and whether it is a copy. answers (Q,): how
+    many rows each prompt has, in their order."""
     places = -(-answers // G) * G  # of each prompt
     first_place = (places.cumsum(0) - places).repeat_interleave(places)
     first_row = (answers.cumsum(0) - answers).repeat_interleave(places)

@@ -54,16 +54,15 @@ def lay_out(rollouts: Rollouts, rows: Tensor) -> tuple[Tensor, SharedPrompts, Te
 
         prompt a b c, answer x y z       ids a b c x y,  predicts 2 3 4
     """
-    device = rollouts.ids.device
-    group_of, tokens = rollouts.lists
+    device, (group_of, tokens) = rollouts.ids.device, rollouts.lists
     numbers = rows.tolist()  # here alone an update waits for a GPU in every micro-batch
     groups = [group_of[row] for row in numbers]
     distinct = sorted(set(groups))
     prompts = [rollouts.prompt_ids[group] for group in distinct]
     answers = [tokens[row][:-1] for row in numbers]
-    prompt_lengths = [len(prompt) for prompt in prompts]
+    prompt_lengths = list(map(len, prompts))
     prompt_of = torch.tensor([distinct.index(group) for group in groups], dtype=torch.long)
-    shared = SharedPrompts(prompt_lengths, [len(answer) for answer in answers], prompt_of)
+    shared = SharedPrompts(prompt_lengths, list(map(len, answers)), prompt_of)
     ends = torch.tensor(prompt_lengths, dtype=torch.long).cumsum(0) - 1
     predicts = torch.zeros(len(numbers), rollouts.ids.shape[1], dtype=torch.long)
     predicts[:, 0] = ends[prompt_of]
@@ -135,11 +134,9 @@ class TokenLogProbs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
         hidden, matrix, targets, *kept = ctx.saved_tensors
-        cast = matrix.to(hidden.dtype)
-        at_hidden: list[Tensor] = []
+        cast, at_hidden = matrix.to(hidden.dtype), list[Tensor]()
         at_matrix: Tensor | None = None
-        parts = zip(hidden.split(ctx.chunk), targets.split(ctx.chunk), gradient.split(ctx.chunk))
-        for h, y, g in parts:
+        for h, y, g in zip(*(x.split(ctx.chunk) for x in (hidden, targets, gradient))):
             p = kept[0] if kept else linear(h, cast).softmax(-1, dtype=torch.float32)
             # float32, but for what is written; p stays: another backward pass may ask for it
             at_logits = torch.mul(p, -g[:, None], out=torch.empty_like(p, dtype=h.dtype))
@@ -163,8 +160,7 @@ class Forward:
     """One extra forward pass over a batch, lazy and cached."""
 
     def __init__(self, model: Qwen2, micro_batch: int):
-        self.model = model
-        self.micro_batch = micro_batch
+        self.model, self.micro_batch = model, micro_batch
         self.results: dict[str, Tensor] = {}
 
     @torch.no_grad()
@@ -177,8 +173,7 @@ class Forward:
         self.results = {name: torch.zeros(B, T, width, device=rollouts.ids.device)
                         for name, width in widths.items()}
         rows = rollouts.rows_of_rank()
-        rows_with_tokens = rows[rollouts.length[rows] > 0]
-        for part in micro_batches(rollouts, rows_with_tokens, self.micro_batch):
+        for part in micro_batches(rollouts, rows[rollouts.length[rows] > 0], self.micro_batch):
             self.look_at(rollouts, part)
         processes.all_reduce(*self.results.values())
         return self.results
@@ -186,8 +181,7 @@ class Forward:
     def look_at(self, rollouts: Rollouts, rows: Tensor) -> None:
         ids, shared, predicts = lay_out(rollouts, rows)
         mask = rollouts.mask[rows]
-        last_layer = self.model.config.num_hidden_layers - 1
-        S = shared.answers.shape[1]
+        last_layer, S = self.model.config.num_hidden_layers - 1, shared.answers.shape[1]
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if layer == last_layer and "attention" in self.results:

@@ -26,7 +26,6 @@ from engine.processes import full_tensor, is_sharded, reshard_layers
 from qwen2_model import (Block, Linear, Qwen2, RMSNorm, at_least_float32, product_type, rotary,
                          rotate)
 
-
 AttendJoined = Callable[[int, Tensor, Tensor], Tensor]  # layer, q, k and v
 
 
@@ -79,11 +78,9 @@ class FusedQwen2:
         o = self.fuse([attention.o_proj])
         if self.is_mixed:  # its lines as attention leaves the heads: see `hidden`
             o = o.unflatten(0, (K, H // K, -1)).transpose(0, 1).flatten(0, 2)
-        return FusedLayer(qkv=self.fuse(qkv, layer.input_layernorm),
-                          qkv_bias=bias, qk_norm=norm, o=o,
-                          gate_up=self.fuse([mlp.gate_proj, mlp.up_proj],
-                                            layer.post_attention_layernorm),
-                          down=self.fuse([mlp.down_proj]))
+        gate_up = self.fuse([mlp.gate_proj, mlp.up_proj], layer.post_attention_layernorm)
+        return FusedLayer(self.fuse(qkv, layer.input_layernorm), bias, norm, o, gate_up,
+                          self.fuse([mlp.down_proj]))
 
     def fuse(self, parts: list[Linear], norm: RMSNorm | None = None) -> Tensor:
         """(inputs, outputs of all parts)"""

@@ -39,8 +39,7 @@ class AdamW:
         self.param_groups = [{"params": list(parameters)}]  # named as torch's optimizers have it
         # of each parameter that has had a gradient, STATE by name
         self.state: dict[nn.Parameter, dict[str, Tensor]] = defaultdict(dict)
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
+        self.learning_rate, self.weight_decay = learning_rate, weight_decay
 
     def zero_grad(self) -> None:
         for p in self.param_groups[0]["params"]:
@@ -69,8 +68,7 @@ def parameters_by_name(model: Qwen2, optimizer: AdamW) -> dict[str, nn.Parameter
     return dict(zip(names, optimizer.param_groups[0]["params"], strict=True))
 
 
-def optimizer_tensors(optimizer: AdamW,
-                      parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+def optimizer_tensors(optimizer: AdamW, parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
     """Empty before its first step."""
     return {f"{key}.{name}": value for name, parameter in parameters.items()
             for key, value in optimizer.state[parameter].items()}

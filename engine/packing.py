@@ -58,7 +58,7 @@ class Block(NamedTuple):
     answers: Tensor  # (r,) which answers
     places: Tensor   # (r, S) indices of their tokens in the flat sequence
     keys: Tensor     # (r, P + S) of the prompt's tokens before them, too
-    ask: int               # so many tokens are queries at once
+    ask: int         # so many tokens are queries at once
 
     def windows(self) -> list[slice]:
         S = self.places.shape[1]
@@ -67,10 +67,8 @@ class Block(NamedTuple):
 
 class SharedPrompts:
     """Attention over Q prompts and R answers as one flat sequence; call it as a model's `attend`.
-
     Answer i, which may have no tokens, goes on from prompt `prompt_of[i]`. It is made on the CPU,
-    where numbers can be read without waiting; `to` sends it where the model is.
-    """
+    where numbers can be read without waiting; `to` sends it where the model is."""
     ROWS = 8  # of a block, at most
 
     def __init__(self, prompt_lengths: list[int], answer_lengths: list[int], prompt_of: Tensor):
@@ -113,8 +111,7 @@ class SharedPrompts:
     def find_padded_index(self) -> Tensor:
         """(N,): where each token of the flat sequence stands among the padded rows of the prompts
         and of all blocks, laid end to end."""
-        places = [self.prompts.flatten()]
-        is_token = [self.prompt_mask.flatten()]
+        places, is_token = [self.prompts.flatten()], [self.prompt_mask.flatten()]
         for block in self.blocks:
             places.append(block.places.flatten())
             is_token.append(self.answer_mask[block.answers, :block.places.shape[1]].flatten())
@@ -143,12 +140,10 @@ class SharedPrompts:
         """(R, S, S): [r, i, j] is the attention that token i of answer r pays to its token j, the
         mean over heads; 0 where j > i and beyond the answer's length. It is computed once more, as
         the kernel in `attention` does not return it."""
-        R, longest = self.answers.shape
-        _, H, head_dim = q.shape
-        K = k.shape[1]
+        (R, longest), (_, H, head_dim) = self.answers.shape, q.shape
         attention = torch.zeros(R, longest, longest, device=q.device)
         for block in self.blocks:
-            keys = to_rows(k, block.keys).repeat_interleave(H // K, 1)
+            keys = to_rows(k, block.keys).repeat_interleave(H // k.shape[1], 1)
             queries = to_rows(q, block.places)
             for window in block.windows():
                 mask = self.mask_of(block, window, torch.float32)
@@ -176,8 +171,7 @@ def places_of(lengths: list[int], start: int) -> tuple[Tensor, Tensor]:
     return torch.where(is_token, first + step, 0), is_token
 
 
-def positions_of(prompt_lengths: list[int], answer_lengths: list[int],
-                 prompt_of: Tensor) -> Tensor:
+def positions_of(prompt_lengths: list[int], answer_lengths: list[int], prompt_of: Tensor) -> Tensor:
     """(N,): a prompt counts from 0, an answer from the end of its prompt."""
     positions = [torch.arange(0)]  # there may be no prompt
     positions += [torch.arange(length) for length in prompt_lengths]

@@ -12,10 +12,9 @@ class Recording:
     libraries to load kernels and take memory, which they must not do while recording."""
 
     def __init__(self, step: Callable[[], None], before: "Recording | None"):
-        self.step = step
+        self.step, self.calls = step, 0
         # its memory is used again
         self.graph: torch.cuda.CUDAGraph | None = before.graph if before else None
-        self.calls = 0
 
     def __call__(self) -> None:
         if self.calls == 0:

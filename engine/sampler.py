@@ -175,18 +175,13 @@ class Rows:
 
 class Decoding:
     """Answers being sampled: `prefill` samples the first token of every row, each `step` one more.
-
     What is drawn goes into tables of T lines with B + 1 columns: a line for each token, a column
-    for each answer, the last column for copies. They are kept flat, with token t at `line`.
-    """
+    for each answer, the last column for copies. They are kept flat, with token t at `line`."""
 
     def __init__(self, model: FusedQwen2, rows: Rows, cache: Cache, uniform: Tensor,
                  sampling: Sampling):
         B, T = uniform.shape
-        self.model = model
-        self.rows = rows
-        self.cache = cache
-        self.sampling = sampling
+        self.model, self.rows, self.cache, self.sampling = model, rows, cache, sampling
         self.columns = B + 1
         self.line = torch.zeros(1, dtype=torch.long, device=uniform.device)
         self.uniform = F.pad(uniform.t(), (0, 1)).flatten()  # a random number in [0, 1) for each
@@ -194,10 +189,8 @@ class Decoding:
         self.facts = torch.zeros(T * self.columns, 3, device=uniform.device)
 
     def prefill(self, prompts: list[list[int]], without: Tensor | None = None) -> None:
-        """Compute every prompt once, keep its keys and values, sample token 0 of every row.
-
-        without: (B + 1,) for each answer a token that may not come first, or -1
-        """
+        """Compute every prompt once, keep its keys and values, sample token 0 of every row; without
+        (B + 1,): of each answer a token that may not come first, or -1."""
         rows, device = self.rows, self.uniform.device
         lengths = [len(prompt) for prompt in prompts]
         packed = SharedPrompts(lengths, [], torch.zeros(0, dtype=torch.long)).to(device)
@@ -247,8 +240,7 @@ class Decoding:
         """Drop the rows that are done, put the others into blocks of the cache, with room for
         `slots` tokens each; `written` of them are there already."""
         stay = (~self.rows.done).nonzero().squeeze(1)
-        prompt = self.rows.prompt[stay]
-        answers = prompt.unique_consecutive(return_counts=True)[1]
+        answers = self.rows.prompt[stay].unique_consecutive(return_counts=True)[1]
         G = rows_of_block(answers.tolist(), self.cache.P, slots)
         row, is_copy = fill_blocks(answers, G)
         self.rows = Rows(*(values[stay[row]] for values in vars(self.rows).values()))
@@ -274,8 +266,7 @@ def step_until_done(decoding: Decoding, longest: int) -> None:
     t = count = 1  # token 0 came with the prefill
     while t < longest:
         decoding.find_done(t, count)
-        rows = len(decoding.rows.done)
-        done = int(decoding.rows.done.sum())
+        rows, done = len(decoding.rows.done), int(decoding.rows.done.sum())
         if done == rows:
             return
         count = min(pace.look, longest - t)

@@ -23,8 +23,7 @@ def join(device: str) -> str:
     """Meet the other processes, and return this one's device. A second call only returns it."""
     refuse_half_an_environment()
     if device == "cuda":
-        local_rank = int(os.environ["LOCAL_RANK"])
-        devices = torch.cuda.device_count()
+        local_rank, devices = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
         if local_rank >= devices:
             raise UserError(f"--device cuda: {local_rank + 1} processes or more on this machine, "
                             f"and PyTorch sees {devices} CUDA devices here")
@@ -84,7 +83,6 @@ def end_after_signal(readable: int) -> None:
         pass
     seconds = float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")) * 2 / 3
     time.sleep(seconds)
-    hard_exit(
-        f"rank {dist.get_rank()} was told to stop and has not come to the end of its step in "
-        f"{seconds:.0f} s: another process has ended, or the step takes longer "
-        f"(TORCH_ELASTIC_SHUTDOWN_TIMEOUT=600 gives it more). {LostProcess.WAY_OUT}")
+    hard_exit(f"rank {dist.get_rank()} was told to stop and has not come to the end of its step in "
+              f"{seconds:.0f} s: another process has ended, or the step takes longer "
+              f"(TORCH_ELASTIC_SHUTDOWN_TIMEOUT=600 gives it more). {LostProcess.WAY_OUT}")

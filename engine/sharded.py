@@ -63,10 +63,8 @@ def whole_model(model: Qwen2, dtype: torch.dtype) -> Qwen2:
     if not any(is_sharded(parameter) for parameter in model.parameters()):
         return model
     reshard_layers(model)
-    gathered = {}
-    for name, parameter in model.named_parameters():
-        is_matrix = parameter.dim() == 2
-        gathered[name] = full_tensor(parameter.detach().to(dtype if is_matrix else torch.float32))
+    gathered = {name: full_tensor(p.detach().to(dtype if p.dim() == 2 else torch.float32))
+                for name, p in model.named_parameters()}
     with torch.device("meta"):
         copy = type(model)(model.config)
     copy.load_state_dict(gathered, assign=True)

@@ -102,13 +102,18 @@ def wrong_columns(found: Json, kind: type, others: Check) -> list[str]:
     return [name for name, value in whole.items() if not columns.get(name, others)(value)]
 
 
+def fits(found: Json, kind: type[Record], others: Check) -> typing.TypeGuard[Record]:
+    return not wrong_columns(found, kind, others)
+
+
 def record(where: str | Path, found: Json, kind: type[Record], others: Check = anything) -> Record:
     """What was read, with its columns checked, others by `others`; what is missing is null."""
     found = dict.fromkeys(columns_of(kind)) | found
-    for name in wrong_columns(found, kind, others):
-        raise UserError(f"{where} is not of this program: its {name} is "
-                        f"{shortened(repr(found[name]))}")
-    return typing.cast(Record, found)
+    if fits(found, kind, others):
+        return found
+    name = wrong_columns(found, kind, others)[0]
+    raise UserError(f"{where} is not of this program: its {name} is "
+                    f"{shortened(repr(found[name]))}")
 
 
 def lines_of_run(run: Path, kind: type[OfLog]) -> list[OfLog]:

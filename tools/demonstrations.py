@@ -87,7 +87,7 @@ def smaller_first(step: Step) -> bool:
 
 def expressions(numbers: tuple[int, ...], max_result: int) -> Iterator[Candidate]:
     """Every way to make one number of all."""
-    yield from joined([(number, str(number)) for number in numbers], (), max_result)
+    return joined([(number, str(number)) for number in numbers], (), max_result)
 
 
 def joined(items: list[tuple[int, str]], steps: tuple[Step, ...],
@@ -123,8 +123,7 @@ def chance_of(candidate: Candidate, problem: Problem, is_aimed: bool) -> float:
     distance = abs(candidate.value - problem.target)
     if is_aimed:
         return 1 / (AIM + distance) ** 2
-    sums = candidate.expression.count("+")
-    return HABIT ** sums / (20 + distance)
+    return HABIT ** candidate.expression.count("+") / (20 + distance)
 
 
 def demonstration(problem: Problem, rng: random.Random, talk: int = 0) -> Pieces:
@@ -138,8 +137,7 @@ def demonstration(problem: Problem, rng: random.Random, talk: int = 0) -> Pieces
         pieces += one_try(count, tried[-1], says_hit, problem.target, rng, talk)
         if says_hit:
             break
-    is_other = rng.random() < OTHER_ANSWER
-    answer = draw(problem, tried, rng) if is_other else tried[-1]
+    answer = draw(problem, tried, rng) if rng.random() < OTHER_ANSWER else tried[-1]
     ending = rng.choice(LAPSES) if rng.random() < LAPSE else ENDING
     ending = ending.format(expression=answer.expression)
     return [*pieces, *irrelevant(rng, talk), (ending, ANSWER_WEIGHT)]

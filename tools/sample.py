@@ -71,8 +71,7 @@ def main(argv: list[str]) -> None:
     put(styled(visible(task.show(problem)), BOLD))
     seed, widest = derived_seed("sample", flags.seed), max(map(len, policies))
     for title, policy in policies.items():
-        rollouts = policy.ask([problem], flags.answers, seed, flags.greedy)
-        print_answers(f"{title:{widest}}", rollouts)
+        print_answers(f"{title:{widest}}", policy.ask([problem], flags.answers, seed, flags.greedy))
 
 
 def is_run(folder: Path) -> bool:
@@ -130,8 +129,7 @@ def verdict(rollouts: Rollouts, b: int) -> str:
 
 def summary(rollouts: Rollouts) -> str:
     """3 of 8 right   mean reward 0.47   61 tokens on average"""
-    right = int((rollouts.scores["answer"] > 0).sum())
-    cut_off = int((~rollouts.finished).sum())
+    right, cut_off = int((rollouts.scores["answer"] > 0).sum()), int((~rollouts.finished).sum())
     return (f"{right} of {len(rollouts.answers)} right   mean reward "
             f"{rollouts.reward.mean():.2f}   {rollouts.length.float().mean():.0f} tokens on average"
             + (f", {cut_off} cut off" if cut_off else ""))
