@@ -5,11 +5,9 @@ import pytest
 import torch
 
 from benchmarks import count, speed
-from benchmarks.cases import Case, make_batch, make_model, make_prompts
+from benchmarks.cases import Case, make_model, make_prompts
 from conftest import ROOT
 from engine.optimizer import AdamW
-from grpo import update
-from harness.settings import Settings
 
 SMALL = Case("small", "", questions=2, answers=3, new_tokens=6, dtype="bfloat16", micro_batch=3)
 GPU = {"bandwidth": 1e12, "rate": 1e15}
