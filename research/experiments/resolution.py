@@ -18,17 +18,18 @@ EXPERIMENTS, EFFECT, FEW, MORE = 4000, 0.01, 8, 12
 
 def resolution_table(runs: dict[str, dict[int, dict]], plain: dict[int, dict]) -> Table:
     """`runs` by arm and seed, each paired with the plain run of its seed."""
+    runs = {arm: of_arm for arm, of_arm in runs.items() if len(of_arm.keys() & plain.keys()) >= FEW}
     rows = []
     for name, measure in MEASURES.items():
         of_plain = {seed: measure(success_by_step(run)) for seed, run in plain.items()}
         pairs = [np.array([measure(success_by_step(of_arm[seed])) - of_plain[seed]
                            for seed in sorted(of_arm.keys() & plain.keys())])
                  for of_arm in runs.values()]
-        rows.append(row_of(name, [found for found in pairs if len(found) >= FEW]))
+        rows.append(row_of(name, pairs))
     rows.append(row_of("all steps, other seeds", [unpaired(np.array(list(of_plain.values())))]))
     formats = {"measure": "", "spread": "size", "same": ".0%", "few": ".0%", "more": ".0%"}
     return Table("resolution", "What such an experiment can see", by_row(formats, rows), "",
-                 [f"of {EXPERIMENTS} experiments drawn from the pairs of {len(pairs)} arms: how "
+                 [f"of {EXPERIMENTS} experiments drawn from the pairs of {len(runs)} arms: how "
                   "many of 100 tell a method from itself, and from one that is a point better; "
                   "by Student's t at 95%"],
                  {"spread": "standard deviation of a pair", "same": "the same method, 8 pairs",
