@@ -207,8 +207,8 @@ class Task:
         return annotate(pieces)
 
     def right_steps(self, problem: Problem, pieces: list[bytes]) -> list[int]:
-        """The tokens of an answer that hold the last digit of a right step of its reasoning: [5] of
-        " 3", " *", " 5", " =", " 1", "5", ","."""
+        """The tokens of an answer that hold the last digit of a right step of its reasoning: of
+        " 3", " *", " 5", " =", " 1", "5", "," it is [5], the second digit of 15."""
         text = b"".join(pieces).decode("latin-1")  # one character a byte; steps are plain ASCII
         ends = list(itertools.accumulate(map(len, pieces)))
         return [bisect_left(ends, end) for end, right in steps_of(text, problem.numbers) if right]

@@ -119,8 +119,8 @@ class Layer(nn.Module):  # its call gives a tensor
 
 
 class RMSNorm(Layer):
-    """x / sqrt(mean of x^2 + eps) * weight (1910.07467). It casts its output, which each Linear
-    follows."""
+    """x / sqrt(mean of x^2 + eps) * weight (1910.07467). In mixed precision the norm casts its
+    output, and each Linear follows its input."""
     output_dtype = torch.float32  # `Qwen2.compute_in` sets it
 
     def __init__(self, size: int, eps: float):
@@ -158,16 +158,17 @@ class Attention(Layer):
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
-        self.layer, self.head_dim = layer, config.head_dim
-        D, queries = config.hidden_size, config.num_attention_heads * config.head_dim
-        keys, is_qwen2 = config.num_key_value_heads * config.head_dim, config.model_type == "qwen2"
-        self.q_proj = Linear(D, queries, bias=is_qwen2)
-        self.k_proj = Linear(D, keys, bias=is_qwen2)
-        self.v_proj = Linear(D, keys, bias=is_qwen2)
-        self.o_proj = Linear(queries, D, bias=False)
+        self.layer = layer
+        self.head_dim = size = config.head_dim
+        D = config.hidden_size
+        is_qwen2 = config.model_type == "qwen2"
+        self.q_proj = Linear(D, config.num_attention_heads * size, bias=is_qwen2)
+        self.k_proj = Linear(D, config.num_key_value_heads * size, bias=is_qwen2)
+        self.v_proj = Linear(D, config.num_key_value_heads * size, bias=is_qwen2)
+        self.o_proj = Linear(config.num_attention_heads * size, D, bias=False)
         if not is_qwen2:  # Qwen3 drops the biases and normalises queries and keys instead
-            self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
-            self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+            self.q_norm = RMSNorm(size, config.rms_norm_eps)
+            self.k_norm = RMSNorm(size, config.rms_norm_eps)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         q, k, v = (project(x).unflatten(-1, (-1, self.head_dim))  # (..., heads, head_dim)

@@ -72,7 +72,8 @@ class Cache:
     def moved(self, old: Tensor, rows: Tensor, G: int, slots: int, written: int) -> Tensor:
         """A layer after `arrange`."""
         block, place = rows // self.G, rows % self.G
-        P, (_, K, _, size) = self.P, old.shape
+        P = self.P
+        _, K, _, size = old.shape
         new = old.new_empty(len(rows) // G, K, P + slots * G, size)
         new[:, :, :P] = old[block[::G], :, :P]
         new[:, :, P + written * G:] = 0

@@ -54,7 +54,8 @@ def lay_out(rollouts: Rollouts, rows: Tensor) -> tuple[Tensor, SharedPrompts, Te
 
         prompt a b c, answer x y z       ids a b c x y,  predicts 2 3 4
     """
-    device, (group_of, tokens) = rollouts.ids.device, rollouts.lists
+    device = rollouts.ids.device
+    group_of, tokens = rollouts.lists
     numbers = rows.tolist()  # here alone an update waits for a GPU in every micro-batch
     groups = [group_of[row] for row in numbers]
     distinct = sorted(set(groups))
@@ -134,9 +135,11 @@ class TokenLogProbs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
         hidden, matrix, targets, *kept = ctx.saved_tensors
-        cast, at_hidden = matrix.to(hidden.dtype), list[Tensor]()
+        cast = matrix.to(hidden.dtype)
+        at_hidden: list[Tensor] = []
         at_matrix: Tensor | None = None
-        for h, y, g in zip(*(x.split(ctx.chunk) for x in (hidden, targets, gradient))):
+        parts = zip(hidden.split(ctx.chunk), targets.split(ctx.chunk), gradient.split(ctx.chunk))
+        for h, y, g in parts:
             p = kept[0] if kept else linear(h, cast).softmax(-1, dtype=torch.float32)
             # float32, but for what is written; p stays: another backward pass may ask for it
             at_logits = torch.mul(p, -g[:, None], out=torch.empty_like(p, dtype=h.dtype))
@@ -181,7 +184,8 @@ class Forward:
     def look_at(self, rollouts: Rollouts, rows: Tensor) -> None:
         ids, shared, predicts = lay_out(rollouts, rows)
         mask = rollouts.mask[rows]
-        last_layer, S = self.model.config.num_hidden_layers - 1, shared.answers.shape[1]
+        last_layer = self.model.config.num_hidden_layers - 1
+        S = shared.answers.shape[1]
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if layer == last_layer and "attention" in self.results:

@@ -140,7 +140,8 @@ class SharedPrompts:
         """(R, S, S): [r, i, j] is the attention that token i of answer r pays to its token j, the
         mean over heads; 0 where j > i and beyond the answer's length. It is computed once more, as
         the kernel in `attention` does not return it."""
-        (R, longest), (_, H, head_dim) = self.answers.shape, q.shape
+        R, longest = self.answers.shape
+        _, H, head_dim = q.shape
         attention = torch.zeros(R, longest, longest, device=q.device)
         for block in self.blocks:
             keys = to_rows(k, block.keys).repeat_interleave(H // k.shape[1], 1)

@@ -266,7 +266,8 @@ def step_until_done(decoding: Decoding, longest: int) -> None:
     t = count = 1  # token 0 came with the prefill
     while t < longest:
         decoding.find_done(t, count)
-        rows, done = len(decoding.rows.done), int(decoding.rows.done.sum())
+        rows = len(decoding.rows.done)
+        done = int(decoding.rows.done.sum())
         if done == rows:
             return
         count = min(pace.look, longest - t)

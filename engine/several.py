@@ -23,7 +23,8 @@ def join(device: str) -> str:
     """Meet the other processes, and return this one's device. A second call only returns it."""
     refuse_half_an_environment()
     if device == "cuda":
-        local_rank, devices = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+        local_rank = int(os.environ["LOCAL_RANK"])
+        devices = torch.cuda.device_count()
         if local_rank >= devices:
             raise UserError(f"--device cuda: {local_rank + 1} processes or more on this machine, "
                             f"and PyTorch sees {devices} CUDA devices here")
