@@ -30,7 +30,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from engine.errors import UserError, is_file, is_folder, refuse_special
+from engine.errors import UserError, is_folder, is_there, refuse_special
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # layer, q, k, v
 Copy = Callable[[Tensor, Tensor], bool]  # into place, tensor -> whether it is finite
@@ -421,7 +421,7 @@ def with_tokens(config: ModelConfig, raw: dict[str, object], folder: Path) -> Mo
     """With bos, pad and the tokens that end an answer. Of these the generation config of an
     instruct model lists more than config.json."""
     generation = folder / "generation_config.json"
-    ends = read_object(generation).get("eos_token_id") if is_file(generation) else None
+    ends = read_object(generation).get("eos_token_id") if is_there(generation) else None
 
     def tokens(key: str, given: object) -> tuple[int, ...]:
         numbers = given if isinstance(given, list) else [given] * (given is not None)
@@ -438,14 +438,15 @@ def with_tokens(config: ModelConfig, raw: dict[str, object], folder: Path) -> Mo
 
 def weight_files(folder: Path) -> list[Path]:
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if is_file(single):
+    if is_there(single):
         return [single]
-    if not is_file(index):
+    if not is_there(index):
         raise UserError(f"{folder} has neither {single.name} nor {index.name} (weights in pickle "
                         "files are not read)")
-    weight_map = read_object(index)["weight_map"]
-    names = weight_map.values() if isinstance(weight_map, dict) else ()
-    return [folder / name for name in sorted(set(names))]
+    named = read_object(index).get("weight_map")
+    if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
+        raise UserError(f"{index} should say in weight_map which file has each tensor")
+    return [folder / name for name in sorted(set(named.values()))]
 
 
 @contextmanager

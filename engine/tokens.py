@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from engine.errors import UserError, is_file
+from engine.errors import UserError, is_there, refuse_special
 
 END_OF_TURN = ("<|im_end|>", "<|endoftext|>")
 CHATML = ("<|im_start|>", "<|im_end|>")  # around a turn: every prompt is written so
@@ -25,7 +25,8 @@ def load_tokenizer(folder: str | Path, vocabulary: int | None = None) -> Tokeniz
     """A model that knows `vocabulary` tokens can take no others, and is asked in ChatML; without a
     model the tokenizer only has to spell what was sampled."""
     path = Path(folder) / "tokenizer.json"
-    if not is_file(path):
+    refuse_special(path, "read")
+    if not is_there(path):
         raise UserError(f"{path} does not exist: the folder needs the model's own tokenizer")
     try:
         tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import BadCredit, NotFinite, UserError
-from harness.files import Json, is_file, is_there, read_json
+from harness.files import Json, is_there, read_json
 from harness.flags import Flag, Parser, add_flag, check_value, fields_as_flags, some_text
 from harness.run import Run
 from harness.settings import (METHODS, OPTIONS, PROBLEMS, flags_beside, make_settings, read_files,
@@ -92,7 +92,7 @@ def defaults_of(argv: list[str]) -> Json:
     default = {name: OPTIONS[name].default for name in ("task", *METHODS)}
     if "resume" in given:
         path = Path(given["resume"]) / "config.json"
-        return default | (read_json(path) if is_file(path) else {}) | given
+        return default | (read_json(path) if is_there(path) else {}) | given
     recipe, config = read_files(given)
     return default | recipe | config | given
 

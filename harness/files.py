@@ -188,6 +188,11 @@ def locked(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def remove(path: Path) -> None:
+    """Whatever stands there: a file, a folder with all in it; of a link the link alone."""
+    shutil.rmtree(path) if not path.is_symlink() and is_folder(path) else path.unlink()
+
+
 def make_folder(path: Path) -> None:
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)

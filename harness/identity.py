@@ -45,6 +45,14 @@ MODES = {"both": ("sampled", "greedy"), "sampled": ("sampled",)}  # of an evalua
 Number = Annotated[float, Range(least=-LARGEST, most=LARGEST)]
 
 
+class RunConfig(TypedDict):
+    """What every run's config.json says; it has the other settings, too."""
+    mitigation: str
+    steps: int
+    seed: int
+    model: str
+
+
 class Line(TypedDict):  # of a log
     step: Annotated[int, Range(least=0, most=2 ** 31 - 1)]
 
@@ -84,13 +92,16 @@ def run_id_of(config: Json) -> str:
 def run_config(folder: Path) -> Json:
     """Read config.json of a run folder, and compare it with its run_id."""
     path = folder / "config.json"
-    if not is_file(path):
+    if not is_there(path):
         raise UserError(f"{folder} is not a run folder: it has no config.json")
     config = read_json(path)
     if "run_id" in config and config["run_id"] != run_id_of(config):
         raise UserError(f"{path} was changed since the run began: its settings do not fit its "
                         "run_id. Put the old ones back, or begin another run with them: "
                         f"--config {shlex.quote(str(path))} --out NAME")
+    for name in RunConfig.__annotations__:
+        if name not in config:
+            raise UserError(f"{path} says nothing of {name}")
     return config
 
 

@@ -130,10 +130,10 @@ def last_step(run: Path) -> int:
     return max((line["step"] for line in lines_of_run(run, StepLine)), default=0)
 
 
-def missing_evaluations(config: Json, evaluations: Sequence[Evaluation], done: int
-                        ) -> list[tuple[int, str]]:
+def missing_evaluations(run: Path, config: Json, evaluations: Sequence[Evaluation],
+                        done: int) -> list[tuple[int, str]]:
     """Step and mode of those that a run with `done` steps has to have."""
-    plan = record("config.json", config, Config)
+    plan = record(run / "config.json", config, Config)
     every = plan["eval_every"]
     if not every or plan["ranks"] is None:
         return []
@@ -156,7 +156,7 @@ def refuse_gaps(run: Path, config: Json, metrics: Sequence[StepLine],
     if len(metrics) < done:
         raise UserError(f"{path} has {len(metrics)} lines, while there are files from after step "
                         f"{done}: lines are missing")
-    for step, mode in missing_evaluations(config, evaluations, done):
+    for step, mode in missing_evaluations(run, config, evaluations, done):
         raise UserError(f"{run}/evaluations.jsonl has lost the {mode} evaluation at step {step}: "
                         f"{done} steps are done. --resume makes it again once the checkpoints from "
                         f"step {step} on are moved away; without one from before, train again "

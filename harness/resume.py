@@ -2,7 +2,6 @@
 that it needs, and would anything be lost?"""
 import json
 import shlex
-import shutil
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,10 +10,10 @@ import torch
 from engine import processes
 from engine.errors import UserError
 from harness.credit_file import checkpoint_folders, credit_files, credit_path, step_of
-from harness.files import (Json, is_file, is_folder, is_there, lines_in, paths_in, read_json,
+from harness.files import (Json, is_file, is_there, lines_in, paths_in, read_json, remove,
                            sha256_of, writing)
-from harness.identity import (CHANGEABLE, CHANGES_ROUNDING, Evaluation, check_origin, code_in_use,
-                              fingerprint, run_config, run_id_on_record)
+from harness.identity import (CHANGEABLE, CHANGES_ROUNDING, Evaluation, Line, check_origin,
+                              code_in_use, fingerprint, run_config, run_id_on_record)
 from harness.log_reading import (NAMES, Code, Config, Seal, StepLine, last_step, lines_of_run,
                                  missing_evaluations, record, refuse_gaps)
 from harness.progress import say
@@ -50,16 +49,16 @@ def truncate(run: RunFolder, step: int) -> None:
                 run.replace(name, "".join(kept))  # letter for letter
         for known, rank in credit_files(run.path):
             if known > step:
-                credit_path(run.path, known, rank).unlink()
+                remove(credit_path(run.path, known, rank))
         for known, path in checkpoint_folders(run.path).items():
             if known > step:
                 say(f"{path} has no trainer/state.json to go on from: it is made again, and so are "
                     f"all steps after {max(step, 0)}")
-                shutil.rmtree(path)
+                remove(path)
         for folder in ("", "credit", "checkpoints"):
             for path in paths_in(run.path / folder):
                 if path.name.startswith((".", "step_")) and path.suffix == ".tmp":
-                    shutil.rmtree(path) if is_folder(path) else path.unlink()
+                    remove(path)
 
 
 def continued(settings: Settings, given: Json, may_continue: bool) -> Run:
@@ -68,11 +67,13 @@ def continued(settings: Settings, given: Json, may_continue: bool) -> Run:
     if difference or not may_continue:
         way_out = difference or f": go on with --resume {shlex.quote(str(folder))}, or"
         raise UserError(f"{folder} exists already{way_out} name another with --out")
-    return resumed(settings.folder, {name: given[name] for name in CHANGEABLE if name in given})
+    return resumed(settings.folder, {name: given[name] for name in CHANGEABLE if name in given},
+                   is_planned=True)
 
 
-def resumed(path: Path, given: Json) -> Run:
-    """The run of a folder. `given` are the flags typed now; few may be changed."""
+def resumed(path: Path, given: Json, is_planned: bool = False) -> Run:
+    """The run of a folder. `given` are the flags typed now; few may be changed. `is_planned`: all
+    flags were typed, and make it again if it has to begin again."""
     for name in sorted(set(given) - set(CHANGEABLE)):
         flags = ", ".join(f"--{name}" for name in CHANGEABLE)
         raise UserError(f"--{name} cannot be changed in a resumed run, only {flags} can")
@@ -81,12 +82,12 @@ def resumed(path: Path, given: Json) -> Run:
     processes.start(settings.device)  # who is rank 0, and locks the folder, is known from here on
     with ExitStack() as opened:
         folder = opened.enter_context(open_folder(path))
-        run = checked_run(folder, config, settings)
+        run = checked_run(folder, config, settings, is_planned)
         run.cleanup = opened.pop_all()
     return run
 
 
-def checked_run(folder: RunFolder, config: Json, settings: Settings) -> Run:
+def checked_run(folder: RunFolder, config: Json, settings: Settings, is_planned: bool) -> Run:
     """From the last checkpoint, or from the start where nothing can be lost."""
     folder.remove_old_states()  # a kill may have come before the run did this
     checkpoints = folder.checkpoints()
@@ -101,14 +102,21 @@ def checked_run(folder: RunFolder, config: Json, settings: Settings) -> Run:
             "--steps N goes on to N")
         run.is_finished = True
         return run
-    if not run.checkpoint and (steps := last_step(folder.path)) > before.checkpoint_every:
-        # until the first checkpoint is due, to start again loses nothing: the same steps are made
+    steps, kept = steps_on_record(folder.path), before.checkpoint_every
+    if not run.checkpoint and steps > kept and (kept or not is_planned):
+        # until the first checkpoint is due, to start again loses nothing: the same steps are made;
+        # nor does it where none ever was, and a plan asks for the whole run
         raise UserError(f"{folder.path} holds a record of {steps} steps, and no checkpoint to go "
                         "on from. Remove it, or name another folder with --out")
     check_what_is_there(folder, settings, config, run.checkpoint)
     say(f"going on after step {run.done}" if run.done else
         "no checkpoint to go on from: starting again at step 1")
     return run
+
+
+def steps_on_record(run: Path) -> int:
+    """By the metrics, and by the credit files if those were lost: a kill may cost one line."""
+    return max([last_step(run), *(step - 1 for step, _ in credit_files(run))])
 
 
 def what_differs(settings: Settings) -> str:
@@ -131,7 +139,7 @@ def is_finished(run: RunFolder, config: Json, before: Settings, settings: Settin
     then the record decides, since the checkpoints of a finished run may have been removed."""
     if done and (before.checkpoint_every or done >= settings.steps):
         return done >= settings.steps
-    missing = missing_evaluations({**config, "steps": settings.steps},
+    missing = missing_evaluations(run.path, {**config, "steps": settings.steps},
                                   lines_of_run(run.path, Evaluation), settings.steps)
     return last_step(run.path) >= settings.steps and not missing
 
@@ -139,6 +147,7 @@ def is_finished(run: RunFolder, config: Json, before: Settings, settings: Settin
 def check_what_is_there(run: RunFolder, settings: Settings, config: Json,
                         checkpoint: Path | None) -> None:
     """Stop unless all is as it was when the checkpoint was written, or when the run began."""
+    lines_of_run(run.path, Line)  # the samples; the other logs were read to see how far it came
     needs_model = not checkpoint or settings.kl or settings.loss == "dpo"
     # a run from before this was kept has nothing to compare with
     before = record(run.path / "config.json", config, Config)["made_of"] or {}
@@ -150,13 +159,20 @@ def check_what_is_there(run: RunFolder, settings: Settings, config: Json,
                             "with --out")
     if not checkpoint:
         return
-    path, run_id = checkpoint / "trainer" / "state.json", run_id_on_record(run.path)
+    try:
+        check_seal(checkpoint, run_id_on_record(run.path))
+    except UserError as error:
+        raise UserError(f"{error} (move {checkpoint} away, and --resume goes on from the one "
+                        "before it)") from None
+
+
+def check_seal(checkpoint: Path, run_id: str | None) -> None:
+    path = checkpoint / "trainer" / "state.json"
     seal = record(path, read_json(path), Seal)
     check_origin(checkpoint, seal, {"run_id": run_id, "step": step_of(checkpoint)})
     for name, sha256 in (seal["files"] or {}).items():  # none in an older version
         if sha256_of(checkpoint / name) != sha256:
-            raise UserError(f"{checkpoint / name} was changed after it was written. Move "
-                            f"{checkpoint} away, and --resume goes on from the one before it")
+            raise UserError(f"{checkpoint / name} was changed after it was written")
 
 
 def code_since(recorded: Code, done: int) -> tuple[Code, list[str]]:

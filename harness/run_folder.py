@@ -22,8 +22,8 @@ from engine.optimizer import (
 from engine.processes import refuse_undefined
 from engine.rollouts import Rollouts
 from harness.credit_file import checkpoint_folders, credit_path, write_credit
-from harness.files import (Json, append_line, is_file, is_folder, is_there, locked, replace_text,
-                           whole_folder, writing)
+from harness.files import (Json, append_line, is_file, is_folder, is_there, locked, remove,
+                           replace_text, whole_folder, writing)
 from harness.identity import make_seal, run_id_on_record
 from harness.own_code import expect, joined, told_as
 from qwen2_model import NAME_OF_TYPE, Qwen2, write_tensors
@@ -135,7 +135,7 @@ class RunFolder:
                   if is_folder(folder / "trainer")]
         with writing(self.path):
             for old_state in states[:-keep] if self.writes else []:
-                shutil.rmtree(old_state)
+                remove(old_state)
 
     def remove_unless_begun(self) -> None:
         """Without a step on record it would only be in the way of the next attempt."""

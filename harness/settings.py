@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, Choice, Choices
 from engine.errors import UserError
-from harness.files import Json, find_folder, is_file, read_json
+from harness.files import Json, find_folder, is_there, read_json
 from harness.flags import (MOST_SEED, MOST_THREADS, Flag, check_values, fields_as_flags, option,
                            parameters_as_flags)
 from harness.own_code import place_of
@@ -206,7 +206,7 @@ def read_files(given: Json) -> tuple[Json, Json]:
     config = read_values(Path(str(given["config"])), NOT_SETTINGS) if "config" in given else {}
     model = str(given.get("model", config.get("model", Settings.model)))
     recipe_path = find_folder(model) / "recipe.json"
-    recipe = read_values(recipe_path) if is_file(recipe_path) else {}
+    recipe = read_values(recipe_path) if is_there(recipe_path) else {}
     chosen = {"task": Settings.task} | recipe | config | given
     if not recipe and str(chosen.get("device")).startswith("cuda"):
         recipe = {"dtype": "bfloat16"}  # a large model: in float32 a GPU is several times slower

@@ -39,18 +39,30 @@ def stopped(whole, tmp_path):
 
 @pytest.mark.parametrize("way, every", [("--resume", 2), ("--continue", 2), ("--resume", 0)])
 def test_a_record_without_checkpoints_is_not_erased(finished, learner, way, every):
-    """Nor is that of a run that never keeps any."""
+    """Nor is that of a run that never keeps any, also where its metrics are lost."""
     shutil.rmtree(finished / "checkpoints")
     edit_config(finished, checkpoint_every=every)
     argv = ["--resume", finished]
     if way == "--continue":
         argv = ["--model", learner, "--out", finished, *WHOLE, "--continue"]
     assert "has 6 of its 6 steps, and no more" in run(*argv).stdout
+    for lines in 5, 0:
+        cut(finished / "metrics.jsonl", lines)
+        before = everything(finished)
+        said = run(*argv, "--checkpoint_every", 100, expect=1).stderr
+        assert "holds a record of 5 steps, and no checkpoint to go on from" in said
+        assert everything(finished) == before
+
+
+def test_a_plan_without_checkpoints_begins_again(whole, finished, learner):
+    """The same flags, and --continue: whoever typed them wants the run, and gets it."""
+    argv = ["--model", learner, *WHOLE, "--checkpoint_every", 0, "--continue", "--out"]
+    shutil.rmtree(finished / "checkpoints")
+    edit_config(finished, checkpoint_every=0)
     cut(finished / "metrics.jsonl", 3)
-    before = everything(finished)
-    said = run(*argv, "--checkpoint_every", 100, expect=1).stderr
-    assert "holds a record of 3 steps, and no checkpoint to go on from" in said
-    assert everything(finished) == before
+    assert "starting again at step 1" in run(*argv, finished).stdout
+    shutil.copytree(whole / "checkpoints", finished / "checkpoints")
+    assert_same_run(whole, finished)
 
 
 def test_a_run_that_was_stopped_is_not_called_finished(stopped):
@@ -114,7 +126,7 @@ def spoil(path):
 
 @pytest.mark.parametrize("damage, said", [
     (lambda run: spoil(run / "checkpoints/step_000006/model.safetensors"),
-     "model.safetensors was changed after it was written. Move .*/x/checkpoints/step_000006 away"),
+     "model.safetensors was changed after it was written .move .*/x/checkpoints/step_000006 away"),
     (lambda run: cut(run / "evaluations.jsonl", 5),
      "lost the greedy evaluation at step 6.* checkpoints from step 6 on")])
 def test_a_finished_run_that_was_damaged_is_told_how_to_get_it_back(whole, finished, damage, said):

@@ -85,6 +85,7 @@ DAMAGE = {
     "all evaluations": (exchange("evaluations.jsonl"), "evaluations.jsonl, line 1 does not belong",
                         BOTH),
     "a line": (exchange_a_line("metrics.jsonl"), "metrics.jsonl, line 2 does not belong", BOTH),
+    "a sample": (exchange_a_line("samples.jsonl"), "samples.jsonl, line 2 does not belong", GO_ON),
     "a checkpoint": (exchange(NEWEST), "step_000006 does not belong there", GO_ON),
     "its model": (exchange(f"{NEWEST}/model.safetensors"),
                   "model.safetensors was changed after it was written", GO_ON),

@@ -16,7 +16,7 @@ from engine.errors import UserError
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from harness.credit_file import checkpoint_folders
-from harness.files import find_folder, is_file, read_json
+from harness.files import find_folder, is_there, read_json
 from harness.flags import Flag, Parser, add_flags, with_defaults
 from harness.load import load_policy
 from harness.program import run_as_program
@@ -76,7 +76,7 @@ def main(argv: list[str]) -> None:
 
 def is_run(folder: Path) -> bool:
     """Whether it is the folder of a run, not that of a model."""
-    config = read_json(folder / "config.json") if is_file(folder / "config.json") else {}
+    config = read_json(folder / "config.json") if is_there(folder / "config.json") else {}
     if "mitigation" not in config and "model_type" not in config:
         raise UserError(f"{folder} is neither a run folder nor a model folder: it has no "
                         "config.json that names a mitigation or a model_type")
