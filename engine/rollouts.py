@@ -131,6 +131,8 @@ def score_answers(rollouts: Rollouts, tokenizer: Tokenizer, task: Task) -> Rollo
         scores.append(task.score(rollouts.problems[group], answers[-1]))
     device = rollouts.mask.device
     # a task may give more parts than the lab needs, but all of them always
+    if any(score.keys() != scores[0].keys() for score in scores):
+        raise UserError("score should have the same names for every answer")
     columns = {part: torch.tensor([score[part] for score in scores], dtype=torch.float32,
                                   device=device) for part in scores[0]}
     return replace(rollouts, texts=texts, answers=answers, scores=columns,

@@ -28,11 +28,8 @@ def open_run(argv: list[str]) -> Iterator[Run]:
         except (Exception, SystemExit) as error:
             if isinstance(error, NotFinite):
                 error = UserError(where_to_look(error, run))
-            notes = getattr(error, "__notes__", [])  # of somebody's code
-            is_left = isinstance(error, (SystemExit, BrokenPipeError))
-            if is_left and (notes or error.args != (130,)):
-                left = f"the run was left before its last step: {error!r}"
-                raise UserError("; ".join([*notes, left])) from error
+            if isinstance(error, (SystemExit, BrokenPipeError)) and error.args != (130,):
+                raise UserError(f"the run was left before its last step: {error!r}") from error
             raise error  # 130 is Ctrl-C, after which all is well
 
 

@@ -80,7 +80,8 @@ def option(default: Default, text: str, least: float | None = None, above: float
 
 @cache  # a comparison of runs asks a hundred thousand times
 def fields_as_flags(cls: type) -> dict[str, Flag]:
-    hints = typing.get_type_hints(cls)
+    with told_as(cls.__name__, cls):
+        hints = typing.get_type_hints(cls)
     return {field.name: as_flag(field.metadata["flag"], field.default, hints[field.name],
                                 field.name, cls)
             for field in dataclasses.fields(cls) if "flag" in field.metadata}

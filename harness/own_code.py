@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout, suppress
 from copy import deepcopy
+from pathlib import Path
 from reprlib import repr as brief
 from typing import TypeVar
 
@@ -21,7 +22,10 @@ LARGEST_CREDIT = 1e12  # the squares of its gradient, in float32, are still fini
 
 
 def place_of(chosen: object) -> str:
-    """mitigations.py:57, where a function, a class, or the call of an instance begins."""
+    """mitigations.py:57, where a function, a class, or the call of an instance begins; of a file
+    its name."""
+    if isinstance(chosen, Path):
+        return own_path(str(chosen))
     made = inspect.unwrap(chosen) if callable(chosen) else type(chosen)
     if not (inspect.isroutine(made) or inspect.isclass(made)):
         made = made.__call__
@@ -37,24 +41,29 @@ def own_path(file: str) -> str:
 @contextmanager
 def told_as(whose: str, chosen: object) -> Iterator[None]:
     """Run somebody's code: an error gets a note, whose it is and where in the file that begins it.
-    Working directory, streams, gradient mode and default dtype stay what they are."""
-    dtype = torch.get_default_dtype()
+    Working directory, streams, gradient mode, default dtype and device stay what they are."""
+    dtype, device = torch.get_default_dtype(), torch.get_default_device()
     try:
         with (chdir("."), redirect_stdout(sys.stdout), redirect_stderr(sys.stderr),
               torch.set_grad_enabled(torch.is_grad_enabled())):
             yield
-    except UserError:
+    except (UserError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         place = place_of(chosen)
         file = place.partition(":")[0]
         for step in traceback.extract_tb(error.__traceback__):
             if own_path(step.filename) == file:
                 place = f"{file}:{step.lineno}: {step.line}"
+        if not isinstance(error, Exception) or isinstance(error, BrokenPipeError):
+            # the program would be left without a word, or as a library in Rust leaves that panics
+            raise UserError(f"{whose}, {place}; left before its end: {error!r}") from error
         error.add_note(f"{whose}, {place}")
         raise
     finally:
         torch.set_default_dtype(dtype)
+        if torch.get_default_device() != device:
+            torch.set_default_device(device)
 
 
 def expect(holds: Callable[[], bool], what: str, expected: str, value: object) -> None:
@@ -101,8 +110,11 @@ def fits_frame(values: torch.Tensor, mask: torch.Tensor) -> bool:
     """It may have a single row or column: (B, 1) for each answer, as (B,) would spread over T."""
     (B, T), (rows, columns) = mask.shape, values.shape
     is_real = values.device == mask.device and not values.is_complex()
-    is_dense = values.layout is torch.strided and not values.is_nested | values.is_quantized
-    return is_real and is_dense and rows in (1, B) and columns in (1, T)
+    return is_real and is_dense(values) and rows in (1, B) and columns in (1, T)
+
+
+def is_dense(values: torch.Tensor) -> bool:
+    return values.layout is torch.strided and not values.is_nested | values.is_quantized
 
 
 def refuse_tokens(wrong: torch.Tensor, mask: torch.Tensor, what: str,

@@ -25,7 +25,7 @@ from harness.credit_file import checkpoint_folders, credit_path, write_credit
 from harness.files import (Json, append_line, is_file, is_folder, is_there, locked, remove,
                            replace_text, whole_folder, writing)
 from harness.identity import make_seal, run_id_on_record
-from harness.own_code import expect, joined, told_as
+from harness.own_code import expect, is_dense, joined, told_as
 from qwen2_model import NAME_OF_TYPE, Qwen2, write_tensors
 
 TRAVELS_ALONG = (  # from the model's folder to every checkpoint
@@ -46,9 +46,10 @@ class TrainerState:
         return parameters_by_name(self.model, self.optimizer)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        tensors = optimizer_tensors(self.optimizer, self.parameters) | self.of_methods()
+        tensors, own = optimizer_tensors(self.optimizer, self.parameters), self.of_methods()
         refuse_undefined("what a resumed run would go on from is", *tensors.values())
-        return tensors
+        refuse_undefined(f"a state_dict ({', '.join(own)}) is", *own.values())
+        return tensors | own
 
     def of_methods(self) -> dict[str, torch.Tensor]:
         tensors: dict[str, torch.Tensor] = {}
@@ -56,7 +57,7 @@ class TrainerState:
             with told_as(f"the {part}'s state_dict", method):
                 state: dict[str, torch.Tensor] = getattr(method, "state_dict", dict)()
             expect(lambda: all(isinstance(name, str) and value.dtype in NAME_OF_TYPE
-                               for name, value in state.items()),
+                               and is_dense(value) for name, value in state.items()),
                    f"the {part}'s state_dict", "plain tensors by name", state)
             tensors |= {f"{part}.{name}": value for name, value in state.items()}
         return tensors

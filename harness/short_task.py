@@ -19,6 +19,7 @@ from typing import ClassVar
 from engine.choices import Problem
 from engine.errors import UserError
 from engine.tokens import END_OF_TURN
+from harness.own_code import expect
 
 METHODS = ("training_problems", "held_out_problems", "extreme_problems", "prompt_for", "show",
            "read", "score", "label", "right_steps")
@@ -83,6 +84,7 @@ class ShortTask:
         """Success is a reward of 1 or more. Format and reasoning are not judged."""
         end = next((end for end in END_OF_TURN if text.endswith(end)), "")
         reward = self.module.reward(problem, text.removesuffix(end))
+        expect(lambda: reward >= 1 or reward < 1, "reward(problem, text)", "a number", reward)
         answer = float(reward >= 1)
         return {"reward": float(reward), "format": 0.0, "answer": answer, "reasoning": 0.0}
 

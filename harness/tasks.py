@@ -8,14 +8,13 @@ import importlib
 from collections.abc import Callable
 from functools import partial
 from numbers import Real
+from pathlib import Path
 from typing import Protocol, TypeGuard, TypeVar
-
-import torch
 
 from engine.choices import Problem, Task
 from engine.errors import UserError
 from engine.tokens import KINDS, SECTIONS
-from harness.files import PROJECT, Json, is_file
+from harness.files import LARGEST, PROJECT, Json, is_file
 from harness.flags import fields_as_flags, shortened
 from harness.own_code import described, expect, told_as
 
@@ -28,7 +27,8 @@ def load_task(name: object) -> type:
     if not is_module(name):
         raise UserError(f"--task {shortened(str(name))}: there is no such module in the project's "
                         "folder (the file tools/my_task.py is the module tools.my_task)")
-    module = importlib.import_module(name)
+    with told_as(f"--task {name}", path_of(name)):
+        module = importlib.import_module(name)
     task = getattr(module, "Task", None)
     is_own = isinstance(task, type) and task.__module__ == name  # one it imports is another's
     if isinstance(task, type) and is_own and dataclasses.is_dataclass(task):
@@ -48,13 +48,19 @@ class Chosen(Protocol):
 
 def make_task(s: Chosen) -> "CheckedTask":
     task = load_task(s.task)
-    return CheckedTask(task(**{name: s.method_flags[name] for name in fields_as_flags(task)}))
+    values = {name: s.method_flags[name] for name in fields_as_flags(task)}
+    with told_as(f"--task {s.task}", task):
+        return CheckedTask(task(**values))
 
 
 def is_module(name: object) -> TypeGuard[str]:
     parts = name.split(".") if isinstance(name, str) else [""]
     is_name = all(part.isidentifier() and not part.startswith("__") for part in parts)
-    return is_name and is_file(PROJECT.joinpath(*parts).with_suffix(".py"))
+    return is_name and is_file(path_of(".".join(parts)))
+
+
+def path_of(module: str) -> Path:
+    return PROJECT.joinpath(*module.split(".")).with_suffix(".py")
 
 
 class CheckedTask:
@@ -113,10 +119,13 @@ def are_labels(labels: tuple[list[int], list[int]], pieces: list[bytes]) -> bool
 
 def is_score(score: dict[str, float], problem: Problem, text: str) -> bool:
     """With numbers that float32 can hold; yes and no are numbers."""
-    most = torch.finfo(torch.float32).max
-    is_finite = all(isinstance(value, Real) and abs(float(value)) <= most
-                    for value in score.values())
-    return is_finite and set(PARTS) <= set(score) and score["answer"] in (0, 1)
+    are_numbers = all(isinstance(name, str) and isinstance(value, Real)
+                      and abs(float(value)) <= LARGEST for name, value in score.items())
+    return are_numbers and set(PARTS) <= set(score) and score["answer"] in (0, 1)
+
+
+def is_text(given: str, problem: Problem) -> bool:
+    return isinstance(given, str)
 
 
 # of a method: in words, and a test of what it returned, with what it was asked
@@ -125,6 +134,9 @@ EXPECTED: dict[str, tuple[str, Callable[..., bool]]] = {
                           len(given) == asked[-1]),
     "held_out_problems": ("a list of problems, at least one and not more than it is asked for",
                           lambda given, count: 1 <= len(given) <= count),
+    "extreme_problems": ("a list of problems, at least one", lambda given: len(given) >= 1),
+    "prompt_for": ("a text", is_text), "show": ("a text", is_text),
+    "read": ("a problem", lambda given, words: given is not None),
     "score": (f"finite numbers by name, {', '.join(PARTS)} among them; answer counts as success: "
               "1 or 0", is_score),
     "label": (f"two lists with a code for each token: sections, 0 to {len(SECTIONS) - 1}, and "

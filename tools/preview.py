@@ -34,7 +34,7 @@ from harness.identity import run_config
 from harness.load import load_policy, make_weighting
 from harness.program import run_as_program
 from harness.progress import put
-from harness.settings import OPTIONS, Settings, choice_flags, make_settings
+from harness.settings import NOT_KEYWORDS, OPTIONS, Settings, choice_flags, make_settings
 from mitigations import rescaled_weight
 from tools.terminal import check_place, legend, one_line, shaded
 
@@ -52,7 +52,8 @@ def main(argv: list[str]) -> None:
     parser = Parser("python -m tools.preview RUN --mitigation NAME [its flags]", __doc__)
     parser.add_argument("RUN", type=some_text, help="a run folder")
     check_value("mitigation", defaults_of(argv)["mitigation"], OPTIONS["mitigation"])
-    own = {name: flag for name, flag in choice_flags(MITIGATIONS).items() if name not in FLAGS}
+    own = {name: flag for name, flag in choice_flags(MITIGATIONS).items()
+           if name not in (*FLAGS, *NOT_KEYWORDS)}
     given = add_flags(add_flags(parser, FLAGS), own).read(argv)
     flags = with_defaults(given, FLAGS)
     folder = Path(flags.RUN)
