@@ -12,7 +12,6 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
 from engine import processes
 from engine.choices import Method
@@ -26,7 +25,7 @@ from harness.files import (Json, append_line, is_file, is_folder, is_there, lock
                            replace_text, whole_folder, writing)
 from harness.identity import make_seal, run_id_on_record
 from harness.own_code import expect, is_dense, joined, told_as
-from qwen2_model import NAME_OF_TYPE, Qwen2, write_tensors
+from qwen2_model import NAME_OF_TYPE, Qwen2, opened, write_tensors
 
 TRAVELS_ALONG = (  # from the model's folder to every checkpoint
     "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt",
@@ -63,7 +62,8 @@ class TrainerState:
         return tensors
 
     def load(self, checkpoint: Path) -> None:
-        tensors = load_file(checkpoint / "trainer" / "state.safetensors")
+        with opened(checkpoint / "trainer" / "state.safetensors") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
         for part, method in self.methods.items():
             names = [name for name in tensors if name.startswith(f"{part}.")]
             state = {name.partition(".")[2]: tensors.pop(name) for name in names}
