@@ -66,7 +66,8 @@ class Runs:
         self.waiting = [run for run in planned if not run.is_finished()]
         self.running: list[tuple[PlannedRun, subprocess.Popen]] = []
         self.failed: dict[str, str] = {}
-        self.begun, self.steps_before = time.monotonic(), self.steps_made()
+        self.begun = self.first_step = time.monotonic()
+        self.steps_before, self.finished_before = self.steps_made(), self.finished
 
     @property
     def finished(self) -> int:
@@ -131,15 +132,17 @@ class Runs:
         show_status(", ".join(parts))
 
     def time_left(self) -> str:
-        """", about 9 min left": at the speed of all steps since the first, but not of a few."""
+        """", about 9 min left": at the speed of all steps so far, but not of a few. Once a run is
+        finished, its imports and its last evaluation count, too."""
         now, made = time.monotonic(), self.steps_made() - self.steps_before
         if not made:
-            self.begun = now
+            self.first_step = now
+        since = self.begun if self.finished > self.finished_before else self.first_step
         unfinished = [*self.waiting, *(run for run, _ in self.running)]
         left = sum(run.steps - run.steps_made() for run in unfinished)
         if made < FEWEST_STEPS or not left:
             return ""
-        return f", {in_words(left * (now - self.begun) / made)} left"
+        return f", {in_words(left * (now - since) / made)} left"
 
     def steps_made(self) -> int:
         return sum(run.steps_made() for run in self.planned)

@@ -90,6 +90,19 @@ def test_a_run_that_another_process_writes_is_waited_for(planned, monkeypatch):
     assert runs.make() and runs.finished == 1
 
 
+def test_the_time_left_counts_whole_runs_once_one_is_finished(planned, monkeypatch):
+    """Three runs of 60 steps: imports of 60 s, steps of 10 s, an evaluation of 120 s at the end."""
+    runs = Runs([planned(seed=seed, steps=60) for seed in range(3)], 1)
+    first, started, said = runs.waiting.pop(0), runs.begun, []
+    for seconds, steps in (60, 0), (180, 12), (780, 60):
+        runs.running = [(first, None)] if steps < 60 else []
+        monkeypatch.setattr(time, "monotonic", lambda now=started + seconds: now)
+        monkeypatch.setattr(PlannedRun, "steps_made",
+                            lambda run, made=steps: made if run is first else 0)
+        said.append(runs.time_left())
+    assert said == ["", ", about 28 min left", ", about 26 min left"]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing tells of a parent's end")
 def test_a_killed_program_leaves_no_training_behind(planned):
     """Its run keeps a checkpoint, as after Ctrl-C."""
