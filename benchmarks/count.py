@@ -16,6 +16,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import cache, partial
 from math import prod
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +28,7 @@ from torch.utils.flop_counter import flop_registry
 from analysis.tables import Table, by_row
 from benchmarks.cases import Case, make_batch, make_config, make_prompts
 from engine.cache import Cache
+from engine.forward import TokenLogProbs
 from engine.fused import FusedQwen2
 from engine.optimizer import AdamW
 from engine.sampler import Decoding, Rows, Sampling
@@ -38,8 +40,8 @@ aten = torch.ops.aten
 LAUNCH = {"token step": 3e-6, "update": 8e-6}  # seconds: replayed as a graph, called from Python
 REACHED = 0.6
 ROWS = (64, 256, 1024)
-PICKS = {"index", "index_select", "gather", "embedding", "searchsorted"}   # lines of a table
-PLACES = {"index_copy_", "index_put_", "index_add_", "scatter_add_"}       # in a table
+PICKS = {"index", "index_select", "gather", "embedding", "searchsorted"}          # lines of a table
+PLACES = {"index_copy_", "index_put_", "index_add_", "scatter_", "scatter_add_"}  # in a table
 FILLS = {"copy_", "fill_", "zero_", "new_zeros", "zeros_like", "ones_like"}  # and reads nothing
 COMPUTES_NOTHING = {"empty", "empty_like", "new_empty", "new_empty_strided", "_unsafe_view",
                     "_local_scalar_dense"}
@@ -65,7 +67,7 @@ class AsOnGPU(TorchFunctionMode):
 
 
 def as_on_gpu(function):
-    """Also where autograd calls it, to compute a layer again."""
+    """Also where autograd calls it: the backward pass does not know of the mode around it."""
     def called(*args):
         with AsOnGPU():
             return function(*args)
@@ -192,10 +194,12 @@ def whole_update(case: Case, gpu: dict) -> Counter:
     model.model.checkpointing = case.checkpointing
     for layer in model.model.layers:
         layer.forward = as_on_gpu(layer.forward)
+    backward = as_on_gpu(TokenLogProbs.backward)
     optimizer = AdamW(model.parameters(), 1e-12)
     for questions in (1, case.questions):  # in the first, AdamW makes its moments
         batch = make_batch(replace(case, questions=questions))
-        with AsOnGPU(), Count(LAUNCH["update"], gpu) as count:
+        with (patch.object(TokenLogProbs, "backward", backward), AsOnGPU(),
+              Count(LAUNCH["update"], gpu) as count):
             update(model, optimizer, batch, batch.mask.float(),
                    Settings(micro_batch=case.micro_batch))
     return count.total

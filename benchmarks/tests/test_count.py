@@ -46,11 +46,27 @@ def half(*shape):
     (lambda _: meta(500, 8)[torch.tensor([1, 2, 3])], 1, 3 * 2 + 24 * 2),
     (lambda _: meta(500, 8).index_copy_(0, torch.tensor([1, 2]), meta(2, 8)), 1,
      (2 * 2 + 16) * 2),
+    (lambda _: meta(2, 8).scatter_(1, torch.tensor([[1], [2]]), meta(2, 1)), 1, (2 * 2 + 2) * 2),
 ])
 def test_bytes_by_hand(work, launches, moved):
     """In numbers of 4 bytes; an index has 8."""
     found = counted(work)
     assert (found.get("launches", 0), found.get("bytes", 0)) == (launches, 4 * moved)
+
+
+def test_the_backward_pass_of_the_logits_takes_their_softmax_at_once(monkeypatch):
+    """As the forward pass does: in chunks all logits are made twice. A copy in float32 before it
+    would be 14 bytes a logit for 6."""
+    sizes, softmax = [], count.softmax
+
+    def noted(x, dim, dtype):
+        sizes.append(len(x))
+        return softmax(x, dim, dtype)
+
+    monkeypatch.setattr("engine.forward.LOGITS_AT_ONCE", 4096)
+    monkeypatch.setattr(count, "softmax", noted)
+    count.whole_update(SMALL, GPU)
+    assert sum(sizes) == 2 * (3 + 6) * 6  # answers of an update, and of the one before; tokens
 
 
 def test_seconds_are_those_of_the_launch_or_the_bytes_or_the_products():
