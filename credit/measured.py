@@ -96,7 +96,7 @@ def credit_at(policy: Policy, rollouts: Rollouts, places: Places,
     others = torch.full(rollouts.mask.shape, float("nan"), dtype=torch.float64)
     for (b, t), reward in zip(places, rewards):
         others[b, t] = reward.mean()
-    credit, _, _ = chain(rollouts, chance_of_others(rollouts), others, torch.zeros_like(others))
+    credit, _ = chain(rollouts, chance_of_others(rollouts), others, torch.zeros_like(others))
     return credit.to(rollouts.log_prob), spent
 
 
@@ -116,21 +116,19 @@ def deviations(policy: Policy, rollouts: Rollouts, places: Places, counts: list[
 
 
 def chain(rollouts: Rollouts, other_chance: torch.Tensor, others: torch.Tensor,
-          variance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(B, T) each: credit, value before each token, and the variance of the credit.
+          variance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(B, T) each: credit, and its variance.
 
     From the end, where the value is the reward. All is linear in `others`, whose variance is given;
     where `others` is NaN the credit is 0.
     """
     mask, worth = rollouts.mask.cpu(), rollouts.reward.double().cpu()
     credit = torch.zeros(mask.shape, dtype=torch.float64)
-    before, credit_variance = torch.zeros_like(credit), torch.zeros_like(credit)
-    worth_variance = torch.zeros_like(worth)
+    credit_variance, worth_variance = torch.zeros_like(credit), torch.zeros_like(worth)
     for t in range(mask.shape[1] - 1, -1, -1):
         q = other_chance[:, t] * ~others[:, t].isnan()
         credit[:, t] = q * (worth - others[:, t].nan_to_num(0.0))
         credit_variance[:, t] = q.square() * (worth_variance + variance[:, t])
         worth_variance = (1 - q).square() * worth_variance + q.square() * variance[:, t]
         worth = worth - credit[:, t]
-        before[:, t] = worth
-    return credit, before, credit_variance
+    return credit, credit_variance

@@ -14,7 +14,7 @@ WEIGHTINGS = {name: f"--mitigation {name}" for name in (
     "shared_prefix", "future_attention")}
 WEIGHTINGS["outcome_conditional"] = "--mitigation outcome_conditional --think_discount 0.5"
 ADVANTAGES = {name: f"--advantage {name}" for name in (
-    "rloo", "batch_mean", "span", "deletion", "gae", "prefix_tree", "gtpo", "hindsight")}
+    "rloo", "batch_mean", "span", "deletion", "gae", "prefix_tree", "gtpo")}
 ADVANTAGES["gae-trunk"] = "--advantage gae --critic trunk"
 METHODS = WEIGHTINGS | ADVANTAGES
 CONTROLS = {CONTROL: "--advantage measured --measured_k 2"}             # must be ahead

@@ -105,17 +105,16 @@ MAKERS = {"table": make_table, "text": make_text, "words": make_words, "source":
 
 
 def find_table(words: str) -> tuple[Table, list[str]]:
-    """Of `control success measured; end`: the table success of research/results/control.json, and
-    what is asked of it. Its name may have spaces in it, so the longest that fits is meant."""
-    result, _, rest = words.strip().partition(" ")
-    if not rest:
+    """Of `board board measured; lead`: the table board of research/results/board.json, and what is
+    asked of it."""
+    match = re.fullmatch(r"(\w+) (\w+)[; ]*(.*)", words.strip())
+    if match is None:
         raise UserError("a result and a table should be named first")
+    result, name, asked = match.groups()
     stored = {table["name"]: table for table in read_result(RESULTS / f"{result}.json")["tables"]}
-    for name in sorted(stored, key=len, reverse=True):
-        if re.match(re.escape(name) + "([; ]|$)", rest):
-            asked = [part.strip() for part in rest.removeprefix(name).split(";")]
-            return table_of(stored[name]), list(filter(None, asked))
-    raise UserError(f"there is no table {rest.split(';')[0]}, only {', '.join(stored)}")
+    if name not in stored:
+        raise UserError(f"there is no table {name}, only {', '.join(stored)}")
+    return table_of(stored[name]), [part.strip() for part in asked.split(";") if part.strip()]
 
 
 def table_of(stored: dict) -> Table:
