@@ -1,7 +1,8 @@
-"""The arms of the board: every weighting and advantage that costs less than five plain steps.
+"""The arms of the board: every weighting and advantage that samples nothing for its credit.
 
-`oracle`, `causal_ablation` and `vine` cost more, and `dr_grpo` is a multiple of `rloo`. An arm is
-the flags of train.py that make it.
+`measured` stands for those that do: `oracle`, `vine` and `causal_ablation` (a step costs 2.6 and
+3.2 plain ones, by benchmarks.cost) have no arm. `dr_grpo` is a multiple of `rloo`. An arm is the
+flags of train.py that make it.
 """
 from engine.choices import WHOLE_ANSWERS
 

@@ -92,7 +92,9 @@ def report(board: Board, command: str) -> None:
                                made_by=made_by(made))
     findings = Findings("Who is ahead of plain GRPO?", [f"{len(made)} runs are finished."],
                         [table, *again_table(board)], values_of(board))
-    write_findings(folder, "board", settings, findings, seconds_of(board), command)
+    seconds = sum(line["processor_seconds"] for run in board.known.values()
+                  for line in run["metrics"])
+    write_findings(folder, "board", settings, findings, seconds, command)
     print_all(findings)
     print(f"picture and numbers: {folder}; python -m research publish {folder} keeps them")
 
@@ -118,7 +120,7 @@ def board_table(board: Board, predicted: dict[str, float]) -> Table:
                  ["by seed, Student's t; p and verdict by Holm's correction over the methods, of "
                   "the control and the scale alone; seconds: of a processor for a step, over plain "
                   "GRPO's"],
-                 {"95%": "95% interval", "p": "p, Holm's correction", "seconds": "seconds a step"})
+                 {"95%": "95% interval", "p": "p, Holm's correction", "seconds": "cost of a step"})
 
 
 def again_table(board: Board) -> list[Table]:
@@ -158,10 +160,6 @@ def seconds_a_step(board: Board, arm: str) -> float:
     """Of a processor; the same whatever runs beside it."""
     runs = board.of_seeds(arm, REPORTED).values()
     return float(np.mean([line["processor_seconds"] for run in runs for line in run["metrics"]]))
-
-
-def seconds_of(board: Board) -> float:
-    return sum(line["processor_seconds"] for run in board.known.values() for line in run["metrics"])
 
 
 def values_of(board: Board) -> dict:

@@ -67,9 +67,8 @@ def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[[Pr
     else:  # as much as a screen holds
         print(f"{findings.title}\n")
         show_in_short([*findings.intro[:1], *summary_of(findings)], findings.tables[:1])
-    print(f"\n{seconds:.0f} s; numbers: {folder / 'numbers.json'}")
-    if not args.all:
-        print("--all prints every table")
+    more = "" if args.all else "; --all prints every table"
+    print(f"\n{seconds:.0f} s; numbers: {folder / 'numbers.json'}{more}")
 
 
 def command_of(name: str, typed: dict) -> str:

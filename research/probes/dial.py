@@ -73,9 +73,8 @@ def measure(probe: Probe) -> Findings:
     board.notes += [f"{name} cannot be asked: {reason}" for name, reason in reasons.items()]
     law = [] if args.max_grad_norm else law_table(board)  # it was predicted without clipping
     draw(draw_dials, probe.folder / "shares.png", {"cells": cells})
-    tables = [leads_table(board), board, *law]
-    if args.only:  # the first is seen at once: it should have what was asked for
-        tables.insert(0, tables.pop(1))
+    tables = [leads_table(board), board]
+    tables = (tables[::-1] if args.only else tables) + law  # the first is seen at once
     return Findings("Where does credit by token pay?", [in_words(args)], tables, {"cells": cells})
 
 

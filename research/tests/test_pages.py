@@ -74,6 +74,8 @@ def test_a_result_that_was_changed_by_hand_or_damaged_is_named(results, old, new
     ("number small success rloo; end; 95%", "-1.0 to +50.0"),
     ("number small size size: abs(t) > 3; share, all", "50.0%"),
     ("interval small success none; end; 95%", "50.0% (+1.0 to +2.0)"),
+    ("table small success; arm = rloo; when = end; arm; end", "\n| arm | end |\n|:--|--:|\n"
+     "| rloo | 25.0% |\n"),
     ("table small size; share, all", "\n| share, all |\n|--:|\n| 50.0% |\n| 25.0% |\n"),
     ("text small log", "\n```\n   1/2  0.5\n ...\n```\n"),
     ("words small success", "\nrloo is behind.\n"),
