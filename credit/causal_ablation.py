@@ -1,6 +1,6 @@
 """Credit by ablation (intervention): what becomes of the answer without a token?
 
-    causal_ablation   a weighting: another token in its place, a fresh answer, abs(change of reward)
+    causal_ablation   a weighting: another token there, a continuation, abs(change of reward)
     deletion          an advantage: without it the rest is scored as a text, change of reward
 """
 from itertools import islice

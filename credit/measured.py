@@ -25,9 +25,9 @@ from engine.policy import Policy
 from engine.rollouts import Rollouts
 from harness.flags import Flag
 
-Count = typing.Annotated[int, Flag(4, "fresh answers that leave each undecided token", least=1,
+Count = typing.Annotated[int, Flag(4, "continuations that leave each undecided token", least=1,
                                    most=10_000)]
-Most = typing.Annotated[int, Flag(8, "fresh answers that leave a token which is a free choice; of "
+Most = typing.Annotated[int, Flag(8, "continuations that leave a token which is a free choice; of "
                                      "the others fewer", least=1, most=10_000)]
 Above = typing.Annotated[float, Flag(0.15, "tokens whose 1 - p is above this are measured, the "
                                            "others get credit 0", least=0, most=1)]
@@ -36,7 +36,7 @@ SURE = 1e-3  # a token with 1 - p below this is taken to have no credit
 
 @advantage
 class measured:
-    """Monte Carlo advantage of each undecided token, against fresh answers that deviate there.
+    """Monte Carlo advantage of each undecided token, against continuations that deviate there.
 
     A token that is not measured gets 0, and the value passes it unchanged. The advantage is a
     difference of rewards, not standardised: most are small beside plain GRPO's. AdamW is invariant
@@ -59,7 +59,7 @@ class oracle:
     """|V(after) - V(before)|, measured by Monte Carlo: expensive, a reference for the others.
 
     Measured as --advantage measured does it, at every token with 1 - p above a thousandth, by
-    oracle_k (1 - p) fresh answers, rounded up. A token of probability p cannot be credited with
+    oracle_k (1 - p) continuations, rounded up. A token of probability p cannot be credited with
     more than (1 - p) of the reward's range, so the others get 0. The sign stays the outcome's, so
     this is no upper bound; that is --advantage measured.
     """
@@ -90,7 +90,7 @@ def chance_of_others(rollouts: Rollouts) -> torch.Tensor:
 
 def credit_at(policy: Policy, rollouts: Rollouts, places: Places,
               counts: list[int]) -> tuple[torch.Tensor, Metrics]:
-    """(B, T) credit, 0 but at these places (b, t), from so many fresh answers at each; and what was
+    """(B, T) credit, 0 but at these places (b, t), from so many continuations at each; and what was
     sampled for it."""
     rewards, spent = deviations(policy, rollouts, places, counts)
     others = torch.full(rollouts.mask.shape, float("nan"), dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Values of prefixes by Monte Carlo: V(prefix) is the mean reward of k fresh answers from there.
+"""Values of prefixes by Monte Carlo: V(prefix) is the mean reward of k continuations.
 
 What prefixes have in common is computed once. With p for the prompt of their problem and
 
@@ -86,7 +86,7 @@ def prefix_values(policy: Policy, rollouts: Rollouts, cuts: list[list[int]],
 def continuation_rewards(policy: Policy, rollouts: Rollouts, prefixes: list[Prefix], k: int,
                          progress: Callable[[float], None] = lambda share: None,
                          without: list[int] | None = None) -> tuple[torch.Tensor, Metrics]:
-    """Rewards (n, k) of k fresh answers that go on from each prefix, and the price: how many
+    """Rewards (n, k) of k continuations of each prefix, and the price: how many
     answers were sampled and scored, and their tokens.
 
     `without` names for each prefix a token that may not come next, -1 for none. A prefix that has
@@ -102,7 +102,7 @@ def continuation_rewards(policy: Policy, rollouts: Rollouts, prefixes: list[Pref
     cells = [cell for i in sort_by_length(prefixes) if room[i] > 0
              for cell in range(i * k, i * k + k)]
 
-    @cache  # many fresh answers are the same
+    @cache  # many continuations are the same
     def reward_of(answer: Prefix) -> float:
         group, ids = answer
         return policy.reward_of(rollouts.problems[group], ids)

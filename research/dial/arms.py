@@ -9,7 +9,7 @@ some that no model could have.
     exact gradient   of the expected reward, as of a batch without end
 
 What the world cannot give is said in a sentence where a method asks for it: there is no text, no
-attention from token to token, and no fresh answers, whose limit is the true credit.
+attention from token to token, and no continuations, whose limit is the true credit.
 """
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -119,7 +119,7 @@ def policy_of(world: World, s: int) -> SimpleNamespace:
     settings = SimpleNamespace(seed=world.seeds[s], temperature=1.0, loss_norm="token",
                                max_new_tokens=world.dials.tokens, micro_batch=QUESTIONS * ANSWERS)
     return SimpleNamespace(model=model, settings=settings, task=Missing("the text of answers"),
-                           tokenizer=Missing("fresh answers"),
+                           tokenizer=Missing("continuations of a prefix"),
                            reward_of=Missing("answers of another length"))
 
 

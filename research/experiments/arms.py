@@ -1,8 +1,7 @@
 """The arms of the board: every weighting and advantage that samples nothing for its credit.
 
-`measured` stands for those that do: `oracle`, `vine` and `causal_ablation` (a step costs 2.6 and
-3.2 plain ones, by benchmarks.cost) have no arm. `dr_grpo` is a multiple of `rloo`. An arm is the
-flags of train.py that make it.
+`oracle`, `vine` and `causal_ablation` do, as the control does, and `dr_grpo` is a multiple of
+`rloo`. An arm is the flags of train.py that make it.
 """
 from engine.choices import WHOLE_ANSWERS
 

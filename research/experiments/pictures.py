@@ -82,14 +82,15 @@ def meaning_of(row: dict) -> str:
 
 def draw_dials(values: dict) -> Figure:
     """Share of the true credit's lead that an arm gains, by the share of tokens that decides: a
-    panel for each length, worlds without `all` and `own`. Grey is plain GRPO with more problems;
-    what lies below -1.5 is cut off."""
+    panel for each length, worlds of plain dials. Grey, the eighth colour, is plain GRPO with more
+    problems; what lies below -1.5 is cut off."""
     cells = {(cell["world"], cell["arm"]): np.array(cell["mean"]) for cell in values["cells"]}
     shares = {world: [int(number) for number in world.split("/")] for world, _ in cells
               if world.replace("/", "").isdigit()}
     lengths = sorted({tokens for tokens, _ in shares.values()})
     names = [name for name in dict.fromkeys(arm for _, arm in cells)
              if name not in ("plain GRPO", "true credit")]
+    names.sort(key=lambda name: name.startswith("batch "))
     figure, axes = plt.subplots(1, max(1, len(lengths)), sharey=True, squeeze=False,
                                 figsize=(5.6 * max(1, len(lengths)), 5.4))
     for axis, length in zip(axes[0], lengths):
@@ -99,7 +100,7 @@ def draw_dials(values: dict) -> Figure:
             points = [(keys / length, *share_of_lead(cells, world, name)) for keys, world in worlds
                       if (world, name) in cells]
             is_scale = name.startswith("batch ")
-            style = dict(color=GREY, ls=":", lw=2) if is_scale else style_of(number)
+            style = dict(color=GREY, ls=":", lw=2) if is_scale else style_of(number + number // 7)
             if points:
                 place, share, reach = zip(*points)
                 axis.errorbar(place, share, reach, marker="o", ms=4, elinewidth=0.7, label=name,

@@ -186,7 +186,7 @@ def test_masks_point_at_the_tokens_that_decide():
 
 @pytest.mark.parametrize("name, needs", [
     ("future_attention", "attention from token to token"), ("vine", "the text of answers"),
-    ("oracle", "fresh answers"), ("deletion", "answers of another length")])
+    ("oracle", "continuations of a prefix"), ("deletion", "answers of another length")])
 def test_what_cannot_be_asked_is_said(name, needs):
     with pytest.raises(UserError, match=f"it needs {needs}"):
         train(Dials.read("12/3"), arm_of(name), [1], [1e-2], 1)
