@@ -55,8 +55,7 @@ def draw_leads(table: dict) -> Figure:
         axis.plot([], [], "o-", color=colour, lw=2, ms=5, label=word)
     for height, row in enumerate(rows):
         colour = colours[meaning_of(row)]
-        if all(map(is_number, row["95%"])):
-            axis.plot(100 * np.array(row["95%"]), [height, height], color=colour, lw=2)
+        axis.plot(100 * np.array(row["95%"]), [height, height], color=colour, lw=2)
         axis.plot(100 * row["lead"], height, "o", color=colour, ms=5)
         if is_number(row["predicted"]):
             axis.plot(100 * row["predicted"], height, "kx", ms=6)
@@ -64,8 +63,7 @@ def draw_leads(table: dict) -> Figure:
     axis.set(yticks=range(len(rows)), yticklabels=[row["arm"] for row in rows],
              ylim=(-0.7, len(rows) - 0.3), title="Who is ahead of plain GRPO?",
              xlabel="points of mean success in training, minus plain GRPO")
-    if any(is_number(row["predicted"]) for row in rows):
-        axis.plot([], [], "kx", ms=6, label="predicted")
+    axis.plot([], [], "kx", ms=6, label="predicted")
     legend_below(figure, axis, ncols=3, title="Lines: the 95% interval of one arm alone. Colours: "
                  "the verdict, by p corrected for the number\nof methods and, for ahead, a second "
                  "look. So a line beside 0 may be grey.")
@@ -127,27 +125,27 @@ def draw_law(table: dict) -> Figure:
     """Predicted leads against measured ones, a colour for each world, those with a reward of all or
     nothing apart. Named are points FAR from the diagonal whose interval does not reach it."""
     worlds = list(dict.fromkeys(row["world"] for row in table["rows"]))
-    parts = [[world for world in worlds if is_all == world.endswith("all")]
-             for is_all in (False, True)]
     figure, axes = plt.subplots(1, 2, figsize=(11.5, 5.2))
-    for axis, part in zip(axes, parts):
-        rows = [row for row in table["rows"] if row["world"] in part]
-        ends = [100 * end for row in rows for end in (row["predicted"], row["lead"])] or [0]
-        axis.plot([min(ends), max(ends)], [min(ends), max(ends)], color="black", lw=1)
-        for world in part:
-            number = worlds.index(world)
-            own = [row for row in rows if row["world"] == world]
+    for axis, is_all in zip(axes, (False, True)):
+        named, ends = [], [0.0]
+        for number, world in enumerate(worlds):
+            own = [row for row in table["rows"] if row["world"] == world]
             predicted, lead, low, high = 100 * np.array(
                 [[row["predicted"], row["lead"], *row["95%"]] for row in own]).T
-            axis.errorbar(predicted, lead, [lead - low, high - lead], ms=4, elinewidth=0.6,
-                          fmt=SIGNS[number % len(SIGNS)], color=COLOURS[number % len(COLOURS)],
-                          label=world)
-            for row, x, y in zip(own, predicted, lead):
-                if row["verdict"] == "off" and abs(x - y) > FAR:
-                    axis.annotate(f"{row['arm']}, {world}", (x, y), (5, -3),
-                                  textcoords="offset points", fontsize=6.5)
+            if world.endswith("all") == is_all:
+                axis.errorbar(predicted, lead, [lead - low, high - lead], ms=4, elinewidth=0.6,
+                              fmt=SIGNS[number % len(SIGNS)],
+                              color=COLOURS[number % len(COLOURS)], label=world)
+                named += [(y, x, f"{row['arm']}, {world}") for row, x, y in zip(
+                    own, predicted, lead) if row["verdict"] == "off" and abs(x - y) > FAR]
+                ends += [*predicted, *lead]
+        axis.plot([min(ends), max(ends)], [min(ends), max(ends)], color="black", lw=1)
+        height, gap = np.inf, 0.026 * (max(ends) - min(ends))
+        for y, x, name in sorted(named, reverse=True):  # no name stands on another
+            height = min(y, height - gap)
+            axis.annotate(name, (x, y), (x + gap, height - gap / 3), fontsize=6.5)
         axis.set(xlabel="predicted lead, points", ylabel="measured lead, points")
-    axes[0].set_title("The reward is the share of keys that are right")
+    axes[0].set_title("The reward is the share of deciding tokens that are right")
     axes[1].set_title("The reward is 1 if all are right, else 0")
     legend_below(figure, axes[0], ncols=4)
     return figure
