@@ -23,7 +23,6 @@ from harness.files import is_there, replace_text, whole_folder
 from harness.flags import MOST_SEED, MOST_THREADS, Flag, Parser, add_flags, with_defaults
 from harness.identity import provenance
 from harness.progress import show_status, though_nobody_reads
-from harness.run_name import path_part
 
 COMMON = {
     "threads": Flag(0, "CPU threads; 0 is what PyTorch finds", least=0, most=MOST_THREADS),
@@ -52,7 +51,7 @@ def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[[Pr
     """Read the flags, measure, and write the findings into a folder, which appears whole or not at
     all."""
     known = {**flags,
-             "out": Flag(None, f"a new folder, by default results/{name}-...-s<seed>"),
+             "out": Flag(None, f"a new folder, by default results/{name}-s<seed>"),
              "all": Flag(False, "print every table, not only findings")}
     typed = add_flags(Parser(f"python -m research {name} [flags]", doc), known).read(argv)
     args, start = with_defaults(typed, known), time.monotonic()
@@ -79,9 +78,8 @@ def command_of(name: str, typed: dict) -> str:
 
 
 def choose_folder(name: str, args: SimpleNamespace) -> Path:
-    """The one asked for, or one named by probe, model and seed. It must not exist yet."""
-    model = [path_part(args.model)] if hasattr(args, "model") else []
-    folder = Path(args.out or f"results/{'-'.join([name, *model, f's{args.seed}'])}")
+    """The one asked for, or one named by probe and seed. It must not exist yet."""
+    folder = Path(args.out or f"results/{name}-s{args.seed}")
     if is_there(folder):
         raise UserError(f"{folder} exists already: name another with --out, or remove it")
     return folder

@@ -40,7 +40,7 @@ def test_a_probe_prints_one_screen(tmp_path, capsys):
 def test_numbers_command_and_settings_are_kept(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_probe("gains", "A probe.", KNOWN, measured, ["--note", "a b", "--seed", "3"])
-    numbers = json.loads((tmp_path / "results/gains-tiny-s3/numbers.json").read_text())
+    numbers = json.loads((tmp_path / "results/gains-s3/numbers.json").read_text())
     assert numbers["command"] == "python -m research gains --note 'a b' --seed 3"
     assert numbers["measured"] == "gains" and numbers["settings"]["seed"] == 3
     assert len(numbers["tables"][0]["rows"]) == 60
