@@ -319,7 +319,7 @@ MITIGATIONS.update({
     "shared_prefix": "credit.prefix_tree"})
 ADVANTAGES.update({
     "vine": "credit.monte_carlo", "deletion": "credit.causal_ablation",
-    "measured": "credit.measured", "gae": "credit.critic", "hindsight": "credit.hindsight",
+    "measured": "credit.measured", "gae": "credit.critic",
     "prefix_tree": "credit.prefix_tree", "gtpo": "credit.gtpo"})
 LOSSES["dpo"] = "credit.preferences"
 

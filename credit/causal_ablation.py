@@ -1,14 +1,8 @@
 """Credit by ablation (intervention): what becomes of the answer without a token?
 
-Two weightings, which are --ablation of causal_ablation, and an advantage:
-
-    resample   another token in its place and a fresh answer from there: abs(change of reward)
-    delete     the token taken out and the rest as it was: abs(change of log p(answer section)),
-               from forward passes alone
-    deletion   the token taken out and the rest scored as a text: change of reward, with its sign
+    causal_ablation   a weighting: another token there, a continuation, abs(change of reward)
+    deletion          an advantage: without it the rest is scored as a text, change of reward
 """
-import typing
-from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -17,35 +11,28 @@ import torch
 from credit.monte_carlo import Places, continuation_rewards
 from engine import processes
 from engine.choices import Metrics, advantage, mitigation
-from engine.forward import frozen_log_probs
 from engine.policy import Policy
 from engine.rollouts import Rollouts
-from engine.tokens import ANSWER
-from harness.flags import Count, Flag
-
-Ablation = typing.Annotated[str, Flag("resample", "resample or delete the token",
-                                      choices=("resample", "delete"))]
+from harness.flags import Count
 
 
 @mitigation
 class causal_ablation:
-    """Ablation of every n-th token: abs(change of reward) when it is resampled and the answer goes
-    on; or abs(change of log p(answer section)) when it is deleted and the rest stays.
+    """abs(change of reward) when every n-th token is resampled and the answer goes on.
 
     The replacement is drawn from the policy with the token ruled out. One continuation for each;
     linear interpolation in between.
     """
 
-    def __init__(self, policy: Policy, *, ablate_every: Count = 8, ablation: Ablation = "resample"):
+    def __init__(self, policy: Policy, *, ablate_every: Count = 8):
         self.every = ablate_every
         self.metrics: Metrics = {}
-        self.changes = {"resample": self.after_resampling, "delete": after_deletion}[ablation]
 
     def __call__(self, rollouts: Rollouts, policy: Policy) -> torch.Tensor:
         answers = [(row, length, range(0, length, self.every))
                    for row, length in enumerate(rollouts.length.tolist()) if length]
         places = [(row, t) for row, _, at in answers for t in at]
-        changes = iter(self.changes(rollouts, policy, places).abs().tolist())
+        changes = iter(self.after_resampling(rollouts, policy, places).abs().tolist())
         weight = torch.zeros_like(rollouts.log_prob)
         for row, length, at in answers:
             between = np.interp(range(length), at, list(islice(changes, len(at))))
@@ -60,37 +47,6 @@ class causal_ablation:
         rewards, self.metrics = continuation_rewards(policy, rollouts, prefixes, 1,
                                                      without=own_tokens)
         return rollouts.reward[[row for row, _ in places]] - rewards[:, 0]
-
-
-def after_deletion(rollouts: Rollouts, policy: Policy, places: Places) -> torch.Tensor:
-    """(places,): log p of the later tokens of the answer section, with the token minus without it;
-    0 where there are none.
-
-    The text with a gap is off-distribution: part of the change is surprise at the gap itself.
-    """
-    shorter, later = without(rollouts, places)
-    asked = later.any(1).nonzero().squeeze(1)
-    share = processes.shard_of(len(asked))
-    own = asked[share.start:share.stop]
-    log_prob = frozen_log_probs(policy.model, shorter, own, policy.settings.micro_batch)
-    processes.all_reduce(log_prob)
-    return ((shorter.log_prob - log_prob) * later).sum(1)
-
-
-def without(rollouts: Rollouts, places: Places) -> tuple[Rollouts, torch.Tensor]:
-    """An answer for each place, the token there deleted; and which of its tokens (places, T) come
-    later in the answer section. Its log_prob is still that of before the deletion."""
-    device, T = rollouts.mask.device, rollouts.mask.shape[1]
-    rows = torch.tensor([row for row, _ in places], device=device)
-    at = torch.tensor([t for _, t in places], device=device)[:, None]
-    index = torch.arange(T, device=device).expand(len(places), T)
-    source = (index + (index >= at)).clamp(max=T - 1)  # where a token stood before
-    mask = index < rollouts.length[rows, None] - 1
-    shorter = replace(rollouts, mask=mask, group=rollouts.group[rows],
-                      ids=rollouts.ids[rows].gather(1, source) * mask,
-                      log_prob=rollouts.log_prob[rows].gather(1, source) * mask)
-    section = rollouts.section[rows].gather(1, source)
-    return shorter, mask & (index >= at) & (section == ANSWER)
 
 
 @advantage

@@ -32,8 +32,7 @@ class learned_importance:
     """Attention pooling: a small net on the hidden states, trained to predict an answer's advantage
     from their weighted mean.
 
-    Weight 1 during the warm-up. Importance is predictive, not causal. Where the true credit of the
-    tokens is known, the net regresses on its magnitude instead.
+    Weight 1 during the warm-up. Importance is predictive, not causal.
     """
 
     def __init__(self, policy: Policy, *, importance_warmup: CountOrNone = 10,
@@ -54,8 +53,6 @@ class learned_importance:
 
     def loss(self, rollouts: Rollouts) -> torch.Tensor:
         importance = self.net.module.importance(rollouts.hidden) * rollouts.mask
-        if rollouts.true_credit.dim():
-            return (importance - rollouts.true_credit.abs())[rollouts.mask].square().mean()
         total = importance.sum(1, keepdim=True).clamp(min=1e-6)
         pooled = torch.einsum("bt,btd->bd", importance, rollouts.hidden) / total
         predicted: torch.Tensor = self.net.module.read(pooled).squeeze(-1)

@@ -25,9 +25,9 @@ from engine.policy import Policy
 from engine.rollouts import Rollouts
 from harness.flags import Flag
 
-Count = typing.Annotated[int, Flag(4, "fresh answers that leave each undecided token", least=1,
+Count = typing.Annotated[int, Flag(4, "continuations that leave each undecided token", least=1,
                                    most=10_000)]
-Most = typing.Annotated[int, Flag(8, "fresh answers that leave a token which is a free choice; of "
+Most = typing.Annotated[int, Flag(8, "continuations that leave a token which is a free choice; of "
                                      "the others fewer", least=1, most=10_000)]
 Above = typing.Annotated[float, Flag(0.15, "tokens whose 1 - p is above this are measured, the "
                                            "others get credit 0", least=0, most=1)]
@@ -36,7 +36,7 @@ SURE = 1e-3  # a token with 1 - p below this is taken to have no credit
 
 @advantage
 class measured:
-    """Monte Carlo advantage of each undecided token, against fresh answers that deviate there.
+    """Monte Carlo advantage of each undecided token, against continuations that deviate there.
 
     A token that is not measured gets 0, and the value passes it unchanged. The advantage is a
     difference of rewards, not standardised: most are small beside plain GRPO's. AdamW is invariant
@@ -59,7 +59,7 @@ class oracle:
     """|V(after) - V(before)|, measured by Monte Carlo: expensive, a reference for the others.
 
     Measured as --advantage measured does it, at every token with 1 - p above a thousandth, by
-    oracle_k (1 - p) fresh answers, rounded up. A token of probability p cannot be credited with
+    oracle_k (1 - p) continuations, rounded up. A token of probability p cannot be credited with
     more than (1 - p) of the reward's range, so the others get 0. The sign stays the outcome's, so
     this is no upper bound; that is --advantage measured.
     """
@@ -90,13 +90,13 @@ def chance_of_others(rollouts: Rollouts) -> torch.Tensor:
 
 def credit_at(policy: Policy, rollouts: Rollouts, places: Places,
               counts: list[int]) -> tuple[torch.Tensor, Metrics]:
-    """(B, T) credit, 0 but at these places (b, t), from so many fresh answers at each; and what was
+    """(B, T) credit, 0 but at these places (b, t), from so many continuations at each; and what was
     sampled for it."""
     rewards, spent = deviations(policy, rollouts, places, counts)
     others = torch.full(rollouts.mask.shape, float("nan"), dtype=torch.float64)
     for (b, t), reward in zip(places, rewards):
         others[b, t] = reward.mean()
-    credit, _, _ = chain(rollouts, chance_of_others(rollouts), others, torch.zeros_like(others))
+    credit, _ = chain(rollouts, chance_of_others(rollouts), others, torch.zeros_like(others))
     return credit.to(rollouts.log_prob), spent
 
 
@@ -116,21 +116,19 @@ def deviations(policy: Policy, rollouts: Rollouts, places: Places, counts: list[
 
 
 def chain(rollouts: Rollouts, other_chance: torch.Tensor, others: torch.Tensor,
-          variance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(B, T) each: credit, value before each token, and the variance of the credit.
+          variance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(B, T) each: credit, and its variance.
 
     From the end, where the value is the reward. All is linear in `others`, whose variance is given;
     where `others` is NaN the credit is 0.
     """
     mask, worth = rollouts.mask.cpu(), rollouts.reward.double().cpu()
     credit = torch.zeros(mask.shape, dtype=torch.float64)
-    before, credit_variance = torch.zeros_like(credit), torch.zeros_like(credit)
-    worth_variance = torch.zeros_like(worth)
+    credit_variance, worth_variance = torch.zeros_like(credit), torch.zeros_like(worth)
     for t in range(mask.shape[1] - 1, -1, -1):
         q = other_chance[:, t] * ~others[:, t].isnan()
         credit[:, t] = q * (worth - others[:, t].nan_to_num(0.0))
         credit_variance[:, t] = q.square() * (worth_variance + variance[:, t])
         worth_variance = (1 - q).square() * worth_variance + q.square() * variance[:, t]
         worth = worth - credit[:, t]
-        before[:, t] = worth
-    return credit, before, credit_variance
+    return credit, credit_variance

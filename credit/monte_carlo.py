@@ -1,4 +1,4 @@
-"""Values of prefixes by Monte Carlo: V(prefix) is the mean reward of k fresh answers from there.
+"""Values of prefixes by Monte Carlo: V(prefix) is the mean reward of k continuations.
 
 What prefixes have in common is computed once. With p for the prompt of their problem and
 
@@ -31,11 +31,7 @@ K = typing.Annotated[int, Flag(9, "fresh continuations behind each value", least
 # sixth slower. A model of 0.5B has 12 MB of cache for each row of 512 tokens.
 ROWS_AT_ONCE = 1024
 CACHE_AT_ONCE = 2 ** 30  # bytes
-UNCERTAIN = 0.9     # a token of lower probability is a decision, for --values_every uncertain
-DECISIONS_EACH = 5  # of a segment; both numbers are those of SPO's published settings
-
-Every = typing.Annotated[str, Flag("line", "a value at every new line, every so many tokens, or "
-                                           "where the policy was uncertain")]
+Every = typing.Annotated[str, Flag("line", "a value at every new line, or every so many tokens")]
 
 
 @advantage
@@ -43,23 +39,18 @@ class vine:
     """Monte Carlo values (VinePPO, 2410.01679): a segment's advantage is V after it minus V before.
 
     The last segment ends with the reward itself. Unbiased for any number of continuations; the
-    variance is about 2 p (1 - p) / k for a reward of 1 with probability p. `uncertain` cuts as SPO
-    does (2505.23564): before every fifth token whose probability was below 0.9.
+    variance is about 2 p (1 - p) / k for a reward of 1 with probability p.
     """
 
     def __init__(self, policy: Policy, *, values_k: K = 9, values_every: Every = "line"):
-        if not re.fullmatch("line|uncertain|[1-9][0-9]{0,8}", values_every):
-            raise UserError(f"--values_every {shortened(values_every)} should be line, uncertain "
-                            "or a number of tokens, at least 1")
+        if not re.fullmatch("line|[1-9][0-9]{0,8}", values_every):
+            raise UserError(f"--values_every {shortened(values_every)} should be line or a number "
+                            "of tokens, at least 1")
         self.k, self.every = values_k, values_every
         self.metrics: Metrics = {}
 
     def __call__(self, rollouts: Rollouts, policy: Policy) -> torch.Tensor:
-        if self.every == "uncertain":
-            rows = rollouts.log_prob.exp().tolist()
-            cuts = [decision_starts(row[:n]) for row, n in zip(rows, rollouts.length.tolist())]
-        else:
-            cuts = [segment_starts(texts, self.every) for texts in rollouts.texts]
+        cuts = [segment_starts(texts, self.every) for texts in rollouts.texts]
         values, self.metrics = prefix_values(policy, rollouts, cuts, self.k)
         advantage, lengths = torch.zeros_like(rollouts.log_prob), rollouts.length.tolist()
         for row, (starts, before) in enumerate(zip(cuts, values)):
@@ -75,13 +66,6 @@ def segment_starts(texts: list[str], every: str) -> list[int]:
     if every != "line":
         return list(range(0, len(texts), int(every)))
     return [0] + [t + 1 for t, text in enumerate(texts[:-1]) if "\n" in text]
-
-
-def decision_starts(probability: list[float]) -> list[int]:
-    """0 and then every fifth of the tokens that were decisions, the first of them included."""
-    decisions = [t for t, p in enumerate(probability) if p < UNCERTAIN]
-    starts = [t for t in decisions[::DECISIONS_EACH] if t > 0]
-    return [0, *starts] if probability else []
 
 
 def prefix_values(policy: Policy, rollouts: Rollouts, cuts: list[list[int]],
@@ -102,7 +86,7 @@ def prefix_values(policy: Policy, rollouts: Rollouts, cuts: list[list[int]],
 def continuation_rewards(policy: Policy, rollouts: Rollouts, prefixes: list[Prefix], k: int,
                          progress: Callable[[float], None] = lambda share: None,
                          without: list[int] | None = None) -> tuple[torch.Tensor, Metrics]:
-    """Rewards (n, k) of k fresh answers that go on from each prefix, and the price: how many
+    """Rewards (n, k) of k continuations of each prefix, and the price: how many
     answers were sampled and scored, and their tokens.
 
     `without` names for each prefix a token that may not come next, -1 for none. A prefix that has
@@ -118,7 +102,7 @@ def continuation_rewards(policy: Policy, rollouts: Rollouts, prefixes: list[Pref
     cells = [cell for i in sort_by_length(prefixes) if room[i] > 0
              for cell in range(i * k, i * k + k)]
 
-    @cache  # many fresh answers are the same
+    @cache  # many continuations are the same
     def reward_of(answer: Prefix) -> float:
         group, ids = answer
         return policy.reward_of(rollouts.problems[group], ids)

@@ -1,19 +1,16 @@
 """What was found with the lab, and how to find it again.
 
     python -m research board         which way of spreading credit is ahead of plain GRPO?
-    python -m research predict       what should each lead by, if its noise were all?
 
-The board is made of many training runs, which can be stopped and gone on with at any moment.
+It is made of many training runs, which can be stopped and gone on with at any moment.
 
     python -m research scoreboard    which tokens earned the reward, and which weighting finds them
     python -m research exact         every weighting and advantage in a world that can be listed
     python -m research dial          where does credit by token pay? a world with dials
     python -m research law           what should it be worth there? predicted from the noise
-    python -m research noise         how noisy is the gradient of each arm of the board?
 
-These are probes: each asks one question of one model, prints its findings and writes a folder with
-numbers.json and its picture. On a CPU with the tiny model a probe takes minutes; --quick
-takes seconds and only shows that it works. NAME --help lists the flags of one.
+These are probes: each asks one question, prints its findings and writes a folder with numbers.json
+and its picture. On a CPU a probe takes minutes. NAME --help lists the flags of one.
 
     python -m research publish FOLDER    keep what was measured, beside the pages
     python -m research pages             write its numbers into them
@@ -25,9 +22,8 @@ from engine.errors import UserError
 from harness.program import run_as_program
 from research.probes.common import run_probe
 
-PROBES = ("scoreboard", "exact", "dial", "law", "noise")
-OTHERS = {"board": "board", "predict": "predict", "publish": "published", "pages": "pages",
-          "pictures": "pictures"}
+PROBES = ("scoreboard", "exact", "dial", "law")
+OTHERS = {"board": "board", "publish": "published", "pages": "pages", "pictures": "pictures"}
 
 
 def main(argv: list[str]) -> None:

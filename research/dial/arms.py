@@ -9,10 +9,10 @@ some that no model could have.
     exact gradient   of the expected reward, as of a batch without end
 
 What the world cannot give is said in a sentence where a method asks for it: there is no text, no
-attention from token to token, and no fresh answers, whose limit is the true credit.
+attention from token to token, and no continuations, whose limit is the true credit.
 """
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from types import SimpleNamespace
 
@@ -119,7 +119,7 @@ def policy_of(world: World, s: int) -> SimpleNamespace:
     settings = SimpleNamespace(seed=world.seeds[s], temperature=1.0, loss_norm="token",
                                max_new_tokens=world.dials.tokens, micro_batch=QUESTIONS * ANSWERS)
     return SimpleNamespace(model=model, settings=settings, task=Missing("the text of answers"),
-                           tokenizer=Missing("fresh answers"),
+                           tokenizer=Missing("continuations of a prefix"),
                            reward_of=Missing("answers of another length"))
 
 
@@ -129,7 +129,6 @@ class Arm:
     name: str
     start: Callable[[World], Callable[[Batch], torch.Tensor]] | None
     times: float = 1  # the batch
-    flags: dict = field(default_factory=dict, hash=False)
 
     @property
     def problems(self) -> int:
@@ -183,7 +182,7 @@ def arm_of(name: str, flags: dict | None = None) -> Arm:
     """By its name in a table, or in the two lists."""
     word, _, number = name.rpartition(" ")
     if name in MITIGATIONS or name in ADVANTAGES:
-        return Arm(name, listed(name, flags or {}), flags=flags or {})
+        return Arm(name, listed(name, flags or {}))
     if word == "batch":
         return Arm(name, plain, float(number.removesuffix("x")))
     masks = {"mask": {}, "half known": {"known": 0.5}, "placebo": {"is_placebo": True}}

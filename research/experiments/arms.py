@@ -1,7 +1,7 @@
-"""The arms of the board: every weighting and advantage that costs less than five plain steps.
+"""The arms of the board: every weighting and advantage that samples nothing for its credit.
 
-`oracle`, `causal_ablation` and `vine` cost more, and `dr_grpo` is a multiple of `rloo`. An arm is
-the flags of train.py that make it.
+`oracle`, `vine` and `causal_ablation` do, as the control does, and `dr_grpo` is a multiple of
+`rloo`. An arm is the flags of train.py that make it.
 """
 from engine.choices import WHOLE_ANSWERS
 
@@ -14,7 +14,7 @@ WEIGHTINGS = {name: f"--mitigation {name}" for name in (
     "shared_prefix", "future_attention")}
 WEIGHTINGS["outcome_conditional"] = "--mitigation outcome_conditional --think_discount 0.5"
 ADVANTAGES = {name: f"--advantage {name}" for name in (
-    "rloo", "batch_mean", "span", "deletion", "gae", "prefix_tree", "gtpo", "hindsight")}
+    "rloo", "batch_mean", "span", "deletion", "gae", "prefix_tree", "gtpo")}
 ADVANTAGES["gae-trunk"] = "--advantage gae --critic trunk"
 METHODS = WEIGHTINGS | ADVANTAGES
 CONTROLS = {CONTROL: "--advantage measured --measured_k 2"}             # must be ahead

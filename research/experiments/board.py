@@ -23,7 +23,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from analysis.compare import SEEN, farther_end, mean_success, success_by_step
+from analysis.compare import SEEN, farther_end, success_by_step
 from analysis.statistics import Estimate
 from analysis.tables import Table, by_row, shown
 from engine.errors import UserError
@@ -36,7 +36,6 @@ from research.probes.common import Findings, command_of, print_all, write_findin
 from research.experiments.protocol import (AGAIN, COMMON, FIRST, RATES, REPORTED, STEPS, Board, Key,
                                            ahead_at_first, looked_at, stages)
 from research.experiments.published import RESULTS, made_by, read_result
-from research.experiments.resolution import resolution_table
 from tools.runs import make_runs, usable_cores
 
 KEPT = RESULTS / "board.json"
@@ -86,17 +85,16 @@ def report(board: Board, command: str) -> None:
     make_folder(folder)
     path = RESULTS / "board/predictions.json"
     table = board_table(board, read_json(path) if is_there(path) else {})
-    runs = {arm: board.of_seeds(arm, REPORTED) for arm in [*METHODS, *CONTROLS]}
-    tables = [table, *again_table(board), rates_table(board),
-              resolution_table(runs, board.of_seeds(PLAIN, REPORTED))]
-    picture = draw(draw_leads, folder / "leads.png", table.to_json())
+    draw(draw_leads, folder / "leads.png", table.to_json())
     made = {f"{arm}-{rate}-s{seed}": run["config"]
             for (arm, rate, seed), run in board.known.items()}
-    settings = SimpleNamespace(quick=False, common=COMMON, steps=STEPS, rates=RATES, arms=ARMS,
+    settings = SimpleNamespace(common=COMMON, steps=STEPS, rates=RATES, arms=ARMS,
                                made_by=made_by(made))
-    findings = Findings("Who is ahead of plain GRPO?", [f"{len(made)} runs are finished."], tables,
-                        picture, values=values_of(board))
-    write_findings(folder, "board", settings, findings, seconds_of(board), command)
+    findings = Findings("Who is ahead of plain GRPO?", [f"{len(made)} runs are finished."],
+                        [table, *again_table(board)], values_of(board))
+    seconds = sum(line["processor_seconds"] for run in board.known.values()
+                  for line in run["metrics"])
+    write_findings(folder, "board", settings, findings, seconds, command)
     print_all(findings)
     print(f"picture and numbers: {folder}; python -m research publish {folder} keeps them")
 
@@ -111,19 +109,18 @@ def board_table(board: Board, predicted: dict[str, float]) -> Table:
         raise UserError(f"{board.folder} has no two finished seeds of an arm and of {PLAIN} yet")
     plain, rows = seconds_a_step(board, PLAIN), []
     for arm, (pairs, lead, p) in found.items():
-        placebo = board.lead(f"{arm}-placebo", AGAIN)[1] if arm in again else None
         rows.append([arm, board.rate(arm), pairs, lead.value, lead.interval, p, predicted.get(arm),
-                     placebo and placebo.value, seconds_a_step(board, arm) / plain,
+                     seconds_a_step(board, arm) / plain,
                      verdict(board, arm, lead, p, again.get(arm))])
     rows.sort(key=lambda row: -row[3])
     formats = {"arm": "", "rate": "", "pairs": "d", "lead": "points", "95%": "points", "p": "p",
-               "predicted": "points", "placebo": "points", "seconds": ".2f", "verdict": ""}
+               "predicted": "points", "seconds": ".2f", "verdict": ""}
     return Table("board", "Mean success in training, each arm minus plain GRPO, in points",
-                 by_row(formats, rows), in_words(rows),
+                 by_row(formats, rows), "",
                  ["by seed, Student's t; p and verdict by Holm's correction over the methods, of "
-                  "the control and the scale alone; placebo: its lead, on the new seeds; seconds: "
-                  "of a processor for a step, relative to plain GRPO"],
-                 {"95%": "95% interval", "p": "p, Holm's correction", "seconds": "seconds a step"})
+                  "the control and the scale alone; seconds: of a processor for a step, over plain "
+                  "GRPO's"],
+                 {"95%": "95% interval", "p": "p, Holm's correction", "seconds": "cost of a step"})
 
 
 def again_table(board: Board) -> list[Table]:
@@ -159,36 +156,10 @@ def verdict(board: Board, arm: str, lead: Estimate, p: float, again: tuple | Non
     return f"{'ahead once, then ' * seen}no difference seen, within {within} points"
 
 
-def in_words(rows: list[list]) -> str:
-    def named(word: str) -> str:
-        return ", ".join(row[0] for row in rows if row[0] in METHODS
-                         and row[-1].partition(",")[0] == word) or "no method"
-
-    controls = [f"the control {row[0]} is {row[-1]}" for row in rows if row[0] in CONTROLS]
-    return "\n".join([f"Ahead of plain GRPO: {named('ahead')}.", f"Behind it: {named('behind')}.",
-                      *[f"{control[0].upper()}{control[1:]}." for control in controls]])
-
-
-def rates_table(board: Board) -> Table:
-    """Mean success by rate over the seeds on which it was chosen, and which it is."""
-    rows = []
-    for arm in ARMS:
-        found = [[mean_success(run) for run in board.tuned(arm, rate)] for rate in RATES]
-        rows.append([arm, *(np.mean(values) if values else None for values in found),
-                     board.rate(arm) or "not known yet"])
-    formats = {"arm": "", **dict.fromkeys(RATES, ".1%"), "rate": ""}
-    return Table("rates", "The learning rate that suits each arm: mean success in training",
-                 by_row(formats, rows), "", ["of seed 100, and of 101 where that was asked, too"])
-
-
 def seconds_a_step(board: Board, arm: str) -> float:
     """Of a processor; the same whatever runs beside it."""
     runs = board.of_seeds(arm, REPORTED).values()
     return float(np.mean([line["processor_seconds"] for run in runs for line in run["metrics"]]))
-
-
-def seconds_of(board: Board) -> float:
-    return sum(line["processor_seconds"] for run in board.known.values() for line in run["metrics"])
 
 
 def values_of(board: Board) -> dict:
@@ -204,16 +175,18 @@ def values_of(board: Board) -> dict:
 
 
 def kept_runs(result: dict) -> dict[Key, dict]:
-    """Those of a published board, if it asked the same of them."""
-    plan = {"common": COMMON, "steps": STEPS, "arms": ARMS}
-    for name, wanted in plan.items():
+    """Those of a published board whose flags are still those of the plan."""
+    for name, wanted in {"common": COMMON, "steps": STEPS}.items():
         if result["settings"][name] != wanted:
             raise UserError(f"research/results/board.json was made with other {name}: --afresh "
                             "makes all runs anew")
     config = {key: result["made_by"][0][key] for key in ("git_commit", "versions")}
-    runs = {}
+    runs, arms = {}, result["settings"]["arms"]
     for name, (answers, seconds, right) in result["values"]["runs"].items():
         arm, rate, seed = name.split()
-        metrics = [{"success": count / answers, "processor_seconds": seconds} for count in right]
-        runs[arm, rate, int(seed)] = {"metrics": metrics, "config": config}
+        base = arm.removesuffix("-placebo")
+        if base in ARMS and ARMS[base] == arms.get(base):
+            metrics = [{"success": count / answers, "processor_seconds": seconds}
+                       for count in right]
+            runs[arm, rate, int(seed)] = {"metrics": metrics, "config": config}
     return runs

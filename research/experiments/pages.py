@@ -5,7 +5,7 @@
 A page marks what is not written by hand, by comments that a reader of the page does not see:
 
     <!-- table board board -->                          a table of research/results/board.json
-    <!-- table board board; arm; lead -->               some of its columns
+    <!-- table board board; rate = 5e-4; arm; lead -->  some of its rows, some of its columns
     <!-- text first_run transcript; 1 5 9 -->           its lines, or these of them, as printed
     <!-- words dial law -->                             what it shows, in a sentence
     <!-- source board -->                               command, day, version and commit
@@ -52,11 +52,14 @@ def fill(text: str, page: str) -> str:
 
 
 def make_table(words: str) -> str:
-    table, wanted = find_table(words)
+    table, asked = find_table(words)
+    rows, wanted = table.cells(), [part for part in asked if " = " not in part]
+    for column, _, value in (part.partition(" = ") for part in asked if " = " in part):
+        rows = [row for row in rows if row[place_of(column, table)] == value]
     places = [place_of(column, table) for column in wanted or table.columns]
     rules = [":--" if on_left else "--:" for on_left in table.texts()]
     lines = [f"| {' | '.join(escaped(row[place]) for place in places)} |"
-             for row in [table.heads(), *table.cells()]]
+             for row in [table.heads(), *rows]]
     lines.insert(1, f"|{'|'.join(rules[place] for place in places)}|")
     return "\n" + "\n".join(lines) + "\n"
 
@@ -105,17 +108,16 @@ MAKERS = {"table": make_table, "text": make_text, "words": make_words, "source":
 
 
 def find_table(words: str) -> tuple[Table, list[str]]:
-    """Of `control success measured; end`: the table success of research/results/control.json, and
-    what is asked of it. Its name may have spaces in it, so the longest that fits is meant."""
-    result, _, rest = words.strip().partition(" ")
-    if not rest:
+    """Of `board board measured; lead`: the table board of research/results/board.json, and what is
+    asked of it."""
+    match = re.fullmatch(r"(\w+) (\w+)[; ]*(.*)", words.strip())
+    if match is None:
         raise UserError("a result and a table should be named first")
+    result, name, asked = match.groups()
     stored = {table["name"]: table for table in read_result(RESULTS / f"{result}.json")["tables"]}
-    for name in sorted(stored, key=len, reverse=True):
-        if re.match(re.escape(name) + "([; ]|$)", rest):
-            asked = [part.strip() for part in rest.removeprefix(name).split(";")]
-            return table_of(stored[name]), list(filter(None, asked))
-    raise UserError(f"there is no table {rest.split(';')[0]}, only {', '.join(stored)}")
+    if name not in stored:
+        raise UserError(f"there is no table {name}, only {', '.join(stored)}")
+    return table_of(stored[name]), [part.strip() for part in asked.split(";") if part.strip()]
 
 
 def table_of(stored: dict) -> Table:

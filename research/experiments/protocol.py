@@ -39,7 +39,8 @@ class Board:
     known: dict[Key, dict] = field(default_factory=dict)
 
     def planned(self, arm: str, rate: str, seed: int) -> PlannedRun:
-        flags = f"{COMMON} {flags_of(arm)} --learning_rate {rate}".split()
+        of_arm = (ARMS | placebos(list(METHODS)))[arm]
+        flags = f"{COMMON} {of_arm} --learning_rate {rate}".split()
         name = f"{arm}-{rate}"
         return PlannedRun(name, seed, self.folder / f"{name}-s{seed}", flags, STEPS)
 
@@ -84,10 +85,6 @@ class Board:
         seeds, lead = self.lead(arm, FIRST)
         is_stopped = arm in METHODS and len(seeds) == len(FIRST) and lead.high < STOP
         return FIRST if is_stopped else REPORTED
-
-
-def flags_of(arm: str) -> str:
-    return (ARMS | placebos(list(METHODS)))[arm]
 
 
 def refuse_other_settings(planned: PlannedRun, config: dict) -> None:

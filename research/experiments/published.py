@@ -10,7 +10,7 @@ from datetime import date
 from pathlib import Path
 
 from engine.errors import UserError
-from harness.files import PROJECT, is_file, make_folder, paths_in, read_json, replace_text
+from harness.files import PROJECT, is_file, paths_in, read_json, replace_text
 from harness.flags import Flag, Parser, add_flags, shortened, with_defaults
 from harness.progress import say
 
@@ -56,18 +56,11 @@ def read_result(path: Path) -> dict:
 def publish(folder: Path, name: str | None = None) -> Path:
     """Take the numbers of a report or a probe, in the place of those before."""
     numbers = read_json(folder / "numbers.json")
-    if numbers.get("quick_look") is not False:
-        raise UserError(f"{folder} is a quick look, whose numbers say nothing, or was not written "
-                        "by python -m research")
-    made = numbers["settings"].get("made_by", [])
-    if len(made) > 1:  # what is finished is passed over, also when its formula has changed since
-        codes = ", ".join(f"{(code['git_commit'] or 'unknown')[:7]} ({len(code['runs'])} runs)"
-                          for code in made)
-        say(f"several codes or versions made these, do they compute the same? {codes}")
+    if not {"measured", "tables"} <= numbers.keys():
+        raise UserError(f"{folder} was not written by python -m research")
     settings = {key: value for key, value in numbers["settings"].items() if key not in NOT_KEPT}
     result = {**{key: numbers[key] for key in KEPT if key in numbers}, "settings": settings,
-              "day": date.today().isoformat(), "made_by": made}
-    make_folder(RESULTS)
+              "day": date.today().isoformat(), "made_by": numbers["settings"].get("made_by", [])}
     path = RESULTS / f"{name or result['measured']}.json"
     write_result(path, result)
     return path

@@ -14,14 +14,13 @@ from types import SimpleNamespace
 import torch
 
 from credit.critic import generalised_advantage
-from harness.load import make
+from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.rollouts import Rollouts
-from research.probes.methods import Method, choices
-from research.probes.world import World, is_right
+from harness.load import make
+from research.probes.methods import Method
+from research.probes.world import World
 
-# stand here with values that are exact: critic, one-step, vine, hindsight, deletion
-VALUES_KNOWN = ("gae", "vine", "hindsight", "deletion")
-FLOOR = 0.01  # added to V in a logarithm: of a reward that is out of reach it has none
+VALUES_KNOWN = ("gae", "vine")  # stand here with values that are exact: critic, one-step, vine
 
 
 @dataclass
@@ -49,14 +48,14 @@ class Listed:
 def list_weights(world: World, batches: Batches, advantage: torch.Tensor,
                  progress: Callable[[float], None] = lambda share: None) -> Listed:
     """Of each --mitigation, rescaled as in training. A weighting may look at `advantage`."""
-    weightings = {**choices()[0], "oracle": lambda rollouts: rollouts.true_credit.abs()}
+    weightings = {**MITIGATIONS, "oracle": lambda rollouts: rollouts.true_credit.abs()}
     return on_every_batch(world, batches, weightings, advantage, progress)
 
 
 def list_advantages(world: World, batches: Batches, seed: int,
                     progress: Callable[[float], None] = lambda share: None) -> Listed:
     """Of each --advantage that is a function, and of critics whose values are known."""
-    functions = {name: chosen for name, chosen in choices()[1].items() if name not in VALUES_KNOWN}
+    functions = {name: chosen for name, chosen in ADVANTAGES.items() if name not in VALUES_KNOWN}
     listed = on_every_batch(world, batches, functions, None, progress)
     known = {name: credit[batches.which].double()
              for name, credit in credit_from_values(world, seed).items()}
@@ -108,10 +107,10 @@ def rows_of(rollouts: Rollouts, rows: torch.Tensor) -> Rollouts:
 
 
 def credit_from_values(world: World, seed: int) -> dict[str, torch.Tensor]:
-    """(n, T) of critics, of vine and of hindsight, with values without noise.
+    """(n, T) of critics and of vine, with values without noise.
 
     A critic that is right knows V, a wrong one has a random number for each index. The segments of
-    vine are two tokens long. Hindsight is log V(after) - log V(before).
+    vine are two tokens long.
     """
     rollouts, right, T = world.rollouts, world.worth, world.node.shape[1]
     start = torch.arange(T) // 2 * 2  # of each token's segment
@@ -124,18 +123,7 @@ def credit_from_values(world: World, seed: int) -> dict[str, torch.Tensor]:
 
     return {"critic": critic(right, 1.0), "one-step": critic(right, 0.0),
             "vine": (right[:, (start + 2).clamp(max=T)] - right[:, start]) * rollouts.mask,
-            "hindsight": (right + FLOOR).log().diff() * rollouts.mask,
-            "deletion": credit_of_deletion(rollouts),
             "wrong critic": critic(wrong, 1.0), "wrong, one-step": critic(wrong, 0.0)}
-
-
-def credit_of_deletion(rollouts: Rollouts) -> torch.Tensor:
-    """(n, T): what the reward of an answer loses by the deletion of a token."""
-    credit = torch.zeros_like(rollouts.log_prob)
-    for row, (ids, n) in enumerate(zip(rollouts.ids.tolist(), rollouts.length.tolist())):
-        rest = [is_right((*ids[:t], *ids[t + 1:n])) for t in range(n)]
-        credit[row, :n] = rollouts.reward[row] - torch.tensor(rest).float()
-    return credit
 
 
 @dataclass

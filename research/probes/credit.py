@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
+from analysis.statistics import Estimate, estimate
 from credit.measured import chain, chance_of_others, deviations, refuse_other_temperatures
 from engine.policy import Policy
 from engine.rollouts import Rollouts
 from engine.tokens import naive_class
-from research.statistics import average_ranks
 from grpo import gradient_size
 
 CLASSES = ("filler", "reasoning", "structure")  # of an earlier experiment's regular expressions
@@ -31,7 +31,6 @@ class Credit:
     value: torch.Tensor      # (B, T) credit
     error: torch.Tensor      # (B, T) its standard error
     quarters: torch.Tensor   # (4, B, T) from a quarter of the continuations each; mean: `value`
-    before: torch.Tensor     # (B, T) value of the answer before each token
     spent: int               # tokens generated
 
 
@@ -54,9 +53,9 @@ def true_credit(policy: Policy, rollouts: Rollouts, k: int,
         variance[b, t] = variance_of_mean(reward, ends)
     chains = [chain(rollouts, other_chance, quarter, variance) for quarter in others]
     device = rollouts.mask.device
-    quarters, before, spread = (torch.stack(parts).to(device) for parts in zip(*chains))
+    quarters, spread = (torch.stack(parts).to(device) for parts in zip(*chains))
     return Credit(quarters.mean(0).float(), spread[0].sqrt().float(), quarters.float(),
-                  before.mean(0).float(), spent.get("extra_tokens", 0))
+                  spent.get("extra_tokens", 0))
 
 
 def variance_of_mean(reward: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
@@ -76,8 +75,6 @@ class MeasuredTokens:
     advantage: np.ndarray     # plain GRPO's
     size: np.ndarray          # of its log-prob's gradient at the logits
     decided: np.ndarray       # squared credit, a product of independent estimates: may be below 0
-    first_half: np.ndarray    # credit by one half of the continuations
-    decided_by_second: np.ndarray   # squared credit by the other half
     codes: dict[str, np.ndarray]  # which kind, section and class it belongs to
 
     def by_question(self, values: np.ndarray) -> np.ndarray:
@@ -105,8 +102,6 @@ def measured_tokens(policy: Policy, rollouts: Rollouts, credit: Credit) -> Measu
         advantage=flat_tokens(rollouts.advantage, mask),
         size=flat_tokens(gradient_size(rollouts.log_prob, rollouts.collision), mask),
         decided=mean_product(quarters),
-        first_half=quarters[:2].mean(0),
-        decided_by_second=quarters[2] * quarters[3],
         codes={"kind": flat_tokens(rollouts.kind, mask).astype(int),
                "section": flat_tokens(rollouts.section, mask).astype(int),
                "class": classes_of(policy.tokenizer, rollouts.ids[mask].cpu().numpy())})
@@ -127,3 +122,22 @@ def flat_tokens(frame: torch.Tensor, mask: torch.Tensor) -> np.ndarray:
 def mean_product(quarters: Quarters) -> Quarters:
     """The mean of the products of two different quarters, of which there are 12."""
     return (quarters.sum(0) ** 2 - (quarters ** 2).sum(0)) / 12
+
+
+def jackknife(value: float, left: np.ndarray) -> Estimate:
+    """A number, and what it becomes without each of the problems (or seeds) it was made from."""
+    n = len(left)
+    error = np.sqrt((n - 1) / n * np.square(left - np.mean(left)).sum()) if n > 1 else np.nan
+    return estimate(float(value), float(error), n - 1)
+
+
+def ratio_of_sums(above: np.ndarray, below: np.ndarray) -> Estimate:
+    """Sum over sum, from a pair of numbers a problem."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return jackknife(above.sum() / below.sum(), (above.sum() - above) / (below.sum() - below))
+
+
+def average_ranks(values: np.ndarray) -> np.ndarray:
+    """0, 1, ... from the smallest; equal values share their mean rank."""
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(count) - (count + 1) / 2)[place]

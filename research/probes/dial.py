@@ -11,14 +11,11 @@ expected reward over a training, minus that of plain GRPO with the same seed. Be
     batch 2x, 4x, 16x    plain GRPO with more problems: the scale
 
 Each has in each world the learning rate that was best on other seeds. Without --max_grad_norm
-nothing is clipped, and the column `above 1` is the share of steps that a limit of 1 would clip.
-Trainings are kept in a file, and a second call goes on from there. A world is written as 512/48,
-tokens and how many decide, and then any of: sure 4, all, own, seen, found.
+nothing is clipped, and the column `above 1` is the share of steps that a limit of 1 would clip. A
+world is written as 512/48, tokens and how many decide, and then any of: sure 4, all, own, seen,
+found.
 """
-import hashlib
-import inspect
 import time
-from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
 
@@ -29,15 +26,13 @@ from analysis.statistics import mean_over
 from analysis.tables import Table, by_row
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
-from harness.files import append_line, is_file, make_folder, read_lines
-from harness.flags import Parser, add_flags, parameters_as_flags
+from harness.flags import Flag, Parser, add_flags, parameters_as_flags
 from research.dial.arms import PLAIN, TRUE, Arm, arm_of
 from research.dial.training import train
 from research.dial.world import Dials
 from research.experiments.pictures import draw, draw_dials
 from research.experiments.published import RESULTS, read_result
-from research.probes.common import COMMON, Findings, Flag, Probe
-from research.probes.progress import Progress
+from research.probes.common import COMMON, Findings, Probe, Progress
 
 WORLDS = ("128/3", "128/12", "128/42", "128/128", "512/12", "512/48", "512/170", "512/48 own",
           "128/42 own", "512/48 sure 4", "512/48 sure 6", "128/6 all", "128/12 seen",
@@ -48,17 +43,14 @@ SCALE = ("batch 2x", "batch 4x", "batch 16x")
 ALIKE = ("none", "grpo", "span", "rloo")
 FLAGS = {
     **COMMON,
-    "worlds": Flag(",".join(WORLDS), "separated by commas", quick="16/2,16/4 all seen"),
+    "worlds": Flag(",".join(WORLDS), "separated by commas"),
     "only": Flag(None, "these arms beside plain GRPO, true credit and the scale, separated by "
                        "commas"),
-    "steps": Flag(60, "of 8 x 8 answers", least=2, most=100_000, quick=3),
-    "seeds": Flag(12, "of each arm", least=2, most=1000, quick=2),
-    "rates": Flag("3e-3,1e-2,3e-2", "learning rates of AdamW", quick="1e-2,3e-2"),
-    "rate_seeds": Flag(8, "other seeds on which they are chosen", least=1, most=1000, quick=2),
-    "max_grad_norm": Flag(0.0, "clip the gradient's norm at this; 0 is never", least=0, most=1e6),
-    "report_only": Flag(False, "train nothing: show what is in the file"),
-    "runs": Flag("results/dial-runs.jsonl", "file of trainings that are done",
-                 quick="results/dial-quick-runs.jsonl")}
+    "steps": Flag(60, "of 8 x 8 answers", least=2, most=100_000),
+    "seeds": Flag(12, "of each arm", least=2, most=1000),
+    "rates": Flag("3e-3,1e-2,3e-2", "learning rates of AdamW"),
+    "rate_seeds": Flag(8, "other seeds on which they are chosen", least=1, most=1000),
+    "max_grad_norm": Flag(0.0, "clip the gradient's norm at this; 0 is never", least=0, most=1e6)}
 RATES_FROM, SEEDS_FROM = 1000, 3000
 
 
@@ -72,21 +64,18 @@ def measure(probe: Probe) -> Findings:
         for i, name in enumerate(names):
             progress(world, i / len(names), f"{world}: {name}")
             try:
-                cells.append(cell_of(world, name, args))
+                cells.append(cell_of(world, arm_as_typed(name), name, args))
             except UserError as error:
+                if args.only:
+                    raise UserError(f"{name} cannot be asked here: {error}") from None
                 reasons[name] = str(error)
-            if name in reasons and args.only:
-                raise UserError(f"{name} cannot be asked here: {reasons[name]}")
-    cells = [cell for cell in cells if cell and cell["arm"] not in reasons]
-    worlds = [world for world in worlds if {PLAIN, TRUE} <= {
-        cell["arm"] for cell in cells if cell["world"] == world}]
-    cells = [cell for cell in cells if cell["world"] in worlds]
     board = board_table(worlds, cells)
+    board.notes += [f"{name} cannot be asked: {reason}" for name, reason in reasons.items()]
     law = [] if args.max_grad_norm else law_table(board)  # it was predicted without clipping
-    tables = [leads_table(board), board, *missing_table(reasons), *law]
-    return Findings("Where does credit by token pay?", [in_words(args)], tables,
-                    draw(draw_dials, probe.folder / "shares.png", {"cells": cells}),
-                    "ten minutes to an hour", values={"cells": cells})
+    draw(draw_dials, probe.folder / "shares.png", {"cells": cells})
+    tables = [leads_table(board), board]
+    tables = (tables[::-1] if args.only else tables) + law  # the first is seen at once
+    return Findings("Where does credit by token pay?", [in_words(args)], tables, {"cells": cells})
 
 
 def in_words(args) -> str:
@@ -114,40 +103,19 @@ def arm_as_typed(text: str) -> Arm:
     return arm_of(name, parser.read(words))
 
 
-def cell_of(world: str, text: str, args, first: int = SEEDS_FROM) -> dict | None:
-    """The arm in the world at its own rate, by seed; from the file where it is known."""
-    arm, file = arm_as_typed(text), Path(args.runs)
-    key = {"world": world, "arm": text, "code": code_of(arm.name), "steps": args.steps,
-           "limit": args.max_grad_norm, "seeds": [args.seed + first, args.seeds],
-           "rates": [args.rates, args.seed + RATES_FROM, args.rate_seeds]}
-    known = read_lines(file) if is_file(file) else []
-    for cell in reversed(known):
-        unclipped = {**key, "limit": 0.0}
-        if key.items() <= cell.items():
-            return cell
-        if unclipped.items() <= cell.items() and cell["most_above"] == 0:
-            return {**cell, **key}  # no step would have been clipped
-    of_rates = {**key, "seeds": None}.items()
-    if args.report_only:
-        return None
-    tuned = next((cell for cell in known if of_rates <= {**cell, "seeds": None}.items()), None)
-    start = time.process_time()
-    chosen = best_rate(Dials.read(world), arm, args) if tuned is None else {
-        name: tuned[name] for name in ("rate", "by_rate", "rates_above")}
-    cell = key | chosen | runs_at(Dials.read(world), arm, chosen, args, first)
-    cell["seconds"] = round(time.process_time() - start, 2)
-    make_folder(file.parent)
-    append_line(file, cell)
-    return cell
+def cell_of(world: str, arm: Arm, name: str, args, first: int = SEEDS_FROM) -> dict:
+    """The arm in the world, by seed: mean and end of its training at its own rate, the mean norm of
+    the gradient, and the share of steps that a limit of 1 would clip."""
+    dials, start = Dials.read(world), time.process_time()
+    rate = best_rate(dials, arm, args)
+    seeds = [args.seed + first + n for n in range(args.seeds)]
+    runs = train(dials, arm, seeds, [rate] * len(seeds), args.steps, args.max_grad_norm)
+    lists = {column: [run[column] for run in runs] for column in ("mean", "end", "norm", "above")}
+    return {"world": world, "arm": name, "rate": rate, **lists,
+            "seconds": round(time.process_time() - start, 2)}
 
 
-def code_of(name: str) -> str | None:
-    """A fingerprint of a method's source: one that was changed is trained again."""
-    chosen = MITIGATIONS.get(name) or ADVANTAGES.get(name)
-    return chosen and hashlib.sha256(inspect.getsource(chosen).encode()).hexdigest()[:8]
-
-
-def best_rate(dials: Dials, arm: Arm, args) -> dict:
+def best_rate(dials: Dials, arm: Arm, args) -> float:
     """By the mean of other seeds."""
     rates = [float(rate) for rate in args.rates.split(",")]
     seeds = range(args.seed + RATES_FROM, args.seed + RATES_FROM + args.rate_seeds)
@@ -155,17 +123,7 @@ def best_rate(dials: Dials, arm: Arm, args) -> dict:
     runs = train(dials, arm, *map(list, zip(*pairs)), args.steps, args.max_grad_norm)
     means = [fmean(run["mean"] for run, (_, its) in zip(runs, pairs) if its == rate)
              for rate in rates]
-    return {"rate": rates[means.index(max(means))], "by_rate": means,
-            "rates_above": max(run["above"] for run in runs)}
-
-
-def runs_at(dials: Dials, arm: Arm, chosen: dict, args, first: int) -> dict:
-    """The mean and the end of each seed at the chosen rate; and whether any training, those that
-    chose the rate included, had a gradient that a limit of 1 would clip."""
-    seeds = list(range(args.seed + first, args.seed + first + args.seeds))
-    runs = train(dials, arm, seeds, [chosen["rate"]] * len(seeds), args.steps, args.max_grad_norm)
-    lists = {name: [run[name] for run in runs] for name in ("mean", "end", "norm", "above")}
-    return lists | {"most_above": max(chosen["rates_above"], *lists["above"])}
+    return rates[means.index(max(means))]
 
 
 def board_table(worlds: list[str], cells: list[dict]) -> Table:
@@ -206,12 +164,11 @@ def leads_table(board: Table) -> Table:
 
 
 def law_table(board: Table) -> list[Table]:
-    """Beside what was predicted (python -m research law), where it was published before."""
-    path, rows = RESULTS / "law.json", []
-    if not is_file(path):
-        return []
-    said = {(row["world"], row["arm"]): row for table in read_result(path)["tables"]
+    """Beside what was predicted (python -m research law) and published, where that was asked."""
+    said = {(row["world"], row["arm"]): row
+            for table in read_result(RESULTS / "law.json")["tables"]
             if table["name"] == "predictions" for row in table["rows"]}
+    rows = []
     for world, arm, _, _, lead, interval, *_ in board.rows:
         if interval and (world, arm) in said:
             row = said[world, arm]
@@ -232,12 +189,6 @@ def law_table(board: Table) -> list[Table]:
                   finding, ["predicted before any of these trainings was made"])]
 
 
-def missing_table(reasons: dict[str, str]) -> list[Table]:
-    rows = [[name, reason] for name, reason in reasons.items()]
-    return [Table("missing", "What cannot be asked here", by_row({"method": "", "reason": ""},
-                                                                rows))] if rows else []
-
-
 def one_line(name: str, flags: dict | None = None, seeds: int = 8) -> str:
     """What a method is worth in one world, in a sentence, after some seconds."""
     world = "128/12"
@@ -245,7 +196,7 @@ def one_line(name: str, flags: dict | None = None, seeds: int = 8) -> str:
                                                       rates="1e-2,3e-2", seeds=seeds, rate_seeds=4)
     try:
         mine, plain, true = (
-            np.array(runs_at(dials, arm, best_rate(dials, arm, typed), typed, SEEDS_FROM)["mean"])
+            np.array(cell_of(world, arm, arm.name, typed)["mean"])
             for arm in (arm_of(name, flags), arm_of(PLAIN), arm_of(TRUE)))
     except UserError as error:
         return f"{name} cannot be asked in a world with dials: {error}"

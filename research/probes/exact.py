@@ -17,14 +17,14 @@ import torch
 
 from analysis.tables import Table, by_row
 from grpo import gradient_size
+from harness.flags import Flag
 from research.probes.batches import Batches, Listed, estimator, list_advantages, list_weights
-from research.probes.common import COMMON, Findings, Flag, Probe
-from research.probes.progress import Progress
+from research.probes.common import COMMON, Findings, Probe, Progress
 from research.probes.world import World, make_world
 
 FLAGS = {
-    "length": Flag(4, "most tokens of an answer", least=2, most=5, quick=3),
-    "answers": Flag(3, "answers in a group", least=2, most=3, quick=2),
+    "length": Flag(4, "most tokens of an answer", least=2, most=5),
+    "answers": Flag(3, "answers in a group", least=2, most=3),
     **COMMON}
 HOLDS = 1e-5  # an identity holds when its sides differ by less, relative to the right one
 LEGEND = (
@@ -46,8 +46,7 @@ def measure(probe: Probe) -> Findings:
     tables = [weighting_table(world, batches, advantages.values["rloo"], weights),
               advantage_table(world, batches, advantages),
               identities(world, batches, advantages.values)]
-    return Findings("A world that can be listed", [in_numbers(world, batches), LEGEND], tables,
-                    None, "about a minute")
+    return Findings("A world that can be listed", [in_numbers(world, batches), LEGEND], tables)
 
 
 def in_numbers(world: World, batches: Batches) -> str:

@@ -1,106 +1,159 @@
 """What should credit by token be worth? Predicted before it is measured, in a world with dials.
 
-If a method's gradient has a third of the noise of plain GRPO's, it should lead as plain GRPO with
-three times the batch (research/dial/law.py). So measured are plain GRPO's own leads by the size of
-its batch, and the noise and direction of each method's gradient on policies that are untrained and
-half trained. Of each pair of numbers the geometric mean gives the predicted lead. Nothing is
-fitted, and no method is trained.
+Credit by token is a batch size in disguise: if a method's gradient has a third of plain GRPO's
+noise at the same signal, it should lead as plain GRPO with three times the batch leads. So plain
+GRPO's own leads by batch size, and the noise of a method on policies that are untrained and half
+trained, say what the method should be worth. Nothing is fitted, and no method is trained.
+
+    noise    trace of the covariance of a batch's gradient at the parameters, over the square of its
+             mean along the true gradient, which is exact here
+    ratio    noise over that of plain GRPO on the same policy; the geometric mean over policies
+    cosine   between the method's mean gradient and the true one: what the law leaves out
+
+All is in the space of the parameters: what the tokens that decide nothing do to shared weights is
+in it. AdamW, which divides by a scale of each parameter, and what happens to the noise while a
+policy learns something else, are not.
 
 These are predictions: python -m research dial, on other seeds, measures what they are about.
-Methods that keep a state are left out: on one batch they have none.
+Methods that keep a state are left out, as they have none on one batch, and what cannot be asked in
+such a world.
 """
 import inspect
 import math
-from pathlib import Path
+from statistics import fmean
 
 import torch
 
 from analysis.tables import Table, by_row
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
-from harness.files import append_line, is_file, read_lines
-from research.dial.arms import EXACT, PLAIN, TRUE, arm_of
-from research.dial.law import noise_of, noise_ratio_to_lead
-from research.dial.training import train
-from research.dial.world import Dials
+from harness.flags import Flag
+from research.dial.arms import EXACT, PLAIN, TRUE, Arm, arm_of
+from research.dial.training import AdamW, gradients
+from research.dial.world import Dials, World
 from research.probes import dial
-from research.probes.common import Findings, Flag, Probe
-from research.probes.progress import Progress
+from research.probes.common import Findings, Probe, Progress
 
 FLAGS = {**dial.FLAGS,
          "policies": Flag(3, "whose gradients' noise is measured, before training and in the "
-                             "middle of it", least=1, most=100, quick=1)}
-del FLAGS["max_grad_norm"], FLAGS["report_only"]
+                             "middle of it", least=1, most=100)}
+del FLAGS["max_grad_norm"]
 SIZES = {"batch 0.25x": 0.25, "batch 0.5x": 0.5, PLAIN: 1.0, "batch 2x": 2.0, "batch 4x": 4.0,
          "batch 8x": 8.0, "batch 16x": 16.0, EXACT: math.inf}
 CURVE_FROM, NOISE_FROM = 2000, 4000  # seeds that no lead is measured on
+BATCHES = 64     # of each policy
 
 
 def measure(probe: Probe) -> Findings:
     args = probe.args
-    args.max_grad_norm, args.report_only = 0.0, False
+    args.max_grad_norm = 0.0
     torch.set_num_threads(args.threads or 1)
     worlds, curves, rows = args.worlds.split(","), {}, []
     progress = Progress(**{world: Dials.read(world).tokens for world in worlds})
+    names = [name for name in [TRUE, *dial.arms_asked(args.only)]
+             if not inspect.isclass(MITIGATIONS.get(name) or ADVANTAGES.get(name))]
+    seeds = range(args.seed + NOISE_FROM, args.seed + NOISE_FROM + args.policies)
     for world in worlds:
         cells = {}
         for i, name in enumerate(SIZES):
             progress(world, i / (len(SIZES) + 4), f"{world}: {name}")
-            cells[name] = dial.cell_of(world, name, args, CURVE_FROM)
-        curves[world] = curve_of(cells)
-        rate = cells[PLAIN]["rate"]
+            cells[name] = dial.cell_of(world, arm_of(name), name, args, CURVE_FROM)
+        curve = curve_of(cells)
+        curves[world] = {str(size): lead for size, lead in curve.items()}
         progress(world, 0.8, f"{world}: noise")
-        rows += rows_of(world, curves[world], rate, args)
-    values = {"curves": {world: {str(size): lead for size, lead in curve.items()}
-                         for world, curve in curves.items()}}
+        found = noise_of(Dials.read(world), names, cells[PLAIN]["rate"], args.steps, seeds)
+        rows += [row_of(world, name, of, curve) for name, of in found.items() if of]
     return Findings("What should credit by token be worth?", [dial.in_words(args)],
-                    [predictions_table(rows), curve_table(curves)], None, "half an hour",
-                    values=values)
+                    [predictions_table(rows)], {"curves": curves})
 
 
 def curve_of(cells: dict[str, dict]) -> dict[float, float]:
     """Plain GRPO's mean lead over itself by the factor of its batch."""
-    plain = sum(cells[PLAIN]["mean"])
-    return {size: (sum(cells[name]["mean"]) - plain) / len(cells[name]["mean"])
-            for name, size in SIZES.items()}
+    plain = fmean(cells[PLAIN]["mean"])
+    return {size: fmean(cells[name]["mean"]) - plain for name, size in SIZES.items()}
 
 
-def rows_of(world: str, curve: dict, rate: float, args) -> list[list]:
-    rows = []
-    for name, of in known_noise(world, rate, args).items():
-        (untrained, straight), (half, straight_half) = (
-            of.get(when, (None, None)) for when in ("untrained", "half"))
-        known = [noise for noise in (untrained, half) if noise]
-        ratio = math.prod(known) ** (1 / max(1, len(known)))
-        if known:
-            rows.append([world, name, untrained, half, straight, straight_half, ratio,
-                         noise_ratio_to_lead(ratio, curve)])
-    return rows
+def noise_ratio_to_lead(ratio: float, curve: dict[float, float]) -> float:
+    """The lead of a method whose noise is `ratio` times plain GRPO's. `curve` has plain GRPO's own
+    lead by the factor of its batch, infinity for the exact gradient.
+
+    Straight between two batches by the logarithm of their size, and from the largest to the exact
+    gradient by the noise; beyond what was measured the last value holds.
+    """
+    sizes = sorted(curve)
+    size = min(max(1 / ratio if ratio > 0 else math.inf, sizes[0]), sizes[-1])
+    if size in curve:
+        return curve[size]
+    below = max(known for known in sizes if known < size)
+    above = min(known for known in sizes if known > size)
+    place = (1 - below / size if above == math.inf else
+             math.log(size / below) / math.log(above / below))
+    return curve[below] + place * (curve[above] - curve[below])
 
 
-def known_noise(world: str, rate: float, args) -> dict[str, dict]:
-    """Of each arm; from the file where it is known."""
-    names = [name for name in [TRUE, *dial.arms_asked(args.only)] if can_be_asked(name)]
-    key = {"noise of": world, "arms": names, "rate": rate, "steps": args.steps,
-           "policies": [args.seed + NOISE_FROM, args.policies]}
-    file = Path(args.runs)
-    for line in read_lines(file) if is_file(file) else []:
-        if key.items() <= line.items():
-            return line["found"]
-    seeds = range(args.seed + NOISE_FROM, args.seed + NOISE_FROM + args.policies)
-    found = noise_of(Dials.read(world), names, rate, args.steps, seeds)
-    append_line(file, {**key, "found": found})
-    return found
+def noise_of(dials: Dials, names: list[str], rate: float, steps: int,
+             seeds: range) -> dict[str, dict]:
+    """Of each arm that can be asked: noise over plain GRPO's and cosine, of policies that are
+    untrained and half trained by plain GRPO. One whose answers all have the same reward says
+    nothing."""
+    found = {name: {"untrained": [], "half": []} for name in names}
+    for seed in seeds:
+        for when, parameters in zip(("untrained", "half"), trained(dials, seed, rate, steps // 2)):
+            plain, _ = noise_and_cosine(dials, arm_of(PLAIN), seed, parameters)
+            for name in list(found) if math.isfinite(plain) else []:
+                try:
+                    noise, cosine = noise_and_cosine(dials, arm_of(name), seed, parameters)
+                    found[name][when].append((noise / plain, cosine))
+                except UserError:  # python -m research dial says why
+                    del found[name]
+    return {name: {when: [math.exp(fmean(math.log(ratio) for ratio, _ in pairs)),
+                          fmean(cosine for _, cosine in pairs)]
+                   for when, pairs in of.items() if pairs} for name, of in found.items()}
 
 
-def can_be_asked(name: str) -> bool:
-    if inspect.isclass(MITIGATIONS.get(name) or ADVANTAGES.get(name)):
-        return False
-    try:
-        train(Dials.read("8/2"), arm_of(name), [0], [1e-3], steps=1)
-    except UserError:
-        return False
-    return True
+def trained(dials: Dials, seed: int, rate: float, steps: int) -> list[torch.Tensor]:
+    """Parameters (1, P) before and after so many steps of plain GRPO."""
+    arm, world = arm_of(PLAIN), World(dials, [seed])
+    method, optimizer, start = arm.start(world), AdamW(world.parameters, [rate]), world.parameters
+    for step in range(1, steps + 1):
+        gradient, _ = gradients(world, arm, method, step)
+        world.parameters = world.parameters + optimizer.change(gradient)
+    return [start, world.parameters]
+
+
+def noise_and_cosine(dials: Dials, arm: Arm, seed: int,
+                     parameters: torch.Tensor) -> tuple[float, float]:
+    """Of many batches of one policy. Where nothing points along the true gradient the noise is
+    without end; here it is very large."""
+    world = World(dials, [seed] * BATCHES)
+    world.parameters = parameters.expand(BATCHES, -1)
+    draws = [("noise", seed, number) for number in range(BATCHES)]
+    found, _ = gradients(world, arm, arm.start(world), 1, draws)
+    world = World(dials, [seed])
+    world.parameters = parameters
+    true, _ = gradients(world, arm_of(EXACT), None, 1)
+    return against(found.double(), true[0].double())
+
+
+def against(found: torch.Tensor, true: torch.Tensor) -> tuple[float, float]:
+    """Noise and cosine of gradients (n, P). The square of a mean of few holds some of their
+    variance, which is taken out."""
+    mean, variance = found.mean(0), found.var(0).sum().item()
+    if variance == 0:
+        return math.nan, math.nan
+    along = (mean @ true / true.norm()).item()
+    square = (mean @ mean).item() - variance / len(found)
+    cosine = along / math.sqrt(square) if square > along ** 2 else math.copysign(1.0, along)
+    return variance / max(along, 1e-6 * variance ** 0.5) ** 2, cosine
+
+
+def row_of(world: str, name: str, of: dict[str, list[float]], curve: dict[float, float]) -> list:
+    (untrained, straight), (half, straight_half) = (
+        of.get(when, (None, None)) for when in ("untrained", "half"))
+    known = [noise for noise, _ in of.values()]
+    ratio = math.prod(known) ** (1 / len(known))
+    return [world, name, untrained, half, straight, straight_half, ratio,
+            noise_ratio_to_lead(ratio, curve)]
 
 
 def predictions_table(rows: list[list]) -> Table:
@@ -112,11 +165,3 @@ def predictions_table(rows: list[list]) -> Table:
                   "true one, which the prediction leaves out; ratio: the mean of both"],
                  {"untrained": "noise, untrained", "half": "half trained", "cosine": "cosine",
                   "cosine half": "cosine, half trained", "lead": "predicted lead"})
-
-
-def curve_table(curves: dict[str, dict]) -> Table:
-    rows = [[world, *curve.values()] for world, curve in curves.items()]
-    heads = ["exact" if size == math.inf else f"{size:g}x" for size in SIZES.values()]
-    return Table("curves", "Plain GRPO's lead over itself by the size of its batch",
-                 by_row({"world": "", **dict.fromkeys(heads, "points")}, rows), "",
-                 ["exact: the exact gradient, as of a batch without end"])

@@ -1,5 +1,4 @@
 """The methods that are compared: every --mitigation and every --advantage, as a run has it."""
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -9,22 +8,11 @@ import torch
 from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
 from harness.own_code import checked_credit
 from engine.policy import Policy, derived_seed
-from harness.load import make, make_advantage, make_weighting
+from harness.load import make
 from engine.rollouts import Rollouts
-from harness.command_line import read_flags
-from harness.settings import make_settings
 from mitigations import rescaled_weight
 
 ALIKE = ("grpo", "dr_grpo")  # grpo is the weighting none; dr_grpo is a multiple of rloo
-
-
-def choices() -> tuple[dict[str, Callable], dict[str, Callable]]:
-    """All of --mitigation, and all of --advantage: functions as they stand, then classes by name,
-    whichever module was imported first."""
-    weightings, advantages = (
-        dict(sorted(of.items(), key=lambda item: item[0] if inspect.isclass(item[1]) else ""))
-        for of in (MITIGATIONS, ADVANTAGES))
-    return weightings, advantages
 
 
 @dataclass
@@ -48,23 +36,9 @@ class Method:
                                                     policy.settings.seed, rollouts.step))
         return self.numbers(rollouts, policy)
 
-    def product(self, policy: Policy, rollouts: Rollouts) -> torch.Tensor:
-        """weight * advantage, which multiplies each token's gradient."""
-        frame = self.frame(policy, rollouts)
-        return frame * rollouts.advantage if self.is_weighting else frame
-
 
 def make_methods(policy: Policy) -> dict[str, Method]:
     """With their flags' defaults, but for `measured`, which is as on the board."""
-    weightings, advantages = choices()
     flags = {"measured": {"measured_k": 2}}
-    return {name: Method(name, make(chosen, flags.get(name, {}), policy), of is weightings)
-            for of in (weightings, advantages) for name, chosen in of.items() if name not in ALIKE}
-
-
-def make_method(flags: str, policy: Policy) -> Method:
-    """Of an arm, by its flags of train.py; without any it is plain GRPO."""
-    s = make_settings(read_flags(flags.split()))
-    if s.advantage != ALIKE[0]:
-        return Method(s.advantage, make_advantage(s, policy), False)
-    return Method(s.mitigation, make_weighting(s, policy), True)
+    return {name: Method(name, make(chosen, flags.get(name, {}), policy), of is MITIGATIONS)
+            for of in (MITIGATIONS, ADVANTAGES) for name, chosen in of.items() if name not in ALIKE}

@@ -14,54 +14,65 @@ variance of the reward: so the square says how much is decided at the token. An 
 Every method, a weighting or an advantage, gets an index. Order the tokens of each answer by weight,
 from -1 (least) to 1 (most). The index is the mean place of what is decided: 1 if all of it is at
 the token with most weight, 0 by chance, -1 if all of it is at the token with least. Above
-0.96 - 0.04 * 0.67. What can be reached is shown by one half of the continuations as a weight,
-judged by the other half: squares are products of independent estimates, so noise adds nothing.
+0.96 - 0.04 * 0.67. Squares are products of independent estimates, so noise adds nothing.
 
 The batch is written as a run folder for analyze.py, with columns true_credit, true_credit_se and
 decided, the square.
 """
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
-from analysis.statistics import Estimate, verdicts
+from analysis.statistics import Estimate
 from analysis.tables import Table, by_row
 from engine.tokens import KINDS, SECTIONS
 from harness.credit_file import credit_path, write_credit
-from engine.policy import Policy
+from engine.policy import Policy, derived_seed
+from harness.flags import Flag
 from harness.identity import provenance
+from harness.load import load_policy
 from engine.rollouts import Rollouts
 from harness.run_folder import RunFolder
-from research.probes.common import OF_A_MODEL, Findings, Flag, Probe, sample_batch
+from harness.settings import make_settings
+from grpo import grpo
+from research.probes.common import COMMON, Findings, Probe, Progress
 from research.probes.credit import (
-    CLASSES, Credit, MeasuredTokens, flat_tokens, mean_product, measured_tokens, true_credit)
-from research.probes.methods import Method, make_methods
-from research.probes.progress import Progress
-from research.statistics import jackknife, ratio_of_sums
+    CLASSES, Credit, MeasuredTokens, flat_tokens, mean_product, measured_tokens, ratio_of_sums,
+    true_credit)
+from research.probes.methods import make_methods
 
+OF_A_MODEL = {
+    "model": Flag("models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model, say a checkpoint"),
+    "device": Flag("cpu", "cpu, cuda or cuda:N"),
+    **COMMON}
 FLAGS = {
     **OF_A_MODEL,
-    "questions": Flag(12, "problems whose credit is measured", least=2, most=10_000, quick=2),
-    "answers": Flag(8, "answers to each of them", least=2, most=1000, quick=2),
+    "questions": Flag(12, "problems whose credit is measured", least=2, most=10_000),
+    "answers": Flag(8, "answers to each of them", least=2, most=1000),
     "continuations": Flag(32, "behind the credit of a token that is a free choice; fewer where it "
-                              "is nearly certain", least=2, most=10_000, quick=4)}
-AGAIN = "the credit measured again"
+                              "is nearly certain", least=2, most=10_000)}
 PARTITIONS = {"kind": (KINDS, "What is decided at each kind of token, and what gradient it gets"),
               "section": (SECTIONS, "The same by section of the answer"),
               "class": (CLASSES, "The same by the earlier experiment's classes: is filler wasted?")}
 
 
 def measure(probe: Probe) -> Findings:
-    args, policy = probe.args, probe.policy()
+    args = probe.args
+    # a probe asks about the policy itself, so at temperature 1
+    chosen = {name: vars(args)[name] for name in OF_A_MODEL}
+    policy = load_policy(make_settings({**chosen, "temperature": 1.0}))
     progress = Progress(credit=50, scores=6)
     methods = make_methods(policy)
-    rollouts = sample_batch(policy, 1, args.questions, args.answers)
+    rollouts = sample_batch(policy, args.questions, args.answers)
     credit = true_credit(policy, rollouts, args.continuations,
                          lambda share: progress("credit", share))
     progress("scores")
     tokens = measured_tokens(policy, rollouts, credit)
     by_partition = [decided_table(tokens, partition) for partition in PARTITIONS]
-    scores = scores_table(score_methods(policy, methods, tokens, rollouts))
+    sizes = {name: flat_tokens(method.frame(policy, rollouts).abs(), rollouts.mask)
+             for name, method in methods.items()}
     write_run(probe.folder / "run", policy, rollouts, credit)
     intro = [f"{policy.folder}: {args.questions} problems x {args.answers} answers, "
              f"{int(rollouts.mask.sum()):,} tokens, credit from {credit.spent:,} sampled tokens.",
@@ -69,8 +80,17 @@ def measure(probe: Probe) -> Findings:
              "summed over an answer it is on average the variance of the reward. Intervals are "
              "over problems, of this policy."]
     return Findings("Which tokens earned the reward, and who knows it", intro,
-                    [*by_partition, scores, ceiling_table(rollouts, credit)], None,
-                    "some minutes")
+                    [*by_partition, scores_table(tokens, sizes)])
+
+
+def sample_batch(policy: Policy, questions: int, answers: int) -> Rollouts:
+    """Sample as training does, with plain GRPO's advantages."""
+    seed = policy.settings.seed
+    problems = policy.task.training_problems(seed, 1, questions)
+    rollouts = policy.ask(problems, answers, derived_seed("probe", seed, 1))
+    generator = torch.Generator().manual_seed(derived_seed("probe credit", seed, 1))
+    rollouts = replace(rollouts, step=1, generator=generator, forward=policy.extra_forward())
+    return replace(rollouts, advantage=grpo(rollouts))
 
 
 def write_run(path: Path, policy: Policy, rollouts: Rollouts, credit: Credit) -> None:
@@ -117,66 +137,20 @@ def decided_in_words(rows: list[list], nothing: bool) -> str:
             "gradient.")
 
 
-def score_methods(policy: Policy, methods: dict[str, Method], tokens: MeasuredTokens,
-                  rollouts: Rollouts) -> dict[str, Estimate | None]:
-    """The index of each by name; None where a method has the same for all tokens of an answer. A
-    weighting's size orders the tokens, or the size of an advantage."""
-    scores = {name: index(tokens, flat_tokens(method.frame(policy, rollouts).abs(), rollouts.mask),
-                          tokens.decided) for name, method in methods.items()}
-    return scores | {AGAIN: index(tokens, np.abs(tokens.first_half), tokens.decided_by_second)}
+def scores_table(tokens: MeasuredTokens, sizes: dict[str, np.ndarray]) -> Table:
+    """The index of each method; a weighting's size orders the tokens, or the size of an advantage.
+    `sizes` are (n,)."""
+    rows = []
+    for name, size in sizes.items():
+        found = index(tokens, size)
+        rows.append([name, found and found.value, found and found.interval])
+    formats = {"arm": "", "index": "+.2f", "95%": "+.2f"}
+    return Table("scores", "Methods against the true credit", by_row(formats, rows), "",
+                 ["-: the same for all tokens of an answer; such intervals held 91 to 94% instead "
+                  "of 95 in simulations of 12 problems"],
+                 {"arm": "method", "95%": "95% interval"})
 
 
-def index(tokens: MeasuredTokens, size: np.ndarray, decided: np.ndarray) -> Estimate | None:
-    by, place = tokens.by_question, tokens.place(size)
+def index(tokens: MeasuredTokens, size: np.ndarray) -> Estimate | None:
+    by, place, decided = tokens.by_question, tokens.place(size), tokens.decided
     return ratio_of_sums(by(decided * place), by(decided)) if np.abs(place).max() > 1e-9 else None
-
-
-def scores_table(scores: dict[str, Estimate | None]) -> Table:
-    indices = {name: of for name, of in scores.items() if of}
-    words = dict(zip(indices, verdicts(list(indices.values()), ("knows", "misleads"), null=0.0)))
-    rows = [[name, *([of.value, of.interval] if of else [0.0, None]), words.get(name, "constant")]
-            for name, of in scores.items()]
-    formats = {"arm": "", "index": "+.2f", "95%": "+.2f", "verdict": ""}
-    return Table("scores", "Methods against the true credit", by_row(formats, rows),
-                 scores_in_words(indices), [
-        f"constant: the same for all tokens of an answer; {AGAIN}: one half of the continuations "
-        "as a weight, judged by the other half; knows and misleads after Holm's correction; the "
-        "intervals of such ratios held 91 to 94% instead of 95 in simulations of 12 problems"],
-        {"arm": "method", "95%": "95% interval"})
-
-
-def scores_in_words(indices: dict[str, Estimate]) -> str:
-    own = {name: index for name, index in indices.items()
-           if name not in ("oracle", AGAIN) and np.isfinite(index.value)}
-    if not own or AGAIN not in indices:
-        return "No weight differs within answers, or there is nothing to decide."
-    best = max(own, key=lambda name: own[name].value)
-    worst = min(own, key=lambda name: own[name].value)
-    return (f"Apart from the oracle, {best} has the highest index: {with_interval(own[best])}.\n"
-            f"{worst} has the lowest index: {with_interval(own[worst])}.\n"
-            f"The index that can be reached is {indices[AGAIN].value:+.2f}, of {AGAIN}.")
-
-
-def with_interval(estimate: Estimate) -> str:
-    return f"{estimate.value:+.2f} ({estimate.low:+.2f} to {estimate.high:+.2f})"
-
-
-def ceiling_table(rollouts: Rollouts, credit: Credit) -> Table:
-    """How much of the rewards' variance over tokens a critic explains that knows V before each of
-    them: Var(V) / Var(R), and Var(V) = Cov(R, V), to which noise in the measured V adds nothing."""
-    mask = rollouts.mask
-    reward, before = (flat_tokens(frame, mask) for frame in (
-        rollouts.reward[:, None].expand_as(mask), credit.before))
-    question = flat_tokens(rollouts.group[:, None].expand_as(mask), mask)
-
-    def explained(kept: np.ndarray) -> float:
-        covariance = np.cov(reward[kept], before[kept])
-        return covariance[0, 1] / covariance[0, 0] if covariance[0, 0] else np.nan
-
-    left = np.array([explained(question != q) for q in np.unique(question)])
-    found = jackknife(explained(question >= 0), left)
-    rows = [["a critic that knows V before each token", found.value, found.interval]]
-    return Table("ceiling", "How much of the rewards' variance can be explained", by_row(
-        {"critic": "", "explained": ".2f", "95%": ".2f"}, rows),
-        f"A critic that knew all values would explain {with_interval(found)} of the rewards' "
-        "variance.", [], {"explained": "explained variance", "95%": "95% interval"})

@@ -15,7 +15,6 @@ from countdown_task import annotate
 from engine.forward import Forward
 from engine.rollouts import Rollouts
 from qwen2_model import ModelConfig, Qwen2
-from research.probes.common import gradient_of
 
 TEXTS = ("1", "<answer>", "<|im_end|>")
 ONE, OPENING, END = range(3)
@@ -155,3 +154,10 @@ def is_right(answer: Answer) -> bool:
         return False
     behind = answer.index(OPENING) + 1
     return answer[behind:behind + 1] == (ONE,)
+
+
+def gradient_of(model: Qwen2, number: torch.Tensor) -> torch.Tensor:
+    """(P,): at all its parameters; the graph stays, for the next number."""
+    parts = torch.autograd.grad(number, list(model.parameters()), retain_graph=True,
+                                materialize_grads=True)
+    return torch.cat([part.flatten() for part in parts])

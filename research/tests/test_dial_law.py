@@ -7,10 +7,11 @@ import torch
 
 from research.__main__ import main
 from research.dial.arms import EXACT, PLAIN, arm_of
-from research.dial.law import against, noise_of, noise_ratio_to_lead
+from research.probes.law import against, noise_of, noise_ratio_to_lead
 from research.dial.training import gradients
 from research.dial.world import Dials, World
 
+QUICK = "--steps 3 --seeds 2 --rates 1e-2,3e-2 --rate_seeds 2".split()
 CURVE = {0.5: -4.0, 1.0: 0.0, 4.0: 6.0, 16.0: 8.0, math.inf: 10.0}
 
 
@@ -53,7 +54,8 @@ def test_the_mean_of_many_batches_is_the_exact_gradient():
 
 def test_predictions_are_made_without_training_a_method(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    main(["law", "--quick", "--worlds", "8/2", "--only", "mask 0,gae", "--out", "law"])
+    main(["law", *QUICK, "--policies", "1", "--worlds", "8/2", "--only", "mask 0,gae,deletion",
+          "--out", "law"])
     tables = json.loads((tmp_path / "law/numbers.json").read_text())["tables"]
     predictions = next(table for table in tables if table["name"] == "predictions")
     assert [row["arm"] for row in predictions["rows"]] == ["true credit", "mask 0"]  # gae learns

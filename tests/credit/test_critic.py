@@ -8,8 +8,7 @@ import torch
 from conftest import SPOKEN, copied, hand_made, refusal, spoken
 from credit import monte_carlo
 from credit.critic import generalised_advantage
-from credit.monte_carlo import (continuation_rewards, decision_starts, segment_starts,
-                                sequences)
+from credit.monte_carlo import continuation_rewards, segment_starts, sequences
 from engine.choices import ADVANTAGES
 from engine.errors import UserError
 from engine.forward import Forward
@@ -57,7 +56,7 @@ def test_what_cannot_be_had_is_refused(policy, monkeypatch):
         make("gae", other, process_reward=0.5)
     with pytest.raises(UserError, match="--critic_layers 4: the model has 3"):
         make("gae", policy, critic="trunk", critic_layers=4)
-    assert "should be line, uncertain or" in refusal(
+    assert "should be line or a number" in refusal(
         lambda: make("vine", policy, values_every="9" * 5000))
     for places in ([0, 99], [-1], 3, None, ["a"]):
         monkeypatch.setattr(type(policy.task.task), "right_steps", lambda *_: places)
@@ -128,19 +127,12 @@ def test_where_segments_begin():
     assert segment_starts(["a", "b\n", "c", "\n\n", "d"], "line") == [0, 2, 4]
     assert segment_starts(["a", "b\n"], "line") == [0]  # nothing begins after the last token
     assert segment_starts(["a"] * 5, "2") == [0, 2, 4] and segment_starts([], "2") == []
-    # p below 0.9 at 1 2 3 4 6 7, of which the first and the sixth begin a segment; 0.9 is none
-    assert decision_starts([0.95, 0.5, 0.8, 0.2, 0.89, 0.9, 0.1, 0.3, 1.0]) == [0, 1, 7]
-    assert decision_starts([0.5] * 6) == [0, 5]  # 0 is a start in any case, and once
-    assert decision_starts([0.99] * 3) == [0] and decision_starts([]) == []
 
 
-@pytest.mark.parametrize("every, expected", [
-    ("2", [[-0.25, -0.25, 0.5, 0.5, 0.25], [-0.5, -0.5, 0, 0, 0], [0.4, 0, 0, 0, 0]]),
-    ("uncertain", [[-0.25, -0.25, 0.75, 0.75, 0.75], [-0.5, -0.5, 0, 0, 0], [0.4, 0, 0, 0, 0]])])
-def test_vine_by_hand(monkeypatch, every, expected):
+def test_vine_by_hand(monkeypatch):
     """V is 0.5 at the start, 0.25 after two tokens, 0.75 after four; of the other problem, which
-    the last answer is to, 0.1. The rewards are 1, 0, 0.5. Only the third token of the first answer
-    is a decision. The answers to a problem share their start."""
+    the last answer is to, 0.1. The rewards are 1, 0, 0.5. The answers to a problem share their
+    start."""
     worth, asked = {(0, 0): 0.5, (0, 2): 0.25, (0, 4): 0.75, (1, 0): 0.1}, []
 
     def rewards(policy, batch, prefixes, k):
@@ -148,14 +140,12 @@ def test_vine_by_hand(monkeypatch, every, expected):
         return torch.tensor([[worth[place]] * k for place in asked]), {"extra_tokens": 9}
 
     monkeypatch.setattr(monte_carlo, "continuation_rewards", rewards)
-    chance = torch.full((3, 5), 0.95)
-    chance[0, 2] = 0.5
-    batch = hand_made(MASK, scores={"reward": torch.tensor([1.0, 0.0, 0.5])}, log_prob=chance.log(),
+    batch = hand_made(MASK, scores={"reward": torch.tensor([1.0, 0.0, 0.5])},
                       group=torch.tensor([0, 0, 1]))
-    vine = make("vine", WIDE_3, values_every=every)
-    torch.testing.assert_close(vine(batch, None), torch.tensor(expected))
-    assert vine.metrics == {"extra_tokens": 9}
-    assert asked == [place for place in worth if every == "2" or place != (0, 4)]
+    vine = make("vine", WIDE_3, values_every="2")
+    torch.testing.assert_close(vine(batch, None), torch.tensor(
+        [[-0.25, -0.25, 0.5, 0.5, 0.25], [-0.5, -0.5, 0, 0, 0], [0.4, 0, 0, 0, 0]]))
+    assert vine.metrics == {"extra_tokens": 9} and asked == [*worth]
 
 
 def test_continuations_are_scored_whole_and_against_their_own_question(policy, monkeypatch):

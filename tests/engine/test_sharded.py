@@ -22,8 +22,7 @@ from train import main
 ARMS = {name: ARMS[name] for name in ("plain", "kl", "dpo")}
 ARMS |= {"trunk": {"advantage": "gae", "critic": "trunk"},
          "measured": {"advantage": "measured", "measured_above": 0.5, "measured_k": 1},
-         "hindsight": {"advantage": "hindsight"},
-         "deleted": {"mitigation": "causal_ablation", "ablation": "delete", "checkpointing": True}}
+         "checkpointed": {"checkpointing": True}}
 
 def sharded_policy(model: str):
     return load_policy(make_settings({"model": model, "shard": True, "threads": 1}))

@@ -1,4 +1,4 @@
-"""Measured credit against worlds where the truth can be listed; directions against plain loops."""
+"""Measured credit against a world where the truth can be listed; its statistics by hand."""
 from dataclasses import replace
 
 import numpy as np
@@ -12,12 +12,10 @@ from credit.measured import measured as measured_advantage
 from engine.errors import UserError
 from engine.policy import Policy
 from harness.settings import Settings
-from research.probes.credit import chain, true_credit
-from research.probes.direction import Directions
+from analysis.statistics import mean_over
+from research.probes.credit import (
+    average_ranks, chain, jackknife, mean_product, ratio_of_sums, true_credit)
 from research.probes.world import TEXTS, make_world
-
-
-TRUE = "true"
 
 
 class WorldPolicy(Policy):
@@ -89,48 +87,12 @@ def test_the_chain_by_hand():
     batch = hand_made([[1, 1, 1, 0]])
     batch = replace(batch, mask=batch.mask.bool(), scores={"reward": torch.tensor([1.0])})
     others, variance = row(0.2, 0.4, 0.0, float("nan")), row(0.01, 0.04, 0.25, 0.0)
-    value, before, spread = chain(batch, row(0.5, 0.2, 0.1, 0.0), others, variance)
-    torch.testing.assert_close(before[:, :3], row(0.5, 0.8, 0.9))
+    value, spread = chain(batch, row(0.5, 0.2, 0.1, 0.0), others, variance)
     torch.testing.assert_close(value, row(0.3, 0.1, 0.1, 0.0))
     in_2 = 0.1 ** 2 * 0.25
     in_1 = 0.8 ** 2 * in_2 + 0.2 ** 2 * 0.04
     expected = row(0.5 ** 2 * (in_1 + 0.01), 0.2 ** 2 * (in_2 + 0.04), in_2, 0.0)
     torch.testing.assert_close(spread, expected)
-
-
-def test_directions_are_those_of_all_pairs():
-    """Cosine and noise from sums, against a loop over pairs of batches."""
-    rng = np.random.default_rng(0)
-
-    def normal():
-        return torch.tensor(rng.normal(size=12)).float()
-
-    true = normal()
-    arms = {TRUE: [true + normal() for _ in range(6)]}
-    arms["other"] = [gradient.roll(1) * 0.5 + 2 * true for gradient in arms[TRUE]]
-    directions = Directions(6, TRUE)
-    for n in range(6):
-        directions.add({name: gradients[n] for name, gradients in arms.items()})
-    assert directions.count.tolist() == [2, 2, 2]
-    pairs = [(i, j) for i in range(6) for j in range(6) if i != j]
-
-    def mean(name, other):
-        return np.mean([(arms[name][i] @ arms[other][j]).item() for i, j in pairs])
-
-    square = np.mean([(g @ g).item() for g in arms["other"]])
-    length, product = np.sqrt(mean(TRUE, TRUE)), mean("other", TRUE)
-    cosine = product / length / np.sqrt(mean("other", "other"))
-    assert directions.cosine("other") == pytest.approx(cosine, rel=1e-5)
-    noise = (square - mean("other", "other")) / mean("other", "other")
-    assert directions.noise("other")[0] == pytest.approx(noise, rel=1e-4)
-
-
-def test_a_length_that_drowns_in_noise_is_not_known():
-    """Products of different batches are 0 or -1, so a squared length would be below 0."""
-    directions = Directions(4, TRUE)
-    for gradient in ((1.0, 0.0), (-1.0, 0.0), (0.0, 1.0), (0.0, -1.0)):
-        directions.add({TRUE: torch.ones(2), "x": torch.tensor(gradient)})
-    assert np.isnan(directions.cosine("x"))
 
 
 def test_quarters_are_independent_estimates(measured):
@@ -148,9 +110,24 @@ def test_quarters_are_independent_estimates(measured):
     assert np.mean(squares) > true + 4 * error
 
 
-def test_of_a_large_gradient_some_entries_are_kept(monkeypatch):
-    monkeypatch.setattr("research.probes.direction.MOST", 100)
-    directions, gradient = Directions(4, TRUE), torch.arange(1000.0)
-    kept = directions.kept(gradient)
-    assert 50 < len(kept) <= 100 and kept.max() > 900
-    assert torch.equal(kept, directions.kept(gradient))
+def test_the_jackknife_of_a_mean_is_its_interval():
+    found, again = mean_over([1.0, 2.0, 3.0]), jackknife(2.0, np.array([2.5, 2.0, 1.5]))
+    assert (again.low, again.p) == pytest.approx((found.low, found.p))
+    assert np.isnan(jackknife(1.0, np.array([1.0])).low)
+
+
+def test_a_ratio_of_sums_by_hand():
+    """(1 + 3) / (2 + 4); without one 3 / 4, without the other 1 / 2; error |3/4 - 1/2| / 2."""
+    found = ratio_of_sums(np.array([1.0, 3.0]), np.array([2.0, 4.0]))
+    assert found.value == pytest.approx(4 / 6)
+    assert found.high - found.value == pytest.approx(12.7062 * 0.125, rel=1e-4)
+
+
+def test_equal_values_share_their_mean_rank():
+    assert average_ranks(np.array([5.0, 1, 5, 2])).tolist() == [2.5, 0, 2.5, 1]
+
+
+def test_what_is_decided_is_a_product_of_different_quarters():
+    """Of 1, 2, 3 and 4: 1*2, 1*3, 1*4, 2*3, 2*4 and 3*4 are 35 in all, of six. A square of one
+    estimate would add its noise, which is largest where the model was unsure."""
+    assert mean_product(np.array([1.0, 2, 3, 4])) == pytest.approx(35 / 6)

@@ -11,18 +11,17 @@ import torch
 
 import grpo
 from conftest import StateIdea, gradients
-from credit.hindsight import taught
+from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.forward import response_log_probs
 from grpo import policy_loss
 from mitigations import rescaled_weight
 from research.probes import exact
 from research.probes.batches import (
-    Batches, Estimator, credit_of_deletion, estimator, list_advantages, list_weights, rows_of)
+    Batches, Estimator, estimator, list_advantages, list_weights, rows_of)
 from research.probes.common import run_probe
 from research.probes.exact import identities, z_score_factor
-from research.probes.methods import choices
 from research.probes.world import (
-    END, ONE, OPENING, PROMPT, all_answers, describe, make_model, make_world, without_rounding)
+    END, ONE, OPENING, PROMPT, all_answers, make_world, without_rounding)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +69,7 @@ def test_probabilities_and_values_follow_from_the_model_alone(world):
 def brute(world, name: str | None, advantage: str, G: int = 2):
     """Mean and variance of the estimate over all ordered groups, by autograd of the loss."""
     first, second, n = 0.0, 0.0, len(world.probability)
-    weigh, spread = choices()[0][name or "none"], choices()[1][advantage]
+    weigh, spread = MITIGATIONS[name or "none"], ADVANTAGES[advantage]
     for group in itertools.product(range(n), repeat=G):
         rows = rows_of(world.rollouts, torch.tensor(group))
         chance = world.probability[list(group)].prod()
@@ -123,8 +122,7 @@ def test_advantages_with_exact_values_by_definition(world, pairs, advantages):
     mask, V = world.rollouts.mask[pairs.which], world.worth[pairs.which]
     reward = world.rollouts.reward.double()[pairs.which][..., None]
     whole = torch.stack([V[..., 2] - V[..., 0]] * 2, -1)
-    expected = {"critic": reward - V[..., :-1], "one-step": V[..., 1:] - V[..., :-1], "vine": whole,
-                "hindsight": ((V[..., 1:] + 0.01) / (V[..., :-1] + 0.01)).log()}
+    expected = {"critic": reward - V[..., :-1], "one-step": V[..., 1:] - V[..., :-1], "vine": whole}
     for name, credit in expected.items():
         torch.testing.assert_close(advantages[name], credit * mask, rtol=0, atol=1e-6)
 
@@ -144,7 +142,7 @@ def test_the_last_bit_of_an_entropy_does_not_decide_what_is_kept():
     entropy = world.rollouts.entropy + 6e-8 * bit * world.rollouts.mask
     levelled = without_rounding(entropy)
     torch.testing.assert_close(levelled, world.rollouts.entropy, rtol=0, atol=2e-7)
-    weigh = choices()[0]["entropy_masking"]
+    weigh = MITIGATIONS["entropy_masking"]
     for group in itertools.combinations(range(len(entropy)), 2):
         rows = rows_of(world.rollouts, torch.tensor(group))
         kept = weigh(replace(rows, entropy=levelled[list(group)]))
@@ -152,14 +150,14 @@ def test_the_last_bit_of_an_entropy_does_not_decide_what_is_kept():
 
 
 IDEAS = {
-    "none": choices()[0]["none"],
+    "none": MITIGATIONS["none"],
     "state_idea": StateIdea,
     "sign_idea": lambda rollouts: torch.where(rollouts.advantage > 0, 2.0, 1.0),
     "noise_idea": lambda rollouts: torch.rand(rollouts.mask.shape, generator=rollouts.generator),
     "problem_idea": lambda rollouts: torch.tensor([len(rollouts.problems[0].numbers)]),
 }
 ADVANTAGE_IDEAS = {
-    **{name: choices()[1][name] for name in ("grpo", "dr_grpo", "rloo")},
+    **{name: ADVANTAGES[name] for name in ("grpo", "dr_grpo", "rloo")},
     "state_advantage": StateIdea,
     "half_advantage": lambda rollouts: grpo.rloo(rollouts) / 2,
     "undefined_advantage": lambda rollouts: torch.full_like(rollouts.log_prob, math.nan),
@@ -167,9 +165,10 @@ ADVANTAGE_IDEAS = {
 
 
 def test_any_idea_is_listed_or_named(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("research.probes.batches.choices", lambda: (IDEAS, ADVANTAGE_IDEAS))
+    monkeypatch.setattr("research.probes.batches.MITIGATIONS", IDEAS)
+    monkeypatch.setattr("research.probes.batches.ADVANTAGES", ADVANTAGE_IDEAS)
     run_probe("exact", exact.__doc__, exact.FLAGS, exact.measure, argv=[
-        "--quick", "--length", "2", "--threads", "1", "--out", str(tmp_path / "x")])
+        "--length", "2", "--answers", "2", "--threads", "1", "--out", str(tmp_path / "x")])
     numbers = json.loads((tmp_path / "x/numbers.json").read_text())
     tables = {table["name"]: table for table in numbers["tables"]}
     cosine = {row["mitigation"]: row["cosine"] for row in tables["weightings"]["rows"]}
@@ -186,36 +185,8 @@ def test_any_idea_is_listed_or_named(monkeypatch, tmp_path, capsys):
     assert re.search(r"undefined_advantage \(.*? is not finite", tables["advantages"]["notes"][1])
 
 
-def test_what_an_answer_is_worth_without_a_token():
-    """Right is a 1 behind the first tag: of <answer> 1 both are needed, of two 1s the tag alone,
-    and of two tags one is too many."""
-    answers = [(OPENING, ONE, END), (OPENING, ONE, ONE), (OPENING, OPENING, ONE), (ONE, END)]
-    credit = credit_of_deletion(describe(make_model(0), answers))
-    assert credit.tolist() == [[1, 1, 0], [1, 0, 0], [-1, -1, 0], [0, 0, 0]]
-
-
 def test_of_our_own_methods_few_are_not_listed(world, pairs, advantages):
     weights = list_weights(world, pairs, advantages["grpo"])
     credits = list_advantages(world, pairs, 0)
     assert weights.reasons.keys() == {"random", "learned_importance", "causal_ablation"}
-    assert set(credits.reasons) == {"measured"}
-
-
-def test_a_copy_that_is_taught_long_enough_follows_bayes_rule(world):
-    """pi(y given success) / pi(y) is V(after) / V(before), in a world where V is known. All right
-    answers are taught, each as often as it comes."""
-    before, after, rollouts = world.worth[:, :-1], world.worth[:, 1:], world.rollouts
-    known = rollouts.mask & (before > 0) & (before < 1)
-    truth, often = (after / before)[known] - 1, world.probability[:, None].expand_as(before)[known]
-    cosines, sizes = [], []
-    for steps in (1, 60):
-        copy = taught(world.model, rollouts, world.probability * rollouts.reward, 1e-2, steps, 64)
-        every = torch.arange(len(rollouts.mask))
-        with torch.no_grad():
-            told = (response_log_probs(copy, rollouts, every)
-                    - response_log_probs(world.model, rollouts, every))
-        guess = told[known].double().exp() - 1
-        product, square = (often * guess * truth).sum(), (often * truth.square()).sum()
-        cosines.append(product / (square * (often * guess.square()).sum()).sqrt())
-        sizes.append(product / square)
-    assert cosines[1] > 0.98 and sizes[1] > 0.8 and sizes[1] > 5 * sizes[0]
+    assert credits.reasons.keys() == {"measured", "deletion"}
