@@ -1,4 +1,5 @@
 """Sampling, updates and every method on a device that is only called cuda (devices.py)."""
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -7,9 +8,10 @@ import torch
 import mitigations  # noqa: F401  fills the lists of choices
 from benchmarks.tests import devices
 from benchmarks.tests.devices import OnGPU, second_device
-from conftest import copied
+from conftest import copied, hand_made
 from engine import sampler
 from engine.choices import ADVANTAGES, MITIGATIONS
+from engine.forward import micro_batches
 from engine.optimizer import AdamW
 from engine.sampler import Start, generate
 from grpo import update
@@ -65,10 +67,29 @@ def test_a_gpu_is_made_the_present_one_and_plans_no_attention(monkeypatch):
     assert calls == [0, False, 1, False]
 
 
-def test_an_update_waits_three_times_in_a_micro_batch(small_model, rollouts, monkeypatch):
-    """To cut rows into micro-batches, to lay one out, and for where its tokens stand. Three rows
-    have credit: with micro_batch 1 these are two more micro-batches."""
-    waits = []
+def test_short_answers_share_a_micro_batch(monkeypatch):
+    """Answers of 3, 2, 1, 6, 1 and 2 of at most 6 tokens; a prompt has 2. All of them are 21
+    tokens, and four full answers would be 24."""
+    lengths = torch.tensor([3, 2, 1, 6, 1, 2])
+    batch = hand_made(torch.arange(6) < lengths[:, None], group=torch.arange(6) // 2,
+                      prompt_ids=[[5, 6]] * 3)
+
+    def parts(batch, size):
+        return [part.tolist() for part in micro_batches(batch, batch.rows_of_rank(), size)]
+
+    assert parts(batch, 1) == [[3], [0], [1], [5], [2], [4]]
+    with second_device(monkeypatch):
+        there = batch.to("cuda")
+        assert parts(there, 1) == [[3], [0], [4, 5], [1], [2]]
+        assert parts(there, 2) == [[2, 3], [0, 1], [4, 5]]
+        assert parts(there, 3) == [[3, 4, 5], [0, 1, 2]]
+        assert parts(there, 4) == [[0, 1, 2, 3, 4, 5]]
+
+
+def test_an_update_waits_twice_in_a_micro_batch(small_model, rollouts, monkeypatch):
+    """To lay it out, and for where its tokens stand. Three rows have credit: with micro_batch 1
+    these are two more micro-batches, as the prompts are too long to join them."""
+    waits, rollouts = [], replace(rollouts, prompt_ids=[[5] * 14] * 2)
     for micro_batch in (1, 3):
         own = moved(small_model)
         for parameter in own.parameters():
@@ -80,7 +101,7 @@ def test_an_update_waits_three_times_in_a_micro_batch(small_model, rollouts, mon
             devices.waits.clear()
             update(own, AdamW(own.parameters(), 1e-3), batch, batch.mask.float(), s)
         waits.append(len(devices.waits))
-    assert waits[0] - waits[1] == 3 * 2 and waits[1] < 25  # however many parameters there are
+    assert waits[0] - waits[1] == 2 * 2 and waits[1] < 25  # however many parameters there are
 
 
 def run(learner, out, *flags):
