@@ -280,9 +280,7 @@ def set_numbers(monkeypatch, *values):
 
 
 @pytest.mark.parametrize("device, numbers, said", [
-    ("cpu", [2], "WORLD_SIZE is '2', but RANK is"), ("cpu", [2, 1], "but LOCAL_RANK is"),
-    ("cpu", [2, "one", 1], "but RANK is 'one'"), ("cpu", [2, 1, 1], "but MASTER_PORT is"),
-    ("cuda", [2, 2, 0, 1], "RANK is 2, but WORLD_SIZE is 2: ranks count from 0"),
+    ("cpu", [2], "the processes did not meet: .* RANK expected"),
     ("cuda", [2, 1, 1, 1], "PyTorch sees 1 CUDA devices"),
     ("cuda:0", [2, 1, 1, 1], "a device of its own")])
 def test_an_environment_that_cannot_work_is_said(monkeypatch, device, numbers, said):
