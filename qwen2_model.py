@@ -182,14 +182,17 @@ class Attention(Layer):
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Softmax attention over (rows, heads, length, head_dim), causal unless a mask is given. That is
-    added to the scores (0 or -inf), and is (rows, 1, H / K * length, keys): query heads that share
-    a key head stand behind each other, as if they were more queries of it."""
+    """Softmax attention over (rows, heads, length, head_dim), causal unless a mask is given: it is
+    added to the scores (0 or -inf), and is (rows, 1, H / K * length, keys). Query heads that share
+    a key head stand behind each other in it, as if they were more queries."""
     H, K = q.shape[1], k.shape[1]
     if mask is None:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=H != K)
+    wide = product_type(q.dtype, q.device)
     by_key_head = q.unflatten(1, (K, -1)).flatten(2, 3)  # (rows, K, H / K * length, head_dim)
-    return F.scaled_dot_product_attention(by_key_head, k, v, mask).reshape(q.shape)
+    attended = F.scaled_dot_product_attention(
+        by_key_head.to(wide), k.to(wide), v.to(wide), mask.to(wide))
+    return attended.to(q.dtype).reshape(q.shape)
 
 
 def causal(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Sampling, updates and every method on a device that is only called cuda (devices.py)."""
 from dataclasses import replace
+from itertools import zip_longest
 from types import SimpleNamespace
 
 import pytest
@@ -112,9 +113,9 @@ def run(learner, out, *flags):
 
 
 @pytest.mark.parametrize("flags", [
-    [], ["--dtype", "bfloat16"], ["--dtype", "bfloat16", "--offload_optimizer"],
-    ["--epochs", "2", "--kl", "0.1"], ["--loss", "dpo"], ["--drop_unfinished"],
-    ["--eval_every", "1", "--eval_tasks", "4"], ["--placebo", "advantages"],
+    ["--dtype", "bfloat16"], ["--dtype", "bfloat16", "--offload_optimizer"],
+    ["--epochs", "2", "--kl", "0.1"], ["--loss", "dpo"],
+    ["--eval_every", "1", "--eval_tasks", "4", "--placebo", "advantages"],
     ["--rescale", "gradient", "--mitigation", "random", "--placebo", "weights"]], ids=" ".join)
 def test_a_step_is_that_of_the_cpu(learner, tmp_path, monkeypatch, flags):
     monkeypatch.setitem(sampler.PACE, "cpu", sampler.PACE["cuda"])
@@ -125,9 +126,10 @@ def test_a_step_is_that_of_the_cpu(learner, tmp_path, monkeypatch, flags):
         assert found.get(name) == expected.get(name), name
 
 
-@pytest.mark.parametrize("flag, method", [
-    *(("--mitigation", name) for name in sorted(MITIGATIONS)),
-    *(("--advantage", name) for name in sorted(ADVANTAGES))])
-def test_every_method_stays_on_its_device(learner, tmp_path, monkeypatch, flag, method):
+@pytest.mark.parametrize("weighting, advantage", list(zip_longest(
+    sorted(MITIGATIONS), sorted(ADVANTAGES), fillvalue="grpo")))
+def test_every_method_stays_on_its_device(learner, tmp_path, monkeypatch, weighting, advantage):
+    """A weighting and an advantage in one step."""
     with second_device(monkeypatch):
-        assert run(learner, tmp_path / "run", "--device", "cuda", flag, method)
+        assert run(learner, tmp_path / "run", "--device", "cuda", "--mitigation", weighting,
+                   "--advantage", advantage)
