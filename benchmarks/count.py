@@ -8,9 +8,10 @@ are on the CPU, so the lab's own code runs as it is, and `Count` sees every oper
                  reads only the lines that are asked for
     likely       each operation takes LAUNCH seconds, or its bytes at REACHED of the bandwidth, or
                  its products at REACHED of the rate, whichever is most
+    peak         the most bytes that results, parameters and moments hold at the same time
 
-LAUNCH and REACHED are assumptions. Left out is what moves the cache when rows leave. A norm counts
-as a layer norm, which moves as much; a gradient is clipped tensor by tensor, which a GPU joins.
+LAUNCH and REACHED are assumptions. Left out is what moves the cache when rows leave, and of the
+peak what libraries and torch's allocator take. A norm counts as a layer norm, which moves as much.
 """
 from collections import Counter
 from dataclasses import replace
@@ -20,6 +21,7 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
@@ -89,11 +91,24 @@ def softmax(x, dim, dtype=None):
 
 
 class Count(TorchDispatchMode):
-    """Inside `with`, `total` adds up launches, bytes and likely seconds."""
+    """Inside `with`, `total` adds up launches, bytes and likely seconds; and `peak` is known."""
 
     def __init__(self, launch: float, gpu: dict):
         super().__init__()
         self.launch, self.gpu, self.total = launch, gpu, Counter()
+        self.alive: dict[int, tuple[StorageWeakRef, int]] = {}  # memory that was seen, its bytes
+        self.held = self.peak = 0
+
+    def note_memory(self, tensors: list[torch.Tensor]) -> None:
+        for tensor in tensors:
+            storage = StorageWeakRef(tensor.untyped_storage())
+            if tensor.is_meta and storage.cdata not in self.alive:
+                self.alive[storage.cdata] = storage, tensor.untyped_storage().nbytes()
+                self.held += self.alive[storage.cdata][1]
+        if self.held > self.peak:  # unless some of it is free again
+            for number in [key for key, (storage, _) in self.alive.items() if storage.expired()]:
+                self.held -= self.alive.pop(number)[1]
+            self.peak = max(self.peak, self.held)
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -101,6 +116,7 @@ class Count(TorchDispatchMode):
             with self:
                 return operation.decompose(*args, **kwargs)
         result = carry_out(operation, args, kwargs)
+        self.note_memory(tensors_in(*args, *kwargs.values(), result))
         name = operation.overloadpacket.__name__
         if not (operation.is_view or name in COMPUTES_NOTHING):
             made = written_by(operation, args) or tensors_in(result)
@@ -204,22 +220,25 @@ def whole_update(case: Case, gpu: dict) -> Counter:
     optimizer, batch = AdamW(model.parameters(), NO_LEARNING), make_batch(case)
     for parameter in model.parameters():
         parameter.grad = torch.empty_like(parameter)
-    optimizer.step()  # makes its moments
     with (patch.object(TokenLogProbs, "backward", backward), AsOnGPU(),
+          patch("torch.nn.utils.clip_grad._has_foreach_support", lambda *_: True),
           Count(LAUNCH["update"], gpu) as count):
+        optimizer.step()  # makes its moments
+        count.total.clear()
         train_on(model, optimizer, batch, case)
-    return count.total
+    return count.total | {"peak": count.peak}
 
 
 COLUMNS = {"what": "", "answers": ",.0f", "launches": ",.0f", "GB moved": ",.1f",
-           "likely, ms": ",.1f", "likely tokens a second": ",.0f"}
+           "likely, ms": ",.1f", "likely tokens a second": ",.0f", "peak, GB": ".1f"}
 
 
 def row_of(what: str, case: Case, tokens: int, total: Counter) -> list:
     """`tokens` are those of an answer."""
     answers = case.questions * case.answers
     return [what, answers, total["launches"], total["bytes"] / 1e9, 1e3 * total["seconds"],
-            tokens * answers / total["seconds"]]
+            tokens * answers / total["seconds"],
+            total["peak"] / 1e9 if total["peak"] else None]
 
 
 def show_counted(case: Case, gpu: dict) -> None:

@@ -160,6 +160,7 @@ class TokenLogProbs(torch.autograd.Function):
             at_hidden.append(linear(at_logits, cast.T))
             product = linear(at_logits.T, h.T)
             at_matrix = product.to(matrix.dtype) if at_matrix is None else at_matrix.add_(product)
+            del p, at_logits, product  # before the next chunk takes memory
         return torch.cat(at_hidden), at_matrix, None
 
 
