@@ -219,7 +219,7 @@ def whole_update(case: Case, gpu: dict) -> Counter:
     backward = as_on_gpu(TokenLogProbs.backward)
     optimizer, batch = AdamW(model.parameters(), NO_LEARNING), make_batch(case)
     for parameter in model.parameters():
-        parameter.grad = torch.empty_like(parameter)
+        parameter.grad = torch.zeros_like(parameter)
     with (patch.object(TokenLogProbs, "backward", backward), AsOnGPU(),
           patch("torch.nn.utils.clip_grad._has_foreach_support", lambda *_: True),
           Count(LAUNCH["update"], gpu) as count):

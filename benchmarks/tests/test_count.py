@@ -7,6 +7,7 @@ import torch
 from benchmarks import count, speed
 from benchmarks.cases import Case, make_model, make_prompts
 from conftest import ROOT
+from engine.forward import TokenLogProbs
 from engine.optimizer import AdamW
 
 SMALL = Case(
@@ -98,13 +99,32 @@ def test_a_model_without_numbers_is_counted_like_one_with(monkeypatch):
     monkeypatch.setattr(count, "attention", lambda q, k, v, *_, **__: q * 1)
     monkeypatch.setattr(count, "softmax", lambda x, dim, dtype=None: torch.mul(
         x, 1, out=torch.empty_like(x, dtype=dtype)))
-    # norms one by one, as on "meta"
-    monkeypatch.setattr("torch.nn.utils.clip_grad._has_foreach_support", lambda *_: False)
     monkeypatch.setattr("engine.fused.adds_to_float32", lambda device: False)  # a GPU's alone
     monkeypatch.setattr("qwen2_model.has_bfloat16", lambda: True)  # a GPU widens no product
+    monkeypatch.setattr(count.Count, "note_memory", lambda *_: None)  # that of a GPU alone
     expected = count.token_step(SMALL, GPU), count.whole_update(SMALL, GPU)
     monkeypatch.setattr(count, "make_shapes", make_model)
     assert (count.token_step(SMALL, GPU), count.whole_update(SMALL, GPU)) == expected
+
+
+def test_the_peak_is_what_is_held_at_the_same_time():
+    """Two tensors of 400 bytes, of which one makes room for the third; a view holds nothing."""
+    with count.Count(0.0, GPU) as found:
+        first = meta(100)
+        second = first + first.view(10, 10).flatten()
+        del first
+        third = second + second
+    assert found.peak == 800 and len(third) == 100
+
+
+def test_of_the_logits_one_chunk_is_held(monkeypatch):
+    """16 tokens in chunks of 4, a vocabulary of 4096, width 8. The matrix, its gradient and what is
+    added to it have 131,072 bytes each, p and the gradient at the logits of a chunk 65,536."""
+    monkeypatch.setattr("engine.forward.LOGITS_AT_ONCE", 4 * 4096)
+    hidden, matrix = meta(16, 8).requires_grad_(), meta(4096, 8).requires_grad_()
+    with count.Count(0.0, GPU) as found:
+        TokenLogProbs.apply(hidden, matrix, torch.zeros(16, dtype=torch.long)).sum().backward()
+    assert 0 <= found.peak - 3 * 131_072 - 2 * 65_536 < 4096
 
 
 def test_larger_micro_batches_have_fewer_launches_and_checkpointing_has_more_work():
