@@ -128,12 +128,14 @@ def test_of_the_logits_one_chunk_is_held(monkeypatch):
 
 
 def test_larger_micro_batches_have_fewer_launches_and_checkpointing_has_more_work():
-    """Four micro-batches, two, and four whose forward pass is made again, loss and logits aside."""
+    """Four micro-batches, two, and four whose forward pass is made again, loss and logits aside.
+    Memory is the other way round."""
     case = replace(SMALL, size="tiny", questions=4)
     four, two, again = (count.whole_update(changed, GPU) for changed in (
         case, replace(case, micro_batch=6), replace(case, checkpointing=True)))
     assert 1.6 * two["launches"] < four["launches"] < 2 * two["launches"]
     assert 1.15 * four["launches"] < again["launches"] < 1.5 * four["launches"]
+    assert again["peak"] < 0.9 * four["peak"] < 0.8 * two["peak"]
 
 
 def test_a_token_step_reads_every_matrix_once():

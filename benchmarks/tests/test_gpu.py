@@ -18,10 +18,11 @@ def test_every_part_runs_and_one_that_fails_says_so(monkeypatch, capsys):
     monkeypatch.setitem(cases.SIZES, "tiny", TINY)
     monkeypatch.setattr(gpu, "ROWS", (8, 16))
 
-    def run(command, timeout, **_):
+    def run(command, timeout, cwd, **_):
         assert command[1:3] == ["-m", "benchmarks.cases"] and timeout == gpu.LONGEST
+        assert cwd == cases.PROJECT
         if json.loads(command[3])["what"] == "step":
-            return SimpleNamespace(returncode=1, stderr="out of memory")
+            return SimpleNamespace(returncode=1, stderr="Trace\nout of memory\n")
         before = capsys.readouterr().out
         cases.main(command[3:])
         result = SimpleNamespace(returncode=0, stdout=capsys.readouterr().out)
