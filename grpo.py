@@ -28,7 +28,7 @@ from engine import processes
 from engine.choices import Metrics, advantage
 from engine.rollouts import Rollouts
 
-Columns = dict[str, Tensor]
+Columns = dict[str, Tensor]  # (B, T) of each name, for the credit file
 if TYPE_CHECKING:  # an analysis reads the formulas of this file and loads no model
     from engine.optimizer import Optimizer
     from engine.policy import RunSettings
@@ -38,7 +38,8 @@ if TYPE_CHECKING:  # an analysis reads the formulas of this file and loads no mo
 def policy_loss(log_prob: Tensor, advantage: Tensor, coefficient: Tensor, mask: Tensor,
                 total: float, old: Tensor | None = None,
                 clip: tuple[float, float] = (0.2, 0.28)) -> Tensor:
-    """The formula above for some answers, each argument (answers, T); `total` is N.
+    """The formula above for some answers, each argument (answers, T): `coefficient` is c w m,
+    `total` is N.
 
     `old` are the log-probs from before the batch's first update. With them, the clipped ratio of
     PPO (1707.06347; a wider upper bound as in DAPO, 2503.14476) takes the place of log_prob. At
@@ -76,15 +77,15 @@ def length_scaling(length: Tensor, loss_norm: str, max_new_tokens: int) -> Tenso
     """The number m of each answer (B, 1) by its tokens, because `policy_loss` divides by N.
 
     token      1: every token counts 1 / N
-    sequence   every answer counts the same, each of its tokens 1 / (answers * length)
-    constant   every token counts 1 / (B * max_new_tokens), however long the answers are
+    sequence   every kept answer counts the same, each of its tokens 1 / (kept * length)
+    constant   every token counts 1 / (B * max_new_tokens), B with the dropped answers
     """
-    N, length = length.sum(), length[:, None]
+    N, per_answer = length.sum(), length[:, None]
     if loss_norm == "sequence":
-        answers = (length > 0).sum()
-        return torch.where(length > 0, N / (answers * length.clamp(min=1)), 0.0)
+        kept = (length > 0).sum()  # without those that --drop_unfinished drops
+        return torch.where(per_answer > 0, N / (kept * per_answer.clamp(min=1)), 0.0)
     scale = N / (len(length) * max_new_tokens) if loss_norm == "constant" else 1.0
-    return scale * torch.ones_like(length).float()
+    return scale * torch.ones_like(per_answer).float()
 
 
 def group_mean(value: Tensor, group: Tensor) -> Tensor:
@@ -178,9 +179,8 @@ def update(model: "Qwen2", optimizer: "Optimizer", rollouts: Rollouts, weight: T
     coefficient = weight * length_scale                                          # (B, T)
     has_gradient = (mask & ((coefficient * advantage != 0) | (reference is not None))).any(1)
     old, ratio = torch.zeros_like(weight), torch.ones_like(weight)
-    columns = {"ratio": ratio} if s.epochs > 1 else {}
     if not has_gradient.any():
-        return {"N": N, **skipped(rollouts, weight)}, columns
+        return {"N": N, **skipped(rollouts)}, {"ratio": ratio} if s.epochs > 1 else {}
     rows = rollouts.rows_of_rank()
     rows = rows[has_gradient[rows]]
     anchor = None if reference is None else (
@@ -202,25 +202,27 @@ def update(model: "Qwen2", optimizer: "Optimizer", rollouts: Rollouts, weight: T
             loss.backward()
             log_prob = log_prob.detach()
             ratio[part] = (log_prob - old[part]).exp()
-            sums.append(diagnostics(rollouts, part, loss, log_prob, ratio[part], clip))
-            if anchor is not None:
-                sums[-1]["kl"] = (divergence(log_prob, anchor[part], "k3") * mask[part]).sum()
+            sums.append(diagnostics(rollouts, part, loss, log_prob, ratio[part], clip, anchor))
         norm = clip_and_step(optimizer, s.max_grad_norm)
-        total = {name: sum(part[name] for part in sums) for name in sums[0]}
+        total = {name: sum(of_part[name] for of_part in sums) for name in sums[0]}
         passes.append(processes.all_reduce_numbers(total) | {"norm": norm})
-    return {"N": N, **summary(passes, s.epochs > 1)}, columns
+    return {"N": N, **summary(passes, s.epochs > 1)}, {"ratio": ratio} if s.epochs > 1 else {}
 
 
 def diagnostics(rollouts: Rollouts, rows: Tensor, loss: Tensor, log_prob: Tensor, ratio: Tensor,
-                clip: tuple[float, float]) -> Columns:
+                clip: tuple[float, float], anchor: Tensor | None) -> dict[str, Tensor]:
     """Sums over the tokens of a micro-batch: how far training's log-probs are from the sampler's
-    (rounding, or a mistake), and how many tokens are beyond the bound that holds for them."""
+    (rounding, or a mistake), and how many tokens are beyond the bound that holds for them. The KL
+    is told as k3, an unbiased estimate, whichever kind the loss has."""
     mask, advantage = rollouts.mask[rows], rollouts.advantage[rows]
     gap = (log_prob - rollouts.log_prob[rows]) * mask
     too_low, too_high = ratio < 1 - clip[0], ratio > 1 + clip[1]
     clipped = torch.where(advantage > 0, too_high, too_low) & (advantage != 0) & mask
-    return {"loss": loss.detach(), "gap": gap.abs().sum(), "tokens": mask.sum(),
+    sums = {"loss": loss.detach(), "gap": gap.abs().sum(), "tokens": mask.sum(),
             "ratio": (ratio * mask).sum(), "clipped": clipped.sum()}
+    if anchor is not None:
+        sums["kl"] = (divergence(log_prob, anchor[rows], "k3") * mask).sum()
+    return sums
 
 
 def summary(passes: list[dict[str, float]], with_ratio: bool) -> Metrics:
@@ -238,10 +240,9 @@ def summary(passes: list[dict[str, float]], with_ratio: bool) -> Metrics:
     return metrics | {"skipped": None}
 
 
-def skipped(rollouts: Rollouts, weight: Tensor) -> Metrics:
+def skipped(rollouts: Rollouts) -> Metrics:
     reasons = {"no answer was finished": rollouts.mask,
-               "every group's answers had equal rewards": rollouts.advantage,
-               "all weights are 0": weight * rollouts.mask}
+               "every group's answers had equal rewards": rollouts.advantage}
     reason = next((words for words, tensor in reasons.items() if not tensor.any()),
                   "no token has both a weight and an advantage")
     return {"loss": 0.0, "gradient_norm": None, "sampler_gap": None, "trained_tokens": 0,

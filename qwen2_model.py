@@ -13,7 +13,8 @@ in as `attend`:
     SharedPrompts  (engine/packing.py)  training: a prompt stands once, all its answers see it
     Cache          (engine/cache.py)    sampling: one new token a row sees all before it
 
-Shapes: B rows, L positions, N tokens, D width, H query heads, K key/value heads, V vocabulary.
+Shapes: B rows, L positions, N tokens (of a pass; in grpo.py N counts a batch's generated ones),
+D width, H query heads, K key/value heads, V vocabulary.
 """
 import json
 import os
@@ -110,7 +111,7 @@ def has_bfloat16() -> bool:
 def linear(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ matrix.T + bias in the type of x, whatever type the weights are kept in."""
     wide = product_type(x.dtype, x.device)
-    bias = None if bias is None else bias.to(x.dtype).to(wide)
+    bias = None if bias is None else bias.to(x.dtype).to(wide)  # rounded as the matrix is
     return F.linear(x.to(wide), matrix.to(x.dtype).to(wide), bias).to(x.dtype)
 
 
@@ -175,18 +176,23 @@ class Attention(Layer):
                    for project in (self.q_proj, self.k_proj, self.v_proj))
         if hasattr(self, "q_norm"):
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k = rotate(q, cos, sin).type_as(v), rotate(k, cos, sin).type_as(v)
+        turned = rotate(torch.cat([q, k], -2), cos, sin).type_as(v)  # together: half the operations
+        q, k = turned.split([q.shape[-2], k.shape[-2]], -2)
         return self.o_proj(attend(self.layer, q, k, v).flatten(-2))
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Softmax attention over (rows, heads, length, head_dim); causal unless a mask (rows, 1,
-    H / K * length, keys) is given: the query heads of one key head are more queries of it then."""
+    """Softmax attention over (rows, heads, length, head_dim), causal unless a mask is given: it is
+    added to the scores (0 or -inf), and is (rows, 1, H / K * length, keys). Query heads that share
+    a key head stand behind each other in it, as if they were more queries."""
     H, K = q.shape[1], k.shape[1]
     if mask is None:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=H != K)
+    wide = product_type(q.dtype, q.device)
     by_key_head = q.unflatten(1, (K, -1)).flatten(2, 3)  # (rows, K, H / K * length, head_dim)
-    return F.scaled_dot_product_attention(by_key_head, k, v, mask).reshape(q.shape)
+    attended = F.scaled_dot_product_attention(
+        by_key_head.to(wide), k.to(wide), v.to(wide), mask.to(wide))
+    return attended.to(q.dtype).reshape(q.shape)
 
 
 def causal(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -297,7 +303,8 @@ class Qwen2(Layer):
         return self.model.norm.output_dtype
 
     def compute_in(self, dtype: torch.dtype) -> "Qwen2":
-        """Make products in this type, whatever the parameters are kept in."""
+        """Make products in this type, whatever the parameters are kept in: every Linear computes
+        in the type of its input, and a norm says which that is."""
         for module in self.modules():
             if isinstance(module, RMSNorm):
                 module.output_dtype = dtype
@@ -343,7 +350,7 @@ class Qwen2(Layer):
 
 
 # float32, of positions, has all whole numbers up to 2^24
-LARGEST: dict[type, float] = {int: 2 ** 24, float: 1e12, bool: 1}
+LARGEST: dict[type, float] = {int: 2 ** 24, float: 1e12}
 OUTPUT, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
 NAME_OF_TYPE = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16",
                 torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
@@ -367,44 +374,45 @@ def read_config(folder: Path) -> ModelConfig:
     """config.json and generation_config.json, each value checked."""
     path = folder / "config.json"
     raw = read_object(path)
-    kind = raw.get("model_type")
-    if kind not in ("qwen2", "qwen3"):
-        raise UserError(f"{path}: model_type {shortened(kind)} is not implemented here")
+    model_type = raw.get("model_type")
+    if model_type not in ("qwen2", "qwen3"):
+        raise UserError(f"{path}: model_type {shortened(model_type)} is not implemented here")
     rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}  # older, newer spelling
     if not isinstance(rope, dict):
         raise UserError(f"{path}: rope_parameters {shortened(rope)} is not implemented here")
     if "rope_theta" in rope:
         raw["rope_theta"] = rope["rope_theta"]
 
-    def number(key: str, kind: type[Number]) -> Number:
+    def number(key: str, wanted: type[Number]) -> Number:
         value = raw.get(key, getattr(ModelConfig, key, None))  # the default
-        is_kind = type(value) is kind or kind is float and type(value) is int
-        if isinstance(value, (int, float)) and is_kind:
-            if kind is bool or 0 < value <= LARGEST[kind]:
-                return kind(value)
+        is_wanted = type(value) is wanted or wanted is float and type(value) is int
+        if isinstance(value, (int, float)) and is_wanted:
+            if wanted is bool or 0 < value <= LARGEST[wanted]:
+                return wanted(value)
         raise UserError(f"{path} has no sensible value for {key} {shortened(value)}")
 
     hidden_size, heads = number("hidden_size", int), number("num_attention_heads", int)
     if raw.get("head_dim") is None:  # what `transformers` takes
-        raw["head_dim"] = 128 if kind == "qwen3" else hidden_size // heads
+        raw["head_dim"] = 128 if model_type == "qwen3" else hidden_size // heads
     config = ModelConfig(
         number("vocab_size", int), hidden_size, number("intermediate_size", int),
         number("num_hidden_layers", int), heads, number("num_key_value_heads", int),
-        number("head_dim", int), str(kind), number("rms_norm_eps", float),
+        number("head_dim", int), str(model_type), number("rms_norm_eps", float),
         number("rope_theta", float), number("max_position_embeddings", int),
         number("tie_word_embeddings", bool))
-    for key in not_implemented(raw, rope, config):
+    if key := not_implemented(raw, rope, config):
         raise UserError(f"{path}: {key} {shortened(raw[key])} is not implemented here")
     return with_tokens(config, raw, folder)
 
 
 def not_implemented(raw: dict[str, object], rope: dict[str, object],
-                    config: ModelConfig) -> list[str]:
-    """Settings of other models, which would change what is computed."""
+                    config: ModelConfig) -> str | None:
+    """The first setting of another model, which would change what is computed. One that is absent
+    or empty counts as the value here."""
     only = {"partial_rotary_factor": 1.0, "use_sliding_window": False, "hidden_act": "silu",
             "attention_dropout": 0.0, "quantization_config": None,
             "attention_bias": config.model_type == "qwen2",
-            "layer_types": ["full_attention"] * config.num_hidden_layers}  # also where absent
+            "layer_types": ["full_attention"] * config.num_hidden_layers}
     found = [key for key, value in only.items() if (raw.get(key) or value) != value]
     plain = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0,
              "rope_theta": config.rope_theta}
@@ -414,7 +422,7 @@ def not_implemented(raw: dict[str, object], rope: dict[str, object],
         found.append("num_key_value_heads")
     if config.head_dim < 2 or config.head_dim % 2:  # rotations need pairs
         found.append("head_dim")
-    return found
+    return next(iter(found), None)
 
 
 def with_tokens(config: ModelConfig, raw: dict[str, object], folder: Path) -> ModelConfig:

@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -26,16 +27,16 @@ import mitigations  # noqa: F401  fills the lists of choices that settings are c
 from engine.errors import UserError
 from engine.offload import OffloadedAdamW
 from engine.optimizer import AdamW
-from engine.policy import Policy
+from engine.policy import Policy, gather
 from engine.rollouts import Rollouts
-from engine.sampler import generate
+from engine.sampler import Generation, generate
 from grpo import grpo, update
 from harness.credit_file import write_credit
 from harness.files import PROJECT
+from harness.flags import MOST_THREADS, fields_as_flags, option
 from harness.load import load_policy, pick_device
 from harness.metrics import peak_memory
 from harness.program import run_as_program
-from harness.progress import show_status
 from harness.settings import Settings, make_settings
 from qwen2_model import ModelConfig, Qwen2
 
@@ -52,17 +53,21 @@ NO_LEARNING = 1e-12  # as good as zero: every turn does the same work on the sam
 
 @dataclass(frozen=True)
 class Case:
-    size: str
-    what: str  # a name in WORK
-    questions: int = 8
-    answers: int = 8
-    new_tokens: int = 128
-    device: str = "cpu"
-    dtype: str = "float32"
-    threads: int = 1
-    micro_batch: int = 8
-    checkpointing: bool = False
-    offload_optimizer: bool = False
+    """Its fields are flags of the programs, but for `what`, a name in WORK."""
+    what: str
+    size: str = option("tiny", "of the model", choices=tuple(SIZES))
+    questions: int = option(8, "problems in a batch", least=1, most=10_000)
+    answers: int = option(8, "answers to each", least=1, most=1000)
+    new_tokens: int = option(128, "tokens of an answer", least=2, most=100_000)
+    device: str = option("cpu", "cpu, cuda or cuda:N")
+    dtype: str = option("float32", "numbers to compute with", choices=DTYPES)
+    threads: int = option(1, "CPU threads; 0 is what PyTorch finds", least=0, most=MOST_THREADS)
+    micro_batch: int = option(8, "as in train.py", least=1, most=10_000)
+    checkpointing: bool = option(False, "as in train.py")
+    offload_optimizer: bool = option(False, "as in train.py; on a CPU it saves nothing")
+
+
+FLAGS = fields_as_flags(Case)
 
 
 def make_config(case: Case) -> ModelConfig:
@@ -95,21 +100,18 @@ def make_batch(case: Case) -> Rollouts:
     shape = (case.questions * case.answers, case.new_tokens)
     chance = torch.Generator().manual_seed(0)
     ids = torch.randint(3, SIZES[case.size][0], shape, generator=chance).to(case.device)
-    facts = torch.zeros(3, *shape, device=case.device)
-    return as_rollouts(case, ids, torch.ones_like(ids, dtype=torch.bool), *facts)
+    full = ids.new_full(shape[:1], case.new_tokens)
+    nothing = torch.zeros(3, *shape, device=case.device)
+    return with_rewards(case, Generation.of_tokens(ids, nothing, full, stop=ids.new_zeros(0)))
 
 
-def as_rollouts(case: Case, ids: torch.Tensor, mask: torch.Tensor, log_prob: torch.Tensor,
-                entropy: torch.Tensor, collision: torch.Tensor) -> Rollouts:
+def with_rewards(case: Case, sampled: Generation) -> Rollouts:
     """A batch with random rewards, and with the advantages that follow from them."""
-    B, device = len(ids), ids.device
-    reward = torch.rand(B, generator=torch.Generator().manual_seed(0)).to(device)
-    no_code = torch.zeros_like(ids, dtype=torch.uint8)
-    rollouts = Rollouts(
-        [None] * case.questions, make_prompts(case), torch.arange(B, device=device) // case.answers,
-        ids, mask, torch.ones(B, dtype=torch.bool, device=device), log_prob, entropy, collision,
-        section=no_code, kind=no_code,
-        scores=dict.fromkeys(("reward", "format", "answer", "reasoning"), reward))
+    rollouts = gather([None] * case.questions, make_prompts(case), case.answers, sampled)
+    reward = torch.rand(len(rollouts.ids), generator=torch.Generator().manual_seed(0))
+    no_code = torch.zeros_like(rollouts.ids, dtype=torch.uint8)
+    rollouts = replace(rollouts, section=no_code, kind=no_code, scores=dict.fromkeys(
+        ("reward", "format", "answer", "reasoning"), reward.to(case.device)))
     return replace(rollouts, advantage=grpo(rollouts))
 
 
@@ -121,12 +123,9 @@ def work_of(case: Case) -> Callable[[], dict]:
     optimizer = None if "rollout" in case.what else optimizer_of(model, case)
 
     def work() -> dict:
-        rollouts = batch
-        if rollouts is None:
-            sampled = generate(model, prompts, answers=case.answers, stop_ids=stop_ids,
-                               max_new_tokens=case.new_tokens, seed=1)
-            rollouts = as_rollouts(case, sampled.tokens, sampled.mask, sampled.log_prob,
-                                   sampled.entropy, sampled.collision)
+        rollouts = batch or with_rewards(case, generate(
+            model, prompts, answers=case.answers, stop_ids=stop_ids,
+            max_new_tokens=case.new_tokens, seed=1))
         if optimizer:
             train_on(model, optimizer, rollouts, case)
         if case.what == "step":
@@ -214,18 +213,14 @@ def seconds_of(function: Callable, case: Case) -> tuple[float, dict]:
     With one CPU thread the clock is the processor's time of this process: what others do on a
     shared machine then counts only by what it does to caches and memory.
     """
-    alone = case.device == "cpu" and case.threads == 1
-    clock = time.process_time if alone else time.perf_counter
-    wait_for(case.device)
+    is_cpu = case.device == "cpu"
+    clock = time.process_time if is_cpu and case.threads == 1 else time.perf_counter
+    wait = (lambda: None) if is_cpu else partial(torch.cuda.synchronize, case.device)
+    wait()
     start = clock()
     result = function()
-    wait_for(case.device)
+    wait()
     return clock() - start, result
-
-
-def wait_for(device: str) -> None:
-    if device != "cpu":
-        torch.cuda.synchronize(device)
 
 
 def measure(case: Case) -> dict:
@@ -246,13 +241,10 @@ def measure(case: Case) -> dict:
 
 
 def in_a_process(case: Case, most: float | None = None) -> dict:
-    """What is measured of a case. It may take `most` seconds."""
+    """What is measured of a case, in at most so many seconds; or the last line that the process
+    complained with."""
     command = [sys.executable, "-m", "benchmarks.cases", json.dumps(asdict(case))]
-    return json.loads(run_quietly(command, f"{case.size}, {case.what}", most).splitlines()[-1])
-
-
-def run_quietly(command: list[str], what: str, most: float | None = None) -> str:
-    """What a program prints; what it complains of at last, if it fails."""
+    what = f"{case.size}, {case.what}"
     try:
         result = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=most)
     except subprocess.TimeoutExpired:
@@ -260,18 +252,7 @@ def run_quietly(command: list[str], what: str, most: float | None = None) -> str
     if result.returncode:
         reason = result.stderr.strip() or f"ended with {result.returncode}"
         raise UserError(f"{what}: {reason.splitlines()[-1]}")
-    return result.stdout
-
-
-def take_turns(work: dict[str, Callable], repeats: int) -> dict[str, list]:
-    """What each returns, so many times. A busy minute of the machine then hits all alike."""
-    found: dict[str, list] = {name: [] for name in work}
-    for turn in range(repeats):
-        for name, function in work.items():
-            show_status(f"turn {turn + 1} of {repeats}: {name}")
-            found[name].append(function())
-    show_status("")
-    return found
+    return json.loads(result.stdout.splitlines()[-1])
 
 
 def main(argv: list[str]) -> None:

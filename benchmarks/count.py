@@ -8,9 +8,10 @@ are on the CPU, so the lab's own code runs as it is, and `Count` sees every oper
                  reads only the lines that are asked for
     likely       each operation takes LAUNCH seconds, or its bytes at REACHED of the bandwidth, or
                  its products at REACHED of the rate, whichever is most
+    peak         the most bytes that results, parameters and moments hold at the same time
 
-LAUNCH and REACHED are assumptions. Left out is what moves the cache when rows leave. A norm counts
-as a layer norm, which moves as much; a gradient is clipped tensor by tensor, which a GPU joins.
+LAUNCH and REACHED are assumptions. Left out is what moves the cache when rows leave, and of the
+peak what libraries and torch's allocator take. A norm counts as a layer norm, which moves as much.
 """
 from collections import Counter
 from dataclasses import replace
@@ -20,20 +21,19 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from analysis.tables import Table, by_row
-from benchmarks.cases import Case, make_batch, make_config, make_prompts
+from benchmarks.cases import NO_LEARNING, Case, make_batch, make_config, make_prompts, train_on
 from engine.cache import Cache
 from engine.forward import TokenLogProbs
 from engine.fused import FusedQwen2
 from engine.optimizer import AdamW
 from engine.sampler import Decoding, Rows, Sampling
-from grpo import update
-from harness.settings import Settings
 from qwen2_model import Qwen2
 
 aten = torch.ops.aten
@@ -91,11 +91,24 @@ def softmax(x, dim, dtype=None):
 
 
 class Count(TorchDispatchMode):
-    """Inside `with`, `total` adds up launches, bytes and likely seconds."""
+    """Inside `with`, `total` adds up launches, bytes and likely seconds; and `peak` is known."""
 
     def __init__(self, launch: float, gpu: dict):
         super().__init__()
         self.launch, self.gpu, self.total = launch, gpu, Counter()
+        self.alive: dict[int, tuple[StorageWeakRef, int]] = {}  # memory that was seen, its bytes
+        self.held = self.peak = 0
+
+    def note_memory(self, tensors: list[torch.Tensor]) -> None:
+        for tensor in tensors:
+            storage = StorageWeakRef(tensor.untyped_storage())
+            if tensor.is_meta and storage.cdata not in self.alive:
+                self.alive[storage.cdata] = storage, tensor.untyped_storage().nbytes()
+                self.held += self.alive[storage.cdata][1]
+        if self.held > self.peak:  # unless some of it is free again
+            for number in [key for key, (storage, _) in self.alive.items() if storage.expired()]:
+                self.held -= self.alive.pop(number)[1]
+            self.peak = max(self.peak, self.held)
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -103,10 +116,11 @@ class Count(TorchDispatchMode):
             with self:
                 return operation.decompose(*args, **kwargs)
         result = carry_out(operation, args, kwargs)
+        self.note_memory(tensors_in(*args, *kwargs.values(), result))
         name = operation.overloadpacket.__name__
         if not (operation.is_view or name in COMPUTES_NOTHING):
             made = written_by(operation, args) or tensors_in(result)
-            given = tensors_in((args, {**kwargs, "out": None}))
+            given = tensors_in(*args, *(kwargs[key] for key in kwargs if key != "out"))
             moved = sum(map(bytes_of, moved_by(name, given, made)))
             formula = flop_registry.get(operation.overloadpacket)
             factors = filter(torch.is_tensor, args)
@@ -129,10 +143,11 @@ def is_composite(operation) -> bool:
 def carry_out(operation, args, kwargs):
     """As torch does. Where tensors with and without numbers meet, the result has none; what is
     written into a tensor on the CPU leaves it as it was; and a number asked for is 1."""
-    if not any(tensor.is_meta for tensor in tensors_in((args, kwargs))):
-        return operation(*args, **kwargs)
-    if operation is aten._local_scalar_dense.default:
+    are_meta = {tensor.is_meta for tensor in tensors_in(*args, *kwargs.values())}
+    if operation is aten._local_scalar_dense.default and True in are_meta:
         return 1
+    if len(are_meta) < 2:
+        return operation(*args, **kwargs)
     written = written_by(operation, args)
     if written and not (operation._schema.returns and written[0].is_meta):
         return args[0] if operation._schema.returns else None
@@ -140,14 +155,21 @@ def carry_out(operation, args, kwargs):
     return operation(*args, **kwargs)
 
 
-def tensors_in(tree) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+def tensors_in(*values) -> list[torch.Tensor]:
+    """Those among the arguments or results of an operation, which may be lists."""
+    each = [value if isinstance(value, (list, tuple)) else (value,) for value in values]
+    return [one for several in each for one in several if isinstance(one, torch.Tensor)]
 
 
 def written_by(operation, args) -> list[torch.Tensor]:
     """The arguments that it changes in place."""
-    return tensors_in([value for value, known in zip(args, operation._schema.arguments)
-                       if known.alias_info and known.alias_info.is_write])
+    return tensors_in(*(args[place] for place in places_written(operation) if place < len(args)))
+
+
+@cache
+def places_written(operation) -> list[int]:
+    return [place for place, known in enumerate(operation._schema.arguments)
+            if known.alias_info and known.alias_info.is_write]
 
 
 def moved_by(name: str, given: list, made: list) -> list[torch.Tensor]:
@@ -195,42 +217,39 @@ def whole_update(case: Case, gpu: dict) -> Counter:
     for layer in model.model.layers:
         layer.forward = as_on_gpu(layer.forward)
     backward = as_on_gpu(TokenLogProbs.backward)
-    optimizer = AdamW(model.parameters(), 1e-12)
-    for questions in (1, case.questions):  # in the first, AdamW makes its moments
-        batch = make_batch(replace(case, questions=questions))
-        with (patch.object(TokenLogProbs, "backward", backward), AsOnGPU(),
-              Count(LAUNCH["update"], gpu) as count):
-            update(model, optimizer, batch, batch.mask.float(),
-                   Settings(micro_batch=case.micro_batch))
-    return count.total
+    optimizer, batch = AdamW(model.parameters(), NO_LEARNING), make_batch(case)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    with (patch.object(TokenLogProbs, "backward", backward), AsOnGPU(),
+          patch("torch.nn.utils.clip_grad._has_foreach_support", lambda *_: True),
+          Count(LAUNCH["update"], gpu) as count):
+        optimizer.step()  # makes its moments
+        count.total.clear()
+        train_on(model, optimizer, batch, case)
+    return count.total | {"peak": count.peak}
 
 
 COLUMNS = {"what": "", "answers": ",.0f", "launches": ",.0f", "GB moved": ",.1f",
-           "likely, ms": ",.1f", "likely tokens a second": ",.0f"}
-
-
-def count_table(case: Case, gpu: dict) -> Table:
-    """A token step of ROWS answers, and the case's update."""
-    rows = []
-    for number in ROWS:
-        step = replace(case, answers=-(-number // case.questions))
-        rows.append(row_of("token step", step, 1, token_step(step, gpu)))
-    rows.append(row_of("update", case, case.new_tokens, whole_update(case, gpu)))
-    return Table("count", "", by_row(COLUMNS, rows))
+           "likely, ms": ",.1f", "likely tokens a second": ",.0f", "peak, GB": ".1f"}
 
 
 def row_of(what: str, case: Case, tokens: int, total: Counter) -> list:
     """`tokens` are those of an answer."""
     answers = case.questions * case.answers
     return [what, answers, total["launches"], total["bytes"] / 1e9, 1e3 * total["seconds"],
-            tokens * answers / total["seconds"]]
+            tokens * answers / total["seconds"],
+            total["peak"] / 1e9 if total["peak"] else None]
 
 
 def show_counted(case: Case, gpu: dict) -> None:
+    """A token step of ROWS answers, and the case's update."""
     print(f"Computed, not measured: {case.size}, {case.dtype}, {case.questions} problems, answers "
           f"of {case.new_tokens} tokens, a token step in their middle; a GPU with "
           f"{gpu['bandwidth'] / 1e12:.3g} TB a second and {gpu['rate'] / 1e12:.3g} * 10^12 "
           f"operations a second, of which {REACHED:.0%} are likely; a launch takes at least "
           f"{1e6 * LAUNCH['token step']:g} us in a token step, {1e6 * LAUNCH['update']:g} us in an "
           "update.\n")
-    print(count_table(case, gpu).to_text(limit=1000))
+    steps = [replace(case, answers=-(-number // case.questions)) for number in ROWS]
+    rows = [row_of("token step", step, 1, token_step(step, gpu)) for step in steps]
+    rows.append(row_of("update", case, case.new_tokens, whole_update(case, gpu)))
+    print(Table("count", "", by_row(COLUMNS, rows)).to_text(limit=1000))

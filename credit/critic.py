@@ -12,13 +12,13 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from engine.choices import Metrics, Problem, advantage
+from engine.choices import Metrics, advantage
 from engine.errors import UserError
 from engine.processes import refuse_undefined
 from engine.forward import lay_out
 from engine.optimizer import AdamW, load_optimizer_tensors, optimizer_tensors
 from engine.policy import Policy
-from engine.rollouts import Rollouts
+from engine.rollouts import Problem, Rollouts
 from engine.sharded import whole_model
 from engine.tokens import token_bytes
 from harness.flags import Flag

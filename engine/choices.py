@@ -1,14 +1,14 @@
-"""The choices that people add to, --mitigation, --advantage and --task.
+"""The choices that people add to, --mitigation and --advantage.
 
 A function with a decorator becomes a choice, its keyword-only parameters become flags, and its
 docstring the help. Both lists take two forms: a function of the batch, or a class, made once a run,
 for a choice that keeps a state or samples more:
 
-    def my_idea(rollouts, *, strength: Positive = 1.0) -> (B, T)
+    def my_idea(rollouts: Rollouts, *, strength: Positive = 1.0) -> Tensor   # (B, T)
 
     class my_idea:
-        def __init__(self, policy, *, strength: Positive = 1.0)
-        def __call__(self, rollouts, policy) -> (B, T)
+        def __init__(self, policy: Policy, *, strength: Positive = 1.0)
+        def __call__(self, rollouts: Rollouts, policy: Policy) -> Tensor     # (B, T)
 
         def state_dict(self) -> tensors by name     # these two if it has a state
         def load_state_dict(self, tensors)
@@ -17,17 +17,23 @@ for a choice that keeps a state or samples more:
 import importlib
 from collections import UserDict
 from collections.abc import Callable
-from typing import Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Protocol, TypeVar, overload
 
 from torch import Tensor
 
 from engine.errors import UserError
 
+if TYPE_CHECKING:
+    from engine.rollouts import Rollouts
+
 Choice = Callable[..., Tensor] | type  # a function or a class below a decorator
-Method = Callable[..., Tensor]        # made of it for a run: (rollouts, policy) -> (B, T)
 Metrics = dict[str, float | str | None]
-Problem = object                      # of whatever type a task has: the lab only hands it back
 Same = TypeVar("Same", bound=Choice)
+
+
+class Method(Protocol):
+    """What a choice is made into for a run, its flags given. The policy is None in TRL."""
+    def __call__(self, rollouts: "Rollouts", policy: object, /) -> Tensor: ...
 
 
 class Choices(UserDict[str, str | Choice]):
@@ -84,16 +90,3 @@ def add_to(choices: Choices, function: Choice | None, marked: set[str]) -> objec
     choices[function.__name__] = function
     marked.add(function.__name__)
     return function
-
-
-class Task(Protocol):
-    """What --task names. `read` and `right_steps` it may have, too: docs/your_own_task.md."""
-    @property
-    def reward(self) -> str: ...
-    def training_problems(self, seed: int, step: int, count: int) -> list[Problem]: ...
-    def held_out_problems(self, count: int) -> list[Problem]: ...
-    def extreme_problems(self) -> list[Problem]: ...
-    def prompt_for(self, problem: Problem) -> str: ...
-    def show(self, problem: Problem) -> str: ...
-    def score(self, problem: Problem, text: str) -> dict[str, float]: ...
-    def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]: ...

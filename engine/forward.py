@@ -56,7 +56,7 @@ def lay_out(rollouts: Rollouts, rows: Tensor) -> tuple[Tensor, SharedPrompts, Te
     """
     device = rollouts.ids.device
     group_of, tokens = rollouts.lists
-    numbers = rows.tolist()  # here alone an update waits for a GPU in every micro-batch
+    numbers = rows.tolist()  # an update waits for a GPU here, in every micro-batch
     groups = [group_of[row] for row in numbers]
     distinct = sorted(set(groups))
     prompts = [rollouts.prompt_ids[group] for group in distinct]
@@ -75,18 +75,30 @@ def lay_out(rollouts: Rollouts, rows: Tensor) -> tuple[Tensor, SharedPrompts, Te
 def micro_batches(rollouts: Rollouts, rows: Tensor, size: int) -> list[Tensor]:
     """Cut rows into parts that fit into memory; answers to one problem stay side by side. The
     largest part comes first: the others fit into the memory it leaves. A process with fewer parts
-    than another gets empty ones at the end: engine/sharded.py says why."""
-    def count_tokens(part: Tensor) -> int:
-        group_of, tokens = rollouts.lists
-        answers = part.flatten().tolist()  # of pairs, too
-        groups = {group_of[row] for row in answers}
-        return (sum(len(rollouts.prompt_ids[group]) for group in groups)
-                + sum(len(tokens[row]) for row in answers))
+    than another gets empty ones at the end: engine/sharded.py says why.
 
-    parts = [part for part in rows.split(size) if len(part)]
+    A GPU starts as many kernels for few tokens as for many: there, parts are joined while they have
+    no more tokens, prompts included, than `size` answers of full length.
+    """
+    group_of, tokens = rollouts.lists
+    numbers = rows.tolist()
+
+    def count_tokens(part: slice) -> int:
+        groups = {group_of[row] for row in numbers[part]}
+        return (sum(len(rollouts.prompt_ids[group]) for group in groups)
+                + sum(len(tokens[row]) for row in numbers[part]))
+
+    most = size * rollouts.ids.shape[1] if rows.device.type == "cuda" else 0
+    parts: list[slice] = []
+    for start in range(0, len(numbers), size):
+        joined = slice(parts[-1].start if parts else 0, start + size)
+        if parts and count_tokens(joined) <= most:
+            parts[-1] = joined
+        else:
+            parts.append(slice(start, start + size))
     parts.sort(key=count_tokens, reverse=True)
     missing = processes.all_reduce_max(len(parts)) - len(parts)
-    return parts + [rows[:0]] * missing
+    return [rows[part] for part in parts] + [rows[:0]] * missing
 
 
 @torch.no_grad()
@@ -148,6 +160,7 @@ class TokenLogProbs(torch.autograd.Function):
             at_hidden.append(linear(at_logits, cast.T))
             product = linear(at_logits.T, h.T)
             at_matrix = product.to(matrix.dtype) if at_matrix is None else at_matrix.add_(product)
+            del p, at_logits, product  # before the next chunk takes memory
         return torch.cat(at_hidden), at_matrix, None
 
 

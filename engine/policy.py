@@ -10,10 +10,9 @@ import torch
 from tokenizers import Tokenizer
 
 from engine import processes
-from engine.choices import Problem, Task
 from engine.forward import Forward
 from engine.processes import refuse_undefined
-from engine.rollouts import Rollouts, score_answers
+from engine.rollouts import Problem, Rollouts, Task, score_answers
 from engine.sampler import Generation, generate
 from engine.tokens import END_OF_TURN, encode_prompt, token_bytes
 from qwen2_model import Qwen2
@@ -46,7 +45,7 @@ class RunSettings(Protocol):
 class Policy:
     model: Qwen2
     tokenizer: Tokenizer
-    task: Task
+    task: Task[Problem]
     settings: RunSettings
     folder: Path           # the model was read from here
 
@@ -78,13 +77,13 @@ class Policy:
         """Finite parameters can still overflow: compute the logits of one prompt."""
         problem = self.task.held_out_problems(1)[0]
         prompt = encode_prompt(self.tokenizer, self.task.prompt_for(problem), "")
-        hidden = self.model.model(torch.tensor([prompt], device=self.model.device))
-        refuse_undefined("the model's logits are", self.model.logits(hidden[:, -1]))
+        logits = self.model(torch.tensor([prompt], device=self.model.device))
+        refuse_undefined("the model's logits are", logits)
 
 
-def sample_answers(model: Qwen2, tokenizer: Tokenizer, task: Task, problems: Sequence[Problem],
-                   answers: int, *, max_new_tokens: int, temperature: float = 1.0,
-                   greedy: bool = False, seed: int = 0) -> Rollouts:
+def sample_answers(model: Qwen2, tokenizer: Tokenizer, task: Task[Problem],
+                   problems: Sequence[Problem], answers: int, *, max_new_tokens: int,
+                   temperature: float = 1.0, greedy: bool = False, seed: int = 0) -> Rollouts:
     """`answers` answers to each problem. With several processes, each samples its share."""
     prompts = encode_prompts(tokenizer, task, problems)
     sampled = generate(model, prompts, answers=answers, stop_ids=stop_ids(model, tokenizer),
@@ -93,7 +92,7 @@ def sample_answers(model: Qwen2, tokenizer: Tokenizer, task: Task, problems: Seq
     return gather(problems, prompts, answers, sampled)
 
 
-def encode_prompts(tokenizer: Tokenizer, task: Task,
+def encode_prompts(tokenizer: Tokenizer, task: Task[Problem],
                    problems: Sequence[Problem]) -> list[list[int]]:
     return [encode_prompt(tokenizer, task.prompt_for(problem), task.show(problem))
             for problem in problems]

@@ -10,18 +10,33 @@ frame, `lay_out` in forward.py makes the one shift that brings a training forwar
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from tokenizers import Tokenizer
 
 from engine import processes
-from engine.choices import Problem, Task
 from engine.errors import UserError
 from engine.tokens import token_bytes
 
+Problem = object  # of whatever type a task has: the lab only hands it back
+Kind = TypeVar("Kind")
 NOTHING = torch.tensor(float("nan"))  # what is not known yet: its use is told as "not finite"
+
+
+class Task(Protocol[Kind]):
+    """What --task names, with problems of some kind. `read` and `right_steps` it may have, too:
+    docs/your_own_task.md."""
+    @property
+    def reward(self) -> str: ...
+    def training_problems(self, seed: int, step: int, count: int) -> list[Kind]: ...
+    def held_out_problems(self, count: int) -> list[Kind]: ...
+    def extreme_problems(self) -> list[Kind]: ...
+    def prompt_for(self, problem: Kind) -> str: ...
+    def show(self, problem: Kind) -> str: ...
+    def score(self, problem: Kind, text: str) -> dict[str, float]: ...
+    def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]: ...
 
 
 class Forward(Protocol):  # engine/forward.py has the one of the model
@@ -117,7 +132,7 @@ class Rollouts:
             scores={part: change(score) for part, score in self.scores.items()})
 
 
-def score_answers(rollouts: Rollouts, tokenizer: Tokenizer, task: Task) -> Rollouts:
+def score_answers(rollouts: Rollouts, tokenizer: Tokenizer, task: Task[Problem]) -> Rollouts:
     """Add what follows from the text: scores of each answer, section and kind of each token."""
     section, kind = torch.zeros(2, *rollouts.mask.shape, dtype=torch.uint8)
     texts, answers, scores = [], [], []

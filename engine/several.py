@@ -21,7 +21,6 @@ PATIENCE = 10  # seconds that rank 0 may be behind another process
 
 def join(device: str) -> str:
     """Meet the other processes, and return this one's device. A second call only returns it."""
-    refuse_half_an_environment()
     if device == "cuda":
         local_rank = int(os.environ["LOCAL_RANK"])
         devices = torch.cuda.device_count()
@@ -41,18 +40,6 @@ def join(device: str) -> str:
             reason = str(error).strip().splitlines()[0]
             raise LostProcess(f"the processes did not meet: {reason}") from None
     return device
-
-
-def refuse_half_an_environment() -> None:
-    """torchrun sets all of these numbers for every process; another program may set only some."""
-    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_PORT"):
-        if not os.environ.get(name, "").isdecimal():
-            raise LostProcess(f"WORLD_SIZE is {os.environ['WORLD_SIZE']!r}, but {name} is "
-                              f"{os.environ.get(name)!r}: several processes are started by "
-                              "torchrun, and a single one without WORLD_SIZE")
-    if int(os.environ["RANK"]) >= int(os.environ["WORLD_SIZE"]):  # it would wait for half an hour
-        raise LostProcess(f"RANK is {os.environ['RANK']}, but WORLD_SIZE is "
-                          f"{os.environ['WORLD_SIZE']}: ranks count from 0")
 
 
 def hard_exit(sentence: str) -> NoReturn:

@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from engine.choices import Problem
 from engine.errors import UserError
-from engine.rollouts import NOTHING, Forward, Rollouts
+from engine.rollouts import NOTHING, Forward, Problem, Rollouts
 from engine.tokens import token_bytes
 from harness.credit_file import COLUMNS, MOST, PART, Column, column_of, credit_files, credit_path
 from harness.files import reading

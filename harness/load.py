@@ -8,11 +8,11 @@ from typing import Protocol
 import torch
 
 from engine import processes
-from engine.choices import ADVANTAGES, LOSSES, MITIGATIONS, Choice, Method, Problem
+from engine.choices import ADVANTAGES, LOSSES, MITIGATIONS, Choice, Method
 from engine.errors import UserError
 from engine.optimizer import AdamW
 from engine.policy import Policy, RunSettings, encode_prompts
-from engine.rollouts import Rollouts
+from engine.rollouts import Problem, Rollouts
 from engine.tokens import load_tokenizer
 from harness.files import Json, find_folder
 from harness.own_code import place_of, told_as

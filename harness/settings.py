@@ -124,7 +124,7 @@ class Settings:
         most=1500, requires=SERVED, topic=TRAINING, changes_result=False)
     learning_rate: float = option(5e-6, "of AdamW", above=0, most=10, topic=TRAINING)
     weight_decay: float = option(0.0, "of AdamW", least=0, most=100, topic=TRAINING)
-    micro_batch: int = option(8, "answers in memory at once in an update; changes rounding alone",
+    micro_batch: int = option(8, "full answers held at once in an update; changes rounding alone",
                               least=1, most=1_000_000, topic=TRAINING, changes_result=False)
     max_grad_norm: float = option(1.0, "the gradient is clipped to this norm, 0 for never",
                                   least=0, most=1e9, topic=TRAINING)

@@ -16,8 +16,8 @@ from reprlib import repr as brief
 from types import ModuleType
 from typing import ClassVar
 
-from engine.choices import Problem
 from engine.errors import UserError
+from engine.rollouts import Problem
 from engine.tokens import END_OF_TURN
 from harness.own_code import expect
 

@@ -11,8 +11,8 @@ from numbers import Real
 from pathlib import Path
 from typing import Protocol, TypeGuard, TypeVar
 
-from engine.choices import Problem, Task
 from engine.errors import UserError
+from engine.rollouts import Problem, Task
 from engine.tokens import KINDS, SECTIONS
 from harness.files import LARGEST, PROJECT, Json, is_file
 from harness.flags import fields_as_flags, shortened
@@ -73,7 +73,7 @@ class CheckedTask:
     score: Callable[[Problem, str], dict[str, float]]
     label: Callable[[list[bytes]], tuple[list[int], list[int]]]
 
-    def __init__(self, task: Task):
+    def __init__(self, task: Task[Problem]):
         self.task = task
         self.held_out: dict[int, list[Problem]] = {}  # by how many were asked for
         self.held_out_prompts: set[str] = set()

@@ -1,5 +1,6 @@
 """The programme for a GPU, carried out on a CPU: every part runs, and none ends the others."""
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,32 +12,31 @@ from engine.errors import UserError
 TINY = (512, 32, 32, 1, 2, 1, 16)
 
 
-def test_every_part_runs_and_one_that_fails_says_so(tmp_path, monkeypatch, capsys):
+def test_every_part_runs_and_one_that_fails_says_so(monkeypatch, capsys):
     """In this process: what each part is started with, and what it prints."""
     monkeypatch.setattr(cases, "seconds_of", lambda work, case: (1.0, work()))
     monkeypatch.setitem(cases.SIZES, "tiny", TINY)
     monkeypatch.setattr(gpu, "ROWS", (8, 16))
-    def run(command, what, most):
-        assert command[1:3] == ["-m", "benchmarks.cases"] and most == gpu.LONGEST
-        if what.endswith("step"):
-            raise UserError("out of memory")
+
+    def run(command, timeout, cwd, **_):
+        assert command[1:3] == ["-m", "benchmarks.cases"] and timeout == gpu.LONGEST
+        assert cwd == cases.PROJECT
+        if json.loads(command[3])["what"] == "step":
+            return SimpleNamespace(returncode=1, stderr="Trace\nout of memory\n")
         before = capsys.readouterr().out
         cases.main(command[3:])
-        printed = capsys.readouterr().out
+        result = SimpleNamespace(returncode=0, stdout=capsys.readouterr().out)
         print(before, end="")
-        return printed
-    monkeypatch.setattr(cases, "run_quietly", run)
-    out = tmp_path / "report.json"
-    gpu.main(["--device", "cpu", "--size", "tiny", "--new_tokens", "4", "--out", str(out)])
-    printed = capsys.readouterr().out
-    assert "a process each: models/tiny, float32; " in printed.split("|")[0]
-    assert "FAILED: out of memory" in printed and "16 answers" in printed
-    parts = json.loads(out.read_text())["parts"]
-    assert len(parts) == 8
-    assert [name for name, found in parts.items() if "error" in found] == ["step"]
-    assert parts["models/tiny, float32"]["gradient"] == 0
-    with pytest.raises(UserError, match="there is such a file already"):
-        gpu.main(["--device", "cpu", "--out", str(out)])
+        return result
+
+    monkeypatch.setattr(cases.subprocess, "run", run)
+    gpu.main(["--device", "cpu", "--size", "tiny", "--new_tokens", "4"])
+    first, _, *rows = capsys.readouterr().out.strip().split("\n")
+    assert first.startswith(f"PyTorch {torch.__version__}") and len(rows) == 8
+    assert [row for row in rows if "FAILED" in row] == [rows[-1]]
+    assert rows[-1].split() == "step FAILED: tiny, step: out of memory".split()
+    assert rows[0].endswith("the gradient 0e+00 of its norm: as on the CPU")
+    assert rows[3].startswith("sample, 16 answers ") and rows[3].endswith(" MiB")
 
 
 def test_without_a_gpu_a_sentence_says_what_there_is_instead(monkeypatch):
@@ -58,10 +58,11 @@ def test_a_model_that_computes_something_else_is_noticed(monkeypatch, spoil, wor
             spoil(loaded[-1].model)
         return loaded[-1]
     monkeypatch.setattr(cases, "load_policy", load_policy)
-    case = Case("tiny", "agreement")
-    assert gpu.sentence(case, cases.agreement(case)()).endswith(words)
+    monkeypatch.setattr(gpu, "in_a_process", lambda case, most: cases.agreement(case)())
+    assert gpu.outcome(Case("agreement")).endswith(words)
 
 
-def test_a_speed_by_hand():
-    found = dict(tokens=3000, seconds=2.0, memory=5 * 2 ** 20)
-    assert gpu.sentence(Case("tiny", "update"), found) == "1,500 tokens a second, 5 MiB"
+def test_a_speed_by_hand(monkeypatch):
+    monkeypatch.setattr(gpu, "in_a_process", lambda case, most: dict(
+        tokens=3000, seconds=2.0, memory=5 * 2 ** 20))
+    assert gpu.outcome(Case("update")) == "1,500 tokens a second, 5 MiB"

@@ -1,4 +1,6 @@
 """Sampling, updates and every method on a device that is only called cuda (devices.py)."""
+from dataclasses import replace
+from itertools import zip_longest
 from types import SimpleNamespace
 
 import pytest
@@ -7,9 +9,10 @@ import torch
 import mitigations  # noqa: F401  fills the lists of choices
 from benchmarks.tests import devices
 from benchmarks.tests.devices import OnGPU, second_device
-from conftest import copied
+from conftest import copied, hand_made
 from engine import sampler
 from engine.choices import ADVANTAGES, MITIGATIONS
+from engine.forward import micro_batches
 from engine.optimizer import AdamW
 from engine.sampler import Start, generate
 from grpo import update
@@ -65,10 +68,29 @@ def test_a_gpu_is_made_the_present_one_and_plans_no_attention(monkeypatch):
     assert calls == [0, False, 1, False]
 
 
-def test_an_update_waits_three_times_in_a_micro_batch(small_model, rollouts, monkeypatch):
-    """To cut rows into micro-batches, to lay one out, and for where its tokens stand. Three rows
-    have credit: with micro_batch 1 these are two more micro-batches."""
-    waits = []
+def test_short_answers_share_a_micro_batch(monkeypatch):
+    """Answers of 3, 2, 1, 6, 1 and 2 of at most 6 tokens; a prompt has 2. All of them are 21
+    tokens, and four full answers would be 24."""
+    lengths = torch.tensor([3, 2, 1, 6, 1, 2])
+    batch = hand_made(torch.arange(6) < lengths[:, None], group=torch.arange(6) // 2,
+                      prompt_ids=[[5, 6]] * 3)
+
+    def parts(batch, size):
+        return [part.tolist() for part in micro_batches(batch, batch.rows_of_rank(), size)]
+
+    assert parts(batch, 1) == [[3], [0], [1], [5], [2], [4]]
+    with second_device(monkeypatch):
+        there = batch.to("cuda")
+        assert parts(there, 1) == [[3], [0], [4, 5], [1], [2]]
+        assert parts(there, 2) == [[2, 3], [0, 1], [4, 5]]
+        assert parts(there, 3) == [[3, 4, 5], [0, 1, 2]]
+        assert parts(there, 4) == [[0, 1, 2, 3, 4, 5]]
+
+
+def test_an_update_waits_twice_in_a_micro_batch(small_model, rollouts, monkeypatch):
+    """To lay it out, and for where its tokens stand. Three rows have credit: with micro_batch 1
+    these are two more micro-batches, as the prompts are too long to join them."""
+    waits, rollouts = [], replace(rollouts, prompt_ids=[[5] * 14] * 2)
     for micro_batch in (1, 3):
         own = moved(small_model)
         for parameter in own.parameters():
@@ -80,7 +102,7 @@ def test_an_update_waits_three_times_in_a_micro_batch(small_model, rollouts, mon
             devices.waits.clear()
             update(own, AdamW(own.parameters(), 1e-3), batch, batch.mask.float(), s)
         waits.append(len(devices.waits))
-    assert waits[0] - waits[1] == 3 * 2 and waits[1] < 25  # however many parameters there are
+    assert waits[0] - waits[1] == 2 * 2 and waits[1] < 25  # however many parameters there are
 
 
 def run(learner, out, *flags):
@@ -91,9 +113,9 @@ def run(learner, out, *flags):
 
 
 @pytest.mark.parametrize("flags", [
-    [], ["--dtype", "bfloat16"], ["--dtype", "bfloat16", "--offload_optimizer"],
-    ["--epochs", "2", "--kl", "0.1"], ["--loss", "dpo"], ["--drop_unfinished"],
-    ["--eval_every", "1", "--eval_tasks", "4"], ["--placebo", "advantages"],
+    ["--dtype", "bfloat16"], ["--dtype", "bfloat16", "--offload_optimizer"],
+    ["--epochs", "2", "--kl", "0.1"], ["--loss", "dpo"],
+    ["--eval_every", "1", "--eval_tasks", "4", "--placebo", "advantages"],
     ["--rescale", "gradient", "--mitigation", "random", "--placebo", "weights"]], ids=" ".join)
 def test_a_step_is_that_of_the_cpu(learner, tmp_path, monkeypatch, flags):
     monkeypatch.setitem(sampler.PACE, "cpu", sampler.PACE["cuda"])
@@ -104,9 +126,10 @@ def test_a_step_is_that_of_the_cpu(learner, tmp_path, monkeypatch, flags):
         assert found.get(name) == expected.get(name), name
 
 
-@pytest.mark.parametrize("flag, method", [
-    *(("--mitigation", name) for name in sorted(MITIGATIONS)),
-    *(("--advantage", name) for name in sorted(ADVANTAGES))])
-def test_every_method_stays_on_its_device(learner, tmp_path, monkeypatch, flag, method):
+@pytest.mark.parametrize("weighting, advantage", list(zip_longest(
+    sorted(MITIGATIONS), sorted(ADVANTAGES), fillvalue="grpo")))
+def test_every_method_stays_on_its_device(learner, tmp_path, monkeypatch, weighting, advantage):
+    """A weighting and an advantage in one step."""
     with second_device(monkeypatch):
-        assert run(learner, tmp_path / "run", "--device", "cuda", flag, method)
+        assert run(learner, tmp_path / "run", "--device", "cuda", "--mitigation", weighting,
+                   "--advantage", advantage)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -267,24 +268,18 @@ def test_all_ranks_start_again_alike(flags, tmp_path):
     assert [line["step"] for line in lines_of_run(out.path, Evaluation)] == [0, 0, 1, 1]
 
 
-NUMBERS = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_PORT")
-
-
 def set_numbers(monkeypatch, *values):
     """As many as are given of the variables that torchrun sets."""
-    for name in NUMBERS:
+    for name, value in zip_longest(("WORLD_SIZE", "RANK", "LOCAL_RANK"), values):
         monkeypatch.delenv(name, raising=False)
-    for name, value in zip(NUMBERS, values):
         if value is not None:
             monkeypatch.setenv(name, str(value))
 
 
 @pytest.mark.parametrize("device, numbers, said", [
-    ("cpu", [2], "WORLD_SIZE is '2', but RANK is"), ("cpu", [2, 1], "but LOCAL_RANK is"),
-    ("cpu", [2, "one", 1], "but RANK is 'one'"), ("cpu", [2, 1, 1], "but MASTER_PORT is"),
-    ("cuda", [2, 2, 0, 1], "RANK is 2, but WORLD_SIZE is 2: ranks count from 0"),
-    ("cuda", [2, 1, 1, 1], "PyTorch sees 1 CUDA devices"),
-    ("cuda:0", [2, 1, 1, 1], "a device of its own")])
+    ("cpu", [2], "the processes did not meet: .* RANK expected"),
+    ("cuda", [2, 1, 1], "PyTorch sees 1 CUDA devices"),
+    ("cuda:0", [2, 1, 1], "a device of its own")])
 def test_an_environment_that_cannot_work_is_said(monkeypatch, device, numbers, said):
     set_numbers(monkeypatch, *numbers)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
