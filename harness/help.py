@@ -7,7 +7,7 @@ from dataclasses import replace
 from engine.choices import Choice
 from engine.errors import UserError
 from harness.flags import Flag, describe, parameters_as_flags, shortened
-from harness.settings import EVALUATED, METHODS, OPTIONS, POLICY, Settings
+from harness.settings import EVALUATED, METHODS, OPTIONS, POLICY, SAMPLED, Settings
 
 FIRST_DAY = (  # what --help lists
     "model", "device", "task", "mitigation", "rescale", "advantage", "loss", "kl", "steps",
@@ -35,7 +35,7 @@ def text_of_option(is_all: bool, task: object, name: str, flag: Flag) -> str:
         return SUPPRESS
     if name in METHODS:  # their choices are listed below
         flag = replace(flag, choices=())
-    if not flag.requires or flag.requires in (POLICY, EVALUATED):
+    if not flag.requires or flag.requires in (POLICY, EVALUATED, SAMPLED):
         return describe(flag)
     return f"{describe(flag)}; needs {flag.requires[1].partition(' (')[0]}"
 

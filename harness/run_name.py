@@ -9,65 +9,56 @@ second is told what differs (harness/resume.py).
 """
 import os
 import re
-from collections.abc import Callable
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
+from engine.choices import ADVANTAGES, MITIGATIONS
 from harness.files import Json, find_folder
 from harness.flags import Flag, parameters_as_flags
 
-BY_PLACE = (  # these have a place of their own in the name
-    "task", "model", "mitigation", "placebo", "rescale", "advantage", "seed")
+OWN_PLACE = ("task", "model", "mitigation", "placebo", "rescale", "advantage", "seed")
 LABELS = {"learning_rate": "lr", "device": "", "dtype": ""}  # "cuda" instead of "devicecuda"
 
 
 def run_name(values: Json, defaults: Json, options: dict[str, Flag],
              of_task: dict[str, Flag]) -> str:
     """Task, model, mitigation, advantage, each with its own flags; then all others; the seed."""
-    task, model, mitigation, advantage = (
-        str(values[name]) for name in ("task", "model", "mitigation", "advantage"))
-    usual = str(options["model"].default)
-    is_usual = len({os.path.realpath(find_folder(name)) for name in (model, usual)}) == 1
+    task, mitigation, advantage = (
+        str(values[name]) for name in ("task", "mitigation", "advantage"))
+    folders = [find_folder(str(name)) for name in (values["model"], options["model"].default)]
     changed = partial(changed_flags, values, defaults)
-    rescale = () if mitigation in ("none", *NEVER_RESCALED) else ("rescale",)
     of_loss = {name: flag for name, flag in options.items() if flag.topic == "loss"}
-    of_rest = {name: flag for name, flag in options.items() if name not in {*BY_PLACE, *of_loss}}
     parts = [
         "" if task == options["task"].default else task.rpartition(".")[2],
-        "" if is_usual else path_part(model),
+        "" if len(set(map(os.path.realpath, folders))) == 1 else path_part(folders[0]),
         mitigation, *changed(parameters_as_flags(MITIGATIONS[mitigation])),
-        *changed({name: options[name] for name in ("placebo", *rescale)}),
-        advantage, *changed(parameters_as_flags(ADVANTAGES[advantage])),
-        *changed(of_loss), *changed(of_task, short), *changed(of_rest, short),
-        f"s{values['seed']}"]
+        *changed({name: options[name] for name in ("placebo", "rescale")}),
+        advantage, *changed(parameters_as_flags(ADVANTAGES[advantage])), *changed(of_loss),
+        *changed(of_task), *changed({name: options[name] for name in options
+                                     if name not in {*OWN_PLACE, *of_loss}}), f"s{values['seed']}"]
     return re.sub(r"[^\w.+-]", "_", "-".join(filter(None, parts)))
 
 
-def changed_flags(values: Json, defaults: Json, flags: dict[str, Flag],
-                  write: Callable[[object], str] = str) -> list[str]:
+def changed_flags(values: Json, defaults: Json, flags: dict[str, Flag]) -> list[str]:
     """A part, "think_discount0.25", for each flag that makes a difference to results here."""
     parts = []
     for name, flag in flags.items():
         value = values[name]
         has_effect = not flag.requires or flag.requires[0](SimpleNamespace(**values))
-        is_default = value == defaults.get(name, flag.default)
-        if not flag.changes_result or not has_effect or is_default:
+        if not flag.changes_result or not has_effect or value == defaults.get(name, flag.default):
             continue
-        if flag.is_path and value:
-            parts.append(path_part(str(value)))
-        elif name == "rollouts":  # whatever the address of the server is
-            parts.append(name)
-        else:
-            parts.append(LABELS.get(name, name) + write(value))
+        if name == "rollouts":  # whatever the address of the server is
+            value = ""
+        label = "" if flag.is_path else LABELS.get(name, name)
+        parts.append(label + (path_part(str(value)) if flag.is_path else short(value)))
     return parts
 
 
-def path_part(name: str) -> str:
+def path_part(name: str | Path) -> str:
     """The name of a file or folder; of a checkpoint that of its run as well."""
-    path = Path(os.path.abspath(find_folder(name)))
+    path = Path(os.path.abspath(find_folder(str(name))))
     return f"{path.parents[1].name}-{path.name}" if path.name.startswith("step_") else path.name
 
 

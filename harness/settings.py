@@ -1,7 +1,8 @@
 """Every setting of a run: its default, its range, its help, and where its value comes from.
 
-Defaults < the model folder's recipe.json < --config < what was typed. A flag that has no effect
-with the other settings is an error if it was typed; from a file, it is set back to its default.
+Defaults < the model folder's recipe.json < --config < what was typed. Where a flag has no effect
+with the other settings, another value than its default is an error if it was typed; from a file, it
+is set back.
 
 Three settings name something that brings flags of its own: --task (harness/tasks.py), --mitigation
 and --advantage (engine/choices.py). Those flags are not listed here; `method_flags` holds them.
@@ -38,7 +39,8 @@ LOSS = "loss"
 TRAINING = "training"
 RECORD = "record"
 
-# values of `requires`: when a setting has an effect, and how --help says it
+# values of `requires`: when a setting has an effect, and how --help says it; each looks at settings
+# that stand above its own
 EVALUATED = (lambda s: s.eval_every > 0, "--eval_every above 0")
 ON_THE_DEVICE = (lambda s: not s.offload_optimizer, "--offload_optimizer no")
 POLICY = (lambda s: s.loss == "policy", "--loss policy")
@@ -48,6 +50,10 @@ REUSED = (lambda s: s.loss == "policy" and s.epochs > 1,
           "--epochs above 1 (in the first pass the ratio is exactly 1) and --loss policy")
 SAMPLED = (lambda s: s.pairs is None, "sampled answers: --pairs brings its own")
 SERVED = (lambda s: s.rollouts != OWN_SAMPLER, "--rollouts http://HOST:PORT")
+RESCALED = (lambda s: s.loss == "policy" and s.mitigation not in ("none", *NEVER_RESCALED),
+            "a --mitigation that is rescaled")
+SHUFFLED = (lambda s: s.loss == "policy" and (s.placebo != "weights" or s.mitigation != "none"),
+            "--loss policy and, for weights, another --mitigation than none")
 
 
 @dataclass
@@ -71,16 +77,16 @@ class Settings:
         topic=PROBLEMS)
 
     mitigation: str = option("none", "how an answer's advantage is spread over its tokens, listed "
-        "below", choices=MITIGATIONS, topic=WEIGHT)
+        "below", choices=MITIGATIONS, requires=POLICY, topic=WEIGHT)
     rescale: str = option(
         "mean", "weights are scaled to mean 1 over the batch's tokens, to the same sum of gradient "
-        "sizes, or not", choices=("mean", "gradient", "none"), requires=POLICY, topic=WEIGHT)
+        "sizes, or not", choices=("mean", "gradient", "none"), requires=RESCALED, topic=WEIGHT)
     placebo: str = option("none", "shuffle the weights over the batch's tokens, or the advantages "
         "within each group: what the arm owes to anything but its choice of tokens",
-        choices=("none", "weights", "advantages"), requires=POLICY, topic=WEIGHT)
+        choices=("none", "weights", "advantages"), requires=SHUFFLED, topic=WEIGHT)
 
     advantage: str = option("grpo", "what an answer, or a token, is compared with, listed below",
-        choices=ADVANTAGES, topic=BASELINE)
+        choices=ADVANTAGES, requires=POLICY, topic=BASELINE)
 
     loss: str = option("policy", "weight * advantage * log_prob, or preference pairs: the best and "
         "the worst answer of a group", choices=("policy", "dpo"), topic=LOSS)
@@ -88,7 +94,7 @@ class Settings:
         "first, or divide by answers times max_new_tokens (Dr. GRPO)",
         choices=("token", "sequence", "constant"), requires=POLICY, topic=LOSS)
     epochs: int = option(1, "updates from one batch; weights and advantages stay as they are",
-                         least=1, most=1000, topic=LOSS)
+                         least=1, most=1000, requires=POLICY, topic=LOSS)
     clip_low: float = option(0.2, "the ratio new/old counts down to 1 minus this",
                              least=0, most=1, requires=REUSED, topic=LOSS)
     clip_high: float = option(0.28, "and up to 1 plus this", least=0, most=1000, requires=REUSED,
@@ -108,7 +114,8 @@ class Settings:
     steps: int = option(100, "batches; 0 evaluates and stops", least=0, most=MOST_STEPS,
                         topic=TRAINING)
     questions: int = option(8, "problems a step", least=1, most=10_000, topic=TRAINING)
-    answers: int = option(8, "answers to each problem", least=2, most=1000, topic=TRAINING)
+    answers: int = option(8, "answers to each problem", least=2, most=1000, requires=SAMPLED,
+                          topic=TRAINING)
     max_new_tokens: int = option(512, "an answer is cut off here", least=1, most=1_000_000,
                                  topic=TRAINING)
     temperature: float = option(1.0, "of the sampling; training and the columns on record are at "
@@ -188,7 +195,6 @@ def make_settings(given: Json) -> Settings:
     if not METHODS.keys() <= config.keys():  # a run's, which names the flags of all if it is old
         refuse_flags_of_others(config, values)
     drop_what_has_no_effect(values, OPTIONS, given)
-    apply_implied(values, given)
     refuse_flags_of_others(given, values)
     flags = flags_beside(values)
     values = {name: values.get(name, flag.default) for name, flag in flags.items()}
@@ -203,7 +209,7 @@ def make_settings(given: Json) -> Settings:
 
 def read_files(given: Json) -> tuple[Json, Json]:
     """The values of the model folder's recipe.json and of --config, empty where there is none."""
-    config = read_values(Path(str(given["config"])), NOT_SETTINGS) if "config" in given else {}
+    config = read_values(Path(str(given["config"]))) if "config" in given else {}
     model = str(given.get("model", config.get("model", Settings.model)))
     recipe_path = find_folder(model) / "recipe.json"
     recipe = read_values(recipe_path) if is_there(recipe_path) else {}
@@ -213,13 +219,12 @@ def read_files(given: Json) -> tuple[Json, Json]:
     return without_other_choices(recipe, chosen), without_other_choices(config, chosen)
 
 
-def read_values(path: Path, left_out: tuple[str, ...] = ()) -> Json:
-    """The settings in a file, which may hold the entries in `left_out` as well."""
-    values = {name: value for name, value in read_json(path).items() if name not in left_out}
-    known = OPTIONS | fields_as_flags(load_task(values.get("task", Settings.task)))
-    for name in values:
-        if name not in known and name not in choice_flags():
-            raise UserError(f"{path} has the unknown setting {name}")
+def read_values(path: Path) -> Json:
+    """The settings in a file."""
+    values = {name: value for name, value in read_json(path).items() if name not in NOT_SETTINGS}
+    known = {*OPTIONS, *choice_flags(), *fields_as_flags(load_task(values.get("task", Settings.task)))}
+    for name in values.keys() - known:
+        raise UserError(f"{path} has the unknown setting {name}")
     return values
 
 
@@ -231,7 +236,7 @@ def without_other_choices(values: Json, chosen: Json) -> Json:
     for axis, choices in METHODS.items():
         if axis in values and values[axis] != chosen[axis]:
             left_out |= choice_flags(choices).keys() - OPTIONS.keys()
-            if axis == "mitigation" and values[axis] in tuple(NEVER_RESCALED):
+            if values[axis] in tuple(NEVER_RESCALED):
                 left_out.add("rescale")
     return {name: value for name, value in values.items() if name not in left_out}
 
@@ -266,32 +271,12 @@ def whose_flag(name: str, chosen: Json) -> str:
 
 
 def drop_what_has_no_effect(values: Json, flags: dict[str, Flag], given: Json) -> None:
-    """Set flags without effect back to their defaults; one that was typed is an error."""
+    """Set flags without effect to the value they then have: the default, or the one that is left.
+    To have typed another one is an error."""
     for name, flag in flags.items():
         if flag.requires and not flag.requires[0](SimpleNamespace(**values)):
-            if name in given:
+            is_kept = name == "rescale" and values["mitigation"] in NEVER_RESCALED
+            value = "none" if is_kept else 2 if name == "answers" else flag.default
+            if given.get(name, value) != value:
                 raise UserError(f"--{name} has no effect without {flag.requires[1]}")
-            values[name] = flag.default
-
-
-def apply_implied(values: Json, given: Json) -> None:
-    """Set what leaves no choice; to have typed another value is an error."""
-    is_dpo = values["loss"] == "dpo"
-    weighting = "none" if is_dpo else values["mitigation"]
-    on_dpo = "on --loss dpo: no token has a weight or an advantage"
-    on_none = "on --mitigation none: all its weights are 1"
-    for holds, name, value, why in (
-            (is_dpo, "mitigation", "none", on_dpo),
-            (is_dpo, "advantage", "grpo", on_dpo),
-            (values["pairs"], "answers", 2, "on --pairs: it has two answers to each problem"),
-            (weighting in NEVER_RESCALED, "rescale", "none",
-             f"on {weighting}: it is never rescaled"),
-            (weighting == "none", "rescale", "mean", on_none),
-            (weighting == "none" and values["placebo"] == "weights", "placebo", "none", on_none)):
-        if holds and given.get(name, value) != value:
-            raise UserError(f"--{name} {given[name]} has no effect {why}")
-        if holds:
             values[name] = value
-    if is_dpo and values["epochs"] != 1:
-        raise UserError(f"--epochs {values['epochs']}: --loss dpo has one update a batch, along a "
-                        "gradient that is known before it")
