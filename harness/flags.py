@@ -29,7 +29,7 @@ Group = argparse._ActionsContainer  # a parser, or a group of one
 KINDS = {int: "a whole number", float: "a number", bool: "yes or no", str: "a text"}  # of a flag
 MOST_SEED = 2 ** 32 - 1
 MOST_THREADS = 1024
-Requirement = tuple[Callable[[SimpleNamespace], bool], str]  # a test of all values, and its words
+Requirement = tuple[Callable[..., bool], str]  # a test of all values, and its words
 Limit = tuple[str, float, Callable[[float, float], bool]]    # words, limit, what has to hold
 Default = typing.TypeVar("Default")
 

@@ -7,6 +7,7 @@ is set back.
 Three settings name something that brings flags of its own: --task (harness/tasks.py), --mitigation
 and --advantage (engine/choices.py). Those flags are not listed here; `method_flags` holds them.
 """
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,21 +40,25 @@ LOSS = "loss"
 TRAINING = "training"
 RECORD = "record"
 
+Needs = tuple[Callable[["Settings"], bool], str]
 # values of `requires`: when a setting has an effect, and how --help says it; each looks at settings
 # that stand above its own
-EVALUATED = (lambda s: s.eval_every > 0, "--eval_every above 0")
-ON_THE_DEVICE = (lambda s: not s.offload_optimizer, "--offload_optimizer no")
-POLICY = (lambda s: s.loss == "policy", "--loss policy")
-DPO = (lambda s: s.loss == "dpo", "--loss dpo")
-ANCHORED = (lambda s: s.loss == "policy" and s.kl > 0, "--kl above 0")
-REUSED = (lambda s: s.loss == "policy" and s.epochs > 1,
-          "--epochs above 1 (in the first pass the ratio is exactly 1) and --loss policy")
-SAMPLED = (lambda s: s.pairs is None, "sampled answers: --pairs brings its own")
-SERVED = (lambda s: s.rollouts != OWN_SAMPLER, "--rollouts http://HOST:PORT")
-RESCALED = (lambda s: s.loss == "policy" and s.mitigation not in ("none", *NEVER_RESCALED),
-            "a --mitigation that is rescaled")
-SHUFFLED = (lambda s: s.loss == "policy" and (s.placebo != "weights" or s.mitigation != "none"),
-            "--loss policy and, for weights, another --mitigation than none")
+EVALUATED: Needs = (lambda s: s.eval_every > 0, "--eval_every above 0")
+ON_THE_DEVICE: Needs = (lambda s: not s.offload_optimizer, "--offload_optimizer no")
+POLICY: Needs = (lambda s: s.loss == "policy", "--loss policy")
+DPO: Needs = (lambda s: s.loss == "dpo", "--loss dpo")
+ANCHORED: Needs = (lambda s: s.loss == "policy" and s.kl > 0, "--kl above 0")
+REUSED: Needs = (
+    lambda s: s.loss == "policy" and s.epochs > 1,
+    "--epochs above 1 (in the first pass the ratio is exactly 1) and --loss policy")
+SAMPLED: Needs = (lambda s: s.pairs is None, "sampled answers: --pairs brings its own")
+SERVED: Needs = (lambda s: s.rollouts != OWN_SAMPLER, "--rollouts http://HOST:PORT")
+RESCALED: Needs = (
+    lambda s: s.loss == "policy" and s.mitigation not in ("none", *NEVER_RESCALED),
+    "a --mitigation that is rescaled")
+SHUFFLED: Needs = (
+    lambda s: s.loss == "policy" and (s.placebo != "weights" or s.mitigation != "none"),
+    "--loss policy and, for weights, another --mitigation than none")
 
 
 @dataclass
@@ -222,8 +227,8 @@ def read_files(given: Json) -> tuple[Json, Json]:
 def read_values(path: Path) -> Json:
     """The settings in a file."""
     values = {name: value for name, value in read_json(path).items() if name not in NOT_SETTINGS}
-    known = {*OPTIONS, *choice_flags(), *fields_as_flags(load_task(values.get("task", Settings.task)))}
-    for name in values.keys() - known:
+    of_task = fields_as_flags(load_task(values.get("task", Settings.task)))
+    for name in values.keys() - {*OPTIONS, *of_task, *choice_flags()}:
         raise UserError(f"{path} has the unknown setting {name}")
     return values
 

@@ -190,7 +190,7 @@ def test_help_shows_every_choice_with_its_flags(capsys, own_choices):
     ("--mitigation entropy_masking --mask_percentile 120", "120.0 should be at most 100"),
     ("--mitigation inverse_logprob_as_published --rescale mean",
      "--rescale has no effect without a --mitigation that is rescaled"),
-    ("--placebo weights", "--placebo has no effect without --loss policy and, for weights, another "),
+    ("--placebo weights", "no effect without --loss policy and, for weights, another --mitigation"),
     ("--rescale gradient", "no effect without a --mitigation that is rescaled"),
     ("--data x.jsonl --max_number 9", "no effect without made problems: not with --data"),
     ("--eval_every 0 --eval_tasks 9", "--eval_tasks has no effect without --eval_every above 0"),
