@@ -41,8 +41,8 @@ TRAINING = "training"
 RECORD = "record"
 
 Needs = tuple[Callable[["Settings"], bool], str]
-# values of `requires`: when a setting has an effect, and how --help says it; each looks at settings
-# that stand above its own
+# values of `requires`: when a setting has an effect, and how --help says it; what may be set back
+# itself stands above the settings that look at it
 EVALUATED: Needs = (lambda s: s.eval_every > 0, "--eval_every above 0")
 ON_THE_DEVICE: Needs = (lambda s: not s.offload_optimizer, "--offload_optimizer no")
 POLICY: Needs = (lambda s: s.loss == "policy", "--loss policy")
@@ -228,8 +228,9 @@ def read_values(path: Path) -> Json:
     """The settings in a file."""
     values = {name: value for name, value in read_json(path).items() if name not in NOT_SETTINGS}
     of_task = fields_as_flags(load_task(values.get("task", Settings.task)))
-    for name in values.keys() - {*OPTIONS, *of_task, *choice_flags()}:
-        raise UserError(f"{path} has the unknown setting {name}")
+    for name in values.keys() - {*OPTIONS, *of_task}:
+        if name not in choice_flags():  # imports all methods
+            raise UserError(f"{path} has the unknown setting {name}")
     return values
 
 

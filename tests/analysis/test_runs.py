@@ -93,7 +93,8 @@ def test_an_evaluation_that_is_lost_is_noticed(tmp_path, lost):
 def test_settings_that_every_run_has(run):
     for name in ("model", "seed", "steps"):
         edit_config(run, **{name: KeyError})
-        assert refusal(read_run, run) == f"{run}/config.json says nothing of {name}"
+        assert refusal(read_run, run) == (
+            f"{run}/config.json is not of this program: its {name} is missing")
 
 
 def test_what_was_deleted_since_can_still_be_looked_at(run):
