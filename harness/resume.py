@@ -102,7 +102,7 @@ def checked_run(folder: RunFolder, config: RunConfig, settings: Settings, is_pla
             "--steps N goes on to N")
         run.is_finished = True
         return run
-    steps, kept = steps_on_record(folder.path), before.checkpoint_every
+    steps, kept = last_step(folder.path), before.checkpoint_every
     if not run.checkpoint and steps > kept and (kept or not is_planned):
         # until the first checkpoint is due, to start again loses nothing: the same steps are made;
         # nor does it where none ever was, and a plan asks for the whole run
@@ -112,11 +112,6 @@ def checked_run(folder: RunFolder, config: RunConfig, settings: Settings, is_pla
     say(f"going on after step {run.done}" if run.done else
         "no checkpoint to go on from: starting again at step 1")
     return run
-
-
-def steps_on_record(run: Path) -> int:
-    """By the metrics, and by the credit files if those were lost: a kill may cost one line."""
-    return max([last_step(run), *(step - 1 for step, _ in credit_files(run))])
 
 
 def what_differs(settings: Settings) -> str:

@@ -1,10 +1,8 @@
 """Ideas and tasks that are wrong: Python's own words, or a sentence on what they returned; and no
 run that is in the way of the next attempt."""
 import asyncio
-import gc
 import os
 import re
-import subprocess
 import sys
 
 import numpy as np
@@ -206,19 +204,6 @@ def test_a_module_that_is_no_task_is_named(name, words):
     assert words in refusal(train.main, ["--task", name])
 
 
-@pytest.mark.parametrize("close", ["sys.stdout.close()", "sys.stdout = None"])
-def test_an_idea_that_closes_stdout_takes_it_from_nobody(tmp_path, close):
-    """The run says to its end what it has to say."""
-    program = (
-        "import sys, train\nfrom engine.choices import MITIGATIONS\n"
-        f"def mine(rollouts):\n    {close}\n    return rollouts.entropy\n"
-        "MITIGATIONS['mine'] = mine\ntrain.run_as_program('train.py', train.main)\n")
-    ran = subprocess.run([sys.executable, "-c", program, *ONE_STEP, "--out", tmp_path / "x",
-                          "--mitigation", "mine"], cwd=ROOT, capture_output=True, text=True)
-    assert ran.returncode == 0 and ran.stderr == ""
-    assert f"done. Everything is in {tmp_path}/x" in ran.stdout
-
-
 def test_a_default_outside_of_its_own_range_is_told_with_its_function(said_of):
     def idea(rollouts, *, share: Share = 2.0):
         return rollouts.entropy * share
@@ -226,17 +211,3 @@ def test_a_default_outside_of_its_own_range_is_told_with_its_function(said_of):
     line = idea.__code__.co_firstlineno
     assert said_of(idea) == ("train.py: --share 2.0 should be at most 1: the default of mine "
                              f"(tests/test_own_code.py:{line})")
-
-
-@pytest.mark.filterwarnings("error")
-def test_nobody_waits_for_what_async_def_has_made(said_of):
-    """One sentence, and no warning of Python's beside it."""
-    async def idea(rollouts):
-        return rollouts.entropy
-
-    with pytest.MonkeyPatch.context() as patch:
-        unawaited = []
-        patch.setattr(sys, "unraisablehook", unawaited.append)
-        assert "should return a tensor (B, T)" in said_of(idea)
-        gc.collect()
-        assert not unawaited
