@@ -33,9 +33,9 @@ from torch import Tensor
 from engine.choices import (ADVANTAGES, LOSSES, MITIGATIONS, Method, Metrics, advantage, mitigation)
 from engine.errors import UserError
 from engine.rollouts import Rollouts
-from engine.tokens import ANSWER, NUMBER, OPERATOR, TAG, THINK, WORD, naive_class
+from engine.tokens import ANSWER, NUMBER, OPERATOR, TAG, THINK, WORD
 from grpo import centred, gradient_size, rescaling, to_every_token
-from harness.flags import Count, Flag, NotNegative, Percent, Positive, Range, Share
+from harness.flags import Count, NotNegative, Percent, Positive, Range, Share
 from harness.own_code import checked_credit, joined, metrics_of
 
 if typing.TYPE_CHECKING:  # an analysis reads this file and loads no model
@@ -138,38 +138,17 @@ def entropy_ratio(rollouts: Rollouts, *, entropy_beta: NotNegative = 1.0) -> Ten
     return (1 + entropy_beta * relative).clamp(min=0)
 
 
-Kinds = typing.Annotated[str, Flag("token", "by the task's kinds of tokens, or by an earlier "
-                                            "experiment's regex: token, regex",
-                                   choices=("token", "regex"))]
-
-
 @mitigation
-def by_kind(rollouts: Rollouts, *, word_weight: NotNegative = 0.5, number_weight: NotNegative = 1.0,
-            kinds: Kinds = "token") -> Tensor:
+def by_kind(rollouts: Rollouts, *, word_weight: NotNegative = 0.5,
+            number_weight: NotNegative = 1.0) -> Tensor:
     """In the think section, word_weight for words (filler), number_weight for numbers and operators
-    (reasoning); 1 elsewhere.
-
-    `regex` goes by the text of each token alone (naive_class): brackets and equals signs are
-    reasoning, spaces and punctuation filler.
-    """
-    if kinds == "regex":
-        words, numbers = of_class(rollouts, "filler"), of_class(rollouts, "reasoning")
-    else:
-        words = rollouts.kind == WORD
-        numbers = (rollouts.kind == NUMBER) | (rollouts.kind == OPERATOR)
+    (reasoning); 1 elsewhere."""
+    in_think = rollouts.section == THINK
+    is_number = (rollouts.kind == NUMBER) | (rollouts.kind == OPERATOR)
     weight = torch.ones_like(rollouts.log_prob)
-    weight[words & (rollouts.section == THINK)] = word_weight
-    weight[numbers & (rollouts.section == THINK)] = number_weight
+    weight[in_think & (rollouts.kind == WORD)] = word_weight
+    weight[in_think & is_number] = number_weight
     return weight
-
-
-def of_class(rollouts: Rollouts, name: str) -> Tensor:
-    """(B, T) bool: the tokens whose naive_class has this name."""
-    belongs = torch.zeros_like(rollouts.mask)
-    for row, texts in enumerate(rollouts.texts):
-        in_row = [naive_class(text) == name for text in texts]
-        belongs[row, :len(texts)] = torch.tensor(in_row, dtype=torch.bool)
-    return belongs
 
 
 @mitigation

@@ -23,17 +23,14 @@ from harness.settings import Settings, make_settings
 
 
 class ResumedRun(Run):
-    def __init__(self, settings: Settings, folder: RunFolder, config: RunConfig,
-                 checkpoint: Path | None):
-        super().__init__(settings, checkpoint)
-        self.folder, self.config = folder, config
+    code: Code  # by which the steps before were made
 
     def prepare(self) -> None:
         """Read back the trainer's state, and remove what will be made again."""
         if self.checkpoint:
             self.state.load(self.checkpoint)
         processes.barrier()  # until all have read what is changed now
-        keep_changes(self.folder, self.config.get("code") or {}, self.settings, self.done)
+        keep_changes(self.folder, self.code, self.settings, self.done)
         if processes.rank() == 0:
             truncate(self.folder, self.done or -1)  # the evaluation at step 0 is made again, too
         processes.barrier()  # until there is nothing left of what is made again
@@ -91,7 +88,8 @@ def checked_run(folder: RunFolder, config: RunConfig, settings: Settings, is_pla
     """From the last checkpoint, or from the start where nothing can be lost."""
     folder.remove_old_states()  # a kill may have come before the run did this
     checkpoints = folder.checkpoints()
-    run = ResumedRun(settings, folder, config, checkpoints[-1] if checkpoints else None)
+    run = ResumedRun(settings, checkpoints[-1] if checkpoints else None)
+    run.folder, run.code = folder, config.get("code") or {}
     before = make_settings({"config": folder.path / "config.json"})
     if run.checkpoint:
         refuse_gaps(folder.path, config, lines_of_run(folder.path, StepLine),
@@ -152,22 +150,21 @@ def check_what_is_there(run: RunFolder, settings: Settings, config: RunConfig,
             raise UserError(f"--{name}: {paths[name]} is not what it was when this run began (its "
                             "sha256 is another). Put the old one back, or begin a run of its own "
                             "with --out")
-    if not checkpoint:
-        return
-    try:
+    if checkpoint:
         check_seal(checkpoint, run_id_on_record(run.path))
-    except UserError as error:
-        raise UserError(f"{error} (move {checkpoint} away, and --resume goes on from the one "
-                        "before it)") from None
 
 
 def check_seal(checkpoint: Path, run_id: str | None) -> None:
     path = checkpoint / "trainer" / "state.json"
-    seal = record(path, read_json(path), Seal)
-    check_origin(checkpoint, seal, {"run_id": run_id, "step": step_of(checkpoint)})
-    for name, sha256 in (seal["files"] or {}).items():  # none in an older version
-        if sha256_of(checkpoint / name) != sha256:
-            raise UserError(f"{checkpoint / name} was changed after it was written")
+    try:
+        seal = record(path, read_json(path), Seal)
+        check_origin(checkpoint, seal, {"run_id": run_id, "step": step_of(checkpoint)})
+        for name, sha256 in (seal["files"] or {}).items():  # none in an older version
+            if sha256_of(checkpoint / name) != sha256:
+                raise UserError(f"{checkpoint / name} was changed after it was written")
+    except UserError as error:
+        raise UserError(f"{error} (move {checkpoint} away, and --resume goes on from the one "
+                        "before it)") from None
 
 
 def keep_changes(run: RunFolder, code: Code, settings: Settings, done: int) -> None:

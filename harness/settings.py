@@ -24,7 +24,8 @@ from harness.tasks import load_task
 METHODS = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}
 NOT_SETTINGS = (  # entries of a run's config.json that are no settings
     "versions", "git_commit", "model_config", "reward", "ranks", "made_of", "run_id", "code",
-    "imported", "trainer", "columns_temperature")
+    "imported", "trainer", "columns_temperature",
+    "kinds")  # a flag that by_kind once had
 NOT_KEYWORDS = (  # nor are words of command lines, here and of the tools
     *NOT_SETTINGS, "help", "resume", "continue", "config", "step", "show", "seeds", "processes",
     "runs")
@@ -140,7 +141,8 @@ class Settings:
                               least=1, most=1_000_000, topic=TRAINING, changes_result=False)
     max_grad_norm: float = option(1.0, "the gradient is clipped to this norm, 0 for never",
                                   least=0, most=1e9, topic=TRAINING)
-    seed: int = option(0, "of problems and sampling", least=0, most=MOST_SEED, topic=TRAINING)
+    seed: int = option(0, "of problems and sampling; evaluations draw the same numbers "
+                      "whatever it is", least=0, most=MOST_SEED, topic=TRAINING)
 
     eval_every: int = option(25, "steps between evaluations (also at the start and end), 0 for "
                              "never", least=0, most=MOST_STEPS, topic=RECORD)
