@@ -1,4 +1,5 @@
-"""Every setting of a run: its default, its range, its help, and where its value comes from.
+"""Every setting of a run: its default, its range, its help, where its value comes from, and the
+folder that the settings name.
 
 Defaults < the model folder's recipe.json < --config < what was typed. Where a flag has no effect
 with the other settings, another value than its default is an error if it was typed; from a file, it
@@ -7,8 +8,12 @@ is set back.
 Three settings name something that brings flags of its own: --task (harness/tasks.py), --mitigation
 and --advantage (engine/choices.py). Those flags are not listed here; `method_flags` holds them.
 """
+import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +23,6 @@ from harness.files import Json, find_folder, is_there, read_json
 from harness.flags import (MOST_SEED, MOST_THREADS, Flag, check_values, fields_as_flags, option,
                            parameters_as_flags)
 from harness.own_code import place_of
-from harness.run_name import run_name
 from harness.tasks import load_task
 
 METHODS = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}
@@ -30,6 +34,9 @@ NOT_KEYWORDS = (  # nor are words of command lines, here and of the tools
     *NOT_SETTINGS, "help", "resume", "continue", "config", "step", "show", "seeds", "processes",
     "runs")
 MOST_STEPS = 10 ** 9
+# in a run's name these have a place of their own; and "cuda" stands there, not "devicecuda"
+OWN_PLACE = ("task", "model", "mitigation", "placebo", "rescale", "advantage", "seed")
+LABELS = {"learning_rate": "lr", "device": "", "dtype": ""}
 OWN_SAMPLER = "own"  # --rollouts
 
 # the topics of --help
@@ -165,8 +172,7 @@ class Settings:
 
     @property
     def folder(self) -> Path:
-        of_task = fields_as_flags(load_task(self.task))
-        return Path(self.out or f"runs/{run_name(self.to_json(), self.defaults, OPTIONS, of_task)}")
+        return Path(self.out or f"runs/{run_name(self)}")
 
     @property
     def flags(self) -> dict[str, Flag]:
@@ -278,13 +284,66 @@ def whose_flag(name: str, chosen: Json) -> str:
     return ""
 
 
+def has_effect(flag: Flag, values: Json) -> bool:
+    return not flag.requires or flag.requires[0](SimpleNamespace(**values))
+
+
 def drop_what_has_no_effect(values: Json, flags: dict[str, Flag], given: Json) -> None:
     """Set flags without effect to the value they then have: the default, or the one that is left.
     To have typed another one is an error."""
     for name, flag in flags.items():
-        if flag.requires and not flag.requires[0](SimpleNamespace(**values)):
+        if not has_effect(flag, values):
             is_kept = name == "rescale" and values["mitigation"] in NEVER_RESCALED
             value = "none" if is_kept else 2 if name == "answers" else flag.default
             if given.get(name, value) != value:
-                raise UserError(f"--{name} has no effect without {flag.requires[1]}")
+                needed = flag.requires[1] if flag.requires else ""
+                raise UserError(f"--{name} has no effect without {needed}")
             values[name] = value
+
+
+def run_name(s: Settings) -> str:
+    """Every flag that is not at the default that holds for the model, so that the same command
+    names the same folder: none-grpo-lr1e-3-steps30-s0. Task, model, mitigation, advantage, each
+    with its own flags; then all others; the seed."""
+    changed = partial(changed_flags, s.to_json(), s.defaults)
+    folders = [find_folder(name) for name in (s.model, Settings.model)]
+    of_loss = {name: flag for name, flag in OPTIONS.items() if flag.topic == LOSS}
+    parts = [
+        "" if s.task == Settings.task else s.task.rpartition(".")[2],
+        "" if len(set(map(os.path.realpath, folders))) == 1 else path_part(folders[0]),
+        s.mitigation, *changed(parameters_as_flags(MITIGATIONS[s.mitigation])),
+        *changed({name: OPTIONS[name] for name in ("placebo", "rescale")}),
+        s.advantage, *changed(parameters_as_flags(ADVANTAGES[s.advantage])),
+        *changed(of_loss), *changed(fields_as_flags(load_task(s.task))),
+        *changed({name: OPTIONS[name] for name in OPTIONS if name not in {*OWN_PLACE, *of_loss}}),
+        f"s{s.seed}"]
+    return re.sub(r"[^\w.+-]", "_", "-".join(filter(None, parts)))
+
+
+def changed_flags(values: Json, defaults: Json, flags: dict[str, Flag]) -> list[str]:
+    """A part, "think_discount0.25", for each flag that makes a difference to results here."""
+    parts = []
+    for name, flag in flags.items():
+        value = values[name]
+        is_default = value == defaults.get(name, flag.default)
+        if flag.changes_result and has_effect(flag, values) and not is_default:
+            label = "" if flag.is_path else LABELS.get(name, name)
+            is_address = name == "rollouts"  # whatever that of the server is
+            written = path_part(str(value)) if flag.is_path else short(value)
+            parts.append(label if is_address else label + written)
+    return parts
+
+
+def path_part(name: str | Path) -> str:
+    """The name of a file or folder; of a checkpoint that of its run as well. Two of one name lead
+    to one run folder: whoever comes second is told what differs (harness/resume.py)."""
+    path = Path(os.path.abspath(find_folder(str(name))))
+    return f"{path.parents[1].name}-{path.name}" if path.name.startswith("step_") else path.name
+
+
+def short(value: object) -> str:
+    """The shorter way to write a number with all its digits: 1e-3 of 0.001, 2 of 2.0, 0.5."""
+    if not isinstance(value, float):
+        return str(value)
+    scientific = f"{Decimal(repr(value)).normalize():e}".replace("+", "")
+    return min(repr(value).removesuffix(".0"), scientific, key=len)

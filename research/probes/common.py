@@ -29,8 +29,7 @@ from harness.load import load_policy
 from harness.progress import show_status
 from harness.identity import provenance
 from engine.rollouts import Rollouts
-from harness.run_name import path_part
-from harness.settings import make_settings
+from harness.settings import make_settings, path_part
 from grpo import grpo
 from qwen2_model import Qwen2
 
