@@ -141,12 +141,15 @@ def test_a_method_takes_no_other_methods_name(choices, name, module):
     assert choices[name].__module__ == module
 
 
-def test_a_notebooks_cell_may_define_its_method_again(own_choices):
-    for strength in 1, 2:
-        @mitigation
-        def idea(rollouts, strength=strength):
-            """Weights."""
-    assert MITIGATIONS["idea"] is idea
+def test_a_notebooks_cell_may_define_its_method_again_and_a_file_not(own_choices):
+    """The second `def none` of a file would take the place of plain GRPO in silence."""
+    for module in "of a notebook", __name__:
+        seed.__module__ = module
+        assert mitigation(seed) is MITIGATIONS["seed"]
+        if module != __name__:
+            assert mitigation(seed) is seed
+            MITIGATIONS.data.clear()
+    assert refusal(mitigation, seed) == f"seed is twice in {__name__}: one needs another name"
 
 
 def test_help_shows_every_choice_with_its_flags(capsys, own_choices):
