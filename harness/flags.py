@@ -89,15 +89,18 @@ def fields_as_flags(cls: type) -> dict[str, Flag]:
 
 @cache
 def parameters_as_flags(function: Choice) -> dict[str, Flag]:
-    """The flags of a weighting or an advantage: the keyword-only parameters of the function, or of
-    the __init__ of a class."""
-    called = function.__init__ if inspect.isclass(function) else function
+    """The flags of a weighting or an advantage: its keyword-only parameters."""
     with told_as(function.__name__, function):
-        hints = typing.get_type_hints(called, include_extras=True)
+        hints = typing.get_type_hints(called_by_run(function), include_extras=True)
     return {name: as_flag(Range(), parameter.default, hints.get(name, type(parameter.default)),
                           name, function)
-            for name, parameter in inspect.signature(called).parameters.items()
+            for name, parameter in inspect.signature(called_by_run(function)).parameters.items()
             if parameter.kind is parameter.KEYWORD_ONLY}
+
+
+def called_by_run(function: Choice) -> Callable[..., object]:
+    """Whose parameters count: the function, or the __init__ of a class."""
+    return function.__init__ if inspect.isclass(function) else function
 
 
 def as_flag(declared: Flag, default: object, hint: object, name: str, owner: Choice) -> Flag:

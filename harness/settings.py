@@ -11,17 +11,19 @@ and --advantage (engine/choices.py). Those flags are not listed here; `method_fl
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 
 from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, Choice, Choices
 from engine.errors import UserError
 from harness.files import Json, find_folder, is_there, read_json
-from harness.flags import (MOST_SEED, MOST_THREADS, Flag, check_values, fields_as_flags, option,
-                           parameters_as_flags)
+from harness.flags import (MOST_SEED, MOST_THREADS, Flag, called_by_run, check_values,
+                           fields_as_flags, option, parameters_as_flags)
 from harness.own_code import place_of
 from harness.tasks import load_task
 
@@ -196,7 +198,15 @@ OPTIONS = fields_as_flags(Settings)
 
 def choice_flags(*lists: Choices) -> dict[str, Flag]:
     return {name: flag for choices in lists or METHODS.values() for method in choices
-            for name, flag in parameters_as_flags(choices[method]).items()}
+            for name, flag in flags_of_one(choices[method]).items()}
+
+
+def flags_of_one(method: Choice) -> dict[str, Flag]:
+    """Of one among many: a mistake in its flags is told when it is chosen, and is in nobody else's
+    way."""
+    with suppress(UserError, NameError, TypeError):  # the latter two are of its annotations
+        return parameters_as_flags(method)
+    return {}
 
 
 def make_settings(given: Json) -> Settings:
@@ -276,9 +286,15 @@ def refuse_flags_of_others(given: Json, values: Json) -> None:
 
 
 def whose_flag(name: str, chosen: Json) -> str:
-    """A sentence about the flag of a method that is not chosen; empty for any other name."""
+    """A sentence about a parameter of the chosen method that is no keyword, or about the flag of a
+    method that is not chosen; empty for any other name."""
     for axis, choices in METHODS.items():
-        owners = [owner for owner in choices if name in parameters_as_flags(choices[owner])]
+        mine = choices[str(chosen[axis])]
+        parameter = signature(called_by_run(mine)).parameters.get(name)
+        if parameter and parameter.default is not parameter.empty:
+            return (f"{name} of {mine.__name__} ({place_of(mine)}) becomes a flag as a keyword: "
+                    f"write a * before it, as in (rollouts, *, {name})")
+        owners = [owner for owner in choices if name in flags_of_one(choices[owner])]
         if owners:
             return f"--{name} belongs to {' and '.join(owners)}, --{axis} is {chosen[axis]}"
     return ""

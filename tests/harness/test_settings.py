@@ -130,6 +130,32 @@ def test_a_flag_has_one_meaning(own_choices, tmp_path):
         assert settings_of(["--config", config, "--mitigation", "equal_gradient"]).seed == 3
 
 
+def test_a_mistake_in_one_methods_flags_is_told_to_who_chooses_it_alone(own_choices):
+    """And a parameter that is no keyword to who types it as a flag."""
+    @mitigation
+    def wrong(rollouts, *, strength: float):
+        """Weights."""
+
+    @mitigation
+    def unknown(rollouts, *, strength: "Nowhere" = 1.0):  # noqa: F821
+        """Weights."""
+
+    @mitigation
+    def positional(rollouts, strength=1.0):
+        """Weights."""
+
+    @mitigation
+    def right(rollouts, *, strength: float = 1.0):
+        """Weights."""
+    assert settings_of(["--mitigation", "right", "--strength", "2"]).method_flags["strength"] == 2
+    said = refusal(settings_of, ["--mitigation", "wrong", "--strength", "2"])
+    assert said.startswith("strength of wrong (tests/harness/test_settings.py:")
+    said = refusal(settings_of, ["--mitigation", "positional", "--strength", "2"])
+    assert said.startswith("strength of positional (") and "(rollouts, *, strength)" in said
+    said = refusal(settings_of, ["--strength", "2"])
+    assert said == "--strength belongs to right, --mitigation is none (--help lists the flags)"
+
+
 @pytest.mark.parametrize("choices, name, module", [
     (MITIGATIONS, "oracle", "credit.measured"), (ADVANTAGES, "measured", "credit.measured"),
     (ADVANTAGES, "grpo", "grpo")])
