@@ -106,6 +106,16 @@ def tree_of(name):
     return ast.parse("\n".join(lines_in(name)), str(MODULES[name]))
 
 
+@pytest.mark.parametrize("code, elsewhere, in_mitigations", [
+    ("def helper(): pass", False, True), ("WORDS = {1}", False, True),
+    ("from my_helpers import f", False, True), ("import numpy", False, False),
+    ("def shuffled(): pass", False, False), ("@mitigation\ndef none(): pass", False, False),
+    ("@advantage(whole_answers=True)\ndef mine(): pass", True, True)])
+def test_what_a_user_adds_is_told_apart(code, elsewhere, in_mitigations):
+    [node] = ast.parse(code).body
+    assert [is_added(node, anywhere) for anywhere in (False, True)] == [elsewhere, in_mitigations]
+
+
 def is_own(name):
     return name.split(".")[0] in SIX | {*ROOMS, *REMOVABLE}
 
