@@ -16,7 +16,7 @@ from engine.errors import UserError
 from engine.tokens import KINDS, SECTIONS
 from harness.files import LARGEST, PROJECT, Json, is_file
 from harness.flags import fields_as_flags, shortened
-from harness.own_code import described, expect, told_as
+from harness.own_code import described, expect, place_of, told_as
 
 Answer = TypeVar("Answer")
 PARTS = ("reward", "format", "answer", "reasoning")  # that every score has
@@ -74,6 +74,10 @@ class CheckedTask:
     label: Callable[[list[bytes]], tuple[list[int], list[int]]]
 
     def __init__(self, task: Task):
+        for name in {"reward", *EXPECTED} - {"read", "right_steps"}:  # without these it can do
+            if not hasattr(task, name):
+                raise UserError(f"{type(task).__name__} ({place_of(task)}) has no {name}: "
+                                "docs/your_own_task.md says what it is asked for")
         self.task = task
         self.held_out: dict[int, list[Problem]] = {}  # by how many were asked for
         self.held_out_prompts: set[str] = set()

@@ -176,6 +176,7 @@ EVERY = "list(problems)"
     (EVERY, f"{EVERY} * 2", r"held_out_problems\(1\) should .* not more .* \(2 entries\)"),
     ("import random", "raise SystemExit", "--task changed_task, .*: raise SystemExit; left before"),
     (EVERY, "[]", r"held_out_problems\(1\) should return a list .* at least one"),
+    ("def score(", "def scores(", r"Task \(.*changed_task.py.*\) has no score: docs/your_own"),
     (DRAWN, "self.held_out_problems(1)[0]", "training_problems gives 11 1 7 in step 1"),
     ("[(number,) * self.count for number in range(1, self.largest + 1)]", "[]",
      r"extreme_problems\(\) should return a list of problems, at least one"),
