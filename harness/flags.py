@@ -18,6 +18,7 @@ import typing
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 from types import SimpleNamespace
 
 from engine.choices import Choice
@@ -191,6 +192,15 @@ def with_defaults(given: Json, flags: dict[str, Flag]) -> SimpleNamespace:
 def check_values(values: Json, flags: dict[str, Flag]) -> None:
     for name, flag in flags.items():
         check_value(name, values[name], flag)
+
+
+def check_file(path: Path, values: Json, flags: dict[str, Flag]) -> None:
+    """The values in a file, of the flags that are among them."""
+    for name in values.keys() & flags.keys():
+        try:
+            check_value(name, values[name], flags[name])
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
 
 
 def check_value(name: str, value: object, flag: Flag) -> None:

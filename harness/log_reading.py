@@ -12,10 +12,11 @@ from functools import cache
 from pathlib import Path
 
 from engine.errors import UserError
-from harness.files import LARGEST, Json, is_there, read_json, read_lines
-from harness.flags import Range, Share, shortened
+from harness.files import LARGEST, Json, is_there, read_json, read_lines, sha256_of
+from harness.flags import Range, Share, check_file, shortened
 from harness.identity import (MODES, Evaluation, Line, Number, check_origin, run_id_of,
                               run_id_on_record)
+from harness.settings import ON_FILE
 
 Check = Callable[[object], bool]
 Record = typing.TypeVar("Record", bound=Mapping[str, object])
@@ -135,7 +136,19 @@ def run_config(folder: Path) -> RunConfig:
         raise UserError(f"{path} was changed since the run began: its settings do not fit its "
                         "run_id. Put the old ones back, or begin another run with them: "
                         f"--config {shlex.quote(str(path))} --out NAME")
+    check_file(path, config, ON_FILE)
     return checked(path, config, RunConfig)
+
+
+def check_seal(run: Path, checkpoint: Path) -> None:
+    """Stop unless a checkpoint is this run's and as it was written."""
+    path = checkpoint / "trainer" / "state.json"
+    seal = record(path, read_json(path), Seal)
+    step = int(checkpoint.name.removeprefix("step_"))
+    check_origin(checkpoint, seal, {"run_id": run_id_on_record(run), "step": step})
+    for name, sha256 in (seal["files"] or {}).items():  # none in an older version
+        if sha256_of(checkpoint / name) != sha256:
+            raise UserError(f"{checkpoint / name} was changed after it was written")
 
 
 def lines_of_run(run: Path, kind: type[OfLog]) -> list[OfLog]:
@@ -175,8 +188,9 @@ def refuse_gaps(run: Path, config: RunConfig, metrics: Sequence[StepLine],
             raise UserError(f"{path}, line {number} is step {line['step']}: lines are missing, "
                             "doubled or out of order")
     if len(metrics) < done:
-        raise UserError(f"{path} has {len(metrics)} lines, while there are files from after step "
-                        f"{done}: lines are missing")
+        raise UserError(f"{path} has {len(metrics)} lines, while {run}/credit or {run}/checkpoints "
+                        f"has files from after step {done}: lines are missing, or such a file "
+                        "does not belong there")
     for step, mode in missing_evaluations(config, evaluations, done, config["steps"]):
         raise UserError(f"{run}/evaluations.jsonl has lost the {mode} evaluation at step {step}: "
                         f"{done} steps are done. --resume makes it again once the checkpoints from "

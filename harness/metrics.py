@@ -49,9 +49,11 @@ def step_metrics(clock: Clock, rollouts: Rollouts, update: Metrics, advantage: M
 def batch_metrics(rollouts: Rollouts) -> dict[str, float]:
     """Means over answers, and of entropy and collision over tokens."""
     means = {column_of_part(part): score.mean().item() for part, score in rollouts.scores.items()}
+    right = rollouts.scores.get("answer", torch.tensor(math.nan))
+    is_known = bool(((right == 0) | (right == 1)).all())  # TRL has functions of any name
     reward = rollouts.reward.view(len(rollouts.prompt_ids), -1)  # (problems, answers)
     tokens = rollouts.mask.sum().item()
-    return {**means, "success": means.get("reward_answer", math.nan), "tokens": tokens,
+    return {**means, "success": right.mean().item() if is_known else math.nan, "tokens": tokens,
             "length": tokens / len(rollouts.texts),
             "finished": rollouts.finished.float().mean().item(),
             "groups_without_spread": (reward == reward[:, :1]).all(1).float().mean().item(),

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from engine.policy import Policy
 
 Value = TypeVar("Value")
+MOST_SHOWN = 200  # characters of what was returned
 LARGEST_CREDIT = 1e12  # the squares of its gradient, in float32, are still finite
 
 
@@ -44,7 +45,8 @@ def own_path(file: str) -> str:
 @contextmanager
 def told_as(whose: str, chosen: object) -> Iterator[None]:
     """Run somebody's code: an error gets a note, whose it is and where in the file that begins it.
-    Working directory and gradient mode stay what they are."""
+    Working directory, gradient mode and number of threads stay what they are."""
+    threads = torch.get_num_threads()
     try:
         with chdir("."), torch.set_grad_enabled(torch.is_grad_enabled()):
             yield
@@ -61,6 +63,9 @@ def told_as(whose: str, chosen: object) -> Iterator[None]:
             raise UserError(f"{whose}, {place}; left before its end: {error!r}") from error
         error.add_note(f"{whose}, {place}")
         raise
+    finally:
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
 
 
 def expect(holds: Callable[[], bool], what: str, expected: str, value: object) -> None:
@@ -79,7 +84,7 @@ def described(value: object) -> str:
         layout = f"{value.layout} " * (value.layout is not torch.strided)
         return f"a {layout}tensor {shape} of {value.dtype} on {value.device}"
     size = f" ({len(value)} entries)" if isinstance(value, (list, tuple)) else ""
-    return " ".join(brief(value).split()) + size
+    return " ".join(brief(value).split())[:MOST_SHOWN] + size
 
 
 def checked_credit(chosen: Method, whose: str, rollouts: Rollouts, policy: "Policy | None" = None,

@@ -10,12 +10,12 @@ import torch
 from engine import processes
 from engine.errors import UserError
 from harness.credit_file import checkpoint_folders, credit_files, credit_path, step_of
-from harness.files import (Json, is_file, is_there, lines_in, paths_in, read_json, remove,
-                           sha256_of, writing)
-from harness.identity import (CHANGEABLE, CHANGES_ROUNDING, Evaluation, Line, check_origin,
-                              code_in_use, fingerprint, run_id_on_record)
-from harness.log_reading import (NAMES, Code, RunConfig, Seal, StepLine, last_step, lines_of_run,
-                                 missing_evaluations, record, refuse_gaps, run_config)
+from harness.credit_reading import credit_steps
+from harness.files import (Json, is_file, is_there, lines_in, paths_in, read_json, remove, writing)
+from harness.identity import (CHANGEABLE, CHANGES_ROUNDING, Evaluation, Line, code_in_use,
+                              fingerprint)
+from harness.log_reading import (NAMES, Code, RunConfig, StepLine, check_seal, last_step,
+                                 lines_of_run, missing_evaluations, refuse_gaps, run_config)
 from harness.progress import say
 from harness.run import Run
 from harness.run_folder import RunFolder, open_folder
@@ -150,21 +150,16 @@ def check_what_is_there(run: RunFolder, settings: Settings, config: RunConfig,
             raise UserError(f"--{name}: {paths[name]} is not what it was when this run began (its "
                             "sha256 is another). Put the old one back, or begin a run of its own "
                             "with --out")
+    done = step_of(checkpoint) if checkpoint else 0
+    if lost := sorted({*range(1, done + 1)} - {*credit_steps(run.path)}):
+        say(f"note: {run.path / 'credit'} has lost the files of {len(lost)} steps, the first is "
+            f"step {lost[0]}; training goes on without them")
     if checkpoint:
-        check_seal(checkpoint, run_id_on_record(run.path))
-
-
-def check_seal(checkpoint: Path, run_id: str | None) -> None:
-    path = checkpoint / "trainer" / "state.json"
-    try:
-        seal = record(path, read_json(path), Seal)
-        check_origin(checkpoint, seal, {"run_id": run_id, "step": step_of(checkpoint)})
-        for name, sha256 in (seal["files"] or {}).items():  # none in an older version
-            if sha256_of(checkpoint / name) != sha256:
-                raise UserError(f"{checkpoint / name} was changed after it was written")
-    except UserError as error:
-        raise UserError(f"{error} (move {checkpoint} away, and --resume goes on from the one "
-                        "before it)") from None
+        try:
+            check_seal(run.path, checkpoint)
+        except UserError as error:
+            raise UserError(f"{error} (move {checkpoint} away, and --resume goes on from the one "
+                            "before it)") from None
 
 
 def keep_changes(run: RunFolder, code: Code, settings: Settings, done: int) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from engine import processes
 from engine.choices import Method
-from engine.errors import UserError
+from engine.errors import BadCredit, NotFinite, UserError
 from engine.optimizer import (
     AdamW, load_optimizer_tensors, optimizer_tensors, parameters_by_name)
 from engine.processes import refuse_undefined
@@ -24,7 +24,7 @@ from harness.credit_file import checkpoint_folders, credit_path, write_credit
 from harness.files import (Json, append_line, is_file, is_folder, is_there, locked, remove,
                            replace_text, whole_folder, writing)
 from harness.identity import make_seal, run_id_on_record
-from harness.own_code import expect, is_dense, joined, told_as
+from harness.own_code import expect, is_dense, joined, place_of, told_as
 from qwen2_model import NAME_OF_TYPE, Qwen2, opened, write_tensors
 
 TRAVELS_ALONG = (  # from the model's folder to every checkpoint
@@ -47,7 +47,13 @@ class TrainerState:
     def tensors(self) -> dict[str, torch.Tensor]:
         tensors, own = optimizer_tensors(self.optimizer, self.parameters), self.of_methods()
         refuse_undefined("what a resumed run would go on from is", *tensors.values())
-        refuse_undefined(f"a state_dict ({', '.join(own)}) is", *own.values())
+        for name, value in own.items():
+            part, _, key = name.partition(".")
+            try:
+                refuse_undefined(f"{key} of the {part}'s state_dict "
+                                 f"({place_of(self.methods[part])}) is", value)
+            except NotFinite as error:  # which is not the model's
+                raise BadCredit(str(error)) from None
         return tensors | own
 
     def of_methods(self) -> dict[str, torch.Tensor]:

@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import partial
 from inspect import signature
@@ -22,7 +22,7 @@ from types import SimpleNamespace
 from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, Choice, Choices
 from engine.errors import UserError
 from harness.files import Json, find_folder, is_there, read_json
-from harness.flags import (MOST_SEED, MOST_THREADS, Flag, called_by_run, check_values,
+from harness.flags import (MOST_SEED, MOST_THREADS, Flag, called_by_run, check_file, check_values,
                            fields_as_flags, option, parameters_as_flags)
 from harness.own_code import place_of
 from harness.tasks import load_task
@@ -194,6 +194,8 @@ class Settings:
 
 
 OPTIONS = fields_as_flags(Settings)
+# in a run's config.json a method may be one that is gone since, or another trainer's
+ON_FILE = OPTIONS | {name: replace(OPTIONS[name], choices=()) for name in METHODS}
 
 
 def choice_flags(*lists: Choices) -> dict[str, Flag]:
@@ -245,10 +247,11 @@ def read_files(given: Json) -> tuple[Json, Json]:
 def read_values(path: Path) -> Json:
     """The settings in a file."""
     values = {name: value for name, value in read_json(path).items() if name not in NOT_SETTINGS}
-    of_task = fields_as_flags(load_task(values.get("task", Settings.task)))
-    for name in values.keys() - {*OPTIONS, *of_task}:
+    flags = ON_FILE | fields_as_flags(load_task(values.get("task", Settings.task)))
+    for name in values.keys() - flags.keys():
         if name not in choice_flags():  # imports all methods
             raise UserError(f"{path} has the unknown setting {name}")
+    check_file(path, values, flags)
     return values
 
 

@@ -103,6 +103,13 @@ def test_other_code_than_made_the_steps_before_is_named_and_both_are_kept(stoppe
     assert "note:" not in told and list(now) == ["5"]
 
 
+def test_credit_files_that_are_lost_are_said(stopped, monkeypatch):
+    monkeypatch.setattr(Run, "steps", lambda run: [])
+    assert "has lost" not in run("--resume", stopped).stdout
+    (stopped / "credit/step_000002.npz").unlink()
+    assert "has lost the files of 1 steps, the first is step 2;" in run("--resume", stopped).stdout
+
+
 def test_what_a_run_is_cannot_be_changed(stopped):
     for name in set(OPTIONS) - set(CHANGEABLE):
         with pytest.raises(UserError, match=f"^--{name} cannot be changed in a resumed run, only "):

@@ -57,7 +57,8 @@ def test_an_idea_that_raises_is_told_by_python_and_leaves_no_folder(monkeypatch,
 
 @pytest.mark.parametrize("made_of", [
     lambda x: 1.0, lambda x: x[:, 0], lambda x: x.T, lambda x: x + 1j, lambda x: x.to("meta"),
-    lambda x: x.to_sparse(), lambda x: torch.nested.nested_tensor([x[0], x[1]])])
+    lambda x: [x.tolist()] * 9, lambda x: x.to_sparse(),
+    lambda x: torch.nested.nested_tensor([x[0], x[1]])])
 def test_what_an_idea_returns_is_checked(rollouts, made_of):
     """And told with the place of the function; tensors that are no plain memory, too."""
     def idea(rollouts, policy):
@@ -67,6 +68,7 @@ def test_what_an_idea_returns_is_checked(rollouts, made_of):
     line, shape = idea.__code__.co_firstlineno, tuple(rollouts.mask.shape)
     assert said.startswith(f"the weighting mine (tests/test_own_code.py:{line}) should return a "
                            f"tensor (B, T) = {shape} of real numbers on cpu, got ")
+    assert len(said) < 400
 
 
 @pytest.mark.parametrize("error", [
@@ -85,19 +87,21 @@ def test_a_run_that_is_left_before_its_last_step_has_failed(said_of, error):
     (TimeoutError(), "TimeoutError"), (OSError(28, "No space"), "No space"),
     (MemoryError(), "there is not enough memory"), (KeyError("x\ny"), "KeyError: 'x")])
 def test_what_an_idea_raises_is_one_line_with_its_own(rollouts, error, words):
-    """Whatever it is; who raises an error of this program says enough. The working directory and
-    the gradient mode are as before."""
+    """Whatever it is; who raises an error of this program says enough. The working directory, the
+    gradient mode and the threads are as before."""
     def idea(rollouts, policy):
         os.chdir("/")
         torch.set_grad_enabled(False)
+        torch.set_num_threads(threads + 1)
         raise error
 
+    threads = torch.get_num_threads()
     with pytest.raises(type(error)) as raised:
         checked_credit(idea, "the weighting mine", rollouts)
     said = sentence_about(raised.value)
     assert re.match(r"the weighting mine, tests/test_own_code\.py:\d+: raise error; ", said)
     assert words in said and "\n" not in said
-    assert os.getcwd() != "/" and torch.is_grad_enabled()
+    assert os.getcwd() != "/" and torch.is_grad_enabled() and torch.get_num_threads() == threads
     error = UserError("enough")
     assert sentence_about(error) == "enough"
 
@@ -133,6 +137,17 @@ def test_metrics_are_plain_numbers_and_null_where_no_float_can_hold_them(monkeyp
     run(*ONE_STEP, "--out", tmp_path / "x", "--mitigation", "mine")
     [line] = lines(tmp_path / "x/metrics.jsonl")
     assert [line[name] for name in metrics] == [None, None, 10 ** 20, 0.5, 2.0, None]
+
+
+def test_a_state_that_is_not_finite_is_its_methods(monkeypatch, tmp_path):
+    class Broken(StateIdea):
+        def state_dict(self):
+            return {"mean": self.mean / 0}
+
+    put_in(monkeypatch, Broken, "mine")
+    said = run(*SHORT, "--out", tmp_path / "x", "--mitigation", "mine", expect=1).stderr
+    assert re.match(r"train.py: mean of the mitigation's state_dict \(.*:\d+\) is not finite", said)
+    assert "look at --speed 0.5;" in said and "learning_rate" not in said
 
 
 @pytest.mark.parametrize("state", [

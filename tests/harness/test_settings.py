@@ -97,7 +97,7 @@ def test_help_shows_what_the_command_would_use(tmp_path, model, capsys):
     ({"count": 4}, "c.json has the unknown setting count"),
     ({"task": []}, "--task []: there is no such module"),
     ({"gamma": 0.9}, "--gamma belongs to gae, --advantage is grpo"),
-    ({"steps": 1.5}, "--steps 1.5 should be a whole number")])
+    ({"steps": 1.5}, "c.json: --steps 1.5 should be a whole number")])
 def test_a_file_may_not_hold_what_is_no_setting(tmp_path, model, values, words):
     config = write(tmp_path / "c.json", values)
     assert words in refusal(settings_of, ["--model", model, "--config", config])
