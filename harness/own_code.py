@@ -45,8 +45,8 @@ def own_path(file: str) -> str:
 @contextmanager
 def told_as(whose: str, chosen: object) -> Iterator[None]:
     """Run somebody's code: an error gets a note, whose it is and where in the file that begins it.
-    Working directory, gradient mode and number of threads stay what they are."""
-    threads = torch.get_num_threads()
+    Working directory, gradient mode, default dtype and number of threads stay what they are."""
+    dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
     try:
         with chdir("."), torch.set_grad_enabled(torch.is_grad_enabled()):
             yield
@@ -64,6 +64,7 @@ def told_as(whose: str, chosen: object) -> Iterator[None]:
         error.add_note(f"{whose}, {place}")
         raise
     finally:
+        torch.set_default_dtype(dtype)
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
 

@@ -88,11 +88,12 @@ def test_a_run_that_is_left_before_its_last_step_has_failed(said_of, error):
     (MemoryError(), "there is not enough memory"), (KeyError("x\ny"), "KeyError: 'x")])
 def test_what_an_idea_raises_is_one_line_with_its_own(rollouts, error, words):
     """Whatever it is; who raises an error of this program says enough. The working directory, the
-    gradient mode and the threads are as before."""
+    gradient mode, the threads and the default dtype are as before."""
     def idea(rollouts, policy):
         os.chdir("/")
         torch.set_grad_enabled(False)
         torch.set_num_threads(threads + 1)
+        torch.set_default_dtype(torch.float64)
         raise error
 
     threads = torch.get_num_threads()
@@ -101,7 +102,8 @@ def test_what_an_idea_raises_is_one_line_with_its_own(rollouts, error, words):
     said = sentence_about(raised.value)
     assert re.match(r"the weighting mine, tests/test_own_code\.py:\d+: raise error; ", said)
     assert words in said and "\n" not in said
-    assert os.getcwd() != "/" and torch.is_grad_enabled() and torch.get_num_threads() == threads
+    assert os.getcwd() != "/" and torch.is_grad_enabled()
+    assert (torch.get_num_threads(), torch.get_default_dtype()) == (threads, torch.float32)
     error = UserError("enough")
     assert sentence_about(error) == "enough"
 
