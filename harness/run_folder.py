@@ -15,7 +15,7 @@ import torch
 
 from engine import processes
 from engine.choices import Method
-from engine.errors import BadCredit, NotFinite, UserError
+from engine.errors import BadCredit, UserError
 from engine.optimizer import (
     AdamW, load_optimizer_tensors, optimizer_tensors, parameters_by_name)
 from engine.processes import refuse_undefined
@@ -45,16 +45,9 @@ class TrainerState:
         return parameters_by_name(self.model, self.optimizer)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        tensors, own = optimizer_tensors(self.optimizer, self.parameters), self.of_methods()
+        tensors = optimizer_tensors(self.optimizer, self.parameters)
         refuse_undefined("what a resumed run would go on from is", *tensors.values())
-        for name, value in own.items():
-            part, _, key = name.partition(".")
-            try:
-                refuse_undefined(f"{key} of the {part}'s state_dict "
-                                 f"({place_of(self.methods[part])}) is", value)
-            except NotFinite as error:  # which is not the model's
-                raise BadCredit(str(error)) from None
-        return tensors | own
+        return tensors | self.of_methods()
 
     def of_methods(self) -> dict[str, torch.Tensor]:
         tensors: dict[str, torch.Tensor] = {}
@@ -64,6 +57,9 @@ class TrainerState:
             expect(lambda: all(isinstance(name, str) and value.dtype in NAME_OF_TYPE
                                and is_dense(value) for name, value in state.items()),
                    f"the {part}'s state_dict", "plain tensors by name", state)
+            for name in (name for name, value in state.items() if not value.isfinite().all()):
+                raise BadCredit(f"{name} of the {part}'s state_dict ({place_of(method)}) is not "
+                                "finite")
             tensors |= {f"{part}.{name}": value for name, value in state.items()}
         return tensors
 
