@@ -5,6 +5,7 @@ The lists of engine/choices.py are filled by whoever imports mitigations.py, as 
 from collections.abc import Mapping
 from types import SimpleNamespace
 
+from engine.choices import NEVER_RESCALED
 from engine.errors import UserError
 from harness.flags import Flag, fields_as_flags, parameters_as_flags
 from harness.files import Json
@@ -26,6 +27,8 @@ def effective_settings(config: Mapping[str, object]) -> Json:
     idle = {name for name, flag in flags.items() if flag.requires and not flag.requires[0](chosen)}
     idle |= choice_flags().keys() - flags.keys()  # older runs list those of every advantage
     idle |= set(NOT_SETTINGS) - {"reward", "trainer"}
+    if config["mitigation"] in NEVER_RESCALED:
+        idle.add("rescale")
     return {name: value for name, value in settings.items() if name not in idle}
 
 

@@ -74,13 +74,13 @@ class CheckedTask:
     label: Callable[[list[bytes]], tuple[list[int], list[int]]]
 
     def __init__(self, task: Task):
+        self.task = task
+        self.held_out: dict[int, list[Problem]] = {}  # by how many were asked for
+        self.held_out_prompts: set[str] = set()
         for name in {"reward", *EXPECTED} - {"read", "right_steps"}:  # without these it can do
             if not hasattr(task, name):
                 raise UserError(f"{type(task).__name__} ({place_of(task)}) has no {name}: "
                                 "docs/your_own_task.md says what it is asked for")
-        self.task = task
-        self.held_out: dict[int, list[Problem]] = {}  # by how many were asked for
-        self.held_out_prompts: set[str] = set()
 
     def __getattr__(self, name: str) -> object:
         """Of the task; it may have `read` and `right_steps`, too."""
