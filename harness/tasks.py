@@ -50,7 +50,12 @@ def make_task(s: Chosen) -> "CheckedTask":
     task = load_task(s.task)
     values = {name: s.method_flags[name] for name in fields_as_flags(task)}
     with told_as(f"--task {s.task}", task):
-        return CheckedTask(task(**values))
+        made = task(**values)
+    for name in {"reward", *EXPECTED} - {"read", "right_steps"}:  # without these it can do
+        if not hasattr(made, name):
+            raise UserError(f"{task.__name__} ({place_of(task)}) has no {name}: "
+                            "docs/your_own_task.md says what it is asked for")
+    return CheckedTask(made)
 
 
 def is_module(name: object) -> TypeGuard[str]:
@@ -77,10 +82,6 @@ class CheckedTask:
         self.task = task
         self.held_out: dict[int, list[Problem]] = {}  # by how many were asked for
         self.held_out_prompts: set[str] = set()
-        for name in {"reward", *EXPECTED} - {"read", "right_steps"}:  # without these it can do
-            if not hasattr(task, name):
-                raise UserError(f"{type(task).__name__} ({place_of(task)}) has no {name}: "
-                                "docs/your_own_task.md says what it is asked for")
 
     def __getattr__(self, name: str) -> object:
         """Of the task; it may have `read` and `right_steps`, too."""
