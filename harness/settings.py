@@ -312,8 +312,11 @@ def drop_what_has_no_effect(values: Json, flags: dict[str, Flag], given: Json) -
     To have typed another one is an error."""
     for name, flag in flags.items():
         if not has_effect(flag, values):
-            is_kept = name == "rescale" and values["mitigation"] in NEVER_RESCALED
-            value = "none" if is_kept else 2 if name == "answers" else flag.default
+            value = flag.default
+            if name == "answers":
+                value = 2  # of a pair
+            elif name == "rescale" and values["mitigation"] in NEVER_RESCALED:
+                value = "none"
             if given.get(name, value) != value:
                 needed = flag.requires[1] if flag.requires else ""
                 raise UserError(f"--{name} has no effect without {needed}")
