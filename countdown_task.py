@@ -6,8 +6,8 @@ and parentheses.
     -> {"reward": 1.1, "format": 1.0, "answer": 1.0, "reasoning": 1.0}
 
 This file holds the problems, the prompt, the reward and its parts, and the labels of every
-generated token: the section it stands in, the kind of text it is. `Task` is all that the rest of
-the lab sees of it. A task of your own is another file with another `Task` (docs/your_own_task.md).
+generated token: the section it stands in, the kind of text it is. `Task` is all that training sees
+of it. A task of your own is another file with another `Task` (docs/your_own_task.md).
 
 What a model wrote is never executed: of its syntax tree `value_of` knows numbers, four operators
 and a minus sign, and computes in exact fractions; anything large is given up before.
@@ -59,14 +59,22 @@ tags. And return the final answer in <answer> </answer> tags, for example \
 <|im_start|>assistant
 Let me solve this step by step.
 <think>"""  # word by word that of github.com/policy-gradient/GRPO-Zero, to repeat what it measured
+
+
+def as_numpy_prints(words: list[str]) -> str:
+    """[ 3 15  7]: numbers of equal width."""
+    width = max(map(len, words))
+    return f"[{' '.join(word.rjust(width) for word in words)}]"
+
+
 # of --prompt: the wording, and how it writes the numbers
 PROMPTS: dict[str, tuple[str, Callable[[list[str]], str]]] = {
     "short": (SHORT, lambda words: " " + " ".join(words)),
     "full": (FULL, ", ".join),
-    "original": (ORIGINAL, lambda words: (  # a numpy array there: numbers of equal width
-        f"[{' '.join(word.rjust(max(map(len, words))) for word in words)}]"))}
+    "original": (ORIGINAL, as_numpy_prints)}
 # a flag with requires=GENERATED is refused where this test fails, with these words
-GENERATED = (lambda task: task.data is None, "made problems: not with --data")
+GENERATED: tuple[Callable[["Task"], bool], str] = (
+    lambda task: task.data is None, "made problems: not with --data")
 
 
 @dataclass(frozen=True)
@@ -166,7 +174,8 @@ class Task:
             f"max_result {self.max_result}")
 
     def extreme_problems(self) -> list[Problem]:
-        """The longest prompts, with every number that occurs: can the tokenizer write them all?"""
+        """The longest prompts: can the tokenizer write them, and does the model take them? Of given
+        problems one for every number that occurs; made ones stop at the largest."""
         given = self.to_train + self.to_test
         if not given:
             return [Problem((self.max_number,) * max(self.counts), self.max_target)]
@@ -259,9 +268,9 @@ def steps_of(text: str, numbers: Iterable[int]) -> list[tuple[int, bool]]:
     """Where in an answer each step `a op b = c` of the think section ends, and whether it is right:
     c is the result, and a and b could be used, each the result of a step before, or a given number
     (3 + 3 needs two given threes)."""
-    think = text[:max(0, text.find("</think>"))][:MAX_THINK]
+    think = text.partition("</think>")[0] if "</think>" in text else ""  # not closed: no steps
     given, results, steps = Counter(map(int, numbers)), set(), []
-    for match in STEP.finditer(think):
+    for match in STEP.finditer(think[:MAX_THINK]):
         a, sign, b, c = int(match[1]), match[2], int(match[3]), int(match[4])
         available = all(number in results or given[number] >= times
                         for number, times in Counter((a, b)).items())
@@ -322,8 +331,10 @@ def annotate(pieces: list[bytes]) -> tuple[list[int], list[int]]:
         kind = TAG if any(is_tag[start:end]) else kind_of(piece)
         section = OTHER
         if kind not in (TAG, END):
-            in_answer = ANSWER if answer_from <= start < answer_to else OTHER
-            section = THINK if start < think_to else in_answer
+            if start < think_to:
+                section = THINK
+            elif answer_from <= start < answer_to:
+                section = ANSWER
         sections.append(section)
         kinds.append(kind)
     return sections, kinds
@@ -340,7 +351,8 @@ def borders(text: bytes) -> tuple[int, int, int]:
 
 
 def kind_of(piece: bytes) -> int:
-    """The kind of a token by its first character that is no space. "=" counts as a bracket."""
+    """The kind of a token by its first character that is no space. "=" counts as a bracket, and
+    what is nothing else, punctuation too, as a word."""
     text = piece.decode(errors="replace")
     first = text.strip()[:1]
     if text in END_OF_TURN:

@@ -6,13 +6,14 @@ A function with the decorator is a choice of `--mitigation`. Its keyword-only pa
 their types the ranges that are allowed, its docstring the help:
 
     @mitigation
-    def my_idea(rollouts, *, strength: Positive = 1.0):
+    def my_idea(rollouts: Rollouts, *, strength: Positive = 1.0) -> Tensor:
         \"\"\"One line that becomes the help text.\"\"\"
         return 1 + strength * rollouts.entropy        # (B, T) weights
 
-`rollouts` is the whole batch (engine/rollouts.py): ids, texts, mask, length, group, step, log_prob,
-entropy, collision (sum of p^2), advantage, reward, section, kind, generator, and hidden and
-attention for one extra forward pass. Padding is ignored. What becomes of weights is
+`rollouts` is the whole batch (engine/rollouts.py). Of each token it has ids, texts, mask, log_prob,
+entropy, collision (sum of p^2), advantage, section, kind; of each answer length, finished, group,
+reward, scores (its parts), answers (texts); then problems, step and generator. `hidden` and
+`attention` cost one more forward pass. Padding is ignored. What becomes of weights is
 `rescaled_weight` below: those of the loss have a mean of 1, or what --rescale says. They are not
 negative: signed credit is an advantage, and is written here, too, with @advantage, as `span` is.
 
@@ -32,10 +33,13 @@ from torch import Tensor
 from engine.choices import (ADVANTAGES, LOSSES, MITIGATIONS, Method, Metrics, advantage, mitigation)
 from engine.errors import UserError
 from engine.rollouts import Rollouts
-from engine.tokens import ANSWER, NUMBER, OPERATOR, TAG, THINK, WORD, naive_class
+from engine.tokens import ANSWER, NUMBER, OPERATOR, TAG, THINK, WORD
 from grpo import centred, gradient_size, rescaling, to_every_token
-from harness.flags import Count, Flag, NotNegative, Percent, Positive, Range, Share
+from harness.flags import Count, NotNegative, Percent, Positive, Range, Share
 from harness.own_code import checked_credit, joined, metrics_of
+
+if typing.TYPE_CHECKING:  # an analysis reads this file and loads no model
+    from engine.policy import Policy
 
 
 @mitigation
@@ -96,7 +100,7 @@ def attention_credit(rollouts: Rollouts, *, credit_scale: NotNegative = 2.0) -> 
     clamped to [0.1, 0.5 + 3 credit_scale]. Answers without an answer section get the mean weight.
     """
     section = ((rollouts.section == ANSWER) & rollouts.mask).float()
-    later = section.flip(1).cumsum(1).flip(1) - section  # (B, T) section tokens after t
+    later = section.sum(1, keepdim=True) - section.cumsum(1)  # (B, T) section tokens after t
     received = torch.einsum("bi,bij->bj", section, rollouts.attention) / later.clamp(min=1)
     mean = received.sum(1, keepdim=True) / rollouts.length[:, None].clamp(min=1)
     relative = torch.where(mean > 0, received / mean, 0.0)
@@ -134,38 +138,17 @@ def entropy_ratio(rollouts: Rollouts, *, entropy_beta: NotNegative = 1.0) -> Ten
     return (1 + entropy_beta * relative).clamp(min=0)
 
 
-Kinds = typing.Annotated[str, Flag("token", "by the task's kinds of tokens, or by an earlier "
-                                            "experiment's regex: token, regex",
-                                   choices=("token", "regex"))]
-
-
 @mitigation
-def by_kind(rollouts: Rollouts, *, word_weight: NotNegative = 0.5, number_weight: NotNegative = 1.0,
-            kinds: Kinds = "token") -> Tensor:
+def by_kind(rollouts: Rollouts, *, word_weight: NotNegative = 0.5,
+            number_weight: NotNegative = 1.0) -> Tensor:
     """In the think section, word_weight for words (filler), number_weight for numbers and operators
-    (reasoning); 1 elsewhere.
-
-    `regex` goes by the text of each token alone (naive_class): brackets and equals signs are
-    reasoning, spaces and punctuation filler.
-    """
-    if kinds == "regex":
-        words, numbers = of_class(rollouts, "filler"), of_class(rollouts, "reasoning")
-    else:
-        words = rollouts.kind == WORD
-        numbers = (rollouts.kind == NUMBER) | (rollouts.kind == OPERATOR)
+    (reasoning); 1 elsewhere."""
+    in_think = rollouts.section == THINK
+    is_number = (rollouts.kind == NUMBER) | (rollouts.kind == OPERATOR)
     weight = torch.ones_like(rollouts.log_prob)
-    weight[words & (rollouts.section == THINK)] = word_weight
-    weight[numbers & (rollouts.section == THINK)] = number_weight
+    weight[in_think & (rollouts.kind == WORD)] = word_weight
+    weight[in_think & is_number] = number_weight
     return weight
-
-
-def of_class(rollouts: Rollouts, name: str) -> Tensor:
-    """(B, T) bool: the tokens whose naive_class has this name."""
-    belongs = torch.zeros_like(rollouts.mask)
-    for row, texts in enumerate(rollouts.texts):
-        in_row = [naive_class(text) == name for text in texts]
-        belongs[row, :len(texts)] = torch.tensor(in_row, dtype=torch.bool)
-    return belongs
 
 
 @mitigation
@@ -203,9 +186,9 @@ def future_attention(rollouts: Rollouts, *, future_window: Count = 4) -> Tensor:
     """Attention received from tokens more than future_window positions later, relative to the
     answer's mean.
 
-    The future attention influence of 2510.13554, known here from summaries, which takes it from
-    long-range heads and raises its peaks. Here it is the last layer's mean over all heads, and the
-    weight itself. Tokens without such later tokens get 1.
+    After 2510.13554, known here from summaries: there it is taken from long-range heads, and its
+    peaks are raised. Here it is the mean over all heads of the last layer, and the weight itself.
+    Tokens without such later tokens get 1.
     """
     place = torch.arange(rollouts.mask.shape[1], device=rollouts.mask.device)
     is_far = place[:, None] - place > future_window         # (T, T) token i is far behind token j
@@ -222,6 +205,7 @@ Spread = typing.Annotated[float, Range(least=0.01, most=100)]
 @mitigation
 def random(rollouts: Rollouts, *, placebo_std: Spread = 1.0) -> Tensor:
     """Gamma noise of mean 1 and standard deviation placebo_std: a placebo."""
+    # torch's gamma takes no generator, so numpy draws, from a seed of the batch's
     seed = int(torch.randint(2 ** 62, (1,), generator=rollouts.generator))
     chance = np.random.default_rng(seed)
     noise = chance.gamma(placebo_std ** -2, placebo_std ** 2, rollouts.mask.shape)
@@ -271,7 +255,7 @@ def span(rollouts: Rollouts) -> Tensor:
 
 
 @torch.no_grad()
-def rescaled_weight(chosen: Method, name: str, rollouts: Rollouts, policy: object = None,
+def rescaled_weight(chosen: Method, name: str, rollouts: Rollouts, policy: "Policy | None" = None,
                     rescale_to: str = "mean", placebo: str = "none") -> tuple[Tensor, Metrics]:
     """c w (B, T), the weights of the loss and of the record, and what there is to tell about them.
     They are what the weighting returned: checked, without gradient, 0 beyond the mask, shuffled for
@@ -296,8 +280,9 @@ def rescaled_weight(chosen: Method, name: str, rollouts: Rollouts, policy: objec
 
 def shuffled(value: Tensor, mask: Tensor, group: Tensor, generator: torch.Generator,
              whole_answers: bool = False) -> Tensor:
-    """A placebo (B, T): the same values, but permuted over the tokens of each group (for weights
-    the batch is one), or over its answers, so that only the choice is lost."""
+    """A placebo (B, T): the same values in another order, so that only the choice is lost. They
+    change places among a group's tokens, with `whole_answers` among its answers; for weights the
+    batch is one group."""
     result = torch.zeros_like(value)
     for number in group.unique():
         rows = (group == number).nonzero().squeeze(1)

@@ -71,7 +71,7 @@ def train(run: Run) -> None:
         with clock("update"):
             metrics, columns = update(policy.model, optimizer, batch, weight, s, reference)
         with clock("record"):
-            run.record(step, rollouts, weight, columns)
+            run.record(step, rollouts, weight, columns)  # dropped answers, too: weight 0
         run.log(step_metrics(clock, rollouts, metrics, advantage, weight_metrics))
 
         if run.is_due(s.eval_every, step):
@@ -82,8 +82,8 @@ def train(run: Run) -> None:
 
 def with_advantage(rollouts: Rollouts, advantage: Method, policy: Policy, s: Settings,
                    step: int) -> Rollouts:
-    """Add the advantage (B, T) that --advantage makes from the rewards. It may ask for random
-    numbers, and for one more forward pass."""
+    """Add the advantage (B, T) that --advantage makes from the rewards; and before, what a method
+    may ask for: the step, random numbers, one more forward pass."""
     generator = torch.Generator().manual_seed(derived_seed("credit", s.seed, step))
     rollouts = replace(rollouts, step=step, generator=generator, forward=policy.extra_forward())
     values = checked_credit(advantage, f"the advantage {s.advantage}", rollouts, policy)
@@ -108,27 +108,29 @@ def evaluate(policy: Policy, run: Run, step: int) -> None:
 
 
 def answer_held_out(policy: Policy, s: Settings, step: int, mode: str) -> Evaluation:
-    """The line of evaluations.jsonl. Problems are asked in parts no larger than a training
-    batch."""
+    """The line of evaluations.jsonl. As many problems are asked at a time as a training batch has
+    answers. Random numbers follow from the problem's place alone: neither from step nor --seed."""
     problems = policy.task.held_out_problems(s.eval_tasks)
     is_greedy = mode == "greedy"
-    each, rows = 1 if is_greedy else s.eval_answers, s.questions * s.answers
+    each = 1 if is_greedy else s.eval_answers
+    at_once = s.questions * s.answers
     asked = [policy.task.show(problem) for problem in problems]
     places = most_varied(asked)
     shown: dict[int, Example] = {}
     found: dict[str, list[float]] = {  # a number a problem
         "format": [], "length": [], "finished": [], "answer": []}
-    for start in range(0, len(problems), rows):
+    for start in range(0, len(problems), at_once):
         show_status(f"held-out problems, {mode}: {start} of {len(problems)}")
-        part = policy.ask(problems[start:start + rows], each, derived_seed("evaluation", start),
+        part = policy.ask(problems[start:start + at_once], each, derived_seed("evaluation", start),
                           is_greedy)
         known = {**part.scores, "length": part.length, "finished": part.finished}
         for name, values in found.items():
             values += known[name].double().view(-1, each).mean(1).tolist()
         shown |= {place: example(part, (place - start) * each, asked[place])
-                  for place in places if start <= place < start + rows}
+                  for place in places if start <= place < start + at_once}
     answer = found["answer"]
-    low, high = wilson_interval(sum(answer), len(answer))  # of problems: wide, where each has more
+    # over problems: where each has several answers it is too wide, never too narrow
+    low, high = wilson_interval(sum(answer), len(answer))
     return {"step": step, "mode": mode, "success": mean(answer), "success_low": low,
             "success_high": high, "format_mean": mean(found["format"]),
             "length_mean": mean(found["length"]), "finished_mean": mean(found["finished"]),

@@ -9,8 +9,7 @@ from tokenizers import Tokenizer
 from analysis.account import Numbers, Stage, numbers_of, rounded, stages
 from analysis.tally import Tokens, read_tokens
 from engine.tokens import token_bytes
-from harness.identity import run_config
-from harness.log_reading import StepLine, lines_of_run
+from harness.log_reading import StepLine, lines_of_run, run_config
 
 PER_PAGE, STEPS = 12_000, 21  # tokens of training answers on a page, and steps they are from
 SHADED_BY = {  # the number of a token, by its name on the page; not every run has measured credit

@@ -69,7 +69,7 @@ def is_called(run: Run, wanted: str | None) -> bool:
 def name_of(mine: Json, settings: list[Json]) -> str:
     """The weighting, and which settings tell this arm apart; a default that all runs have is not
     said."""
-    parts = [str(mine["mitigation"])]
+    parts = [str(mine.get("mitigation", "none"))]  # --loss dpo has none
     for key, value in mine.items():
         differs = any(key in other and other[key] != value for other in settings)
         is_default = key in OPTIONS and value == OPTIONS[key].default

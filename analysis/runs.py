@@ -10,8 +10,9 @@ from engine.errors import UserError
 from harness.credit_file import checkpoint_folders
 from harness.credit_reading import credit_steps, read_columns
 from harness.files import is_there, paths_in
-from harness.identity import Evaluation, RunConfig, run_config
-from harness.log_reading import (StepLine, lines_of_run, missing_evaluations, record, refuse_gaps)
+from harness.identity import Evaluation
+from harness.log_reading import (RunConfig, StepLine, lines_of_run, missing_evaluations,
+                                 refuse_gaps, run_config)
 
 
 class Run(TypedDict):
@@ -46,8 +47,8 @@ def read_runs(folders: list[str]) -> list[Run]:
 def read_run(folder: str | Path) -> Run:
     folder = Path(folder)
     config = run_config(folder)
-    run: Run = {"folder": folder, "config": record(folder / "config.json", config, RunConfig),
-                "steps": credit_steps(folder), "metrics": lines_of_run(folder, StepLine),
+    run: Run = {"folder": folder, "config": config, "steps": credit_steps(folder),
+                "metrics": lines_of_run(folder, StepLine),
                 "evaluations": lines_of_run(folder, Evaluation)}
     counts = [len(line["answer"]) for line in run["evaluations"]]
     for number, count in enumerate(counts, 1):  # differences are paired by problem
@@ -102,5 +103,5 @@ def steps_done(run: Run) -> int:
 def is_done(run: Run) -> bool:
     """Whether it has all its steps, and their evaluations."""
     steps = run["config"]["steps"]
-    missing = missing_evaluations(run["folder"], dict(run["config"]), run["evaluations"], steps)
+    missing = missing_evaluations(run["config"], run["evaluations"], steps, steps)
     return steps_done(run) >= steps and not missing

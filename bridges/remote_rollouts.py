@@ -28,8 +28,7 @@ from engine.policy import encode_prompts, gather, stop_ids
 from engine.rollouts import Rollouts
 from engine.sampler import Generation
 from harness.files import is_there, whole_folder, writing
-from harness.identity import run_config
-from harness.log_reading import StepLine, lines_of_run
+from harness.log_reading import StepLine, lines_of_run, run_config
 from harness.progress import say
 from qwen2_model import Qwen2, write_tensors
 

@@ -40,10 +40,11 @@ from grpo import to_every_token
 from harness.credit_file import credit_path, write_credit
 from harness.files import PROJECT
 from harness.flags import Flag, check_value, check_values, parameters_as_flags
-from harness.identity import provenance, run_config, run_id_of
+from harness.identity import provenance, run_id_of
 from harness.metrics import batch_metrics
 from harness.own_code import joined
 from harness.load import make
+from harness.log_reading import run_config
 from harness.progress import python_command, say
 from harness.resume import truncate
 from harness.run_folder import RunFolder

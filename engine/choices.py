@@ -15,6 +15,7 @@ for a choice that keeps a state or samples more:
         metrics: dict                               # if it has numbers for metrics.jsonl
 """
 import importlib
+import sys
 from collections import UserDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeVar, overload
@@ -39,6 +40,10 @@ class Method(Protocol):
 class Choices(UserDict[str, str | Choice]):
     """Functions and classes by name, or until one is asked for the name of its module: importing
     that runs the decorator, which puts it there."""
+
+    def __init__(self, *choices: dict[str, str | Choice]):
+        self.made_by: dict[str, object] = {}  # which loading of a module defined a name
+        super().__init__(*choices)
 
     def __getitem__(self, name: str) -> Choice:
         choice = self.data[name]
@@ -87,6 +92,12 @@ def add_to(choices: Choices, function: Choice | None, marked: set[str]) -> objec
     """Without a function, as in @mitigation(rescaled=False), a decorator."""
     if function is None:
         return lambda function: add_to(choices, function, marked)
+    name, module = function.__name__, function.__module__
+    # a reload has another one, a notebook has none
+    loading = getattr(sys.modules.get(module), "__spec__", None)
+    if loading is not None and choices.made_by.get(name) is loading:
+        raise UserError(f"{name} is twice in {module}: one needs another name")
+    choices.made_by[name] = loading
     choices[function.__name__] = function
     marked.add(function.__name__)
     return function

@@ -55,7 +55,8 @@ def refuse_tokens(bytes_of: dict[int, bytes | None], vocabulary: int | None, pat
 
 def encode_prompt(tokenizer: Tokenizer, text: str, problem: str) -> list[int]:
     """The ids of a prompt. `problem` says whose it is, should the tokenizer lack a word of it."""
-    return encode(tokenizer, text, f"the prompt of the problem {problem}")
+    told = problem if len(problem) <= 100 else f"{problem[:100]}..."
+    return encode(tokenizer, text, f"the prompt of the problem {told}")
 
 
 def encode(tokenizer: Tokenizer, text: str, what: str) -> list[int]:

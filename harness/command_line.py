@@ -25,12 +25,8 @@ def open_run(argv: list[str]) -> Iterator[Run]:
     with run.cleanup:
         try:
             yield run
-        except (Exception, SystemExit) as error:
-            if isinstance(error, NotFinite):
-                error = UserError(where_to_look(error, run))
-            if isinstance(error, (SystemExit, BrokenPipeError)) and error.args != (130,):
-                raise UserError(f"the run was left before its last step: {error!r}") from error
-            raise error  # 130 is Ctrl-C, after which all is well
+        except NotFinite as error:
+            raise UserError(where_to_look(error, run)) from error
 
 
 def asked_for(given: Json) -> Run:

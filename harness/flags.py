@@ -18,6 +18,7 @@ import typing
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 from types import SimpleNamespace
 
 from engine.choices import Choice
@@ -29,7 +30,7 @@ Group = argparse._ActionsContainer  # a parser, or a group of one
 KINDS = {int: "a whole number", float: "a number", bool: "yes or no", str: "a text"}  # of a flag
 MOST_SEED = 2 ** 32 - 1
 MOST_THREADS = 1024
-Requirement = tuple[Callable[[SimpleNamespace], bool], str]  # a test of all values, and its words
+Requirement = tuple[Callable[..., bool], str]  # a test of all values, and its words
 Limit = tuple[str, float, Callable[[float, float], bool]]    # words, limit, what has to hold
 Default = typing.TypeVar("Default")
 
@@ -89,15 +90,18 @@ def fields_as_flags(cls: type) -> dict[str, Flag]:
 
 @cache
 def parameters_as_flags(function: Choice) -> dict[str, Flag]:
-    """The flags of a weighting or an advantage: the keyword-only parameters of the function, or of
-    the __init__ of a class."""
-    called = function.__init__ if inspect.isclass(function) else function
+    """The flags of a weighting or an advantage: its keyword-only parameters."""
     with told_as(function.__name__, function):
-        hints = typing.get_type_hints(called, include_extras=True)
+        hints = typing.get_type_hints(called_by_run(function), include_extras=True)
     return {name: as_flag(Range(), parameter.default, hints.get(name, type(parameter.default)),
                           name, function)
-            for name, parameter in inspect.signature(called).parameters.items()
+            for name, parameter in inspect.signature(called_by_run(function)).parameters.items()
             if parameter.kind is parameter.KEYWORD_ONLY}
+
+
+def called_by_run(function: Choice) -> Callable[..., object]:
+    """Whose parameters count: the function, or the __init__ of a class."""
+    return function.__init__ if inspect.isclass(function) else function
 
 
 def as_flag(declared: Flag, default: object, hint: object, name: str, owner: Choice) -> Flag:
@@ -188,6 +192,15 @@ def with_defaults(given: Json, flags: dict[str, Flag]) -> SimpleNamespace:
 def check_values(values: Json, flags: dict[str, Flag]) -> None:
     for name, flag in flags.items():
         check_value(name, values[name], flag)
+
+
+def check_file(path: Path, values: Json, flags: dict[str, Flag]) -> None:
+    """The values in a file, of the flags that are among them."""
+    for name in values.keys() & flags.keys():
+        try:
+            check_value(name, values[name], flags[name])
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
 
 
 def check_value(name: str, value: object, flag: Flag) -> None:

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from engine.choices import Choice
 from engine.errors import UserError
-from harness.flags import Flag, describe, parameters_as_flags, shortened
-from harness.settings import EVALUATED, METHODS, OPTIONS, POLICY, Settings
+from harness.flags import Flag, describe, shortened
+from harness.settings import (EVALUATED, METHODS, OPTIONS, POLICY, SAMPLED, Settings,
+                              flags_of_one)
 
 FIRST_DAY = (  # what --help lists
     "model", "device", "task", "mitigation", "rescale", "advantage", "loss", "kl", "steps",
@@ -35,7 +36,7 @@ def text_of_option(is_all: bool, task: object, name: str, flag: Flag) -> str:
         return SUPPRESS
     if name in METHODS:  # their choices are listed below
         flag = replace(flag, choices=())
-    if not flag.requires or flag.requires in (POLICY, EVALUATED):
+    if not flag.requires or flag.requires in (POLICY, EVALUATED, SAMPLED):
         return describe(flag)
     return f"{describe(flag)}; needs {flag.requires[1].partition(' (')[0]}"
 
@@ -59,7 +60,7 @@ def describe_choice(name: str, function: Choice) -> str:
     """The first paragraph of its docstring, and a line for each of its flags."""
     paragraph = inspect.cleandoc(function.__doc__ or "").split("\n\n")[0]
     lines = textwrap.wrap(paragraph, 84) or ["(no docstring)"]
-    for flag_name, flag in parameters_as_flags(function).items():
+    for flag_name, flag in flags_of_one(function).items():
         text = f" {flag.text}" if flag.text else ""
         limits = "".join(f", {words} {limit:g}" for words, limit, _ in flag.limits())
         lines.append(f"  --{flag_name}{text} (default {flag.default}{limits})")

@@ -15,7 +15,6 @@ name need not be the same problems.
 import hashlib
 import json
 import platform
-import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -43,14 +42,6 @@ NOT_IN_RUN_ID = (*CHANGEABLE, "out", "ranks", "versions", "git_commit", "code", 
 
 MODES = {"both": ("sampled", "greedy"), "sampled": ("sampled",)}  # of an evaluation
 Number = Annotated[float, Range(least=-LARGEST, most=LARGEST)]
-
-
-class RunConfig(TypedDict):
-    """What every run's config.json says; it has the other settings, too."""
-    mitigation: str
-    steps: int
-    seed: int
-    model: str
 
 
 class Line(TypedDict):  # of a log
@@ -87,22 +78,6 @@ def run_id_of(config: Json) -> str:
     known = {name: value for name, value in config.items()
              if name not in NOT_IN_RUN_ID and name not in paths}
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def run_config(folder: Path) -> Json:
-    """Read config.json of a run folder, and compare it with its run_id."""
-    path = folder / "config.json"
-    if not is_there(path):
-        raise UserError(f"{folder} is not a run folder: it has no config.json")
-    config = read_json(path)
-    if "run_id" in config and config["run_id"] != run_id_of(config):
-        raise UserError(f"{path} was changed since the run began: its settings do not fit its "
-                        "run_id. Put the old ones back, or begin another run with them: "
-                        f"--config {shlex.quote(str(path))} --out NAME")
-    for name in RunConfig.__annotations__:
-        if name not in config:
-            raise UserError(f"{path} says nothing of {name}")
-    return config
 
 
 def run_id_on_record(run: Path) -> str | None:

@@ -1,8 +1,10 @@
-"""The logs of a run, read: each line is of this run, each column of its type, no step is missing.
+"""config.json and the logs of a run, read: all is of this run, each column of its type, no step is
+missing.
 
 A weighting, an advantage or another trainer adds columns of its own: each is a number, a text, yes,
 no or null. What may be null may also be missing, as in a run of an older version.
 """
+import shlex
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -10,9 +12,11 @@ from functools import cache
 from pathlib import Path
 
 from engine.errors import UserError
-from harness.files import LARGEST, Json, read_lines
-from harness.flags import Range, Share, shortened
-from harness.identity import MODES, Evaluation, Line, Number, check_origin, run_id_on_record
+from harness.files import LARGEST, Json, is_there, read_json, read_lines, sha256_of
+from harness.flags import Range, Share, check_file, shortened
+from harness.identity import (MODES, Evaluation, Line, Number, check_origin, run_id_of,
+                              run_id_on_record)
+from harness.settings import ON_FILE
 
 Check = Callable[[object], bool]
 Record = typing.TypeVar("Record", bound=Mapping[str, object])
@@ -38,10 +42,13 @@ class StepLine(Line):
     skipped: str | None
 
 
-class Config(typing.TypedDict):
-    """Of config.json. A probe evaluates nothing: it has no `ranks`."""
+class RunConfig(typing.TypedDict, total=False):
+    """Of config.json, beside the other settings. A probe evaluates nothing: it has no `ranks`."""
+    mitigation: str
+    steps: int
+    seed: int
+    model: str
     ranks: int | None
-    steps: int | None
     eval_every: int | None
     eval_modes: typing.Annotated[str, Range(choices=tuple(MODES))] | None
     made_of: dict[str, str] | None
@@ -106,14 +113,42 @@ def fits(found: Json, kind: type[Record], others: Check) -> typing.TypeGuard[Rec
     return not wrong_columns(found, kind, others)
 
 
-def record(where: str | Path, found: Json, kind: type[Record], others: Check = anything) -> Record:
-    """What was read, with its columns checked, others by `others`; what is missing is null."""
-    found = dict.fromkeys(columns_of(kind)) | found
+def checked(where: str | Path, found: Json, kind: type[Record], others: Check = anything) -> Record:
+    """What was read, with its columns checked, others by `others`."""
     if fits(found, kind, others):
         return found
     name = wrong_columns(found, kind, others)[0]
-    raise UserError(f"{where} is not of this program: its {name} is "
-                    f"{shortened(repr(found[name]))}")
+    value = shortened(repr(found[name])) if name in found else "missing"
+    raise UserError(f"{where} is not of this program: its {name} is {value}")
+
+
+def record(where: str | Path, found: Json, kind: type[Record], others: Check = anything) -> Record:
+    return checked(where, dict.fromkeys(columns_of(kind)) | found, kind, others)
+
+
+def run_config(folder: Path) -> RunConfig:
+    """Read config.json of a run folder, and compare it with its run_id."""
+    path = folder / "config.json"
+    if not is_there(path):
+        raise UserError(f"{folder} is not a run folder: it has no config.json")
+    config = read_json(path)
+    if "run_id" in config and config["run_id"] != run_id_of(config):
+        raise UserError(f"{path} was changed since the run began: its settings do not fit its "
+                        "run_id. Put the old ones back, or begin another run with them: "
+                        f"--config {shlex.quote(str(path))} --out NAME")
+    check_file(path, config, ON_FILE)
+    return checked(path, config, RunConfig)
+
+
+def check_seal(run: Path, checkpoint: Path) -> None:
+    """Stop unless a checkpoint is this run's and as it was written."""
+    path = checkpoint / "trainer" / "state.json"
+    seal = record(path, read_json(path), Seal)
+    step = int(checkpoint.name.removeprefix("step_"))
+    check_origin(checkpoint, seal, {"run_id": run_id_on_record(run), "step": step})
+    for name, sha256 in (seal["files"] or {}).items():  # none in an older version
+        if sha256_of(checkpoint / name) != sha256:
+            raise UserError(f"{checkpoint / name} was changed after it was written")
 
 
 def lines_of_run(run: Path, kind: type[OfLog]) -> list[OfLog]:
@@ -130,22 +165,21 @@ def last_step(run: Path) -> int:
     return max((line["step"] for line in lines_of_run(run, StepLine)), default=0)
 
 
-def missing_evaluations(run: Path, config: Json, evaluations: Sequence[Evaluation],
-                        done: int) -> list[tuple[int, str]]:
-    """Step and mode of those that a run with `done` steps has to have."""
-    plan = record(run / "config.json", config, Config)
-    every = plan["eval_every"]
-    if not every or plan["ranks"] is None:
+def missing_evaluations(config: RunConfig, evaluations: Sequence[Evaluation], done: int,
+                        steps: int) -> list[tuple[int, str]]:
+    """Step and mode of those that a run with `done` of its steps has to have."""
+    every = config.get("eval_every")
+    if not every or config.get("ranks") is None:
         return []
-    steps = [*range(0, done + 1, every)]
-    if done == plan["steps"] and done % every:
-        steps.append(done)
+    due = [*range(0, done + 1, every)]
+    if done == steps and done % every:
+        due.append(done)
     made = {(line["step"], line["mode"]) for line in evaluations}
-    modes = MODES[plan["eval_modes"] or "both"]
-    return [(step, mode) for step in steps for mode in modes if (step, mode) not in made]
+    modes = MODES[config.get("eval_modes") or "both"]
+    return [(step, mode) for step in due for mode in modes if (step, mode) not in made]
 
 
-def refuse_gaps(run: Path, config: Json, metrics: Sequence[StepLine],
+def refuse_gaps(run: Path, config: RunConfig, metrics: Sequence[StepLine],
                 evaluations: Sequence[Evaluation], done: int) -> None:
     """Stop unless every step up to `done` is on record, in order, with its evaluation."""
     path = run / "metrics.jsonl"
@@ -154,9 +188,10 @@ def refuse_gaps(run: Path, config: Json, metrics: Sequence[StepLine],
             raise UserError(f"{path}, line {number} is step {line['step']}: lines are missing, "
                             "doubled or out of order")
     if len(metrics) < done:
-        raise UserError(f"{path} has {len(metrics)} lines, while there are files from after step "
-                        f"{done}: lines are missing")
-    for step, mode in missing_evaluations(run, config, evaluations, done):
+        raise UserError(f"{path} has {len(metrics)} lines, while {run}/credit or {run}/checkpoints "
+                        f"has files from after step {done}: lines are missing, or such a file "
+                        "does not belong there")
+    for step, mode in missing_evaluations(config, evaluations, done, config["steps"]):
         raise UserError(f"{run}/evaluations.jsonl has lost the {mode} evaluation at step {step}: "
                         f"{done} steps are done. --resume makes it again once the checkpoints from "
                         f"step {step} on are moved away; without one from before, train again "

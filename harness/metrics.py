@@ -2,7 +2,7 @@
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -18,24 +18,16 @@ class Clock:
     """`with clock("update"):` measures a stage and shows its name to people at a terminal."""
 
     def __init__(self, step: int):
-        self.step = step
-        self.seconds_since_begin = stopwatch(time.perf_counter)
-        self.processor_seconds = stopwatch(time.process_time)
+        self.step, self.begin = step, time.perf_counter()
+        self.processor_begin = time.process_time()
         self.seconds: dict[str, float] = {}  # of each stage
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
         show_status(f"step {self.step}: {stage}")
-        seconds = stopwatch(time.perf_counter)
+        begin = time.perf_counter()
         yield
-        self.seconds[stage] = seconds()
-
-
-def stopwatch(clock: Callable[[], float]) -> Callable[[], float]:
-    """The seconds since now. More than 0, to divide by, although the clock of a machine that is
-    moved or put to sleep may stand still or jump back."""
-    start = clock()
-    return lambda: max(clock() - start, 1e-9)
+        self.seconds[stage] = time.perf_counter() - begin
 
 
 def step_metrics(clock: Clock, rollouts: Rollouts, update: Metrics, advantage: Method,
@@ -46,8 +38,8 @@ def step_metrics(clock: Clock, rollouts: Rollouts, update: Metrics, advantage: M
              for name in ("extra_tokens", "extra_answers")}
     own = [{name: part[name] for name in part.keys() - extra} for part in (weights, credit)]
     speed = {**{f"{stage}_seconds": seconds for stage, seconds in clock.seconds.items()},
-             "seconds": clock.seconds_since_begin(),
-             "processor_seconds": clock.processor_seconds(),
+             "seconds": time.perf_counter() - clock.begin,
+             "processor_seconds": time.process_time() - clock.processor_begin,
              "rollout_tokens_per_second": batch["tokens"] / clock.seconds["rollout"],
              "update_tokens_per_second": number(update, "trained_tokens") / clock.seconds["update"],
              "peak_memory_bytes": peak_memory(rollouts.mask.device)}
@@ -57,9 +49,11 @@ def step_metrics(clock: Clock, rollouts: Rollouts, update: Metrics, advantage: M
 def batch_metrics(rollouts: Rollouts) -> dict[str, float]:
     """Means over answers, and of entropy and collision over tokens."""
     means = {column_of_part(part): score.mean().item() for part, score in rollouts.scores.items()}
+    right = rollouts.scores.get("answer", torch.tensor(math.nan))
+    is_known = bool(((right == 0) | (right == 1)).all())  # TRL has functions of any name
     reward = rollouts.reward.view(len(rollouts.prompt_ids), -1)  # (problems, answers)
     tokens = rollouts.mask.sum().item()
-    return {**means, "success": means.get("reward_answer", math.nan), "tokens": tokens,
+    return {**means, "success": right.mean().item() if is_known else math.nan, "tokens": tokens,
             "length": tokens / len(rollouts.texts),
             "finished": rollouts.finished.float().mean().item(),
             "groups_without_spread": (reward == reward[:, :1]).all(1).float().mean().item(),

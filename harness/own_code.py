@@ -4,11 +4,11 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import chdir, contextmanager, suppress
 from copy import deepcopy
 from pathlib import Path
 from reprlib import repr as brief
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -17,7 +17,11 @@ from engine.errors import BadCredit, UserError
 from engine.rollouts import Rollouts
 from harness.files import PROJECT
 
+if TYPE_CHECKING:
+    from engine.policy import Policy
+
 Value = TypeVar("Value")
+MOST_SHOWN = 200  # characters of what was returned
 LARGEST_CREDIT = 1e12  # the squares of its gradient, in float32, are still finite
 
 
@@ -41,11 +45,10 @@ def own_path(file: str) -> str:
 @contextmanager
 def told_as(whose: str, chosen: object) -> Iterator[None]:
     """Run somebody's code: an error gets a note, whose it is and where in the file that begins it.
-    Working directory, streams, gradient mode, default dtype and device stay what they are."""
-    dtype, device = torch.get_default_dtype(), torch.get_default_device()
+    Working directory, gradient mode, default dtype and number of threads stay what they are."""
+    dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
     try:
-        with (chdir("."), redirect_stdout(sys.stdout), redirect_stderr(sys.stderr),
-              torch.set_grad_enabled(torch.is_grad_enabled())):
+        with chdir("."), torch.set_grad_enabled(torch.is_grad_enabled()):
             yield
     except (UserError, KeyboardInterrupt):
         raise
@@ -62,8 +65,8 @@ def told_as(whose: str, chosen: object) -> Iterator[None]:
         raise
     finally:
         torch.set_default_dtype(dtype)
-        if torch.get_default_device() != device:
-            torch.set_default_device(device)
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
 
 
 def expect(holds: Callable[[], bool], what: str, expected: str, value: object) -> None:
@@ -73,8 +76,6 @@ def expect(holds: Callable[[], bool], what: str, expected: str, value: object) -
     except Exception:  # the value is no list, no tensor, ...: whatever the test needs
         fine = False
     if not fine:
-        if inspect.iscoroutine(value):
-            value.close()  # or Python warns that nobody awaits what `async def` has made
         raise UserError(f"{what} should return {expected}, got {described(value)}")
 
 
@@ -84,10 +85,10 @@ def described(value: object) -> str:
         layout = f"{value.layout} " * (value.layout is not torch.strided)
         return f"a {layout}tensor {shape} of {value.dtype} on {value.device}"
     size = f" ({len(value)} entries)" if isinstance(value, (list, tuple)) else ""
-    return " ".join(brief(value).split()) + size
+    return " ".join(brief(value).split())[:MOST_SHOWN] + size
 
 
-def checked_credit(chosen: Method, whose: str, rollouts: Rollouts, policy: object = None,
+def checked_credit(chosen: Method, whose: str, rollouts: Rollouts, policy: "Policy | None" = None,
                    is_weight: bool = False) -> torch.Tensor:
     """(B, T) float32 without gradient, finite, 0 beyond the mask. `whose` is "the weighting
     my_idea", say. It gets a copy of the batch: what it changes in place, nobody else reads."""

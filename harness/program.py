@@ -26,9 +26,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 def run_as_program(name: str, main: Callable[[list[str]], object], interrupted: str = "") -> None:
     """Run main(argv). An error of the user or of the system is one line; so is `interrupted`."""
-    fill_closed_streams()
-    for stream in ("stdout", "stderr"):
-        setattr(sys, stream, Visible(getattr(sys, stream)))
+    for stream in ("stdout", "stderr"):  # None where it was closed: `>&-`
+        setattr(sys, stream, Visible(getattr(sys, stream) or open(os.devnull, "w")))
     try:
         main(sys.argv[1:])
         sys.stdout.flush()
@@ -56,15 +55,6 @@ def run_as_program(name: str, main: Callable[[list[str]], object], interrupted: 
         with though_nobody_reads(sys.stdout):
             sys.stdout.flush()
         processes.stop()
-
-
-def fill_closed_streams() -> None:
-    """A closed stream (`>&-`) goes nowhere, errors to stdout; no file gets a stream's number."""
-    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
-    os.close(number)
-    sys.stdout = sys.stdout or open(os.devnull, "w")
-    sys.stderr = sys.stderr or sys.stdout
 
 
 def sentence_about(error: Exception) -> str | None:

@@ -10,12 +10,12 @@ import torch
 from engine import processes
 from engine.errors import UserError
 from harness.credit_file import checkpoint_folders, credit_files, credit_path, step_of
-from harness.files import (Json, is_file, is_there, lines_in, paths_in, read_json, remove,
-                           sha256_of, writing)
-from harness.identity import (CHANGEABLE, CHANGES_ROUNDING, Evaluation, Line, check_origin,
-                              code_in_use, fingerprint, run_config, run_id_on_record)
-from harness.log_reading import (NAMES, Code, Config, Seal, StepLine, last_step, lines_of_run,
-                                 missing_evaluations, record, refuse_gaps)
+from harness.credit_reading import credit_steps
+from harness.files import (Json, is_file, is_there, lines_in, paths_in, read_json, remove, writing)
+from harness.identity import (CHANGEABLE, CHANGES_ROUNDING, Evaluation, Line, code_in_use,
+                              fingerprint)
+from harness.log_reading import (NAMES, Code, RunConfig, StepLine, check_seal, last_step,
+                                 lines_of_run, missing_evaluations, refuse_gaps, run_config)
 from harness.progress import say
 from harness.run import Run
 from harness.run_folder import RunFolder, open_folder
@@ -23,17 +23,14 @@ from harness.settings import Settings, make_settings
 
 
 class ResumedRun(Run):
-    def __init__(self, settings: Settings, folder: RunFolder, config: Json,
-                 checkpoint: Path | None):
-        super().__init__(settings, checkpoint)
-        self.folder, self.config = folder, config
+    code: Code  # by which the steps before were made
 
     def prepare(self) -> None:
         """Read back the trainer's state, and remove what will be made again."""
         if self.checkpoint:
             self.state.load(self.checkpoint)
         processes.barrier()  # until all have read what is changed now
-        keep_changes(self.folder, self.config, self.settings, self.done)
+        keep_changes(self.folder, self.code, self.settings, self.done)
         if processes.rank() == 0:
             truncate(self.folder, self.done or -1)  # the evaluation at step 0 is made again, too
         processes.barrier()  # until there is nothing left of what is made again
@@ -87,11 +84,12 @@ def resumed(path: Path, given: Json, is_planned: bool = False) -> Run:
     return run
 
 
-def checked_run(folder: RunFolder, config: Json, settings: Settings, is_planned: bool) -> Run:
+def checked_run(folder: RunFolder, config: RunConfig, settings: Settings, is_planned: bool) -> Run:
     """From the last checkpoint, or from the start where nothing can be lost."""
     folder.remove_old_states()  # a kill may have come before the run did this
     checkpoints = folder.checkpoints()
-    run = ResumedRun(settings, folder, config, checkpoints[-1] if checkpoints else None)
+    run = ResumedRun(settings, checkpoints[-1] if checkpoints else None)
+    run.folder, run.code = folder, config.get("code") or {}
     before = make_settings({"config": folder.path / "config.json"})
     if run.checkpoint:
         refuse_gaps(folder.path, config, lines_of_run(folder.path, StepLine),
@@ -102,7 +100,7 @@ def checked_run(folder: RunFolder, config: Json, settings: Settings, is_planned:
             "--steps N goes on to N")
         run.is_finished = True
         return run
-    steps, kept = steps_on_record(folder.path), before.checkpoint_every
+    steps, kept = last_step(folder.path), before.checkpoint_every
     if not run.checkpoint and steps > kept and (kept or not is_planned):
         # until the first checkpoint is due, to start again loses nothing: the same steps are made;
         # nor does it where none ever was, and a plan asks for the whole run
@@ -112,11 +110,6 @@ def checked_run(folder: RunFolder, config: Json, settings: Settings, is_planned:
     say(f"going on after step {run.done}" if run.done else
         "no checkpoint to go on from: starting again at step 1")
     return run
-
-
-def steps_on_record(run: Path) -> int:
-    """By the metrics, and by the credit files if those were lost: a kill may cost one line."""
-    return max([last_step(run), *(step - 1 for step, _ in credit_files(run))])
 
 
 def what_differs(settings: Settings) -> str:
@@ -133,70 +126,59 @@ def what_differs(settings: Settings) -> str:
     return ""
 
 
-def is_finished(run: RunFolder, config: Json, before: Settings, settings: Settings,
+def is_finished(run: RunFolder, config: RunConfig, before: Settings, settings: Settings,
                 done: int) -> bool:
     """Whether the run has all its steps. `done` is the step of the last checkpoint, 0 without one:
     then the record decides, since the checkpoints of a finished run may have been removed."""
     if done and (before.checkpoint_every or done >= settings.steps):
         return done >= settings.steps
-    missing = missing_evaluations(run.path, {**config, "steps": settings.steps},
-                                  lines_of_run(run.path, Evaluation), settings.steps)
+    missing = missing_evaluations(config, lines_of_run(run.path, Evaluation), settings.steps,
+                                  settings.steps)
     return last_step(run.path) >= settings.steps and not missing
 
 
-def check_what_is_there(run: RunFolder, settings: Settings, config: Json,
+def check_what_is_there(run: RunFolder, settings: Settings, config: RunConfig,
                         checkpoint: Path | None) -> None:
     """Stop unless all is as it was when the checkpoint was written, or when the run began."""
     lines_of_run(run.path, Line)  # the samples; the other logs were read to see how far it came
     needs_model = not checkpoint or settings.kl or settings.loss == "dpo"
     # a run from before this was kept has nothing to compare with
-    before = record(run.path / "config.json", config, Config)["made_of"] or {}
+    before = config.get("made_of") or {}
     paths = settings.paths
     for name in sorted(before.keys() & paths.keys() - (set() if needs_model else {"model"})):
         if fingerprint(paths[name]) != before[name]:
             raise UserError(f"--{name}: {paths[name]} is not what it was when this run began (its "
                             "sha256 is another). Put the old one back, or begin a run of its own "
                             "with --out")
-    if not checkpoint:
-        return
-    try:
-        check_seal(checkpoint, run_id_on_record(run.path))
-    except UserError as error:
-        raise UserError(f"{error} (move {checkpoint} away, and --resume goes on from the one "
-                        "before it)") from None
+    done = step_of(checkpoint) if checkpoint else 0
+    if lost := sorted({*range(1, done + 1)} - {*credit_steps(run.path)}):
+        say(f"note: {run.path / 'credit'} has lost the files of {len(lost)} steps, the first is "
+            f"step {lost[0]}; training goes on without them")
+    if checkpoint:
+        try:
+            check_seal(run.path, checkpoint)
+        except UserError as error:
+            raise UserError(f"{error} (move {checkpoint} away, and --resume goes on from the one "
+                            "before it)") from None
 
 
-def check_seal(checkpoint: Path, run_id: str | None) -> None:
-    path = checkpoint / "trainer" / "state.json"
-    seal = record(path, read_json(path), Seal)
-    check_origin(checkpoint, seal, {"run_id": run_id, "step": step_of(checkpoint)})
-    for name, sha256 in (seal["files"] or {}).items():  # none in an older version
-        if sha256_of(checkpoint / name) != sha256:
-            raise UserError(f"{checkpoint / name} was changed after it was written")
-
-
-def code_since(recorded: Code, done: int) -> tuple[Code, list[str]]:
-    """`code` of config.json as a run goes on after `done` steps, and the files that are others."""
-    code = {step: files for step, files in recorded.items() if int(step) <= done}
+def keep_changes(run: RunFolder, code: Code, settings: Settings, done: int) -> None:
+    """Write what is changed into config.json, and print a note of what may change results. `code`
+    is what made the steps before."""
+    config = read_json(run.path / "config.json")
+    code = {step: files for step, files in code.items() if int(step) <= done}
     before = {name: sha256 for files in code.values() for name, sha256 in files.items()}
     now = code_in_use()
-    other = {name: now[name] for name in before.keys() & now.keys() if now[name] != before[name]}
-    if other or not before:
-        code[str(done + 1)] = other or now
-    return code, sorted(other)
-
-
-def keep_changes(run: RunFolder, config: Json, settings: Settings, done: int) -> None:
-    """Write what is changed into config.json, and print a note of what may change results."""
-    recorded = record(run.path / "config.json", config, Config)["code"] or {}
-    code, other_files = code_since(recorded, done)
+    others = {name: now[name] for name in sorted(before.keys() & now) if now[name] != before[name]}
+    if others or not before:
+        code[str(done + 1)] = others or now
     values = settings.to_json() | {"threads": torch.get_num_threads(), "code": code}
     changes = {name: values[name] for name in (*CHANGEABLE, "code")
                if config.get(name, values[name]) != values[name]}
     if changes:
         run.replace("config.json", json.dumps({**config, **changes}, indent=2) + "\n")
-    if other_files:
-        say(f"note: {', '.join(other_files)}: not the code that made the steps before, so from "
+    if others:
+        say(f"note: {', '.join(others)}: not the code that made the steps before, so from "
             f"step {done + 1} on this is not the run it would have been (config.json has both)")
     if flags := [f"--{name} {changes[name]}" for name in CHANGES_ROUNDING if name in changes]:
         say(f"note: {', '.join(flags)}: the same computation with other rounding, so from here on "

@@ -15,7 +15,7 @@ import torch
 
 from engine import processes
 from engine.choices import Method
-from engine.errors import UserError
+from engine.errors import BadCredit, UserError
 from engine.optimizer import (
     AdamW, load_optimizer_tensors, optimizer_tensors, parameters_by_name)
 from engine.processes import refuse_undefined
@@ -24,7 +24,7 @@ from harness.credit_file import checkpoint_folders, credit_path, write_credit
 from harness.files import (Json, append_line, is_file, is_folder, is_there, locked, remove,
                            replace_text, whole_folder, writing)
 from harness.identity import make_seal, run_id_on_record
-from harness.own_code import expect, is_dense, joined, told_as
+from harness.own_code import expect, is_dense, joined, place_of, told_as
 from qwen2_model import NAME_OF_TYPE, Qwen2, opened, write_tensors
 
 TRAVELS_ALONG = (  # from the model's folder to every checkpoint
@@ -45,10 +45,9 @@ class TrainerState:
         return parameters_by_name(self.model, self.optimizer)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        tensors, own = optimizer_tensors(self.optimizer, self.parameters), self.of_methods()
+        tensors = optimizer_tensors(self.optimizer, self.parameters)
         refuse_undefined("what a resumed run would go on from is", *tensors.values())
-        refuse_undefined(f"a state_dict ({', '.join(own)}) is", *own.values())
-        return tensors | own
+        return tensors | self.of_methods()
 
     def of_methods(self) -> dict[str, torch.Tensor]:
         tensors: dict[str, torch.Tensor] = {}
@@ -58,6 +57,9 @@ class TrainerState:
             expect(lambda: all(isinstance(name, str) and value.dtype in NAME_OF_TYPE
                                and is_dense(value) for name, value in state.items()),
                    f"the {part}'s state_dict", "plain tensors by name", state)
+            for name in (name for name, value in state.items() if not value.isfinite().all()):
+                raise BadCredit(f"{name} of the {part}'s state_dict ({place_of(method)}) is not "
+                                "finite")
             tensors |= {f"{part}.{name}": value for name, value in state.items()}
         return tensors
 

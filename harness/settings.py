@@ -1,32 +1,44 @@
-"""Every setting of a run: its default, its range, its help, and where its value comes from.
+"""Every setting of a run: its default, its range, its help, where its value comes from, and the
+folder that the settings name.
 
-Defaults < the model folder's recipe.json < --config < what was typed. A flag that has no effect
-with the other settings is an error if it was typed; from a file, it is set back to its default.
+Defaults < the model folder's recipe.json < --config < what was typed. Where a flag has no effect
+with the other settings, another value than its default is an error if it was typed; from a file, it
+is set back.
 
 Three settings name something that brings flags of its own: --task (harness/tasks.py), --mitigation
 and --advantage (engine/choices.py). Those flags are not listed here; `method_flags` holds them.
 """
-from dataclasses import dataclass, field
+import os
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from functools import partial
+from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 
 from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, Choice, Choices
 from engine.errors import UserError
 from harness.files import Json, find_folder, is_there, read_json
-from harness.flags import (MOST_SEED, MOST_THREADS, Flag, check_values, fields_as_flags, option,
-                           parameters_as_flags)
+from harness.flags import (MOST_SEED, MOST_THREADS, Flag, called_by_run, check_file, check_values,
+                           fields_as_flags, option, parameters_as_flags)
 from harness.own_code import place_of
-from harness.run_name import run_name
 from harness.tasks import load_task
 
 METHODS = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}
 NOT_SETTINGS = (  # entries of a run's config.json that are no settings
     "versions", "git_commit", "model_config", "reward", "ranks", "made_of", "run_id", "code",
-    "imported", "trainer", "columns_temperature")
+    "imported", "trainer", "columns_temperature",
+    "kinds")  # a flag that by_kind once had
 NOT_KEYWORDS = (  # nor are words of command lines, here and of the tools
     *NOT_SETTINGS, "help", "resume", "continue", "config", "step", "show", "seeds", "processes",
     "runs")
 MOST_STEPS = 10 ** 9
+# in a run's name these have a place of their own; and "cuda" stands there, not "devicecuda"
+OWN_PLACE = ("task", "model", "mitigation", "placebo", "rescale", "advantage", "seed")
+LABELS = {"learning_rate": "lr", "device": "", "dtype": ""}
 OWN_SAMPLER = "own"  # --rollouts
 
 # the topics of --help
@@ -38,16 +50,25 @@ LOSS = "loss"
 TRAINING = "training"
 RECORD = "record"
 
-# values of `requires`: when a setting has an effect, and how --help says it
-EVALUATED = (lambda s: s.eval_every > 0, "--eval_every above 0")
-ON_THE_DEVICE = (lambda s: not s.offload_optimizer, "--offload_optimizer no")
-POLICY = (lambda s: s.loss == "policy", "--loss policy")
-DPO = (lambda s: s.loss == "dpo", "--loss dpo")
-ANCHORED = (lambda s: s.loss == "policy" and s.kl > 0, "--kl above 0")
-REUSED = (lambda s: s.loss == "policy" and s.epochs > 1,
-          "--epochs above 1 (in the first pass the ratio is exactly 1) and --loss policy")
-SAMPLED = (lambda s: s.pairs is None, "sampled answers: --pairs brings its own")
-SERVED = (lambda s: s.rollouts != OWN_SAMPLER, "--rollouts http://HOST:PORT")
+Needs = tuple[Callable[["Settings"], bool], str]
+# values of `requires`: when a setting has an effect, and how --help says it; what may be set back
+# itself stands above the settings that look at it
+EVALUATED: Needs = (lambda s: s.eval_every > 0, "--eval_every above 0")
+ON_THE_DEVICE: Needs = (lambda s: not s.offload_optimizer, "--offload_optimizer no")
+POLICY: Needs = (lambda s: s.loss == "policy", "--loss policy")
+DPO: Needs = (lambda s: s.loss == "dpo", "--loss dpo")
+ANCHORED: Needs = (lambda s: s.loss == "policy" and s.kl > 0, "--kl above 0")
+REUSED: Needs = (
+    lambda s: s.loss == "policy" and s.epochs > 1,
+    "--epochs above 1 (in the first pass the ratio is exactly 1) and --loss policy")
+SAMPLED: Needs = (lambda s: s.pairs is None, "sampled answers: --pairs brings its own")
+SERVED: Needs = (lambda s: s.rollouts != OWN_SAMPLER, "--rollouts http://HOST:PORT")
+RESCALED: Needs = (
+    lambda s: s.loss == "policy" and s.mitigation not in ("none", *NEVER_RESCALED),
+    "a --mitigation that is rescaled")
+SHUFFLED: Needs = (
+    lambda s: s.loss == "policy" and (s.placebo != "weights" or s.mitigation != "none"),
+    "--loss policy and, for weights, another --mitigation than none")
 
 
 @dataclass
@@ -71,16 +92,16 @@ class Settings:
         topic=PROBLEMS)
 
     mitigation: str = option("none", "how an answer's advantage is spread over its tokens, listed "
-        "below", choices=MITIGATIONS, topic=WEIGHT)
+        "below", choices=MITIGATIONS, requires=POLICY, topic=WEIGHT)
     rescale: str = option(
         "mean", "weights are scaled to mean 1 over the batch's tokens, to the same sum of gradient "
-        "sizes, or not", choices=("mean", "gradient", "none"), requires=POLICY, topic=WEIGHT)
+        "sizes, or not", choices=("mean", "gradient", "none"), requires=RESCALED, topic=WEIGHT)
     placebo: str = option("none", "shuffle the weights over the batch's tokens, or the advantages "
         "within each group: what the arm owes to anything but its choice of tokens",
-        choices=("none", "weights", "advantages"), requires=POLICY, topic=WEIGHT)
+        choices=("none", "weights", "advantages"), requires=SHUFFLED, topic=WEIGHT)
 
     advantage: str = option("grpo", "what an answer, or a token, is compared with, listed below",
-        choices=ADVANTAGES, topic=BASELINE)
+        choices=ADVANTAGES, requires=POLICY, topic=BASELINE)
 
     loss: str = option("policy", "weight * advantage * log_prob, or preference pairs: the best and "
         "the worst answer of a group", choices=("policy", "dpo"), topic=LOSS)
@@ -88,7 +109,7 @@ class Settings:
         "first, or divide by answers times max_new_tokens (Dr. GRPO)",
         choices=("token", "sequence", "constant"), requires=POLICY, topic=LOSS)
     epochs: int = option(1, "updates from one batch; weights and advantages stay as they are",
-                         least=1, most=1000, topic=LOSS)
+                         least=1, most=1000, requires=POLICY, topic=LOSS)
     clip_low: float = option(0.2, "the ratio new/old counts down to 1 minus this",
                              least=0, most=1, requires=REUSED, topic=LOSS)
     clip_high: float = option(0.28, "and up to 1 plus this", least=0, most=1000, requires=REUSED,
@@ -108,7 +129,8 @@ class Settings:
     steps: int = option(100, "batches; 0 evaluates and stops", least=0, most=MOST_STEPS,
                         topic=TRAINING)
     questions: int = option(8, "problems a step", least=1, most=10_000, topic=TRAINING)
-    answers: int = option(8, "answers to each problem", least=2, most=1000, topic=TRAINING)
+    answers: int = option(8, "answers to each problem", least=2, most=1000, requires=SAMPLED,
+                          topic=TRAINING)
     max_new_tokens: int = option(512, "an answer is cut off here", least=1, most=1_000_000,
                                  topic=TRAINING)
     temperature: float = option(1.0, "of the sampling; training and the columns on record are at "
@@ -128,7 +150,8 @@ class Settings:
                               least=1, most=1_000_000, topic=TRAINING, changes_result=False)
     max_grad_norm: float = option(1.0, "the gradient is clipped to this norm, 0 for never",
                                   least=0, most=1e9, topic=TRAINING)
-    seed: int = option(0, "of problems and sampling", least=0, most=MOST_SEED, topic=TRAINING)
+    seed: int = option(0, "of problems and sampling; evaluations draw the same numbers "
+                      "whatever it is", least=0, most=MOST_SEED, topic=TRAINING)
 
     eval_every: int = option(25, "steps between evaluations (also at the start and end), 0 for "
                              "never", least=0, most=MOST_STEPS, topic=RECORD)
@@ -151,8 +174,7 @@ class Settings:
 
     @property
     def folder(self) -> Path:
-        of_task = fields_as_flags(load_task(self.task))
-        return Path(self.out or f"runs/{run_name(self.to_json(), self.defaults, OPTIONS, of_task)}")
+        return Path(self.out or f"runs/{run_name(self)}")
 
     @property
     def flags(self) -> dict[str, Flag]:
@@ -172,11 +194,21 @@ class Settings:
 
 
 OPTIONS = fields_as_flags(Settings)
+# in a run's config.json a method may be one that is gone since, or another trainer's
+ON_FILE = OPTIONS | {name: replace(OPTIONS[name], choices=()) for name in METHODS}
 
 
 def choice_flags(*lists: Choices) -> dict[str, Flag]:
     return {name: flag for choices in lists or METHODS.values() for method in choices
-            for name, flag in parameters_as_flags(choices[method]).items()}
+            for name, flag in flags_of_one(choices[method]).items()}
+
+
+def flags_of_one(method: Choice) -> dict[str, Flag]:
+    """Of one among many: a mistake in its flags is told when it is chosen, and is in nobody else's
+    way."""
+    with suppress(UserError, NameError, TypeError):  # the latter two are of its annotations
+        return parameters_as_flags(method)
+    return {}
 
 
 def make_settings(given: Json) -> Settings:
@@ -188,7 +220,6 @@ def make_settings(given: Json) -> Settings:
     if not METHODS.keys() <= config.keys():  # a run's, which names the flags of all if it is old
         refuse_flags_of_others(config, values)
     drop_what_has_no_effect(values, OPTIONS, given)
-    apply_implied(values, given)
     refuse_flags_of_others(given, values)
     flags = flags_beside(values)
     values = {name: values.get(name, flag.default) for name, flag in flags.items()}
@@ -203,7 +234,7 @@ def make_settings(given: Json) -> Settings:
 
 def read_files(given: Json) -> tuple[Json, Json]:
     """The values of the model folder's recipe.json and of --config, empty where there is none."""
-    config = read_values(Path(str(given["config"])), NOT_SETTINGS) if "config" in given else {}
+    config = read_values(Path(str(given["config"]))) if "config" in given else {}
     model = str(given.get("model", config.get("model", Settings.model)))
     recipe_path = find_folder(model) / "recipe.json"
     recipe = read_values(recipe_path) if is_there(recipe_path) else {}
@@ -213,13 +244,14 @@ def read_files(given: Json) -> tuple[Json, Json]:
     return without_other_choices(recipe, chosen), without_other_choices(config, chosen)
 
 
-def read_values(path: Path, left_out: tuple[str, ...] = ()) -> Json:
-    """The settings in a file, which may hold the entries in `left_out` as well."""
-    values = {name: value for name, value in read_json(path).items() if name not in left_out}
-    known = OPTIONS | fields_as_flags(load_task(values.get("task", Settings.task)))
-    for name in values:
-        if name not in known and name not in choice_flags():
+def read_values(path: Path) -> Json:
+    """The settings in a file."""
+    values = {name: value for name, value in read_json(path).items() if name not in NOT_SETTINGS}
+    flags = ON_FILE | fields_as_flags(load_task(values.get("task", Settings.task)))
+    for name in values.keys() - flags.keys():
+        if name not in choice_flags():  # imports all methods
             raise UserError(f"{path} has the unknown setting {name}")
+    check_file(path, values, flags)
     return values
 
 
@@ -231,7 +263,7 @@ def without_other_choices(values: Json, chosen: Json) -> Json:
     for axis, choices in METHODS.items():
         if axis in values and values[axis] != chosen[axis]:
             left_out |= choice_flags(choices).keys() - OPTIONS.keys()
-            if axis == "mitigation" and values[axis] in tuple(NEVER_RESCALED):
+            if values[axis] in tuple(NEVER_RESCALED):
                 left_out.add("rescale")
     return {name: value for name, value in values.items() if name not in left_out}
 
@@ -257,41 +289,83 @@ def refuse_flags_of_others(given: Json, values: Json) -> None:
 
 
 def whose_flag(name: str, chosen: Json) -> str:
-    """A sentence about the flag of a method that is not chosen; empty for any other name."""
+    """A sentence about a parameter of the chosen method that is no keyword, or about the flag of a
+    method that is not chosen; empty for any other name."""
     for axis, choices in METHODS.items():
-        owners = [owner for owner in choices if name in parameters_as_flags(choices[owner])]
+        mine = choices[str(chosen[axis])]
+        parameter = signature(called_by_run(mine)).parameters.get(name)
+        if parameter and parameter.default is not parameter.empty:
+            return (f"{name} of {mine.__name__} ({place_of(mine)}) becomes a flag as a keyword: "
+                    f"write a * before it, as in (rollouts, *, {name})")
+        owners = [owner for owner in choices if name in flags_of_one(choices[owner])]
         if owners:
             return f"--{name} belongs to {' and '.join(owners)}, --{axis} is {chosen[axis]}"
     return ""
 
 
+def has_effect(flag: Flag, values: Json) -> bool:
+    return not flag.requires or flag.requires[0](SimpleNamespace(**values))
+
+
 def drop_what_has_no_effect(values: Json, flags: dict[str, Flag], given: Json) -> None:
-    """Set flags without effect back to their defaults; one that was typed is an error."""
+    """Set flags without effect to the value they then have: the default, or the one that is left.
+    To have typed another one is an error."""
     for name, flag in flags.items():
-        if flag.requires and not flag.requires[0](SimpleNamespace(**values)):
-            if name in given:
-                raise UserError(f"--{name} has no effect without {flag.requires[1]}")
-            values[name] = flag.default
-
-
-def apply_implied(values: Json, given: Json) -> None:
-    """Set what leaves no choice; to have typed another value is an error."""
-    is_dpo = values["loss"] == "dpo"
-    weighting = "none" if is_dpo else values["mitigation"]
-    on_dpo = "on --loss dpo: no token has a weight or an advantage"
-    on_none = "on --mitigation none: all its weights are 1"
-    for holds, name, value, why in (
-            (is_dpo, "mitigation", "none", on_dpo),
-            (is_dpo, "advantage", "grpo", on_dpo),
-            (values["pairs"], "answers", 2, "on --pairs: it has two answers to each problem"),
-            (weighting in NEVER_RESCALED, "rescale", "none",
-             f"on {weighting}: it is never rescaled"),
-            (weighting == "none", "rescale", "mean", on_none),
-            (weighting == "none" and values["placebo"] == "weights", "placebo", "none", on_none)):
-        if holds and given.get(name, value) != value:
-            raise UserError(f"--{name} {given[name]} has no effect {why}")
-        if holds:
+        if not has_effect(flag, values):
+            value = flag.default
+            if name == "answers":
+                value = 2  # of a pair
+            elif name == "rescale" and values["mitigation"] in NEVER_RESCALED:
+                value = "none"
+            if given.get(name, value) != value:
+                needed = flag.requires[1] if flag.requires else ""
+                raise UserError(f"--{name} has no effect without {needed}")
             values[name] = value
-    if is_dpo and values["epochs"] != 1:
-        raise UserError(f"--epochs {values['epochs']}: --loss dpo has one update a batch, along a "
-                        "gradient that is known before it")
+
+
+def run_name(s: Settings) -> str:
+    """Every flag that is not at the default that holds for the model, so that the same command
+    names the same folder: none-grpo-lr1e-3-steps30-s0. Task, model, mitigation, advantage, each
+    with its own flags; then all others; the seed."""
+    changed = partial(changed_flags, s.to_json(), s.defaults)
+    folders = [find_folder(name) for name in (s.model, Settings.model)]
+    of_loss = {name: flag for name, flag in OPTIONS.items() if flag.topic == LOSS}
+    parts = [
+        "" if s.task == Settings.task else s.task.rpartition(".")[2],
+        "" if len(set(map(os.path.realpath, folders))) == 1 else path_part(folders[0]),
+        s.mitigation, *changed(parameters_as_flags(MITIGATIONS[s.mitigation])),
+        *changed({name: OPTIONS[name] for name in ("placebo", "rescale")}),
+        s.advantage, *changed(parameters_as_flags(ADVANTAGES[s.advantage])),
+        *changed(of_loss), *changed(fields_as_flags(load_task(s.task))),
+        *changed({name: OPTIONS[name] for name in OPTIONS if name not in {*OWN_PLACE, *of_loss}}),
+        f"s{s.seed}"]
+    return re.sub(r"[^\w.+-]", "_", "-".join(filter(None, parts)))
+
+
+def changed_flags(values: Json, defaults: Json, flags: dict[str, Flag]) -> list[str]:
+    """A part, "think_discount0.25", for each flag that makes a difference to results here."""
+    parts = []
+    for name, flag in flags.items():
+        value = values[name]
+        is_default = value == defaults.get(name, flag.default)
+        if flag.changes_result and has_effect(flag, values) and not is_default:
+            label = "" if flag.is_path else LABELS.get(name, name)
+            is_address = name == "rollouts"  # whatever that of the server is
+            written = path_part(str(value)) if flag.is_path else short(value)
+            parts.append(label if is_address else label + written)
+    return parts
+
+
+def path_part(name: str | Path) -> str:
+    """The name of a file or folder; of a checkpoint that of its run as well. Two of one name lead
+    to one run folder: whoever comes second is told what differs (harness/resume.py)."""
+    path = Path(os.path.abspath(find_folder(str(name))))
+    return f"{path.parents[1].name}-{path.name}" if path.name.startswith("step_") else path.name
+
+
+def short(value: object) -> str:
+    """The shorter way to write a number with all its digits: 1e-3 of 0.001, 2 of 2.0, 0.5."""
+    if not isinstance(value, float):
+        return str(value)
+    scientific = f"{Decimal(repr(value)).normalize():e}".replace("+", "")
+    return min(repr(value).removesuffix(".0"), scientific, key=len)

@@ -16,7 +16,7 @@ from engine.rollouts import Problem, Task
 from engine.tokens import KINDS, SECTIONS
 from harness.files import LARGEST, PROJECT, Json, is_file
 from harness.flags import fields_as_flags, shortened
-from harness.own_code import described, expect, told_as
+from harness.own_code import described, expect, place_of, told_as
 
 Answer = TypeVar("Answer")
 PARTS = ("reward", "format", "answer", "reasoning")  # that every score has
@@ -50,7 +50,12 @@ def make_task(s: Chosen) -> "CheckedTask":
     task = load_task(s.task)
     values = {name: s.method_flags[name] for name in fields_as_flags(task)}
     with told_as(f"--task {s.task}", task):
-        return CheckedTask(task(**values))
+        made = task(**values)
+    for name in {"reward", *EXPECTED} - {"read", "right_steps"}:  # without these it can do
+        if not hasattr(made, name):
+            raise UserError(f"{task.__name__} ({place_of(task)}) has no {name}: "
+                            "docs/your_own_task.md says what it is asked for")
+    return CheckedTask(made)
 
 
 def is_module(name: object) -> TypeGuard[str]:

@@ -1,5 +1,6 @@
 """Whole runs in tests: short ones, what they print, what they leave behind, whether two are the
 same."""
+import ast
 import io
 import json
 import os
@@ -16,7 +17,7 @@ import numpy as np
 from safetensors.torch import load_file
 
 import train
-from conftest import ROOT, project_files, write_lines
+from conftest import OWN, ROOT, project_files, write_lines
 from engine.errors import UserError
 from harness import run_folder
 
@@ -118,10 +119,21 @@ def older(folder):
         state.write_text(json.dumps({"step": int(state.parent.parent.name[5:])}))
 
 
+def without_own_methods(source: str) -> str:
+    """A file without the methods that a user has added: a page's may have the same names."""
+    own, lines = {name for _, name, _ in OWN}, source.splitlines(keepends=True)
+    for node in reversed(ast.parse(source).body):
+        if getattr(node, "name", "") in own:
+            del lines[min(mark.lineno for mark in node.decorator_list) - 1:node.end_lineno]
+    return "".join(lines)
+
+
 def copy_project(folder: Path, *more: str) -> Path:
     """The program without its tests and models, to be changed; `more` are other rooms of it."""
     for path in project_files("*.py"):
         shutil.copy(path, folder)
+    methods = folder / "mitigations.py"
+    methods.write_text(without_own_methods(methods.read_text()))
     left_out = shutil.ignore_patterns("__pycache__", "tests")
     for room in ("engine", "harness", "credit", "analysis", "tools", *more):
         shutil.copytree(ROOT / room, folder / room, ignore=left_out)

@@ -101,7 +101,7 @@ def test_wrong_flags_and_folders(tmp_path):
         ([str(folder), "--outputdir", "x"], "outputdir"),
         ([str(folder), "--output_dir", str(tmp_path / "file")], "cannot write"),
         ([str(tmp_path / "file")], "not a run folder"),
-        ([str(ROOT / "models/tiny")], "says nothing of mitigation"),
+        ([str(ROOT / "models/tiny")], "its mitigation is missing"),
     ):
         assert said in refusal(analyze.main, argv)
 

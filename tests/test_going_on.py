@@ -39,19 +39,18 @@ def stopped(whole, tmp_path):
 
 @pytest.mark.parametrize("way, every", [("--resume", 2), ("--continue", 2), ("--resume", 0)])
 def test_a_record_without_checkpoints_is_not_erased(finished, learner, way, every):
-    """Nor is that of a run that never keeps any, also where its metrics are lost."""
+    """Nor is that of a run that never keeps any."""
     shutil.rmtree(finished / "checkpoints")
     edit_config(finished, checkpoint_every=every)
     argv = ["--resume", finished]
     if way == "--continue":
         argv = ["--model", learner, "--out", finished, *WHOLE, "--continue"]
     assert "has 6 of its 6 steps, and no more" in run(*argv).stdout
-    for lines in 5, 0:
-        cut(finished / "metrics.jsonl", lines)
-        before = everything(finished)
-        said = run(*argv, "--checkpoint_every", 100, expect=1).stderr
-        assert "holds a record of 5 steps, and no checkpoint to go on from" in said
-        assert everything(finished) == before
+    cut(finished / "metrics.jsonl", 5)
+    before = everything(finished)
+    said = run(*argv, "--checkpoint_every", 100, expect=1).stderr
+    assert "holds a record of 5 steps, and no checkpoint to go on from" in said
+    assert everything(finished) == before
 
 
 def test_a_plan_without_checkpoints_begins_again(whole, finished, learner):
@@ -102,6 +101,13 @@ def test_other_code_than_made_the_steps_before_is_named_and_both_are_kept(stoppe
         assert "note:" not in told and now == kept
     told, now = code_after({})
     assert "note:" not in told and list(now) == ["5"]
+
+
+def test_credit_files_that_are_lost_are_said(stopped, monkeypatch):
+    monkeypatch.setattr(Run, "steps", lambda run: [])
+    assert "has lost" not in run("--resume", stopped).stdout
+    (stopped / "credit/step_000002.npz").unlink()
+    assert "has lost the files of 1 steps, the first is step 2;" in run("--resume", stopped).stdout
 
 
 def test_what_a_run_is_cannot_be_changed(stopped):

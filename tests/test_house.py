@@ -5,7 +5,6 @@ the files that a program loads.
 """
 import ast
 import json
-import re
 import subprocess
 import sys
 from functools import cache
@@ -69,26 +68,52 @@ MODULES = {module_name(path): path for path in sources()}
 NAMES = sorted(MODULES)
 
 
-ADDED = "# a user's"  # in the place of each line of a method that a user has added
+ADDED = "# a user's"  # in the place of each line that a user has added
+PARTS = {"tokens_until", "Spread", "rescaled_weight", "shuffled", "LOSSES['dpo']"}  # beside methods
 
 
 @cache
 def lines_in(name):
-    """The lines of a file, the project's own: what a user adds below @mitigation or @advantage
-    breaks no rule of the house."""
+    """The lines of a file, the project's own: a user's break no rule of the house."""
     text = MODULES[name].read_text(encoding="utf-8")
     lines = text.splitlines()
     for node in ast.parse(text).body if name in SIX else ():
-        marks = [mark.lineno for mark in getattr(node, "decorator_list", ())
-                 if ast.unparse(mark).partition("(")[0] in ("mitigation", "advantage")]
-        if marks and node.name not in LISTED:
-            lines[min(marks) - 1:node.end_lineno] = [ADDED] * (node.end_lineno - min(marks) + 1)
+        if is_added(node, anywhere=name == "mitigations"):
+            first = min([node.lineno, *(mark.lineno for mark in marks_of(node))])
+            lines[first - 1:node.end_lineno] = [ADDED] * (node.end_lineno - first + 1)
     return lines
+
+
+def marks_of(node):
+    return getattr(node, "decorator_list", [])
+
+
+def is_added(node, anywhere):
+    """Whether a user has added it: a method, and in mitigations.py all else that is no part of it,
+    an import of a file or a package of theirs among it."""
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        package = (getattr(node, "module", None) or node.names[0].name).split(".")[0]
+        return anywhere and not (is_own(package) or package in PACKAGES | sys.stdlib_module_names)
+    is_method = any(ast.unparse(mark).partition("(")[0] in ("mitigation", "advantage")
+                    for mark in marks_of(node))
+    target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+    named = getattr(node, "name", target and ast.unparse(target))
+    return bool(named and (is_method or anywhere) and named not in LISTED | PARTS)
 
 
 @cache
 def tree_of(name):
     return ast.parse("\n".join(lines_in(name)), str(MODULES[name]))
+
+
+@pytest.mark.parametrize("code, elsewhere, in_mitigations", [
+    ("def helper(): pass", False, True), ("WORDS = {1}", False, True),
+    ("from my_helpers import f", False, True), ("import numpy", False, False),
+    ("def shuffled(): pass", False, False), ("@mitigation\ndef none(): pass", False, False),
+    ("@advantage(whole_answers=True)\ndef mine(): pass", True, True)])
+def test_what_a_user_adds_is_told_apart(code, elsewhere, in_mitigations):
+    [node] = ast.parse(code).body
+    assert [is_added(node, anywhere) for anywhere in (False, True)] == [elsewhere, in_mitigations]
 
 
 def is_own(name):
@@ -173,10 +198,11 @@ def test_the_lab_does_not_grow():
 
 
 def test_the_top_level_is_six_files():
-    """And tasks of a user."""
-    others = [path for path in project_files("*.py") if path.stem not in SIX]
-    assert all(re.search(r"^(def reward\(|class Task\b)", path.read_text(encoding="utf-8"), re.M)
-               for path in others), others
+    """Beside them lies what a user has, tasks say: the project does without."""
+    others = {path.stem for path in project_files("*.py")} - SIX
+    wrong = [f"{where(name, line)} imports {what}" for name in NAMES for what, line in imports(name)
+             if what.split(".")[0] in others]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_every_package_is_a_known_room():

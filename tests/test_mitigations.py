@@ -109,9 +109,6 @@ KINDS = [WORD, WORD, SPACE, NUMBER, OPERATOR, BRACKET, TAG, NUMBER, WORD, WORD]
     ("by_kind", {"word_weight": 0.25, "number_weight": 2.0}, 0.7,
      [0.25, 0.25, 1, 2, 2, 1, 1, 1, 1, 0.25]),
     ("by_kind", {"word_weight": 1.0, "number_weight": 0.0}, 0.7, [1, 1, 1, 0, 0, 1, 1, 1, 1, 1]),
-    # spaces and punctuation are filler there, equals signs and spelled operators reasoning
-    ("by_kind", {"word_weight": 0.25, "number_weight": 2.0, "kinds": "regex"}, 0.7,
-     [0.25, 0.25, 0.25, 2, 2, 2, 1, 1, 1, 2]),
     # words are praised more and blamed less
     ("planning", {"planning_boost": 0.25}, 0.7, [1.25, 1.25, 1, 1, 1, 1, 1, 1, 1, 1.25]),
     ("planning", {"planning_boost": 0.25}, -0.7, [0.75, 0.75, 1, 1, 1, 1, 1, 1, 1, 0.75]),

@@ -30,7 +30,7 @@ from harness.credit_reading import credit_steps, read_credit
 from harness.files import find_folder
 from harness.command_line import defaults_of
 from harness.flags import Flag, Parser, add_flags, check_value, some_text, with_defaults
-from harness.identity import run_config
+from harness.log_reading import run_config
 from harness.load import load_policy, make_weighting
 from harness.program import run_as_program
 from harness.progress import put

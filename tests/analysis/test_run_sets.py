@@ -34,8 +34,8 @@ def test_arms_are_told_apart_by_what_differs(tmp_path):
 
 
 def test_the_baseline_is_plain_grpo_or_the_one_that_is_named(tmp_path):
-    runs = folders(tmp_path, {"mitigation": "random"}, {}, {"placebo": "weights"})
-    assert list(comparison_of(runs).arms) == ["none", "random", "none placebo weights"]
+    runs = folders(tmp_path, {"mitigation": "random"}, {}, {"placebo": "advantages"})
+    assert list(comparison_of(runs).arms) == ["none", "random", "none placebo advantages"]
     for name in (runs[0], "random", "r0"):
         comparison = comparison_of(runs, name)
         assert comparison.baseline == list(comparison.arms)[0] == "random"

@@ -71,7 +71,7 @@ def test_lines_that_are_missing_at_the_end_of_metrics_are_noticed(tmp_path):
     write_lines(run / "metrics.jsonl", [{"step": step, "success": 0.5} for step in (1, 2, 3)])
     assert len(read_run(run)["metrics"]) == 3
     cut(run / "metrics.jsonl", 2)
-    assert "has 2 lines, while there are files from after step 3" in refusal(read_run, run)
+    assert "has files from after step 3: lines are missing" in refusal(read_run, run)
 
 
 @pytest.mark.parametrize("lost", ([0], [3], range(6)))
@@ -93,7 +93,15 @@ def test_an_evaluation_that_is_lost_is_noticed(tmp_path, lost):
 def test_settings_that_every_run_has(run):
     for name in ("model", "seed", "steps"):
         edit_config(run, **{name: KeyError})
-        assert refusal(read_run, run) == f"{run}/config.json says nothing of {name}"
+        assert refusal(read_run, run) == (
+            f"{run}/config.json is not of this program: its {name} is missing")
+
+
+def test_a_setting_of_another_type_is_named(run):
+    for name, value in (("kl", "x"), ("loss_norm", "x"), ("drop_unfinished", 1), ("advantage", {})):
+        edit_config(run, **{name: value})
+        assert refusal(read_run, run).startswith(f"{run}/config.json: --{name} ")
+        edit_config(run, **{name: KeyError})
 
 
 def test_what_was_deleted_since_can_still_be_looked_at(run):

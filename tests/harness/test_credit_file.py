@@ -59,12 +59,9 @@ def test_a_file_that_is_missing_or_too_many_or_of_another_process_is_noticed(
     read_columns(of_three, 2)
 
 
-def test_without_rank_0_only_the_last_step_is_being_written(of_three):
+def test_without_rank_0_a_step_is_being_written(of_three):
     credit_path(of_three, 2).unlink()
     assert credit_steps(of_three) == [1]
-    credit_path(of_three, 1).unlink()
-    with pytest.raises(UserError, match="step_000001.npz is missing, while files of other"):
-        credit_steps(of_three)
 
 
 def test_names_that_people_gave_do_not_count(tmp_path):

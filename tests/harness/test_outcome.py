@@ -1,10 +1,14 @@
 """What a run shows on its way and says at its end."""
 import io
+import math
 from pathlib import Path
 
 import pytest
+import torch
 
+from conftest import hand_made
 from harness import progress
+from harness.metrics import batch_metrics
 from harness.progress import Visible
 
 def test_an_answer_is_marked_and_cannot_colour_itself(monkeypatch):
@@ -24,6 +28,14 @@ def test_an_answer_is_marked_and_cannot_colour_itself(monkeypatch):
 def evaluation(mode, success, answer):
     return {"mode": mode, "success": success, "success_low": success - 0.1,
             "success_high": success + 0.1, "answer": answer}
+
+
+@pytest.mark.parametrize("answers, success", [([1.0, 0.0], 0.5), ([1.7, 0.0], math.nan)])
+def test_success_is_known_where_answers_are_right_or_wrong(answers, success):
+    """TRL's reward functions have any name, `answer` among them, and any value."""
+    scores = {"reward": torch.zeros(2), "answer": torch.tensor(answers)}
+    known = batch_metrics(hand_made([[True], [True]], scores=scores))
+    assert known["success"] == pytest.approx(success, nan_ok=True)
 
 
 BEFORE = [evaluation("sampled", 0.2, [0, 0, 0]), evaluation("greedy", 0.3, [1, 0, 0])]

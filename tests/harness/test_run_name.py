@@ -25,7 +25,7 @@ def name_of(*argv):
     ("--mitigation inverse_logprob_as_published --rescale none",
      "inverse_logprob_as_published-grpo-s0"),
     ("--mitigation entropy_masking --mask_percentile 70 --rescale none --placebo weights",
-     "entropy_masking-mask_percentile70.0-placeboweights-rescalenone-grpo-s0"),
+     "entropy_masking-mask_percentile70-placeboweights-rescalenone-grpo-s0"),
     # models/tiny learns at 0.00025; without a recipe 5e-06 is the default
     ("--learning_rate 0.00025 --questions 16", "none-grpo-s0"),
     ("--learning_rate 5e-6", "none-grpo-lr5e-6-s0"),

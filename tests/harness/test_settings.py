@@ -97,7 +97,7 @@ def test_help_shows_what_the_command_would_use(tmp_path, model, capsys):
     ({"count": 4}, "c.json has the unknown setting count"),
     ({"task": []}, "--task []: there is no such module"),
     ({"gamma": 0.9}, "--gamma belongs to gae, --advantage is grpo"),
-    ({"steps": 1.5}, "--steps 1.5 should be a whole number")])
+    ({"steps": 1.5}, "c.json: --steps 1.5 should be a whole number")])
 def test_a_file_may_not_hold_what_is_no_setting(tmp_path, model, values, words):
     config = write(tmp_path / "c.json", values)
     assert words in refusal(settings_of, ["--model", model, "--config", config])
@@ -130,6 +130,32 @@ def test_a_flag_has_one_meaning(own_choices, tmp_path):
         assert settings_of(["--config", config, "--mitigation", "equal_gradient"]).seed == 3
 
 
+def test_a_mistake_in_one_methods_flags_is_told_to_who_chooses_it_alone(own_choices):
+    """And a parameter that is no keyword to who types it as a flag."""
+    @mitigation
+    def wrong(rollouts, *, strength: float):
+        """Weights."""
+
+    @mitigation
+    def unknown(rollouts, *, strength: "Nowhere" = 1.0):  # noqa: F821
+        """Weights."""
+
+    @mitigation
+    def positional(rollouts, strength=1.0):
+        """Weights."""
+
+    @mitigation
+    def right(rollouts, *, strength: float = 1.0):
+        """Weights."""
+    assert settings_of(["--mitigation", "right", "--strength", "2"]).method_flags["strength"] == 2
+    said = refusal(settings_of, ["--mitigation", "wrong", "--strength", "2"])
+    assert said.startswith("strength of wrong (tests/harness/test_settings.py:")
+    said = refusal(settings_of, ["--mitigation", "positional", "--strength", "2"])
+    assert said.startswith("strength of positional (") and "(rollouts, *, strength)" in said
+    said = refusal(settings_of, ["--strength", "2"])
+    assert said == "--strength belongs to right, --mitigation is none (--help lists the flags)"
+
+
 @pytest.mark.parametrize("choices, name, module", [
     (MITIGATIONS, "oracle", "credit.measured"), (ADVANTAGES, "measured", "credit.measured"),
     (ADVANTAGES, "grpo", "grpo")])
@@ -141,12 +167,15 @@ def test_a_method_takes_no_other_methods_name(choices, name, module):
     assert choices[name].__module__ == module
 
 
-def test_a_notebooks_cell_may_define_its_method_again(own_choices):
-    for strength in 1, 2:
-        @mitigation
-        def idea(rollouts, strength=strength):
-            """Weights."""
-    assert MITIGATIONS["idea"] is idea
+def test_a_notebooks_cell_may_define_its_method_again_and_a_file_not(own_choices):
+    """The second `def none` of a file would take the place of plain GRPO in silence."""
+    for module in "of a notebook", __name__:
+        seed.__module__ = module
+        assert mitigation(seed) is MITIGATIONS["seed"]
+        if module != __name__:
+            assert mitigation(seed) is seed
+            MITIGATIONS.data.clear()
+    assert refusal(mitigation, seed) == f"seed is twice in {__name__}: one needs another name"
 
 
 def test_help_shows_every_choice_with_its_flags(capsys, own_choices):
@@ -188,25 +217,31 @@ def test_help_shows_every_choice_with_its_flags(capsys, own_choices):
     ("--think_discount 0.5", "belongs to outcome_conditional, --mitigation is none"),
     ("--gamma=0.9", "--gamma belongs to gae, --advantage is grpo"),
     ("--mitigation entropy_masking --mask_percentile 120", "120.0 should be at most 100"),
-    ("--mitigation inverse_logprob_as_published --rescale mean", "published: it is never rescaled"),
-    ("--placebo weights", "--placebo weights has no effect on --mitigation none"),
-    ("--rescale gradient", "--rescale gradient has no effect on --mitigation none"),
+    ("--mitigation inverse_logprob_as_published --rescale mean",
+     "--rescale has no effect without a --mitigation that is rescaled"),
+    ("--placebo weights", "no effect without --loss policy and, for weights, another --mitigation"),
+    ("--rescale gradient", "no effect without a --mitigation that is rescaled"),
     ("--data x.jsonl --max_number 9", "no effect without made problems: not with --data"),
     ("--eval_every 0 --eval_tasks 9", "--eval_tasks has no effect without --eval_every above 0"),
-    ("--advantage gae --trunk_lr 1e-3", "--trunk_lr has no effect without --critic trunk"),
-    ("--clip_low 0.2", "--clip_low has no effect without --epochs above 1"),
+    ("--advantage gae --trunk_lr 2e-3", "--trunk_lr has no effect without --critic trunk"),
+    ("--clip_low 0.3", "--clip_low has no effect without --epochs above 1"),
     ("--kl_kind k2", "no effect without --kl above 0"),
     ("--shard --offload_optimizer", "--shard has no effect without --offload_optimizer no"),
-    ("--loss dpo --mitigation random", "--mitigation random has no effect on --loss dpo"),
-    ("--loss dpo --advantage rloo", "--advantage rloo has no effect on --loss dpo"),
+    ("--loss dpo --mitigation random", "--mitigation has no effect without --loss policy"),
+    ("--loss dpo --advantage rloo", "--advantage has no effect without --loss policy"),
     ("--loss dpo --kl 0.1", "--kl has no effect without --loss policy"),
-    ("--loss dpo --epochs 2", "--epochs 2: --loss dpo has one update a batch"),
+    ("--loss dpo --epochs 2", "--epochs has no effect without --loss policy"),
     ("--pairs x.jsonl", "--pairs has no effect without --loss dpo"),
-    ("--loss dpo --pairs x.jsonl --answers 4", "has no effect on --pairs")])
-def test_a_flag_without_effect_is_refused_if_it_was_typed(argv, said):
+    ("--loss dpo --pairs x.jsonl --answers 4", "has no effect without sampled answers")])
+def test_a_flag_without_effect_is_refused_if_another_value_was_typed(argv, said):
     assert said in refusal(settings_of, argv.split())
 
 
 def test_a_flag_of_another_task_is_refused():
     said = refusal(make_settings, {"task": LARGEST_LAST, "max_number": 5})
     assert said == f"--max_number is no flag of --task {LARGEST_LAST}"
+
+
+def test_a_value_that_would_hold_anyway_may_be_typed():
+    typed = "--clip_low 0.2 --rescale mean --placebo none --kl_kind k3"
+    assert settings_of(typed.split()) == settings_of([])
