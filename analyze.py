@@ -81,9 +81,11 @@ def analyze_run(run: Run, folder: Path, flags: SimpleNamespace) -> None:
 
 
 def told(run: Run) -> list[Json]:
-    """The evaluations with their answers to a few held-out problems."""
+    """The evaluations with their answers to a few held-out problems; older runs did not keep how
+    sure the model was."""
     return [{"step": line["step"], "mode": line["mode"], "success": line["success"],
-             "shown": line["shown"]} for line in report.headline(run) if line["shown"]]
+             "shown": line["shown"]} for line in report.headline(run)
+            if line["shown"] and line["shown"][0].get("log_prob")]
 
 
 def run_chapters(run: Run, tally: Tally | None) -> dict[str, list[Table]]:
@@ -321,15 +323,15 @@ def position_bars(tally: Tally, folder: Path) -> Picture:
 
 def compare_runs(runs: list[Run], folder: Path, flags: SimpleNamespace) -> None:
     """The arms of the runs that can be compared; what differs between the others is said."""
-    from analysis.arms import Comparison, comparable
+    from analysis.arms import Comparison, comparable, finished
     from analysis.compare import chapters_of, learning_curves
     make_folder(folder)
-    chosen, left_out = comparable(runs, flags.baseline)
+    chosen, left_out = comparable(finished(runs), flags.baseline)
     comparison = Comparison(chosen, flags.baseline)
     chapters = chapters_of(comparison, show_status)
     with writing(folder):
         pictures = [learning_curves(comparison, folder)]
-    intro = [report.compared(sum(comparison.arms.values(), [])), *comparison.twins, *left_out]
+    intro = [report.compared(comparison.runs), *comparison.twins, *left_out]
     page = report.comparison_page(intro, chapters, pictures)
     write_page(folder / "report.html", "Runs compared", page)
     report.tell(intro, next(iter(chapters.values())), chapters, folder, flags)

@@ -13,19 +13,20 @@ from harness.identity import run_config
 from harness.log_reading import StepLine, lines_of_run
 
 PER_PAGE, STEPS = 12_000, 21  # tokens of training answers on a page, and steps they are from
-SHADED_BY = {  # the number of a token, by its name on the page; not every run has measured credit
-    "gradient size": "abs gradient", "advantage": "advantage", "weight": "weight",
-    "entropy": "entropy", "log-prob": "log_prob", "true credit": "true_credit",
-    "true credit se": "true_credit_se"}
-MEANING = {  # of what a token can be shaded by, the first at first: the stronger its colour, ...
-    "gradient size": "the larger the gradient that it was given: abs(advantage) x weight x s, "
-                     "where s is the size of the gradient of its log-prob at the logits",
-    "advantage": "the further its advantage is from 0: blue makes it more likely, orange less",
-    "weight": "the larger the weight that the method gave it",
-    "entropy": "the less sure the model was what to write there",
-    "log-prob": "the less likely the token was",
-    "true credit": "the more the expected reward rose (blue) or fell (orange) with it",
-    "true credit se": "the less sure its true credit is: the standard error"}
+SHADED_BY = {  # what a page can shade tokens by, the first at first: its column, and what it says:
+    # the stronger a token's colour, ... Not every run has measured credit
+    "gradient size": ("abs gradient", "the larger the gradient that it was given: abs(advantage) x "
+                      "weight x s, where s is the size of the gradient of its log-prob at the "
+                      "logits"),
+    "advantage": ("advantage", "the further its advantage is from 0: blue makes it more likely, "
+                  "orange less"),
+    "weight": ("weight", "the larger the weight that the method gave it"),
+    "entropy": ("entropy", "the less sure the model was what to write there"),
+    "log-prob": ("log_prob", "the less likely the token was"),
+    "true credit": ("true_credit", "the more the expected reward rose (blue) or fell (orange) with "
+                    "it"),
+    "true credit se": ("true_credit_se", "the less sure its true credit is: the standard error")}
+MEANING = {name: meaning for name, (_, meaning) in SHADED_BY.items()}
 
 
 class Answer(TypedDict):
@@ -100,5 +101,5 @@ def answer_of(tokens: Tokens, tokenizer: Tokenizer, config: Mapping[str, object]
             "section": tokens["section"][of_answer].tolist(),
             "kind": tokens["kind"][of_answer].tolist(),
             "values": {shown: list(map(rounded, tokens[name][of_answer].tolist()))
-                       for shown, name in SHADED_BY.items() if name in tokens},
+                       for shown, (name, _) in SHADED_BY.items() if name in tokens},
             "account": numbers_of(tokens, config, line, b)}

@@ -32,9 +32,9 @@ WINDOW = 5  # steps whose mean is a point of a curve, but in a short run
 NOTES = {
     IN_TRAINING: "the mean over all answers that training sampled, by seed; interval: Student's t "
                  "over the seeds",
-    AT_THE_END: "sampled; interval: paired bootstrap over seeds and held-out problems, Student's t "
-                "for few seeds; with one seed over problems alone. All runs answer the held-out "
-                "problems with the same random numbers, whatever their seed"}
+    AT_THE_END: "sampled; interval: Student's t, over seeds and held-out problems; with one seed "
+                "over problems alone. All runs answer the held-out problems with the same random "
+                "numbers, whatever their seed"}
 HOLM = ("the verdict goes by Holm's p, over all arms of the table; could see: the difference that "
         "80 of 100 such experiments would see, itself an estimate from few seeds")
 PLACEBO_NOTE = "a row with a minus: an arm against its own placebo; Holm's correction apart"
@@ -56,20 +56,17 @@ def chapters_of(comparison: Comparison,
 def arms_table(comparison: Comparison) -> Table:
     rows: list[Row] = []
     for name, arm in comparison.arms.items():
-        done = list(comparison.seeds(name).values())
-        going = len(arm) - len(done)
-        ends, greedy = final_lines(done, "sampled"), final_lines(done, "greedy")
-        numbers = ([mean_success(run) for run in done], [line["success"] for line in ends],
+        runs = list(arm.values())
+        ends, greedy = final_lines(runs, "sampled"), final_lines(runs, "greedy")
+        numbers = ([mean_success(run) for run in runs], [line["success"] for line in ends],
                    [line["success"] for line in greedy], [line["format_mean"] for line in ends],
                    [line["finished_mean"] for line in ends], [line["length_mean"] for line in ends])
-        rows.append([name, f"{len(done)}" + f" ({going} still going)" * bool(going),
-                     *(mean_over(of_runs).value for of_runs in numbers)])
-    formats = {"arm": "", "seeds": "", "training": ".1%", "sampled": ".1%", "greedy": ".1%",
+        rows.append([name, len(runs), *(mean_over(of_runs).value for of_runs in numbers)])
+    formats = {"arm": "", "seeds": "d", "training": ".1%", "sampled": ".1%", "greedy": ".1%",
                "format": ".2f", "finished": ".0%", "length": ".0f"}
-    return Table("arms", "The arms", by_row(formats, rows), "",
-                 ["seeds: how many of them are finished, of which the row is the mean"],
-                 {"training": "success in training", "sampled": "held-out at the end, sampled",
-                  "length": "tokens an answer"})
+    return Table("arms", "The arms, means over seeds", by_row(formats, rows), headings={
+        "training": "success in training", "sampled": "held-out at the end, sampled",
+        "length": "tokens an answer"})
 
 
 def final_lines(runs: list[Run], mode: str) -> list[Evaluation]:
@@ -124,7 +121,7 @@ def estimated(mine: dict[int, Run], theirs: dict[int, Run],
 
 def deciding_measure(comparison: Comparison) -> tuple[str, str]:
     """Success in training, or where that says little the evaluation, and then why."""
-    doubt = doubt_about_training(sum(map(comparison.shown, comparison.arms), []))
+    doubt = doubt_about_training(comparison.runs)
     return (AT_THE_END if doubt else IN_TRAINING), doubt
 
 
@@ -179,7 +176,8 @@ def differences(comparison: Comparison, measure: str, decides: bool = True,
 def rows_of_family(comparison: Comparison, measure: str,
                    pairs: dict[str, tuple[str, str]]) -> list[Row]:
     """A row for each pair of arms, by its label; Holm's correction is over all of them."""
-    found = {label: difference(comparison.seeds(one), comparison.seeds(other), measure, len(pairs))
+    arms = comparison.arms
+    found = {label: difference(arms[one], arms[other], measure, len(pairs))
              for label, (one, other) in pairs.items()}
     tested = {label: one.p for label, (seeds, one) in found.items() if one and len(seeds) > 1}
     holm_p = dict(zip(tested, holm(list(tested.values()))))
@@ -207,8 +205,8 @@ def steadiness(run: Run) -> list[float] | None:
 
 def stability(comparison: Comparison) -> Table:
     rows: list[Row] = []
-    for name in comparison.arms:
-        of_runs = map(steadiness, comparison.shown(name))
+    for name, arm in comparison.arms.items():
+        of_runs = map(steadiness, arm.values())
         if measured := [values for values in of_runs if values]:
             rows.append([name, len(measured), *np.mean(measured, 0).tolist()])
     formats = {"arm": "", "runs": "d", "norm first": ".3f", "last": ".3f", "peak": ".1f",
@@ -234,8 +232,8 @@ def credit_of(run: Run, status: Status) -> Floats:
 def shares_table(comparison: Comparison, status: Status = lambda text: None) -> Table:
     """Where the gradient lies in each arm."""
     rows: list[Row] = []
-    for name in comparison.arms:
-        shares = [credit_of(run, status) for run in comparison.shown(name) if run["steps"]]
+    for name, arm in comparison.arms.items():
+        shares = [credit_of(run, status) for run in arm.values() if run["steps"]]
         if shares:
             rows.append([name, *np.mean(shares, 0).tolist()])
     formats = {"arm": "", **dict.fromkeys((*KINDS, *SECTIONS[1:]), ".0%")}
@@ -248,9 +246,10 @@ def shares_table(comparison: Comparison, status: Status = lambda text: None) -> 
 def learning_curves(comparison: Comparison, folder: Path) -> tuple[Path, str]:
     """What is decided comes first."""
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(14, 4.4))
-    for number, name in enumerate(comparison.arms):
-        style, runs = style_of(number), comparison.shown(name)
-        seeds_and_mean(middle, runs, "success", style, label_of(comparison, name))
+    for number, (name, arm) in enumerate(comparison.arms.items()):
+        style, runs = style_of(number), list(arm.values())
+        label = f"{name} ({len(runs)} run{'s' * (len(runs) != 1)})"
+        seeds_and_mean(middle, runs, "success", style, label)
         seeds_and_mean(right, runs, "gradient_norm", style)
         held_out_means(left, runs, style)
     left.set(xlabel="step", ylabel="held-out problems solved", title="Held-out success, sampled")
@@ -264,21 +263,14 @@ def learning_curves(comparison: Comparison, folder: Path) -> tuple[Path, str]:
     whole_steps(left, middle, right)
     legend_below(figure, middle, ncols=min(3, len(comparison.arms)))
     caption = f"How each arm learned, smoothed over {WINDOW} steps where there are twice as many"
-    if any(len(comparison.shown(name)) > 1 for name in comparison.arms):
+    if any(len(arm) > 1 for arm in comparison.arms.values()):
         caption += "; means of its runs, each a thin line; held out with 95% intervals over seeds"
     return save(figure, folder, "learning_curves", caption)
 
 
-def label_of(comparison: Comparison, name: str) -> str:
-    """The arm with its number of runs; where none is finished, that is said."""
-    count = len(comparison.shown(name))
-    finished = "" if comparison.seeds(name) else ", not finished"
-    return f"{name} ({count} run{'s' * (count != 1)}{finished})"
-
-
 def seeds_and_mean(axis: Axes, runs: list[Run], key: Literal["success", "gradient_norm"],
                    style: Style, label: str = "") -> None:
-    """Up to the last step that all of them have."""
+    """Up to the last step that all of them have: runs of another trainer may have fewer."""
     length = min(len(run["metrics"]) for run in runs)
     if not length:
         return

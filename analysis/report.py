@@ -1,16 +1,13 @@
 """Around the tables of analyze.py: its flags, sentences, the page, what is printed."""
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 from analysis.page import Picture, bullets, figure_of, folded, paragraphs, section_of, viewer
-from analysis.runs import Run, evaluations, is_done, steps_done
-from analysis.settings import PLAIN, task_of
+from analysis.runs import PLAIN, Run, evaluations, is_done, steps_done, task_of
 from analysis.tables import Table, show, show_in_short
 from analysis.tally import Tally
 from engine.errors import UserError
-from harness.files import replace_text
 from harness.flags import Flag, Parser, add_flags, with_defaults
 from harness.identity import Evaluation
 from harness.progress import show_status
@@ -30,17 +27,13 @@ FLAGS = {
                        "run, or comparison/ beside the runs"),
     "baseline": Flag(None, "what the others are compared with: the name of an arm, or one of its "
                      "runs (default: plain GRPO)")}
-SWITCHES = {  # take no value: a RUN may come after one
-    "all": "print every table, not only findings",
-    "json": "write every number of every table to analysis.json there, too"}
 
 
 def read_flags(argv: list[str], description: str) -> SimpleNamespace:
     parser = add_flags(Parser("python analyze.py [RUN ...] [flags]", description), FLAGS)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders; several are compared")
-    for name, help_text in SWITCHES.items():
-        parser.add_argument(f"--{name}", action="store_true", help=help_text)
-    flags = with_defaults(dict.fromkeys(SWITCHES, False) | parser.read(argv), FLAGS)
+    parser.add_argument("--all", action="store_true", help="print every table, not only findings")
+    flags = with_defaults({"all": False} | parser.read(argv), FLAGS)
     if len(flags.runs) == 1 and flags.baseline:
         raise UserError("--baseline needs several runs to compare")
     return flags
@@ -167,7 +160,7 @@ def chapter_body(title: str, tables: list[Table], figures: dict[str, str]) -> li
 def tell(texts: list[str], first: list[Table], chapters: dict[str, list[Table]], folder: Path,
          flags: SimpleNamespace) -> None:
     """Print what is said and the tables that come first, with --all every table; and what lies in
-    the folder. With --json the numbers lie there, too."""
+    the folder."""
     show_status("")
     if flags.all:
         show(texts, [])
@@ -176,10 +169,5 @@ def tell(texts: list[str], first: list[Table], chapters: dict[str, list[Table]],
     else:
         show_in_short(texts, first)
     print(f"\npage: {folder / 'report.html'}, with its pictures beside it")
-    if flags.json:
-        numbers = [table.to_json() for table in sum(chapters.values(), [])]
-        text = json.dumps(numbers, indent=1, allow_nan=False) + "\n"
-        replace_text(folder / "analysis.json", text)
-        print(f"numbers: {folder / 'analysis.json'}")
     if not flags.all:
-        print("--all prints every table, --json writes every number")
+        print("--all prints every table")

@@ -1,6 +1,7 @@
 """Reading run folders: settings, metrics, evaluations, and which steps have a credit file."""
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypedDict
 
@@ -12,6 +13,10 @@ from harness.credit_reading import credit_steps, read_columns
 from harness.files import is_there, paths_in
 from harness.identity import Evaluation, RunConfig, run_config
 from harness.log_reading import (StepLine, lines_of_run, missing_evaluations, record, refuse_gaps)
+from harness.settings import Settings
+from harness.tasks import load_task
+
+PLAIN = {"mitigation": "none", "advantage": "grpo", "loss": "policy", "placebo": "none"}
 
 
 class Run(TypedDict):
@@ -104,3 +109,11 @@ def is_done(run: Run) -> bool:
     steps = run["config"]["steps"]
     missing = missing_evaluations(run["folder"], dict(run["config"]), run["evaluations"], steps)
     return steps_done(run) >= steps and not missing
+
+
+def task_of(config: Mapping[str, object]) -> type | None:
+    """The class of a run's task; None if its module is not there any more."""
+    try:
+        return load_task(config.get("task", Settings.task))
+    except (UserError, OSError):  # a name that no file can have
+        return None

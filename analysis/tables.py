@@ -75,31 +75,25 @@ def escaped(text: str) -> str:
 
 
 def narrowed(rows: list[list[str]], left: list[bool], room: int) -> list[int]:
-    """The width of each column: of its longest text. Where there is no room for that, first
-    headings are wrapped, their words whole, then texts; numbers stay on one line."""
-    widths, of_headings, of_texts = [], [], []
+    """The width of each column: of its longest text. Where there is no room for that they are made
+    narrower, one letter at a time, until all fit or none can: first headings are wrapped, their
+    words whole, then texts; numbers stay on one line."""
+    widths, of_cells, least = [], [], []
     for (heading, *cells), on_left in zip(zip(*rows), left):
-        longest, word = max(map(len, cells), default=0), longest_word([heading])
-        widths.append(max(3, len(heading), longest))
-        of_headings.append(max(3, word, longest))
-        word_of_cells = min(longest_word(cells), LONGEST_WORD)
-        of_texts.append(max(3, word, word_of_cells) if on_left else of_headings[-1])
-    return shrunk(shrunk(widths, of_headings, room), of_texts, room)
-
-
-def longest_word(texts: list[str]) -> int:
-    return max(map(len, " ".join(texts).split()), default=0)
-
-
-def shrunk(widths: list[int], least: list[int], room: int) -> list[int]:
-    """The widest columns made narrower, one letter at a time, until all fit or none can."""
-    widths = list(widths)
+        of_cells.append(max(map(len, cells), default=0))
+        widths.append(max(3, len(heading), of_cells[-1]))
+        wrapped = min(longest_word(cells), LONGEST_WORD) if on_left else of_cells[-1]
+        least.append(max(3, longest_word([heading]), wrapped))
     while sum(widths) > room:
         wide = [i for i, width in enumerate(widths) if width > least[i]]
         if not wide:
             break
-        widths[max(wide, key=lambda i: widths[i])] -= 1
+        widths[max(wide, key=lambda i: (widths[i] > of_cells[i], widths[i]))] -= 1
     return widths
+
+
+def longest_word(texts: list[str]) -> int:
+    return max(map(len, " ".join(texts).split()), default=0)
 
 
 def lines_of(row: list[str], widths: list[int], left: list[bool]) -> str:

@@ -69,18 +69,18 @@ def test_the_paired_error_by_hand():
     over 1 * 3 and 8 answers 1/64, so 8/192 is left for the items. Student's t with 1 and 3
     degrees of freedom: 12.706 and 3.182."""
     differences = np.array([[1.0, 1, 0, 0], [1, 0, 0, 0]])
-    found = paired_difference(differences, draws=200_000)
+    found = paired_difference(differences)
     reach = (12.706 ** 2 / 64 + 3.182 ** 2 / 24) ** 0.5
-    assert found.value == 0.375 and found.high - found.value == pytest.approx(reach, rel=0.02)
-    until_zero = paired_difference(differences - found.low, draws=200_000)
+    assert found.value == 0.375 and found.high - found.value == pytest.approx(reach, rel=1e-4)
+    until_zero = paired_difference(differences - found.low)
     assert until_zero.p == pytest.approx(0.05)  # the level at which an interval reaches 0
 
 
 def test_one_seed_speaks_of_items_alone_and_one_item_of_nothing():
     differences = np.array([[1.0, 1, 0, 0, 1, 0, -1, 0]])
-    found = paired_difference(differences, draws=100_000)
+    found = paired_difference(differences)
     reach = student_quantile(0.975, 7) * np.sqrt(differences.var(ddof=1) / 8)
-    assert found.high - found.value == pytest.approx(reach, rel=0.02)
+    assert found.high - found.value == pytest.approx(reach, rel=1e-4)
     assert np.isnan(paired_difference(np.array([[0.3], [0.5]])).low)
 
 
