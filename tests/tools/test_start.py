@@ -21,9 +21,6 @@ def test_a_tool_that_is_started_as_a_file_says_how_to_start_it():
     (sample, "", "are required: RUN, PROBLEM"),
     (sample, "nowhere 3", "nowhere is neither a run folder nor a model folder"),
     (sample, "TINY 3 5 999999 22", "cannot spell the prompt of the problem 3 5 999999 make 22"),
-    (sample, "RUN 3 5 7 22 --step 9", "no model of step 9, only of 1, 2, 3"),
-    (sample, "TINY 3 5 7 22 --step 1", "--step 1 needs a run"),
-    (sample, "TINY 3 5 7 22 --greedy --answers 2", "no effect with --greedy"),
     (sample, "TINY" + " 3" * 999, "the model takes 1024")])
 def test_wrong_commands(recorded, tool, argv, said):
     named = {"RUN": str(recorded), "TINY": str(ROOT / "models/tiny")}
