@@ -13,7 +13,6 @@ gradient of its log-prob at the logits. The size of a token's gradient is abs(A)
 are compared in analysis/compare.py.
 """
 from pathlib import Path
-from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -43,7 +42,7 @@ OF_NOISE = ("noise: share of the sum of (A w s)^2. To take it all from some toke
 REST_WORDS = {  # full headings of columns
     "abs(A) w s": "mean size abs(A) w s", "abs(A)": "mean abs(A)", "s": "mean s",
     "over rest": "over all other tokens", "95%": "95% interval"}
-MODES = (("greedy", ORANGE), ("sampled", BLUE))  # of evaluations, with their colours
+CURVES = (("sampled", BLUE), ("greedy", ORANGE))  # modes of evaluations, with their colours
 
 
 def main(argv: list[str]) -> None:
@@ -52,12 +51,13 @@ def main(argv: list[str]) -> None:
     runs = read_runs(flags.runs)
     first_folder = runs[0]["folder"]
     if len(runs) == 1:
-        analyze_run(runs[0], Path(flags.output_dir or first_folder / "analysis"), flags)
+        analyze_run(runs[0], Path(flags.output_dir or first_folder / "analysis"), flags.all)
     else:
-        compare_runs(runs, Path(flags.output_dir or first_folder.parent / "comparison"), flags)
+        folder = Path(flags.output_dir or first_folder.parent / "comparison")
+        compare_runs(runs, folder, flags.baseline, flags.all)
 
 
-def analyze_run(run: Run, folder: Path, flags: SimpleNamespace) -> None:
+def analyze_run(run: Run, folder: Path, with_all: bool) -> None:
     """Tables, pictures and the page of one run into the folder; what matters on the screen."""
     make_folder(folder)
     tally: Tally | None = None
@@ -77,7 +77,7 @@ def analyze_run(run: Run, folder: Path, flags: SimpleNamespace) -> None:
     page = report.run_page(sentences, findings, chapters, pictures)
     write_page(folder / "report.html", run["folder"].name, page, answers, told(run))
     first = [tables[name] for name in IN_SHORT if name in tables]
-    report.tell([*sentences, *findings], first, chapters, folder, flags)
+    report.tell([*sentences, *findings], first, chapters, folder, with_all)
 
 
 def told(run: Run) -> list[Json]:
@@ -91,7 +91,7 @@ def told(run: Run) -> list[Json]:
 def run_chapters(run: Run, tally: Tally | None) -> dict[str, list[Table]]:
     """The tables by what they are about."""
     change, change_title = list[Table](), "What training changed"
-    if any(len(evaluations(run, mode)) > 1 for mode, _ in MODES):
+    if any(len(evaluations(run, mode)) > 1 for mode, _ in CURVES):
         change.append(gains(run))
     if tally is None:
         return {change_title: change}
@@ -103,9 +103,7 @@ def run_chapters(run: Run, tally: Tally | None) -> dict[str, list[Table]]:
 
 def draw_run(run: Run, tally: Tally | None, folder: Path) -> list[Picture]:
     """The pictures that have something to show."""
-    pictures: list[Picture] = []
-    if run["metrics"] or run["evaluations"]:
-        pictures.append(learning_curve(run, folder))
+    pictures = [learning_curve(run, folder)] if run["metrics"] or run["evaluations"] else []
     if tally and tally.total("all", "abs gradient")[0] > 0:
         pictures += [credit_by_kind(tally, folder), over_training(tally, folder),
                      position_bars(tally, folder)]
@@ -115,12 +113,12 @@ def draw_run(run: Run, tally: Tally | None, folder: Path) -> list[Picture]:
 def gains(run: Run) -> Table:
     """The gain is paired: the same held-out problems at the start and at the end."""
     rows: list[Row] = []
-    for mode in ("sampled", "greedy"):
-        lines = evaluations(run, mode)
-        if len(lines) < 2:
+    for mode, _ in CURVES:
+        if len(lines := evaluations(run, mode)) < 2:
             continue
         start, end = lines[0], lines[-1]
-        gain = paired_difference(np.subtract(end["answer"], start["answer"], dtype=float)[None])
+        change = np.array(end["answer"], float) - np.array(start["answer"], float)
+        gain = paired_difference(change[None])  # of one seed
         rows.append([mode, len(end["answer"]), start["success"], end["success"], gain.value,
                      gain.interval, end["format_mean"], end["finished_mean"], end["length_mean"]])
     formats = {"mode": "", "problems": ",d", "start": ".1%", "end": ".1%", "gain": "+.1%",
@@ -141,17 +139,17 @@ def learning_curve(run: Run, folder: Path) -> Picture:
         known = [(step, value) for step, value in zip(steps, values) if value is not None]
         if known:
             axis.plot(*zip(*known), color=colour, lw=1.0, label=label)
-    for mode, colour in MODES:
+    for mode, colour in CURVES:
         if lines := evaluations(run, mode):
             held_out_curve(axis, lines, colour, f"solved, held-out, {mode}")
     axis.set(xlabel="step", ylabel="share of the answers", ylim=(0, 1.03),
              title="Success while training")
     whole_steps(axis)
     legend_below(figure, axis, ncols=2)
-    picture = save(figure, folder, "learning_curve",
-                   "Share of answers that solve their problem, in training and on held-out "
-                   "problems (with 95% intervals), and of answers that end before the limit")
-    return *picture, step_scale(axis)
+    path, caption = save(figure, folder, "learning_curve",
+                         "Share of answers that solve their problem, in training and on held-out "
+                         "problems (with 95% intervals), and of answers that end before the limit")
+    return path, caption, step_scale(axis)
 
 
 def step_scale(axis: Axes) -> str:
@@ -321,20 +319,20 @@ def position_bars(tally: Tally, folder: Path) -> Picture:
                 "Mean size in ten bins of relative position, 95% intervals over groups")
 
 
-def compare_runs(runs: list[Run], folder: Path, flags: SimpleNamespace) -> None:
+def compare_runs(runs: list[Run], folder: Path, baseline: str | None, with_all: bool) -> None:
     """The arms of the runs that can be compared; what differs between the others is said."""
     from analysis.arms import Comparison, comparable, finished
     from analysis.compare import chapters_of, learning_curves
     make_folder(folder)
-    chosen, left_out = comparable(finished(runs), flags.baseline)
-    comparison = Comparison(chosen, flags.baseline)
+    chosen, left_out = comparable(finished(runs), baseline)
+    comparison = Comparison(chosen, baseline)
     chapters = chapters_of(comparison, show_status)
     with writing(folder):
         pictures = [learning_curves(comparison, folder)]
     intro = [report.compared(comparison.runs), *comparison.twins, *left_out]
     page = report.comparison_page(intro, chapters, pictures)
     write_page(folder / "report.html", "Runs compared", page)
-    report.tell(intro, next(iter(chapters.values())), chapters, folder, flags)
+    report.tell(intro, next(iter(chapters.values())), chapters, folder, with_all)
 
 
 if __name__ == "__main__":

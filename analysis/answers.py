@@ -32,7 +32,6 @@ MEANING = {name: meaning for name, (_, meaning) in SHADED_BY.items()}
 class Answer(TypedDict):
     """A training answer on the page; the first one has the lines of every token's account."""
     step: int
-    own_step: int  # as another trainer numbers it
     episode: int
     group: int
     reward: float | None
@@ -94,7 +93,6 @@ def answer_of(tokens: Tokens, tokenizer: Tokenizer, config: Mapping[str, object]
     return {"step": step, "episode": b, "group": int(tokens["group"][b]),
             "reward": rounded(tokens["reward"][b]),
             "answer": rounded(tokens["reward_answer"][b]) if "reward_answer" in tokens else None,
-            "own_step": int(tokens["trainer_step"][0]) if "trainer_step" in tokens else step,
             "finished": bool(tokens["finished"][b]),
             "prompt": b"".join(prompt).decode(errors="replace"),
             "texts": [piece.decode(errors="replace") for piece in pieces],

@@ -149,12 +149,10 @@ class Comparison:
         """Plain GRPO, otherwise the first arm."""
         plain = [name for name in self.arms
                  if PLAIN.items() <= {**PLAIN, **self.one_of(name)["config"]}.items()]
-        if "none" in plain:
-            return "none"
-        if len(plain) > 1:
+        if len(plain) > 1 and "none" not in plain:
             raise UserError(f"which arm is the baseline: {' or '.join(plain)}? Say so with "
                             "--baseline and the name of a run or an arm")
-        return (plain or list(self.arms))[0]
+        return "none" if "none" in plain else (plain or list(self.arms))[0]
 
     def one_of(self, name: str) -> Run:
         return next(iter(self.arms[name].values()))

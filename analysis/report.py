@@ -158,16 +158,15 @@ def chapter_body(title: str, tables: list[Table], figures: dict[str, str]) -> li
 
 
 def tell(texts: list[str], first: list[Table], chapters: dict[str, list[Table]], folder: Path,
-         flags: SimpleNamespace) -> None:
-    """Print what is said and the tables that come first, with --all every table; and what lies in
-    the folder."""
+         with_all: bool) -> None:
+    """Print what is said and the tables that come first, or all; and what lies in the folder."""
     show_status("")
-    if flags.all:
+    if with_all:
         show(texts, [])
         for title, tables in chapters.items():
             show(LEGENDS.get(title, []), tables)
     else:
         show_in_short(texts, first)
     print(f"\npage: {folder / 'report.html'}, with its pictures beside it")
-    if not flags.all:
+    if not with_all:
         print("--all prints every table")

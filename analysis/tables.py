@@ -8,11 +8,8 @@ from itertools import zip_longest
 
 from analysis.statistics import Interval
 
-WIDTH = 100          # of a terminal
-LINES = 35           # of findings and tables, so that with what is said besides they are 40
-MOST_LINES = 5       # of one finding, where all of them have to fit on a screen
-FEWEST_LINES = 8     # of a table of which only the beginning is printed
-LONGEST_WORD = 30    # in a table; a longer one is cut where there is no room
+WIDTH = 100        # of a terminal
+LONGEST_WORD = 30  # in a table; a longer one is cut where there is no room
 NOTHING = ("Nothing to compare: no token of one side has a gradient, none was there, or its size "
            "is not known.")
 UNDEFINED = re.compile(r"(?<!['\w])(nan|inf)(?!['\w])")  # as a number, not as a quoted token
@@ -151,20 +148,15 @@ def show(texts: list[str], tables: list[Table]) -> None:
 
 
 def show_in_short(texts: list[str], tables: list[Table]) -> None:
-    """Print what fits on a screen: texts, then as much of the tables as there is room for."""
-    lines = [line for text in dict.fromkeys(texts) if text != NOTHING
-             for line in item_of(text, MOST_LINES)]
+    """Print texts as a list, and tables without findings and notes."""
+    for text in dict.fromkeys(texts):
+        if text != NOTHING:
+            print("\n".join(item_of(text)))
     for table in tables:
-        of_table, room = ["", table.title, *table.to_text().split("\n")], LINES - len(lines)
-        left_out = len(of_table) - room + 1
-        if left_out <= 1:
-            lines += of_table
-        elif room >= FEWEST_LINES:
-            lines += [*of_table[:room - 1], f"... {left_out} more lines with --all"]
-    print("\n".join(lines[:LINES]))
+        print(f"\n{table.title}\n{table.to_text()}")
 
 
-def item_of(text: str, most: int | None = None) -> list[str]:
-    """One entry of a list, cut after so many lines."""
-    lines = textwrap.wrap(text, WIDTH - 2, max_lines=most, placeholder=" ...")
-    return [f"{'  ' if number else '- '}{line}" for number, line in enumerate(lines)]
+def item_of(text: str) -> list[str]:
+    """One entry of a list."""
+    return [f"{'  ' if number else '- '}{line}"
+            for number, line in enumerate(textwrap.wrap(text, WIDTH - 2))]

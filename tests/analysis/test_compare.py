@@ -55,7 +55,6 @@ def test_many_runs_on_one_page(tmp_path, capsys):
     out = capsys.readouterr()
     assert "passed over: " in out.err and "notes is not a run folder" in out.err
     assert max(len(line) for line in out.out.splitlines() if str(tmp_path) not in line) <= 100
-    assert len(out.out.splitlines()) <= 40
     page = (tmp_path / "comparison/report.html").read_text()
     places = [page.index(f"<section id={anchor(name)} ") for name in (
         "arms", *MEASURES, "stability", "credit by class")]
