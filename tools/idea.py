@@ -21,6 +21,7 @@ import inspect
 import json
 import sys
 import textwrap
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
@@ -32,10 +33,10 @@ from harness.files import PROJECT, is_taken_away, paths_in, sha256_of, writing
 from harness.flags import MOST_THREADS, Flag, Parser, add_flags, parameters_as_flags, with_defaults
 from harness.identity import fingerprint
 from harness.program import run_as_program
-from harness.progress import python_command, say
+from harness.progress import python_command, say, show_status
 from harness.settings import Settings, make_settings
 from mitigations import rescaled_weight
-from tools.look import look
+from tools.look import look, seconds_of_runs
 from tools.runs import PlannedRun, make_runs, usable_cores
 from tools.verdict import Verdict
 
@@ -59,21 +60,24 @@ def main(argv: list[str]) -> None:
     own, name = with_defaults(vars(given), FLAGS), given.name
     axis, arms = arms_of(name, typed)
     settings = {arm: make_settings(flags) for arm, flags in arms.items()}
-    look(name, settings["plain"], settings["idea"], is_weighting=axis == "mitigation")
+    of_plain, of_idea = seconds_of_runs(settings["plain"], settings["idea"])
     labels = {"plain": "plain", "idea": name, "placebo": f"{name}-placebo"}
     folders = {arm: Path(own.runs) / f"{labels[arm]}-{digest(settings[arm])}" for arm in arms}
     processes = own.processes or (usable_cores() if settings["plain"].device == "cpu" else 1)
 
-    def runs_of(seeds: range) -> dict[str, dict[int, dict]]:
+    def runs_of(seeds: range, before: Callable[[], None] = lambda: None
+                ) -> dict[str, dict[int, dict]]:
         """Trained where they are missing: look[arm][seed], all arms of a seed before the next."""
         planned = [PlannedRun(labels[arm], seed, folders[arm] / f"s{seed}", as_typed(arms[arm]),
-                              settings[arm].steps) for seed in seeds for arm in arms]
-        failed = make_runs(planned, processes, python_command("-m", "tools.idea", *argv))
+                              settings[arm].steps, seconds=of_plain if arm == "plain" else of_idea)
+                   for seed in seeds for arm in arms]
+        failed = make_runs(planned, processes, python_command("-m", "tools.idea", *argv), before)
         for reason in failed.values():
             raise UserError(reason)
         return {arm: {seed: read_run(folders[arm] / f"s{seed}") for seed in seeds} for arm in arms}
 
-    verdict = Verdict(name, runs_of(range(own.seeds)))
+    verdict = Verdict(name, runs_of(range(own.seeds), lambda: look(
+        name, settings["plain"], settings["idea"], is_weighting=axis == "mitigation")))
     if verdict.is_ahead():
         say(f"{name} is ahead on these seeds: looking again on {own.seeds} new ones")
         verdict.looks.append(runs_of(range(own.seeds, 2 * own.seeds)))
@@ -83,11 +87,13 @@ def main(argv: list[str]) -> None:
     runs = " ".join(f"{folder}/s*/" for folder in folders.values())
     say(f"tables and a page: python analyze.py {runs}")
     if not is_taken_away("research"):
-        dial = import_module("research.probes.dial")
+        show_status("a world in which it is known which tokens decide")
         of_method = parameters_as_flags(AXES[axis][name])
-        say(dial.one_line(name, {flag: value for flag, value in arms["idea"].items()
-                                 if flag in of_method}))
-        say("more worlds: " + python_command("-m", "research", "dial", "--only", name))
+        flags = {flag: value for flag, value in arms["idea"].items() if flag in of_method}
+        said = import_module("research.probes.dial").one_line(name, flags)
+        say(textwrap.fill(said, 100))
+        typed = " ".join([name, *as_typed(flags)])
+        say("more worlds: " + python_command("-m", "research", "dial", "--only", typed))
 
 
 def arms_of(name: str, typed: list[str]) -> tuple[str, dict[str, dict]]:

@@ -4,12 +4,11 @@ A planned run is a command of train.py with --continue, so it is made, gone on w
 Everything can be stopped at any moment, and the same command goes on. Two programs share their
 runs: one that another process is writing is waited for.
 """
-import ctypes
 import os
-import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +18,8 @@ from harness.files import PROJECT, is_folder, is_there, locked, make_folder, wri
 from harness.program import StopRequest
 from harness.progress import say, show_status
 
-PAUSE = 0.5           # seconds between two looks at the processes
-FEWEST_STEPS = 10     # that say how long the others will take
-PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+PAUSE = 0.5        # seconds between two looks at the processes
+FEWEST_STEPS = 10  # that say how long the others will take
 
 
 @dataclass
@@ -32,6 +30,7 @@ class PlannedRun:
     flags: list[str]  # of train.py, --out, --seed and --steps aside
     steps: int
     program: tuple[str, ...] = (str(PROJECT / "train.py"),)
+    seconds: float = 0.0  # that it will take, if somebody knows
 
     @property
     def name(self) -> str:
@@ -66,8 +65,8 @@ class Runs:
         self.waiting = [run for run in planned if not run.is_finished()]
         self.running: list[tuple[PlannedRun, subprocess.Popen]] = []
         self.failed: dict[str, str] = {}
-        self.begun = self.first_step = time.monotonic()
         self.steps_before, self.finished_before = self.steps_made(), self.finished
+        self.begun = self.first_step = time.monotonic()
 
     @property
     def finished(self) -> int:
@@ -75,6 +74,7 @@ class Runs:
 
     def make(self) -> bool:
         """Returns whether it came to its end; not if somebody stopped it."""
+        self.begun = self.first_step = time.monotonic()
         with StopRequest() as stop:
             try:
                 while not stop.asked and (self.waiting or self.running):
@@ -106,7 +106,7 @@ class Runs:
             process = subprocess.Popen(
                 [sys.executable, *run.command], stdin=subprocess.DEVNULL, stdout=log,
                 stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"},
-                start_new_session=True, preexec_fn=stop_with_parent)
+                start_new_session=True)
         self.running.append((run, process))
 
     def collect(self) -> None:
@@ -132,27 +132,23 @@ class Runs:
         show_status(", ".join(parts))
 
     def time_left(self) -> str:
-        """", about 9 min left": at the speed of all steps so far, but not of a few. Once a run is
-        finished, its imports and its last evaluation count, too."""
+        """", about 9 min left": at the speed of all steps so far, but not of a few: before those by
+        what is known of each run. Once a run is finished, its imports and its last evaluation
+        count, too."""
         now, made = time.monotonic(), self.steps_made() - self.steps_before
         if not made:
             self.first_step = now
         since = self.begun if self.finished > self.finished_before else self.first_step
-        unfinished = [*self.waiting, *(run for run, _ in self.running)]
-        left = sum(run.steps - run.steps_made() for run in unfinished)
-        if made < FEWEST_STEPS or not left:
-            return ""
-        return f", {in_words(left * (now - since) / made)} left"
+        left = {run.name: run.steps - run.steps_made()
+                for run in (*self.waiting, *(run for run, _ in self.running))}
+        seconds = sum(left.values()) * (now - since) / max(made, 1)
+        if made < FEWEST_STEPS:
+            seconds = sum(run.seconds * left.get(run.name, 0) / run.steps
+                          for run in self.planned) / self.processes
+        return f", {in_words(seconds)} left" if seconds else ""
 
     def steps_made(self) -> int:
         return sum(run.steps_made() for run in self.planned)
-
-
-def stop_with_parent() -> None:
-    """In the new process: where the system can do so, it is told to stop when its parent is gone,
-    also after kill -9."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def is_written(run: PlannedRun) -> bool:
@@ -173,10 +169,14 @@ def last_line(log: Path) -> str:
     return written[-1] if written else "it printed nothing"
 
 
-def make_runs(planned: list[PlannedRun], processes: int, go_on: str) -> dict[str, str]:
-    """Returns those that failed, with the reason. `go_on` is the command that was typed."""
+def make_runs(planned: list[PlannedRun], processes: int, go_on: str,
+              before: Callable[[], None] = lambda: None) -> dict[str, str]:
+    """Returns those that failed, with the reason. `go_on` is the command that was typed, `before`
+    is done once it is said how long it will take."""
     runs = Runs(planned, processes)
-    say(f"{len(runs.waiting)} of {len(planned)} runs are to be made, {processes} at a time")
+    say(f"{len(runs.waiting)} of {len(planned)} runs are to be made, {processes} at a time"
+        f"{runs.time_left()}")
+    before()
     if not runs.make():
         finished = sum(run.is_finished() for run in planned)
         say(f"stopped, {finished} of {len(planned)} runs are finished. Go on with: {go_on}")

@@ -1,11 +1,17 @@
 """What an idea does to the gradient, by hand."""
+import itertools
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import torch
 
 from conftest import ROOT
 from engine.tokens import NUMBER, WORD
+from harness.load import load_policy
 from harness.settings import make_settings
-from tools.look import about_gradient, as_a_batch, look
+from tools.look import about_gradient, as_a_batch, look, seconds_of_runs
 
 KIND, ONES = np.array([WORD] * 8 + [NUMBER] * 2), np.ones(10)
 
@@ -48,3 +54,18 @@ def test_it_is_what_training_gives_the_tokens(capsys):
     look("by_kind", *settings, True)
     said = capsys.readouterr().out
     assert "word 0." in said and "operator 1." in said
+
+
+def test_how_long_a_run_takes_by_hand(monkeypatch):
+    """A clock that goes on by a second at each look: of a step's 2 seconds 1 is for its 8 answers.
+    Ten steps are 20; after 0, 4, 8 and 10 two modes ask 16 problems each: 128 / 8. Start is 100."""
+    s = make_settings({"model": str(ROOT / "models/tiny"), "threads": 1, "questions": 2,
+                       "answers": 4, "max_new_tokens": 9, "steps": 10, "eval_every": 4,
+                       "eval_tasks": 16})
+    policy = load_policy(s)
+    before = [parameter.clone() for parameter in policy.model.parameters()]
+    monkeypatch.setattr("tools.look.load_policy", lambda s: policy)
+    monkeypatch.setattr("tools.look.time", SimpleNamespace(
+        perf_counter=itertools.count().__next__, process_time=lambda: 100))
+    assert seconds_of_runs(s, replace(s, eval_every=0)) == [100 + 20 + 16, 100 + 20]
+    assert all(map(torch.equal, before, policy.model.parameters()))  # it learned nothing

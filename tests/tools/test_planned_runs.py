@@ -1,21 +1,20 @@
 """Runs side by side: made, stopped and gone on with, waited for, failed."""
-import multiprocessing
 import os
 import shutil
 import signal
-import sys
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from conftest import refusal
-from runs import lines, train_here
+from runs import train_here
 
 import train
 from harness.credit_file import step_of
 from harness.run_folder import open_folder
-from tools.runs import PlannedRun, Runs, is_written, make_runs
+from tools.runs import PlannedRun, Runs, make_runs
 
 
 @pytest.fixture
@@ -91,8 +90,11 @@ def test_a_run_that_another_process_writes_is_waited_for(planned, monkeypatch):
 
 
 def test_the_time_left_counts_whole_runs_once_one_is_finished(planned, monkeypatch):
-    """Three runs of 60 steps: imports of 60 s, steps of 10 s, an evaluation of 120 s at the end."""
+    """Three runs of 60 steps: imports of 60 s, steps of 10 s, an evaluation of 120 s at the end.
+    Before any step it is as somebody has foretold, here five minutes each, two at a time."""
     runs = Runs([planned(seed=seed, steps=60) for seed in range(3)], 1)
+    foretold = [replace(run, seconds=300) for run in runs.planned]
+    assert runs.time_left() == "" and Runs(foretold, 2).time_left() == ", about 8 min left"
     first, started, said = runs.waiting.pop(0), runs.begun, []
     for seconds, steps in (60, 0), (180, 12), (780, 60):
         runs.running = [(first, None)] if steps < 60 else []
@@ -101,18 +103,3 @@ def test_the_time_left_counts_whole_runs_once_one_is_finished(planned, monkeypat
                             lambda run, made=steps: made if run is first else 0)
         said.append(runs.time_left())
     assert said == ["", ", about 28 min left", ", about 26 min left"]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing tells of a parent's end")
-def test_a_killed_program_leaves_no_training_behind(planned):
-    """Its run keeps a checkpoint, as after Ctrl-C."""
-    run = planned(steps=10_000)
-    parent = multiprocessing.get_context("fork").Process(target=Runs([run], 1).make)
-    parent.start()
-    while not lines(run.folder / "metrics.jsonl"):
-        time.sleep(0.01)
-    parent.kill()
-    parent.join()
-    while is_written(run):
-        time.sleep(0.01)
-    assert "Go on with: python train.py --resume" in run.log.read_text()
