@@ -3,9 +3,8 @@
     python -m tools.preview runs/none-grpo-s0 --mitigation entropy_weighted --entropy_temp 0.5
 
 Reads the credit file of one step, prints where the weight goes, and shows answers shaded by it.
-A model is loaded only for a weighting that looks at hidden states or attention, or samples more.
-It is the checkpoint that sampled the step if that was kept, else the last one before it. Nothing is
-written.
+A model is loaded only for a weighting that looks at hidden states or attention, or samples more:
+that which sampled the step, if it was kept. Nothing is written.
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.preview")
@@ -63,7 +62,9 @@ def main(argv: list[str]) -> None:
     rollouts, weight, metrics = weighed(folder, step, settings)
     print(headline(folder, rollouts, settings, metrics))
     print_summary(rollouts, weight)
-    show_answers(rollouts, weight, load_tokenizer(folder), choose_answers(rollouts, flags.show))
+    groups = groups_in_order({"group": rollouts.group.numpy(), "reward": rollouts.reward.numpy()})
+    answers = np.concatenate(groups)[:flags.show].tolist()
+    show_answers(rollouts, weight, load_tokenizer(folder), answers)
 
 
 def settings_with(folder: Path, weighting: dict) -> Settings:
@@ -91,20 +92,19 @@ def step_of_run(folder: Path, settings: Settings, step: int | None) -> int:
 
 
 class Sampler:
-    """The model that sampled a step, or the last one before it that was kept; loaded when somebody
-    asks for it. It stands for `Rollouts.forward`."""
+    """The model that sampled a step, loaded when somebody asks for it: for `Rollouts.forward`."""
 
     def __init__(self, folder: Path, step: int, settings: Settings):
-        self.models, self.step, self.settings = models_of(folder, settings), step, settings
+        self.folder, self.step, self.settings = folder, step, settings
 
     @cached_property
     def policy(self) -> Policy:
-        trained = max(steps for steps in self.models if steps < self.step)
-        which = "that sampled them"
-        if trained != self.step - 1:
-            which = f"after step {trained} (the one that sampled them was not kept)"
-        print(f"looking with the model {which}: {self.models[trained]}")
-        return load_policy(self.settings, self.models[trained])
+        models = models_of(self.folder, self.settings)
+        if self.step - 1 not in models:
+            kept = [str(step) for step in credit_steps(self.folder) if step - 1 in models]
+            raise UserError(f"{self.settings.mitigation} asks the model, and the one that sampled "
+                            f"step {self.step} was not kept. It was of --step {' or '.join(kept)}")
+        return load_policy(self.settings, models[self.step - 1])
 
     @cached_property
     def forward(self) -> Forward:
@@ -156,15 +156,6 @@ def print_summary(rollouts: Rollouts, weight: torch.Tensor) -> None:
     formats = {"section or kind": "", "tokens": "d", "of all": ".1%", "of weight": ".1%",
                "mean weight": ".3f"}
     print(Table("weight", "", by_row(formats, rows)).to_text())
-
-
-def choose_answers(rollouts: Rollouts, most: int) -> list[int]:
-    """The best and the worst answer to each problem, of those with equal rewards one; problems
-    whose rewards differ come first."""
-    reward = rollouts.reward.numpy()
-    groups = groups_in_order({"group": rollouts.group.numpy(), "reward": reward})
-    return [b for members in groups
-            for b in members[:1 + (np.ptp(reward[members]) > 0)].tolist()][:most]
 
 
 def show_answers(rollouts: Rollouts, weight: torch.Tensor, tokenizer, answers: list[int]) -> None:
