@@ -25,7 +25,8 @@ from analysis.plots import BLUE, COLOURS, GREEN, GREY, ORANGE, legend_below, sav
 from analysis.runs import Run, evaluations, read_runs
 from analysis.statistics import mean_over, paired_difference
 from analysis.tables import NOTHING, Columns, Row, Table, by_row, shown
-from analysis.tally import OVER_REST, PARTITIONS, RARE, Tally, early_over_late, rest_columns
+from analysis.tally import (DRAWN, OVER_REST, PARTITIONS, RARE, Tally, early_over_late, fifths,
+                            rest_columns)
 from harness.credit_file import PART
 from harness.files import Json, make_folder, writing
 from harness.identity import Evaluation
@@ -185,13 +186,12 @@ def growth(run: Run, tally: Tally) -> Table:
             [line["success"] for line in lines], [line["finished"] for line in lines],
             [line["gradient_norm"] for line in lines]))
         answers = tally.answers[blocks].sum()
-        early, _, late = tally.mean("ends", "abs gradient", blocks)
+        tokens, sizes = (tally.total("position", name, blocks) for name in DRAWN)
         rows.append([f"{steps[0]}-{steps[-1]}" if len(steps) > 1 else f"{steps[0]}",
                      success, finished, tally.total("all", "tokens", blocks)[0] / answers,
                      tally.mean("all", "entropy", blocks)[0], norm,
                      tally.flat_answers[blocks].sum() / answers,
-                     tally.mean("all", "abs gradient", blocks)[0],
-                     early / late if late else None])
+                     tally.mean("all", "abs gradient", blocks)[0], float(fifths(tokens, sizes))])
     formats = {"steps": "", "success": ".1%", "finished": ".1%", "length": ".1f",
                "entropy": ".3f", "norm": ".3f", "flat": ".0%", "new": ".4f", "e/l": ".2f"}
     return Table("growth", "Over training", by_row(formats, rows), "",
@@ -304,8 +304,8 @@ def position_gradients(tally: Tally) -> Table:
     return Table("gradient by position", "The gradient by position in the answer", columns,
                  f"The first fifth of an answer gets {early.value:.2f} times the gradient of the "
                  f"last fifth (95%: {shown(early.interval, '.2f')}).",
-                 [OVER_REST, "of the fifths: a token counts where its middle stands, (t + 1/2) / "
-                  "length"], {**REST_WORDS, "bin": "part of the answer"})
+                 [OVER_REST, "a token counts where its middle stands, (t + 1/2) / length"],
+                 {**REST_WORDS, "bin": "part of the answer"})
 
 
 def position_bars(tally: Tally, folder: Path) -> Picture:

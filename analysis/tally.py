@@ -30,8 +30,7 @@ Tokens = dict[str, np.ndarray]  # a step's columns, one value a token, answer or
 RatioOf = Callable[[Floats, Floats], Floats]  # of the tokens and the sizes of the gradient
 Blocks = slice | np.ndarray
 PARTITIONS: dict[str, tuple[str | int, ...]] = {  # name: what its cells are called
-    "all": ("all",), "kind": KINDS, "section": SECTIONS, "position": tuple(range(10)),
-    "ends": ("first fifth", "middle", "last fifth")}
+    "all": ("all",), "kind": KINDS, "section": SECTIONS, "position": tuple(range(10))}
 DRAWN = ("tokens", "abs gradient")  # what is also summed with the groups drawn again
 MEASURES = (*DRAWN, "squared gradient", "abs advantage", "entropy", "s")
 OF_AN_ID = ("entropy", "log_prob", "abs gradient")  # summed for each token id
@@ -46,7 +45,7 @@ OVER_REST = ("mean abs(A) w s over that of all other tokens, where a row has at 
 def read_tokens(run: Path, step: int) -> Tokens:
     """A step's record, and what follows from it, one value a token."""
     columns = read_columns(run, step)
-    length = lengths(columns)
+    length = np.diff(np.append(columns["episode_start"], len(columns["token_id"])))
     answer = np.repeat(np.arange(len(length)), length)
     position = np.arange(len(answer)) - columns["episode_start"][answer]
     numbers = {"log_prob", "entropy", "collision", "weight", "advantage", "ratio"}
@@ -54,16 +53,11 @@ def read_tokens(run: Path, step: int) -> Tokens:
     codes = {name: columns[name].astype(np.int64) for name in ("kind", "section", "group")}
     s = gradient_size(torch.from_numpy(floats["log_prob"]), torch.from_numpy(floats["collision"]))
     tokens = {**columns, **floats, **codes, "s": s.numpy(), "length": length, "answer": answer,
-              "position": position, "relative": position / length[answer]}
+              "tenth": 5 * (2 * position + 1) // length[answer]}  # where its middle stands
     tokens["gradient"] = tokens["advantage"] * (tokens["weight"] * tokens["s"])
     return tokens | {"abs advantage": np.abs(tokens["advantage"]),
                      "abs gradient": np.abs(tokens["gradient"]),
                      "squared gradient": tokens["gradient"] ** 2}
-
-
-def lengths(columns: Tokens) -> np.ndarray:
-    """(answers,) tokens of each."""
-    return np.diff(np.append(columns["episode_start"], len(columns["token_id"])))
 
 
 class Vocabulary:
@@ -107,11 +101,6 @@ class Tally:
             self.live[name] = np.zeros(len(cells), np.int64)
 
     def read(self, status: Callable[[str], None] = lambda text: None) -> None:
-        """Where bins lie has to be known before anything is summed: two passes."""
-        self.longest = 0  # tokens of the longest answer
-        for step in self.steps:
-            status(f"{self.run.name}: lengths, step {step} of {self.steps[-1]}")
-            self.longest = max(self.longest, int(lengths(read_columns(self.run, step)).max()))
         for block, steps in enumerate(self.blocks):
             for step in steps.tolist():
                 status(f"{self.run.name}: step {step} of {self.steps[-1]}")
@@ -135,20 +124,14 @@ class Tally:
         # how often each group is drawn: Poisson(1) counts need no list of all groups (Chamandy et
         # al. 2012, "Estimating uncertainty for massive data streams")
         times = self.rng.poisson(1.0, (DRAWS, len(groups))).astype(np.float64)
-        for name, cell in self.cells(tokens).items():
+        cells = {"all": np.zeros_like(tokens["kind"]), "kind": tokens["kind"],
+                 "section": tokens["section"], "position": tokens["tenth"]}
+        for name, cell in cells.items():
             size = len(groups), len(PARTITIONS[name])
             by_group = sums_by_group(group, cell, size, measured)
             self.of[name][block] += by_group.sum(0)
             self.live[name] += (by_group[..., MEASURES.index("abs advantage")] > 0).sum(0)
             self.resampled[name] += np.tensordot(times, by_group[..., :len(DRAWN)], axes=1)
-
-    def cells(self, tokens: Tokens) -> dict[str, np.ndarray]:
-        """Which cell of each partition a token falls into."""
-        kind = tokens["kind"]
-        middle = (tokens["position"] + 0.5) / tokens["length"][tokens["answer"]]
-        return {"all": np.zeros_like(kind), "kind": kind, "section": tokens["section"],
-                "position": np.searchsorted(cut_edges(self.longest), tokens["relative"]) - 1,
-                "ends": np.digitize(middle, (0.2, 0.8))}
 
     def total(self, partition: str, measure: str, blocks: Blocks = slice(None)) -> Floats:
         """(cells,) over all of training, or some blocks of it."""
@@ -191,16 +174,6 @@ def sums_by_group(group: np.ndarray, cell: np.ndarray, size: tuple[int, int],
     return np.stack(sums, axis=-1)
 
 
-def cut_edges(longest: int, bins: int = 10) -> Floats:
-    """Bins of equal width between the smallest and the largest relative position, open on the left;
-    the lowest edge lies 0.1% of the range lower, so that 0 is inside (what pandas.cut does)."""
-    if longest == 1:  # every answer is one token: all positions are 0
-        return np.linspace(-0.001, 0.001, bins + 1)
-    edges = np.linspace(0, (longest - 1) / longest, bins + 1)
-    edges[0] -= 0.001 * edges[-1]
-    return edges
-
-
 def over_the_rest(tally: Tally, partition: str) -> list[Estimate]:
     """Mean gradient in a cell over that in all other tokens, for each cell."""
     def ratio_of(tokens: Floats, sizes: Floats) -> Floats:
@@ -224,6 +197,13 @@ def rest_columns(tally: Tally, partition: str, cells: Iterable[int]) -> Columns:
 
 def early_over_late(tally: Tally) -> Estimate:
     """Mean gradient in the first fifth of the answers over that in the last."""
-    value, draws = tally.ratios("ends", lambda tokens, sizes: (
-        sizes[..., 0] / tokens[..., 0] / (sizes[..., 2] / tokens[..., 2])))
-    return ratio(float(value), draws, int(tally.live["ends"][[0, 2]].min()))
+    value, draws = tally.ratios("position", fifths)
+    return ratio(float(value), draws, int(tally.live["position"][[0, 1, 8, 9]].min()))
+
+
+def fifths(tokens: Floats, sizes: Floats) -> Floats:
+    """(..., 10) each -> (...) the mean size in the first two tenths over that in the last two."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        early, late = (sizes[..., part].sum(-1) / tokens[..., part].sum(-1)
+                       for part in (slice(2), slice(8, None)))
+        return np.asarray(early / late)

@@ -26,7 +26,7 @@ def test_one_step_at_a_time(tmp_path, monkeypatch):
     monkeypatch.setattr(tally, "read_columns", watched)
     folder, _ = random_log(tmp_path / "run", steps=4)
     tallied(folder)
-    assert len(alive) == 8
+    assert len(alive) == 4
 
 
 def test_a_run_without_credit_files_has_its_gains_paired_by_problem(tmp_path, capsys):
