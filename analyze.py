@@ -25,8 +25,7 @@ from analysis.plots import BLUE, COLOURS, GREEN, GREY, ORANGE, legend_below, sav
 from analysis.runs import Run, evaluations, read_runs
 from analysis.statistics import mean_over, paired_difference
 from analysis.tables import NOTHING, Columns, Row, Table, by_row, shown
-from analysis.tally import (DRAWN, OVER_REST, PARTITIONS, RARE, Tally, early_over_late, fifths,
-                            rest_columns)
+from analysis.tally import OVER_REST, PARTITIONS, RARE, Tally, early_over_late, rest_columns
 from harness.credit_file import PART
 from harness.files import Json, make_folder, writing
 from harness.identity import Evaluation
@@ -186,20 +185,18 @@ def growth(run: Run, tally: Tally) -> Table:
             [line["success"] for line in lines], [line["finished"] for line in lines],
             [line["gradient_norm"] for line in lines]))
         answers = tally.answers[blocks].sum()
-        tokens, sizes = (tally.total("position", name, blocks) for name in DRAWN)
         rows.append([f"{steps[0]}-{steps[-1]}" if len(steps) > 1 else f"{steps[0]}",
                      success, finished, tally.total("all", "tokens", blocks)[0] / answers,
                      tally.mean("all", "entropy", blocks)[0], norm,
                      tally.flat_answers[blocks].sum() / answers,
-                     tally.mean("all", "abs gradient", blocks)[0], float(fifths(tokens, sizes))])
+                     tally.mean("all", "abs gradient", blocks)[0]])
     formats = {"steps": "", "success": ".1%", "finished": ".1%", "length": ".1f",
-               "entropy": ".3f", "norm": ".3f", "flat": ".0%", "new": ".4f", "e/l": ".2f"}
+               "entropy": ".3f", "norm": ".3f", "flat": ".0%", "new": ".4f"}
     return Table("growth", "Over training", by_row(formats, rows), "",
                  ["a group without spread: all its rewards are equal, so its advantages are 0"],
                  {"success": "success in training batches", "length": "tokens an answer",
                   "norm": "gradient norm", "flat": "answers in groups without spread",
-                  "new": "mean gradient size abs(A) w s",
-                  "e/l": "first fifth of an answer over last fifth"})
+                  "new": "mean gradient size abs(A) w s"})
 
 
 def forks(tally: Tally) -> Table:
@@ -310,8 +307,10 @@ def position_gradients(tally: Tally) -> Table:
 
 def position_bars(tally: Tally, folder: Path) -> Picture:
     figure, axis = plt.subplots()
-    mean, drawn = tally.ratios("position", lambda tokens, sizes: sizes / tokens)
-    axis.bar(range(1, 11), mean, 0.85, yerr=1.96 * drawn.std(0), color=BLUE,
+    mean = tally.mean("position", "abs gradient")
+    slopes = [tally.log_mean("position", tenth)[1] for tenth in np.eye(10)]
+    error = mean * [tally.error("position", slope) for slope in slopes]
+    axis.bar(range(1, 11), mean, 0.85, yerr=1.96 * error, color=BLUE,
              error_kw={"lw": 0.8, "capsize": 2})
     axis.set(xlabel="tenth of the answer", ylabel="mean abs(A) w s", xticks=range(1, 11),
              title=f"The gradient is largest in tenth {np.nanargmax(mean) + 1}")

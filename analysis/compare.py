@@ -191,34 +191,24 @@ def rows_of_family(comparison: Comparison, measure: str,
 
 
 def steadiness(run: Run) -> list[float] | None:
-    """How the gradient norm, the entropy and the success of a run moved; seconds a step."""
-    lines, success = run["metrics"], success_by_step(run)
-    norm = np.array([line["gradient_norm"] for line in lines if line["gradient_norm"]])
-    entropy = np.array([line["entropy"] for line in lines if line["entropy"] is not None])
-    if not len(norm) or not len(entropy):
+    """How the gradient norm of a run moved; seconds a step."""
+    norm = np.array([line["gradient_norm"] for line in run["metrics"] if line["gradient_norm"]])
+    if not len(norm):
         return None
-    best = max(success[i:i + 5].mean() for i in range(max(1, len(success) - 4)))
-    seconds = np.array([line["seconds"] for line in lines], float)
-    return [norm[:10].mean(), norm[-10:].mean(), norm.max() / np.median(norm),
-            entropy[:10].mean(), entropy[-10:].mean(), best, success[-5:].mean(), seconds.mean()]
+    seconds = np.array([line["seconds"] for line in run["metrics"]], float)
+    return [norm[:10].mean(), norm[-10:].mean(), norm.max() / np.median(norm), seconds.mean()]
 
 
 def stability(comparison: Comparison) -> Table:
     rows: list[Row] = []
     for name, arm in comparison.arms.items():
-        of_runs = map(steadiness, arm.values())
-        if measured := [values for values in of_runs if values]:
+        if measured := [values for values in map(steadiness, arm.values()) if values]:
             rows.append([name, len(measured), *np.mean(measured, 0).tolist()])
-    formats = {"arm": "", "runs": "d", "norm first": ".3f", "last": ".3f", "peak": ".1f",
-               "entropy": ".2f", "to": ".2f", "best": ".0%", "end": ".0%", "seconds": ".1f"}
-    return Table("stability",
-                 "Gradient norm before clipping, entropy, success in training batches, and cost",
-                 by_row(formats, rows), "",
-                 ["means over runs; first and last: of ten steps; success: the best five steps in "
-                  "a row, and the last five"],
-                 {"norm first": "gradient norm, first", "last": "gradient norm, last",
-                  "peak": "its largest over its median", "entropy": "entropy, first",
-                  "to": "entropy, last", "best": "best success", "end": "last success",
+    formats = {"arm": "", "runs": "d", "first": ".3f", "last": ".3f", "peak": ".1f",
+               "seconds": ".1f"}
+    return Table("stability", "Gradient norm before clipping, and cost", by_row(formats, rows), "",
+                 ["means over runs; first and last: of ten steps"],
+                 {"first": "first norm", "last": "last norm", "peak": "largest over median",
                   "seconds": "seconds a step"})
 
 

@@ -10,7 +10,7 @@ from analysis.tally import Tally
 from engine.errors import UserError
 from harness.flags import Flag, Parser, add_flags, with_defaults
 from harness.identity import Evaluation
-from harness.progress import show_status
+from harness.progress import change, show_status
 from harness.settings import OPTIONS
 
 GRADIENT = "Where the gradient went"  # chapter of the page
@@ -19,7 +19,7 @@ LEGENDS = {GRADIENT: [
     "of the gradient of log p at the logits. The gradient of a token has the size abs(A) w s; "
     "shares are of summed sizes, directions do not enter. What --loss_norm sequence, a KL term, "
     "clipping and later epochs do to the loss is not in it.",
-    "Intervals: bootstrap over this run's groups. They do not cover seed-to-seed variation."]}
+    "Intervals: over this run's groups. They do not cover seed-to-seed variation."]}
 PLACES = {  # the table of the page that a picture stands below; two others have their own place
     "growth": "over_training", "gradient by position": "position", "arms": "learning_curves"}
 FLAGS = {
@@ -74,32 +74,18 @@ def opening(run: Run) -> list[str]:
     if not is_done(run):
         sentences.append(f"This run is not finished: step {steps_done(run)} of "
                          f"{run['config']['steps']} so far.")
-    sentences.append(held_out_success(headline(run)))
+    lines = headline(run)
+    if len(lines) > 1:
+        sentences.append(f"{lines[0]['mode'].capitalize()} answers solved "
+                         f"{change(lines[0], lines[-1])}.")
     if not run["steps"]:
         sentences.append("There are no credit files, so nothing is known of single tokens.")
     return sentences
 
 
-def held_out_success(lines: list[Evaluation]) -> str:
-    """In the first evaluation and the last."""
-    if not lines:
-        return "It was not evaluated on held-out problems."
-    start, end = lines[0], lines[-1]
-    found = [f"{start['success']:.1%} of {len(end['answer']):,} held-out problems {time_of(start)}"]
-    if len(lines) > 1:
-        found.append(f"{end['success']:.1%} {time_of(end)}")
-    return (f"With {end['mode']} answers it solved {', and '.join(found)} (95% interval "
-            f"{end['success_low']:.1%} to {end['success_high']:.1%}).")
-
-
 def headline(run: Run) -> list[Evaluation]:
     """The evaluations that are spoken of."""
     return evaluations(run, "sampled") or evaluations(run, "greedy")
-
-
-def time_of(line: Evaluation) -> str:
-    step = line["step"]
-    return f"after {step} step{'s' * (step != 1)}" if step else "before training"
 
 
 def describe(run: Run, tally: Tally | None) -> str:

@@ -73,18 +73,14 @@ def detectable(df: float, tests: int = 1) -> float:
     return float(np.quantile(needed(df, tests), 0.8))
 
 
-def ratio(value: float, draws: Floats, groups: int) -> Estimate:
-    """A ratio, and the same ratio with the groups drawn again; the interval is made for its
-    logarithm. `groups` are those that carry it: groups whose advantages are all 0 say nothing."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        centre, spread = np.log(value), np.log(draws)
-    spread = spread[np.isfinite(spread)]
-    if groups < FEWEST or len(spread) < 0.9 * len(draws) or not np.isfinite(centre):
-        return Estimate(value)
-    error = float(spread.std(ddof=1)) * np.sqrt(groups / (groups - 1))
-    logarithm = estimate(float(centre), error, groups - 1)
-    low, high = np.exp(logarithm.interval).tolist()
-    return Estimate(value, low, high, logarithm.p)
+def ratio(logarithm: float, error: float, groups: int) -> Estimate:
+    """A ratio, of which the logarithm and its standard error are known. `groups` are those that
+    carry it: groups whose advantages are all 0 say nothing."""
+    if groups < FEWEST or not np.isfinite(logarithm):
+        return Estimate(float(np.exp(logarithm)))
+    found = estimate(logarithm, error * np.sqrt(groups / (groups - 1)), groups - 1)
+    low, high = np.exp(found.interval).tolist()
+    return Estimate(float(np.exp(logarithm)), low, high, found.p)
 
 
 def mean_over(values: Collection[float | None], tests: int = 1) -> Estimate:

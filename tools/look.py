@@ -103,9 +103,10 @@ def about_gradient(is_weighting: bool, kind, s, usual, advantage, weight) -> lis
     ordered = sorted(gains.items(), key=lambda item: -item[1])
     amount = weight if is_weighting else np.abs(advantage)
     heaviest = np.sort(amount)[::-1][:max(1, round(TENTH * len(amount)))]
+    of_all = heaviest.sum() / max(amount.sum(), 1e-30)
     lines = ["share of the gradient, times plain GRPO's: "
              + ", ".join(f"{name} {gain:.2f}" for name, gain in ordered),
-             f"the heaviest tenth of the tokens has {heaviest.sum() / amount.sum():.0%} of all "
+             f"the heaviest tenth of the tokens has {of_all:.0%} of all "
              + ("weight" if is_weighting else "abs(A)")]
     if not is_weighting:
         both = (advantage != 0) & (usual != 0)

@@ -2,7 +2,8 @@
 
     python -m tools.preview runs/none-grpo-s0 --mitigation entropy_weighted --entropy_temp 0.5
 
-Reads the credit file of one step, prints where the weight goes, and shows answers shaded by it.
+Reads the credit file of one step, says what the weights do to its gradient, and shows answers
+shaded by them.
 A model is loaded only for a weighting that looks at hidden states or attention, or samples more:
 that which sampled the step, if it was kept. Nothing is written.
 """
@@ -18,12 +19,12 @@ import torch
 
 from engine.choices import MITIGATIONS, NEVER_RESCALED
 from analysis.answers import groups_in_order
-from analysis.tables import Table, by_row
 from engine.errors import UserError
 from engine.forward import Forward
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
-from engine.tokens import KINDS, SECTIONS, load_tokenizer, token_bytes
+from engine.tokens import load_tokenizer, token_bytes
+from grpo import gradient_size
 from harness.credit_file import checkpoint_folders
 from harness.credit_reading import credit_steps, read_credit
 from harness.files import find_folder
@@ -35,6 +36,7 @@ from harness.program import run_as_program
 from harness.progress import put
 from harness.settings import NOT_KEYWORDS, OPTIONS, Settings, choice_flags, make_settings
 from mitigations import rescaled_weight
+from tools.look import about_gradient
 from tools.terminal import check_place, legend, one_line, shaded
 
 FLAGS = {
@@ -61,7 +63,7 @@ def main(argv: list[str]) -> None:
     step = step_of_run(folder, settings, flags.step)
     rollouts, weight, metrics = weighed(folder, step, settings)
     print(headline(folder, rollouts, settings, metrics))
-    print_summary(rollouts, weight)
+    print("\n".join(f"  {line}" for line in about_weights(rollouts, weight)))
     groups = groups_in_order({"group": rollouts.group.numpy(), "reward": rollouts.reward.numpy()})
     answers = np.concatenate(groups)[:flags.show].tolist()
     show_answers(rollouts, weight, load_tokenizer(folder), answers)
@@ -144,18 +146,12 @@ def headline(folder: Path, rollouts: Rollouts, s: Settings, metrics: dict) -> st
             f"{typed}, rescale {s.rescale} (factor {metrics['weight_factor']:.3g}){note}")
 
 
-def print_summary(rollouts: Rollouts, weight: torch.Tensor) -> None:
-    """Where the weight goes, by section and by kind."""
-    rows, given = [], weight[rollouts.mask].numpy()
-    for names, codes in ((SECTIONS, rollouts.section), (KINDS, rollouts.kind)):
-        for code, name in enumerate(names):
-            part = given[codes[rollouts.mask].numpy() == code]
-            if len(part):
-                rows.append([name, len(part), len(part) / len(given),
-                             part.sum() / max(given.sum(), 1e-30), part.mean()])
-    formats = {"section or kind": "", "tokens": "d", "of all": ".1%", "of weight": ".1%",
-               "mean weight": ".3f"}
-    print(Table("weight", "", by_row(formats, rows)).to_text())
+def about_weights(rollouts: Rollouts, weight: torch.Tensor) -> list[str]:
+    """What they do to the gradient, as tools.look says it."""
+    s = gradient_size(rollouts.log_prob, rollouts.collision)
+    kind, *columns = (frame[rollouts.mask].numpy() for frame in (
+        rollouts.kind, s, rollouts.advantage, rollouts.advantage, weight))
+    return about_gradient(True, kind, *columns)
 
 
 def show_answers(rollouts: Rollouts, weight: torch.Tensor, tokenizer, answers: list[int]) -> None:
