@@ -158,5 +158,5 @@ def show_in_short(texts: list[str], tables: list[Table]) -> None:
 
 def item_of(text: str) -> list[str]:
     """One entry of a list."""
-    return [f"{'  ' if number else '- '}{line}"
-            for number, line in enumerate(textwrap.wrap(text, WIDTH - 2))]
+    lines = textwrap.wrap(text, WIDTH - 2, break_on_hyphens=False)
+    return [f"{'  ' if number else '- '}{line}" for number, line in enumerate(lines)]
