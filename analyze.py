@@ -71,7 +71,8 @@ def analyze_run(run: Run, folder: Path, with_all: bool) -> None:
     with writing(folder):
         pictures = draw_run(run, tally, folder)
     tables = {table.name: table for table in sum(chapters.values(), [])}
-    sentences = [report.about(run), report.describe(run, tally), *report.opening(run)]
+    sentences = [f"{report.task_in_words(run['config'])}.", report.describe(run, tally),
+                 *report.opening(run)]
     findings = [tables[name].finding for name in FINDINGS
                 if name in tables and tables[name].finding != NOTHING]
     page = report.run_page(sentences, findings, chapters, pictures)

@@ -4,7 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from analysis.page import Picture, bullets, figure_of, folded, paragraphs, section_of, viewer
-from analysis.runs import PLAIN, Run, evaluations, is_done, steps_done, task_of
+from analysis.runs import Run, evaluations, is_done, steps_done, task_of
 from analysis.tables import Table, show, show_in_short
 from analysis.tally import Tally
 from engine.errors import UserError
@@ -39,17 +39,6 @@ def read_flags(argv: list[str], description: str) -> SimpleNamespace:
     return flags
 
 
-def about(run: Run) -> str:
-    """The task, what solved means, and the method, in one sentence."""
-    config = run["config"]
-    if {"imported", "trainer"} & config.keys():
-        return "A run of another program."
-    changed = [f"the {'weighting' if axis == 'mitigation' else axis} {config.get(axis)}"
-               for axis, usual in PLAIN.items() if config.get(axis, usual) != usual]
-    method = f"plain GRPO but for {' and '.join(changed)}" if changed else "plain GRPO"
-    return f"{task_in_words(config)}; the method is {method}."
-
-
 def compared(runs: list[Run]) -> str:
     """What runs that are compared have in common."""
     config, lines = runs[0]["config"], runs[0]["evaluations"]
@@ -62,6 +51,8 @@ def compared(runs: list[Run]) -> str:
 
 def task_in_words(config: Mapping[str, object]) -> str:
     """A task says what a right answer is in its `solved`."""
+    if {"imported", "trainer"} & config.keys():
+        return "A run of another program"
     means = getattr(task_of(config), "solved", "the score that its task calls answer is 1")
     return f"Task {config.get('task', OPTIONS['task'].default)}: a problem is solved if {means}"
 

@@ -142,8 +142,10 @@ MUTATIONS = [  # file, the line as it is, as it is broken, the test that fails t
     ("analysis/statistics.py", "scaled = (count - np.arange(count))",
      "scaled = (count + np.arange(count))",
      "analysis/test_statistics.py::test_holm_by_hand"),
-    ("analysis/tally.py", "edges[0] -= 0.001 * edges[-1]", "pass",
-     "analysis/test_tally.py::test_bins_are_those_of_pandas_cut"),
+    ("analysis/tally.py", "5 * (2 * position + 1) // length[answer]",
+     "10 * position // length[answer]", "analysis/test_tally.py::test_ten_position_bins"),
+    ("analysis/tally.py", "slope - their_slope", "slope",
+     "analysis/test_effects.py::test_intervals_are_those_of_groups_that_are_drawn_again"),
 ]
 
 

@@ -18,8 +18,7 @@ from harness.files import PROJECT, is_folder, is_there, locked, make_folder, wri
 from harness.program import StopRequest
 from harness.progress import say, show_status
 
-PAUSE = 0.5        # seconds between two looks at the processes
-FEWEST_STEPS = 10  # that say how long the others will take
+PAUSE = 0.5  # seconds between two looks at the processes
 
 
 @dataclass
@@ -65,8 +64,8 @@ class Runs:
         self.waiting = [run for run in planned if not run.is_finished()]
         self.running: list[tuple[PlannedRun, subprocess.Popen]] = []
         self.failed: dict[str, str] = {}
-        self.steps_before, self.finished_before = self.steps_made(), self.finished
-        self.begun = self.first_step = time.monotonic()
+        self.steps_before = sum(run.steps_made() for run in planned)
+        self.begun, self.finished_before = time.monotonic(), self.finished
 
     @property
     def finished(self) -> int:
@@ -74,7 +73,7 @@ class Runs:
 
     def make(self) -> bool:
         """Returns whether it came to its end; not if somebody stopped it."""
-        self.begun = self.first_step = time.monotonic()
+        self.begun = time.monotonic()
         with StopRequest() as stop:
             try:
                 while not stop.asked and (self.waiting or self.running):
@@ -132,23 +131,17 @@ class Runs:
         show_status(", ".join(parts))
 
     def time_left(self) -> str:
-        """", about 9 min left": at the speed of all steps so far, but not of a few: before those by
-        what is known of each run. Once a run is finished, its imports and its last evaluation
-        count, too."""
-        now, made = time.monotonic(), self.steps_made() - self.steps_before
-        if not made:
-            self.first_step = now
-        since = self.begun if self.finished > self.finished_before else self.first_step
-        left = {run.name: run.steps - run.steps_made()
-                for run in (*self.waiting, *(run for run, _ in self.running))}
-        seconds = sum(left.values()) * (now - since) / max(made, 1)
-        if made < FEWEST_STEPS:
-            seconds = sum(run.seconds * left.get(run.name, 0) / run.steps
-                          for run in self.planned) / self.processes
+        """", about 9 min left": once a run is finished at the speed so far, with what a run takes
+        beside its steps; before by what was foretold of each run."""
+        unfinished = [*self.waiting, *(run for run, _ in self.running)]
+        if self.finished > self.finished_before:
+            made = sum(run.steps_made() for run in self.planned) - self.steps_before
+            left = sum(run.steps - run.steps_made() for run in unfinished)
+            seconds = left * (time.monotonic() - self.begun) / max(made, 1)
+        else:
+            seconds = sum(run.seconds * (1 - run.steps_made() / run.steps)
+                          for run in unfinished) / self.processes
         return f", {in_words(seconds)} left" if seconds else ""
-
-    def steps_made(self) -> int:
-        return sum(run.steps_made() for run in self.planned)
 
 
 def is_written(run: PlannedRun) -> bool:

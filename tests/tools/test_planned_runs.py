@@ -89,17 +89,15 @@ def test_a_run_that_another_process_writes_is_waited_for(planned, monkeypatch):
     assert runs.make() and runs.finished == 1
 
 
-def test_the_time_left_counts_whole_runs_once_one_is_finished(planned, monkeypatch):
-    """Three runs of 60 steps: imports of 60 s, steps of 10 s, an evaluation of 120 s at the end.
-    Before any step it is as somebody has foretold, here five minutes each, two at a time."""
-    runs = Runs([planned(seed=seed, steps=60) for seed in range(3)], 1)
-    foretold = [replace(run, seconds=300) for run in runs.planned]
-    assert runs.time_left() == "" and Runs(foretold, 2).time_left() == ", about 8 min left"
+def test_the_time_left_is_foretold_and_then_that_of_whole_runs(planned, monkeypatch):
+    """Three runs of 60 steps, foretold to take 240 s each. The first takes 780."""
+    runs = Runs([replace(planned(seed=seed, steps=60), seconds=240) for seed in range(3)], 1)
     first, started, said = runs.waiting.pop(0), runs.begun, []
-    for seconds, steps in (60, 0), (180, 12), (780, 60):
+    for seconds, steps in (60, 0), (180, 15), (780, 60):
         runs.running = [(first, None)] if steps < 60 else []
         monkeypatch.setattr(time, "monotonic", lambda now=started + seconds: now)
         monkeypatch.setattr(PlannedRun, "steps_made",
                             lambda run, made=steps: made if run is first else 0)
         said.append(runs.time_left())
-    assert said == ["", ", about 28 min left", ", about 26 min left"]
+    assert said == [", about 12 min left", ", about 11 min left", ", about 26 min left"]
+    assert Runs([planned(seed=3)], 1).time_left() == ""  # nobody foretold anything
