@@ -20,8 +20,8 @@ COLOURS = {"plain": GREY, "placebo": ORANGE, "idea": BLUE}
 
 
 class Verdict:
-    def __init__(self, name: str, first: dict):
-        self.name, self.looks = name, [first]
+    def __init__(self, name: str, first: dict, shuffled: str = "tokens"):
+        self.name, self.looks, self.shuffled = name, [first], shuffled
         self.doubt = doubt_about_training(list(first["plain"].values()))
         self.measure = AT_THE_END if self.doubt else IN_TRAINING
         if self.lead(first) is None:
@@ -78,11 +78,13 @@ class Verdict:
                     f"worse by at most {shown(max(-lead.low, 0.0), 'size')}.")
         if chosen.low > 0 or chosen.high < 0:
             how = "better" if chosen.low > 0 else "worse"
-            why = f"Its choice of tokens is {how} than chance, by {in_points(chosen)} points"
+            why = (f"Its choice of {self.shuffled} is {how} than chance, by {in_points(chosen)} "
+                   "points")
         else:
-            why = ("That it chooses these tokens and not others makes no difference that is seen, "
-                   f"within {shown(farther_end(chosen), 'size')} points")
-        return [said, *self.beside(), f"{why}: its placebo has the same numbers at other tokens."]
+            why = (f"That it chooses these {self.shuffled} and not others makes no difference that "
+                   f"is seen, within {shown(farther_end(chosen), 'size')} points")
+        return [said, *self.beside(),
+                f"{why}: its placebo has the same numbers at other {self.shuffled}."]
 
     def beside(self) -> list[str]:
         """What the evaluation sees where the training decides."""

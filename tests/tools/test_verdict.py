@@ -27,6 +27,8 @@ def test_the_sentences_by_hand():
     assert nothing.startswith("No difference seen: +4.0 (-8.7 to +16.7) points, 2 pairs.")
     assert "better by at most 16.7 points and worse by at most 8.7." in nothing
     assert "no difference that is seen, within 15.7 points: its placebo" in nothing
+    of_answers = Verdict("my_idea", runs_with([0.03, 0.05]), "answers").sentences()[-1]
+    assert "these answers and not others" in of_answers and of_answers.endswith("other answers.")
     behind = verdict_of([-0.05, -0.051, -0.049])
     assert behind.startswith("my_idea is behind plain GRPO: -5.0 (-5.2 to -4.8) points, 3 pairs.")
     assert "worse than chance, by -6.0 (-6.2 to -5.8) points" in behind
