@@ -12,7 +12,7 @@ from engine.tokens import token_bytes
 from harness.identity import run_config
 from harness.log_reading import StepLine, lines_of_run
 
-PER_PAGE, STEPS = 12_000, 21  # tokens of training answers on a page, and steps they are from
+PER_PAGE, STEPS = 10_000, 21  # tokens of training answers on a page, and steps they are from
 SHADED_BY = {  # what a page can shade tokens by, the first at first: its column, and what it says:
     # the stronger a token's colour, ... Not every run has measured credit
     "gradient size": ("abs gradient", "the larger the gradient that it was given: abs(advantage) x "
