@@ -40,7 +40,6 @@ FLAGS = {
     "seed": Flag(0, "of the initial weights and the demonstrations", least=0, most=MOST_SEED),
     "threads": Flag(2, "CPU threads", least=1, most=MOST_THREADS)}
 MUON_RATE, ADAM_RATE = 0.02, 3e-3  # learning rates of the matrices, and of all else
-TEST_EVERY = 1000                  # updates between tests on held-out problems
 
 RECIPE: dict = {  # the settings of a run that suit this model; flags override them
     "prompt": TASK.prompt, "numbers": TASK.numbers, "min_number": TASK.min_number,
@@ -52,7 +51,7 @@ RECIPE: dict = {  # the settings of a run that suit this model; flags override t
 TOKENIZER_CONFIG = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>",
                     "pad_token": "<|endoftext|>"}
 
-TEST_PROBLEMS = 1500  # of the last test
+TEST_PROBLEMS = 1500  # held out, at the end
 
 
 def main(argv: list[str]) -> None:
@@ -72,7 +71,7 @@ def make_model_folder(folder: Path, flags: SimpleNamespace) -> None:
     else:
         model = make_model(tokenizer.get_vocab_size())
     train(model, tokenizer, flags)
-    evaluate(model, tokenizer, TEST_PROBLEMS, flags.talk)
+    evaluate(model, tokenizer, flags.talk)
     with writing(Path(flags.out)):
         save(folder, model, tokenizer, recipe_for(flags.talk))
 
@@ -120,8 +119,6 @@ def train(model: Qwen2, tokenizer: Tokenizer, flags: SimpleNamespace) -> None:
         if step % 100 == 0 or step == flags.steps:
             print(f"step {step:6d}/{flags.steps}  loss {loss.item():.4f}  "
                   f"{time.time() - start:6.0f} s", flush=True)
-        if step % TEST_EVERY == 0:
-            evaluate(model, tokenizer, 500, flags.talk)
 
 
 def weighted_loss(model: Qwen2, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -164,9 +161,9 @@ def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
     return x.T if is_tall else x
 
 
-def evaluate(model: Qwen2, tokenizer: Tokenizer, count: int, talk: int) -> None:
+def evaluate(model: Qwen2, tokenizer: Tokenizer, talk: int) -> None:
     """Answer held-out problems once each; print the results and three answers."""
-    rollouts = sample_answers(model, tokenizer, TASK, TASK.held_out_problems(count), 1,
+    rollouts = sample_answers(model, tokenizer, TASK, TASK.held_out_problems(TEST_PROBLEMS), 1,
                               max_new_tokens=recipe_for(talk)["max_new_tokens"])
     rollouts = score_answers(rollouts, tokenizer, TASK)
     mean = {name: values.mean().item() for name, values in rollouts.scores.items()}
