@@ -36,6 +36,7 @@ LENGTHS = {  # --loss_norm: the factor of an answer's length
     "token": "m = [[m]]",
     "sequence": "m = N / (answers x tokens) = [[N]] / ([[trained]] x [[tokens]]) = [[m]]",
     "constant": "m = N / (answers x most tokens) = [[N]] / ([[batch]] x [[most]]) = [[m]]"}
+NOT_TRAINED = "cut off by the limit, so it is not trained on (--drop_unfinished)"
 NAMES = re.compile(r"\[\[(.+?)\]\]")
 Stage = tuple[str, str, str]  # label, text, the function that computes it
 Value = str | float | None
@@ -68,6 +69,7 @@ def stages(config: Mapping[str, object]) -> list[Stage]:
         ("group", "mean [[mean]], standard deviation [[std]]", place(group_z_score)),
         ("advantage", f"A = {formula} = [[computed]]", place(computes) if computes else ""),
         ("advantage", f"A = [[advantage]][[recorded]], {advantage}", by_advantage),
+        ("dropped", "[[dropped]]", "train.py: drop_unfinished"),
         ("weight", f"[[w]], {weight}", by_weight),
         ("rescaling", f"c w = [[w]] x [[c]] = [[weight]] (--rescale {s.rescale})",
          place(rescaling)),
@@ -120,6 +122,8 @@ def numbers_of(tokens: Tokens, config: Mapping[str, object], line: StepLine | No
     N, c = (line["N"], line["weight_factor"]) if line else (None, None)
     m = float(length_scaling(trained, s.loss_norm, s.max_new_tokens)[b, 0])
     each = m / (N or int(trained.sum()) or math.nan)  # of a token, in the mean that is the loss
+    if is_dropped[b]:
+        c, m, each = None, math.nan, math.nan
     computed = torch.tensor(math.nan)
     if s.advantage in FORMULAS:
         one_token = SimpleNamespace(reward=reward, group=group, mask=torch.ones(len(reward), 1))
@@ -135,8 +139,8 @@ def numbers_of(tokens: Tokens, config: Mapping[str, object], line: StepLine | No
             "most": s.max_new_tokens,
             "rewards": ", ".join(f"{count} x {value}" for value, count in rewards.most_common()),
             "mean": rounded(mean[b]), "std": rounded(std[b]),
-            "m": rounded(m), "reward": rounded(tokens["reward"][b]),
-            "parts": ", ".join(parts) or None,
+            "m": rounded(m), "dropped": NOT_TRAINED if is_dropped[b] else None,
+            "reward": rounded(tokens["reward"][b]), "parts": ", ".join(parts) or None,
             "computed": rounded(computed) if is_computed else None,
             "recorded": None if is_computed else "", "rank": ranks(abs(of["gradient"])),
             "p": list(map(rounded, np.exp(of["log_prob"]))),

@@ -5,6 +5,7 @@ The size of a token's gradient at the logits is abs(A) w s (grpo.gradient_size),
 batch is the sum of the squares. A weighting that takes noise off tokens that decide nothing is as
 good as a larger batch of plain GRPO: how large at the most is known before any training.
 """
+import textwrap
 import time
 from dataclasses import replace
 
@@ -45,7 +46,7 @@ def seconds_after_start(policy: Policy) -> float:
         begun = time.perf_counter()
         batch = sample(policy, s, 1)
         of_answers = time.perf_counter() - begun
-        advantage, weight = credited(batch, methods, policy, s, 1)
+        advantage, weight, _ = credited(batch, methods, policy, s, 1)
         update(policy.model, optimizer, replace(batch, advantage=advantage), weight,
                replace(s, kl=0.0))
         return of_answers, time.perf_counter() - begun
@@ -60,21 +61,23 @@ def seconds_after_start(policy: Policy) -> float:
 
 def look(name: str, plain: Settings, idea: Settings, is_weighting: bool) -> None:
     """Print what the idea does to the tokens of a few batches of the untrained model."""
-    policy, found = load_policy(plain), []
+    policy, found, notes = load_policy(plain), [], set()
     of_plain, of_idea = methods_of(policy, plain), methods_of(policy, idea)
     for step in range(1, BATCHES + 1):
         show_status(f"a look at the untrained model, batch {step} of {BATCHES}")
         batch = sample(policy, plain, step)
-        usual, _ = credited(batch, of_plain, policy, plain, step)
-        advantage, weight = credited(batch, of_idea, replace(policy, settings=idea), idea, step)
+        usual, *_ = credited(batch, of_plain, policy, plain, step)
+        advantage, weight, note = credited(batch, of_idea, replace(policy, settings=idea), idea,
+                                           step)
+        notes |= {note} - {None}
         s = gradient_size(batch.log_prob, batch.collision)
         found.append([frame[batch.mask].double() for frame in (
             batch.kind, s, usual, advantage, weight)])
     kind, *columns = (torch.cat(parts).numpy() for parts in zip(*found))
     say(f"{BATCHES * len(batch.mask)} answers of the untrained model, {len(kind)} tokens; {name} "
         "against plain GRPO:")
-    for line in about_gradient(is_weighting, kind.astype(int), *columns):
-        say(f"  {line}")
+    for line in [*about_gradient(is_weighting, kind.astype(int), *columns), *notes]:
+        say(textwrap.fill(f"  {line}", 100, subsequent_indent="    "))
 
 
 def methods_of(policy: Policy, s: Settings) -> tuple:
@@ -87,11 +90,11 @@ def sample(policy: Policy, s: Settings, step: int) -> Rollouts:
 
 
 def credited(batch: Rollouts, methods: tuple, policy: Policy, s: Settings, step: int) -> tuple:
-    """Advantage and weight (B, T), as a step of training makes them."""
+    """Advantage and weight (B, T), as a step of training makes them; what is to be said of it."""
     advantage, weighting = methods
     rollouts = with_advantage(batch, advantage, policy, s, step)
-    weight, _ = rescaled_weight(weighting, s.mitigation, rollouts, policy, s.rescale)
-    return rollouts.advantage, weight
+    weight, metrics = rescaled_weight(weighting, s.mitigation, rollouts, policy, s.rescale)
+    return rollouts.advantage, weight, metrics["weight_note"]
 
 
 def about_gradient(is_weighting: bool, kind, s, usual, advantage, weight) -> list[str]:

@@ -57,26 +57,27 @@ class PlannedRun:
 
 class Runs:
     """`make` makes what is not finished. `failed` has what went wrong, by arm: the others of that
-    arm are not begun."""
+    arm are not begun, and with `all_or_nothing` no others at all."""
 
-    def __init__(self, planned: list[PlannedRun], processes: int):
-        self.planned, self.processes = planned, processes
+    def __init__(self, planned: list[PlannedRun], processes: int, all_or_nothing: bool = False):
+        self.planned, self.processes, self.all_or_nothing = planned, processes, all_or_nothing
         self.waiting = [run for run in planned if not run.is_finished()]
         self.running: list[tuple[PlannedRun, subprocess.Popen]] = []
         self.failed: dict[str, str] = {}
-        self.steps_before = sum(run.steps_made() for run in planned)
-        self.begun, self.finished_before = time.monotonic(), self.finished
+        self.given_up = 0
+        self.started: dict[str, tuple[float, int]] = {}  # when, after how many steps
+        self.seconds, self.steps = 0.0, 0  # of all that was finished here
 
     @property
     def finished(self) -> int:
-        return len(self.planned) - len(self.waiting) - len(self.running)
+        return len(self.planned) - len(self.waiting) - len(self.running) - self.given_up
 
     def make(self) -> bool:
         """Returns whether it came to its end; not if somebody stopped it."""
-        self.begun = time.monotonic()
         with StopRequest() as stop:
             try:
-                while not stop.asked and (self.waiting or self.running):
+                while not stop.asked and (self.waiting or self.running) and not (
+                        self.failed and self.all_or_nothing):
                     self.start_some()
                     time.sleep(PAUSE)
                     self.collect()
@@ -94,6 +95,7 @@ class Runs:
         for run in list(self.waiting):
             if len(self.running) < self.processes and not is_written(run):
                 self.waiting.remove(run)
+                self.started[run.name] = time.monotonic(), run.steps_made()
                 if not run.is_finished():  # elsewhere, meanwhile
                     self.start(run)
 
@@ -115,15 +117,21 @@ class Runs:
                 continue
             self.running.remove((run, process))
             if run.is_finished():
+                begun, steps_before = self.started[run.name]
+                self.seconds += time.monotonic() - begun
+                self.steps += run.steps - steps_before
                 say(f"finished: {run.name} ({self.finished} of {len(self.planned)})"
                     f"{self.time_left()}")
             elif is_written(run):  # another process was there first
                 self.waiting.append(run)
             else:
                 reason = f"{run.name}: {last_line(run.log)} (log: {run.log})"
-                say(f"failed: {reason}")
+                if not self.all_or_nothing:
+                    say(f"failed: {reason}")
                 self.failed.setdefault(run.arm, reason)
-                self.waiting = [other for other in self.waiting if other.arm != run.arm]
+                others = [other for other in self.waiting if other.arm != run.arm]
+                self.given_up += 1 + len(self.waiting) - len(others)
+                self.waiting = others
 
     def show(self) -> None:
         parts = [f"{self.finished} of {len(self.planned)} finished{self.time_left()}"]
@@ -131,17 +139,14 @@ class Runs:
         show_status(", ".join(parts))
 
     def time_left(self) -> str:
-        """", about 9 min left": once a run is finished at the speed so far, with what a run takes
-        beside its steps; before by what was foretold of each run."""
-        unfinished = [*self.waiting, *(run for run, _ in self.running)]
-        if self.finished > self.finished_before:
-            made = sum(run.steps_made() for run in self.planned) - self.steps_before
-            left = sum(run.steps - run.steps_made() for run in unfinished)
-            seconds = left * (time.monotonic() - self.begun) / max(made, 1)
-        else:
-            seconds = sum(run.seconds * (1 - run.steps_made() / run.steps)
-                          for run in unfinished) / self.processes
-        return f", {in_words(seconds)} left" if seconds else ""
+        """", about 9 min left": of the busiest process, if each run that waits goes to the one that
+        is free first. A run takes what was foretold of it, or once one is finished what those take
+        that are, with their imports and evaluations."""
+        loads = [0.0] * self.processes
+        for run in (*(run for run, _ in self.running), *self.waiting):
+            a_step = self.seconds / self.steps if self.steps else run.seconds / run.steps
+            loads[loads.index(min(loads))] += a_step * (run.steps - run.steps_made())
+        return f", {in_words(max(loads))} left" if max(loads) else ""
 
 
 def is_written(run: PlannedRun) -> bool:
@@ -163,10 +168,11 @@ def last_line(log: Path) -> str:
 
 
 def make_runs(planned: list[PlannedRun], processes: int, go_on: str,
-              before: Callable[[], None] = lambda: None) -> dict[str, str]:
+              before: Callable[[], None] = lambda: None,
+              all_or_nothing: bool = False) -> dict[str, str]:
     """Returns those that failed, with the reason. `go_on` is the command that was typed, `before`
     is done once it is said how long it will take."""
-    runs = Runs(planned, processes)
+    runs = Runs(planned, processes, all_or_nothing)
     say(f"{len(runs.waiting)} of {len(planned)} runs are to be made, {processes} at a time"
         f"{runs.time_left()}")
     before()

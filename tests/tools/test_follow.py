@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import ROOT, credit_columns, write_log
 
-from analysis.account import stages, told
+from analysis.account import NOT_TRAINED, stages, told
 from analysis.answers import answers_of
 from engine.tokens import load_tokenizer
 from grpo import (gradient_size, group_mean, group_z_score, length_scaling, policy_loss,
@@ -187,6 +187,14 @@ def test_a_run_of_another_trainer_says_what_it_has(tmp_path, follow_it):
     term = 2 * math.log(2) / 4
     assert f"= {term:.3g}, in the loss of this lab" in lines["term"][0]
     assert follow_it(folder).count("+2.00") == follow_it(folder).count("-1.00") == 1
+
+
+def test_of_a_dropped_answer_no_weight_is_told(recorded, batch, follow_it):
+    """Its group's statistics know it, the loss does not."""
+    b = int((~batch.finished).nonzero()[0])
+    lines = lines_of(follow_it(recorded, "--step", STEP, "--answer", b, "--token", 0))
+    assert lines["dropped"][0] == NOT_TRAINED and {"group", "advantage", "s"} <= set(lines)
+    assert not {"weight", "rescaling", "loss norm", "term", "gradient", "rank"} & set(lines)
 
 
 def test_the_answers_to_each_problem(recorded, batch, follow_it):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import ROOT
+from conftest import ROOT, put_in
 from engine.tokens import NUMBER, WORD
 from harness.load import load_policy
 from harness.settings import make_settings
@@ -48,12 +48,22 @@ def test_it_is_what_training_gives_the_tokens(capsys):
              "max_new_tokens": 48}
     settings = [make_settings(plain | more) for more in ({}, {"mitigation": "by_kind"})]
     look("itself", settings[0], settings[0], True)
-    head, gradient, *_, last = capsys.readouterr().out.splitlines()
-    assert head.startswith("32 answers") and "1.0 times if all tokens decide alike" in last
-    assert {part.split()[-1] for part in gradient.split(": ")[1].split(", ")} == {"1.00"}
+    printed = capsys.readouterr().out
+    assert printed.startswith("32 answers") and "1.0 times if all tokens decide alike" in printed
+    gradient = printed.partition("GRPO's: ")[2].partition("the heaviest")[0]
+    assert {part.split()[-1] for part in gradient.split(", ")} == {"1.00"}
     look("by_kind", *settings, True)
     said = capsys.readouterr().out
     assert "word 0." in said and "operator 1." in said
+
+
+def test_weights_that_are_all_zero_are_told(monkeypatch, capsys):
+    put_in(monkeypatch, lambda rollouts: 0 * rollouts.entropy, "nothing")
+    plain = {"model": str(ROOT / "models/tiny"), "threads": 1, "questions": 2, "answers": 2,
+             "max_new_tokens": 9}
+    settings = [make_settings(plain | more) for more in ({}, {"mitigation": "nothing"})]
+    look("nothing", *settings, True)
+    assert "all weights were 0" in capsys.readouterr().out
 
 
 def test_how_long_a_run_takes_by_hand(monkeypatch):

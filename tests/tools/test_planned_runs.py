@@ -89,15 +89,30 @@ def test_a_run_that_another_process_writes_is_waited_for(planned, monkeypatch):
     assert runs.make() and runs.finished == 1
 
 
-def test_the_time_left_is_foretold_and_then_that_of_whole_runs(planned, monkeypatch):
-    """Three runs of 60 steps, foretold to take 240 s each. The first takes 780."""
-    runs = Runs([replace(planned(seed=seed, steps=60), seconds=240) for seed in range(3)], 1)
-    first, started, said = runs.waiting.pop(0), runs.begun, []
-    for seconds, steps in (60, 0), (180, 15), (780, 60):
-        runs.running = [(first, None)] if steps < 60 else []
-        monkeypatch.setattr(time, "monotonic", lambda now=started + seconds: now)
-        monkeypatch.setattr(PlannedRun, "steps_made",
-                            lambda run, made=steps: made if run is first else 0)
-        said.append(runs.time_left())
-    assert said == [", about 12 min left", ", about 11 min left", ", about 26 min left"]
-    assert Runs([planned(seed=3)], 1).time_left() == ""  # nobody foretold anything
+def test_the_time_left_is_that_of_the_busiest_process(planned, monkeypatch):
+    """Three runs of 60 steps on two processes, foretold to take 240 s each: the third comes after
+    one of the others. The first takes 780 s; the second is at its half then."""
+    runs = Runs([replace(planned(seed=seed, steps=60), seconds=240) for seed in range(3)], 2)
+    made = [0, 0, 0]
+    monkeypatch.setattr(PlannedRun, "steps_made", lambda run: made[run.seed])
+    monkeypatch.setattr(PlannedRun, "is_finished", lambda run: made[run.seed] == 60)
+    monkeypatch.setattr(Runs, "start", lambda runs, run: runs.running.append(
+        (run, SimpleNamespace(poll=lambda: 0 if made[run.seed] == 60 else None))))
+    monkeypatch.setattr(time, "monotonic", lambda: 0)
+    assert runs.time_left() == ", about 8 min left"
+    runs.start_some()
+    made[:] = 30, 15, 0  # 120 + 240 on one, 180 on the other
+    assert runs.time_left() == ", about 6 min left"
+    made[:] = 60, 30, 0  # 390 on one, 780 on the other
+    monkeypatch.setattr(time, "monotonic", lambda: 780)
+    runs.collect()
+    assert runs.finished == 1 and runs.time_left() == ", about 13 min left"
+    assert Runs([planned(seed=0, steps=60)], 1).time_left() == ""  # it is finished
+
+
+def test_all_or_nothing(planned, capfd):
+    """The second arm fails: the third is not begun, and nobody is finished who is not."""
+    arms = [planned("good"), planned("bad", more="--model nowhere"), planned("late")]
+    runs = Runs(arms, 1, all_or_nothing=True)
+    assert runs.make() and list(runs.failed) == ["bad"] and runs.finished == 1
+    assert not arms[2].log.exists() and "failed" not in capfd.readouterr().out
