@@ -21,7 +21,7 @@ from matplotlib.axes import Axes
 from analysis import report
 from analysis.answers import Answer, answers_of, steps_to_show
 from analysis.page import Picture, write_page
-from analysis.plots import BLUE, COLOURS, GREEN, GREY, ORANGE, legend_below, save, whole_steps
+from analysis.plots import BLUE, COLOURS, GREY, ORANGE, legend_below, save, whole_steps
 from analysis.runs import Run, evaluations, read_runs
 from analysis.statistics import mean_over, paired_difference
 from analysis.tables import NOTHING, Columns, Row, Table, by_row, shown
@@ -133,23 +133,20 @@ def gains(run: Run) -> Table:
 
 def learning_curve(run: Run, folder: Path) -> Picture:
     figure, axis = plt.subplots(figsize=(5.6, 3.8))
-    steps = [line["step"] for line in run["metrics"]]
-    for values, colour, label in (
-            ([line["finished"] for line in run["metrics"]], GREEN, "not cut off, in training"),
-            ([line["success"] for line in run["metrics"]], GREY, "solved, in training")):
-        known = [(step, value) for step, value in zip(steps, values) if value is not None]
-        if known:
-            axis.plot(*zip(*known), color=colour, lw=1.0, label=label)
+    known = [(line["step"], line["success"]) for line in run["metrics"]
+             if line["success"] is not None]
+    if known:
+        axis.plot(*zip(*known), color=GREY, lw=1.0, label="in training")
     for mode, colour in CURVES:
         if lines := evaluations(run, mode):
-            held_out_curve(axis, lines, colour, f"solved, held-out, {mode}")
-    axis.set(xlabel="step", ylabel="share of the answers", ylim=(0, 1.03),
+            held_out_curve(axis, lines, colour, f"held-out, {mode}")
+    axis.set(xlabel="step", ylabel="share of answers that are right", ylim=(0, 1.03),
              title="Success while training")
     whole_steps(axis)
-    legend_below(figure, axis, ncols=2)
+    legend_below(figure, axis, ncols=3)
     path, caption = save(figure, folder, "learning_curve",
                          "Share of answers that solve their problem, in training and on held-out "
-                         "problems (with 95% intervals), and of answers that end before the limit")
+                         "problems (with 95% intervals)")
     return path, caption, step_scale(axis)
 
 

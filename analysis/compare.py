@@ -26,7 +26,7 @@ from harness.identity import Evaluation
 Status = Callable[[str], None]  # shows how far it is
 Difference = TypeVar("Difference")  # of two runs with the same problems
 IN_TRAINING, AT_THE_END = MEASURES = ("success in training", "held-out success at the end")
-MOST_REPEATED = 0.1  # share of the problems that were asked at an earlier step
+MOST_REPEATED = 0.1  # share of the problems that were asked before
 SEEN = 0.05
 WINDOW = 5  # steps whose mean is a point of a curve, but in a short run
 NOTES = {
@@ -133,8 +133,8 @@ def doubt_about_training(runs: list[Run]) -> str:
         return "the answers of training were not sampled from the policy"
     repeated = max(map(share_asked_before, runs[:1]), default=0.0)
     if repeated > MOST_REPEATED:
-        return (f"{repeated:.0%} of the problems of training were asked at an earlier step, so an "
-                "answer may be remembered")
+        return (f"{repeated:.0%} of the problems of training were asked before, so an answer may "
+                "be remembered")
     return ""
 
 

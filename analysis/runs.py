@@ -86,18 +86,14 @@ def evaluations(run: Run, mode: str) -> list[Evaluation]:
 
 
 def share_asked_before(run: Run) -> float:
-    """The share of the problems of training that were asked at an earlier step, by their prompts in
-    the credit files. A few may be by chance, many where a list of problems is read again."""
-    asked: set[bytes] = set()
-    again, count = 0, 0
+    """The share of the problems of training that were asked before, by their prompts in the credit
+    files. A few may be by chance, many where a list of problems is read again."""
+    prompts: list[bytes] = []
     for step in run["steps"]:
         columns = read_columns(run["folder"], step)
         ends = columns["prompt_start"][1:]
-        prompts = [ids.tobytes() for ids in np.split(columns["prompt_ids"], ends)]
-        again += sum(prompt in asked for prompt in prompts)
-        count += len(prompts)
-        asked |= set(prompts)
-    return again / count if count else 0.0
+        prompts += [ids.tobytes() for ids in np.split(columns["prompt_ids"], ends)]
+    return 1 - len(set(prompts)) / len(prompts) if prompts else 0.0
 
 
 def steps_done(run: Run) -> int:

@@ -121,7 +121,7 @@ def test_where_training_says_little_the_evaluation_decides(tmp_path, config, why
 
 
 def test_problems_that_are_asked_again_are_counted(tmp_path):
-    """Prompts of steps 1 to 3: 5 and 6; 6 and 7; 5 and 5, so one, then two of six came before."""
+    """Prompts of steps 1 to 3: 5 and 6; 6 and 7; 5 and 5, so three of six came before."""
     steps = {step: credit_columns([2, 2], [0, 1], prompt_ids=[first, 9, second, 9])
              for step, (first, second) in enumerate([(5, 6), (6, 7), (5, 5)], 1)}
     run = read_run(write_log(tmp_path / "run", steps))
