@@ -169,8 +169,7 @@ def differences(comparison: Comparison, measure: str, decides: bool = True,
                "could see": "size", "verdict": ""}
     return Table(measure, f"{measure.capitalize()}, in points: each arm minus "
                  f"{comparison.baseline}", by_row(formats, against + placebos), "", notes,
-                 {"seeds": "seeds of both arms", "95%": "95% interval",
-                  "Holm p": "p, Holm's correction"})
+                 {"seeds": "pairs", "95%": "95% interval", "Holm p": "Holm's p"})
 
 
 def rows_of_family(comparison: Comparison, measure: str,
