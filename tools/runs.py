@@ -1,8 +1,8 @@
 """Training runs side by side: what is missing is made, a process for each core.
 
 A planned run is a command of train.py with --continue, so it is made, gone on with, or passed over.
-Everything can be stopped at any moment, and the same command goes on. Two programs share their
-runs: one that another process is writing is waited for.
+Everything can be stopped at any moment, and the same command goes on. A run that another process is
+writing fails with a sentence.
 """
 import os
 import subprocess
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from analysis.runs import is_done, read_run
 from engine.errors import UserError
-from harness.files import PROJECT, is_folder, is_there, locked, make_folder, writing
+from harness.files import PROJECT, is_there, make_folder, writing
 from harness.program import StopRequest
 from harness.progress import say, show_status
 
@@ -91,13 +91,11 @@ class Runs:
         return not stop.asked
 
     def start_some(self) -> None:
-        """As many as there are processes for; a run that is being written elsewhere waits."""
-        for run in list(self.waiting):
-            if len(self.running) < self.processes and not is_written(run):
-                self.waiting.remove(run)
-                self.started[run.name] = time.monotonic(), run.steps_made()
-                if not run.is_finished():  # elsewhere, meanwhile
-                    self.start(run)
+        """As many as there are processes for."""
+        while self.waiting and len(self.running) < self.processes:
+            run = self.waiting.pop(0)
+            self.started[run.name] = time.monotonic(), run.steps_made()
+            self.start(run)
 
     def start(self, run: PlannedRun) -> None:
         """In a session of its own: Ctrl-C at the terminal reaches this program alone, which tells
@@ -122,8 +120,6 @@ class Runs:
                 self.steps += run.steps - steps_before
                 say(f"finished: {run.name} ({self.finished} of {len(self.planned)})"
                     f"{self.time_left()}")
-            elif is_written(run):  # another process was there first
-                self.waiting.append(run)
             else:
                 reason = f"{run.name}: {last_line(run.log)} (log: {run.log})"
                 if not self.all_or_nothing:
@@ -147,17 +143,6 @@ class Runs:
             a_step = self.seconds / self.steps if self.steps else run.seconds / run.steps
             loads[loads.index(min(loads))] += a_step * (run.steps - run.steps_made())
         return f", {in_words(max(loads))} left" if max(loads) else ""
-
-
-def is_written(run: PlannedRun) -> bool:
-    """Whether a process holds its lock."""
-    if is_folder(run.folder):
-        try:
-            with locked(run.folder):
-                pass
-        except BlockingIOError:
-            return True
-    return False
 
 
 def last_line(log: Path) -> str:

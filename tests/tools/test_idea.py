@@ -73,8 +73,8 @@ def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd)
         monkeypatch.setattr("research.probes.dial.one_line", lambda *asked: f"dial: {asked}")
     main(["by_kind", "--word_weight", "0.1", *argv])
     said = capfd.readouterr().out
-    for part in ("6 of 6 runs are to be made, 2 at a time, about 1 min left\n",
-                 "finished: by_kind-placebo-s1", "by_kind minus"):
+    for part in ("6 of 6 runs are to be made, 2 at a time, about ", "finished: by_kind-placebo-s1",
+                 "by_kind minus"):
         assert part in said
     assert ("dial: ('by_kind', {'word_weight': 0.1})\nmore worlds: python -m research dial --only "
             "'by_kind --word_weight 0.1'\n" in said) == dial

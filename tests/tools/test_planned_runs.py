@@ -1,6 +1,5 @@
 """Runs side by side: made, stopped and gone on with, waited for, failed."""
 import os
-import shutil
 import signal
 import threading
 import time
@@ -9,11 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import refusal
-from runs import train_here
 
 import train
 from harness.credit_file import step_of
-from harness.run_folder import open_folder
 from tools.runs import PlannedRun, Runs, make_runs
 
 
@@ -69,24 +66,6 @@ def test_a_damaged_run_is_named_with_the_way_out(planned):
     said = refusal(Runs, [run], 1)
     assert "metrics.jsonl, line 1" in said and said.endswith(f"Remove {run.folder}, and it is made "
                                                              "again")
-
-
-def test_a_run_that_another_process_writes_is_waited_for(planned, monkeypatch):
-    """If that process ends before the last step, the run is made here."""
-    run = planned()
-    run.folder.mkdir(parents=True)
-    (run.folder / "config.json").write_text('{"mitigation": "none", "model": "x", "seed": 0, '
-                                            '"steps": 2}')
-    runs = Runs([run], 1)
-    with open_folder(run.folder):
-        runs.start_some()
-        assert runs.waiting == [run] and not runs.running
-        runs.waiting, runs.running = [], [(run, SimpleNamespace(poll=lambda: 1))]  # refused by it
-        runs.collect()
-        assert runs.waiting == [run] and not runs.failed
-    shutil.rmtree(run.folder)
-    monkeypatch.setattr(Runs, "start", train_here)
-    assert runs.make() and runs.finished == 1
 
 
 def test_the_time_left_is_that_of_the_busiest_process(planned, monkeypatch):
