@@ -28,7 +28,7 @@ from importlib import import_module
 from pathlib import Path
 
 from analysis.runs import read_run
-from engine.choices import ADVANTAGES, MITIGATIONS, WHOLE_ANSWERS
+from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
 from harness.command_line import read_flags
 from harness.files import PROJECT, is_taken_away, paths_in, sha256_of, writing
@@ -81,8 +81,7 @@ def main(argv: list[str]) -> None:
         return {arm: {seed: read_run(folders[arm] / f"s{seed}") for seed in seeds} for arm in arms}
 
     verdict = Verdict(name, runs_of(range(own.seeds), lambda: look(
-        name, settings["plain"], settings["idea"], is_weighting=axis == "mitigation")),
-                      "answers" if name in WHOLE_ANSWERS else "tokens")
+        name, settings["plain"], settings["idea"], is_weighting=axis == "mitigation")))
     if verdict.is_ahead():
         say(f"{name} is ahead on these seeds: looking again on {own.seeds} new ones")
         verdict.looks.append(runs_of(range(own.seeds, 2 * own.seeds)))

@@ -12,6 +12,7 @@ from analysis.compare import (AT_THE_END, IN_TRAINING, MEASURES, difference, dou
 from analysis.plots import BLUE, GREY, ORANGE, legend_below, plt, save, whole_steps
 from analysis.statistics import Estimate
 from analysis.tables import Table, by_row, shown
+from engine.choices import WHOLE_ANSWERS
 from harness.progress import say
 
 OTHERS = {"plain": "plain GRPO", "placebo": "its placebo"}
@@ -19,8 +20,9 @@ COLOURS = {"plain": GREY, "placebo": ORANGE, "idea": BLUE}
 
 
 class Verdict:
-    def __init__(self, name: str, first: dict, shuffled: str = "tokens"):
-        self.name, self.looks, self.shuffled = name, [first], shuffled
+    def __init__(self, name: str, first: dict):
+        self.name, self.looks = name, [first]
+        self.shuffled = "answers" if name in WHOLE_ANSWERS else "tokens"
         self.doubt = doubt_about_training(list(first["plain"].values()))
         self.measure = AT_THE_END if self.doubt else IN_TRAINING
 

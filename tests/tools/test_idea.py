@@ -1,6 +1,7 @@
 """Was my idea better: which runs are made, which are used again, what is refused."""
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT, put_in, refusal
@@ -86,5 +87,7 @@ def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd)
         assert [len(lines(folder / f"s{seed}/metrics.jsonl")) for seed in (0, 1)] == [2, 2]
     main(["by_kind", "--word_weight", "0.1", *argv])
     assert "0 of 6 runs are to be made" in capfd.readouterr().out
+    monkeypatch.setattr("tools.idea.Settings", SimpleNamespace(task="of another task"))
     main(["by_kind", "--word_weight", "0.2", *argv])
-    assert "4 of 6 runs are to be made" in capfd.readouterr().out
+    said = capfd.readouterr().out
+    assert "4 of 6 runs are to be made" in said and "dial" not in said

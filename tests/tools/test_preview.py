@@ -21,6 +21,7 @@ def test_weightings_are_seen_on_recorded_tokens_and_nothing_is_written(
     preview.main([str(recorded), "--mitigation", *flags.split(), "--show", "1"])
     printed = capsys.readouterr().out
     assert "step 3: 8 answers" in printed and printed.count("\nanswer ") == 1 and said in printed
+    assert "\n  the heaviest tenth of the tokens has " in printed
     assert before == everything(recorded)
 
 

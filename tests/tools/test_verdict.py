@@ -1,4 +1,5 @@
 """What is said of paired runs, by hand."""
+import mitigations  # noqa: F401  fills the lists of choices
 from tools.verdict import Verdict
 
 
@@ -27,7 +28,7 @@ def test_the_sentences_by_hand():
     assert nothing.startswith("No difference seen: +4.0 (-8.7 to +16.7) points, 2 pairs.")
     assert "better by at most 16.7 points and worse by at most 8.7." in nothing
     assert "no difference that is seen, within 15.7 points: its placebo" in nothing
-    of_answers = Verdict("my_idea", runs_with([0.03, 0.05]), "answers").sentences()[-1]
+    of_answers = Verdict("rloo", runs_with([0.03, 0.05])).sentences()[-1]
     assert "these answers and not others" in of_answers and of_answers.endswith("other answers.")
     behind = verdict_of([-0.05, -0.051, -0.049])
     assert behind.startswith("my_idea is behind plain GRPO: -5.0 (-5.2 to -4.8) points, 3 pairs.")
