@@ -27,6 +27,8 @@ from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 
+import torch
+
 from analysis.runs import read_run
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
@@ -80,8 +82,11 @@ def main(argv: list[str]) -> None:
             raise UserError(reason)
         return {arm: {seed: read_run(folders[arm] / f"s{seed}") for seed in seeds} for arm in arms}
 
-    verdict = Verdict(name, runs_of(range(own.seeds), lambda: look(
-        name, settings["plain"], settings["idea"], is_weighting=axis == "mitigation")))
+    def first_look() -> None:
+        look(name, settings["plain"], settings["idea"], is_weighting=axis == "mitigation")
+        torch.cuda.empty_cache()  # for the runs; without a GPU it does nothing
+
+    verdict = Verdict(name, runs_of(range(own.seeds), first_look))
     if verdict.is_ahead():
         say(f"{name} is ahead on these seeds: looking again on {own.seeds} new ones")
         verdict.looks.append(runs_of(range(own.seeds, 2 * own.seeds)))
