@@ -7,7 +7,7 @@ of the noise of one evaluation at the end, which stands beside it as what was le
 """
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -24,7 +24,6 @@ from engine.tokens import KINDS, SECTIONS
 from harness.identity import Evaluation
 
 Status = Callable[[str], None]  # shows how far it is
-Difference = TypeVar("Difference")  # of two runs with the same problems
 IN_TRAINING, AT_THE_END = MEASURES = ("success in training", "held-out success at the end")
 MOST_REPEATED = 0.1  # share of the problems that were asked before
 SEEN = 0.05
@@ -85,10 +84,10 @@ def mean_success(run: Run) -> float:
     return float(success_by_step(run).mean()) if run["metrics"] else np.nan
 
 
-def in_training(mine: Run, theirs: Run) -> float | None:
-    """How far one run is ahead of another with the same problems."""
+def in_training(mine: Run, theirs: Run) -> Floats | None:
+    """(1,) how far one run is ahead of another with the same problems."""
     same = len(mine["metrics"]) == len(theirs["metrics"]) > 0
-    return mean_success(mine) - mean_success(theirs) if same else None
+    return np.array([mean_success(mine) - mean_success(theirs)]) if same else None
 
 
 def at_the_end(mine: Run, theirs: Run) -> Floats | None:
@@ -104,19 +103,15 @@ def difference(mine: dict[int, Run], theirs: dict[int, Run], measure: str,
                tests: int = 1) -> tuple[list[int], Estimate | None]:
     """The seeds that both arms have, and how far the first is ahead. `tests`: of how many arms this
     is one."""
-    if measure == IN_TRAINING:
-        return estimated(mine, theirs, in_training, mean_over, tests)
-    return estimated(mine, theirs, at_the_end, paired_difference, tests)
-
-
-def estimated(mine: dict[int, Run], theirs: dict[int, Run],
-              difference_of: Callable[[Run, Run], Difference | None],
-              estimate_of: Callable[[list[Difference], int], Estimate],
-              tests: int) -> tuple[list[int], Estimate | None]:
-    found = {seed: difference_of(mine[seed], theirs[seed])
-             for seed in sorted(set(mine) & set(theirs))}
+    of_pair = in_training if measure == IN_TRAINING else at_the_end
+    found = {seed: of_pair(mine[seed], theirs[seed]) for seed in sorted(set(mine) & set(theirs))}
     known = {seed: value for seed, value in found.items() if value is not None}
-    return list(known), estimate_of(list(known.values()), tests) if known else None
+    if not known:
+        return [], None
+    pairs = np.stack(list(known.values()))
+    of_all = mean_over(pairs[:, 0], tests) if measure == IN_TRAINING else (
+        paired_difference(pairs, tests))
+    return list(known), of_all
 
 
 def deciding_measure(comparison: Comparison) -> tuple[str, str]:
