@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from engine.choices import MITIGATIONS, NEVER_RESCALED
+from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
 from analysis.answers import groups_in_order
 from engine.errors import UserError
 from engine.forward import Forward
@@ -52,7 +52,10 @@ SHADES = ((0.25, "48;5;255;38;5;0"), (0.5, "48;5;254;38;5;0"), (0.8, "48;5;195;3
 def main(argv: list[str]) -> None:
     parser = Parser("python -m tools.preview RUN --mitigation NAME [its flags]", __doc__)
     parser.add_argument("RUN", type=some_text, help="a run folder")
-    check_value("mitigation", defaults_of(argv)["mitigation"], OPTIONS["mitigation"])
+    if (name := defaults_of(argv)["mitigation"]) in ADVANTAGES:
+        raise UserError(f"{name} is an advantage, and this shows weightings: python -m tools.idea "
+                        f"{name} looks at it")
+    check_value("mitigation", name, OPTIONS["mitigation"])
     own = {name: flag for name, flag in choice_flags(MITIGATIONS).items()
            if name not in (*FLAGS, *NOT_KEYWORDS)}
     given = add_flags(add_flags(parser, FLAGS), own).read(argv)
@@ -155,7 +158,7 @@ def about_weights(rollouts: Rollouts, weight: torch.Tensor) -> list[str]:
 
 
 def show_answers(rollouts: Rollouts, weight: torch.Tensor, tokenizer, answers: list[int]) -> None:
-    put(f"\nweight: {legend(SHADES) or '0.25 behind a token'}")
+    put(f"\nweight: {legend(SHADES) or 'behind each token'}")
     for b in answers:
         length = len(rollouts.texts[b])
         prompt = b"".join(token_bytes(tokenizer, rollouts.prompt_ids[int(rollouts.group[b])]))
