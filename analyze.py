@@ -59,7 +59,6 @@ def main(argv: list[str]) -> None:
 
 def analyze_run(run: Run, folder: Path, with_all: bool) -> None:
     """Tables, pictures and the page of one run into the folder; what matters on the screen."""
-    make_folder(folder)
     tally: Tally | None = None
     answers: list[Answer] = []
     if run["steps"]:
@@ -67,6 +66,7 @@ def analyze_run(run: Run, folder: Path, with_all: bool) -> None:
         tally.read(show_status)
         answers = answers_of(run["folder"], tally.tokenizer, steps_to_show(run["steps"]))
     chapters = run_chapters(run, tally)
+    make_folder(folder)  # not before it is known that there is something to write
     show_status("pictures and page")
     with writing(folder):
         pictures = draw_run(run, tally, folder)
@@ -320,10 +320,10 @@ def compare_runs(runs: list[Run], folder: Path, baseline: str | None, with_all: 
     """The arms of the runs that can be compared; what differs between the others is said."""
     from analysis.arms import Comparison, comparable, finished
     from analysis.compare import chapters_of, learning_curves
-    make_folder(folder)
     chosen, left_out = comparable(finished(runs), baseline)
     comparison = Comparison(chosen, baseline)
     chapters = chapters_of(comparison, show_status)
+    make_folder(folder)
     with writing(folder):
         pictures = [learning_curves(comparison, folder)]
     intro = [report.compared(comparison.runs), *comparison.twins, *left_out]

@@ -32,6 +32,7 @@ MEANING = {name: meaning for name, (_, meaning) in SHADED_BY.items()}
 class Answer(TypedDict):
     """A training answer on the page; the first one has the lines of every token's account."""
     step: int
+    own_step: int  # as another trainer numbers it
     episode: int
     group: int
     reward: float | None
@@ -82,6 +83,10 @@ def groups_in_order(tokens: Tokens) -> list[np.ndarray]:
     return [np.stack([best, best[::-1]], axis=1).ravel()[:len(best)] for best in ranked]
 
 
+def own_step(tokens: Tokens, step: int) -> int:
+    return int(tokens["trainer_step"][0]) if "trainer_step" in tokens else step
+
+
 def answer_of(tokens: Tokens, tokenizer: Tokenizer, config: Mapping[str, object],
               line: StepLine | None, step: int, b: int) -> Answer:
     """One answer: its texts, labels and numbers token by token, and those of its account."""
@@ -92,6 +97,7 @@ def answer_of(tokens: Tokens, tokenizer: Tokenizer, config: Mapping[str, object]
     pieces = token_bytes(tokenizer, tokens["token_id"][of_answer].tolist())
     return {"step": step, "episode": b, "group": int(tokens["group"][b]),
             "reward": rounded(tokens["reward"][b]),
+            "own_step": own_step(tokens, step),
             "answer": rounded(tokens["reward_answer"][b]) if "reward_answer" in tokens else None,
             "finished": bool(tokens["finished"][b]),
             "prompt": b"".join(prompt).decode(errors="replace"),

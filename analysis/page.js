@@ -79,14 +79,20 @@ function tellHeldOut(evaluation) {
   $('told').replaceChildren(...evaluation.shown.map(toldAnswer));
 }
 
+// A step is a batch of answers; another trainer numbers its updates.
+function named(step) {
+  const own = answers.find(answer => answer.step === step)?.own_step ?? step;
+  return own === step ? `step ${step}` : `step ${step} (${own} of the trainer)`;
+}
+
 // All that stands at a stop of the slider.
 function show(step) {
-  $('step').textContent = $('stop').ariaValueText = `step ${step} of ${stops.at(-1)}`;
+  $('step').textContent = $('stop').ariaValueText = `${named(step)} of ${stops.at(-1)}`;
   $('mark')?.style.setProperty('--at', step);
   if (evaluations.length) tellHeldOut(nearest(evaluations, step));
   for (const pane of panes) pane.choose(nearest(answers, step).step);
   if (panes.length && stops.length > 1)
-    $('answers-title').textContent = `Training answers of step ${panes[0].step}, token by token`;
+    $('answers-title').textContent = `Training answers of ${named(panes[0].step)}, token by token`;
 }
 
 // report.html#step=50 begins there, other addresses at the end.
@@ -177,7 +183,7 @@ class Pane {
     const answer = this.shown[this.at], account = this.part('account');
     account.replaceChildren();
     account.createCaption().textContent =
-      `In step ${answer.step}, answer ${answer.episode}, token ${t}, `
+      `In ${named(answer.step)}, answer ${answer.episode}, token ${t}, `
       + `${JSON.stringify(answer.texts[t])}: ${KINDS[answer.kind[t]]} in `
       + SECTIONS[answer.section[t]];
     for (const [label, text, place] of STAGES) {

@@ -29,7 +29,8 @@ from harness.credit_file import checkpoint_folders
 from harness.credit_reading import credit_steps, read_credit
 from harness.files import find_folder
 from harness.command_line import defaults_of
-from harness.flags import Flag, Parser, add_flags, check_value, some_text, with_defaults
+from harness.flags import (Flag, Parser, add_flags, check_value, parameters_as_flags, some_text,
+                           with_defaults)
 from harness.identity import run_config
 from harness.load import load_policy, make_weighting
 from harness.program import run_as_program
@@ -56,8 +57,8 @@ def main(argv: list[str]) -> None:
         raise UserError(f"{name} is an advantage, and this shows weightings: python -m tools.idea "
                         f"{name} looks at it")
     check_value("mitigation", name, OPTIONS["mitigation"])
-    own = {name: flag for name, flag in choice_flags(MITIGATIONS).items()
-           if name not in (*FLAGS, *NOT_KEYWORDS)}
+    of_all = choice_flags(MITIGATIONS) | parameters_as_flags(MITIGATIONS[name])
+    own = {name: flag for name, flag in of_all.items() if name not in (*FLAGS, *NOT_KEYWORDS)}
     given = add_flags(add_flags(parser, FLAGS), own).read(argv)
     flags = with_defaults(given, FLAGS)
     folder = Path(flags.RUN)
