@@ -60,7 +60,7 @@ def task_in_words(config: Mapping[str, object]) -> str:
 def opening(run: Run) -> list[str]:
     imported = run["config"].get("imported")
     if isinstance(imported, list):
-        return imported
+        return list(map(str, imported))
     sentences = []
     if not is_done(run):
         sentences.append(f"This run is not finished: step {steps_done(run)} of "
