@@ -13,7 +13,6 @@ gradient of its log-prob at the logits. The size of a token's gradient is abs(A)
 are compared in analysis/compare.py.
 """
 from pathlib import Path
-from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -22,7 +21,7 @@ from matplotlib.axes import Axes
 from analysis import report
 from analysis.answers import Answer, answers_of, steps_to_show
 from analysis.page import Picture, write_page
-from analysis.plots import BLUE, COLOURS, GREEN, GREY, ORANGE, legend_below, save, whole_steps
+from analysis.plots import BLUE, COLOURS, GREY, ORANGE, legend_below, save, whole_steps
 from analysis.runs import Run, evaluations, read_runs
 from analysis.statistics import mean_over, paired_difference
 from analysis.tables import NOTHING, Columns, Row, Table, by_row, shown
@@ -43,7 +42,7 @@ OF_NOISE = ("noise: share of the sum of (A w s)^2. To take it all from some toke
 REST_WORDS = {  # full headings of columns
     "abs(A) w s": "mean size abs(A) w s", "abs(A)": "mean abs(A)", "s": "mean s",
     "over rest": "over all other tokens", "95%": "95% interval"}
-MODES = (("greedy", ORANGE), ("sampled", BLUE))  # of evaluations, with their colours
+CURVES = (("sampled", BLUE), ("greedy", ORANGE))  # modes of evaluations, with their colours
 
 
 def main(argv: list[str]) -> None:
@@ -52,14 +51,14 @@ def main(argv: list[str]) -> None:
     runs = read_runs(flags.runs)
     first_folder = runs[0]["folder"]
     if len(runs) == 1:
-        analyze_run(runs[0], Path(flags.output_dir or first_folder / "analysis"), flags)
+        analyze_run(runs[0], Path(flags.output_dir or first_folder / "analysis"), flags.all)
     else:
-        compare_runs(runs, Path(flags.output_dir or first_folder.parent / "comparison"), flags)
+        folder = Path(flags.output_dir or first_folder.parent / "comparison")
+        compare_runs(runs, folder, flags.baseline, flags.all)
 
 
-def analyze_run(run: Run, folder: Path, flags: SimpleNamespace) -> None:
+def analyze_run(run: Run, folder: Path, with_all: bool) -> None:
     """Tables, pictures and the page of one run into the folder; what matters on the screen."""
-    make_folder(folder)
     tally: Tally | None = None
     answers: list[Answer] = []
     if run["steps"]:
@@ -67,29 +66,33 @@ def analyze_run(run: Run, folder: Path, flags: SimpleNamespace) -> None:
         tally.read(show_status)
         answers = answers_of(run["folder"], tally.tokenizer, steps_to_show(run["steps"]))
     chapters = run_chapters(run, tally)
+    make_folder(folder)  # not before it is known that there is something to write
     show_status("pictures and page")
     with writing(folder):
         pictures = draw_run(run, tally, folder)
     tables = {table.name: table for table in sum(chapters.values(), [])}
-    sentences = [report.about(run), report.describe(run, tally), *report.opening(run)]
+    sentences = [f"{report.task_in_words(run['config'])}.", report.describe(run, tally),
+                 *report.opening(run)]
     findings = [tables[name].finding for name in FINDINGS
                 if name in tables and tables[name].finding != NOTHING]
     page = report.run_page(sentences, findings, chapters, pictures)
     write_page(folder / "report.html", run["folder"].name, page, answers, told(run))
     first = [tables[name] for name in IN_SHORT if name in tables]
-    report.tell([*sentences, *findings], first, chapters, folder, flags)
+    report.tell([*sentences, *findings], first, chapters, folder, with_all)
 
 
 def told(run: Run) -> list[Json]:
-    """The evaluations with their answers to a few held-out problems."""
+    """The evaluations with their answers to a few held-out problems; older runs did not keep how
+    sure the model was."""
     return [{"step": line["step"], "mode": line["mode"], "success": line["success"],
-             "shown": line["shown"]} for line in report.headline(run) if line["shown"]]
+             "shown": line["shown"]} for line in report.headline(run)
+            if line["shown"] and line["shown"][0].get("log_prob")]
 
 
 def run_chapters(run: Run, tally: Tally | None) -> dict[str, list[Table]]:
     """The tables by what they are about."""
     change, change_title = list[Table](), "What training changed"
-    if any(len(evaluations(run, mode)) > 1 for mode, _ in MODES):
+    if any(len(evaluations(run, mode)) > 1 for mode, _ in CURVES):
         change.append(gains(run))
     if tally is None:
         return {change_title: change}
@@ -101,9 +104,7 @@ def run_chapters(run: Run, tally: Tally | None) -> dict[str, list[Table]]:
 
 def draw_run(run: Run, tally: Tally | None, folder: Path) -> list[Picture]:
     """The pictures that have something to show."""
-    pictures: list[Picture] = []
-    if run["metrics"] or run["evaluations"]:
-        pictures.append(learning_curve(run, folder))
+    pictures = [learning_curve(run, folder)] if run["metrics"] or run["evaluations"] else []
     if tally and tally.total("all", "abs gradient")[0] > 0:
         pictures += [credit_by_kind(tally, folder), over_training(tally, folder),
                      position_bars(tally, folder)]
@@ -113,12 +114,12 @@ def draw_run(run: Run, tally: Tally | None, folder: Path) -> list[Picture]:
 def gains(run: Run) -> Table:
     """The gain is paired: the same held-out problems at the start and at the end."""
     rows: list[Row] = []
-    for mode in ("sampled", "greedy"):
-        lines = evaluations(run, mode)
-        if len(lines) < 2:
+    for mode, _ in CURVES:
+        if len(lines := evaluations(run, mode)) < 2:
             continue
         start, end = lines[0], lines[-1]
-        gain = paired_difference(np.subtract(end["answer"], start["answer"], dtype=float)[None])
+        change = np.array(end["answer"], float) - np.array(start["answer"], float)
+        gain = paired_difference(change[None])  # of one seed
         rows.append([mode, len(end["answer"]), start["success"], end["success"], gain.value,
                      gain.interval, end["format_mean"], end["finished_mean"], end["length_mean"]])
     formats = {"mode": "", "problems": ",d", "start": ".1%", "end": ".1%", "gain": "+.1%",
@@ -132,24 +133,21 @@ def gains(run: Run) -> Table:
 
 def learning_curve(run: Run, folder: Path) -> Picture:
     figure, axis = plt.subplots(figsize=(5.6, 3.8))
-    steps = [line["step"] for line in run["metrics"]]
-    for values, colour, label in (
-            ([line["finished"] for line in run["metrics"]], GREEN, "not cut off, in training"),
-            ([line["success"] for line in run["metrics"]], GREY, "solved, in training")):
-        known = [(step, value) for step, value in zip(steps, values) if value is not None]
-        if known:
-            axis.plot(*zip(*known), color=colour, lw=1.0, label=label)
-    for mode, colour in MODES:
+    known = [(line["step"], line["success"]) for line in run["metrics"]
+             if line["success"] is not None]
+    if known:
+        axis.plot(*zip(*known), color=GREY, lw=1.0, label="in training")
+    for mode, colour in CURVES:
         if lines := evaluations(run, mode):
-            held_out_curve(axis, lines, colour, f"solved, held-out, {mode}")
-    axis.set(xlabel="step", ylabel="share of the answers", ylim=(0, 1.03),
+            held_out_curve(axis, lines, colour, f"held-out, {mode}")
+    axis.set(xlabel="step", ylabel="share of answers that are right", ylim=(0, 1.03),
              title="Success while training")
     whole_steps(axis)
-    legend_below(figure, axis, ncols=2)
-    picture = save(figure, folder, "learning_curve",
-                   "Share of answers that solve their problem, in training and on held-out "
-                   "problems (with 95% intervals), and of answers that end before the limit")
-    return *picture, step_scale(axis)
+    legend_below(figure, axis, ncols=3)
+    path, caption = save(figure, folder, "learning_curve",
+                         "Share of answers that solve their problem, in training and on held-out "
+                         "problems (with 95% intervals)")
+    return path, caption, step_scale(axis)
 
 
 def step_scale(axis: Axes) -> str:
@@ -185,21 +183,18 @@ def growth(run: Run, tally: Tally) -> Table:
             [line["success"] for line in lines], [line["finished"] for line in lines],
             [line["gradient_norm"] for line in lines]))
         answers = tally.answers[blocks].sum()
-        early, _, late = tally.mean("ends", "abs gradient", blocks)
         rows.append([f"{steps[0]}-{steps[-1]}" if len(steps) > 1 else f"{steps[0]}",
                      success, finished, tally.total("all", "tokens", blocks)[0] / answers,
                      tally.mean("all", "entropy", blocks)[0], norm,
                      tally.flat_answers[blocks].sum() / answers,
-                     tally.mean("all", "abs gradient", blocks)[0],
-                     early / late if late else None])
+                     tally.mean("all", "abs gradient", blocks)[0]])
     formats = {"steps": "", "success": ".1%", "finished": ".1%", "length": ".1f",
-               "entropy": ".3f", "norm": ".3f", "flat": ".0%", "new": ".4f", "e/l": ".2f"}
+               "entropy": ".3f", "norm": ".3f", "flat": ".0%", "new": ".4f"}
     return Table("growth", "Over training", by_row(formats, rows), "",
                  ["a group without spread: all its rewards are equal, so its advantages are 0"],
                  {"success": "success in training batches", "length": "tokens an answer",
                   "norm": "gradient norm", "flat": "answers in groups without spread",
-                  "new": "mean gradient size abs(A) w s",
-                  "e/l": "first fifth of an answer over last fifth"})
+                  "new": "mean gradient size abs(A) w s"})
 
 
 def forks(tally: Tally) -> Table:
@@ -304,14 +299,16 @@ def position_gradients(tally: Tally) -> Table:
     return Table("gradient by position", "The gradient by position in the answer", columns,
                  f"The first fifth of an answer gets {early.value:.2f} times the gradient of the "
                  f"last fifth (95%: {shown(early.interval, '.2f')}).",
-                 [OVER_REST, "of the fifths: a token counts where its middle stands, (t + 1/2) / "
-                  "length"], {**REST_WORDS, "bin": "part of the answer"})
+                 [OVER_REST, "a token counts where its middle stands, (t + 1/2) / length"],
+                 {**REST_WORDS, "bin": "part of the answer"})
 
 
 def position_bars(tally: Tally, folder: Path) -> Picture:
     figure, axis = plt.subplots()
-    mean, drawn = tally.ratios("position", lambda tokens, sizes: sizes / tokens)
-    axis.bar(range(1, 11), mean, 0.85, yerr=1.96 * drawn.std(0), color=BLUE,
+    mean = tally.mean("position", "abs gradient")
+    slopes = [tally.log_mean("position", tenth)[1] for tenth in np.eye(10)]
+    error = mean * [tally.error("position", slope) for slope in slopes]
+    axis.bar(range(1, 11), mean, 0.85, yerr=1.96 * error, color=BLUE,
              error_kw={"lw": 0.8, "capsize": 2})
     axis.set(xlabel="tenth of the answer", ylabel="mean abs(A) w s", xticks=range(1, 11),
              title=f"The gradient is largest in tenth {np.nanargmax(mean) + 1}")
@@ -319,20 +316,20 @@ def position_bars(tally: Tally, folder: Path) -> Picture:
                 "Mean size in ten bins of relative position, 95% intervals over groups")
 
 
-def compare_runs(runs: list[Run], folder: Path, flags: SimpleNamespace) -> None:
+def compare_runs(runs: list[Run], folder: Path, baseline: str | None, with_all: bool) -> None:
     """The arms of the runs that can be compared; what differs between the others is said."""
-    from analysis.arms import Comparison, comparable
+    from analysis.arms import Comparison, comparable, finished
     from analysis.compare import chapters_of, learning_curves
-    make_folder(folder)
-    chosen, left_out = comparable(runs, flags.baseline)
-    comparison = Comparison(chosen, flags.baseline)
+    chosen, left_out = comparable(finished(runs), baseline)
+    comparison = Comparison(chosen, baseline)
     chapters = chapters_of(comparison, show_status)
+    make_folder(folder)
     with writing(folder):
         pictures = [learning_curves(comparison, folder)]
-    intro = [report.compared(sum(comparison.arms.values(), [])), *comparison.twins, *left_out]
+    intro = [report.compared(comparison.runs), *comparison.twins, *left_out]
     page = report.comparison_page(intro, chapters, pictures)
     write_page(folder / "report.html", "Runs compared", page)
-    report.tell(intro, next(iter(chapters.values())), chapters, folder, flags)
+    report.tell(intro, next(iter(chapters.values())), chapters, folder, with_all)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """How a token came by its credit: a line of arithmetic for each stage, in the order in which they
 happen.
 
-`stages` has the lines; names of numbers, or products of them, stand in [[ ]]. `numbers_of` has the
-numbers of an answer. For one token `told` puts them in, and on the page page.js. A line with a
-number that is not known is left out: a run of another trainer has not every column.
+`stages` has the lines; names of numbers stand in [[ ]]. `numbers_of` has the numbers of an answer.
+For one token `told` puts them in, and on the page page.js. A line with a number that is not known
+is left out: a run of another trainer has not every column.
 """
 import inspect
 import math
@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from analysis.settings import task_of
+from analysis.runs import task_of
 from analysis.tally import Tokens
 from engine.choices import ADVANTAGES, MITIGATIONS, Choices
 from grpo import (centred, gradient_size, group_mean, group_z_score, length_scaling, policy_loss,
@@ -36,6 +36,7 @@ LENGTHS = {  # --loss_norm: the factor of an answer's length
     "token": "m = [[m]]",
     "sequence": "m = N / (answers x tokens) = [[N]] / ([[trained]] x [[tokens]]) = [[m]]",
     "constant": "m = N / (answers x most tokens) = [[N]] / ([[batch]] x [[most]]) = [[m]]"}
+NOT_TRAINED = "cut off by the limit, so it is not trained on (--drop_unfinished)"
 NAMES = re.compile(r"\[\[(.+?)\]\]")
 Stage = tuple[str, str, str]  # label, text, the function that computes it
 Value = str | float | None
@@ -68,18 +69,19 @@ def stages(config: Mapping[str, object]) -> list[Stage]:
         ("group", "mean [[mean]], standard deviation [[std]]", place(group_z_score)),
         ("advantage", f"A = {formula} = [[computed]]", place(computes) if computes else ""),
         ("advantage", f"A = [[advantage]][[recorded]], {advantage}", by_advantage),
-        ("weight", f"[[weight / c]], {weight}", by_weight),
-        ("rescaling", f"c w = [[weight / c]] x [[c]] = [[weight]] (--rescale {s.rescale})",
+        ("dropped", "[[dropped]]", "train.py: drop_unfinished"),
+        ("weight", f"[[w]], {weight}", by_weight),
+        ("rescaling", f"c w = [[w]] x [[c]] = [[weight]] (--rescale {s.rescale})",
          place(rescaling)),
         ("loss norm", f"{LENGTHS[s.loss_norm]}; N = [[N]] tokens{of_kept}[[N from]] "
                       f"(--loss_norm {s.loss_norm})", place(length_scaling)),
         ("term", "-A c w m log p / N = -([[advantage]] x [[weight]] x [[m]] x [[log-prob]]) / "
-                 f"[[N]] = [[-1 * advantage * weight * m * log-prob / N]]{besides}",
+                 f"[[N]] = [[term]]{besides}",
          place(policy_loss)),
         ("s", "sqrt(1 - 2 p + sum p^2) = sqrt(1 - 2 x [[p]] + [[collision]]) = [[s]]",
          place(gradient_size)),
         ("gradient", "abs(A) c w m s / N = abs([[advantage]]) x [[weight]] x [[m]] x [[s]] / [[N]] "
-                     "= [[gradient size * m / N]]", GRADIENT),
+                     "= [[gradient]]", GRADIENT),
         ("rank", "[[rank]] of [[tokens]] in this answer, by size (A > 0: likelier, A < 0: less)",
          place(ranks))]
 
@@ -111,13 +113,17 @@ def numbers_of(tokens: Tokens, config: Mapping[str, object], line: StepLine | No
     """What the lines name, of answer b. `line` is the step's in metrics.jsonl."""
     s, start, length = settings_of(config), tokens["episode_start"][b], tokens["length"][b]
     of = {name: tokens[name][start:start + length]
-          for name in ("log_prob", "advantage", "gradient", "s", "collision")}
+          for name in ("log_prob", "advantage", "weight", "gradient", "s", "collision")}
     reward, group = torch.from_numpy(tokens["reward"]), torch.from_numpy(tokens["group"])
     mean = group_mean(reward, group)
     std = group_mean((reward - mean).square(), group).sqrt()
     is_dropped = s.drop_unfinished & ~tokens["finished"]
     trained = torch.from_numpy(np.where(is_dropped, 0, tokens["length"]))
     N, c = (line["N"], line["weight_factor"]) if line else (None, None)
+    m = float(length_scaling(trained, s.loss_norm, s.max_new_tokens)[b, 0])
+    each = m / (N or int(trained.sum()) or math.nan)  # of a token, in the mean that is the loss
+    if is_dropped[b]:
+        c, m, each = None, math.nan, math.nan
     computed = torch.tensor(math.nan)
     if s.advantage in FORMULAS:
         one_token = SimpleNamespace(reward=reward, group=group, mask=torch.ones(len(reward), 1))
@@ -133,12 +139,16 @@ def numbers_of(tokens: Tokens, config: Mapping[str, object], line: StepLine | No
             "most": s.max_new_tokens,
             "rewards": ", ".join(f"{count} x {value}" for value, count in rewards.most_common()),
             "mean": rounded(mean[b]), "std": rounded(std[b]),
-            "m": rounded(length_scaling(trained, s.loss_norm, s.max_new_tokens)[b, 0]),
+            "m": rounded(m), "dropped": NOT_TRAINED if is_dropped[b] else None,
             "reward": rounded(tokens["reward"][b]), "parts": ", ".join(parts) or None,
             "computed": rounded(computed) if is_computed else None,
             "recorded": None if is_computed else "", "rank": ranks(abs(of["gradient"])),
             "p": list(map(rounded, np.exp(of["log_prob"]))),
-            **{name: list(map(rounded, of[name])) for name in ("s", "collision")}}
+            **{name: list(map(rounded, of[name])) for name in ("s", "collision")},
+            **{name: [rounded(value, 3) for value in result] for name, result in {
+                "w": of["weight"] / (c or math.nan),  # results of a reader's rounded numbers
+                "term": -of["advantage"] * of["weight"] * of["log_prob"] * each,
+                "gradient": abs(of["gradient"]) * each}.items()}}
 
 
 def ranks(sizes: np.ndarray) -> list[Value]:
@@ -160,23 +170,8 @@ def told(lines: list[Stage], answer: Mapping[str, Numbers], t: int) -> list[Stag
     """The lines with the numbers of token t of an answer (answers.answers_of) put in."""
     known, filled = answer["account"] | answer["values"], []
     for label, text, where in lines:
-        values = {names: value_of(names, known, t) for names in NAMES.findall(text)}
+        values = {name: known.get(name) for name in NAMES.findall(text)}
+        values |= {name: value[t] for name, value in values.items() if isinstance(value, list)}
         if None not in values.values():
             filled.append((label, NAMES.sub(lambda found: str(values[found[1]]), text), where))
     return filled
-
-
-def value_of(names: str, known: Numbers, t: int) -> Value:
-    """Of "m" or "gradient size * m / N", for token t; None if one of them is not known."""
-    def one(name: str) -> Value:
-        value = known.get(name, name)
-        return value[t] if isinstance(value, list) else value
-
-    above, _, below = names.partition(" / ")
-    if names in known:
-        return one(names)
-    factors, divisor = [one(name) for name in above.split(" * ")], one(below or "1")
-    numbers = [float(factor) for factor in factors if factor is not None]
-    if len(numbers) < len(factors) or not divisor:
-        return None
-    return rounded(math.prod(numbers) / float(divisor), 3)  # of rounded numbers

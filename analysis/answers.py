@@ -11,20 +11,21 @@ from analysis.tally import Tokens, read_tokens
 from engine.tokens import token_bytes
 from harness.log_reading import StepLine, lines_of_run, run_config
 
-PER_PAGE, STEPS = 12_000, 21  # tokens of training answers on a page, and steps they are from
-SHADED_BY = {  # the number of a token, by its name on the page; not every run has measured credit
-    "gradient size": "abs gradient", "advantage": "advantage", "weight": "weight",
-    "entropy": "entropy", "log-prob": "log_prob", "true credit": "true_credit",
-    "true credit se": "true_credit_se"}
-MEANING = {  # of what a token can be shaded by, the first at first: the stronger its colour, ...
-    "gradient size": "the larger the gradient that it was given: abs(advantage) x weight x s, "
-                     "where s is the size of the gradient of its log-prob at the logits",
-    "advantage": "the further its advantage is from 0: blue makes it more likely, orange less",
-    "weight": "the larger the weight that the method gave it",
-    "entropy": "the less sure the model was what to write there",
-    "log-prob": "the less likely the token was",
-    "true credit": "the more the expected reward rose (blue) or fell (orange) with it",
-    "true credit se": "the less sure its true credit is: the standard error"}
+PER_PAGE, STEPS = 10_000, 21  # tokens of training answers on a page, and steps they are from
+SHADED_BY = {  # what a page can shade tokens by, the first at first: its column, and what it says:
+    # the stronger a token's colour, ... Not every run has measured credit
+    "gradient size": ("abs gradient", "the larger the gradient that it was given: abs(advantage) x "
+                      "weight x s, where s is the size of the gradient of its log-prob at the "
+                      "logits"),
+    "advantage": ("advantage", "the further its advantage is from 0: blue makes it more likely, "
+                  "orange less"),
+    "weight": ("weight", "the larger the weight that the method gave it"),
+    "entropy": ("entropy", "the less sure the model was what to write there"),
+    "log-prob": ("log_prob", "the less likely the token was"),
+    "true credit": ("true_credit", "the more the expected reward rose (blue) or fell (orange) with "
+                    "it"),
+    "true credit se": ("true_credit_se", "the less sure its true credit is: the standard error")}
+MEANING = {name: meaning for name, (_, meaning) in SHADED_BY.items()}
 
 
 class Answer(TypedDict):
@@ -81,6 +82,10 @@ def groups_in_order(tokens: Tokens) -> list[np.ndarray]:
     return [np.stack([best, best[::-1]], axis=1).ravel()[:len(best)] for best in ranked]
 
 
+def own_step(tokens: Tokens, step: int) -> int:
+    return int(tokens["trainer_step"][0]) if "trainer_step" in tokens else step
+
+
 def answer_of(tokens: Tokens, tokenizer: Tokenizer, config: Mapping[str, object],
               line: StepLine | None, step: int, b: int) -> Answer:
     """One answer: its texts, labels and numbers token by token, and those of its account."""
@@ -91,13 +96,13 @@ def answer_of(tokens: Tokens, tokenizer: Tokenizer, config: Mapping[str, object]
     pieces = token_bytes(tokenizer, tokens["token_id"][of_answer].tolist())
     return {"step": step, "episode": b, "group": int(tokens["group"][b]),
             "reward": rounded(tokens["reward"][b]),
+            "own_step": own_step(tokens, step),
             "answer": rounded(tokens["reward_answer"][b]) if "reward_answer" in tokens else None,
-            "own_step": int(tokens["trainer_step"][0]) if "trainer_step" in tokens else step,
             "finished": bool(tokens["finished"][b]),
             "prompt": b"".join(prompt).decode(errors="replace"),
             "texts": [piece.decode(errors="replace") for piece in pieces],
             "section": tokens["section"][of_answer].tolist(),
             "kind": tokens["kind"][of_answer].tolist(),
             "values": {shown: list(map(rounded, tokens[name][of_answer].tolist()))
-                       for shown, name in SHADED_BY.items() if name in tokens},
+                       for shown, (name, _) in SHADED_BY.items() if name in tokens},
             "account": numbers_of(tokens, config, line, b)}

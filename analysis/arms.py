@@ -3,14 +3,17 @@
 Runs that differ in model, data, length of training, sampling or reward are not comparable: that is
 said, and they are left out. An arm is runs that differ in nothing but their seed.
 """
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
-from analysis.runs import Run, is_done
-from analysis.settings import PLAIN, effective_settings, task_flags
+from analysis.runs import PLAIN, Run, is_done, steps_done, task_of
+from engine.choices import NEVER_RESCALED
 from engine.errors import UserError
 from harness.files import Json
-from harness.settings import OPTIONS
+from harness.flags import Flag, fields_as_flags, parameters_as_flags
+from harness.settings import METHODS, NOT_SETTINGS, OPTIONS
 
 SETTING = ("model", "task", "reward", "steps", "questions", "answers", "max_new_tokens",
            "temperature")  # and the flags of the task
@@ -18,6 +21,39 @@ ASIDE = (  # what may differ within an arm
     "seed", "out", "own", "eval_tasks", "eval_answers", "eval_modes", "device", "threads",
     "checkpointing", "offload_optimizer", "shard", "micro_batch", "rollouts_timeout", "eval_every",
     "sample_every", "checkpoint_every")
+
+
+def finished(runs: list[Run]) -> list[Run]:
+    """Those that can be compared at all; the others are passed over, with a line."""
+    for run in runs:
+        if not is_done(run):
+            print(f"passed over: {run['folder']} is not finished, step {steps_done(run)} of "
+                  f"{run['config']['steps']}", file=sys.stderr)
+    if not (done := [run for run in runs if is_done(run)]):
+        raise UserError("none of these runs is finished, so there is nothing to compare")
+    return done
+
+
+def effective_settings(config: Mapping[str, object]) -> Json:
+    """A run's settings, defaults filled in, without those that had no effect beside the others.
+    The reward is on record beside the settings, and TRL's loss; another one is another setting."""
+    flags = {**OPTIONS, **task_flags(config)}  # and those of the choices it made
+    for axis, choices in METHODS.items():
+        name = str(config.get(axis, OPTIONS[axis].default))
+        flags |= parameters_as_flags(choices[name]) if name in choices else {}
+    settings = {**{name: flag.default for name, flag in flags.items()}, **config}
+    chosen = SimpleNamespace(**settings)
+    idle = {name for name, flag in flags.items() if flag.requires and not flag.requires[0](chosen)}
+    idle |= set(NOT_SETTINGS) - {"reward", "trainer"}
+    if config["mitigation"] in NEVER_RESCALED:
+        idle.add("rescale")
+    return {name: value for name, value in settings.items() if name not in idle}
+
+
+def task_flags(config: Mapping[str, object]) -> dict[str, Flag]:
+    """The flags of a run's task; none if its module is not there any more."""
+    task = task_of(config)
+    return fields_as_flags(task) if task else {}
 
 
 def setting_of(run: Run) -> Json:
@@ -79,61 +115,53 @@ def name_of(mine: Json, settings: list[Json]) -> str:
 
 
 class Comparison:
-    """Comparable runs, arm by arm; the baseline, which the others are compared with, is first."""
+    """Comparable runs, arm by arm and seed by seed; the baseline, which the others are compared
+    with, comes first."""
 
     def __init__(self, runs: list[Run], baseline: str | None):
-        self.arms: dict[str, list[Run]] = {}
+        self.arms: dict[str, dict[int, Run]] = {}
         self.twins: list[str] = []
         parts = alike(runs, arm_of)
         settings = [arm_of(part[0]) for part in parts]
         for mine, part in zip(settings, parts):
-            self.arms.setdefault(name_of(mine, settings), []).extend(part)
+            arm = self.arms.setdefault(name_of(mine, settings), {})
+            for run in part:
+                kept = arm.setdefault(run["config"]["seed"], run)
+                if kept is not run:
+                    self.twins.append(f"{run['folder'].name} has the settings and the seed of "
+                                      f"{kept['folder'].name}, so it is left out.")
         self.baseline = self.arm_named(baseline) if baseline else self.usual_baseline()
-        for name in [self.baseline, *self.others()]:
-            self.arms[name] = self.without_twins(self.arms.pop(name))
+        self.arms = {self.baseline: self.arms.pop(self.baseline), **self.arms}
 
-    def without_twins(self, arm: list[Run]) -> list[Run]:
-        """One run of each seed, a finished one if there is; `twins` says which were left out."""
-        by_seed: dict[int, Run] = {}
-        for run in sorted(arm, key=lambda run: not is_done(run)):
-            kept = by_seed.setdefault(run["config"]["seed"], run)
-            if kept is not run:
-                self.twins.append(f"{run['folder'].name} has the settings and the seed of "
-                                  f"{kept['folder'].name}, so it is left out.")
-        return list(by_seed.values())
+    @property
+    def runs(self) -> list[Run]:
+        return [run for arm in self.arms.values() for run in arm.values()]
 
     def arm_named(self, wanted: str) -> str:
         """The arm of this name, or with a run of this name or folder."""
         for name, arm in self.arms.items():
-            if wanted == name or any(is_called(run, wanted) for run in arm):
+            if wanted == name or any(is_called(run, wanted) for run in arm.values()):
                 return name
         raise UserError(f"--baseline {wanted} is neither one of these runs nor one of the arms: "
                         f"{', '.join(self.arms)}")
 
     def usual_baseline(self) -> str:
         """Plain GRPO, otherwise the first arm."""
-        plain = [name for name, arm in self.arms.items()
-                 if PLAIN.items() <= {**PLAIN, **arm[0]["config"]}.items()]
-        if "none" in plain:
-            return "none"
-        if len(plain) > 1:
+        plain = [name for name in self.arms
+                 if PLAIN.items() <= {**PLAIN, **self.one_of(name)["config"]}.items()]
+        if len(plain) > 1 and "none" not in plain:
             raise UserError(f"which arm is the baseline: {' or '.join(plain)}? Say so with "
                             "--baseline and the name of a run or an arm")
-        return (plain or list(self.arms))[0]
+        return "none" if "none" in plain else (plain or list(self.arms))[0]
 
-    def seeds(self, name: str) -> dict[int, Run]:
-        """The finished runs of an arm."""
-        return {run["config"]["seed"]: run for run in self.arms[name] if is_done(run)}
-
-    def shown(self, name: str) -> list[Run]:
-        """The runs that curves and means are made of: finished ones, or what there is."""
-        return list(self.seeds(name).values()) or self.arms[name]
+    def one_of(self, name: str) -> Run:
+        return next(iter(self.arms[name].values()))
 
     def others(self) -> list[str]:
         return [name for name in self.arms if name != self.baseline]
 
     def placebos_of(self, name: str) -> list[str]:
         """The arms that are this one with something shuffled."""
-        mine, unshuffled = arm_of(self.arms[name][0]), {"placebo": "none"}
-        return [other for other, arm in self.arms.items()
-                if other != name and mine == arm_of(arm[0]) | unshuffled]
+        mine, unshuffled = arm_of(self.one_of(name)), {"placebo": "none"}
+        return [other for other in self.arms
+                if other != name and mine == arm_of(self.one_of(other)) | unshuffled]

@@ -7,7 +7,7 @@ of the noise of one evaluation at the end, which stands beside it as what was le
 """
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -24,17 +24,16 @@ from engine.tokens import KINDS, SECTIONS
 from harness.identity import Evaluation
 
 Status = Callable[[str], None]  # shows how far it is
-Difference = TypeVar("Difference")  # of two runs with the same problems
 IN_TRAINING, AT_THE_END = MEASURES = ("success in training", "held-out success at the end")
-MOST_REPEATED = 0.1  # share of the problems that were asked at an earlier step
+MOST_REPEATED = 0.1  # share of the problems that were asked before
 SEEN = 0.05
 WINDOW = 5  # steps whose mean is a point of a curve, but in a short run
 NOTES = {
     IN_TRAINING: "the mean over all answers that training sampled, by seed; interval: Student's t "
                  "over the seeds",
-    AT_THE_END: "sampled; interval: paired bootstrap over seeds and held-out problems, Student's t "
-                "for few seeds; with one seed over problems alone. All runs answer the held-out "
-                "problems with the same random numbers, whatever their seed"}
+    AT_THE_END: "sampled; interval: Student's t, over seeds and held-out problems; with one seed "
+                "over problems alone. All runs answer the held-out problems with the same random "
+                "numbers, whatever their seed"}
 HOLM = ("the verdict goes by Holm's p, over all arms of the table; could see: the difference that "
         "80 of 100 such experiments would see, itself an estimate from few seeds")
 PLACEBO_NOTE = "a row with a minus: an arm against its own placebo; Holm's correction apart"
@@ -56,20 +55,17 @@ def chapters_of(comparison: Comparison,
 def arms_table(comparison: Comparison) -> Table:
     rows: list[Row] = []
     for name, arm in comparison.arms.items():
-        done = list(comparison.seeds(name).values())
-        going = len(arm) - len(done)
-        ends, greedy = final_lines(done, "sampled"), final_lines(done, "greedy")
-        numbers = ([mean_success(run) for run in done], [line["success"] for line in ends],
+        runs = list(arm.values())
+        ends, greedy = final_lines(runs, "sampled"), final_lines(runs, "greedy")
+        numbers = ([mean_success(run) for run in runs], [line["success"] for line in ends],
                    [line["success"] for line in greedy], [line["format_mean"] for line in ends],
                    [line["finished_mean"] for line in ends], [line["length_mean"] for line in ends])
-        rows.append([name, f"{len(done)}" + f" ({going} still going)" * bool(going),
-                     *(mean_over(of_runs).value for of_runs in numbers)])
-    formats = {"arm": "", "seeds": "", "training": ".1%", "sampled": ".1%", "greedy": ".1%",
+        rows.append([name, len(runs), *(mean_over(of_runs).value for of_runs in numbers)])
+    formats = {"arm": "", "seeds": "d", "training": ".1%", "sampled": ".1%", "greedy": ".1%",
                "format": ".2f", "finished": ".0%", "length": ".0f"}
-    return Table("arms", "The arms", by_row(formats, rows), "",
-                 ["seeds: how many of them are finished, of which the row is the mean"],
-                 {"training": "success in training", "sampled": "held-out at the end, sampled",
-                  "length": "tokens an answer"})
+    return Table("arms", "The arms, means over seeds", by_row(formats, rows), headings={
+        "training": "success in training", "sampled": "held-out at the end, sampled",
+        "length": "tokens an answer"})
 
 
 def final_lines(runs: list[Run], mode: str) -> list[Evaluation]:
@@ -88,10 +84,10 @@ def mean_success(run: Run) -> float:
     return float(success_by_step(run).mean()) if run["metrics"] else np.nan
 
 
-def in_training(mine: Run, theirs: Run) -> float | None:
-    """How far one run is ahead of another with the same problems."""
+def in_training(mine: Run, theirs: Run) -> Floats | None:
+    """(1,) how far one run is ahead of another with the same problems."""
     same = len(mine["metrics"]) == len(theirs["metrics"]) > 0
-    return mean_success(mine) - mean_success(theirs) if same else None
+    return np.array([mean_success(mine) - mean_success(theirs)]) if same else None
 
 
 def at_the_end(mine: Run, theirs: Run) -> Floats | None:
@@ -107,24 +103,20 @@ def difference(mine: dict[int, Run], theirs: dict[int, Run], measure: str,
                tests: int = 1) -> tuple[list[int], Estimate | None]:
     """The seeds that both arms have, and how far the first is ahead. `tests`: of how many arms this
     is one."""
-    if measure == IN_TRAINING:
-        return estimated(mine, theirs, in_training, mean_over, tests)
-    return estimated(mine, theirs, at_the_end, paired_difference, tests)
-
-
-def estimated(mine: dict[int, Run], theirs: dict[int, Run],
-              difference_of: Callable[[Run, Run], Difference | None],
-              estimate_of: Callable[[list[Difference], int], Estimate],
-              tests: int) -> tuple[list[int], Estimate | None]:
-    found = {seed: difference_of(mine[seed], theirs[seed])
-             for seed in sorted(set(mine) & set(theirs))}
+    of_pair = in_training if measure == IN_TRAINING else at_the_end
+    found = {seed: of_pair(mine[seed], theirs[seed]) for seed in sorted(set(mine) & set(theirs))}
     known = {seed: value for seed, value in found.items() if value is not None}
-    return list(known), estimate_of(list(known.values()), tests) if known else None
+    if not known:
+        return [], None
+    pairs = np.stack(list(known.values()))
+    of_all = mean_over(pairs[:, 0], tests) if measure == IN_TRAINING else (
+        paired_difference(pairs, tests))
+    return list(known), of_all
 
 
 def deciding_measure(comparison: Comparison) -> tuple[str, str]:
     """Success in training, or where that says little the evaluation, and then why."""
-    doubt = doubt_about_training(sum(map(comparison.shown, comparison.arms), []))
+    doubt = doubt_about_training(comparison.runs)
     return (AT_THE_END if doubt else IN_TRAINING), doubt
 
 
@@ -136,8 +128,8 @@ def doubt_about_training(runs: list[Run]) -> str:
         return "the answers of training were not sampled from the policy"
     repeated = max(map(share_asked_before, runs[:1]), default=0.0)
     if repeated > MOST_REPEATED:
-        return (f"{repeated:.0%} of the problems of training were asked at an earlier step, so an "
-                "answer may be remembered")
+        return (f"{repeated:.0%} of the problems of training were asked before, so an answer may "
+                "be remembered")
     return ""
 
 
@@ -172,14 +164,14 @@ def differences(comparison: Comparison, measure: str, decides: bool = True,
                "could see": "size", "verdict": ""}
     return Table(measure, f"{measure.capitalize()}, in points: each arm minus "
                  f"{comparison.baseline}", by_row(formats, against + placebos), "", notes,
-                 {"seeds": "seeds of both arms", "95%": "95% interval",
-                  "Holm p": "p, Holm's correction"})
+                 {"seeds": "pairs", "95%": "95% interval", "Holm p": "Holm's p"})
 
 
 def rows_of_family(comparison: Comparison, measure: str,
                    pairs: dict[str, tuple[str, str]]) -> list[Row]:
     """A row for each pair of arms, by its label; Holm's correction is over all of them."""
-    found = {label: difference(comparison.seeds(one), comparison.seeds(other), measure, len(pairs))
+    arms = comparison.arms
+    found = {label: difference(arms[one], arms[other], measure, len(pairs))
              for label, (one, other) in pairs.items()}
     tested = {label: one.p for label, (seeds, one) in found.items() if one and len(seeds) > 1}
     holm_p = dict(zip(tested, holm(list(tested.values()))))
@@ -193,34 +185,24 @@ def rows_of_family(comparison: Comparison, measure: str,
 
 
 def steadiness(run: Run) -> list[float] | None:
-    """How the gradient norm, the entropy and the success of a run moved; seconds a step."""
-    lines, success = run["metrics"], success_by_step(run)
-    norm = np.array([line["gradient_norm"] for line in lines if line["gradient_norm"]])
-    entropy = np.array([line["entropy"] for line in lines if line["entropy"] is not None])
-    if not len(norm) or not len(entropy):
+    """How the gradient norm of a run moved; seconds a step."""
+    norm = np.array([line["gradient_norm"] for line in run["metrics"] if line["gradient_norm"]])
+    if not len(norm):
         return None
-    best = max(success[i:i + 5].mean() for i in range(max(1, len(success) - 4)))
-    seconds = np.array([line["seconds"] for line in lines], float)
-    return [norm[:10].mean(), norm[-10:].mean(), norm.max() / np.median(norm),
-            entropy[:10].mean(), entropy[-10:].mean(), best, success[-5:].mean(), seconds.mean()]
+    seconds = np.array([line["seconds"] for line in run["metrics"]], float)
+    return [norm[:10].mean(), norm[-10:].mean(), norm.max() / np.median(norm), seconds.mean()]
 
 
 def stability(comparison: Comparison) -> Table:
     rows: list[Row] = []
-    for name in comparison.arms:
-        of_runs = map(steadiness, comparison.shown(name))
-        if measured := [values for values in of_runs if values]:
+    for name, arm in comparison.arms.items():
+        if measured := [values for values in map(steadiness, arm.values()) if values]:
             rows.append([name, len(measured), *np.mean(measured, 0).tolist()])
-    formats = {"arm": "", "runs": "d", "norm first": ".3f", "last": ".3f", "peak": ".1f",
-               "entropy": ".2f", "to": ".2f", "best": ".0%", "end": ".0%", "seconds": ".1f"}
-    return Table("stability",
-                 "Gradient norm before clipping, entropy, success in training batches, and cost",
-                 by_row(formats, rows), "",
-                 ["means over runs; first and last: of ten steps; success: the best five steps in "
-                  "a row, and the last five"],
-                 {"norm first": "gradient norm, first", "last": "gradient norm, last",
-                  "peak": "its largest over its median", "entropy": "entropy, first",
-                  "to": "entropy, last", "best": "best success", "end": "last success",
+    formats = {"arm": "", "runs": "d", "first": ".3f", "last": ".3f", "peak": ".1f",
+               "seconds": ".1f"}
+    return Table("stability", "Gradient norm before clipping, and cost", by_row(formats, rows), "",
+                 ["means over runs; first and last: of ten steps"],
+                 {"first": "first norm", "last": "last norm", "peak": "largest over median",
                   "seconds": "seconds a step"})
 
 
@@ -234,8 +216,8 @@ def credit_of(run: Run, status: Status) -> Floats:
 def shares_table(comparison: Comparison, status: Status = lambda text: None) -> Table:
     """Where the gradient lies in each arm."""
     rows: list[Row] = []
-    for name in comparison.arms:
-        shares = [credit_of(run, status) for run in comparison.shown(name) if run["steps"]]
+    for name, arm in comparison.arms.items():
+        shares = [credit_of(run, status) for run in arm.values() if run["steps"]]
         if shares:
             rows.append([name, *np.mean(shares, 0).tolist()])
     formats = {"arm": "", **dict.fromkeys((*KINDS, *SECTIONS[1:]), ".0%")}
@@ -248,9 +230,10 @@ def shares_table(comparison: Comparison, status: Status = lambda text: None) -> 
 def learning_curves(comparison: Comparison, folder: Path) -> tuple[Path, str]:
     """What is decided comes first."""
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(14, 4.4))
-    for number, name in enumerate(comparison.arms):
-        style, runs = style_of(number), comparison.shown(name)
-        seeds_and_mean(middle, runs, "success", style, label_of(comparison, name))
+    for number, (name, arm) in enumerate(comparison.arms.items()):
+        style, runs = style_of(number), list(arm.values())
+        label = f"{name} ({len(runs)} run{'s' * (len(runs) != 1)})"
+        seeds_and_mean(middle, runs, "success", style, label)
         seeds_and_mean(right, runs, "gradient_norm", style)
         held_out_means(left, runs, style)
     left.set(xlabel="step", ylabel="held-out problems solved", title="Held-out success, sampled")
@@ -264,21 +247,14 @@ def learning_curves(comparison: Comparison, folder: Path) -> tuple[Path, str]:
     whole_steps(left, middle, right)
     legend_below(figure, middle, ncols=min(3, len(comparison.arms)))
     caption = f"How each arm learned, smoothed over {WINDOW} steps where there are twice as many"
-    if any(len(comparison.shown(name)) > 1 for name in comparison.arms):
+    if any(len(arm) > 1 for arm in comparison.arms.values()):
         caption += "; means of its runs, each a thin line; held out with 95% intervals over seeds"
     return save(figure, folder, "learning_curves", caption)
 
 
-def label_of(comparison: Comparison, name: str) -> str:
-    """The arm with its number of runs; where none is finished, that is said."""
-    count = len(comparison.shown(name))
-    finished = "" if comparison.seeds(name) else ", not finished"
-    return f"{name} ({count} run{'s' * (count != 1)}{finished})"
-
-
 def seeds_and_mean(axis: Axes, runs: list[Run], key: Literal["success", "gradient_norm"],
                    style: Style, label: str = "") -> None:
-    """Up to the last step that all of them have."""
+    """Up to the last step that all of them have: runs of another trainer may have fewer."""
     length = min(len(run["metrics"]) for run in runs)
     if not length:
         return

@@ -9,10 +9,6 @@ const quantities = Object.keys(answers[0]?.values ?? {})  // those that are know
 const stops = unique([...evaluations, ...answers], 'step');
 const BLUE = 'var(--blue)', ORANGE = 'var(--orange)', YELLOW = 'var(--yellow)';
 
-function fill(select, choices) {
-  for (const text of choices) select.add(new Option(text));
-}
-
 function unique(lines, key) {
   return [...new Set(lines.map(line => line[key]))].sort((a, b) => a - b);
 }
@@ -51,8 +47,9 @@ function hasReward(answer, wanted) {
   return wanted === 'all' || (wanted === 'solved') === (answer.answer > 0);
 }
 
-function tokenSpan(text, name, colour) {
+function tokenSpan(text, title, colour, name = '') {
   const span = element('span', name, text.replaceAll('\n', '\u21b5\n'));
+  span.title = title;
   span.style.backgroundColor = colour;
   return span;
 }
@@ -63,15 +60,13 @@ function classOf(answer, t) {
 
 // Held-out answers get no gradient: 1 - p says how unsure the model was of a token.
 function unsureSpan(text, logProb) {
-  const span = tokenSpan(text, '', `rgba(${YELLOW},${strength(1 - Math.exp(logProb))})`);
-  span.title = `p = ${Math.exp(logProb).toPrecision(2)}`;
-  return span;
+  const p = Math.exp(logProb);
+  return tokenSpan(text, `p = ${p.toPrecision(2)}`, `rgba(${YELLOW},${strength(1 - p)})`);
 }
 
 function toldAnswer(shown) {
   const is = shown.answer ? 'right' : 'wrong';
-  const tokens = shown.log_prob ? shown.texts.map((text, t) => unsureSpan(text, shown.log_prob[t]))
-    : [tokenSpan(shown.text, '', '')];
+  const tokens = shown.texts.map((text, t) => unsureSpan(text, shown.log_prob[t]));
   return element('div', 'one', element('span', is, is), ` ${shown.problem}`,
                  element('div', 'tokens', ...tokens));
 }
@@ -79,10 +74,8 @@ function toldAnswer(shown) {
 function tellHeldOut(evaluation) {
   const time = evaluation.step ? `at step ${evaluation.step}` : 'before training';
   $('held-out').textContent = `Held-out problems ${time}: `
-    + `${(100 * evaluation.success).toFixed(1)}% solved, ${evaluation.mode}. `
-    + (evaluation.shown.every(shown => shown.log_prob)
-      ? "Some of them; the stronger a token's colour, the less sure the model was of it."
-      : 'Some of them, unshaded: this run did not keep how sure the model was of its tokens.');
+    + `${(100 * evaluation.success).toFixed(1)}% solved, ${evaluation.mode}. Some of them; the `
+    + "stronger a token's colour, the less sure the model was of it.";
   $('told').replaceChildren(...evaluation.shown.map(toldAnswer));
 }
 
@@ -114,17 +107,11 @@ function stopOfAddress() {
 // of them is not known.
 function told(text, answer, t) {
   const known = { ...answer.account, ...answer.values }, used = [];
-  const one = name => {
-    const value = known[name] === undefined ? name : known[name];
-    used.push(Array.isArray(value) ? value[t] : value);
+  const filled = text.replace(/\[\[(.+?)\]\]/g, (_, name) => {
+    used.push(Array.isArray(known[name]) ? known[name][t] : known[name] ?? null);
     return used.at(-1);
-  };
-  const filled = text.replace(/\[\[(.+?)\]\]/g, (_, names) => {
-    const [above, below] = names.split(' / '), factors = above.split(' * ').map(one);
-    if (factors.length === 1 && !below) return factors[0];
-    return +(factors.reduce((a, b) => a * b, 1) / (below ? one(below) : 1)).toPrecision(3);
   });
-  return used.includes(null) || /NaN|Infinity/.test(filled) ? null : filled;
+  return used.includes(null) ? null : filled;
 }
 
 // What a reader wants to know first: the reward, and what the others got.
@@ -137,16 +124,13 @@ function verdict(answer) {
 }
 
 class Pane {
-  constructor(reward) {
+  constructor(reward) {  // which answers: all, solved or not solved
     this.root = $('pane').content.cloneNode(true).firstElementChild;
-    fill(this.part('reward'), ['all', 'solved', 'not solved']);
-    this.part('reward').value = reward;
-    this.part('reward').onchange = () => this.choose(this.step);
+    this.part('reward').textContent = this.reward = reward;
     this.part('previous').onclick = () => this.move(-1);
     this.part('next').onclick = () => this.move(1);
-    this.part('tokens').onmouseover = event => this.point(event.target);
-    this.part('tokens').onclick = event => this.follow(event.target);
-    this.root.onkeydown = event => this.press(event);
+    this.part('tokens').onclick = event => this.follow(this.spans.indexOf(event.target));
+    this.part('tokens').onkeydown = event => this.press(event);
     $('panes').append(this.root);
   }
 
@@ -155,9 +139,8 @@ class Pane {
   }
 
   choose(step) {
-    const reward = this.part('reward').value;
     this.step = step;
-    this.shown = answers.filter(a => a.step === step && hasReward(a, reward));
+    this.shown = answers.filter(a => a.step === step && hasReward(a, this.reward));
     this.at = 0;
     this.draw();
   }
@@ -171,8 +154,8 @@ class Pane {
   draw() {
     const answer = this.shown[this.at], name = $('quantity').value;
     this.token = -1;
+    this.spans = [];
     this.part('tokens').replaceChildren();
-    this.part('value').textContent = '';
     this.part('account').replaceChildren();
     this.part('prompt').textContent = answer ? answer.prompt : '';
     this.part('previous').disabled = this.at <= 0;
@@ -182,36 +165,29 @@ class Pane {
       return;
     }
     this.part('place').textContent = `${verdict(answer)} (${this.at + 1} of ${this.shown.length})`;
-    const spans = answer.texts.map((text, t) =>
-      tokenSpan(text, classOf(answer, t), shade(answer.values[name][t], limit[name])));
-    this.part('tokens').append(...spans);
+    this.spans = answer.texts.map((text, t) => {
+      const value = answer.values[name][t];
+      return tokenSpan(text, `${name} ${value ?? 'unknown'}`, shade(value, limit[name]),
+                       classOf(answer, t));
+    });
+    this.part('tokens').append(...this.spans);
   }
 
-  point(span) {
-    const t = [...this.part('tokens').children].indexOf(span);
-    if (t >= 0) this.tell(t);
-  }
-
-  tell(t) {
-    const answer = this.shown[this.at], spans = this.part('tokens').children;
-    spans[this.token]?.classList.remove('chosen');
+  // The account of token t, if there is one.
+  follow(t) {
+    if (!this.spans[t]) return;
+    this.spans[this.token]?.classList.remove('chosen');
+    this.spans[t].classList.add('chosen');
+    this.spans[t].scrollIntoView({ block: 'nearest' });
     this.token = t;
-    spans[t].classList.add('chosen');
-    const numbers = Object.entries(answer.values)
-      .map(([name, column]) => `${name} ${column[t] ?? 'unknown'}`).join(', ');
-    const kind = `${KINDS[answer.kind[t]]} in ${SECTIONS[answer.section[t]]}`;
-    this.part('value').textContent =
-      `Token ${t}, ${JSON.stringify(answer.texts[t])}, ${kind}: ${numbers}.`;
-  }
-
-  follow(span) {
-    this.point(span);
     const answer = this.shown[this.at], account = this.part('account');
     account.replaceChildren();
     account.createCaption().textContent =
-      `In ${named(answer.step)}, answer ${answer.episode}, token ${this.token}`;
-    for (const [label, text, place] of this.token < 0 ? [] : STAGES) {
-      const line = told(text, answer, this.token);
+      `In ${named(answer.step)}, answer ${answer.episode}, token ${t}, `
+      + `${JSON.stringify(answer.texts[t])}: ${KINDS[answer.kind[t]]} in `
+      + SECTIONS[answer.section[t]];
+    for (const [label, text, place] of STAGES) {
+      const line = told(text, answer, t);
       if (line === null) continue;
       const row = account.insertRow(), where = document.createElement('code');
       where.textContent = place;
@@ -221,16 +197,10 @@ class Pane {
   }
 
   press(event) {
-    if (event.target.tagName === 'SELECT') return;
-    if (event.key === 'ArrowLeft') this.move(-1);
-    if (event.key === 'ArrowRight') this.move(1);
     const by = { ArrowUp: -1, ArrowDown: 1 }[event.key];
-    const spans = this.part('tokens').children;
-    if (event.key === 'Enter' && this.token >= 0) this.follow(spans[this.token]);
-    if (!by || event.target !== this.part('tokens') || !spans.length) return;
+    if (!by) return;
     event.preventDefault();
-    this.tell(Math.min(spans.length - 1, Math.max(0, this.token + by)));
-    spans[this.token].scrollIntoView({ block: 'nearest' });
+    this.follow(this.token + by);
   }
 }
 
@@ -251,7 +221,7 @@ function drawKey() {
     + (same ? ' Here all tokens of an answer have the same.' : '');
 }
 
-fill($('quantity'), quantities);
+for (const name of quantities) $('quantity').add(new Option(name));
 // A solved answer beside one that is not: what the reward tells apart.
 const rewards = answers.some(answer => answer.answer > 0) ? ['solved', 'not solved'] : ['all'];
 const panes = answers.length ? rewards.map(reward => new Pane(reward)) : [];

@@ -14,7 +14,7 @@ from harness.files import whole_file
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7",  # Okabe and Ito
            "#e69f00", "#56b4e9", "#000000", "#999999")
-BLUE, ORANGE, GREEN, GREY = COLOURS[0], COLOURS[1], COLOURS[2], COLOURS[7]
+BLUE, ORANGE, GREY = COLOURS[0], COLOURS[1], COLOURS[7]
 LINES = ("-", "--", ":", "-.")
 DPI = 108
 plt.rcParams.update({

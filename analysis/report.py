@@ -1,19 +1,16 @@
 """Around the tables of analyze.py: its flags, sentences, the page, what is printed."""
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 from analysis.page import Picture, bullets, figure_of, folded, paragraphs, section_of, viewer
-from analysis.runs import Run, evaluations, is_done, steps_done
-from analysis.settings import PLAIN, task_of
+from analysis.runs import Run, evaluations, is_done, steps_done, task_of
 from analysis.tables import Table, show, show_in_short
 from analysis.tally import Tally
 from engine.errors import UserError
-from harness.files import replace_text
 from harness.flags import Flag, Parser, add_flags, with_defaults
 from harness.identity import Evaluation
-from harness.progress import show_status
+from harness.progress import change, show_status
 from harness.settings import OPTIONS
 
 GRADIENT = "Where the gradient went"  # chapter of the page
@@ -22,7 +19,7 @@ LEGENDS = {GRADIENT: [
     "of the gradient of log p at the logits. The gradient of a token has the size abs(A) w s; "
     "shares are of summed sizes, directions do not enter. What --loss_norm sequence, a KL term, "
     "clipping and later epochs do to the loss is not in it.",
-    "Intervals: bootstrap over this run's groups. They do not cover seed-to-seed variation."]}
+    "Intervals: over this run's groups. They do not cover seed-to-seed variation."]}
 PLACES = {  # the table of the page that a picture stands below; two others have their own place
     "growth": "over_training", "gradient by position": "position", "arms": "learning_curves"}
 FLAGS = {
@@ -30,31 +27,16 @@ FLAGS = {
                        "run, or comparison/ beside the runs"),
     "baseline": Flag(None, "what the others are compared with: the name of an arm, or one of its "
                      "runs (default: plain GRPO)")}
-SWITCHES = {  # take no value: a RUN may come after one
-    "all": "print every table, not only findings",
-    "json": "write every number of every table to analysis.json there, too"}
 
 
 def read_flags(argv: list[str], description: str) -> SimpleNamespace:
     parser = add_flags(Parser("python analyze.py [RUN ...] [flags]", description), FLAGS)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders; several are compared")
-    for name, help_text in SWITCHES.items():
-        parser.add_argument(f"--{name}", action="store_true", help=help_text)
-    flags = with_defaults(dict.fromkeys(SWITCHES, False) | parser.read(argv), FLAGS)
+    parser.add_argument("--all", action="store_true", help="print every table, not only findings")
+    flags = with_defaults({"all": False} | parser.read(argv), FLAGS)
     if len(flags.runs) == 1 and flags.baseline:
         raise UserError("--baseline needs several runs to compare")
     return flags
-
-
-def about(run: Run) -> str:
-    """The task, what solved means, and the method, in one sentence."""
-    config = run["config"]
-    if {"imported", "trainer"} & config.keys():
-        return "A run of another program."
-    changed = [f"the {'weighting' if axis == 'mitigation' else axis} {config.get(axis)}"
-               for axis, usual in PLAIN.items() if config.get(axis, usual) != usual]
-    method = f"plain GRPO but for {' and '.join(changed)}" if changed else "plain GRPO"
-    return f"{task_in_words(config)}; the method is {method}."
 
 
 def compared(runs: list[Run]) -> str:
@@ -69,6 +51,8 @@ def compared(runs: list[Run]) -> str:
 
 def task_in_words(config: Mapping[str, object]) -> str:
     """A task says what a right answer is in its `solved`."""
+    if {"imported", "trainer"} & config.keys():
+        return "A run of another program"
     means = getattr(task_of(config), "solved", "the score that its task calls answer is 1")
     return f"Task {config.get('task', OPTIONS['task'].default)}: a problem is solved if {means}"
 
@@ -76,37 +60,23 @@ def task_in_words(config: Mapping[str, object]) -> str:
 def opening(run: Run) -> list[str]:
     imported = run["config"].get("imported")
     if isinstance(imported, list):
-        return imported
+        return list(map(str, imported))
     sentences = []
     if not is_done(run):
         sentences.append(f"This run is not finished: step {steps_done(run)} of "
                          f"{run['config']['steps']} so far.")
-    sentences.append(held_out_success(headline(run)))
+    lines = headline(run)
+    if len(lines) > 1:
+        sentences.append(f"{lines[0]['mode'].capitalize()} answers solved "
+                         f"{change(lines[0], lines[-1])}.")
     if not run["steps"]:
         sentences.append("There are no credit files, so nothing is known of single tokens.")
     return sentences
 
 
-def held_out_success(lines: list[Evaluation]) -> str:
-    """In the first evaluation and the last."""
-    if not lines:
-        return "It was not evaluated on held-out problems."
-    start, end = lines[0], lines[-1]
-    found = [f"{start['success']:.1%} of {len(end['answer']):,} held-out problems {time_of(start)}"]
-    if len(lines) > 1:
-        found.append(f"{end['success']:.1%} {time_of(end)}")
-    return (f"With {end['mode']} answers it solved {', and '.join(found)} (95% interval "
-            f"{end['success_low']:.1%} to {end['success_high']:.1%}).")
-
-
 def headline(run: Run) -> list[Evaluation]:
     """The evaluations that are spoken of."""
     return evaluations(run, "sampled") or evaluations(run, "greedy")
-
-
-def time_of(line: Evaluation) -> str:
-    step = line["step"]
-    return f"after {step} step{'s' * (step != 1)}" if step else "before training"
 
 
 def describe(run: Run, tally: Tally | None) -> str:
@@ -165,21 +135,15 @@ def chapter_body(title: str, tables: list[Table], figures: dict[str, str]) -> li
 
 
 def tell(texts: list[str], first: list[Table], chapters: dict[str, list[Table]], folder: Path,
-         flags: SimpleNamespace) -> None:
-    """Print what is said and the tables that come first, with --all every table; and what lies in
-    the folder. With --json the numbers lie there, too."""
+         with_all: bool) -> None:
+    """Print what is said and the tables that come first, or all; and what lies in the folder."""
     show_status("")
-    if flags.all:
+    if with_all:
         show(texts, [])
         for title, tables in chapters.items():
             show(LEGENDS.get(title, []), tables)
     else:
         show_in_short(texts, first)
     print(f"\npage: {folder / 'report.html'}, with its pictures beside it")
-    if flags.json:
-        numbers = [table.to_json() for table in sum(chapters.values(), [])]
-        text = json.dumps(numbers, indent=1, allow_nan=False) + "\n"
-        replace_text(folder / "analysis.json", text)
-        print(f"numbers: {folder / 'analysis.json'}")
-    if not flags.all:
-        print("--all prints every table, --json writes every number")
+    if not with_all:
+        print("--all prints every table")

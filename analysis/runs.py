@@ -1,6 +1,7 @@
 """Reading run folders: settings, metrics, evaluations, and which steps have a credit file."""
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypedDict
 
@@ -13,6 +14,10 @@ from harness.files import is_there, paths_in
 from harness.identity import Evaluation
 from harness.log_reading import (RunConfig, StepLine, lines_of_run, missing_evaluations,
                                  refuse_gaps, run_config)
+from harness.settings import Settings
+from harness.tasks import load_task
+
+PLAIN = {"mitigation": "none", "advantage": "grpo", "loss": "policy", "placebo": "none"}
 
 
 class Run(TypedDict):
@@ -82,18 +87,14 @@ def evaluations(run: Run, mode: str) -> list[Evaluation]:
 
 
 def share_asked_before(run: Run) -> float:
-    """The share of the problems of training that were asked at an earlier step, by their prompts in
-    the credit files. A few may be by chance, many where a list of problems is read again."""
-    asked: set[bytes] = set()
-    again, count = 0, 0
+    """The share of the problems of training that were asked before, by their prompts in the credit
+    files. A few may be by chance, many where a list of problems is read again."""
+    prompts: list[bytes] = []
     for step in run["steps"]:
         columns = read_columns(run["folder"], step)
         ends = columns["prompt_start"][1:]
-        prompts = [ids.tobytes() for ids in np.split(columns["prompt_ids"], ends)]
-        again += sum(prompt in asked for prompt in prompts)
-        count += len(prompts)
-        asked |= set(prompts)
-    return again / count if count else 0.0
+        prompts += [ids.tobytes() for ids in np.split(columns["prompt_ids"], ends)]
+    return 1 - len(set(prompts)) / len(prompts) if prompts else 0.0
 
 
 def steps_done(run: Run) -> int:
@@ -105,3 +106,11 @@ def is_done(run: Run) -> bool:
     steps = run["config"]["steps"]
     missing = missing_evaluations(run["config"], run["evaluations"], steps, steps)
     return steps_done(run) >= steps and not missing
+
+
+def task_of(config: Mapping[str, object]) -> type | None:
+    """The class of a run's task; None if its module is not there any more."""
+    try:
+        return load_task(config.get("task", Settings.task))
+    except (UserError, OSError):  # a name that no file can have
+        return None

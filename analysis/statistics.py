@@ -73,18 +73,14 @@ def detectable(df: float, tests: int = 1) -> float:
     return float(np.quantile(needed(df, tests), 0.8))
 
 
-def ratio(value: float, draws: Floats, groups: int) -> Estimate:
-    """A ratio, and the same ratio with the groups drawn again; the interval is made for its
-    logarithm. `groups` are those that carry it: groups whose advantages are all 0 say nothing."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        centre, spread = np.log(value), np.log(draws)
-    spread = spread[np.isfinite(spread)]
-    if groups < FEWEST or len(spread) < 0.9 * len(draws) or not np.isfinite(centre):
-        return Estimate(value)
-    error = float(spread.std(ddof=1)) * np.sqrt(groups / (groups - 1))
-    logarithm = estimate(float(centre), error, groups - 1)
-    low, high = np.exp(logarithm.interval).tolist()
-    return Estimate(value, low, high, logarithm.p)
+def ratio(logarithm: float, error: float, groups: int) -> Estimate:
+    """A ratio, of which the logarithm and its standard error are known. `groups` are those that
+    carry it: groups whose advantages are all 0 say nothing."""
+    if groups < FEWEST or not np.isfinite(logarithm):
+        return Estimate(float(np.exp(logarithm)))
+    found = estimate(logarithm, error * np.sqrt(groups / (groups - 1)), groups - 1)
+    low, high = np.exp(found.interval).tolist()
+    return Estimate(float(np.exp(logarithm)), low, high, found.p)
 
 
 def mean_over(values: Collection[float | None], tests: int = 1) -> Estimate:
@@ -108,32 +104,31 @@ def holm(p: list[float]) -> list[float]:
     return adjusted.tolist()
 
 
-def paired_difference(differences: ArrayLike, tests: int = 1, draws: int = 4000) -> Estimate:
+def paired_difference(differences: ArrayLike, tests: int = 1) -> Estimate:
     """(seeds, items): the same seed and the same held-out item in two arms.
     The mean, and how far it would be off with other seeds and other items; with one seed, other
     items alone.
 
-    Bootstrap over seeds, and over items. The chance in single answers is in both, and taken out of
-    the second. For few seeds the bootstrap is too narrow by sqrt((S - 1) / S) and by Student's t;
-    both are put right. Two seeds agree now and then by luck: so the interval is never narrower than
-    one from the chance in single answers, and where all agree, than one answer. `tests`: of how
-    many arms this is one (for what can be seen).
+    The variance of the seeds' mean and that of the items' mean. The chance in single answers is in
+    both, and taken out of the second; each has its degrees of freedom. Two seeds agree now and then
+    by luck: so the interval is never narrower than one from the chance in single answers, and where
+    all agree, than one answer. `tests`: of how many arms this is one (for what can be seen).
     """
     differences = np.asarray(differences, float)
     seeds, items = differences.shape
-    value, rng = float(differences.mean()), np.random.default_rng(0)
+    value = float(differences.mean())
     if items == 1:
         return Estimate(value)
     by_seed, by_item = differences.mean(1), differences.mean(0)
     one_answer = 1 / differences.size ** 2
     if seeds == 1:
-        error = max(bootstrap_variance(by_item, draws, rng), one_answer) ** 0.5
+        error = max(variance_of_mean(by_item), one_answer) ** 0.5
         return estimate(value, error, items - 1, tests)
     freedom = (seeds - 1) * (items - 1)
     rest = differences - by_seed[:, None] - by_item + value
     chance = max((rest ** 2).sum() / freedom / (seeds * items), one_answer)
-    of_seeds = bootstrap_variance(by_seed, draws, rng)
-    of_items = max(bootstrap_variance(by_item, draws, rng) - chance, 0.0)
+    of_seeds = variance_of_mean(by_seed)
+    of_items = max(variance_of_mean(by_item) - chance, 0.0)
 
     def reach(level: float) -> float:
         t_seeds, t_items, t_answers = (student_quantile(1 - level / 2, df)
@@ -147,11 +142,8 @@ def paired_difference(differences: ArrayLike, tests: int = 1, draws: int = 4000)
                     float(error * detectable(seeds - 1, tests)))
 
 
-def bootstrap_variance(means: Floats, draws: int, rng: np.random.Generator) -> float:
-    """Of the mean of these means."""
-    count = len(means)
-    drawn = means[rng.integers(0, count, (draws, count))].mean(1)
-    return float(drawn.var()) * count / (count - 1)
+def variance_of_mean(values: Floats) -> float:
+    return float(values.var(ddof=1)) / len(values)
 
 
 def level_that_reaches(distance: float, reach: Callable[[float], float]) -> float:

@@ -8,11 +8,8 @@ from itertools import zip_longest
 
 from analysis.statistics import Interval
 
-WIDTH = 100          # of a terminal
-LINES = 35           # of findings and tables, so that with what is said besides they are 40
-MOST_LINES = 5       # of one finding, where all of them have to fit on a screen
-FEWEST_LINES = 8     # of a table of which only the beginning is printed
-LONGEST_WORD = 30    # in a table; a longer one is cut where there is no room
+WIDTH = 100        # of a terminal
+LONGEST_WORD = 30  # in a table; a longer one is cut where there is no room
 NOTHING = ("Nothing to compare: no token of one side has a gradient, none was there, or its size "
            "is not known.")
 UNDEFINED = re.compile(r"(?<!['\w])(nan|inf)(?!['\w])")  # as a number, not as a quoted token
@@ -75,31 +72,25 @@ def escaped(text: str) -> str:
 
 
 def narrowed(rows: list[list[str]], left: list[bool], room: int) -> list[int]:
-    """The width of each column: of its longest text. Where there is no room for that, first
-    headings are wrapped, their words whole, then texts; numbers stay on one line."""
-    widths, of_headings, of_texts = [], [], []
+    """The width of each column: of its longest text. Where there is no room for that they are made
+    narrower, one letter at a time, until all fit or none can: first headings are wrapped, their
+    words whole, then texts; numbers stay on one line."""
+    widths, of_cells, least = [], [], []
     for (heading, *cells), on_left in zip(zip(*rows), left):
-        longest, word = max(map(len, cells), default=0), longest_word([heading])
-        widths.append(max(3, len(heading), longest))
-        of_headings.append(max(3, word, longest))
-        word_of_cells = min(longest_word(cells), LONGEST_WORD)
-        of_texts.append(max(3, word, word_of_cells) if on_left else of_headings[-1])
-    return shrunk(shrunk(widths, of_headings, room), of_texts, room)
-
-
-def longest_word(texts: list[str]) -> int:
-    return max(map(len, " ".join(texts).split()), default=0)
-
-
-def shrunk(widths: list[int], least: list[int], room: int) -> list[int]:
-    """The widest columns made narrower, one letter at a time, until all fit or none can."""
-    widths = list(widths)
+        of_cells.append(max(map(len, cells), default=0))
+        widths.append(max(3, len(heading), of_cells[-1]))
+        wrapped = min(longest_word(cells), LONGEST_WORD) if on_left else of_cells[-1]
+        least.append(max(3, longest_word([heading]), wrapped))
     while sum(widths) > room:
         wide = [i for i, width in enumerate(widths) if width > least[i]]
         if not wide:
             break
-        widths[max(wide, key=lambda i: widths[i])] -= 1
+        widths[max(wide, key=lambda i: (widths[i] > of_cells[i], widths[i]))] -= 1
     return widths
+
+
+def longest_word(texts: list[str]) -> int:
+    return max(map(len, " ".join(texts).split()), default=0)
 
 
 def lines_of(row: list[str], widths: list[int], left: list[bool]) -> str:
@@ -157,20 +148,15 @@ def show(texts: list[str], tables: list[Table]) -> None:
 
 
 def show_in_short(texts: list[str], tables: list[Table]) -> None:
-    """Print what fits on a screen: texts, then as much of the tables as there is room for."""
-    lines = [line for text in dict.fromkeys(texts) if text != NOTHING
-             for line in item_of(text, MOST_LINES)]
+    """Print texts as a list, and tables without findings and notes."""
+    for text in dict.fromkeys(texts):
+        if text != NOTHING:
+            print("\n".join(item_of(text)))
     for table in tables:
-        of_table, room = ["", table.title, *table.to_text().split("\n")], LINES - len(lines)
-        left_out = len(of_table) - room + 1
-        if left_out <= 1:
-            lines += of_table
-        elif room >= FEWEST_LINES:
-            lines += [*of_table[:room - 1], f"... {left_out} more lines with --all"]
-    print("\n".join(lines[:LINES]))
+        print(f"\n{table.title}\n{table.to_text()}")
 
 
-def item_of(text: str, most: int | None = None) -> list[str]:
-    """One entry of a list, cut after so many lines."""
-    lines = textwrap.wrap(text, WIDTH - 2, max_lines=most, placeholder=" ...")
+def item_of(text: str) -> list[str]:
+    """One entry of a list."""
+    lines = textwrap.wrap(text, WIDTH - 2, break_on_hyphens=False)
     return [f"{'  ' if number else '- '}{line}" for number, line in enumerate(lines)]

@@ -8,8 +8,8 @@
 A is the advantage of a token, w its weight, p its probability. The gradient at the logits is
 `A w (onehot - p)`, of size `abs(A) w s` with s = norm(onehot - p) (grpo.gradient_size).
 
-Every sum is made twice: as it is, by blocks of training, and with the groups drawn again
-(bootstrap), which is where the intervals come from.
+Sums are made by blocks of training. Beside them stand the sums over groups of the products of a
+group's own sums: what varies is the group, and from these products the intervals follow.
 """
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -27,26 +27,23 @@ from grpo import gradient_size
 from harness.credit_reading import credit_steps, read_columns
 
 Tokens = dict[str, np.ndarray]  # a step's columns, one value a token, answer or problem
-RatioOf = Callable[[Floats, Floats], Floats]  # of the tokens and the sizes of the gradient
 Blocks = slice | np.ndarray
 PARTITIONS: dict[str, tuple[str | int, ...]] = {  # name: what its cells are called
-    "all": ("all",), "kind": KINDS, "section": SECTIONS, "position": tuple(range(10)),
-    "ends": ("first fifth", "middle", "last fifth")}
-DRAWN = ("tokens", "abs gradient")  # what is also summed with the groups drawn again
-MEASURES = (*DRAWN, "squared gradient", "abs advantage", "entropy", "s")
+    "all": ("all",), "kind": KINDS, "section": SECTIONS, "position": tuple(range(10))}
+OF_A_MEAN = ("tokens", "abs gradient")  # what is also summed as products
+MEASURES = (*OF_A_MEAN, "squared gradient", "abs advantage", "entropy", "s")
 OF_AN_ID = ("entropy", "log_prob", "abs gradient")  # summed for each token id
 BLOCKS = 50      # parts of training that the curves are drawn from
-DRAWS = 1000     # of the bootstrap over groups
 RARE = 0.001     # share of the tokens: what is rarer has neither a ratio nor a bar
 OVER_REST = ("mean abs(A) w s over that of all other tokens, where a row has at least "
-             f"{RARE:.1%} of the tokens; interval by drawing the groups again, Holm's correction "
-             "over the rows (of this table alone)")
+             f"{RARE:.1%} of the tokens; interval over groups, Holm's correction over the rows (of "
+             "this table alone)")
 
 
 def read_tokens(run: Path, step: int) -> Tokens:
     """A step's record, and what follows from it, one value a token."""
     columns = read_columns(run, step)
-    length = lengths(columns)
+    length = np.diff(np.append(columns["episode_start"], len(columns["token_id"])))
     answer = np.repeat(np.arange(len(length)), length)
     position = np.arange(len(answer)) - columns["episode_start"][answer]
     numbers = {"log_prob", "entropy", "collision", "weight", "advantage", "ratio"}
@@ -54,16 +51,11 @@ def read_tokens(run: Path, step: int) -> Tokens:
     codes = {name: columns[name].astype(np.int64) for name in ("kind", "section", "group")}
     s = gradient_size(torch.from_numpy(floats["log_prob"]), torch.from_numpy(floats["collision"]))
     tokens = {**columns, **floats, **codes, "s": s.numpy(), "length": length, "answer": answer,
-              "position": position, "relative": position / length[answer]}
+              "tenth": 5 * (2 * position + 1) // length[answer]}  # where its middle stands
     tokens["gradient"] = tokens["advantage"] * (tokens["weight"] * tokens["s"])
     return tokens | {"abs advantage": np.abs(tokens["advantage"]),
                      "abs gradient": np.abs(tokens["gradient"]),
                      "squared gradient": tokens["gradient"] ** 2}
-
-
-def lengths(columns: Tokens) -> np.ndarray:
-    """(answers,) tokens of each."""
-    return np.diff(np.append(columns["episode_start"], len(columns["token_id"])))
 
 
 class Vocabulary:
@@ -84,8 +76,8 @@ class Vocabulary:
 
 
 class Tally:
-    """What is known of a run: of[partition][block, cell, measure], and
-    resampled[partition][draw, cell, measure] with the groups drawn again."""
+    """What is known of a run: of[partition][block, cell, measure], and for OF_A_MEAN the
+    products[partition][cell and measure, cell and measure]."""
 
     def __init__(self, run: Path):
         self.run, self.steps = Path(run), credit_steps(run)
@@ -97,21 +89,16 @@ class Tally:
         self.answers = np.zeros(len(self.blocks), np.int64)
         self.flat_answers = np.zeros(len(self.blocks))  # in groups of equal rewards; nan: unknown
         self.rewards: Counter[str] = Counter()  # of each part: its sum over answers
-        self.vocabulary, self.rng = Vocabulary(self.tokenizer), np.random.default_rng(0)
+        self.vocabulary = Vocabulary(self.tokenizer)
         self.of: dict[str, Floats] = {}
-        self.resampled: dict[str, Floats] = {}
+        self.products: dict[str, Floats] = {}
         self.live: dict[str, np.ndarray] = {}  # groups with advantages in a cell
         for name, cells in PARTITIONS.items():
             self.of[name] = np.zeros((len(self.blocks), len(cells), len(MEASURES)))
-            self.resampled[name] = np.zeros((DRAWS, len(cells), len(DRAWN)))
+            self.products[name] = np.zeros((len(OF_A_MEAN) * len(cells),) * 2)
             self.live[name] = np.zeros(len(cells), np.int64)
 
     def read(self, status: Callable[[str], None] = lambda text: None) -> None:
-        """Where bins lie has to be known before anything is summed: two passes."""
-        self.longest = 0  # tokens of the longest answer
-        for step in self.steps:
-            status(f"{self.run.name}: lengths, step {step} of {self.steps[-1]}")
-            self.longest = max(self.longest, int(lengths(read_columns(self.run, step)).max()))
         for block, steps in enumerate(self.blocks):
             for step in steps.tolist():
                 status(f"{self.run.name}: step {step} of {self.steps[-1]}")
@@ -132,23 +119,15 @@ class Tally:
     def add_sums(self, tokens: Tokens, block: int) -> None:
         groups, group = np.unique(tokens["group"][tokens["answer"]], return_inverse=True)
         measured = [tokens[name] if name != "tokens" else None for name in MEASURES]
-        # how often each group is drawn: Poisson(1) counts need no list of all groups (Chamandy et
-        # al. 2012, "Estimating uncertainty for massive data streams")
-        times = self.rng.poisson(1.0, (DRAWS, len(groups))).astype(np.float64)
-        for name, cell in self.cells(tokens).items():
+        cells = {"all": np.zeros_like(tokens["kind"]), "kind": tokens["kind"],
+                 "section": tokens["section"], "position": tokens["tenth"]}
+        for name, cell in cells.items():
             size = len(groups), len(PARTITIONS[name])
             by_group = sums_by_group(group, cell, size, measured)
             self.of[name][block] += by_group.sum(0)
             self.live[name] += (by_group[..., MEASURES.index("abs advantage")] > 0).sum(0)
-            self.resampled[name] += np.tensordot(times, by_group[..., :len(DRAWN)], axes=1)
-
-    def cells(self, tokens: Tokens) -> dict[str, np.ndarray]:
-        """Which cell of each partition a token falls into."""
-        kind = tokens["kind"]
-        middle = (tokens["position"] + 0.5) / tokens["length"][tokens["answer"]]
-        return {"all": np.zeros_like(kind), "kind": kind, "section": tokens["section"],
-                "position": np.searchsorted(cut_edges(self.longest), tokens["relative"]) - 1,
-                "ends": np.digitize(middle, (0.2, 0.8))}
+            of_group = by_group[..., :len(OF_A_MEAN)].reshape(len(groups), -1)
+            self.products[name] += of_group.T @ of_group
 
     def total(self, partition: str, measure: str, blocks: Blocks = slice(None)) -> Floats:
         """(cells,) over all of training, or some blocks of it."""
@@ -175,12 +154,26 @@ class Tally:
         """(cells,) whether there are enough tokens to say something of them."""
         return self.count(partition) >= max(1, RARE * self.tokens)
 
-    def ratios(self, partition: str, ratio_of: RatioOf) -> tuple[Floats, Floats]:
-        """As it is, and of every draw."""
-        drawn = self.resampled[partition]  # (draws, cells, measures)
+    def log_mean(self, partition: str, cells: Floats) -> tuple[float, Floats]:
+        """The logarithm of the mean gradient in some cells (1 there, 0 elsewhere), and its slope by
+        each of their sums."""
+        tokens, sizes = (cells @ self.total(partition, name) for name in OF_A_MEAN)
         with np.errstate(invalid="ignore", divide="ignore"):
-            return (ratio_of(*(self.total(partition, name) for name in DRAWN)),
-                    ratio_of(*np.moveaxis(drawn, -1, 0)))
+            slope = np.stack([-cells / tokens, cells / sizes], -1).ravel()
+            return float(np.log(sizes / tokens)), slope
+
+    def error(self, partition: str, slope: Floats) -> float:
+        """By the delta method: of what has this slope by each sum over groups."""
+        with np.errstate(invalid="ignore"):  # nothing is known where a sum is 0
+            return float(np.sqrt(np.maximum(slope @ self.products[partition] @ slope, 0)))
+
+    def over(self, partition: str, cells: Floats, others: Floats) -> Estimate:
+        """The mean gradient in some cells over that in others. Groups without advantages say
+        nothing, and do not make it surer."""
+        (mine, slope), (theirs, their_slope) = (
+            self.log_mean(partition, part) for part in (cells, others))
+        groups = int(self.live[partition][cells == 1].min())
+        return ratio(mine - theirs, self.error(partition, slope - their_slope), groups)
 
 
 def sums_by_group(group: np.ndarray, cell: np.ndarray, size: tuple[int, int],
@@ -191,26 +184,11 @@ def sums_by_group(group: np.ndarray, cell: np.ndarray, size: tuple[int, int],
     return np.stack(sums, axis=-1)
 
 
-def cut_edges(longest: int, bins: int = 10) -> Floats:
-    """Bins of equal width between the smallest and the largest relative position, open on the left;
-    the lowest edge lies 0.1% of the range lower, so that 0 is inside (what pandas.cut does)."""
-    if longest == 1:  # every answer is one token: all positions are 0
-        return np.linspace(-0.001, 0.001, bins + 1)
-    edges = np.linspace(0, (longest - 1) / longest, bins + 1)
-    edges[0] -= 0.001 * edges[-1]
-    return edges
-
-
 def over_the_rest(tally: Tally, partition: str) -> list[Estimate]:
     """Mean gradient in a cell over that in all other tokens, for each cell."""
-    def ratio_of(tokens: Floats, sizes: Floats) -> Floats:
-        others: list[Floats] = [x.sum(-1, keepdims=True) - x for x in (sizes, tokens)]
-        return sizes / tokens / (others[0] / others[1])
-
-    values, draws = tally.ratios(partition, ratio_of)
-    values = np.where(tally.is_common(partition), values, np.nan)
-    live = tally.live[partition]
-    return [ratio(float(values[i]), draws[:, i], int(live[i])) for i in range(len(live))]
+    each, common = np.eye(len(PARTITIONS[partition])), tally.is_common(partition)
+    return [tally.over(partition, one, 1 - one) if is_common else Estimate(np.nan)
+            for one, is_common in zip(each, common)]
 
 
 def rest_columns(tally: Tally, partition: str, cells: Iterable[int]) -> Columns:
@@ -224,6 +202,5 @@ def rest_columns(tally: Tally, partition: str, cells: Iterable[int]) -> Columns:
 
 def early_over_late(tally: Tally) -> Estimate:
     """Mean gradient in the first fifth of the answers over that in the last."""
-    value, draws = tally.ratios("ends", lambda tokens, sizes: (
-        sizes[..., 0] / tokens[..., 0] / (sizes[..., 2] / tokens[..., 2])))
-    return ratio(float(value), draws, int(tally.live["ends"][[0, 2]].min()))
+    tenth = np.arange(10)
+    return tally.over("position", np.array(tenth < 2, float), np.array(tenth > 7, float))

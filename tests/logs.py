@@ -70,13 +70,6 @@ def plain_rows(folder, files):
     return rows
 
 
-def bin_of(row, rows, bins):
-    """pandas.cut of relative positions: bins of equal width, closed on the right. On an edge the
-    last bit decides, so the edges are made as pandas makes them."""
-    edges = np.linspace(0, max(r["position"] / r["length"] for r in rows), bins + 1)[1:]
-    return next(b for b, edge in enumerate(edges) if row["position"] / row["length"] <= edge)
-
-
 def mean_of(rows, name):
     return statistics.fmean(r[name] for r in rows) if rows else None
 

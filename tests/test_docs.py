@@ -49,7 +49,7 @@ from engine.errors import UserError
 from tools import sample
 for problem in "1 2 3", "11 7 6 make 24":
     try:
-        sample.main(["models/tiny", problem, "--task", "my_task", "--threads", "1"])
+        sample.main(["models/tiny", problem, "--task", "my_task"])
     except UserError as error:
         print(error)
 """

@@ -18,7 +18,7 @@ import torch
 
 import mitigations  # noqa: F401  fills the lists of choices
 from analysis.account import place, stages, told
-from analysis.answers import answer_of, groups_in_order, metrics_by_step
+from analysis.answers import answer_of, groups_in_order, metrics_by_step, own_step
 from analysis.runs import read_run
 from analysis.tables import Table, by_row
 from analysis.tally import read_tokens
@@ -55,7 +55,9 @@ def main(argv: list[str]) -> None:
     step = steps[-1] if flags.step is None else flags.step
     check_place("step", step, steps, folder)
     tokens, tokenizer = read_tokens(folder, step), load_tokenizer(folder)
-    title = (f"{folder}, step {step}: {len(tokens['group'])} answers to "
+    own = own_step(tokens, step)
+    of_trainer = f" ({own} of the trainer)" if own != step else ""
+    title = (f"{folder}, step {step}{of_trainer}: {len(tokens['group'])} answers to "
              f"{len(tokens['prompt_start'])} problems, {len(tokens['token_id'])} tokens")
     if flags.answer is None:
         if flags.token is not None:
@@ -150,7 +152,9 @@ def likeliest(run: dict, tokens: dict, tokenizer, answer: dict, t: int) -> str:
     prompt = np.split(tokens["prompt_ids"], tokens["prompt_start"][1:])[answer["group"]]
     before = np.concatenate([prompt, tokens["token_id"][at - t:at]])
     states = model.model(torch.from_numpy(before)[None].long())[:, -1]
-    p, chosen = model.logits(states)[0].float().softmax(-1), int(tokens["token_id"][at])
+    temperature = run["config"].get("columns_temperature", 1)  # of what is on record
+    p = (model.logits(states)[0].float() / temperature).softmax(-1)
+    chosen = int(tokens["token_id"][at])
     if abs(p[chosen].log() - tokens["log_prob"][at]) > SAME_MODEL:
         return f"not known: for {folder} p is {p[chosen]:.4g}, so another model sampled it"
     others = [token for token in p.topk(5).indices.tolist() if token != chosen][:4]

@@ -7,7 +7,8 @@ train.py hold for every arm. Eight seeds, 8 problems x 8 answers, 60 steps, unle
 
 1. A look at a few batches of the untrained model: what the idea does to the gradient.
 2. Training, a process for each core: plain GRPO, the idea, and its placebo, which has the same
-   weights at other tokens. Runs that are there are used again, also by the next idea.
+   numbers at other tokens, or at other answers if an answer has one number. Runs that are there are
+   used again, plain GRPO's also by the next idea.
 3. The verdict, by the mean success of all answers of the training, paired by seed. An idea that is
    ahead is looked at again on as many new seeds before that is said of it.
 
@@ -15,14 +16,18 @@ Ctrl-C stops it, and the same command goes on.
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.idea")
-import ast
 import hashlib
 import inspect
 import json
+import os
 import sys
 import textwrap
+from collections.abc import Callable
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
+
+import torch
 
 from analysis.runs import read_run
 from engine.choices import ADVANTAGES, MITIGATIONS
@@ -32,10 +37,10 @@ from harness.files import PROJECT, is_taken_away, paths_in, sha256_of, writing
 from harness.flags import MOST_THREADS, Flag, Parser, add_flags, parameters_as_flags, with_defaults
 from harness.identity import fingerprint
 from harness.program import run_as_program
-from harness.progress import python_command, say
+from harness.progress import python_command, say, show_status
 from harness.settings import Settings, make_settings
 from mitigations import rescaled_weight
-from tools.look import look
+from tools.look import look, seconds_of_runs
 from tools.runs import PlannedRun, make_runs, usable_cores
 from tools.verdict import Verdict
 
@@ -49,6 +54,7 @@ PLACEBOS = {"mitigation": "weights", "advantage": "advantages"}
 PLAIN = ("none", "grpo")
 USUAL = {"questions": 8, "answers": 8, "steps": 60, "threads": 1}
 NOT_TAKEN = ("seed", "out", "resume", "continue", "config", "placebo", "loss", "pairs")
+NOT_OF_A_STEP = ("analysis", "harness", "research", "tools")  # rooms
 
 
 def main(argv: list[str]) -> None:
@@ -59,21 +65,28 @@ def main(argv: list[str]) -> None:
     own, name = with_defaults(vars(given), FLAGS), given.name
     axis, arms = arms_of(name, typed)
     settings = {arm: make_settings(flags) for arm, flags in arms.items()}
-    look(name, settings["plain"], settings["idea"], is_weighting=axis == "mitigation")
+    of_plain, of_idea = seconds_of_runs(settings["plain"], settings["idea"])
     labels = {"plain": "plain", "idea": name, "placebo": f"{name}-placebo"}
     folders = {arm: Path(own.runs) / f"{labels[arm]}-{digest(settings[arm])}" for arm in arms}
     processes = own.processes or (usable_cores() if settings["plain"].device == "cpu" else 1)
 
-    def runs_of(seeds: range) -> dict[str, dict[int, dict]]:
+    def runs_of(seeds: range, before: Callable[[], None] = lambda: None
+                ) -> dict[str, dict[int, dict]]:
         """Trained where they are missing: look[arm][seed], all arms of a seed before the next."""
         planned = [PlannedRun(labels[arm], seed, folders[arm] / f"s{seed}", as_typed(arms[arm]),
-                              settings[arm].steps) for seed in seeds for arm in arms]
-        failed = make_runs(planned, processes, python_command("-m", "tools.idea", *argv))
+                              settings[arm].steps, seconds=of_plain if arm == "plain" else of_idea)
+                   for seed in seeds for arm in arms]
+        go_on = python_command("-m", "tools.idea", *argv)
+        failed = make_runs(planned, processes, go_on, before, all_or_nothing=True)
         for reason in failed.values():
             raise UserError(reason)
         return {arm: {seed: read_run(folders[arm] / f"s{seed}") for seed in seeds} for arm in arms}
 
-    verdict = Verdict(name, runs_of(range(own.seeds)))
+    def first_look() -> None:
+        look(name, settings["plain"], settings["idea"], is_weighting=axis == "mitigation")
+        torch.cuda.empty_cache()  # for the runs; without a GPU it does nothing
+
+    verdict = Verdict(name, runs_of(range(own.seeds), first_look))
     if verdict.is_ahead():
         say(f"{name} is ahead on these seeds: looking again on {own.seeds} new ones")
         verdict.looks.append(runs_of(range(own.seeds, 2 * own.seeds)))
@@ -82,12 +95,14 @@ def main(argv: list[str]) -> None:
         say(f"\npicture: {verdict.draw(folders['idea'])}")
     runs = " ".join(f"{folder}/s*/" for folder in folders.values())
     say(f"tables and a page: python analyze.py {runs}")
-    if not is_taken_away("research"):
-        dial = import_module("research.probes.dial")
+    if settings["plain"].task == Settings.task and not is_taken_away("research"):
+        show_status("a world in which it is known which tokens decide")
         of_method = parameters_as_flags(AXES[axis][name])
-        say(dial.one_line(name, {flag: value for flag, value in arms["idea"].items()
-                                 if flag in of_method}))
-        say("more worlds: " + python_command("-m", "research", "dial", "--only", name))
+        flags = {flag: value for flag, value in arms["idea"].items() if flag in of_method}
+        said = import_module("research.probes.dial").one_line(name, flags)
+        say(textwrap.fill(said, 100))
+        typed = " ".join([name, *as_typed(flags)])
+        say("more worlds: " + python_command("-m", "research", "dial", "--only", typed))
 
 
 def arms_of(name: str, typed: list[str]) -> tuple[str, dict[str, dict]]:
@@ -96,19 +111,24 @@ def arms_of(name: str, typed: list[str]) -> tuple[str, dict[str, dict]]:
     if name in PLAIN:
         raise UserError(f"{name} is what an idea is compared with: give another name")
     if axis is None:
-        raise UserError(f"there is no weighting and no advantage {name}, which comes first: is its "
-                        "function in mitigations.py, below @mitigation or @advantage?")
+        near = get_close_matches(name, [*MITIGATIONS, *ADVANTAGES], 1)
+        raise UserError(f"there is no weighting and no advantage {name}"
+                        + (f"; did you mean {near[0]}?" if near else ", which comes first: is its "
+                           "function in mitigations.py, below @mitigation or @advantage?"))
+    for word in typed:
+        flag = word.partition("=")[0].replace("-", "_").removeprefix("__")
+        if word.startswith("--") and flag in NOT_TAKEN:
+            raise UserError(f"--{flag} is not for this program: it chooses seeds, folders, placebo "
+                            f"and loss of plain GRPO, {name} and its placebo itself")
     given = read_flags([f"--{axis}", name, *typed])
-    for flag in NOT_TAKEN:
-        if flag in given:
-            raise UserError(f"--{flag} is not for this program: it trains plain GRPO, {name} and "
-                            "its placebo with several seeds, in folders of their own")
     own = (axis, "rescale", *parameters_as_flags(AXES[axis][name]))
     of_idea = {flag: given.pop(flag) for flag in own if flag in given}
     common = USUAL | given
     common = {"eval_every": common["steps"], "checkpoint_every": common["steps"]} | common
-    if common["eval_every"]:
-        common.setdefault("eval_modes", "sampled")
+    if not common["eval_every"]:
+        raise UserError("--eval_every 0: the evaluation at the end decides where training cannot, "
+                        "as with problems that are asked again. --eval_tasks 100 makes it short")
+    common.setdefault("eval_modes", "sampled")
     return axis, {"plain": common, "idea": common | of_idea,
                   "placebo": common | of_idea | {"placebo": PLACEBOS[axis]}}
 
@@ -121,33 +141,35 @@ def as_typed(flags: dict) -> list[str]:
 
 
 def digest(s: Settings) -> str:
-    """Of all that a run of these settings follows from, but its seed. A function that was changed
-    has runs of its own, and those of plain GRPO are used again: of methods the source of the
-    chosen ones counts, of what computes a step every file."""
+    """Of all that a run of these settings follows from, but its seed: the files of what computes a
+    step. Plain GRPO's runs are used by every idea, so of mitigations.py their functions count. Of
+    any other run every file does that is loaded: an idea may use what stands anywhere."""
     values = {name: value for name, value in s.to_json().items() if name not in ("seed", "out")}
-    files = [PROJECT / name for name in ("train.py", "grpo.py", "qwen2_model.py")]
-    files += [path for path in paths_in(PROJECT / "engine") if path.suffix == ".py"]
-    files.append(PROJECT.joinpath(*s.task.split(".")).with_suffix(".py"))
-    known = {"values": values, "files": {path.name: sha256_of(path) for path in files},
-             "made of": {name: fingerprint(path) for name, path in s.paths.items()}}
-    for chosen in (MITIGATIONS[s.mitigation], ADVANTAGES[s.advantage], rescaled_weight):
-        known |= sources_of(chosen, {})
+    chosen = (MITIGATIONS[s.mitigation], ADVANTAGES[s.advantage], rescaled_weight)
+    is_plain = (s.mitigation, s.advantage) == PLAIN
+    files = {PROJECT / name for name in ("train.py", "grpo.py", "qwen2_model.py")}
+    files |= {path for path in paths_in(PROJECT / "engine") if path.suffix == ".py"}
+    files |= {PROJECT.joinpath(*s.task.split(".")).with_suffix(".py")}
+    files |= set() if is_plain else set(filter(is_own, loaded_files()))
+    known = {"values": values,
+             "made of": {name: fingerprint(path) for name, path in s.paths.items()},
+             "files": {os.path.relpath(path, PROJECT): sha256_of(path) for path in files},
+             "functions": [inspect.getsource(function) for function in chosen if is_plain]}
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def sources_of(chosen, known: dict[str, str]) -> dict[str, str]:
-    """The source of a function or a class, and what it uses of its own file: functions and classes
-    by their source, plain values as they are."""
-    known[chosen.__name__] = inspect.getsource(chosen)
-    module = sys.modules[chosen.__module__]
-    for node in ast.walk(ast.parse(textwrap.dedent(known[chosen.__name__]))):
-        used = getattr(module, node.id, None) if isinstance(node, ast.Name) else None
-        if isinstance(used, (int, float, str, tuple, list, dict)):
-            known[node.id] = repr(used)
-        is_code = inspect.isfunction(used) or inspect.isclass(used)
-        if is_code and used.__module__ == chosen.__module__ and used.__name__ not in known:
-            sources_of(used, known)
-    return known
+def loaded_files() -> list[Path]:
+    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    return [Path(name) for name in files if name and name.endswith(".py") and os.path.isabs(name)]
+
+
+def is_own(path: Path) -> bool:
+    """Not Python's, nor that of a package that was installed, nor of a room without influence."""
+    if {"site-packages", "dist-packages"} & set(path.parts):
+        return False
+    if PROJECT in path.parents:
+        return path.relative_to(PROJECT).parts[0] not in NOT_OF_A_STEP
+    return Path(sys.base_prefix) not in path.parents
 
 
 if __name__ == "__main__":

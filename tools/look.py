@@ -1,9 +1,12 @@
-"""A look at an idea before it is trained: what it does to the gradient of a few batches.
+"""A look at an idea before it is trained: how long that will take, and what the idea does to the
+gradient of a few batches.
 
 The size of a token's gradient at the logits is abs(A) w s (grpo.gradient_size), and the noise of a
 batch is the sum of the squares. A weighting that takes noise off tokens that decide nothing is as
 good as a larger batch of plain GRPO: how large at the most is known before any training.
 """
+import textwrap
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -12,8 +15,9 @@ import torch
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from engine.tokens import KINDS
-from grpo import gradient_size
-from harness.load import load_policy, make_advantage, make_weighting
+from grpo import gradient_size, update
+from harness.identity import MODES
+from harness.load import load_optimizer, load_policy, make_advantage, make_weighting
 from harness.progress import say, show_status
 from harness.settings import Settings
 from mitigations import rescaled_weight
@@ -21,35 +25,76 @@ from train import with_advantage
 
 BATCHES, TENTH = 4, 0.1
 RARE = 0.005  # share of the gradient: of a kind that has less nothing is said
+SLOW = 5      # seconds: a first step that takes longer is not tried again without its warm-up
+
+
+def seconds_of_runs(*settings: Settings) -> list[float]:
+    """A forecast for a run of each, by a step that is tried here and learns nothing."""
+    policy = load_policy(settings[0])
+    start = time.process_time()  # a run has to import and to load as much
+    return [start + seconds_after_start(replace(policy, settings=s)) for s in settings]
+
+
+def seconds_after_start(policy: Policy) -> float:
+    s = policy.settings
+    show_status("how long will it take? one step")
+    methods = methods_of(policy, s)
+    optimizer = load_optimizer(replace(s, learning_rate=0.0), policy)
+
+    def a_step() -> tuple[float, float]:
+        """Seconds of its answers, and of all of it."""
+        begun = time.perf_counter()
+        batch = sample(policy, s, 1)
+        of_answers = time.perf_counter() - begun
+        advantage, weight, _ = credited(batch, methods, policy, s, 1)
+        update(policy.model, optimizer, replace(batch, advantage=advantage), weight,
+               replace(s, kl=0.0))
+        return of_answers, time.perf_counter() - begun
+
+    of_answers, of_step = a_step()
+    if of_step < SLOW:
+        of_answers, of_step = a_step()
+    evaluations = 1 + -(-s.steps // s.eval_every) if s.eval_every else 0
+    asked = s.eval_tasks * (s.eval_answers + ("greedy" in MODES[s.eval_modes]))
+    return s.steps * of_step + evaluations * asked * of_answers / (s.questions * s.answers)
 
 
 def look(name: str, plain: Settings, idea: Settings, is_weighting: bool) -> None:
     """Print what the idea does to the tokens of a few batches of the untrained model."""
-    policy, found = load_policy(plain), []
-    of_plain, of_idea = ((make_advantage(s, policy), make_weighting(s, policy))
-                         for s in (plain, idea))
+    policy, found, notes = load_policy(plain), [], set()
+    of_plain, of_idea = methods_of(policy, plain), methods_of(policy, idea)
     for step in range(1, BATCHES + 1):
         show_status(f"a look at the untrained model, batch {step} of {BATCHES}")
-        problems = policy.task.training_problems(plain.seed, step, plain.questions)
-        batch = policy.ask(problems, plain.answers, derived_seed("train", plain.seed, step))
-        usual, _ = credited(batch, of_plain, policy, plain, step)
-        advantage, weight = credited(batch, of_idea, replace(policy, settings=idea), idea, step)
+        batch = sample(policy, plain, step)
+        usual, *_ = credited(batch, of_plain, policy, plain, step)
+        advantage, weight, note = credited(batch, of_idea, replace(policy, settings=idea), idea,
+                                           step)
+        notes |= {note} - {None}
         s = gradient_size(batch.log_prob, batch.collision)
         found.append([frame[batch.mask].double() for frame in (
             batch.kind, s, usual, advantage, weight)])
     kind, *columns = (torch.cat(parts).numpy() for parts in zip(*found))
     say(f"{BATCHES * len(batch.mask)} answers of the untrained model, {len(kind)} tokens; {name} "
         "against plain GRPO:")
-    for line in about_gradient(is_weighting, kind.astype(int), *columns):
-        say(f"  {line}")
+    for line in [*about_gradient(is_weighting, kind.astype(int), *columns), *notes]:
+        say(textwrap.fill(f"  {line}", 100, subsequent_indent="    "))
+
+
+def methods_of(policy: Policy, s: Settings) -> tuple:
+    return make_advantage(s, policy), make_weighting(s, policy)
+
+
+def sample(policy: Policy, s: Settings, step: int) -> Rollouts:
+    problems = policy.task.training_problems(s.seed, step, s.questions)
+    return policy.ask(problems, s.answers, derived_seed("train", s.seed, step))
 
 
 def credited(batch: Rollouts, methods: tuple, policy: Policy, s: Settings, step: int) -> tuple:
-    """Advantage and weight (B, T), as a step of training makes them."""
+    """Advantage and weight (B, T), as a step of training makes them; what is to be said of it."""
     advantage, weighting = methods
     rollouts = with_advantage(batch, advantage, policy, s, step)
-    weight, _ = rescaled_weight(weighting, s.mitigation, rollouts, policy, s.rescale)
-    return rollouts.advantage, weight
+    weight, metrics = rescaled_weight(weighting, s.mitigation, rollouts, policy, s.rescale)
+    return rollouts.advantage, weight, metrics["weight_note"]
 
 
 def about_gradient(is_weighting: bool, kind, s, usual, advantage, weight) -> list[str]:
@@ -61,9 +106,10 @@ def about_gradient(is_weighting: bool, kind, s, usual, advantage, weight) -> lis
     ordered = sorted(gains.items(), key=lambda item: -item[1])
     amount = weight if is_weighting else np.abs(advantage)
     heaviest = np.sort(amount)[::-1][:max(1, round(TENTH * len(amount)))]
+    of_all = heaviest.sum() / max(amount.sum(), 1e-30)
     lines = ["share of the gradient, times plain GRPO's: "
              + ", ".join(f"{name} {gain:.2f}" for name, gain in ordered),
-             f"the heaviest tenth of the tokens has {heaviest.sum() / amount.sum():.0%} of all "
+             f"the heaviest tenth of the tokens has {of_all:.0%} of all "
              + ("weight" if is_weighting else "abs(A)")]
     if not is_weighting:
         both = (advantage != 0) & (usual != 0)

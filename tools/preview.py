@@ -2,10 +2,10 @@
 
     python -m tools.preview runs/none-grpo-s0 --mitigation entropy_weighted --entropy_temp 0.5
 
-Reads the credit file of one step, prints where the weight goes, and shows answers shaded by it.
-A model is loaded only for a weighting that looks at hidden states or attention, or samples more.
-It is the checkpoint that sampled the step if that was kept, else the last one before it. Nothing is
-written.
+Reads the credit file of one step, says what the weights do to its gradient, and shows answers
+shaded by them.
+A model is loaded only for a weighting that looks at hidden states or attention, or samples more:
+that which sampled the step, if it was kept. Nothing is written.
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.preview")
@@ -17,25 +17,27 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from engine.choices import MITIGATIONS, NEVER_RESCALED
+from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
 from analysis.answers import groups_in_order
-from analysis.tables import Table, by_row
 from engine.errors import UserError
 from engine.forward import Forward
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
-from engine.tokens import KINDS, SECTIONS, load_tokenizer, token_bytes
+from engine.tokens import load_tokenizer, token_bytes
+from grpo import gradient_size
 from harness.credit_file import checkpoint_folders
 from harness.credit_reading import credit_steps, read_credit
 from harness.files import find_folder
 from harness.command_line import defaults_of
-from harness.flags import Flag, Parser, add_flags, check_value, some_text, with_defaults
+from harness.flags import (Flag, Parser, add_flags, check_value, parameters_as_flags, some_text,
+                           with_defaults)
 from harness.log_reading import run_config
 from harness.load import load_policy, make_weighting
 from harness.program import run_as_program
 from harness.progress import put
 from harness.settings import NOT_KEYWORDS, OPTIONS, Settings, choice_flags, make_settings
 from mitigations import rescaled_weight
+from tools.look import about_gradient
 from tools.terminal import check_place, legend, one_line, shaded
 
 FLAGS = {
@@ -51,9 +53,12 @@ SHADES = ((0.25, "48;5;255;38;5;0"), (0.5, "48;5;254;38;5;0"), (0.8, "48;5;195;3
 def main(argv: list[str]) -> None:
     parser = Parser("python -m tools.preview RUN --mitigation NAME [its flags]", __doc__)
     parser.add_argument("RUN", type=some_text, help="a run folder")
-    check_value("mitigation", defaults_of(argv)["mitigation"], OPTIONS["mitigation"])
-    own = {name: flag for name, flag in choice_flags(MITIGATIONS).items()
-           if name not in (*FLAGS, *NOT_KEYWORDS)}
+    if (name := defaults_of(argv)["mitigation"]) in ADVANTAGES:
+        raise UserError(f"{name} is an advantage, and this shows weightings: python -m tools.idea "
+                        f"{name} looks at it")
+    check_value("mitigation", name, OPTIONS["mitigation"])
+    of_all = choice_flags(MITIGATIONS) | parameters_as_flags(MITIGATIONS[name])
+    own = {name: flag for name, flag in of_all.items() if name not in (*FLAGS, *NOT_KEYWORDS)}
     given = add_flags(add_flags(parser, FLAGS), own).read(argv)
     flags = with_defaults(given, FLAGS)
     folder = Path(flags.RUN)
@@ -62,8 +67,10 @@ def main(argv: list[str]) -> None:
     step = step_of_run(folder, settings, flags.step)
     rollouts, weight, metrics = weighed(folder, step, settings)
     print(headline(folder, rollouts, settings, metrics))
-    print_summary(rollouts, weight)
-    show_answers(rollouts, weight, load_tokenizer(folder), choose_answers(rollouts, flags.show))
+    print("\n".join(f"  {line}" for line in about_weights(rollouts, weight)))
+    groups = groups_in_order({"group": rollouts.group.numpy(), "reward": rollouts.reward.numpy()})
+    answers = np.concatenate(groups)[:flags.show].tolist()
+    show_answers(rollouts, weight, load_tokenizer(folder), answers)
 
 
 def settings_with(folder: Path, weighting: dict) -> Settings:
@@ -91,20 +98,19 @@ def step_of_run(folder: Path, settings: Settings, step: int | None) -> int:
 
 
 class Sampler:
-    """The model that sampled a step, or the last one before it that was kept; loaded when somebody
-    asks for it. It stands for `Rollouts.forward`."""
+    """The model that sampled a step, loaded when somebody asks for it: for `Rollouts.forward`."""
 
     def __init__(self, folder: Path, step: int, settings: Settings):
-        self.models, self.step, self.settings = models_of(folder, settings), step, settings
+        self.folder, self.step, self.settings = folder, step, settings
 
     @cached_property
     def policy(self) -> Policy:
-        trained = max(steps for steps in self.models if steps < self.step)
-        which = "that sampled them"
-        if trained != self.step - 1:
-            which = f"after step {trained} (the one that sampled them was not kept)"
-        print(f"looking with the model {which}: {self.models[trained]}")
-        return load_policy(self.settings, self.models[trained])
+        models = models_of(self.folder, self.settings)
+        if self.step - 1 not in models:
+            kept = [str(step) for step in credit_steps(self.folder) if step - 1 in models]
+            raise UserError(f"{self.settings.mitigation} asks the model, and the one that sampled "
+                            f"step {self.step} was not kept. It was of --step {' or '.join(kept)}")
+        return load_policy(self.settings, models[self.step - 1])
 
     @cached_property
     def forward(self) -> Forward:
@@ -144,31 +150,16 @@ def headline(folder: Path, rollouts: Rollouts, s: Settings, metrics: dict) -> st
             f"{typed}, rescale {s.rescale} (factor {metrics['weight_factor']:.3g}){note}")
 
 
-def print_summary(rollouts: Rollouts, weight: torch.Tensor) -> None:
-    """Where the weight goes, by section and by kind."""
-    rows, given = [], weight[rollouts.mask].numpy()
-    for names, codes in ((SECTIONS, rollouts.section), (KINDS, rollouts.kind)):
-        for code, name in enumerate(names):
-            part = given[codes[rollouts.mask].numpy() == code]
-            if len(part):
-                rows.append([name, len(part), len(part) / len(given),
-                             part.sum() / max(given.sum(), 1e-30), part.mean()])
-    formats = {"section or kind": "", "tokens": "d", "of all": ".1%", "of weight": ".1%",
-               "mean weight": ".3f"}
-    print(Table("weight", "", by_row(formats, rows)).to_text())
-
-
-def choose_answers(rollouts: Rollouts, most: int) -> list[int]:
-    """The best and the worst answer to each problem, of those with equal rewards one; problems
-    whose rewards differ come first."""
-    reward = rollouts.reward.numpy()
-    groups = groups_in_order({"group": rollouts.group.numpy(), "reward": reward})
-    return [b for members in groups
-            for b in members[:1 + (np.ptp(reward[members]) > 0)].tolist()][:most]
+def about_weights(rollouts: Rollouts, weight: torch.Tensor) -> list[str]:
+    """What they do to the gradient, as tools.look says it."""
+    s = gradient_size(rollouts.log_prob, rollouts.collision)
+    kind, *columns = (frame[rollouts.mask].numpy() for frame in (
+        rollouts.kind, s, rollouts.advantage, rollouts.advantage, weight))
+    return about_gradient(True, kind, *columns)
 
 
 def show_answers(rollouts: Rollouts, weight: torch.Tensor, tokenizer, answers: list[int]) -> None:
-    put(f"\nweight: {legend(SHADES) or '0.25 behind a token'}")
+    put(f"\nweight: {legend(SHADES) or 'behind each token'}")
     for b in answers:
         length = len(rollouts.texts[b])
         prompt = b"".join(token_bytes(tokenizer, rollouts.prompt_ids[int(rollouts.group[b])]))

@@ -1,27 +1,24 @@
 """Training runs side by side: what is missing is made, a process for each core.
 
 A planned run is a command of train.py with --continue, so it is made, gone on with, or passed over.
-Everything can be stopped at any moment, and the same command goes on. Two programs share their
-runs: one that another process is writing is waited for.
+Everything can be stopped at any moment, and the same command goes on. A run that another process is
+writing fails with a sentence.
 """
-import ctypes
 import os
-import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from analysis.runs import is_done, read_run
 from engine.errors import UserError
-from harness.files import PROJECT, is_folder, is_there, locked, make_folder, writing
+from harness.files import PROJECT, is_there, make_folder, writing
 from harness.program import StopRequest
 from harness.progress import say, show_status
 
-PAUSE = 0.5           # seconds between two looks at the processes
-FEWEST_STEPS = 10     # that say how long the others will take
-PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+PAUSE = 0.5  # seconds between two looks at the processes
 
 
 @dataclass
@@ -32,6 +29,7 @@ class PlannedRun:
     flags: list[str]  # of train.py, --out, --seed and --steps aside
     steps: int
     program: tuple[str, ...] = (str(PROJECT / "train.py"),)
+    seconds: float = 0.0  # that it will take, if somebody knows
 
     @property
     def name(self) -> str:
@@ -59,25 +57,27 @@ class PlannedRun:
 
 class Runs:
     """`make` makes what is not finished. `failed` has what went wrong, by arm: the others of that
-    arm are not begun."""
+    arm are not begun, and with `all_or_nothing` no others at all."""
 
-    def __init__(self, planned: list[PlannedRun], processes: int):
-        self.planned, self.processes = planned, processes
+    def __init__(self, planned: list[PlannedRun], processes: int, all_or_nothing: bool = False):
+        self.planned, self.processes, self.all_or_nothing = planned, processes, all_or_nothing
         self.waiting = [run for run in planned if not run.is_finished()]
         self.running: list[tuple[PlannedRun, subprocess.Popen]] = []
         self.failed: dict[str, str] = {}
-        self.begun = self.first_step = time.monotonic()
-        self.steps_before, self.finished_before = self.steps_made(), self.finished
+        self.given_up = 0
+        self.started: dict[str, tuple[float, int]] = {}  # when, after how many steps
+        self.seconds, self.steps = 0.0, 0  # of all that was finished here
 
     @property
     def finished(self) -> int:
-        return len(self.planned) - len(self.waiting) - len(self.running)
+        return len(self.planned) - len(self.waiting) - len(self.running) - self.given_up
 
     def make(self) -> bool:
         """Returns whether it came to its end; not if somebody stopped it."""
         with StopRequest() as stop:
             try:
-                while not stop.asked and (self.waiting or self.running):
+                while not stop.asked and (self.waiting or self.running) and not (
+                        self.failed and self.all_or_nothing):
                     self.start_some()
                     time.sleep(PAUSE)
                     self.collect()
@@ -91,12 +91,11 @@ class Runs:
         return not stop.asked
 
     def start_some(self) -> None:
-        """As many as there are processes for; a run that is being written elsewhere waits."""
-        for run in list(self.waiting):
-            if len(self.running) < self.processes and not is_written(run):
-                self.waiting.remove(run)
-                if not run.is_finished():  # elsewhere, meanwhile
-                    self.start(run)
+        """As many as there are processes for."""
+        while self.waiting and len(self.running) < self.processes:
+            run = self.waiting.pop(0)
+            self.started[run.name] = time.monotonic(), run.steps_made()
+            self.start(run)
 
     def start(self, run: PlannedRun) -> None:
         """In a session of its own: Ctrl-C at the terminal reaches this program alone, which tells
@@ -106,7 +105,7 @@ class Runs:
             process = subprocess.Popen(
                 [sys.executable, *run.command], stdin=subprocess.DEVNULL, stdout=log,
                 stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"},
-                start_new_session=True, preexec_fn=stop_with_parent)
+                start_new_session=True)
         self.running.append((run, process))
 
     def collect(self) -> None:
@@ -116,15 +115,19 @@ class Runs:
                 continue
             self.running.remove((run, process))
             if run.is_finished():
+                begun, steps_before = self.started[run.name]
+                self.seconds += time.monotonic() - begun
+                self.steps += run.steps - steps_before
                 say(f"finished: {run.name} ({self.finished} of {len(self.planned)})"
                     f"{self.time_left()}")
-            elif is_written(run):  # another process was there first
-                self.waiting.append(run)
             else:
                 reason = f"{run.name}: {last_line(run.log)} (log: {run.log})"
-                say(f"failed: {reason}")
+                if not self.all_or_nothing:
+                    say(f"failed: {reason}")
                 self.failed.setdefault(run.arm, reason)
-                self.waiting = [other for other in self.waiting if other.arm != run.arm]
+                others = [other for other in self.waiting if other.arm != run.arm]
+                self.given_up += 1 + len(self.waiting) - len(others)
+                self.waiting = others
 
     def show(self) -> None:
         parts = [f"{self.finished} of {len(self.planned)} finished{self.time_left()}"]
@@ -132,38 +135,14 @@ class Runs:
         show_status(", ".join(parts))
 
     def time_left(self) -> str:
-        """", about 9 min left": at the speed of all steps so far, but not of a few. Once a run is
-        finished, its imports and its last evaluation count, too."""
-        now, made = time.monotonic(), self.steps_made() - self.steps_before
-        if not made:
-            self.first_step = now
-        since = self.begun if self.finished > self.finished_before else self.first_step
-        unfinished = [*self.waiting, *(run for run, _ in self.running)]
-        left = sum(run.steps - run.steps_made() for run in unfinished)
-        if made < FEWEST_STEPS or not left:
-            return ""
-        return f", {in_words(left * (now - since) / made)} left"
-
-    def steps_made(self) -> int:
-        return sum(run.steps_made() for run in self.planned)
-
-
-def stop_with_parent() -> None:
-    """In the new process: where the system can do so, it is told to stop when its parent is gone,
-    also after kill -9."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def is_written(run: PlannedRun) -> bool:
-    """Whether a process holds its lock."""
-    if is_folder(run.folder):
-        try:
-            with locked(run.folder):
-                pass
-        except BlockingIOError:
-            return True
-    return False
+        """", about 9 min left": of the busiest process, if each run that waits goes to the one that
+        is free first. A run takes what was foretold of it, or once one is finished what those take
+        that are, with their imports and evaluations."""
+        loads = [0.0] * self.processes
+        for run in (*(run for run, _ in self.running), *self.waiting):
+            a_step = self.seconds / self.steps if self.steps else run.seconds / run.steps
+            loads[loads.index(min(loads))] += a_step * (run.steps - run.steps_made())
+        return f", {in_words(max(loads))} left" if max(loads) else ""
 
 
 def last_line(log: Path) -> str:
@@ -173,10 +152,15 @@ def last_line(log: Path) -> str:
     return written[-1] if written else "it printed nothing"
 
 
-def make_runs(planned: list[PlannedRun], processes: int, go_on: str) -> dict[str, str]:
-    """Returns those that failed, with the reason. `go_on` is the command that was typed."""
-    runs = Runs(planned, processes)
-    say(f"{len(runs.waiting)} of {len(planned)} runs are to be made, {processes} at a time")
+def make_runs(planned: list[PlannedRun], processes: int, go_on: str,
+              before: Callable[[], None] = lambda: None,
+              all_or_nothing: bool = False) -> dict[str, str]:
+    """Returns those that failed, with the reason. `go_on` is the command that was typed, `before`
+    is done once it is said how long it will take."""
+    runs = Runs(planned, processes, all_or_nothing)
+    say(f"{len(runs.waiting)} of {len(planned)} runs are to be made, {processes} at a time"
+        f"{runs.time_left()}")
+    before()
     if not runs.make():
         finished = sum(run.is_finished() for run in planned)
         say(f"stopped, {finished} of {len(planned)} runs are finished. Go on with: {go_on}")

@@ -12,7 +12,7 @@ from analysis.compare import (AT_THE_END, IN_TRAINING, MEASURES, difference, dou
 from analysis.plots import BLUE, GREY, ORANGE, legend_below, plt, save, whole_steps
 from analysis.statistics import Estimate
 from analysis.tables import Table, by_row, shown
-from engine.errors import UserError
+from engine.choices import WHOLE_ANSWERS
 from harness.progress import say
 
 OTHERS = {"plain": "plain GRPO", "placebo": "its placebo"}
@@ -22,11 +22,9 @@ COLOURS = {"plain": GREY, "placebo": ORANGE, "idea": BLUE}
 class Verdict:
     def __init__(self, name: str, first: dict):
         self.name, self.looks = name, [first]
+        self.shuffled = "answers" if name in WHOLE_ANSWERS else "tokens"
         self.doubt = doubt_about_training(list(first["plain"].values()))
         self.measure = AT_THE_END if self.doubt else IN_TRAINING
-        if self.lead(first) is None:
-            raise UserError(f"{self.doubt}, so an evaluation should decide, and there is none: "
-                            "give --eval_every, say 60")
 
     def lead(self, look: dict, other: str = "plain", measure: str = "") -> Estimate | None:
         """How far the idea is ahead of another arm."""
@@ -38,7 +36,8 @@ class Verdict:
     def tell(self) -> None:
         say("\n" + self.table().to_text() + "\n")
         if self.doubt:
-            say(f"What decides is the held-out success at the end: {self.doubt}.")
+            decides = f"What decides is the held-out success at the end: {self.doubt}."
+            say(textwrap.fill(decides, 100))
         for sentence in self.sentences():
             say(textwrap.fill(sentence, 100))
 
@@ -64,34 +63,36 @@ class Verdict:
         last = self.looks[-1]
         lead, chosen, seeds = self.lead(last), self.lead(last, "placebo"), len(last["idea"])
         once, name = in_points(self.lead(self.looks[0])), self.name
+        before = (f"It was ahead on the first {seeds} seeds, by {once} points."
+                  if len(self.looks) > 1 else "")
         if len(self.looks) > 1 and lead.low > 0:
             said = (f"{name} is ahead of plain GRPO: by {in_points(lead)} points on {seeds} new "
-                    f"seeds, after {once} on the first {seeds}.")
-        elif len(self.looks) > 1:
-            said = (f"No difference seen: {name} was ahead on the first {seeds} seeds, by {once} "
-                    f"points, and is not on {seeds} new ones, {in_points(lead)}.")
+                    f"seeds. {before}")
         elif lead.high < 0:
-            said = f"{name} is behind plain GRPO: {in_points(lead)} points, {seeds} pairs."
+            said = f"{name} is behind plain GRPO: {in_points(lead)} points, {seeds} pairs. {before}"
         else:
-            said = (f"No difference seen: {in_points(lead)} points, {seeds} pairs. In this setting "
-                    f"{name} is better by at most {shown(max(lead.high, 0.0), 'size')} points and "
-                    f"worse by at most {shown(max(-lead.low, 0.0), 'size')}.")
+            better, worse = (shown(max(0.0, most), "size") for most in (lead.high, -lead.low))
+            said = (f"No difference seen: {in_points(lead)} points, {seeds} pairs. {before} "
+                    f"In this setting {name} is better by at most {better} points and worse by at "
+                    f"most {worse}.")
         if chosen.low > 0 or chosen.high < 0:
             how = "better" if chosen.low > 0 else "worse"
-            why = f"Its choice of tokens is {how} than chance, by {in_points(chosen)} points"
+            why = (f"On these seeds its choice of {self.shuffled} is {how} than chance, by "
+                   f"{in_points(chosen)} points")
         else:
-            why = ("That it chooses these tokens and not others makes no difference that is seen, "
-                   f"within {shown(farther_end(chosen), 'size')} points")
-        return [said, *self.beside(), f"{why}: its placebo has the same numbers at other tokens."]
+            why = (f"That it chooses these {self.shuffled} and not others makes no difference that "
+                   f"is seen, within {shown(farther_end(chosen), 'size')} points")
+        return [" ".join(said.split()), *self.beside(),
+                f"{why}: its placebo has the same numbers at other {self.shuffled}."]
 
     def beside(self) -> list[str]:
         """What the evaluation sees where the training decides."""
         end = self.lead(self.looks[-1], measure=AT_THE_END)
         if self.doubt or end is None or end.low <= 0 <= end.high:
             return []
-        which = "ahead" if end.low > 0 else "behind"
-        return [f"At the end, on held-out problems, it is {which}: by {in_points(end)} points. "
-                "This stands beside what decides."]
+        which = "it is behind: by" if end.high < 0 else "the difference is"
+        return [f"At the end, on held-out problems, {which} {in_points(end)} points. This stands "
+                "beside what decides."]
 
     def draw(self, folder: Path) -> Path:
         """How the arms learned, and how far each pair is apart."""

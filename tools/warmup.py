@@ -1,7 +1,6 @@
 """Make the tiny model that ships in models/tiny: train a small Qwen2 on synthetic demonstrations.
 
     python -m tools.warmup                                         # writes models/new
-    python -m tools.warmup --size large --out models/tiny-large    # 7.7 times the parameters
     python -m tools.warmup --talk 5 --start models/tiny \\
         --steps 600 --batch 32 --threads 1 --out models/talk
 
@@ -23,7 +22,7 @@ from tokenizers import Tokenizer
 
 from engine.errors import UserError
 from engine.tokens import load_tokenizer
-from harness.files import find_folder, sha256_of, whole_folder, writing
+from harness.files import find_folder, whole_folder, writing
 from harness.flags import MOST_SEED, MOST_THREADS, Flag, Parser, add_flags, with_defaults
 from harness.program import run_as_program
 from engine.policy import sample_answers
@@ -31,11 +30,8 @@ from engine.rollouts import score_answers
 from qwen2_model import ModelConfig, Qwen2
 from tools.demonstrations import COUNTS, TALK, TASK, batches, make_tokenizer
 
-SIZES = {"small": (2, 64), "medium": (3, 128), "large": (4, 192)}  # blocks, hidden size
-
 FLAGS = {
-    "size": Flag("medium", "of the model: medium is what ships", choices=SIZES),
-    "start": Flag(None, "folder of a model made by this program, to go on from; not with --size"),
+    "start": Flag(None, "folder of a model made by this program, to go on from"),
     "talk": Flag(0, "most irrelevant sentences before each step and before the answer; 5 make "
                     "answers of about 100 tokens", least=0, most=20),
     "out": Flag("models/new", "folder to write; must not exist"),
@@ -44,7 +40,6 @@ FLAGS = {
     "seed": Flag(0, "of the initial weights and the demonstrations", least=0, most=MOST_SEED),
     "threads": Flag(2, "CPU threads", least=1, most=MOST_THREADS)}
 MUON_RATE, ADAM_RATE = 0.02, 3e-3  # learning rates of the matrices, and of all else
-TEST_EVERY = 1000                  # updates between tests on held-out problems
 
 RECIPE: dict = {  # the settings of a run that suit this model; flags override them
     "prompt": TASK.prompt, "numbers": TASK.numbers, "min_number": TASK.min_number,
@@ -56,52 +51,29 @@ RECIPE: dict = {  # the settings of a run that suit this model; flags override t
 TOKENIZER_CONFIG = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>",
                     "pad_token": "<|endoftext|>"}
 
-TEST_PROBLEMS = 1500  # of the last test, which the README reports
-
-README = """# The tiny model
-
-A Qwen2 of {parameters:,} parameters that plays Countdown with three numbers: one token a word or
-number, tags cut in pieces. tools/demonstrations.py has its teacher, `recipe.json` the settings of a
-run that suit it.
-
-Made by `{command}` in {minutes:.0f} minutes (torch {torch}).
-On {problems} problems that no demonstration used, sampled at temperature 1:
-{results}.
-
-`sha256sum model.safetensors` prints
-`{checksum}`.
-"""
+TEST_PROBLEMS = 1500  # held out, at the end
 
 
 def main(argv: list[str]) -> None:
-    given = add_flags(Parser("python -m tools.warmup [flags]", __doc__), FLAGS).read(argv)
-    flags = with_defaults(given, FLAGS)
-    if flags.start and "size" in given:
-        raise UserError(f"--size {flags.size} has no effect: {flags.start} has its size")
+    parser = add_flags(Parser("python -m tools.warmup [flags]", __doc__), FLAGS)
+    flags = with_defaults(parser.read(argv), FLAGS)
     torch.set_num_threads(flags.threads)
     with whole_folder(Path(flags.out)) as unfinished:  # first: can it be written there?
-        make_model_folder(unfinished, flags, argv)
+        make_model_folder(unfinished, flags)
 
 
-def make_model_folder(folder: Path, flags: SimpleNamespace, argv: list[str]) -> None:
+def make_model_folder(folder: Path, flags: SimpleNamespace) -> None:
     """Train a model, test it, and write it into the folder."""
     torch.manual_seed(flags.seed)
-    start = time.time()
     tokenizer = make_tokenizer()
     if flags.start:
         model = load_start(find_folder(flags.start), tokenizer)
     else:
-        model = make_model(tokenizer.get_vocab_size(), *SIZES[flags.size])
+        model = make_model(tokenizer.get_vocab_size())
     train(model, tokenizer, flags)
-    results = evaluate(model, tokenizer, TEST_PROBLEMS, flags.talk)
+    evaluate(model, tokenizer, flags.talk)
     with writing(Path(flags.out)):
         save(folder, model, tokenizer, recipe_for(flags.talk))
-        checksum = sha256_of(folder / "model.safetensors")
-        (folder / "README.md").write_text(encoding="utf-8", data=README.format(
-            parameters=sum(p.numel() for p in model.parameters()),
-            command=" ".join(["python -m tools.warmup", *argv]),
-            minutes=(time.time() - start) / 60, torch=torch.__version__, problems=TEST_PROBLEMS,
-            results=results, checksum=checksum))
 
 
 def load_start(folder: Path, tokenizer: Tokenizer) -> Qwen2:
@@ -119,12 +91,11 @@ def recipe_for(talk: int) -> dict:
     return {**RECIPE, "max_new_tokens": RECIPE["max_new_tokens"] + most_words}
 
 
-def make_model(vocabulary: int, layers: int, width: int) -> Qwen2:
+def make_model(vocabulary: int) -> Qwen2:
     return Qwen2(ModelConfig(
-        vocab_size=vocabulary, hidden_size=width, intermediate_size=3 * width,
-        num_hidden_layers=layers, num_attention_heads=width // 32, num_key_value_heads=width // 64,
-        head_dim=32, max_position_embeddings=1024, tie_word_embeddings=True,
-        pad_token_id=0, eos_token_id=(2,)))
+        vocab_size=vocabulary, hidden_size=128, intermediate_size=384, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=32, max_position_embeddings=1024,
+        tie_word_embeddings=True, pad_token_id=0, eos_token_id=(2,)))
 
 
 def train(model: Qwen2, tokenizer: Tokenizer, flags: SimpleNamespace) -> None:
@@ -148,8 +119,6 @@ def train(model: Qwen2, tokenizer: Tokenizer, flags: SimpleNamespace) -> None:
         if step % 100 == 0 or step == flags.steps:
             print(f"step {step:6d}/{flags.steps}  loss {loss.item():.4f}  "
                   f"{time.time() - start:6.0f} s", flush=True)
-        if step % TEST_EVERY == 0:
-            evaluate(model, tokenizer, 500, flags.talk)
 
 
 def weighted_loss(model: Qwen2, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -192,9 +161,9 @@ def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
     return x.T if is_tall else x
 
 
-def evaluate(model: Qwen2, tokenizer: Tokenizer, count: int, talk: int) -> str:
-    """Answer held-out problems once each; print and return the results, print three answers."""
-    rollouts = sample_answers(model, tokenizer, TASK, TASK.held_out_problems(count), 1,
+def evaluate(model: Qwen2, tokenizer: Tokenizer, talk: int) -> None:
+    """Answer held-out problems once each; print the results and three answers."""
+    rollouts = sample_answers(model, tokenizer, TASK, TASK.held_out_problems(TEST_PROBLEMS), 1,
                               max_new_tokens=recipe_for(talk)["max_new_tokens"])
     rollouts = score_answers(rollouts, tokenizer, TASK)
     mean = {name: values.mean().item() for name, values in rollouts.scores.items()}
@@ -203,7 +172,6 @@ def evaluate(model: Qwen2, tokenizer: Tokenizer, count: int, talk: int) -> str:
                f"{rollouts.length.float().mean().item():.0f} tokens, "
                f"finished {rollouts.finished.float().mean().item():.1%}")
     print("\n    ".join([f"  {results}", *rollouts.answers[:3]]), flush=True)
-    return results
 
 
 def save(folder: Path, model: Qwen2, tokenizer: Tokenizer, recipe: dict) -> None:

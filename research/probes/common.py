@@ -63,7 +63,7 @@ def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[[Pr
         write_findings(unfinished, name, args, findings, seconds, command_of(name, typed))
     if args.all:
         print_all(findings)
-    else:  # as much as a screen holds
+    else:
         print(f"{findings.title}\n")
         show_in_short([*findings.intro[:1], *summary_of(findings)], findings.tables[:1])
     more = "" if args.all else "; --all prints every table"

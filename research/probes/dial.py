@@ -202,7 +202,7 @@ def one_line(name: str, flags: dict | None = None, seeds: int = 8) -> str:
         return f"{name} cannot be asked in a world with dials: {error}"
     lead, best = mean_over(mine - plain), (true - plain).mean()
     low, high = lead.interval
-    return (f"In a world where {dials.decide} of {dials.tokens} tokens decide, {name} is at "
-            f"{100 * lead.value:+.1f} ({100 * low:+.1f} to {100 * high:+.1f}) points of plain "
-            f"GRPO's mean success, true credit at {100 * best:+.1f} ({seeds} seeds, the better of "
-            f"two rates on 4 others)")
+    return (f"In a world where {dials.decide} of {dials.tokens} tokens decide, {name} lies "
+            f"{100 * lead.value:+.1f} ({100 * low:+.1f} to {100 * high:+.1f}) points from plain "
+            f"GRPO in mean success, true credit {100 * best:+.1f} ({seeds} seeds, each at the "
+            "better of two learning rates)")

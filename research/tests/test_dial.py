@@ -224,4 +224,4 @@ def test_a_method_is_told_in_one_line(monkeypatch):
         {"mean": 0.5 + 0.1 * (arm.name == TRUE) + 0.01 * seed % 2 * (arm.name == "random"),
          "end": 0, "norm": 0, "above": 0} for seed in seeds])
     line = dial.one_line("random")
-    assert "12 of 128 tokens decide, random is at" in line and "true credit at +10.0 (8" in line
+    assert "12 of 128 tokens decide, random lies" in line and "true credit +10.0 (8" in line

@@ -1,40 +1,35 @@
 """Several runs: their tables by hand, and which differences between arms are called real."""
 
-import json
-
 import numpy as np
 import pytest
-from conftest import credit_columns, cut, write_lines, write_log
+from conftest import credit_columns, cut, refusal, write_lines, write_log
 from logs import comparison_of, ids_of, make, rows_in, rows_of, write_run
 
 import analyze
 from analysis import compare
+from analysis.arms import finished
+from analysis.page import anchor
 from analysis.compare import AT_THE_END, IN_TRAINING, MEASURES, deciding_measure, difference
 from analysis.runs import read_run, share_asked_before
 from analysis.statistics import Estimate, paired_difference
 
 
-def test_a_run_still_going_is_shown_and_not_compared(tmp_path):
-    runs = make(tmp_path, {"base": (0.5, {}), "arm": (0.9, {"mitigation": "random"})}, seeds=2)
-    cut(tmp_path / "arm-s1/metrics.jsonl", 4)
-    comparison = comparison_of(runs)
-    assert rows_of(comparison)["random"]["seeds"] == 1
-    assert rows_in(compare.arms_table(comparison))[1]["seeds"] == "1 (1 still going)"
-    assert [row["runs"] for row in rows_in(compare.stability(comparison))] == [2, 1]
-    cut(tmp_path / "arm-s0/metrics.jsonl", 4)  # none is finished: what there is
-    assert [row["runs"] for row in rows_in(compare.stability(comparison_of(runs)))] == [2, 2]
+def test_a_run_still_going_is_passed_over(tmp_path, capsys):
+    folders = make(tmp_path, {"base": (0.5, {})}, seeds=2)
+    cut(tmp_path / "base-s1/metrics.jsonl", 4)
+    assert finished(list(map(read_run, folders))) == [read_run(folders[0])]
+    assert "base-s1 is not finished, step 4 of 10\n" in capsys.readouterr().err
+    assert "none of these runs is finished" in refusal(finished, [read_run(folders[1])])
 
 
 def test_stability_by_hand(tmp_path):
-    """30 steps, norms 0.1 .. 3: first ten 0.55, last ten 2.55; entropy falls from 3 to 0.1."""
+    """30 steps, norms 0.1 .. 3: first ten 0.55, last ten 2.55."""
     run = write_run(tmp_path / "a", 0.5, steps=30)
-    lines = [{"step": i, "success": 0.9 if 5 < i < 11 else 0.2, "entropy": 3.1 - 0.1 * i,
-              "gradient_norm": 0.1 * i, "seconds": i} for i in range(1, 31)]
-    write_lines(run / "metrics.jsonl", lines)
+    write_lines(run / "metrics.jsonl", [{"step": i, "gradient_norm": 0.1 * i, "seconds": i}
+                                        for i in range(1, 31)])
     [row] = rows_in(compare.stability(comparison_of([run])))
     assert row == {"arm": "none", "runs": 1} | {name: pytest.approx(value) for name, value in {
-        "norm first": 0.55, "last": 2.55, "peak": 3 / 1.55, "entropy": 2.55, "to": 0.55,
-        "best": 0.9, "end": 0.2, "seconds": 15.5}.items()}
+        "first": 0.55, "last": 2.55, "peak": 3 / 1.55, "seconds": 15.5}.items()}
 
 
 def test_shares_of_an_arm(tmp_path):
@@ -54,15 +49,14 @@ def test_many_runs_on_one_page(tmp_path, capsys):
             "placebo": (0.5, {"mitigation": "outcome_conditional", "placebo": "weights"})}
     runs = make(tmp_path, arms, seeds=2)
     (tmp_path / "notes").mkdir()
-    analyze.main([*runs, str(tmp_path / "notes"), "--json"])
+    analyze.main([*runs, str(tmp_path / "notes")])
     out = capsys.readouterr()
     assert "passed over: " in out.err and "notes is not a run folder" in out.err
     assert max(len(line) for line in out.out.splitlines() if str(tmp_path) not in line) <= 100
-    assert len(out.out.splitlines()) <= 40
-    folder = tmp_path / "comparison"
-    tables = [table["name"] for table in json.loads((folder / "analysis.json").read_text())]
-    assert tables == ["arms", *MEASURES, "stability", "credit by class"]
-    page = (folder / "report.html").read_text()
+    page = (tmp_path / "comparison/report.html").read_text()
+    places = [page.index(f"<section id={anchor(name)} ") for name in (
+        "arms", *MEASURES, "stability", "credit by class")]
+    assert places == sorted(places)
     assert page.index("Success in training, in points") < page.index("<details")
     assert page.count("<figure") == 1
 
@@ -108,7 +102,8 @@ def test_success_in_training_by_hand(tmp_path):
     arms = rows_in(compare.arms_table(comparison))
     assert [row["training"] for row in arms] == pytest.approx([0.4, 0.45])
     for row in arms:
-        ends = [run["evaluations"][-1]["success"] for run in comparison.shown(row["arm"])]
+        runs = comparison.arms[row["arm"]].values()
+        ends = [run["evaluations"][-1]["success"] for run in runs]
         assert row["sampled"] == row["greedy"] == pytest.approx(sum(ends) / 2)
 
 
@@ -126,7 +121,7 @@ def test_where_training_says_little_the_evaluation_decides(tmp_path, config, why
 
 
 def test_problems_that_are_asked_again_are_counted(tmp_path):
-    """Prompts of steps 1 to 3: 5 and 6; 6 and 7; 5 and 5, so one, then two of six came before."""
+    """Prompts of steps 1 to 3: 5 and 6; 6 and 7; 5 and 5, so three of six came before."""
     steps = {step: credit_columns([2, 2], [0, 1], prompt_ids=[first, 9, second, 9])
              for step, (first, second) in enumerate([(5, 6), (6, 7), (5, 5)], 1)}
     run = read_run(write_log(tmp_path / "run", steps))
@@ -139,9 +134,9 @@ def test_pairs_are_of_the_same_seed_and_the_same_problem(tmp_path):
     """A seed that is good for both arms makes no difference; only seeds of both arms count."""
     folders = make(tmp_path, {"base": (0.5, {}), "other": (0.5, {"mitigation": "random"})}, seeds=3)
     comparison = comparison_of(folders[:3] + folders[4:])  # the other arm has no seed 0
-    found = difference(comparison.seeds("random"), comparison.seeds("none"), AT_THE_END)
-    answers = {(name, run["config"]["seed"]): np.array(run["evaluations"][2]["answer"], float)
-               for name, arm in comparison.arms.items() for run in arm}
+    found = difference(comparison.arms["random"], comparison.arms["none"], AT_THE_END)
+    answers = {(name, seed): np.array(run["evaluations"][2]["answer"], float)
+               for name, arm in comparison.arms.items() for seed, run in arm.items()}
     expected = np.stack([answers["random", seed] - answers["none", seed] for seed in (1, 2)])
     assert found == ([1, 2], paired_difference(expected))
 
@@ -154,10 +149,9 @@ def test_holm_over_the_arms_and_apart_over_their_placebos(tmp_path, monkeypatch)
         "placebo": (0.5, {"mitigation": mine, "placebo": "weights"})}, seeds=2))
     p = {(mine, "none"): 0.03, ("none loss dpo", "none"): 0.001, (placebo, "none"): 0.9,
          (mine, placebo): 0.03}
-    monkeypatch.setattr(comparison, "seeds", lambda name: name)
-    monkeypatch.setattr(
-        compare, "difference",
-        lambda one, other, *_: ([0, 1], Estimate(0.1, 0.01, 0.19, p[one, other], 0.1)))
+    names = {id(arm): name for name, arm in comparison.arms.items()}
+    monkeypatch.setattr(compare, "difference", lambda one, other, *_: (
+        [0, 1], Estimate(0.1, 0.01, 0.19, p[names[id(one)], names[id(other)]], 0.1)))
     found = rows_of(comparison)
     assert {name: row["Holm p"] for name, row in found.items()} == pytest.approx(
         {mine: 0.06, "none loss dpo": 0.003, placebo: 0.9, f"{mine} - {placebo}": 0.03})

@@ -5,6 +5,7 @@ from conftest import credit_columns, write_log
 from logs import tables_of, tallied
 
 import analyze
+from analysis.statistics import student_quantile
 
 
 def test_a_class_with_twice_the_gradient_is_reported_so(tmp_path):
@@ -27,12 +28,27 @@ def test_a_class_with_twice_the_gradient_is_reported_so(tmp_path):
     assert {row["difference"] for row in rows.values()} == {"less"}
 
 
-def test_groups_are_drawn_again_as_often_as_there_are(tmp_path):
-    """Poisson counts of mean 1: of 60 groups of 5 tokens, drawn 1,000 times."""
-    folder = write_log(tmp_path / "run", {1: credit_columns([5] * 60, np.arange(60))})
-    tokens = tallied(folder).resampled["all"][..., 0]
-    assert tokens.mean() == pytest.approx(5 * 60, rel=0.01)
-    assert tokens.var() == pytest.approx(25 * 60, rel=0.1)
+def test_intervals_are_those_of_groups_that_are_drawn_again(tmp_path):
+    """Against a bootstrap: of 60 groups with one answer each of 10 tokens, a third of them numbers,
+    as many are drawn 4,000 times."""
+    rng = np.random.default_rng(0)
+    kind, p = rng.integers(0, 3, (60, 10)), rng.uniform(0.1, 0.9, (60, 10))
+    advantage = np.repeat(rng.normal(size=60), 10).reshape(60, 10)
+    size = np.abs(advantage) * (1 - p)  # with sum p^2 = p^2
+    folder = write_log(tmp_path / "run", {1: credit_columns(
+        [10] * 60, np.arange(60), kind=kind.ravel(), log_prob=np.log(p.ravel()),
+        collision=p.ravel() ** 2, advantage=advantage.ravel())})
+    tally = tallied(folder)
+    found = tally.over("kind", np.eye(7)[2], 1 - np.eye(7)[2])
+
+    def logarithm(groups):
+        is_number, drawn = kind[groups] == 2, size[groups]
+        return np.log(drawn[is_number].mean() / drawn[~is_number].mean())
+
+    draws = np.std([logarithm(rng.integers(0, 60, 60)) for _ in range(4000)])
+    assert np.log(found.value) == pytest.approx(logarithm(np.arange(60)), rel=1e-4)
+    reach = student_quantile(0.975, 59) * (60 / 59) ** 0.5
+    assert np.log(found.high / found.value) == pytest.approx(reach * draws, rel=0.05)
 
 
 def test_of_a_rare_kind_nothing_is_said(tmp_path):

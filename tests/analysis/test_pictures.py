@@ -8,7 +8,6 @@ from logs import comparison_of, make, tallied
 import analyze
 from analysis import compare, plots
 from analysis.runs import read_run
-from engine.errors import UserError
 
 
 @pytest.fixture
@@ -61,19 +60,3 @@ def test_an_arm_without_a_finished_step_has_no_curve(tmp_path, drawn):
     cut(tmp_path / "b-s0/evaluations.jsonl", 2)
     compare.learning_curves(comparison_of(runs), tmp_path)
     assert labels_of(drawn["learning_curves"].axes[1]) == ["none (1 run)"]
-
-
-def test_a_picture_appears_whole_or_not_at_all(tmp_path, monkeypatch):
-    figure, _ = plots.plt.subplots()
-    plots.save(figure, tmp_path, "a", "")
-    before = (tmp_path / "a.png").read_bytes()
-    figure, _ = plots.plt.subplots()
-
-    def full_disk(path, **_):
-        path.write_bytes(before[:9])
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(figure, "savefig", full_disk)
-    with pytest.raises(UserError, match="a.png: No space left"):
-        plots.save(figure, tmp_path, "a", "")
-    assert (tmp_path / "a.png").read_bytes() == before

@@ -2,10 +2,9 @@
 import numpy as np
 import pytest
 from conftest import credit_columns, write_log
-from logs import bin_of, by_name, ids_of, mean_of, plain_rows, random_log, tallied
+from logs import by_name, ids_of, mean_of, plain_rows, random_log, tallied
 
 import analyze
-from analysis.tally import cut_edges
 from engine.tokens import KINDS, SECTIONS
 
 
@@ -30,8 +29,8 @@ def log(tmp_path_factory):
 def test_ten_position_bins(log):
     rows, _, tables = log
     for b, found in enumerate(tables["gradient by position"]):
-        part = [r for r in rows if bin_of(r, rows, 10) == b]
-        rest = [r for r in rows if bin_of(r, rows, 10) != b]
+        part = [r for r in rows if b <= 10 * r["middle"] < b + 1]
+        rest = [r for r in rows if r not in part]
         if len(part) > 1:
             size = mean_of(part, "abs gradient")
             assert [found[name] for name in ("entropy", "abs(A) w s", "over rest")] == (
@@ -80,13 +79,6 @@ def test_growth_over_training(log):
         answers = {r["episode"]: r["group"][1] for r in part}
         expected = {"length": len(part) / len(answers), "entropy": mean_of(part, "entropy"),
                     "flat": sum(group == 0 for group in answers.values()) / len(answers),
-                    "new": mean_of(part, "abs gradient"), "e/l": early_over_late(part)}
+                    "new": mean_of(part, "abs gradient")}
         assert {key: found[key] for key in expected} == pytest.approx(expected, rel=1e-5)
         assert (found["steps"], found["norm"]) == (str(step), 0.5 if step == 2 else None)
-
-
-def test_bins_are_those_of_pandas_cut():
-    """pandas.cut([0, 0.25, 0.5, 0.75], 3, retbins=True) has the edges -0.00075, 0.25, 0.5, 0.75."""
-    assert cut_edges(4, 3) == pytest.approx([-0.00075, 0.25, 0.5, 0.75])
-    assert (np.searchsorted(cut_edges(4, 3), [0, 0.25, 0.26, 0.75]) - 1).tolist() == [0, 0, 1, 2]
-    assert (np.searchsorted(cut_edges(1, 10), [0.0]) - 1 < 10).all()

@@ -13,8 +13,10 @@ import pytest
 import torch
 from conftest import ROOT, credit_columns, write_log
 
-from analysis.account import stages, told
-from analysis.answers import answers_of
+from analysis.account import NOT_TRAINED, stages, told
+from analysis.answers import answer_of, answers_of
+from analysis.runs import read_run
+from analysis.tally import read_tokens
 from engine.tokens import load_tokenizer
 from grpo import (gradient_size, group_mean, group_z_score, length_scaling, policy_loss,
                   rescaling)
@@ -176,17 +178,44 @@ def test_a_run_of_another_trainer_says_what_it_has(tmp_path, follow_it):
     columns = credit_columns([2, 2], [0, 0], reward=[1, 0], advantage=[2, 2, -1, -1],
                              entropy=unknown, collision=unknown, reward_answer=[np.nan] * 2,
                              reward_format=[np.nan] * 2, reward_reasoning=[np.nan] * 2)
+    columns["trainer_step"] = np.array([40], np.int32)
     folder = write_log(tmp_path / "mine", {4: columns}, {"imported": ["From elsewhere."],
                                                          "mitigation": "mine", "steps": 0})
     printed = follow_it(folder, "--answer", 0, "--token", 1)
     for label in ("entropy", "reward ", "weight", "rescaling", "gradient", "rank"):
         assert f"\n{label}" not in printed
     lines = lines_of(printed)
+    assert ", step 4 (40 of the trainer): 2 answers" in printed
     assert "A = 2, as on record" in printed and "rewards    of the 2 answers" in printed
     assert close(lines["chance"][0], 0.5)
     term = 2 * math.log(2) / 4
     assert f"= {term:.3g}, in the loss of this lab" in lines["term"][0]
     assert follow_it(folder).count("+2.00") == follow_it(folder).count("-1.00") == 1
+
+
+def test_what_else_could_stand_there_is_at_the_temperature_of_the_record(recorded):
+    """With p at another one the model would seem to be another."""
+    run, tokens = read_run(recorded), read_tokens(recorded, STEP)
+    tokenizer = load_tokenizer(recorded)
+    answer = answer_of(tokens, tokenizer, run["config"], None, STEP, 0)
+    usual = follow.likeliest(run, tokens, tokenizer, answer, 0)
+    run["config"]["columns_temperature"] = 0.1
+    assert "another model" in follow.likeliest(run, tokens, tokenizer, answer, 0)
+    model = Qwen2.from_pretrained(recorded / f"checkpoints/step_{STEP - 1:06d}")
+    prompt = tokens["prompt_ids"][:tokens["prompt_start"][1]].tolist()
+    with torch.no_grad():
+        p = (model(torch.tensor([prompt]))[0, -1] / 0.1).softmax(-1)
+    tokens["log_prob"][0] = p[int(tokens["token_id"][0])].log()
+    cold = follow.likeliest(run, tokens, tokenizer, answer, 0)
+    assert cold != usual and not cold.startswith("not known")
+
+
+def test_of_a_dropped_answer_no_weight_is_told(recorded, batch, follow_it):
+    """Its group's statistics know it, the loss does not."""
+    b = int((~batch.finished).nonzero()[0])
+    lines = lines_of(follow_it(recorded, "--step", STEP, "--answer", b, "--token", 0))
+    assert lines["dropped"][0] == NOT_TRAINED and {"group", "advantage", "s"} <= set(lines)
+    assert not {"weight", "rescaling", "loss norm", "term", "gradient", "rank"} & set(lines)
 
 
 def test_the_answers_to_each_problem(recorded, batch, follow_it):

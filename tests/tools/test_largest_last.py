@@ -1,12 +1,9 @@
 """The second task: its score by hand, its labels, its split."""
 import itertools
-import json
 
 import pytest
 
-import train
 from conftest import ROOT
-from engine.errors import UserError
 from engine.tokens import encode_prompt, load_tokenizer
 from tools.largest_last import Task, is_held_out
 
@@ -55,11 +52,3 @@ def test_the_tiny_model_can_spell_every_prompt(flags):
         assert len(problem) == task.count
         assert encode_prompt(tokenizer, task.prompt_for(problem), task.show(problem))
     assert task.prompt_for((3, 12, 7)[:task.count]).endswith("<think>")
-
-
-def test_its_flags_are_known_and_cannot_be_changed_in_a_resumed_run(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"task": "tools.largest_last"}))
-    with pytest.raises(UserError, match="^--largest cannot be changed in a resumed run"):
-        train.main(["--resume", str(tmp_path), "--largest", "9"])
-    with pytest.raises(UserError, match="^unknown argument --max_number"):
-        train.main(["--resume", str(tmp_path), "--max_number", "9"])

@@ -1,11 +1,17 @@
 """What an idea does to the gradient, by hand."""
+import itertools
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import torch
 
-from conftest import ROOT
+from conftest import ROOT, put_in
 from engine.tokens import NUMBER, WORD
+from harness.load import load_policy
 from harness.settings import make_settings
-from tools.look import about_gradient, as_a_batch, look
+from tools.look import about_gradient, as_a_batch, look, seconds_of_runs
 
 KIND, ONES = np.array([WORD] * 8 + [NUMBER] * 2), np.ones(10)
 
@@ -42,9 +48,34 @@ def test_it_is_what_training_gives_the_tokens(capsys):
              "max_new_tokens": 48}
     settings = [make_settings(plain | more) for more in ({}, {"mitigation": "by_kind"})]
     look("itself", settings[0], settings[0], True)
-    head, gradient, *_, last = capsys.readouterr().out.splitlines()
-    assert head.startswith("32 answers") and "1.0 times if all tokens decide alike" in last
-    assert {part.split()[-1] for part in gradient.split(": ")[1].split(", ")} == {"1.00"}
+    printed = capsys.readouterr().out
+    assert printed.startswith("32 answers") and "1.0 times if all tokens decide alike" in printed
+    gradient = printed.partition("GRPO's: ")[2].partition("the heaviest")[0]
+    assert {part.split()[-1] for part in gradient.split(", ")} == {"1.00"}
     look("by_kind", *settings, True)
     said = capsys.readouterr().out
     assert "word 0." in said and "operator 1." in said
+
+
+def test_weights_that_are_all_zero_are_told(monkeypatch, capsys):
+    put_in(monkeypatch, lambda rollouts: 0 * rollouts.entropy, "nothing")
+    plain = {"model": str(ROOT / "models/tiny"), "threads": 1, "questions": 2, "answers": 2,
+             "max_new_tokens": 9}
+    settings = [make_settings(plain | more) for more in ({}, {"mitigation": "nothing"})]
+    look("nothing", *settings, True)
+    assert "all weights were 0" in capsys.readouterr().out
+
+
+def test_how_long_a_run_takes_by_hand(monkeypatch):
+    """A clock that goes on by a second at each look: of a step's 2 seconds 1 is for its 8 answers.
+    Ten steps are 20; after 0, 4, 8 and 10 two modes ask 16 problems each: 128 / 8. Start is 100."""
+    s = make_settings({"model": str(ROOT / "models/tiny"), "threads": 1, "questions": 2,
+                       "answers": 4, "max_new_tokens": 9, "steps": 10, "eval_every": 4,
+                       "eval_tasks": 16})
+    policy = load_policy(s)
+    before = [parameter.clone() for parameter in policy.model.parameters()]
+    monkeypatch.setattr("tools.look.load_policy", lambda s: policy)
+    monkeypatch.setattr("tools.look.time", SimpleNamespace(
+        perf_counter=itertools.count().__next__, process_time=lambda: 100))
+    assert seconds_of_runs(s, replace(s, eval_every=0)) == [100 + 20 + 16, 100 + 20]
+    assert all(map(torch.equal, before, policy.model.parameters()))  # it learned nothing

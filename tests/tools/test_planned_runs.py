@@ -1,21 +1,17 @@
 """Runs side by side: made, stopped and gone on with, waited for, failed."""
-import multiprocessing
 import os
-import shutil
 import signal
-import sys
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from conftest import refusal
-from runs import lines, train_here
 
 import train
 from harness.credit_file import step_of
-from harness.run_folder import open_folder
-from tools.runs import PlannedRun, Runs, is_written, make_runs
+from tools.runs import PlannedRun, Runs, make_runs
 
 
 @pytest.fixture
@@ -72,47 +68,30 @@ def test_a_damaged_run_is_named_with_the_way_out(planned):
                                                              "again")
 
 
-def test_a_run_that_another_process_writes_is_waited_for(planned, monkeypatch):
-    """If that process ends before the last step, the run is made here."""
-    run = planned()
-    run.folder.mkdir(parents=True)
-    (run.folder / "config.json").write_text('{"mitigation": "none", "model": "x", "seed": 0, '
-                                            '"steps": 2}')
-    runs = Runs([run], 1)
-    with open_folder(run.folder):
-        runs.start_some()
-        assert runs.waiting == [run] and not runs.running
-        runs.waiting, runs.running = [], [(run, SimpleNamespace(poll=lambda: 1))]  # refused by it
-        runs.collect()
-        assert runs.waiting == [run] and not runs.failed
-    shutil.rmtree(run.folder)
-    monkeypatch.setattr(Runs, "start", train_here)
-    assert runs.make() and runs.finished == 1
+def test_the_time_left_is_that_of_the_busiest_process(planned, monkeypatch):
+    """Three runs of 60 steps on two processes, foretold to take 240 s each: the third comes after
+    one of the others. The first takes 780 s; the second is at its half then."""
+    runs = Runs([replace(planned(seed=seed, steps=60), seconds=240) for seed in range(3)], 2)
+    made = [0, 0, 0]
+    monkeypatch.setattr(PlannedRun, "steps_made", lambda run: made[run.seed])
+    monkeypatch.setattr(PlannedRun, "is_finished", lambda run: made[run.seed] == 60)
+    monkeypatch.setattr(Runs, "start", lambda runs, run: runs.running.append(
+        (run, SimpleNamespace(poll=lambda: 0 if made[run.seed] == 60 else None))))
+    monkeypatch.setattr(time, "monotonic", lambda: 0)
+    assert runs.time_left() == ", about 8 min left"
+    runs.start_some()
+    made[:] = 30, 15, 0  # 120 + 240 on one, 180 on the other
+    assert runs.time_left() == ", about 6 min left"
+    made[:] = 60, 30, 0  # 390 on one, 780 on the other
+    monkeypatch.setattr(time, "monotonic", lambda: 780)
+    runs.collect()
+    assert runs.finished == 1 and runs.time_left() == ", about 13 min left"
+    assert Runs([planned(seed=0, steps=60)], 1).time_left() == ""  # it is finished
 
 
-def test_the_time_left_counts_whole_runs_once_one_is_finished(planned, monkeypatch):
-    """Three runs of 60 steps: imports of 60 s, steps of 10 s, an evaluation of 120 s at the end."""
-    runs = Runs([planned(seed=seed, steps=60) for seed in range(3)], 1)
-    first, started, said = runs.waiting.pop(0), runs.begun, []
-    for seconds, steps in (60, 0), (180, 12), (780, 60):
-        runs.running = [(first, None)] if steps < 60 else []
-        monkeypatch.setattr(time, "monotonic", lambda now=started + seconds: now)
-        monkeypatch.setattr(PlannedRun, "steps_made",
-                            lambda run, made=steps: made if run is first else 0)
-        said.append(runs.time_left())
-    assert said == ["", ", about 28 min left", ", about 26 min left"]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing tells of a parent's end")
-def test_a_killed_program_leaves_no_training_behind(planned):
-    """Its run keeps a checkpoint, as after Ctrl-C."""
-    run = planned(steps=10_000)
-    parent = multiprocessing.get_context("fork").Process(target=Runs([run], 1).make)
-    parent.start()
-    while not lines(run.folder / "metrics.jsonl"):
-        time.sleep(0.01)
-    parent.kill()
-    parent.join()
-    while is_written(run):
-        time.sleep(0.01)
-    assert "Go on with: python train.py --resume" in run.log.read_text()
+def test_all_or_nothing(planned, capfd):
+    """The second arm fails: the third is not begun, and nobody is finished who is not."""
+    arms = [planned("good"), planned("bad", more="--model nowhere"), planned("late")]
+    runs = Runs(arms, 1, all_or_nothing=True)
+    assert runs.make() and list(runs.failed) == ["bad"] and runs.finished == 1
+    assert not arms[2].log.exists() and "failed" not in capfd.readouterr().out

@@ -1,5 +1,7 @@
 """Weights seen on recorded tokens: the same as training would have made, and nothing written."""
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -19,6 +21,7 @@ def test_weightings_are_seen_on_recorded_tokens_and_nothing_is_written(
     preview.main([str(recorded), "--mitigation", *flags.split(), "--show", "1"])
     printed = capsys.readouterr().out
     assert "step 3: 8 answers" in printed and printed.count("\nanswer ") == 1 and said in printed
+    assert "\n  the heaviest tenth of the tokens has " in printed
     assert before == everything(recorded)
 
 
@@ -50,8 +53,19 @@ def test_a_weightings_flag_may_not_be_called_like_the_previews_own(recorded, mon
     put_in(monkeypatch, lambda rollouts, *, step=1: rollouts.entropy, "idea")
     argv = [str(recorded), "--mitigation", "idea", "--step", "2"]
     assert "the keyword step of idea (tests/" in refusal(preview.main, argv)
+    put_in(monkeypatch, lambda rollouts, *, epsilon=1: rollouts.entropy, "idea")
+    preview.main([str(recorded), "--mitigation", "inverse_logprob", "--epsilon", "0.2"])
     said = refusal(preview.main, [str(recorded), "--mitigation", "my_idea", "--strength", "2"])
     assert said.startswith("--mitigation my_idea is not one of: ")
+
+
+def test_a_model_that_was_not_kept_is_not_replaced_by_another(recorded, tmp_path):
+    folder = shutil.copytree(recorded, tmp_path / "run")
+    shutil.rmtree(folder / "checkpoints/step_000001")
+    argv = [str(folder), "--step", "2", "--mitigation"]
+    preview.main([*argv, "entropy_ratio"])
+    said = refusal(preview.main, [*argv, "attention_credit"])
+    assert said.endswith("sampled step 2 was not kept. It was of --step 1 or 3")
 
 
 def test_a_step_of_which_nothing_was_finished(tmp_path, capsys):

@@ -5,6 +5,9 @@ import pytest
 
 from conftest import ROOT, refusal
 from countdown_task import Problem, Task
+from engine.policy import derived_seed
+from harness.load import load_policy
+from harness.settings import make_settings
 from runs import everything, lines
 from tools import largest_last, sample, terminal
 
@@ -15,7 +18,7 @@ TINY = str(ROOT / "models/tiny")
 def ask(capsys):
     """What is printed when this is typed."""
     def typed(*argv):
-        sample.main([*map(str, argv), "--threads", "1"])
+        sample.main(list(map(str, argv)))
         return capsys.readouterr().out
     return typed
 
@@ -23,34 +26,24 @@ def ask(capsys):
 def test_one_problem_before_and_after_training(recorded, ask):
     files = everything(recorded)
     printed = ask(recorded, 3, 5, 7, 22)
-    titles = re.findall(r"^(\S.*)   (?:right|wrong)   reward [\d.]+   \d+ tokens", printed, re.M)
+    titles = re.findall(r"^(\S.*)   [01] of 1 right\n\n  (?:right|wrong)   reward ", printed, re.M)
     assert titles == ["before training", "after step 3   "]
     assert printed.count("3 5 7 make 22") == 1 and "note:" not in printed
     assert files == everything(recorded)
-    assert "after step 2 " in ask(recorded, 3, 5, 7, 22, "--step", 2)
-    as_a_model = ask(recorded / "checkpoints/step_000003", 3, 5, 7, 22, "--max_new_tokens", 40)
-    assert printed.split(" tokens")[-1] == as_a_model.split(" tokens")[-1]
 
 
-def test_what_is_printed_is_what_the_model_answered(recorded, ask, policy, monkeypatch):
-    """The lab's model is the one the run began with; the marks aside, all of its text is there."""
+def test_what_is_printed_is_what_the_model_answered(ask, monkeypatch):
+    """The marks aside, all of each answer is there."""
     monkeypatch.setattr(sample, "MARKED_BELOW", 0)
-    printed = ask(recorded, "3 5 7 22", "--greedy", "--step", "0", "--max_new_tokens", "60")
-    rollouts = policy.ask([Problem((3, 5, 7), 22)], 1, seed=0, greedy=True)
-    assert "".join(rollouts.answers[0].split()) in "".join(printed.split())
-    verdict = "right" if rollouts.scores["answer"][0] else "wrong"
-    assert (f"before training   {verdict}   reward {rollouts.reward[0]:.2f}   "
-            f"{rollouts.length[0]} tokens\n") in printed
-    assert "after" not in printed
-
-
-def test_several_answers_and_how_many_are_right(ask):
-    printed = ask(TINY, 3, 5, 7, 22, "--answers", 6, "--seed", 1)
-    words = re.findall(r"^  (right|wrong)   reward", printed, re.M)
-    assert len(words) == 6
-    assert f"   {words.count('right')} of 6 right   mean reward " in printed
-    assert 0 < words.count("right") < 6
-    assert printed == ask(TINY, 3, 5, 7, 22, "--answers", 6, "--seed", 1)
+    printed = ask(TINY, "3 5 7 22", "--answers", 6, "--seed", 1)
+    policy = load_policy(make_settings({"model": TINY}))
+    rollouts = policy.ask([Problem((3, 5, 7), 22)], 6, derived_seed("sample", 1))
+    right = rollouts.scores["answer"] > 0
+    assert 0 < right.sum() < 6 and f"   {right.sum()} of 6 right\n" in printed
+    for b, answer in enumerate(rollouts.answers):
+        assert "".join(answer.split()) in "".join(printed.split())
+        assert (f"  {'right' if right[b] else 'wrong'}   reward {rollouts.reward[b]:.2f}   "
+                f"{rollouts.length[b]} tokens\n") in printed
 
 
 def test_no_answer_commands_a_terminal(ask, monkeypatch):

@@ -1,4 +1,5 @@
 """What is said of paired runs, by hand."""
+import mitigations  # noqa: F401  fills the lists of choices
 from tools.verdict import Verdict
 
 
@@ -27,6 +28,8 @@ def test_the_sentences_by_hand():
     assert nothing.startswith("No difference seen: +4.0 (-8.7 to +16.7) points, 2 pairs.")
     assert "better by at most 16.7 points and worse by at most 8.7." in nothing
     assert "no difference that is seen, within 15.7 points: its placebo" in nothing
+    of_answers = Verdict("rloo", runs_with([0.03, 0.05])).sentences()[-1]
+    assert "these answers and not others" in of_answers and of_answers.endswith("other answers.")
     behind = verdict_of([-0.05, -0.051, -0.049])
     assert behind.startswith("my_idea is behind plain GRPO: -5.0 (-5.2 to -4.8) points, 3 pairs.")
     assert "worse than chance, by -6.0 (-6.2 to -5.8) points" in behind
@@ -37,12 +40,14 @@ def test_ahead_is_said_after_a_second_look_alone():
     assert Verdict("my_idea", runs_with(some)).is_ahead()
     assert not Verdict("my_idea", runs_with(none)).is_ahead()
     twice = verdict_of(some, [0.03, 0.031, 0.029])
+    first = "It was ahead on the first 3 seeds, by +5.0 (+4.8 to +5.2) points."
     assert twice.startswith("my_idea is ahead of plain GRPO: by +3.0 (+2.8 to +3.2) points on 3 "
-                            "new seeds, after +5.0 (+4.8 to +5.2) on the first 3.")
+                            f"new seeds. {first}")
     assert "better than chance, by +2.0" in twice
     once = verdict_of(some, none)
-    assert once.startswith("No difference seen: my_idea was ahead on the first 3 seeds, by +5.0 ")
-    assert "is not on 3 new ones, +1.0 (" in once
+    assert once.startswith("No difference seen: +1.0 (") and f"3 pairs. {first} In this" in once
+    turned = verdict_of(some, [-0.05, -0.051, -0.049])
+    assert turned.startswith("my_idea is behind plain GRPO: -5.0 (") and first in turned
 
 
 def test_what_the_evaluation_sees_stands_beside():
@@ -51,6 +56,9 @@ def test_what_the_evaluation_sees_stands_beside():
     said = " ".join(Verdict("my_idea", runs_with([0.03, 0.05], ends=ends)).sentences())
     assert said.startswith("No difference seen")
     assert "held-out problems, it is behind: by -50" in said
+    swapped = {"plain": ends["idea"], "idea": ends["plain"], "placebo": ends["plain"]}
+    said = " ".join(Verdict("my_idea", runs_with([0.03, 0.05], ends=swapped)).sentences())
+    assert "ahead" not in said and "held-out problems, the difference is +50" in said
     assert "held-out" not in verdict_of([0.03, 0.05])
 
 
