@@ -11,63 +11,43 @@ A file is read line by line. A line that its table does not fit ends the import 
 """
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple, TypedDict
 
 from engine.errors import UserError, is_file
-from engine.tokens import CHATML, SECTIONS
-from harness.credit_file import LARGEST, column_of
+from engine.tokens import CHATML
+from harness.credit_file import column_of
 from harness.files import lines_in, parse_object
-from harness.flags import shortened
+from harness.flags import Range, shortened
+from harness.identity import Number
+from harness.log_reading import check_of, is_number
 
-# Columns of a table that nobody reads, and whose values Python may not even be able to hold
-OF_TIME = re.compile(r"\b(date|time|timestamp|duration)(32|64)?\[")
 PER_TOKEN = ("log_prob", "entropy", "collision", "weight", "advantage", "ratio")
 
 
-def is_number(value, low: float = -LARGEST, high: float = LARGEST) -> bool:
-    return type(value) in (int, float) and low <= value <= high  # not so for NaN
+class Message(TypedDict):
+    role: str
+    content: str | None  # one that calls tools may have none
 
 
-def are_numbers(name: str) -> Callable[[object], bool]:
-    """A test of one number for an answer, or one for each token, in the range of a column."""
-    low, high = column_of(name)[2:4]
-    return lambda value: all(is_number(x, low, high)
-                             for x in (value if isinstance(value, list) else [value]))
+def numbers_of(name: str):
+    """One for an answer, or one for each token, in the range of a column."""
+    number = Annotated[float, Range(least=column_of(name).low, most=column_of(name).high)]
+    return number | list[number], "a number, or one for each token, that this column can hold"
 
 
-def are_ids(value: object) -> bool:
-    return isinstance(value, list) and all(type(i) is int and 0 <= i < 2 ** 24 for i in value)
-
-
-def is_text(value: object) -> bool:
-    """A text, or messages. One that thinks or calls tools may have no content."""
-    return isinstance(value, str) or isinstance(value, list) and value != [] and all(
-        isinstance(m, dict) and isinstance(m.get("role"), str)
-        and isinstance(m.get("content"), str | None) and are_calls(m.get("tool_calls") or [])
-        for m in value)
-
-
-def are_calls(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(call, dict) for call in value)
-
-
-TEXT, IDS = ("a text or a list of messages", is_text), ("a list of token numbers", are_ids)
-YES_OR_NO = ("true or false", lambda value: type(value) is bool)
-FIELDS = {  # of a line: what it has to be, in words, and a test; null is as if it were not there
-    "step": ("a whole number", lambda value: type(value) is int and 0 <= value < 2 ** 30),
-    "group": ("a whole number or a text", lambda value: type(value) in (int, str)),
+TEXT = (str | list[Message], "a text or a list of messages")
+IDS = (list[Annotated[int, Range(least=0, most=2 ** 24 - 1)]], "a list of token numbers")
+TYPES = {  # of a line's fields, and what that is in words; null is as if it were not there
+    "step": (Annotated[int, Range(least=0, most=2 ** 30 - 1)], "a whole number"),
+    "group": (int | str, "a whole number or a text"),
     "prompt": TEXT, "completion": TEXT, "prompt_ids": IDS, "token_ids": IDS,
-    "reward": ("a number", is_number),
-    "parts": ("numbers by name", lambda value: isinstance(value, dict)
-              and all(map(is_number, value.values()))),
-    "finished": YES_OR_NO, "solved": YES_OR_NO,
-    "sections": (f"a list of {', '.join(SECTIONS)}", lambda value: isinstance(value, list)
-                 and all(name in SECTIONS for name in value)),
-    **{name: ("a number, or one for each token, that this column can hold", are_numbers(name))
-       for name in PER_TOKEN}}
+    "reward": (Number, "a number"), "parts": (dict[str, Number], "numbers by name"),
+    "finished": (bool, "true or false"), "solved": (bool, "true or false"),
+    **{name: numbers_of(name) for name in PER_TOKEN}}
+FIELDS = {name: (check_of(kind), words) for name, (kind, words) in TYPES.items()}
 
 
 def first(*values: object):
@@ -112,7 +92,7 @@ def turns(messages: list, is_answer: bool) -> list:
     """Of ART's messages those before the first that was trained on, or those from it on."""
     start = [bool(message["trainable"]) for message in messages].index(True)
     return [{"role": m["role"], "content": m["content"],
-             **({"tool_calls": json.loads(m["tool_calls"])} if m.get("tool_calls") else {})}
+             "tool_calls": m.get("tool_calls") and json.loads(m["tool_calls"])}
             for m in (messages[start:] if is_answer else messages[:start])]
 
 
@@ -205,10 +185,11 @@ def trained_part(row: dict, mask_name: str) -> dict:
 
 
 def checked(line: dict, where: str) -> dict:
-    for name, value in line.items():
-        if name in FIELDS and not FIELDS[name][1](value):
-            raise UserError(f"{where}: its {name} should be {FIELDS[name][0]}, "
-                            f"not {shortened(repr(value))}")
+    for name in line.keys() & FIELDS.keys():
+        is_right, words = FIELDS[name]
+        if not is_right(line[name]):
+            raise UserError(f"{where}: its {name} should be {words}, "
+                            f"not {shortened(repr(line[name]))}")
     if "step" not in line or line.keys().isdisjoint(("reward", "advantage")):
         lacks = "reward and no advantage" if "step" in line else "step"
         raise UserError(f"{where} has no {lacks}")
@@ -222,18 +203,19 @@ def lines_of(files: list[Path]) -> Iterator[tuple[str, str, dict]]:
             raise UserError(f"cannot read {path}: there is no such file")
         if sum(map(path.samefile, filter(is_file, files))) > 1:
             raise UserError(f"{path} is named twice: its answers would count twice")
-        rows = read_table(path) if path.suffix == ".parquet" else lines_in(path)
-        for number, row in enumerate(rows, 1):
-            where = f"{path}, line {number}"
-            if isinstance(row, str):
-                row = row.removeprefix("\ufeff")  # some editors begin a file with it
-                if not row.strip():
-                    continue
-                row = parse_object(row, where)
-            yield where, *in_our_fields(row, where, path)
+        for where, row in read_table(path) if path.suffix == ".parquet" else read_lines(path):
+            if row.get("trajectory_index", 0) is not None:  # ART's group without an answer
+                yield where, *in_our_fields(row, where, path)
 
 
-def read_table(path: Path) -> Iterator[dict]:
+def read_lines(path: Path) -> Iterator[tuple[str, dict]]:
+    for number, text in enumerate(lines_in(path), 1):
+        text, where = text.removeprefix("\ufeff"), f"{path}, line {number}"  # some editors begin so
+        if text.strip():
+            yield where, parse_object(text, where)
+
+
+def read_table(path: Path) -> Iterator[tuple[str, dict]]:
     try:
         import pyarrow
         from pyarrow import parquet
@@ -241,9 +223,10 @@ def read_table(path: Path) -> Iterator[dict]:
         raise UserError(f"{path}: parquet needs pyarrow (pip install pyarrow), or JSON lines "
                         "instead: pandas.read_parquet(FILE).to_json(FILE + '.jsonl', "
                         "orient='records', lines=True)") from None
+    number = 0
     try:
         for batch in parquet.ParquetFile(path).iter_batches(batch_size=64):
-            used = [i for i, kind in enumerate(batch.schema.types) if not OF_TIME.search(str(kind))]
-            yield from batch.select(used).to_pylist()
+            for number, row in enumerate(batch.to_pylist(), number + 1):
+                yield f"{path}, line {number}", row
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
-        raise UserError(f"cannot read {path} as parquet: {str(error).splitlines()[0]}") from None
+        raise UserError(f"cannot read {path} as parquet: {shortened(str(error))}") from None

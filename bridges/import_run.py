@@ -13,25 +13,24 @@ if not __package__:
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
 from itertools import chain, groupby
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
+from tokenizers import Tokenizer
 
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
-from bridges import transformers_model
 from bridges.import_formats import FIELDS, PER_TOKEN, lines_of
-from bridges.messages import as_chatml, pieces, plain
+from bridges.messages import Template, own_text
 from bridges.trl_queue import Queue
 from countdown_task import annotate
 from engine.errors import UserError
 from engine.forward import with_facts
-from engine.rollouts import Rollouts
-from engine.tokens import (END_OF_TURN, OTHER, SECTIONS, THINK, encode, load_tokenizer,
-                           token_bytes)
+from engine.rollouts import Rollouts, score_answers
+from engine.tokens import END_OF_TURN, OTHER, THINK, encode, load_tokenizer, token_bytes
 from grpo import group_z_score, to_every_token
 from harness.credit_file import credit_path, write_credit
 from harness.files import find_folder, read_json, replace_text, sha256_of, whole_folder
@@ -58,7 +57,6 @@ class Answer:
     line: dict          # what that says, in our own fields
     prompt: list[int]
     ids: list[int]
-    own: list[int]      # 1 for a token of the model, 0 for one of a tool
 
     @property
     def group(self) -> int | str | tuple[int, ...]:
@@ -71,31 +69,14 @@ class Reader:
     def __init__(self, folder: Path, task: str | None, device: str):
         self.folder, self.tokenizer = folder, load_tokenizer(folder)
         self.kind = read_json(folder / "config.json").get("model_type")
-        self.device, self.model = pick_device(device), None
-        if self.kind in MODELS:
-            self.model = Qwen2.from_pretrained(folder, self.device)
-            config = self.model.config
-        elif transformers_model.is_installed():
-            self.model = transformers_model.load_model(folder, self.device)
-            config = self.model.config.get_text_config()
-        if self.model:
-            longest = getattr(config, "max_position_embeddings", 2 ** 30)  # not all have a limit
-            self.limits = config.vocab_size, longest
+        self.device = pick_device(device)
+        self.model = Qwen2.from_pretrained(folder, self.device) if self.kind in MODELS else None
         self.task = make_task(make_settings({"model": str(folder), "task": task})) if task else None
         added = self.tokenizer.get_added_tokens_decoder()
         self.special = {i for i, token in added.items() if token.special}
-        self.count, self.passed_over, self.written_by = Counter(), set(), ""
+        self.template, self.count, self.passed_over = Template(folder), Counter(), set()
         self.trainer = None   # who wrote the files
         self.queue = Queue()  # of TRL
-
-    @cached_property
-    def write(self) -> Callable[..., str]:
-        """Makes a text of messages."""
-        template = transformers_model.chat_template(self.folder)
-        self.written_by = (
-            f"by the chat template of {self.folder}, without tools that it was to list" if template
-            else f"as ChatML: {self.folder} has no chat template, or transformers is not installed")
-        return template or as_chatml
 
     def steps(self, files: list[Path]) -> Iterator[tuple[int, list[Answer]]]:
         """The answers of each step. A run that counts its steps from 0 counts from 1 here."""
@@ -120,41 +101,35 @@ class Reader:
                             "import the files of one run")
         self.passed_over |= line.keys() - FIELDS.keys()
         line = {name: value for name, value in line.items() if name in FIELDS}
-        prompt, ids, own = self.tokens_of(line, where)
-        if not ids and "completion" in line:  # of an end of turn alone nothing is left in a text
-            ends = map(self.tokenizer.token_to_id, END_OF_TURN)
-            ids = [end for end in ends if end is not None][:1]
-            own = [1] * len(ids)
+        prompt, ids = self.tokens_of(line, where)
         if not (prompt and ids):
             raise UserError(f"{where} has no {'answer' if prompt else 'prompt'}")
-        for name in (*PER_TOKEN, "sections"):
+        for name in PER_TOKEN:
             if isinstance(line.get(name), list) and len(line[name]) != len(ids):
                 raise UserError(f"{where}: its {name} has {len(line[name])} values, the answer "
                                 f"{len(ids)} tokens")
         if self.model:
-            vocabulary, longest, whole = *self.limits, prompt + ids
-            if max(whole) >= vocabulary or len(whole) > longest:
+            config, whole = self.model.config, prompt + ids
+            if max(whole) >= config.vocab_size or len(whole) > config.max_position_embeddings:
                 raise UserError(f"{where} has {len(whole)} tokens up to number {max(whole)}; "
-                                f"{self.folder} takes {longest}, of {vocabulary}")
-        return Answer(where, line, prompt, ids, own)
+                                f"{self.folder} takes {config.max_position_embeddings}, of "
+                                f"{config.vocab_size}")
+        return Answer(where, line, prompt, ids)
 
-    def tokens_of(self, line: dict, where: str) -> tuple[list[int], list[int], list[int]]:
-        """Those of the prompt and of the answer, given or by their texts; and which of the answer
-        the model wrote, as far as the line says."""
-        prompt, answer = (plain(line.get(name, "")) for name in ("prompt", "completion"))
-        messages, write = ([], as_chatml) if isinstance(prompt, str) else (prompt, self.write)
-        text = write(messages, asks=True) if messages else prompt
-        asked = line.get("prompt_ids") or encode(self.tokenizer, text, f"the prompt of {where}")
-        if "token_ids" in line:
-            return asked, line["token_ids"], [1] * len(line["token_ids"])
-        parts = [(answer, True)]
-        if not isinstance(answer, str):
-            parts = pieces(messages, answer, write, where)
-        ids, own = [], []
-        for part, is_own in parts:
-            ids += encode(self.tokenizer, part, f"the completion of {where}")
-            own += [int(is_own)] * (len(ids) - len(own))
-        return asked, ids, own
+    def tokens_of(self, line: dict, where: str) -> tuple[list[int], list[int]]:
+        """Those of the prompt and of the answer, given or by their texts."""
+        prompt, answer = line.get("prompt_ids"), line.get("token_ids")
+        if prompt is None:
+            text = line.get("prompt", "")
+            text = text if isinstance(text, str) else self.template.prompt(text)
+            prompt = encode(self.tokenizer, text, f"the prompt of {where}")
+        if answer is None and "completion" in line:
+            text = line["completion"]
+            text = text if isinstance(text, str) else own_text(text, where)
+            # of an end of turn alone nothing is left in a text
+            answer = encode(self.tokenizer, text, f"the completion of {where}") or [
+                end for end in map(self.tokenizer.token_to_id, END_OF_TURN) if end is not None][:1]
+        return prompt, answer or []
 
     def batch(self, answers: list[Answer], step: int) -> tuple[Rollouts, torch.Tensor, dict]:
         """The answers of a step, group by group; their weights; columns that not every file has."""
@@ -175,47 +150,29 @@ class Reader:
             return torch.zeros(mask.shape, dtype=dtype).masked_scatter(mask, known)
 
         given = {name: frame([a.line.get(name) for a in answers]) for name in PER_TOKEN}
-        section, kind = (frame(codes, torch.uint8) for codes in zip(*map(self.labels, answers)))
-        scores = self.scores(answers)
+        scores = scores_of([answer.line for answer in answers])
         batch = Rollouts(
-            problems=[], prompt_ids=list(prompts.values()), step=step, mask=mask,
+            problems=list(prompts), prompt_ids=list(prompts.values()), step=step, mask=mask,
             group=torch.tensor([numbers[answer.group] for answer in answers]),
             ids=frame([answer.ids for answer in answers], torch.long),
             finished=torch.tensor([a.line.get("finished", self.ended(a)) for a in answers]),
-            section=section, kind=kind, scores=scores,
             **{name: given[name] for name in (*FACTS, "advantage")})
         self.count.update({"steps": 1, "answers": len(answers), "tokens": int(mask.sum()),
                            "texts": sum("token_ids" not in a.line for a in answers),
-                           "tools": sum(0 in a.own for a in answers),
                            "no reward": int(scores["reward"].isnan().sum()),
                            "not solved or wrong": sum("solved" not in a.line for a in answers)})
+        batch = replace(labelled(batch, self.tokenizer, self.task), scores=scores)
+        batch = self.add_advantage(self.add_facts(batch))
+        batch = replace(batch, scores={part: or_unknown(score) for part, score in scores.items()})
         ratio = {} if given["ratio"].isnan().any() else {"ratio": given["ratio"]}
-        batch, own = self.add_advantage(self.add_facts(batch)), frame([a.own for a in answers])
-        batch = replace(batch, advantage=batch.advantage * own,
-                        scores={part: or_unknown(score) for part, score in scores.items()})
-        return batch, given["weight"].nan_to_num(1) * own, ratio
-
-    def scores(self, answers: list[Answer]) -> dict[str, torch.Tensor]:
-        """The reward, and its parts by the names that they have there. `answer` is the lab's own
-        name for whether an answer is right."""
-        lines = [answer.line for answer in answers]
-        columns = {as_part(part): [line.get("parts", {}).get(part) for line in lines]
-                   for part in dict.fromkeys(chain(*(line.get("parts", ()) for line in lines)))}
-        columns["reward"] = [line.get("reward") for line in lines]
-        if any("solved" in line for line in lines):
-            columns["answer"] = [line.get("solved") for line in lines]
-        return {part: torch.tensor([math.nan if value is None else value for value in values],
-                                   dtype=torch.float32) for part, values in columns.items()}
+        return batch, given["weight"].nan_to_num(1), ratio
 
     def add_facts(self, batch: Rollouts) -> Rollouts:
         """With log-prob, entropy and collision where no file says them."""
         missing = {name: getattr(batch, name).isnan() for name in FACTS}
-        computed = batch
+        computed, facts = batch, {}
         if self.model and any(where.any() for where in missing.values()):
-            on_device = batch.to(self.device)
-            computed = (with_facts(self.model, on_device, AT_ONCE) if self.kind in MODELS
-                        else transformers_model.with_facts(self.model, on_device)).to("cpu")
-        facts = {}
+            computed = with_facts(self.model, batch.to(self.device), AT_ONCE).to("cpu")
         for name, where in missing.items():
             facts[name] = or_unknown(torch.where(where, getattr(computed, name),
                                                  getattr(batch, name)))
@@ -237,31 +194,20 @@ class Reader:
         """Texts do not say whether they were cut off."""
         return "token_ids" not in answer.line or answer.ids[-1] in self.special
 
-    def labels(self, answer: Answer) -> tuple[list[int], list[int]]:
-        """Section and kind of each token."""
-        prompt, pieces = (token_bytes(self.tokenizer, ids) for ids in (answer.prompt, answer.ids))
-        label = self.task.label if self.task else partial(label_by_tags, b"".join(prompt))
-        sections, kinds = label(pieces)
-        if "sections" in answer.line:
-            sections = [SECTIONS.index(name) for name in answer.line["sections"]]
-        return sections, kinds
-
     def notes(self, files: int) -> list[str]:
         """What the page says of where its numbers come from."""
         count, model = self.count, self.folder
         computed = ", ".join(name for name in FACTS if count[name])
         unknown = ", ".join(name for name in (*FACTS, "reward") if count[f"no {name}"])
-        why = (f" ({model} is of type {self.kind}: install transformers to compute it)"
-               if unknown != "reward" and not self.model else "")
+        why = "" if self.model or unknown == "reward" else f" ({model} is of type {self.kind})"
         sentences = (
             (True, f"Imported from {files} file{'s' * (files > 1)} of {self.trainer}."),
             (count["not solved or wrong"], "Which answers are right is not known."),
             (count["texts"], f"{count['texts']:,} answers were texts, split by the tokenizer of "
              f"{model}: into other tokens, perhaps, than were sampled. Where a text lacks the end "
              "of its turn, so do they, and whether it was cut off is not known."),
-            (self.written_by, f"Messages were written {self.written_by}."),
-            (count["tools"], f"{count['tools']:,} answers hold messages that the model did not "
-             "write: their tokens have weight and advantage 0."),
+            ("tokenizer" in vars(self.template), "Messages were written by the chat template of "
+             f"{model}, without tools that it was to list."),
             (computed, f"Computed with the weights of {model}, which need not be those that "
              f"sampled, at temperature {TEMPERATURE}: {computed}."),
             (count["advantage"], f"Computed from rewards: the advantage of {count['advantage']:,} "
@@ -281,13 +227,31 @@ def or_unknown(values: torch.Tensor) -> torch.Tensor:
     return torch.full_like(values, math.nan) if values.isnan().any() else values
 
 
-def label_by_tags(prompt: bytes, pieces: list[bytes]) -> tuple[list[int], list[int]]:
-    """Section and kind of each token, by its text alone. Without a tag, in the answer or at the end
-    of the prompt, nothing is called thinking."""
-    sections, kinds = annotate(pieces)
-    if not (prompt.rstrip().endswith(b"<think>") or b"think>" in b"".join(pieces)):
-        sections = [OTHER if code == THINK else code for code in sections]
-    return sections, kinds
+def scores_of(lines: list[dict]) -> dict[str, torch.Tensor]:
+    """The reward, and its parts by the names that they have there. `answer` is the lab's own name
+    for whether an answer is right."""
+    names = dict.fromkeys(chain(*(line.get("parts", ()) for line in lines)))
+    columns = {as_part(name): [line.get("parts", {}).get(name) for line in lines] for name in names}
+    columns["reward"] = [line.get("reward") for line in lines]
+    if any("solved" in line for line in lines):
+        columns["answer"] = [line.get("solved") for line in lines]
+    return {part: torch.tensor([math.nan if value is None else value for value in values],
+                               dtype=torch.float32) for part, values in columns.items()}
+
+
+def labelled(batch: Rollouts, tokenizer: Tokenizer, task) -> Rollouts:
+    """With section and kind of each token, by a task, or by tags and text alone. Without a tag, in
+    the answer or at the end of the prompt, nothing is called thinking."""
+    prompt = b"".join(token_bytes(tokenizer, batch.prompt_ids[0]))  # they end alike
+
+    def by_tags(pieces: list[bytes]) -> tuple[list[int], list[int]]:
+        sections, kinds = annotate(pieces)
+        if not (prompt.rstrip().endswith(b"<think>") or b"think>" in b"".join(pieces)):
+            sections = [OTHER if code == THINK else code for code in sections]
+        return sections, kinds
+
+    names = SimpleNamespace(label=task.label if task else by_tags, score=lambda problem, text: {})
+    return score_answers(batch, tokenizer, names)
 
 
 def import_run(files: list[Path], out: Path, reader: Reader, config: dict) -> None:
@@ -319,10 +283,12 @@ def main(argv: list[str]) -> None:
     flags, source = with_defaults(given, FLAGS), find_folder(model)
     reader = Reader(source, flags.task, flags.device)
     made_of = {"model": fingerprint(source), **{str(path): sha256_of(path) for path in files}}
+    *_, line = next(lines_of(files), [{}])
     import_run(files, out, reader, {
         "mitigation": out.name, "advantage": "grpo", "seed": 0, "steps": 0,
         **({"task": flags.task} if flags.task else {}), "model": model, "made_of": made_of,
-        "columns_temperature": TEMPERATURE, **provenance()})
+        # what files say is at the temperature of their sampling, and that they do not say
+        "columns_temperature": None if line.keys() & set(FACTS) else TEMPERATURE, **provenance()})
     show_status("")
     count = reader.count
     print(f"{out}: {count['answers']:,} answers, {count['tokens']:,} tokens, {count['steps']:,} "

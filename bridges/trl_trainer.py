@@ -21,7 +21,6 @@ lab's own model.
 """
 import inspect
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -30,12 +29,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.choices import MITIGATIONS, NEVER_RESCALED
-from bridges.import_run import as_part, label_by_tags
+from bridges.import_run import as_part, labelled
 from engine.errors import UserError, is_file, is_there
 from engine.processes import refuse_undefined
 from engine.policy import derived_seed
-from engine.rollouts import Rollouts, score_answers
-from engine.tokens import load_tokenizer, token_bytes
+from engine.rollouts import Rollouts
+from engine.tokens import load_tokenizer
 from grpo import to_every_token
 from harness.credit_file import credit_path, write_credit
 from harness.files import PROJECT
@@ -195,12 +194,9 @@ class Credit:
              for prompt, is_given in zip(prompts[first], given[first])],
             group, ids * mask, mask, torch.isin(last, last.new_tensor(ends)).squeeze(1), *facts,
             step=self.batches, generator=torch.Generator().manual_seed(seed), forward=look)
-        prompt = b"".join(token_bytes(self.tokenizer, rollouts.prompt_ids[0]))  # they end alike
-        label = self.task.label if self.task else partial(label_by_tags, prompt)
-        names = SimpleNamespace(label=label, score=lambda problem, text: {})  # TRL has the rewards
-        labelled = score_answers(rollouts, self.tokenizer, names)
         advantage = trainer.accelerator.gather(output["advantages"]).float()
-        return replace(labelled, scores=scores_of(trainer, scored.rewards),
+        return replace(labelled(rollouts, self.tokenizer, self.task),
+                       scores=scores_of(trainer, scored.rewards),
                        advantage=to_every_token(advantage, rollouts))
 
     def save_state(self, path: Path) -> None:

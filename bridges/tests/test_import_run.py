@@ -10,12 +10,10 @@ from conftest import ROOT
 
 import analyze
 from analysis.runs import read_run
-from bridges import import_run, transformers_model
-from bridges.import_formats import is_text
+from bridges import import_run
 from bridges.import_run import main
-from bridges.messages import as_chatml, pieces, plain
 from engine.errors import UserError
-from engine.tokens import OTHER, SECTIONS, THINK, load_tokenizer
+from engine.tokens import OTHER, THINK, load_tokenizer
 from harness.credit_reading import credit_steps, read_columns
 from qwen2_model import Qwen2
 from runs import SHORT, run
@@ -166,21 +164,54 @@ def areal(task, version, completion, reward, **more):
             **more}
 
 
-def test_art_says_messages_and_which_were_trained_on(tmp_path):
-    """As ART writes it (utils/trajectory_logging.py): the model's own turns are trainable."""
+TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+            "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+
+
+def with_template(folder):
+    model = shutil.copytree(TINY, folder / "model")
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    return model
+
+
+def test_art_says_messages_and_which_were_trained_on(tmp_path, capsys):
+    """As ART writes it (utils/trajectory_logging.py): the model's own turns are trainable, and a
+    group without an answer has a line of its own."""
+    pytest.importorskip("transformers")
+
     def message(role, content, trainable=False):
         return {"role": role, "content": content, "tool_calls": None, "tool_call_id": None,
                 "trainable": trainable}
 
-    asked = [message("user", " 3 5 7"), message("assistant", " hmm."), message("user", " 22")]
+    asked = [message("user", " 3 5 7"), message("assistant", None), message("user", " 22")]
     lines = [{"group_index": 3, "group_metadata": None, "reward": reward, "metrics": None,
-              "messages": [*asked, message("assistant", text, True)]}
+              "trajectory_index": 0, "messages": [*asked, message("assistant", text, True)]}
              for reward, text in ((1.0, RIGHT), (0.0, WRONG))]
-    columns = read_columns(imported(tmp_path, write(tmp_path / "0004.jsonl", *lines)), 4)
+    lines.append({"group_index": 4, "reward": None, "messages": None, "trajectory_index": None})
+    folder = imported(tmp_path, write(tmp_path / "0004.jsonl", *lines),
+                      model=with_template(tmp_path))
+    columns = read_columns(folder, 4)
     assert columns["token_id"].tolist() == encoded(RIGHT) + encoded(WRONG)
     assert columns["reward"].tolist() == [1, 0] and columns["group"].tolist() == [0, 0]
-    turns = as_chatml([{k: m[k] for k in ("role", "content")} for m in asked], asks=True)
-    assert columns["prompt_ids"].tolist() == encoded(turns)
+    assert columns["prompt_ids"].tolist() == encoded(
+        "<|im_start|>user\n 3 5 7<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n"
+        "<|im_start|>user\n 22<|im_end|>\n<|im_start|>assistant\n")
+    assert "by the chat template of" in capsys.readouterr().out
+
+
+ASKED = [{"role": "user", "content": " 3 5 7 make 22"}]
+SAID = {"role": "assistant", "content": " hmm.", "tool_calls": None}
+
+
+@pytest.mark.parametrize("line, said", [
+    ({"prompt": ASKED}, "the chat template of .*tiny takes no such messages: .* is not set"),
+    ({"completion": [SAID, {"role": "tool", "content": " 8"}, SAID]}, "line 1: its answer is more"),
+    ({"completion": [{**SAID, "tool_calls": [{"name": "add"}]}]}, "line 1: its answer is more"),
+    ({"completion": ASKED}, "line 1: its answer is more than one text of the model")])
+def test_what_messages_do_not_say_is_not_guessed(tmp_path, line, said):
+    pytest.importorskip("transformers")
+    with pytest.raises(UserError, match=said):
+        imported(tmp_path, write(tmp_path / "t.jsonl", {**OURS, **line}))
 
 
 def test_areal_says_which_weights_sampled_and_which_task(tmp_path, capsys):
@@ -275,53 +306,9 @@ def test_a_step_of_trl_that_may_be_an_evaluation_is_named(tmp_path, capsys, eval
     assert f"answers, step {named}." in said and "over answers of the training step" in said
 
 
-TEMPLATE = ("{% for m in messages %}<|im_start|>{{ 'user' if m.role == 'tool' else m.role }}\n"
-            "{{ m.content }}<|im_end|>\n{% endfor %}"
-            "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
-ASKED = [{"role": "user", "content": " 3 5 7 make 22"}]
-TOLD = [{"role": "assistant", "content": " 3 + 5 = 8", "tool_calls": None},
-        {"role": "tool", "content": " 8", "tool_calls": None},
-        {"role": "assistant", "content": " hmm.", "tool_calls": None}]
-
-
-def test_what_a_tool_says_gets_no_credit(tmp_path, capsys):
-    """Messages are written by the template of the model's folder."""
-    pytest.importorskip("transformers")
-    model = shutil.copytree(TINY, tmp_path / "model")
-    (model / "chat_template.jinja").write_text(TEMPLATE)
-    lines = [{**TRL, "prompt": ASKED, "completion": TOLD},
-             {**TRL, "prompt": ASKED, "completion": TOLD[2:]}]
-    columns = read_columns(imported(tmp_path, *trl_files(tmp_path, lines), model=model), 1)
-    assert columns["prompt_ids"].tolist() == encoded(PROMPT.removesuffix("<think>"))
-    turns = [encoded(text) for text in (
-        " 3 + 5 = 8<|im_end|>", "\n<|im_start|>user\n 8<|im_end|>\n<|im_start|>assistant\n",
-        " hmm.", " hmm.")]
-    assert columns["token_id"].tolist() == sum(turns, [])
-    own = np.repeat([1, 0, 1, 1], list(map(len, turns)))
-    assert columns["weight"].tolist() == own.tolist()
-    assert np.array_equal(columns["advantage"], np.float32(0.7) * own)
-    said = capsys.readouterr().out
-    assert "1 answers hold messages that the model did not write" in said
-    assert "by the chat template of" in said
-
-
 def test_what_is_no_field_is_named(tmp_path, capsys):
     imported(tmp_path, write(tmp_path / "t.jsonl", {**OURS, "difficulty": 2}))
     assert "No fields of a line: difficulty." in capsys.readouterr().out
-
-
-def test_thoughts_and_calls_of_tools_need_no_content():
-    """Written as Qwen's models do; the last turn has no end."""
-    thought = {"role": "assistant", "reasoning_content": "hm", "content": None, "tool_calls": None}
-    assert pieces(ASKED, plain([thought]), as_chatml, "here") == [("<think>\nhm\n</think>\n", True)]
-    call = {"role": "assistant", "content": None, "tool_calls": [
-        {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]}
-    called = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-    assert is_text([call, thought]) and not is_text([{"role": None, "content": "x"}])
-    assert pieces(ASKED, plain([call]), as_chatml, "here") == [(called, True)]
-    assert pieces(ASKED, plain([call, *TOLD[1:]]), as_chatml, "here") == [
-        (f"{called}<|im_end|>", True),
-        ("\n<|im_start|>tool\n 8<|im_end|>\n<|im_start|>assistant\n", False), (" hmm.", True)]
 
 
 @pytest.fixture(scope="module")
@@ -337,31 +324,33 @@ def lines_of(folder):
     for step in credit_steps(folder):
         columns = read_columns(folder, step)
         parts = {name: np.split(columns[name], columns["episode_start"][1:])
-                 for name in ("token_id", "section", *per_token)}
+                 for name in ("token_id", *per_token)}
         prompts = np.split(columns["prompt_ids"], columns["prompt_start"][1:])
         for b, group in enumerate(columns["group"].tolist()):
             yield {"step": step, "group": group, "prompt_ids": prompts[group].tolist(),
                    "token_ids": parts["token_id"][b].tolist(),
                    "reward": float(columns["reward"][b]),
                    "finished": bool(columns["finished"][b]),
-                   "sections": [SECTIONS[code] for code in parts["section"][b]],
                    **{name: parts[name][b].astype(float).tolist() for name in per_token}}
 
 
 def test_an_imported_own_run_equals_its_credit_files(tmp_path, own_run):
-    folder = imported(tmp_path, write(tmp_path / "own.jsonl", *lines_of(own_run)))
+    folder = imported(tmp_path, write(tmp_path / "own.jsonl", *lines_of(own_run)),
+                      flags=["--task", "countdown_task"])
     for step in credit_steps(own_run):
         ours, theirs = read_columns(own_run, step), read_columns(folder, step)
         for name in ours:
             if name not in ("reward_format", "reward_answer", "reward_reasoning"):
                 assert np.array_equal(ours[name], theirs[name]), name
-    assert read_run(folder)["config"]["imported"] == [
+    config = read_run(folder)["config"]
+    assert config["imported"] == [
         "Imported from 1 file of JSON lines.", "Which answers are right is not known."]
+    assert config["columns_temperature"] is None
 
 
 def test_what_is_left_out_of_an_own_run_is_computed_as_it_was(tmp_path, own_run):
     """Of the first step, which the same weights sampled: the rounding of float32 alone differs."""
-    left_out = ("advantage", "log_prob", "entropy", "collision", "sections", "group")
+    left_out = ("advantage", "log_prob", "entropy", "collision", "group")
     lines = [{name: value for name, value in line.items() if name not in left_out}
              for line in lines_of(own_run) if line["step"] == 1]
     folder = imported(tmp_path, write(tmp_path / "own.jsonl", *lines),
@@ -403,6 +392,7 @@ def test_analyze_says_that_a_run_was_imported(tmp_path, capsys, undrawn):
     assert "not finished" not in said and '"answer":null' in page
     config = json.loads((folder / "config.json").read_text())
     assert set(config["made_of"]) == {"model", str(tmp_path / "t.jsonl")}
+    assert config["columns_temperature"] == 1
 
 
 def test_a_reward_that_one_of_a_step_lacks_is_left_out_of_it(tmp_path):
@@ -422,22 +412,8 @@ def test_without_rewards_nothing_is_said_of_them(tmp_path, capsys, undrawn):
     assert "0%" not in said[said.index("## Over training"):said.index("## Where the gradient went")]
 
 
-def test_of_other_models_transformers_tells_the_same(tmp_path, monkeypatch):
-    """Answers of two lengths to two prompts."""
-    pytest.importorskip("transformers")
-    lines = [{**OURS, "completion": text, "prompt": prompt}
-             for prompt in (PROMPT, PROMPT + " 5") for text in (RIGHT, WRONG)]
-    file = write(tmp_path / "t.jsonl", *lines)
-    ours = read_columns(imported(tmp_path / "a", file), 1)
-    monkeypatch.setattr(import_run, "MODELS", ())
-    theirs = read_columns(imported(tmp_path / "b", file), 1)
-    for name in ("log_prob", "entropy", "collision"):
-        assert np.allclose(ours[name], theirs[name], atol=1e-4), name
-
-
-def test_of_another_model_the_files_alone_are_shown(tmp_path, capsys, undrawn, monkeypatch):
-    """Without transformers. Its tokenizer need not know ChatML."""
-    monkeypatch.setattr(transformers_model, "is_installed", lambda: False)
+def test_of_another_model_the_files_alone_are_shown(tmp_path, capsys, undrawn):
+    """Its tokenizer need not know ChatML."""
     model = shutil.copytree(TINY, tmp_path / "other")
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "model_type": "llama"}))
@@ -461,8 +437,9 @@ ID = {"step": 1, "prompt_ids": [5, 6], "token_ids": [7, 8], "reward": 1.0}
     ("{}", "line 2 is no answer"), ({**OURS, "step": None}, "line 2 has no step"),
     ({**OURS, "step": 1.5}, "line 2: its step should be a whole number, not 1.5"),
     ({**OURS, "reward": "1"}, "line 2: its reward should be a number"),
-    ({**OURS, "completion": [{"role": "assistant", "content": "", "tool_calls": ["add"]}]},
+    ({**OURS, "completion": [{"role": None, "content": ""}]},
      "line 2: its completion should be a text or a list of messages"),
+    ({**OURS, "parts": {"form": "1"}}, "line 2: its parts should be numbers by name"),
     ({**OURS, "prompt": None}, "line 2 has no prompt"), ({**ID, "token_ids": []}, "has no answer"),
     ({**OURS, "completion": " unheard"}, "cannot spell the completion of .*line 2"),
     ({**ID, "token_ids": [7, -1]}, "line 2: its token_ids should be"),
@@ -471,8 +448,7 @@ ID = {"step": 1, "prompt_ids": [5, 6], "token_ids": [7, 8], "reward": 1.0}
     ({**ID, "log_prob": [-1.0]}, "line 2: its log_prob has 1 values, the answer 2 tokens"),
     ({**ID, "log_prob": [-1.0, 2.0]}, "line 2: its log_prob should be"),
     ({**ID, "weight": -1}, "line 2: its weight should be"),
-    ({**ID, "advantage": [1, 10 ** 400]}, "line 2: its advantage should be"),
-    ({**ID, "sections": ["think", "x"]}, "line 2: its sections should be a list of other, think")])
+    ({**ID, "advantage": [1, 10 ** 400]}, "line 2: its advantage should be")])
 def test_a_damaged_line_says_file_and_line_and_leaves_nothing(tmp_path, line, said):
     path = tmp_path / "t.jsonl"
     path.write_text(f"{json.dumps(ID)}\n{line if isinstance(line, str) else json.dumps(line)}\n")
@@ -528,7 +504,7 @@ def test_a_step_is_in_memory_at_a_time(tmp_path, monkeypatch):
     monkeypatch.setattr(import_run, "write_credit", lambda *args, **more: (
         written.append(len(taken)), write_credit(*args, **more)))
     imported(tmp_path, write(tmp_path / "t.jsonl", *lines))
-    assert written == [3, 5, 6]
+    assert written == [4, 6, 7]  # the first line is read twice
 
 
 def test_parquet_without_pyarrow_is_one_sentence(tmp_path, monkeypatch):
@@ -545,17 +521,24 @@ def test_parquet_without_pyarrow_is_one_sentence(tmp_path, monkeypatch):
         imported(tmp_path, tmp_path / "t.parquet")
 
 
-def test_columns_that_nobody_reads_may_hold_what_python_cannot(tmp_path):
+def test_lines_may_stand_in_a_table(tmp_path):
+    """A list of it has a fixed length. What Python cannot hold is told."""
     pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet
-    odd = {"day": pa.array([10 ** 17], pa.date64()), "times": pa.array([[1]], pa.list_(
-               pa.timestamp("ns"))), "took": pa.array([2 ** 63 - 1], pa.duration("s"))}
-    ids = {name: pa.array([ID[name]], pa.list_(pa.int64(), 2))
+    ids = {name: pa.array([ID[name]] * 70, pa.list_(pa.int64(), 2))
            for name in ("prompt_ids", "token_ids")}
-    table = pa.table({"step": [1], "reward": [1.0], **ids, **odd})
-    parquet.write_table(table, tmp_path / "t.parquet")
+    table = {"step": [1] * 70, "reward": [1.0] * 70, **ids}
+    parquet.write_table(pa.table(table), tmp_path / "t.parquet")
     columns = read_columns(imported(tmp_path, tmp_path / "t.parquet"), 1)
-    assert columns["token_id"].tolist() == ID["token_ids"]
+    assert columns["token_id"].tolist() == ID["token_ids"] * 70
+    table["step"] = pa.array([1] * 69 + [None], pa.int64())
+    parquet.write_table(pa.table(table), tmp_path / "u.parquet")
+    with pytest.raises(UserError, match="u.parquet, line 70 has no step"):
+        imported(tmp_path / "u", tmp_path / "u.parquet")
+    odd = {"day": pa.array([10 ** 17] * 70, pa.date64())}
+    parquet.write_table(pa.table(table | odd), tmp_path / "v.parquet")
+    with pytest.raises(UserError, match="cannot read .*v.parquet as parquet"):
+        imported(tmp_path / "v", tmp_path / "v.parquet")
 
 
 def test_a_table_that_is_damaged_is_one_sentence(tmp_path):
