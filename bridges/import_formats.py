@@ -24,7 +24,7 @@ from harness.flags import Range, shortened
 from harness.identity import Number
 from harness.log_reading import check_of, is_number
 
-PER_TOKEN = ("log_prob", "entropy", "collision", "weight", "advantage", "ratio")
+PER_TOKEN = ("log_prob", "entropy", "collision", "weight", "advantage")
 
 
 class Message(TypedDict):
@@ -109,7 +109,7 @@ FORMATS = (
         "step": (first, "export_step", "step"), "prompt_ids": "prompt_ids",
         "token_ids": "token_ids", "reward": (first, "rewards"),
         "advantage": (whole, "advantages"), "log_prob": (whole, "inference_logprobs"),
-        "entropy": (whole, "entropy"), "ratio": (whole, "importance_ratio"),
+        "entropy": (whole, "entropy"),
         "weight": (kept_weight, "loss_mask", "rl_weights", "is_masked")}, "loss_mask"),
     Format("NeMo-RL", {"token_ids", "token_loss_mask"}, {
         "step": (number_in, "file"), "prompt_ids": "prompt_ids", "token_ids": "token_ids",

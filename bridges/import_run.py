@@ -39,16 +39,13 @@ from harness.identity import fingerprint, provenance, run_id_of
 from harness.load import pick_device
 from harness.program import run_as_program
 from harness.progress import show_status
-from harness.settings import make_settings
-from harness.tasks import make_task
 from qwen2_model import Qwen2
 
 MODELS = ("qwen2", "qwen3")  # the model_type of those that are implemented
 AT_ONCE = 8                  # answers of a forward pass
 TEMPERATURE = 1              # of that pass
 FACTS = ("log_prob", "entropy", "collision")  # what that tells of a token
-FLAGS = {"task": Flag(None, "label the tokens as this task does, instead of by tags and text"),
-         "device": Flag("cpu", "cpu, cuda or cuda:N, for the forward pass")}
+FLAGS = {"device": Flag("cpu", "cpu, cuda or cuda:N, for the forward pass")}
 
 
 @dataclass
@@ -66,12 +63,11 @@ class Answer:
 class Reader:
     """Makes answers of lines and batches of answers, and counts what it computes for that."""
 
-    def __init__(self, folder: Path, task: str | None, device: str):
+    def __init__(self, folder: Path, device: str):
         self.folder, self.tokenizer = folder, load_tokenizer(folder)
         self.kind = read_json(folder / "config.json").get("model_type")
         self.device = pick_device(device)
         self.model = Qwen2.from_pretrained(folder, self.device) if self.kind in MODELS else None
-        self.task = make_task(make_settings({"model": str(folder), "task": task})) if task else None
         added = self.tokenizer.get_added_tokens_decoder()
         self.special = {i for i, token in added.items() if token.special}
         self.template, self.count, self.passed_over = Template(folder), Counter(), set()
@@ -131,8 +127,8 @@ class Reader:
                 end for end in map(self.tokenizer.token_to_id, END_OF_TURN) if end is not None][:1]
         return prompt, answer or []
 
-    def batch(self, answers: list[Answer], step: int) -> tuple[Rollouts, torch.Tensor, dict]:
-        """The answers of a step, group by group; their weights; columns that not every file has."""
+    def batch(self, answers: list[Answer], step: int) -> tuple[Rollouts, torch.Tensor]:
+        """The answers of a step, group by group; and their weights."""
         numbers = {key: g for g, key in enumerate(dict.fromkeys(a.group for a in answers))}
         answers = sorted(answers, key=lambda answer: numbers[answer.group])
         prompts = {}
@@ -161,11 +157,10 @@ class Reader:
                            "texts": sum("token_ids" not in a.line for a in answers),
                            "no reward": int(scores["reward"].isnan().sum()),
                            "not solved or wrong": sum("solved" not in a.line for a in answers)})
-        batch = replace(labelled(batch, self.tokenizer, self.task), scores=scores)
+        batch = replace(labelled(batch, self.tokenizer), scores=scores)
         batch = self.add_advantage(self.add_facts(batch))
         batch = replace(batch, scores={part: or_unknown(score) for part, score in scores.items()})
-        ratio = {} if given["ratio"].isnan().any() else {"ratio": given["ratio"]}
-        return batch, given["weight"].nan_to_num(1), ratio
+        return batch, given["weight"].nan_to_num(1)
 
     def add_facts(self, batch: Rollouts) -> Rollouts:
         """With log-prob, entropy and collision where no file says them."""
@@ -239,7 +234,7 @@ def scores_of(lines: list[dict]) -> dict[str, torch.Tensor]:
                                dtype=torch.float32) for part, values in columns.items()}
 
 
-def labelled(batch: Rollouts, tokenizer: Tokenizer, task) -> Rollouts:
+def labelled(batch: Rollouts, tokenizer: Tokenizer, task=None) -> Rollouts:
     """With section and kind of each token, by a task, or by tags and text alone. Without a tag, in
     the answer or at the end of the prompt, nothing is called thinking."""
     prompt = b"".join(token_bytes(tokenizer, batch.prompt_ids[0]))  # they end alike
@@ -261,10 +256,10 @@ def import_run(files: list[Path], out: Path, reader: Reader, config: dict) -> No
         replace_text(unfinished / "tokenizer.json", reader.tokenizer.to_str())
         for step, answers in reader.steps(files):
             show_status(f"step {step}: {len(answers)} answers")
-            batch, weight, ratio = reader.batch(answers, step)
+            batch, weight = reader.batch(answers, step)
             origin = {"run_id": config["run_id"], "step": step,
                       "trainer_step": answers[0].line["step"]}
-            write_credit(credit_path(unfinished, step), batch, weight, origin, **ratio)
+            write_credit(credit_path(unfinished, step), batch, weight, origin)
         config["imported"] = reader.notes(len(files))
         replace_text(unfinished / "config.json", json.dumps(config, indent=2) + "\n")
 
@@ -280,13 +275,13 @@ def main(argv: list[str]) -> None:
     given = add_flags(parser, FLAGS).read(argv)
     files = [Path(file) for file in given.pop("files")]
     model, out = given.pop("model"), Path(given.pop("out"))
-    flags, source = with_defaults(given, FLAGS), find_folder(model)
-    reader = Reader(source, flags.task, flags.device)
+    source = find_folder(model)
+    reader = Reader(source, with_defaults(given, FLAGS).device)
     made_of = {"model": fingerprint(source), **{str(path): sha256_of(path) for path in files}}
     *_, line = next(lines_of(files), [{}])
     import_run(files, out, reader, {
-        "mitigation": out.name, "advantage": "grpo", "seed": 0, "steps": 0,
-        **({"task": flags.task} if flags.task else {}), "model": model, "made_of": made_of,
+        "mitigation": out.name, "advantage": "grpo", "seed": 0, "steps": 0, "model": model,
+        "made_of": made_of,
         # what files say is at the temperature of their sampling, and that they do not say
         "columns_temperature": None if line.keys() & set(FACTS) else TEMPERATURE, **provenance()})
     show_status("")

@@ -53,17 +53,12 @@ INSTALL = "pip install trl==1.16.0 transformers==5.23.0"
 try:
     import transformers
     import trl
-except ImportError as error:
-    raise UserError("bridges.trl_trainer needs TRL, which is not among this project's packages: "
-                    f"{INSTALL} ({error})") from None
-try:
     from accelerate.utils import gather_object
     from trl import GRPOTrainer
     from trl.trainer.utils import add_fused_lm_head
 except (ImportError, RuntimeError) as error:
-    raise UserError(f"trl {trl.__version__} with transformers {transformers.__version__} is "
-                    f"installed, and lacks what is needed here: {INSTALL} "
-                    f"({' '.join(str(error).split())})") from None
+    raise UserError("bridges.trl_trainer needs TRL, which is not among this project's packages: "
+                    f"{INSTALL} ({' '.join(str(error).split())})") from None
 
 KNOWN = {  # what a batch of TRL holds of answers that are text of the model alone
     "prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages",
@@ -117,12 +112,6 @@ class CreditGRPOTrainer(GRPOTrainer):
             if self.is_weighted:
                 output["advantages"] = product
         return output
-
-    def train(self, *arguments, **more):
-        result = super().train(*arguments, **more)
-        if self.is_watched and self.credit.record:
-            self.credit.record.tell()
-        return result
 
     def _save_checkpoint(self, model, trial):
         super()._save_checkpoint(model, trial)
@@ -285,24 +274,16 @@ class Record:
     def __init__(self, trainer, path: Path, settings: dict, tokenizer):
         self.trainer, self.path, self.settings = trainer, path, settings
         self.tokenizer, self.run = tokenizer, None
-        self.written, self.told = 0, 0  # steps
 
     def write(self, batch: int, rollouts: Rollouts, weight: torch.Tensor, numbers: dict) -> None:
         if self.run is None:
             self.run = self.begin(batch)
+            say(f"{self.path} keeps a record. To see at any time where the credit went: "
+                f"{python_command(PROJECT / 'analyze.py', self.path)}")
         steps = {"step": batch, "trainer_step": self.trainer.state.global_step + 1}  # its update
         origin = {**self.run.origin, **steps, "process": (0, 1)}  # one file for all processes
         write_credit(credit_path(self.run.path, batch), rollouts, weight, origin)
         self.run.append("metrics.jsonl", joined(steps, batch_metrics(rollouts), numbers))
-        self.written = batch
-        if batch & (batch - 1) == 0:  # 1, 2, 4, 8, ...
-            self.tell()
-
-    def tell(self) -> None:
-        if self.told < self.written:
-            self.told, many = self.written, "s" * (self.written > 1)
-            say(f"{self.path}: {self.written} step{many} on record. To see where the credit went: "
-                f"{python_command(PROJECT / 'analyze.py', self.path)}")
 
     def begin(self, batch: int) -> RunFolder:
         """Make the folder; where the run was resumed, forget what will be made again."""

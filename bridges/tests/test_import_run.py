@@ -35,8 +35,8 @@ def write(path, *lines):
     return path
 
 
-def imported(folder, *files, model=TINY, flags=()):
-    main([*map(str, files), "--model", str(model), "--out", str(folder / "mine"), *flags])
+def imported(folder, *files, model=TINY):
+    main([*map(str, files), "--model", str(model), "--out", str(folder / "mine")])
     return folder / "mine"
 
 
@@ -103,7 +103,7 @@ def prime_rl(**more):
             "advantages": [0, 0, 0.5, 0.5, 0.5, 0.25, 0.0], "rewards": [0.75] * 7,
             "inference_logprobs": [-5, -5, -1, -2, -3, -0.5, -5],
             "trainer_logprobs": [-5, -5, -1.5, -2, -3, -0.5, -5],
-            "entropy": [9, 9, 1, 2, 3, 0.5, 9], "importance_ratio": [1, 1, 0.5, 1, 1, 1, 1],
+            "entropy": [9, 9, 1, 2, 3, 0.5, 9],
             "is_masked": [False, False, False, True, False, False, False],
             "rl_weights": [1, 1, 1, 1, 1, 2, 1]}
     return {**line, **more}
@@ -123,7 +123,6 @@ def test_prime_rl_says_all_but_the_collision(tmp_path):
     assert columns["entropy"].tolist() == [1, 2, 3, 0.5] * 2
     assert columns["advantage"].tolist() == [0.5, 0.5, 0.5, 0.25] * 2
     assert columns["weight"].tolist() == [1, 0, 0, 2, 1, 1, 0, 1]
-    assert columns["ratio"].tolist() == [0.5, 1, 1, 1] * 2
     assert columns["reward"].tolist() == [0.75, 0.25] and columns["finished"].all()
     collision = facts_of([10, 11, 12, 2], [5, 6])[2]
     assert np.allclose(columns["collision"][:4], collision, atol=1e-5)
@@ -246,11 +245,11 @@ def trl_files(folder, *steps):
 
 def test_the_rewards_of_each_function_add_up_and_may_be_called_as_a_field(tmp_path):
     """None is 0 of the sum, as there, and makes the part unknown."""
-    line = {**TRL, "reward": 0.9, "weight": 0.25, "group": 0.5, "ratio": None, "note": "text"}
+    line = {**TRL, "reward": 0.9, "weight": 0.25, "group": 0.5, "note": "text"}
     other = {**line, "completion": RIGHT, "right": None, "advantage": -0.7}
     columns = read_columns(imported(tmp_path, *trl_files(tmp_path, [line, other])), 1)
     assert columns["reward"].tolist() == pytest.approx([2.15, 1.65])
-    assert (columns["weight"] == 1).all() and "ratio" not in columns
+    assert (columns["weight"] == 1).all()
     assert columns["advantage"][columns["episode_start"]].tolist() == [
         np.float32(0.7), np.float32(-0.7)]
     assert np.isnan(columns.pop("reward_right")).all()
@@ -291,19 +290,15 @@ def test_new_answers_behind_old_ones_are_an_evaluation(tmp_path, capsys):
     assert "each of its updates: step 3, 7." in said
 
 
-@pytest.mark.parametrize("evaluation, named", [
-    ([{**TRL, "prompt": PROMPT.replace("22", "15")}] * 2, "3, 6"), ([TRL] * 3, "3"),
-    ([TRL, {**TRL, "prompt": PROMPT.replace("22", "15")}], "3")],
-    ids=["prompts", "answers", "problems"])
-def test_a_step_of_trl_that_may_be_an_evaluation_is_named(tmp_path, capsys, evaluation, named):
-    """It stands in the place of a training step, once, or twice with the same prompts."""
+def test_a_step_of_trl_that_may_be_an_evaluation_is_named(tmp_path, capsys):
+    """Its prompts stand in the place of a training step's, twice."""
     steps = [[{**TRL, "prompt": PROMPT.replace("22", f"1{n}")}] * 2 for n in (0, 1, 3, 4, 6, 7, 9)]
-    steps[2] = evaluation
-    if named == "3, 6":
-        steps[5] = [{**line, "completion": RIGHT} for line in evaluation]
+    steps[2] = [{**TRL, "prompt": PROMPT.replace("22", "15")}] * 2
+    steps[5] = [{**steps[5][0], "completion": RIGHT}, {**steps[2][1], "completion": RIGHT}]
     imported(tmp_path, *trl_files(tmp_path, *steps))
     said = capsys.readouterr().out
-    assert f"answers, step {named}." in said and "over answers of the training step" in said
+    assert "over answers of the training step" in said
+    assert "come again: 2 of 14 answers, step 3, 6." in said
 
 
 def test_what_is_no_field_is_named(tmp_path, capsys):
@@ -335,8 +330,7 @@ def lines_of(folder):
 
 
 def test_an_imported_own_run_equals_its_credit_files(tmp_path, own_run):
-    folder = imported(tmp_path, write(tmp_path / "own.jsonl", *lines_of(own_run)),
-                      flags=["--task", "countdown_task"])
+    folder = imported(tmp_path, write(tmp_path / "own.jsonl", *lines_of(own_run)))
     for step in credit_steps(own_run):
         ours, theirs = read_columns(own_run, step), read_columns(folder, step)
         for name in ours:
@@ -353,8 +347,7 @@ def test_what_is_left_out_of_an_own_run_is_computed_as_it_was(tmp_path, own_run)
     left_out = ("advantage", "log_prob", "entropy", "collision", "group")
     lines = [{name: value for name, value in line.items() if name not in left_out}
              for line in lines_of(own_run) if line["step"] == 1]
-    folder = imported(tmp_path, write(tmp_path / "own.jsonl", *lines),
-                      flags=["--task", "countdown_task"])
+    folder = imported(tmp_path, write(tmp_path / "own.jsonl", *lines))
     ours, theirs = read_columns(own_run, 1), read_columns(folder, 1)
     for name in ("group", "kind", "section", "prompt_ids"):
         assert np.array_equal(ours[name], theirs[name]), name

@@ -38,18 +38,19 @@ PROBLEMS = [ASKED[0], Problem((2, 4, 6, 8), 20), ASKED[1]]  # one prompt is long
 
 
 @pytest.mark.parametrize("there, said", [
-    ("sys.modules['trl'] = None", "bridges.trl_trainer needs TRL"),
+    ("sys.modules['trl'] = None", "import of trl halted"),
     ("from types import SimpleNamespace as Module\n"
      "for name, version in ('trl', '1.10.0'), ('transformers', '5.23.0'):\n"
      "    sys.modules[name] = Module(__version__=version)",
-     "trl 1.10.0 with transformers 5.23.0 is installed, and lacks")], ids=["none", "older"])
+     "cannot import name 'GRPOTrainer'")], ids=["none", "older"])
 def test_without_the_right_trl_one_sentence_says_what_to_install(there, said):
     """Whether TRL is installed or not."""
     told = program(ROOT, "-c", f"import sys; sys.path.insert(0, '.')\n{there}\n"
                    "from engine.errors import UserError\n"
                    "try:\n    import bridges.trl_trainer\n"
                    "except UserError as error:\n    print(error)")
-    assert told.startswith(said) and "pip install trl==" in told and told.count("\n") == 1
+    assert told.startswith("bridges.trl_trainer needs TRL, which is not among this project's")
+    assert said in told and "pip install trl==" in told and told.count("\n") == 1
 
 
 class Gradients(TrainerCallback):
@@ -217,9 +218,8 @@ def test_lora_alone_is_trained_and_the_model_with_it_on_record(policy, tmp_path,
     folder = tmp_path / "run"
     _, gradients = trained(policy, tmp_path / "out", steps=3, credit=folder, peft_config=lora)
     said = capsys.readouterr().out
-    shown = f"on record. To see where the credit went: python {ROOT}/analyze.py {folder}"
-    assert [said.count(f"{folder}: {steps} {shown}\n") for steps in (
-        "1 step", "2 steps", "3 steps")] == [1, 1, 1]
+    assert said.count(f"{folder} keeps a record. To see at any time where the credit went: "
+                      f"python {ROOT}/analyze.py {folder}\n") == 1
     assert all("lora" in name for name in gradients[0])
     batch = read_credit(folder, 1, policy.tokenizer)
     told = with_facts(policy.model, batch, 64)
