@@ -22,6 +22,7 @@ LIES = {  # what becomes of the log-probs of one answer
     "zeros": lambda values: [0.0] * len(values)}
 RPC = {  # what it replies to the request for other weights, and loads none
     "deaf": (200, {"results": [None]}), "failed": (500, {"error": "EngineDeadError"})}
+SILENCES = {"silent": 3, "gone": 0}  # seconds
 RAW = {  # status, body and headers of an answer
     "halved": (200, b'{"choices": [', {"Content-Length": "1000"}), "empty": (200, b"{}", {}),
     "html": (200, b"<html>hello</html>", {}), "elsewhere": (302, b"", {"Location": "/v1/models"}),
@@ -59,8 +60,8 @@ class Handler(BaseHTTPRequestHandler):
     def complete(self, request):
         if self.behaviour in RAW:
             return self.raw(*RAW[self.behaviour])
-        if hasattr(self, f"be_{self.behaviour}"):
-            return getattr(self, f"be_{self.behaviour}")()
+        if self.behaviour in SILENCES:  # before the connection is closed without a word
+            return time.sleep(SILENCES[self.behaviour])
         prompt = request["prompt"]
         sampled = generate(
             self.model, [prompt], answers=request["n"], seed=request["seed"],
@@ -73,19 +74,6 @@ class Handler(BaseHTTPRequestHandler):
         lie = LIES.get(self.behaviour, list)
         told["token_logprobs"] = lie(told["token_logprobs"])
         self.send(200, {"model": self.name, "choices": choices})
-
-    def be_silent(self):
-        time.sleep(3)
-
-    def be_gone(self):
-        """Close the connection without a word."""
-
-    def be_slow(self):
-        """A byte now and then: no single one of them is late."""
-        self.raw(200, b"{", {"Content-Length": "1000"})
-        for _ in range(30):
-            time.sleep(0.1)
-            self.wfile.write(b" ")
 
     def send(self, status, content):
         body = json.dumps(content).encode()

@@ -166,7 +166,7 @@ WORDS = {
     "gone": "no answer to /v1/completions (Remote end closed",
     "html": "is not JSON", "broken": "with 500: CUDA out of",
     "elsewhere": "it answers /v1/completions with 302",
-    "silent": "no whole answer within 1 s", "slow": "no whole answer within 1 s"}
+    "silent": "no whole answer within 1 s"}
 
 
 @pytest.mark.parametrize("how", WORDS)
@@ -187,40 +187,20 @@ def test_a_log_prob_that_rounding_put_above_0_is_0():
     assert sampled.mask.sum(1).tolist() == [2, 1, 0] and sampled.tokens[0].tolist() == [5, 2, 0]
 
 
-def all_by(exchange, count, monkeypatch):
-    """What a client makes of so many requests, each answered by exchange(its number)."""
-    monkeypatch.setattr(Client, "exchange",
-                        lambda client, method, path, number: exchange(number))
-    requests = [("POST", "/", number) for number in range(count)]
-    return Client("http://nowhere", 60.0).all(requests)
-
-
 def test_answers_stand_in_the_order_of_their_requests(monkeypatch):
+    """Side by side: the first is answered when the second has been."""
     second_is_done = threading.Event()
 
-    def the_first_is_last(number):
+    def the_first_is_last(client, deadline, number):
         if number == 0:
             second_is_done.wait(60)
-        else:
-            second_is_done.set()
+        second_is_done.set()
         return {"number": number}
 
+    monkeypatch.setattr(Client, "exchange", the_first_is_last)
     monkeypatch.setattr(http_client, "AT_ONCE", 2)
-    assert all_by(the_first_is_last, 5, monkeypatch) == [{"number": i} for i in range(5)]
-
-
-def test_the_first_that_fails_is_told_while_others_are_still_awaited(monkeypatch):
-    is_told = threading.Event()
-
-    def fails_at_once(number):
-        if number == 1:
-            raise ZeroDivisionError("whatever it is")
-        is_told.wait(60)
-        return {}
-
-    with pytest.raises(ZeroDivisionError):
-        all_by(fails_at_once, 3, monkeypatch)
-    is_told.set()
+    answers = Client("http://nowhere", 60.0).all([(number,) for number in range(5)])
+    assert answers == [{"number": number} for number in range(5)] and second_is_done.is_set()
 
 
 def test_a_server_that_is_not_there_is_told_before_anything_is_written(tmp_path):
