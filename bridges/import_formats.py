@@ -101,7 +101,7 @@ class Format(NamedTuple):
     told_by: set            # the fields that tell it
     columns: dict           # ours -> theirs, or a function and those of theirs that it takes
     mask: str | None = None  # where prompt and answer are one sequence: which tokens were trained
-    has_parts: bool = False  # its other columns of numbers are parts of the reward
+    is_table: bool = False  # its other columns of numbers are parts of the reward
 
 
 FORMATS = (
@@ -129,24 +129,21 @@ FORMATS = (
         "completion": (partial(turns, is_answer=True), "messages")}),
     Format("TRL", {"prompt", "completion", "advantage"}, {
         "step": "step", "prompt": "prompt", "completion": "completion", "advantage": "advantage"},
-        has_parts=True))
-OURS = "JSON lines"
+        is_table=True))
 
 
 def in_our_fields(row: dict, where: str, path: Path) -> tuple[str, dict]:
     """Who wrote a line, and what it says, without the fields that are null."""
-    fitting = [form for form in FORMATS if form.told_by <= row.keys()]
-    is_table = ".parquet" in path.suffixes  # only of a table is it known that TRL wrote it
-    if fitting and not (fitting[0].has_parts and "reward" in row and not is_table):
-        form = fitting[0]
-        try:
-            name, line = form.name, translated(row | {"file": path.name}, form)
-        except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
-            raise UserError(f"{where} is no line of {form.name}: "
-                            f"{shortened(f'{type(error).__name__}: {error}')}") from None
-    elif row.keys() & {"reward", "advantage"}:
-        name, line = OURS, row
-    else:
+    is_table = ".parquet" in path.suffixes  # or was one
+    form = next((form for form in FORMATS
+                 if form.told_by <= row.keys() and form.is_table <= is_table), None)
+    name = form.name if form else "JSON lines"
+    try:
+        line = translated(row | {"file": path.name}, form) if form else row
+    except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
+        raise UserError(f"{where} is no line of {name}: "
+                        f"{shortened(f'{type(error).__name__}: {error}')}") from None
+    if not form and row.keys().isdisjoint(("reward", "advantage")):
         raise UserError(f"{where} is no answer: it has neither a reward nor an advantage, "
                         f"but {shortened(', '.join(row))}")
     return name, checked({ours: value for ours, value in line.items() if value is not None}, where)
@@ -160,7 +157,7 @@ def translated(row: dict, form: Format) -> dict:
         function, *names = source if isinstance(source, tuple) else (None, source)
         values = [row.get(name) for name in names]
         line[ours] = function(*values) if function else values[0]
-    if form.has_parts:  # None and nan are 0, as they are there
+    if form.is_table:  # None and nan are 0, as they are there
         others = {name: value for name, value in row.items()
                   if name not in (*form.columns, "file") and type(value) in (int, float)}
         line["parts"] = {name: value if is_number(value) else 0 for name, value in others.items()}

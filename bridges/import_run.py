@@ -163,17 +163,12 @@ class Reader:
         return batch, given["weight"].nan_to_num(1)
 
     def add_facts(self, batch: Rollouts) -> Rollouts:
-        """With log-prob, entropy and collision where no file says them."""
-        missing = {name: getattr(batch, name).isnan() for name in FACTS}
-        computed, facts = batch, {}
-        if self.model and any(where.any() for where in missing.values()):
-            computed = with_facts(self.model, batch.to(self.device), AT_ONCE).to("cpu")
-        for name, where in missing.items():
-            facts[name] = or_unknown(torch.where(where, getattr(computed, name),
-                                                 getattr(batch, name)))
-            is_unknown = facts[name].isnan().any()
-            self.count[f"no {name}" if is_unknown else name] += int(where.sum())
-        return replace(batch, **facts)
+        """With log-prob, entropy and collision where the files do not say them of all answers."""
+        missing = [name for name in FACTS if getattr(batch, name).isnan().any()]
+        self.count.update(name if self.model else f"no {name}" for name in missing)
+        computed = with_facts(self.model, batch.to(self.device),
+                              AT_ONCE).to("cpu") if self.model and missing else batch
+        return replace(batch, **{name: or_unknown(getattr(computed, name)) for name in missing})
 
     def add_advantage(self, batch: Rollouts) -> Rollouts:
         missing = batch.advantage.isnan()

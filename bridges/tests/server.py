@@ -22,7 +22,7 @@ LIES = {  # what becomes of the log-probs of one answer
     "zeros": lambda values: [0.0] * len(values)}
 RPC = {  # what it replies to the request for other weights, and loads none
     "deaf": (200, {"results": [None]}), "failed": (500, {"error": "EngineDeadError"})}
-SILENCES = {"silent": 3, "gone": 0}  # seconds
+SILENCES = {"silent": 1.5, "gone": 0}  # seconds
 RAW = {  # status, body and headers of an answer
     "halved": (200, b'{"choices": [', {"Content-Length": "1000"}), "empty": (200, b"{}", {}),
     "html": (200, b"<html>hello</html>", {}), "elsewhere": (302, b"", {"Location": "/v1/models"}),

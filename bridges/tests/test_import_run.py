@@ -465,7 +465,7 @@ def test_a_damaged_line_says_file_and_line_and_leaves_nothing(tmp_path, line, sa
     ([{"group_index": 0, "reward": 1.0, "messages": [{"role": "user"}]}],
      "line 1 is no line of ART: KeyError: 'trainable'"),
     ([prime_rl(loss_mask=[False, True] * 4)], "prime-rl: ValueError: its loss_mask"),
-    ([VERL, TRL], "line 2 is of TRL, and what was read before of verl"),
+    ([VERL, TRL], "line 2 is of JSON lines, and what was read before of verl"),
     ([prime_rl(loss_mask=[False] * 7)], "prime-rl: ValueError: its loss_mask"),
     ([prime_rl(loss_mask=[True] * 7)], "line 1 has no prompt")])
 def test_lines_that_do_not_go_together(tmp_path, lines, said):
