@@ -18,7 +18,6 @@ from harness.flags import shortened
 FLAG = "--rollouts"
 AT_ONCE = 128  # requests under way; the others wait for their turn
 ADDRESS = re.compile(r"http://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?/?")
-LAST_PORT = 65535
 
 
 def read_address(text: str) -> str:
@@ -26,8 +25,7 @@ def read_address(text: str) -> str:
     if "@" in text:
         raise UserError(f"{FLAG}: an address cannot hold a user or a password, it is kept in "
                         "config.json")
-    match = ADDRESS.fullmatch(text)
-    if not match or int((match[2] or ":0")[1:]) > LAST_PORT:
+    if not ADDRESS.fullmatch(text):
         raise UserError(f"{FLAG} {shortened(text)} should be http://HOST:PORT, in small letters "
                         "and with nothing behind it")
     return text.rstrip("/")
@@ -59,7 +57,7 @@ class Client:
             text = response.read().decode(errors="replace")
         except TimeoutError:
             raise self.error(f"no whole answer within {self.seconds:g} s") from None
-        except (OSError, HTTPException, ValueError) as error:  # ValueError: a chunk's size
+        except (OSError, OverflowError, HTTPException, ValueError) as error:  # a port, a chunk
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise self.error(f"no answer to {path} ({one_line(reason)})") from None
         finally:

@@ -1,12 +1,5 @@
 """How other trainers write the answers of a run: a table of columns for each, from theirs to ours.
 
-    TRL        completions/*.parquet               texts, a column for each reward, advantages
-    verl       rollout_data_dir/*.jsonl            texts, score
-    prime-rl   token_exports/step_N/rank_R.jsonl   tokens of prompt and answer, numbers of each
-    NeMo-RL    train_data_stepN.jsonl              tokens of prompt and answer, numbers of each
-    AReaL      rollout/VERSION/TASK.jsonl          texts, reward
-    ART        trajectories/train/N.parquet        messages, reward
-
 A file is read line by line. A line that its table does not fit ends the import in one sentence.
 """
 import json

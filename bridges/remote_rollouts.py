@@ -199,9 +199,8 @@ def read_answers(response: dict, limits: Limits) -> list[Answer]:
         raise UserError(f"there should be {limits.answers}, each with its own index")
     answers = [(choices[i].get("token_ids"), choices[i]["logprobs"]["token_logprobs"])
                for i in range(limits.answers)]
-    for number, (ids, log_probs) in enumerate(answers):
-        flaw = flaw_of(ids, log_probs, limits)
-        if flaw:
+    for number, answer in enumerate(answers):
+        if flaw := flaw_of(*answer, limits):
             raise UserError(f"number {number} {flaw}")
     return answers
 
@@ -215,11 +214,10 @@ def flaw_of(ids: list | None, log_probs: list, limits: Limits) -> str:
     if len(ids) > limits.tokens or len(ids) < limits.tokens and ids[-1] not in limits.ends:
         return (f"has {len(ids)} tokens, and none that ends it: does the server allow "
                 f"{limits.tokens}?")
-    if len(log_probs) != len(ids):
-        return "does not have a log-prob for each token"
-    wrong = [value for value in log_probs
-             if type(value) not in (int, float) or not LOWEST < value < ROUNDING]
-    return f"has a log-prob of {one_line(wrong[0])}" if wrong else ""
+    known = [type(value) in (int, float) and LOWEST < value < ROUNDING for value in log_probs]
+    if known != [True] * len(ids):
+        return f"should have a log-prob for each token, not {one_line(log_probs)}"
+    return ""
 
 
 def laid_out(answers: list[Answer], B: int, limits: Limits, device: torch.device) -> Generation:

@@ -152,15 +152,15 @@ def choice(index=0, ids=(5, 2), log_probs=(5e-5, -1)):
     *((choice(ids=(token, 2)), "outside the model's vocabulary") for token in (10, -1, True)),
     (choice(ids=(5, 5, 5, 2)), "has 4 tokens, and none that ends it: does the server allow 3?"),
     (choice(ids=(5, 6)), "has 2 tokens, and none that ends it"),
-    (choice(log_probs=(-1,)), "a log-prob for each token"),
-    *((choice(log_probs=(wrong, -1)), f"has a log-prob of {wrong}")
+    (choice(log_probs=(-1,)), "a log-prob for each token, not [-1]"),
+    *((choice(log_probs=(wrong, -1)), f"a log-prob for each token, not [{wrong}, -1]")
       for wrong in (None, 0.5, float("nan"), -1e300))])
 def test_what_is_wrong_with_an_answer_is_told(changed, words):
     assert words in said_by(read_answers, {"choices": [changed, choice(1)]}, LIMITS)
 
 
 WORDS = {
-    "null": "its answers to problem 1 of this step: number 0 has a log-prob of None",
+    "null": "its answers to problem 1 of this step: number 0 should have a log-prob for each token",
     "empty": "its answers to problem 1 of this step: 'choices'",
     "halved": "no answer to /v1/completions (IncompleteRead(13 bytes read, 987 more",
     "gone": "no answer to /v1/completions (Remote end closed",
@@ -294,7 +294,7 @@ def test_a_server_with_another_model_is_told_before_anything_is_trained(tmp_path
     (["--rollouts", "file:///etc/passwd"], "should be http://HOST:PORT"),
     (["--rollouts", "http://127.0.0.1:8000/v1"], "with nothing behind it"),
     (["--rollouts", "https://127.0.0.1:8000"], "should be http://HOST:PORT"),
-    (["--rollouts", "http://127.0.0.1:65536"], "should be http://HOST:PORT"),
+    (["--rollouts", "http://127.0.0.1:65536"], "no answer to /v1/models ("),
     (["--rollouts", "http://127.0.0.1:8000", "--temperature", "0.5"], "--temperature 0.5 has to"),
     (["--rollouts", "http://127.0.0.1:8000", "--loss", "dpo", "--pairs", "x"], "no effect without"),
     (["--rollouts_every", "2"], "--rollouts_every has no effect without --rollouts http")])
