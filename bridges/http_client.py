@@ -64,10 +64,7 @@ class Client:
             connection.close()
         if response.status != 200:
             raise self.error(f"it answers {path} with {response.status}: {one_line(text)}")
-        try:
-            return parse_object(text, f"its answer to {path}")
-        except UserError as error:
-            raise self.error(one_line(error)) from None
+        return parse_object(text, str(self.error(f"its answer to {path}")))
 
     def error(self, what: str) -> UserError:
         return UserError(f"{FLAG} {self.address}: {what}")

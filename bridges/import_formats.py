@@ -2,10 +2,8 @@
 
 A file is read line by line. A line that its table does not fit ends the import in one sentence.
 """
-import json
 import re
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Annotated, NamedTuple, TypedDict
 
@@ -56,7 +54,7 @@ def whole(values: list | None) -> list | None:
 
 def number_in(name: str) -> int | None:
     """The step that stands in a file's name alone."""
-    found = re.search("([0-9]+)[.](jsonl|parquet)", name)
+    found = re.search("([0-9]+)[.]jsonl", name)
     return int(found[1]) if found else None
 
 
@@ -79,14 +77,6 @@ def kept_weight(mask: list, weight, is_dropped=None) -> list:
     every = weight if isinstance(weight, list) else [1 if weight is None else weight] * len(mask)
     return [w if kept and not dropped else 0
             for w, kept, dropped in zip(every, mask, is_dropped or [False] * len(mask))]
-
-
-def turns(messages: list, is_answer: bool) -> list:
-    """Of ART's messages those before the first that was trained on, or those from it on."""
-    start = [bool(message["trainable"]) for message in messages].index(True)
-    return [{"role": m["role"], "content": m["content"],
-             "tool_calls": m.get("tool_calls") and json.loads(m["tool_calls"])}
-            for m in (messages[start:] if is_answer else messages[:start])]
 
 
 class Format(NamedTuple):
@@ -116,10 +106,6 @@ FORMATS = (
     Format("AReaL", {"task_id", "tail_version", "prompt", "completion", "reward"}, {
         "step": "tail_version", "group": "task_id", "prompt": "prompt", "completion": "completion",
         "reward": "reward"}),
-    Format("ART", {"group_index", "messages", "reward"}, {
-        "step": (number_in, "file"), "group": "group_index", "reward": "reward",
-        "prompt": (partial(turns, is_answer=False), "messages"),
-        "completion": (partial(turns, is_answer=True), "messages")}),
     Format("TRL", {"prompt", "completion", "advantage"}, {
         "step": "step", "prompt": "prompt", "completion": "completion", "advantage": "advantage"},
         is_table=True))
@@ -194,8 +180,7 @@ def lines_of(files: list[Path]) -> Iterator[tuple[str, str, dict]]:
         if sum(map(path.samefile, filter(is_file, files))) > 1:
             raise UserError(f"{path} is named twice: its answers would count twice")
         for where, row in read_table(path) if path.suffix == ".parquet" else read_lines(path):
-            if row.get("trajectory_index", 0) is not None:  # ART's group without an answer
-                yield where, *in_our_fields(row, where, path)
+            yield where, *in_our_fields(row, where, path)
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, dict]]:

@@ -14,7 +14,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, groupby
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from bridges.import_formats import FIELDS, PER_TOKEN, lines_of
-from bridges.messages import Template, own_text
+from bridges.messages import own_text, prompt_text
 from bridges.trl_queue import Queue
 from countdown_task import annotate
 from engine.errors import UserError
@@ -48,18 +48,6 @@ FACTS = ("log_prob", "entropy", "collision")  # what that tells of a token
 FLAGS = {"device": Flag("cpu", "cpu, cuda or cuda:N, for the forward pass")}
 
 
-@dataclass
-class Answer:
-    where: str          # file and line
-    line: dict          # what that says, in our own fields
-    prompt: list[int]
-    ids: list[int]
-
-    @property
-    def group(self) -> int | str | tuple[int, ...]:
-        return self.line.get("group", tuple(self.prompt))
-
-
 class Reader:
     """Makes answers of lines and batches of answers, and counts what it computes for that."""
 
@@ -70,33 +58,32 @@ class Reader:
         self.model = Qwen2.from_pretrained(folder, self.device) if self.kind in MODELS else None
         added = self.tokenizer.get_added_tokens_decoder()
         self.special = {i for i, token in added.items() if token.special}
-        self.template, self.count, self.passed_over = Template(folder), Counter(), set()
+        self.count, self.passed_over = Counter(), set()
         self.trainer = None   # who wrote the files
         self.queue = Queue()  # of TRL
 
-    def steps(self, files: list[Path]) -> Iterator[tuple[int, list[Answer]]]:
+    def steps(self, files: list[Path]) -> Iterator[tuple[int, list[dict]]]:
         """The answers of each step. A run that counts its steps from 0 counts from 1 here."""
         answers, seen = (self.answer(*found) for found in lines_of(files)), []
-        for step, of_step in groupby(answers, key=lambda answer: answer.line["step"]):
-            first = next(of_step)
+        for step, of_step in groupby(answers, key=lambda answer: answer["step"]):
+            rows = list(of_step)
             if step in seen or step == 0 and seen:
-                raise UserError(f"{first.where}: step {step} comes after others: name the files in "
-                                "the order of their steps")
+                raise UserError(f"{rows[0]['where']}: step {step} comes after others: name the "
+                                "files in the order of their steps")
             seen.append(step)
-            answers_of_step, numbered = [first, *of_step], step + (seen[0] == 0)
-            rows = [answer.line | {"prompt": answer.prompt} for answer in answers_of_step]
+            numbered = step + (seen[0] == 0)
             if self.trainer != "TRL" or self.queue.is_new(numbered, rows):
-                yield numbered, answers_of_step
+                yield numbered, rows
         if not seen:
             raise UserError(f"there is no answer in {', '.join(map(str, files))}")
 
-    def answer(self, where: str, trainer: str, line: dict) -> Answer:
+    def answer(self, where: str, trainer: str, line: dict) -> dict:
+        """A line with its tokens, and where it stands."""
         self.trainer = self.trainer or trainer
         if trainer != self.trainer:
             raise UserError(f"{where} is of {trainer}, and what was read before of {self.trainer}: "
                             "import the files of one run")
         self.passed_over |= line.keys() - FIELDS.keys()
-        line = {name: value for name, value in line.items() if name in FIELDS}
         prompt, ids = self.tokens_of(line, where)
         if not (prompt and ids):
             raise UserError(f"{where} has no {'answer' if prompt else 'prompt'}")
@@ -107,17 +94,20 @@ class Reader:
         if self.model:
             config, whole = self.model.config, prompt + ids
             if max(whole) >= config.vocab_size or len(whole) > config.max_position_embeddings:
-                raise UserError(f"{where} has {len(whole)} tokens up to number {max(whole)}; "
-                                f"{self.folder} takes {config.max_position_embeddings}, of "
-                                f"{config.vocab_size}")
-        return Answer(where, line, prompt, ids)
+                raise UserError(
+                    f"{where} has {len(whole)} tokens up to number {max(whole)}; {self.folder} "
+                    f"takes {config.max_position_embeddings}, of {config.vocab_size}")
+        is_text = "token_ids" not in line  # that does not say whether it was cut off
+        return {"finished": is_text or ids[-1] in self.special, "group": tuple(prompt), **line,
+                "where": where, "is_text": is_text, "prompt_ids": prompt, "token_ids": ids}
 
     def tokens_of(self, line: dict, where: str) -> tuple[list[int], list[int]]:
         """Those of the prompt and of the answer, given or by their texts."""
         prompt, answer = line.get("prompt_ids"), line.get("token_ids")
         if prompt is None:
             text = line.get("prompt", "")
-            text = text if isinstance(text, str) else self.template.prompt(text)
+            self.count["messages"] += not isinstance(text, str)
+            text = text if isinstance(text, str) else prompt_text(text, self.folder)
             prompt = encode(self.tokenizer, text, f"the prompt of {where}")
         if answer is None and "completion" in line:
             text = line["completion"]
@@ -127,15 +117,15 @@ class Reader:
                 end for end in map(self.tokenizer.token_to_id, END_OF_TURN) if end is not None][:1]
         return prompt, answer or []
 
-    def batch(self, answers: list[Answer], step: int) -> tuple[Rollouts, torch.Tensor]:
+    def batch(self, answers: list[dict], step: int) -> tuple[Rollouts, torch.Tensor]:
         """The answers of a step, group by group; and their weights."""
-        numbers = {key: g for g, key in enumerate(dict.fromkeys(a.group for a in answers))}
-        answers = sorted(answers, key=lambda answer: numbers[answer.group])
+        numbers = {key: g for g, key in enumerate(dict.fromkeys(a["group"] for a in answers))}
+        answers = sorted(answers, key=lambda answer: numbers[answer["group"]])
         prompts = {}
         for answer in answers:
-            if prompts.setdefault(answer.group, answer.prompt) != answer.prompt:
-                raise UserError(f"{answer.where}: its prompt is not that of its group")
-        length = torch.tensor([len(answer.ids) for answer in answers])
+            if prompts.setdefault(answer["group"], answer["prompt_ids"]) != answer["prompt_ids"]:
+                raise UserError(f"{answer['where']}: its prompt is not that of its group")
+        length = torch.tensor([len(answer["token_ids"]) for answer in answers])
         mask = torch.arange(int(length.max())) < length[:, None]
 
         def frame(values, dtype=torch.float32) -> torch.Tensor:
@@ -145,18 +135,18 @@ class Reader:
             known = torch.tensor(list(chain(*rows)), dtype=dtype)
             return torch.zeros(mask.shape, dtype=dtype).masked_scatter(mask, known)
 
-        given = {name: frame([a.line.get(name) for a in answers]) for name in PER_TOKEN}
-        scores = scores_of([answer.line for answer in answers])
+        given = {name: frame([answer.get(name) for answer in answers]) for name in PER_TOKEN}
+        scores = scores_of(answers)
         batch = Rollouts(
             problems=list(prompts), prompt_ids=list(prompts.values()), step=step, mask=mask,
-            group=torch.tensor([numbers[answer.group] for answer in answers]),
-            ids=frame([answer.ids for answer in answers], torch.long),
-            finished=torch.tensor([a.line.get("finished", self.ended(a)) for a in answers]),
+            group=torch.tensor([numbers[answer["group"]] for answer in answers]),
+            ids=frame([answer["token_ids"] for answer in answers], torch.long),
+            finished=torch.tensor([answer["finished"] for answer in answers]),
             **{name: given[name] for name in (*FACTS, "advantage")})
         self.count.update({"steps": 1, "answers": len(answers), "tokens": int(mask.sum()),
-                           "texts": sum("token_ids" not in a.line for a in answers),
+                           "texts": sum(answer["is_text"] for answer in answers),
                            "no reward": int(scores["reward"].isnan().sum()),
-                           "not solved or wrong": sum("solved" not in a.line for a in answers)})
+                           "not solved or wrong": sum("solved" not in a for a in answers)})
         batch = replace(labelled(batch, self.tokenizer), scores=scores)
         batch = self.add_advantage(self.add_facts(batch))
         batch = replace(batch, scores={part: or_unknown(score) for part, score in scores.items()})
@@ -180,10 +170,6 @@ class Reader:
         self.count["advantage"] += int(missing.any(1).sum())
         return replace(batch, advantage=advantage)
 
-    def ended(self, answer: Answer) -> bool:
-        """Texts do not say whether they were cut off."""
-        return "token_ids" not in answer.line or answer.ids[-1] in self.special
-
     def notes(self, files: int) -> list[str]:
         """What the page says of where its numbers come from."""
         count, model = self.count, self.folder
@@ -196,7 +182,7 @@ class Reader:
             (count["texts"], f"{count['texts']:,} answers were texts, split by the tokenizer of "
              f"{model}: into other tokens, perhaps, than were sampled. Where a text lacks the end "
              "of its turn, so do they, and whether it was cut off is not known."),
-            ("tokenizer" in vars(self.template), "Messages were written by the chat template of "
+            (count["messages"], "Messages were written by the chat template of "
              f"{model}, without tools that it was to list."),
             (computed, f"Computed with the weights of {model}, which need not be those that "
              f"sampled, at temperature {TEMPERATURE}: {computed}."),
@@ -253,7 +239,7 @@ def import_run(files: list[Path], out: Path, reader: Reader, config: dict) -> No
             show_status(f"step {step}: {len(answers)} answers")
             batch, weight = reader.batch(answers, step)
             origin = {"run_id": config["run_id"], "step": step,
-                      "trainer_step": answers[0].line["step"]}
+                      "trainer_step": answers[0]["step"]}
             write_credit(credit_path(unfinished, step), batch, weight, origin)
         config["imported"] = reader.notes(len(files))
         replace_text(unfinished / "config.json", json.dumps(config, indent=2) + "\n")
@@ -276,14 +262,13 @@ def main(argv: list[str]) -> None:
     *_, line = next(lines_of(files), [{}])
     import_run(files, out, reader, {
         "mitigation": out.name, "advantage": "grpo", "seed": 0, "steps": 0, "model": model,
-        "made_of": made_of,
-        # what files say is at the temperature of their sampling, and that they do not say
-        "columns_temperature": None if line.keys() & set(FACTS) else TEMPERATURE, **provenance()})
+        "made_of": made_of, **provenance(),  # files have the temperature of their sampling: which?
+        "columns_temperature": None if line.keys() & set(FACTS) else TEMPERATURE})
     show_status("")
     count = reader.count
     print(f"{out}: {count['answers']:,} answers, {count['tokens']:,} tokens, {count['steps']:,} "
-          f"step{'s' * (count['steps'] > 1)}", *reader.notes(len(files)), sep="\n")
-    print(f"python analyze.py {out}")
+          f"step{'s' * (count['steps'] > 1)}", *reader.notes(len(files)),
+          f"python analyze.py {out}", sep="\n")
 
 
 if __name__ == "__main__":

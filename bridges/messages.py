@@ -1,36 +1,30 @@
 """Messages of other trainers as texts: a prompt by the chat template of the model's folder, which
 transformers fills in. Nothing is downloaded, no code of a folder runs."""
-from functools import cached_property
+from functools import cache
 from pathlib import Path
 
 from engine.errors import UserError
 
 
-class Template:
-    def __init__(self, folder: Path):
-        self.folder = folder
+@cache
+def tokenizer_of(folder: Path):
+    from transformers import AutoTokenizer
+    return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
 
-    @cached_property
-    def tokenizer(self):
-        try:
-            from transformers import AutoTokenizer
-        except ImportError:
-            raise UserError("messages are written by the chat template of --model, which needs "
-                            "transformers (pip install transformers)") from None
-        return AutoTokenizer.from_pretrained(str(self.folder), local_files_only=True)
 
-    def prompt(self, messages: list[dict]) -> str:
-        """With the beginning of an answer. A table has each field in every message, or null."""
-        known = [{"content": "", **{key: value for key, value in message.items()
-                                    if value is not None}} for message in messages]
-        try:
-            return self.tokenizer.apply_chat_template(known, tokenize=False,
-                                                      add_generation_prompt=True)
-        except UserError:
-            raise
-        except Exception as error:  # a folder may lack, and a template raise, what it likes
-            raise UserError(f"the chat template of {self.folder} takes no such messages: "
-                            f"{' '.join(str(error).split())}") from None
+def prompt_text(messages: list[dict], folder: Path) -> str:
+    """With the beginning of an answer. A table has each field in every message, or null."""
+    known = [{"content": "", **{key: value for key, value in message.items() if value is not None}}
+             for message in messages]
+    try:
+        return tokenizer_of(folder).apply_chat_template(known, tokenize=False,
+                                                        add_generation_prompt=True)
+    except ImportError as error:
+        raise UserError("messages are written by the chat template of --model: pip install "
+                        f"transformers jinja2 ({error})") from None
+    except Exception as error:  # a folder may lack, and a template raise, what it likes
+        raise UserError(f"the chat template of {folder} takes no such messages: "
+                        f"{' '.join(str(error).split())}") from None
 
 
 def own_text(messages: list[dict], where: str) -> str:

@@ -1,10 +1,9 @@
 """Answers from a server that people already run: --rollouts http://HOST:PORT, of vLLM.
 
     hand_over   writes the model folder RUN/serve/step_000012 and tells the server to load it
-    fill        POST /v1/completions for each problem: token ids go out, ids and log-probs come back
-    refuse_gap  its log-probs have to be ours, rounding aside. A server that says it has loaded
-                weights may have kept some, and somebody else may have it load theirs: this is where
-                it shows
+    ask         POST /v1/completions for each problem: token ids go out, ids and log-probs come back
+    refuse_gap  its log-probs have to be ours, rounding aside: where a server kept weights, or
+                somebody else had it load theirs, it shows here
 
 One forward pass of our own gives those log-probs, and entropy and collision, which servers do not
 return. Evaluations, and whatever goes on from the middle of an answer (vine, oracle, measured ...),
@@ -194,11 +193,11 @@ class Limits:
 
 def read_answers(response: dict, limits: Limits) -> list[Answer]:
     """The answers to a prompt, in the order of their index."""
-    choices = {choice["index"]: choice for choice in response["choices"]}
-    if choices.keys() != set(range(limits.answers)):
+    choices = sorted(response["choices"], key=lambda choice: choice["index"])
+    if [choice["index"] for choice in choices] != list(range(limits.answers)):
         raise UserError(f"there should be {limits.answers}, each with its own index")
-    answers = [(choices[i].get("token_ids"), choices[i]["logprobs"]["token_logprobs"])
-               for i in range(limits.answers)]
+    answers = [(choice.get("token_ids"), choice["logprobs"]["token_logprobs"])
+               for choice in choices]
     for number, answer in enumerate(answers):
         if flaw := flaw_of(*answer, limits):
             raise UserError(f"number {number} {flaw}")

@@ -29,8 +29,8 @@ class Queue:
     def is_new(self, step: int, rows: list[dict]) -> bool:
         """Whether a file, rows in our fields, is a batch of its own. It is asked in their order."""
         before, size = self.rows, len(rows)
-        self.rows = [digest({**row, "step": 0}) for row in rows]
-        prompts = [digest(row["prompt"]) for row in rows]
+        self.rows = [digest({**row, "step": 0, "where": ""}) for row in rows]
+        prompts = [digest(row["prompt_ids"]) for row in rows]
         old = next((n for n in range(min(size, len(before)), 0, -1)
                     if before[-n:] == self.rows[:n]), 0)
         if old == size:

@@ -64,8 +64,6 @@ KNOWN = {  # what a batch of TRL holds of answers that are text of the model alo
     "prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages",
     "num_items_in_batch", "old_per_token_logps", "importance_sampling_ratio",
     "sampling_per_token_logps", "ref_per_token_logps"}
-LOSS_NORMS = {"dapo": "token", "cispo": "token", "vespo": "token", "grpo": "sequence",
-              "sapo": "sequence", "dr_grpo": "constant"}  # TRL's loss_type -> --loss_norm
 STATE = "mitigation.safetensors"  # in TRL's checkpoints
 
 
@@ -100,8 +98,8 @@ class CreditGRPOTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         """Keep what TRL forgets: the rewards, of all processes, and the answers' lengths."""
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        lengths = [len(ids) for ids in completion_ids_list]
-        self.scored = SimpleNamespace(rewards=rewards, lengths=lengths, problems=inputs)
+        self.scored = SimpleNamespace(rewards=rewards, problems=inputs,
+                                      lengths=list(map(len, completion_ids_list)))
         return rewards
 
     def _generate_and_score_completions(self, inputs):
@@ -245,8 +243,8 @@ class Look:
         return self.results
 
     def hidden(self) -> torch.Tensor:
-        backbone = model_of(self.trainer).base_model
-        return self.run(backbone, lambda made: made.last_hidden_state[:, -self.T - 1:-1])[2]
+        return self.run(model_of(self.trainer).base_model,
+                        lambda made: made.last_hidden_state[:, -self.T - 1:-1])[2]
 
     def attention(self) -> torch.Tensor:
         """Of the last layer. Only transformers' slowest way of computing it shows the matrix."""
@@ -334,7 +332,9 @@ def scores_of(trainer, rewards: torch.Tensor) -> dict[str, torch.Tensor]:
     score is nan in TRL, has no advantage, and gets 0 here."""
     parts = rewards.float().nan_to_num(nan=0.0)
     summed = (parts * trainer.reward_weights.to(parts.device)).sum(1)
-    return dict(zip(map(as_part, trainer.reward_func_names), parts.T), reward=summed)
+    names = list(map(as_part, trainer.reward_func_names))
+    alone = [name if names.count(name) == 1 else f"{name}_{i}" for i, name in enumerate(names, 1)]
+    return dict(zip(alone, parts.T), reward=summed)
 
 
 def gathered(trainer, tensor: torch.Tensor) -> torch.Tensor:
@@ -362,8 +362,6 @@ def policy_of(trainer) -> Only:
     """What a weighting that is a class gets beside the batch."""
     settings = {"seed": trainer.args.seed, "temperature": trainer.temperature,
                 "max_new_tokens": trainer.max_completion_length}
-    if trainer.loss_type in LOSS_NORMS:
-        settings["loss_norm"] = LOSS_NORMS[trainer.loss_type]
     config = Only("policy.model.config", **model_of(trainer).config.get_text_config().to_dict())
     model = Only("policy.model", config=config, device=trainer.accelerator.device)
     return Only("policy", model=model, tokenizer=tokenizer_of(trainer),

@@ -173,28 +173,18 @@ def with_template(folder):
     return model
 
 
-def test_art_says_messages_and_which_were_trained_on(tmp_path, capsys):
-    """As ART writes it (utils/trajectory_logging.py): the model's own turns are trainable, and a
-    group without an answer has a line of its own."""
+def test_a_prompt_of_messages_is_written_by_the_models_template(tmp_path, capsys):
+    """A table has each field in each message."""
     pytest.importorskip("transformers")
-
-    def message(role, content, trainable=False):
-        return {"role": role, "content": content, "tool_calls": None, "tool_call_id": None,
-                "trainable": trainable}
-
-    asked = [message("user", " 3 5 7"), message("assistant", None), message("user", " 22")]
-    lines = [{"group_index": 3, "group_metadata": None, "reward": reward, "metrics": None,
-              "trajectory_index": 0, "messages": [*asked, message("assistant", text, True)]}
-             for reward, text in ((1.0, RIGHT), (0.0, WRONG))]
-    lines.append({"group_index": 4, "reward": None, "messages": None, "trajectory_index": None})
-    folder = imported(tmp_path, write(tmp_path / "0004.jsonl", *lines),
-                      model=with_template(tmp_path))
-    columns = read_columns(folder, 4)
-    assert columns["token_id"].tolist() == encoded(RIGHT) + encoded(WRONG)
-    assert columns["reward"].tolist() == [1, 0] and columns["group"].tolist() == [0, 0]
+    asked = [{"role": "user", "content": " 3 5 7", "tool_calls": None},
+             {"role": "assistant", "content": None, "tool_calls": None}, *ASKED]
+    line = {**OURS, "prompt": asked, "completion": [SAID]}
+    columns = read_columns(imported(tmp_path, write(tmp_path / "t.jsonl", line),
+                                    model=with_template(tmp_path)), 1)
+    assert columns["token_id"].tolist() == encoded(" hmm.")
     assert columns["prompt_ids"].tolist() == encoded(
         "<|im_start|>user\n 3 5 7<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n"
-        "<|im_start|>user\n 22<|im_end|>\n<|im_start|>assistant\n")
+        "<|im_start|>user\n 3 5 7 make 22<|im_end|>\n<|im_start|>assistant\n")
     assert "by the chat template of" in capsys.readouterr().out
 
 
@@ -462,8 +452,6 @@ def test_a_damaged_line_says_file_and_line_and_leaves_nothing(tmp_path, line, sa
     ([nemo_rl(sample_loss_mask="no")], "line 1: its weight should be"),
     ([{**prime_rl(), "token_ids": 5}], "line 1 is no line of prime-rl: TypeError"),
     ([{**VERL, "uid": [1]}], "line 1: its group should be a whole number or a text"),
-    ([{"group_index": 0, "reward": 1.0, "messages": [{"role": "user"}]}],
-     "line 1 is no line of ART: KeyError: 'trainable'"),
     ([prime_rl(loss_mask=[False, True] * 4)], "prime-rl: ValueError: its loss_mask"),
     ([VERL, TRL], "line 2 is of JSON lines, and what was read before of verl"),
     ([prime_rl(loss_mask=[False] * 7)], "prime-rl: ValueError: its loss_mask"),
