@@ -71,5 +71,5 @@ class Client:
 
 
 def one_line(text: object) -> str:
-    """What a server wrote, short enough to be shown."""
+    """What another program said, short enough to be shown."""
     return shortened(" ".join(str(text).split()), 200)

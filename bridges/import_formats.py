@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, NamedTuple, TypedDict
 
+from bridges.http_client import one_line
 from engine.errors import UserError, is_file
 from engine.tokens import CHATML
 from harness.credit_file import column_of
@@ -204,4 +205,4 @@ def read_table(path: Path) -> Iterator[tuple[str, dict]]:
             for number, row in enumerate(batch.to_pylist(), number + 1):
                 yield f"{path}, line {number}", row
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
-        raise UserError(f"cannot read {path} as parquet: {shortened(str(error))}") from None
+        raise UserError(f"cannot read {path} as parquet: {one_line(error)}") from None

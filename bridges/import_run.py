@@ -59,8 +59,7 @@ class Reader:
         added = self.tokenizer.get_added_tokens_decoder()
         self.special = {i for i, token in added.items() if token.special}
         self.count, self.passed_over = Counter(), set()
-        self.trainer = None   # who wrote the files
-        self.queue = Queue()  # of TRL
+        self.queue, self.trainer = Queue(), None  # of TRL; who wrote the files
 
     def steps(self, files: list[Path]) -> Iterator[tuple[int, list[dict]]]:
         """The answers of each step. A run that counts its steps from 0 counts from 1 here."""

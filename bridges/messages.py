@@ -3,6 +3,7 @@ transformers fills in. Nothing is downloaded, no code of a folder runs."""
 from functools import cache
 from pathlib import Path
 
+from bridges.http_client import one_line
 from engine.errors import UserError
 
 
@@ -23,8 +24,8 @@ def prompt_text(messages: list[dict], folder: Path) -> str:
         raise UserError("messages are written by the chat template of --model: pip install "
                         f"transformers jinja2 ({error})") from None
     except Exception as error:  # a folder may lack, and a template raise, what it likes
-        raise UserError(f"the chat template of {folder} takes no such messages: "
-                        f"{' '.join(str(error).split())}") from None
+        raise UserError(f"the chat template of {folder} takes no such messages: {one_line(error)}"
+                        ) from None
 
 
 def own_text(messages: list[dict], where: str) -> str:

@@ -77,5 +77,4 @@ def common_end(prompts: list[str], others: list[str]) -> int:
 
 def some(steps) -> str:
     """The first of them, and how many there are."""
-    shown = ", ".join(map(str, list(steps)[:8]))
-    return f"step {shown}" + f", ... ({len(steps)})" * (len(steps) > 8)
+    return f"step {', '.join(map(str, [*steps][:8]))}" + f", ... ({len(steps)})" * (len(steps) > 8)

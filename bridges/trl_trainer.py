@@ -279,8 +279,8 @@ class Record:
             say(f"{self.path} keeps a record. To see at any time where the credit went: "
                 f"{python_command(PROJECT / 'analyze.py', self.path)}")
         steps = {"step": batch, "trainer_step": self.trainer.state.global_step + 1}  # its update
-        origin = {**self.run.origin, **steps, "process": (0, 1)}  # one file for all processes
-        write_credit(credit_path(self.run.path, batch), rollouts, weight, origin)
+        write_credit(credit_path(self.run.path, batch), rollouts, weight,
+                     {**self.run.origin, **steps, "process": (0, 1)})  # one file for all processes
         self.run.append("metrics.jsonl", joined(steps, batch_metrics(rollouts), numbers))
 
     def begin(self, batch: int) -> RunFolder:
@@ -299,8 +299,6 @@ class Record:
     def config(self) -> dict:
         """config.json: the flags of train.py where TRL has the same, and what made it."""
         trainer, args = self.trainer, self.trainer.args
-        made = provenance()
-        made["versions"] |= {"trl": trl.__version__, "transformers": transformers.__version__}
         config = {
             **self.settings, "advantage": f"trl_{trainer.scale_rewards}",
             "trainer": f"trl {trainer.loss_type}",
@@ -310,7 +308,8 @@ class Record:
             "answers": trainer.num_generations, "max_new_tokens": trainer.max_completion_length,
             "temperature": float(trainer.temperature), "learning_rate": args.learning_rate,
             "columns_temperature": float(trainer.temperature),
-            "eval_every": 0, "reward": " + ".join(trainer.reward_func_names), **made}
+            "eval_every": 0, "reward": " + ".join(trainer.reward_func_names), **provenance()}
+        config["versions"] |= {"trl": trl.__version__, "transformers": transformers.__version__}
         return {**config, "run_id": run_id_of(config)}
 
 

@@ -416,8 +416,10 @@ ID = {"step": 1, "prompt_ids": [5, 6], "token_ids": [7, 8], "reward": 1.0}
 
 
 @pytest.mark.parametrize("line, said", [
-    ('{"step": 1', "t.jsonl, line 2 is not JSON"), ("[1]", "line 2 should hold a JSON object"),
-    ("{}", "line 2 is no answer"), ({**OURS, "step": None}, "line 2 has no step"),
+    ('{"step": 1', "t.jsonl, line 2 is not JSON"),
+    ({**OURS, "completion": "\ud800"}, "line 2 is not JSON: .*surrogates not allowed"),
+    ("[1]", "line 2 should hold a JSON object"), ("{}", "line 2 is no answer"),
+    ({**OURS, "step": None}, "line 2 has no step"),
     ({**OURS, "step": 1.5}, "line 2: its step should be a whole number, not 1.5"),
     ({**OURS, "reward": "1"}, "line 2: its reward should be a number"),
     ({**OURS, "completion": [{"role": None, "content": ""}]},
