@@ -3,6 +3,7 @@ the first test are skipped where TRL is not installed."""
 import re
 import sys
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -208,6 +209,16 @@ def test_a_run_of_trl_is_read_token_by_token(policy, tmp_path, undrawn, capsys):
     assert "Where the gradient went" in capsys.readouterr().out
     preview.main([str(folder), "--mitigation", "entropy_ratio"])
     assert "12 answers" in capsys.readouterr().out
+
+
+@needs_trl
+def test_reward_functions_of_one_name_keep_a_column_each():
+    """0.5 * 1 + 2 * 3 + 1 * 0: what a function says nothing of is 0."""
+    given = SimpleNamespace(reward_func_names=["length", "length", "reward"],
+                            reward_weights=torch.tensor([0.5, 2.0, 1.0]))
+    scores = trl_trainer.scores_of(given, torch.tensor([[1.0, 3.0, float("nan")]]))
+    assert {name: values.tolist() for name, values in scores.items()} == {
+        "length_1": [1], "length_2": [3], "own_reward": [0], "reward": [6.5]}
 
 
 @needs_trl
