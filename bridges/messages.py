@@ -14,11 +14,9 @@ def tokenizer_of(folder: Path):
 
 
 def prompt_text(messages: list[dict], folder: Path) -> str:
-    """With the beginning of an answer. A table has each field in every message, or null."""
-    known = [{"content": "", **{key: value for key, value in message.items() if value is not None}}
-             for message in messages]
+    """With the beginning of an answer."""
     try:
-        return tokenizer_of(folder).apply_chat_template(known, tokenize=False,
+        return tokenizer_of(folder).apply_chat_template(messages, tokenize=False,
                                                         add_generation_prompt=True)
     except ImportError as error:
         raise UserError("messages are written by the chat template of --model: pip install "

@@ -164,7 +164,8 @@ def areal(task, version, completion, reward, **more):
 
 
 TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
-            "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+            "{{ 'called' if m.tool_calls is defined }}{% endfor %}"
+            "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 
 
 def with_template(folder):
@@ -281,8 +282,10 @@ def test_new_answers_behind_old_ones_are_an_evaluation(tmp_path, capsys):
 
 
 def test_a_step_of_trl_that_may_be_an_evaluation_is_named(tmp_path, capsys):
-    """Its prompts stand in the place of a training step's, twice."""
+    """Its prompts stand in the place of a training step's, twice. An answer that is also the last
+    of the file before makes no evaluation of the others."""
     steps = [[{**TRL, "prompt": PROMPT.replace("22", f"1{n}")}] * 2 for n in (0, 1, 3, 4, 6, 7, 9)]
+    steps[1] = [steps[0][1], steps[1][1]]
     steps[2] = [{**TRL, "prompt": PROMPT.replace("22", "15")}] * 2
     steps[5] = [{**steps[5][0], "completion": RIGHT}, {**steps[2][1], "completion": RIGHT}]
     imported(tmp_path, *trl_files(tmp_path, *steps))
@@ -384,6 +387,7 @@ def test_a_reward_that_one_of_a_step_lacks_is_left_out_of_it(tmp_path):
     folder = imported(tmp_path, write(tmp_path / "t.jsonl", *lines, {**ID, "step": 2}))
     columns = read_columns(folder, 1)
     assert np.isnan(columns["reward"]).all() and read_columns(folder, 2)["reward"] == [1]
+    assert not columns["finished"].any()  # no token that ends a turn
     first = columns["advantage"][columns["episode_start"]]
     assert np.allclose(first, [-1, 1, 1], atol=1e-3)
 
@@ -403,7 +407,8 @@ def test_of_another_model_the_files_alone_are_shown(tmp_path, capsys, undrawn):
     tokenizer = (model / "tokenizer.json").read_text().replace("<|im_start|>", "<|turn|>")
     (model / "tokenizer.json").write_text(tokenizer)
     prompt = PROMPT.replace("<|im_start|>", "<|turn|>")
-    lines = [{**OURS, "prompt": prompt, "reward": None, "advantage": sign} for sign in (1, -1)]
+    lines = [{**OURS, "prompt": prompt, "reward": None, "advantage": sign, "log_prob": log_prob}
+             for sign, log_prob in ((1, -0.5), (-1, None))]
     folder = imported(tmp_path, write(tmp_path / "t.jsonl", *lines), model=model)
     columns = read_columns(folder, 1)
     assert np.isnan(columns["log_prob"]).all() and np.isnan(columns["collision"]).all()
@@ -514,6 +519,10 @@ def test_lines_may_stand_in_a_table(tmp_path):
     parquet.write_table(pa.table(table), tmp_path / "t.parquet")
     columns = read_columns(imported(tmp_path, tmp_path / "t.parquet"), 1)
     assert columns["token_id"].tolist() == ID["token_ids"] * 70
+    of_trl = {name: [value] for name, value in {**TRL, "right": np.nan}.items()}
+    parquet.write_table(pa.table(of_trl), tmp_path / "s.parquet")
+    columns = read_columns(imported(tmp_path / "s", tmp_path / "s.parquet"), 1)
+    assert columns["reward"] == columns["reward_right"] == [0]  # as TRL sums them
     table["step"] = pa.array([1] * 69 + [None], pa.int64())
     parquet.write_table(pa.table(table), tmp_path / "u.parquet")
     with pytest.raises(UserError, match="u.parquet, line 70 has no step"):
