@@ -212,6 +212,22 @@ def test_a_run_of_trl_is_read_token_by_token(policy, tmp_path, undrawn, capsys):
 
 
 @needs_trl
+def test_the_record_is_at_trls_temperature_and_says_so(policy, tmp_path, undrawn, capsys):
+    folder = tmp_path / "run"
+    trained(policy, tmp_path / "out", credit=folder, temperature=0.5)
+    batch = read_credit(folder, 1, policy.tokenizer)
+    prompt, n = batch.prompt_ids[0], int(batch.length[0])
+    ids = batch.ids[0, :n]
+    with torch.no_grad():
+        logits = policy.model(torch.tensor([prompt + ids.tolist()]))[0, len(prompt) - 1:-1]
+    wanted = (logits / 0.5).log_softmax(-1).gather(1, ids[:, None]).squeeze(1)
+    torch.testing.assert_close(batch.log_prob[0, :n], wanted, rtol=0, atol=1e-5)
+    analyze.main([str(folder)])
+    page = (folder / "analysis/report.html").read_text()
+    assert "log p, entropy and s are those of temperature 0.5" in page
+
+
+@needs_trl
 def test_reward_functions_of_one_name_keep_a_column_each():
     """0.5 * 1 + 2 * 3 + 1 * 0: what a function says nothing of is 0."""
     given = SimpleNamespace(reward_func_names=["length", "length", "reward"],
