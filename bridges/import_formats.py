@@ -68,11 +68,6 @@ def with_chatml(prompt):
         f"{role[1] and end}{role[1]}{begin}{role[2]}\n"), prompt)
 
 
-def problem_of(uid):
-    """verl's uid says which problem, then which of its answers: ID_2_0."""
-    return re.sub("(_[0-9]+){2}$", "", uid) if isinstance(uid, str) else uid
-
-
 def kept_weight(mask: list, weight, is_dropped=None) -> list:
     """Of each token; 0 where it was not trained on, what a tool said between an answer's turns."""
     every = weight if isinstance(weight, list) else [1 if weight is None else weight] * len(mask)
@@ -102,7 +97,7 @@ FORMATS = (
         "weight": (kept_weight, "token_loss_mask", "sample_loss_mask")}, "token_loss_mask"),
     Format("verl", {"input", "output", "score"}, {
         "step": "step", "prompt": (with_chatml, "input"), "completion": "output",
-        "reward": "score", "group": (problem_of, "uid"),
+        "reward": "score",
         "solved": (lambda acc: bool(acc) if acc in (0, 1) else None, "acc")}),  # or a score
     Format("AReaL", {"task_id", "tail_version", "prompt", "completion", "reward"}, {
         "step": "tail_version", "group": "task_id", "prompt": "prompt", "completion": "completion",
@@ -152,9 +147,11 @@ def trained_part(row: dict, mask_name: str) -> dict:
         row = {name: value[0] if isinstance(value, list) else value for name, value in row.items()}
     ids, mask = row["token_ids"], row[mask_name]
     trained = [t for t, kept in enumerate(mask) if kept]
-    if not trained or len(mask) != len(ids) or not set(mask) <= {0, 1}:
-        raise ValueError(f"its {mask_name} should be as many yes and no as it has token_ids, with "
-                         "a token that was trained on")
+    dropped = row.get("is_masked")  # of prime-rl
+    masks = [mask] if dropped in (None, [None] * len(ids)) else [mask, dropped]
+    if not trained or any(len(m) != len(ids) or not set(m) <= {0, 1} for m in masks):
+        raise ValueError(f"its {mask_name}, and is_masked if there is one, should be as many yes "
+                         "and no as it has token_ids, with a token that was trained on")
     span = slice(trained[0], trained[-1] + 1)
     parts = {name: value[span] if value != [None] * len(ids) else None
              for name, value in row.items() if isinstance(value, list) and len(value) == len(ids)}

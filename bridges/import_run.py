@@ -13,7 +13,7 @@ if not __package__:
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, groupby
 from pathlib import Path
@@ -29,7 +29,7 @@ from bridges.trl_queue import Queue
 from countdown_task import annotate
 from engine.errors import UserError
 from engine.forward import with_facts
-from engine.rollouts import Rollouts, score_answers
+from engine.rollouts import NOTHING, Rollouts, score_answers
 from engine.tokens import END_OF_TURN, OTHER, THINK, encode, load_tokenizer, token_bytes
 from grpo import group_z_score, to_every_token
 from harness.credit_file import credit_path, write_credit
@@ -43,19 +43,21 @@ from qwen2_model import Qwen2
 
 MODELS = ("qwen2", "qwen3")  # the model_type of those that are implemented
 AT_ONCE = 8                  # answers of a forward pass
-TEMPERATURE = 1              # of that pass
 FACTS = ("log_prob", "entropy", "collision")  # what that tells of a token
-FLAGS = {"device": Flag("cpu", "cpu, cuda or cuda:N, for the forward pass")}
+FLAGS = {"device": Flag("cpu", "cpu, cuda or cuda:N, for the forward pass"),
+         "temperature": Flag(None, "of sampling, and of that pass", kind=float, above=0, most=100)}
 
 
 class Reader:
     """Makes answers of lines and batches of answers, and counts what it computes for that."""
 
-    def __init__(self, folder: Path, device: str):
+    def __init__(self, folder: Path, device: str, temperature: float = 1):
         self.folder, self.tokenizer = folder, load_tokenizer(folder)
         self.kind = read_json(folder / "config.json").get("model_type")
-        self.device = pick_device(device)
-        self.model = Qwen2.from_pretrained(folder, self.device) if self.kind in MODELS else None
+        self.device, self.temperature, self.model = pick_device(device), temperature, None
+        if self.kind in MODELS:
+            self.model = Qwen2.from_pretrained(folder, self.device)
+            self.model.model.norm.weight.data /= temperature  # and so the logits
         added = self.tokenizer.get_added_tokens_decoder()
         self.special = {i for i, token in added.items() if token.special}
         self.count, self.passed_over = Counter(), set()
@@ -145,7 +147,7 @@ class Reader:
         self.count.update({"steps": 1, "answers": len(answers), "tokens": int(mask.sum()),
                            "texts": sum(answer["is_text"] for answer in answers),
                            "no reward": int(scores["reward"].isnan().sum()),
-                           "not solved or wrong": sum("solved" not in a for a in answers)})
+                           "unsolved": int(scores.get("answer", NOTHING).isnan().sum())})
         batch = replace(labelled(batch, self.tokenizer), scores=scores)
         batch = self.add_advantage(self.add_facts(batch))
         batch = replace(batch, scores={part: or_unknown(score) for part, score in scores.items()})
@@ -177,24 +179,19 @@ class Reader:
         why = "" if self.model or unknown == "reward" else f" ({model} is of type {self.kind})"
         sentences = (
             (True, f"Imported from {files} file{'s' * (files > 1)} of {self.trainer}."),
-            (count["not solved or wrong"], "Which answers are right is not known."),
+            (count["unsolved"], "Which answers are right is not known."),
             (count["texts"], f"{count['texts']:,} answers were texts, split by the tokenizer of "
              f"{model}: into other tokens, perhaps, than were sampled. Where a text lacks the end "
              "of its turn, so do they, and whether it was cut off is not known."),
             (count["messages"], "Messages were written by the chat template of "
              f"{model}, without tools that it was to list."),
             (computed, f"Computed with the weights of {model}, which need not be those that "
-             f"sampled, at temperature {TEMPERATURE}: {computed}."),
+             f"sampled, at temperature {self.temperature:g}: {computed}."),
             (count["advantage"], f"Computed from rewards: the advantage of {count['advantage']:,} "
              "answers, a z-score in the group."),
             (self.passed_over, f"No fields of a line: {', '.join(sorted(self.passed_over))}."),
             (unknown, f"Not known, and left out: {unknown}{why}."))
         return [*(sentence for holds, sentence in sentences if holds), *self.queue.notes()]
-
-
-def as_part(name: str) -> str:
-    """`reward` is the name of the sum."""
-    return "own_reward" if name == "reward" else name
 
 
 def or_unknown(values: torch.Tensor) -> torch.Tensor:
@@ -203,15 +200,30 @@ def or_unknown(values: torch.Tensor) -> torch.Tensor:
 
 
 def scores_of(lines: list[dict]) -> dict[str, torch.Tensor]:
-    """The reward, and its parts by the names that they have there. `answer` is the lab's own name
-    for whether an answer is right."""
+    """The reward and its parts (B,); None is nan."""
+    def column(values) -> torch.Tensor:
+        return torch.tensor([math.nan if value is None else value for value in values],
+                            dtype=torch.float32)
+
     names = dict.fromkeys(chain(*(line.get("parts", ()) for line in lines)))
-    columns = {as_part(name): [line.get("parts", {}).get(name) for line in lines] for name in names}
-    columns["reward"] = [line.get("reward") for line in lines]
+    scores = named_parts(names, [column(line.get("parts", {}).get(name) for line in lines)
+                                 for name in names])
     if any("solved" in line for line in lines):
-        columns["answer"] = [line.get("solved") for line in lines]
-    return {part: torch.tensor([math.nan if value is None else value for value in values],
-                               dtype=torch.float32) for part, values in columns.items()}
+        scores["answer"] = column(line.get("solved") for line in lines)
+    return scores | {"reward": column(line.get("reward") for line in lines)}
+
+
+def named_parts(names: Iterable[str], columns: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Rewards by the names of their functions. `reward` is the lab's name of the sum, `answer` that
+    of whether an answer is right, which a function called so says by 1 or more. Of several with one
+    name the later ones get a number."""
+    parts = {}
+    for number, (name, values) in enumerate(zip(names, columns), 1):
+        if name == "answer":
+            parts["answer"] = torch.where(values.isnan(), values, (values >= 1).float())
+        own = f"own_{name}" if name in ("reward", "answer") else name
+        parts[f"{own}_{number}" if own in parts else own] = values
+    return parts
 
 
 def labelled(batch: Rollouts, tokenizer: Tokenizer, task=None) -> Rollouts:
@@ -256,13 +268,14 @@ def main(argv: list[str]) -> None:
     files = [Path(file) for file in given.pop("files")]
     model, out = given.pop("model"), Path(given.pop("out"))
     source = find_folder(model)
-    reader = Reader(source, with_defaults(given, FLAGS).device)
+    flags = with_defaults(given, FLAGS)
+    reader = Reader(source, flags.device, flags.temperature or 1)
     made_of = {"model": fingerprint(source), **{str(path): sha256_of(path) for path in files}}
     *_, line = next(lines_of(files), [{}])
     import_run(files, out, reader, {
         "mitigation": out.name, "advantage": "grpo", "seed": 0, "steps": 0, "model": model,
-        "made_of": made_of, **provenance(),  # files have the temperature of their sampling: which?
-        "columns_temperature": None if line.keys() & set(FACTS) else TEMPERATURE})
+        "made_of": made_of, **provenance(), "temperature": flags.temperature or 1,
+        "columns_temperature": flags.temperature or (None if line.keys() & set(FACTS) else 1)})
     show_status("")
     count = reader.count
     print(f"{out}: {count['answers']:,} answers, {count['tokens']:,} tokens, {count['steps']:,} "

@@ -18,12 +18,9 @@ def prompt_text(messages: list[dict], folder: Path) -> str:
     try:
         return tokenizer_of(folder).apply_chat_template(messages, tokenize=False,
                                                         add_generation_prompt=True)
-    except ImportError as error:
-        raise UserError("messages are written by the chat template of --model: pip install "
-                        f"transformers jinja2 ({error})") from None
     except Exception as error:  # a folder may lack, and a template raise, what it likes
-        raise UserError(f"the chat template of {folder} takes no such messages: {one_line(error)}"
-                        ) from None
+        raise UserError(f"the chat template of {folder}, which transformers fills in, takes no "
+                        f"such messages: {one_line(error)}") from None
 
 
 def own_text(messages: list[dict], where: str) -> str:

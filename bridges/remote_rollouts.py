@@ -61,9 +61,7 @@ def usual_before(settings) -> float | None:
     """How far log-probs were apart in a run that goes on as it was; None of a new run, or where
     another server or another type makes other differences."""
     folder = settings.folder
-    if not is_there(folder / "config.json"):
-        return None
-    config = run_config(folder)
+    config = run_config(folder) if is_there(folder / "config.json") else {}
     if any(config.get(name) != getattr(settings, name) for name in ("rollouts", "dtype")):
         return None
     last = lines_of_run(folder, StepLine)[-settings.rollouts_every:]

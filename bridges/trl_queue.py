@@ -8,8 +8,7 @@ one before it
     less than M are new, at the end  they are an evaluation's: passed over with the old ones
     all are new                      a batch; or an evaluation, or both, and no file says which
 
-Of the last kind those are named that may be an evaluation's, by prompts that come again at the end
-of another file.
+Of the last kind those are named whose prompts come again at the end of another file.
 """
 from collections import defaultdict
 from hashlib import sha256

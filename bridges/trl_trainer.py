@@ -29,7 +29,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.choices import MITIGATIONS, NEVER_RESCALED
-from bridges.import_run import as_part, labelled
+from bridges.import_run import labelled, named_parts
 from engine.errors import UserError, is_file, is_there
 from engine.processes import refuse_undefined
 from engine.policy import derived_seed
@@ -53,9 +53,9 @@ INSTALL = "pip install trl==1.16.0 transformers==5.23.0"
 try:
     import transformers
     import trl
-    from accelerate.utils import gather_object
     from trl import GRPOTrainer
     from trl.trainer.utils import add_fused_lm_head
+    from accelerate.utils import gather_object
 except (ImportError, RuntimeError) as error:
     raise UserError("bridges.trl_trainer needs TRL, which is not among this project's packages: "
                     f"{INSTALL} ({' '.join(str(error).split())})") from None
@@ -331,9 +331,7 @@ def scores_of(trainer, rewards: torch.Tensor) -> dict[str, torch.Tensor]:
     score is nan in TRL, has no advantage, and gets 0 here."""
     parts = rewards.float().nan_to_num(nan=0.0)
     summed = (parts * trainer.reward_weights.to(parts.device)).sum(1)
-    names = list(map(as_part, trainer.reward_func_names))
-    alone = [name if names.count(name) == 1 else f"{name}_{i}" for i, name in enumerate(names, 1)]
-    return dict(zip(alone, parts.T), reward=summed)
+    return named_parts(trainer.reward_func_names, parts.T) | {"reward": summed}
 
 
 def gathered(trainer, tensor: torch.Tensor) -> torch.Tensor:

@@ -35,8 +35,8 @@ def write(path, *lines):
     return path
 
 
-def imported(folder, *files, model=TINY):
-    main([*map(str, files), "--model", str(model), "--out", str(folder / "mine")])
+def imported(folder, *files, model=TINY, flags=()):
+    main([*map(str, files), "--model", str(model), "--out", str(folder / "mine"), *flags])
     return folder / "mine"
 
 
@@ -79,18 +79,6 @@ def test_verl_has_texts_and_scores_and_the_rest_is_computed(tmp_path):
     assert "reward_answer" not in later
 
 
-def test_the_uid_of_verl_is_problem_answer_and_output(tmp_path):
-    """As verl 0.9.1 writes it (trainer/ppo/v1/trainer_base.py): one prompt twice in a batch makes
-    two groups."""
-    lines = [{"input": PROMPT, "output": WRONG, "gts": None, "score": score, "step": 1, "uid": uid}
-             for uid, score in (("5f-a_0_0", 1.0), ("5f-a_1_0", 0.0), ("5f-b_0_0", 3.0),
-                                ("5f-b_1_0", 5.0))]
-    columns = read_columns(imported(tmp_path, write(tmp_path / "1.jsonl", *lines)), 1)
-    assert columns["group"].tolist() == [0, 0, 1, 1]
-    first = columns["advantage"][columns["episode_start"]]
-    assert np.allclose(first, [1, -1, -1, 1], atol=1e-3)
-
-
 VERL = {"input": PROMPT, "output": WRONG, "score": 1.0, "step": 1}
 
 
@@ -130,6 +118,21 @@ def test_prime_rl_says_all_but_the_collision(tmp_path):
     said = read_run(folder)["config"]["imported"]
     assert any("at temperature 1: collision." in text for text in said)
     assert any("left out: reward." in text for text in said)
+
+
+def test_a_forward_pass_is_at_the_temperature_of_the_sampling(tmp_path, capsys, undrawn):
+    """If somebody says it. The own numbers of the files are at that."""
+    file = write(tmp_path / "step_0/rank_0.jsonl", prime_rl())
+    said = "at temperature 0.5: collision."
+    folder = imported(tmp_path, file, flags=["--temperature", "0.5"])
+    assert said in capsys.readouterr().out
+    with torch.no_grad():
+        logits = Qwen2.from_pretrained(TINY)(torch.tensor([[5, 6, 10, 11, 12, 2]]))[0, 1:-1]
+    collision = (logits.double() / 0.5).softmax(-1).square().sum(-1).numpy()
+    assert np.allclose(read_columns(folder, 1)["collision"], collision, atol=1e-5)
+    analyzed(folder, capsys)
+    page = (folder / "analysis/report.html").read_text()
+    assert "entropy and s are those of temperature 0.5" in page
 
 
 def nemo_rl(**more):
@@ -194,7 +197,7 @@ SAID = {"role": "assistant", "content": " hmm.", "tool_calls": None}
 
 
 @pytest.mark.parametrize("line, said", [
-    ({"prompt": ASKED}, "the chat template of .*tiny takes no such messages: .* is not set"),
+    ({"prompt": ASKED}, "the chat template of .*tiny, which .* no such messages: .* is not set"),
     ({"completion": [SAID, {"role": "tool", "content": " 8"}, SAID]}, "line 1: its answer is more"),
     ({"completion": [{**SAID, "tool_calls": [{"name": "add"}]}]}, "line 1: its answer is more"),
     ({"completion": ASKED}, "line 1: its answer is more than one text of the model")])
@@ -247,6 +250,14 @@ def test_the_rewards_of_each_function_add_up_and_may_be_called_as_a_field(tmp_pa
     assert {name: values.tolist() for name, values in columns.items() if name[:7] == "reward_"} == {
         "reward_own_reward": [np.float32(0.9)] * 2,
         "reward_weight": [0.25] * 2, "reward_group": [0.5] * 2}
+
+
+def test_a_function_called_answer_says_what_is_solved_by_1_or_more(tmp_path, capsys):
+    rows = [{**TRL, "answer": value} for value in (1.0, 0.5, 2.0)]
+    columns = read_columns(imported(tmp_path, *trl_files(tmp_path, rows)), 1)
+    assert columns["reward_answer"].tolist() == [1, 0, 1]
+    assert columns["reward_own_answer"].tolist() == [1, 0.5, 2]
+    assert "Which answers are right" not in capsys.readouterr().out
 
 
 def test_answers_that_trl_writes_again_count_once(tmp_path, capsys):
@@ -458,7 +469,8 @@ def test_a_damaged_line_says_file_and_line_and_leaves_nothing(tmp_path, line, sa
     ([prime_rl(loss_mask=[None] * 2 + [True] * 5)], "prime-rl: ValueError: its loss_mask"),
     ([nemo_rl(sample_loss_mask="no")], "line 1: its weight should be"),
     ([{**prime_rl(), "token_ids": 5}], "line 1 is no line of prime-rl: TypeError"),
-    ([{**VERL, "uid": [1]}], "line 1: its group should be a whole number or a text"),
+    ([prime_rl(is_masked="no")], "ValueError: its loss_mask, and is_masked if there is one"),
+    ([{**ID, "group": [1]}], "line 1: its group should be a whole number or a text"),
     ([prime_rl(loss_mask=[False, True] * 4)], "prime-rl: ValueError: its loss_mask"),
     ([VERL, TRL], "line 2 is of JSON lines, and what was read before of verl"),
     ([prime_rl(loss_mask=[False] * 7)], "prime-rl: ValueError: its loss_mask"),

@@ -234,7 +234,7 @@ def test_reward_functions_of_one_name_keep_a_column_each():
                             reward_weights=torch.tensor([0.5, 2.0, 1.0]))
     scores = trl_trainer.scores_of(given, torch.tensor([[1.0, 3.0, float("nan")]]))
     assert {name: values.tolist() for name, values in scores.items()} == {
-        "length_1": [1], "length_2": [3], "own_reward": [0], "reward": [6.5]}
+        "length": [1], "length_2": [3], "own_reward": [0], "reward": [6.5]}
 
 
 @needs_trl
