@@ -7,7 +7,7 @@ together. They have one deadline for all.
 import json
 import re
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 
@@ -43,8 +43,14 @@ class Client:
     def all(self, requests: list[tuple[str, str, dict | None]]) -> list[dict]:
         """The answers to requests (method, path, content), in their order."""
         deadline = time.monotonic() + self.seconds
-        with ThreadPoolExecutor(AT_ONCE) as pool:  # the first error keeps what waits from starting
-            return list(pool.map(lambda request: self.exchange(deadline, *request), requests))
+        pool = ThreadPoolExecutor(AT_ONCE)
+        futures = [pool.submit(self.exchange, deadline, *request) for request in requests]
+        try:
+            for future in as_completed(futures):
+                future.result()
+            return [future.result() for future in futures]
+        finally:  # the first error, or Ctrl-C, waits for no other request
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def exchange(self, deadline: float, method: str, path: str, content: dict | None) -> dict:
         """Send one request; the JSON object that the server replies."""

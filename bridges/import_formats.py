@@ -48,11 +48,6 @@ def first(*values: object):
     return value[0] if isinstance(value, list) else value
 
 
-def whole(values: list | None) -> list | None:
-    """prime-rl writes null for a number that is not finite: then the column is not known."""
-    return None if isinstance(values, list) and None in values else values
-
-
 def number_in(name: str) -> int | None:
     """The step that stands in a file's name alone."""
     found = re.search("([0-9]+)[.]jsonl", name)
@@ -87,8 +82,7 @@ FORMATS = (
     Format("prime-rl", {"token_ids", "loss_mask"}, {
         "step": (first, "export_step", "step"), "prompt_ids": "prompt_ids",
         "token_ids": "token_ids", "reward": (first, "rewards"),
-        "advantage": (whole, "advantages"), "log_prob": (whole, "inference_logprobs"),
-        "entropy": (whole, "entropy"),
+        "advantage": "advantages", "log_prob": "inference_logprobs", "entropy": "entropy",
         "weight": (kept_weight, "loss_mask", "rl_weights", "is_masked")}, "loss_mask"),
     Format("NeMo-RL", {"token_ids", "token_loss_mask"}, {
         "step": (number_in, "file"), "prompt_ids": "prompt_ids", "token_ids": "token_ids",
@@ -142,7 +136,8 @@ def translated(row: dict, form: Format) -> dict:
 
 def trained_part(row: dict, mask_name: str) -> dict:
     """Where prompt and answer are one sequence, the answer goes from the first token that was
-    trained on to the last. NeMo-RL has each field in a list of one."""
+    trained on to the last. NeMo-RL has each field in a list of one, prime-rl a null for a number
+    that is not finite: then the column is not known."""
     if isinstance(row["token_ids"][0], list):
         row = {name: value[0] if isinstance(value, list) else value for name, value in row.items()}
     ids, mask = row["token_ids"], row[mask_name]
@@ -153,7 +148,7 @@ def trained_part(row: dict, mask_name: str) -> dict:
         raise ValueError(f"its {mask_name}, and is_masked if there is one, should be as many yes "
                          "and no as it has token_ids, with a token that was trained on")
     span = slice(trained[0], trained[-1] + 1)
-    parts = {name: value[span] if value != [None] * len(ids) else None
+    parts = {name: None if None in value else value[span]
              for name, value in row.items() if isinstance(value, list) and len(value) == len(ids)}
     return {**row, **parts, "prompt_ids": ids[:trained[0]]}
 

@@ -183,8 +183,7 @@ class Reader:
             (count["texts"], f"{count['texts']:,} answers were texts, split by the tokenizer of "
              f"{model}: into other tokens, perhaps, than were sampled. Where a text lacks the end "
              "of its turn, so do they, and whether it was cut off is not known."),
-            (count["messages"], "Messages were written by the chat template of "
-             f"{model}, without tools that it was to list."),
+            (count["messages"], f"Prompts were written by the chat template of {model}."),
             (computed, f"Computed with the weights of {model}, which need not be those that "
              f"sampled, at temperature {self.temperature:g}: {computed}."),
             (count["advantage"], f"Computed from rewards: the advantage of {count['advantage']:,} "

@@ -57,8 +57,7 @@ class Queue:
         """What the page says of it."""
         perhaps, answers = self.perhaps(), sum(map(len, self.prompts.values()))
         sentences = (
-            (self.again, "Passed over, since TRL writes a batch again at each of its updates: "
-             f"{some(self.again)}."),
+            (self.again, f"Passed over as written once more, at an update: {some(self.again)}."),
             (self.evaluations, f"Left out as evaluations: {sum(self.evaluations.values()):,} "
              f"answers, {some(self.evaluations)}."),
             (self.prompts, "TRL writes an evaluation over answers of the training step before it, "

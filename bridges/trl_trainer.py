@@ -385,10 +385,9 @@ def weighting_of(mitigation):
 
 def flag_values(function, given: dict) -> dict:
     flags = parameters_as_flags(function)
-    for name in given:
-        if name not in flags:
-            raise UserError(f"mitigation_flags: {function.__name__} has no flag {name}, it has "
-                            f"{', '.join(flags) or 'none'}")
+    if unknown := [name for name in given if name not in flags]:
+        raise UserError(f"mitigation_flags: {function.__name__} has no flag {unknown[0]}, it has "
+                        f"{', '.join(flags) or 'none'}")
     values = {name: given.get(name, flag.default) for name, flag in flags.items()}
     check_values(values, flags)
     return values

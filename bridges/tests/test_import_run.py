@@ -267,7 +267,7 @@ def test_answers_that_trl_writes_again_count_once(tmp_path, capsys):
     folder = imported(tmp_path, *files)
     assert credit_steps(folder) == [1, 3]
     said = capsys.readouterr().out
-    assert "each of its updates: step 2, 4, 5." in said and "4 answers were texts" in said
+    assert "once more, at an update: step 2, 4, 5." in said and "4 answers were texts" in said
     assert read_columns(folder, 3)["trainer_step"] == [3] and "Perhaps" not in said
 
 
@@ -289,7 +289,7 @@ def test_new_answers_behind_old_ones_are_an_evaluation(tmp_path, capsys):
     said = capsys.readouterr().out
     assert credit_steps(folder) == [1, 5] and "Perhaps" not in said
     assert "Left out as evaluations: 12 answers, step 2, 4, 6, 8." in said
-    assert "each of its updates: step 3, 7." in said
+    assert "once more, at an update: step 3, 7." in said
 
 
 def test_a_step_of_trl_that_may_be_an_evaluation_is_named(tmp_path, capsys):
@@ -465,7 +465,6 @@ def test_a_damaged_line_says_file_and_line_and_leaves_nothing(tmp_path, line, sa
     ([{**ID, "group": 1}, {**ID, "group": 1, "prompt_ids": [5]}], "line 2: its prompt is not that"),
     ([{**ID, "reward": None, "advantage": 1}, ID], "step 1: an answer has no advantage"),
     ([prime_rl(entropy=[1.0])], "line 1: its entropy has 1 values, the answer 4 tokens"),
-    ([prime_rl(rl_weights=[None, None, 1, 1, None, None, 1])], "line 1: its weight should be"),
     ([prime_rl(loss_mask=[None] * 2 + [True] * 5)], "prime-rl: ValueError: its loss_mask"),
     ([nemo_rl(sample_loss_mask="no")], "line 1: its weight should be"),
     ([{**prime_rl(), "token_ids": 5}], "line 1 is no line of prime-rl: TypeError"),

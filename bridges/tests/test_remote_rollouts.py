@@ -203,6 +203,21 @@ def test_answers_stand_in_the_order_of_their_requests(monkeypatch):
     assert answers == [{"number": number} for number in range(5)]
 
 
+def test_the_first_error_waits_for_no_other_request(monkeypatch):
+    is_told, answered = threading.Event(), []
+
+    def only_the_second_fails(client, deadline, number):
+        if number == 1:
+            raise UserError("the second")
+        is_told.wait(20)
+        answered.append(number)
+
+    monkeypatch.setattr(Client, "exchange", only_the_second_fails)
+    assert said_by(Client("http://nowhere", 60.0).all, [(0,), (1,)]) == "the second"
+    assert not answered
+    is_told.set()
+
+
 def test_a_server_that_is_not_there_is_told_before_anything_is_written(tmp_path):
     nobody = f"http://127.0.0.1:{free_port()}"
     said = run(*FLAGS, "--out", tmp_path / "x", "--rollouts", nobody, expect=1).stderr
