@@ -18,8 +18,7 @@ from harness.load import set_threads
 from qwen2_model import Linear, Qwen2
 
 LIES = {  # what becomes of the log-probs of one answer
-    "null": lambda values: [None, *values[1:]], "far off": lambda values: [*values[:-1], -9999.0],
-    "zeros": lambda values: [0.0] * len(values)}
+    "null": lambda values: [None, *values[1:]], "zeros": lambda values: [0.0] * len(values)}
 RPC = {  # what it replies to the request for other weights, and loads none
     "deaf": (200, {"results": [None]}), "failed": (500, {"error": "EngineDeadError"})}
 SILENCES = {"silent": 1.5, "gone": 0}  # seconds
