@@ -90,7 +90,9 @@ def describe(run: Run, tally: Tally | None) -> str:
         text += (f"; {tally.tokens:,} tokens of {tally.answers.sum():,} answers to "
                  f"{tally.groups:,} problems, steps {tally.steps[0]} to {tally.steps[-1]}")
     sampled, on_record = config.get("temperature", 1), config.get("columns_temperature", 1)
-    if not sampled == on_record == 1:
+    if on_record is None:
+        text += "; of which temperature log p, entropy and s are, its files do not say"
+    elif not sampled == on_record == 1:
         text += (f"; sampled at temperature {sampled}; log p, entropy and s are those of "
                  f"temperature {on_record}")
     return text

@@ -1,122 +1,81 @@
-"""JSON to a server and back, and one sentence for all that can go wrong on the way.
+"""JSON to the server of --rollouts and back, and one sentence for all that can go wrong on the way.
 
 http.client follows no redirect and asks the environment for no proxy, so this talks to the address
 that was given and to nothing else. Requests run side by side, since a server batches what arrives
-together. They have one deadline for all: a server that sends a byte a minute is given up as well.
+together. They have one deadline for all.
 """
 import json
-import queue
 import re
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPConnection, HTTPException
 
 from engine.errors import UserError
 from harness.files import parse_object
 from harness.flags import shortened
 
+FLAG = "--rollouts"
 AT_ONCE = 128  # requests under way; the others wait for their turn
-LARGEST_ANSWER = 2 ** 20  # bytes, where nothing else is said
-CONNECTIONS = {"http": HTTPConnection, "https": HTTPSConnection}
-ADDRESS = re.compile(r"https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?/?")
-LAST_PORT = 65535
+ADDRESS = re.compile(r"http://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?/?")
 
 
-def read_address(text: str, flag: str) -> str:
-    """http://HOST:PORT, as the flag has it. A password in it is refused, and not repeated."""
+def read_address(text: str) -> str:
+    """http://HOST:PORT. A password in it is refused, and not repeated."""
     if "@" in text:
-        raise UserError(f"{flag}: an address cannot hold a user or a password, it is kept in "
+        raise UserError(f"{FLAG}: an address cannot hold a user or a password, it is kept in "
                         "config.json")
-    match = ADDRESS.fullmatch(text)
-    if not match or int((match[2] or ":0")[1:]) > LAST_PORT:
-        raise UserError(f"{flag} {shortened(text)} should be http://HOST:PORT or "
-                        "https://HOST:PORT, in small letters and with nothing behind it")
+    if not ADDRESS.fullmatch(text):
+        raise UserError(f"{FLAG} {shortened(text)} should be http://HOST:PORT, in small letters "
+                        "and with nothing behind it")
     return text.rstrip("/")
-
-
-class Refused(UserError):
-    """The server answered with a status that is not 200."""
 
 
 @dataclass(frozen=True)
 class Client:
-    """What talks to the server at an address; `flag` is what errors begin with."""
-    flag: str
+    """What talks to the server at an address."""
     address: str    # http://HOST:PORT
     seconds: float  # for all that is asked at once
 
-    def get(self, path: str) -> dict:
-        return self.all([("GET", path, None)])[0]
+    def ask(self, method: str, path: str, content: dict | None = None) -> dict:
+        return self.all([(method, path, content)])[0]
 
-    def post(self, path: str, content: dict) -> dict:
-        return self.all([("POST", path, content)])[0]
-
-    def all(self, requests: list[tuple[str, str, dict | None]],
-            largest: int = LARGEST_ANSWER) -> list[dict]:
-        """The answers to requests (method, path, content), in their order, each of `largest` bytes
-        at most. The first request that fails ends the waiting for all."""
-        done: queue.SimpleQueue = queue.SimpleQueue()
-        turns = threading.Semaphore(AT_ONCE)
-
-        def work(number: int, request: tuple) -> None:
-            with turns:
-                try:
-                    done.put((number, self.exchange(*request, largest)))
-                except Exception as error:  # whatever it is, somebody waits for it
-                    done.put((number, error))
-
-        for numbered in enumerate(requests):  # as daemons: none of them delays an exit
-            threading.Thread(target=work, args=numbered, daemon=True).start()
+    def all(self, requests: list[tuple[str, str, dict | None]]) -> list[dict]:
+        """The answers to requests (method, path, content), in their order."""
         deadline = time.monotonic() + self.seconds
-        answers: dict[int, dict] = {}
-        while len(answers) < len(requests):
-            try:
-                number, answer = done.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                raise self.too_late() from None
-            if isinstance(answer, Exception):
-                raise answer
-            answers[number] = answer
-        return [answers[number] for number in range(len(requests))]
+        pool = ThreadPoolExecutor(AT_ONCE)
+        futures = [pool.submit(self.exchange, deadline, *request) for request in requests]
+        try:
+            for future in as_completed(futures):
+                future.result()
+            return [future.result() for future in futures]
+        finally:  # the first error, or Ctrl-C, waits for no other request
+            pool.shutdown(wait=False, cancel_futures=True)
 
-    def exchange(self, method: str, path: str, content: dict | None, largest: int) -> dict:
+    def exchange(self, deadline: float, method: str, path: str, content: dict | None) -> dict:
         """Send one request; the JSON object that the server replies."""
         body = None if content is None else json.dumps(content)
-        headers = {} if content is None else {"Content-Type": "application/json"}
-        scheme, _, place = self.address.partition("://")
-        connection = CONNECTIONS[scheme](place, timeout=self.seconds)
+        left = max(0.001, deadline - time.monotonic())
+        connection = HTTPConnection(self.address.removeprefix("http://"), timeout=left)
         try:
-            connection.request(method, path, body, headers)
+            connection.request(method, path, body, {"Content-Type": "application/json"})
             response = connection.getresponse()
-            received = response.read(largest + 1)
+            text = response.read().decode(errors="replace")
         except TimeoutError:
-            raise self.too_late() from None
-        except (OSError, HTTPException, ValueError) as error:  # ValueError: a chunk's size
+            raise self.error(f"no whole answer within {self.seconds:g} s") from None
+        except (OSError, OverflowError, HTTPException, ValueError) as error:  # a port, a chunk
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise self.error(f"no answer to {path} ({one_line(reason)})") from None
         finally:
             connection.close()
-        text = received.decode(errors="replace")
         if response.status != 200:
-            raise Refused(str(self.error(
-                f"it answers {path} with {response.status}: {one_line(text)}")))
-        if len(received) > largest:
-            raise self.error(f"its answer to {path} is longer than {largest / 2 ** 20:.1f} MiB")
-        if response.length:  # bytes that were promised
-            raise self.error(f"the connection was closed in the middle of its answer to {path}")
-        try:
-            return parse_object(text, f"its answer to {path}")
-        except UserError as error:
-            raise self.error(one_line(error)) from None
-
-    def too_late(self) -> UserError:
-        return self.error(f"no whole answer within {self.seconds:g} s")
+            raise self.error(f"it answers {path} with {response.status}: {one_line(text)}")
+        return parse_object(text, str(self.error(f"its answer to {path}")))
 
     def error(self, what: str) -> UserError:
-        return UserError(f"{self.flag} {self.address}: {what}")
+        return UserError(f"{FLAG} {self.address}: {what}")
 
 
 def one_line(text: object) -> str:
-    """What a server wrote, short enough to be shown."""
+    """What another program said, short enough to be shown."""
     return shortened(" ".join(str(text).split()), 200)

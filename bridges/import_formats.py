@@ -1,73 +1,45 @@
 """How other trainers write the answers of a run: a table of columns for each, from theirs to ours.
 
-    TRL        completions/*.parquet               texts, a column for each reward, advantages
-    verl       rollout_data_dir/*.jsonl            texts, score
-    prime-rl   token_exports/step_N/rank_R.jsonl   tokens of prompt and answer, numbers of each
-    NeMo-RL    train_data_stepN.jsonl              tokens of prompt and answer, numbers of each
-    AReaL      rollout/VERSION/TASK.jsonl          texts, reward
-    ART        trajectories/train/N.parquet        messages, reward
-
 A file is read line by line. A line that its table does not fit ends the import in one sentence.
 """
-import json
 import re
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple, TypedDict
 
+from bridges.http_client import one_line
 from engine.errors import UserError, is_file
-from engine.tokens import CHATML, SECTIONS
-from harness.credit_file import LARGEST, column_of
+from engine.tokens import CHATML
+from harness.credit_file import column_of
 from harness.files import lines_in, parse_object
-from harness.flags import shortened
+from harness.flags import Range, shortened
+from harness.identity import Number
+from harness.log_reading import check_of, is_number
 
-# Columns of a table that nobody reads, and whose values Python may not even be able to hold
-OF_TIME = re.compile(r"\b(date|time|timestamp|duration)(32|64)?\[")
-PER_TOKEN = ("log_prob", "entropy", "collision", "weight", "advantage", "ratio")
-
-
-def is_number(value, low: float = -LARGEST, high: float = LARGEST) -> bool:
-    return type(value) in (int, float) and low <= value <= high  # not so for NaN
+PER_TOKEN = ("log_prob", "entropy", "collision", "weight", "advantage")
 
 
-def are_numbers(name: str) -> Callable[[object], bool]:
-    """A test of one number for an answer, or one for each token, in the range of a column."""
-    low, high = column_of(name)[2:4]
-    return lambda value: all(is_number(x, low, high)
-                             for x in (value if isinstance(value, list) else [value]))
+class Message(TypedDict):
+    role: str
+    content: str | None  # one that calls tools may have none
 
 
-def are_ids(value: object) -> bool:
-    return isinstance(value, list) and all(type(i) is int and 0 <= i < 2 ** 24 for i in value)
+def numbers_of(name: str):
+    """One for an answer, or one for each token, in the range of a column."""
+    number = Annotated[float, Range(least=column_of(name).low, most=column_of(name).high)]
+    return number | list[number], "a number, or one for each token, that this column can hold"
 
 
-def is_text(value: object) -> bool:
-    """A text, or messages. One that thinks or calls tools may have no content."""
-    return isinstance(value, str) or isinstance(value, list) and value != [] and all(
-        isinstance(m, dict) and isinstance(m.get("role"), str)
-        and isinstance(m.get("content"), str | None) and are_calls(m.get("tool_calls") or [])
-        for m in value)
-
-
-def are_calls(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(call, dict) for call in value)
-
-
-TEXT, IDS = ("a text or a list of messages", is_text), ("a list of token numbers", are_ids)
-YES_OR_NO = ("true or false", lambda value: type(value) is bool)
-FIELDS = {  # of a line: what it has to be, in words, and a test; null is as if it were not there
-    "step": ("a whole number", lambda value: type(value) is int and 0 <= value < 2 ** 30),
-    "group": ("a whole number or a text", lambda value: type(value) in (int, str)),
+TEXT = (str | list[Message], "a text or a list of messages")
+IDS = (list[Annotated[int, Range(least=0, most=2 ** 24 - 1)]], "a list of token numbers")
+TYPES = {  # of a line's fields, and what that is in words; null is as if it were not there
+    "step": (Annotated[int, Range(least=0, most=2 ** 30 - 1)], "a whole number"),
+    "group": (int | str, "a whole number or a text"),
     "prompt": TEXT, "completion": TEXT, "prompt_ids": IDS, "token_ids": IDS,
-    "reward": ("a number", is_number),
-    "parts": ("numbers by name", lambda value: isinstance(value, dict)
-              and all(map(is_number, value.values()))),
-    "finished": YES_OR_NO, "solved": YES_OR_NO,
-    "sections": (f"a list of {', '.join(SECTIONS)}", lambda value: isinstance(value, list)
-                 and all(name in SECTIONS for name in value)),
-    **{name: ("a number, or one for each token, that this column can hold", are_numbers(name))
-       for name in PER_TOKEN}}
+    "reward": (Number, "a number"), "parts": (dict[str, Number], "numbers by name"),
+    "finished": (bool, "true or false"), "solved": (bool, "true or false"),
+    **{name: numbers_of(name) for name in PER_TOKEN}}
+FIELDS = {name: (check_of(kind), words) for name, (kind, words) in TYPES.items()}
 
 
 def first(*values: object):
@@ -76,14 +48,9 @@ def first(*values: object):
     return value[0] if isinstance(value, list) else value
 
 
-def whole(values: list | None) -> list | None:
-    """prime-rl writes null for a number that is not finite: then the column is not known."""
-    return None if isinstance(values, list) and None in values else values
-
-
 def number_in(name: str) -> int | None:
     """The step that stands in a file's name alone."""
-    found = re.search("([0-9]+)[.](jsonl|parquet)", name)
+    found = re.search("([0-9]+)[.]jsonl", name)
     return int(found[1]) if found else None
 
 
@@ -96,11 +63,6 @@ def with_chatml(prompt):
         f"{role[1] and end}{role[1]}{begin}{role[2]}\n"), prompt)
 
 
-def problem_of(uid):
-    """verl's uid says which problem, then which of its answers: ID_2_0."""
-    return re.sub("(_[0-9]+){2}$", "", uid) if isinstance(uid, str) else uid
-
-
 def kept_weight(mask: list, weight, is_dropped=None) -> list:
     """Of each token; 0 where it was not trained on, what a tool said between an answer's turns."""
     every = weight if isinstance(weight, list) else [1 if weight is None else weight] * len(mask)
@@ -108,28 +70,19 @@ def kept_weight(mask: list, weight, is_dropped=None) -> list:
             for w, kept, dropped in zip(every, mask, is_dropped or [False] * len(mask))]
 
 
-def turns(messages: list, is_answer: bool) -> list:
-    """Of ART's messages those before the first that was trained on, or those from it on."""
-    start = [bool(message["trainable"]) for message in messages].index(True)
-    return [{"role": m["role"], "content": m["content"],
-             **({"tool_calls": json.loads(m["tool_calls"])} if m.get("tool_calls") else {})}
-            for m in (messages[start:] if is_answer else messages[:start])]
-
-
 class Format(NamedTuple):
     name: str
     told_by: set            # the fields that tell it
     columns: dict           # ours -> theirs, or a function and those of theirs that it takes
     mask: str | None = None  # where prompt and answer are one sequence: which tokens were trained
-    has_parts: bool = False  # its other columns of numbers are parts of the reward
+    is_table: bool = False  # its other columns of numbers are parts of the reward
 
 
 FORMATS = (
     Format("prime-rl", {"token_ids", "loss_mask"}, {
         "step": (first, "export_step", "step"), "prompt_ids": "prompt_ids",
         "token_ids": "token_ids", "reward": (first, "rewards"),
-        "advantage": (whole, "advantages"), "log_prob": (whole, "inference_logprobs"),
-        "entropy": (whole, "entropy"), "ratio": (whole, "importance_ratio"),
+        "advantage": "advantages", "log_prob": "inference_logprobs", "entropy": "entropy",
         "weight": (kept_weight, "loss_mask", "rl_weights", "is_masked")}, "loss_mask"),
     Format("NeMo-RL", {"token_ids", "token_loss_mask"}, {
         "step": (number_in, "file"), "prompt_ids": "prompt_ids", "token_ids": "token_ids",
@@ -138,35 +91,28 @@ FORMATS = (
         "weight": (kept_weight, "token_loss_mask", "sample_loss_mask")}, "token_loss_mask"),
     Format("verl", {"input", "output", "score"}, {
         "step": "step", "prompt": (with_chatml, "input"), "completion": "output",
-        "reward": "score", "group": (problem_of, "uid"),
+        "reward": "score",
         "solved": (lambda acc: bool(acc) if acc in (0, 1) else None, "acc")}),  # or a score
     Format("AReaL", {"task_id", "tail_version", "prompt", "completion", "reward"}, {
         "step": "tail_version", "group": "task_id", "prompt": "prompt", "completion": "completion",
         "reward": "reward"}),
-    Format("ART", {"group_index", "messages", "reward"}, {
-        "step": (number_in, "file"), "group": "group_index", "reward": "reward",
-        "prompt": (partial(turns, is_answer=False), "messages"),
-        "completion": (partial(turns, is_answer=True), "messages")}),
     Format("TRL", {"prompt", "completion", "advantage"}, {
         "step": "step", "prompt": "prompt", "completion": "completion", "advantage": "advantage"},
-        has_parts=True))
-OURS = "JSON lines"
+        is_table=True))
 
 
 def in_our_fields(row: dict, where: str, path: Path) -> tuple[str, dict]:
     """Who wrote a line, and what it says, without the fields that are null."""
-    fitting = [form for form in FORMATS if form.told_by <= row.keys()]
-    is_table = ".parquet" in path.suffixes  # only of a table is it known that TRL wrote it
-    if fitting and not (fitting[0].has_parts and "reward" in row and not is_table):
-        form = fitting[0]
-        try:
-            name, line = form.name, translated(row | {"file": path.name}, form)
-        except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
-            raise UserError(f"{where} is no line of {form.name}: "
-                            f"{shortened(f'{type(error).__name__}: {error}')}") from None
-    elif row.keys() & {"reward", "advantage"}:
-        name, line = OURS, row
-    else:
+    is_table = ".parquet" in path.suffixes  # or was one
+    form = next((form for form in FORMATS
+                 if form.told_by <= row.keys() and form.is_table <= is_table), None)
+    name = form.name if form else "JSON lines"
+    try:
+        line = translated(row | {"file": path.name}, form) if form else row
+    except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
+        raise UserError(f"{where} is no line of {name}: "
+                        f"{shortened(f'{type(error).__name__}: {error}')}") from None
+    if not form and row.keys().isdisjoint(("reward", "advantage")):
         raise UserError(f"{where} is no answer: it has neither a reward nor an advantage, "
                         f"but {shortened(', '.join(row))}")
     return name, checked({ours: value for ours, value in line.items() if value is not None}, where)
@@ -180,7 +126,7 @@ def translated(row: dict, form: Format) -> dict:
         function, *names = source if isinstance(source, tuple) else (None, source)
         values = [row.get(name) for name in names]
         line[ours] = function(*values) if function else values[0]
-    if form.has_parts:  # None and nan are 0, as they are there
+    if form.is_table:  # None and nan are 0, as they are there
         others = {name: value for name, value in row.items()
                   if name not in (*form.columns, "file") and type(value) in (int, float)}
         line["parts"] = {name: value if is_number(value) else 0 for name, value in others.items()}
@@ -190,25 +136,29 @@ def translated(row: dict, form: Format) -> dict:
 
 def trained_part(row: dict, mask_name: str) -> dict:
     """Where prompt and answer are one sequence, the answer goes from the first token that was
-    trained on to the last. NeMo-RL has each field in a list of one."""
+    trained on to the last. NeMo-RL has each field in a list of one, prime-rl a null for a number
+    that is not finite: then the column is not known."""
     if isinstance(row["token_ids"][0], list):
         row = {name: value[0] if isinstance(value, list) else value for name, value in row.items()}
     ids, mask = row["token_ids"], row[mask_name]
     trained = [t for t, kept in enumerate(mask) if kept]
-    if not trained or len(mask) != len(ids) or not set(mask) <= {0, 1}:
-        raise ValueError(f"its {mask_name} should be as many yes and no as it has token_ids, with "
-                         "a token that was trained on")
+    dropped = row.get("is_masked")  # of prime-rl
+    masks = [mask] if dropped in (None, [None] * len(ids)) else [mask, dropped]
+    if not trained or any(len(m) != len(ids) or not set(m) <= {0, 1} for m in masks):
+        raise ValueError(f"its {mask_name}, and is_masked if there is one, should be as many yes "
+                         "and no as it has token_ids, with a token that was trained on")
     span = slice(trained[0], trained[-1] + 1)
-    parts = {name: value[span] if value != [None] * len(ids) else None
+    parts = {name: None if None in value else value[span]
              for name, value in row.items() if isinstance(value, list) and len(value) == len(ids)}
     return {**row, **parts, "prompt_ids": ids[:trained[0]]}
 
 
 def checked(line: dict, where: str) -> dict:
-    for name, value in line.items():
-        if name in FIELDS and not FIELDS[name][1](value):
-            raise UserError(f"{where}: its {name} should be {FIELDS[name][0]}, "
-                            f"not {shortened(repr(value))}")
+    for name in line.keys() & FIELDS.keys():
+        is_right, words = FIELDS[name]
+        if not is_right(line[name]):
+            raise UserError(f"{where}: its {name} should be {words}, "
+                            f"not {shortened(repr(line[name]))}")
     if "step" not in line or line.keys().isdisjoint(("reward", "advantage")):
         lacks = "reward and no advantage" if "step" in line else "step"
         raise UserError(f"{where} has no {lacks}")
@@ -222,18 +172,18 @@ def lines_of(files: list[Path]) -> Iterator[tuple[str, str, dict]]:
             raise UserError(f"cannot read {path}: there is no such file")
         if sum(map(path.samefile, filter(is_file, files))) > 1:
             raise UserError(f"{path} is named twice: its answers would count twice")
-        rows = read_table(path) if path.suffix == ".parquet" else lines_in(path)
-        for number, row in enumerate(rows, 1):
-            where = f"{path}, line {number}"
-            if isinstance(row, str):
-                row = row.removeprefix("\ufeff")  # some editors begin a file with it
-                if not row.strip():
-                    continue
-                row = parse_object(row, where)
+        for where, row in read_table(path) if path.suffix == ".parquet" else read_lines(path):
             yield where, *in_our_fields(row, where, path)
 
 
-def read_table(path: Path) -> Iterator[dict]:
+def read_lines(path: Path) -> Iterator[tuple[str, dict]]:
+    for number, text in enumerate(lines_in(path), 1):
+        text, where = text.removeprefix("\ufeff"), f"{path}, line {number}"  # some editors begin so
+        if text.strip():
+            yield where, parse_object(text, where)
+
+
+def read_table(path: Path) -> Iterator[tuple[str, dict]]:
     try:
         import pyarrow
         from pyarrow import parquet
@@ -241,9 +191,10 @@ def read_table(path: Path) -> Iterator[dict]:
         raise UserError(f"{path}: parquet needs pyarrow (pip install pyarrow), or JSON lines "
                         "instead: pandas.read_parquet(FILE).to_json(FILE + '.jsonl', "
                         "orient='records', lines=True)") from None
+    number = 0
     try:
         for batch in parquet.ParquetFile(path).iter_batches(batch_size=64):
-            used = [i for i, kind in enumerate(batch.schema.types) if not OF_TIME.search(str(kind))]
-            yield from batch.select(used).to_pylist()
+            for number, row in enumerate(batch.to_pylist(), number + 1):
+                yield f"{path}, line {number}", row
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
-        raise UserError(f"cannot read {path} as parquet: {str(error).splitlines()[0]}") from None
+        raise UserError(f"cannot read {path} as parquet: {one_line(error)}") from None

@@ -13,25 +13,24 @@ if not __package__:
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import chain, groupby
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
+from tokenizers import Tokenizer
 
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
-from bridges import transformers_model
 from bridges.import_formats import FIELDS, PER_TOKEN, lines_of
-from bridges.messages import as_chatml, pieces, plain
+from bridges.messages import own_text, prompt_text
 from bridges.trl_queue import Queue
 from countdown_task import annotate
 from engine.errors import UserError
 from engine.forward import with_facts
-from engine.rollouts import Rollouts
-from engine.tokens import (END_OF_TURN, OTHER, SECTIONS, THINK, encode, load_tokenizer,
-                           token_bytes)
+from engine.rollouts import NOTHING, Rollouts, score_answers
+from engine.tokens import END_OF_TURN, OTHER, THINK, encode, load_tokenizer, token_bytes
 from grpo import group_z_score, to_every_token
 from harness.credit_file import credit_path, write_credit
 from harness.files import find_folder, read_json, replace_text, sha256_of, whole_folder
@@ -40,131 +39,94 @@ from harness.identity import fingerprint, provenance, run_id_of
 from harness.load import pick_device
 from harness.program import run_as_program
 from harness.progress import show_status
-from harness.settings import make_settings
-from harness.tasks import make_task
 from qwen2_model import Qwen2
 
 MODELS = ("qwen2", "qwen3")  # the model_type of those that are implemented
 AT_ONCE = 8                  # answers of a forward pass
-TEMPERATURE = 1              # of that pass
 FACTS = ("log_prob", "entropy", "collision")  # what that tells of a token
-FLAGS = {"task": Flag(None, "label the tokens as this task does, instead of by tags and text"),
-         "device": Flag("cpu", "cpu, cuda or cuda:N, for the forward pass")}
-
-
-@dataclass
-class Answer:
-    where: str          # file and line
-    line: dict          # what that says, in our own fields
-    prompt: list[int]
-    ids: list[int]
-    own: list[int]      # 1 for a token of the model, 0 for one of a tool
-
-    @property
-    def group(self) -> int | str | tuple[int, ...]:
-        return self.line.get("group", tuple(self.prompt))
+FLAGS = {"device": Flag("cpu", "cpu, cuda or cuda:N, for the forward pass"),
+         "temperature": Flag(None, "of sampling, and of that pass", kind=float, above=0, most=100)}
 
 
 class Reader:
     """Makes answers of lines and batches of answers, and counts what it computes for that."""
 
-    def __init__(self, folder: Path, task: str | None, device: str):
+    def __init__(self, folder: Path, device: str, temperature: float = 1):
         self.folder, self.tokenizer = folder, load_tokenizer(folder)
         self.kind = read_json(folder / "config.json").get("model_type")
-        self.device, self.model = pick_device(device), None
+        self.device, self.temperature, self.model = pick_device(device), temperature, None
         if self.kind in MODELS:
             self.model = Qwen2.from_pretrained(folder, self.device)
-            config = self.model.config
-        elif transformers_model.is_installed():
-            self.model = transformers_model.load_model(folder, self.device)
-            config = self.model.config.get_text_config()
-        if self.model:
-            longest = getattr(config, "max_position_embeddings", 2 ** 30)  # not all have a limit
-            self.limits = config.vocab_size, longest
-        self.task = make_task(make_settings({"model": str(folder), "task": task})) if task else None
+            self.model.model.norm.weight.data /= temperature  # and so the logits
         added = self.tokenizer.get_added_tokens_decoder()
         self.special = {i for i, token in added.items() if token.special}
-        self.count, self.passed_over, self.written_by = Counter(), set(), ""
-        self.trainer = None   # who wrote the files
-        self.queue = Queue()  # of TRL
+        self.count, self.passed_over = Counter(), set()
+        self.queue, self.trainer = Queue(), None  # of TRL; who wrote the files
 
-    @cached_property
-    def write(self) -> Callable[..., str]:
-        """Makes a text of messages."""
-        template = transformers_model.chat_template(self.folder)
-        self.written_by = (
-            f"by the chat template of {self.folder}, without tools that it was to list" if template
-            else f"as ChatML: {self.folder} has no chat template, or transformers is not installed")
-        return template or as_chatml
-
-    def steps(self, files: list[Path]) -> Iterator[tuple[int, list[Answer]]]:
+    def steps(self, files: list[Path]) -> Iterator[tuple[int, list[dict]]]:
         """The answers of each step. A run that counts its steps from 0 counts from 1 here."""
         answers, seen = (self.answer(*found) for found in lines_of(files)), []
-        for step, of_step in groupby(answers, key=lambda answer: answer.line["step"]):
-            first = next(of_step)
+        for step, of_step in groupby(answers, key=lambda answer: answer["step"]):
+            rows = list(of_step)
             if step in seen or step == 0 and seen:
-                raise UserError(f"{first.where}: step {step} comes after others: name the files in "
-                                "the order of their steps")
+                raise UserError(f"{rows[0]['where']}: step {step} comes after others: name the "
+                                "files in the order of their steps")
             seen.append(step)
-            answers_of_step, numbered = [first, *of_step], step + (seen[0] == 0)
-            rows = [answer.line | {"prompt": answer.prompt} for answer in answers_of_step]
+            numbered = step + (seen[0] == 0)
             if self.trainer != "TRL" or self.queue.is_new(numbered, rows):
-                yield numbered, answers_of_step
+                yield numbered, rows
         if not seen:
             raise UserError(f"there is no answer in {', '.join(map(str, files))}")
 
-    def answer(self, where: str, trainer: str, line: dict) -> Answer:
+    def answer(self, where: str, trainer: str, line: dict) -> dict:
+        """A line with its tokens, and where it stands."""
         self.trainer = self.trainer or trainer
         if trainer != self.trainer:
             raise UserError(f"{where} is of {trainer}, and what was read before of {self.trainer}: "
                             "import the files of one run")
         self.passed_over |= line.keys() - FIELDS.keys()
-        line = {name: value for name, value in line.items() if name in FIELDS}
-        prompt, ids, own = self.tokens_of(line, where)
-        if not ids and "completion" in line:  # of an end of turn alone nothing is left in a text
-            ends = map(self.tokenizer.token_to_id, END_OF_TURN)
-            ids = [end for end in ends if end is not None][:1]
-            own = [1] * len(ids)
+        prompt, ids = self.tokens_of(line, where)
         if not (prompt and ids):
             raise UserError(f"{where} has no {'answer' if prompt else 'prompt'}")
-        for name in (*PER_TOKEN, "sections"):
+        for name in PER_TOKEN:
             if isinstance(line.get(name), list) and len(line[name]) != len(ids):
                 raise UserError(f"{where}: its {name} has {len(line[name])} values, the answer "
                                 f"{len(ids)} tokens")
         if self.model:
-            vocabulary, longest, whole = *self.limits, prompt + ids
-            if max(whole) >= vocabulary or len(whole) > longest:
-                raise UserError(f"{where} has {len(whole)} tokens up to number {max(whole)}; "
-                                f"{self.folder} takes {longest}, of {vocabulary}")
-        return Answer(where, line, prompt, ids, own)
+            config, whole = self.model.config, prompt + ids
+            if max(whole) >= config.vocab_size or len(whole) > config.max_position_embeddings:
+                raise UserError(
+                    f"{where} has {len(whole)} tokens up to number {max(whole)}; {self.folder} "
+                    f"takes {config.max_position_embeddings}, of {config.vocab_size}")
+        is_text = "token_ids" not in line  # that does not say whether it was cut off
+        return {"finished": is_text or ids[-1] in self.special, "group": tuple(prompt), **line,
+                "where": where, "is_text": is_text, "prompt_ids": prompt, "token_ids": ids}
 
-    def tokens_of(self, line: dict, where: str) -> tuple[list[int], list[int], list[int]]:
-        """Those of the prompt and of the answer, given or by their texts; and which of the answer
-        the model wrote, as far as the line says."""
-        prompt, answer = (plain(line.get(name, "")) for name in ("prompt", "completion"))
-        messages, write = ([], as_chatml) if isinstance(prompt, str) else (prompt, self.write)
-        text = write(messages, asks=True) if messages else prompt
-        asked = line.get("prompt_ids") or encode(self.tokenizer, text, f"the prompt of {where}")
-        if "token_ids" in line:
-            return asked, line["token_ids"], [1] * len(line["token_ids"])
-        parts = [(answer, True)]
-        if not isinstance(answer, str):
-            parts = pieces(messages, answer, write, where)
-        ids, own = [], []
-        for part, is_own in parts:
-            ids += encode(self.tokenizer, part, f"the completion of {where}")
-            own += [int(is_own)] * (len(ids) - len(own))
-        return asked, ids, own
+    def tokens_of(self, line: dict, where: str) -> tuple[list[int], list[int]]:
+        """Those of the prompt and of the answer, given or by their texts."""
+        prompt, answer = line.get("prompt_ids"), line.get("token_ids")
+        if prompt is None:
+            text = line.get("prompt", "")
+            self.count["messages"] += not isinstance(text, str)
+            text = text if isinstance(text, str) else prompt_text(text, self.folder)
+            prompt = encode(self.tokenizer, text, f"the prompt of {where}")
+        if answer is None and "completion" in line:
+            text = line["completion"]
+            text = text if isinstance(text, str) else own_text(text, where)
+            # of an end of turn alone nothing is left in a text
+            answer = encode(self.tokenizer, text, f"the completion of {where}") or [
+                end for end in map(self.tokenizer.token_to_id, END_OF_TURN) if end is not None][:1]
+        return prompt, answer or []
 
-    def batch(self, answers: list[Answer], step: int) -> tuple[Rollouts, torch.Tensor, dict]:
-        """The answers of a step, group by group; their weights; columns that not every file has."""
-        numbers = {key: g for g, key in enumerate(dict.fromkeys(a.group for a in answers))}
-        answers = sorted(answers, key=lambda answer: numbers[answer.group])
+    def batch(self, answers: list[dict], step: int) -> tuple[Rollouts, torch.Tensor]:
+        """The answers of a step, group by group; and their weights."""
+        numbers = {key: g for g, key in enumerate(dict.fromkeys(a["group"] for a in answers))}
+        answers = sorted(answers, key=lambda answer: numbers[answer["group"]])
         prompts = {}
         for answer in answers:
-            if prompts.setdefault(answer.group, answer.prompt) != answer.prompt:
-                raise UserError(f"{answer.where}: its prompt is not that of its group")
-        length = torch.tensor([len(answer.ids) for answer in answers])
+            if prompts.setdefault(answer["group"], answer["prompt_ids"]) != answer["prompt_ids"]:
+                raise UserError(f"{answer['where']}: its prompt is not that of its group")
+        length = torch.tensor([len(answer["token_ids"]) for answer in answers])
         mask = torch.arange(int(length.max())) < length[:, None]
 
         def frame(values, dtype=torch.float32) -> torch.Tensor:
@@ -174,54 +136,30 @@ class Reader:
             known = torch.tensor(list(chain(*rows)), dtype=dtype)
             return torch.zeros(mask.shape, dtype=dtype).masked_scatter(mask, known)
 
-        given = {name: frame([a.line.get(name) for a in answers]) for name in PER_TOKEN}
-        section, kind = (frame(codes, torch.uint8) for codes in zip(*map(self.labels, answers)))
-        scores = self.scores(answers)
+        given = {name: frame([answer.get(name) for answer in answers]) for name in PER_TOKEN}
+        scores = scores_of(answers)
         batch = Rollouts(
-            problems=[], prompt_ids=list(prompts.values()), step=step, mask=mask,
-            group=torch.tensor([numbers[answer.group] for answer in answers]),
-            ids=frame([answer.ids for answer in answers], torch.long),
-            finished=torch.tensor([a.line.get("finished", self.ended(a)) for a in answers]),
-            section=section, kind=kind, scores=scores,
+            problems=list(prompts), prompt_ids=list(prompts.values()), step=step, mask=mask,
+            group=torch.tensor([numbers[answer["group"]] for answer in answers]),
+            ids=frame([answer["token_ids"] for answer in answers], torch.long),
+            finished=torch.tensor([answer["finished"] for answer in answers]),
             **{name: given[name] for name in (*FACTS, "advantage")})
         self.count.update({"steps": 1, "answers": len(answers), "tokens": int(mask.sum()),
-                           "texts": sum("token_ids" not in a.line for a in answers),
-                           "tools": sum(0 in a.own for a in answers),
+                           "texts": sum(answer["is_text"] for answer in answers),
                            "no reward": int(scores["reward"].isnan().sum()),
-                           "not solved or wrong": sum("solved" not in a.line for a in answers)})
-        ratio = {} if given["ratio"].isnan().any() else {"ratio": given["ratio"]}
-        batch, own = self.add_advantage(self.add_facts(batch)), frame([a.own for a in answers])
-        batch = replace(batch, advantage=batch.advantage * own,
-                        scores={part: or_unknown(score) for part, score in scores.items()})
-        return batch, given["weight"].nan_to_num(1) * own, ratio
-
-    def scores(self, answers: list[Answer]) -> dict[str, torch.Tensor]:
-        """The reward, and its parts by the names that they have there. `answer` is the lab's own
-        name for whether an answer is right."""
-        lines = [answer.line for answer in answers]
-        columns = {as_part(part): [line.get("parts", {}).get(part) for line in lines]
-                   for part in dict.fromkeys(chain(*(line.get("parts", ()) for line in lines)))}
-        columns["reward"] = [line.get("reward") for line in lines]
-        if any("solved" in line for line in lines):
-            columns["answer"] = [line.get("solved") for line in lines]
-        return {part: torch.tensor([math.nan if value is None else value for value in values],
-                                   dtype=torch.float32) for part, values in columns.items()}
+                           "unsolved": int(scores.get("answer", NOTHING).isnan().sum())})
+        batch = replace(labelled(batch, self.tokenizer), scores=scores)
+        batch = self.add_advantage(self.add_facts(batch))
+        batch = replace(batch, scores={part: or_unknown(score) for part, score in scores.items()})
+        return batch, given["weight"].nan_to_num(1)
 
     def add_facts(self, batch: Rollouts) -> Rollouts:
-        """With log-prob, entropy and collision where no file says them."""
-        missing = {name: getattr(batch, name).isnan() for name in FACTS}
-        computed = batch
-        if self.model and any(where.any() for where in missing.values()):
-            on_device = batch.to(self.device)
-            computed = (with_facts(self.model, on_device, AT_ONCE) if self.kind in MODELS
-                        else transformers_model.with_facts(self.model, on_device)).to("cpu")
-        facts = {}
-        for name, where in missing.items():
-            facts[name] = or_unknown(torch.where(where, getattr(computed, name),
-                                                 getattr(batch, name)))
-            is_unknown = facts[name].isnan().any()
-            self.count[f"no {name}" if is_unknown else name] += int(where.sum())
-        return replace(batch, **facts)
+        """With log-prob, entropy and collision where the files do not say them of all answers."""
+        missing = [name for name in FACTS if getattr(batch, name).isnan().any()]
+        self.count.update(name if self.model else f"no {name}" for name in missing)
+        computed = with_facts(self.model, batch.to(self.device),
+                              AT_ONCE).to("cpu") if self.model and missing else batch
+        return replace(batch, **{name: or_unknown(getattr(computed, name)) for name in missing})
 
     def add_advantage(self, batch: Rollouts) -> Rollouts:
         missing = batch.advantage.isnan()
@@ -233,37 +171,21 @@ class Reader:
         self.count["advantage"] += int(missing.any(1).sum())
         return replace(batch, advantage=advantage)
 
-    def ended(self, answer: Answer) -> bool:
-        """Texts do not say whether they were cut off."""
-        return "token_ids" not in answer.line or answer.ids[-1] in self.special
-
-    def labels(self, answer: Answer) -> tuple[list[int], list[int]]:
-        """Section and kind of each token."""
-        prompt, pieces = (token_bytes(self.tokenizer, ids) for ids in (answer.prompt, answer.ids))
-        label = self.task.label if self.task else partial(label_by_tags, b"".join(prompt))
-        sections, kinds = label(pieces)
-        if "sections" in answer.line:
-            sections = [SECTIONS.index(name) for name in answer.line["sections"]]
-        return sections, kinds
-
     def notes(self, files: int) -> list[str]:
         """What the page says of where its numbers come from."""
         count, model = self.count, self.folder
         computed = ", ".join(name for name in FACTS if count[name])
         unknown = ", ".join(name for name in (*FACTS, "reward") if count[f"no {name}"])
-        why = (f" ({model} is of type {self.kind}: install transformers to compute it)"
-               if unknown != "reward" and not self.model else "")
+        why = "" if self.model or unknown == "reward" else f" ({model} is of type {self.kind})"
         sentences = (
             (True, f"Imported from {files} file{'s' * (files > 1)} of {self.trainer}."),
-            (count["not solved or wrong"], "Which answers are right is not known."),
+            (count["unsolved"], "Which answers are right is not known."),
             (count["texts"], f"{count['texts']:,} answers were texts, split by the tokenizer of "
              f"{model}: into other tokens, perhaps, than were sampled. Where a text lacks the end "
              "of its turn, so do they, and whether it was cut off is not known."),
-            (self.written_by, f"Messages were written {self.written_by}."),
-            (count["tools"], f"{count['tools']:,} answers hold messages that the model did not "
-             "write: their tokens have weight and advantage 0."),
+            (count["messages"], f"Prompts were written by the chat template of {model}."),
             (computed, f"Computed with the weights of {model}, which need not be those that "
-             f"sampled, at temperature {TEMPERATURE}: {computed}."),
+             f"sampled, at temperature {self.temperature:g}: {computed}."),
             (count["advantage"], f"Computed from rewards: the advantage of {count['advantage']:,} "
              "answers, a z-score in the group."),
             (self.passed_over, f"No fields of a line: {', '.join(sorted(self.passed_over))}."),
@@ -271,23 +193,51 @@ class Reader:
         return [*(sentence for holds, sentence in sentences if holds), *self.queue.notes()]
 
 
-def as_part(name: str) -> str:
-    """`reward` is the name of the sum."""
-    return "own_reward" if name == "reward" else name
-
-
 def or_unknown(values: torch.Tensor) -> torch.Tensor:
     """As credit files have it: what is not known of one of a step is nan of all."""
     return torch.full_like(values, math.nan) if values.isnan().any() else values
 
 
-def label_by_tags(prompt: bytes, pieces: list[bytes]) -> tuple[list[int], list[int]]:
-    """Section and kind of each token, by its text alone. Without a tag, in the answer or at the end
-    of the prompt, nothing is called thinking."""
-    sections, kinds = annotate(pieces)
-    if not (prompt.rstrip().endswith(b"<think>") or b"think>" in b"".join(pieces)):
-        sections = [OTHER if code == THINK else code for code in sections]
-    return sections, kinds
+def scores_of(lines: list[dict]) -> dict[str, torch.Tensor]:
+    """The reward and its parts (B,); None is nan."""
+    def column(values) -> torch.Tensor:
+        return torch.tensor([math.nan if value is None else value for value in values],
+                            dtype=torch.float32)
+
+    names = dict.fromkeys(chain(*(line.get("parts", ()) for line in lines)))
+    scores = named_parts(names, [column(line.get("parts", {}).get(name) for line in lines)
+                                 for name in names])
+    if any("solved" in line for line in lines):
+        scores["answer"] = column(line.get("solved") for line in lines)
+    return scores | {"reward": column(line.get("reward") for line in lines)}
+
+
+def named_parts(names: Iterable[str], columns: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Rewards by the names of their functions. `reward` is the lab's name of the sum, `answer` that
+    of whether an answer is right, which a function called so says by 1 or more. Of several with one
+    name the later ones get a number."""
+    parts = {}
+    for number, (name, values) in enumerate(zip(names, columns), 1):
+        if name == "answer":
+            parts["answer"] = torch.where(values.isnan(), values, (values >= 1).float())
+        own = f"own_{name}" if name in ("reward", "answer") else name
+        parts[f"{own}_{number}" if own in parts else own] = values
+    return parts
+
+
+def labelled(batch: Rollouts, tokenizer: Tokenizer, task=None) -> Rollouts:
+    """With section and kind of each token, by a task, or by tags and text alone. Without a tag, in
+    the answer or at the end of the prompt, nothing is called thinking."""
+    prompt = b"".join(token_bytes(tokenizer, batch.prompt_ids[0]))  # they end alike
+
+    def by_tags(pieces: list[bytes]) -> tuple[list[int], list[int]]:
+        sections, kinds = annotate(pieces)
+        if not (prompt.rstrip().endswith(b"<think>") or b"think>" in b"".join(pieces)):
+            sections = [OTHER if code == THINK else code for code in sections]
+        return sections, kinds
+
+    names = SimpleNamespace(label=task.label if task else by_tags, score=lambda problem, text: {})
+    return score_answers(batch, tokenizer, names)
 
 
 def import_run(files: list[Path], out: Path, reader: Reader, config: dict) -> None:
@@ -297,10 +247,10 @@ def import_run(files: list[Path], out: Path, reader: Reader, config: dict) -> No
         replace_text(unfinished / "tokenizer.json", reader.tokenizer.to_str())
         for step, answers in reader.steps(files):
             show_status(f"step {step}: {len(answers)} answers")
-            batch, weight, ratio = reader.batch(answers, step)
+            batch, weight = reader.batch(answers, step)
             origin = {"run_id": config["run_id"], "step": step,
-                      "trainer_step": answers[0].line["step"]}
-            write_credit(credit_path(unfinished, step), batch, weight, origin, **ratio)
+                      "trainer_step": answers[0]["step"]}
+            write_credit(credit_path(unfinished, step), batch, weight, origin)
         config["imported"] = reader.notes(len(files))
         replace_text(unfinished / "config.json", json.dumps(config, indent=2) + "\n")
 
@@ -316,18 +266,20 @@ def main(argv: list[str]) -> None:
     given = add_flags(parser, FLAGS).read(argv)
     files = [Path(file) for file in given.pop("files")]
     model, out = given.pop("model"), Path(given.pop("out"))
-    flags, source = with_defaults(given, FLAGS), find_folder(model)
-    reader = Reader(source, flags.task, flags.device)
+    source = find_folder(model)
+    flags = with_defaults(given, FLAGS)
+    reader = Reader(source, flags.device, flags.temperature or 1)
     made_of = {"model": fingerprint(source), **{str(path): sha256_of(path) for path in files}}
+    *_, line = next(lines_of(files), [{}])
     import_run(files, out, reader, {
-        "mitigation": out.name, "advantage": "grpo", "seed": 0, "steps": 0,
-        **({"task": flags.task} if flags.task else {}), "model": model, "made_of": made_of,
-        "columns_temperature": TEMPERATURE, **provenance()})
+        "mitigation": out.name, "advantage": "grpo", "seed": 0, "steps": 0, "model": model,
+        "made_of": made_of, **provenance(), "temperature": flags.temperature or 1,
+        "columns_temperature": flags.temperature or (None if line.keys() & set(FACTS) else 1)})
     show_status("")
     count = reader.count
     print(f"{out}: {count['answers']:,} answers, {count['tokens']:,} tokens, {count['steps']:,} "
-          f"step{'s' * (count['steps'] > 1)}", *reader.notes(len(files)), sep="\n")
-    print(f"python analyze.py {out}")
+          f"step{'s' * (count['steps'] > 1)}", *reader.notes(len(files)),
+          f"python analyze.py {out}", sep="\n")
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ if not __package__:
     raise SystemExit("start it with: python -m bridges.pairs")
 import json
 import random
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -27,18 +27,16 @@ from engine.rollouts import Rollouts
 from engine.tokens import encode, encode_prompt, load_tokenizer
 from harness.credit_reading import credit_steps, read_credit
 from harness.files import parse_json, read_given, replace_text, writing
-from harness.flags import Flag, Parser, add_flags, some_text, with_defaults
+from harness.flags import Parser, some_text
 from harness.program import run_as_program
 from harness.settings import make_settings
 from harness.tasks import make_task
 
 KEYS = ("problem", "chosen", "rejected")
 EXPECTED = "expected {" + ", ".join(f'"{key}": "..."' for key in KEYS) + "}"
-FLAGS = {"output": Flag(None, "the file to write; by default pairs.jsonl in the run folder")}
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     problem: object
     prompt: list[int]
     chosen: list[int]
@@ -60,21 +58,19 @@ class GivenPairs:
         """--questions of the pairs, whatever the problems: they follow from seed and step alone.
         Two answers to each, the better one first."""
         policy, s = self.policy, self.policy.settings
-        device = policy.model.device
         rng = random.Random(f"pairs {s.seed} {self.run.step}")
         pairs = [rng.choice(self.pairs) for _ in range(s.questions)]
         answers = [answer for pair in pairs for answer in (pair.chosen, pair.rejected)]
-        length = torch.tensor([len(ids) for ids in answers], device=device)
-        mask = torch.arange(int(length.max()), device=device) < length[:, None]
-        ids = torch.zeros(mask.shape, dtype=torch.long, device=device)
-        ids[mask] = torch.tensor(sum(answers, []), device=device)
+        length = torch.tensor(list(map(len, answers)))
+        mask = torch.arange(int(length.max())) < length[:, None]
+        ids = torch.zeros(mask.shape, dtype=torch.long)
+        ids[mask] = torch.tensor(sum(answers, []))
         ends = stop_ids(policy.model, policy.tokenizer)
-        finished = torch.tensor([answer[-1] in ends for answer in answers], device=device)
-        group = torch.arange(len(pairs), device=device).repeat_interleave(2)
-        unknown = torch.zeros(mask.shape, device=device)  # `with_facts` computes what is missing
+        finished = torch.tensor([answer[-1] in ends for answer in answers])
+        group, unknown = torch.arange(len(answers)) // 2, torch.zeros(mask.shape)
         rollouts = Rollouts([pair.problem for pair in pairs], [pair.prompt for pair in pairs],
                             group, ids, mask, finished, unknown, unknown, unknown)
-        return with_facts(policy.model, rollouts, s.micro_batch)
+        return with_facts(policy.model, rollouts.to(policy.model.device), s.micro_batch)
 
 
 def parse_pair(line: str, where: str, policy) -> Pair:
@@ -113,12 +109,10 @@ def pairs_of(folder: Path, settings) -> list[dict]:
 
 
 def main(argv: list[str]) -> None:
-    parser = add_flags(Parser("python -m bridges.pairs RUN [--output FILE]", __doc__), FLAGS)
+    parser = Parser("python -m bridges.pairs RUN", __doc__)
     parser.add_argument("run", metavar="RUN", type=some_text, help="a run folder")
-    flags = with_defaults(parser.read(argv), FLAGS)
-    folder = Path(flags.run)
-    output = Path(flags.output or folder / "pairs.jsonl")
-    settings = make_settings({"config": folder / "config.json"})
+    folder = Path(parser.read(argv)["run"])
+    settings, output = make_settings({"config": folder / "config.json"}), folder / "pairs.jsonl"
     if settings.pairs:
         raise UserError(f"{folder} was trained on the pairs of {settings.pairs}, and sampled none")
     pairs = pairs_of(folder, settings)

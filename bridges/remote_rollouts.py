@@ -1,10 +1,9 @@
 """Answers from a server that people already run: --rollouts http://HOST:PORT, of vLLM.
 
     hand_over   writes the model folder RUN/serve/step_000012 and tells the server to load it
-    fill        POST /v1/completions for each problem: token ids go out, ids and log-probs come back
-    refuse_gap  what it says of its answers has to be what our model says of them, rounding aside.
-                A server that says it has loaded weights may have kept some, and somebody else may
-                have it load theirs: this is where it shows
+    ask         POST /v1/completions for each problem: token ids go out, ids and log-probs come back
+    refuse_gap  its log-probs have to be ours, rounding aside: where a server kept weights, or
+                somebody else had it load theirs, it shows here
 
 One forward pass of our own gives those log-probs, and entropy and collision, which servers do not
 return. Evaluations, and whatever goes on from the middle of an answer (vine, oracle, measured ...),
@@ -19,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from bridges.http_client import LARGEST_ANSWER, Client, Refused, one_line, read_address
+from bridges.http_client import FLAG, Client, one_line, read_address
 from engine import processes
 from engine.errors import UserError
 from engine.forward import with_facts
@@ -32,16 +31,13 @@ from harness.log_reading import StepLine, lines_of_run, run_config
 from harness.progress import say
 from qwen2_model import Qwen2, write_tensors
 
-FLAG = "--rollouts"
 AS_SAMPLED = {  # a server would take other values from the model's generation_config.json
     "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 LOWEST = -1e5    # of a log-prob; vLLM writes -9999 for -inf
 ROUNDING = 1e-4  # a log-prob may be above 0 by that much
-BYTES_A_TOKEN = 512  # of an answer as JSON, with all that vLLM writes about a token
 # Mean differences in log-prob; bridges/rollouts_by_a_server.md has measured ones
 LARGE_AT_FIRST = 0.1  # another model, or other weights of this one
-TIMES = 3             # the most that a difference may be of that at first, and an answer's of it
-SHORT = 16            # an answer counts as so long at least: single tokens are 100 times as far off
+TIMES = 3             # the most that a difference may be of that at first
 
 
 def connect(policy, optimizer, run) -> "RolloutServer":
@@ -61,16 +57,14 @@ def connect(policy, optimizer, run) -> "RolloutServer":
 
 
 def usual_before(settings) -> float | None:
-    """How far log-probs were apart in the last steps of a run that goes on as it was; None of a new
-    run, or where another server or another type makes other differences."""
+    """How far log-probs were apart in a run that goes on as it was; None of a new run, or where
+    another server or another type makes other differences."""
     folder = settings.folder
-    if not is_there(folder / "config.json"):
-        return None
-    config = run_config(folder)
+    config = run_config(folder) if is_there(folder / "config.json") else {}
     if any(config.get(name) != getattr(settings, name) for name in ("rollouts", "dtype")):
         return None
     last = lines_of_run(folder, StepLine)[-settings.rollouts_every:]
-    return min((line["sampler_gap"] for line in last if line.get("sampler_gap") is not None),
+    return min((line["sampler_gap"] for line in last if line["sampler_gap"] is not None),
                default=None)
 
 
@@ -78,7 +72,7 @@ class RolloutServer:
     def __init__(self, policy, optimizer, run):
         s = policy.settings
         self.policy, self.optimizer, self.run = policy, optimizer, run
-        self.client = Client(FLAG, read_address(s.rollouts, FLAG), s.rollouts_timeout)
+        self.client = Client(read_address(s.rollouts), s.rollouts_timeout)
         self.model = ""         # as the server calls it
         self.salt = ""          # see `ask_to_load`
         self.weights_of = run.step + 1  # the step before which it got its weights
@@ -87,7 +81,7 @@ class RolloutServer:
     def introduce(self) -> None:
         """Ask which model it serves, and whether there is a server at all."""
         try:
-            self.model = self.client.get("/v1/models")["data"][0]["id"]
+            self.model = self.client.ask("GET", "/v1/models")["data"][0]["id"]
         except (LookupError, TypeError):
             raise self.client.error("its /v1/models names no model") from None
         say(f"answers to train on come from {one_line(self.model)} at {self.client.address}, "
@@ -111,9 +105,9 @@ class RolloutServer:
         to the weights before; requests with a new salt do not use it."""
         path = os.path.abspath(folder)
         try:
-            self.client.post("/collective_rpc", {"method": "reload_weights",
-                                                 "kwargs": {"weights_path": path}})
-        except Refused as error:
+            self.client.ask("POST", "/collective_rpc", {"method": "reload_weights",
+                                                        "kwargs": {"weights_path": path}})
+        except UserError as error:
             raise UserError(
                 f"{error} (does the server see {path}, and was it started on this model, with "
                 "VLLM_SERVER_DEV_MODE=1? A vLLM that failed to load has to be started again)"
@@ -127,9 +121,11 @@ class RolloutServer:
         if step - self.weights_of >= s.rollouts_every:
             self.hand_over(step)
         prompts = encode_prompts(policy.tokenizer, policy.task, problems)
-        sampled = no_answers(len(prompts) * s.answers, s.max_new_tokens, policy.model.device)
-        if processes.rank() == 0:  # an error of another process would not be printed
-            self.fill(sampled, prompts, seed)
+        limits = Limits(s.answers, s.max_new_tokens, policy.model.config.vocab_size,
+                        stop_ids(policy.model, policy.tokenizer))
+        # an error of another process would not be printed
+        told = self.ask(prompts, limits, seed) if processes.rank() == 0 else []
+        sampled = laid_out(told, len(prompts) * s.answers, limits, policy.model.device)
         rollouts = gather(problems, prompts, s.answers, sampled)
         ours = with_facts(policy.model, rollouts, s.micro_batch)
         if processes.rank() == 0 and self.weights_of == step:
@@ -137,41 +133,31 @@ class RolloutServer:
         return replace(ours, log_prob=rollouts.log_prob)
 
     def refuse_gap(self, theirs: torch.Tensor, ours: Rollouts) -> None:
-        """Stop where log-probs (B, T) are further from ours than rounding explains, those of all
-        answers or of a single one. What rounding does is seen at first."""
-        gap = (theirs - ours.log_prob).abs() * ours.mask
-        mean = (gap.sum() / ours.mask.sum()).item()
-        worst = (gap.sum(1) / ours.length.clamp(min=SHORT)).max().item()
+        """Stop where log-probs (B, T) are further from ours, on average, than rounding explains.
+        What rounding does is seen at first."""
+        gap = ((theirs - ours.log_prob).abs() * ours.mask).sum().item() / int(ours.mask.sum())
         largest = LARGE_AT_FIRST if self.usual is None else TIMES * self.usual + ROUNDING
-        for apart, most, whose in ((mean, largest, "on average"),
-                                   (worst, TIMES * largest, "in one answer")):
-            if apart > most:
-                raise self.client.error(
-                    f"its log-probs of its answers are {apart:.2g} from ours {whose}, and rounding "
-                    f"explains {most:.2g}: it has not all of the weights that it was told to load, "
-                    "or takes those of another training as well, or does not sample from the "
-                    "distribution as it is (bridges/rollouts_by_a_server.md)")
-        self.usual = mean if self.usual is None else self.usual
+        if gap > largest:
+            raise self.client.error(
+                f"its log-probs of its answers are {gap:.2g} from ours on average, and rounding "
+                f"explains {largest:.2g}: it has not all of the weights that it was told to load, "
+                "or takes those of another training as well, or does not sample from the "
+                "distribution as it is (bridges/rollouts_by_a_server.md)")
+        self.usual = gap if self.usual is None else self.usual
 
-    def fill(self, sampled: Generation, prompts: list[list[int]], seed: int) -> None:
-        """Ask for the answers to all prompts at once, check them, and write them down."""
-        policy = self.policy
-        s = policy.settings
-        limits = Limits(s.answers, s.max_new_tokens, policy.model.config.vocab_size,
-                        stop_ids(policy.model, policy.tokenizer))
+    def ask(self, prompts: list[list[int]], limits: "Limits", seed: int) -> list["Answer"]:
+        """The answers to all prompts, asked for at once, and checked."""
         requests = [("POST", "/v1/completions",  # vLLM draws answer i of a request by seed + i
-                     self.request(prompt, limits, seed + number * s.answers))
+                     self.request(prompt, limits, seed + number * limits.answers))
                     for number, prompt in enumerate(prompts)]
-        tokens = max(map(len, prompts)) + s.answers * s.max_new_tokens
-        responses = self.client.all(requests, LARGEST_ANSWER + tokens * BYTES_A_TOKEN)
-        for number, response in enumerate(responses):
+        answers: list[Answer] = []
+        for number, response in enumerate(self.client.all(requests), 1):
             try:
-                answers = read_answers(response, limits)
+                answers += read_answers(response, limits)
             except (LookupError, TypeError, UserError) as error:
-                raise self.client.error(f"its answers to problem {number + 1} of this step: "
+                raise self.client.error(f"its answers to problem {number} of this step: "
                                         f"{one_line(error)}") from None
-            for row, answer in enumerate(answers, number * s.answers):
-                write(sampled, row, *answer, limits.ends)
+        return answers
 
     def request(self, prompt: list[int], limits: "Limits", seed: int) -> dict:
         return {"model": self.model, "prompt": prompt, "n": limits.answers, "seed": seed,
@@ -190,6 +176,9 @@ def write_weights(folder: Path, model: Qwen2, parameters: dict[str, torch.Tensor
         model.save_pretrained(unfinished, parameters)
 
 
+Answer = tuple[list[int], list[float]]  # token ids, and the log-prob of each
+
+
 @dataclass(frozen=True)
 class Limits:
     """What the answers to a prompt have to keep to."""
@@ -199,16 +188,15 @@ class Limits:
     ends: tuple[int, ...]  # the tokens that end an answer
 
 
-def read_answers(response: dict, limits: Limits) -> list[tuple[list[int], list[float]]]:
-    """Token ids and log-probs of the answers to a prompt, in the order of their index."""
-    choices = {choice["index"]: choice for choice in response["choices"]}
-    if choices.keys() != set(range(limits.answers)):
+def read_answers(response: dict, limits: Limits) -> list[Answer]:
+    """The answers to a prompt, in the order of their index."""
+    choices = sorted(response["choices"], key=lambda choice: choice["index"])
+    if [choice["index"] for choice in choices] != list(range(limits.answers)):
         raise UserError(f"there should be {limits.answers}, each with its own index")
-    answers = [(choices[i].get("token_ids"), choices[i]["logprobs"]["token_logprobs"])
-               for i in range(limits.answers)]
-    for number, (ids, log_probs) in enumerate(answers):
-        flaw = flaw_of(ids, log_probs, limits)
-        if flaw:
+    answers = [(choice.get("token_ids"), choice["logprobs"]["token_logprobs"])
+               for choice in choices]
+    for number, answer in enumerate(answers):
+        if flaw := flaw_of(*answer, limits):
             raise UserError(f"number {number} {flaw}")
     return answers
 
@@ -222,23 +210,19 @@ def flaw_of(ids: list | None, log_probs: list, limits: Limits) -> str:
     if len(ids) > limits.tokens or len(ids) < limits.tokens and ids[-1] not in limits.ends:
         return (f"has {len(ids)} tokens, and none that ends it: does the server allow "
                 f"{limits.tokens}?")
-    if len(log_probs) != len(ids):
-        return "does not have a log-prob for each token"
-    wrong = [value for value in log_probs
-             if type(value) not in (int, float) or not LOWEST < value < ROUNDING]
-    return f"has a log-prob of {one_line(wrong[0])}" if wrong else ""
+    known = [type(value) in (int, float) and LOWEST < value < ROUNDING for value in log_probs]
+    if known != [True] * len(ids):
+        return f"should have a log-prob for each token, not {one_line(log_probs)}"
+    return ""
 
 
-def no_answers(B: int, T: int, device: torch.device) -> Generation:
-    tokens = torch.zeros(B, T, dtype=torch.long, device=device)
-    nothing = torch.zeros(B, dtype=torch.long, device=device)
-    return Generation.of_tokens(tokens, torch.zeros(3, B, T, device=device), nothing, nothing)
-
-
-def write(sampled: Generation, row: int, ids: list[int], log_probs: list[float],
-          ends: tuple[int, ...]) -> None:
-    """Put an answer into its row."""
-    sampled.tokens[row, :len(ids)] = torch.tensor(ids)
-    sampled.log_prob[row, :len(ids)] = torch.tensor(log_probs).clamp(max=0.0)
-    sampled.mask[row, :len(ids)] = True
-    sampled.finished[row] = ids[-1] in ends
+def laid_out(answers: list[Answer], B: int, limits: Limits, device: torch.device) -> Generation:
+    """As our sampler would write them. Of a process that did not ask there are none."""
+    tokens = torch.zeros(B, limits.tokens, dtype=torch.long)
+    facts, length = torch.zeros(3, B, limits.tokens), torch.zeros(B, dtype=torch.long)
+    for row, (ids, log_probs) in enumerate(answers):
+        length[row] = len(ids)
+        tokens[row, :len(ids)] = torch.tensor(ids)
+        facts[0, row, :len(ids)] = torch.tensor(log_probs).clamp(max=0.0)
+    return Generation.of_tokens(*(part.to(device) for part in (
+        tokens, facts, length, torch.tensor(limits.ends))))

@@ -8,10 +8,9 @@ one before it
     less than M are new, at the end  they are an evaluation's: passed over with the old ones
     all are new                      a batch; or an evaluation, or both, and no file says which
 
-Of the last kind those are named that may be an evaluation's: by prompts that come again at the end
-of another file, or by another number of answers or problems than most.
+Of the last kind those are named whose prompts come again at the end of another file.
 """
-from collections import Counter, defaultdict
+from collections import defaultdict
 from hashlib import sha256
 
 
@@ -28,10 +27,9 @@ class Queue:
 
     def is_new(self, step: int, rows: list[dict]) -> bool:
         """Whether a file, rows in our fields, is a batch of its own. It is asked in their order."""
-        before = self.rows
-        self.rows = [digest({**row, "step": 0}) for row in rows]
-        prompts = [digest(row["prompt"]) for row in rows]
-        size = len(rows)
+        before, size = self.rows, len(rows)
+        self.rows = [digest({**row, "step": 0, "where": ""}) for row in rows]
+        prompts = [digest(row["prompt_ids"]) for row in rows]
         old = next((n for n in range(min(size, len(before)), 0, -1)
                     if before[-n:] == self.rows[:n]), 0)
         if old == size:
@@ -49,27 +47,22 @@ class Queue:
         ends = defaultdict(list)
         for prompts in [*self.evaluated, *self.prompts.values()]:
             ends[prompts[-1]].append(prompts)
-        come_again = {step: max((common_end(prompts, other) for other in ends[prompts[-1]]
-                                 if other is not prompts), default=0)
-                      for step, prompts in self.prompts.items()}
-        is_told = 2 * sum(map(bool, come_again.values())) <= len(self.prompts)
-        shapes = {step: (len(prompts), len(set(prompts))) for step, prompts in self.prompts.items()}
-        usual = [shape for shape, _ in Counter(shapes.values()).most_common(1)]
-        found = {step: shape[0] if shape not in usual else come_again[step] * is_told
-                 for step, shape in shapes.items()}
-        return {step: count for step, count in found.items() if count}
+        found = {step: max((common_end(prompts, other) for other in ends[prompts[-1]]
+                            if other is not prompts), default=0)
+                 for step, prompts in self.prompts.items()}
+        found = {step: count for step, count in found.items() if count}
+        return found if 2 * len(found) <= len(self.prompts) else {}
 
     def notes(self) -> list[str]:
         """What the page says of it."""
         perhaps, answers = self.perhaps(), sum(map(len, self.prompts.values()))
         sentences = (
-            (self.again, "Passed over, since TRL writes a batch again at each of its updates: "
-             f"{some(self.again)}."),
+            (self.again, f"Passed over as written once more, at an update: {some(self.again)}."),
             (self.evaluations, f"Left out as evaluations: {sum(self.evaluations.values()):,} "
              f"answers, {some(self.evaluations)}."),
             (self.prompts, "TRL writes an evaluation over answers of the training step before it, "
              "and where a file is all new, no file says so."),
-            (perhaps, f"Perhaps evaluations, by their number or by prompts that come again: "
+            (perhaps, "Perhaps evaluations, by prompts that come again: "
              f"{sum(perhaps.values()):,} of {answers:,} answers, {some(perhaps)}."))
         return [sentence for holds, sentence in sentences if holds]
 
@@ -82,5 +75,4 @@ def common_end(prompts: list[str], others: list[str]) -> int:
 
 def some(steps) -> str:
     """The first of them, and how many there are."""
-    shown = ", ".join(map(str, list(steps)[:8]))
-    return f"step {shown}" + f", ... ({len(steps)})" * (len(steps) > 8)
+    return f"step {', '.join(map(str, [*steps][:8]))}" + f", ... ({len(steps)})" * (len(steps) > 8)

@@ -21,7 +21,6 @@ lab's own model.
 """
 import inspect
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -30,12 +29,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.choices import MITIGATIONS, NEVER_RESCALED
-from bridges.import_run import as_part, label_by_tags
+from bridges.import_run import labelled, named_parts
 from engine.errors import UserError, is_file, is_there
 from engine.processes import refuse_undefined
 from engine.policy import derived_seed
-from engine.rollouts import Rollouts, score_answers
-from engine.tokens import load_tokenizer, token_bytes
+from engine.rollouts import Rollouts
+from engine.tokens import load_tokenizer
 from grpo import to_every_token
 from harness.credit_file import credit_path, write_credit
 from harness.files import PROJECT
@@ -55,24 +54,17 @@ INSTALL = "pip install trl==1.16.0 transformers==5.23.0"
 try:
     import transformers
     import trl
-except ImportError as error:
-    raise UserError("bridges.trl_trainer needs TRL, which is not among this project's packages: "
-                    f"{INSTALL} ({error})") from None
-try:
-    from accelerate.utils import gather_object
     from trl import GRPOTrainer
     from trl.trainer.utils import add_fused_lm_head
+    from accelerate.utils import gather_object
 except (ImportError, RuntimeError) as error:
-    raise UserError(f"trl {trl.__version__} with transformers {transformers.__version__} is "
-                    f"installed, and lacks what is needed here: {INSTALL} "
-                    f"({' '.join(str(error).split())})") from None
+    raise UserError("bridges.trl_trainer needs TRL, which is not among this project's packages: "
+                    f"{INSTALL} ({' '.join(str(error).split())})") from None
 
 KNOWN = {  # what a batch of TRL holds of answers that are text of the model alone
     "prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages",
     "num_items_in_batch", "old_per_token_logps", "importance_sampling_ratio",
     "sampling_per_token_logps", "ref_per_token_logps"}
-LOSS_NORMS = {"dapo": "token", "cispo": "token", "vespo": "token", "grpo": "sequence",
-              "sapo": "sequence", "dr_grpo": "constant"}  # TRL's loss_type -> --loss_norm
 STATE = "mitigation.safetensors"  # in TRL's checkpoints
 
 
@@ -107,8 +99,8 @@ class CreditGRPOTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         """Keep what TRL forgets: the rewards, of all processes, and the answers' lengths."""
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        lengths = [len(ids) for ids in completion_ids_list]
-        self.scored = SimpleNamespace(rewards=rewards, lengths=lengths, problems=inputs)
+        self.scored = SimpleNamespace(rewards=rewards, problems=inputs,
+                                      lengths=list(map(len, completion_ids_list)))
         return rewards
 
     def _generate_and_score_completions(self, inputs):
@@ -119,12 +111,6 @@ class CreditGRPOTrainer(GRPOTrainer):
             if self.is_weighted:
                 output["advantages"] = product
         return output
-
-    def train(self, *arguments, **more):
-        result = super().train(*arguments, **more)
-        if self.is_watched and self.credit.record:
-            self.credit.record.tell()
-        return result
 
     def _save_checkpoint(self, model, trial):
         super()._save_checkpoint(model, trial)
@@ -196,12 +182,9 @@ class Credit:
              for prompt, is_given in zip(prompts[first], given[first])],
             group, ids * mask, mask, torch.isin(last, last.new_tensor(ends)).squeeze(1), *facts,
             step=self.batches, generator=torch.Generator().manual_seed(seed), forward=look)
-        prompt = b"".join(token_bytes(self.tokenizer, rollouts.prompt_ids[0]))  # they end alike
-        label = self.task.label if self.task else partial(label_by_tags, prompt)
-        names = SimpleNamespace(label=label, score=lambda problem, text: {})  # TRL has the rewards
-        labelled = score_answers(rollouts, self.tokenizer, names)
         advantage = trainer.accelerator.gather(output["advantages"]).float()
-        return replace(labelled, scores=scores_of(trainer, scored.rewards),
+        return replace(labelled(rollouts, self.tokenizer, self.task),
+                       scores=scores_of(trainer, scored.rewards),
                        advantage=to_every_token(advantage, rollouts))
 
     def save_state(self, path: Path) -> None:
@@ -261,8 +244,8 @@ class Look:
         return self.results
 
     def hidden(self) -> torch.Tensor:
-        backbone = model_of(self.trainer).base_model
-        return self.run(backbone, lambda made: made.last_hidden_state[:, -self.T - 1:-1])[2]
+        return self.run(model_of(self.trainer).base_model,
+                        lambda made: made.last_hidden_state[:, -self.T - 1:-1])[2]
 
     def attention(self) -> torch.Tensor:
         """Of the last layer. Only transformers' slowest way of computing it shows the matrix."""
@@ -290,24 +273,16 @@ class Record:
     def __init__(self, trainer, path: Path, settings: dict, tokenizer):
         self.trainer, self.path, self.settings = trainer, path, settings
         self.tokenizer, self.run = tokenizer, None
-        self.written, self.told = 0, 0  # steps
 
     def write(self, batch: int, rollouts: Rollouts, weight: torch.Tensor, numbers: dict) -> None:
         if self.run is None:
             self.run = self.begin(batch)
-        steps = {"step": batch, "trainer_step": self.trainer.state.global_step + 1}  # its update
-        origin = {**self.run.origin, **steps, "process": (0, 1)}  # one file for all processes
-        write_credit(credit_path(self.run.path, batch), rollouts, weight, origin)
-        self.run.append("metrics.jsonl", joined(steps, batch_metrics(rollouts), numbers))
-        self.written = batch
-        if batch & (batch - 1) == 0:  # 1, 2, 4, 8, ...
-            self.tell()
-
-    def tell(self) -> None:
-        if self.told < self.written:
-            self.told, many = self.written, "s" * (self.written > 1)
-            say(f"{self.path}: {self.written} step{many} on record. To see where the credit went: "
+            say(f"{self.path} keeps a record. To see at any time where the credit went: "
                 f"{python_command(PROJECT / 'analyze.py', self.path)}")
+        steps = {"step": batch, "trainer_step": self.trainer.state.global_step + 1}  # its update
+        write_credit(credit_path(self.run.path, batch), rollouts, weight,
+                     {**self.run.origin, **steps, "process": (0, 1)})  # one file for all processes
+        self.run.append("metrics.jsonl", joined(steps, batch_metrics(rollouts), numbers))
 
     def begin(self, batch: int) -> RunFolder:
         """Make the folder; where the run was resumed, forget what will be made again."""
@@ -325,8 +300,6 @@ class Record:
     def config(self) -> dict:
         """config.json: the flags of train.py where TRL has the same, and what made it."""
         trainer, args = self.trainer, self.trainer.args
-        made = provenance()
-        made["versions"] |= {"trl": trl.__version__, "transformers": transformers.__version__}
         config = {
             **self.settings, "advantage": f"trl_{trainer.scale_rewards}",
             "trainer": f"trl {trainer.loss_type}",
@@ -336,7 +309,8 @@ class Record:
             "answers": trainer.num_generations, "max_new_tokens": trainer.max_completion_length,
             "temperature": float(trainer.temperature), "learning_rate": args.learning_rate,
             "columns_temperature": float(trainer.temperature),
-            "eval_every": 0, "reward": " + ".join(trainer.reward_func_names), **made}
+            "eval_every": 0, "reward": " + ".join(trainer.reward_func_names), **provenance()}
+        config["versions"] |= {"trl": trl.__version__, "transformers": transformers.__version__}
         return {**config, "run_id": run_id_of(config)}
 
 
@@ -358,7 +332,7 @@ def scores_of(trainer, rewards: torch.Tensor) -> dict[str, torch.Tensor]:
     score is nan in TRL, has no advantage, and gets 0 here."""
     parts = rewards.float().nan_to_num(nan=0.0)
     summed = (parts * trainer.reward_weights.to(parts.device)).sum(1)
-    return dict(zip(map(as_part, trainer.reward_func_names), parts.T), reward=summed)
+    return named_parts(trainer.reward_func_names, parts.T) | {"reward": summed}
 
 
 def gathered(trainer, tensor: torch.Tensor) -> torch.Tensor:
@@ -386,8 +360,6 @@ def policy_of(trainer) -> Only:
     """What a weighting that is a class gets beside the batch."""
     settings = {"seed": trainer.args.seed, "temperature": trainer.temperature,
                 "max_new_tokens": trainer.max_completion_length}
-    if trainer.loss_type in LOSS_NORMS:
-        settings["loss_norm"] = LOSS_NORMS[trainer.loss_type]
     config = Only("policy.model.config", **model_of(trainer).config.get_text_config().to_dict())
     model = Only("policy.model", config=config, device=trainer.accelerator.device)
     return Only("policy", model=model, tokenizer=tokenizer_of(trainer),
@@ -414,10 +386,9 @@ def weighting_of(mitigation):
 
 def flag_values(function, given: dict) -> dict:
     flags = parameters_as_flags(function)
-    for name in given:
-        if name not in flags:
-            raise UserError(f"mitigation_flags: {function.__name__} has no flag {name}, it has "
-                            f"{', '.join(flags) or 'none'}")
+    if unknown := [name for name in given if name not in flags]:
+        raise UserError(f"mitigation_flags: {function.__name__} has no flag {unknown[0]}, it has "
+                        f"{', '.join(flags) or 'none'}")
     values = {name: given.get(name, flag.default) for name, flag in flags.items()}
     check_values(values, flags)
     return values

@@ -80,9 +80,13 @@ def parse_object(text: str, where: str | Path) -> Json:
 
 
 def parse_json(text: str) -> object:
-    """Whatever is wrong is a ValueError, also a NaN, or a number that floats cannot hold."""
+    """Whatever is wrong is a ValueError, also a NaN, a number that floats cannot hold, or half of a
+    character (\\ud800), which no file could keep."""
     try:
-        return json.loads(text, parse_constant=finite, parse_float=finite)
+        content: object = json.loads(text, parse_constant=finite, parse_float=finite)
+        if "\\ud" in text.lower():
+            json.dumps(content, ensure_ascii=False).encode()
+        return content
     except RecursionError:
         raise ValueError("nested too deeply") from None
 

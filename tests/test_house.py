@@ -21,7 +21,7 @@ PACKAGES = {"torch", "safetensors", "tokenizers", "numpy", "matplotlib"}
 DOORS = {  # to other tools, and what they alone import
     "bridges.import_formats": {"pyarrow"},
     "bridges.trl_trainer": {"trl", "transformers", "accelerate"},
-    "bridges.transformers_model": {"transformers"}}
+    "bridges.messages": {"transformers"}}
 
 # Room or file -> what it may import; a name stands for itself and for all that lies in it.
 ROOT_ROOMS = ["engine", "harness", "credit", "analysis"]

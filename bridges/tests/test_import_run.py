@@ -10,12 +10,10 @@ from conftest import ROOT
 
 import analyze
 from analysis.runs import read_run
-from bridges import import_run, transformers_model
-from bridges.import_formats import is_text
+from bridges import import_run
 from bridges.import_run import main
-from bridges.messages import as_chatml, pieces, plain
 from engine.errors import UserError
-from engine.tokens import OTHER, SECTIONS, THINK, load_tokenizer
+from engine.tokens import OTHER, THINK, load_tokenizer
 from harness.credit_reading import credit_steps, read_columns
 from qwen2_model import Qwen2
 from runs import SHORT, run
@@ -81,18 +79,6 @@ def test_verl_has_texts_and_scores_and_the_rest_is_computed(tmp_path):
     assert "reward_answer" not in later
 
 
-def test_the_uid_of_verl_is_problem_answer_and_output(tmp_path):
-    """As verl 0.9.1 writes it (trainer/ppo/v1/trainer_base.py): one prompt twice in a batch makes
-    two groups."""
-    lines = [{"input": PROMPT, "output": WRONG, "gts": None, "score": score, "step": 1, "uid": uid}
-             for uid, score in (("5f-a_0_0", 1.0), ("5f-a_1_0", 0.0), ("5f-b_0_0", 3.0),
-                                ("5f-b_1_0", 5.0))]
-    columns = read_columns(imported(tmp_path, write(tmp_path / "1.jsonl", *lines)), 1)
-    assert columns["group"].tolist() == [0, 0, 1, 1]
-    first = columns["advantage"][columns["episode_start"]]
-    assert np.allclose(first, [1, -1, -1, 1], atol=1e-3)
-
-
 VERL = {"input": PROMPT, "output": WRONG, "score": 1.0, "step": 1}
 
 
@@ -105,7 +91,7 @@ def prime_rl(**more):
             "advantages": [0, 0, 0.5, 0.5, 0.5, 0.25, 0.0], "rewards": [0.75] * 7,
             "inference_logprobs": [-5, -5, -1, -2, -3, -0.5, -5],
             "trainer_logprobs": [-5, -5, -1.5, -2, -3, -0.5, -5],
-            "entropy": [9, 9, 1, 2, 3, 0.5, 9], "importance_ratio": [1, 1, 0.5, 1, 1, 1, 1],
+            "entropy": [9, 9, 1, 2, 3, 0.5, 9],
             "is_masked": [False, False, False, True, False, False, False],
             "rl_weights": [1, 1, 1, 1, 1, 2, 1]}
     return {**line, **more}
@@ -125,7 +111,6 @@ def test_prime_rl_says_all_but_the_collision(tmp_path):
     assert columns["entropy"].tolist() == [1, 2, 3, 0.5] * 2
     assert columns["advantage"].tolist() == [0.5, 0.5, 0.5, 0.25] * 2
     assert columns["weight"].tolist() == [1, 0, 0, 2, 1, 1, 0, 1]
-    assert columns["ratio"].tolist() == [0.5, 1, 1, 1] * 2
     assert columns["reward"].tolist() == [0.75, 0.25] and columns["finished"].all()
     collision = facts_of([10, 11, 12, 2], [5, 6])[2]
     assert np.allclose(columns["collision"][:4], collision, atol=1e-5)
@@ -133,6 +118,21 @@ def test_prime_rl_says_all_but_the_collision(tmp_path):
     said = read_run(folder)["config"]["imported"]
     assert any("at temperature 1: collision." in text for text in said)
     assert any("left out: reward." in text for text in said)
+
+
+def test_a_forward_pass_is_at_the_temperature_of_the_sampling(tmp_path, capsys, undrawn):
+    """If somebody says it. The own numbers of the files are at that."""
+    file = write(tmp_path / "step_0/rank_0.jsonl", prime_rl())
+    said = "at temperature 0.5: collision."
+    folder = imported(tmp_path, file, flags=["--temperature", "0.5"])
+    assert said in capsys.readouterr().out
+    with torch.no_grad():
+        logits = Qwen2.from_pretrained(TINY)(torch.tensor([[5, 6, 10, 11, 12, 2]]))[0, 1:-1]
+    collision = (logits.double() / 0.5).softmax(-1).square().sum(-1).numpy()
+    assert np.allclose(read_columns(folder, 1)["collision"], collision, atol=1e-5)
+    analyzed(folder, capsys)
+    page = (folder / "analysis/report.html").read_text()
+    assert "entropy and s are those of temperature 0.5" in page
 
 
 def nemo_rl(**more):
@@ -166,21 +166,45 @@ def areal(task, version, completion, reward, **more):
             **more}
 
 
-def test_art_says_messages_and_which_were_trained_on(tmp_path):
-    """As ART writes it (utils/trajectory_logging.py): the model's own turns are trainable."""
-    def message(role, content, trainable=False):
-        return {"role": role, "content": content, "tool_calls": None, "tool_call_id": None,
-                "trainable": trainable}
+TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+            "{{ 'called' if m.tool_calls is defined }}{% endfor %}"
+            "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 
-    asked = [message("user", " 3 5 7"), message("assistant", " hmm."), message("user", " 22")]
-    lines = [{"group_index": 3, "group_metadata": None, "reward": reward, "metrics": None,
-              "messages": [*asked, message("assistant", text, True)]}
-             for reward, text in ((1.0, RIGHT), (0.0, WRONG))]
-    columns = read_columns(imported(tmp_path, write(tmp_path / "0004.jsonl", *lines)), 4)
-    assert columns["token_id"].tolist() == encoded(RIGHT) + encoded(WRONG)
-    assert columns["reward"].tolist() == [1, 0] and columns["group"].tolist() == [0, 0]
-    turns = as_chatml([{k: m[k] for k in ("role", "content")} for m in asked], asks=True)
-    assert columns["prompt_ids"].tolist() == encoded(turns)
+
+def with_template(folder):
+    model = shutil.copytree(TINY, folder / "model")
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    return model
+
+
+def test_a_prompt_of_messages_is_written_by_the_models_template(tmp_path, capsys):
+    """A table has each field in each message."""
+    pytest.importorskip("transformers")
+    asked = [{"role": "user", "content": " 3 5 7", "tool_calls": None},
+             {"role": "assistant", "content": None, "tool_calls": None}, *ASKED]
+    line = {**OURS, "prompt": asked, "completion": [SAID]}
+    columns = read_columns(imported(tmp_path, write(tmp_path / "t.jsonl", line),
+                                    model=with_template(tmp_path)), 1)
+    assert columns["token_id"].tolist() == encoded(" hmm.")
+    assert columns["prompt_ids"].tolist() == encoded(
+        "<|im_start|>user\n 3 5 7<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n"
+        "<|im_start|>user\n 3 5 7 make 22<|im_end|>\n<|im_start|>assistant\n")
+    assert "by the chat template of" in capsys.readouterr().out
+
+
+ASKED = [{"role": "user", "content": " 3 5 7 make 22"}]
+SAID = {"role": "assistant", "content": " hmm.", "tool_calls": None}
+
+
+@pytest.mark.parametrize("line, said", [
+    ({"prompt": ASKED}, "the chat template of .*tiny, which .* no such messages: .* is not set"),
+    ({"completion": [SAID, {"role": "tool", "content": " 8"}, SAID]}, "line 1: its answer is more"),
+    ({"completion": [{**SAID, "tool_calls": [{"name": "add"}]}]}, "line 1: its answer is more"),
+    ({"completion": ASKED}, "line 1: its answer is more than one text of the model")])
+def test_what_messages_do_not_say_is_not_guessed(tmp_path, line, said):
+    pytest.importorskip("transformers")
+    with pytest.raises(UserError, match=said):
+        imported(tmp_path, write(tmp_path / "t.jsonl", {**OURS, **line}))
 
 
 def test_areal_says_which_weights_sampled_and_which_task(tmp_path, capsys):
@@ -215,17 +239,25 @@ def trl_files(folder, *steps):
 
 def test_the_rewards_of_each_function_add_up_and_may_be_called_as_a_field(tmp_path):
     """None is 0 of the sum, as there, and makes the part unknown."""
-    line = {**TRL, "reward": 0.9, "weight": 0.25, "group": 0.5, "ratio": None, "note": "text"}
+    line = {**TRL, "reward": 0.9, "weight": 0.25, "group": 0.5, "note": "text"}
     other = {**line, "completion": RIGHT, "right": None, "advantage": -0.7}
     columns = read_columns(imported(tmp_path, *trl_files(tmp_path, [line, other])), 1)
     assert columns["reward"].tolist() == pytest.approx([2.15, 1.65])
-    assert (columns["weight"] == 1).all() and "ratio" not in columns
+    assert (columns["weight"] == 1).all()
     assert columns["advantage"][columns["episode_start"]].tolist() == [
         np.float32(0.7), np.float32(-0.7)]
     assert np.isnan(columns.pop("reward_right")).all()
     assert {name: values.tolist() for name, values in columns.items() if name[:7] == "reward_"} == {
         "reward_own_reward": [np.float32(0.9)] * 2,
         "reward_weight": [0.25] * 2, "reward_group": [0.5] * 2}
+
+
+def test_a_function_called_answer_says_what_is_solved_by_1_or_more(tmp_path, capsys):
+    rows = [{**TRL, "answer": value} for value in (1.0, 0.5, 2.0)]
+    columns = read_columns(imported(tmp_path, *trl_files(tmp_path, rows)), 1)
+    assert columns["reward_answer"].tolist() == [1, 0, 1]
+    assert columns["reward_own_answer"].tolist() == [1, 0.5, 2]
+    assert "Which answers are right" not in capsys.readouterr().out
 
 
 def test_answers_that_trl_writes_again_count_once(tmp_path, capsys):
@@ -235,7 +267,7 @@ def test_answers_that_trl_writes_again_count_once(tmp_path, capsys):
     folder = imported(tmp_path, *files)
     assert credit_steps(folder) == [1, 3]
     said = capsys.readouterr().out
-    assert "each of its updates: step 2, 4, 5." in said and "4 answers were texts" in said
+    assert "once more, at an update: step 2, 4, 5." in said and "4 answers were texts" in said
     assert read_columns(folder, 3)["trainer_step"] == [3] and "Perhaps" not in said
 
 
@@ -257,71 +289,20 @@ def test_new_answers_behind_old_ones_are_an_evaluation(tmp_path, capsys):
     said = capsys.readouterr().out
     assert credit_steps(folder) == [1, 5] and "Perhaps" not in said
     assert "Left out as evaluations: 12 answers, step 2, 4, 6, 8." in said
-    assert "each of its updates: step 3, 7." in said
+    assert "once more, at an update: step 3, 7." in said
 
 
-@pytest.mark.parametrize("evaluation, named", [
-    ([{**TRL, "prompt": PROMPT.replace("22", "15")}] * 2, "3, 6"), ([TRL] * 3, "3"),
-    ([TRL, {**TRL, "prompt": PROMPT.replace("22", "15")}], "3")],
-    ids=["prompts", "answers", "problems"])
-def test_a_step_of_trl_that_may_be_an_evaluation_is_named(tmp_path, capsys, evaluation, named):
-    """It stands in the place of a training step, once, or twice with the same prompts."""
+def test_a_step_of_trl_that_may_be_an_evaluation_is_named(tmp_path, capsys):
+    """Its prompts stand in the place of a training step's, twice. An answer that is also the last
+    of the file before makes no evaluation of the others."""
     steps = [[{**TRL, "prompt": PROMPT.replace("22", f"1{n}")}] * 2 for n in (0, 1, 3, 4, 6, 7, 9)]
-    steps[2] = evaluation
-    if named == "3, 6":
-        steps[5] = [{**line, "completion": RIGHT} for line in evaluation]
+    steps[1] = [steps[0][1], steps[1][1]]
+    steps[2] = [{**TRL, "prompt": PROMPT.replace("22", "15")}] * 2
+    steps[5] = [{**steps[5][0], "completion": RIGHT}, {**steps[2][1], "completion": RIGHT}]
     imported(tmp_path, *trl_files(tmp_path, *steps))
     said = capsys.readouterr().out
-    assert f"answers, step {named}." in said and "over answers of the training step" in said
-
-
-TEMPLATE = ("{% for m in messages %}<|im_start|>{{ 'user' if m.role == 'tool' else m.role }}\n"
-            "{{ m.content }}<|im_end|>\n{% endfor %}"
-            "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
-ASKED = [{"role": "user", "content": " 3 5 7 make 22"}]
-TOLD = [{"role": "assistant", "content": " 3 + 5 = 8", "tool_calls": None},
-        {"role": "tool", "content": " 8", "tool_calls": None},
-        {"role": "assistant", "content": " hmm.", "tool_calls": None}]
-
-
-def test_what_a_tool_says_gets_no_credit(tmp_path, capsys):
-    """Messages are written by the template of the model's folder."""
-    pytest.importorskip("transformers")
-    model = shutil.copytree(TINY, tmp_path / "model")
-    (model / "chat_template.jinja").write_text(TEMPLATE)
-    lines = [{**TRL, "prompt": ASKED, "completion": TOLD},
-             {**TRL, "prompt": ASKED, "completion": TOLD[2:]}]
-    columns = read_columns(imported(tmp_path, *trl_files(tmp_path, lines), model=model), 1)
-    assert columns["prompt_ids"].tolist() == encoded(PROMPT.removesuffix("<think>"))
-    turns = [encoded(text) for text in (
-        " 3 + 5 = 8<|im_end|>", "\n<|im_start|>user\n 8<|im_end|>\n<|im_start|>assistant\n",
-        " hmm.", " hmm.")]
-    assert columns["token_id"].tolist() == sum(turns, [])
-    own = np.repeat([1, 0, 1, 1], list(map(len, turns)))
-    assert columns["weight"].tolist() == own.tolist()
-    assert np.array_equal(columns["advantage"], np.float32(0.7) * own)
-    said = capsys.readouterr().out
-    assert "1 answers hold messages that the model did not write" in said
-    assert "by the chat template of" in said
-
-
-def test_what_is_no_field_is_named(tmp_path, capsys):
-    imported(tmp_path, write(tmp_path / "t.jsonl", {**OURS, "difficulty": 2}))
-    assert "No fields of a line: difficulty." in capsys.readouterr().out
-
-
-def test_thoughts_and_calls_of_tools_need_no_content():
-    """Written as Qwen's models do; the last turn has no end."""
-    thought = {"role": "assistant", "reasoning_content": "hm", "content": None, "tool_calls": None}
-    assert pieces(ASKED, plain([thought]), as_chatml, "here") == [("<think>\nhm\n</think>\n", True)]
-    call = {"role": "assistant", "content": None, "tool_calls": [
-        {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]}
-    called = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-    assert is_text([call, thought]) and not is_text([{"role": None, "content": "x"}])
-    assert pieces(ASKED, plain([call]), as_chatml, "here") == [(called, True)]
-    assert pieces(ASKED, plain([call, *TOLD[1:]]), as_chatml, "here") == [
-        (f"{called}<|im_end|>", True),
-        ("\n<|im_start|>tool\n 8<|im_end|>\n<|im_start|>assistant\n", False), (" hmm.", True)]
+    assert "over answers of the training step" in said
+    assert "come again: 2 of 14 answers, step 3, 6." in said
 
 
 @pytest.fixture(scope="module")
@@ -337,14 +318,13 @@ def lines_of(folder):
     for step in credit_steps(folder):
         columns = read_columns(folder, step)
         parts = {name: np.split(columns[name], columns["episode_start"][1:])
-                 for name in ("token_id", "section", *per_token)}
+                 for name in ("token_id", *per_token)}
         prompts = np.split(columns["prompt_ids"], columns["prompt_start"][1:])
         for b, group in enumerate(columns["group"].tolist()):
             yield {"step": step, "group": group, "prompt_ids": prompts[group].tolist(),
                    "token_ids": parts["token_id"][b].tolist(),
                    "reward": float(columns["reward"][b]),
                    "finished": bool(columns["finished"][b]),
-                   "sections": [SECTIONS[code] for code in parts["section"][b]],
                    **{name: parts[name][b].astype(float).tolist() for name in per_token}}
 
 
@@ -355,17 +335,18 @@ def test_an_imported_own_run_equals_its_credit_files(tmp_path, own_run):
         for name in ours:
             if name not in ("reward_format", "reward_answer", "reward_reasoning"):
                 assert np.array_equal(ours[name], theirs[name]), name
-    assert read_run(folder)["config"]["imported"] == [
+    config = read_run(folder)["config"]
+    assert config["imported"] == [
         "Imported from 1 file of JSON lines.", "Which answers are right is not known."]
+    assert config["columns_temperature"] is None
 
 
 def test_what_is_left_out_of_an_own_run_is_computed_as_it_was(tmp_path, own_run):
     """Of the first step, which the same weights sampled: the rounding of float32 alone differs."""
-    left_out = ("advantage", "log_prob", "entropy", "collision", "sections", "group")
+    left_out = ("advantage", "log_prob", "entropy", "collision", "group")
     lines = [{name: value for name, value in line.items() if name not in left_out}
              for line in lines_of(own_run) if line["step"] == 1]
-    folder = imported(tmp_path, write(tmp_path / "own.jsonl", *lines),
-                      flags=["--task", "countdown_task"])
+    folder = imported(tmp_path, write(tmp_path / "own.jsonl", *lines))
     ours, theirs = read_columns(own_run, 1), read_columns(folder, 1)
     for name in ("group", "kind", "section", "prompt_ids"):
         assert np.array_equal(ours[name], theirs[name]), name
@@ -389,7 +370,7 @@ def analyzed(folder, capsys):
 
 
 def test_analyze_says_that_a_run_was_imported(tmp_path, capsys, undrawn):
-    lines = [{**OURS, "completion": text, "reward": reward, "prompt": prompt,
+    lines = [{**OURS, "completion": text, "reward": reward, "prompt": prompt, "difficulty": 2,
               "parts": {"form": reward / 4}} for prompt in (PROMPT, PROMPT.replace("22", "15"))
              for text, reward in ((RIGHT, 1), (WRONG, 0))]
     folder = imported(tmp_path, write(tmp_path / "t.jsonl", *lines))
@@ -398,11 +379,13 @@ def test_analyze_says_that_a_run_was_imported(tmp_path, capsys, undrawn):
     assert '"parts":"form 0.25"' in page
     assert "<th scope=row>form</th><td class=n>0.125</td>" in page
     for words in ("Imported from 1 file of JSON lines", "4 answers were texts", "which need not be "
-                  "those that sampled", "at temperature 1: log_prob", "advantage of 4 answers"):
+                  "those that sampled", "at temperature 1: log_prob", "advantage of 4 answers",
+                  "No fields of a line: difficulty."):
         assert words in " ".join(said.split()) and words in page, words
     assert "not finished" not in said and '"answer":null' in page
     config = json.loads((folder / "config.json").read_text())
     assert set(config["made_of"]) == {"model", str(tmp_path / "t.jsonl")}
+    assert config["columns_temperature"] == 1
 
 
 def test_a_reward_that_one_of_a_step_lacks_is_left_out_of_it(tmp_path):
@@ -411,6 +394,7 @@ def test_a_reward_that_one_of_a_step_lacks_is_left_out_of_it(tmp_path):
     folder = imported(tmp_path, write(tmp_path / "t.jsonl", *lines, {**ID, "step": 2}))
     columns = read_columns(folder, 1)
     assert np.isnan(columns["reward"]).all() and read_columns(folder, 2)["reward"] == [1]
+    assert not columns["finished"].any()  # no token that ends a turn
     first = columns["advantage"][columns["episode_start"]]
     assert np.allclose(first, [-1, 1, 1], atol=1e-3)
 
@@ -422,29 +406,16 @@ def test_without_rewards_nothing_is_said_of_them(tmp_path, capsys, undrawn):
     assert "0%" not in said[said.index("## Over training"):said.index("## Where the gradient went")]
 
 
-def test_of_other_models_transformers_tells_the_same(tmp_path, monkeypatch):
-    """Answers of two lengths to two prompts."""
-    pytest.importorskip("transformers")
-    lines = [{**OURS, "completion": text, "prompt": prompt}
-             for prompt in (PROMPT, PROMPT + " 5") for text in (RIGHT, WRONG)]
-    file = write(tmp_path / "t.jsonl", *lines)
-    ours = read_columns(imported(tmp_path / "a", file), 1)
-    monkeypatch.setattr(import_run, "MODELS", ())
-    theirs = read_columns(imported(tmp_path / "b", file), 1)
-    for name in ("log_prob", "entropy", "collision"):
-        assert np.allclose(ours[name], theirs[name], atol=1e-4), name
-
-
-def test_of_another_model_the_files_alone_are_shown(tmp_path, capsys, undrawn, monkeypatch):
-    """Without transformers. Its tokenizer need not know ChatML."""
-    monkeypatch.setattr(transformers_model, "is_installed", lambda: False)
+def test_of_another_model_the_files_alone_are_shown(tmp_path, capsys, undrawn):
+    """Its tokenizer need not know ChatML."""
     model = shutil.copytree(TINY, tmp_path / "other")
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "model_type": "llama"}))
     tokenizer = (model / "tokenizer.json").read_text().replace("<|im_start|>", "<|turn|>")
     (model / "tokenizer.json").write_text(tokenizer)
     prompt = PROMPT.replace("<|im_start|>", "<|turn|>")
-    lines = [{**OURS, "prompt": prompt, "reward": None, "advantage": sign} for sign in (1, -1)]
+    lines = [{**OURS, "prompt": prompt, "reward": None, "advantage": sign, "log_prob": log_prob}
+             for sign, log_prob in ((1, -0.5), (-1, None))]
     folder = imported(tmp_path, write(tmp_path / "t.jsonl", *lines), model=model)
     columns = read_columns(folder, 1)
     assert np.isnan(columns["log_prob"]).all() and np.isnan(columns["collision"]).all()
@@ -457,12 +428,15 @@ ID = {"step": 1, "prompt_ids": [5, 6], "token_ids": [7, 8], "reward": 1.0}
 
 
 @pytest.mark.parametrize("line, said", [
-    ('{"step": 1', "t.jsonl, line 2 is not JSON"), ("[1]", "line 2 should hold a JSON object"),
-    ("{}", "line 2 is no answer"), ({**OURS, "step": None}, "line 2 has no step"),
+    ('{"step": 1', "t.jsonl, line 2 is not JSON"),
+    ({**OURS, "completion": "\ud800"}, "line 2 is not JSON: .*surrogates not allowed"),
+    ("[1]", "line 2 should hold a JSON object"), ("{}", "line 2 is no answer"),
+    ({**OURS, "step": None}, "line 2 has no step"),
     ({**OURS, "step": 1.5}, "line 2: its step should be a whole number, not 1.5"),
     ({**OURS, "reward": "1"}, "line 2: its reward should be a number"),
-    ({**OURS, "completion": [{"role": "assistant", "content": "", "tool_calls": ["add"]}]},
+    ({**OURS, "completion": [{"role": None, "content": ""}]},
      "line 2: its completion should be a text or a list of messages"),
+    ({**OURS, "parts": {"form": "1"}}, "line 2: its parts should be numbers by name"),
     ({**OURS, "prompt": None}, "line 2 has no prompt"), ({**ID, "token_ids": []}, "has no answer"),
     ({**OURS, "completion": " unheard"}, "cannot spell the completion of .*line 2"),
     ({**ID, "token_ids": [7, -1]}, "line 2: its token_ids should be"),
@@ -471,8 +445,7 @@ ID = {"step": 1, "prompt_ids": [5, 6], "token_ids": [7, 8], "reward": 1.0}
     ({**ID, "log_prob": [-1.0]}, "line 2: its log_prob has 1 values, the answer 2 tokens"),
     ({**ID, "log_prob": [-1.0, 2.0]}, "line 2: its log_prob should be"),
     ({**ID, "weight": -1}, "line 2: its weight should be"),
-    ({**ID, "advantage": [1, 10 ** 400]}, "line 2: its advantage should be"),
-    ({**ID, "sections": ["think", "x"]}, "line 2: its sections should be a list of other, think")])
+    ({**ID, "advantage": [1, 10 ** 400]}, "line 2: its advantage should be")])
 def test_a_damaged_line_says_file_and_line_and_leaves_nothing(tmp_path, line, said):
     path = tmp_path / "t.jsonl"
     path.write_text(f"{json.dumps(ID)}\n{line if isinstance(line, str) else json.dumps(line)}\n")
@@ -488,15 +461,13 @@ def test_a_damaged_line_says_file_and_line_and_leaves_nothing(tmp_path, line, sa
     ([{**ID, "group": 1}, {**ID, "group": 1, "prompt_ids": [5]}], "line 2: its prompt is not that"),
     ([{**ID, "reward": None, "advantage": 1}, ID], "step 1: an answer has no advantage"),
     ([prime_rl(entropy=[1.0])], "line 1: its entropy has 1 values, the answer 4 tokens"),
-    ([prime_rl(rl_weights=[None, None, 1, 1, None, None, 1])], "line 1: its weight should be"),
     ([prime_rl(loss_mask=[None] * 2 + [True] * 5)], "prime-rl: ValueError: its loss_mask"),
     ([nemo_rl(sample_loss_mask="no")], "line 1: its weight should be"),
     ([{**prime_rl(), "token_ids": 5}], "line 1 is no line of prime-rl: TypeError"),
-    ([{**VERL, "uid": [1]}], "line 1: its group should be a whole number or a text"),
-    ([{"group_index": 0, "reward": 1.0, "messages": [{"role": "user"}]}],
-     "line 1 is no line of ART: KeyError: 'trainable'"),
+    ([prime_rl(is_masked="no")], "ValueError: its loss_mask, and is_masked if there is one"),
+    ([{**ID, "group": [1]}], "line 1: its group should be a whole number or a text"),
     ([prime_rl(loss_mask=[False, True] * 4)], "prime-rl: ValueError: its loss_mask"),
-    ([VERL, TRL], "line 2 is of TRL, and what was read before of verl"),
+    ([VERL, TRL], "line 2 is of JSON lines, and what was read before of verl"),
     ([prime_rl(loss_mask=[False] * 7)], "prime-rl: ValueError: its loss_mask"),
     ([prime_rl(loss_mask=[True] * 7)], "line 1 has no prompt")])
 def test_lines_that_do_not_go_together(tmp_path, lines, said):
@@ -528,7 +499,7 @@ def test_a_step_is_in_memory_at_a_time(tmp_path, monkeypatch):
     monkeypatch.setattr(import_run, "write_credit", lambda *args, **more: (
         written.append(len(taken)), write_credit(*args, **more)))
     imported(tmp_path, write(tmp_path / "t.jsonl", *lines))
-    assert written == [3, 5, 6]
+    assert written == [4, 6, 7]  # the first line is read twice
 
 
 def test_parquet_without_pyarrow_is_one_sentence(tmp_path, monkeypatch):
@@ -545,24 +516,35 @@ def test_parquet_without_pyarrow_is_one_sentence(tmp_path, monkeypatch):
         imported(tmp_path, tmp_path / "t.parquet")
 
 
-def test_columns_that_nobody_reads_may_hold_what_python_cannot(tmp_path):
+def test_lines_may_stand_in_a_table(tmp_path):
+    """A list of it has a fixed length."""
     pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet
-    odd = {"day": pa.array([10 ** 17], pa.date64()), "times": pa.array([[1]], pa.list_(
-               pa.timestamp("ns"))), "took": pa.array([2 ** 63 - 1], pa.duration("s"))}
-    ids = {name: pa.array([ID[name]], pa.list_(pa.int64(), 2))
+    ids = {name: pa.array([ID[name]] * 70, pa.list_(pa.int64(), 2))
            for name in ("prompt_ids", "token_ids")}
-    table = pa.table({"step": [1], "reward": [1.0], **ids, **odd})
-    parquet.write_table(table, tmp_path / "t.parquet")
+    table = {"step": [1] * 70, "reward": [1.0] * 70, **ids}
+    parquet.write_table(pa.table(table), tmp_path / "t.parquet")
     columns = read_columns(imported(tmp_path, tmp_path / "t.parquet"), 1)
-    assert columns["token_id"].tolist() == ID["token_ids"]
+    assert columns["token_id"].tolist() == ID["token_ids"] * 70
+    of_trl = {name: [value] for name, value in {**TRL, "right": np.nan}.items()}
+    parquet.write_table(pa.table(of_trl), tmp_path / "s.parquet")
+    columns = read_columns(imported(tmp_path / "s", tmp_path / "s.parquet"), 1)
+    assert columns["reward"] == columns["reward_right"] == [0]  # as TRL sums them
+    table["step"] = pa.array([1] * 69 + [None], pa.int64())
+    parquet.write_table(pa.table(table), tmp_path / "u.parquet")
+    with pytest.raises(UserError, match="u.parquet, line 70 has no step"):
+        imported(tmp_path / "u", tmp_path / "u.parquet")
 
 
-def test_a_table_that_is_damaged_is_one_sentence(tmp_path):
-    pytest.importorskip("pyarrow")
+def test_a_table_that_is_damaged_or_holds_what_python_cannot_is_one_sentence(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
     (tmp_path / "t.parquet").write_bytes(b"PAR1 no more")
-    with pytest.raises(UserError, match="cannot read .*t.parquet as parquet"):
-        imported(tmp_path, tmp_path / "t.parquet")
+    day = pa.array([10 ** 17], pa.date64())
+    parquet.write_table(pa.table({"day": day}), tmp_path / "u.parquet")
+    for name in "tu":
+        with pytest.raises(UserError, match=f"cannot read .*{name}.parquet as parquet"):
+            imported(tmp_path, tmp_path / f"{name}.parquet")
 
 
 def test_what_trl_writes_is_read(tmp_path):
