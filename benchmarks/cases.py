@@ -46,7 +46,6 @@ SIZES = {  # vocabulary, width, MLP width, layers, heads, key heads, head width
     "0.5B": (151936, 896, 4864, 24, 14, 2, 64),
 }
 DTYPES = ("float32", "bfloat16")
-MEBIBYTE = 2 ** 20
 TOKENS_PER_END = 40  # ragged answers: one token in so many is the last
 NO_LEARNING = 1e-12  # as good as zero: every turn does the same work on the same weights
 
@@ -202,9 +201,9 @@ def gradient_of(policy: Policy, batch: Rollouts, case: Case) -> torch.Tensor:
 
 
 OURS = ("rollout", "ragged rollout", "update", "step")
-THEIRS = "{}, transformers"
-WORK = {**dict.fromkeys(OURS, work_of), "agreement": agreement,
-        **dict.fromkeys(map(THEIRS.format, OURS[:2]), transformers_rollout)}
+THEIRS = ("rollout, transformers", "ragged rollout, transformers")
+WORK = {**dict.fromkeys(OURS, work_of), **dict.fromkeys(THEIRS, transformers_rollout),
+        "agreement": agreement}
 
 
 def seconds_of(function: Callable, case: Case) -> tuple[float, dict]:

@@ -15,18 +15,15 @@ from dataclasses import replace
 import torch
 
 from benchmarks import cases
-from benchmarks.cases import DTYPES, MEBIBYTE, Case, in_a_process
+from benchmarks.cases import DTYPES, Case
 from benchmarks.count import ROWS
-from benchmarks.speed import speed
+from benchmarks.speed import show_outcomes
 from engine.errors import UserError
 from harness.flags import Parser, add_flags, with_defaults
 from harness.load import pick_device
 from harness.program import run_as_program
-from harness.progress import show_status
 
 LONGEST = 150  # seconds of a part
-# how far a gradient may be from the CPU's, as a share of its norm: both round, bfloat16 to 8 bits
-SAME = {"float32": 1e-3, "bfloat16": 0.05}
 FLAGS = {name: replace(cases.FLAGS[name], default=default) for name, default in (
     ("device", "cuda"), ("size", "0.5B"), ("new_tokens", 512))}
 
@@ -44,21 +41,6 @@ def parts_of(case: Case) -> dict[str, Case]:
         "step": replace(case, what="step")}
 
 
-def outcome(case: Case) -> str:
-    """In words; also the error that a process ended with. It may print what is no JSON, or
-    nothing."""
-    try:
-        found = in_a_process(case, LONGEST)
-    except (UserError, ValueError, LookupError) as error:
-        return f"FAILED: {error}"
-    if case.what == "agreement":
-        is_same = found["equal"] and found["gradient"] < SAME[case.dtype]
-        return (f"{found['equal']} of {found['answers']} answers equal, their log-probs "
-                f"{found['log_prob'] / max(1, found['tokens']):.0e} apart, the gradient "
-                f"{found['gradient']:.0e} of its norm: {'as' if is_same else 'NOT AS'} on the CPU")
-    return f"{speed(found):,.0f} tokens a second, {found['memory'] / MEBIBYTE:,.0f} MiB"
-
-
 def main(argv: list[str]) -> None:
     parser = Parser("python -m benchmarks.gpu [flags]", __doc__)
     given = with_defaults(add_flags(parser, FLAGS).read(argv), FLAGS)
@@ -68,12 +50,7 @@ def main(argv: list[str]) -> None:
     device = pick_device(given.device)
     gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else "no GPU"
     print(f"PyTorch {torch.__version__}, {gpu}\n")
-    parts = parts_of(Case("", dtype="bfloat16", threads=0, **vars(given)))
-    for number, (name, case) in enumerate(parts.items()):
-        show_status(f"{number + 1} of {len(parts)}: {name}")
-        said = outcome(case)
-        show_status("")
-        print(f"{name:26}  {said}")
+    show_outcomes(parts_of(Case("", dtype="bfloat16", threads=0, **vars(given))), LONGEST)
 
 
 if __name__ == "__main__":

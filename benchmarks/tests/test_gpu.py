@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import cases, gpu
+from benchmarks import cases, gpu, speed
 from benchmarks.cases import Case
 from engine.errors import UserError
 
@@ -58,11 +58,5 @@ def test_a_model_that_computes_something_else_is_noticed(monkeypatch, spoil, wor
             spoil(loaded[-1].model)
         return loaded[-1]
     monkeypatch.setattr(cases, "load_policy", load_policy)
-    monkeypatch.setattr(gpu, "in_a_process", lambda case, most: cases.agreement(case)())
-    assert gpu.outcome(Case("agreement")).endswith(words)
-
-
-def test_a_speed_by_hand(monkeypatch):
-    monkeypatch.setattr(gpu, "in_a_process", lambda case, most: dict(
-        tokens=3000, seconds=2.0, memory=5 * 2 ** 20))
-    assert gpu.outcome(Case("update")) == "1,500 tokens a second, 5 MiB"
+    monkeypatch.setattr(speed, "in_a_process", lambda case, most: cases.agreement(case)())
+    assert speed.outcome(Case("agreement"), None).endswith(words)

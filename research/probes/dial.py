@@ -10,8 +10,7 @@ expected reward over a training, minus that of plain GRPO with the same seed. Be
     half known 0.1       at half of the tokens that decide; placebo 0.1: at as many others
     batch 2x, 4x, 16x    plain GRPO with more problems: the scale
 
-Each has in each world the learning rate that was best on other seeds. Without --max_grad_norm
-nothing is clipped, and the column `above 1` is the share of steps that a limit of 1 would clip. A
+Each has in each world the learning rate that was best on other seeds; no gradient is clipped. A
 world is written as 512/48, tokens and how many decide, and then any of: sure 4, all, own, seen,
 found.
 """
@@ -49,8 +48,7 @@ FLAGS = {
     "steps": Flag(60, "of 8 x 8 answers", least=2, most=100_000),
     "seeds": Flag(12, "of each arm", least=2, most=1000),
     "rates": Flag("3e-3,1e-2,3e-2", "learning rates of AdamW"),
-    "rate_seeds": Flag(8, "other seeds on which they are chosen", least=1, most=1000),
-    "max_grad_norm": Flag(0.0, "clip the gradient's norm at this; 0 is never", least=0, most=1e6)}
+    "rate_seeds": Flag(8, "other seeds on which they are chosen", least=1, most=1000)}
 RATES_FROM, SEEDS_FROM = 1000, 3000
 
 
@@ -71,17 +69,15 @@ def measure(probe: Probe) -> Findings:
                 reasons[name] = str(error)
     board = board_table(worlds, cells)
     board.notes += [f"{name} cannot be asked: {reason}" for name, reason in reasons.items()]
-    law = [] if args.max_grad_norm else law_table(board)  # it was predicted without clipping
     draw(draw_dials, probe.folder / "shares.png", {"cells": cells})
     tables = [leads_table(board), board]
-    tables = (tables[::-1] if args.only else tables) + law  # the first is seen at once
+    tables = (tables[::-1] if args.only else tables) + law_table(board)  # the first is seen at once
     return Findings("Where does credit by token pay?", [in_words(args)], tables, {"cells": cells})
 
 
 def in_words(args) -> str:
     return (f"{args.seeds} seeds of each arm, {args.steps} steps of 8 x 8 answers; the rate is the "
-            f"best of {args.rates} on {args.rate_seeds} other seeds; "
-            + (f"clipped at {args.max_grad_norm:g}." if args.max_grad_norm else "not clipped."))
+            f"best of {args.rates} on {args.rate_seeds} other seeds.")
 
 
 def arms_asked(only: str | None) -> list[str]:
@@ -104,13 +100,12 @@ def arm_as_typed(text: str) -> Arm:
 
 
 def cell_of(world: str, arm: Arm, name: str, args, first: int = SEEDS_FROM) -> dict:
-    """The arm in the world, by seed: mean and end of its training at its own rate, the mean norm of
-    the gradient, and the share of steps that a limit of 1 would clip."""
+    """The arm in the world, by seed: mean and end of its training at its own rate."""
     dials, start = Dials.read(world), time.process_time()
     rate = best_rate(dials, arm, args)
     seeds = [args.seed + first + n for n in range(args.seeds)]
-    runs = train(dials, arm, seeds, [rate] * len(seeds), args.steps, args.max_grad_norm)
-    lists = {column: [run[column] for run in runs] for column in ("mean", "end", "norm", "above")}
+    runs = train(dials, arm, seeds, [rate] * len(seeds), args.steps)
+    lists = {column: [run[column] for run in runs] for column in ("mean", "end")}
     return {"world": world, "arm": name, "rate": rate, **lists,
             "seconds": round(time.process_time() - start, 2)}
 
@@ -120,7 +115,7 @@ def best_rate(dials: Dials, arm: Arm, args) -> float:
     rates = [float(rate) for rate in args.rates.split(",")]
     seeds = range(args.seed + RATES_FROM, args.seed + RATES_FROM + args.rate_seeds)
     pairs = [(seed, rate) for rate in rates for seed in seeds]
-    runs = train(dials, arm, *map(list, zip(*pairs)), args.steps, args.max_grad_norm)
+    runs = train(dials, arm, *map(list, zip(*pairs)), args.steps)
     means = [fmean(run["mean"] for run, (_, its) in zip(runs, pairs) if its == rate)
              for rate in rates]
     return rates[means.index(max(means))]
@@ -137,15 +132,14 @@ def board_table(worlds: list[str], cells: list[dict]) -> Table:
             share = lead.value / true if true > 0 and name != PLAIN else None
             interval = lead.interval if name != PLAIN else None
             rows.append([world, name, cell["rate"], fmean(cell["mean"]), lead.value, interval,
-                         share, fmean(cell["norm"]), fmean(cell["above"]), cell["seconds"]])
+                         share, cell["seconds"]])
     formats = {"world": "", "arm": "", "rate": "g", "mean": ".1%", "lead": "points",
-               "95%": "points", "share": ".2f", "norm": ".3f", "above": ".0%", "seconds": ".1f"}
+               "95%": "points", "share": ".2f", "seconds": ".1f"}
     return Table("board", "Mean success of training, each arm minus plain GRPO",
                  by_row(formats, rows), "", [
-                     "world: tokens / how many decide; share: of the true credit's lead; above: "
-                     "steps whose gradient's norm is above 1; seconds of the processor for all "
-                     "seeds and rates of an arm"],
-                 {"above": "above 1", "95%": "95% interval"})
+                     "world: tokens / how many decide; share: of the true credit's lead; seconds "
+                     "of the processor for all seeds and rates of an arm"],
+                 {"95%": "95% interval"})
 
 
 def leads_table(board: Table) -> Table:
@@ -192,8 +186,8 @@ def law_table(board: Table) -> list[Table]:
 def one_line(name: str, flags: dict | None = None, seeds: int = 8) -> str:
     """What a method is worth in one world, in a sentence, after some seconds."""
     world = "128/12"
-    dials, typed = Dials.read(world), SimpleNamespace(seed=0, steps=60, max_grad_norm=0.0,
-                                                      rates="1e-2,3e-2", seeds=seeds, rate_seeds=4)
+    dials, typed = Dials.read(world), SimpleNamespace(seed=0, steps=60, rates="1e-2,3e-2",
+                                                      seeds=seeds, rate_seeds=4)
     try:
         mine, plain, true = (
             np.array(cell_of(world, arm, arm.name, typed)["mean"])

@@ -37,7 +37,6 @@ from research.probes.common import Findings, Probe, Progress
 FLAGS = {**dial.FLAGS,
          "policies": Flag(3, "whose gradients' noise is measured, before training and in the "
                              "middle of it", least=1, most=100)}
-del FLAGS["max_grad_norm"]
 SIZES = {"batch 0.25x": 0.25, "batch 0.5x": 0.5, PLAIN: 1.0, "batch 2x": 2.0, "batch 4x": 4.0,
          "batch 8x": 8.0, "batch 16x": 16.0, EXACT: math.inf}
 CURVE_FROM, NOISE_FROM = 2000, 4000  # seeds that no lead is measured on
@@ -46,7 +45,6 @@ BATCHES = 64     # of each policy
 
 def measure(probe: Probe) -> Findings:
     args = probe.args
-    args.max_grad_norm = 0.0
     torch.set_num_threads(args.threads or 1)
     worlds, curves, rows = args.worlds.split(","), {}, []
     progress = Progress(**{world: Dials.read(world).tokens for world in worlds})
