@@ -8,7 +8,6 @@ that is not nearly certain, by more answers the less certain it is, and each cre
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -22,7 +21,6 @@ from engine.tokens import naive_class
 from grpo import gradient_size
 
 CLASSES = ("filler", "reasoning", "structure")  # of an earlier experiment's regular expressions
-Quarters = TypeVar("Quarters", np.ndarray, torch.Tensor)
 CERTAIN = 1e-4  # where 1 - p is less, credit counts as 0: it is at most (1 - p) * range of rewards
 
 
@@ -119,7 +117,7 @@ def flat_tokens(frame: torch.Tensor, mask: torch.Tensor) -> np.ndarray:
     return frame[mask].detach().double().cpu().numpy()
 
 
-def mean_product(quarters: Quarters) -> Quarters:
+def mean_product(quarters):
     """The mean of the products of two different quarters, of which there are 12."""
     return (quarters.sum(0) ** 2 - (quarters ** 2).sum(0)) / 12
 

@@ -15,6 +15,7 @@ world is written as 512/48, tokens and how many decide, and then any of: sure 4,
 found.
 """
 import time
+from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
 
@@ -31,7 +32,7 @@ from research.dial.training import train
 from research.dial.world import Dials
 from research.experiments.pictures import draw, draw_dials
 from research.experiments.published import RESULTS, read_result
-from research.probes.common import COMMON, Findings, Probe, Progress
+from research.probes.common import COMMON, Findings, Progress
 
 WORLDS = ("128/3", "128/12", "128/42", "128/128", "512/12", "512/48", "512/170", "512/48 own",
           "128/42 own", "512/48 sure 4", "512/48 sure 6", "128/6 all", "128/12 seen",
@@ -52,8 +53,7 @@ FLAGS = {
 RATES_FROM, SEEDS_FROM = 1000, 3000
 
 
-def measure(probe: Probe) -> Findings:
-    args = probe.args
+def measure(args: SimpleNamespace, folder: Path) -> Findings:
     torch.set_num_threads(args.threads or 1)  # a step is too small for more
     worlds, cells, reasons = args.worlds.split(","), [], {}
     names = [PLAIN, TRUE, *SCALE, *arms_asked(args.only)]
@@ -69,7 +69,7 @@ def measure(probe: Probe) -> Findings:
                 reasons[name] = str(error)
     board = board_table(worlds, cells)
     board.notes += [f"{name} cannot be asked: {reason}" for name, reason in reasons.items()]
-    draw(draw_dials, probe.folder / "shares.png", {"cells": cells})
+    draw(draw_dials, folder / "shares.png", {"cells": cells})
     tables = [leads_table(board), board]
     tables = (tables[::-1] if args.only else tables) + law_table(board)  # the first is seen at once
     return Findings("Where does credit by token pay?", [in_words(args)], tables, {"cells": cells})

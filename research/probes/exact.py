@@ -12,6 +12,8 @@ All batches that can be drawn are listed with their probability (batches.py). An
 class keeps a state or samples more: it is shown as n/a.
 """
 import math
+from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
@@ -19,7 +21,7 @@ from analysis.tables import Table, by_row
 from grpo import gradient_size
 from harness.flags import Flag
 from research.probes.batches import Batches, Listed, estimator, list_advantages, list_weights
-from research.probes.common import COMMON, Findings, Probe, Progress
+from research.probes.common import COMMON, Findings, Progress
 from research.probes.world import World, make_world
 
 FLAGS = {
@@ -33,8 +35,8 @@ LEGEND = (
     "along the true gradient, the number of batches until noise and signal are alike.")
 
 
-def measure(probe: Probe) -> Findings:
-    args, progress = probe.args, Progress(advantages=4, weights=20, sums=4)
+def measure(args: SimpleNamespace, folder: Path) -> Findings:
+    progress = Progress(advantages=4, weights=20, sums=4)
     torch.set_num_threads(args.threads or torch.get_num_threads())
     world = make_world(args.seed, args.length)
     batches = Batches.all(world, args.answers)

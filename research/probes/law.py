@@ -20,7 +20,9 @@ such a world.
 """
 import inspect
 import math
+from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 
 import torch
 
@@ -32,7 +34,7 @@ from research.dial.arms import EXACT, PLAIN, TRUE, Arm, arm_of
 from research.dial.training import AdamW, gradients
 from research.dial.world import Dials, World
 from research.probes import dial
-from research.probes.common import Findings, Probe, Progress
+from research.probes.common import Findings, Progress
 
 FLAGS = {**dial.FLAGS,
          "policies": Flag(3, "whose gradients' noise is measured, before training and in the "
@@ -43,8 +45,7 @@ CURVE_FROM, NOISE_FROM = 2000, 4000  # seeds that no lead is measured on
 BATCHES = 64     # of each policy
 
 
-def measure(probe: Probe) -> Findings:
-    args = probe.args
+def measure(args: SimpleNamespace, folder: Path) -> Findings:
     torch.set_num_threads(args.threads or 1)
     worlds, curves, rows = args.worlds.split(","), {}, []
     progress = Progress(**{world: Dials.read(world).tokens for world in worlds})
