@@ -145,33 +145,6 @@ def train_on(model: Qwen2, optimizer: AdamW, batch: Rollouts, case: Case) -> Non
     update(model, optimizer, batch, batch.mask.float(), Settings(micro_batch=case.micro_batch))
 
 
-def transformers_rollout(case: Case) -> Callable[[], dict]:
-    """`generate` of transformers at temperature 1, with a prompt of its own for every answer."""
-    import transformers
-    transformers.logging.set_verbosity_error()
-    torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(**make_config(case).to_json())
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, case.dtype))
-    model = model.to(case.device)
-    prompts, stop_ids = make_prompts(case), stop_tokens(case)
-    P = max(map(len, prompts))
-    padding = [[0] * (P - len(prompt)) for prompt in prompts]
-    ids, mask = (torch.tensor(rows, device=case.device) for rows in (
-        [pad + prompt for pad, prompt in zip(padding, prompts)],
-        [pad + [1] * len(prompt) for pad, prompt in zip(padding, prompts)]))
-    model.generation_config.eos_token_id = list(stop_ids) or None
-    model.generation_config.pad_token_id = 0
-
-    def work() -> dict:
-        torch.manual_seed(1)
-        sampled = model.generate(input_ids=ids, attention_mask=mask, do_sample=True, top_k=0,
-                                 num_return_sequences=case.answers, max_new_tokens=case.new_tokens)
-        ends = torch.isin(sampled[:, P:], torch.tensor(stop_ids, device=case.device)).long()
-        ended_before = ends.cumsum(1) - ends
-        return {"tokens": (ended_before == 0).sum().item()}
-    return work
-
-
 def agreement(case: Case) -> Callable[[], dict]:
     """models/tiny there and on the CPU, with the same problems and random numbers."""
     on_cpu, there = (load_policy(make_settings({"device": device, "dtype": case.dtype}))
@@ -201,9 +174,7 @@ def gradient_of(policy: Policy, batch: Rollouts, case: Case) -> torch.Tensor:
 
 
 OURS = ("rollout", "ragged rollout", "update", "step")
-THEIRS = ("rollout, transformers", "ragged rollout, transformers")
-WORK = {**dict.fromkeys(OURS, work_of), **dict.fromkeys(THEIRS, transformers_rollout),
-        "agreement": agreement}
+WORK = {**dict.fromkeys(OURS, work_of), "agreement": agreement}
 
 
 def seconds_of(function: Callable, case: Case) -> tuple[float, dict]:
@@ -227,8 +198,6 @@ def measure(case: Case) -> dict:
     the seconds, and the most bytes beyond those of the program itself."""
     device = pick_device(case.device)
     torch.set_num_threads(case.threads or torch.get_num_threads())
-    if "transformers" in case.what:
-        import transformers  # noqa: F401  its code should not count as the model's memory
     before = 0 if device.type == "cuda" else peak_memory(device)
     work = WORK[case.what](case)
     work()

@@ -1,4 +1,4 @@
-"""How fast rollouts, updates and whole steps are, beside those of transformers, and their memory.
+"""How fast rollouts, updates and whole steps are, and how much memory they take.
 
     python -m benchmarks.speed                               # tiny, a few minutes
     python -m benchmarks.speed --size 0.5B --questions 2 --answers 4 --new_tokens 64
@@ -8,10 +8,9 @@
 benchmarks/cases.py says what the work is.
 """
 from dataclasses import replace
-from importlib.util import find_spec
 
 from benchmarks import cases
-from benchmarks.cases import OURS, THEIRS, Case, in_a_process
+from benchmarks.cases import OURS, Case, in_a_process
 from benchmarks.count import show_counted
 from engine.errors import UserError
 from harness.flags import Flag, Parser, add_flags, with_defaults
@@ -64,8 +63,7 @@ def main(argv: list[str]) -> None:
     case = Case("", **{name: getattr(given, name) for name in cases.FLAGS})
     if given.count:
         return show_counted(case, {"bandwidth": given.bandwidth * 1e12, "rate": given.rate * 1e12})
-    theirs = THEIRS if find_spec("transformers") else ()
-    show_outcomes({what: replace(case, what=what) for what in (*OURS, *theirs)})
+    show_outcomes({what: replace(case, what=what) for what in OURS})
 
 
 if __name__ == "__main__":

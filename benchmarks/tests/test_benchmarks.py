@@ -19,12 +19,9 @@ def test_every_kind_of_work_counts_its_tokens(what, flags):
     assert cases.WORK[what](replace(SMALL, what=what, **flags))() == {"tokens": 32}
 
 
-@pytest.mark.parametrize("what", ["ragged rollout", "ragged rollout, transformers"])
-def test_a_ragged_rollout_has_answers_that_end_early(what):
-    if "transformers" in what:
-        pytest.importorskip("transformers")
-    case = replace(SMALL, what=what, answers=8, new_tokens=30)
-    assert 16 < cases.WORK[what](case)()["tokens"] < 16 * 30
+def test_a_ragged_rollout_has_answers_that_end_early():
+    case = replace(SMALL, what="ragged rollout", answers=8, new_tokens=30)
+    assert 16 < cases.work_of(case)()["tokens"] < 16 * 30
 
 
 def test_a_process_may_take_so_long(monkeypatch):
@@ -51,13 +48,11 @@ def test_every_number_has_bounds_and_its_defaults_lie_within():
                     for name, flag in module.FLAGS.items()})
 
 
-@pytest.mark.parametrize("has", [True, False])
-def test_transformers_does_the_same_work_where_it_can(monkeypatch, capsys, has):
+def test_every_kind_of_work_is_told(monkeypatch, capsys):
     """3000 tokens in 2 seconds."""
-    monkeypatch.setattr(speed, "find_spec", lambda name: has and name == "transformers")
     monkeypatch.setattr(speed, "in_a_process", lambda case, most: dict(
         tokens=3000, seconds=2.0, memory=5 * 2 ** 20))
     speed.main([])
     lines = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()
              if line.endswith("  1,500 tokens a second, 5 MiB")]
-    assert lines == [*cases.OURS, *cases.THEIRS * has]
+    assert lines == [*cases.OURS]

@@ -6,6 +6,7 @@ The estimator is that of credit/measured.py, which trains with it. Here every to
 that is not nearly certain, by more answers the less certain it is, and each credit has an error.
 """
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,7 +18,6 @@ from analysis.statistics import Estimate, estimate
 from credit.measured import chain, chance_of_others, deviations, refuse_other_temperatures
 from engine.policy import Policy
 from engine.rollouts import Rollouts
-from engine.tokens import naive_class
 from grpo import gradient_size
 
 CLASSES = ("filler", "reasoning", "structure")  # of an earlier experiment's regular expressions
@@ -110,6 +110,17 @@ def classes_of(tokenizer: Tokenizer, ids: np.ndarray) -> np.ndarray:
     different, which = np.unique(ids, return_inverse=True)
     texts = [tokenizer.decode([token], skip_special_tokens=False) for token in different.tolist()]
     return np.array([CLASSES.index(naive_class(text)) for text in texts])[which]
+
+
+def naive_class(text: str) -> str:
+    """filler, reasoning or structure: the class that an earlier experiment's regular expressions
+    gave a token, by its text alone. A piece of a tag is no whole tag, so it counts as filler."""
+    text = text.strip()
+    if re.fullmatch("</?(think|answer|THINK|ANSWER)>", text):
+        return "structure"
+    digits = re.fullmatch(r"[\d+\-*/()=]+", text) or re.search(r"\d", text)
+    spelled = text in ("equals", "plus", "minus", "times", "divided")
+    return "reasoning" if digits or spelled else "filler"
 
 
 def flat_tokens(frame: torch.Tensor, mask: torch.Tensor) -> np.ndarray:

@@ -14,7 +14,8 @@ from engine.policy import Policy
 from harness.settings import Settings
 from analysis.statistics import mean_over
 from research.probes.credit import (
-    average_ranks, chain, jackknife, mean_product, ratio_of_sums, true_credit)
+    average_ranks, chain, jackknife, mean_product, naive_class, ratio_of_sums,
+    true_credit)
 from research.probes.world import TEXTS, make_world
 
 
@@ -131,3 +132,11 @@ def test_what_is_decided_is_a_product_of_different_quarters():
     """Of 1, 2, 3 and 4: 1*2, 1*3, 1*4, 2*3, 2*4 and 3*4 are 35 in all, of six. A square of one
     estimate would add its noise, which is largest where the model was unsure."""
     assert mean_product(np.array([1.0, 2, 3, 4])) == pytest.approx(35 / 6)
+
+
+@pytest.mark.parametrize("name, texts", [
+    ("structure", ("<think>", " </answer> ")),
+    ("filler", ("</", "think", ">\n", "Times", "", ",", "<think>a", "[")),
+    ("reasoning", (" 12", "x2", "+", " =", "()", " times", "2 + 3"))])
+def test_the_classes_of_a_regex(name, texts):
+    assert {naive_class(text) for text in texts} == {name}
