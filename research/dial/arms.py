@@ -1,12 +1,5 @@
-"""What can be asked in a world with dials: every weighting and every advantage by its name, and
-some that no model could have.
-
-    true credit      V behind the token minus V before it
-    mask W           weight 1 at the tokens that decide, W at the others: where, and not how much
-    half known W     the same, of half of the tokens that decide
-    placebo W        as many tokens as decide, at random, the same through a run
-    batch Nx         plain GRPO with N times as many problems: the scale of all others
-    exact gradient   of the expected reward, as of a batch without end
+"""What can be asked in a world with dials: every weighting and every advantage by its name, what
+research/probes/dial.py lists, and the exact gradient, as of a batch without end.
 
 What the world cannot give is said in a sentence where a method asks for it: there is no text, no
 attention from token to token, and no continuations, whose limit is the true credit.
@@ -64,7 +57,7 @@ class Batch:
         kind = torch.where(self.world.decides, OPERATOR, WORD).byte().expand_as(ids)
         seed = derived_seed("dial method", self.world.seeds[s], self.step)
         look = Look(lambda: self.hidden[s][context])
-        return OfOneCall(
+        return Rollouts(
             problems=[T] * (int(self.group[-1]) + 1), prompt_ids=[[0]] * (int(self.group[-1]) + 1),
             group=self.group, ids=ids, mask=mask, finished=mask[:, 0],
             log_prob=log_prob[context, ids], entropy=-(chance * log_prob).sum(-1)[context],
@@ -75,13 +68,6 @@ class Batch:
                     "format": torch.zeros_like(reward)},
             advantage=self.advantage[s].expand(ids.shape), forward=look,
             generator=torch.Generator().manual_seed(seed))
-
-
-class OfOneCall(Rollouts):
-    """Made anew for each call of a method: nobody else reads what it changes, so no copy is."""
-
-    def __deepcopy__(self, memo):
-        return self
 
 
 class Missing:

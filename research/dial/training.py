@@ -38,7 +38,9 @@ def train(dials: Dials, arm: Arm, seeds: list[int], rates: list[float], steps: i
         gradient, value = gradients(world, arm, method, step)
         world.parameters = world.parameters + optimizer.change(gradient)
         values.append(value)
-    curve = torch.stack([*values, current_value(world)], 1)
+    with torch.no_grad():
+        values.append(world.value(world.after_keys(world.forward(world.parameters)[1])))
+    curve = torch.stack(values, 1)
     means = ((curve[:, 1:] + curve[:, :-1]) / 2).mean(1).tolist()
     return [{"mean": mean, "end": end} for mean, end in zip(means, curve[:, -1].tolist())]
 
@@ -82,8 +84,3 @@ def by_context(world: World, sample, coefficients: torch.Tensor) -> torch.Tensor
     place = (row * U + sample.context) * V + sample.ids
     total = torch.zeros(S * U * V).index_add(0, place.flatten(), coefficients.flatten())
     return total.view(S, U, V)
-
-
-@torch.no_grad()
-def current_value(world: World) -> torch.Tensor:
-    return world.value(world.after_keys(world.forward(world.parameters)[1]))

@@ -5,9 +5,10 @@ how many decide, what the others are like, and what a method is worth there: the
 expected reward over a training, minus that of plain GRPO with the same seed. Beside the two lists
 (research/dial/arms.py):
 
-    true credit          exact, with its sign and size
+    true credit          V behind the token minus V before it, exact
     mask 0.1, 0          weight 1 at the tokens that decide, so much at the others
-    half known 0.1       at half of the tokens that decide; placebo 0.1: at as many others
+    half known 0.1       at half of the tokens that decide; placebo 0.1: at as many others, the same
+                         through a run
     batch 2x, 4x, 16x    plain GRPO with more problems: the scale
 
 Each has in each world the learning rate that was best on other seeds; no gradient is clipped. A

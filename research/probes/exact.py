@@ -48,15 +48,12 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     tables = [weighting_table(world, batches, advantages.values["rloo"], weights),
               advantage_table(world, batches, advantages),
               identities(world, batches, advantages.values)]
-    return Findings("A world that can be listed", [in_numbers(world, batches), LEGEND], tables)
-
-
-def in_numbers(world: World, batches: Batches) -> str:
-    groups, G = batches.which.shape
     length = world.probability @ world.rollouts.length.double()
-    return (f"{len(world.probability)} answers, {len(world.score)} choices, {world.score.shape[1]} "
-            f"parameters; J = {world.J:.3f}, {length:.2f} tokens an answer; {groups:,} "
-            f"different groups of {G} answers, with their probabilities.")
+    intro = (f"{len(world.probability)} answers, {len(world.score)} choices, "
+             f"{world.score.shape[1]} parameters; J = {world.J:.3f}, {length:.2f} tokens an "
+             f"answer; {len(batches.which):,} different groups of {args.answers} answers, with "
+             "their probabilities.")
+    return Findings("A world that can be listed", [intro, LEGEND], tables)
 
 
 def measured_rows(world: World, batches: Batches, listed: Listed,

@@ -113,24 +113,22 @@ def decided_table(tokens: MeasuredTokens, partition: str) -> Table:
                          *(part for share in shares for part in (share.value, share.interval))])
     formats = {partition: "", "tokens": ",d", "of all": ".1%", "decided": ".1%", "95%": ".1%",
                "gradient": ".1%", "95% ": ".1%"}
-    nothing = decided.sum() <= 0 or not gradient.any()
     return Table(
-        partition, title, by_row(formats, rows), decided_in_words(rows, nothing),
+        partition, title, by_row(formats, rows), decided_in_words(rows),
         ["of what is decided: share of the sum of squared credits; of plain GRPO's gradient: "
          "share of abs(A) s"],
         {"of all": "of all tokens", "decided": "of what is decided", "95%": "95% interval",
          "gradient": "of plain GRPO's gradient", "95% ": "95% interval"})
 
 
-def decided_in_words(rows: list[list], nothing: bool) -> str:
+def decided_in_words(rows: list[list]) -> str:
     """Of filler, or else of the tokens at which most is decided."""
-    if nothing:
-        return "All answers to a problem got nearly the same reward: nothing is decided."
     filler = [row for row in rows if row[0] == "filler"]
     name, _, _, decided, (low, high), gradient, (least, most) = (
         filler[0] if filler else max(rows, key=lambda row: row[3]))
     if not high - low < 1:
-        return "Too few problems and continuations to say where the reward is decided."
+        return ("Too few problems, continuations or differences in reward to say where it is "
+                "decided.")
     return (f"The {name} tokens decide {decided:.0%} ({low:.0%} to {high:.0%}) of the reward's "
             f"variance and get {gradient:.0%} ({least:.0%} to {most:.0%}) of plain GRPO's "
             "gradient.")
