@@ -33,16 +33,6 @@ def test_a_process_may_take_so_long(monkeypatch):
         cases.in_a_process(SMALL, most=5)
 
 
-@pytest.mark.parametrize("module, argv, words", [
-    (speed, ["--size", "huge"], "--size huge is not one of"),
-    (speed, ["--sizes", "tiny"], "unknown argument --sizes"),
-    (gpu, ["--size", "huge"], "--size huge is not one of"),
-])
-def test_wrong_flags_get_one_line(module, argv, words):
-    with pytest.raises(UserError, match=words):
-        module.main(argv)
-
-
 def test_every_number_has_bounds_and_its_defaults_lie_within():
     assert_bounded({f"{module.__name__} {name}": flag for module in (speed, gpu)
                     for name, flag in module.FLAGS.items()})

@@ -133,17 +133,14 @@ def mean_product(quarters):
     return (quarters.sum(0) ** 2 - (quarters ** 2).sum(0)) / 12
 
 
-def jackknife(value: float, left: np.ndarray) -> Estimate:
-    """A number, and what it becomes without each of the problems (or seeds) it was made from."""
-    n = len(left)
-    error = np.sqrt((n - 1) / n * np.square(left - np.mean(left)).sum()) if n > 1 else np.nan
-    return estimate(float(value), float(error), n - 1)
-
-
 def ratio_of_sums(above: np.ndarray, below: np.ndarray) -> Estimate:
-    """Sum over sum, from a pair of numbers a problem."""
+    """Sum over sum, from a pair of numbers a problem; the error by the jackknife, from what it
+    becomes without each of them."""
+    n = len(above)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return jackknife(above.sum() / below.sum(), (above.sum() - above) / (below.sum() - below))
+        left = (above.sum() - above) / (below.sum() - below)
+        error = np.sqrt((n - 1) / n * np.square(left - np.mean(left)).sum())
+        return estimate(float(above.sum() / below.sum()), float(error), n - 1)
 
 
 def average_ranks(values: np.ndarray) -> np.ndarray:
