@@ -4,7 +4,6 @@ That is how its peak memory is known: `python -m benchmarks.cases CASE` takes a 
 prints what it measured as JSON.
 
     rollout          all answers have the same length
-    ragged rollout   each token ends its answer with a chance of 1 in 40
     update           one, of random answers
     step             rollout, advantage, update, credit file; rewards are random
     agreement        models/tiny on the device and on the CPU: the same answers and gradient?
@@ -46,13 +45,12 @@ SIZES = {  # vocabulary, width, MLP width, layers, heads, key heads, head width
     "0.5B": (151936, 896, 4864, 24, 14, 2, 64),
 }
 DTYPES = ("float32", "bfloat16")
-TOKENS_PER_END = 40  # ragged answers: one token in so many is the last
 NO_LEARNING = 1e-12  # as good as zero: every turn does the same work on the same weights
 
 
 @dataclass(frozen=True)
 class Case:
-    """Its fields are flags of the programs, but for `what`, a name in WORK."""
+    """Its fields are flags of the programs, but for `what`."""
     what: str
     size: str = option("tiny", "of the model", choices=tuple(SIZES))
     questions: int = option(8, "problems in a batch", least=1, most=10_000)
@@ -88,12 +86,6 @@ def make_prompts(case: Case) -> list[list[int]]:
             for _ in range(case.questions)]
 
 
-def stop_tokens(case: Case) -> tuple[int, ...]:
-    """Tokens that end an answer. With random weights all tokens are about as likely."""
-    count = round(SIZES[case.size][0] / TOKENS_PER_END) * case.what.startswith("ragged")
-    return tuple(range(3, 3 + count))
-
-
 def make_batch(case: Case) -> Rollouts:
     """Random tokens, as if sampled."""
     shape = (case.questions * case.answers, case.new_tokens)
@@ -117,14 +109,14 @@ def with_rewards(case: Case, sampled: Generation) -> Rollouts:
 def work_of(case: Case) -> Callable[[], dict]:
     """A rollout, an update of random answers, or both and a credit file, as a training step has
     them, without a task: rewards are random, texts are not read."""
-    model, prompts, stop_ids = make_model(case), make_prompts(case), stop_tokens(case)
+    model, prompts = make_model(case), make_prompts(case)
     batch = make_batch(case) if case.what == "update" else None
-    optimizer = None if "rollout" in case.what else optimizer_of(model, case)
+    optimizer = None if case.what == "rollout" else optimizer_of(model, case)
 
     def work() -> dict:
         rollouts = batch or with_rewards(case, generate(
-            model, prompts, answers=case.answers, stop_ids=stop_ids,
-            max_new_tokens=case.new_tokens, seed=1))
+            model, prompts, answers=case.answers, stop_ids=(), max_new_tokens=case.new_tokens,
+            seed=1))
         if optimizer:
             train_on(model, optimizer, rollouts, case)
         if case.what == "step":
@@ -145,7 +137,7 @@ def train_on(model: Qwen2, optimizer: AdamW, batch: Rollouts, case: Case) -> Non
     update(model, optimizer, batch, batch.mask.float(), Settings(micro_batch=case.micro_batch))
 
 
-def agreement(case: Case) -> Callable[[], dict]:
+def agreement(case: Case) -> dict:
     """models/tiny there and on the CPU, with the same problems and random numbers."""
     on_cpu, there = (load_policy(make_settings({"device": device, "dtype": case.dtype}))
                      for device in ("cpu", case.device))
@@ -153,11 +145,10 @@ def agreement(case: Case) -> Callable[[], dict]:
     equal = (expected.ids == found.ids).all(1)
     gradient = gradient_of(on_cpu, expected, case)
     difference = gradient_of(there, expected, case) - gradient
-    result = {"answers": len(equal), "equal": int(equal.sum()),
-              "log_prob": (expected.log_prob - found.log_prob)[equal].abs().sum().item(),
-              "tokens": int(expected.mask[equal].sum()),
-              "gradient": (difference.norm() / gradient.norm()).item()}
-    return lambda: result
+    return {"answers": len(equal), "equal": int(equal.sum()),
+            "log_prob": (expected.log_prob - found.log_prob)[equal].abs().sum().item(),
+            "tokens": int(expected.mask[equal].sum()),
+            "gradient": (difference.norm() / gradient.norm()).item()}
 
 
 def ask(policy: Policy, case: Case) -> Rollouts:
@@ -171,10 +162,6 @@ def gradient_of(policy: Policy, batch: Rollouts, case: Case) -> torch.Tensor:
     model = policy.model
     train_on(model, AdamW(model.parameters(), NO_LEARNING), batch.to(model.device), case)
     return torch.cat([p.grad.flatten().double().cpu() for p in model.parameters()])
-
-
-OURS = ("rollout", "ragged rollout", "update", "step")
-WORK = {**dict.fromkeys(OURS, work_of), "agreement": agreement}
 
 
 def seconds_of(function: Callable, case: Case) -> tuple[float, dict]:
@@ -198,8 +185,10 @@ def measure(case: Case) -> dict:
     the seconds, and the most bytes beyond those of the program itself."""
     device = pick_device(case.device)
     torch.set_num_threads(case.threads or torch.get_num_threads())
+    if case.what == "agreement":
+        return agreement(case)
     before = 0 if device.type == "cuda" else peak_memory(device)
-    work = WORK[case.what](case)
+    work = work_of(case)
     work()
     seconds: list[float] = []
     while not seconds or sum(seconds) < 1 and len(seconds) < 9:

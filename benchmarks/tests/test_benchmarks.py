@@ -16,12 +16,7 @@ SMALL = Case("rollout", questions=2, answers=2, new_tokens=8, micro_batch=3)
     ("rollout", {}), ("update", {}), ("step", {}),
     ("step", {"dtype": "bfloat16", "checkpointing": True, "offload_optimizer": True})])
 def test_every_kind_of_work_counts_its_tokens(what, flags):
-    assert cases.WORK[what](replace(SMALL, what=what, **flags))() == {"tokens": 32}
-
-
-def test_a_ragged_rollout_has_answers_that_end_early():
-    case = replace(SMALL, what="ragged rollout", answers=8, new_tokens=30)
-    assert 16 < cases.work_of(case)()["tokens"] < 16 * 30
+    assert cases.work_of(replace(SMALL, what=what, **flags))() == {"tokens": 32}
 
 
 def test_a_process_may_take_so_long(monkeypatch):
@@ -45,4 +40,4 @@ def test_every_kind_of_work_is_told(monkeypatch, capsys):
     speed.main([])
     lines = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()
              if line.endswith("  1,500 tokens a second, 5 MiB")]
-    assert lines == [*cases.OURS]
+    assert lines == ["rollout", "update", "step"]

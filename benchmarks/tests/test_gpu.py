@@ -55,5 +55,5 @@ def test_a_model_that_computes_something_else_is_noticed(monkeypatch):
             loaded[-1].model.model.norm.weight.data.mul_(1.1)
         return loaded[-1]
     monkeypatch.setattr(cases, "load_policy", load_policy)
-    monkeypatch.setattr(speed, "in_a_process", lambda case, most: cases.agreement(case)())
+    monkeypatch.setattr(speed, "in_a_process", lambda case, most: cases.agreement(case))
     assert speed.outcome(Case("agreement"), None).endswith("NOT AS on the CPU")

@@ -123,7 +123,6 @@ def best_rate(dials: Dials, arm: Arm, args) -> float:
 
 
 def board_table(worlds: list[str], cells: list[dict]) -> Table:
-    """Each arm minus plain GRPO, seed by seed."""
     rows = []
     for world in worlds:
         of = {cell["arm"]: cell for cell in cells if cell["world"] == world}
