@@ -57,19 +57,14 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
         for i, name in enumerate(SIZES):
             progress(world, i / (len(SIZES) + 4), f"{world}: {name}")
             cells[name] = dial.cell_of(world, arm_of(name), name, args, CURVE_FROM)
-        curve = curve_of(cells)
+        plain = fmean(cells[PLAIN]["mean"])
+        curve = {size: fmean(cells[name]["mean"]) - plain for name, size in SIZES.items()}
         curves[world] = {str(size): lead for size, lead in curve.items()}
         progress(world, 0.8, f"{world}: noise")
         found = noise_of(Dials.read(world), names, cells[PLAIN]["rate"], args.steps, seeds)
         rows += [row_of(world, name, of, curve) for name, of in found.items() if of]
     return Findings("What should credit by token be worth?", [dial.in_words(args)],
                     [predictions_table(rows)], {"curves": curves})
-
-
-def curve_of(cells: dict[str, dict]) -> dict[float, float]:
-    """Plain GRPO's mean lead over itself by the factor of its batch."""
-    plain = fmean(cells[PLAIN]["mean"])
-    return {size: fmean(cells[name]["mean"]) - plain for name, size in SIZES.items()}
 
 
 def noise_ratio_to_lead(ratio: float, curve: dict[float, float]) -> float:
