@@ -67,16 +67,6 @@ def test_a_model_without_numbers_is_counted_like_one_with(monkeypatch):
     assert (count.token_step(SMALL, GPU), count.whole_update(SMALL, GPU)) == expected
 
 
-def test_the_peak_is_what_is_held_at_the_same_time():
-    """Two tensors of 400 bytes, of which one makes room for the third; a view holds nothing."""
-    with count.Count(0.0, GPU) as found:
-        first = meta(100)
-        second = first + first.view(10, 10).flatten()
-        del first
-        third = second + second
-    assert found.peak == 800 and len(third) == 100
-
-
 def test_larger_micro_batches_have_fewer_launches_and_checkpointing_has_more_work():
     """Four micro-batches, two, and four whose forward pass is made again, loss and logits aside.
     Memory is the other way round."""

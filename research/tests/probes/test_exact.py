@@ -19,7 +19,7 @@ from research.probes.batches import (
     Batches, Estimator, estimator, list_advantages, list_weights, rows_of)
 from research.probes.common import run_probe
 from research.probes.exact import identities
-from research.probes.world import PROMPT, all_answers, make_world, without_rounding
+from research.probes.world import make_world, without_rounding
 
 
 @pytest.fixture(scope="module")
@@ -40,21 +40,6 @@ def advantages(world, pairs):
 @pytest.fixture(scope="module")
 def weights(world, pairs, advantages):
     return list_weights(world, pairs, advantages["grpo"]).values
-
-
-def test_probabilities_and_values_follow_from_the_model_alone(world):
-    """Each answer's probability by its own forward pass, each V as a sum over what begins so."""
-    reward = world.rollouts.reward.double()
-    for i, answer in enumerate(all_answers(2)):
-        ids = torch.tensor([PROMPT + list(answer)])
-        log_probs = world.model(ids)[0, :-1].double().log_softmax(-1)
-        expected = sum(log_probs[t, v].item() for t, v in enumerate(answer))
-        assert math.log(world.probability[i].item()) == pytest.approx(expected, abs=1e-5)
-        for t in range(len(answer) + 1):
-            alike = [j for j, other in enumerate(all_answers(2)) if other[:t] == answer[:t]]
-            chance = world.probability[alike] / world.probability[alike].sum()
-            value = (chance @ reward[alike]).item()
-            assert world.worth[i, t].item() == pytest.approx(value, abs=1e-6)
 
 
 def brute(world, name: str | None, advantage: str, G: int = 2):
