@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import cases, gpu, speed
+from benchmarks import cases, count, gpu
 from benchmarks.cases import Case
 from conftest import assert_bounded
 from engine.errors import UserError
@@ -29,15 +29,5 @@ def test_a_process_may_take_so_long(monkeypatch):
 
 
 def test_every_number_has_bounds_and_its_defaults_lie_within():
-    assert_bounded({f"{module.__name__} {name}": flag for module in (speed, gpu)
+    assert_bounded({f"{module.__name__} {name}": flag for module in (count, gpu)
                     for name, flag in module.FLAGS.items()})
-
-
-def test_every_kind_of_work_is_told(monkeypatch, capsys):
-    """3000 tokens in 2 seconds."""
-    monkeypatch.setattr(speed, "in_a_process", lambda case, most: dict(
-        tokens=3000, seconds=2.0, memory=5 * 2 ** 20))
-    speed.main([])
-    lines = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()
-             if line.endswith("  1,500 tokens a second, 5 MiB")]
-    assert lines == ["rollout", "update", "step"]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import cases, gpu, speed
+from benchmarks import cases, gpu
 from benchmarks.cases import Case
 from engine.errors import UserError
 
@@ -42,7 +42,7 @@ def test_every_part_runs_and_one_that_fails_says_so(monkeypatch, capsys):
 
 def test_without_a_gpu_a_sentence_says_what_there_is_instead(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserError, match="sees no GPU here.*benchmarks.speed --count"):
+    with pytest.raises(UserError, match="sees no GPU here.*benchmarks.count"):
         gpu.main([])
 
 
@@ -55,5 +55,5 @@ def test_a_model_that_computes_something_else_is_noticed(monkeypatch):
             loaded[-1].model.model.norm.weight.data.mul_(1.1)
         return loaded[-1]
     monkeypatch.setattr(cases, "load_policy", load_policy)
-    monkeypatch.setattr(speed, "in_a_process", lambda case, most: cases.agreement(case))
-    assert speed.outcome(Case("agreement"), None).endswith("NOT AS on the CPU")
+    monkeypatch.setattr(gpu, "in_a_process", lambda case, most: cases.agreement(case))
+    assert gpu.outcome(Case("agreement")).endswith("NOT AS on the CPU")
