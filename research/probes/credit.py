@@ -85,7 +85,9 @@ class MeasuredTokens:
         for answer in np.unique(self.answer):
             inside = self.answer == answer
             if inside.sum() > 1:
-                place[inside] = 2 * average_ranks(size[inside]) / (inside.sum() - 1) - 1
+                _, which, count = np.unique(size[inside], return_inverse=True, return_counts=True)
+                rank = np.cumsum(count) - (count + 1) / 2  # from 0; equal sizes share their mean
+                place[inside] = 2 * rank[which] / (inside.sum() - 1) - 1
         return place
 
 
@@ -141,9 +143,3 @@ def ratio_of_sums(above: np.ndarray, below: np.ndarray) -> Estimate:
         left = (above.sum() - above) / (below.sum() - below)
         error = np.sqrt((n - 1) / n * np.square(left - np.mean(left)).sum())
         return estimate(float(above.sum() / below.sum()), float(error), n - 1)
-
-
-def average_ranks(values: np.ndarray) -> np.ndarray:
-    """0, 1, ... from the smallest; equal values share their mean rank."""
-    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(count) - (count + 1) / 2)[place]
