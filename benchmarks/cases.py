@@ -111,7 +111,10 @@ def work_of(case: Case) -> Callable[[], dict]:
     them, without a task: rewards are random, texts are not read."""
     model, prompts = make_model(case), make_prompts(case)
     batch = make_batch(case) if case.what == "update" else None
-    optimizer = None if case.what == "rollout" else optimizer_of(model, case)
+    optimizer = None
+    if case.what != "rollout":
+        optimizer = (OffloadedAdamW(model, case.device, NO_LEARNING, 0.0) if case.offload_optimizer
+                     else AdamW(model.parameters(), NO_LEARNING))
 
     def work() -> dict:
         rollouts = batch or with_rewards(case, generate(
@@ -124,12 +127,6 @@ def work_of(case: Case) -> Callable[[], dict]:
                 write_credit(Path(folder, "step.npz"), rollouts, rollouts.mask.float())
         return {"tokens": int(rollouts.mask.sum())}
     return work
-
-
-def optimizer_of(model: Qwen2, case: Case) -> AdamW:
-    if case.offload_optimizer:
-        return OffloadedAdamW(model, case.device, NO_LEARNING, 0.0)
-    return AdamW(model.parameters(), NO_LEARNING)
 
 
 def train_on(model: Qwen2, optimizer: AdamW, batch: Rollouts, case: Case) -> None:

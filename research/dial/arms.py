@@ -59,8 +59,7 @@ class Batch:
 
         def look(rollouts, attention: bool = False) -> dict[str, torch.Tensor]:
             if attention:
-                raise UserError("it needs attention from token to token, and here each sees its "
-                                "cue")
+                raise UserError("it needs attention from token to token: each sees its cue alone")
             return {"hidden": self.hidden[s][context]}
 
         return Rollouts(

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 
 from analysis.statistics import Estimate, estimate
 from credit.measured import chain, chance_of_others, deviations, refuse_other_temperatures
@@ -95,6 +94,8 @@ def measured_tokens(policy: Policy, rollouts: Rollouts, credit: Credit) -> Measu
     mask = rollouts.mask
     row = mask.nonzero(as_tuple=True)[0]
     quarters = np.stack([flat_tokens(quarter, mask) for quarter in credit.quarters])
+    ids, which = np.unique(rollouts.ids[mask].cpu().numpy(), return_inverse=True)
+    texts = [policy.tokenizer.decode([token], skip_special_tokens=False) for token in ids.tolist()]
     return MeasuredTokens(
         questions=len(rollouts.prompt_ids),
         question=rollouts.group[row].cpu().numpy(),
@@ -104,14 +105,7 @@ def measured_tokens(policy: Policy, rollouts: Rollouts, credit: Credit) -> Measu
         decided=mean_product(quarters),
         codes={"kind": flat_tokens(rollouts.kind, mask).astype(int),
                "section": flat_tokens(rollouts.section, mask).astype(int),
-               "class": classes_of(policy.tokenizer, rollouts.ids[mask].cpu().numpy())})
-
-
-def classes_of(tokenizer: Tokenizer, ids: np.ndarray) -> np.ndarray:
-    """(tokens,) the index in CLASSES of each."""
-    different, which = np.unique(ids, return_inverse=True)
-    texts = [tokenizer.decode([token], skip_special_tokens=False) for token in different.tolist()]
-    return np.array([CLASSES.index(naive_class(text)) for text in texts])[which]
+               "class": np.array([CLASSES.index(naive_class(text)) for text in texts])[which]})
 
 
 def naive_class(text: str) -> str:

@@ -101,13 +101,12 @@ def arm_as_typed(text: str) -> Arm:
 
 
 def cell_of(world: str, arm: Arm, name: str, args, first: int = SEEDS_FROM) -> dict:
-    """The arm in the world, by seed: mean and end of its training at its own rate."""
+    """The arm in the world: by seed the mean of its training at its own rate."""
     dials, start = Dials.read(world), time.process_time()
     rate = best_rate(dials, arm, args)
     seeds = [args.seed + first + n for n in range(args.seeds)]
-    runs = train(dials, arm, seeds, [rate] * len(seeds), args.steps)
-    lists = {column: [run[column] for run in runs] for column in ("mean", "end")}
-    return {"world": world, "arm": name, "rate": rate, **lists,
+    means = train(dials, arm, seeds, [rate] * len(seeds), args.steps)
+    return {"world": world, "arm": name, "rate": rate, "mean": means,
             "seconds": round(time.process_time() - start, 2)}
 
 
@@ -117,8 +116,7 @@ def best_rate(dials: Dials, arm: Arm, args) -> float:
     seeds = range(args.seed + RATES_FROM, args.seed + RATES_FROM + args.rate_seeds)
     pairs = [(seed, rate) for rate in rates for seed in seeds]
     runs = train(dials, arm, *map(list, zip(*pairs)), args.steps)
-    means = [fmean(run["mean"] for run, (_, its) in zip(runs, pairs) if its == rate)
-             for rate in rates]
+    means = [fmean(mean for mean, (_, its) in zip(runs, pairs) if its == rate) for rate in rates]
     return rates[means.index(max(means))]
 
 
