@@ -247,7 +247,7 @@ class Decoder(Layer):
             positions = torch.arange(ids.shape[-1], device=ids.device)
         wide = at_least_float32(self.norm.output_dtype)  # x has this type from layer to layer
         cos, sin = rotary(positions, self.config, wide)
-        x = self.embed(ids, positions).to(wide)
+        x = self.embed_tokens(ids).to(wide)
         for layer in self.layers:
             if self.checkpointing and torch.is_grad_enabled():
                 x = checkpoint(layer, x, cos, sin, attend, use_reentrant=False,
@@ -255,10 +255,6 @@ class Decoder(Layer):
             else:
                 x = layer(x, cos, sin, attend)
         return self.norm(x)
-
-    def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """(..., D). A model of another kind may use the positions here."""
-        return self.embed_tokens(ids)
 
 
 class Qwen2(Layer):

@@ -4,7 +4,6 @@ That is how its peak memory is known: `python -m benchmarks.cases CASE` takes a 
 prints what it measured as JSON.
 
     rollout          all answers have the same length
-    ragged rollout   each token ends its answer with a chance of 1 in 40
     update           one, of random answers
     step             rollout, advantage, update, credit file; rewards are random
     agreement        models/tiny on the device and on the CPU: the same answers and gradient?
@@ -46,14 +45,12 @@ SIZES = {  # vocabulary, width, MLP width, layers, heads, key heads, head width
     "0.5B": (151936, 896, 4864, 24, 14, 2, 64),
 }
 DTYPES = ("float32", "bfloat16")
-MEBIBYTE = 2 ** 20
-TOKENS_PER_END = 40  # ragged answers: one token in so many is the last
 NO_LEARNING = 1e-12  # as good as zero: every turn does the same work on the same weights
 
 
 @dataclass(frozen=True)
 class Case:
-    """Its fields are flags of the programs, but for `what`, a name in WORK."""
+    """Its fields are flags of the programs, but for `what`."""
     what: str
     size: str = option("tiny", "of the model", choices=tuple(SIZES))
     questions: int = option(8, "problems in a batch", least=1, most=10_000)
@@ -89,12 +86,6 @@ def make_prompts(case: Case) -> list[list[int]]:
             for _ in range(case.questions)]
 
 
-def stop_tokens(case: Case) -> tuple[int, ...]:
-    """Tokens that end an answer. With random weights all tokens are about as likely."""
-    count = round(SIZES[case.size][0] / TOKENS_PER_END) * case.what.startswith("ragged")
-    return tuple(range(3, 3 + count))
-
-
 def make_batch(case: Case) -> Rollouts:
     """Random tokens, as if sampled."""
     shape = (case.questions * case.answers, case.new_tokens)
@@ -118,14 +109,17 @@ def with_rewards(case: Case, sampled: Generation) -> Rollouts:
 def work_of(case: Case) -> Callable[[], dict]:
     """A rollout, an update of random answers, or both and a credit file, as a training step has
     them, without a task: rewards are random, texts are not read."""
-    model, prompts, stop_ids = make_model(case), make_prompts(case), stop_tokens(case)
+    model, prompts = make_model(case), make_prompts(case)
     batch = make_batch(case) if case.what == "update" else None
-    optimizer = None if "rollout" in case.what else optimizer_of(model, case)
+    optimizer = None
+    if case.what != "rollout":
+        optimizer = (OffloadedAdamW(model, case.device, NO_LEARNING, 0.0) if case.offload_optimizer
+                     else AdamW(model.parameters(), NO_LEARNING))
 
     def work() -> dict:
         rollouts = batch or with_rewards(case, generate(
-            model, prompts, answers=case.answers, stop_ids=stop_ids,
-            max_new_tokens=case.new_tokens, seed=1))
+            model, prompts, answers=case.answers, stop_ids=(), max_new_tokens=case.new_tokens,
+            seed=1))
         if optimizer:
             train_on(model, optimizer, rollouts, case)
         if case.what == "step":
@@ -135,45 +129,12 @@ def work_of(case: Case) -> Callable[[], dict]:
     return work
 
 
-def optimizer_of(model: Qwen2, case: Case) -> AdamW:
-    if case.offload_optimizer:
-        return OffloadedAdamW(model, case.device, NO_LEARNING, 0.0)
-    return AdamW(model.parameters(), NO_LEARNING)
-
-
 def train_on(model: Qwen2, optimizer: AdamW, batch: Rollouts, case: Case) -> None:
     """One update, every token with weight 1."""
     update(model, optimizer, batch, batch.mask.float(), Settings(micro_batch=case.micro_batch))
 
 
-def transformers_rollout(case: Case) -> Callable[[], dict]:
-    """`generate` of transformers at temperature 1, with a prompt of its own for every answer."""
-    import transformers
-    transformers.logging.set_verbosity_error()
-    torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(**make_config(case).to_json())
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, case.dtype))
-    model = model.to(case.device)
-    prompts, stop_ids = make_prompts(case), stop_tokens(case)
-    P = max(map(len, prompts))
-    padding = [[0] * (P - len(prompt)) for prompt in prompts]
-    ids, mask = (torch.tensor(rows, device=case.device) for rows in (
-        [pad + prompt for pad, prompt in zip(padding, prompts)],
-        [pad + [1] * len(prompt) for pad, prompt in zip(padding, prompts)]))
-    model.generation_config.eos_token_id = list(stop_ids) or None
-    model.generation_config.pad_token_id = 0
-
-    def work() -> dict:
-        torch.manual_seed(1)
-        sampled = model.generate(input_ids=ids, attention_mask=mask, do_sample=True, top_k=0,
-                                 num_return_sequences=case.answers, max_new_tokens=case.new_tokens)
-        ends = torch.isin(sampled[:, P:], torch.tensor(stop_ids, device=case.device)).long()
-        ended_before = ends.cumsum(1) - ends
-        return {"tokens": (ended_before == 0).sum().item()}
-    return work
-
-
-def agreement(case: Case) -> Callable[[], dict]:
+def agreement(case: Case) -> dict:
     """models/tiny there and on the CPU, with the same problems and random numbers."""
     on_cpu, there = (load_policy(make_settings({"device": device, "dtype": case.dtype}))
                      for device in ("cpu", case.device))
@@ -181,11 +142,10 @@ def agreement(case: Case) -> Callable[[], dict]:
     equal = (expected.ids == found.ids).all(1)
     gradient = gradient_of(on_cpu, expected, case)
     difference = gradient_of(there, expected, case) - gradient
-    result = {"answers": len(equal), "equal": int(equal.sum()),
-              "log_prob": (expected.log_prob - found.log_prob)[equal].abs().sum().item(),
-              "tokens": int(expected.mask[equal].sum()),
-              "gradient": (difference.norm() / gradient.norm()).item()}
-    return lambda: result
+    return {"answers": len(equal), "equal": int(equal.sum()),
+            "log_prob": (expected.log_prob - found.log_prob)[equal].abs().sum().item(),
+            "tokens": int(expected.mask[equal].sum()),
+            "gradient": (difference.norm() / gradient.norm()).item()}
 
 
 def ask(policy: Policy, case: Case) -> Rollouts:
@@ -199,12 +159,6 @@ def gradient_of(policy: Policy, batch: Rollouts, case: Case) -> torch.Tensor:
     model = policy.model
     train_on(model, AdamW(model.parameters(), NO_LEARNING), batch.to(model.device), case)
     return torch.cat([p.grad.flatten().double().cpu() for p in model.parameters()])
-
-
-OURS = ("rollout", "ragged rollout", "update", "step")
-THEIRS = "{}, transformers"
-WORK = {**dict.fromkeys(OURS, work_of), "agreement": agreement,
-        **dict.fromkeys(map(THEIRS.format, OURS[:2]), transformers_rollout)}
 
 
 def seconds_of(function: Callable, case: Case) -> tuple[float, dict]:
@@ -228,10 +182,10 @@ def measure(case: Case) -> dict:
     the seconds, and the most bytes beyond those of the program itself."""
     device = pick_device(case.device)
     torch.set_num_threads(case.threads or torch.get_num_threads())
-    if "transformers" in case.what:
-        import transformers  # noqa: F401  its code should not count as the model's memory
+    if case.what == "agreement":
+        return agreement(case)
     before = 0 if device.type == "cuda" else peak_memory(device)
-    work = WORK[case.what](case)
+    work = work_of(case)
     work()
     seconds: list[float] = []
     while not seconds or sum(seconds) < 1 and len(seconds) < 9:

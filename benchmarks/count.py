@@ -1,5 +1,8 @@
 """What a token step and an update would do on a GPU: counted from shapes, on any machine.
 
+    python -m benchmarks.count
+    python -m benchmarks.count --bandwidth 1 --rate 165 --micro_batch 32   # another GPU
+
 The model's matrices are on the device "meta": they have shapes and no numbers. Token ids and masks
 are on the CPU, so the lab's own code runs as it is, and `Count` sees every operation of torch.
 
@@ -28,14 +31,23 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from analysis.tables import Table, by_row
+from benchmarks import cases
 from benchmarks.cases import NO_LEARNING, Case, make_batch, make_config, make_prompts, train_on
 from engine.cache import Cache
 from engine.forward import TokenLogProbs
 from engine.fused import FusedQwen2
 from engine.optimizer import AdamW
 from engine.sampler import Decoding, Rows, Sampling
+from harness.flags import Flag, Parser, add_flags, with_defaults
+from harness.program import run_as_program
 from qwen2_model import Qwen2
 
+COUNTED = {"size": "0.5B", "questions": 8, "answers": 8, "new_tokens": 512, "dtype": "bfloat16",
+           "micro_batch": 8, "checkpointing": False}
+FLAGS = {
+    **{name: replace(cases.FLAGS[name], default=default) for name, default in COUNTED.items()},
+    "bandwidth": Flag(3.35, "TB a second; that of an H100 SXM", above=0, most=1000),
+    "rate": Flag(989.0, "10^12 operations a second in products, likewise", above=0, most=1e6)}
 aten = torch.ops.aten
 LAUNCH = {"token step": 3e-6, "update": 8e-6}  # seconds: replayed as a graph, called from Python
 REACHED = 0.6
@@ -241,8 +253,12 @@ def row_of(what: str, case: Case, tokens: int, total: Counter) -> list:
             total["peak"] / 1e9 if total["peak"] else None]
 
 
-def show_counted(case: Case, gpu: dict) -> None:
-    """A token step of ROWS answers, and the case's update."""
+def main(argv: list[str]) -> None:
+    """Print a token step of ROWS answers, and the case's update."""
+    parser = Parser("python -m benchmarks.count [flags]", __doc__)
+    given = with_defaults(add_flags(parser, FLAGS).read(argv), FLAGS)
+    case = Case("", **{name: getattr(given, name) for name in COUNTED})
+    gpu = {"bandwidth": given.bandwidth * 1e12, "rate": given.rate * 1e12}
     print(f"Computed, not measured: {case.size}, {case.dtype}, {case.questions} problems, answers "
           f"of {case.new_tokens} tokens, a token step in their middle; a GPU with "
           f"{gpu['bandwidth'] / 1e12:.3g} TB a second and {gpu['rate'] / 1e12:.3g} * 10^12 "
@@ -253,3 +269,7 @@ def show_counted(case: Case, gpu: dict) -> None:
     rows = [row_of("token step", step, 1, token_step(step, gpu)) for step in steps]
     rows.append(row_of("update", case, case.new_tokens, whole_update(case, gpu)))
     print(Table("count", "", by_row(COLUMNS, rows)).to_text(limit=1000))
+
+
+if __name__ == "__main__":
+    run_as_program("benchmarks.count", main)

@@ -1,11 +1,11 @@
 """Ten minutes for whoever has a GPU: is it right, how fast is it, how much memory does it take?
 
     python -m benchmarks.gpu
-    python -m benchmarks.gpu --device cpu --size tiny --new_tokens 8   # only a trial
+    python -m benchmarks.gpu --device cpu --size tiny --dtype float32 --threads 1   # of a CPU
 
 Does models/tiny sample the same answers as on the CPU, and get the same gradient; how many tokens a
 second does a model of the size of 0.5B, with random weights in bfloat16, sample and train on, in
-how much memory? `benchmarks.speed --count` says what is to be expected.
+how much memory? `python -m benchmarks.count` says what is to be expected.
 
 Each part is a process of its own, with a limit on its time. If one fails, its line says why, and
 the others go on.
@@ -15,9 +15,8 @@ from dataclasses import replace
 import torch
 
 from benchmarks import cases
-from benchmarks.cases import DTYPES, MEBIBYTE, Case, in_a_process
+from benchmarks.cases import DTYPES, Case, in_a_process
 from benchmarks.count import ROWS
-from benchmarks.speed import speed
 from engine.errors import UserError
 from harness.flags import Parser, add_flags, with_defaults
 from harness.load import pick_device
@@ -28,7 +27,8 @@ LONGEST = 150  # seconds of a part
 # how far a gradient may be from the CPU's, as a share of its norm: both round, bfloat16 to 8 bits
 SAME = {"float32": 1e-3, "bfloat16": 0.05}
 FLAGS = {name: replace(cases.FLAGS[name], default=default) for name, default in (
-    ("device", "cuda"), ("size", "0.5B"), ("new_tokens", 512))}
+    ("device", "cuda"), ("size", "0.5B"), ("new_tokens", 512), ("dtype", "bfloat16"),
+    ("threads", 0))}
 
 
 def parts_of(case: Case) -> dict[str, Case]:
@@ -49,14 +49,15 @@ def outcome(case: Case) -> str:
     nothing."""
     try:
         found = in_a_process(case, LONGEST)
-    except (UserError, ValueError, LookupError) as error:
+    except (ValueError, LookupError) as error:
         return f"FAILED: {error}"
     if case.what == "agreement":
         is_same = found["equal"] and found["gradient"] < SAME[case.dtype]
         return (f"{found['equal']} of {found['answers']} answers equal, their log-probs "
                 f"{found['log_prob'] / max(1, found['tokens']):.0e} apart, the gradient "
                 f"{found['gradient']:.0e} of its norm: {'as' if is_same else 'NOT AS'} on the CPU")
-    return f"{speed(found):,.0f} tokens a second, {found['memory'] / MEBIBYTE:,.0f} MiB"
+    return (f"{found['tokens'] / found['seconds']:,.0f} tokens a second, "
+            f"{found['memory'] / 2 ** 20:,.0f} MiB")
 
 
 def main(argv: list[str]) -> None:
@@ -64,11 +65,11 @@ def main(argv: list[str]) -> None:
     given = with_defaults(add_flags(parser, FLAGS).read(argv), FLAGS)
     if given.device.startswith("cuda") and not torch.cuda.is_available():
         raise UserError("PyTorch sees no GPU here, so there is nothing to measure; `python -m "
-                        "benchmarks.speed --count` says what one would do, by arithmetic")
+                        "benchmarks.count` says what one would do, by arithmetic")
     device = pick_device(given.device)
     gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else "no GPU"
     print(f"PyTorch {torch.__version__}, {gpu}\n")
-    parts = parts_of(Case("", dtype="bfloat16", threads=0, **vars(given)))
+    parts = parts_of(Case("", **vars(given)))
     for number, (name, case) in enumerate(parts.items()):
         show_status(f"{number + 1} of {len(parts)}: {name}")
         said = outcome(case)

@@ -52,10 +52,9 @@ class FusedQwen2:
         self.product_type = product_type(self.dtype, model.output_matrix.device)
         output = full_tensor(model.output_matrix.detach().to(self.dtype))
         self.output = output.to(self.product_type)  # (V, D)
-        self.embed: Callable[[Tensor, Tensor], Tensor] = model.model.embed
-        if is_sharded(model.model.embed_tokens.weight):
-            rows = full_tensor(model.model.embed_tokens.weight.detach().to(self.dtype))
-            self.embed = lambda ids, positions: F.embedding(ids, rows)
+        self.embeddings = model.model.embed_tokens.weight.detach()
+        if is_sharded(self.embeddings):
+            self.embeddings = full_tensor(self.embeddings.to(self.dtype))
         self.layers = [self.fuse_layer(layer) for layer in model.model.layers
                        if isinstance(layer, Block)]
         self.norm = self.weight_of(model.model.norm)
@@ -106,7 +105,7 @@ class FusedQwen2:
     def hidden(self, ids: Tensor, positions: Tensor, attend: AttendJoined) -> Tensor:
         """(N,) ids and positions -> (N, D): what `Decoder.forward` computes. `attend` gets keys and
         values as one tensor (N, 2 K, head_dim), and returns (N, K, H / K, head_dim)."""
-        x = self.embed(ids, positions).to(self.wide)
+        x = F.embedding(ids, self.embeddings).to(self.wide)
         cos, sin = self.cos_sin[positions].unbind(1)
         for number, layer in enumerate(self.layers):
             q, kv = self.heads(layer, self.normed(x), cos, sin)

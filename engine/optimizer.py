@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from engine import processes
-from engine.processes import full_tensor, is_sharded, refuse_undefined, shard_like
+from engine.processes import full_tensor, is_sharded, local_shard, refuse_undefined, shard_like
 from qwen2_model import Qwen2
 
 STATE = ("step", "exp_avg", "exp_avg_sq")  # of AdamW, for each parameter
@@ -77,13 +77,8 @@ def optimizer_tensors(optimizer: AdamW, parameters: dict[str, nn.Parameter]) -> 
 def load_optimizer_tensors(optimizer: AdamW, parameters: dict[str, nn.Parameter],
                            tensors: dict[str, Tensor]) -> None:
     for name, parameter in parameters.items() if tensors else ():
-        moments = {key: copy_like(parameter, tensors[f"{key}.{name}"]) for key in STATE[1:]}
+        moments = {key: torch.empty_like(parameter, requires_grad=False) for key in STATE[1:]}
+        for key, copy in moments.items():  # cut if the parameter is (--shard)
+            local_shard(copy).copy_(shard_like(parameter, tensors[f"{key}.{name}"]))
         count = tensors[f"step.{name}"].clone().to(parameter.device)
         optimizer.state[parameter] = {"step": count, **moments}
-
-
-def copy_like(parameter: nn.Parameter, value: Tensor) -> Tensor:
-    """A copy of the value on the parameter's device, and cut if the parameter is (--shard)."""
-    copy = torch.empty_like(parameter, requires_grad=False)
-    processes.local_shard(copy).copy_(shard_like(parameter, value))
-    return copy

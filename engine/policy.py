@@ -64,7 +64,6 @@ class Policy:
         return self.score(self.sample(problems, answers, seed, greedy))
 
     def extra_forward(self, micro_batch: int | None = None) -> Forward:
-        """For `Rollouts.forward`."""
         return Forward(self.model, micro_batch or self.settings.micro_batch)
 
     def reward_of(self, problem: Problem, ids: Iterable[int]) -> float:

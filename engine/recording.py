@@ -35,7 +35,6 @@ side_stream = cache(torch.cuda.Stream)  # one a device: libraries keep a workspa
 
 @contextmanager
 def ready_to_record(device: torch.device) -> Iterator[None]:
-    """Work on a stream that can be recorded."""
     stream, usual = side_stream(device), torch.cuda.current_stream(device)
     stream.wait_stream(usual)
     with torch.cuda.stream(stream):

@@ -105,11 +105,13 @@ class Rollouts:
 
     def of_problems(self, problems: range) -> "Rollouts":
         """The part of the batch that answers these problems, which are numbered from 0 again."""
-        rows, asked = self.rows_of(problems), slice(problems.start, problems.stop)
-        part = self.with_each(lambda tensor: tensor[rows])
+        part, asked = self.of_rows(self.rows_of(problems)), slice(problems.start, problems.stop)
         return replace(part, group=part.group - problems.start, problems=self.problems[asked],
-                       prompt_ids=self.prompt_ids[asked],
-                       answers=[self.answers[row] for row in rows.tolist()],
+                       prompt_ids=self.prompt_ids[asked])
+
+    def of_rows(self, rows: Tensor) -> "Rollouts":
+        part = self.with_each(lambda tensor: tensor[rows])
+        return replace(part, answers=[self.answers[row] for row in rows.tolist()],
                        texts=[self.texts[row] for row in rows.tolist()])
 
     def rows_of(self, problems: range) -> Tensor:

@@ -1,9 +1,8 @@
 """Byte-level tokenizers (Qwen's): the ids of a prompt, the bytes of each token; and what a token is
 called: the section of the answer it stands in, the kind of text it is."""
 import json
-import re
 from collections.abc import Iterable
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -92,15 +91,3 @@ def byte_alphabet() -> dict[str, int]:
     hidden = [byte for byte in range(256) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable}
     return alphabet | {chr(256 + place): byte for place, byte in enumerate(hidden)}
-
-
-@cache
-def naive_class(text: str) -> str:
-    """filler, reasoning or structure: the class that an earlier experiment's regular expressions
-    gave a token, by its text alone. A piece of a tag is no whole tag, so it counts as filler."""
-    text = text.strip()
-    if re.fullmatch("</?(think|answer|THINK|ANSWER)>", text):
-        return "structure"
-    digits = re.fullmatch(r"[\d+\-*/()=]+", text) or re.search(r"\d", text)
-    spelled = text in ("equals", "plus", "minus", "times", "divided")
-    return "reasoning" if digits or spelled else "filler"

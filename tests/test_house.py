@@ -220,18 +220,14 @@ def test_every_module_imports_only_what_its_room_may():
     assert not wrong, "\n".join(wrong)
 
 
-REFEREES = {"transformers"}
-
-
 def test_only_the_named_packages_are_imported():
     wrong = []
     for name in NAMES:
         for what, line in imports(name):
             package = what.split(".")[0]
             is_known = is_own(what) or package in PACKAGES or package in sys.stdlib_module_names
-            is_referee = package in REFEREES and name.startswith("benchmarks.")
             is_door = package in DOORS.get(name, ())
-            if package in UNPICKLERS or not (is_known or is_referee or is_door):
+            if package in UNPICKLERS or not (is_known or is_door):
                 wrong.append(f"{where(name, line)} imports {what}")
     assert not wrong, "\n".join(wrong)
 

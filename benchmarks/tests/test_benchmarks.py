@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import cases, gpu, speed
+from benchmarks import cases, count, gpu
 from benchmarks.cases import Case
 from conftest import assert_bounded
 from engine.errors import UserError
@@ -16,15 +16,7 @@ SMALL = Case("rollout", questions=2, answers=2, new_tokens=8, micro_batch=3)
     ("rollout", {}), ("update", {}), ("step", {}),
     ("step", {"dtype": "bfloat16", "checkpointing": True, "offload_optimizer": True})])
 def test_every_kind_of_work_counts_its_tokens(what, flags):
-    assert cases.WORK[what](replace(SMALL, what=what, **flags))() == {"tokens": 32}
-
-
-@pytest.mark.parametrize("what", ["ragged rollout", "ragged rollout, transformers"])
-def test_a_ragged_rollout_has_answers_that_end_early(what):
-    if "transformers" in what:
-        pytest.importorskip("transformers")
-    case = replace(SMALL, what=what, answers=8, new_tokens=30)
-    assert 16 < cases.WORK[what](case)()["tokens"] < 16 * 30
+    assert cases.work_of(replace(SMALL, what=what, **flags))() == {"tokens": 32}
 
 
 def test_a_process_may_take_so_long(monkeypatch):
@@ -36,37 +28,6 @@ def test_a_process_may_take_so_long(monkeypatch):
         cases.in_a_process(SMALL, most=5)
 
 
-@pytest.mark.parametrize("module, argv, words", [
-    (speed, ["--size", "huge"], "--size huge is not one of"),
-    (speed, ["--sizes", "tiny"], "unknown argument --sizes"),
-    (gpu, ["--size", "huge"], "--size huge is not one of"),
-])
-def test_wrong_flags_get_one_line(module, argv, words):
-    with pytest.raises(UserError, match=words):
-        module.main(argv)
-
-
 def test_every_number_has_bounds_and_its_defaults_lie_within():
-    assert_bounded({f"{module.__name__} {name}": flag for module in (speed, gpu)
+    assert_bounded({f"{module.__name__} {name}": flag for module in (count, gpu)
                     for name, flag in module.FLAGS.items()})
-
-
-def test_a_row_of_speeds_by_hand():
-    """100 and 80 tokens in a second, against 50 of transformers."""
-    case = Case("rollout", questions=2, answers=5)
-    turns = [{"tokens": tokens, "seconds": 1.0, "memory": size * 2 ** 20}
-             for tokens, size in ((100, 1), (80, 2))]
-    row = speed.row_of(case, turns, [{"tokens": 50, "seconds": 1.0}] * 2)
-    assert row == ["rollout", "10 x 10", 90, 1.8, 1.5]
-
-
-@pytest.mark.parametrize("has, ratios", [(True, [2.0, 2.0, None, None]), (False, [None] * 4)])
-def test_transformers_does_the_same_work_where_it_can(monkeypatch, capsys, has, ratios):
-    """It makes half as many tokens a second here."""
-    monkeypatch.setattr(speed, "find_spec", lambda name: has and name == "transformers")
-    monkeypatch.setattr(speed, "in_a_process", lambda case: {
-        "tokens": 64, "seconds": 2.0 if "transformers" in case.what else 1.0, "memory": 0})
-    speed.main(["--repeats", "2"])
-    rows = capsys.readouterr().out.strip().split("\n")[4:]
-    told = [row.split("|")[4].strip() for row in rows]
-    assert told == ["-" if ratio is None else f"{ratio:.2f}" for ratio in ratios]

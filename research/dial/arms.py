@@ -1,12 +1,5 @@
-"""What can be asked in a world with dials: every weighting and every advantage by its name, and
-some that no model could have.
-
-    true credit      V behind the token minus V before it
-    mask W           weight 1 at the tokens that decide, W at the others: where, and not how much
-    half known W     the same, of half of the tokens that decide
-    placebo W        as many tokens as decide, at random, the same through a run
-    batch Nx         plain GRPO with N times as many problems: the scale of all others
-    exact gradient   of the expected reward, as of a batch without end
+"""What can be asked in a world with dials: every weighting and every advantage by its name, what
+research/probes/dial.py lists, and the exact gradient, as of a batch without end.
 
 What the world cannot give is said in a sentence where a method asks for it: there is no text, no
 attention from token to token, and no continuations, whose limit is the true credit.
@@ -63,8 +56,13 @@ class Batch:
         chance, mask = log_prob.exp(), torch.ones_like(ids, dtype=torch.bool)
         kind = torch.where(self.world.decides, OPERATOR, WORD).byte().expand_as(ids)
         seed = derived_seed("dial method", self.world.seeds[s], self.step)
-        look = Look(lambda: self.hidden[s][context])
-        return OfOneCall(
+
+        def look(rollouts, attention: bool = False) -> dict[str, torch.Tensor]:
+            if attention:
+                raise UserError("it needs attention from token to token: each sees its cue alone")
+            return {"hidden": self.hidden[s][context]}
+
+        return Rollouts(
             problems=[T] * (int(self.group[-1]) + 1), prompt_ids=[[0]] * (int(self.group[-1]) + 1),
             group=self.group, ids=ids, mask=mask, finished=mask[:, 0],
             log_prob=log_prob[context, ids], entropy=-(chance * log_prob).sum(-1)[context],
@@ -73,15 +71,8 @@ class Batch:
             section=torch.full_like(kind, THINK), step=self.step,
             scores={"reward": reward, "answer": reward, "reasoning": reward,
                     "format": torch.zeros_like(reward)},
-            advantage=self.advantage[s].expand(ids.shape), forward=look,
+            advantage=self.advantage[s].expand(ids.shape), forward=SimpleNamespace(look=look),
             generator=torch.Generator().manual_seed(seed))
-
-
-class OfOneCall(Rollouts):
-    """Made anew for each call of a method: nobody else reads what it changes, so no copy is."""
-
-    def __deepcopy__(self, memo):
-        return self
 
 
 class Missing:
@@ -99,17 +90,6 @@ class Missing:
         if name.startswith("__"):  # Python's own questions, as of copy
             raise AttributeError(name)
         self.refuse()
-
-
-@dataclass
-class Look:
-    """In the place of engine.forward.Forward."""
-    hidden: Callable
-
-    def look(self, rollouts, attention: bool = False) -> dict[str, torch.Tensor]:
-        if attention:
-            raise UserError("it needs attention from token to token, and here each sees its cue")
-        return {"hidden": self.hidden()}
 
 
 def policy_of(world: World, s: int) -> SimpleNamespace:
@@ -137,10 +117,6 @@ class Arm:
 
 def plain(world: World):
     return lambda batch: batch.advantage.expand(batch.sample.ids.shape)
-
-
-def true_credit(world: World):
-    return lambda batch: world.credit(batch.sample, batch.to_come)
 
 
 def masked(elsewhere: float, known: float = 1.0, is_placebo: bool = False):
@@ -188,7 +164,8 @@ def arm_of(name: str, flags: dict | None = None) -> Arm:
     masks = {"mask": {}, "half known": {"known": 0.5}, "placebo": {"is_placebo": True}}
     if word in masks:
         return Arm(name, masked(float(number), **masks[word]))
-    known = {PLAIN: plain, TRUE: true_credit, EXACT: None}
+    known = {PLAIN: plain, EXACT: None,
+             TRUE: lambda world: lambda batch: world.credit(batch.sample, batch.to_come)}
     if name not in known:
         raise UserError(f"there is no weighting and no advantage {name}: is its function in "
                         "mitigations.py, below @mitigation or @advantage?")

@@ -146,22 +146,15 @@ class World:
         """(K + 1, S, sights): what is still to come, in front of each key and behind the last, by
         what is seen there. It is a number of hits; where all have to be right, the chance of it."""
         K, start = self.dials.decide, 0.0 if not self.dials.all else 1.0
-        chance = self.at_keys(log_prob.exp())                               # (S, K, sights, 4)
-        hit = F.one_hot(self.right, SYMBOLS).float()      # (S, K, 4)
+        by_cue = log_prob.exp().unflatten(1, (-1, self.sights))
+        chance = by_cue[:, self.cue_of[self.keys], :, :SYMBOLS]             # (S, K, sights, 4)
+        hits = F.one_hot(self.right, SYMBOLS).float()                       # (S, K, 4)
         to_come = [torch.full(chance[:, 0, :, 0].shape, start)]
         for j in reversed(range(K)):
-            to_come.append((chance[:, j] * self.worth(hit[:, j], to_come[-1])[:, None]).sum(-1))
+            hit, behind = hits[:, j], to_come[-1][:, 1 if self.dials.seen else 0:]
+            worth = hit * behind if self.dials.all else hit + behind        # (S, 4): of each symbol
+            to_come.append((chance[:, j] * worth[:, None]).sum(-1))
         return torch.stack(to_come[::-1])
-
-    def at_keys(self, values: torch.Tensor) -> torch.Tensor:
-        """(S, U, V) -> (S, K, sights, 4)"""
-        by_cue = values.unflatten(1, (-1, self.sights))
-        return by_cue[:, self.cue_of[self.keys], :, :SYMBOLS]
-
-    def worth(self, hit: torch.Tensor, to_come: torch.Tensor) -> torch.Tensor:
-        """(S, 4): of each symbol at a key, given what is to come behind it (S, sights)."""
-        behind = to_come[:, 1:] if self.dials.seen else to_come
-        return hit * behind if self.dials.all else hit + behind
 
     def value(self, to_come: torch.Tensor) -> torch.Tensor:
         """(S,): the expected reward."""

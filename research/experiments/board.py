@@ -146,10 +146,8 @@ def verdict(board: Board, arm: str, lead: Estimate, p: float, again: tuple | Non
         return "behind, stopped"
     if seen and arm not in METHODS:
         return "ahead"
-    if seen and again is None:
+    if seen and (again is None or again[0] < len(AGAIN)):
         return "ahead once, second look to come"
-    if seen and again[0] < len(AGAIN):
-        return f"ahead once, second look has {again[0]} of {len(AGAIN)} seeds"
     if seen and again[2] < SEEN and again[1].value > 0:
         return "ahead"
     within = shown(farther_end(again[1] if seen else lead), "size")

@@ -55,9 +55,9 @@ class Board:
                 self.known[key] = run
         return self.known.get(key)
 
-    def of_seeds(self, arm: str, seeds, rate: str | None = None) -> dict[int, dict]:
-        """By seed, at the arm's own rate unless another is named."""
-        rate = rate or self.rate(arm)
+    def of_seeds(self, arm: str, seeds) -> dict[int, dict]:
+        """By seed, at the arm's own rate."""
+        rate = self.rate(arm)
         runs = {seed: self.run(arm, rate, seed) for seed in seeds} if rate else {}
         return {seed: run for seed, run in runs.items() if run}
 

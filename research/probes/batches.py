@@ -93,17 +93,12 @@ def on_every_batch(world: World, batches: Batches, chosen: dict, advantage: torc
 
 def rows_of(rollouts: Rollouts, rows: torch.Tensor) -> Rollouts:
     """A group of these answers. Hidden states and attention come from one look at all answers."""
-    part = {name: value[rows] for name, value in vars(rollouts).items()
-            if torch.is_tensor(value) and value.dim()}  # what is not known has none
-    for name in ("texts", "answers"):
-        part[name] = [getattr(rollouts, name)[i] for i in rows.tolist()]
-    part["scores"] = {name: value[rows] for name, value in rollouts.scores.items()}
     seen = rollouts.forward.look(rollouts, attention=True)
 
     def look(batch: Rollouts, attention: bool = False) -> dict[str, torch.Tensor]:
         return {name: value[rows] for name, value in seen.items()}
 
-    return replace(rollouts, **part, forward=SimpleNamespace(look=look))
+    return replace(rollouts.of_rows(rows), forward=SimpleNamespace(look=look))
 
 
 def credit_from_values(world: World, seed: int) -> dict[str, torch.Tensor]:

@@ -5,7 +5,7 @@ things; python -m research NAME runs it:
 
     FLAGS = {**COMMON, "answers": Flag(8, "answers to each problem", least=2)}
 
-    def measure(probe: Probe) -> Findings:
+    def measure(args: SimpleNamespace, folder: Path) -> Findings:  # its flags, for its pictures
         ...
 """
 import json
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
-from analysis.tables import Table, item_of, show, show_in_short
+from analysis.tables import Table, show, show_in_short
 from engine.errors import UserError
 from harness.files import is_there, replace_text, whole_folder
 from harness.flags import MOST_SEED, MOST_THREADS, Flag, Parser, add_flags, with_defaults
@@ -39,14 +39,7 @@ class Findings:
     values: dict = field(default_factory=dict)  # that tables were made of, for whoever asks
 
 
-@dataclass
-class Probe:
-    """One call of a probe: its flags, and the folder for its pictures."""
-    args: SimpleNamespace
-    folder: Path
-
-
-def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[[Probe], Findings],
+def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[..., Findings],
               argv: list[str]) -> None:
     """Read the flags, measure, and write the findings into a folder, which appears whole or not at
     all."""
@@ -55,9 +48,11 @@ def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[[Pr
              "all": Flag(False, "print every table, not only findings")}
     typed = add_flags(Parser(f"python -m research {name} [flags]", doc), known).read(argv)
     args, start = with_defaults(typed, known), time.monotonic()
-    folder = choose_folder(name, args)
+    folder = Path(args.out or f"results/{name}-s{args.seed}")
+    if is_there(folder):
+        raise UserError(f"{folder} exists already: name another with --out, or remove it")
     with whole_folder(folder) as unfinished:
-        findings = measure(Probe(args, unfinished))
+        findings = measure(args, unfinished)
         show_status("")
         seconds = time.monotonic() - start
         write_findings(unfinished, name, args, findings, seconds, command_of(name, typed))
@@ -77,14 +72,6 @@ def command_of(name: str, typed: dict) -> str:
     return f"python -m research {name}{''.join(flags)}"
 
 
-def choose_folder(name: str, args: SimpleNamespace) -> Path:
-    """The one asked for, or one named by probe and seed. It must not exist yet."""
-    folder = Path(args.out or f"results/{name}-s{args.seed}")
-    if is_there(folder):
-        raise UserError(f"{folder} exists already: name another with --out, or remove it")
-    return folder
-
-
 def write_findings(folder: Path, name: str, args: SimpleNamespace, findings: Findings,
                    seconds: float, command: str) -> None:
     numbers = {"measured": name, "command": command, "settings": vars(args), **provenance(),
@@ -96,8 +83,8 @@ def write_findings(folder: Path, name: str, args: SimpleNamespace, findings: Fin
 
 def print_all(findings: Findings) -> None:
     show([findings.title, *findings.intro], [])
-    if summary := summary_of(findings):
-        print("\n".join(["In short", *(line for text in summary for line in item_of(text)), ""]))
+    show_in_short(summary_of(findings), [])
+    print()
     show([], findings.tables)
 
 

@@ -6,23 +6,20 @@ The estimator is that of credit/measured.py, which trains with it. Here every to
 that is not nearly certain, by more answers the less certain it is, and each credit has an error.
 """
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 
 from analysis.statistics import Estimate, estimate
 from credit.measured import chain, chance_of_others, deviations, refuse_other_temperatures
 from engine.policy import Policy
 from engine.rollouts import Rollouts
-from engine.tokens import naive_class
 from grpo import gradient_size
 
 CLASSES = ("filler", "reasoning", "structure")  # of an earlier experiment's regular expressions
-Quarters = TypeVar("Quarters", np.ndarray, torch.Tensor)
 CERTAIN = 1e-4  # where 1 - p is less, credit counts as 0: it is at most (1 - p) * range of rewards
 
 
@@ -87,7 +84,9 @@ class MeasuredTokens:
         for answer in np.unique(self.answer):
             inside = self.answer == answer
             if inside.sum() > 1:
-                place[inside] = 2 * average_ranks(size[inside]) / (inside.sum() - 1) - 1
+                _, which, count = np.unique(size[inside], return_inverse=True, return_counts=True)
+                rank = np.cumsum(count) - (count + 1) / 2  # from 0; equal sizes share their mean
+                place[inside] = 2 * rank[which] / (inside.sum() - 1) - 1
         return place
 
 
@@ -95,6 +94,8 @@ def measured_tokens(policy: Policy, rollouts: Rollouts, credit: Credit) -> Measu
     mask = rollouts.mask
     row = mask.nonzero(as_tuple=True)[0]
     quarters = np.stack([flat_tokens(quarter, mask) for quarter in credit.quarters])
+    ids, which = np.unique(rollouts.ids[mask].cpu().numpy(), return_inverse=True)
+    texts = [policy.tokenizer.decode([token], skip_special_tokens=False) for token in ids.tolist()]
     return MeasuredTokens(
         questions=len(rollouts.prompt_ids),
         question=rollouts.group[row].cpu().numpy(),
@@ -104,14 +105,18 @@ def measured_tokens(policy: Policy, rollouts: Rollouts, credit: Credit) -> Measu
         decided=mean_product(quarters),
         codes={"kind": flat_tokens(rollouts.kind, mask).astype(int),
                "section": flat_tokens(rollouts.section, mask).astype(int),
-               "class": classes_of(policy.tokenizer, rollouts.ids[mask].cpu().numpy())})
+               "class": np.array([CLASSES.index(naive_class(text)) for text in texts])[which]})
 
 
-def classes_of(tokenizer: Tokenizer, ids: np.ndarray) -> np.ndarray:
-    """(tokens,) the index in CLASSES of each."""
-    different, which = np.unique(ids, return_inverse=True)
-    texts = [tokenizer.decode([token], skip_special_tokens=False) for token in different.tolist()]
-    return np.array([CLASSES.index(naive_class(text)) for text in texts])[which]
+def naive_class(text: str) -> str:
+    """filler, reasoning or structure: the class that an earlier experiment's regular expressions
+    gave a token, by its text alone. A piece of a tag is no whole tag, so it counts as filler."""
+    text = text.strip()
+    if re.fullmatch("</?(think|answer|THINK|ANSWER)>", text):
+        return "structure"
+    digits = re.fullmatch(r"[\d+\-*/()=]+", text) or re.search(r"\d", text)
+    spelled = text in ("equals", "plus", "minus", "times", "divided")
+    return "reasoning" if digits or spelled else "filler"
 
 
 def flat_tokens(frame: torch.Tensor, mask: torch.Tensor) -> np.ndarray:
@@ -119,25 +124,16 @@ def flat_tokens(frame: torch.Tensor, mask: torch.Tensor) -> np.ndarray:
     return frame[mask].detach().double().cpu().numpy()
 
 
-def mean_product(quarters: Quarters) -> Quarters:
+def mean_product(quarters):
     """The mean of the products of two different quarters, of which there are 12."""
     return (quarters.sum(0) ** 2 - (quarters ** 2).sum(0)) / 12
 
 
-def jackknife(value: float, left: np.ndarray) -> Estimate:
-    """A number, and what it becomes without each of the problems (or seeds) it was made from."""
-    n = len(left)
-    error = np.sqrt((n - 1) / n * np.square(left - np.mean(left)).sum()) if n > 1 else np.nan
-    return estimate(float(value), float(error), n - 1)
-
-
 def ratio_of_sums(above: np.ndarray, below: np.ndarray) -> Estimate:
-    """Sum over sum, from a pair of numbers a problem."""
+    """Sum over sum, from a pair of numbers a problem; the error by the jackknife, from what it
+    becomes without each of them."""
+    n = len(above)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return jackknife(above.sum() / below.sum(), (above.sum() - above) / (below.sum() - below))
-
-
-def average_ranks(values: np.ndarray) -> np.ndarray:
-    """0, 1, ... from the smallest; equal values share their mean rank."""
-    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(count) - (count + 1) / 2)[place]
+        left = (above.sum() - above) / (below.sum() - below)
+        error = np.sqrt((n - 1) / n * np.square(left - np.mean(left)).sum())
+        return estimate(float(above.sum() / below.sum()), float(error), n - 1)

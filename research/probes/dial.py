@@ -5,17 +5,18 @@ how many decide, what the others are like, and what a method is worth there: the
 expected reward over a training, minus that of plain GRPO with the same seed. Beside the two lists
 (research/dial/arms.py):
 
-    true credit          exact, with its sign and size
+    true credit          V behind the token minus V before it, exact
     mask 0.1, 0          weight 1 at the tokens that decide, so much at the others
-    half known 0.1       at half of the tokens that decide; placebo 0.1: at as many others
+    half known 0.1       at half of the tokens that decide; placebo 0.1: at as many others, the same
+                         through a run
     batch 2x, 4x, 16x    plain GRPO with more problems: the scale
 
-Each has in each world the learning rate that was best on other seeds. Without --max_grad_norm
-nothing is clipped, and the column `above 1` is the share of steps that a limit of 1 would clip. A
+Each has in each world the learning rate that was best on other seeds; no gradient is clipped. A
 world is written as 512/48, tokens and how many decide, and then any of: sure 4, all, own, seen,
 found.
 """
 import time
+from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
 
@@ -32,7 +33,7 @@ from research.dial.training import train
 from research.dial.world import Dials
 from research.experiments.pictures import draw, draw_dials
 from research.experiments.published import RESULTS, read_result
-from research.probes.common import COMMON, Findings, Probe, Progress
+from research.probes.common import COMMON, Findings, Progress
 
 WORLDS = ("128/3", "128/12", "128/42", "128/128", "512/12", "512/48", "512/170", "512/48 own",
           "128/42 own", "512/48 sure 4", "512/48 sure 6", "128/6 all", "128/12 seen",
@@ -49,13 +50,11 @@ FLAGS = {
     "steps": Flag(60, "of 8 x 8 answers", least=2, most=100_000),
     "seeds": Flag(12, "of each arm", least=2, most=1000),
     "rates": Flag("3e-3,1e-2,3e-2", "learning rates of AdamW"),
-    "rate_seeds": Flag(8, "other seeds on which they are chosen", least=1, most=1000),
-    "max_grad_norm": Flag(0.0, "clip the gradient's norm at this; 0 is never", least=0, most=1e6)}
+    "rate_seeds": Flag(8, "other seeds on which they are chosen", least=1, most=1000)}
 RATES_FROM, SEEDS_FROM = 1000, 3000
 
 
-def measure(probe: Probe) -> Findings:
-    args = probe.args
+def measure(args: SimpleNamespace, folder: Path) -> Findings:
     torch.set_num_threads(args.threads or 1)  # a step is too small for more
     worlds, cells, reasons = args.worlds.split(","), [], {}
     names = [PLAIN, TRUE, *SCALE, *arms_asked(args.only)]
@@ -71,17 +70,15 @@ def measure(probe: Probe) -> Findings:
                 reasons[name] = str(error)
     board = board_table(worlds, cells)
     board.notes += [f"{name} cannot be asked: {reason}" for name, reason in reasons.items()]
-    law = [] if args.max_grad_norm else law_table(board)  # it was predicted without clipping
-    draw(draw_dials, probe.folder / "shares.png", {"cells": cells})
+    draw(draw_dials, folder / "shares.png", {"cells": cells})
     tables = [leads_table(board), board]
-    tables = (tables[::-1] if args.only else tables) + law  # the first is seen at once
+    tables = (tables[::-1] if args.only else tables) + law_table(board)  # the first is seen at once
     return Findings("Where does credit by token pay?", [in_words(args)], tables, {"cells": cells})
 
 
 def in_words(args) -> str:
     return (f"{args.seeds} seeds of each arm, {args.steps} steps of 8 x 8 answers; the rate is the "
-            f"best of {args.rates} on {args.rate_seeds} other seeds; "
-            + (f"clipped at {args.max_grad_norm:g}." if args.max_grad_norm else "not clipped."))
+            f"best of {args.rates} on {args.rate_seeds} other seeds.")
 
 
 def arms_asked(only: str | None) -> list[str]:
@@ -104,14 +101,12 @@ def arm_as_typed(text: str) -> Arm:
 
 
 def cell_of(world: str, arm: Arm, name: str, args, first: int = SEEDS_FROM) -> dict:
-    """The arm in the world, by seed: mean and end of its training at its own rate, the mean norm of
-    the gradient, and the share of steps that a limit of 1 would clip."""
+    """The arm in the world: by seed the mean of its training at its own rate."""
     dials, start = Dials.read(world), time.process_time()
     rate = best_rate(dials, arm, args)
     seeds = [args.seed + first + n for n in range(args.seeds)]
-    runs = train(dials, arm, seeds, [rate] * len(seeds), args.steps, args.max_grad_norm)
-    lists = {column: [run[column] for run in runs] for column in ("mean", "end", "norm", "above")}
-    return {"world": world, "arm": name, "rate": rate, **lists,
+    means = train(dials, arm, seeds, [rate] * len(seeds), args.steps)
+    return {"world": world, "arm": name, "rate": rate, "mean": means,
             "seconds": round(time.process_time() - start, 2)}
 
 
@@ -120,14 +115,12 @@ def best_rate(dials: Dials, arm: Arm, args) -> float:
     rates = [float(rate) for rate in args.rates.split(",")]
     seeds = range(args.seed + RATES_FROM, args.seed + RATES_FROM + args.rate_seeds)
     pairs = [(seed, rate) for rate in rates for seed in seeds]
-    runs = train(dials, arm, *map(list, zip(*pairs)), args.steps, args.max_grad_norm)
-    means = [fmean(run["mean"] for run, (_, its) in zip(runs, pairs) if its == rate)
-             for rate in rates]
+    runs = train(dials, arm, *map(list, zip(*pairs)), args.steps)
+    means = [fmean(mean for mean, (_, its) in zip(runs, pairs) if its == rate) for rate in rates]
     return rates[means.index(max(means))]
 
 
 def board_table(worlds: list[str], cells: list[dict]) -> Table:
-    """Each arm minus plain GRPO, seed by seed."""
     rows = []
     for world in worlds:
         of = {cell["arm"]: cell for cell in cells if cell["world"] == world}
@@ -137,15 +130,14 @@ def board_table(worlds: list[str], cells: list[dict]) -> Table:
             share = lead.value / true if true > 0 and name != PLAIN else None
             interval = lead.interval if name != PLAIN else None
             rows.append([world, name, cell["rate"], fmean(cell["mean"]), lead.value, interval,
-                         share, fmean(cell["norm"]), fmean(cell["above"]), cell["seconds"]])
+                         share, cell["seconds"]])
     formats = {"world": "", "arm": "", "rate": "g", "mean": ".1%", "lead": "points",
-               "95%": "points", "share": ".2f", "norm": ".3f", "above": ".0%", "seconds": ".1f"}
+               "95%": "points", "share": ".2f", "seconds": ".1f"}
     return Table("board", "Mean success of training, each arm minus plain GRPO",
                  by_row(formats, rows), "", [
-                     "world: tokens / how many decide; share: of the true credit's lead; above: "
-                     "steps whose gradient's norm is above 1; seconds of the processor for all "
-                     "seeds and rates of an arm"],
-                 {"above": "above 1", "95%": "95% interval"})
+                     "world: tokens / how many decide; share: of the true credit's lead; seconds "
+                     "of the processor for all seeds and rates of an arm"],
+                 {"95%": "95% interval"})
 
 
 def leads_table(board: Table) -> Table:
@@ -192,8 +184,8 @@ def law_table(board: Table) -> list[Table]:
 def one_line(name: str, flags: dict | None = None, seeds: int = 8) -> str:
     """What a method is worth in one world, in a sentence, after some seconds."""
     world = "128/12"
-    dials, typed = Dials.read(world), SimpleNamespace(seed=0, steps=60, max_grad_norm=0.0,
-                                                      rates="1e-2,3e-2", seeds=seeds, rate_seeds=4)
+    dials, typed = Dials.read(world), SimpleNamespace(seed=0, steps=60, rates="1e-2,3e-2",
+                                                      seeds=seeds, rate_seeds=4)
     try:
         mine, plain, true = (
             np.array(cell_of(world, arm, arm.name, typed)["mean"])

@@ -12,6 +12,8 @@ All batches that can be drawn are listed with their probability (batches.py). An
 class keeps a state or samples more: it is shown as n/a.
 """
 import math
+from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
@@ -19,7 +21,7 @@ from analysis.tables import Table, by_row
 from grpo import gradient_size
 from harness.flags import Flag
 from research.probes.batches import Batches, Listed, estimator, list_advantages, list_weights
-from research.probes.common import COMMON, Findings, Probe, Progress
+from research.probes.common import COMMON, Findings, Progress
 from research.probes.world import World, make_world
 
 FLAGS = {
@@ -33,8 +35,8 @@ LEGEND = (
     "along the true gradient, the number of batches until noise and signal are alike.")
 
 
-def measure(probe: Probe) -> Findings:
-    args, progress = probe.args, Progress(advantages=4, weights=20, sums=4)
+def measure(args: SimpleNamespace, folder: Path) -> Findings:
+    progress = Progress(advantages=4, weights=20, sums=4)
     torch.set_num_threads(args.threads or torch.get_num_threads())
     world = make_world(args.seed, args.length)
     batches = Batches.all(world, args.answers)
@@ -46,15 +48,12 @@ def measure(probe: Probe) -> Findings:
     tables = [weighting_table(world, batches, advantages.values["rloo"], weights),
               advantage_table(world, batches, advantages),
               identities(world, batches, advantages.values)]
-    return Findings("A world that can be listed", [in_numbers(world, batches), LEGEND], tables)
-
-
-def in_numbers(world: World, batches: Batches) -> str:
-    groups, G = batches.which.shape
     length = world.probability @ world.rollouts.length.double()
-    return (f"{len(world.probability)} answers, {len(world.score)} choices, {world.score.shape[1]} "
-            f"parameters; J = {world.J:.3f}, {length:.2f} tokens an answer; {groups:,} "
-            f"different groups of {G} answers, with their probabilities.")
+    intro = (f"{len(world.probability)} answers, {len(world.score)} choices, "
+             f"{world.score.shape[1]} parameters; J = {world.J:.3f}, {length:.2f} tokens an "
+             f"answer; {len(batches.which):,} different groups of {args.answers} answers, with "
+             "their probabilities.")
+    return Findings("A world that can be listed", [intro, LEGEND], tables)
 
 
 def measured_rows(world: World, batches: Batches, listed: Listed,

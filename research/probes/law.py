@@ -20,7 +20,9 @@ such a world.
 """
 import inspect
 import math
+from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 
 import torch
 
@@ -32,21 +34,18 @@ from research.dial.arms import EXACT, PLAIN, TRUE, Arm, arm_of
 from research.dial.training import AdamW, gradients
 from research.dial.world import Dials, World
 from research.probes import dial
-from research.probes.common import Findings, Probe, Progress
+from research.probes.common import Findings, Progress
 
 FLAGS = {**dial.FLAGS,
          "policies": Flag(3, "whose gradients' noise is measured, before training and in the "
                              "middle of it", least=1, most=100)}
-del FLAGS["max_grad_norm"]
 SIZES = {"batch 0.25x": 0.25, "batch 0.5x": 0.5, PLAIN: 1.0, "batch 2x": 2.0, "batch 4x": 4.0,
          "batch 8x": 8.0, "batch 16x": 16.0, EXACT: math.inf}
 CURVE_FROM, NOISE_FROM = 2000, 4000  # seeds that no lead is measured on
 BATCHES = 64     # of each policy
 
 
-def measure(probe: Probe) -> Findings:
-    args = probe.args
-    args.max_grad_norm = 0.0
+def measure(args: SimpleNamespace, folder: Path) -> Findings:
     torch.set_num_threads(args.threads or 1)
     worlds, curves, rows = args.worlds.split(","), {}, []
     progress = Progress(**{world: Dials.read(world).tokens for world in worlds})
@@ -58,19 +57,14 @@ def measure(probe: Probe) -> Findings:
         for i, name in enumerate(SIZES):
             progress(world, i / (len(SIZES) + 4), f"{world}: {name}")
             cells[name] = dial.cell_of(world, arm_of(name), name, args, CURVE_FROM)
-        curve = curve_of(cells)
+        plain = fmean(cells[PLAIN]["mean"])
+        curve = {size: fmean(cells[name]["mean"]) - plain for name, size in SIZES.items()}
         curves[world] = {str(size): lead for size, lead in curve.items()}
         progress(world, 0.8, f"{world}: noise")
         found = noise_of(Dials.read(world), names, cells[PLAIN]["rate"], args.steps, seeds)
         rows += [row_of(world, name, of, curve) for name, of in found.items() if of]
     return Findings("What should credit by token be worth?", [dial.in_words(args)],
                     [predictions_table(rows)], {"curves": curves})
-
-
-def curve_of(cells: dict[str, dict]) -> dict[float, float]:
-    """Plain GRPO's mean lead over itself by the factor of its batch."""
-    plain = fmean(cells[PLAIN]["mean"])
-    return {size: fmean(cells[name]["mean"]) - plain for name, size in SIZES.items()}
 
 
 def noise_ratio_to_lead(ratio: float, curve: dict[float, float]) -> float:

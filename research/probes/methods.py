@@ -22,8 +22,7 @@ class Method:
     function: Callable
     is_weighting: bool
 
-    def numbers(self, rollouts: Rollouts,
-                policy: Policy | SimpleNamespace | None) -> torch.Tensor:
+    def numbers(self, rollouts: Rollouts, policy: Policy | SimpleNamespace | None) -> torch.Tensor:
         """(B, T): its weights as the loss takes them by default, or its advantages."""
         if self.is_weighting:
             rescale = "none" if self.name in NEVER_RESCALED else "mean"

@@ -21,11 +21,11 @@ decided, the square.
 """
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 
-from analysis.statistics import Estimate
 from analysis.tables import Table, by_row
 from engine.tokens import KINDS, SECTIONS
 from harness.credit_file import credit_path, write_credit
@@ -37,7 +37,7 @@ from engine.rollouts import Rollouts
 from harness.run_folder import RunFolder
 from harness.settings import make_settings
 from grpo import grpo
-from research.probes.common import COMMON, Findings, Probe, Progress
+from research.probes.common import COMMON, Findings, Progress
 from research.probes.credit import (
     CLASSES, Credit, MeasuredTokens, flat_tokens, mean_product, measured_tokens, ratio_of_sums,
     true_credit)
@@ -58,8 +58,7 @@ PARTITIONS = {"kind": (KINDS, "What is decided at each kind of token, and what g
               "class": (CLASSES, "The same by the earlier experiment's classes: is filler wasted?")}
 
 
-def measure(probe: Probe) -> Findings:
-    args = probe.args
+def measure(args: SimpleNamespace, folder: Path) -> Findings:
     # a probe asks about the policy itself, so at temperature 1
     chosen = {name: vars(args)[name] for name in OF_A_MODEL}
     policy = load_policy(make_settings({**chosen, "temperature": 1.0}))
@@ -73,7 +72,7 @@ def measure(probe: Probe) -> Findings:
     by_partition = [decided_table(tokens, partition) for partition in PARTITIONS]
     sizes = {name: flat_tokens(method.frame(policy, rollouts).abs(), rollouts.mask)
              for name, method in methods.items()}
-    write_run(probe.folder / "run", policy, rollouts, credit)
+    write_run(folder / "run", policy, rollouts, credit)
     intro = [f"{policy.folder}: {args.questions} problems x {args.answers} answers, "
              f"{int(rollouts.mask.sum()):,} tokens, credit from {credit.spent:,} sampled tokens.",
              "Credit is V(after) - V(before). What is decided at a token is its squared credit: "
@@ -114,24 +113,22 @@ def decided_table(tokens: MeasuredTokens, partition: str) -> Table:
                          *(part for share in shares for part in (share.value, share.interval))])
     formats = {partition: "", "tokens": ",d", "of all": ".1%", "decided": ".1%", "95%": ".1%",
                "gradient": ".1%", "95% ": ".1%"}
-    nothing = decided.sum() <= 0 or not gradient.any()
     return Table(
-        partition, title, by_row(formats, rows), decided_in_words(rows, nothing),
+        partition, title, by_row(formats, rows), decided_in_words(rows),
         ["of what is decided: share of the sum of squared credits; of plain GRPO's gradient: "
          "share of abs(A) s"],
         {"of all": "of all tokens", "decided": "of what is decided", "95%": "95% interval",
          "gradient": "of plain GRPO's gradient", "95% ": "95% interval"})
 
 
-def decided_in_words(rows: list[list], nothing: bool) -> str:
+def decided_in_words(rows: list[list]) -> str:
     """Of filler, or else of the tokens at which most is decided."""
-    if nothing:
-        return "All answers to a problem got nearly the same reward: nothing is decided."
     filler = [row for row in rows if row[0] == "filler"]
     name, _, _, decided, (low, high), gradient, (least, most) = (
         filler[0] if filler else max(rows, key=lambda row: row[3]))
     if not high - low < 1:
-        return "Too few problems and continuations to say where the reward is decided."
+        return ("Too few problems, continuations or differences in reward to say where it is "
+                "decided.")
     return (f"The {name} tokens decide {decided:.0%} ({low:.0%} to {high:.0%}) of the reward's "
             f"variance and get {gradient:.0%} ({least:.0%} to {most:.0%}) of plain GRPO's "
             "gradient.")
@@ -140,17 +137,13 @@ def decided_in_words(rows: list[list], nothing: bool) -> str:
 def scores_table(tokens: MeasuredTokens, sizes: dict[str, np.ndarray]) -> Table:
     """The index of each method; a weighting's size orders the tokens, or the size of an advantage.
     `sizes` are (n,)."""
-    rows = []
+    by, decided, rows = tokens.by_question, tokens.decided, []
     for name, size in sizes.items():
-        found = index(tokens, size)
-        rows.append([name, found and found.value, found and found.interval])
+        place = tokens.place(size)
+        index = ratio_of_sums(by(decided * place), by(decided))
+        rows.append([name, index.value, index.interval] if place.any() else [name, None, None])
     formats = {"arm": "", "index": "+.2f", "95%": "+.2f"}
     return Table("scores", "Methods against the true credit", by_row(formats, rows), "",
                  ["-: the same for all tokens of an answer; such intervals held 91 to 94% instead "
                   "of 95 in simulations of 12 problems"],
                  {"arm": "method", "95%": "95% interval"})
-
-
-def index(tokens: MeasuredTokens, size: np.ndarray) -> Estimate | None:
-    by, place, decided = tokens.by_question, tokens.place(size), tokens.decided
-    return ratio_of_sums(by(decided * place), by(decided)) if np.abs(place).max() > 1e-9 else None

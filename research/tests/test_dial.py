@@ -9,11 +9,11 @@ import torch
 from engine.choices import MITIGATIONS
 from engine.errors import UserError
 from engine.tokens import OPERATOR, WORD
-from grpo import group_z_score, policy_loss
+from grpo import group_z_score
 from qwen2_model import rotary
 from research.__main__ import main
 from research.dial.arms import PLAIN, TRUE, Batch, arm_of
-from research.dial.training import AdamW, by_context, train
+from research.dial.training import AdamW, train
 from research.dial.world import Dials, Sample, World, fresh_policy, used
 from research.probes import dial
 
@@ -103,29 +103,14 @@ def test_the_layer_by_hand_is_that_of_the_model():
 
 def batch_of(name):
     world = shaken(name)
-    parameters = world.parameters.clone().requires_grad_()
-    hidden, log_prob = world.forward(parameters)
+    hidden, log_prob = world.forward(world.parameters)
     uniform = torch.rand(2, 64, world.dials.tokens, generator=torch.Generator().manual_seed(2))
-    sample = world.sample(log_prob.detach(), uniform)
-    to_come = world.after_keys(log_prob).detach()
-    return parameters, log_prob, Batch(world, sample, hidden.detach(), log_prob.detach(), to_come,
-                                       1)
-
-
-def test_tokens_of_one_context_are_summed_and_the_gradient_stays():
-    parameters, log_prob, batch = batch_of("12/3 seen")
-    coefficient = torch.rand(batch.sample.ids.shape)
-    row = torch.arange(2)[:, None, None]
-    tokens = log_prob[row, batch.sample.context, batch.sample.ids]
-    long = sum(policy_loss(tokens[s], coefficient[s], 1.0, 1.0, 768) for s in (0, 1))
-    short = policy_loss(log_prob, by_context(batch.world, batch.sample, coefficient), 1.0, 1.0, 768)
-    one, other = (torch.autograd.grad(loss, parameters, retain_graph=True)[0]
-                  for loss in (long, short))
-    assert torch.allclose(one, other, atol=1e-6) and one.norm() > 1e-3
+    return Batch(world, world.sample(log_prob, uniform), hidden, log_prob,
+                 world.after_keys(log_prob), 1)
 
 
 def test_a_batch_is_what_a_run_would_have():
-    _, _, batch = batch_of("12/3")
+    batch = batch_of("12/3")
     rollouts, ids = batch.rollouts(1), batch.sample.ids[1]
     assert torch.equal(rollouts.ids, ids) and rollouts.group.tolist() == [b // 8 for b in range(64)]
     chance = batch.log_prob[1].exp()[batch.sample.context[0, 0]].expand(64, 12, 4)
@@ -158,19 +143,16 @@ def test_a_listed_method_is_trained_as_its_formula_says():
     policy does not depend on those beside it, nor on how many there are."""
     dials, seeds, rates = Dials.read("12/3"), [1, 2], [1e-2, 3e-2]
     plain, none = (train(dials, arm_of(name), seeds, rates, 3) for name in (PLAIN, "none"))
-    assert plain == none and plain[0]["mean"] != plain[1]["mean"]
+    assert plain == none and plain[0] != plain[1]
     mask = train(dials, arm_of("mask 0.1"), seeds, rates, 3)
     kinds = train(dials, arm_of("by_kind", {"word_weight": 0.1}), seeds, rates, 3)
-    for one, other in zip(mask, kinds):
-        assert one == pytest.approx(other, abs=1e-5)
+    assert mask == pytest.approx(kinds, abs=1e-5)
     alone = train(dials, arm_of(PLAIN), [2], [3e-2], 3)
     assert alone[0] == pytest.approx(plain[1], abs=1e-5)
-    clipped = train(dials, arm_of(PLAIN), seeds, rates, 3, max_grad_norm=1e-3)
-    assert [run["norm"] for run in clipped][0] > 1e-3 and clipped != plain
 
 
 def test_masks_point_at_the_tokens_that_decide():
-    _, _, batch = batch_of("12/4")
+    batch = batch_of("12/4")
     weights = {}
     for name in ("mask 0.1", "half known 0", "placebo 0"):
         ratio = arm_of(name).start(batch.world)(batch) / batch.advantage
@@ -221,7 +203,7 @@ def test_a_method_with_its_flags_stands_beside_the_scale(tmp_path, monkeypatch, 
 
 def test_a_method_is_told_in_one_line(monkeypatch):
     monkeypatch.setattr(dial, "train", lambda dials, arm, seeds, rates, *_: [
-        {"mean": 0.5 + 0.1 * (arm.name == TRUE) + 0.01 * seed % 2 * (arm.name == "random"),
-         "end": 0, "norm": 0, "above": 0} for seed in seeds])
+        0.5 + 0.1 * (arm.name == TRUE) + 0.01 * seed % 2 * (arm.name == "random")
+        for seed in seeds])
     line = dial.one_line("random")
     assert "12 of 128 tokens decide, random lies" in line and "true credit +10.0 (8" in line

@@ -19,12 +19,8 @@ TABLE = Table("success", "Success", by_row(
     [["none", "end", 0.5, (0.01, 0.02)], ["rloo", "end", 0.25, (-0.01, 0.5)],
      ["rloo", "middle", None, (-0.1, float("nan"))]]), "rloo is behind.",
               headings={"95%": "interval"})
-
-
 SIZES = Table("size", "By size", by_row(
     {"": "", "share, all": ".1%"}, [["size: abs(t) > 3", 0.5], ["size: abs(t) < 1", 0.25]]))
-
-
 LOG = Table("log", "A log", {"line": ("", ["   1/2  0.5", " ..."])})
 
 
@@ -114,23 +110,14 @@ def test_a_mark_that_means_nothing_is_named_with_its_page(results, marked, compl
         pages.fill(f"<!-- {marked} --><!-- end -->", "page.md")
 
 
-def report(tmp_path, **changes):
-    """The folder of a report of the board."""
-    numbers = {"measured": "board", "settings": {},
-               "command": "python -m research board", "git_commit": None,
-               "versions": {}, "seconds": 1.0, "in_short": [], "tables": [], **changes}
-    folder = tmp_path / "report"
-    folder.mkdir(exist_ok=True)
-    (folder / "numbers.json").write_text(json.dumps(numbers))
-    return folder
-
-
 def test_who_made_the_runs_is_kept(results, tmp_path):
     old = {"git_commit": "a" * 40, "versions": {"torch": "2.12.0"}}
     new = {"git_commit": "b" * 40, "versions": {"torch": "2.13.0"}}
     several = made_by({"none-s0": old, "rloo-s0": new, "none-s1": old})
-    settings = {"made_by": several, "steps": 60, "out": "/here"}
-    main(["publish", str(report(tmp_path, settings=settings))])
+    numbers = {"measured": "board", "tables": [],
+               "settings": {"made_by": several, "steps": 60, "out": "/here"}}
+    (tmp_path / "numbers.json").write_text(json.dumps(numbers))
+    main(["publish", str(tmp_path)])
     kept = read_result(results / "board.json")
     assert kept["settings"] == {"steps": 60}
     assert kept["made_by"] == several
@@ -152,9 +139,6 @@ def test_pages_are_written_where_they_differ(results, tmp_path, monkeypatch, cap
         assert "50.0%" in page.read_text() and capsys.readouterr().out == said
 
 
-COMMAND = "python -m research pictures"
-
-
 def kept_in(path):
     return Image.open(path).text["Shows"]
 
@@ -162,7 +146,7 @@ def kept_in(path):
 @pytest.mark.parametrize("picture", PUBLISHED)
 def test_no_picture_is_older_than_what_it_shows(picture):
     _, *source = PUBLISHED[picture]
-    assert kept_in(ROOT / picture) == fingerprint(shown_of(*source)), f"{COMMAND} draws it"
+    assert kept_in(ROOT / picture) == fingerprint(shown_of(*source)), "python -m research pictures"
 
 
 def test_every_picture_of_readme_and_pages_is_drawn_by_the_command_and_no_other_is_kept():

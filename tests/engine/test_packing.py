@@ -61,16 +61,6 @@ def test_every_token_has_the_state_that_it_has_in_a_row_of_its_own(small_model, 
             torch.testing.assert_close(torch.cat([prompts[g], answer]), alone, atol=1e-5, rtol=0)
 
 
-def test_a_block_holds_a_limited_number_of_answers():
-    """All answers that have tokens are there once, the shortest first."""
-    lengths = [5, 0, 3, 9, 1, 3, 2, 8, 7, 6, 0, 4]
-    shared = SharedPrompts([2], lengths, torch.zeros(12, dtype=torch.long))
-    assert SharedPrompts.ROWS == 8
-    blocks = [block.answers.tolist() for block in shared.blocks]
-    assert blocks == [[4, 6, 2, 5, 11, 0, 9, 8], [7, 3]]
-    assert [block.places.shape for block in shared.blocks] == [(8, 7), (2, 9)]
-
-
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_gradient_through_a_shared_prompt_is_the_sum_over_its_answers(small_model,
                                                                           checkpointing):

@@ -296,18 +296,6 @@ def test_a_rank_without_others_speaks(monkeypatch, count, rank, expected):
         assert processes.start("cpu") == "cpu"
 
 
-def test_shares_are_whole_and_apart(monkeypatch):
-    for n, count in ((5, 2), (8, 3), (2, 2), (7, 7)):
-        monkeypatch.setattr(processes, "count", lambda: count)
-        shares = []
-        for rank in range(count):
-            monkeypatch.setattr(processes, "rank", lambda: rank)
-            shares.append(processes.shard_of(n))
-        sizes = list(map(len, shares))
-        assert [i for share in shares for i in share] == list(range(n))
-        assert min(sizes) >= 1 and max(sizes) - min(sizes) <= 1
-
-
 def test_what_is_past_the_checkpoint_is_forgotten_of_all_ranks(tmp_path):
     (tmp_path / "credit").mkdir()
     for step in (1, 2, 3, 10):

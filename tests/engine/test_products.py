@@ -7,14 +7,9 @@ import qwen2_model
 from conftest import copied
 from engine.forward import response_log_probs
 from engine.sampler import generate
-from qwen2_model import linear, product_type as product_type_of
+from qwen2_model import linear, product_type
 
 pytestmark = pytest.mark.numerics
-
-
-@pytest.fixture(params=[torch.bfloat16, torch.float32], ids=["native", "widened"])
-def product_type(request, monkeypatch):
-    set_product_type(monkeypatch, request.param)
 
 
 def set_product_type(monkeypatch, wide):
@@ -23,9 +18,11 @@ def set_product_type(monkeypatch, wide):
                             lambda dtype, device: wide if dtype == torch.bfloat16 else dtype)
 
 
-def test_a_sum_is_rounded_once_and_not_term_by_term(product_type):
+@pytest.mark.parametrize("wide", [torch.bfloat16, torch.float32], ids=["native", "widened"])
+def test_a_sum_is_rounded_once_and_not_term_by_term(monkeypatch, wide):
     """256 + 1 + 1: above 256 bfloat16 has even numbers only, so 256 + 1 would be 256 again. The
     third weight is rounded before, from 1.001 to 1."""
+    set_product_type(monkeypatch, wide)
     x = torch.tensor([[256.0, 1.0, 1.0]]).bfloat16()
     found = linear(x, torch.tensor([[1.0, 1.0, 1.001]]))
     assert found.dtype == torch.bfloat16 and found.tolist() == [[258.0]]
@@ -35,9 +32,9 @@ def test_a_sum_is_rounded_once_and_not_term_by_term(product_type):
 def test_bfloat16_alone_and_on_a_cpu_without_it_alone_is_widened(monkeypatch, has, expected):
     monkeypatch.setattr(qwen2_model, "has_bfloat16", lambda: has)
     cpu, meta = torch.device("cpu"), torch.device("meta")
-    assert product_type_of(torch.bfloat16, cpu) == expected
-    assert product_type_of(torch.bfloat16, meta) == torch.bfloat16
-    assert product_type_of(torch.float64, cpu) == torch.float64
+    assert product_type(torch.bfloat16, cpu) == expected
+    assert product_type(torch.bfloat16, meta) == torch.bfloat16
+    assert product_type(torch.float64, cpu) == torch.float64
 
 
 def test_both_ways_sample_and_train_alike(small_model, rollouts, monkeypatch):

@@ -14,7 +14,7 @@ from engine.forward import frozen_log_probs
 from harness.load import load_optimizer, load_policy
 from engine.optimizer import clip_and_step
 from harness.settings import make_settings
-from engine.processes import local_shard, refuse_undefined, shard_like
+from engine.processes import local_shard, refuse_undefined
 from qwen2_model import ModelConfig, Qwen2, read_config, write_tensors
 from runs import lines
 from train import main
@@ -114,25 +114,6 @@ def far_apart(folder, name: str, prefix: str) -> float:
 def test_a_process_alone_has_nothing_to_share(learner):
     with pytest.raises(UserError, match="--shard shares a model between processes, and this one"):
         sharded_policy(str(learner))
-
-
-class Part(torch.Tensor):
-    """What says of itself that it is a part."""
-    def to_local(self):
-        return self
-
-
-@pytest.mark.parametrize("length", [1, 4, 7, 8])
-def test_the_rows_of_all_processes_are_the_whole(monkeypatch, length):
-    """Cut as `torch.chunk` does, which is how fully_shard cuts; who comes last may get nothing."""
-    tensor, rows = torch.arange(2 * length).view(length, 2), []
-    monkeypatch.setattr(processes, "count", lambda: 4)
-    for rank in range(4):
-        monkeypatch.setattr(processes, "rank", lambda rank=rank: rank)
-        rows.append(shard_like(torch.zeros(0).as_subclass(Part), tensor))
-    assert torch.equal(torch.cat(rows), tensor)
-    for own, chunk in zip(rows, tensor.chunk(4)):
-        assert torch.equal(own, chunk)
 
 
 def test_a_file_of_tensors_is_that_of_the_library(tmp_path):

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from engine.errors import UserError
 from harness.load import load_policy
 from harness.settings import make_settings
-from engine.tokens import encode, load_tokenizer, naive_class, token_bytes
+from engine.tokens import encode, load_tokenizer, token_bytes
 
 def byte_level_tokenizer(merges):
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -62,11 +62,3 @@ def test_a_tokenizer_of_another_model_is_refused(learner, tmp_path):
     tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
     with pytest.raises(UserError, match=f"has a token {known}, beyond the {known} that the model"):
         load_policy(make_settings({"model": str(tmp_path / "model")}))
-
-
-@pytest.mark.parametrize("name, texts", [
-    ("structure", ("<think>", " </answer> ")),
-    ("filler", ("</", "think", ">\n", "Times", "", ",", "<think>a", "[")),
-    ("reasoning", (" 12", "x2", "+", " =", "()", " times", "2 + 3"))])
-def test_the_classes_of_a_regex(name, texts):
-    assert {naive_class(text) for text in texts} == {name}

@@ -14,7 +14,7 @@ from research.probes.common import COMMON, Findings, command_of, run_probe
 KNOWN = {**COMMON, "model": Flag("models/tiny", "a folder"), "note": Flag(None, "a text")}
 
 
-def measured(probe):
+def measured(args, folder):
     columns = {"arm": ("", [f"arm {n}" for n in range(60)]),
                "95%": ("+.1f", [(0.5, 1.5)] * 60)}
     gains = Table("gains", "The gains", columns, "One idea.\nAnother idea.",
@@ -52,7 +52,7 @@ def test_the_command_leaves_out_what_changes_no_number():
 
 
 def test_a_folder_is_not_overwritten_and_appears_whole_or_not_at_all(tmp_path):
-    def fail(probe):
+    def fail(args, folder):
         raise UserError("stopped half-way")
 
     with pytest.raises(UserError, match="stopped half-way"):

@@ -12,9 +12,8 @@ from credit.measured import measured as measured_advantage
 from engine.errors import UserError
 from engine.policy import Policy
 from harness.settings import Settings
-from analysis.statistics import mean_over
 from research.probes.credit import (
-    average_ranks, chain, jackknife, mean_product, ratio_of_sums, true_credit)
+    chain, mean_product, naive_class, ratio_of_sums, true_credit)
 from research.probes.world import TEXTS, make_world
 
 
@@ -110,12 +109,6 @@ def test_quarters_are_independent_estimates(measured):
     assert np.mean(squares) > true + 4 * error
 
 
-def test_the_jackknife_of_a_mean_is_its_interval():
-    found, again = mean_over([1.0, 2.0, 3.0]), jackknife(2.0, np.array([2.5, 2.0, 1.5]))
-    assert (again.low, again.p) == pytest.approx((found.low, found.p))
-    assert np.isnan(jackknife(1.0, np.array([1.0])).low)
-
-
 def test_a_ratio_of_sums_by_hand():
     """(1 + 3) / (2 + 4); without one 3 / 4, without the other 1 / 2; error |3/4 - 1/2| / 2."""
     found = ratio_of_sums(np.array([1.0, 3.0]), np.array([2.0, 4.0]))
@@ -123,11 +116,15 @@ def test_a_ratio_of_sums_by_hand():
     assert found.high - found.value == pytest.approx(12.7062 * 0.125, rel=1e-4)
 
 
-def test_equal_values_share_their_mean_rank():
-    assert average_ranks(np.array([5.0, 1, 5, 2])).tolist() == [2.5, 0, 2.5, 1]
-
-
 def test_what_is_decided_is_a_product_of_different_quarters():
     """Of 1, 2, 3 and 4: 1*2, 1*3, 1*4, 2*3, 2*4 and 3*4 are 35 in all, of six. A square of one
     estimate would add its noise, which is largest where the model was unsure."""
     assert mean_product(np.array([1.0, 2, 3, 4])) == pytest.approx(35 / 6)
+
+
+@pytest.mark.parametrize("name, texts", [
+    ("structure", ("<think>", " </answer> ")),
+    ("filler", ("</", "think", ">\n", "Times", "", ",", "<think>a", "[")),
+    ("reasoning", (" 12", "x2", "+", " =", "()", " times", "2 + 3"))])
+def test_the_classes_of_a_regex(name, texts):
+    assert {naive_class(text) for text in texts} == {name}

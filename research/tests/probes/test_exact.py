@@ -5,7 +5,6 @@ import math
 import re
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -19,9 +18,8 @@ from research.probes import exact
 from research.probes.batches import (
     Batches, Estimator, estimator, list_advantages, list_weights, rows_of)
 from research.probes.common import run_probe
-from research.probes.exact import identities, z_score_factor
-from research.probes.world import (
-    END, ONE, OPENING, PROMPT, all_answers, make_world, without_rounding)
+from research.probes.exact import identities
+from research.probes.world import make_world, without_rounding
 
 
 @pytest.fixture(scope="module")
@@ -42,28 +40,6 @@ def advantages(world, pairs):
 @pytest.fixture(scope="module")
 def weights(world, pairs, advantages):
     return list_weights(world, pairs, advantages["grpo"]).values
-
-
-def test_answers_are_all_that_can_be_written():
-    ended = {(END,), (ONE, END), (OPENING, END)}
-    cut_off = {(ONE, ONE), (ONE, OPENING), (OPENING, ONE), (OPENING, OPENING)}
-    assert set(all_answers(2)) == ended | cut_off
-    assert len(all_answers(4)) == 31 == len(set(all_answers(4)))
-
-
-def test_probabilities_and_values_follow_from_the_model_alone(world):
-    """Each answer's probability by its own forward pass, each V as a sum over what begins so."""
-    reward = world.rollouts.reward.double()
-    for i, answer in enumerate(all_answers(2)):
-        ids = torch.tensor([PROMPT + list(answer)])
-        log_probs = world.model(ids)[0, :-1].double().log_softmax(-1)
-        expected = sum(log_probs[t, v].item() for t, v in enumerate(answer))
-        assert math.log(world.probability[i].item()) == pytest.approx(expected, abs=1e-5)
-        for t in range(len(answer) + 1):
-            alike = [j for j, other in enumerate(all_answers(2)) if other[:t] == answer[:t]]
-            chance = world.probability[alike] / world.probability[alike].sum()
-            value = (chance @ reward[alike]).item()
-            assert world.worth[i, t].item() == pytest.approx(value, abs=1e-6)
 
 
 def brute(world, name: str | None, advantage: str, G: int = 2):
@@ -93,20 +69,6 @@ def test_mean_and_variance_are_those_of_a_plain_loop(world, pairs, advantages, w
     mean, variance = brute(world, name, advantage)
     torch.testing.assert_close(listed.mean, mean, rtol=1e-4, atol=1e-6)
     assert listed.variance == pytest.approx(variance, rel=1e-4)
-
-
-@pytest.mark.parametrize("p, G", [(0.02, 8), (0.5, 8), (0.3, 4)])
-def test_z_score_factor_is_that_of_all_reward_patterns(p, G):
-    """E[A | right] - E[A | wrong] of the first answer."""
-    chances, sums = [0.0, 0.0], [0.0, 0.0]  # of wrong and of right
-    for rewards in itertools.product((0, 1), repeat=G):
-        chance = math.prod(p if reward else 1 - p for reward in rewards)
-        spread = np.std(rewards)
-        advantage = (rewards[0] - np.mean(rewards)) / (spread + 1e-4) if spread else 0.0
-        chances[rewards[0]] += chance
-        sums[rewards[0]] += chance * advantage
-    expected = sums[1] / chances[1] - sums[0] / chances[0]
-    assert z_score_factor(p, G) == pytest.approx(expected, rel=1e-9)
 
 
 def test_identities_hold_in_another_world_and_a_wrong_one_is_told(world, pairs, advantages):
