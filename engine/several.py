@@ -21,6 +21,14 @@ PATIENCE = 10  # seconds that rank 0 may be behind another process
 
 def join(device: str) -> str:
     """Meet the other processes, and return this one's device. A second call only returns it."""
+    for name in ("RANK", "LOCAL_RANK"):
+        if not os.environ.get(name, "").isdecimal():
+            raise LostProcess(f"{name} is {os.environ.get(name)!r}, while WORLD_SIZE is "
+                              f"{os.environ['WORLD_SIZE']}: several processes are started by "
+                              "torchrun, and a single one without WORLD_SIZE")
+    if int(os.environ["RANK"]) >= int(os.environ["WORLD_SIZE"]):  # it would wait for half an hour
+        raise LostProcess(f"RANK is {os.environ['RANK']}, but WORLD_SIZE is "
+                          f"{os.environ['WORLD_SIZE']}: ranks count from 0")
     if device == "cuda":
         local_rank = int(os.environ["LOCAL_RANK"])
         devices = torch.cuda.device_count()

@@ -277,7 +277,9 @@ def set_numbers(monkeypatch, *values):
 
 
 @pytest.mark.parametrize("device, numbers, said", [
-    ("cpu", [2], "the processes did not meet: .* RANK expected"),
+    ("cpu", [2], "RANK is None, while WORLD_SIZE is 2"),
+    ("cpu", [2, 1, "one"], "LOCAL_RANK is 'one'"),
+    ("cpu", [2, 2, 0], "RANK is 2, but WORLD_SIZE is 2: ranks count from 0"),
     ("cuda", [2, 1, 1], "PyTorch sees 1 CUDA devices"),
     ("cuda:0", [2, 1, 1], "a device of its own")])
 def test_an_environment_that_cannot_work_is_said(monkeypatch, device, numbers, said):
