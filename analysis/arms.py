@@ -41,10 +41,12 @@ def effective_settings(config: Mapping[str, object]) -> Json:
     for axis, choices in METHODS.items():
         name = str(config.get(axis, OPTIONS[axis].default))
         flags |= parameters_as_flags(choices[name]) if name in choices else {}
-    settings = {**{name: flag.default for name, flag in flags.items()}, **config}
+    settings = {**{name: flag.default for name, flag in flags.items()}, "kinds": "token", **config}
     chosen = SimpleNamespace(**settings)
     idle = {name for name, flag in flags.items() if flag.requires and not flag.requires[0](chosen)}
     idle |= set(NOT_SETTINGS) - {"reward", "trainer"}
+    if config["mitigation"] == "by_kind":  # two kinds of it are two arms
+        idle.discard("kinds")
     if config["mitigation"] in NEVER_RESCALED:
         idle.add("rescale")
     return {name: value for name, value in settings.items() if name not in idle}

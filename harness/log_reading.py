@@ -141,8 +141,11 @@ def run_config(folder: Path) -> RunConfig:
 
 
 def check_seal(run: Path, checkpoint: Path) -> None:
-    """Stop unless a checkpoint is this run's and as it was written."""
+    """Stop unless a checkpoint is this run's and as it was written. All but the newest lose their
+    seal, with the trainer's state."""
     path = checkpoint / "trainer" / "state.json"
+    if not is_there(path):
+        return
     seal = record(path, read_json(path), Seal)
     step = int(checkpoint.name.removeprefix("step_"))
     check_origin(checkpoint, seal, {"run_id": run_id_on_record(run), "step": step})

@@ -239,9 +239,17 @@ def read_files(given: Json) -> tuple[Json, Json]:
     recipe_path = find_folder(model) / "recipe.json"
     recipe = read_values(recipe_path) if is_there(recipe_path) else {}
     chosen = {"task": Settings.task} | recipe | config | given
+    if "config" in given and chosen.get("mitigation") == "by_kind":
+        refuse_other_kinds(Path(str(given["config"])))
     if not recipe and str(chosen.get("device")).startswith("cuda"):
         recipe = {"dtype": "bfloat16"}  # a large model: in float32 a GPU is several times slower
     return without_other_choices(recipe, chosen), without_other_choices(config, chosen)
+
+
+def refuse_other_kinds(path: Path) -> None:
+    if (kinds := read_json(path).get("kinds", "token")) != "token":
+        raise UserError(f"{path}: --kinds {kinds} of by_kind is gone, so this run can be analysed, "
+                        "and neither gone on with nor repeated")
 
 
 def read_values(path: Path) -> Json:

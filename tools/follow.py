@@ -27,6 +27,7 @@ from engine.tokens import KINDS, SECTIONS, load_tokenizer, token_bytes
 from harness.credit_file import checkpoint_folders
 from harness.files import find_folder
 from harness.flags import Flag, Parser, add_flags, some_text, with_defaults
+from harness.log_reading import check_seal
 from harness.program import run_as_program
 from harness.progress import BOLD, has_colour, put, styled, visible
 from qwen2_model import Qwen2
@@ -145,6 +146,8 @@ def likeliest(run: dict, tokens: dict, tokenizer, answer: dict, t: int) -> str:
         return f"not known: the model after step {trained}, which sampled it, was not kept"
     try:
         folder = find_folder(str(models[trained]))
+        if trained:
+            check_seal(run["folder"], folder)
         model = Qwen2.from_pretrained(folder, "cpu")
     except UserError as error:
         return f"not known: {error}"

@@ -31,7 +31,7 @@ from harness.files import find_folder
 from harness.command_line import defaults_of
 from harness.flags import (Flag, Parser, add_flags, check_value, parameters_as_flags, some_text,
                            with_defaults)
-from harness.log_reading import run_config
+from harness.log_reading import check_seal, run_config
 from harness.load import load_policy, make_weighting
 from harness.program import run_as_program
 from harness.progress import put
@@ -110,6 +110,8 @@ class Sampler:
             kept = [str(step) for step in credit_steps(self.folder) if step - 1 in models]
             raise UserError(f"{self.settings.mitigation} asks the model, and the one that sampled "
                             f"step {self.step} was not kept. It was of --step {' or '.join(kept)}")
+        if self.step > 1:
+            check_seal(self.folder, models[self.step - 1])
         return load_policy(self.settings, models[self.step - 1])
 
     @cached_property

@@ -19,6 +19,7 @@ from harness.credit_file import checkpoint_folders
 from harness.files import find_folder, is_there, read_json
 from harness.flags import Flag, Parser, add_flags, with_defaults
 from harness.load import load_policy
+from harness.log_reading import check_seal
 from harness.program import run_as_program
 from harness.progress import BOLD, put, right_or_wrong, styled, visible
 from harness.settings import make_settings
@@ -53,6 +54,7 @@ def main(argv: list[str]) -> None:
     problem = task.read(" ".join(flags.problem).split())  # before models are loaded
     policies = {"before training" if is_run(folder) else str(folder): load_policy(settings)}
     for step, checkpoint in sorted(checkpoint_folders(folder).items())[-1:]:
+        check_seal(folder, checkpoint)
         policies[f"after step {step}"] = load_policy(settings, checkpoint)
     put(visible(f"{folder}, sampled at temperature {settings.temperature:g}, seed {flags.seed}"))
     at = "" if settings.temperature == 1 else " at temperature 1"

@@ -1,6 +1,7 @@
 """Make the tiny model that ships in models/tiny: train a small Qwen2 on synthetic demonstrations.
 
     python -m tools.warmup                                         # writes models/new
+    python -m tools.warmup --size large --out models/tiny-large    # 2.9 times the parameters
     python -m tools.warmup --talk 5 --start models/tiny \\
         --steps 600 --batch 32 --threads 1 --out models/talk
 
@@ -30,8 +31,10 @@ from engine.rollouts import score_answers
 from qwen2_model import ModelConfig, Qwen2
 from tools.demonstrations import COUNTS, TALK, TASK, batches, make_tokenizer
 
+SIZES = {"small": (2, 64), "medium": (3, 128), "large": (4, 192)}  # blocks, hidden size
 FLAGS = {
-    "start": Flag(None, "folder of a model made by this program, to go on from"),
+    "size": Flag("medium", "of the model: medium is what ships", choices=SIZES),
+    "start": Flag(None, "folder of a model made by this program, to go on from; not with --size"),
     "talk": Flag(0, "most irrelevant sentences before each step and before the answer; 5 make "
                     "answers of about 100 tokens", least=0, most=20),
     "out": Flag("models/new", "folder to write; must not exist"),
@@ -56,7 +59,10 @@ TEST_PROBLEMS = 1500  # held out, at the end
 
 def main(argv: list[str]) -> None:
     parser = add_flags(Parser("python -m tools.warmup [flags]", __doc__), FLAGS)
-    flags = with_defaults(parser.read(argv), FLAGS)
+    given = parser.read(argv)
+    flags = with_defaults(given, FLAGS)
+    if flags.start and "size" in given:
+        raise UserError(f"--size {flags.size} has no effect: {flags.start} has its size")
     torch.set_num_threads(flags.threads)
     with whole_folder(Path(flags.out)) as unfinished:  # first: can it be written there?
         make_model_folder(unfinished, flags)
@@ -69,7 +75,7 @@ def make_model_folder(folder: Path, flags: SimpleNamespace) -> None:
     if flags.start:
         model = load_start(find_folder(flags.start), tokenizer)
     else:
-        model = make_model(tokenizer.get_vocab_size())
+        model = make_model(tokenizer.get_vocab_size(), *SIZES[flags.size])
     train(model, tokenizer, flags)
     evaluate(model, tokenizer, flags.talk)
     with writing(Path(flags.out)):
@@ -91,11 +97,12 @@ def recipe_for(talk: int) -> dict:
     return {**RECIPE, "max_new_tokens": RECIPE["max_new_tokens"] + most_words}
 
 
-def make_model(vocabulary: int) -> Qwen2:
+def make_model(vocabulary: int, layers: int, width: int) -> Qwen2:
     return Qwen2(ModelConfig(
-        vocab_size=vocabulary, hidden_size=128, intermediate_size=384, num_hidden_layers=3,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=32, max_position_embeddings=1024,
-        tie_word_embeddings=True, pad_token_id=0, eos_token_id=(2,)))
+        vocab_size=vocabulary, hidden_size=width, intermediate_size=3 * width,
+        num_hidden_layers=layers, num_attention_heads=width // 32, num_key_value_heads=width // 64,
+        head_dim=32, max_position_embeddings=1024, tie_word_embeddings=True,
+        pad_token_id=0, eos_token_id=(2,)))
 
 
 def train(model: Qwen2, tokenizer: Tokenizer, flags: SimpleNamespace) -> None:
