@@ -27,8 +27,7 @@ from analysis.statistics import mean_over, paired_difference
 from analysis.tables import NOTHING, Columns, Row, Table, by_row, shown
 from analysis.tally import OVER_REST, PARTITIONS, RARE, Tally, early_over_late, rest_columns
 from harness.credit_file import PART
-from harness.files import Json, make_folder, writing
-from harness.identity import Evaluation
+from harness.files import Json, make_folder
 from engine.tokens import KINDS
 from harness.program import run_as_program
 from harness.progress import show_status
@@ -63,13 +62,12 @@ def analyze_run(run: Run, folder: Path, with_all: bool) -> None:
     answers: list[Answer] = []
     if run["steps"]:
         tally = Tally(run["folder"])
-        tally.read(show_status)
+        tally.read()
         answers = answers_of(run["folder"], tally.tokenizer, steps_to_show(run["steps"]))
     chapters = run_chapters(run, tally)
     make_folder(folder)  # not before it is known that there is something to write
     show_status("pictures and page")
-    with writing(folder):
-        pictures = draw_run(run, tally, folder)
+    pictures = draw_run(run, tally, folder)
     tables = {table.name: table for table in sum(chapters.values(), [])}
     sentences = [f"{report.task_in_words(run['config'])}.", report.describe(run, tally),
                  *report.opening(run)]
@@ -139,7 +137,11 @@ def learning_curve(run: Run, folder: Path) -> Picture:
         axis.plot(*zip(*known), color=GREY, lw=1.0, label="in training")
     for mode, colour in CURVES:
         if lines := evaluations(run, mode):
-            held_out_curve(axis, lines, colour, f"held-out, {mode}")
+            success = np.array([line["success"] for line in lines])
+            bounds = np.array([[line["success_low"], line["success_high"]] for line in lines])
+            axis.errorbar([line["step"] for line in lines], success, np.abs(bounds.T - success),
+                          color=colour, marker="o", ms=3, lw=1.4, capsize=2,
+                          label=f"held-out, {mode}")
     axis.set(xlabel="step", ylabel="share of answers that are right", ylim=(0, 1.03),
              title="Success while training")
     whole_steps(axis)
@@ -156,13 +158,6 @@ def step_scale(axis: Axes) -> str:
     step = 100 * box.width / (high - low)
     return (f"--zero:{100 * box.x0 - low * step:.2f}%;--step:{step:.4f}%;"
             f"top:{100 - 100 * box.y1:.2f}%;height:{100 * box.height:.2f}%")
-
-
-def held_out_curve(axis: Axes, lines: list[Evaluation], colour: str, label: str) -> None:
-    success = np.array([line["success"] for line in lines])
-    bounds = np.array([[line["success_low"], line["success_high"]] for line in lines])
-    axis.errorbar([line["step"] for line in lines], success, np.abs(bounds.T - success),
-                  color=colour, marker="o", ms=3, lw=1.4, capsize=2, label=label)
 
 
 def rewards(tally: Tally) -> Table:
@@ -320,12 +315,11 @@ def compare_runs(runs: list[Run], folder: Path, baseline: str | None, with_all: 
     """The arms of the runs that can be compared; what differs between the others is said."""
     from analysis.arms import Comparison, comparable, finished
     from analysis.compare import chapters_of, learning_curves
-    chosen, left_out = comparable(finished(runs), baseline)
+    chosen, left_out = comparable(finished(runs))
     comparison = Comparison(chosen, baseline)
-    chapters = chapters_of(comparison, show_status)
+    chapters = chapters_of(comparison)
     make_folder(folder)
-    with writing(folder):
-        pictures = [learning_curves(comparison, folder)]
+    pictures = [learning_curves(comparison, folder)]
     intro = [report.compared(comparison.runs), *comparison.twins, *left_out]
     page = report.comparison_page(intro, chapters, pictures)
     write_page(folder / "report.html", "Runs compared", page)

@@ -5,7 +5,6 @@ is the mean success of all answers of the training, paired by seed: it counts ea
 a seed's problems bring to both arms cancels. Of a few thousand answers that is a third to a tenth
 of the noise of one evaluation at the end, which stands beside it as what was learned.
 """
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -23,7 +22,6 @@ from analysis.tally import Tally
 from engine.tokens import KINDS, SECTIONS
 from harness.identity import Evaluation
 
-Status = Callable[[str], None]  # shows how far it is
 IN_TRAINING, AT_THE_END = MEASURES = ("success in training", "held-out success at the end")
 MOST_REPEATED = 0.1  # share of the problems that were asked before
 SEEN = 0.05
@@ -39,8 +37,7 @@ HOLM = ("the verdict goes by Holm's p, over all arms of the table; could see: th
 PLACEBO_NOTE = "a row with a minus: an arm against its own placebo; Holm's correction apart"
 
 
-def chapters_of(comparison: Comparison,
-                status: Status = lambda text: None) -> dict[str, list[Table]]:
+def chapters_of(comparison: Comparison) -> dict[str, list[Table]]:
     """The tables by what they are about; the first chapter decides, the others explore."""
     tables = [arms_table(comparison)]
     if len(comparison.arms) > 1:
@@ -49,7 +46,7 @@ def chapters_of(comparison: Comparison,
                    for measure in sorted(MEASURES, key=lambda name: name != deciding)]
     return {"Which arm is better": tables,
             "Stability and cost": [stability(comparison)],
-            "Where the gradient went": [shares_table(comparison, status)]}
+            "Where the gradient went": [shares_table(comparison)]}
 
 
 def arms_table(comparison: Comparison) -> Table:
@@ -206,18 +203,18 @@ def stability(comparison: Comparison) -> Table:
                   "seconds": "seconds a step"})
 
 
-def credit_of(run: Run, status: Status) -> Floats:
+def credit_of(run: Run) -> Floats:
     """The share of the gradient, weights included, of each kind, of think and of answer."""
     tally = Tally(run["folder"])
-    tally.read(status)
+    tally.read()
     return np.concatenate([tally.shares("kind"), tally.shares("section")[1:]])
 
 
-def shares_table(comparison: Comparison, status: Status = lambda text: None) -> Table:
+def shares_table(comparison: Comparison) -> Table:
     """Where the gradient lies in each arm."""
     rows: list[Row] = []
     for name, arm in comparison.arms.items():
-        shares = [credit_of(run, status) for run in arm.values() if run["steps"]]
+        shares = [credit_of(run) for run in arm.values() if run["steps"]]
         if shares:
             rows.append([name, *np.mean(shares, 0).tolist()])
     formats = {"arm": "", **dict.fromkeys((*KINDS, *SECTIONS[1:]), ".0%")}

@@ -25,8 +25,7 @@ PLACES = {  # the table of the page that a picture stands below; two others have
 FLAGS = {
     "output_dir": Flag(None, "folder for pictures and report.html; by default analysis/ in the "
                        "run, or comparison/ beside the runs"),
-    "baseline": Flag(None, "what the others are compared with: the name of an arm, or one of its "
-                     "runs (default: plain GRPO)")}
+    "baseline": Flag(None, "the arm that the others are compared with (default: plain GRPO)")}
 
 
 def read_flags(argv: list[str], description: str) -> SimpleNamespace:

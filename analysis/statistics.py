@@ -155,12 +155,11 @@ def level_that_reaches(distance: float, reach: Callable[[float], float]) -> floa
     return high
 
 
-def verdicts(estimates: list[Estimate], words: tuple[str, str] = ("more", "less"),
-             null: float = 1.0) -> list[str]:
+def verdicts(ratios: list[Estimate]) -> list[str]:
     """A word for each row of a table, by Holm: with nothing behind any of them, 95 of 100 tables
     say nothing."""
     found = []
-    for one, p in zip(estimates, holm([one.p for one in estimates])):
-        seen = words[one.value <= null] if p < 0.05 else "none seen"
+    for one, p in zip(ratios, holm([one.p for one in ratios])):
+        seen = ("more" if one.value > 1 else "less") if p < 0.05 else "none seen"
         found.append(seen if np.isfinite(p) else "too few")
     return found

@@ -12,7 +12,7 @@ Sums are made by blocks of training. Beside them stand the sums over groups of t
 group's own sums: what varies is the group, and from these products the intervals follow.
 """
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,7 @@ from engine.errors import UserError
 from engine.tokens import KINDS, SECTIONS, load_tokenizer
 from grpo import gradient_size
 from harness.credit_reading import credit_steps, read_columns
+from harness.progress import show_status
 
 Tokens = dict[str, np.ndarray]  # a step's columns, one value a token, answer or problem
 Blocks = slice | np.ndarray
@@ -98,10 +99,10 @@ class Tally:
             self.products[name] = np.zeros((len(OF_A_MEAN) * len(cells),) * 2)
             self.live[name] = np.zeros(len(cells), np.int64)
 
-    def read(self, status: Callable[[str], None] = lambda text: None) -> None:
+    def read(self) -> None:
         for block, steps in enumerate(self.blocks):
             for step in steps.tolist():
-                status(f"{self.run.name}: step {step} of {self.steps[-1]}")
+                show_status(f"{self.run.name}: step {step} of {self.steps[-1]}")
                 self.add(read_tokens(self.run, step), block)
 
     def add(self, tokens: Tokens, block: int) -> None:

@@ -94,7 +94,8 @@ def parse_pair(line: str, where: str, policy) -> Pair:
 
 def pairs_of(folder: Path, settings) -> list[dict]:
     """Of all groups of a run whose rewards differ. The problems are those it trained on."""
-    tokenizer, task, pairs = load_tokenizer(folder), make_task(settings), []
+    tokenizer, pairs = load_tokenizer(folder), []
+    task = make_task(settings.task, settings.method_flags)
     for step in credit_steps(folder):
         batch = read_credit(folder, step, tokenizer)
         problems = task.training_problems(settings.seed, step, settings.questions)

@@ -38,7 +38,7 @@ def load_policy(s: Settings, checkpoint: Path | None = None) -> Policy:
     model.model.checkpointing = s.checkpointing
     set_threads(s.threads, model)
     tokenizer = load_tokenizer(folder, model.config.vocab_size)
-    policy = Policy(model, tokenizer, make_task(s), s, folder)
+    policy = Policy(model, tokenizer, make_task(s.task, s.method_flags), s, folder)
     check_prompts(policy)
     return policy
 

@@ -47,7 +47,7 @@ def main(argv: list[str]) -> None:
     source = {"config": folder / "config.json"} if is_run(folder) else {"model": str(folder)}
     asked = {"task": flags.task} if flags.task else {}
     settings = make_settings({**source, **WITHOUT_TRAINING, **asked, "device": flags.device})
-    task = make_task(settings)
+    task = make_task(settings.task, settings.method_flags)
     if not hasattr(task, "read"):
         raise UserError(f"the task {settings.task} cannot read problems: its class Task needs the "
                         "method `read` (docs/your_own_task.md)")
