@@ -34,10 +34,7 @@ from harness.progress import show_status
 
 FINDINGS = ("gradient by kind", "gradient by section", "gradient by position")  # said in a sentence
 IN_SHORT = ("gradient by kind", "gains")  # the tables that are printed
-A_OR_S = ("a large mean abs(A): such tokens stand in answers with large advantages; a large mean "
-          "s: the model was unsure of them")
-OF_NOISE = ("noise: share of the sum of (A w s)^2. To take it all from some tokens is worth at "
-            "most a batch larger by 1 / (1 - their share)")
+A_OR_S = "abs(A): how large the advantages are; s: how unsure the model was; noise: sum (A w s)^2"
 REST_WORDS = {  # full headings of columns
     "abs(A) w s": "mean size abs(A) w s", "abs(A)": "mean abs(A)", "s": "mean s",
     "over rest": "over all other tokens", "95%": "95% interval"}
@@ -88,7 +85,6 @@ def told(run: Run) -> list[Json]:
 
 
 def run_chapters(run: Run, tally: Tally | None) -> dict[str, list[Table]]:
-    """The tables by what they are about."""
     change, change_title = list[Table](), "What training changed"
     if any(len(evaluations(run, mode)) > 1 for mode, _ in CURVES):
         change.append(gains(run))
@@ -101,7 +97,6 @@ def run_chapters(run: Run, tally: Tally | None) -> dict[str, list[Table]]:
 
 
 def draw_run(run: Run, tally: Tally | None, folder: Path) -> list[Picture]:
-    """The pictures that have something to show."""
     pictures = [learning_curve(run, folder)] if run["metrics"] or run["evaluations"] else []
     if tally and tally.total("all", "abs gradient")[0] > 0:
         pictures += [credit_by_kind(tally, folder), over_training(tally, folder),
@@ -194,16 +189,16 @@ def growth(run: Run, tally: Tally) -> Table:
 
 def forks(tally: Tally) -> Table:
     """Single tokens: where the model was least sure what to write, and where it was surest."""
-    words, count = tally.vocabulary, tally.vocabulary.kinds.sum(1)
+    count = tally.kinds_of_id.sum(1)
     common = np.flatnonzero(count >= max(10, 0.0005 * tally.tokens))
-    means = {name: total[common] / count[common] for name, total in words.sums.items()}
+    means = {name: total[common] / count[common] for name, total in tally.of_id.items()}
     order = np.argsort(-means["entropy"])
     chosen = np.concatenate([order[:10], order[::-1][:10]])
     ids, half = common[chosen], len(chosen) // 2
     texts = [tally.tokenizer.decode([i], skip_special_tokens=False) for i in ids.tolist()]
     columns: Columns = {"": ("", ["forking"] * half + ["following"] * half),
                "token": ("", list(map(repr, texts))),
-               "kind": ("", [KINDS[k] for k in words.kinds[ids].argmax(1)]),
+               "kind": ("", [KINDS[k] for k in tally.kinds_of_id[ids].argmax(1)]),
                "count": (",.0f", count[ids]),
                "entropy": (".3f", means["entropy"][chosen]),
                "log p": (".3f", means["log_prob"][chosen]),
@@ -217,7 +212,6 @@ def forks(tally: Tally) -> Table:
 
 
 def over_training(tally: Tally, folder: Path) -> Picture:
-    """The share of each kind."""
     figure, axis = plt.subplots()
     sizes = tally.by_block("kind", "abs gradient")
     shares_of = sizes / sizes.sum(1, keepdims=True).clip(1e-300)
@@ -255,12 +249,11 @@ def class_gradients(tally: Tally, partition: str) -> Table:
                    f"for {tokens[most] / tally.tokens:.1%} of the tokens.")
     title = "kind of token" if partition == "kind" else partition
     return Table(f"gradient by {partition}", f"Where the gradient went, by {title}", columns,
-                 finding, [OVER_REST, A_OR_S, OF_NOISE],
+                 finding, [OVER_REST, A_OR_S],
                  {**REST_WORDS, "tokens": "share of the tokens", "gradient": "of the gradient"})
 
 
 def credit_by_kind(tally: Tally, folder: Path) -> Picture:
-    """Share of the tokens beside share of the gradient."""
     tokens, gradient = tally.count("kind") / tally.tokens, tally.shares("kind")
     used = np.flatnonzero(tally.is_common("kind"))
     figure, axis = plt.subplots(figsize=(5.6, 3.8))
@@ -283,7 +276,6 @@ def credit_by_kind(tally: Tally, folder: Path) -> Picture:
 
 
 def position_gradients(tally: Tally) -> Table:
-    """And how much more gradient the beginning of an answer gets than its end."""
     early = early_over_late(tally)
     parts = [f"{10 * i}-{10 * i + 10}%" for i in range(10)]
     columns: Columns = {"bin": ("", parts),

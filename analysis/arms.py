@@ -51,7 +51,6 @@ def effective_settings(config: Mapping[str, object]) -> Json:
 
 
 def task_flags(config: Mapping[str, object]) -> dict[str, Flag]:
-    """The flags of a run's task; none if its module is not there any more."""
     task = task_of(config)
     return fields_as_flags(task) if task else {}
 
@@ -65,7 +64,6 @@ def setting_of(run: Run) -> Json:
 
 
 def arm_of(run: Run) -> Json:
-    """What the runs of an arm have in common, beside the setting."""
     settings = effective_settings(run["config"])
     aside = (*SETTING, *ASIDE, *task_flags(run["config"]))
     return {name: value for name, value in settings.items() if name not in aside}
@@ -132,7 +130,6 @@ class Comparison:
         return [run for arm in self.arms.values() for run in arm.values()]
 
     def usual_baseline(self) -> str:
-        """Plain GRPO, otherwise the first arm."""
         plain = [name for name in self.arms
                  if PLAIN.items() <= {**PLAIN, **self.one_of(name)["config"]}.items()]
         if len(plain) > 1 and "none" not in plain:

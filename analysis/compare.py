@@ -30,8 +30,7 @@ NOTES = {
     IN_TRAINING: "the mean over all answers that training sampled, by seed; interval: Student's t "
                  "over the seeds",
     AT_THE_END: "sampled; interval: Student's t, over seeds and held-out problems; with one seed "
-                "over problems alone. All runs answer the held-out problems with the same random "
-                "numbers, whatever their seed"}
+                "over problems alone"}
 HOLM = ("the verdict goes by Holm's p, over all arms of the table; could see: the difference that "
         "80 of 100 such experiments would see, itself an estimate from few seeds")
 PLACEBO_NOTE = "a row with a minus: an arm against its own placebo; Holm's correction apart"
@@ -66,7 +65,6 @@ def arms_table(comparison: Comparison) -> Table:
 
 
 def final_lines(runs: list[Run], mode: str) -> list[Evaluation]:
-    """Their evaluations after the last step."""
     return [line for run in runs for line in evaluations(run, mode)
             if line["step"] == run["config"]["steps"]]
 
@@ -182,7 +180,6 @@ def rows_of_family(comparison: Comparison, measure: str,
 
 
 def steadiness(run: Run) -> list[float] | None:
-    """How the gradient norm of a run moved; seconds a step."""
     norm = np.array([line["gradient_norm"] for line in run["metrics"] if line["gradient_norm"]])
     if not len(norm):
         return None
@@ -204,14 +201,12 @@ def stability(comparison: Comparison) -> Table:
 
 
 def credit_of(run: Run) -> Floats:
-    """The share of the gradient, weights included, of each kind, of think and of answer."""
     tally = Tally(run["folder"])
     tally.read()
     return np.concatenate([tally.shares("kind"), tally.shares("section")[1:]])
 
 
 def shares_table(comparison: Comparison) -> Table:
-    """Where the gradient lies in each arm."""
     rows: list[Row] = []
     for name, arm in comparison.arms.items():
         shares = [credit_of(run) for run in arm.values() if run["steps"]]
@@ -265,7 +260,6 @@ def seeds_and_mean(axis: Axes, runs: list[Run], key: Literal["success", "gradien
 
 
 def held_out_means(axis: Axes, runs: list[Run], style: Style) -> None:
-    """Means and intervals over the curves of single seeds."""
     by_step: dict[int, list[float]] = {}
     for run in runs:
         lines = evaluations(run, "sampled")

@@ -64,7 +64,6 @@ def anchor(name: str) -> str:
 
 
 def section_of(table: Table, figures: str = "") -> str:
-    """A table with its heading, finding, notes, and the figures that go with it."""
     name, title = anchor(table.name), escape(table.title)
     sides = ["" if is_text else " class=n" for is_text in table.texts()]  # numbers on the right
     rows = "".join(table_row(cells, sides) for cells in table.cells())

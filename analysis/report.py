@@ -39,7 +39,6 @@ def read_flags(argv: list[str], description: str) -> SimpleNamespace:
 
 
 def compared(runs: list[Run]) -> str:
-    """What runs that are compared have in common."""
     config, lines = runs[0]["config"], runs[0]["evaluations"]
     success = (f"Held-out success is that on the same {len(lines[0]['answer']):,} problems, which "
                "none of the runs trained on." if lines
@@ -74,7 +73,6 @@ def opening(run: Run) -> list[str]:
 
 
 def headline(run: Run) -> list[Evaluation]:
-    """The evaluations that are spoken of."""
     return evaluations(run, "sampled") or evaluations(run, "greedy")
 
 
@@ -130,7 +128,6 @@ def folded_chapters(chapters: dict[str, list[Table]], figures: dict[str, str]) -
 
 
 def chapter_body(title: str, tables: list[Table], figures: dict[str, str]) -> list[str]:
-    """Tables, the figures of PLACES below them."""
     return [paragraphs(LEGENDS.get(title, []), "note"),
             *(section_of(table, figures.get(PLACES.get(table.name, ""), "")) for table in tables)]
 

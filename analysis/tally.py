@@ -17,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 
 from analysis.statistics import Estimate, Floats, ratio, verdicts
 from analysis.tables import Columns
@@ -59,23 +58,6 @@ def read_tokens(run: Path, step: int) -> Tokens:
                      "squared gradient": tokens["gradient"] ** 2}
 
 
-class Vocabulary:
-    """Of each token id: what is summed, and how often it was of each kind. A model can have more
-    tokens than its tokenizer, since embeddings are padded, but not ever so many."""
-
-    def __init__(self, tokenizer: Tokenizer):
-        self.size = 2 * tokenizer.get_vocab_size() + 4096
-        self.sums = {name: np.zeros(self.size) for name in OF_AN_ID}
-        self.kinds = np.zeros((self.size, len(KINDS)))
-
-    def add(self, tokens: Tokens) -> None:
-        ids = tokens["token_id"].astype(np.int64)
-        for name, total in self.sums.items():
-            total += np.bincount(ids, tokens[name], self.size)
-        id_and_kind = ids * len(KINDS) + tokens["kind"]
-        self.kinds += np.bincount(id_and_kind, minlength=self.kinds.size).reshape(self.kinds.shape)
-
-
 class Tally:
     """What is known of a run: of[partition][block, cell, measure], and for OF_A_MEAN the
     products[partition][cell and measure, cell and measure]."""
@@ -90,7 +72,10 @@ class Tally:
         self.answers = np.zeros(len(self.blocks), np.int64)
         self.flat_answers = np.zeros(len(self.blocks))  # in groups of equal rewards; nan: unknown
         self.rewards: Counter[str] = Counter()  # of each part: its sum over answers
-        self.vocabulary = Vocabulary(self.tokenizer)
+        # a model can have more tokens than its tokenizer, since embeddings are padded
+        ids = 2 * self.tokenizer.get_vocab_size() + 4096
+        self.of_id = {name: np.zeros(ids) for name in OF_AN_ID}
+        self.kinds_of_id = np.zeros((ids, len(KINDS)))  # how often it was of each kind
         self.of: dict[str, Floats] = {}
         self.products: dict[str, Floats] = {}
         self.live: dict[str, np.ndarray] = {}  # groups with advantages in a cell
@@ -115,7 +100,11 @@ class Tally:
         parts = [name for name in tokens if name.startswith("reward")]
         self.rewards.update({name: float(tokens[name].sum()) for name in parts})
         self.add_sums(tokens, block)
-        self.vocabulary.add(tokens)
+        ids, kinds = tokens["token_id"].astype(np.int64), self.kinds_of_id
+        for name, of_id in self.of_id.items():
+            of_id += np.bincount(ids, tokens[name], len(of_id))
+        id_and_kind = ids * len(KINDS) + tokens["kind"]
+        kinds += np.bincount(id_and_kind, minlength=kinds.size).reshape(kinds.shape)
 
     def add_sums(self, tokens: Tokens, block: int) -> None:
         groups, group = np.unique(tokens["group"][tokens["answer"]], return_inverse=True)
@@ -186,7 +175,6 @@ def sums_by_group(group: np.ndarray, cell: np.ndarray, size: tuple[int, int],
 
 
 def over_the_rest(tally: Tally, partition: str) -> list[Estimate]:
-    """Mean gradient in a cell over that in all other tokens, for each cell."""
     each, common = np.eye(len(PARTITIONS[partition])), tally.is_common(partition)
     return [tally.over(partition, one, 1 - one) if is_common else Estimate(np.nan)
             for one, is_common in zip(each, common)]
@@ -202,6 +190,5 @@ def rest_columns(tally: Tally, partition: str, cells: Iterable[int]) -> Columns:
 
 
 def early_over_late(tally: Tally) -> Estimate:
-    """Mean gradient in the first fifth of the answers over that in the last."""
     tenth = np.arange(10)
     return tally.over("position", np.array(tenth < 2, float), np.array(tenth > 7, float))

@@ -48,9 +48,9 @@ class Trained(typing.Generic[Module]):
     def __init__(self, module: Module, learning_rate: float, device: torch.device):
         self.module = module.to(device)
         self.optimizer = AdamW(module.parameters(), learning_rate)
+        self.parameters = dict(self.module.named_parameters())
 
     def gradient_step(self, loss: torch.Tensor) -> None:
-        """One step down the gradient of the loss."""
         self.optimizer.zero_grad()
         loss.backward()
         for parameter in self.module.parameters():
@@ -61,16 +61,13 @@ class Trained(typing.Generic[Module]):
                          *self.module.parameters())
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        return self.module.state_dict() | optimizer_tensors(self.optimizer, self.named_parameters())
+        return self.module.state_dict() | optimizer_tensors(self.optimizer, self.parameters)
 
     def load_state_dict(self, tensors: dict[str, torch.Tensor]) -> None:
         names = set(self.module.state_dict())
         self.module.load_state_dict({name: tensors[name] for name in names})
         rest = {name: value for name, value in tensors.items() if name not in names}
-        load_optimizer_tensors(self.optimizer, self.named_parameters(), rest)
-
-    def named_parameters(self) -> dict[str, nn.Parameter]:
-        return dict(self.module.named_parameters())
+        load_optimizer_tensors(self.optimizer, self.parameters, rest)
 
 
 class Head(nn.Linear):
@@ -190,7 +187,6 @@ def generalised_advantage(value: torch.Tensor, reward: torch.Tensor, mask: torch
 
 
 def quality(value: torch.Tensor, target: torch.Tensor) -> Metrics:
-    """Explained variance and loss of the critic."""
     error, variance = (target - value).var(correction=0), target.var(correction=0)
     explained = (1 - error / variance).item() if variance > 0 else None
     return {"explained_variance": explained, "value_loss": (target - value).square().mean().item()}

@@ -63,7 +63,6 @@ def read_lines(path: Path) -> list[Json]:
 
 
 def lines_in(path: Path) -> Iterator[str]:
-    """The lines of a text file, none if there is no file."""
     if is_there(path):
         with reading(path) as file:
             yield from TextIOWrapper(file, "utf-8")

@@ -73,7 +73,6 @@ def option(default: Default, text: str, least: float | None = None, above: float
            most: float | None = None, choices: Collection[str] = (), topic: str = "",
            requires: Requirement | None = None, is_path: bool = False,
            changes_result: bool = True) -> Default:
-    """A dataclass field that is a flag."""
     flag = Flag(default, text, least, above, most, choices, None, topic, requires, is_path,
                 changes_result)
     return dataclasses.field(default=default, metadata={"flag": flag})
@@ -175,15 +174,7 @@ def yes_or_no(text: str) -> bool:
     return text.lower() in ("yes", "true")
 
 
-def some_text(text: str) -> str:
-    """For names of files and folders that no `Flag` describes, as --resume."""
-    if not text.strip():
-        raise argparse.ArgumentTypeError(f"{text!r} is empty")
-    return text
-
-
 def with_defaults(given: Json, flags: dict[str, Flag]) -> SimpleNamespace:
-    """The value of each flag, checked: what was typed, else the default."""
     values = {name: flag.default for name, flag in flags.items()} | given
     check_values(values, flags)
     return SimpleNamespace(**values)

@@ -57,8 +57,7 @@ class Example(TypedDict):
     log_prob: list[Number] | None
 
 
-class Evaluation(Line):
-    """Of evaluations.jsonl."""
+class Evaluation(Line):  # of evaluations.jsonl
     mode: Annotated[str, Range(choices=MODES["both"])]
     success: Share
     success_low: Share

@@ -28,7 +28,7 @@ class Source(Protocol):
 
 
 def load_policy(s: Settings, checkpoint: Path | None = None) -> Policy:
-    """The policy; `checkpoint` is loaded instead of --model where a run is resumed."""
+    """`checkpoint` is loaded instead of --model where a run is resumed."""
     device = device_of(s)
     if s.questions < processes.count():
         raise UserError(f"--questions {s.questions} cannot be shared by {processes.count()} "
@@ -64,7 +64,6 @@ def load_optimizer(s: Settings, policy: Policy) -> AdamW:
 
 
 def initial_model(s: RunSettings) -> Qwen2:
-    """The model as it was before training, frozen."""
     model = load_model(s, find_folder(s.model), device_of(s)).requires_grad_(False)
     return model.cast_weights(getattr(torch, s.dtype)) if s.offload_optimizer else model
 

@@ -44,7 +44,6 @@ def though_nobody_reads(stream: TextIO) -> Iterator[None]:
 
 
 def go_on_for_nobody(stream: TextIO) -> None:
-    """From now on what is printed goes nowhere."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
@@ -56,7 +55,6 @@ HEADER = ("    step  reward  success  format  length  finished  entropy  grad no
 
 
 def print_step(line: Metrics, steps: int, seconds_left: float, with_header: bool) -> None:
-    """A line of metrics.jsonl, for people."""
     if with_header:
         say(HEADER)
     norm = "  skipped" if line["gradient_norm"] is None else f"{line['gradient_norm']:9.3f}"

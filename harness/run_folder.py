@@ -109,7 +109,6 @@ class RunFolder:
             write_credit(path, rollouts, weight, {"step": step, **self.origin}, **more)
 
     def checkpoints(self) -> list[Path]:
-        """The checkpoints that training can go on from, oldest first."""
         return [folder for folder in checkpoint_folders(self.path).values()
                 if is_file(folder / "trainer" / "state.json")]
 

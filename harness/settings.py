@@ -253,7 +253,6 @@ def refuse_other_kinds(path: Path) -> None:
 
 
 def read_values(path: Path) -> Json:
-    """The settings in a file."""
     values = {name: value for name, value in read_json(path).items() if name not in NOT_SETTINGS}
     flags = ON_FILE | fields_as_flags(load_task(values.get("task", Settings.task)))
     for name in values.keys() - flags.keys():

@@ -86,7 +86,6 @@ class CheckedTask:
 
     def ask(self, name: str, method: Callable[..., Answer], *asked: object, **more: object
             ) -> Answer:
-        """What a method of the task returns, if it is what it should be."""
         with told_as(f"the task's {name}", self.task):
             value = method(*asked, **more)
         if name in EXPECTED:

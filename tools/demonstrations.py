@@ -95,12 +95,10 @@ def joined(items: list[tuple[int, str]], steps: tuple[Step, ...],
 
 
 def in_parentheses(expression: str) -> str:
-    """With parentheses around it, unless it is a number alone."""
     return f"( {expression} )" if " " in expression else expression
 
 
 def draw(problem: Problem, tried: list[Candidate], rng: random.Random) -> Candidate:
-    """One of the expressions, rather none that was tried."""
     every = candidates(tuple(sorted(problem.numbers)))
     left = [candidate for candidate in every if candidate not in tried] or list(every)
     is_aimed = rng.random() < AIMED

@@ -38,11 +38,10 @@ def seconds_of_runs(*settings: Settings) -> list[float]:
 def seconds_after_start(policy: Policy) -> float:
     s = policy.settings
     show_status("how long will it take? one step")
-    methods = methods_of(policy, s)
+    methods = make_advantage(s, policy), make_weighting(s, policy)
     optimizer = load_optimizer(replace(s, learning_rate=0.0), policy)
 
     def a_step() -> tuple[float, float]:
-        """Seconds of its answers, and of all of it."""
         begun = time.perf_counter()
         batch = sample(policy, s, 1)
         of_answers = time.perf_counter() - begun
@@ -62,7 +61,8 @@ def seconds_after_start(policy: Policy) -> float:
 def look(name: str, plain: Settings, idea: Settings, is_weighting: bool) -> None:
     """Print what the idea does to the tokens of a few batches of the untrained model."""
     policy, found, notes = load_policy(plain), [], set()
-    of_plain, of_idea = methods_of(policy, plain), methods_of(policy, idea)
+    of_plain, of_idea = ((make_advantage(s, policy), make_weighting(s, policy))
+                         for s in (plain, idea))
     for step in range(1, BATCHES + 1):
         show_status(f"a look at the untrained model, batch {step} of {BATCHES}")
         batch = sample(policy, plain, step)
@@ -78,10 +78,6 @@ def look(name: str, plain: Settings, idea: Settings, is_weighting: bool) -> None
         "against plain GRPO:")
     for line in [*about_gradient(is_weighting, kind.astype(int), *columns), *notes]:
         say(textwrap.fill(f"  {line}", 100, subsequent_indent="    "))
-
-
-def methods_of(policy: Policy, s: Settings) -> tuple:
-    return make_advantage(s, policy), make_weighting(s, policy)
 
 
 def sample(policy: Policy, s: Settings, step: int) -> Rollouts:

@@ -29,7 +29,7 @@ from harness.credit_file import checkpoint_folders
 from harness.credit_reading import credit_steps, read_credit
 from harness.files import find_folder
 from harness.command_line import defaults_of
-from harness.flags import (Flag, Parser, add_flags, check_value, parameters_as_flags, some_text,
+from harness.flags import (Flag, Parser, add_flags, check_value, parameters_as_flags,
                            with_defaults)
 from harness.log_reading import check_seal, run_config
 from harness.load import load_policy, make_weighting
@@ -52,7 +52,7 @@ SHADES = ((0.25, "48;5;255;38;5;0"), (0.5, "48;5;254;38;5;0"), (0.8, "48;5;195;3
 
 def main(argv: list[str]) -> None:
     parser = Parser("python -m tools.preview RUN --mitigation NAME [its flags]", __doc__)
-    parser.add_argument("RUN", type=some_text, help="a run folder")
+    parser.add_argument("RUN", help="a run folder")
     if (name := defaults_of(argv)["mitigation"]) in ADVANTAGES:
         raise UserError(f"{name} is an advantage, and this shows weightings: python -m tools.idea "
                         f"{name} looks at it")
@@ -83,7 +83,6 @@ def settings_with(folder: Path, weighting: dict) -> Settings:
 
 
 def models_of(folder: Path, settings: Settings) -> dict[int, Path]:
-    """Those that were kept, by the number of steps that they were trained."""
     return {0: find_folder(settings.model), **checkpoint_folders(folder)}
 
 

@@ -91,7 +91,6 @@ class Runs:
         return not stop.asked
 
     def start_some(self) -> None:
-        """As many as there are processes for."""
         while self.waiting and len(self.running) < self.processes:
             run = self.waiting.pop(0)
             self.started[run.name] = time.monotonic(), run.steps_made()
@@ -109,7 +108,6 @@ class Runs:
         self.running.append((run, process))
 
     def collect(self) -> None:
-        """Take note of the processes that have ended."""
         for run, process in list(self.running):
             if process.poll() is None:
                 continue

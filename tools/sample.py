@@ -75,7 +75,6 @@ def is_run(folder: Path) -> bool:
 
 
 def print_answers(title: str, rollouts: Rollouts) -> None:
-    """What one model answered."""
     right = int((rollouts.scores["answer"] > 0).sum())
     put(f"\n{styled(visible(title), BOLD)}   {right} of {len(rollouts.answers)} right")
     for b, texts in enumerate(rollouts.texts):

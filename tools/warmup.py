@@ -69,7 +69,6 @@ def main(argv: list[str]) -> None:
 
 
 def make_model_folder(folder: Path, flags: SimpleNamespace) -> None:
-    """Train a model, test it, and write it into the folder."""
     torch.manual_seed(flags.seed)
     tokenizer = make_tokenizer()
     if flags.start:
@@ -182,7 +181,6 @@ def evaluate(model: Qwen2, tokenizer: Tokenizer, talk: int) -> None:
 
 
 def save(folder: Path, model: Qwen2, tokenizer: Tokenizer, recipe: dict) -> None:
-    """Write what a model folder holds."""
     model.save_pretrained(folder)
     (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     for name, content in (("tokenizer_config", TOKENIZER_CONFIG), ("recipe", recipe)):
