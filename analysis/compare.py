@@ -236,6 +236,8 @@ def learning_curves(comparison: Comparison, folder: Path) -> tuple[Path, str]:
     right.set(xlabel="step", ylabel="gradient norm before clipping", yscale="log",
               title="Gradient norm")
     right.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # it may span less than a decade
+    right.yaxis.set_major_formatter("{x:g}")
+    right.yaxis.set_minor_formatter("")
     whole_steps(left, middle, right)
     legend_below(figure, middle, ncols=min(3, len(comparison.arms)))
     caption = f"How each arm learned, smoothed over {WINDOW} steps where there are twice as many"

@@ -13,7 +13,7 @@ from engine.errors import BadCredit, NotFinite, UserError
 from harness.files import Json, is_there, read_json
 from harness.flags import Flag, Parser, add_flag, check_value, fields_as_flags
 from harness.run import Run
-from harness.settings import (METHODS, OPTIONS, PROBLEMS, flags_beside, make_settings, read_files,
+from harness.settings import (METHODS, OPTIONS, TOPICS, flags_beside, make_settings, read_files,
                               whose_flag)
 from harness.tasks import load_task
 
@@ -98,10 +98,12 @@ def make_parser(defaults: Json, text_of: Callable[[str, Flag], str] = lambda *_:
     flags = flags_beside(defaults)
     parser = Parser("python train.py [flags]", "Train with GRPO and write down what every token "
                     "was given.", epilog=epilog, add_help=False)
-    topics = {flag.topic: parser.add_argument_group(flag.topic) for flag in OPTIONS.values()}
-    for name, flag in (*OPTIONS.items(), *of_task.items()):
-        flag = replace(flag, default=defaults.get(name, flag.default))
-        add_flag(topics[flag.topic or PROBLEMS], name, flag, text_of(name, flag))
+    for setting in OPTIONS:
+        if setting in TOPICS:
+            group = parser.add_argument_group(TOPICS[setting])
+        for name in (setting, *of_task) if setting == "task" else (setting,):
+            flag = replace(flags[name], default=defaults.get(name, flags[name].default))
+            add_flag(group, name, flag, text_of(name, flag))
     for name in flags.keys() - OPTIONS.keys() - of_task.keys():
         add_flag(parser, name, flags[name], SUPPRESS)  # listed below, beside its choice
     going_on = parser.add_argument_group("going on")

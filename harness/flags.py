@@ -44,7 +44,6 @@ class Flag:
     most: float | None = None
     choices: Collection[str] = ()
     kind: type | None = None     # where it is not the type of the default
-    topic: str = ""              # of the settings: under which heading of --help it stands
     requires: Requirement | None = None  # of the settings: no effect unless it holds
     is_path: bool = False        # of the settings: what is there counts, not what it is called
     changes_result: bool = True  # of the settings: otherwise it is not in the folder's name
@@ -70,10 +69,10 @@ LearningRate = typing.Annotated[float, Range(above=0, most=10)]
 
 
 def option(default: Default, text: str, least: float | None = None, above: float | None = None,
-           most: float | None = None, choices: Collection[str] = (), topic: str = "",
+           most: float | None = None, choices: Collection[str] = (),
            requires: Requirement | None = None, is_path: bool = False,
            changes_result: bool = True) -> Default:
-    flag = Flag(default, text, least, above, most, choices, None, topic, requires, is_path,
+    flag = Flag(default, text, least, above, most, choices, None, requires, is_path,
                 changes_result)
     return dataclasses.field(default=default, metadata={"flag": flag})
 

@@ -25,7 +25,6 @@ from train import with_advantage
 
 BATCHES, TENTH = 4, 0.1
 RARE = 0.005  # share of the gradient: of a kind that has less nothing is said
-SLOW = 5      # seconds: a first step that takes longer is not tried again without its warm-up
 
 
 def seconds_of_runs(*settings: Settings) -> list[float]:
@@ -50,9 +49,8 @@ def seconds_after_start(policy: Policy) -> float:
                replace(s, kl=0.0))
         return of_answers, time.perf_counter() - begun
 
+    a_step()  # the first one warms up
     of_answers, of_step = a_step()
-    if of_step < SLOW:
-        of_answers, of_step = a_step()
     evaluations = 1 + -(-s.steps // s.eval_every) if s.eval_every else 0
     asked = s.eval_tasks * (s.eval_answers + ("greedy" in MODES[s.eval_modes]))
     return s.steps * of_step + evaluations * asked * of_answers / (s.questions * s.answers)

@@ -145,9 +145,8 @@ class Runs:
 
 def last_line(log: Path) -> str:
     """The sentence that a run ended with."""
-    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-    written = [line.strip() for line in lines if line.strip()]
-    return written[-1] if written else "it printed nothing"
+    written = log.read_text(encoding="utf-8", errors="replace").strip()
+    return written.split("\n")[-1].strip() or "it printed nothing"
 
 
 def make_runs(planned: list[PlannedRun], processes: int, go_on: str,

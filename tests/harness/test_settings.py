@@ -39,6 +39,7 @@ def model(tmp_path):
 def own_choices(monkeypatch):
     """Whoever registers choices in a test leaves none behind."""
     for choices in (MITIGATIONS, ADVANTAGES):
+        assert all(choices[name] for name in choices)  # a module says its methods once: imported
         monkeypatch.setattr(choices, "data", dict(choices.data))
 
 
