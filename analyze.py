@@ -19,7 +19,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from analysis import report
-from analysis.answers import Answer, answers_of, steps_to_show
+from analysis.answers import Answer, answers_of
 from analysis.page import Picture, write_page
 from analysis.plots import BLUE, COLOURS, GREY, ORANGE, legend_below, save, whole_steps
 from analysis.runs import Run, evaluations, read_runs
@@ -59,8 +59,7 @@ def analyze_run(run: Run, folder: Path, with_all: bool) -> None:
     answers: list[Answer] = []
     if run["steps"]:
         tally = Tally(run["folder"])
-        tally.read()
-        answers = answers_of(run["folder"], tally.tokenizer, steps_to_show(run["steps"]))
+        answers = answers_of(run["folder"], tally.tokenizer, run["steps"])
     chapters = run_chapters(run, tally)
     make_folder(folder)  # not before it is known that there is something to write
     show_status("pictures and page")

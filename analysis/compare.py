@@ -200,17 +200,12 @@ def stability(comparison: Comparison) -> Table:
                   "seconds": "seconds a step"})
 
 
-def credit_of(run: Run) -> Floats:
-    tally = Tally(run["folder"])
-    tally.read()
-    return np.concatenate([tally.shares("kind"), tally.shares("section")[1:]])
-
-
 def shares_table(comparison: Comparison) -> Table:
     rows: list[Row] = []
     for name, arm in comparison.arms.items():
-        shares = [credit_of(run) for run in arm.values() if run["steps"]]
-        if shares:
+        tallies = [Tally(run["folder"]) for run in arm.values() if run["steps"]]
+        if tallies:
+            shares = [[*one.shares("kind"), *one.shares("section")[1:]] for one in tallies]
             rows.append([name, *np.mean(shares, 0).tolist()])
     formats = {"arm": "", **dict.fromkeys((*KINDS, *SECTIONS[1:]), ".0%")}
     return Table("credit by class", "Share of the gradient abs(A) w s by kind and section",

@@ -48,14 +48,12 @@ function tokenSpan(text, title, colour, name = '') {
 }
 
 // Held-out answers get no gradient: 1 - p says how unsure the model was of a token.
-function unsureSpan(text, logProb) {
-  const p = Math.exp(logProb);
-  return tokenSpan(text, `p = ${p.toPrecision(2)}`, `rgba(${YELLOW},${strength(1 - p)})`);
-}
-
 function toldAnswer(shown) {
   const is = shown.answer ? 'right' : 'wrong';
-  const tokens = shown.texts.map((text, t) => unsureSpan(text, shown.log_prob[t]));
+  const tokens = shown.texts.map((text, t) => {
+    const p = Math.exp(shown.log_prob[t]);
+    return tokenSpan(text, `p = ${p.toPrecision(2)}`, `rgba(${YELLOW},${strength(1 - p)})`);
+  });
   return element('div', 'one', element('span', is, is), ` ${shown.problem}`,
                  element('div', 'tokens', ...tokens));
 }

@@ -66,7 +66,10 @@ def anchor(name: str) -> str:
 def section_of(table: Table, figures: str = "") -> str:
     name, title = anchor(table.name), escape(table.title)
     sides = ["" if is_text else " class=n" for is_text in table.texts()]  # numbers on the right
-    rows = "".join(table_row(cells, sides) for cells in table.cells())
+    rows = ""
+    for cells in table.cells():  # the first one says what the row is about
+        first, *others = [f"{side}>{escape(cell)}" for cell, side in zip(cells, sides)]
+        rows += f"<tr><th scope=row{first}</th>{''.join(f'<td{one}</td>' for one in others)}</tr>"
     head = "".join(f"<th scope=col{side}>{escape(text)}</th>"
                    for text, side in zip(table.heads(), sides))
     finding = paragraphs(table.finding.splitlines(), "finding")
@@ -74,12 +77,6 @@ def section_of(table: Table, figures: str = "") -> str:
             f'{finding}<div class=wide role=region tabindex=0 aria-label="{title}"><table>'
             f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
             f"{paragraphs(table.notes, 'note')}{figures}</section>")
-
-
-def table_row(cells: list[str], sides: list[str]) -> str:
-    """The first cell says what the row is about."""
-    first, *others = [f"{side}>{escape(cell)}" for cell, side in zip(cells, sides)]
-    return f"<tr><th scope=row{first}</th>{''.join(f'<td{cell}</td>' for cell in others)}</tr>"
 
 
 def figure_of(path: Path, caption: str, scale: str = "") -> str:

@@ -1,9 +1,8 @@
 """From the credit files of a run to sums over its tokens: a step in memory at a time.
 
     tally = Tally(run)
-    tally.read()
     tally.mean("kind", "abs gradient")      # (7,) the mean size of each kind of token's gradient
-    over_the_rest(tally, "kind")            # of each kind over all other tokens, with intervals
+    rest_columns(tally, "kind", range(7))   # of each kind over all other tokens, with intervals
 
 A is the advantage of a token, w its weight, p its probability. The gradient at the logits is
 `A w (onehot - p)`, of size `abs(A) w s` with s = norm(onehot - p) (grpo.gradient_size).
@@ -63,10 +62,10 @@ class Tally:
     products[partition][cell and measure, cell and measure]."""
 
     def __init__(self, run: Path):
-        self.run, self.steps = Path(run), credit_steps(run)
+        self.steps = credit_steps(run)
         if not self.steps:
             raise UserError(f"{run} has no credit files yet")
-        self.tokenizer = load_tokenizer(self.run)
+        self.tokenizer = load_tokenizer(run)
         self.blocks = np.array_split(np.array(self.steps), min(BLOCKS, len(self.steps)))
         self.tokens, self.groups = 0, 0
         self.answers = np.zeros(len(self.blocks), np.int64)
@@ -84,11 +83,10 @@ class Tally:
             self.products[name] = np.zeros((len(OF_A_MEAN) * len(cells),) * 2)
             self.live[name] = np.zeros(len(cells), np.int64)
 
-    def read(self) -> None:
         for block, steps in enumerate(self.blocks):
             for step in steps.tolist():
-                show_status(f"{self.run.name}: step {step} of {self.steps[-1]}")
-                self.add(read_tokens(self.run, step), block)
+                show_status(f"{Path(run).name}: step {step} of {self.steps[-1]}")
+                self.add(read_tokens(run, step), block)
 
     def add(self, tokens: Tokens, block: int) -> None:
         groups = [tokens["reward"][tokens["group"] == g] for g in np.unique(tokens["group"])]
@@ -108,12 +106,14 @@ class Tally:
 
     def add_sums(self, tokens: Tokens, block: int) -> None:
         groups, group = np.unique(tokens["group"][tokens["answer"]], return_inverse=True)
-        measured = [tokens[name] if name != "tokens" else None for name in MEASURES]
+        measured = [tokens[name] if name != "tokens" else None for name in MEASURES]  # counted
         cells = {"all": np.zeros_like(tokens["kind"]), "kind": tokens["kind"],
                  "section": tokens["section"], "position": tokens["tenth"]}
         for name, cell in cells.items():
             size = len(groups), len(PARTITIONS[name])
-            by_group = sums_by_group(group, cell, size, measured)
+            index = np.ravel_multi_index((group, cell), size)
+            by_group = np.stack([np.bincount(index, values, np.prod(size)).reshape(size)
+                                 for values in measured], axis=-1)  # (groups, cells, measures)
             self.of[name][block] += by_group.sum(0)
             self.live[name] += (by_group[..., MEASURES.index("abs advantage")] > 0).sum(0)
             of_group = by_group[..., :len(OF_A_MEAN)].reshape(len(groups), -1)
@@ -166,24 +166,11 @@ class Tally:
         return ratio(mine - theirs, self.error(partition, slope - their_slope), groups)
 
 
-def sums_by_group(group: np.ndarray, cell: np.ndarray, size: tuple[int, int],
-                  measured: list[np.ndarray | None]) -> Floats:
-    """(groups, cells, measures): where there is nothing to sum up, tokens are counted."""
-    index = np.ravel_multi_index((group, cell), size)
-    sums = [np.bincount(index, values, np.prod(size)).reshape(size) for values in measured]
-    return np.stack(sums, axis=-1)
-
-
-def over_the_rest(tally: Tally, partition: str) -> list[Estimate]:
-    each, common = np.eye(len(PARTITIONS[partition])), tally.is_common(partition)
-    return [tally.over(partition, one, 1 - one) if is_common else Estimate(np.nan)
-            for one, is_common in zip(each, common)]
-
-
 def rest_columns(tally: Tally, partition: str, cells: Iterable[int]) -> Columns:
     """Columns of a table that has a row for each of these cells; OVER_REST is their note."""
-    of_all = over_the_rest(tally, partition)
-    found = [of_all[cell] for cell in cells]
+    each, common = np.eye(len(PARTITIONS[partition])), tally.is_common(partition)
+    found = [tally.over(partition, each[cell], 1 - each[cell]) if common[cell] else Estimate(np.nan)
+             for cell in cells]
     return {"over rest": (".2f", [one.value for one in found]),
             "95%": (".2f", [one.interval for one in found]),
             "difference": ("", verdicts(found))}

@@ -147,7 +147,10 @@ class gae:
         advantage = generalised_advantage(value, rollouts.reward, mask, self.gamma, self.gae_lambda,
                                           earned)
         target = advantage + value
-        self.metrics = quality(value[mask], target[mask])
+        error = (target - value)[mask]
+        variance = target[mask].var(correction=0)
+        explained = (1 - error.var(correction=0) / variance).item() if variance > 0 else None
+        self.metrics = {"explained_variance": explained, "value_loss": error.square().mean().item()}
         order = torch.randperm(len(mask), generator=rollouts.generator).to(mask.device)
         for rows in order.chunk(PARTS):
             error = values(rollouts, rows) - target[rows][mask[rows]]
@@ -184,9 +187,3 @@ def generalised_advantage(value: torch.Tensor, reward: torch.Tensor, mask: torch
         following = (delta + gamma * gae_lambda * following) * mask[:, t]
         advantage[:, t] = following
     return advantage
-
-
-def quality(value: torch.Tensor, target: torch.Tensor) -> Metrics:
-    error, variance = (target - value).var(correction=0), target.var(correction=0)
-    explained = (1 - error / variance).item() if variance > 0 else None
-    return {"explained_variance": explained, "value_loss": (target - value).square().mean().item()}

@@ -83,10 +83,8 @@ def print_evaluation(line: Evaluation, seconds: float) -> None:
 
 def most_varied(shown: list[str]) -> list[int]:
     """The first problems with the fewest words that repeat: 11 11 11 shows little."""
-    def repeats(place: int) -> int:
-        words = shown[place].split()
-        return len(words) - len(set(words))
-    return sorted(range(len(shown)), key=repeats)[:EXAMPLES]
+    repeats = [len(words) - len(set(words)) for words in map(str.split, shown)]
+    return sorted(range(len(shown)), key=repeats.__getitem__)[:EXAMPLES]
 
 
 def has_colour() -> bool:

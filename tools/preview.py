@@ -10,6 +10,7 @@ that which sampled the step, if it was kept. Nothing is written.
 if not __package__:
     raise SystemExit("start it with: python -m tools.preview")
 import inspect
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +21,6 @@ import torch
 from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
 from analysis.answers import groups_in_order
 from engine.errors import UserError
-from engine.forward import Forward
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from engine.tokens import load_tokenizer, token_bytes
@@ -67,7 +67,10 @@ def main(argv: list[str]) -> None:
     step = step_of_run(folder, settings, flags.step)
     rollouts, weight, metrics = weighed(folder, step, settings)
     print(headline(folder, rollouts, settings, metrics))
-    print("\n".join(f"  {line}" for line in about_weights(rollouts, weight)))
+    s = gradient_size(rollouts.log_prob, rollouts.collision)
+    kind, *columns = (frame[rollouts.mask].numpy() for frame in (
+        rollouts.kind, s, rollouts.advantage, rollouts.advantage, weight))
+    print("\n".join(f"  {line}" for line in about_gradient(True, kind, *columns)))
     groups = groups_in_order({"group": rollouts.group.numpy(), "reward": rollouts.reward.numpy()})
     answers = np.concatenate(groups)[:flags.show].tolist()
     show_answers(rollouts, weight, load_tokenizer(folder), answers)
@@ -114,11 +117,9 @@ class Sampler:
         return load_policy(self.settings, models[self.step - 1])
 
     @cached_property
-    def forward(self) -> Forward:
-        return self.policy.extra_forward()
-
-    def look(self, rollouts: Rollouts, attention: bool = False) -> dict:
-        return self.forward.look(rollouts, attention)
+    def look(self) -> Callable:
+        """That of the extra forward pass."""
+        return self.policy.extra_forward().look
 
 
 def weighed(folder: Path, step: int, s: Settings) -> tuple[Rollouts, torch.Tensor, dict]:
@@ -149,14 +150,6 @@ def headline(folder: Path, rollouts: Rollouts, s: Settings, metrics: dict) -> st
     answers, tokens = len(rollouts.mask), int(rollouts.mask.sum())
     return (f"{folder}, step {rollouts.step}: {answers} answers, {tokens} tokens; {s.mitigation}"
             f"{typed}, rescale {s.rescale} (factor {metrics['weight_factor']:.3g}){note}")
-
-
-def about_weights(rollouts: Rollouts, weight: torch.Tensor) -> list[str]:
-    """What they do to the gradient, as tools.look says it."""
-    s = gradient_size(rollouts.log_prob, rollouts.collision)
-    kind, *columns = (frame[rollouts.mask].numpy() for frame in (
-        rollouts.kind, s, rollouts.advantage, rollouts.advantage, weight))
-    return about_gradient(True, kind, *columns)
 
 
 def show_answers(rollouts: Rollouts, weight: torch.Tensor, tokenizer, answers: list[int]) -> None:

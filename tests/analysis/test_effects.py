@@ -2,9 +2,10 @@
 import numpy as np
 import pytest
 from conftest import credit_columns, write_log
-from logs import tables_of, tallied
+from logs import tables_of
 
 import analyze
+from analysis.tally import Tally
 from analysis.statistics import student_quantile
 
 
@@ -38,7 +39,7 @@ def test_intervals_are_those_of_groups_that_are_drawn_again(tmp_path):
     folder = write_log(tmp_path / "run", {1: credit_columns(
         [10] * 60, np.arange(60), kind=kind.ravel(), log_prob=np.log(p.ravel()),
         collision=p.ravel() ** 2, advantage=advantage.ravel())})
-    tally = tallied(folder)
+    tally = Tally(folder)
     found = tally.over("kind", np.eye(7)[2], 1 - np.eye(7)[2])
 
     def logarithm(groups):
@@ -71,7 +72,7 @@ def test_groups_without_advantages_do_not_make_intervals_narrower(tmp_path):
         [10] * 120, np.repeat(np.arange(60), 2), advantage=advantage, log_prob=np.log(p),
         collision=p**2 + (1 - p) ** 2, kind=rng.integers(0, 3, 1200))})
     tables = tables_of(folder)
-    assert np.isnan(analyze.early_over_late(tallied(folder)).low)
+    assert np.isnan(analyze.early_over_late(Tally(folder)).low)
     for name in ("gradient by kind", "gradient by position"):
         assert {row["difference"] for row in tables[name]} == {"too few"}, name
 
