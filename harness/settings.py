@@ -166,13 +166,9 @@ class Settings:
         return Path(self.out or f"runs/{run_name(self)}")
 
     @property
-    def flags(self) -> dict[str, Flag]:
-        return flags_beside(vars(self))
-
-    @property
     def paths(self) -> dict[str, Path]:
         values = self.to_json()
-        return {name: find_folder(str(values[name])) for name, flag in self.flags.items()
+        return {name: find_folder(str(values[name])) for name, flag in flags_beside(values).items()
                 if flag.is_path and values[name] is not None}
 
     def flags_for(self, function: Choice) -> Json:
