@@ -179,18 +179,17 @@ def rows_of_family(comparison: Comparison, measure: str,
     return rows
 
 
-def steadiness(run: Run) -> list[float] | None:
-    norm = np.array([line["gradient_norm"] for line in run["metrics"] if line["gradient_norm"]])
-    if not len(norm):
-        return None
-    seconds = np.array([line["seconds"] for line in run["metrics"]], float)
-    return [norm[:10].mean(), norm[-10:].mean(), norm.max() / np.median(norm), seconds.mean()]
-
-
 def stability(comparison: Comparison) -> Table:
     rows: list[Row] = []
     for name, arm in comparison.arms.items():
-        if measured := [values for values in map(steadiness, arm.values()) if values]:
+        measured = []
+        for run in arm.values():
+            norm = np.array([line["gradient_norm"] or 0 for line in run["metrics"]])
+            seconds = np.array([line["seconds"] for line in run["metrics"]], float)
+            if len(norm := norm[norm > 0]):
+                measured.append([norm[:10].mean(), norm[-10:].mean(),
+                                 norm.max() / np.median(norm), seconds.mean()])
+        if measured:
             rows.append([name, len(measured), *np.mean(measured, 0).tolist()])
     formats = {"arm": "", "runs": "d", "first": ".3f", "last": ".3f", "peak": ".1f",
                "seconds": ".1f"}

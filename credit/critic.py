@@ -22,7 +22,7 @@ from engine.rollouts import Problem, Rollouts
 from engine.sharded import whole_model
 from engine.tokens import token_bytes
 from harness.flags import Flag
-from qwen2_model import Decoder, Qwen2
+from qwen2_model import Qwen2
 
 Gamma = typing.Annotated[float, Flag(1.0, "discount of later rewards", least=0, most=1)]
 Lambda = typing.Annotated[float, Flag(1.0, "1 trusts the reward, 0 the critic", least=0, most=1)]
@@ -87,11 +87,15 @@ class Head(nn.Linear):
 
 
 class Trunk(nn.Module):
-    """A copy of the model's first layers and a linear value head."""
+    """A copy of the model's first layers, all for 0, and a linear value head."""
 
     def __init__(self, model: Qwen2, layers: int):
         super().__init__()
-        self.decoder = first_layers(model, layers)
+        if layers > len(model.model.layers):
+            raise UserError(f"--critic_layers {layers}: the model has {len(model.model.layers)}")
+        whole = whole_model(model, torch.float32)
+        self.decoder = copy.deepcopy(whole.model).float().requires_grad_()
+        self.decoder.layers = self.decoder.layers[:layers or None]
         self.read = Head(model)
 
     def values(self, rollouts: Rollouts, rows: torch.Tensor) -> torch.Tensor:
@@ -100,16 +104,6 @@ class Trunk(nn.Module):
         hidden = self.decoder(ids, shared.positions, shared).float()
         value: torch.Tensor = self.read(hidden[predicts[rollouts.mask[rows]]])
         return value.squeeze(-1)
-
-
-def first_layers(model: Qwen2, count: int) -> Decoder:
-    """A copy of the model's first layers, all if the count is 0, with its own gradient."""
-    if count > len(model.model.layers):
-        raise UserError(f"--critic_layers {count}: the model has {len(model.model.layers)}")
-    model = whole_model(model, torch.float32)
-    decoder = copy.deepcopy(model.model).float().requires_grad_()
-    decoder.layers = decoder.layers[:count or None]
-    return decoder
 
 
 @advantage

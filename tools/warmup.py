@@ -45,8 +45,8 @@ FLAGS = {
 MUON_RATE, ADAM_RATE = 0.02, 3e-3  # learning rates of the matrices, and of all else
 
 RECIPE: dict = {  # the settings of a run that suit this model; flags override them
-    "prompt": TASK.prompt, "numbers": TASK.numbers, "min_number": TASK.min_number,
-    "max_number": TASK.max_number, "max_target": TASK.max_target, "max_result": TASK.max_result,
+    **{name: getattr(TASK, name) for name in (
+        "prompt", "numbers", "min_number", "max_number", "max_target", "max_result")},
     "learning_rate": 2.5e-4, "questions": 16, "answers": 16, "max_new_tokens": 80,
     "micro_batch": 64, "threads": 1,
     "steps": 100, "eval_every": 50, "eval_tasks": 1500, "checkpoint_every": 25}
