@@ -180,12 +180,15 @@ def refuse_full_folder(path: Path) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Lock a folder, also when it is renamed, for this process; or fail with BlockingIOError."""
+    """Lock a folder for this process, also when it is renamed."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         if sys.platform != "win32":  # there two processes on one folder are not told apart
             import fcntl
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"{path} is being written by another process") from None
         yield
     finally:
         os.close(descriptor)

@@ -9,12 +9,6 @@ from analysis.tally import Tally
 from engine.tokens import KINDS, SECTIONS
 
 
-def early_over_late(rows):
-    """The mean gradient of the first fifth over that of the last."""
-    early = mean_of([r for r in rows if r["middle"] < 0.2], "abs gradient")
-    return early / mean_of([r for r in rows if r["middle"] >= 0.8], "abs gradient")
-
-
 @pytest.fixture(scope="module")
 def log(tmp_path_factory):
     """The tokens of a run, its tally and its tables."""
@@ -41,8 +35,10 @@ def test_ten_position_bins(log):
 
 def test_the_first_fifth_over_the_last(log):
     rows, tally, _ = log
+    early = mean_of([r for r in rows if r["middle"] < 0.2], "abs gradient")
+    late = mean_of([r for r in rows if r["middle"] >= 0.8], "abs gradient")
     finding = analyze.position_gradients(tally).finding
-    assert f"gets {early_over_late(rows):.2f} times the gradient of the last" in finding
+    assert f"gets {early / late:.2f} times the gradient of the last" in finding
 
 
 def test_shares_of_the_gradient(log):
