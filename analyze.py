@@ -16,7 +16,6 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.axes import Axes
 
 from analysis import report
 from analysis.answers import Answer, answers_of
@@ -143,15 +142,11 @@ def learning_curve(run: Run, folder: Path) -> Picture:
     path, caption = save(figure, folder, "learning_curve",
                          "Share of answers that solve their problem, in training and on held-out "
                          "problems (with 95% intervals)")
-    return path, caption, step_scale(axis)
-
-
-def step_scale(axis: Axes) -> str:
-    """Where a mark stands on the picture, in percent of it: at step 0, and from step to step."""
+    # where a mark stands on the picture, in percent of it: at step 0, and from step to step
     box, (low, high) = axis.get_position(), axis.get_xlim()
     step = 100 * box.width / (high - low)
-    return (f"--zero:{100 * box.x0 - low * step:.2f}%;--step:{step:.4f}%;"
-            f"top:{100 - 100 * box.y1:.2f}%;height:{100 * box.height:.2f}%")
+    return path, caption, (f"--zero:{100 * box.x0 - low * step:.2f}%;--step:{step:.4f}%;"
+                           f"top:{100 - 100 * box.y1:.2f}%;height:{100 * box.height:.2f}%")
 
 
 def rewards(tally: Tally) -> Table:

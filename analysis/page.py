@@ -18,7 +18,7 @@ from engine.tokens import KINDS, SECTIONS, TAG
 from harness.files import Json, replace_text
 
 HERE = Path(__file__).resolve().parent
-Picture = tuple[Path, str] | tuple[Path, str, str]  # path, caption; of a curve its step_scale
+Picture = tuple[Path, str] | tuple[Path, str, str]  # path, caption; of a curve its scale
 
 
 def write_page(path: Path, title: str, body: list[str], answers: Sequence[Answer] = (),
@@ -81,7 +81,7 @@ def section_of(table: Table, figures: str = "") -> str:
 
 def figure_of(path: Path, caption: str, scale: str = "") -> str:
     """A picture inside the page. Its caption is read out once, as the text that stands for it.
-    With a `scale` (analyze.step_scale) a mark goes along with the slider."""
+    With a `scale` (analyze.learning_curve) a mark goes along with the slider."""
     data, text = base64.b64encode(path.read_bytes()).decode(), escape(caption)
     mark = f'<span id=mark style="{scale}"></span>' if scale else ""
     return (f'<figure><div class=drawn><img alt="{text}" src="data:image/png;base64,{data}">{mark}'

@@ -51,6 +51,5 @@ def whole_steps(*axes: Axes) -> None:
 
 
 def legend_below(figure: Figure, axis: Axes, ncols: int, title: str = "") -> None:
-    """The legend of an axis below the figure, where no data are."""
     figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=ncols,
                   title=title)

@@ -77,7 +77,6 @@ def headline(run: Run) -> list[Evaluation]:
 
 
 def describe(run: Run, tally: Tally | None) -> str:
-    """The run in a line: its settings, how many tokens are on record."""
     config = run["config"]
     made = (f"{config['mitigation']}, {config.get('advantage', 'grpo')}, seed "
             f"{config.get('seed', 0)}")

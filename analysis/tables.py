@@ -137,7 +137,6 @@ def plain(value: object) -> object:
 
 
 def show(texts: list[str], tables: list[Table]) -> None:
-    """Print what is to be said first, and every table below its title and finding."""
     for text in texts:
         print(textwrap.fill(text, WIDTH) + "\n")
     for table in tables:

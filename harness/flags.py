@@ -185,7 +185,6 @@ def check_values(values: Json, flags: dict[str, Flag]) -> None:
 
 
 def check_file(path: Path, values: Json, flags: dict[str, Flag]) -> None:
-    """The values in a file, of the flags that are among them."""
     for name in values.keys() & flags.keys():
         try:
             check_value(name, values[name], flags[name])

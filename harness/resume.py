@@ -26,7 +26,6 @@ class ResumedRun(Run):
     code: Code  # by which the steps before were made
 
     def prepare(self) -> None:
-        """Read back the trainer's state, and remove what will be made again."""
         if self.checkpoint:
             self.state.load(self.checkpoint)
         processes.barrier()  # until all have read what is changed now

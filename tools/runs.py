@@ -144,7 +144,6 @@ class Runs:
 
 
 def last_line(log: Path) -> str:
-    """The sentence that a run ended with."""
     written = log.read_text(encoding="utf-8", errors="replace").strip()
     return written.split("\n")[-1].strip() or "it printed nothing"
 

@@ -66,7 +66,6 @@ def main(argv: list[str]) -> None:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether it is the folder of a run, not that of a model."""
     config = read_json(folder / "config.json") if is_there(folder / "config.json") else {}
     if "mitigation" not in config and "model_type" not in config:
         raise UserError(f"{folder} is neither a run folder nor a model folder: it has no "

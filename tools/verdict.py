@@ -41,7 +41,6 @@ class Verdict:
             say(textwrap.fill(sentence, 100))
 
     def comparisons(self) -> list[tuple[str, dict, str]]:
-        """What the idea is compared with: a label, the look, the other arm."""
         return [(label + which, look, other)
                 for look, which in zip(self.looks, ("", ", new seeds"))
                 for other, label in OTHERS.items()]

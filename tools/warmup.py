@@ -118,7 +118,8 @@ def train(model: Qwen2, tokenizer: Tokenizer, flags: SimpleNamespace) -> None:
         loss = weighted_loss(model, ids, weights)
         model.zero_grad()
         loss.backward()
-        share = share_of_the_rate(step, flags.steps)
+        # the rate rises for 50 steps, stays, and falls to 0 over the last half
+        share = min(1.0, step / 50, 2 * (1 - (step - 1) / flags.steps))
         adam.param_groups[0]["lr"] = ADAM_RATE * share
         adam.step()
         muon.step(MUON_RATE * share)
@@ -132,11 +133,6 @@ def weighted_loss(model: Qwen2, ids: torch.Tensor, weights: torch.Tensor) -> tor
     logits = model(ids[:, :-1])
     losses = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
     return (losses * weights[:, 1:].flatten()).sum() / weights.sum()
-
-
-def share_of_the_rate(step: int, steps: int) -> float:
-    """Of the learning rate: it rises for 50 steps, stays, and falls to 0 over the last half."""
-    return min(1.0, step / 50, 2 * (1 - (step - 1) / steps))
 
 
 class Muon:
