@@ -16,10 +16,9 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.axes import Axes
 
 from analysis import report
-from analysis.answers import Answer, answers_of, steps_to_show
+from analysis.answers import Answer, answers_of
 from analysis.page import Picture, write_page
 from analysis.plots import BLUE, COLOURS, GREY, ORANGE, legend_below, save, whole_steps
 from analysis.runs import Run, evaluations, read_runs
@@ -27,18 +26,14 @@ from analysis.statistics import mean_over, paired_difference
 from analysis.tables import NOTHING, Columns, Row, Table, by_row, shown
 from analysis.tally import OVER_REST, PARTITIONS, RARE, Tally, early_over_late, rest_columns
 from harness.credit_file import PART
-from harness.files import Json, make_folder, writing
-from harness.identity import Evaluation
+from harness.files import Json, make_folder
 from engine.tokens import KINDS
 from harness.program import run_as_program
 from harness.progress import show_status
 
 FINDINGS = ("gradient by kind", "gradient by section", "gradient by position")  # said in a sentence
 IN_SHORT = ("gradient by kind", "gains")  # the tables that are printed
-A_OR_S = ("a large mean abs(A): such tokens stand in answers with large advantages; a large mean "
-          "s: the model was unsure of them")
-OF_NOISE = ("noise: share of the sum of (A w s)^2. To take it all from some tokens is worth at "
-            "most a batch larger by 1 / (1 - their share)")
+A_OR_S = "abs(A): how large the advantages are; s: how unsure the model was; noise: sum (A w s)^2"
 REST_WORDS = {  # full headings of columns
     "abs(A) w s": "mean size abs(A) w s", "abs(A)": "mean abs(A)", "s": "mean s",
     "over rest": "over all other tokens", "95%": "95% interval"}
@@ -63,13 +58,11 @@ def analyze_run(run: Run, folder: Path, with_all: bool) -> None:
     answers: list[Answer] = []
     if run["steps"]:
         tally = Tally(run["folder"])
-        tally.read(show_status)
-        answers = answers_of(run["folder"], tally.tokenizer, steps_to_show(run["steps"]))
+        answers = answers_of(run["folder"], tally.tokenizer, run["steps"])
     chapters = run_chapters(run, tally)
     make_folder(folder)  # not before it is known that there is something to write
     show_status("pictures and page")
-    with writing(folder):
-        pictures = draw_run(run, tally, folder)
+    pictures = draw_run(run, tally, folder)
     tables = {table.name: table for table in sum(chapters.values(), [])}
     sentences = [f"{report.task_in_words(run['config'])}.", report.describe(run, tally),
                  *report.opening(run)]
@@ -90,7 +83,6 @@ def told(run: Run) -> list[Json]:
 
 
 def run_chapters(run: Run, tally: Tally | None) -> dict[str, list[Table]]:
-    """The tables by what they are about."""
     change, change_title = list[Table](), "What training changed"
     if any(len(evaluations(run, mode)) > 1 for mode, _ in CURVES):
         change.append(gains(run))
@@ -103,7 +95,6 @@ def run_chapters(run: Run, tally: Tally | None) -> dict[str, list[Table]]:
 
 
 def draw_run(run: Run, tally: Tally | None, folder: Path) -> list[Picture]:
-    """The pictures that have something to show."""
     pictures = [learning_curve(run, folder)] if run["metrics"] or run["evaluations"] else []
     if tally and tally.total("all", "abs gradient")[0] > 0:
         pictures += [credit_by_kind(tally, folder), over_training(tally, folder),
@@ -139,7 +130,11 @@ def learning_curve(run: Run, folder: Path) -> Picture:
         axis.plot(*zip(*known), color=GREY, lw=1.0, label="in training")
     for mode, colour in CURVES:
         if lines := evaluations(run, mode):
-            held_out_curve(axis, lines, colour, f"held-out, {mode}")
+            success = np.array([line["success"] for line in lines])
+            bounds = np.array([[line["success_low"], line["success_high"]] for line in lines])
+            axis.errorbar([line["step"] for line in lines], success, np.abs(bounds.T - success),
+                          color=colour, marker="o", ms=3, lw=1.4, capsize=2,
+                          label=f"held-out, {mode}")
     axis.set(xlabel="step", ylabel="share of answers that are right", ylim=(0, 1.03),
              title="Success while training")
     whole_steps(axis)
@@ -147,22 +142,11 @@ def learning_curve(run: Run, folder: Path) -> Picture:
     path, caption = save(figure, folder, "learning_curve",
                          "Share of answers that solve their problem, in training and on held-out "
                          "problems (with 95% intervals)")
-    return path, caption, step_scale(axis)
-
-
-def step_scale(axis: Axes) -> str:
-    """Where a mark stands on the picture, in percent of it: at step 0, and from step to step."""
+    # where a mark stands on the picture, in percent of it: at step 0, and from step to step
     box, (low, high) = axis.get_position(), axis.get_xlim()
     step = 100 * box.width / (high - low)
-    return (f"--zero:{100 * box.x0 - low * step:.2f}%;--step:{step:.4f}%;"
-            f"top:{100 - 100 * box.y1:.2f}%;height:{100 * box.height:.2f}%")
-
-
-def held_out_curve(axis: Axes, lines: list[Evaluation], colour: str, label: str) -> None:
-    success = np.array([line["success"] for line in lines])
-    bounds = np.array([[line["success_low"], line["success_high"]] for line in lines])
-    axis.errorbar([line["step"] for line in lines], success, np.abs(bounds.T - success),
-                  color=colour, marker="o", ms=3, lw=1.4, capsize=2, label=label)
+    return path, caption, (f"--zero:{100 * box.x0 - low * step:.2f}%;--step:{step:.4f}%;"
+                           f"top:{100 - 100 * box.y1:.2f}%;height:{100 * box.height:.2f}%")
 
 
 def rewards(tally: Tally) -> Table:
@@ -199,16 +183,16 @@ def growth(run: Run, tally: Tally) -> Table:
 
 def forks(tally: Tally) -> Table:
     """Single tokens: where the model was least sure what to write, and where it was surest."""
-    words, count = tally.vocabulary, tally.vocabulary.kinds.sum(1)
+    count = tally.kinds_of_id.sum(1)
     common = np.flatnonzero(count >= max(10, 0.0005 * tally.tokens))
-    means = {name: total[common] / count[common] for name, total in words.sums.items()}
+    means = {name: total[common] / count[common] for name, total in tally.of_id.items()}
     order = np.argsort(-means["entropy"])
     chosen = np.concatenate([order[:10], order[::-1][:10]])
     ids, half = common[chosen], len(chosen) // 2
     texts = [tally.tokenizer.decode([i], skip_special_tokens=False) for i in ids.tolist()]
     columns: Columns = {"": ("", ["forking"] * half + ["following"] * half),
                "token": ("", list(map(repr, texts))),
-               "kind": ("", [KINDS[k] for k in words.kinds[ids].argmax(1)]),
+               "kind": ("", [KINDS[k] for k in tally.kinds_of_id[ids].argmax(1)]),
                "count": (",.0f", count[ids]),
                "entropy": (".3f", means["entropy"][chosen]),
                "log p": (".3f", means["log_prob"][chosen]),
@@ -222,7 +206,6 @@ def forks(tally: Tally) -> Table:
 
 
 def over_training(tally: Tally, folder: Path) -> Picture:
-    """The share of each kind."""
     figure, axis = plt.subplots()
     sizes = tally.by_block("kind", "abs gradient")
     shares_of = sizes / sizes.sum(1, keepdims=True).clip(1e-300)
@@ -260,12 +243,11 @@ def class_gradients(tally: Tally, partition: str) -> Table:
                    f"for {tokens[most] / tally.tokens:.1%} of the tokens.")
     title = "kind of token" if partition == "kind" else partition
     return Table(f"gradient by {partition}", f"Where the gradient went, by {title}", columns,
-                 finding, [OVER_REST, A_OR_S, OF_NOISE],
+                 finding, [OVER_REST, A_OR_S],
                  {**REST_WORDS, "tokens": "share of the tokens", "gradient": "of the gradient"})
 
 
 def credit_by_kind(tally: Tally, folder: Path) -> Picture:
-    """Share of the tokens beside share of the gradient."""
     tokens, gradient = tally.count("kind") / tally.tokens, tally.shares("kind")
     used = np.flatnonzero(tally.is_common("kind"))
     figure, axis = plt.subplots(figsize=(5.6, 3.8))
@@ -288,7 +270,6 @@ def credit_by_kind(tally: Tally, folder: Path) -> Picture:
 
 
 def position_gradients(tally: Tally) -> Table:
-    """And how much more gradient the beginning of an answer gets than its end."""
     early = early_over_late(tally)
     parts = [f"{10 * i}-{10 * i + 10}%" for i in range(10)]
     columns: Columns = {"bin": ("", parts),
@@ -320,12 +301,11 @@ def compare_runs(runs: list[Run], folder: Path, baseline: str | None, with_all: 
     """The arms of the runs that can be compared; what differs between the others is said."""
     from analysis.arms import Comparison, comparable, finished
     from analysis.compare import chapters_of, learning_curves
-    chosen, left_out = comparable(finished(runs), baseline)
+    chosen, left_out = comparable(finished(runs))
     comparison = Comparison(chosen, baseline)
-    chapters = chapters_of(comparison, show_status)
+    chapters = chapters_of(comparison)
     make_folder(folder)
-    with writing(folder):
-        pictures = [learning_curves(comparison, folder)]
+    pictures = [learning_curves(comparison, folder)]
     intro = [report.compared(comparison.runs), *comparison.twins, *left_out]
     page = report.comparison_page(intro, chapters, pictures)
     write_page(folder / "report.html", "Runs compared", page)

@@ -200,7 +200,6 @@ class Task:
         return Problem(tuple(numbers), target)
 
     def score(self, problem: Problem, text: str) -> dict[str, float]:
-        """The reward of any string, and its parts."""
         opened = "<think>" if PROMPTS[self.prompt][0].endswith("<think>") else ""
         well_formed = format_score(text, opened)
         expression = between(text, "<answer>", "</answer>")

@@ -44,7 +44,6 @@ Numbers = dict[str, Value | list[Value]]  # a list has one for each token
 
 
 def stages(config: Mapping[str, object]) -> list[Stage]:
-    """The lines of a run of these settings."""
     s = settings_of(config)
     is_own = not {"imported", "trainer"} & config.keys()
     task = task_of(config) if is_own else None

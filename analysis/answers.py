@@ -46,22 +46,17 @@ class Answer(TypedDict):
     stages: NotRequired[list[Stage]]
 
 
-def steps_to_show(steps: list[int]) -> list[int]:
-    """Those whose answers the page shows, evenly spaced."""
-    places = {round(place) for place in np.linspace(0, len(steps) - 1, STEPS)}
-    return [steps[place] for place in sorted(places)]
-
-
 def answers_of(run: Path, tokenizer: Tokenizer, steps: list[int],
                most_tokens: int = PER_PAGE) -> list[Answer]:
-    """What the viewer shows of each step: as many answers as fit, and never less than two, those
-    of groups with different rewards first."""
+    """What the viewer shows of steps that are evenly spaced: as many answers as fit, and never less
+    than two, those of groups with different rewards first."""
     answers: list[Answer] = []
     config, metrics = run_config(run), metrics_by_step(run)
-    for step in steps:
+    places = {round(place) for place in np.linspace(0, len(steps) - 1, STEPS)}
+    for step in (steps[place] for place in sorted(places)):
         tokens = read_tokens(run, step)
         order = np.concatenate(groups_in_order(tokens))
-        room = most_tokens // len(steps)
+        room = most_tokens // len(places)
         fitting = int((np.cumsum(tokens["length"][order]) <= room).sum())
         answers += [answer_of(tokens, tokenizer, config, metrics.get(step), step, b)
                     for b in order[:max(2, fitting)].tolist()]

@@ -6,14 +6,13 @@ said, and they are left out. An arm is runs that differ in nothing but their see
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 
 from analysis.runs import PLAIN, Run, is_done, steps_done, task_of
 from engine.choices import NEVER_RESCALED
 from engine.errors import UserError
 from harness.files import Json
 from harness.flags import Flag, fields_as_flags, parameters_as_flags
-from harness.settings import METHODS, NOT_SETTINGS, OPTIONS
+from harness.settings import METHODS, NOT_SETTINGS, OPTIONS, has_effect
 
 SETTING = ("model", "task", "reward", "steps", "questions", "answers", "max_new_tokens",
            "temperature")  # and the flags of the task
@@ -41,17 +40,17 @@ def effective_settings(config: Mapping[str, object]) -> Json:
     for axis, choices in METHODS.items():
         name = str(config.get(axis, OPTIONS[axis].default))
         flags |= parameters_as_flags(choices[name]) if name in choices else {}
-    settings = {**{name: flag.default for name, flag in flags.items()}, **config}
-    chosen = SimpleNamespace(**settings)
-    idle = {name for name, flag in flags.items() if flag.requires and not flag.requires[0](chosen)}
+    settings = {**{name: flag.default for name, flag in flags.items()}, "kinds": "token", **config}
+    idle = {name for name, flag in flags.items() if not has_effect(flag, settings)}
     idle |= set(NOT_SETTINGS) - {"reward", "trainer"}
+    if config["mitigation"] == "by_kind":  # two kinds of it are two arms
+        idle.discard("kinds")
     if config["mitigation"] in NEVER_RESCALED:
         idle.add("rescale")
     return {name: value for name, value in settings.items() if name not in idle}
 
 
 def task_flags(config: Mapping[str, object]) -> dict[str, Flag]:
-    """The flags of a run's task; none if its module is not there any more."""
     task = task_of(config)
     return fields_as_flags(task) if task else {}
 
@@ -65,7 +64,6 @@ def setting_of(run: Run) -> Json:
 
 
 def arm_of(run: Run) -> Json:
-    """What the runs of an arm have in common, beside the setting."""
     settings = effective_settings(run["config"])
     aside = (*SETTING, *ASIDE, *task_flags(run["config"]))
     return {name: value for name, value in settings.items() if name not in aside}
@@ -78,12 +76,11 @@ def alike(runs: list[Run], of: Callable[[Run], Json]) -> list[list[Run]]:
     return [[run for mine, run in found if mine == common] for common in different]
 
 
-def comparable(runs: list[Run], baseline: str | None) -> tuple[list[Run], list[str]]:
-    """The largest set of runs that can be compared, of evaluated ones before others, or that of
-    the named run; and of those left out, in a sentence, why."""
+def comparable(runs: list[Run]) -> tuple[list[Run], list[str]]:
+    """The largest set of runs that can be compared, of evaluated ones before others; and of those
+    left out, in a sentence, why."""
     sets = alike(runs, setting_of)
-    named = [part for part in sets if any(is_called(run, baseline) for run in part)]
-    chosen = max(named or sets, key=lambda part: (bool(part[0]["evaluations"]), len(part)))
+    chosen = max(sets, key=lambda part: (bool(part[0]["evaluations"]), len(part)))
     here = setting_of(chosen[0])
     reasons: list[str] = []
     for part in sets:
@@ -93,13 +90,6 @@ def comparable(runs: list[Run], baseline: str | None) -> tuple[list[Run], list[s
         folders = ", ".join(run["folder"].name for run in part)
         reasons += [f"{folders} ({', '.join(different)})"] * bool(different)
     return chosen, [f"Not comparable, so left out: {'; '.join(reasons)}."] * bool(reasons)
-
-
-def is_called(run: Run, wanted: str | None) -> bool:
-    """By its name, or by a path to it."""
-    folder = run["folder"]
-    return wanted is not None and (wanted == folder.name
-                                   or Path(wanted).resolve() == folder.resolve())
 
 
 def name_of(mine: Json, settings: list[Json]) -> str:
@@ -130,28 +120,21 @@ class Comparison:
                 if kept is not run:
                     self.twins.append(f"{run['folder'].name} has the settings and the seed of "
                                       f"{kept['folder'].name}, so it is left out.")
-        self.baseline = self.arm_named(baseline) if baseline else self.usual_baseline()
+        if baseline and baseline not in self.arms:
+            raise UserError(f"--baseline {baseline} is none of the arms: {', '.join(self.arms)}")
+        self.baseline = baseline or self.usual_baseline()
         self.arms = {self.baseline: self.arms.pop(self.baseline), **self.arms}
 
     @property
     def runs(self) -> list[Run]:
         return [run for arm in self.arms.values() for run in arm.values()]
 
-    def arm_named(self, wanted: str) -> str:
-        """The arm of this name, or with a run of this name or folder."""
-        for name, arm in self.arms.items():
-            if wanted == name or any(is_called(run, wanted) for run in arm.values()):
-                return name
-        raise UserError(f"--baseline {wanted} is neither one of these runs nor one of the arms: "
-                        f"{', '.join(self.arms)}")
-
     def usual_baseline(self) -> str:
-        """Plain GRPO, otherwise the first arm."""
         plain = [name for name in self.arms
                  if PLAIN.items() <= {**PLAIN, **self.one_of(name)["config"]}.items()]
         if len(plain) > 1 and "none" not in plain:
             raise UserError(f"which arm is the baseline: {' or '.join(plain)}? Say so with "
-                            "--baseline and the name of a run or an arm")
+                            "--baseline and the name of an arm")
         return "none" if "none" in plain else (plain or list(self.arms))[0]
 
     def one_of(self, name: str) -> Run:

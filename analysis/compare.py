@@ -5,7 +5,6 @@ is the mean success of all answers of the training, paired by seed: it counts ea
 a seed's problems bring to both arms cancels. Of a few thousand answers that is a third to a tenth
 of the noise of one evaluation at the end, which stands beside it as what was learned.
 """
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -23,7 +22,6 @@ from analysis.tally import Tally
 from engine.tokens import KINDS, SECTIONS
 from harness.identity import Evaluation
 
-Status = Callable[[str], None]  # shows how far it is
 IN_TRAINING, AT_THE_END = MEASURES = ("success in training", "held-out success at the end")
 MOST_REPEATED = 0.1  # share of the problems that were asked before
 SEEN = 0.05
@@ -32,15 +30,13 @@ NOTES = {
     IN_TRAINING: "the mean over all answers that training sampled, by seed; interval: Student's t "
                  "over the seeds",
     AT_THE_END: "sampled; interval: Student's t, over seeds and held-out problems; with one seed "
-                "over problems alone. All runs answer the held-out problems with the same random "
-                "numbers, whatever their seed"}
+                "over problems alone"}
 HOLM = ("the verdict goes by Holm's p, over all arms of the table; could see: the difference that "
         "80 of 100 such experiments would see, itself an estimate from few seeds")
 PLACEBO_NOTE = "a row with a minus: an arm against its own placebo; Holm's correction apart"
 
 
-def chapters_of(comparison: Comparison,
-                status: Status = lambda text: None) -> dict[str, list[Table]]:
+def chapters_of(comparison: Comparison) -> dict[str, list[Table]]:
     """The tables by what they are about; the first chapter decides, the others explore."""
     tables = [arms_table(comparison)]
     if len(comparison.arms) > 1:
@@ -49,7 +45,7 @@ def chapters_of(comparison: Comparison,
                    for measure in sorted(MEASURES, key=lambda name: name != deciding)]
     return {"Which arm is better": tables,
             "Stability and cost": [stability(comparison)],
-            "Where the gradient went": [shares_table(comparison, status)]}
+            "Where the gradient went": [shares_table(comparison)]}
 
 
 def arms_table(comparison: Comparison) -> Table:
@@ -69,7 +65,6 @@ def arms_table(comparison: Comparison) -> Table:
 
 
 def final_lines(runs: list[Run], mode: str) -> list[Evaluation]:
-    """Their evaluations after the last step."""
     return [line for run in runs for line in evaluations(run, mode)
             if line["step"] == run["config"]["steps"]]
 
@@ -184,19 +179,17 @@ def rows_of_family(comparison: Comparison, measure: str,
     return rows
 
 
-def steadiness(run: Run) -> list[float] | None:
-    """How the gradient norm of a run moved; seconds a step."""
-    norm = np.array([line["gradient_norm"] for line in run["metrics"] if line["gradient_norm"]])
-    if not len(norm):
-        return None
-    seconds = np.array([line["seconds"] for line in run["metrics"]], float)
-    return [norm[:10].mean(), norm[-10:].mean(), norm.max() / np.median(norm), seconds.mean()]
-
-
 def stability(comparison: Comparison) -> Table:
     rows: list[Row] = []
     for name, arm in comparison.arms.items():
-        if measured := [values for values in map(steadiness, arm.values()) if values]:
+        measured = []
+        for run in arm.values():
+            norm = np.array([line["gradient_norm"] or 0 for line in run["metrics"]])
+            seconds = np.array([line["seconds"] for line in run["metrics"]], float)
+            if len(norm := norm[norm > 0]):
+                measured.append([norm[:10].mean(), norm[-10:].mean(),
+                                 norm.max() / np.median(norm), seconds.mean()])
+        if measured:
             rows.append([name, len(measured), *np.mean(measured, 0).tolist()])
     formats = {"arm": "", "runs": "d", "first": ".3f", "last": ".3f", "peak": ".1f",
                "seconds": ".1f"}
@@ -206,19 +199,12 @@ def stability(comparison: Comparison) -> Table:
                   "seconds": "seconds a step"})
 
 
-def credit_of(run: Run, status: Status) -> Floats:
-    """The share of the gradient, weights included, of each kind, of think and of answer."""
-    tally = Tally(run["folder"])
-    tally.read(status)
-    return np.concatenate([tally.shares("kind"), tally.shares("section")[1:]])
-
-
-def shares_table(comparison: Comparison, status: Status = lambda text: None) -> Table:
-    """Where the gradient lies in each arm."""
+def shares_table(comparison: Comparison) -> Table:
     rows: list[Row] = []
     for name, arm in comparison.arms.items():
-        shares = [credit_of(run, status) for run in arm.values() if run["steps"]]
-        if shares:
+        tallies = [Tally(run["folder"]) for run in arm.values() if run["steps"]]
+        if tallies:
+            shares = [[*one.shares("kind"), *one.shares("section")[1:]] for one in tallies]
             rows.append([name, *np.mean(shares, 0).tolist()])
     formats = {"arm": "", **dict.fromkeys((*KINDS, *SECTIONS[1:]), ".0%")}
     return Table("credit by class", "Share of the gradient abs(A) w s by kind and section",
@@ -244,6 +230,8 @@ def learning_curves(comparison: Comparison, folder: Path) -> tuple[Path, str]:
     right.set(xlabel="step", ylabel="gradient norm before clipping", yscale="log",
               title="Gradient norm")
     right.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # it may span less than a decade
+    right.yaxis.set_major_formatter("{x:g}")
+    right.yaxis.set_minor_formatter("")
     whole_steps(left, middle, right)
     legend_below(figure, middle, ncols=min(3, len(comparison.arms)))
     caption = f"How each arm learned, smoothed over {WINDOW} steps where there are twice as many"
@@ -268,7 +256,6 @@ def seeds_and_mean(axis: Axes, runs: list[Run], key: Literal["success", "gradien
 
 
 def held_out_means(axis: Axes, runs: list[Run], style: Style) -> None:
-    """Means and intervals over the curves of single seeds."""
     by_step: dict[int, list[float]] = {}
     for run in runs:
         lines = evaluations(run, "sampled")

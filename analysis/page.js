@@ -6,12 +6,9 @@ const { answers, evaluations, SECTIONS, KINDS, TAG, MEANING } = JSON.parse($('da
 const STAGES = answers[0]?.stages ?? [];
 const quantities = Object.keys(answers[0]?.values ?? {})  // those that are known of any token
   .filter(name => answers.some(answer => answer.values[name].some(value => value !== null)));
-const stops = unique([...evaluations, ...answers], 'step');
+const stops = [...new Set([...evaluations, ...answers].map(line => line.step))]
+  .sort((a, b) => a - b);
 const BLUE = 'var(--blue)', ORANGE = 'var(--orange)', YELLOW = 'var(--yellow)';
-
-function unique(lines, key) {
-  return [...new Set(lines.map(line => line[key]))].sort((a, b) => a - b);
-}
 
 // Of lines with a step; the earlier of two.
 function nearest(lines, step) {
@@ -43,10 +40,6 @@ function shade(value, most) {
   return `rgba(${value < 0 ? ORANGE : BLUE},${strength(Math.abs(value) / most)})`;
 }
 
-function hasReward(answer, wanted) {
-  return wanted === 'all' || (wanted === 'solved') === (answer.answer > 0);
-}
-
 function tokenSpan(text, title, colour, name = '') {
   const span = element('span', name, text.replaceAll('\n', '\u21b5\n'));
   span.title = title;
@@ -54,19 +47,13 @@ function tokenSpan(text, title, colour, name = '') {
   return span;
 }
 
-function classOf(answer, t) {
-  return `s${answer.section[t]}${answer.kind[t] === TAG ? ' tag' : ''}`;
-}
-
 // Held-out answers get no gradient: 1 - p says how unsure the model was of a token.
-function unsureSpan(text, logProb) {
-  const p = Math.exp(logProb);
-  return tokenSpan(text, `p = ${p.toPrecision(2)}`, `rgba(${YELLOW},${strength(1 - p)})`);
-}
-
 function toldAnswer(shown) {
   const is = shown.answer ? 'right' : 'wrong';
-  const tokens = shown.texts.map((text, t) => unsureSpan(text, shown.log_prob[t]));
+  const tokens = shown.texts.map((text, t) => {
+    const p = Math.exp(shown.log_prob[t]);
+    return tokenSpan(text, `p = ${p.toPrecision(2)}`, `rgba(${YELLOW},${strength(1 - p)})`);
+  });
   return element('div', 'one', element('span', is, is), ` ${shown.problem}`,
                  element('div', 'tokens', ...tokens));
 }
@@ -140,7 +127,8 @@ class Pane {
 
   choose(step) {
     this.step = step;
-    this.shown = answers.filter(a => a.step === step && hasReward(a, this.reward));
+    this.shown = answers.filter(a => a.step === step
+      && (this.reward === 'all' || (this.reward === 'solved') === (a.answer > 0)));
     this.at = 0;
     this.draw();
   }
@@ -168,7 +156,7 @@ class Pane {
     this.spans = answer.texts.map((text, t) => {
       const value = answer.values[name][t];
       return tokenSpan(text, `${name} ${value ?? 'unknown'}`, shade(value, limit[name]),
-                       classOf(answer, t));
+                       `s${answer.section[t]}${answer.kind[t] === TAG ? ' tag' : ''}`);
     });
     this.part('tokens').append(...this.spans);
   }

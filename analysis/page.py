@@ -18,7 +18,7 @@ from engine.tokens import KINDS, SECTIONS, TAG
 from harness.files import Json, replace_text
 
 HERE = Path(__file__).resolve().parent
-Picture = tuple[Path, str] | tuple[Path, str, str]  # path, caption; of a curve its step_scale
+Picture = tuple[Path, str] | tuple[Path, str, str]  # path, caption; of a curve its scale
 
 
 def write_page(path: Path, title: str, body: list[str], answers: Sequence[Answer] = (),
@@ -64,10 +64,12 @@ def anchor(name: str) -> str:
 
 
 def section_of(table: Table, figures: str = "") -> str:
-    """A table with its heading, finding, notes, and the figures that go with it."""
     name, title = anchor(table.name), escape(table.title)
     sides = ["" if is_text else " class=n" for is_text in table.texts()]  # numbers on the right
-    rows = "".join(table_row(cells, sides) for cells in table.cells())
+    rows = ""
+    for cells in table.cells():  # the first one says what the row is about
+        first, *others = [f"{side}>{escape(cell)}" for cell, side in zip(cells, sides)]
+        rows += f"<tr><th scope=row{first}</th>{''.join(f'<td{one}</td>' for one in others)}</tr>"
     head = "".join(f"<th scope=col{side}>{escape(text)}</th>"
                    for text, side in zip(table.heads(), sides))
     finding = paragraphs(table.finding.splitlines(), "finding")
@@ -77,15 +79,9 @@ def section_of(table: Table, figures: str = "") -> str:
             f"{paragraphs(table.notes, 'note')}{figures}</section>")
 
 
-def table_row(cells: list[str], sides: list[str]) -> str:
-    """The first cell says what the row is about."""
-    first, *others = [f"{side}>{escape(cell)}" for cell, side in zip(cells, sides)]
-    return f"<tr><th scope=row{first}</th>{''.join(f'<td{cell}</td>' for cell in others)}</tr>"
-
-
 def figure_of(path: Path, caption: str, scale: str = "") -> str:
     """A picture inside the page. Its caption is read out once, as the text that stands for it.
-    With a `scale` (analyze.step_scale) a mark goes along with the slider."""
+    With a `scale` (analyze.learning_curve) a mark goes along with the slider."""
     data, text = base64.b64encode(path.read_bytes()).decode(), escape(caption)
     mark = f'<span id=mark style="{scale}"></span>' if scale else ""
     return (f'<figure><div class=drawn><img alt="{text}" src="data:image/png;base64,{data}">{mark}'

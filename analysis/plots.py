@@ -8,7 +8,6 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogFormatter, NullFormatter
 
 from harness.files import whole_file
 
@@ -34,22 +33,10 @@ def save(figure: Figure, folder: Path, name: str, caption: str,
          shows: str = "") -> tuple[Path, str]:
     """Path and caption of the picture, which appears whole or not at all. `shows` is kept in it."""
     path = folder / f"{name}.png"
-    plain_log_ticks(figure)
     with whole_file(path) as unfinished:
         figure.savefig(unfinished, dpi=DPI, format="png", metadata={"Shows": shows})
     plt.close(figure)
     return path, caption
-
-
-def plain_log_ticks(figure: Figure) -> None:
-    """Ticks of logarithmic axes as plain numbers: matplotlib writes them as mathematics."""
-    for axes in figure.axes:
-        for axis in (axes.xaxis, axes.yaxis):
-            is_usual = isinstance(axis.get_major_formatter(), LogFormatter)
-            if axis.get_scale() == "log" and is_usual:
-                axis.set_major_formatter(FuncFormatter(
-                    lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
-                axis.set_minor_formatter(NullFormatter())
 
 
 def style_of(number: int) -> Style:
@@ -64,6 +51,5 @@ def whole_steps(*axes: Axes) -> None:
 
 
 def legend_below(figure: Figure, axis: Axes, ncols: int, title: str = "") -> None:
-    """The legend of an axis below the figure, where no data are."""
     figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=ncols,
                   title=title)

@@ -25,8 +25,7 @@ PLACES = {  # the table of the page that a picture stands below; two others have
 FLAGS = {
     "output_dir": Flag(None, "folder for pictures and report.html; by default analysis/ in the "
                        "run, or comparison/ beside the runs"),
-    "baseline": Flag(None, "what the others are compared with: the name of an arm, or one of its "
-                     "runs (default: plain GRPO)")}
+    "baseline": Flag(None, "the arm that the others are compared with (default: plain GRPO)")}
 
 
 def read_flags(argv: list[str], description: str) -> SimpleNamespace:
@@ -40,7 +39,6 @@ def read_flags(argv: list[str], description: str) -> SimpleNamespace:
 
 
 def compared(runs: list[Run]) -> str:
-    """What runs that are compared have in common."""
     config, lines = runs[0]["config"], runs[0]["evaluations"]
     success = (f"Held-out success is that on the same {len(lines[0]['answer']):,} problems, which "
                "none of the runs trained on." if lines
@@ -75,12 +73,10 @@ def opening(run: Run) -> list[str]:
 
 
 def headline(run: Run) -> list[Evaluation]:
-    """The evaluations that are spoken of."""
     return evaluations(run, "sampled") or evaluations(run, "greedy")
 
 
 def describe(run: Run, tally: Tally | None) -> str:
-    """The run in a line: its settings, how many tokens are on record."""
     config = run["config"]
     made = (f"{config['mitigation']}, {config.get('advantage', 'grpo')}, seed "
             f"{config.get('seed', 0)}")
@@ -131,7 +127,6 @@ def folded_chapters(chapters: dict[str, list[Table]], figures: dict[str, str]) -
 
 
 def chapter_body(title: str, tables: list[Table], figures: dict[str, str]) -> list[str]:
-    """Tables, the figures of PLACES below them."""
     return [paragraphs(LEGENDS.get(title, []), "note"),
             *(section_of(table, figures.get(PLACES.get(table.name, ""), "")) for table in tables)]
 

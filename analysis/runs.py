@@ -102,7 +102,6 @@ def steps_done(run: Run) -> int:
 
 
 def is_done(run: Run) -> bool:
-    """Whether it has all its steps, and their evaluations."""
     steps = run["config"]["steps"]
     missing = missing_evaluations(run["config"], run["evaluations"], steps, steps)
     return steps_done(run) >= steps and not missing

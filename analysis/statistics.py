@@ -60,17 +60,13 @@ def estimate(value: float, error: float, df: float, tests: int = 1) -> Estimate:
 
 
 @cache
-def needed(df: float, tests: int) -> Floats:
-    """Of 40,000 experiments, how many standard errors an effect must have to be found at 5% over so
-    many tests. The error is itself estimated: chance is drawn for both."""
+def detectable(df: float, tests: int = 1) -> float:
+    """How many standard errors an effect must have to be found in 80 of 100 experiments, at 5% over
+    so many tests. The error is itself estimated: chance is drawn for both."""
     rng = np.random.default_rng(0)
     spread = np.sqrt(rng.chisquare(df, 40_000) / df)
-    return student_quantile(1 - 0.025 / tests, df) * spread - rng.normal(size=40_000)
-
-
-def detectable(df: float, tests: int = 1) -> float:
-    """How many standard errors an effect must have to be found in 80 of 100 experiments."""
-    return float(np.quantile(needed(df, tests), 0.8))
+    needed = student_quantile(1 - 0.025 / tests, df) * spread - rng.normal(size=40_000)
+    return float(np.quantile(needed, 0.8))
 
 
 def ratio(logarithm: float, error: float, groups: int) -> Estimate:
@@ -155,12 +151,11 @@ def level_that_reaches(distance: float, reach: Callable[[float], float]) -> floa
     return high
 
 
-def verdicts(estimates: list[Estimate], words: tuple[str, str] = ("more", "less"),
-             null: float = 1.0) -> list[str]:
+def verdicts(ratios: list[Estimate]) -> list[str]:
     """A word for each row of a table, by Holm: with nothing behind any of them, 95 of 100 tables
     say nothing."""
     found = []
-    for one, p in zip(estimates, holm([one.p for one in estimates])):
-        seen = words[one.value <= null] if p < 0.05 else "none seen"
+    for one, p in zip(ratios, holm([one.p for one in ratios])):
+        seen = ("more" if one.value > 1 else "less") if p < 0.05 else "none seen"
         found.append(seen if np.isfinite(p) else "too few")
     return found

@@ -102,7 +102,6 @@ def lines_of(row: list[str], widths: list[int], left: list[bool]) -> str:
 
 
 def by_row(formats: dict[str, str], rows: Iterable[Collection[Cell]]) -> Columns:
-    """The columns of a table whose rows are at hand."""
     columns: dict[str, tuple[str, Row]] = {name: (spec, []) for name, spec in formats.items()}
     for row in rows:
         for (_, values), value in zip(columns.values(), row, strict=True):
@@ -138,7 +137,6 @@ def plain(value: object) -> object:
 
 
 def show(texts: list[str], tables: list[Table]) -> None:
-    """Print what is to be said first, and every table below its title and finding."""
     for text in texts:
         print(textwrap.fill(text, WIDTH) + "\n")
     for table in tables:
@@ -157,6 +155,5 @@ def show_in_short(texts: list[str], tables: list[Table]) -> None:
 
 
 def item_of(text: str) -> list[str]:
-    """One entry of a list."""
     lines = textwrap.wrap(text, WIDTH - 2, break_on_hyphens=False)
     return [f"{'  ' if number else '- '}{line}" for number, line in enumerate(lines)]

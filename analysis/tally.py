@@ -1,9 +1,8 @@
 """From the credit files of a run to sums over its tokens: a step in memory at a time.
 
     tally = Tally(run)
-    tally.read()
     tally.mean("kind", "abs gradient")      # (7,) the mean size of each kind of token's gradient
-    over_the_rest(tally, "kind")            # of each kind over all other tokens, with intervals
+    rest_columns(tally, "kind", range(7))   # of each kind over all other tokens, with intervals
 
 A is the advantage of a token, w its weight, p its probability. The gradient at the logits is
 `A w (onehot - p)`, of size `abs(A) w s` with s = norm(onehot - p) (grpo.gradient_size).
@@ -12,12 +11,11 @@ Sums are made by blocks of training. Beside them stand the sums over groups of t
 group's own sums: what varies is the group, and from these products the intervals follow.
 """
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 
 from analysis.statistics import Estimate, Floats, ratio, verdicts
 from analysis.tables import Columns
@@ -25,6 +23,7 @@ from engine.errors import UserError
 from engine.tokens import KINDS, SECTIONS, load_tokenizer
 from grpo import gradient_size
 from harness.credit_reading import credit_steps, read_columns
+from harness.progress import show_status
 
 Tokens = dict[str, np.ndarray]  # a step's columns, one value a token, answer or problem
 Blocks = slice | np.ndarray
@@ -58,38 +57,24 @@ def read_tokens(run: Path, step: int) -> Tokens:
                      "squared gradient": tokens["gradient"] ** 2}
 
 
-class Vocabulary:
-    """Of each token id: what is summed, and how often it was of each kind. A model can have more
-    tokens than its tokenizer, since embeddings are padded, but not ever so many."""
-
-    def __init__(self, tokenizer: Tokenizer):
-        self.size = 2 * tokenizer.get_vocab_size() + 4096
-        self.sums = {name: np.zeros(self.size) for name in OF_AN_ID}
-        self.kinds = np.zeros((self.size, len(KINDS)))
-
-    def add(self, tokens: Tokens) -> None:
-        ids = tokens["token_id"].astype(np.int64)
-        for name, total in self.sums.items():
-            total += np.bincount(ids, tokens[name], self.size)
-        id_and_kind = ids * len(KINDS) + tokens["kind"]
-        self.kinds += np.bincount(id_and_kind, minlength=self.kinds.size).reshape(self.kinds.shape)
-
-
 class Tally:
     """What is known of a run: of[partition][block, cell, measure], and for OF_A_MEAN the
     products[partition][cell and measure, cell and measure]."""
 
     def __init__(self, run: Path):
-        self.run, self.steps = Path(run), credit_steps(run)
+        self.steps = credit_steps(run)
         if not self.steps:
             raise UserError(f"{run} has no credit files yet")
-        self.tokenizer = load_tokenizer(self.run)
+        self.tokenizer = load_tokenizer(run)
         self.blocks = np.array_split(np.array(self.steps), min(BLOCKS, len(self.steps)))
         self.tokens, self.groups = 0, 0
         self.answers = np.zeros(len(self.blocks), np.int64)
         self.flat_answers = np.zeros(len(self.blocks))  # in groups of equal rewards; nan: unknown
         self.rewards: Counter[str] = Counter()  # of each part: its sum over answers
-        self.vocabulary = Vocabulary(self.tokenizer)
+        # a model can have more tokens than its tokenizer, since embeddings are padded
+        ids = 2 * self.tokenizer.get_vocab_size() + 4096
+        self.of_id = {name: np.zeros(ids) for name in OF_AN_ID}
+        self.kinds_of_id = np.zeros((ids, len(KINDS)))  # how often it was of each kind
         self.of: dict[str, Floats] = {}
         self.products: dict[str, Floats] = {}
         self.live: dict[str, np.ndarray] = {}  # groups with advantages in a cell
@@ -98,11 +83,10 @@ class Tally:
             self.products[name] = np.zeros((len(OF_A_MEAN) * len(cells),) * 2)
             self.live[name] = np.zeros(len(cells), np.int64)
 
-    def read(self, status: Callable[[str], None] = lambda text: None) -> None:
         for block, steps in enumerate(self.blocks):
             for step in steps.tolist():
-                status(f"{self.run.name}: step {step} of {self.steps[-1]}")
-                self.add(read_tokens(self.run, step), block)
+                show_status(f"{Path(run).name}: step {step} of {self.steps[-1]}")
+                self.add(read_tokens(run, step), block)
 
     def add(self, tokens: Tokens, block: int) -> None:
         groups = [tokens["reward"][tokens["group"] == g] for g in np.unique(tokens["group"])]
@@ -114,16 +98,22 @@ class Tally:
         parts = [name for name in tokens if name.startswith("reward")]
         self.rewards.update({name: float(tokens[name].sum()) for name in parts})
         self.add_sums(tokens, block)
-        self.vocabulary.add(tokens)
+        ids, kinds = tokens["token_id"].astype(np.int64), self.kinds_of_id
+        for name, of_id in self.of_id.items():
+            of_id += np.bincount(ids, tokens[name], len(of_id))
+        id_and_kind = ids * len(KINDS) + tokens["kind"]
+        kinds += np.bincount(id_and_kind, minlength=kinds.size).reshape(kinds.shape)
 
     def add_sums(self, tokens: Tokens, block: int) -> None:
         groups, group = np.unique(tokens["group"][tokens["answer"]], return_inverse=True)
-        measured = [tokens[name] if name != "tokens" else None for name in MEASURES]
+        measured = [tokens[name] if name != "tokens" else None for name in MEASURES]  # counted
         cells = {"all": np.zeros_like(tokens["kind"]), "kind": tokens["kind"],
                  "section": tokens["section"], "position": tokens["tenth"]}
         for name, cell in cells.items():
             size = len(groups), len(PARTITIONS[name])
-            by_group = sums_by_group(group, cell, size, measured)
+            index = np.ravel_multi_index((group, cell), size)
+            by_group = np.stack([np.bincount(index, values, np.prod(size)).reshape(size)
+                                 for values in measured], axis=-1)  # (groups, cells, measures)
             self.of[name][block] += by_group.sum(0)
             self.live[name] += (by_group[..., MEASURES.index("abs advantage")] > 0).sum(0)
             of_group = by_group[..., :len(OF_A_MEAN)].reshape(len(groups), -1)
@@ -176,31 +166,16 @@ class Tally:
         return ratio(mine - theirs, self.error(partition, slope - their_slope), groups)
 
 
-def sums_by_group(group: np.ndarray, cell: np.ndarray, size: tuple[int, int],
-                  measured: list[np.ndarray | None]) -> Floats:
-    """(groups, cells, measures): where there is nothing to sum up, tokens are counted."""
-    index = np.ravel_multi_index((group, cell), size)
-    sums = [np.bincount(index, values, np.prod(size)).reshape(size) for values in measured]
-    return np.stack(sums, axis=-1)
-
-
-def over_the_rest(tally: Tally, partition: str) -> list[Estimate]:
-    """Mean gradient in a cell over that in all other tokens, for each cell."""
-    each, common = np.eye(len(PARTITIONS[partition])), tally.is_common(partition)
-    return [tally.over(partition, one, 1 - one) if is_common else Estimate(np.nan)
-            for one, is_common in zip(each, common)]
-
-
 def rest_columns(tally: Tally, partition: str, cells: Iterable[int]) -> Columns:
     """Columns of a table that has a row for each of these cells; OVER_REST is their note."""
-    of_all = over_the_rest(tally, partition)
-    found = [of_all[cell] for cell in cells]
+    each, common = np.eye(len(PARTITIONS[partition])), tally.is_common(partition)
+    found = [tally.over(partition, each[cell], 1 - each[cell]) if common[cell] else Estimate(np.nan)
+             for cell in cells]
     return {"over rest": (".2f", [one.value for one in found]),
             "95%": (".2f", [one.interval for one in found]),
             "difference": ("", verdicts(found))}
 
 
 def early_over_late(tally: Tally) -> Estimate:
-    """Mean gradient in the first fifth of the answers over that in the last."""
     tenth = np.arange(10)
     return tally.over("position", np.array(tenth < 2, float), np.array(tenth > 7, float))

@@ -34,7 +34,7 @@ from engine.tokens import END_OF_TURN, OTHER, THINK, encode, load_tokenizer, tok
 from grpo import group_z_score, to_every_token
 from harness.credit_file import credit_path, write_credit
 from harness.files import find_folder, read_json, replace_text, sha256_of, whole_folder
-from harness.flags import Flag, Parser, add_flags, some_text, with_defaults
+from harness.flags import Flag, Parser, add_flags, with_defaults
 from harness.identity import fingerprint, provenance, run_id_of
 from harness.load import pick_device
 from harness.program import run_as_program
@@ -257,11 +257,11 @@ def import_run(files: list[Path], out: Path, reader: Reader, config: dict) -> No
 
 def main(argv: list[str]) -> None:
     parser = Parser("python -m bridges.import_run FILES... --model FOLDER --out RUN", __doc__)
-    parser.add_argument("files", nargs="+", metavar="FILES", type=some_text,
+    parser.add_argument("files", nargs="+", metavar="FILES",
                         help="what the trainer wrote, in the order of the steps")
-    parser.add_argument("--model", required=True, type=some_text, metavar="FOLDER",
+    parser.add_argument("--model", required=True, metavar="FOLDER",
                         help="its tokenizer reads the tokens, its weights compute what is missing")
-    parser.add_argument("--out", required=True, type=some_text, metavar="RUN",
+    parser.add_argument("--out", required=True, metavar="RUN",
                         help="the run folder to make")
     given = add_flags(parser, FLAGS).read(argv)
     files = [Path(file) for file in given.pop("files")]

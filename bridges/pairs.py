@@ -27,7 +27,7 @@ from engine.rollouts import Rollouts
 from engine.tokens import encode, encode_prompt, load_tokenizer
 from harness.credit_reading import credit_steps, read_credit
 from harness.files import parse_json, read_given, replace_text, writing
-from harness.flags import Parser, some_text
+from harness.flags import Parser
 from harness.program import run_as_program
 from harness.settings import make_settings
 from harness.tasks import make_task
@@ -94,7 +94,8 @@ def parse_pair(line: str, where: str, policy) -> Pair:
 
 def pairs_of(folder: Path, settings) -> list[dict]:
     """Of all groups of a run whose rewards differ. The problems are those it trained on."""
-    tokenizer, task, pairs = load_tokenizer(folder), make_task(settings), []
+    tokenizer, pairs = load_tokenizer(folder), []
+    task = make_task(settings.task, settings.method_flags)
     for step in credit_steps(folder):
         batch = read_credit(folder, step, tokenizer)
         problems = task.training_problems(settings.seed, step, settings.questions)
@@ -110,7 +111,7 @@ def pairs_of(folder: Path, settings) -> list[dict]:
 
 def main(argv: list[str]) -> None:
     parser = Parser("python -m bridges.pairs RUN", __doc__)
-    parser.add_argument("run", metavar="RUN", type=some_text, help="a run folder")
+    parser.add_argument("run", metavar="RUN", help="a run folder")
     folder = Path(parser.read(argv)["run"])
     settings, output = make_settings({"config": folder / "config.json"}), folder / "pairs.jsonl"
     if settings.pairs:

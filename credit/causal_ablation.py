@@ -8,7 +8,7 @@ from itertools import islice
 import numpy as np
 import torch
 
-from credit.monte_carlo import Places, continuation_rewards
+from credit.monte_carlo import continuation_rewards
 from engine import processes
 from engine.choices import Metrics, advantage, mitigation
 from engine.policy import Policy
@@ -32,21 +32,17 @@ class causal_ablation:
         answers = [(row, length, range(0, length, self.every))
                    for row, length in enumerate(rollouts.length.tolist()) if length]
         places = [(row, t) for row, _, at in answers for t in at]
-        changes = iter(self.after_resampling(rollouts, policy, places).abs().tolist())
+        groups, ids = rollouts.lists
+        prefixes = [(groups[row], tuple(ids[row][:t])) for row, t in places]
+        rewards, self.metrics = continuation_rewards(policy, rollouts, prefixes, 1,
+                                                     without=[ids[row][t] for row, t in places])
+        change = rollouts.reward[[row for row, _ in places]] - rewards[:, 0]
+        changes = iter(change.abs().tolist())
         weight = torch.zeros_like(rollouts.log_prob)
         for row, length, at in answers:
             between = np.interp(range(length), at, list(islice(changes, len(at))))
             weight[row, :length] = torch.tensor(between)
         return weight
-
-    def after_resampling(self, rollouts: Rollouts, policy: Policy, places: Places) -> torch.Tensor:
-        """(places,): reward with the token minus reward without it."""
-        groups, ids = rollouts.lists
-        prefixes = [(groups[row], tuple(ids[row][:t])) for row, t in places]
-        own_tokens = [ids[row][t] for row, t in places]
-        rewards, self.metrics = continuation_rewards(policy, rollouts, prefixes, 1,
-                                                     without=own_tokens)
-        return rollouts.reward[[row for row, _ in places]] - rewards[:, 0]
 
 
 @advantage

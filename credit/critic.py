@@ -22,7 +22,7 @@ from engine.rollouts import Problem, Rollouts
 from engine.sharded import whole_model
 from engine.tokens import token_bytes
 from harness.flags import Flag
-from qwen2_model import Decoder, Qwen2
+from qwen2_model import Qwen2
 
 Gamma = typing.Annotated[float, Flag(1.0, "discount of later rewards", least=0, most=1)]
 Lambda = typing.Annotated[float, Flag(1.0, "1 trusts the reward, 0 the critic", least=0, most=1)]
@@ -48,9 +48,9 @@ class Trained(typing.Generic[Module]):
     def __init__(self, module: Module, learning_rate: float, device: torch.device):
         self.module = module.to(device)
         self.optimizer = AdamW(module.parameters(), learning_rate)
+        self.parameters = dict(self.module.named_parameters())
 
     def gradient_step(self, loss: torch.Tensor) -> None:
-        """One step down the gradient of the loss."""
         self.optimizer.zero_grad()
         loss.backward()
         for parameter in self.module.parameters():
@@ -61,16 +61,13 @@ class Trained(typing.Generic[Module]):
                          *self.module.parameters())
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        return self.module.state_dict() | optimizer_tensors(self.optimizer, self.named_parameters())
+        return self.module.state_dict() | optimizer_tensors(self.optimizer, self.parameters)
 
     def load_state_dict(self, tensors: dict[str, torch.Tensor]) -> None:
         names = set(self.module.state_dict())
         self.module.load_state_dict({name: tensors[name] for name in names})
         rest = {name: value for name, value in tensors.items() if name not in names}
-        load_optimizer_tensors(self.optimizer, self.named_parameters(), rest)
-
-    def named_parameters(self) -> dict[str, nn.Parameter]:
-        return dict(self.module.named_parameters())
+        load_optimizer_tensors(self.optimizer, self.parameters, rest)
 
 
 class Head(nn.Linear):
@@ -90,11 +87,15 @@ class Head(nn.Linear):
 
 
 class Trunk(nn.Module):
-    """A copy of the model's first layers and a linear value head."""
+    """A copy of the model's first layers, all for 0, and a linear value head."""
 
     def __init__(self, model: Qwen2, layers: int):
         super().__init__()
-        self.decoder = first_layers(model, layers)
+        if layers > len(model.model.layers):
+            raise UserError(f"--critic_layers {layers}: the model has {len(model.model.layers)}")
+        whole = whole_model(model, torch.float32)
+        self.decoder = copy.deepcopy(whole.model).float().requires_grad_()
+        self.decoder.layers = self.decoder.layers[:layers or None]
         self.read = Head(model)
 
     def values(self, rollouts: Rollouts, rows: torch.Tensor) -> torch.Tensor:
@@ -103,16 +104,6 @@ class Trunk(nn.Module):
         hidden = self.decoder(ids, shared.positions, shared).float()
         value: torch.Tensor = self.read(hidden[predicts[rollouts.mask[rows]]])
         return value.squeeze(-1)
-
-
-def first_layers(model: Qwen2, count: int) -> Decoder:
-    """A copy of the model's first layers, all if the count is 0, with its own gradient."""
-    if count > len(model.model.layers):
-        raise UserError(f"--critic_layers {count}: the model has {len(model.model.layers)}")
-    model = whole_model(model, torch.float32)
-    decoder = copy.deepcopy(model.model).float().requires_grad_()
-    decoder.layers = decoder.layers[:count or None]
-    return decoder
 
 
 @advantage
@@ -150,7 +141,10 @@ class gae:
         advantage = generalised_advantage(value, rollouts.reward, mask, self.gamma, self.gae_lambda,
                                           earned)
         target = advantage + value
-        self.metrics = quality(value[mask], target[mask])
+        error = (target - value)[mask]
+        variance = target[mask].var(correction=0)
+        explained = (1 - error.var(correction=0) / variance).item() if variance > 0 else None
+        self.metrics = {"explained_variance": explained, "value_loss": error.square().mean().item()}
         order = torch.randperm(len(mask), generator=rollouts.generator).to(mask.device)
         for rows in order.chunk(PARTS):
             error = values(rollouts, rows) - target[rows][mask[rows]]
@@ -187,10 +181,3 @@ def generalised_advantage(value: torch.Tensor, reward: torch.Tensor, mask: torch
         following = (delta + gamma * gae_lambda * following) * mask[:, t]
         advantage[:, t] = following
     return advantage
-
-
-def quality(value: torch.Tensor, target: torch.Tensor) -> Metrics:
-    """Explained variance and loss of the critic."""
-    error, variance = (target - value).var(correction=0), target.var(correction=0)
-    explained = (1 - error / variance).item() if variance > 0 else None
-    return {"explained_variance": explained, "value_loss": (target - value).square().mean().item()}

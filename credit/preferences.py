@@ -33,11 +33,6 @@ def best_and_worst(rollouts: Rollouts) -> torch.Tensor:
     return torch.stack(pairs) if pairs else torch.zeros(0, 2, dtype=torch.long)
 
 
-def chosen_and_rejected(rollouts: Rollouts) -> torch.Tensor:
-    """(pairs, 2) rows, of a batch in which the better one comes first, whatever their rewards."""
-    return torch.arange(len(rollouts.mask), device=rollouts.mask.device).view(-1, 2)
-
-
 class dpo:
     """The advantage whose policy loss has the gradient of the loss above."""
 
@@ -47,7 +42,9 @@ class dpo:
 
     def __call__(self, rollouts: Rollouts, policy: Policy) -> torch.Tensor:
         s, self.metrics = policy.settings, {}
-        pairs = chosen_and_rejected(rollouts) if s.pairs else best_and_worst(rollouts)
+        pairs = best_and_worst(rollouts)
+        if s.pairs:  # in their batch the better one comes first, whatever the rewards
+            pairs = torch.arange(len(rollouts.mask), device=rollouts.mask.device).view(-1, 2)
         pull = torch.zeros_like(rollouts.log_prob[:, 0])
         if not len(pairs):
             return pull[:, None]

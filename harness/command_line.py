@@ -11,9 +11,9 @@ from pathlib import Path
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import BadCredit, NotFinite, UserError
 from harness.files import Json, is_there, read_json
-from harness.flags import Flag, Parser, add_flag, check_value, fields_as_flags, some_text
+from harness.flags import Flag, Parser, add_flag, check_value, fields_as_flags
 from harness.run import Run
-from harness.settings import (METHODS, OPTIONS, PROBLEMS, flags_beside, make_settings, read_files,
+from harness.settings import (METHODS, OPTIONS, TOPICS, flags_beside, make_settings, read_files,
                               whose_flag)
 from harness.tasks import load_task
 
@@ -59,7 +59,6 @@ def where_to_look(error: NotFinite, run: Run) -> str:
 
 
 def read_flags(argv: list[str]) -> Json:
-    """The flags that were typed, by name."""
     defaults = defaults_of(argv)
     if "help" in defaults:
         print(help_about(str(defaults.pop("help")), defaults))
@@ -79,7 +78,7 @@ def defaults_of(argv: list[str]) -> Json:
     """What decides which flags there are, and their defaults: the choices and the files named."""
     parser = Parser(usage="", add_help=False)
     for name in ("task", "model", "config", "resume", *METHODS):
-        parser.add_argument(f"--{name}", type=some_text)
+        parser.add_argument(f"--{name}")
     parser.add_argument("-h", "--help", nargs="?", const="")
     given = vars(parser.parse_known_args(argv)[0])
     default = {name: OPTIONS[name].default for name in ("task", *METHODS)}
@@ -99,19 +98,21 @@ def make_parser(defaults: Json, text_of: Callable[[str, Flag], str] = lambda *_:
     flags = flags_beside(defaults)
     parser = Parser("python train.py [flags]", "Train with GRPO and write down what every token "
                     "was given.", epilog=epilog, add_help=False)
-    topics = {flag.topic: parser.add_argument_group(flag.topic) for flag in OPTIONS.values()}
-    for name, flag in (*OPTIONS.items(), *of_task.items()):
-        flag = replace(flag, default=defaults.get(name, flag.default))
-        add_flag(topics[flag.topic or PROBLEMS], name, flag, text_of(name, flag))
+    for setting in OPTIONS:
+        if setting in TOPICS:
+            group = parser.add_argument_group(TOPICS[setting])
+        for name in (setting, *of_task) if setting == "task" else (setting,):
+            flag = replace(flags[name], default=defaults.get(name, flags[name].default))
+            add_flag(group, name, flag, text_of(name, flag))
     for name in flags.keys() - OPTIONS.keys() - of_task.keys():
         add_flag(parser, name, flags[name], SUPPRESS)  # listed below, beside its choice
     going_on = parser.add_argument_group("going on")
-    going_on.add_argument("--resume", metavar="RUN", type=some_text, help="continue this run "
+    going_on.add_argument("--resume", metavar="RUN", help="continue this run "
                           "folder; with it only --steps may be given, and flags that say how it is "
                           "made, such as --threads")
     going_on.add_argument("--continue", action="store_true", help="if the run folder exists and "
                           "has these settings, resume it (a finished run is passed over): for "
                           "loops that can be stopped and started again")
-    going_on.add_argument("--config", metavar="FILE", type=some_text, help="take the settings of "
+    going_on.add_argument("--config", metavar="FILE", help="take the settings of "
                           "a run's config.json; flags override them")
     return parser

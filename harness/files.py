@@ -63,7 +63,6 @@ def read_lines(path: Path) -> list[Json]:
 
 
 def lines_in(path: Path) -> Iterator[str]:
-    """The lines of a text file, none if there is no file."""
     if is_there(path):
         with reading(path) as file:
             yield from TextIOWrapper(file, "utf-8")
@@ -181,12 +180,15 @@ def refuse_full_folder(path: Path) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Lock a folder, also when it is renamed, for this process; or fail with BlockingIOError."""
+    """Lock a folder for this process, also when it is renamed."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         if sys.platform != "win32":  # there two processes on one folder are not told apart
             import fcntl
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"{path} is being written by another process") from None
         yield
     finally:
         os.close(descriptor)

@@ -44,7 +44,6 @@ class Flag:
     most: float | None = None
     choices: Collection[str] = ()
     kind: type | None = None     # where it is not the type of the default
-    topic: str = ""              # of the settings: under which heading of --help it stands
     requires: Requirement | None = None  # of the settings: no effect unless it holds
     is_path: bool = False        # of the settings: what is there counts, not what it is called
     changes_result: bool = True  # of the settings: otherwise it is not in the folder's name
@@ -70,11 +69,10 @@ LearningRate = typing.Annotated[float, Range(above=0, most=10)]
 
 
 def option(default: Default, text: str, least: float | None = None, above: float | None = None,
-           most: float | None = None, choices: Collection[str] = (), topic: str = "",
+           most: float | None = None, choices: Collection[str] = (),
            requires: Requirement | None = None, is_path: bool = False,
            changes_result: bool = True) -> Default:
-    """A dataclass field that is a flag."""
-    flag = Flag(default, text, least, above, most, choices, None, topic, requires, is_path,
+    flag = Flag(default, text, least, above, most, choices, None, requires, is_path,
                 changes_result)
     return dataclasses.field(default=default, metadata={"flag": flag})
 
@@ -175,15 +173,7 @@ def yes_or_no(text: str) -> bool:
     return text.lower() in ("yes", "true")
 
 
-def some_text(text: str) -> str:
-    """For names of files and folders that no `Flag` describes, as --resume."""
-    if not text.strip():
-        raise argparse.ArgumentTypeError(f"{text!r} is empty")
-    return text
-
-
 def with_defaults(given: Json, flags: dict[str, Flag]) -> SimpleNamespace:
-    """The value of each flag, checked: what was typed, else the default."""
     values = {name: flag.default for name, flag in flags.items()} | given
     check_values(values, flags)
     return SimpleNamespace(**values)
@@ -195,7 +185,6 @@ def check_values(values: Json, flags: dict[str, Flag]) -> None:
 
 
 def check_file(path: Path, values: Json, flags: dict[str, Flag]) -> None:
-    """The values in a file, of the flags that are among them."""
     for name in values.keys() & flags.keys():
         try:
             check_value(name, values[name], flags[name])

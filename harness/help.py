@@ -57,7 +57,6 @@ def name_choices(axis: str) -> str:
 
 
 def describe_choice(name: str, function: Choice) -> str:
-    """The first paragraph of its docstring, and a line for each of its flags."""
     paragraph = inspect.cleandoc(function.__doc__ or "").split("\n\n")[0]
     lines = textwrap.wrap(paragraph, 84) or ["(no docstring)"]
     for flag_name, flag in flags_of_one(function).items():

@@ -57,8 +57,7 @@ class Example(TypedDict):
     log_prob: list[Number] | None
 
 
-class Evaluation(Line):
-    """Of evaluations.jsonl."""
+class Evaluation(Line):  # of evaluations.jsonl
     mode: Annotated[str, Range(choices=MODES["both"])]
     success: Share
     success_low: Share
@@ -98,7 +97,6 @@ def check_origin(where: str | Path, found: Mapping[str, object],
 
 
 def make_seal(run: Path, checkpoint: Path, step: int) -> Json:
-    """For trainer/state.json: run and step, and a sha256 of each file."""
     inside = [*paths_in(checkpoint), *paths_in(checkpoint / "trainer")]
     files = {path.relative_to(checkpoint).as_posix(): sha256_of(path)
              for path in inside if is_file(path)}

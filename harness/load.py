@@ -28,7 +28,7 @@ class Source(Protocol):
 
 
 def load_policy(s: Settings, checkpoint: Path | None = None) -> Policy:
-    """The policy; `checkpoint` is loaded instead of --model where a run is resumed."""
+    """`checkpoint` is loaded instead of --model where a run is resumed."""
     device = device_of(s)
     if s.questions < processes.count():
         raise UserError(f"--questions {s.questions} cannot be shared by {processes.count()} "
@@ -38,7 +38,7 @@ def load_policy(s: Settings, checkpoint: Path | None = None) -> Policy:
     model.model.checkpointing = s.checkpointing
     set_threads(s.threads, model)
     tokenizer = load_tokenizer(folder, model.config.vocab_size)
-    policy = Policy(model, tokenizer, make_task(s), s, folder)
+    policy = Policy(model, tokenizer, make_task(s.task, s.method_flags), s, folder)
     check_prompts(policy)
     return policy
 
@@ -64,7 +64,6 @@ def load_optimizer(s: Settings, policy: Policy) -> AdamW:
 
 
 def initial_model(s: RunSettings) -> Qwen2:
-    """The model as it was before training, frozen."""
     model = load_model(s, find_folder(s.model), device_of(s)).requires_grad_(False)
     return model.cast_weights(getattr(torch, s.dtype)) if s.offload_optimizer else model
 

@@ -55,8 +55,7 @@ class RunConfig(typing.TypedDict, total=False):
     code: Code | None
 
 
-class Seal(typing.TypedDict):
-    """Of a checkpoint's trainer/state.json."""
+class Seal(typing.TypedDict):  # of a checkpoint's trainer/state.json
     run_id: str | None
     step: int | None
     files: dict[str, str] | None
@@ -109,17 +108,11 @@ def wrong_columns(found: Json, kind: type, others: Check) -> list[str]:
     return [name for name, value in whole.items() if not columns.get(name, others)(value)]
 
 
-def fits(found: Json, kind: type[Record], others: Check) -> typing.TypeGuard[Record]:
-    return not wrong_columns(found, kind, others)
-
-
 def checked(where: str | Path, found: Json, kind: type[Record], others: Check = anything) -> Record:
-    """What was read, with its columns checked, others by `others`."""
-    if fits(found, kind, others):
-        return found
-    name = wrong_columns(found, kind, others)[0]
-    value = shortened(repr(found[name])) if name in found else "missing"
-    raise UserError(f"{where} is not of this program: its {name} is {value}")
+    for name in wrong_columns(found, kind, others):
+        value = shortened(repr(found[name])) if name in found else "missing"
+        raise UserError(f"{where} is not of this program: its {name} is {value}")
+    return typing.cast(Record, found)
 
 
 def record(where: str | Path, found: Json, kind: type[Record], others: Check = anything) -> Record:
@@ -141,8 +134,11 @@ def run_config(folder: Path) -> RunConfig:
 
 
 def check_seal(run: Path, checkpoint: Path) -> None:
-    """Stop unless a checkpoint is this run's and as it was written."""
+    """Stop unless a checkpoint is this run's and as it was written. All but the newest lose their
+    seal, with the trainer's state."""
     path = checkpoint / "trainer" / "state.json"
+    if not is_there(path):
+        return
     seal = record(path, read_json(path), Seal)
     step = int(checkpoint.name.removeprefix("step_"))
     check_origin(checkpoint, seal, {"run_id": run_id_on_record(run), "step": step})

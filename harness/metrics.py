@@ -47,7 +47,6 @@ def step_metrics(clock: Clock, rollouts: Rollouts, update: Metrics, advantage: M
 
 
 def batch_metrics(rollouts: Rollouts) -> dict[str, float]:
-    """Means over answers, and of entropy and collision over tokens."""
     means = {column_of_part(part): score.mean().item() for part, score in rollouts.scores.items()}
     right = rollouts.scores.get("answer", torch.tensor(math.nan))
     is_known = bool(((right == 0) | (right == 1)).all())  # TRL has functions of any name

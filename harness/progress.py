@@ -44,7 +44,6 @@ def though_nobody_reads(stream: TextIO) -> Iterator[None]:
 
 
 def go_on_for_nobody(stream: TextIO) -> None:
-    """From now on what is printed goes nowhere."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
@@ -56,7 +55,6 @@ HEADER = ("    step  reward  success  format  length  finished  entropy  grad no
 
 
 def print_step(line: Metrics, steps: int, seconds_left: float, with_header: bool) -> None:
-    """A line of metrics.jsonl, for people."""
     if with_header:
         say(HEADER)
     norm = "  skipped" if line["gradient_norm"] is None else f"{line['gradient_norm']:9.3f}"
@@ -85,10 +83,8 @@ def print_evaluation(line: Evaluation, seconds: float) -> None:
 
 def most_varied(shown: list[str]) -> list[int]:
     """The first problems with the fewest words that repeat: 11 11 11 shows little."""
-    def repeats(place: int) -> int:
-        words = shown[place].split()
-        return len(words) - len(set(words))
-    return sorted(range(len(shown)), key=repeats)[:EXAMPLES]
+    repeats = [len(words) - len(set(words)) for words in map(str.split, shown)]
+    return sorted(range(len(shown)), key=repeats.__getitem__)[:EXAMPLES]
 
 
 def has_colour() -> bool:

@@ -19,14 +19,13 @@ from harness.log_reading import (NAMES, Code, RunConfig, StepLine, check_seal, l
 from harness.progress import say
 from harness.run import Run
 from harness.run_folder import RunFolder, open_folder
-from harness.settings import Settings, make_settings
+from harness.settings import Settings, flags_beside, make_settings
 
 
 class ResumedRun(Run):
     code: Code  # by which the steps before were made
 
     def prepare(self) -> None:
-        """Read back the trainer's state, and remove what will be made again."""
         if self.checkpoint:
             self.state.load(self.checkpoint)
         processes.barrier()  # until all have read what is changed now
@@ -118,9 +117,10 @@ def what_differs(settings: Settings) -> str:
     if not is_file(path):
         return " and is not a run folder:"
     # a run that is older than a setting was made with what is now its default
-    defaults = {name: flag.default for name, flag in settings.flags.items()}
+    values = settings.to_json()
+    defaults = {name: flag.default for name, flag in flags_beside(values).items()}
     config, may_differ = defaults | read_json(path), {"out", *CHANGEABLE} - {"steps"}
-    for name, value in settings.to_json().items():
+    for name, value in values.items():
         if config[name] != value and name not in may_differ:
             return f", with {name} {config[name]} instead of {value}:"
     return ""

@@ -83,7 +83,6 @@ class Run:
             self.keep_samples(step, rollouts)
 
     def keep_samples(self, step: int, rollouts: Rollouts) -> None:
-        """The first answer of the batch, and the best."""
         for row in sorted({0, int(rollouts.reward.argmax())}):
             problem = self.policy.task.show(rollouts.problems[int(rollouts.group[row])])
             self.folder.append("samples.jsonl", {

@@ -6,7 +6,7 @@ Lines are appended; the last one may be cut off, and is forgotten when the run g
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ import torch
 
 from engine import processes
 from engine.choices import Method
-from engine.errors import BadCredit, UserError
+from engine.errors import BadCredit
 from engine.optimizer import (
     AdamW, load_optimizer_tensors, optimizer_tensors, parameters_by_name)
 from engine.processes import refuse_undefined
@@ -109,7 +109,6 @@ class RunFolder:
             write_credit(path, rollouts, weight, {"step": step, **self.origin}, **more)
 
     def checkpoints(self) -> list[Path]:
-        """The checkpoints that training can go on from, oldest first."""
         return [folder for folder in checkpoint_folders(self.path).values()
                 if is_file(folder / "trainer" / "state.json")]
 
@@ -150,10 +149,5 @@ class RunFolder:
 def open_folder(path: Path) -> Iterator[RunFolder]:
     """The folder of a run; rank 0 writes it, and locks it."""
     writes = processes.rank() == 0
-    with ExitStack() as opened:
-        try:
-            if writes:
-                opened.enter_context(locked(path))
-        except BlockingIOError:
-            raise UserError(f"{path} is being written by another process") from None
+    with locked(path) if writes else nullcontext():
         yield RunFolder(path, writes)

@@ -41,14 +41,10 @@ OWN_PLACE = ("task", "model", "mitigation", "placebo", "rescale", "advantage", "
 LABELS = {"learning_rate": "lr", "device": "", "dtype": ""}
 OWN_SAMPLER = "own"  # --rollouts
 
-# the topics of --help
-MACHINE = "model and machine"
-PROBLEMS = "problems"
-WEIGHT = "spreading credit over tokens"
-BASELINE = "from reward to advantage"
-LOSS = "loss"
-TRAINING = "training"
-RECORD = "record"
+TOPICS = {  # of --help: what stands above a setting and those that follow it
+    "model": "model and machine", "task": "problems", "mitigation": "spreading credit over tokens",
+    "advantage": "from reward to advantage", "loss": "loss", "steps": "training",
+    "eval_every": "record"}
 
 Needs = tuple[Callable[["Settings"], bool], str]
 # values of `requires`: when a setting has an effect, and how --help says it; what may be set back
@@ -73,101 +69,94 @@ SHUFFLED: Needs = (
 
 @dataclass
 class Settings:
-    model: str = option("models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model", is_path=True,
-                        topic=MACHINE)
-    device: str = option("cpu", "cpu, cuda or cuda:N", topic=MACHINE)
+    model: str = option("models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model", is_path=True)
+    device: str = option("cpu", "cpu, cuda or cuda:N")
     dtype: str = option("float32", "numbers to compute with, on CUDA bfloat16 unless the model has "
-        "a recipe; parameters stay float32", choices=("float32", "bfloat16"), topic=MACHINE)
+        "a recipe; parameters stay float32", choices=("float32", "bfloat16"))
     checkpointing: bool = option(False, "keep one state a layer for the backward pass and compute "
-        "the rest again: less memory, a third more time in the update", topic=MACHINE)
+        "the rest again: less memory, a third more time in the update")
     offload_optimizer: bool = option(False, "float32 parameters, gradients and AdamW's state on "
-        "the CPU: the device keeps 2 bytes a parameter in bfloat16 instead of 16", topic=MACHINE)
+        "the CPU: the device keeps 2 bytes a parameter in bfloat16 instead of 16")
     shard: bool = option(False, "under torchrun: every process keeps a part of the parameters, "
-        "gradients and moments, instead of all", requires=ON_THE_DEVICE, topic=MACHINE)
+        "gradients and moments, instead of all", requires=ON_THE_DEVICE)
     threads: int = option(0, "CPU threads; 0 is one for every 64 hidden units of the model, at "
-        "most what PyTorch finds", least=0, most=MOST_THREADS, topic=MACHINE, changes_result=False)
+        "most what PyTorch finds", least=0, most=MOST_THREADS, changes_result=False)
 
     task: str = option("countdown_task", "module of the task: countdown_task, tools.largest_last, "
-        "or my_task for a file my_task.py of yours in the project's folder (docs/your_own_task.md)",
-        topic=PROBLEMS)
+        "or my_task for a file my_task.py of yours in the project's folder (docs/your_own_task.md)")
 
     mitigation: str = option("none", "how an answer's advantage is spread over its tokens, listed "
-        "below", choices=MITIGATIONS, requires=POLICY, topic=WEIGHT)
+        "below", choices=MITIGATIONS, requires=POLICY)
     rescale: str = option(
         "mean", "weights are scaled to mean 1 over the batch's tokens, to the same sum of gradient "
-        "sizes, or not", choices=("mean", "gradient", "none"), requires=RESCALED, topic=WEIGHT)
+        "sizes, or not", choices=("mean", "gradient", "none"), requires=RESCALED)
     placebo: str = option("none", "shuffle the weights over the batch's tokens, or the advantages "
         "within each group: what the arm owes to anything but its choice of tokens",
-        choices=("none", "weights", "advantages"), requires=SHUFFLED, topic=WEIGHT)
+        choices=("none", "weights", "advantages"), requires=SHUFFLED)
 
     advantage: str = option("grpo", "what an answer, or a token, is compared with, listed below",
-        choices=ADVANTAGES, requires=POLICY, topic=BASELINE)
+                            choices=ADVANTAGES, requires=POLICY)
 
     loss: str = option("policy", "weight * advantage * log_prob, or preference pairs: the best and "
-        "the worst answer of a group", choices=("policy", "dpo"), topic=LOSS)
+        "the worst answer of a group", choices=("policy", "dpo"))
     loss_norm: str = option("token", "divide by the batch's tokens (DAPO), average per answer "
         "first, or divide by answers times max_new_tokens (Dr. GRPO)",
-        choices=("token", "sequence", "constant"), requires=POLICY, topic=LOSS)
+        choices=("token", "sequence", "constant"), requires=POLICY)
     epochs: int = option(1, "updates from one batch; weights and advantages stay as they are",
-                         least=1, most=1000, requires=POLICY, topic=LOSS)
+                         least=1, most=1000, requires=POLICY)
     clip_low: float = option(0.2, "the ratio new/old counts down to 1 minus this",
-                             least=0, most=1, requires=REUSED, topic=LOSS)
-    clip_high: float = option(0.28, "and up to 1 plus this", least=0, most=1000, requires=REUSED,
-                             topic=LOSS)
+                             least=0, most=1, requires=REUSED)
+    clip_high: float = option(0.28, "and up to 1 plus this", least=0, most=1000, requires=REUSED)
     kl: float = option(0.0, "coefficient of the divergence from the initial model, of which a copy "
-        "is kept", least=0, most=1000, requires=POLICY, topic=LOSS)
+        "is kept", least=0, most=1000, requires=POLICY)
     kl_kind: str = option("k3", "its gradient is that of KL(initial || policy) for k3, of "
-        "KL(policy || initial) for k2", choices=("k3", "k2"), requires=ANCHORED, topic=LOSS)
+        "KL(policy || initial) for k2", choices=("k3", "k2"), requires=ANCHORED)
     drop_unfinished: bool = option(False, "answers cut off by the limit are not trained on",
-                                   requires=POLICY, topic=LOSS)
+                                   requires=POLICY)
     dpo_beta: float = option(0.1, "how far preferences may lead from the initial model (smaller: "
-        "further)", above=0, most=1000, requires=DPO, topic=LOSS)
+        "further)", above=0, most=1000, requires=DPO)
 
     pairs: str | None = option(None, 'JSON lines {"problem": ..., "chosen": ..., "rejected": ...}: '
-        'answers to train on, instead of sampled ones', is_path=True, requires=DPO, topic=LOSS)
+        'answers to train on, instead of sampled ones', is_path=True, requires=DPO)
 
-    steps: int = option(100, "batches; 0 evaluates and stops", least=0, most=MOST_STEPS,
-                        topic=TRAINING)
-    questions: int = option(8, "problems a step", least=1, most=10_000, topic=TRAINING)
-    answers: int = option(8, "answers to each problem", least=2, most=1000, requires=SAMPLED,
-                          topic=TRAINING)
-    max_new_tokens: int = option(512, "an answer is cut off here", least=1, most=1_000_000,
-                                 topic=TRAINING)
+    steps: int = option(100, "batches; 0 evaluates and stops", least=0, most=MOST_STEPS)
+    questions: int = option(8, "problems a step", least=1, most=10_000)
+    answers: int = option(8, "answers to each problem", least=2, most=1000, requires=SAMPLED)
+    max_new_tokens: int = option(512, "an answer is cut off here", least=1, most=1_000_000)
     temperature: float = option(1.0, "of the sampling; training and the columns on record are at "
-        "temperature 1 whatever this is", least=0.01, most=100, topic=TRAINING)
+        "temperature 1 whatever this is", least=0.01, most=100)
     rollouts: str = option(OWN_SAMPLER, "who answers the problems of a step: this program, or with "
         "http://HOST:PORT a server by vLLM (bridges/rollouts_by_a_server.md); evaluations, and "
-        "continuations as of vine and oracle, are always sampled here", requires=SAMPLED,
-        topic=TRAINING)
+        "continuations as of vine and oracle, are always sampled here", requires=SAMPLED)
     rollouts_every: int = option(1, "steps between hand-overs of the weights to that server",
-        least=1, most=MOST_STEPS, requires=SERVED, topic=TRAINING)
+        least=1, most=MOST_STEPS, requires=SERVED)
     rollouts_timeout: float = option(
         600.0, "seconds that its answers to a step may take, or its loading of weights", above=0,
-        most=1500, requires=SERVED, topic=TRAINING, changes_result=False)
-    learning_rate: float = option(5e-6, "of AdamW", above=0, most=10, topic=TRAINING)
-    weight_decay: float = option(0.0, "of AdamW", least=0, most=100, topic=TRAINING)
+        most=1500, requires=SERVED, changes_result=False)
+    learning_rate: float = option(5e-6, "of AdamW", above=0, most=10)
+    weight_decay: float = option(0.0, "of AdamW", least=0, most=100)
     micro_batch: int = option(8, "full answers held at once in an update; changes rounding alone",
-                              least=1, most=1_000_000, topic=TRAINING, changes_result=False)
+                              least=1, most=1_000_000, changes_result=False)
     max_grad_norm: float = option(1.0, "the gradient is clipped to this norm, 0 for never",
-                                  least=0, most=1e9, topic=TRAINING)
+                                  least=0, most=1e9)
     seed: int = option(0, "of problems and sampling; evaluations draw the same numbers "
-                      "whatever it is", least=0, most=MOST_SEED, topic=TRAINING)
+                      "whatever it is", least=0, most=MOST_SEED)
 
     eval_every: int = option(25, "steps between evaluations (also at the start and end), 0 for "
-                             "never", least=0, most=MOST_STEPS, topic=RECORD)
+                             "never", least=0, most=MOST_STEPS)
     eval_tasks: int = option(500, "held-out problems of an evaluation",
-                             least=1, most=100_000, requires=EVALUATED, topic=RECORD)
+                             least=1, most=100_000, requires=EVALUATED)
     eval_answers: int = option(1, "sampled answers to each of them: success is the share that is "
-                               "right", least=1, most=1000, requires=EVALUATED, topic=RECORD)
+                               "right", least=1, most=1000, requires=EVALUATED)
     eval_modes: str = option("both", "sampled answers alone, or greedy ones as well",
-                             choices=("both", "sampled"), requires=EVALUATED, topic=RECORD)
+                             choices=("both", "sampled"), requires=EVALUATED)
     sample_every: int = option(10, "steps between sample answers kept in samples.jsonl, 0 for "
-        "never", least=0, most=MOST_STEPS, topic=RECORD, changes_result=False)
+        "never", least=0, most=MOST_STEPS, changes_result=False)
     checkpoint_every: int = option(25, "steps between checkpoints (also at the end), 0 for never",
-                                   least=0, most=MOST_STEPS, topic=RECORD, changes_result=False)
+                                   least=0, most=MOST_STEPS, changes_result=False)
     out: str | None = option(
         None, "run folder, by default runs/<mitigation>-<advantage>-s<seed>, with the other flags "
-        "that are not at their defaults in between", topic=RECORD, changes_result=False)
+        "that are not at their defaults in between", changes_result=False)
 
     method_flags: Json = field(default_factory=dict)  # of task, weighting and advantage
     defaults: Json = field(default_factory=dict, compare=False)  # those of the model's recipe.json
@@ -177,13 +166,9 @@ class Settings:
         return Path(self.out or f"runs/{run_name(self)}")
 
     @property
-    def flags(self) -> dict[str, Flag]:
-        return flags_beside(vars(self))
-
-    @property
     def paths(self) -> dict[str, Path]:
         values = self.to_json()
-        return {name: find_folder(str(values[name])) for name, flag in self.flags.items()
+        return {name: find_folder(str(values[name])) for name, flag in flags_beside(values).items()
                 if flag.is_path and values[name] is not None}
 
     def flags_for(self, function: Choice) -> Json:
@@ -239,13 +224,20 @@ def read_files(given: Json) -> tuple[Json, Json]:
     recipe_path = find_folder(model) / "recipe.json"
     recipe = read_values(recipe_path) if is_there(recipe_path) else {}
     chosen = {"task": Settings.task} | recipe | config | given
+    if "config" in given and chosen.get("mitigation") == "by_kind":
+        refuse_other_kinds(Path(str(given["config"])))
     if not recipe and str(chosen.get("device")).startswith("cuda"):
         recipe = {"dtype": "bfloat16"}  # a large model: in float32 a GPU is several times slower
     return without_other_choices(recipe, chosen), without_other_choices(config, chosen)
 
 
+def refuse_other_kinds(path: Path) -> None:
+    if (kinds := read_json(path).get("kinds", "token")) != "token":
+        raise UserError(f"{path}: --kinds {kinds} of by_kind is gone, so this run can be analysed, "
+                        "and neither gone on with nor repeated")
+
+
 def read_values(path: Path) -> Json:
-    """The settings in a file."""
     values = {name: value for name, value in read_json(path).items() if name not in NOT_SETTINGS}
     flags = ON_FILE | fields_as_flags(load_task(values.get("task", Settings.task)))
     for name in values.keys() - flags.keys():
@@ -329,7 +321,8 @@ def run_name(s: Settings) -> str:
     with its own flags; then all others; the seed."""
     changed = partial(changed_flags, s.to_json(), s.defaults)
     folders = [find_folder(name) for name in (s.model, Settings.model)]
-    of_loss = {name: flag for name, flag in OPTIONS.items() if flag.topic == LOSS}
+    names = list(OPTIONS)
+    of_loss = {name: OPTIONS[name] for name in names[names.index("loss"):names.index("steps")]}
     parts = [
         "" if s.task == Settings.task else s.task.rpartition(".")[2],
         "" if len(set(map(os.path.realpath, folders))) == 1 else path_part(folders[0]),
@@ -337,7 +330,7 @@ def run_name(s: Settings) -> str:
         *changed({name: OPTIONS[name] for name in ("placebo", "rescale")}),
         s.advantage, *changed(parameters_as_flags(ADVANTAGES[s.advantage])),
         *changed(of_loss), *changed(fields_as_flags(load_task(s.task))),
-        *changed({name: OPTIONS[name] for name in OPTIONS if name not in {*OWN_PLACE, *of_loss}}),
+        *changed({name: OPTIONS[name] for name in names if name not in {*OWN_PLACE, *of_loss}}),
         f"s{s.seed}"]
     return re.sub(r"[^\w.+-]", "_", "-".join(filter(None, parts)))
 

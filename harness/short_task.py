@@ -89,5 +89,4 @@ class ShortTask:
         return {"reward": float(reward), "format": 0.0, "answer": answer, "reasoning": 0.0}
 
     def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
-        """Every token is a word of no section."""
         return [0] * len(pieces), [0] * len(pieces)

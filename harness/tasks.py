@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from numbers import Real
 from pathlib import Path
-from typing import Protocol, TypeGuard, TypeVar
+from typing import TypeGuard, TypeVar
 
 from engine.errors import UserError
 from engine.rollouts import Problem, Task
@@ -41,15 +41,11 @@ def load_task(name: object) -> type:
                     "(docs/your_own_task.md)")
 
 
-class Chosen(Protocol):
-    task: str
-    method_flags: Json
-
-
-def make_task(s: Chosen) -> "CheckedTask":
-    task = load_task(s.task)
-    values = {name: s.method_flags[name] for name in fields_as_flags(task)}
-    with told_as(f"--task {s.task}", task):
+def make_task(name: str, flags: Json) -> "CheckedTask":
+    """`flags` are those of all methods of a run."""
+    task = load_task(name)
+    values = {name: flags[name] for name in fields_as_flags(task)}
+    with told_as(f"--task {name}", task):
         made = task(**values)
     for name in {"reward", *EXPECTED} - {"read", "right_steps"}:  # without these it can do
         if not hasattr(made, name):
@@ -90,7 +86,6 @@ class CheckedTask:
 
     def ask(self, name: str, method: Callable[..., Answer], *asked: object, **more: object
             ) -> Answer:
-        """What a method of the task returns, if it is what it should be."""
         with told_as(f"the task's {name}", self.task):
             value = method(*asked, **more)
         if name in EXPECTED:

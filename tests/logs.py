@@ -6,19 +6,13 @@ from conftest import ROOT, credit_columns, evaluation, write_log
 from tokenizers import Tokenizer
 
 import analyze
+from analysis.tally import Tally
 from analysis.arms import Comparison
 from analysis.compare import IN_TRAINING, differences
 from analysis.runs import read_run
-from analysis.tally import Tally
 from engine.tokens import load_tokenizer
 
 ITEMS = 200
-
-
-def tallied(folder):
-    tally = Tally(folder)
-    tally.read()
-    return tally
 
 
 def ids_of(text):
@@ -79,7 +73,7 @@ def by_name(tables):
 
 
 def tables_of(folder):
-    tally = tallied(folder)
+    tally = Tally(folder)
     run = {"folder": folder, "config": {"steps": 1}, "metrics": [], "evaluations": []}
     return by_name(sum(analyze.run_chapters(run, tally).values(), []))
 

@@ -7,9 +7,10 @@ import weakref
 import numpy as np
 import pytest
 from conftest import ROOT, credit_columns, evaluation, refusal, write_lines, write_log
-from logs import plain_rows, random_log, rows_in, tallied
+from logs import plain_rows, random_log, rows_in
 
 import analyze
+from analysis.tally import Tally
 from analysis import answers, report, tally
 from analysis.runs import read_run
 
@@ -26,7 +27,7 @@ def test_one_step_at_a_time(tmp_path, monkeypatch):
 
     monkeypatch.setattr(tally, "read_columns", watched)
     folder, _ = random_log(tmp_path / "run", steps=4)
-    tallied(folder)
+    Tally(folder)
     assert len(alive) == 4
 
 

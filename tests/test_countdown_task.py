@@ -12,7 +12,7 @@ import pytest
 from countdown_task import PROMPTS, Problem, Task, annotate, evaluates_to, held_out
 from engine.errors import UserError
 from engine.tokens import KINDS, SECTIONS, encode_prompt, load_tokenizer, token_bytes
-from tools.demonstrations import expressions
+from tools.demonstrations import joined
 
 TINY = dict(prompt="short", numbers="3", min_number=1, max_number=15, max_target=99, max_result=150)
 WIDE = dict(numbers="3,4", min_number=1, max_number=99, max_target=99, max_result=10_000)
@@ -144,8 +144,8 @@ def test_every_problem_has_a_solution_and_keeps_to_its_ranges(ranges):
     for problem in made.training_problems(0, 1, 12):
         assert len(problem.numbers) in made.counts and 1 <= problem.target <= made.max_target
         assert all(made.min_number <= n <= made.max_number for n in problem.numbers)
-        found = next(one.expression for one in expressions(problem.numbers, made.max_result)
-                     if one.value == problem.target)
+        every = joined([(n, str(n)) for n in problem.numbers], (), made.max_result)
+        found = next(one.expression for one in every if one.value == problem.target)
         assert made.score(problem, f"<answer>{found}</answer>")["answer"] == 1
 
 

@@ -7,13 +7,16 @@ import sys
 import pytest
 
 import train
+from analysis.arms import effective_settings
 from analysis.runs import is_done, read_run
-from conftest import cut
+from conftest import cut, refusal
 from harness import files, identity
 from harness.credit_reading import read_columns
 from engine.errors import UserError
 from harness.identity import run_id_of
+from harness.settings import make_settings
 from runs import WHOLE, config_of, edit_config, everything, lines, older, run
+from tools import follow, preview, sample
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +112,35 @@ def test_what_is_of_another_run_or_step_is_named_and_nothing_is_touched(pair, na
         with pytest.raises(UserError, match=words):
             reader(mine)
     assert everything(mine) == before
+
+
+def test_no_tool_asks_a_model_that_is_not_what_the_run_wrote(recorded, tmp_path, capsys):
+    """The checkpoint of step 1 has no seal any more, so there is nothing to compare."""
+    folder = shutil.copytree(recorded, tmp_path / "run")
+    first, *sealed = sorted(folder.glob("checkpoints/step_00*"))
+    for checkpoint in sealed:
+        shutil.copy(first / "model.safetensors", checkpoint)
+    said = "model.safetensors was changed after it was written"
+    for tool, typed in ((preview, "--mitigation attention_credit --step 3"), (sample, "3 5 7 22")):
+        assert refusal(tool.main, [str(folder), *typed.split()]).endswith(said)
+    follow.main([str(folder), *"--step 3 --answer 0 --token 0".split()])
+    assert said in " ".join(capsys.readouterr().out.split())
+    preview.main([str(folder), *"--mitigation attention_credit --step 2".split()])
+
+
+def test_a_run_by_the_regex_that_is_gone_is_read_and_nothing_else(pair):
+    older(pair[0])
+    config = {"config": pair[0] / "config.json"}
+    edit_config(pair[0], mitigation="by_kind", kinds="regex")
+    look(pair[0])
+    make_settings({**config, "mitigation": "none"})
+    for again in (go_on, lambda folder: make_settings(config)):
+        with pytest.raises(UserError, match="--kinds regex of by_kind is gone"):
+            again(pair[0])
+    edit_config(pair[0], kinds="token")
+    assert make_settings(config).mitigation == "by_kind"
+    settings = effective_settings({**config_of(pair[0]), "kinds": "regex"})
+    assert settings != effective_settings(config_of(pair[0]))
 
 
 def test_the_same_command_has_the_same_run_id_and_its_files_can_be_exchanged(

@@ -74,20 +74,9 @@ class Candidate(NamedTuple):
 @cache
 def candidates(numbers: tuple[int, ...]) -> tuple[Candidate, ...]:
     """Every legal expression of the (sorted) numbers. Sums and products name the larger first."""
-    return tuple({candidate.expression: candidate
-                  for candidate in expressions(numbers, TASK.max_result)
-                  if not any(map(smaller_first, candidate.steps))}.values())
-
-
-def smaller_first(step: Step) -> bool:
-    """Whether a sum or a product names the smaller number first."""
-    x, operator, y, _ = step
-    return operator in "+*" and x < y
-
-
-def expressions(numbers: tuple[int, ...], max_result: int) -> Iterator[Candidate]:
-    """Every way to make one number of all."""
-    return joined([(number, str(number)) for number in numbers], (), max_result)
+    every = joined([(number, str(number)) for number in numbers], (), TASK.max_result)
+    return tuple({candidate.expression: candidate for candidate in every
+                  if not any(sign in "+*" and x < y for x, sign, y, _ in candidate.steps)}.values())
 
 
 def joined(items: list[tuple[int, str]], steps: tuple[Step, ...],
@@ -106,12 +95,10 @@ def joined(items: list[tuple[int, str]], steps: tuple[Step, ...],
 
 
 def in_parentheses(expression: str) -> str:
-    """With parentheses around it, unless it is a number alone."""
     return f"( {expression} )" if " " in expression else expression
 
 
 def draw(problem: Problem, tried: list[Candidate], rng: random.Random) -> Candidate:
-    """One of the expressions, rather none that was tried."""
     every = candidates(tuple(sorted(problem.numbers)))
     left = [candidate for candidate in every if candidate not in tried] or list(every)
     is_aimed = rng.random() < AIMED

@@ -26,7 +26,8 @@ from engine.errors import UserError
 from engine.tokens import KINDS, SECTIONS, load_tokenizer, token_bytes
 from harness.credit_file import checkpoint_folders
 from harness.files import find_folder
-from harness.flags import Flag, Parser, add_flags, some_text, with_defaults
+from harness.flags import Flag, Parser, add_flags, with_defaults
+from harness.log_reading import check_seal
 from harness.program import run_as_program
 from harness.progress import BOLD, has_colour, put, styled, visible
 from qwen2_model import Qwen2
@@ -46,7 +47,7 @@ SAME_MODEL = 0.1    # log-probs that differ by more are not of one model
 
 def main(argv: list[str]) -> None:
     parser = Parser("python -m tools.follow RUN [--step N] [--answer N] [--token N]", __doc__)
-    parser.add_argument("run", metavar="RUN", type=some_text, help="a run folder")
+    parser.add_argument("run", metavar="RUN", help="a run folder")
     flags = with_defaults(add_flags(parser, FLAGS).read(argv), FLAGS)
     run = read_run(flags.run)
     folder, steps = run["folder"], run["steps"]
@@ -119,7 +120,6 @@ def show_answer(answer: dict) -> None:
 
 
 def show_token(answer: dict, t: int) -> None:
-    """The answer with the token marked, and what it is."""
     texts = list(map(visible, answer["texts"]))
     marked = styled(texts[t], BOLD) if has_colour() else f"[{texts[t]}]"
     put(f"\n{''.join(texts[:t])}{marked}{''.join(texts[t + 1:])}\n")
@@ -145,6 +145,8 @@ def likeliest(run: dict, tokens: dict, tokenizer, answer: dict, t: int) -> str:
         return f"not known: the model after step {trained}, which sampled it, was not kept"
     try:
         folder = find_folder(str(models[trained]))
+        if trained:
+            check_seal(run["folder"], folder)
         model = Qwen2.from_pretrained(folder, "cpu")
     except UserError as error:
         return f"not known: {error}"

@@ -33,7 +33,7 @@ from analysis.runs import read_run
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
 from harness.command_line import read_flags
-from harness.files import PROJECT, is_taken_away, paths_in, sha256_of, writing
+from harness.files import PROJECT, is_taken_away, paths_in, sha256_of
 from harness.flags import MOST_THREADS, Flag, Parser, add_flags, parameters_as_flags, with_defaults
 from harness.identity import fingerprint
 from harness.program import run_as_program
@@ -91,8 +91,7 @@ def main(argv: list[str]) -> None:
         say(f"{name} is ahead on these seeds: looking again on {own.seeds} new ones")
         verdict.looks.append(runs_of(range(own.seeds, 2 * own.seeds)))
     verdict.tell()
-    with writing(folders["idea"]):
-        say(f"\npicture: {verdict.draw(folders['idea'])}")
+    say(f"\npicture: {verdict.draw(folders['idea'])}")
     runs = " ".join(f"{folder}/s*/" for folder in folders.values())
     say(f"tables and a page: python analyze.py {runs}")
     if settings["plain"].task == Settings.task and not is_taken_away("research"):

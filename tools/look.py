@@ -25,7 +25,6 @@ from train import with_advantage
 
 BATCHES, TENTH = 4, 0.1
 RARE = 0.005  # share of the gradient: of a kind that has less nothing is said
-SLOW = 5      # seconds: a first step that takes longer is not tried again without its warm-up
 
 
 def seconds_of_runs(*settings: Settings) -> list[float]:
@@ -38,11 +37,10 @@ def seconds_of_runs(*settings: Settings) -> list[float]:
 def seconds_after_start(policy: Policy) -> float:
     s = policy.settings
     show_status("how long will it take? one step")
-    methods = methods_of(policy, s)
+    methods = make_advantage(s, policy), make_weighting(s, policy)
     optimizer = load_optimizer(replace(s, learning_rate=0.0), policy)
 
     def a_step() -> tuple[float, float]:
-        """Seconds of its answers, and of all of it."""
         begun = time.perf_counter()
         batch = sample(policy, s, 1)
         of_answers = time.perf_counter() - begun
@@ -51,9 +49,8 @@ def seconds_after_start(policy: Policy) -> float:
                replace(s, kl=0.0))
         return of_answers, time.perf_counter() - begun
 
+    a_step()  # the first one warms up
     of_answers, of_step = a_step()
-    if of_step < SLOW:
-        of_answers, of_step = a_step()
     evaluations = 1 + -(-s.steps // s.eval_every) if s.eval_every else 0
     asked = s.eval_tasks * (s.eval_answers + ("greedy" in MODES[s.eval_modes]))
     return s.steps * of_step + evaluations * asked * of_answers / (s.questions * s.answers)
@@ -62,7 +59,8 @@ def seconds_after_start(policy: Policy) -> float:
 def look(name: str, plain: Settings, idea: Settings, is_weighting: bool) -> None:
     """Print what the idea does to the tokens of a few batches of the untrained model."""
     policy, found, notes = load_policy(plain), [], set()
-    of_plain, of_idea = methods_of(policy, plain), methods_of(policy, idea)
+    of_plain, of_idea = ((make_advantage(s, policy), make_weighting(s, policy))
+                         for s in (plain, idea))
     for step in range(1, BATCHES + 1):
         show_status(f"a look at the untrained model, batch {step} of {BATCHES}")
         batch = sample(policy, plain, step)
@@ -78,10 +76,6 @@ def look(name: str, plain: Settings, idea: Settings, is_weighting: bool) -> None
         "against plain GRPO:")
     for line in [*about_gradient(is_weighting, kind.astype(int), *columns), *notes]:
         say(textwrap.fill(f"  {line}", 100, subsequent_indent="    "))
-
-
-def methods_of(policy: Policy, s: Settings) -> tuple:
-    return make_advantage(s, policy), make_weighting(s, policy)
 
 
 def sample(policy: Policy, s: Settings, step: int) -> Rollouts:

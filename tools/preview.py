@@ -10,6 +10,7 @@ that which sampled the step, if it was kept. Nothing is written.
 if not __package__:
     raise SystemExit("start it with: python -m tools.preview")
 import inspect
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +21,6 @@ import torch
 from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
 from analysis.answers import groups_in_order
 from engine.errors import UserError
-from engine.forward import Forward
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from engine.tokens import load_tokenizer, token_bytes
@@ -29,9 +29,9 @@ from harness.credit_file import checkpoint_folders
 from harness.credit_reading import credit_steps, read_credit
 from harness.files import find_folder
 from harness.command_line import defaults_of
-from harness.flags import (Flag, Parser, add_flags, check_value, parameters_as_flags, some_text,
+from harness.flags import (Flag, Parser, add_flags, check_value, parameters_as_flags,
                            with_defaults)
-from harness.log_reading import run_config
+from harness.log_reading import check_seal, run_config
 from harness.load import load_policy, make_weighting
 from harness.program import run_as_program
 from harness.progress import put
@@ -52,7 +52,7 @@ SHADES = ((0.25, "48;5;255;38;5;0"), (0.5, "48;5;254;38;5;0"), (0.8, "48;5;195;3
 
 def main(argv: list[str]) -> None:
     parser = Parser("python -m tools.preview RUN --mitigation NAME [its flags]", __doc__)
-    parser.add_argument("RUN", type=some_text, help="a run folder")
+    parser.add_argument("RUN", help="a run folder")
     if (name := defaults_of(argv)["mitigation"]) in ADVANTAGES:
         raise UserError(f"{name} is an advantage, and this shows weightings: python -m tools.idea "
                         f"{name} looks at it")
@@ -67,7 +67,10 @@ def main(argv: list[str]) -> None:
     step = step_of_run(folder, settings, flags.step)
     rollouts, weight, metrics = weighed(folder, step, settings)
     print(headline(folder, rollouts, settings, metrics))
-    print("\n".join(f"  {line}" for line in about_weights(rollouts, weight)))
+    s = gradient_size(rollouts.log_prob, rollouts.collision)
+    kind, *columns = (frame[rollouts.mask].numpy() for frame in (
+        rollouts.kind, s, rollouts.advantage, rollouts.advantage, weight))
+    print("\n".join(f"  {line}" for line in about_gradient(True, kind, *columns)))
     groups = groups_in_order({"group": rollouts.group.numpy(), "reward": rollouts.reward.numpy()})
     answers = np.concatenate(groups)[:flags.show].tolist()
     show_answers(rollouts, weight, load_tokenizer(folder), answers)
@@ -83,7 +86,6 @@ def settings_with(folder: Path, weighting: dict) -> Settings:
 
 
 def models_of(folder: Path, settings: Settings) -> dict[int, Path]:
-    """Those that were kept, by the number of steps that they were trained."""
     return {0: find_folder(settings.model), **checkpoint_folders(folder)}
 
 
@@ -110,14 +112,14 @@ class Sampler:
             kept = [str(step) for step in credit_steps(self.folder) if step - 1 in models]
             raise UserError(f"{self.settings.mitigation} asks the model, and the one that sampled "
                             f"step {self.step} was not kept. It was of --step {' or '.join(kept)}")
+        if self.step > 1:
+            check_seal(self.folder, models[self.step - 1])
         return load_policy(self.settings, models[self.step - 1])
 
     @cached_property
-    def forward(self) -> Forward:
-        return self.policy.extra_forward()
-
-    def look(self, rollouts: Rollouts, attention: bool = False) -> dict:
-        return self.forward.look(rollouts, attention)
+    def look(self) -> Callable:
+        """That of the extra forward pass."""
+        return self.policy.extra_forward().look
 
 
 def weighed(folder: Path, step: int, s: Settings) -> tuple[Rollouts, torch.Tensor, dict]:
@@ -148,14 +150,6 @@ def headline(folder: Path, rollouts: Rollouts, s: Settings, metrics: dict) -> st
     answers, tokens = len(rollouts.mask), int(rollouts.mask.sum())
     return (f"{folder}, step {rollouts.step}: {answers} answers, {tokens} tokens; {s.mitigation}"
             f"{typed}, rescale {s.rescale} (factor {metrics['weight_factor']:.3g}){note}")
-
-
-def about_weights(rollouts: Rollouts, weight: torch.Tensor) -> list[str]:
-    """What they do to the gradient, as tools.look says it."""
-    s = gradient_size(rollouts.log_prob, rollouts.collision)
-    kind, *columns = (frame[rollouts.mask].numpy() for frame in (
-        rollouts.kind, s, rollouts.advantage, rollouts.advantage, weight))
-    return about_gradient(True, kind, *columns)
 
 
 def show_answers(rollouts: Rollouts, weight: torch.Tensor, tokenizer, answers: list[int]) -> None:

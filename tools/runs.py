@@ -91,7 +91,6 @@ class Runs:
         return not stop.asked
 
     def start_some(self) -> None:
-        """As many as there are processes for."""
         while self.waiting and len(self.running) < self.processes:
             run = self.waiting.pop(0)
             self.started[run.name] = time.monotonic(), run.steps_made()
@@ -109,7 +108,6 @@ class Runs:
         self.running.append((run, process))
 
     def collect(self) -> None:
-        """Take note of the processes that have ended."""
         for run, process in list(self.running):
             if process.poll() is None:
                 continue
@@ -146,10 +144,8 @@ class Runs:
 
 
 def last_line(log: Path) -> str:
-    """The sentence that a run ended with."""
-    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-    written = [line.strip() for line in lines if line.strip()]
-    return written[-1] if written else "it printed nothing"
+    written = log.read_text(encoding="utf-8", errors="replace").strip()
+    return written.split("\n")[-1].strip() or "it printed nothing"
 
 
 def make_runs(planned: list[PlannedRun], processes: int, go_on: str,

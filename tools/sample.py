@@ -19,6 +19,7 @@ from harness.credit_file import checkpoint_folders
 from harness.files import find_folder, is_there, read_json
 from harness.flags import Flag, Parser, add_flags, with_defaults
 from harness.load import load_policy
+from harness.log_reading import check_seal
 from harness.program import run_as_program
 from harness.progress import BOLD, put, right_or_wrong, styled, visible
 from harness.settings import make_settings
@@ -46,13 +47,14 @@ def main(argv: list[str]) -> None:
     source = {"config": folder / "config.json"} if is_run(folder) else {"model": str(folder)}
     asked = {"task": flags.task} if flags.task else {}
     settings = make_settings({**source, **WITHOUT_TRAINING, **asked, "device": flags.device})
-    task = make_task(settings)
+    task = make_task(settings.task, settings.method_flags)
     if not hasattr(task, "read"):
         raise UserError(f"the task {settings.task} cannot read problems: its class Task needs the "
                         "method `read` (docs/your_own_task.md)")
     problem = task.read(" ".join(flags.problem).split())  # before models are loaded
     policies = {"before training" if is_run(folder) else str(folder): load_policy(settings)}
     for step, checkpoint in sorted(checkpoint_folders(folder).items())[-1:]:
+        check_seal(folder, checkpoint)
         policies[f"after step {step}"] = load_policy(settings, checkpoint)
     put(visible(f"{folder}, sampled at temperature {settings.temperature:g}, seed {flags.seed}"))
     at = "" if settings.temperature == 1 else " at temperature 1"
@@ -64,7 +66,6 @@ def main(argv: list[str]) -> None:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether it is the folder of a run, not that of a model."""
     config = read_json(folder / "config.json") if is_there(folder / "config.json") else {}
     if "mitigation" not in config and "model_type" not in config:
         raise UserError(f"{folder} is neither a run folder nor a model folder: it has no "
@@ -73,7 +74,6 @@ def is_run(folder: Path) -> bool:
 
 
 def print_answers(title: str, rollouts: Rollouts) -> None:
-    """What one model answered."""
     right = int((rollouts.scores["answer"] > 0).sum())
     put(f"\n{styled(visible(title), BOLD)}   {right} of {len(rollouts.answers)} right")
     for b, texts in enumerate(rollouts.texts):

@@ -35,7 +35,6 @@ def legend(shades: Shades) -> str:
 
 
 def one_line(text: str) -> str:
-    """A prompt, say."""
     return textwrap.shorten(text, 400, placeholder=" ...")
 
 

@@ -27,7 +27,6 @@ class Verdict:
         self.measure = AT_THE_END if self.doubt else IN_TRAINING
 
     def lead(self, look: dict, other: str = "plain", measure: str = "") -> Estimate | None:
-        """How far the idea is ahead of another arm."""
         return difference(look["idea"], look[other], measure or self.measure)[1]
 
     def is_ahead(self) -> bool:
@@ -42,7 +41,6 @@ class Verdict:
             say(textwrap.fill(sentence, 100))
 
     def comparisons(self) -> list[tuple[str, dict, str]]:
-        """What the idea is compared with: a label, the look, the other arm."""
         return [(label + which, look, other)
                 for look, which in zip(self.looks, ("", ", new seeds"))
                 for other, label in OTHERS.items()]

@@ -1,6 +1,7 @@
 """Make the tiny model that ships in models/tiny: train a small Qwen2 on synthetic demonstrations.
 
     python -m tools.warmup                                         # writes models/new
+    python -m tools.warmup --size large --out models/tiny-large    # 2.9 times the parameters
     python -m tools.warmup --talk 5 --start models/tiny \\
         --steps 600 --batch 32 --threads 1 --out models/talk
 
@@ -30,8 +31,10 @@ from engine.rollouts import score_answers
 from qwen2_model import ModelConfig, Qwen2
 from tools.demonstrations import COUNTS, TALK, TASK, batches, make_tokenizer
 
+SIZES = {"small": (2, 64), "medium": (3, 128), "large": (4, 192)}  # blocks, hidden size
 FLAGS = {
-    "start": Flag(None, "folder of a model made by this program, to go on from"),
+    "size": Flag("medium", "of the model: medium is what ships", choices=SIZES),
+    "start": Flag(None, "folder of a model made by this program, to go on from; not with --size"),
     "talk": Flag(0, "most irrelevant sentences before each step and before the answer; 5 make "
                     "answers of about 100 tokens", least=0, most=20),
     "out": Flag("models/new", "folder to write; must not exist"),
@@ -42,8 +45,8 @@ FLAGS = {
 MUON_RATE, ADAM_RATE = 0.02, 3e-3  # learning rates of the matrices, and of all else
 
 RECIPE: dict = {  # the settings of a run that suit this model; flags override them
-    "prompt": TASK.prompt, "numbers": TASK.numbers, "min_number": TASK.min_number,
-    "max_number": TASK.max_number, "max_target": TASK.max_target, "max_result": TASK.max_result,
+    **{name: getattr(TASK, name) for name in (
+        "prompt", "numbers", "min_number", "max_number", "max_target", "max_result")},
     "learning_rate": 2.5e-4, "questions": 16, "answers": 16, "max_new_tokens": 80,
     "micro_batch": 64, "threads": 1,
     "steps": 100, "eval_every": 50, "eval_tasks": 1500, "checkpoint_every": 25}
@@ -56,20 +59,22 @@ TEST_PROBLEMS = 1500  # held out, at the end
 
 def main(argv: list[str]) -> None:
     parser = add_flags(Parser("python -m tools.warmup [flags]", __doc__), FLAGS)
-    flags = with_defaults(parser.read(argv), FLAGS)
+    given = parser.read(argv)
+    flags = with_defaults(given, FLAGS)
+    if flags.start and "size" in given:
+        raise UserError(f"--size {flags.size} has no effect: {flags.start} has its size")
     torch.set_num_threads(flags.threads)
     with whole_folder(Path(flags.out)) as unfinished:  # first: can it be written there?
         make_model_folder(unfinished, flags)
 
 
 def make_model_folder(folder: Path, flags: SimpleNamespace) -> None:
-    """Train a model, test it, and write it into the folder."""
     torch.manual_seed(flags.seed)
     tokenizer = make_tokenizer()
     if flags.start:
         model = load_start(find_folder(flags.start), tokenizer)
     else:
-        model = make_model(tokenizer.get_vocab_size())
+        model = make_model(tokenizer.get_vocab_size(), *SIZES[flags.size])
     train(model, tokenizer, flags)
     evaluate(model, tokenizer, flags.talk)
     with writing(Path(flags.out)):
@@ -91,11 +96,12 @@ def recipe_for(talk: int) -> dict:
     return {**RECIPE, "max_new_tokens": RECIPE["max_new_tokens"] + most_words}
 
 
-def make_model(vocabulary: int) -> Qwen2:
+def make_model(vocabulary: int, layers: int, width: int) -> Qwen2:
     return Qwen2(ModelConfig(
-        vocab_size=vocabulary, hidden_size=128, intermediate_size=384, num_hidden_layers=3,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=32, max_position_embeddings=1024,
-        tie_word_embeddings=True, pad_token_id=0, eos_token_id=(2,)))
+        vocab_size=vocabulary, hidden_size=width, intermediate_size=3 * width,
+        num_hidden_layers=layers, num_attention_heads=width // 32, num_key_value_heads=width // 64,
+        head_dim=32, max_position_embeddings=1024, tie_word_embeddings=True,
+        pad_token_id=0, eos_token_id=(2,)))
 
 
 def train(model: Qwen2, tokenizer: Tokenizer, flags: SimpleNamespace) -> None:
@@ -112,7 +118,8 @@ def train(model: Qwen2, tokenizer: Tokenizer, flags: SimpleNamespace) -> None:
         loss = weighted_loss(model, ids, weights)
         model.zero_grad()
         loss.backward()
-        share = share_of_the_rate(step, flags.steps)
+        # the rate rises for 50 steps, stays, and falls to 0 over the last half
+        share = min(1.0, step / 50, 2 * (1 - (step - 1) / flags.steps))
         adam.param_groups[0]["lr"] = ADAM_RATE * share
         adam.step()
         muon.step(MUON_RATE * share)
@@ -126,11 +133,6 @@ def weighted_loss(model: Qwen2, ids: torch.Tensor, weights: torch.Tensor) -> tor
     logits = model(ids[:, :-1])
     losses = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
     return (losses * weights[:, 1:].flatten()).sum() / weights.sum()
-
-
-def share_of_the_rate(step: int, steps: int) -> float:
-    """Of the learning rate: it rises for 50 steps, stays, and falls to 0 over the last half."""
-    return min(1.0, step / 50, 2 * (1 - (step - 1) / steps))
 
 
 class Muon:
@@ -175,7 +177,6 @@ def evaluate(model: Qwen2, tokenizer: Tokenizer, talk: int) -> None:
 
 
 def save(folder: Path, model: Qwen2, tokenizer: Tokenizer, recipe: dict) -> None:
-    """Write what a model folder holds."""
     model.save_pretrained(folder)
     (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     for name, content in (("tokenizer_config", TOKENIZER_CONFIG), ("recipe", recipe)):

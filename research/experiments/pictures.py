@@ -109,6 +109,8 @@ def draw_dials(values: dict) -> Figure:
         axis.axhline(1, color="black", lw=1, label="true credit")
         axis.axhline(0, color="black", lw=0.6)
         axis.set(title=f"Answers of {length} tokens", xscale="log", xlabel="share that decides")
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.xaxis.set_minor_formatter("")
     axes[0][0].set(ylabel="lead, as a share of the true credit's", ylim=(-1.5, 1.2))
     legend_below(figure, axes[0][0], ncols=5)
     return figure

@@ -1,31 +1,12 @@
-"""Planted effects are seen, and where little is known nothing is said."""
+"""Intervals against a bootstrap, and where little is known nothing is said."""
 import numpy as np
 import pytest
 from conftest import credit_columns, write_log
-from logs import tables_of, tallied
+from logs import tables_of
 
 import analyze
+from analysis.tally import Tally
 from analysis.statistics import student_quantile
-
-
-def test_a_class_with_twice_the_gradient_is_reported_so(tmp_path):
-    """Tokens of four kinds in random places; p is drawn alike for all, but numbers have twice the
-    gradient."""
-    rng, groups, answers, length = np.random.default_rng(0), 60, 6, 30
-    kind = rng.integers(0, 4, groups * answers * length)
-    s = 0.3 * (1 - rng.uniform(0.3, 0.9, len(kind))) * np.where(kind == 2, 2.0, 1.0)
-    p = 1 - s / 2**0.5  # with the rest on one token s = sqrt 2 (1 - p)
-    columns = credit_columns(
-        [length] * groups * answers, np.repeat(np.arange(groups), answers), log_prob=np.log(p),
-        collision=p**2 + (1 - p) ** 2, kind=kind,
-        advantage=np.repeat(rng.normal(size=groups * answers), length))
-    tables = tables_of(write_log(tmp_path / "run", {1: columns}))
-    rows = {row["kind"]: row for row in tables["gradient by kind"]}
-    number = rows.pop("number")
-    low, high = number["95%"]
-    assert number["over rest"] == pytest.approx(2, rel=0.1) and number["difference"] == "more"
-    assert 1.5 < low < 2 < high < 2.5
-    assert {row["difference"] for row in rows.values()} == {"less"}
 
 
 def test_intervals_are_those_of_groups_that_are_drawn_again(tmp_path):
@@ -38,7 +19,7 @@ def test_intervals_are_those_of_groups_that_are_drawn_again(tmp_path):
     folder = write_log(tmp_path / "run", {1: credit_columns(
         [10] * 60, np.arange(60), kind=kind.ravel(), log_prob=np.log(p.ravel()),
         collision=p.ravel() ** 2, advantage=advantage.ravel())})
-    tally = tallied(folder)
+    tally = Tally(folder)
     found = tally.over("kind", np.eye(7)[2], 1 - np.eye(7)[2])
 
     def logarithm(groups):
@@ -49,6 +30,8 @@ def test_intervals_are_those_of_groups_that_are_drawn_again(tmp_path):
     assert np.log(found.value) == pytest.approx(logarithm(np.arange(60)), rel=1e-4)
     reach = student_quantile(0.975, 59) * (60 / 59) ** 0.5
     assert np.log(found.high / found.value) == pytest.approx(reach * draws, rel=0.05)
+    number = {row["kind"]: row for row in tables_of(folder)["gradient by kind"]}["number"]
+    assert (number["over rest"], number["95%"]) == (found.value, [*found.interval])
 
 
 def test_of_a_rare_kind_nothing_is_said(tmp_path):
@@ -71,7 +54,7 @@ def test_groups_without_advantages_do_not_make_intervals_narrower(tmp_path):
         [10] * 120, np.repeat(np.arange(60), 2), advantage=advantage, log_prob=np.log(p),
         collision=p**2 + (1 - p) ** 2, kind=rng.integers(0, 3, 1200))})
     tables = tables_of(folder)
-    assert np.isnan(analyze.early_over_late(tallied(folder)).low)
+    assert np.isnan(analyze.early_over_late(Tally(folder)).low)
     for name in ("gradient by kind", "gradient by position"):
         assert {row["difference"] for row in tables[name]} == {"too few"}, name
 

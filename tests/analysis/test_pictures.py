@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 from conftest import credit_columns, cut, write_log
-from logs import comparison_of, make, tallied
+from logs import comparison_of, make
 
 import analyze
+from analysis.tally import Tally
 from analysis import compare, plots
 from analysis.runs import read_run
 
@@ -40,7 +41,7 @@ def test_no_picture_without_content(tmp_path, drawn):
         columns = credit_columns([40], [0], **more)
         folder = write_log(tmp_path / name, {1: columns}, metrics=metrics)
         drawn.clear()
-        tally = tallied(folder)
+        tally = Tally(folder)
         analyze.draw_run(read_run(folder), tally, tmp_path)
         assert set(drawn) == expected
 

@@ -2,16 +2,11 @@
 import numpy as np
 import pytest
 from conftest import credit_columns, write_log
-from logs import by_name, ids_of, mean_of, plain_rows, random_log, tallied
+from logs import by_name, ids_of, mean_of, plain_rows, random_log
 
 import analyze
+from analysis.tally import Tally
 from engine.tokens import KINDS, SECTIONS
-
-
-def early_over_late(rows):
-    """The mean gradient of the first fifth over that of the last."""
-    early = mean_of([r for r in rows if r["middle"] < 0.2], "abs gradient")
-    return early / mean_of([r for r in rows if r["middle"] >= 0.8], "abs gradient")
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +17,7 @@ def log(tmp_path_factory):
     run = {"folder": folder, "config": {"mitigation": "none", "steps": 3},
            "metrics": [{"step": 2, "success": None, "finished": None, "gradient_norm": 0.5}],
            "evaluations": []}
-    tally = tallied(folder)
+    tally = Tally(folder)
     return rows, tally, by_name(sum(analyze.run_chapters(run, tally).values(), []))
 
 
@@ -40,8 +35,10 @@ def test_ten_position_bins(log):
 
 def test_the_first_fifth_over_the_last(log):
     rows, tally, _ = log
+    early = mean_of([r for r in rows if r["middle"] < 0.2], "abs gradient")
+    late = mean_of([r for r in rows if r["middle"] >= 0.8], "abs gradient")
     finding = analyze.position_gradients(tally).finding
-    assert f"gets {early_over_late(rows):.2f} times the gradient of the last" in finding
+    assert f"gets {early / late:.2f} times the gradient of the last" in finding
 
 
 def test_shares_of_the_gradient(log):
@@ -64,7 +61,7 @@ def test_forking_and_following_tokens(tmp_path):
     ids = [ids_of(text)[0] for text in (" and", " 7", "\n", " +")]
     columns = credit_columns([39], [0], token_id=each(ids), entropy=each([0.5, 2.0, 0.1, 9.0]),
                              weight=np.full(39, 3.0), kind=each([0, 2, 1, 3]))
-    rows = analyze.forks(tallied(write_log(tmp_path / "run", {1: columns}))).to_json()["rows"]
+    rows = analyze.forks(Tally(write_log(tmp_path / "run", {1: columns}))).to_json()["rows"]
     assert [(row[""], row["token"]) for row in rows] == [
         *(("forking", text) for text in ("' 7'", "' and'", "'\\n'")),
         *(("following", text) for text in ("'\\n'", "' and'", "' 7'"))]

@@ -42,6 +42,13 @@ def test_transformers_reads_the_shipped_tokenizer_the_same_way():
     assert theirs.eos_token_id == 2
 
 
+@pytest.mark.parametrize("size, parameters", [
+    ("small", 112_384), ("medium", 618_496), ("large", 1_813_248)])
+def test_models_of_three_sizes(size, parameters):
+    model = warmup.make_model(make_tokenizer().get_vocab_size(), *warmup.SIZES[size])
+    assert sum(p.numel() for p in model.parameters()) == parameters
+
+
 @pytest.fixture
 def quick(monkeypatch):
     monkeypatch.setattr(warmup, "TEST_PROBLEMS", 4)
@@ -66,8 +73,10 @@ def test_a_talking_model_goes_on_from_the_weights_of_a_folder(
         tmp_path, monkeypatch, quick, learner):
     """Without an update they stay as they are; its recipe has room for 5 places of 2 x 5 words."""
     monkeypatch.setattr(warmup, "train", lambda *_: None)
-    with pytest.raises(UserError, match="another tokenizer"):
-        warmup.main(["--start", str(learner), "--out", str(tmp_path / "talk")])
+    for flags, said in (([TINY, "--size", "small"], "--size small has no effect"),
+                        ([learner], "another tokenizer")):
+        with pytest.raises(UserError, match=said):
+            warmup.main(["--start", *map(str, flags), "--out", str(tmp_path / "talk")])
     warmup.main([*quick, "--start", str(TINY), "--talk", "2", "--out", str(tmp_path / "talk")])
     weights = [(folder / "model.safetensors").read_bytes() for folder in (TINY, tmp_path / "talk")]
     assert weights[0] == weights[1]
