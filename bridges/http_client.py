@@ -5,9 +5,10 @@ that was given and to nothing else. Requests run side by side, since a server ba
 together. They have one deadline for all.
 """
 import json
+import queue
 import re
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 
@@ -41,28 +42,42 @@ class Client:
         return self.all([(method, path, content)])[0]
 
     def all(self, requests: list[tuple[str, str, dict | None]]) -> list[dict]:
-        """The answers to requests (method, path, content), in their order."""
-        deadline = time.monotonic() + self.seconds
-        pool = ThreadPoolExecutor(AT_ONCE)
-        futures = [pool.submit(self.exchange, deadline, *request) for request in requests]
-        try:
-            for future in as_completed(futures):
-                future.result()
-            return [future.result() for future in futures]
-        finally:  # the first error, or Ctrl-C, waits for no other request
-            pool.shutdown(wait=False, cancel_futures=True)
+        """The answers to requests (method, path, content), in their order. The first request that
+        fails ends the waiting for all."""
+        done: queue.SimpleQueue = queue.SimpleQueue()
+        turns = threading.Semaphore(AT_ONCE)
 
-    def exchange(self, deadline: float, method: str, path: str, content: dict | None) -> dict:
+        def work(number: int, request: tuple) -> None:
+            with turns:
+                try:
+                    done.put((number, self.exchange(*request)))
+                except Exception as error:  # whatever it is, somebody waits for it
+                    done.put((number, error))
+
+        deadline = time.monotonic() + self.seconds
+        for numbered in enumerate(requests):  # as daemons: none of them delays an exit
+            threading.Thread(target=work, args=numbered, daemon=True).start()
+        answers: dict[int, dict] = {}
+        while len(answers) < len(requests):
+            try:
+                number, answer = done.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:  # also where a server sends a byte now and then
+                raise self.too_late() from None
+            if isinstance(answer, Exception):
+                raise answer
+            answers[number] = answer
+        return [answers[number] for number in range(len(requests))]
+
+    def exchange(self, method: str, path: str, content: dict | None) -> dict:
         """Send one request; the JSON object that the server replies."""
         body = None if content is None else json.dumps(content)
-        left = max(0.001, deadline - time.monotonic())
-        connection = HTTPConnection(self.address.removeprefix("http://"), timeout=left)
+        connection = HTTPConnection(self.address.removeprefix("http://"), timeout=self.seconds)
         try:
             connection.request(method, path, body, {"Content-Type": "application/json"})
             response = connection.getresponse()
             text = response.read().decode(errors="replace")
         except TimeoutError:
-            raise self.error(f"no whole answer within {self.seconds:g} s") from None
+            raise self.too_late() from None
         except (OSError, OverflowError, HTTPException, ValueError) as error:  # a port, a chunk
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise self.error(f"no answer to {path} ({one_line(reason)})") from None
@@ -71,6 +86,9 @@ class Client:
         if response.status != 200:
             raise self.error(f"it answers {path} with {response.status}: {one_line(text)}")
         return parse_object(text, str(self.error(f"its answer to {path}")))
+
+    def too_late(self) -> UserError:
+        return self.error(f"no whole answer within {self.seconds:g} s")
 
     def error(self, what: str) -> UserError:
         return UserError(f"{FLAG} {self.address}: {what}")

@@ -102,4 +102,6 @@ def serve(folder, port):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
+        raise SystemExit("python -m bridges.tests.server MODEL [PORT]")
     serve(Path(sys.argv[1]), int((*sys.argv, 8000)[2]))

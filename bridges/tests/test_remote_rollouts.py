@@ -191,7 +191,7 @@ def test_answers_stand_in_the_order_of_their_requests(monkeypatch):
     """Side by side: the first is answered when the second has been."""
     second_is_done = threading.Event()
 
-    def the_first_is_last(client, deadline, number):
+    def the_first_is_last(client, number):
         if number == 0 and not second_is_done.wait(10):
             raise UserError("the second waits for the first")
         second_is_done.set()
@@ -206,7 +206,7 @@ def test_answers_stand_in_the_order_of_their_requests(monkeypatch):
 def test_the_first_error_waits_for_no_other_request(monkeypatch):
     is_told, answered = threading.Event(), []
 
-    def only_the_second_fails(client, deadline, number):
+    def only_the_second_fails(client, number):
         if number == 1:
             raise UserError("the second")
         is_told.wait(20)
@@ -215,6 +215,10 @@ def test_the_first_error_waits_for_no_other_request(monkeypatch):
     monkeypatch.setattr(Client, "exchange", only_the_second_fails)
     assert said_by(Client("http://nowhere", 60.0).all, [(0,), (1,)]) == "the second"
     assert not answered
+    late = said_by(Client("http://nowhere", 0.01).all, [(0,)])  # though bytes may come all the time
+    assert late == "--rollouts http://nowhere: no whole answer within 0.01 s"
+    others = set(threading.enumerate()) - {threading.main_thread()}
+    assert others and all(thread.daemon for thread in others)  # an exit waits for none of them
     is_told.set()
 
 
