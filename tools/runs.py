@@ -4,7 +4,9 @@ A planned run is a command of train.py with --continue, so it is made, gone on w
 Everything can be stopped at any moment, and the same command goes on. A run that another process is
 writing fails with a sentence.
 """
+import ctypes
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,11 +16,12 @@ from pathlib import Path
 
 from analysis.runs import is_done, read_run
 from engine.errors import UserError
-from harness.files import PROJECT, is_there, make_folder, writing
+from harness.files import PROJECT, is_folder, is_there, locked, make_folder, writing
 from harness.program import StopRequest
 from harness.progress import say, show_status
 
-PAUSE = 0.5  # seconds between two looks at the processes
+PAUSE = 0.5             # seconds between two looks at the processes
+PR_SET_PDEATHSIG = 1    # <sys/prctl.h>
 
 
 @dataclass
@@ -100,11 +103,14 @@ class Runs:
         """In a session of its own: Ctrl-C at the terminal reaches this program alone, which tells
         its runs, so that they are told once."""
         make_folder(run.log.parent)
+        if is_folder(run.folder):
+            with locked(run.folder):  # or another program writes it, which is said
+                pass
         with writing(run.log), open(run.log, "ab") as log:
             process = subprocess.Popen(
                 [sys.executable, *run.command], stdin=subprocess.DEVNULL, stdout=log,
                 stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"},
-                start_new_session=True)
+                start_new_session=True, preexec_fn=stop_with_parent)
         self.running.append((run, process))
 
     def collect(self) -> None:
@@ -141,6 +147,13 @@ class Runs:
             a_step = self.seconds / self.steps if self.steps else run.seconds / run.steps
             loads[loads.index(min(loads))] += a_step * (run.steps - run.steps_made())
         return f", {in_words(max(loads))} left" if max(loads) else ""
+
+
+def stop_with_parent() -> None:
+    """In the new process: where the system can do so, it is told to stop when its parent is gone,
+    also after kill -9."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def last_line(log: Path) -> str:

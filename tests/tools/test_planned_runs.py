@@ -1,6 +1,8 @@
 """Runs side by side: made, stopped and gone on with, waited for, failed."""
+import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -10,7 +12,9 @@ import pytest
 from conftest import refusal
 
 import train
+from engine.errors import UserError
 from harness.credit_file import step_of
+from harness.run_folder import open_folder
 from tools.runs import PlannedRun, Runs, make_runs
 
 
@@ -95,3 +99,34 @@ def test_all_or_nothing(planned, capfd):
     runs = Runs(arms, 1, all_or_nothing=True)
     assert runs.make() and list(runs.failed) == ["bad"] and runs.finished == 1
     assert not arms[2].log.exists() and "failed" not in capfd.readouterr().out
+
+
+def test_a_run_that_another_process_writes_is_told(planned):
+    run = planned()
+    run.folder.mkdir(parents=True)
+    with open_folder(run.folder):
+        said = refusal(make_runs, [run], 1, "")
+    assert str(run.folder) in said and "another process" in said and not run.log.exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing tells of a parent's end")
+def test_a_killed_program_leaves_no_training_behind(planned):
+    """Its run keeps a checkpoint, as after Ctrl-C."""
+    run = planned(steps=10_000)
+    parent = multiprocessing.get_context("fork").Process(target=Runs([run], 1).make)
+    parent.start()
+    while not run.steps_made():
+        time.sleep(0.01)
+    parent.kill()
+    parent.join()
+    while is_written(run.folder):
+        time.sleep(0.01)
+    assert "Go on with: python train.py --resume" in run.log.read_text()
+
+
+def is_written(folder):
+    try:
+        with open_folder(folder):
+            return False
+    except UserError:
+        return True
