@@ -99,7 +99,9 @@ def checked_run(folder: RunFolder, config: RunConfig, settings: Settings, is_pla
             "--steps N goes on to N")
         run.is_finished = True
         return run
-    steps, kept = last_step(folder.path), before.checkpoint_every
+    # by the metrics, and by the credit files if those were lost: a kill may cost one line
+    steps = max([last_step(folder.path), *(step - 1 for step, _ in credit_files(folder.path))])
+    kept = before.checkpoint_every
     if not run.checkpoint and steps > kept and (kept or not is_planned):
         # until the first checkpoint is due, to start again loses nothing: the same steps are made;
         # nor does it where none ever was, and a plan asks for the whole run
@@ -166,7 +168,8 @@ def keep_changes(run: RunFolder, code: Code, settings: Settings, done: int) -> N
     """Write what is changed into config.json, and print a note of what may change results. `code`
     is what made the steps before."""
     config = read_json(run.path / "config.json")
-    code = {step: files for step, files in code.items() if int(step) <= done}
+    code = {step: files for step, files in code.items()
+            if step.isdecimal() and int(step) <= done}
     before = {name: sha256 for files in code.values() for name, sha256 in files.items()}
     now = code_in_use()
     others = {name: now[name] for name in sorted(before.keys() & now) if now[name] != before[name]}

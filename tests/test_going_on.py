@@ -39,18 +39,19 @@ def stopped(whole, tmp_path):
 
 @pytest.mark.parametrize("way, every", [("--resume", 2), ("--continue", 2), ("--resume", 0)])
 def test_a_record_without_checkpoints_is_not_erased(finished, learner, way, every):
-    """Nor is that of a run that never keeps any."""
+    """Nor is that of a run that never keeps any, also where its metrics are lost."""
     shutil.rmtree(finished / "checkpoints")
     edit_config(finished, checkpoint_every=every)
     argv = ["--resume", finished]
     if way == "--continue":
         argv = ["--model", learner, "--out", finished, *WHOLE, "--continue"]
     assert "has 6 of its 6 steps, and no more" in run(*argv).stdout
-    cut(finished / "metrics.jsonl", 5)
-    before = everything(finished)
-    said = run(*argv, "--checkpoint_every", 100, expect=1).stderr
-    assert "holds a record of 5 steps, and no checkpoint to go on from" in said
-    assert everything(finished) == before
+    for lines in 5, 0:
+        cut(finished / "metrics.jsonl", lines)
+        before = everything(finished)
+        said = run(*argv, "--checkpoint_every", 100, expect=1).stderr
+        assert "holds a record of 5 steps, and no checkpoint to go on from" in said
+        assert everything(finished) == before
 
 
 def test_a_plan_without_checkpoints_begins_again(whole, finished, learner):
