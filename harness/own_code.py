@@ -4,7 +4,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import chdir, contextmanager, suppress
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout, suppress
 from copy import deepcopy
 from pathlib import Path
 from reprlib import repr as brief
@@ -45,10 +45,13 @@ def own_path(file: str) -> str:
 @contextmanager
 def told_as(whose: str, chosen: object) -> Iterator[None]:
     """Run somebody's code: an error gets a note, whose it is and where in the file that begins it.
-    Working directory, gradient mode, default dtype and number of threads stay what they are."""
+    Working directory, streams, gradient mode, default dtype and device and the number of threads
+    stay what they are."""
     dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
+    device = torch.get_default_device()
     try:
-        with chdir("."), torch.set_grad_enabled(torch.is_grad_enabled()):
+        with (chdir("."), redirect_stdout(sys.stdout), redirect_stderr(sys.stderr),
+              torch.set_grad_enabled(torch.is_grad_enabled())):
             yield
     except (UserError, KeyboardInterrupt):
         raise
@@ -65,6 +68,8 @@ def told_as(whose: str, chosen: object) -> Iterator[None]:
         raise
     finally:
         torch.set_default_dtype(dtype)
+        if torch.get_default_device() != device:
+            torch.set_default_device(device)
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
 

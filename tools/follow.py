@@ -150,11 +150,13 @@ def likeliest(run: dict, tokens: dict, tokenizer, answer: dict, t: int) -> str:
         model = Qwen2.from_pretrained(folder, "cpu")
     except UserError as error:
         return f"not known: {error}"
+    temperature = run["config"].get("columns_temperature", 1)  # of what is on record
+    if temperature is None:
+        return "not known: nor is the temperature of what is on record"
     at = tokens["episode_start"][answer["episode"]] + t
     prompt = np.split(tokens["prompt_ids"], tokens["prompt_start"][1:])[answer["group"]]
     before = np.concatenate([prompt, tokens["token_id"][at - t:at]])
     states = model.model(torch.from_numpy(before)[None].long())[:, -1]
-    temperature = run["config"].get("columns_temperature", 1)  # of what is on record
     p = (model.logits(states)[0].float() / temperature).softmax(-1)
     chosen = int(tokens["token_id"][at])
     if abs(p[chosen].log() - tokens["log_prob"][at]) > SAME_MODEL:

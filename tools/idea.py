@@ -124,6 +124,8 @@ def arms_of(name: str, typed: list[str]) -> tuple[str, dict[str, dict]]:
     of_idea = {flag: given.pop(flag) for flag in own if flag in given}
     common = USUAL | given
     common = {"eval_every": common["steps"], "checkpoint_every": common["steps"]} | common
+    if common["steps"] < 1:
+        raise UserError(f"--steps {common['steps']}: then nothing is trained")
     if not common["eval_every"]:
         raise UserError("--eval_every 0: the evaluation at the end decides where training cannot, "
                         "as with problems that are asked again. --eval_tasks 100 makes it short")

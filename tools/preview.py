@@ -111,7 +111,8 @@ class Sampler:
         if self.step - 1 not in models:
             kept = [str(step) for step in credit_steps(self.folder) if step - 1 in models]
             raise UserError(f"{self.settings.mitigation} asks the model, and the one that sampled "
-                            f"step {self.step} was not kept. It was of --step {' or '.join(kept)}")
+                            f"step {self.step} was not kept"
+                            + (f". It was of --step {' or '.join(kept)}" if kept else ""))
         if self.step > 1:
             check_seal(self.folder, models[self.step - 1])
         return load_policy(self.settings, models[self.step - 1])
