@@ -307,7 +307,3 @@ ADVANTAGES.update({
     "measured": "credit.measured", "gae": "credit.critic",
     "prefix_tree": "credit.prefix_tree", "gtpo": "credit.gtpo"})
 LOSSES["dpo"] = "credit.preferences"
-
-
-if __name__ == "__main__":
-    raise SystemExit("this file is read, not run: python -m tools.preview RUN --mitigation NAME")
