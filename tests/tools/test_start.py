@@ -1,13 +1,16 @@
 """How tools are found and started, and what they refuse."""
+import re
+
 import pytest
 
 from conftest import ROOT, refusal
-from runs import assert_programs_say_how_to_start
+from runs import assert_programs_say_how_to_start, says
 from tools import follow, preview, sample
 
 
 def test_a_tool_that_is_started_as_a_file_says_how_to_start_it():
-    assert_programs_say_how_to_start("tools")
+    names = assert_programs_say_how_to_start("tools")
+    assert re.findall(r"python -m tools\.(\w+)", says("-m", "tools").stdout) == names
 
 
 @pytest.mark.parametrize("tool, argv, said", [
