@@ -97,7 +97,9 @@ class StopRequest:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name, handler in self.handlers_before.items():
+        # of several processes one that has lost another keeps them: torchrun's SIGTERM may come
+        # while its error is still on the way to `run_as_program`
+        for name, handler in self.handlers_before.items() if processes.count() == 1 else ():
             signal.signal(name, handler)
 
     def handle(self, *_: object) -> None:
