@@ -2,8 +2,8 @@
 
 Two arms with the same seed are asked the same problems at every step. So the measure that decides
 is the mean success of all answers of the training, paired by seed: it counts each of them, and what
-a seed's problems bring to both arms cancels. Of a few thousand answers that is a third to a tenth
-of the noise of one evaluation at the end, which stands beside it as what was learned.
+a seed's problems bring to both arms cancels. An evaluation at the end stands beside it: what was
+learned at last, of one model and other problems.
 """
 from pathlib import Path
 from typing import Literal

@@ -89,8 +89,8 @@ class Verdict:
         if self.doubt or end is None or end.low <= 0 <= end.high:
             return []
         which = "it is behind: by" if end.high < 0 else "the difference is"
-        return [f"At the end, on held-out problems, {which} {in_points(end)} points. This stands "
-                "beside what decides."]
+        return [f"At the end, on held-out problems, {which} {in_points(end)} points. Success in "
+                "training decides."]
 
     def draw(self, folder: Path) -> Path:
         """How the arms learned, and how far each pair is apart."""

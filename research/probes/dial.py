@@ -7,8 +7,8 @@ expected reward over a training, minus that of plain GRPO with the same seed. Be
 
     true credit          V behind the token minus V before it, exact
     mask 0.1, 0          weight 1 at the tokens that decide, so much at the others
-    half known 0.1       at half of the tokens that decide; placebo 0.1: at as many others, the same
-                         through a run
+    half known 0.1       at half of the tokens that decide
+    placebo 0.1          at as many random positions, the same through a run
     batch 2x, 4x, 16x    plain GRPO with more problems: the scale
 
 Each has in each world the learning rate that was best on other seeds; no gradient is clipped. A
@@ -40,7 +40,7 @@ WORLDS = ("128/3", "128/12", "128/42", "128/128", "512/12", "512/48", "512/170",
           "128/12 found")
 BEYOND = ("mask 0.1", "mask 0", "half known 0.1", "placebo 0.1")
 SCALE = ("batch 2x", "batch 4x", "batch 16x")
-# plain GRPO here, exactly: nothing but tags, lengths and the parts of a reward tells them apart
+# none and grpo are plain GRPO; span and rloo are dr_grpo here, but for a factor
 ALIKE = ("none", "grpo", "span", "rloo")
 FLAGS = {
     **COMMON,
