@@ -21,7 +21,7 @@ from harness.load import load_optimizer, load_policy, make_advantage, make_weigh
 from harness.progress import say, show_status
 from harness.settings import Settings
 from mitigations import rescaled_weight
-from train import with_advantage
+from train import drop_unfinished, with_advantage
 
 BATCHES, TENTH = 4, 0.1
 RARE = 0.005  # share of the gradient: of a kind that has less nothing is said
@@ -44,9 +44,8 @@ def seconds_after_start(policy: Policy) -> float:
         begun = time.perf_counter()
         batch = sample(policy, s, 1)
         of_answers = time.perf_counter() - begun
-        advantage, weight, _ = credited(batch, methods, policy, s, 1)
-        update(policy.model, optimizer, replace(batch, advantage=advantage), weight,
-               replace(s, kl=0.0))
+        batch, weight, _ = credited(batch, methods, policy, s, 1)
+        update(policy.model, optimizer, batch, weight, replace(s, kl=0.0))
         return of_answers, time.perf_counter() - begun
 
     a_step()  # the first one warms up
@@ -65,12 +64,11 @@ def look(name: str, plain: Settings, idea: Settings, is_weighting: bool) -> None
         show_status(f"a look at the untrained model, batch {step} of {BATCHES}")
         batch = sample(policy, plain, step)
         usual, *_ = credited(batch, of_plain, policy, plain, step)
-        advantage, weight, note = credited(batch, of_idea, replace(policy, settings=idea), idea,
-                                           step)
+        mine, weight, note = credited(batch, of_idea, replace(policy, settings=idea), idea, step)
         notes |= {note} - {None}
         s = gradient_size(batch.log_prob, batch.collision)
-        found.append([frame[batch.mask].double() for frame in (
-            batch.kind, s, usual, advantage, weight)])
+        found.append([frame[mine.mask].double() for frame in (
+            mine.kind, s, usual.advantage, mine.advantage, weight)])
     kind, *columns = (torch.cat(parts).numpy() for parts in zip(*found))
     say(f"{BATCHES * len(batch.mask)} answers of the untrained model, {len(kind)} tokens; {name} "
         "against plain GRPO:")
@@ -84,11 +82,12 @@ def sample(policy: Policy, s: Settings, step: int) -> Rollouts:
 
 
 def credited(batch: Rollouts, methods: tuple, policy: Policy, s: Settings, step: int) -> tuple:
-    """Advantage and weight (B, T), as a step of training makes them; what is to be said of it."""
+    """The batch and its weights (B, T), as a step of training makes them; what is to be said."""
     advantage, weighting = methods
     rollouts = with_advantage(batch, advantage, policy, s, step)
+    rollouts = drop_unfinished(rollouts) if s.drop_unfinished else rollouts
     weight, metrics = rescaled_weight(weighting, s.mitigation, rollouts, policy, s.rescale)
-    return rollouts.advantage, weight, metrics["weight_note"]
+    return rollouts, weight, metrics["weight_note"]
 
 
 def about_gradient(is_weighting: bool, kind, s, usual, advantage, weight) -> list[str]:

@@ -11,14 +11,13 @@ if not __package__:
     raise SystemExit("start it with: python -m tools.preview")
 import inspect
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
+from engine.choices import ADVANTAGES, MITIGATIONS
 from analysis.answers import groups_in_order
 from engine.errors import UserError
 from engine.policy import Policy, derived_seed
@@ -39,6 +38,7 @@ from harness.settings import NOT_KEYWORDS, OPTIONS, Settings, choice_flags, make
 from mitigations import rescaled_weight
 from tools.look import about_gradient
 from tools.terminal import check_place, legend, one_line, shaded
+from train import drop_unfinished
 
 FLAGS = {
     "mitigation": Flag(None, "by default the run's own"),
@@ -78,9 +78,7 @@ def main(argv: list[str]) -> None:
 
 def settings_with(folder: Path, weighting: dict) -> Settings:
     """The run's own, with the weighting that was asked for. Its advantages are on record."""
-    name = weighting.get("mitigation", run_config(folder)["mitigation"])
-    if name in NEVER_RESCALED:
-        weighting = {"rescale": "none", **weighting}
+    run_config(folder)  # checks it
     return make_settings({"config": folder / "config.json", "loss": "policy", "advantage": "grpo",
                           "placebo": "none", "device": "cpu", "shard": False, **weighting})
 
@@ -138,8 +136,7 @@ def weighed(folder: Path, step: int, s: Settings) -> tuple[Rollouts, torch.Tenso
     weighting = make_weighting(s, policy)
     if hasattr(weighting, "state_dict") and step > 1:
         print(f"{s.mitigation} as it is at the start of a run")
-    is_kept = rollouts.finished[:, None] if s.drop_unfinished else True
-    batch = replace(rollouts, mask=rollouts.mask & is_kept)
+    batch = drop_unfinished(rollouts) if s.drop_unfinished else rollouts
     return rollouts, *rescaled_weight(weighting, s.mitigation, batch, policy, s.rescale)
 
 

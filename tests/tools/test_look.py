@@ -9,9 +9,9 @@ import torch
 
 from conftest import ROOT, put_in
 from engine.tokens import NUMBER, WORD
-from harness.load import load_policy
+from harness.load import load_policy, make_advantage, make_weighting
 from harness.settings import make_settings
-from tools.look import about_gradient, as_a_batch, look, seconds_of_runs
+from tools.look import about_gradient, as_a_batch, credited, look, sample, seconds_of_runs
 
 KIND, ONES = np.array([WORD] * 8 + [NUMBER] * 2), np.ones(10)
 
@@ -55,6 +55,20 @@ def test_it_is_what_training_gives_the_tokens(capsys):
     look("by_kind", *settings, True)
     said = capsys.readouterr().out
     assert "word 0." in said and "operator 1." in said
+
+
+def test_answers_that_are_dropped_have_no_weight(monkeypatch):
+    """Of two answers to a problem one ends: the tokens of that one weigh 1 on average."""
+    s = make_settings({"model": str(ROOT / "models/tiny"), "questions": 2, "answers": 2,
+                       "max_new_tokens": 40, "drop_unfinished": True, "mitigation": "by_kind"})
+    policy = load_policy(s)
+    batch = sample(policy, s, 1)
+    finished = torch.tensor([True, False, True, False])
+    batch = replace(batch, finished=finished)
+    rollouts, weight, _ = credited(
+        batch, (make_advantage(s, policy), make_weighting(s, policy)), policy, s, 1)
+    assert rollouts.mask[finished].any() and not rollouts.mask[~finished].any()
+    assert weight[rollouts.mask].mean().item() == pytest.approx(1)
 
 
 def test_weights_that_are_all_zero_are_told(monkeypatch, capsys):
