@@ -39,6 +39,7 @@ from harness.identity import fingerprint
 from harness.program import run_as_program
 from harness.progress import python_command, say, show_status
 from harness.settings import Settings, make_settings
+from harness.tasks import is_module, path_of
 from mitigations import rescaled_weight
 from tools.look import look, seconds_of_runs
 from tools.runs import PlannedRun, make_runs, usable_cores
@@ -143,14 +144,16 @@ def as_typed(flags: dict) -> list[str]:
 
 def digest(s: Settings) -> str:
     """Of all that a run of these settings follows from, but its seed: the files of what computes a
-    step. Plain GRPO's runs are used by every idea, so of mitigations.py their functions count. Of
-    any other run every file does that is loaded: an idea may use what stands anywhere."""
+    step, and of what its task uses. Plain GRPO's runs are used by every idea, so of mitigations.py
+    their functions count. Of any other run every file does that is loaded: an idea may use what
+    stands anywhere."""
     values = {name: value for name, value in s.to_json().items() if name not in ("seed", "out")}
     chosen = (MITIGATIONS[s.mitigation], ADVANTAGES[s.advantage], rescaled_weight)
     is_plain = (s.mitigation, s.advantage) == PLAIN
     files = {PROJECT / name for name in ("train.py", "grpo.py", "qwen2_model.py")}
     files |= {path for path in paths_in(PROJECT / "engine") if path.suffix == ".py"}
-    files |= {PROJECT.joinpath(*s.task.split(".")).with_suffix(".py")}
+    used = (getattr(one, "__module__", None) for one in vars(sys.modules[s.task]).values())
+    files |= set(map(path_of, filter(is_module, {s.task, *used})))  # by the task, say for problems
     files |= set() if is_plain else set(filter(is_own, loaded_files()))
     known = {"values": values,
              "made of": {name: fingerprint(path) for name, path in s.paths.items()},
