@@ -97,15 +97,18 @@ class Runs:
         while self.waiting and len(self.running) < self.processes:
             run = self.waiting.pop(0)
             self.started[run.name] = time.monotonic(), run.steps_made()
-            self.start(run)
+            try:
+                self.start(run)
+            except UserError as error:  # another program writes it
+                self.give_up(run, str(error))
 
     def start(self, run: PlannedRun) -> None:
         """In a session of its own: Ctrl-C at the terminal reaches this program alone, which tells
         its runs, so that they are told once."""
         make_folder(run.log.parent)
         if is_folder(run.folder):
-            with locked(run.folder):  # or another program writes it, which is said
-                pass
+            with locked(run.folder):
+                pass  # its log is the other's, so that what our program says there can be missed
         with writing(run.log), open(run.log, "ab") as log:
             process = subprocess.Popen(
                 [sys.executable, *run.command], stdin=subprocess.DEVNULL, stdout=log,
@@ -125,13 +128,15 @@ class Runs:
                 say(f"finished: {run.name} ({self.finished} of {len(self.planned)})"
                     f"{self.time_left()}")
             else:
-                reason = f"{run.name}: {last_line(run.log)} (log: {run.log})"
-                if not self.all_or_nothing:
-                    say(f"failed: {reason}")
-                self.failed.setdefault(run.arm, reason)
-                others = [other for other in self.waiting if other.arm != run.arm]
-                self.given_up += 1 + len(self.waiting) - len(others)
-                self.waiting = others
+                self.give_up(run, f"{last_line(run.log)} (log: {run.log})")
+
+    def give_up(self, run: PlannedRun, reason: str) -> None:
+        if not self.all_or_nothing:
+            say(f"failed: {run.name}: {reason}")
+        self.failed.setdefault(run.arm, f"{run.name}: {reason}")
+        others = [other for other in self.waiting if other.arm != run.arm]
+        self.given_up += 1 + len(self.waiting) - len(others)
+        self.waiting = others
 
     def show(self) -> None:
         parts = [f"{self.finished} of {len(self.planned)} finished{self.time_left()}"]

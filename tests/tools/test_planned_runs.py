@@ -105,8 +105,9 @@ def test_a_run_that_another_process_writes_is_told(planned):
     run = planned()
     run.folder.mkdir(parents=True)
     with open_folder(run.folder):
-        said = refusal(make_runs, [run], 1, "")
-    assert str(run.folder) in said and "another process" in said and not run.log.exists()
+        failed = make_runs([run, planned("other")], 1, "")
+    assert failed == {"none": f"none-s0: {run.folder} is being written by another process"}
+    assert not run.log.exists() and planned("other").is_finished()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing tells of a parent's end")
