@@ -40,5 +40,5 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_as_program("research", main, interrupted="stopped at once; the same command goes on from "
-                   "the last checkpoint of each run")
+    run_as_program("research", main, interrupted="stopped at once; the same command of the "
+                   "board goes on, a probe begins again")

@@ -25,7 +25,7 @@ from harness.identity import provenance
 from harness.progress import show_status, though_nobody_reads
 
 COMMON = {
-    "threads": Flag(0, "CPU threads; 0 is what PyTorch finds", least=0, most=MOST_THREADS),
+    "threads": Flag(0, "CPU threads; 0 is what suits the probe", least=0, most=MOST_THREADS),
     "seed": Flag(0, "of all that is drawn; the same seed gives the same numbers", least=0,
                  most=MOST_SEED)}
 

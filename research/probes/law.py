@@ -49,8 +49,8 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     torch.set_num_threads(args.threads or 1)
     worlds, curves, rows = args.worlds.split(","), {}, []
     progress = Progress(**{world: Dials.read(world).tokens for world in worlds})
-    names = [name for name in [TRUE, *dial.arms_asked(args.only)]
-             if not inspect.isclass(MITIGATIONS.get(name) or ADVANTAGES.get(name))]
+    arms = {name: dial.arm_as_typed(name) for name in [TRUE, *dial.arms_asked(args.only)]
+            if not inspect.isclass(MITIGATIONS.get(name) or ADVANTAGES.get(name))}
     seeds = range(args.seed + NOISE_FROM, args.seed + NOISE_FROM + args.policies)
     for world in worlds:
         cells = {}
@@ -61,7 +61,8 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
         curve = {size: fmean(cells[name]["mean"]) - plain for name, size in SIZES.items()}
         curves[world] = {str(size): lead for size, lead in curve.items()}
         progress(world, 0.8, f"{world}: noise")
-        found = noise_of(Dials.read(world), names, cells[PLAIN]["rate"], args.steps, seeds)
+        found = noise_of(Dials.read(world), arms, cells[PLAIN]["rate"], args.steps, seeds,
+                         bool(args.only))
         rows += [row_of(world, name, of, curve) for name, of in found.items() if of]
     return Findings("What should credit by token be worth?", [dial.in_words(args)],
                     [predictions_table(rows)], {"curves": curves})
@@ -85,20 +86,22 @@ def noise_ratio_to_lead(ratio: float, curve: dict[float, float]) -> float:
     return curve[below] + place * (curve[above] - curve[below])
 
 
-def noise_of(dials: Dials, names: list[str], rate: float, steps: int,
-             seeds: range) -> dict[str, dict]:
+def noise_of(dials: Dials, arms: dict[str, Arm], rate: float, steps: int, seeds: range,
+             are_asked: bool = False) -> dict[str, dict]:
     """Of each arm that can be asked: noise over plain GRPO's and cosine, of policies that are
     untrained and half trained by plain GRPO. One whose answers all have the same reward says
-    nothing."""
-    found = {name: {"untrained": [], "half": []} for name in names}
+    nothing. One that was asked for by name, and cannot be asked, is an error."""
+    found = {name: {"untrained": [], "half": []} for name in arms}
     for seed in seeds:
         for when, parameters in zip(("untrained", "half"), trained(dials, seed, rate, steps // 2)):
             plain, _ = noise_and_cosine(dials, arm_of(PLAIN), seed, parameters)
             for name in list(found) if math.isfinite(plain) else []:
                 try:
-                    noise, cosine = noise_and_cosine(dials, arm_of(name), seed, parameters)
+                    noise, cosine = noise_and_cosine(dials, arms[name], seed, parameters)
                     found[name][when].append((noise / plain, cosine))
-                except UserError:  # python -m research dial says why
+                except UserError as error:  # of the others python -m research dial says why
+                    if are_asked:
+                        raise UserError(f"{name} cannot be asked here: {error}") from None
                     del found[name]
     return {name: {when: [math.exp(fmean(math.log(ratio) for ratio, _ in pairs)),
                           fmean(cosine for _, cosine in pairs)]

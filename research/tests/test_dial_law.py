@@ -5,6 +5,8 @@ import math
 import pytest
 import torch
 
+from conftest import refusal
+
 from research.__main__ import main
 from research.dial.arms import EXACT, PLAIN, arm_of
 from research.probes.law import against, noise_of, noise_ratio_to_lead
@@ -36,7 +38,8 @@ def test_noise_and_cosine_of_four_gradients():
 
 def test_noise_falls_with_the_batch_and_plain_grpo_points_the_true_way():
     """Four times the answers: a quarter of the noise. Half of the keys are half of the truth."""
-    found = noise_of(Dials.read("16/4"), [PLAIN, "batch 4x", "half known 0"], 1e-2, 4, range(2))
+    found = noise_of(Dials.read("16/4"), {name: arm_of(name) for name in (
+        PLAIN, "batch 4x", "half known 0")}, 1e-2, 4, range(2))
     assert found[PLAIN]["untrained"][0] == pytest.approx(1)
     assert found["batch 4x"]["half"][0] == pytest.approx(0.25, rel=0.4)
     assert found[PLAIN]["untrained"][1] > 0.9
@@ -60,3 +63,11 @@ def test_predictions_are_made_without_training_a_method(tmp_path, monkeypatch):
     predictions = next(table for table in tables if table["name"] == "predictions")
     assert [row["arm"] for row in predictions["rows"]] == ["true credit", "mask 0"]  # gae learns
     assert all(row["ratio"] < 1 for row in predictions["rows"])
+
+
+@pytest.mark.parametrize("name, said", [
+    ("nonsense", "no weighting and no advantage nonsense"), ("rloo --no_flag 1", "no_flag"),
+    ("outcome_conditional", "outcome_conditional cannot be asked here: it needs the text")])
+def test_an_arm_that_is_asked_for_and_cannot_be_is_told(tmp_path, name, said):
+    assert said in refusal(main, ["law", *QUICK, "--policies", "1", "--worlds", "8/2", "--only",
+                                  name, "--out", str(tmp_path / "law")])
