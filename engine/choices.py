@@ -33,7 +33,8 @@ Same = TypeVar("Same", bound=Choice)
 
 
 class Method(Protocol):
-    """What a choice is made into for a run, its flags given. The policy is None in TRL."""
+    """What a choice is made into for a run, its flags given. The policy is None where none is
+    loaded, as in a preview."""
     def __call__(self, rollouts: "Rollouts", policy: object, /) -> Tensor: ...
 
 
@@ -76,7 +77,7 @@ def mitigation(function: Same) -> Same: ...
 def mitigation(*, rescaled: bool) -> Callable[[Same], Same]: ...
 def mitigation(function: Choice | None = None, *, rescaled: bool = True) -> object:
     """Make it a choice of --mitigation: weights (B, T), not negative."""
-    return add_to(MITIGATIONS, function, set() if rescaled else NEVER_RESCALED)
+    return add_to(MITIGATIONS, function, NEVER_RESCALED, not rescaled)
 
 
 @overload
@@ -85,19 +86,19 @@ def advantage(function: Same) -> Same: ...
 def advantage(*, whole_answers: bool) -> Callable[[Same], Same]: ...
 def advantage(function: Choice | None = None, *, whole_answers: bool = False) -> object:
     """Make it a choice of --advantage: credit (B, T), with a sign."""
-    return add_to(ADVANTAGES, function, WHOLE_ANSWERS if whole_answers else set())
+    return add_to(ADVANTAGES, function, WHOLE_ANSWERS, whole_answers)
 
 
-def add_to(choices: Choices, function: Choice | None, marked: set[str]) -> object:
+def add_to(choices: Choices, function: Choice | None, marked: set[str], is_marked: bool) -> object:
     """Without a function, as in @mitigation(rescaled=False), a decorator."""
     if function is None:
-        return lambda function: add_to(choices, function, marked)
+        return lambda function: add_to(choices, function, marked, is_marked)
     name, module = function.__name__, function.__module__
     # a reload has another one, a notebook has none
     loading = getattr(sys.modules.get(module), "__spec__", None)
     if loading is not None and choices.made_by.get(name) is loading:
         raise UserError(f"{name} is twice in {module}: one needs another name")
     choices.made_by[name] = loading
-    choices[function.__name__] = function
-    marked.add(function.__name__)
+    choices[name] = function
+    (marked.add if is_marked else marked.discard)(name)  # it may be written anew without the mark
     return function

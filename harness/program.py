@@ -26,6 +26,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 def run_as_program(name: str, main: Callable[[list[str]], object], interrupted: str = "") -> None:
     """Run main(argv). An error of the user or of the system is one line; so is `interrupted`."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:  # no file gets a closed stream's number
+        pass
+    os.close(number)
     for stream in ("stdout", "stderr"):  # None where it was closed: `>&-`
         setattr(sys, stream, Visible(getattr(sys, stream) or open(os.devnull, "w")))
     try:
@@ -97,8 +100,8 @@ class StopRequest:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # of several processes one that has lost another keeps them: torchrun's SIGTERM may come
-        # while its error is still on the way to `run_as_program`
+        # several processes keep them: of one that has lost another the error may still be on its
+        # way to `run_as_program` when torchrun's SIGTERM comes
         for name, handler in self.handlers_before.items() if processes.count() == 1 else ():
             signal.signal(name, handler)
 

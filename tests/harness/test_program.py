@@ -121,6 +121,7 @@ HAS_FULL = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no full d
     ("raise RuntimeError('mine ' + chr(27))", "2>&1 | tail -n 1",
      (0, "RuntimeError: mine \\x1b\n", "")),
     # a closed stream leads nowhere, and no file gets its number
-    (WITH_A_FILE, ">&-", (1, "", "name: mine\n"))])
+    (WITH_A_FILE, ">&-", (1, "", "name: mine\n")),
+    ("import os; print(os.open(os.devnull, os.O_RDONLY) > 2)", "<&- 2>&-", (0, "True\n", ""))])
 def test_what_becomes_of_output_that_nobody_takes(body, shell, expected):
     assert ends(body, shell) == expected

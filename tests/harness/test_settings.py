@@ -6,7 +6,7 @@ import re
 import pytest
 
 from conftest import refusal
-from engine.choices import ADVANTAGES, MITIGATIONS, Choices, mitigation
+from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, Choices, mitigation
 from engine.errors import UserError
 from harness.command_line import read_flags
 from harness.help import FIRST_DAY
@@ -174,7 +174,8 @@ def test_a_notebooks_cell_may_define_its_method_again_and_a_file_not(own_choices
         seed.__module__ = module
         assert mitigation(seed) is MITIGATIONS["seed"]
         if module != __name__:
-            assert mitigation(seed) is seed
+            assert mitigation(rescaled=False)(seed) is seed and "seed" in NEVER_RESCALED
+            assert mitigation(seed) is seed and "seed" not in NEVER_RESCALED
             MITIGATIONS.data.clear()
     assert refusal(mitigation, seed) == f"seed is twice in {__name__}: one needs another name"
 
