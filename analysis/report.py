@@ -25,14 +25,14 @@ PLACES = {  # the table of the page that a picture stands below; two others have
 FLAGS = {
     "output_dir": Flag(None, "folder for pictures and report.html; by default analysis/ in the "
                        "run, or comparison/ beside the runs"),
-    "baseline": Flag(None, "the arm that the others are compared with (default: plain GRPO)")}
+    "baseline": Flag(None, "the arm that the others are compared with (default: plain GRPO)"),
+    "all": Flag(False, "print every table, not only findings")}
 
 
 def read_flags(argv: list[str], description: str) -> SimpleNamespace:
     parser = add_flags(Parser("python analyze.py [RUN ...] [flags]", description), FLAGS)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders; several are compared")
-    parser.add_argument("--all", action="store_true", help="print every table, not only findings")
-    flags = with_defaults({"all": False} | parser.read(argv), FLAGS)
+    flags = with_defaults(parser.read(argv), FLAGS)
     if len(flags.runs) == 1 and flags.baseline:
         raise UserError("--baseline needs several runs to compare")
     return flags

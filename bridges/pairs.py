@@ -26,7 +26,7 @@ from engine.policy import stop_ids
 from engine.rollouts import Rollouts
 from engine.tokens import encode, encode_prompt, load_tokenizer
 from harness.credit_reading import credit_steps, read_credit
-from harness.files import parse_json, read_given, replace_text, writing
+from harness.files import parse_json, read_given, replace_text
 from harness.flags import Parser
 from harness.program import run_as_program
 from harness.settings import make_settings
@@ -119,8 +119,7 @@ def main(argv: list[str]) -> None:
     pairs = pairs_of(folder, settings)
     if not pairs:
         raise UserError(f"{folder} has no pairs: in no group of its credit files do rewards differ")
-    with writing(output):
-        replace_text(output, "".join(f"{json.dumps(pair)}\n" for pair in pairs))
+    replace_text(output, "".join(f"{json.dumps(pair)}\n" for pair in pairs))
     print(f"{len(pairs):,} pairs: {output}")
 
 

@@ -121,12 +121,12 @@ class RolloutServer:
         if step - self.weights_of >= s.rollouts_every:
             self.hand_over(step)
         prompts = encode_prompts(policy.tokenizer, policy.task, problems)
-        limits = Limits(s.answers, s.max_new_tokens, policy.model.config.vocab_size,
+        limits = Limits(answers, s.max_new_tokens, policy.model.config.vocab_size,
                         stop_ids(policy.model, policy.tokenizer))
         # an error of another process would not be printed
         told = self.ask(prompts, limits, seed) if processes.rank() == 0 else []
-        sampled = laid_out(told, len(prompts) * s.answers, limits, policy.model.device)
-        rollouts = gather(problems, prompts, s.answers, sampled)
+        sampled = laid_out(told, len(prompts) * answers, limits, policy.model.device)
+        rollouts = gather(problems, prompts, answers, sampled)
         ours = with_facts(policy.model, rollouts, s.micro_batch)
         if processes.rank() == 0 and self.weights_of == step:
             self.refuse_gap(rollouts.log_prob, ours)

@@ -63,8 +63,8 @@ class Policy:
             greedy: bool = False) -> Rollouts:
         return self.score(self.sample(problems, answers, seed, greedy))
 
-    def extra_forward(self, micro_batch: int | None = None) -> Forward:
-        return Forward(self.model, micro_batch or self.settings.micro_batch)
+    def extra_forward(self) -> Forward:
+        return Forward(self.model, self.settings.micro_batch)
 
     def reward_of(self, problem: Problem, ids: Iterable[int]) -> float:
         """The reward of any answer to this problem, whole or cut off."""

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from engine.errors import UserError
+from harness.credit_file import step_of
 from harness.files import LARGEST, Json, is_there, read_json, read_lines, sha256_of
 from harness.flags import Range, Share, check_file, shortened
 from harness.identity import (MODES, Evaluation, Line, Number, check_origin, run_id_of,
@@ -108,11 +109,16 @@ def wrong_columns(found: Json, kind: type, others: Check) -> list[str]:
     return [name for name, value in whole.items() if not columns.get(name, others)(value)]
 
 
+def fits(found: Json, kind: type[Record], others: Check) -> typing.TypeGuard[Record]:
+    return not wrong_columns(found, kind, others)
+
+
 def checked(where: str | Path, found: Json, kind: type[Record], others: Check = anything) -> Record:
-    for name in wrong_columns(found, kind, others):
-        value = shortened(repr(found[name])) if name in found else "missing"
-        raise UserError(f"{where} is not of this program: its {name} is {value}")
-    return typing.cast(Record, found)
+    if fits(found, kind, others):
+        return found
+    name = wrong_columns(found, kind, others)[0]
+    value = "missing" if found.get(name) is None else shortened(repr(found[name]))
+    raise UserError(f"{where} is not of this program: its {name} is {value}")
 
 
 def record(where: str | Path, found: Json, kind: type[Record], others: Check = anything) -> Record:
@@ -140,8 +146,8 @@ def check_seal(run: Path, checkpoint: Path) -> None:
     if not is_there(path):
         return
     seal = record(path, read_json(path), Seal)
-    step = int(checkpoint.name.removeprefix("step_"))
-    check_origin(checkpoint, seal, {"run_id": run_id_on_record(run), "step": step})
+    origin = {"run_id": run_id_on_record(run), "step": step_of(checkpoint)}
+    check_origin(checkpoint, seal, origin)
     for name, sha256 in (seal["files"] or {}).items():  # none in an older version
         if sha256_of(checkpoint / name) != sha256:
             raise UserError(f"{checkpoint / name} was changed after it was written")

@@ -70,8 +70,9 @@ def peak_memory(device: torch.device) -> int | None:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def wilson_interval(hits: float, count: int, z: float = 1.959964) -> tuple[float, float]:
+def wilson_interval(hits: float, count: int) -> tuple[float, float]:
     """95% interval of a proportion (Wilson 1927); unlike the plain one it stays inside 0..1."""
+    z = 1.959964
     p, spread = hits / count, z * z / count
     centre = p + spread / 2
     half = z * math.sqrt(p * (1 - p) / count + spread / (4 * count))

@@ -131,12 +131,12 @@ class RunFolder:
             replace_text(unfinished / "trainer" / "state.json", json.dumps(seal, indent=2) + "\n")
         self.remove_old_states()
 
-    def remove_old_states(self, keep: int = 2) -> None:
-        """Keep the trainer's state, larger than the model, in the newest checkpoints only."""
+    def remove_old_states(self) -> None:
+        """Keep the trainer's state, larger than the model, in the two newest checkpoints only."""
         states = [folder / "trainer" for folder in checkpoint_folders(self.path).values()
                   if is_folder(folder / "trainer")]
         with writing(self.path):
-            for old_state in states[:-keep] if self.writes else []:
+            for old_state in states[:-2] if self.writes else []:
                 remove(old_state)
 
     def remove_unless_begun(self) -> None:

@@ -81,9 +81,9 @@ def main(argv: list[str]) -> None:
             print_stage("others", others, place(Qwen2.logits))
 
 
-def begin_and_end(texts: list[str], most: int = 30) -> str:
+def begin_and_end(texts: list[str]) -> str:
     text = " ".join("".join(texts).split())
-    return text if len(text) <= 2 * most else f"{text[:most]} ... {text[-most:]}"
+    return text if len(text) <= 60 else f"{text[:30]} ... {text[-30:]}"
 
 
 def show_problems(tokens: dict, tokenizer, step: int, most: int) -> None:
