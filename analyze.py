@@ -66,8 +66,8 @@ def analyze_run(run: Run, folder: Path, with_all: bool) -> None:
     tables = {table.name: table for table in sum(chapters.values(), [])}
     sentences = [f"{report.task_in_words(run['config'])}.", report.describe(run, tally),
                  *report.opening(run)]
-    findings = [tables[name].finding for name in FINDINGS
-                if name in tables and tables[name].finding != NOTHING]
+    found = [tables[name].finding for name in FINDINGS if name in tables]
+    findings = [text for text in found if text != NOTHING] or found[:1]
     page = report.run_page(sentences, findings, chapters, pictures)
     write_page(folder / "report.html", run["folder"].name, page, answers, told(run))
     first = [tables[name] for name in IN_SHORT if name in tables]
@@ -90,15 +90,17 @@ def run_chapters(run: Run, tally: Tally | None) -> dict[str, list[Table]]:
         return {change_title: change}
     return {
         change_title: [*change, growth(run, tally), rewards(tally)],
-        report.GRADIENT: [class_gradients(tally, "kind"), class_gradients(tally, "section"),
-                          position_gradients(tally), forks(tally)]}
+        report.GRADIENT: [
+            *(class_gradients(tally, name) for name in ("kind", "section") if tally.has_cells(name)),
+            position_gradients(tally), forks(tally)]}
 
 
 def draw_run(run: Run, tally: Tally | None, folder: Path) -> list[Picture]:
     pictures = [learning_curve(run, folder)] if run["metrics"] or run["evaluations"] else []
     if tally and tally.total("all", "abs gradient")[0] > 0:
-        pictures += [credit_by_kind(tally, folder), over_training(tally, folder),
-                     position_bars(tally, folder)]
+        if tally.has_cells("kind"):
+            pictures += [credit_by_kind(tally, folder), over_training(tally, folder)]
+        pictures.append(position_bars(tally, folder))
     return pictures
 
 
@@ -237,10 +239,11 @@ def class_gradients(tally: Tally, partition: str) -> Table:
                **rest_columns(tally, partition, used)}
     most, finding = int(share.argmax()), NOTHING
     if share[most]:
-        name = PARTITIONS[partition][most]
+        name, part = PARTITIONS[partition][most], tally.share(partition, most)
         where = f"{name} tokens" if partition == "kind" else f"the {name} section"
-        finding = (f"Most of the gradient went to {where}: {share[most]:.1%} of the summed sizes, "
-                   f"for {tokens[most] / tally.tokens:.1%} of the tokens.")
+        finding = (f"Most of the gradient went to {where}: {part.value:.1%} of the summed sizes "
+                   f"(95%: {part.low:.1%} to {part.high:.1%}), for "
+                   f"{tokens[most] / tally.tokens:.1%} of the tokens.")
     title = "kind of token" if partition == "kind" else partition
     return Table(f"gradient by {partition}", f"Where the gradient went, by {title}", columns,
                  finding, [OVER_REST, A_OR_S],
@@ -286,15 +289,15 @@ def position_gradients(tally: Tally) -> Table:
 
 def position_bars(tally: Tally, folder: Path) -> Picture:
     figure, axis = plt.subplots()
-    mean = tally.mean("position", "abs gradient")
-    slopes = [tally.log_mean("position", tenth)[1] for tenth in np.eye(10)]
-    error = mean * [tally.error("position", slope) for slope in slopes]
-    axis.bar(range(1, 11), mean, 0.85, yerr=1.96 * error, color=BLUE,
+    found = rest_columns(tally, "position", range(10))
+    ratio, bounds = (np.array(found[name][1], float) for name in ("over rest", "95%"))
+    axis.bar(range(1, 11), ratio, 0.85, yerr=np.abs(bounds.T - ratio), color=BLUE,
              error_kw={"lw": 0.8, "capsize": 2})
-    axis.set(xlabel="tenth of the answer", ylabel="mean abs(A) w s", xticks=range(1, 11),
-             title=f"The gradient is largest in tenth {np.nanargmax(mean) + 1}")
+    axis.axhline(1, color=GREY, lw=0.8)
+    axis.set(xlabel="tenth of the answer", ylabel="mean abs(A) w s over that of all other tokens",
+             xticks=range(1, 11), title="The gradient by position")
     return save(figure, folder, "position",
-                "Mean size in ten bins of relative position, 95% intervals over groups")
+                "Each tenth of the answer over the rest, with the intervals of the table")
 
 
 def compare_runs(runs: list[Run], folder: Path, baseline: str | None, with_all: bool) -> None:

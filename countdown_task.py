@@ -193,10 +193,10 @@ class Task:
         return f"{' '.join(map(str, problem.numbers))} make {problem.target}"
 
     def read(self, words: list[str]) -> Problem:
-        """A problem that somebody typed: 3 5 7 22, or 3 5 7 make 22 as `show` writes it."""
+        """A problem that somebody typed: 4 12 10 18, or 4 12 10 make 18 as `show` writes it."""
         if words[-2:-1] == ["make"]:
             words = words[:-2] + words[-1:]
-        *numbers, target = read_numbers(words, 3, "numbers and then the target, such as 3 5 7 22")
+        *numbers, target = read_numbers(words, 3, "numbers and then the target, such as 4 12 10 18")
         return Problem(tuple(numbers), target)
 
     def score(self, problem: Problem, text: str) -> dict[str, float]:

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from analysis.statistics import Estimate, Floats, ratio, verdicts
+from analysis.statistics import FEWEST, Estimate, Floats, estimate, ratio, verdicts
 from analysis.tables import Columns
 from engine.errors import UserError
 from engine.tokens import KINDS, SECTIONS, load_tokenizer
@@ -140,6 +140,10 @@ class Tally:
         sizes = self.total(partition, measure)
         return sizes / max(float(sizes.sum()), 1e-300)
 
+    def has_cells(self, partition: str) -> bool:
+        """Whether it tells tokens apart: a task need not label them."""
+        return int((self.count(partition) > 0).sum()) > 1
+
     def is_common(self, partition: str) -> np.ndarray:
         """(cells,) whether there are enough tokens to say something of them."""
         return self.count(partition) >= max(1, RARE * self.tokens)
@@ -156,6 +160,16 @@ class Tally:
         """By the delta method: of what has this slope by each sum over groups."""
         with np.errstate(invalid="ignore"):  # nothing is known where a sum is 0
             return float(np.sqrt(np.maximum(slope @ self.products[partition] @ slope, 0)))
+
+    def share(self, partition: str, cell: int) -> Estimate:
+        """A cell's share of the gradient, by the delta method over groups with advantages."""
+        sizes = self.total(partition, "abs gradient")
+        part, groups = self.shares(partition)[cell], int(self.live["all"][0])
+        if groups < FEWEST:
+            return Estimate(part)
+        slope = ((np.arange(len(sizes)) == cell) - part) / max(float(sizes.sum()), 1e-300)
+        error = self.error(partition, np.stack([np.zeros_like(slope), slope], -1).ravel())
+        return estimate(part, error * np.sqrt(groups / (groups - 1)), groups - 1)
 
     def over(self, partition: str, cells: Floats, others: Floats) -> Estimate:
         """The mean gradient in some cells over that in others. Groups without advantages say

@@ -110,7 +110,7 @@ def show_answer(answer: dict) -> None:
     largest = max(sizes) or 1
     put(f"\ngradient, of this answer's largest: {legend(SHADES) or 'behind a token, from 5%'}\n")
     put(shaded(texts, [size / largest for size in sizes], SHADES,
-               lambda share: f"\u00b7{share:.0%}" if share >= SHADES[0][0] else ""))
+               lambda share: f"[{share:.0%}]" if share >= SHADES[0][0] else ""))
     columns = ("p", "entropy", "advantage", "weight", "gradient size")
     rows = [[t, repr(texts[t]), KINDS[answer["kind"][t]], *(known[name][t] for name in columns)]
             for t in np.argsort(sizes)[::-1][:MOST].tolist() if sizes[t]]

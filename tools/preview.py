@@ -36,7 +36,7 @@ from harness.program import run_as_program
 from harness.progress import put
 from harness.settings import NOT_KEYWORDS, OPTIONS, Settings, choice_flags, make_settings
 from mitigations import rescaled_weight
-from tools.look import about_gradient
+from tools.look import about_gradient, differs_within
 from tools.terminal import check_place, legend, one_line, shaded
 from train import drop_unfinished
 
@@ -70,7 +70,8 @@ def main(argv: list[str]) -> None:
     s = gradient_size(rollouts.log_prob, rollouts.collision)
     kind, *columns = (frame[rollouts.mask].numpy() for frame in (
         rollouts.kind, s, rollouts.advantage, rollouts.advantage, weight))
-    print("\n".join(f"  {line}" for line in about_gradient(True, kind, *columns)))
+    by_token = differs_within(weight, rollouts.mask)
+    print("\n".join(f"  {line}" for line in about_gradient(True, kind, *columns, by_token)))
     groups = groups_in_order({"group": rollouts.group.numpy(), "reward": rollouts.reward.numpy()})
     answers = np.concatenate(groups)[:flags.show].tolist()
     show_answers(rollouts, weight, load_tokenizer(folder), answers)
@@ -160,7 +161,7 @@ def show_answers(rollouts: Rollouts, weight: torch.Tensor, tokenizer, answers: l
         print(f"\nanswer {b}: reward {rollouts.reward[b]:.2f}, advantage {span}; "
               f"{one_line(prompt.decode(errors='replace'))}")
         put(shaded(rollouts.texts[b], weight[b, :length].tolist(), SHADES,
-                   lambda number: f"\u00b7{number:.2f}"))
+                   lambda number: f"[{number:.2f}]"))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What a model wrote, in a terminal: tokens shaded by a number that each has, say its probability.
 
     first 7 * 3 = 21 wrong       tokens with their probabilities, here without colour:
-    -> first·47% 7 * 3·46% = 21 wrong·37%
+    -> first[47%] 7 * 3[46%] = 21 wrong[37%]
 """
 import textwrap
 

@@ -13,7 +13,7 @@ from runs import SHORT, everything
 
 
 @pytest.mark.parametrize("flags, said", [
-    ("none", "\u00b71.00"), ("oracle --oracle_k 1", "answer "),
+    ("none", "[1.00]"), ("oracle --oracle_k 1", "answer "),
     ("learned_importance", "as it is at the start of a run")])
 def test_weightings_are_seen_on_recorded_tokens_and_nothing_is_written(
         recorded, flags, said, capsys):
