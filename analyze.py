@@ -46,13 +46,14 @@ def main(argv: list[str]) -> None:
     runs = read_runs(flags.runs)
     first_folder = runs[0]["folder"]
     if len(runs) == 1:
-        analyze_run(runs[0], Path(flags.output_dir or first_folder / "analysis"), flags.all)
+        analyze_run(runs[0], Path(flags.output_dir or first_folder / "analysis"), flags.all,
+                    flags.notes)
     else:
         folder = Path(flags.output_dir or first_folder.parent / "comparison")
-        compare_runs(runs, folder, flags.baseline, flags.all)
+        compare_runs(runs, folder, flags.baseline, flags.all, flags.notes)
 
 
-def analyze_run(run: Run, folder: Path, with_all: bool) -> None:
+def analyze_run(run: Run, folder: Path, with_all: bool, notes_alone: bool = False) -> None:
     """Tables, pictures and the page of one run into the folder; what matters on the screen."""
     tally: Tally | None = None
     answers: list[Answer] = []
@@ -63,6 +64,11 @@ def analyze_run(run: Run, folder: Path, with_all: bool) -> None:
     make_folder(folder)  # not before it is known that there is something to write
     show_status("pictures and page")
     pictures = draw_run(run, tally, folder)
+    if tally:
+        from analysis import notes
+        found = notes.Notes(run, tally)
+        chapters[report.NOTES] = notes.tables_of(found)
+        pictures.append(notes.draw(found, folder))
     tables = {table.name: table for table in sum(chapters.values(), [])}
     sentences = [f"{report.task_in_words(run['config'])}.", report.describe(run, tally),
                  *report.opening(run)]
@@ -71,7 +77,10 @@ def analyze_run(run: Run, folder: Path, with_all: bool) -> None:
     page = report.run_page(sentences, findings, chapters, pictures)
     write_page(folder / "report.html", run["folder"].name, page, answers, told(run))
     first = [tables[name] for name in IN_SHORT if name in tables]
-    report.tell([*sentences, *findings], first, chapters, folder, with_all)
+    if notes_alone:
+        sentences, findings, chapters = sentences[1:2], [], {
+            title: tables for title, tables in chapters.items() if title == report.NOTES}
+    report.tell([*sentences, *findings], first, chapters, folder, with_all or notes_alone)
 
 
 def told(run: Run) -> list[Json]:
@@ -300,7 +309,8 @@ def position_bars(tally: Tally, folder: Path) -> Picture:
                 "Each tenth of the answer over the rest, with the intervals of the table")
 
 
-def compare_runs(runs: list[Run], folder: Path, baseline: str | None, with_all: bool) -> None:
+def compare_runs(runs: list[Run], folder: Path, baseline: str | None, with_all: bool,
+                 notes_alone: bool = False) -> None:
     """The arms of the runs that can be compared; what differs between the others is said."""
     from analysis.arms import Comparison, comparable, finished
     from analysis.compare import chapters_of, learning_curves
@@ -310,9 +320,14 @@ def compare_runs(runs: list[Run], folder: Path, baseline: str | None, with_all: 
     make_folder(folder)
     pictures = [learning_curves(comparison, folder)]
     intro = [report.compared(comparison.runs), *comparison.twins, *left_out]
+    if notes_alone:
+        from analysis import notes
+        chapters[report.NOTES] = notes.compared(comparison)
     page = report.comparison_page(intro, chapters, pictures)
     write_page(folder / "report.html", "Runs compared", page)
-    report.tell(intro, next(iter(chapters.values())), chapters, folder, with_all)
+    if notes_alone:
+        chapters = {report.NOTES: chapters[report.NOTES]}
+    report.tell(intro, next(iter(chapters.values())), chapters, folder, with_all or notes_alone)
 
 
 if __name__ == "__main__":

@@ -13,19 +13,25 @@ from harness.identity import Evaluation
 from harness.progress import change, show_status
 from harness.settings import OPTIONS
 
-GRADIENT = "Where the gradient went"  # chapter of the page
+GRADIENT, NOTES = "Where the gradient went", "The notes' tables"  # chapters of the page
 LEGENDS = {GRADIENT: [
     "A is the advantage of a token, w its weight, p its probability, s = norm(onehot - p) the size "
     "of the gradient of log p at the logits. The gradient of a token has the size abs(A) w s; "
     "shares are of summed sizes, directions do not enter. What --loss_norm sequence, a KL term, "
     "clipping and later epochs do to the loss is not in it.",
-    "Intervals: over this run's groups. They do not cover seed-to-seed variation."]}
+    "Intervals: over this run's groups. They do not cover seed-to-seed variation."], NOTES: [
+    "The notes are those of an earlier experiment (github.com/Ja-Crispy/GRPO-Zero): Qwen2.5-0.5B, "
+    "100 steps of Countdown, 303,042 tokens. They called A log p the contribution of a token and "
+    "took it for its gradient; the gradient has the size abs(A) w s, which stands beside it. The "
+    "notes' figures are of that run. Same: within a quarter of theirs, or as a table says."]}
 PLACES = {  # the table of the page that a picture stands below; two others have their own place
-    "growth": "over_training", "gradient by position": "position", "arms": "learning_curves"}
+    "growth": "over_training", "gradient by position": "position", "notes bins": "notes",
+    "arms": "learning_curves"}
 FLAGS = {
     "output_dir": Flag(None, "folder for pictures and report.html; by default analysis/ in the "
                        "run, or comparison/ beside the runs"),
     "baseline": Flag(None, "the arm that the others are compared with (default: plain GRPO)"),
+    "notes": Flag(False, "print the tables of the notes that this lab began with"),
     "all": Flag(False, "print every table, not only findings")}
 
 

@@ -67,7 +67,7 @@ class Tally:
             raise UserError(f"{run} has no credit files yet")
         self.tokenizer = load_tokenizer(run)
         self.blocks = np.array_split(np.array(self.steps), min(BLOCKS, len(self.steps)))
-        self.tokens, self.groups = 0, 0
+        self.tokens, self.groups, self.longest = 0, 0, 0  # longest: tokens of an answer
         self.answers = np.zeros(len(self.blocks), np.int64)
         self.flat_answers = np.zeros(len(self.blocks))  # in groups of equal rewards; nan: unknown
         self.rewards: Counter[str] = Counter()  # of each part: its sum over answers
@@ -92,6 +92,7 @@ class Tally:
         groups = [tokens["reward"][tokens["group"] == g] for g in np.unique(tokens["group"])]
         self.tokens += len(tokens["token_id"])
         self.groups += len(groups)
+        self.longest = max(self.longest, int(tokens["length"].max()))
         self.answers[block] += len(tokens["group"])
         flat = sum(len(r) for r in groups if np.ptp(r) == 0)
         self.flat_answers[block] += np.nan if np.isnan(tokens["reward"]).any() else flat
