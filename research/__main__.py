@@ -1,8 +1,9 @@
 """What was found with the lab, and how to find it again.
 
     python -m research board         which way of spreading credit is ahead of plain GRPO?
+    python -m research notes         experiments 1 to 3 of the notes that this project started from
 
-It is made of many training runs, which can be stopped and gone on with at any moment.
+They are made of many training runs, which can be stopped and gone on with at any moment.
 
     python -m research scoreboard    which tokens earned the reward, and which weighting finds them
     python -m research exact         every weighting and advantage in a world that can be listed
@@ -23,7 +24,8 @@ from harness.program import run_as_program
 from research.probes.common import run_probe
 
 PROBES = ("scoreboard", "exact", "dial", "law")
-OTHERS = {"board": "board", "publish": "published", "pages": "pages", "pictures": "pictures"}
+OTHERS = {"board": "board", "notes": "notes", "publish": "published", "pages": "pages",
+          "pictures": "pictures"}
 
 
 def main(argv: list[str]) -> None:
