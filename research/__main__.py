@@ -9,6 +9,10 @@ They are made of many training runs, which can be stopped and gone on with at an
     python -m research exact         every weighting and advantage in a world that can be listed
     python -m research dial          where does credit by token pay? a world with dials
     python -m research law           what should it be worth there? predicted from the noise
+    python -m research phase1        a gradient that never saw a reward, beside the contributions
+    python -m research rank          has GRPO's gradient rank 2?
+    python -m research sparsity      does it become sparse over a training?
+    python -m research baseline      when is the group's mean the best number to subtract?
 
 These are probes: each asks one question, prints its findings and writes a folder with numbers.json
 and its picture. On a CPU a probe takes minutes. NAME --help lists the flags of one.
@@ -23,7 +27,7 @@ from engine.errors import UserError
 from harness.program import run_as_program
 from research.probes.common import run_probe
 
-PROBES = ("scoreboard", "exact", "dial", "law")
+PROBES = ("scoreboard", "exact", "dial", "law", "phase1", "rank", "sparsity", "baseline")
 OTHERS = {"board": "board", "notes": "notes", "publish": "published", "pages": "pages",
           "pictures": "pictures"}
 

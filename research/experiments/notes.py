@@ -41,7 +41,7 @@ from research.experiments.pictures import draw, draw_curves
 from research.experiments.protocol import refuse_other_settings
 from research.experiments.published import RESULTS, made_by
 from research.probes.common import Findings, command_of, print_all, write_findings
-from research.probes.credit import CLASSES, naive_class
+from research.probes.credit import CLASSES, class_codes
 from tools.runs import PlannedRun, make_runs, usable_cores
 
 PLAIN, FIRST_SEED, PARTS = "none", 300, 5  # seeds that no board has
@@ -156,11 +156,12 @@ def arms_table(arms: Arms, predicted: dict[str, float]) -> Table:
 
 def curve_table(arms: Arms) -> Table:
     """Success by fifths of the training, means over seeds."""
-    rows = []
-    for arm, runs in arms.items():
-        curves = np.mean([success_by_step(run) for run in runs.values()], 0)
-        rows.append([arm, *(part.mean() for part in np.array_split(curves, PARTS))])
-    names = [f"fifth {number}" for number in range(1, PARTS + 1)]
+    curves = {arm: np.mean([success_by_step(run) for run in runs.values()], 0)
+              for arm, runs in arms.items()}
+    parts = min(PARTS, len(curves[PLAIN]))
+    rows = [[arm, *(part.mean() for part in np.array_split(curve, parts))]
+            for arm, curve in curves.items()]
+    names = [f"part {number}" for number in range(1, parts + 1)]
     return Table("curve", "Success by fifths of the training",
                  by_row({"arm": "", **dict.fromkeys(names, ".1%")}, rows))
 
@@ -189,9 +190,3 @@ def shares(run: Run) -> list[float]:
         mean = size / count
         return [*(gradient[:2] / gradient.sum()).tolist(), of_answer / gradient.sum(),
                 mean[0] / mean[1]]
-
-
-def class_codes(tokenizer: Tokenizer, ids: np.ndarray) -> np.ndarray:
-    distinct, which = np.unique(ids, return_inverse=True)
-    texts = [tokenizer.decode([token], skip_special_tokens=False) for token in distinct.tolist()]
-    return np.array([CLASSES.index(naive_class(text)) for text in texts])[which]
