@@ -299,7 +299,7 @@ def shuffled(value: Tensor, mask: Tensor, group: Tensor, generator: torch.Genera
 # Methods that keep a state or sample more are classes in credit/. Here stands the module of each,
 # which is imported when the method is chosen, or asked about.
 MITIGATIONS.update({
-    "learned_importance": "credit.learned_importance",
+    "learned_importance": "credit.learned_importance", "lambda_grpo": "credit.lambda_grpo",
     "causal_ablation": "credit.causal_ablation", "oracle": "credit.measured",
     "shared_prefix": "credit.prefix_tree"})
 ADVANTAGES.update({

@@ -116,6 +116,24 @@ def draw_dials(values: dict) -> Figure:
     return figure
 
 
+def draw_curves(values: dict) -> Figure:
+    """Success and gradient norm over the steps, means over seeds of five steps each."""
+    figure, axes = plt.subplots(1, 2, figsize=(11.0, 4.4))
+    runs: dict[str, list] = {}
+    for name, curves in values["curves"].items():
+        runs.setdefault(name.rpartition(" ")[0], []).append(curves)
+    for number, (arm, curves) in enumerate(runs.items()):
+        window = min(5, len(curves[0][0]))
+        for axis, curve in zip(axes, np.mean(curves, 0)):
+            smooth = np.convolve(curve, np.full(window, 1 / window), "valid")
+            axis.plot(np.arange(len(smooth)) + (window + 1) / 2, smooth, label=arm,
+                      **style_of(number))
+    axes[0].set(title="Success in training", xlabel="step", ylabel="share of right answers")
+    axes[1].set(title="Gradient norm before clipping", xlabel="step", yscale="log")
+    legend_below(figure, axes[0], ncols=4)
+    return figure
+
+
 def share_of_lead(cells: dict, world: str, name: str) -> tuple[float, float]:
     """And how far its interval reaches, the true credit's lead taken as it is."""
     plain = cells[world, "plain GRPO"]

@@ -13,21 +13,36 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
+import torch
+
+from analysis.statistics import Estimate, estimate
 from analysis.tables import Table, show, show_in_short
 from engine.errors import UserError
+from engine.policy import Policy, derived_seed
+from engine.rollouts import Rollouts
+from grpo import grpo
 from harness.files import is_there, replace_text, whole_folder
 from harness.flags import MOST_SEED, MOST_THREADS, Flag, Parser, add_flags, with_defaults
 from harness.identity import provenance
+from harness.load import load_policy
 from harness.progress import show_status, though_nobody_reads
+from harness.settings import make_settings
 
 COMMON = {
     "threads": Flag(0, "CPU threads; 0 is what suits the probe", least=0, most=MOST_THREADS),
     "seed": Flag(0, "of all that is drawn; the same seed gives the same numbers", least=0,
                  most=MOST_SEED)}
+OF_A_MODEL = {
+    "model": Flag("models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model, say a checkpoint"),
+    "max_new_tokens": Flag(0, "most tokens of an answer; 0 is what suits the model", least=0,
+                           most=100_000),
+    "device": Flag("cpu", "cpu, cuda or cuda:N"),
+    **COMMON}
 
 
 @dataclass
@@ -92,6 +107,35 @@ def summary_of(findings: Findings) -> list[str]:
     """One idea a line, in the order of the tables."""
     return list(dict.fromkeys(line for table in findings.tables
                               for line in table.finding.splitlines()))
+
+
+def policy_of(args: SimpleNamespace) -> Policy:
+    """The model with its problems. A probe asks about the policy itself, so at temperature 1."""
+    chosen = {name: vars(args)[name] for name in OF_A_MODEL if name != "max_new_tokens"}
+    limit = {"max_new_tokens": args.max_new_tokens} if args.max_new_tokens else {}
+    return load_policy(make_settings({**chosen, **limit, "temperature": 1.0}))
+
+
+def sample_batch(policy: Policy, questions: int, answers: int, step: int = 1) -> Rollouts:
+    """Sample as training does, with plain GRPO's advantages."""
+    seed = policy.settings.seed
+    problems = policy.task.training_problems(seed, step, questions)
+    rollouts = policy.ask(problems, answers, derived_seed("probe", seed, step))
+    generator = torch.Generator().manual_seed(derived_seed("probe credit", seed, step))
+    rollouts = replace(rollouts, step=step, generator=generator, forward=policy.extra_forward())
+    return replace(rollouts, advantage=grpo(rollouts))
+
+
+def jackknifed(statistic: Callable[[np.ndarray], float], problem: np.ndarray) -> Estimate:
+    """A statistic of the rows that a mask keeps, its interval from what it becomes without each
+    problem."""
+    numbers = np.unique(problem)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        value = statistic(np.ones(len(problem), bool))
+        without = np.array([statistic(problem != number) for number in numbers])
+    n = len(numbers)
+    error = np.sqrt((n - 1) / n * np.square(without - without.mean()).sum())
+    return estimate(float(value), float(error), n - 1)
 
 
 class Progress:
