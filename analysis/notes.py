@@ -36,6 +36,7 @@ MEASURES = ("tokens", "log_prob", "s", *UNITS, *(f"{how} {unit}" for how in ("ab
                                                  for unit in UNITS))
 DRAWS = 20       # shuffles of the advantages within their groups
 FEWEST = (2, 30)  # answers that a place must have for a t: the notes' number, and one that holds
+UNDEFINED = np.errstate(invalid="ignore", divide="ignore")  # nan, which a table shows as -
 VALUES = np.linspace(-5, 5, 101)  # edges of histograms; what lies outside counts in the last bar
 LOG_PROBS, ADVANTAGES = np.linspace(-10, 0, 51), np.linspace(-4, 4, 41)
 
@@ -54,6 +55,10 @@ OF_T = {"above 3": (0.0027, 0.20), "below 1.5": (0.8664, 0.39),  # of normal num
         "mean of abs(t)": (0.7979, 1.92)}
 OF_CLASSES = {  # share of the tokens, mean log p, mean contribution
     FILLER: (0.678, -0.555, 0.0786), REASONING: (0.322, -0.489, 0.0793)}
+OF_A_CLASS = {"share of the tokens": "how the tokenizer cuts tags",
+              "mean log p; mean s": "what the model has learned",
+              "mean": "how A goes along with log p",
+              "mean absolute": "how unsure the model is, and abs(A)"}
 LOG_PROB_OF_FIFTHS = {FILLER: (-0.6655, -0.6953, -0.5277, -0.4948, -0.3070),
                       REASONING: (-0.4088, -0.2738, -0.4922, -0.5909, -0.5414)}
 SIZES = {  # mean absolute contribution of each class, by the discount of their run
@@ -149,19 +154,16 @@ class Notes:
         return np.asarray(self.of[partition][:, MEASURES.index(measure)])
 
     def mean(self, partition: str, measure: str) -> Floats:
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return self.total(partition, measure) / self.total(partition, "tokens")
+        return self.total(partition, measure) / self.total(partition, "tokens")
 
     def share(self, partition: str, measure: str) -> Floats:
-        with np.errstate(invalid="ignore"):
-            return np.asarray(self.total(partition, measure) / self.total(partition, measure).sum())
+        return np.asarray(self.total(partition, measure) / self.total(partition, measure).sum())
 
     def spread(self, partition: str, unit: str) -> Floats:
         """The sample's standard deviation."""
         n = self.total(partition, "tokens")
-        with np.errstate(invalid="ignore", divide="ignore"):
-            variance = self.mean(partition, f"squared {unit}") - self.mean(partition, unit) ** 2
-            return np.sqrt(variance.clip(0) * n / (n - 1))
+        variance = self.mean(partition, f"squared {unit}") - self.mean(partition, unit) ** 2
+        return np.asarray(np.sqrt(variance.clip(0) * n / (n - 1)))
 
     def t(self, unit: str, fewest: int) -> Floats:
         """(1 + draws, places): mean / (population std / sqrt n), 0 without spread."""
@@ -211,6 +213,7 @@ def shuffled(group: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return giver
 
 
+@UNDEFINED
 def tables_of(notes: Notes) -> list[Table]:
     return [contributions(notes), signs(notes), t_statistics(notes), bins(notes),
             early_over_late(notes), classes(notes), classes_by_fifth(notes),
@@ -331,24 +334,22 @@ def quantile(counts: Floats, share: float) -> float:
 
 
 def classes(notes: Notes) -> Table:
-    none = (None, None, None)
-    shares, log_probs, means = zip(*(OF_CLASSES.get(name, none) for name in CLASSES))
-    mean = notes.mean("class", "contribution")
-    columns: Columns = {
-        "class": ("", CLASSES), "tokens": (".1%", notes.share("class", "tokens")),
-        "notes' tokens": (".1%", shares), "lp": (".3f", notes.mean("class", "log_prob")),
-        "notes' lp": (".3f", log_probs), "old": ("+.4f", mean), "theirs": ("+.4f", means),
-        "look": ("", [look(*pair, 0) for pair in zip(mean, means)]),
-        "size": (".4f", notes.mean("class", "abs contribution")),
-        "notes' size": (".3f", [SIZES[notes.published].get(name) for name in CLASSES]),
-        "new size": (".4f", notes.mean("class", "abs gradient"))}
-    return Table("notes classes", "Classes of tokens, by the notes' regular expressions", columns,
-                 "", [
-        "It can say which class is written less surely. It cannot say that a class washes out or "
-        "does not: the sign of its mean is that of -A wherever it is unsure. Structure is a whole "
-        "tag; pieces of a cut tag are filler. Same: of the same sign."],
-        notes.heads | {"tokens": "of the tokens", "notes' tokens": "notes'",
-                       "old": f"mean {notes.heads['old']}", "theirs": "notes' mean"})
+    share, (old, new) = notes.share("class", "tokens"), (
+        [notes.mean("class", name) for name in (of_mean, unit, f"abs {unit}")]
+        for of_mean, unit in zip(("log_prob", "s"), UNITS))
+    rows: list[Row] = []
+    for c in np.flatnonzero(notes.total("class", "tokens")).tolist():
+        known = [*OF_CLASSES.get(CLASSES[c], [None] * 3), SIZES[notes.published].get(CLASSES[c])]
+        rows += [[CLASSES[c], name, ours[c], theirs, look(ours[c], theirs), size[c], why]
+                 for (name, why), theirs, ours, size in zip(
+                     OF_A_CLASS.items(), known, (share, *old), (share, *new))]
+    formats = {"class": "", "": "", "old": ".4f", "theirs": ".4f", "look": "", "new": ".4f",
+               "why": ""}
+    return Table("notes classes", "Classes of tokens, by the notes' regular expressions",
+                 by_row(formats, rows), "", [
+        "It can say which class is written less surely. It cannot say whether a class washes out: "
+        "its mean says how A goes along with log p. Structure is a whole tag; pieces of a cut tag "
+        "are filler."], notes.heads | {"why": "depends on"})
 
 
 def classes_by_fifth(notes: Notes) -> Table:
@@ -432,6 +433,7 @@ def top_tokens(notes: Notes) -> Table:
         notes.heads | {"share": "of its class"})
 
 
+@UNDEFINED
 def draw(notes: Notes, folder: Path) -> Picture:
     """The notes' four pictures, in both units."""
     figure, ((bars, histogram), (cloud, classes)) = plt.subplots(2, 2, figsize=(11, 7.6))
@@ -464,6 +466,7 @@ def draw(notes: Notes, folder: Path) -> Picture:
                 "over training")
 
 
+@UNDEFINED
 def compared(comparison: Comparison) -> list[Table]:
     """What the notes expected of each weighting, and what was found; their summary table."""
     of_arms = {name: [Notes(run, Tally(run["folder"]), draws=0) for run in arm.values()

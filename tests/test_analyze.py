@@ -50,8 +50,8 @@ def test_every_table_is_printed_and_fits_a_terminal(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert max(len(line) for line in printed.splitlines() if str(tmp_path) not in line) <= 100
     page = (tmp_path / "out/report.html").read_text()
-    assert printed.count("\n## ") == page.count("<table><thead>") == 6
-    assert page.count("<figure") == 3
+    assert printed.count("\n## ") == page.count("<table><thead>") == 15
+    assert page.count("<figure") == 4
 
 
 @pytest.mark.usefixtures("undrawn")
