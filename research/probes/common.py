@@ -109,11 +109,22 @@ def summary_of(findings: Findings) -> list[str]:
                               for line in table.finding.splitlines()))
 
 
+def run_of(model: Path) -> Path | None:
+    """The run that a checkpoint lies in."""
+    run = Path(model).parent.parent
+    is_run = Path(model).parent.name == "checkpoints" and is_there(run / "config.json")
+    return run if is_run else None
+
+
 def policy_of(args: SimpleNamespace) -> Policy:
-    """The model with its problems. A probe asks about the policy itself, so at temperature 1."""
-    chosen = {name: vars(args)[name] for name in OF_A_MODEL if name != "max_new_tokens"}
-    limit = {"max_new_tokens": args.max_new_tokens} if args.max_new_tokens else {}
-    return load_policy(make_settings({**chosen, **limit, "temperature": 1.0}))
+    """The model with its problems, those of its run where it is a checkpoint. A probe asks about
+    the policy itself, so at temperature 1."""
+    chosen = {name: vars(args)[name] for name in OF_A_MODEL}
+    if not args.max_new_tokens:
+        del chosen["max_new_tokens"]
+    if run := run_of(Path(args.model)):
+        chosen["config"] = str(run / "config.json")
+    return load_policy(make_settings({**chosen, "temperature": 1.0}))
 
 
 def sample_batch(policy: Policy, questions: int, answers: int, step: int = 1) -> Rollouts:

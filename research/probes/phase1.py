@@ -38,10 +38,9 @@ from engine.rollouts import Rollouts
 from engine.tokens import KINDS, WORD
 from grpo import gradient_size, grpo
 from harness.credit_reading import credit_steps
-from harness.files import is_there
 from harness.flags import Flag
 from qwen2_model import Qwen2
-from research.probes.common import (OF_A_MODEL, Findings, Progress, jackknifed, policy_of,
+from research.probes.common import (OF_A_MODEL, Findings, Progress, jackknifed, policy_of, run_of,
                                     sample_batch)
 from research.probes.credit import CLASSES, class_codes
 
@@ -85,14 +84,15 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     text = random_text(policy, rollouts)
     accounts = {PHASE_1: phase_1, "random text": phase_one(policy, text)}
     progress("untrained")
-    with untrained(policy.model, derived_seed("untrained", args.seed)):
-        accounts |= {"untrained": phase_one(policy, rollouts),
-                     "untrained, random text": phase_one(policy, text)}
+    forget(policy.model, derived_seed("untrained", args.seed))
+    accounts |= {"untrained": phase_one(policy, rollouts),
+                 "untrained, random text": phase_one(policy, text)}
     s = gradient_size(rollouts.log_prob.double(), rollouts.collision.double())
     places = torch.arange(rollouts.mask.shape[1], device=rollouts.mask.device)
     accounts |= {"loss terms": account(policy, rollouts, rollouts.length[:, None] - 1 - places),
                  GRADIENT: account(policy, rollouts, rollouts.advantage * s)}
     run = run_of(policy.folder)
+    run = run if run and credit_steps(run) else None
     accounts[PHASE_2] = phase_two(run, policy) if run else account(
         policy, rollouts, rollouts.advantage * rollouts.log_prob)
     draw(accounts, folder)
@@ -156,27 +156,14 @@ def of_step(tokens: Tokens) -> Tokens:
             "fifth": FIFTHS * (2 * position + 1) // (2 * tokens["length"][answer])}
 
 
-def run_of(model: Path) -> Path | None:
-    """The run that a checkpoint lies in, if it has credit files."""
-    run = model.parent.parent
-    is_run = model.parent.name == "checkpoints" and is_there(run / "credit")
-    return run if is_run and credit_steps(run) else None
-
-
-class untrained:
-    """For the time of a `with` the model has fresh weights; a copy of its own waits."""
-
-    def __init__(self, model: Qwen2, seed: int):
-        self.model, self.seed = model, seed
-
-    def __enter__(self) -> None:
-        self.kept = {name: value.clone() for name, value in self.model.state_dict().items()}
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
-            self.model.load_state_dict(Qwen2(self.model.config).state_dict())
-
-    def __exit__(self, *error: object) -> None:
-        self.model.load_state_dict(self.kept)
+def forget(model: Qwen2, seed: int) -> None:
+    """Draw its weights anew, in place."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model.draw_parameters()
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1 and not name.endswith("bias"):
+            torch.nn.init.ones_(parameter)
 
 
 def random_text(policy: Policy, rollouts: Rollouts) -> Rollouts:

@@ -8,11 +8,12 @@ import torch
 import torch.nn.functional as F
 from conftest import copied, credit_columns, spoken, write_log
 
-from qwen2_model import causal, rotary
+from qwen2_model import Qwen2, causal, rotary
 from research.__main__ import main
+from research.probes.common import run_of
 from research.probes.phase1 import (
-    Account, class_ratio, early_over_late, phase_one, phase_two, random_text,
-    ratio_at_like_positions, run_of, t_by_position, untrained)
+    Account, class_ratio, early_over_late, forget, phase_one, phase_two, random_text,
+    ratio_at_like_positions, t_by_position)
 
 
 def gradient_by_hand(model, batch, b):
@@ -82,11 +83,15 @@ def test_phase_2_is_a_log_p_of_all_steps(policy, tmp_path):
 
 
 def test_controls_keep_what_they_should(policy):
-    batch, model = spoken(policy), policy.model
-    before = copied(model)
-    with untrained(model, 1):
-        assert not torch.equal(model.output_matrix, before.output_matrix)
-    assert all(map(torch.equal, model.parameters(), before.parameters()))
+    """Fresh weights are those that a new model begins with."""
+    batch, model, state = spoken(policy), copied(policy.model), torch.get_rng_state()
+    forget(model, 1)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(1)
+    new = Qwen2(model.config)
+    torch.manual_seed(1)
+    new.draw_parameters()
+    assert all(map(torch.equal, model.parameters(), new.parameters()))
     text = random_text(policy, batch)
     assert torch.equal(text.mask, batch.mask) and not text.ids[~text.mask].any()
     assert text.ids.unique().numel() > 50
