@@ -8,10 +8,9 @@ from analysis.runs import Run, evaluations, is_done, steps_done, task_of
 from analysis.tables import Table, show, show_in_short
 from analysis.tally import Tally
 from engine.errors import UserError
-from harness.flags import Flag, Parser, add_flags, with_defaults
 from harness.identity import Evaluation
 from harness.progress import change, show_status
-from harness.settings import OPTIONS
+from harness.settings import OPTIONS, Flag, make_parser, with_defaults
 
 GRADIENT = "Where the gradient went"  # chapter of the page
 LEGENDS = {GRADIENT: [
@@ -30,7 +29,7 @@ FLAGS = {
 
 
 def read_flags(argv: list[str], description: str) -> SimpleNamespace:
-    parser = add_flags(Parser("python analyze.py [RUN ...] [flags]", description), FLAGS)
+    parser = make_parser("python analyze.py [RUN ...] [flags]", description, FLAGS)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders; several are compared")
     flags = with_defaults(parser.read(argv), FLAGS)
     if len(flags.runs) == 1 and flags.baseline:

@@ -12,7 +12,7 @@ from engine.errors import UserError, is_file
 from engine.tokens import CHATML
 from harness.credit_file import column_of
 from harness.files import lines_in, parse_object
-from harness.flags import Range, shortened
+from harness.settings import Range
 from harness.identity import Number
 from harness.log_reading import check_of, is_number
 
@@ -111,10 +111,10 @@ def in_our_fields(row: dict, where: str, path: Path) -> tuple[str, dict]:
         line = translated(row | {"file": path.name}, form) if form else row
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
         raise UserError(f"{where} is no line of {name}: "
-                        f"{shortened(f'{type(error).__name__}: {error}')}") from None
+                        f"{type(error).__name__}: {error!s:.80}") from None
     if not form and row.keys().isdisjoint(("reward", "advantage")):
         raise UserError(f"{where} is no answer: it has neither a reward nor an advantage, "
-                        f"but {shortened(', '.join(row))}")
+                        f"but {', '.join(row):.80}")
     return name, checked({ours: value for ours, value in line.items() if value is not None}, where)
 
 
@@ -158,7 +158,7 @@ def checked(line: dict, where: str) -> dict:
         is_right, words = FIELDS[name]
         if not is_right(line[name]):
             raise UserError(f"{where}: its {name} should be {words}, "
-                            f"not {shortened(repr(line[name]))}")
+                            f"not {line[name]!r:.80}")
     if "step" not in line or line.keys().isdisjoint(("reward", "advantage")):
         lacks = "reward and no advantage" if "step" in line else "step"
         raise UserError(f"{where} has no {lacks}")

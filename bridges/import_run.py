@@ -34,7 +34,7 @@ from engine.tokens import END_OF_TURN, OTHER, THINK, encode, load_tokenizer, tok
 from grpo import group_z_score, to_every_token
 from harness.credit_file import credit_path, write_credit
 from harness.files import find_folder, read_json, replace_text, sha256_of, whole_folder
-from harness.flags import Flag, Parser, add_flags, with_defaults
+from harness.settings import Flag, make_parser, with_defaults
 from harness.identity import fingerprint, provenance, run_id_of
 from harness.load import pick_device
 from harness.program import run_as_program
@@ -256,14 +256,15 @@ def import_run(files: list[Path], out: Path, reader: Reader, config: dict) -> No
 
 
 def main(argv: list[str]) -> None:
-    parser = Parser("python -m bridges.import_run FILES... --model FOLDER --out RUN", __doc__)
+    parser = make_parser("python -m bridges.import_run FILES... --model FOLDER --out RUN", __doc__,
+                         FLAGS)
     parser.add_argument("files", nargs="+", metavar="FILES",
                         help="what the trainer wrote, in the order of the steps")
     parser.add_argument("--model", required=True, metavar="FOLDER",
                         help="its tokenizer reads the tokens, its weights compute what is missing")
     parser.add_argument("--out", required=True, metavar="RUN",
                         help="the run folder to make")
-    given = add_flags(parser, FLAGS).read(argv)
+    given = parser.read(argv)
     files = [Path(file) for file in given.pop("files")]
     model, out = given.pop("model"), Path(given.pop("out"))
     source = find_folder(model)

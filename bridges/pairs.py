@@ -27,9 +27,8 @@ from engine.rollouts import Rollouts
 from engine.tokens import encode, encode_prompt, load_tokenizer
 from harness.credit_reading import credit_steps, read_credit
 from harness.files import parse_json, read_given, replace_text
-from harness.flags import Parser
 from harness.program import run_as_program
-from harness.settings import make_settings
+from harness.settings import make_parser, make_settings
 from harness.tasks import make_task
 
 KEYS = ("problem", "chosen", "rejected")
@@ -110,7 +109,7 @@ def pairs_of(folder: Path, settings) -> list[dict]:
 
 
 def main(argv: list[str]) -> None:
-    parser = Parser("python -m bridges.pairs RUN", __doc__)
+    parser = make_parser("python -m bridges.pairs RUN", __doc__, {})
     parser.add_argument("run", metavar="RUN", help="a run folder")
     folder = Path(parser.read(argv)["run"])
     settings, output = make_settings({"config": folder / "config.json"}), folder / "pairs.jsonl"

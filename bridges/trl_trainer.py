@@ -38,10 +38,9 @@ from engine.tokens import load_tokenizer
 from grpo import to_every_token
 from harness.credit_file import credit_path, write_credit
 from harness.files import PROJECT
-from harness.flags import Flag, check_value, check_values, parameters_as_flags
+from harness.settings import Flag, check_value, check_values, flags_of
 from harness.identity import provenance, run_id_of
 from harness.metrics import batch_metrics
-from harness.own_code import joined
 from harness.load import make
 from harness.log_reading import run_config
 from harness.progress import python_command, say
@@ -282,7 +281,7 @@ class Record:
         steps = {"step": batch, "trainer_step": self.trainer.state.global_step + 1}  # its update
         write_credit(credit_path(self.run.path, batch), rollouts, weight,
                      {**self.run.origin, **steps, "process": (0, 1)})  # one file for all processes
-        self.run.append("metrics.jsonl", joined(steps, batch_metrics(rollouts), numbers))
+        self.run.append("metrics.jsonl", numbers | steps | batch_metrics(rollouts))
 
     def begin(self, batch: int) -> RunFolder:
         """Make the folder; where the run was resumed, forget what will be made again."""
@@ -385,7 +384,7 @@ def weighting_of(mitigation):
 
 
 def flag_values(function, given: dict) -> dict:
-    flags = parameters_as_flags(function)
+    flags = flags_of(function)
     if unknown := [name for name in given if name not in flags]:
         raise UserError(f"mitigation_flags: {function.__name__} has no flag {unknown[0]}, it has "
                         f"{', '.join(flags) or 'none'}")

@@ -12,7 +12,7 @@ import torch
 import train
 from conftest import ROOT, StateIdea, put_in, refusal
 from engine.errors import UserError
-from harness.flags import Share
+from harness.settings import Share
 from harness.own_code import checked_credit
 from harness.program import sentence_about
 from runs import SHORT, lines, run

@@ -32,13 +32,12 @@ import torch
 from analysis.runs import read_run
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
-from harness.command_line import read_flags
 from harness.files import PROJECT, is_taken_away, paths_in, sha256_of
-from harness.flags import MOST_THREADS, Flag, Parser, add_flags, parameters_as_flags, with_defaults
 from harness.identity import fingerprint
 from harness.program import run_as_program
 from harness.progress import python_command, say, show_status
-from harness.settings import Settings, make_settings
+from harness.settings import (MOST_THREADS, Flag, Settings, flags_of, make_parser, make_settings,
+                              read_flags, with_defaults)
 from harness.tasks import is_module, path_of
 from mitigations import rescaled_weight
 from tools.look import look, seconds_of_runs
@@ -59,11 +58,11 @@ NOT_OF_A_STEP = ("analysis", "harness", "research", "tools")  # rooms
 
 
 def main(argv: list[str]) -> None:
-    parser = add_flags(Parser("python -m tools.idea NAME [its flags, flags of train.py, flags]",
-                              __doc__), FLAGS)
+    parser = make_parser("python -m tools.idea NAME [its flags, flags of train.py, flags]", __doc__,
+                         FLAGS)
     parser.add_argument("name", metavar="NAME", help="a weighting or an advantage; it comes first")
     given, typed = parser.parse_known_args(argv)
-    own, name = with_defaults(vars(given), FLAGS), given.name
+    own, name = with_defaults(parser.values(given), FLAGS), given.name
     axis, arms = arms_of(name, typed)
     settings = {arm: make_settings(flags) for arm, flags in arms.items()}
     of_plain, of_idea = seconds_of_runs(settings["plain"], settings["idea"])
@@ -97,7 +96,7 @@ def main(argv: list[str]) -> None:
     say(f"tables and a page: python analyze.py {runs}")
     if settings["plain"].task == Settings.task and not is_taken_away("research"):
         show_status("a world in which it is known which tokens decide")
-        of_method = parameters_as_flags(AXES[axis][name])
+        of_method = flags_of(AXES[axis][name])
         flags = {flag: value for flag, value in arms["idea"].items() if flag in of_method}
         said = import_module("research.probes.dial").one_line(name, flags)
         say(textwrap.fill(said, 100))
@@ -121,7 +120,7 @@ def arms_of(name: str, typed: list[str]) -> tuple[str, dict[str, dict]]:
             raise UserError(f"--{flag} is not for this program: it chooses seeds, folders, placebo "
                             f"and loss of plain GRPO, {name} and its placebo itself")
     given = read_flags([f"--{axis}", name, *typed])
-    own = (axis, "rescale", *parameters_as_flags(AXES[axis][name]))
+    own = (axis, "rescale", *flags_of(AXES[axis][name]))
     of_idea = {flag: given.pop(flag) for flag in own if flag in given}
     common = USUAL | given
     common = {"eval_every": common["steps"], "checkpoint_every": common["steps"]} | common

@@ -17,12 +17,11 @@ from engine.policy import derived_seed
 from engine.rollouts import Rollouts
 from harness.credit_file import checkpoint_folders
 from harness.files import find_folder, is_there, read_json
-from harness.flags import Flag, Parser, add_flags, with_defaults
 from harness.load import load_policy
 from harness.log_reading import check_seal
 from harness.program import run_as_program
 from harness.progress import BOLD, put, right_or_wrong, styled, visible
-from harness.settings import make_settings
+from harness.settings import Flag, make_parser, make_settings, with_defaults
 from harness.tasks import make_task
 from tools.terminal import legend, shaded
 
@@ -39,7 +38,7 @@ WITHOUT_TRAINING = {"mitigation": "none", "advantage": "grpo", "loss": "policy",
 
 
 def main(argv: list[str]) -> None:
-    parser = add_flags(Parser("python -m tools.sample RUN PROBLEM [flags]", __doc__), FLAGS)
+    parser = make_parser("python -m tools.sample RUN PROBLEM [flags]", __doc__, FLAGS)
     parser.add_argument("run", metavar="RUN", help="a run folder, or the folder of a model")
     parser.add_argument("problem", metavar="PROBLEM", nargs="+", help="such as 3 5 7 22")
     flags = with_defaults(parser.read(argv), FLAGS)

@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 from engine.errors import UserError
 from engine.tokens import load_tokenizer
 from harness.files import find_folder, whole_folder, writing
-from harness.flags import MOST_SEED, MOST_THREADS, Flag, Parser, add_flags, with_defaults
+from harness.settings import MOST_SEED, MOST_THREADS, Flag, make_parser, with_defaults
 from harness.program import run_as_program
 from engine.policy import sample_answers
 from engine.rollouts import score_answers
@@ -58,7 +58,7 @@ TEST_PROBLEMS = 1500  # held out, at the end
 
 
 def main(argv: list[str]) -> None:
-    parser = add_flags(Parser("python -m tools.warmup [flags]", __doc__), FLAGS)
+    parser = make_parser("python -m tools.warmup [flags]", __doc__, FLAGS)
     given = parser.read(argv)
     flags = with_defaults(given, FLAGS)
     if flags.start and "size" in given:

@@ -28,7 +28,7 @@ from analysis.statistics import Estimate
 from analysis.tables import Table, by_row, shown
 from engine.errors import UserError
 from harness.files import is_there, make_folder, read_json
-from harness.flags import MOST_THREADS, Flag, Parser, add_flags, with_defaults
+from harness.settings import MOST_THREADS, Flag, make_parser, with_defaults
 from harness.progress import python_command, say
 from research.experiments.arms import ARMS, CONTROLS, METHODS, PLAIN, SCALE
 from research.experiments.pictures import draw, draw_leads
@@ -50,7 +50,7 @@ FLAGS = {
 
 
 def main(argv: list[str]) -> None:
-    typed = add_flags(Parser("python -m research board [flags]", __doc__), FLAGS).read(argv)
+    typed = make_parser("python -m research board [flags]", __doc__, FLAGS).read(argv)
     args = with_defaults(typed, FLAGS)
     board, failed = Board(Path(args.runs)), {}
     if is_there(KEPT) and not args.afresh:

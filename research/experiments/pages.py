@@ -21,7 +21,7 @@ import textwrap
 from analysis.tables import Table, by_row, escaped
 from engine.errors import UserError
 from harness.files import PROJECT, is_file, replace_text
-from harness.flags import Parser
+from harness.settings import make_parser
 from harness.progress import say
 from research.experiments.published import RESULTS, pages, read_result
 
@@ -30,7 +30,7 @@ MARKED = re.compile(r"<!-- (table|text|words|source|number|interval) ((?:(?!-->)
 
 
 def main(argv: list[str]) -> None:
-    Parser("python -m research pages", __doc__).read(argv)
+    make_parser("python -m research pages", __doc__, {}).read(argv)
     for page in pages():
         text = page.read_text(encoding="utf-8")
         filled = fill(text, page.name)

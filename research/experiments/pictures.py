@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from analysis.plots import BLUE, COLOURS, GREY, ORANGE, legend_below, plt, save, style_of
 from analysis.statistics import mean_over
 from harness.files import PROJECT
-from harness.flags import Parser
+from harness.settings import make_parser
 from harness.log_reading import is_number
 from harness.progress import say
 from research.experiments.arms import CONTROLS, SCALE
@@ -29,7 +29,7 @@ FAR = 5                 # points
 
 
 def main(argv: list[str]) -> None:
-    Parser("python -m research pictures", __doc__).read(argv)
+    make_parser("python -m research pictures", __doc__, {}).read(argv)
     for picture, (drawing, *source) in PUBLISHED.items():
         draw(drawing, PROJECT / picture, shown_of(*source))
         say(f"drawn: {picture}")

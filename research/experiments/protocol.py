@@ -16,9 +16,8 @@ from analysis.compare import IN_TRAINING, SEEN, difference, mean_success
 from analysis.runs import is_done, read_run
 from analysis.statistics import Estimate, holm
 from engine.errors import UserError
-from harness.command_line import read_flags
 from harness.files import is_there
-from harness.settings import make_settings
+from harness.settings import make_settings, read_flags
 from research.experiments.arms import ARMS, METHODS, PLAIN, placebos
 from tools.runs import PlannedRun
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from engine.errors import UserError
 from harness.files import PROJECT, is_file, paths_in, read_json, replace_text
-from harness.flags import Flag, Parser, add_flags, shortened, with_defaults
+from harness.settings import Flag, make_parser, with_defaults
 from harness.progress import say
 
 RESULTS = PROJECT / "research/results"
@@ -21,13 +21,13 @@ FLAGS = {"name": Flag(None, "of the result, by default that of the board or the 
 
 
 def main(argv: list[str]) -> None:
-    parser = add_flags(Parser("python -m research publish FOLDER [flags]", __doc__), FLAGS)
+    parser = make_parser("python -m research publish FOLDER [flags]", __doc__, FLAGS)
     parser.add_argument("folder", help="results/board, or what a probe has written")
     typed = parser.read(argv)
     folder = Path(typed.pop("folder"))
     name = with_defaults(typed, FLAGS).name
     if name is not None and not name.isidentifier():
-        raise UserError(f"--name {shortened(name)} should be letters, digits and _")
+        raise UserError(f"--name {name:.80} should be letters, digits and _")
     say(f"published: {publish(folder, name)}; python -m research pages writes its numbers into the "
         "pages, python -m research pictures draws them")
 

@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from analysis.tables import Table, show, show_in_short
 from engine.errors import UserError
 from harness.files import is_there, replace_text, whole_folder
-from harness.flags import MOST_SEED, MOST_THREADS, Flag, Parser, add_flags, with_defaults
+from harness.settings import MOST_SEED, MOST_THREADS, Flag, make_parser, with_defaults
 from harness.identity import provenance
 from harness.progress import show_status, though_nobody_reads
 
@@ -46,7 +46,7 @@ def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[...
     known = {**flags,
              "out": Flag(None, f"a new folder, by default results/{name}-s<seed>"),
              "all": Flag(False, "print every table, not only findings")}
-    typed = add_flags(Parser(f"python -m research {name} [flags]", doc), known).read(argv)
+    typed = make_parser(f"python -m research {name} [flags]", doc, known).read(argv)
     args, start = with_defaults(typed, known), time.monotonic()
     folder = Path(args.out or f"results/{name}-s{args.seed}")
     if is_there(folder):

@@ -30,7 +30,7 @@ from analysis.tables import Table, by_row
 from engine.tokens import KINDS, SECTIONS
 from harness.credit_file import credit_path, write_credit
 from engine.policy import Policy, derived_seed
-from harness.flags import Flag
+from harness.settings import Flag
 from harness.identity import provenance
 from harness.load import load_policy
 from engine.rollouts import Rollouts

@@ -6,7 +6,7 @@ import pytest
 
 from conftest import ROOT, assert_bounded, refusal
 from countdown_task import Task
-from harness.flags import (Flag, Parser, Positive, Range, add_flags, check_value, fields_as_flags,
+from harness.settings import (Flag, Parser, Positive, Range, add_flags, check_value, fields_as_flags,
                           option, parameters_as_flags)
 from harness.settings import OPTIONS, choice_flags, make_settings
 from tools import largest_last, preview, warmup

@@ -10,7 +10,7 @@ from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, Choices, mit
 from engine.errors import UserError
 from harness.command_line import read_flags
 from harness.help import FIRST_DAY
-from harness.flags import Positive
+from harness.settings import Positive
 from harness.settings import OPTIONS, make_settings
 
 LARGEST_LAST = "tools.largest_last"
