@@ -183,7 +183,8 @@ def make_parser(usage: str, description: str | None, flags: Mapping[str, Flag],
         if topics and name in topics:
             group = parser.add_argument_group(topics[name])
         alone = {"nargs": "?", "const": "yes"} if flag.type is bool else {}
-        group.add_argument(f"--{name}", help=flag.help(), metavar=flag.type.__name__.upper(), **alone)
+        kind = flag.type.__name__.upper()
+        group.add_argument(f"--{name}", help=flag.help(), metavar=kind, **alone)
     return parser
 
 
