@@ -41,7 +41,7 @@ Parsed = TypeVar("Parsed")
 PROJECT = Path(__file__).resolve().parent.parent  # the folder of the six files
 LOGS = ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl")
 PART = "reward_"  # begins the column of a part of the reward: reward_answer, reward_format, ...
-TYPES = {"section": np.uint8, "kind": np.uint8, "finished": np.bool_} | dict.fromkeys((
+TYPES: dict[str, Any] = {"section": np.uint8, "kind": np.uint8, "finished": np.bool_} | dict.fromkeys((
     "token_id", "episode_start", "group", "prompt_ids", "prompt_start", "trainer_step"), np.int32)
 COUNTS = {"episode_start": "token_id", "prompt_start": "prompt_ids", "group": "prompt_start"}
 TRAVELS_ALONG = (  # from the model's folder to every checkpoint
@@ -318,7 +318,7 @@ class RunFolder:
     def write_credit(self, step: int, rollouts: Rollouts, weight: torch.Tensor,
                      **more: torch.Tensor) -> None:
         path = credit_path(self.at(""), step, processes.rank())
-        write_credit(path, rollouts, weight, **more)
+        write_credit(path, rollouts, weight, {}, **more)
 
     def checkpoints(self) -> dict[int, Path]:
         """Those that a run can go on from, by their step."""
@@ -332,7 +332,7 @@ class RunFolder:
         parameters = parameters_by_name(model, optimizer)
         tensors = optimizer_tensors(optimizer, parameters)
         for part, method in methods.items():
-            state = getattr(method, "state_dict", dict)()
+            state: dict[str, torch.Tensor] = getattr(method, "state_dict", dict)()
             tensors |= {f"{part}.{name}": value for name, value in state.items()}
         refuse_undefined("what a resumed run would go on from is", *tensors.values())
         weights, tensors = self.gathered(parameters), self.gathered(tensors)

@@ -31,7 +31,7 @@ HEADER = ("    step  reward  success  format  length  finished  entropy  grad no
 
 def run_as_program(name: str, main: Callable[[list[str]], object], interrupted: str = "") -> None:
     """Run main(argv). An error of the user or of the system is one line; so is `interrupted`."""
-    sys.stdout, sys.stderr = Visible(sys.stdout), Visible(sys.stderr)  # type: ignore[assignment]
+    sys.stdout, sys.stderr = Visible(sys.stdout), Visible(sys.stderr)
     try:
         main(sys.argv[1:])
     except KeyboardInterrupt:

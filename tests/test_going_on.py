@@ -13,8 +13,6 @@ from conftest import ROOT, cut, write_lines
 from engine.errors import UserError
 from engine.tokens import load_tokenizer
 from harness import run as start
-from harness.identity import CHANGEABLE, CHANGES_ROUNDING
-from harness.resume import resumed
 from harness.run import Run
 from harness.settings import OPTIONS
 from runs import (WHOLE, after_credit_of, arrays, assert_same_run, config_of, edit_config,

@@ -11,9 +11,8 @@ from analysis.arms import effective_settings
 from analysis.runs import is_done, read_run
 from conftest import cut, refusal
 from harness import files, identity
-from harness.credit_reading import read_columns
+from harness.record import read_columns
 from engine.errors import UserError
-from harness.identity import run_id_of
 from harness.settings import make_settings
 from runs import WHOLE, config_of, edit_config, everything, lines, older, run
 from tools import follow, preview, sample

@@ -22,7 +22,6 @@ from engine.policy import sample_answers
 from grpo import update
 from harness import run_folder
 from harness.run import Run
-from harness.run_folder import open_folder
 from runs import (WHOLE, after_credit_of, arrays, assert_same_run, config_of, edit_config, lines,
                   run)
 

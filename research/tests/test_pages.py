@@ -8,7 +8,6 @@ from PIL import Image  # matplotlib brings it
 
 from analysis.tables import Table, by_row
 from engine.errors import UserError
-from harness.files import paths_in
 from research.__main__ import main
 from research.experiments import pages, pictures, published
 from research.experiments.pictures import PUBLISHED, draw, shown_of

@@ -23,14 +23,9 @@ from engine.policy import derived_seed
 from engine.processes import full_tensor
 from grpo import update
 from harness import command_line, load, resume
-from harness.credit_reading import read_columns
-from harness.files import append_line
+from harness.record import Json, RunFolder, read_columns
+from harness.screen import run_as_program
 from harness.load import initial_model, load_policy, make_advantage, make_weighting
-from harness.identity import Evaluation
-from harness.log_reading import StepLine, lines_of_run
-from harness.program import run_as_program
-from harness.resume import truncate
-from harness.run_folder import RunFolder
 from harness.settings import make_settings
 from mitigations import rescaled_weight
 from runs import environment, free_port, lines
@@ -187,7 +182,7 @@ def wait_for_checkpoint(out: RunFolder, is_over, printed: Path) -> None:
 def go_on_alone(out: RunFolder) -> None:
     done = int(out.checkpoints()[-1].name[-6:])
     main(["--resume", str(out.path), "--steps", str(done + 1)])
-    steps = [line["step"] for line in lines_of_run(out.path, StepLine)]
+    steps = [line["step"] for line in lines_of_run(out.path, Json)]
     assert steps == list(range(1, done + 2))
     assert not list((out.path / "credit").glob(f"step_{done + 1:06d}_rank*"))
 
@@ -265,7 +260,7 @@ def test_all_ranks_start_again_alike(flags, tmp_path):
     shutil.rmtree(out.path / "checkpoints")
     output = side_by_side(tmp_path, "--resume", out.path, deed=late_rank_0)
     assert "starting again at step 1" in output
-    assert [line["step"] for line in lines_of_run(out.path, Evaluation)] == [0, 0, 1, 1]
+    assert [line["step"] for line in lines_of_run(out.path, Json)] == [0, 0, 1, 1]
 
 
 def set_numbers(monkeypatch, *values):

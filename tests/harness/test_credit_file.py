@@ -7,8 +7,7 @@ import torch
 from conftest import credit_columns, hand_made, refusal
 
 from engine import processes
-from harness.credit_file import credit_path, write_credit
-from harness.credit_reading import credit_steps, read_columns
+from harness.record import credit_path, credit_steps, read_columns, write_credit
 from engine.errors import UserError
 
 

@@ -5,14 +5,13 @@ import os
 import pytest
 
 from engine.errors import UserError
-from harness.credit_reading import read_file
-from harness.files import (PROJECT, append_line, find_folder, read_json, read_lines, replace_text,
-                           sha256_of, whole_folder, writing)
+from harness.record import (PROJECT, find_folder, read_file, read_json, read_lines, replace_text,
+                            whole, writing)
 from qwen2_model import read_object, read_tensor
 
 
 def test_a_folder_appears_when_it_is_whole(tmp_path):
-    with whole_folder(tmp_path / "a" / "b") as unfinished:
+    with whole(tmp_path / "a" / "b") as unfinished:
         (unfinished / "x").write_text("1")
         assert not (tmp_path / "a" / "b").exists()
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]
@@ -22,7 +21,7 @@ def test_a_folder_appears_when_it_is_whole(tmp_path):
 @pytest.mark.parametrize("error", [UserError, KeyboardInterrupt])
 def test_a_folder_that_was_not_finished_leaves_nothing(tmp_path, error):
     with pytest.raises(error):
-        with whole_folder(tmp_path / "b") as unfinished:
+        with whole(tmp_path / "b") as unfinished:
             (unfinished / "x").write_text("1")
             raise error
     assert list(tmp_path.iterdir()) == []
@@ -32,7 +31,7 @@ def test_a_folder_that_is_there_is_not_overwritten(tmp_path):
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "mine").write_text("")
     with pytest.raises(UserError, match="b exists already"):
-        with whole_folder(tmp_path / "b"):
+        with whole(tmp_path / "b"):
             pass
     assert [path.name for path in tmp_path.iterdir()] == ["b"] and (tmp_path / "b/mine").exists()
 

@@ -9,7 +9,7 @@ import torch
 from conftest import hand_made
 from harness import progress
 from harness.metrics import batch_metrics
-from harness.progress import Visible
+from harness.screen import Visible
 
 def test_an_answer_is_marked_and_cannot_colour_itself(monkeypatch):
     printed = io.StringIO()

@@ -11,10 +11,9 @@ import torch
 
 from conftest import ROOT
 from engine.errors import UserError
-from harness.program import Visible, run_as_program, visible
+from harness.screen import Visible, run_as_program, visible
 
 PROGRAM = """
-from harness.program import run_as_program
 def main(argv):
     {body}
 run_as_program("name", main)

@@ -13,8 +13,6 @@ from conftest import refusal
 
 import train
 from engine.errors import UserError
-from harness.credit_file import step_of
-from harness.run_folder import open_folder
 from tools.runs import PlannedRun, Runs, make_runs
 
 
