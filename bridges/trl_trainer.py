@@ -290,7 +290,8 @@ class Record:
             return run
         with TemporaryDirectory() as folder:
             self.tokenizer.save(f"{folder}/tokenizer.json")
-            return RunFolder.create(self.path, config, Path(folder, "tokenizer.json"))
+            make_run(self.path, config, Path(folder, "tokenizer.json"))
+        return RunFolder(self.path)
 
     def config(self) -> dict:
         """config.json: the flags of train.py where TRL has the same, and what made it."""

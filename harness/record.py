@@ -151,12 +151,13 @@ def replace_text(path: Path, text: str) -> None:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[int]:
+def locked(path: Path, alone: bool = True) -> Iterator[int]:
     """Lock a folder for this process, also when it is moved; a lock ends with its process."""
     import fcntl  # Windows has none, and can analyse runs
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if alone:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield descriptor
     except BlockingIOError:
         raise UserError(f"{path} is being written by another process") from None
@@ -266,6 +267,14 @@ def checkpoint_folders(run: Path) -> dict[int, Path]:
     return dict(sorted((int(match[1]), path) for match, path in found if match))
 
 
+def make_run(path: Path, config: Json, tokenizer: Path) -> None:
+    """The folder of a new run."""
+    with whole(path) as unfinished:
+        unfinished.mkdir()
+        (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        shutil.copyfile(tokenizer, unfinished / "tokenizer.json")
+
+
 class RunFolder:
     """Of several processes rank 0 writes; the others write their own credit, and nothing else."""
 
@@ -273,24 +282,11 @@ class RunFolder:
         self.path, self.writes = Path(path), processes.rank() == 0
         self.descriptor: int | None = None
 
-    @classmethod
-    def create(cls, path: Path, config: Json, tokenizer: Path) -> "RunFolder":
-        with whole(path) as unfinished:
-            unfinished.mkdir()
-            (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-            shutil.copyfile(tokenizer, unfinished / "tokenizer.json")
-        return cls(path)
-
     @contextmanager
     def opened(self) -> Iterator["RunFolder"]:
         """No other process writes it, and it is noticed when another folder takes its name."""
-        if self.writes:
-            with locked(self.path) as self.descriptor:
-                yield self
-        else:
-            self.descriptor = os.open(self.path, os.O_RDONLY)
+        with locked(self.path, self.writes) as self.descriptor:
             yield self
-        self.descriptor = None
 
     def at(self, name: str) -> Path:
         """Where to write. A lock follows its folder when that is moved, a path does not: under the
@@ -302,10 +298,6 @@ class RunFolder:
                                 "Where it is now, --resume goes on with it")
         return self.path / name
 
-    def replace(self, name: str, text: str) -> None:
-        if self.writes:
-            replace_text(self.at(name), text)
-
     def append(self, name: str, line: Mapping[str, object]) -> None:
         """A number that is undefined becomes null."""
         line = {key: None if isinstance(value, float) and not math.isfinite(value) else value
@@ -314,11 +306,6 @@ class RunFolder:
             path, text = self.at(name), json.dumps(line, allow_nan=False)
             with writing(path), open(path, "a", encoding="utf-8") as file:
                 file.write(text + "\n")
-
-    def write_credit(self, step: int, rollouts: Rollouts, weight: torch.Tensor,
-                     **more: torch.Tensor) -> None:
-        path = credit_path(self.at(""), step, processes.rank())
-        write_credit(path, rollouts, weight, {}, **more)
 
     def checkpoints(self) -> dict[int, Path]:
         """Those that a run can go on from, by their step."""
@@ -369,7 +356,7 @@ class RunFolder:
         for name in LOGS:
             kept = [line for line in read_lines(self.path / name) if line["step"] <= step]
             if (self.path / name).exists():
-                self.replace(name, "".join(json.dumps(line) + "\n" for line in kept))
+                replace_text(self.path / name, "".join(json.dumps(line) + "\n" for line in kept))
         for known, rank in credit_files(self.path):
             if known > step:
                 remove(credit_path(self.path, known, rank))

@@ -28,7 +28,7 @@ import torch
 
 from analysis.tables import Table, by_row
 from engine.tokens import KINDS, SECTIONS
-from harness.record import RunFolder, credit_path, provenance, write_credit
+from harness.record import credit_path, make_run, provenance, write_credit
 from engine.policy import Policy, derived_seed
 from harness.settings import Flag
 from harness.load import load_policy
@@ -93,7 +93,7 @@ def sample_batch(policy: Policy, questions: int, answers: int) -> Rollouts:
 def write_run(path: Path, policy: Policy, rollouts: Rollouts, credit: Credit) -> None:
     config = {**policy.settings.to_json(), "steps": 1, **provenance(), "reward": policy.task.reward,
               "model_config": policy.model.config.to_json()}
-    RunFolder.create(path, config, policy.folder / "tokenizer.json")
+    make_run(path, config, policy.folder / "tokenizer.json")
     write_credit(credit_path(path, 1), rollouts, rollouts.mask.float(),
                  true_credit=credit.value, true_credit_se=credit.error,
                  decided=mean_product(credit.quarters))
