@@ -36,7 +36,8 @@ from engine.policy import derived_seed
 from engine.rollouts import Rollouts
 from engine.tokens import load_tokenizer
 from grpo import to_every_token
-from harness.record import PROJECT, RunFolder, credit_path, provenance, run_config, write_credit
+from harness.record import (PROJECT, RunFolder, credit_path, make_run, provenance, run_config,
+                            write_credit)
 from harness.screen import python_command, say
 from harness.settings import Flag, check_value, check_values, flags_of
 from harness.metrics import batch_metrics

@@ -41,8 +41,10 @@ Parsed = TypeVar("Parsed")
 PROJECT = Path(__file__).resolve().parent.parent  # the folder of the six files
 LOGS = ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl")
 PART = "reward_"  # begins the column of a part of the reward: reward_answer, reward_format, ...
-TYPES: dict[str, Any] = {"section": np.uint8, "kind": np.uint8, "finished": np.bool_} | dict.fromkeys((
-    "token_id", "episode_start", "group", "prompt_ids", "prompt_start", "trainer_step"), np.int32)
+TYPES: dict[str, Any] = {  # of the columns that are not float32
+    "section": np.uint8, "kind": np.uint8, "finished": np.bool_, **dict.fromkeys((
+        "token_id", "episode_start", "group", "prompt_ids", "prompt_start", "trainer_step"),
+        np.int32)}
 COUNTS = {"episode_start": "token_id", "prompt_start": "prompt_ids", "group": "prompt_start"}
 TRAVELS_ALONG = (  # from the model's folder to every checkpoint
     "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocab.json", "merges.txt",
@@ -131,6 +133,8 @@ def whole(path: Path) -> Iterator[Path]:
     """Make a file or a folder whole or not at all: write the one that `with` names, which is then
     renamed."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    if path.is_dir() and any(path.iterdir()):
+        raise UserError(f"{path} exists already")
     try:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -264,7 +268,8 @@ def checkpoint_folders(run: Path) -> dict[int, Path]:
     """The folders of a run's checkpoints by their step, oldest first; no backups of other names."""
     found = [(re.fullmatch("step_([0-9]+)", path.name), path)
              for path in Path(run).glob("checkpoints/*")]
-    return dict(sorted((int(match[1]), path) for match, path in found if match))
+    return dict(sorted((int(match[1]), path) for match, path in found
+                       if match and (path / "config.json").exists()))
 
 
 def make_run(path: Path, config: Json, tokenizer: Path) -> None:

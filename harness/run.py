@@ -44,20 +44,22 @@ def open_run(argv: list[str]) -> Iterator["Run"]:
             raise UserError(f"--{name} cannot be changed in a resumed run, only {flags} can")
         run_config(Path(resume))
         given |= {"config": Path(resume) / "config.json", "out": resume}
-    run = Run(make_settings(given))
+    settings = make_settings(given)
+    exists = settings.folder.exists()  # asked before the processes meet: one may make it then
+    run = Run(settings)
     with run.cleanup:
-        if run.folder.path.exists():
+        if exists:
             if not resume:
-                refuse_other(run.settings, may_continue)
+                refuse_other(settings, may_continue)
             run.go_on(may_begin_again=not resume)
         try:
             yield run
         except NotFinite as error:
             *_, last = "none", *run.folder.checkpoints().values()
-            at = f" (--learning_rate {run.settings.learning_rate:g})"
-            raise UserError(f"{error}, in step {run.step}{at * (not isinstance(error, BadCredit))}. "
-                            f"The last good checkpoint, to begin again with --model: {last}"
-                            ) from error
+            rate = f", at --learning_rate {run.settings.learning_rate:g}"
+            at = f"in step {run.step}{'' if isinstance(error, BadCredit) else rate}"
+            raise UserError(f"{error}, {at}. The last good checkpoint, which --model can name: "
+                            f"{last}") from error
 
 
 def refuse_other(s: Settings, may_continue: bool) -> None:
@@ -88,7 +90,8 @@ class Run:
         """From the last checkpoint; from the start where none was due yet, or none ever is."""
         s, folder, self.is_new = self.settings, self.folder, False
         self.cleanup.enter_context(folder.opened())
-        path, every = folder.path, run_config(folder.path)["checkpoint_every"]
+        path, before = folder.path, run_config(folder.path)
+        every, steps = before["checkpoint_every"], before["steps"]
         metrics, evaluations = (read_lines(path / name) for name in LOGS[:2])
         *_, (self.done, self.checkpoint) = (0, None), *folder.checkpoints().items()
         made = max([self.done, *(line["step"] for line in metrics)])
@@ -97,7 +100,8 @@ class Run:
         self.is_finished = max(checkpoint_folders(path), default=-1) >= s.steps or (
             is_whole and is_complete(s.to_json(), metrics, evaluations))
         if self.is_finished:
-            say(f"{path} has its {s.steps} steps: --steps N goes on to N")
+            say(f"{path} has {made} of its {steps} steps, and no more were asked for: --steps N "
+                "goes on to N")
         elif not self.done and made > every and (every or not may_begin_again):
             raise UserError(f"{path} holds a record of {made} steps, and no checkpoint to go on "
                             "from. Remove it, or name another folder with --out")

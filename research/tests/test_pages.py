@@ -29,7 +29,7 @@ def test_pages_are_as_the_results_have_them(page):
     assert pages.fill(text, page.name) == text
 
 
-STORED = [path for path in paths_in(published.RESULTS) if path.suffix == ".json"]
+STORED = sorted(published.RESULTS.glob("*.json"))
 
 
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
