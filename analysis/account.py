@@ -21,8 +21,7 @@ from analysis.tally import Tokens
 from engine.choices import ADVANTAGES, MITIGATIONS, Choices
 from grpo import (centred, gradient_size, group_mean, group_z_score, length_scaling, policy_loss,
                   rescaling)
-from harness.credit_file import PART
-from harness.log_reading import StepLine
+from harness.record import PART, Json
 from harness.settings import OPTIONS, flags_of
 
 FACTS = "engine/sampler.py: Distribution.facts"  # names: an analysis loads no sampler, no model
@@ -107,7 +106,7 @@ def chosen(axis: str, choices: Choices, s: SimpleNamespace) -> tuple[str, str]:
     return f"--{axis} {name}{flags}: {help_text}", place(choices[name])
 
 
-def numbers_of(tokens: Tokens, config: Mapping[str, object], line: StepLine | None,
+def numbers_of(tokens: Tokens, config: Mapping[str, object], line: Json | None,
                b: int) -> Numbers:
     """What the lines name, of answer b. `line` is the step's in metrics.jsonl."""
     s, start, length = settings_of(config), tokens["episode_start"][b], tokens["length"][b]

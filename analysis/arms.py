@@ -10,7 +10,7 @@ from pathlib import Path
 from analysis.runs import PLAIN, Run, is_done, steps_done, task_of
 from engine.choices import NEVER_RESCALED
 from engine.errors import UserError
-from harness.files import Json
+from harness.record import Json
 from harness.settings import METHODS, NOT_SETTINGS, OPTIONS, Flag, flags_of, has_effect
 
 SETTING = ("model", "task", "reward", "steps", "questions", "answers", "max_new_tokens",

@@ -8,8 +8,8 @@ from analysis.runs import Run, evaluations, is_done, steps_done, task_of
 from analysis.tables import Table, show, show_in_short
 from analysis.tally import Tally
 from engine.errors import UserError
-from harness.identity import Evaluation
-from harness.progress import change, show_status
+from harness.record import Json
+from harness.screen import change, show_status
 from harness.settings import OPTIONS, Flag, make_parser, with_defaults
 
 GRADIENT = "Where the gradient went"  # chapter of the page
@@ -71,7 +71,7 @@ def opening(run: Run) -> list[str]:
     return sentences
 
 
-def headline(run: Run) -> list[Evaluation]:
+def headline(run: Run) -> list[Json]:
     return evaluations(run, "sampled") or evaluations(run, "greedy")
 
 

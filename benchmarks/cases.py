@@ -30,11 +30,10 @@ from engine.policy import Policy, gather
 from engine.rollouts import Rollouts
 from engine.sampler import Generation, generate
 from grpo import grpo, update
-from harness.credit_file import write_credit
-from harness.files import PROJECT
+from harness.record import PROJECT, write_credit
+from harness.screen import run_as_program
 from harness.load import load_policy, pick_device
 from harness.metrics import peak_memory
-from harness.program import run_as_program
 from harness.settings import MOST_THREADS, Settings, flags_of, make_settings, option
 from qwen2_model import ModelConfig, Qwen2
 

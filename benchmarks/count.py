@@ -39,7 +39,7 @@ from engine.fused import FusedQwen2
 from engine.optimizer import AdamW
 from engine.sampler import Decoding, Rows, Sampling
 from harness.settings import Flag, make_parser, with_defaults
-from harness.program import run_as_program
+from harness.screen import run_as_program
 from qwen2_model import Qwen2
 
 COUNTED = {"size": "0.5B", "questions": 8, "answers": 8, "new_tokens": 512, "dtype": "bfloat16",

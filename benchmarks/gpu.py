@@ -20,8 +20,7 @@ from benchmarks.count import ROWS
 from engine.errors import UserError
 from harness.settings import make_parser, with_defaults
 from harness.load import pick_device
-from harness.program import run_as_program
-from harness.progress import show_status
+from harness.screen import run_as_program, show_status
 
 LONGEST = 150  # seconds of a part
 # how far a gradient may be from the CPU's, as a share of its norm: both round, bfloat16 to 8 bits

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 
 from engine.errors import UserError
-from harness.files import parse_object
+from harness.record import parse_object
 
 FLAG = "--rollouts"
 AT_ONCE = 128  # requests under way; the others wait for their turn

@@ -25,9 +25,8 @@ from engine.forward import with_facts
 from engine.policy import stop_ids
 from engine.rollouts import Rollouts
 from engine.tokens import encode, encode_prompt, load_tokenizer
-from harness.credit_reading import credit_steps, read_credit
-from harness.files import parse_json, read_given, replace_text
-from harness.program import run_as_program
+from harness.record import parse_object, credit_steps, read_credit, read_given, replace_text
+from harness.screen import run_as_program
 from harness.settings import make_parser, make_settings
 from harness.tasks import make_task
 
@@ -74,7 +73,7 @@ class GivenPairs:
 
 def parse_pair(line: str, where: str, policy) -> Pair:
     try:
-        raw = parse_json(line)
+        raw = parse_object(line, where)
         problem_text, better, worse = [raw[key] for key in KEYS if raw[key].strip()]
     except (ValueError, LookupError, TypeError, AttributeError):
         raise UserError(f"{where}: {EXPECTED}, got {line[:80]!r}") from None

@@ -41,8 +41,10 @@ Parsed = TypeVar("Parsed")
 PROJECT = Path(__file__).resolve().parent.parent  # the folder of the six files
 LOGS = ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl")
 PART = "reward_"  # begins the column of a part of the reward: reward_answer, reward_format, ...
-TYPES = {"section": np.uint8, "kind": np.uint8, "finished": np.bool_} | dict.fromkeys((
-    "token_id", "episode_start", "group", "prompt_ids", "prompt_start", "trainer_step"), np.int32)
+TYPES: dict[str, Any] = {  # of the columns that are not float32
+    "section": np.uint8, "kind": np.uint8, "finished": np.bool_, **dict.fromkeys((
+        "token_id", "episode_start", "group", "prompt_ids", "prompt_start", "trainer_step"),
+        np.int32)}
 COUNTS = {"episode_start": "token_id", "prompt_start": "prompt_ids", "group": "prompt_start"}
 TRAVELS_ALONG = (  # from the model's folder to every checkpoint
     "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocab.json", "merges.txt",
@@ -131,6 +133,8 @@ def whole(path: Path) -> Iterator[Path]:
     """Make a file or a folder whole or not at all: write the one that `with` names, which is then
     renamed."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    if path.is_dir() and any(path.iterdir()):
+        raise UserError(f"{path} exists already")
     try:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -151,12 +155,13 @@ def replace_text(path: Path, text: str) -> None:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[int]:
+def locked(path: Path, alone: bool = True) -> Iterator[int]:
     """Lock a folder for this process, also when it is moved; a lock ends with its process."""
     import fcntl  # Windows has none, and can analyse runs
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if alone:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield descriptor
     except BlockingIOError:
         raise UserError(f"{path} is being written by another process") from None
@@ -263,7 +268,16 @@ def checkpoint_folders(run: Path) -> dict[int, Path]:
     """The folders of a run's checkpoints by their step, oldest first; no backups of other names."""
     found = [(re.fullmatch("step_([0-9]+)", path.name), path)
              for path in Path(run).glob("checkpoints/*")]
-    return dict(sorted((int(match[1]), path) for match, path in found if match))
+    return dict(sorted((int(match[1]), path) for match, path in found
+                       if match and (path / "config.json").exists()))
+
+
+def make_run(path: Path, config: Json, tokenizer: Path) -> None:
+    """The folder of a new run."""
+    with whole(path) as unfinished:
+        unfinished.mkdir()
+        (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        shutil.copyfile(tokenizer, unfinished / "tokenizer.json")
 
 
 class RunFolder:
@@ -273,24 +287,11 @@ class RunFolder:
         self.path, self.writes = Path(path), processes.rank() == 0
         self.descriptor: int | None = None
 
-    @classmethod
-    def create(cls, path: Path, config: Json, tokenizer: Path) -> "RunFolder":
-        with whole(path) as unfinished:
-            unfinished.mkdir()
-            (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-            shutil.copyfile(tokenizer, unfinished / "tokenizer.json")
-        return cls(path)
-
     @contextmanager
     def opened(self) -> Iterator["RunFolder"]:
         """No other process writes it, and it is noticed when another folder takes its name."""
-        if self.writes:
-            with locked(self.path) as self.descriptor:
-                yield self
-        else:
-            self.descriptor = os.open(self.path, os.O_RDONLY)
+        with locked(self.path, self.writes) as self.descriptor:
             yield self
-        self.descriptor = None
 
     def at(self, name: str) -> Path:
         """Where to write. A lock follows its folder when that is moved, a path does not: under the
@@ -302,10 +303,6 @@ class RunFolder:
                                 "Where it is now, --resume goes on with it")
         return self.path / name
 
-    def replace(self, name: str, text: str) -> None:
-        if self.writes:
-            replace_text(self.at(name), text)
-
     def append(self, name: str, line: Mapping[str, object]) -> None:
         """A number that is undefined becomes null."""
         line = {key: None if isinstance(value, float) and not math.isfinite(value) else value
@@ -314,11 +311,6 @@ class RunFolder:
             path, text = self.at(name), json.dumps(line, allow_nan=False)
             with writing(path), open(path, "a", encoding="utf-8") as file:
                 file.write(text + "\n")
-
-    def write_credit(self, step: int, rollouts: Rollouts, weight: torch.Tensor,
-                     **more: torch.Tensor) -> None:
-        path = credit_path(self.at(""), step, processes.rank())
-        write_credit(path, rollouts, weight, **more)
 
     def checkpoints(self) -> dict[int, Path]:
         """Those that a run can go on from, by their step."""
@@ -332,7 +324,7 @@ class RunFolder:
         parameters = parameters_by_name(model, optimizer)
         tensors = optimizer_tensors(optimizer, parameters)
         for part, method in methods.items():
-            state = getattr(method, "state_dict", dict)()
+            state: dict[str, torch.Tensor] = getattr(method, "state_dict", dict)()
             tensors |= {f"{part}.{name}": value for name, value in state.items()}
         refuse_undefined("what a resumed run would go on from is", *tensors.values())
         weights, tensors = self.gathered(parameters), self.gathered(tensors)
@@ -369,7 +361,7 @@ class RunFolder:
         for name in LOGS:
             kept = [line for line in read_lines(self.path / name) if line["step"] <= step]
             if (self.path / name).exists():
-                self.replace(name, "".join(json.dumps(line) + "\n" for line in kept))
+                replace_text(self.path / name, "".join(json.dumps(line) + "\n" for line in kept))
         for known, rank in credit_files(self.path):
             if known > step:
                 remove(credit_path(self.path, known, rank))

@@ -21,13 +21,14 @@ from statistics import mean
 import torch
 
 from engine import processes
-from engine.choices import ADVANTAGES, MITIGATIONS, Method, Metrics
+from engine.choices import Method
 from engine.errors import BadCredit, NotFinite, UserError
 from engine.optimizer import AdamW
 from engine.policy import Policy
 from engine.rollouts import Rollouts
-from harness.record import (Json, RunFolder, is_complete, provenance, read_json, read_lines,
-                            run_config)
+from harness.record import (LOGS, Json, RunFolder, checkpoint_folders, credit_path, is_complete,
+                            make_run, provenance, read_json, read_lines, replace_text, run_config,
+                            write_credit)
 from harness.screen import StopRequest, print_step, python_command, say, tell_outcome
 from harness.settings import CHANGEABLE, Settings, make_settings, read_flags
 
@@ -43,16 +44,22 @@ def open_run(argv: list[str]) -> Iterator["Run"]:
             raise UserError(f"--{name} cannot be changed in a resumed run, only {flags} can")
         run_config(Path(resume))
         given |= {"config": Path(resume) / "config.json", "out": resume}
-    run = Run(make_settings(given))
+    settings = make_settings(given)
+    exists = settings.folder.exists()  # asked before the processes meet: one may make it then
+    run = Run(settings)
     with run.cleanup:
-        if run.folder.path.exists():
+        if exists:
             if not resume:
-                refuse_other(run.settings, may_continue)
+                refuse_other(settings, may_continue)
             run.go_on(may_begin_again=not resume)
         try:
             yield run
         except NotFinite as error:
-            raise UserError(where_to_look(error, run)) from error
+            *_, last = "none", *run.folder.checkpoints().values()
+            rate = f", at --learning_rate {run.settings.learning_rate:g}"
+            at = f"in step {run.step}{'' if isinstance(error, BadCredit) else rate}"
+            raise UserError(f"{error}, {at}. The last good checkpoint, which --model can name: "
+                            f"{last}") from error
 
 
 def refuse_other(s: Settings, may_continue: bool) -> None:
@@ -65,19 +72,6 @@ def refuse_other(s: Settings, may_continue: bool) -> None:
     if not may_continue:
         raise UserError(f"{s.folder} exists already: go on with --resume "
                         f"{shlex.quote(str(s.folder))}, or name another with --out")
-
-
-def where_to_look(error: NotFinite, run: "Run") -> str:
-    """The error, how far the run came, which flags to look at, and what is left."""
-    s = run.settings
-    values = {} if isinstance(error, BadCredit) else {"learning_rate": s.learning_rate}
-    values |= s.flags_for(ADVANTAGES[s.advantage]) | s.flags_for(MITIGATIONS[s.mitigation])
-    flags = [f"--{name} {value:g}" for name, value in values.items() if isinstance(value, float)]
-    look_at = f"look at {', '.join(flags)}; " if flags else ""
-    *_, last = None, *run.folder.checkpoints().values()
-    way_on = (f"the last good checkpoint is {last}, --model can begin a new run there"
-              if last else "there is no checkpoint from before")
-    return f"{error}, in step {run.step}: {look_at}{way_on}"
 
 
 class Run:
@@ -96,21 +90,21 @@ class Run:
         """From the last checkpoint; from the start where none was due yet, or none ever is."""
         s, folder, self.is_new = self.settings, self.folder, False
         self.cleanup.enter_context(folder.opened())
-        before, metrics = run_config(folder.path), read_lines(folder.path / "metrics.jsonl")
+        path, before = folder.path, run_config(folder.path)
+        every, steps = before["checkpoint_every"], before["steps"]
+        metrics, evaluations = (read_lines(path / name) for name in LOGS[:2])
         *_, (self.done, self.checkpoint) = (0, None), *folder.checkpoints().items()
         made = max([self.done, *(line["step"] for line in metrics)])
-        if self.done and before["checkpoint_every"]:
-            self.is_finished = self.done >= s.steps
-        else:  # the checkpoints of a finished run may have been removed
-            self.is_finished = is_complete({**before, "steps": s.steps}, metrics, read_lines(
-                folder.path / "evaluations.jsonl"))
+        # a checkpoint is written last; somebody may have removed those of a finished run
+        is_whole = not every or not s.steps or not (path / "checkpoints").exists()
+        self.is_finished = max(checkpoint_folders(path), default=-1) >= s.steps or (
+            is_whole and is_complete(s.to_json(), metrics, evaluations))
         if self.is_finished:
-            say(f"{folder.path} has {made} of its {before['steps']} steps, and no more were asked "
-                "for: --steps N goes on to N")
-        elif not self.done and made > (kept := before["checkpoint_every"]) and (
-                kept or not may_begin_again):
-            raise UserError(f"{folder.path} holds a record of {made} steps, and no checkpoint to "
-                            "go on from. Remove it, or name another folder with --out")
+            say(f"{path} has {made} of its {steps} steps, and no more were asked for: --steps N "
+                "goes on to N")
+        elif not self.done and made > every and (every or not may_begin_again):
+            raise UserError(f"{path} holds a record of {made} steps, and no checkpoint to go on "
+                            "from. Remove it, or name another folder with --out")
         else:
             say(f"going on after step {self.done}" if self.done else
                 "no checkpoint to go on from: starting again at step 1")
@@ -137,7 +131,8 @@ class Run:
                   **provenance(), "reward": policy.task.reward, "columns_temperature": 1,
                   "model_config": model.config.to_json()}
         if self.folder.writes:
-            RunFolder.create(self.folder.path, config, policy.folder / "tokenizer.json")
+            make_run(s.folder, config, policy.folder / "tokenizer.json")
+            (s.folder / "checkpoints").mkdir()
         processes.barrier()
         self.cleanup.enter_context(self.folder.opened())
         self.cleanup.push(self.remove_unless_begun)
@@ -155,7 +150,7 @@ class Run:
             config = read_json(self.folder.path / "config.json")
             values: Json = self.settings.to_json() | {"threads": torch.get_num_threads()}
             config |= {name: values[name] for name in CHANGEABLE if name in config}
-            self.folder.replace("config.json", json.dumps(config, indent=2) + "\n")
+            replace_text(self.folder.path / "config.json", json.dumps(config, indent=2) + "\n")
             self.folder.forget_after(self.done or -1)  # the evaluation at step 0 is made again, too
         processes.barrier()
 
@@ -175,7 +170,8 @@ class Run:
         problems = processes.shard_of(len(rollouts.prompt_ids))
         rows = rollouts.rows_of(problems)
         own = {name: values[rows] for name, values in columns.items()}
-        self.folder.write_credit(step, rollouts.of_problems(problems), weight[rows], **own)
+        write_credit(credit_path(self.folder.at(""), step, processes.rank()),
+                     rollouts.of_problems(problems), weight[rows], {}, **own)
         if not self.folder.writes:
             processes.barrier()
         if (every := self.settings.sample_every) and step % every == 0:
@@ -186,7 +182,7 @@ class Run:
                     "reward": rollouts.reward[row].item(),
                     "answer": rollouts.scores["answer"][row].item(), "text": rollouts.answers[row]})
 
-    def log(self, line: Metrics) -> None:
+    def log(self, line: Json) -> None:
         steps, step = self.settings.steps, self.step
         self.folder.append("metrics.jsonl", line)
         self.seconds.append(line["seconds"])

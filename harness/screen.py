@@ -12,7 +12,7 @@ import textwrap
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import torch
 
@@ -31,9 +31,10 @@ HEADER = ("    step  reward  success  format  length  finished  entropy  grad no
 
 def run_as_program(name: str, main: Callable[[list[str]], object], interrupted: str = "") -> None:
     """Run main(argv). An error of the user or of the system is one line; so is `interrupted`."""
-    sys.stdout, sys.stderr = Visible(sys.stdout), Visible(sys.stderr)  # type: ignore[assignment]
+    sys.stdout, sys.stderr = Visible(sys.stdout), Visible(sys.stderr)
     try:
         main(sys.argv[1:])
+        sys.stdout.flush()
     except KeyboardInterrupt:
         sys.exit(f"{name}: {interrupted}" if interrupted else 130)
     except Exception as error:
@@ -42,7 +43,7 @@ def run_as_program(name: str, main: Callable[[list[str]], object], interrupted: 
             time.sleep(5)
         if not (sentence := sentence_about(error)):
             raise
-        sys.exit(f"{name}: {sentence}")
+        sys.exit(f"{name}: {visible(sentence)}")
     finally:
         processes.stop()
 
@@ -92,12 +93,12 @@ class Visible:
 
     def __init__(self, stream: TextIO):
         self.stream = stream
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[attr-defined]
+        getattr(stream, "reconfigure", dict)(errors="backslashreplace")  # no character ends a run
 
     def write(self, text: str) -> int:
         return self.stream.write(visible(text))
 
-    def __getattr__(self, name: str) -> object:
+    def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
 
 

@@ -14,7 +14,7 @@ from conftest import ROOT, StateIdea, put_in, refusal
 from engine.errors import UserError
 from harness.settings import Share
 from harness.own_code import checked_credit
-from harness.program import sentence_about
+from harness.screen import sentence_about
 from runs import SHORT, lines, run
 
 ONE_STEP = [*SHORT, "--steps", "1", "--checkpoint_every", "0", "--eval_every", "0"]

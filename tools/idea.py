@@ -22,7 +22,7 @@ import json
 import os
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -32,13 +32,10 @@ import torch
 from analysis.runs import read_run
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
-from harness.files import PROJECT, is_taken_away, paths_in, sha256_of
-from harness.identity import fingerprint
-from harness.program import run_as_program
-from harness.progress import python_command, say, show_status
+from harness.record import PROJECT, find_folder
+from harness.screen import is_taken_away, python_command, run_as_program, say, show_status
 from harness.settings import (MOST_THREADS, Flag, Settings, flags_of, make_parser, make_settings,
                               read_flags, with_defaults)
-from harness.tasks import is_module, path_of
 from mitigations import rescaled_weight
 from tools.look import look, seconds_of_runs
 from tools.runs import PlannedRun, make_runs, usable_cores
@@ -150,19 +147,21 @@ def digest(s: Settings) -> str:
     chosen = (MITIGATIONS[s.mitigation], ADVANTAGES[s.advantage], rescaled_weight)
     is_plain = (s.mitigation, s.advantage) == PLAIN
     files = {PROJECT / name for name in ("train.py", "grpo.py", "qwen2_model.py")}
-    files |= {path for path in paths_in(PROJECT / "engine") if path.suffix == ".py"}
-    used = (getattr(one, "__module__", None) for one in vars(sys.modules[s.task]).values())
-    files |= set(map(path_of, filter(is_module, {s.task, *used})))  # by the task, say for problems
-    files |= set() if is_plain else set(filter(is_own, loaded_files()))
+    files |= set((PROJECT / "engine").glob("*.py"))
+    used = {getattr(one, "__module__", None) for one in vars(sys.modules[s.task]).values()}
+    files |= {path for path in files_of({s.task, *used}) if PROJECT in path.parents}
+    files |= set() if is_plain else set(filter(is_own, files_of(sys.modules)))
+    files |= {path for value in values.values() if (path := Path(str(value))).is_file()}  # problems
+    files |= {path for path in find_folder(s.model).iterdir() if path.is_file()}
     known = {"values": values,
-             "made of": {name: fingerprint(path) for name, path in s.paths.items()},
-             "files": {os.path.relpath(path, PROJECT): sha256_of(path) for path in files},
+             "files": {os.path.relpath(path, PROJECT): hashlib.sha256(path.read_bytes()).hexdigest()
+                       for path in files},
              "functions": [inspect.getsource(function) for function in chosen if is_plain]}
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def loaded_files() -> list[Path]:
-    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+def files_of(modules: Iterable[str]) -> list[Path]:
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in list(modules)]
     return [Path(name) for name in files if name and name.endswith(".py") and os.path.isabs(name)]
 
 

@@ -24,13 +24,9 @@ from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from engine.tokens import load_tokenizer, token_bytes
 from grpo import gradient_size
-from harness.credit_file import checkpoint_folders
-from harness.credit_reading import credit_steps, read_credit
-from harness.files import find_folder
-from harness.log_reading import check_seal, run_config
+from harness.record import checkpoint_folders, credit_steps, find_folder, read_credit, run_config
+from harness.screen import put, run_as_program
 from harness.load import load_policy, make_weighting
-from harness.program import run_as_program
-from harness.progress import put
 from harness.settings import Flag, Settings, flags_of, make_parser, make_settings, with_defaults
 from mitigations import rescaled_weight
 from tools.look import about_gradient
@@ -108,8 +104,6 @@ class Sampler:
             raise UserError(f"{self.settings.mitigation} asks the model, and the one that sampled "
                             f"step {self.step} was not kept"
                             + (f". It was of --step {' or '.join(kept)}" if kept else ""))
-        if self.step > 1:
-            check_seal(self.folder, models[self.step - 1])
         return load_policy(self.settings, models[self.step - 1])
 
     @cached_property

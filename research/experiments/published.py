@@ -10,9 +10,9 @@ from datetime import date
 from pathlib import Path
 
 from engine.errors import UserError
-from harness.files import PROJECT, is_file, paths_in, read_json, replace_text
+from harness.record import PROJECT, read_json, replace_text
+from harness.screen import say
 from harness.settings import Flag, make_parser, with_defaults
-from harness.progress import say
 
 RESULTS = PROJECT / "research/results"
 KEPT = ("measured", "command", "git_commit", "versions", "seconds", "in_short", "tables", "values")
@@ -44,7 +44,7 @@ def write_result(path: Path, result: dict) -> None:
 
 def read_result(path: Path) -> dict:
     """As it was written, without its seal."""
-    if not is_file(path):
+    if not path.exists():
         raise UserError(f"there is no {path}: python -m research publish FOLDER makes it")
     result = read_json(path)
     if result.pop("sha256", None) != fingerprint(result):
@@ -80,5 +80,5 @@ def made_by(made: dict[str, dict]) -> list[dict]:
 
 def pages() -> list[Path]:
     """README, the pages of the lab and those of this book."""
-    rooms = [path for room in ("docs", "research") for path in paths_in(PROJECT / room)]
-    return [PROJECT / "README.md", *(path for path in rooms if path.suffix == ".md")]
+    rooms = [sorted((PROJECT / room).glob("*.md")) for room in ("docs", "research")]
+    return [PROJECT / "README.md", *sum(rooms, [])]

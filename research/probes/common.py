@@ -19,10 +19,9 @@ from types import SimpleNamespace
 
 from analysis.tables import Table, show, show_in_short
 from engine.errors import UserError
-from harness.files import is_there, replace_text, whole_folder
+from harness.record import provenance, replace_text, whole
+from harness.screen import show_status
 from harness.settings import MOST_SEED, MOST_THREADS, Flag, make_parser, with_defaults
-from harness.identity import provenance
-from harness.progress import show_status, though_nobody_reads
 
 COMMON = {
     "threads": Flag(0, "CPU threads; 0 is what suits the probe", least=0, most=MOST_THREADS),
@@ -49,9 +48,9 @@ def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[...
     typed = make_parser(f"python -m research {name} [flags]", doc, known).read(argv)
     args, start = with_defaults(typed, known), time.monotonic()
     folder = Path(args.out or f"results/{name}-s{args.seed}")
-    if is_there(folder):
+    if folder.exists():
         raise UserError(f"{folder} exists already: name another with --out, or remove it")
-    with whole_folder(folder) as unfinished:
+    with whole(folder) as unfinished:
         findings = measure(args, unfinished)
         show_status("")
         seconds = time.monotonic() - start
@@ -114,6 +113,5 @@ class Progress:
         if sys.stderr.isatty():
             show_status(line)
         elif now - self.last_line > 30:
-            with though_nobody_reads(sys.stderr):
-                print(f"  {line}", file=sys.stderr, flush=True)
+            print(f"  {line}", file=sys.stderr, flush=True)
             self.last_line = now

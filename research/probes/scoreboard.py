@@ -28,13 +28,11 @@ import torch
 
 from analysis.tables import Table, by_row
 from engine.tokens import KINDS, SECTIONS
-from harness.credit_file import credit_path, write_credit
+from harness.record import credit_path, make_run, provenance, write_credit
 from engine.policy import Policy, derived_seed
 from harness.settings import Flag
-from harness.identity import provenance
 from harness.load import load_policy
 from engine.rollouts import Rollouts
-from harness.run_folder import RunFolder
 from harness.settings import make_settings
 from grpo import grpo
 from research.probes.common import COMMON, Findings, Progress
@@ -95,8 +93,8 @@ def sample_batch(policy: Policy, questions: int, answers: int) -> Rollouts:
 def write_run(path: Path, policy: Policy, rollouts: Rollouts, credit: Credit) -> None:
     config = {**policy.settings.to_json(), "steps": 1, **provenance(), "reward": policy.task.reward,
               "model_config": policy.model.config.to_json()}
-    RunFolder.create(path, config, policy.folder / "tokenizer.json")
-    write_credit(credit_path(path, 1), rollouts, rollouts.mask.float(), {"step": 1},
+    make_run(path, config, policy.folder / "tokenizer.json")
+    write_credit(credit_path(path, 1), rollouts, rollouts.mask.float(),
                  true_credit=credit.value, true_credit_se=credit.error,
                  decided=mean_product(credit.quarters))
 

@@ -5,7 +5,7 @@ import pytest
 
 from conftest import ROOT
 from harness.command_line import read_flags
-from harness.files import PROJECT
+from harness.record import PROJECT
 from harness.settings import OPTIONS, make_settings
 
 TINY = str(ROOT / "models/tiny")
