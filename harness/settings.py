@@ -377,8 +377,8 @@ def known_values(path: object, values: Json, chosen: Json) -> Json:
 
 def owners(values: Json) -> list[typing.Any]:
     """What brings flags of its own: the task, the weighting and the advantage."""
-    for axis in METHODS:
-        check_value(axis, values[axis], OPTIONS[axis])
+    for name in ("task", *METHODS):
+        check_value(name, values[name], OPTIONS[name])
     return [load_task(values["task"]), *(METHODS[axis][values[axis]] for axis in METHODS)]
 
 
