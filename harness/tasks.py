@@ -37,12 +37,16 @@ def load_task(name: str) -> type:
                         "tools/my_task.py is the module tools.my_task)")
     module: Any = importlib.import_module(name)
     if hasattr(module, "problems"):
-        return dataclasses.dataclass(type("Task", (ShortTask,), {"module": module}))
+        return short_task(module)
     if not dataclasses.is_dataclass(getattr(module, "Task", None)):
         raise UserError(f"--task {name}: this module has neither `problems` and a function "
                         "`reward(problem, text)` nor a dataclass Task (docs/your_own_task.md)")
     task: type = module.Task
     return task
+
+
+def short_task(module: Any) -> type:
+    return type("Task", (ShortTask,), {"module": module, "__module__": module.__name__})
 
 
 def make_task(name: str, flags: Json) -> "CheckedTask":
