@@ -11,6 +11,7 @@ import math
 import os
 import platform
 import re
+import secrets
 import shutil
 import subprocess
 import zipfile
@@ -132,7 +133,7 @@ def writing(path: Path) -> Iterator[None]:
 def whole(path: Path) -> Iterator[Path]:
     """Make a file or a folder whole or not at all: write the one that `with` names, which is then
     renamed."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     if path.is_dir() and any(path.iterdir()):
         raise UserError(f"{path} exists already")
     try:
@@ -146,7 +147,8 @@ def whole(path: Path) -> Iterator[Path]:
 
 def remove(path: Path) -> None:
     """A file, or a folder with all in it, if it is there."""
-    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    if path.exists():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -330,6 +332,8 @@ class RunFolder:
         weights, tensors = self.gathered(parameters), self.gathered(tensors)
         if not self.writes:
             return
+        for folder in [*self.checkpoints().values()][:-1]:
+            remove(folder / "trainer")
         with whole(self.at("checkpoints") / f"step_{step:06d}") as unfinished:
             model.save_pretrained(unfinished, weights)
             for name in TRAVELS_ALONG:
@@ -338,8 +342,6 @@ class RunFolder:
             (unfinished / "trainer").mkdir()
             save_file(tensors, unfinished / "trainer" / "state.safetensors")
             (unfinished / "trainer" / "state.json").write_text(json.dumps({"step": step}) + "\n")
-        for folder in [*self.checkpoints().values()][:-2]:
-            remove(folder / "trainer")
 
     def gathered(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Whole, for the process that writes. With --shard all have to call this."""

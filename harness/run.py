@@ -57,8 +57,8 @@ def open_run(argv: list[str]) -> Iterator["Run"]:
         except NotFinite as error:
             *_, last = "none", *run.folder.checkpoints().values()
             rate = f", at --learning_rate {run.settings.learning_rate:g}"
-            at = f"in step {run.step}{'' if isinstance(error, BadCredit) else rate}"
-            raise UserError(f"{error}, {at}. The last good checkpoint, which --model can name: "
+            at = "" if isinstance(error, BadCredit) or not run.step else rate
+            raise UserError(f"{error}, in step {run.step}{at}. The last good checkpoint, which --model can name: "
                             f"{last}") from error
 
 
@@ -132,7 +132,8 @@ class Run:
                   "model_config": model.config.to_json()}
         if self.folder.writes:
             make_run(s.folder, config, policy.folder / "tokenizer.json")
-            (s.folder / "checkpoints").mkdir()
+            if s.checkpoint_every:
+                (s.folder / "checkpoints").mkdir()
         processes.barrier()
         self.cleanup.enter_context(self.folder.opened())
         self.cleanup.push(self.remove_unless_begun)

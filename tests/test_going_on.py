@@ -74,7 +74,9 @@ def test_what_is_changed_is_remembered(stopped, monkeypatch, name, before, now):
 def test_what_a_run_is_cannot_be_changed(stopped):
     before = everything(stopped)
     for name in set(OPTIONS) - set(CHANGEABLE):
-        said = run("--resume", stopped, f"--{name}", OPTIONS[name].default or "x", expect=1).stderr
+        default = OPTIONS[name].default
+        value = "x" if default is None else "yes" if default is False else default
+        said = run("--resume", stopped, f"--{name}", value, expect=1).stderr
         assert f"--{name} cannot be changed in a resumed run, only --steps" in said
     assert everything(stopped) == before
 

@@ -110,7 +110,7 @@ def test_killed_and_resumed_is_as_if_never_stopped(whole, learner, tmp_path, mon
     for name in ("metrics.jsonl", "samples.jsonl"):  # a line that the kill cut off
         with open(folder / name, "a") as file:
             file.write('{"step": 4, "rew')
-    (folder / "credit/step_000007.tmp").write_bytes(b"half")
+    (folder / "credit/.step_000007.npz.1.tmp").write_bytes(b"half")
     (folder / "checkpoints").mkdir(exist_ok=True)
     (folder / "checkpoints/.step_000004.tmp").mkdir(exist_ok=True)
     run("--resume", folder)
@@ -263,7 +263,7 @@ def test_bfloat16_computes_and_parameters_stay_float32(learner, tmp_path):
 @pytest.mark.parametrize("argv, said", [
     (["--model", "nowhere"], "there is no model folder nowhere"),
     (["--device", "cuda:99"], "CUDA devices"), (["--device", "meta"], "only cpu, cuda and cuda:N"),
-    (["--out", "/dev/null/run"], "cannot write"), (["--out", "a" * 300], "name too long"),
+    (["--out", "/dev/null/run"], "cannot write"),
     (["--min_number", "20", "--max_number", "10"], "--min_number 20 is above --max_number 10"),
     (["--max_new_tokens", "5000"], "and the answer exceed the 1024"),
     (["--min_number", "15", "--max_number", "15", "--max_target", "3"], "found no problem")])
