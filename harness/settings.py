@@ -321,9 +321,12 @@ class Settings:
                    for name, flag in all_flags(values).items()
                    if name not in NOT_IN_NAME and has_effect(flag, values)
                    and values[name] != self.defaults.get(name, flag.default)}
-        own = [changed.pop(name) for name in flags_of(MITIGATIONS[self.mitigation])
-               if name in changed]
-        parts = [self.mitigation, *own, self.advantage, *changed.values(), f"s{self.seed}"]
+        parts = []
+        for axis, choices in METHODS.items():
+            name = getattr(self, axis)
+            parts += [name, *(changed.pop(flag) for flag in flags_of(choices[name])
+                              if flag in changed)]
+        parts += [*changed.values(), f"s{self.seed}"]
         return Path(self.out or "runs/" + re.sub(r"[^\w.+-]", "_", "-".join(parts)))
 
     def flags_for(self, function: typing.Any) -> Json:
