@@ -25,11 +25,9 @@ from analysis.runs import Run, evaluations, read_runs
 from analysis.statistics import mean_over, paired_difference
 from analysis.tables import NOTHING, Columns, Row, Table, by_row, shown
 from analysis.tally import OVER_REST, PARTITIONS, RARE, Tally, early_over_late, rest_columns
-from harness.credit_file import PART
-from harness.files import Json, make_folder
+from harness.record import PART, Json
+from harness.screen import run_as_program, show_status
 from engine.tokens import KINDS
-from harness.program import run_as_program
-from harness.progress import show_status
 
 FINDINGS = ("gradient by kind", "gradient by section", "gradient by position")  # said in a sentence
 IN_SHORT = ("gradient by kind", "gains")  # the tables that are printed
@@ -61,7 +59,7 @@ def analyze_run(run: Run, folder: Path, with_all: bool, notes_alone: bool = Fals
         tally = Tally(run["folder"])
         answers = answers_of(run["folder"], tally.tokenizer, run["steps"])
     chapters = run_chapters(run, tally)
-    make_folder(folder)  # not before it is known that there is something to write
+    folder.mkdir(parents=True, exist_ok=True)  # now it is known that there is something to write
     show_status("pictures and page")
     pictures = draw_run(run, tally, folder)
     if tally:
@@ -100,7 +98,8 @@ def run_chapters(run: Run, tally: Tally | None) -> dict[str, list[Table]]:
     return {
         change_title: [*change, growth(run, tally), rewards(tally)],
         report.GRADIENT: [
-            *(class_gradients(tally, name) for name in ("kind", "section") if tally.has_cells(name)),
+            *(class_gradients(tally, name) for name in ("kind", "section")
+              if tally.has_cells(name)),
             position_gradients(tally), forks(tally)]}
 
 
@@ -317,7 +316,7 @@ def compare_runs(runs: list[Run], folder: Path, baseline: str | None, with_all: 
     chosen, left_out = comparable(finished(runs))
     comparison = Comparison(chosen, baseline)
     chapters = chapters_of(comparison)
-    make_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     pictures = [learning_curves(comparison, folder)]
     intro = [report.compared(comparison.runs), *comparison.twins, *left_out]
     if notes_alone:

@@ -27,7 +27,7 @@ from fractions import Fraction
 from engine.errors import UserError
 from engine.tokens import (ANSWER, BRACKET, END, END_OF_TURN, NUMBER, OPERATOR, OTHER, SPACE, TAG,
                            THINK, WORD)
-from harness.flags import option
+from harness.settings import option
 from tools.countdown_data import MAX_NUMBER, reachable, read_numbers, read_problems
 
 TAGS = (b"<think>", b"</think>", b"<answer>", b"</answer>")
@@ -90,8 +90,7 @@ Content = tuple[tuple[int, ...], int]  # of a problem, whatever the order of its
 class Task:
     """What the lab asks of a task. Its fields are flags of `train.py`."""
     data: str | None = option(
-        None, 'JSON lines {"nums": [3, 5, 7], "target": 22}; without it they are made',
-        is_path=True)
+        None, 'JSON lines {"nums": [3, 5, 7], "target": 22}; without it they are made')
     prompt: str = option("full", "wording of the prompt; original is that of GRPO-Zero",
                          choices=PROMPTS)
     numbers: str = option("3,4", "how many numbers a made problem has",

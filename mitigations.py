@@ -35,8 +35,8 @@ from engine.errors import UserError
 from engine.rollouts import Rollouts
 from engine.tokens import ANSWER, NUMBER, OPERATOR, TAG, THINK, WORD
 from grpo import centred, gradient_size, rescaling, to_every_token
-from harness.flags import Count, NotNegative, Percent, Positive, Range, Share
-from harness.own_code import checked_credit, joined, metrics_of
+from harness.settings import Count, NotNegative, Percent, Positive, Range, Share
+from harness.own_code import checked_credit, metrics_of
 
 if typing.TYPE_CHECKING:  # an analysis reads this file and loads no model
     from engine.policy import Policy
@@ -275,7 +275,7 @@ def rescaled_weight(chosen: Method, name: str, rollouts: Rollouts, policy: "Poli
         c, note = 1.0, "not rescaled: next to no weight lies on tokens with an advantage"
     weight = weight * c
     about = {"weight_factor": c, "weight_max": weight.max().item(), "weight_note": note}
-    return weight, joined(metrics_of(chosen), about)
+    return weight, metrics_of(chosen) | about
 
 
 def shuffled(value: Tensor, mask: Tensor, group: Tensor, generator: torch.Generator,

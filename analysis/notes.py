@@ -27,7 +27,7 @@ from analysis.statistics import Estimate, Floats, mean_over
 from analysis.tables import Columns, Row, Table, by_row
 from analysis.tally import Tally, Tokens, read_tokens
 from grpo import group_z_score
-from harness.progress import show_status
+from harness.screen import show_status
 
 CLASSES = FILLER, REASONING, STRUCTURE = "filler", "reasoning", "structure"
 SPELLED = ("equals", "plus", "minus", "times", "divided")

@@ -8,10 +8,9 @@ from analysis.runs import Run, evaluations, is_done, steps_done, task_of
 from analysis.tables import Table, show, show_in_short
 from analysis.tally import Tally
 from engine.errors import UserError
-from harness.flags import Flag, Parser, add_flags, with_defaults
-from harness.identity import Evaluation
-from harness.progress import change, show_status
-from harness.settings import OPTIONS
+from harness.record import Json
+from harness.screen import change, show_status
+from harness.settings import OPTIONS, Flag, make_parser, with_defaults
 
 GRADIENT, NOTES = "Where the gradient went", "The notes' tables"  # chapters of the page
 LEGENDS = {GRADIENT: [
@@ -36,7 +35,7 @@ FLAGS = {
 
 
 def read_flags(argv: list[str], description: str) -> SimpleNamespace:
-    parser = add_flags(Parser("python analyze.py [RUN ...] [flags]", description), FLAGS)
+    parser = make_parser("python analyze.py [RUN ...] [flags]", description, FLAGS)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders; several are compared")
     flags = with_defaults(parser.read(argv), FLAGS)
     if len(flags.runs) == 1 and flags.baseline:
@@ -78,7 +77,7 @@ def opening(run: Run) -> list[str]:
     return sentences
 
 
-def headline(run: Run) -> list[Evaluation]:
+def headline(run: Run) -> list[Json]:
     return evaluations(run, "sampled") or evaluations(run, "greedy")
 
 

@@ -10,8 +10,8 @@ from analysis.statistics import Interval
 
 WIDTH = 100        # of a terminal
 LONGEST_WORD = 30  # in a table; a longer one is cut where there is no room
-NOTHING = ("Too few groups to say: it takes six with different rewards, and gradients whose size is "
-           "known.")
+NOTHING = ("Too few groups to say: it takes six with different rewards, and gradients of known "
+           "size.")
 UNDEFINED = re.compile(r"(?<!['\w])(nan|inf)(?!['\w])")  # as a number, not as a quoted token
 Cell = str | float | Interval | None
 Row = list[Cell]

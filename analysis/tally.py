@@ -22,8 +22,8 @@ from analysis.tables import Columns
 from engine.errors import UserError
 from engine.tokens import KINDS, SECTIONS, load_tokenizer
 from grpo import gradient_size
-from harness.credit_reading import credit_steps, read_columns
-from harness.progress import show_status
+from harness.record import credit_steps, read_columns
+from harness.screen import show_status
 
 Tokens = dict[str, np.ndarray]  # a step's columns, one value a token, answer or problem
 Blocks = slice | np.ndarray

@@ -13,7 +13,7 @@ from engine import processes
 from engine.choices import Metrics, advantage, mitigation
 from engine.policy import Policy
 from engine.rollouts import Rollouts
-from harness.flags import Count
+from harness.settings import Count
 
 
 @mitigation

@@ -24,7 +24,7 @@ and its picture. On a CPU a probe takes minutes. NAME --help lists the flags of 
 from importlib import import_module
 
 from engine.errors import UserError
-from harness.program import run_as_program
+from harness.screen import run_as_program
 from research.probes.common import run_probe
 
 PROBES = ("scoreboard", "exact", "dial", "law", "phase1", "rank", "sparsity", "baseline")

@@ -16,10 +16,9 @@ from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from engine.tokens import KINDS
 from grpo import gradient_size, update
-from harness.identity import MODES
+from harness.screen import say, show_status
 from harness.load import load_optimizer, load_policy, make_advantage, make_weighting
-from harness.progress import say, show_status
-from harness.settings import Settings
+from harness.settings import MODES, Settings
 from mitigations import rescaled_weight
 from train import drop_unfinished, with_advantage
 

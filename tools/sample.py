@@ -17,14 +17,10 @@ import mitigations  # noqa: F401  fills the lists of choices that settings are c
 from engine.errors import UserError
 from engine.policy import derived_seed
 from engine.rollouts import Rollouts
-from harness.credit_file import checkpoint_folders
-from harness.files import find_folder, is_there, read_json
-from harness.flags import Flag, Parser, add_flags, with_defaults
+from harness.record import checkpoint_folders, find_folder, read_json
+from harness.screen import BOLD, put, right_or_wrong, run_as_program, styled, visible
 from harness.load import load_policy
-from harness.log_reading import check_seal
-from harness.program import run_as_program
-from harness.progress import BOLD, put, right_or_wrong, styled, visible
-from harness.settings import Settings, make_settings
+from harness.settings import Flag, Settings, make_parser, make_settings, with_defaults
 from harness.tasks import make_task
 from tools.terminal import legend, shaded
 
@@ -41,7 +37,7 @@ WITHOUT_TRAINING = {"mitigation": "none", "advantage": "grpo", "loss": "policy",
 
 
 def main(argv: list[str]) -> None:
-    parser = add_flags(Parser("python -m tools.sample RUN PROBLEM [flags]", __doc__), FLAGS)
+    parser = make_parser("python -m tools.sample RUN PROBLEM [flags]", __doc__, FLAGS)
     parser.add_argument("run", metavar="RUN", help="a run folder, or the folder of a model")
     parser.add_argument("problem", metavar="PROBLEM", nargs="+",
                         help="such as 4 12 10 18; anything else is a message")
@@ -53,7 +49,6 @@ def main(argv: list[str]) -> None:
     task, problem = problem_or_message(settings, " ".join(flags.problem))
     policies = {"before training" if is_run(folder) else str(folder): load_policy(settings)}
     for step, checkpoint in sorted(checkpoint_folders(folder).items())[-1:]:
-        check_seal(folder, checkpoint)
         policies[f"after step {step}"] = load_policy(settings, checkpoint)
     put(visible(f"{folder}, sampled at temperature {settings.temperature:g}, seed {flags.seed}"))
     at = "" if settings.temperature == 1 else " at temperature 1"
@@ -92,7 +87,8 @@ def problem_or_message(settings: Settings, text: str) -> tuple[object, object]:
 
 
 def is_run(folder: Path) -> bool:
-    config = read_json(folder / "config.json") if is_there(folder / "config.json") else {}
+    path = folder / "config.json"
+    config = read_json(path) if path.exists() else {}
     if "mitigation" not in config and "model_type" not in config:
         raise UserError(f"{folder} is neither a run folder nor a model folder: it has no "
                         "config.json that names a mitigation or a model_type")

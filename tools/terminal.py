@@ -6,7 +6,7 @@
 import textwrap
 
 from engine.errors import UserError
-from harness.progress import has_colour, styled, visible
+from harness.screen import has_colour, styled, visible
 
 # A token whose number is below the limit gets this style, in numbers of ANSI escape sequences: 48;5
 # is the colour behind the text and 38;5 the one in it, of a terminal's 256.

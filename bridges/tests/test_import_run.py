@@ -14,7 +14,7 @@ from bridges import import_run
 from bridges.import_run import main
 from engine.errors import UserError
 from engine.tokens import OTHER, THINK, load_tokenizer
-from harness.credit_reading import credit_steps, read_columns
+from harness.record import credit_steps, read_columns
 from qwen2_model import Qwen2
 from runs import SHORT, run
 

@@ -33,10 +33,9 @@ from analysis.tables import Table, by_row
 from engine.errors import UserError
 from engine.tokens import ANSWER
 from grpo import gradient_size
-from harness.credit_reading import read_columns
-from harness.files import is_there, make_folder, read_json
-from harness.flags import MOST_THREADS, Flag, Parser, add_flags, with_defaults
-from harness.progress import python_command, say
+from harness.record import read_columns, read_json
+from harness.screen import python_command, say
+from harness.settings import MOST_THREADS, Flag, make_parser, with_defaults
 from research.experiments.pictures import draw, draw_curves
 from research.experiments.protocol import refuse_other_settings
 from research.experiments.published import RESULTS, made_by
@@ -70,7 +69,7 @@ Arms = dict[str, dict[int, Run]]  # by name and seed
 
 
 def main(argv: list[str]) -> None:
-    typed = add_flags(Parser("python -m research notes [flags]", __doc__), FLAGS).read(argv)
+    typed = make_parser("python -m research notes [flags]", __doc__, FLAGS).read(argv)
     args = with_defaults(typed, FLAGS)
     planned, failed = planned_runs(args), {}
     if not args.report_only:
@@ -94,7 +93,7 @@ def planned_runs(args: SimpleNamespace) -> list[PlannedRun]:
 def finished(planned: list[PlannedRun]) -> Arms:
     arms: Arms = {}
     for run in planned:
-        if is_there(run.folder / "config.json"):
+        if (run.folder / "config.json").exists():
             found = read_run(run.folder)
             refuse_other_settings(run, found["config"])
             if is_done(found):
@@ -107,8 +106,8 @@ def report(args: SimpleNamespace, arms: Arms, command: str) -> None:
     if PLAIN not in arms:
         raise UserError(f"{args.runs} has no finished run of {PLAIN} yet")
     folder, path = Path(f"results/notes-{args.experiment}"), RESULTS / "notes/predictions.json"
-    make_folder(folder)
-    predicted = read_json(path) if is_there(path) else {}
+    folder.mkdir(parents=True, exist_ok=True)
+    predicted = read_json(path) if path.exists() else {}
     curves = {f"{arm} {seed}": [success_by_step(run).tolist(), norms(run).tolist()]
               for arm, runs in arms.items() for seed, run in runs.items()}
     draw(draw_curves, folder / "curves.png", {"curves": curves})

@@ -16,10 +16,9 @@ from matplotlib.figure import Figure
 
 from analysis.plots import BLUE, COLOURS, GREY, ORANGE, legend_below, plt, save, style_of
 from analysis.statistics import mean_over
-from harness.files import PROJECT
-from harness.flags import Parser
-from harness.log_reading import is_number
-from harness.progress import say
+from harness.record import PROJECT
+from harness.screen import say
+from harness.settings import make_parser
 from research.experiments.arms import CONTROLS, SCALE
 from research.experiments.published import RESULTS, fingerprint, read_result
 
@@ -29,7 +28,7 @@ FAR = 5                 # points
 
 
 def main(argv: list[str]) -> None:
-    Parser("python -m research pictures", __doc__).read(argv)
+    make_parser("python -m research pictures", __doc__, {}).read(argv)
     for picture, (drawing, *source) in PUBLISHED.items():
         draw(drawing, PROJECT / picture, shown_of(*source))
         say(f"drawn: {picture}")
@@ -57,7 +56,7 @@ def draw_leads(table: dict) -> Figure:
         colour = colours[meaning_of(row)]
         axis.plot(100 * np.array(row["95%"]), [height, height], color=colour, lw=2)
         axis.plot(100 * row["lead"], height, "o", color=colour, ms=5)
-        if is_number(row["predicted"]):
+        if row["predicted"] is not None:
             axis.plot(100 * row["predicted"], height, "kx", ms=6)
     axis.axvline(0, color="black", lw=0.8)
     axis.set(yticks=range(len(rows)), yticklabels=[row["arm"] for row in rows],

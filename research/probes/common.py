@@ -26,12 +26,11 @@ from engine.errors import UserError
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from grpo import grpo
-from harness.files import is_there, replace_text, whole_folder
-from harness.flags import MOST_SEED, MOST_THREADS, Flag, Parser, add_flags, with_defaults
-from harness.identity import provenance
 from harness.load import load_policy
-from harness.progress import show_status, though_nobody_reads
-from harness.settings import make_settings
+from harness.record import provenance, replace_text, whole
+from harness.screen import show_status
+from harness.settings import (MOST_SEED, MOST_THREADS, Flag, make_parser, make_settings,
+                              with_defaults)
 
 COMMON = {
     "threads": Flag(0, "CPU threads; 0 is what suits the probe", least=0, most=MOST_THREADS),
@@ -61,12 +60,12 @@ def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[...
     known = {**flags,
              "out": Flag(None, f"a new folder, by default results/{name}-s<seed>"),
              "all": Flag(False, "print every table, not only findings")}
-    typed = add_flags(Parser(f"python -m research {name} [flags]", doc), known).read(argv)
+    typed = make_parser(f"python -m research {name} [flags]", doc, known).read(argv)
     args, start = with_defaults(typed, known), time.monotonic()
     folder = Path(args.out or f"results/{name}-s{args.seed}")
-    if is_there(folder):
+    if folder.exists():
         raise UserError(f"{folder} exists already: name another with --out, or remove it")
-    with whole_folder(folder) as unfinished:
+    with whole(folder) as unfinished:
         findings = measure(args, unfinished)
         show_status("")
         seconds = time.monotonic() - start
@@ -112,7 +111,7 @@ def summary_of(findings: Findings) -> list[str]:
 def run_of(model: Path) -> Path | None:
     """The run that a checkpoint lies in."""
     run = Path(model).parent.parent
-    is_run = Path(model).parent.name == "checkpoints" and is_there(run / "config.json")
+    is_run = Path(model).parent.name == "checkpoints" and (run / "config.json").exists()
     return run if is_run else None
 
 
@@ -169,6 +168,5 @@ class Progress:
         if sys.stderr.isatty():
             show_status(line)
         elif now - self.last_line > 30:
-            with though_nobody_reads(sys.stderr):
-                print(f"  {line}", file=sys.stderr, flush=True)
+            print(f"  {line}", file=sys.stderr, flush=True)
             self.last_line = now

@@ -27,7 +27,7 @@ from analysis.statistics import mean_over
 from analysis.tables import Table, by_row
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
-from harness.flags import Flag, Parser, add_flags, parameters_as_flags
+from harness.settings import Flag, flags_of, make_parser
 from research.dial.arms import PLAIN, TRUE, Arm, arm_of
 from research.dial.training import train
 from research.dial.world import Dials
@@ -95,8 +95,7 @@ def arm_as_typed(text: str) -> Arm:
     if not typed or chosen is None:
         return arm_of(name)
     words = [word for flag in typed for word in f"--{flag}".split(maxsplit=1)]
-    parser = add_flags(Parser(f"python -m research dial --only {name}", ""),
-                       parameters_as_flags(chosen))
+    parser = make_parser(f"python -m research dial --only {name}", None, flags_of(chosen))
     return arm_of(name, parser.read(words))
 
 

@@ -19,7 +19,7 @@ import torch
 
 from analysis.tables import Table, by_row
 from grpo import gradient_size
-from harness.flags import Flag
+from harness.settings import Flag
 from research.probes.batches import Batches, Listed, estimator, list_advantages, list_weights
 from research.probes.common import COMMON, Findings, Progress
 from research.probes.world import World, make_world

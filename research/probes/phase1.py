@@ -37,8 +37,8 @@ from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from engine.tokens import KINDS, WORD
 from grpo import gradient_size, grpo
-from harness.credit_reading import credit_steps
-from harness.flags import Flag
+from harness.record import credit_steps
+from harness.settings import Flag
 from qwen2_model import Qwen2
 from research.probes.common import (OF_A_MODEL, Findings, Progress, jackknifed, policy_of, run_of,
                                     sample_batch)

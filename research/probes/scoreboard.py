@@ -26,12 +26,10 @@ import numpy as np
 
 from analysis.tables import Table, by_row
 from engine.tokens import KINDS, SECTIONS
-from harness.credit_file import credit_path, write_credit
+from harness.record import credit_path, make_run, provenance, write_credit
 from engine.policy import Policy
-from harness.flags import Flag
-from harness.identity import provenance
+from harness.settings import Flag
 from engine.rollouts import Rollouts
-from harness.run_folder import RunFolder
 from research.probes.common import OF_A_MODEL, Findings, Progress, policy_of, sample_batch
 from research.probes.credit import (
     CLASSES, Credit, MeasuredTokens, flat_tokens, mean_product, measured_tokens, ratio_of_sums,
@@ -74,8 +72,8 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
 def write_run(path: Path, policy: Policy, rollouts: Rollouts, credit: Credit) -> None:
     config = {**policy.settings.to_json(), "steps": 1, **provenance(), "reward": policy.task.reward,
               "model_config": policy.model.config.to_json()}
-    RunFolder.create(path, config, policy.folder / "tokenizer.json")
-    write_credit(credit_path(path, 1), rollouts, rollouts.mask.float(), {"step": 1},
+    make_run(path, config, policy.folder / "tokenizer.json")
+    write_credit(credit_path(path, 1), rollouts, rollouts.mask.float(),
                  true_credit=credit.value, true_credit_se=credit.error,
                  decided=mean_product(credit.quarters))
 

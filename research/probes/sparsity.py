@@ -32,11 +32,9 @@ from engine.errors import UserError
 from engine.forward import micro_batches, response_log_probs
 from engine.policy import Policy
 from engine.rollouts import Rollouts
-from harness.credit_file import checkpoint_folders
-from harness.credit_reading import credit_steps, read_columns
-from harness.files import find_folder, is_there
-from harness.flags import Flag
-from harness.log_reading import run_config
+from harness.record import (checkpoint_folders, credit_steps, find_folder, read_columns,
+                            run_config)
+from harness.settings import Flag
 from research.probes.common import OF_A_MODEL, Findings, Progress, policy_of, sample_batch
 
 FLAGS = {
@@ -72,7 +70,7 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
 def checkpoints(run: Path) -> dict[int, Path]:
     """By step; the model that the run began with is step 0."""
     model = str(run_config(run)["model"])
-    start = find_folder(model) if is_there(find_folder(model) / "config.json") else None
+    start = find_folder(model) if (find_folder(model) / "config.json").exists() else None
     found = ({0: start} if start else {}) | checkpoint_folders(run)
     if len(found) < 2:
         raise UserError(f"--run {run} has {len(found)} checkpoints, two are needed")

@@ -7,7 +7,7 @@ import pytest
 from conftest import ROOT, put_in, refusal
 from runs import lines, train_here
 
-from harness.files import is_taken_away
+from harness.screen import is_taken_away
 from harness.settings import make_settings
 from tools.idea import arms_of, digest, is_own, main
 
