@@ -17,7 +17,7 @@ for a choice that keeps a state or samples more:
 import importlib
 from collections import UserDict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from torch import Tensor
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Choice = Callable[..., Tensor] | type  # a function or a class below a decorator
 Metrics = dict[str, Any]  # numbers for a line of metrics.jsonl, by name
+Same = TypeVar("Same", bound=Choice)
 
 
 class Method(Protocol):
@@ -68,17 +69,25 @@ NEVER_RESCALED: set[str] = set()  # weightings whose scale is part of what they 
 WHOLE_ANSWERS: set[str] = set()   # advantages that give every token of an answer the same number
 
 
-def mitigation(function: Choice | None = None, *, rescaled: bool = True) -> Any:
+@overload
+def mitigation(function: Same) -> Same: ...
+@overload
+def mitigation(*, rescaled: bool) -> Callable[[Same], Same]: ...
+def mitigation(function: Choice | None = None, *, rescaled: bool = True) -> object:
     """Make it a choice of --mitigation: weights (B, T), not negative."""
     return add_to(MITIGATIONS, function, NEVER_RESCALED, not rescaled)
 
 
-def advantage(function: Choice | None = None, *, whole_answers: bool = False) -> Any:
+@overload
+def advantage(function: Same) -> Same: ...
+@overload
+def advantage(*, whole_answers: bool) -> Callable[[Same], Same]: ...
+def advantage(function: Choice | None = None, *, whole_answers: bool = False) -> object:
     """Make it a choice of --advantage: credit (B, T), with a sign."""
     return add_to(ADVANTAGES, function, WHOLE_ANSWERS, whole_answers)
 
 
-def add_to(choices: Choices, function: Choice | None, marked: set[str], is_marked: bool) -> Any:
+def add_to(choices: Choices, function: Choice | None, marked: set[str], is_marked: bool) -> object:
     """Without a function, as in @mitigation(rescaled=False), a decorator."""
     if function is None:
         return lambda function: add_to(choices, function, marked, is_marked)

@@ -37,8 +37,9 @@ def checked_credit(chosen: Method, whose: str, rollouts: Rollouts, policy: "Poli
     shared, mask = (rollouts.generator, rollouts.forward), rollouts.mask
     values = chosen(deepcopy(rollouts, {id(part): part for part in shared}), policy)
     if not fits_frame(values, mask):
-        about = f"a tensor {tuple(values.shape)} of {values.dtype} on {values.device}" if isinstance(
-            values, torch.Tensor) else " ".join(brief(values).split())
+        about = " ".join(brief(values).split())[:200]
+        if isinstance(values, torch.Tensor):
+            about = f"a tensor {tuple(values.shape)} of {values.dtype} on {values.device}"
         raise UserError(f"{whose} ({place_of(chosen)}) should return a tensor (B, T) = "
                         f"{tuple(mask.shape)} of real numbers on {mask.device}, got {about}")
     frame = values.detach().float().expand(mask.shape).masked_fill(~mask, 0.0)

@@ -29,7 +29,6 @@ from harness.tasks import load_task
 
 Requirement = tuple[Callable[[typing.Any], bool], str]  # a test of all values, and its words
 KINDS = {int: "a whole number", float: "a number", bool: "yes or no", str: "a text"}
-METAVARS = {int: "N", float: "X", bool: "yes|no", str: "TEXT"}
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,8 @@ class Flag:
         choices = f": {' | '.join(self.choices)}" if 0 < len(self.choices) < 10 else ""
         default = "" if self.default in (None, False) else f" (default {self.default})"
         needed = f"; needs {self.requires[1]}" if self.requires else ""
-        return f"{self.text}{choices}{default}{needed}"
+        said = f"{self.text}{choices}{default}{needed}"
+        return said.replace("%", "%%")  # argparse fills in %(default)s
 
 
 Range = partial(Flag, None)  # of a parameter: the default stands beside it
@@ -76,25 +76,26 @@ def option(default: typing.Any, text: str, **more: typing.Any) -> typing.Any:
 def flags_of(owner: typing.Any) -> dict[str, Flag]:
     """The fields of a dataclass; the keyword-only parameters of a method, which may be a class."""
     if dataclasses.is_dataclass(owner):
+        flags = {one.name: one.metadata["flag"] for one in dataclasses.fields(owner)
+                 if "flag" in one.metadata}
         hints = typing.get_type_hints(owner)
-        return {one.name: as_flag(owner, one.name, one.default, hints[one.name], one.metadata["flag"])
-                for one in dataclasses.fields(owner) if "flag" in one.metadata}
-    function = owner.__init__ if inspect.isclass(owner) else owner
-    hints = typing.get_type_hints(function, include_extras=True)
-    return {name: as_flag(owner, name, one.default, hints.get(name), Range())
-            for name, one in inspect.signature(function).parameters.items()
-            if one.kind is one.KEYWORD_ONLY}
+    else:
+        function = owner.__init__ if inspect.isclass(owner) else owner
+        flags = {name: Flag(one.default) for name, one in
+                 inspect.signature(function).parameters.items() if one.kind is one.KEYWORD_ONLY}
+        hints = typing.get_type_hints(function, include_extras=True)
+    return {name: as_flag(owner, name, flag, hints.get(name)) for name, flag in flags.items()}
 
 
-def as_flag(owner: typing.Any, name: str, default: object, hint: object, declared: Flag) -> Flag:
+def as_flag(owner: typing.Any, name: str, flag: Flag, hint: object) -> Flag:
     """The hint is float, or float | None, or Annotated[float, Flag(...)], whose flag counts."""
     parts = typing.get_args(hint) or (hint,)
     kind = next((part for part in parts if isinstance(part, type) and part in KINDS), None)
-    if (kind or type(default)) not in KINDS or default is inspect.Parameter.empty:
+    if (kind or type(flag.default)) not in KINDS or flag.default is inspect.Parameter.empty:
         raise UserError(f"{name} of {owner.__name__} ({place_of(owner)}) becomes a flag: it needs "
                         "a default and a type that is int, float, bool or str")
-    declared = next((part for part in parts if isinstance(part, Flag)), declared)
-    return replace(declared, default=default, kind=kind)
+    declared = next((part for part in parts if isinstance(part, Flag)), flag)
+    return replace(declared, default=flag.default, kind=kind)
 
 
 def check_values(values: Mapping[str, object], flags: Mapping[str, Flag]) -> None:
@@ -176,13 +177,14 @@ def make_parser(usage: str, description: str | None, flags: Mapping[str, Flag],
     parser = Parser(usage=usage, description=description, epilog=epilog, add_help=add_help,
                     allow_abbrev=False, argument_default=argparse.SUPPRESS,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.flags, group = flags, parser
+    group: typing.Any = parser
+    parser.flags = flags
     for name, flag in flags.items():
         if topics and name in topics:
             group = parser.add_argument_group(topics[name])
         alone = {"nargs": "?", "const": "yes"} if flag.type is bool else {}
-        text = flag.help().replace("%", "%%")  # argparse fills in %(default)s
-        group.add_argument(f"--{name}", metavar=METAVARS[flag.type], help=text, **alone)
+        kind = flag.type.__name__.upper()
+        group.add_argument(f"--{name}", help=flag.help(), metavar=kind, **alone)
     return parser
 
 
@@ -213,9 +215,8 @@ OTHER_NAMES = {  # that other trainers use
 # when a setting has an effect; what may be set back itself stands above those that look at it
 POLICY: Requirement = (lambda s: s.loss == "policy", "--loss policy")
 DPO: Requirement = (lambda s: s.loss == "dpo", "--loss dpo")
-ANCHORED: Requirement = (lambda s: s.loss == "policy" and s.kl > 0, "--kl above 0")
-REUSED: Requirement = (lambda s: s.loss == "policy" and s.epochs > 1,
-                       "--epochs above 1, as in the first pass the ratio is exactly 1")
+KL: Requirement = (lambda s: s.loss == "policy" and s.kl > 0, "--kl above 0")
+REUSED: Requirement = (lambda s: s.loss == "policy" and s.epochs > 1, "--epochs above 1")
 RESCALED: Requirement = (
     lambda s: s.loss == "policy" and s.mitigation not in ("none", *NEVER_RESCALED),
     "a --mitigation that is rescaled")
@@ -232,26 +233,26 @@ ON_THE_DEVICE: Requirement = (lambda s: not s.offload_optimizer, "--offload_opti
 class Settings:
     model: str = option("models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model")
     device: str = option("cpu", "cpu, cuda or cuda:N")
-    dtype: str = option("float32", "numbers to compute with, on CUDA bfloat16 unless the model has "
-                        "a recipe; parameters stay float32", choices=("float32", "bfloat16"))
-    checkpointing: bool = option(False, "keep one state a layer for the backward pass and compute "
-                                 "the rest again: less memory, a third more time in the update")
-    offload_optimizer: bool = option(False, "float32 parameters, gradients and AdamW's state on "
-                                     "the CPU: 2 bytes a parameter on the device, not 16")
-    shard: bool = option(False, "under torchrun: every process keeps a part of the parameters, "
-                         "gradients and moments, instead of all", requires=ON_THE_DEVICE)
-    threads: int = option(0, "CPU threads; 0 is one for every 64 hidden units of the model, at "
-                          "most what PyTorch finds", least=0, most=MOST_THREADS)
-    task: str = option("countdown_task", "module of the task: countdown_task, tools.largest_last, "
-                       "or my_task for a file my_task.py of yours (docs/your_own_task.md)")
+    dtype: str = option("float32", "to compute in; parameters stay float32. On CUDA bfloat16, "
+                        "unless the model has a recipe", choices=("float32", "bfloat16"))
+    checkpointing: bool = option(False, "keep one state a layer for the backward pass: less "
+                                 "memory, a third more time in the update")
+    offload_optimizer: bool = option(False, "parameters in float32, gradients and AdamW's state on "
+                                     "the CPU: in bfloat16 2 bytes a parameter on the device")
+    shard: bool = option(False, "under torchrun: every process keeps a part of parameters, "
+                         "gradients and moments", requires=ON_THE_DEVICE)
+    threads: int = option(0, "of the CPU; 0 is one for every 64 hidden units of the model", least=0,
+                          most=MOST_THREADS)
+    task: str = option("countdown_task", "countdown_task, tools.largest_last, or my_task for a "
+                       "file my_task.py of yours (docs/your_own_task.md)")
     mitigation: str = option("none", "how an answer's advantage is spread over its tokens, listed "
                              "below", choices=MITIGATIONS, requires=POLICY)
-    rescale: str = option("mean", "weights are scaled to mean 1 over the batch's tokens, to the "
-                          "same sum of gradient sizes, or not",
-                          choices=("mean", "gradient", "none"), requires=RESCALED)
-    placebo: str = option("none", "shuffle the weights over the batch's tokens, or the advantages "
-                          "within each group: what the arm owes to anything but its choice of "
-                          "tokens", choices=("none", "weights", "advantages"), requires=SHUFFLED)
+    rescale: str = option("mean", "weights to mean 1 over the batch's tokens, to the same sum of "
+                          "gradient sizes, or not", choices=("mean", "gradient", "none"),
+                          requires=RESCALED)
+    placebo: str = option("none", "shuffle weights over the batch's tokens, or advantages within "
+                          "each group", choices=("none", "weights", "advantages"),
+                          requires=SHUFFLED)
     advantage: str = option("grpo", "what an answer, or a token, is compared with, listed below",
                             choices=ADVANTAGES, requires=POLICY)
     loss: str = option("policy", "weight * advantage * log_prob, or preference pairs: the best and "
@@ -261,30 +262,30 @@ class Settings:
                             choices=("token", "sequence", "constant"), requires=POLICY)
     epochs: int = option(1, "updates from one batch; weights and advantages stay as they are",
                          least=1, most=1000, requires=POLICY)
-    clip_low: float = option(0.2, "the ratio new/old counts down to 1 minus this", least=0, most=1,
-                             requires=REUSED)
+    clip_low: float = option(0.2, "the ratio new/old, 1 in the first epoch, counts down to 1 minus "
+                             "this", least=0, most=1, requires=REUSED)
     clip_high: float = option(0.28, "and up to 1 plus this", least=0, most=1000, requires=REUSED)
     kl: float = option(0.0, "coefficient of the divergence from the initial model, of which a copy "
                        "is kept", least=0, most=1000, requires=POLICY)
     kl_kind: str = option("k3", "its gradient is that of KL(initial || policy) for k3, of "
-                          "KL(policy || initial) for k2", choices=("k3", "k2"), requires=ANCHORED)
+                          "KL(policy || initial) for k2", choices=("k3", "k2"), requires=KL)
     drop_unfinished: bool = option(False, "answers cut off by the limit are not trained on",
                                    requires=POLICY)
     dpo_beta: float = option(0.1, "how far preferences may lead from the initial model (smaller: "
                              "further)", above=0, most=1000, requires=DPO)
     pairs: str | None = option(None, 'JSON lines {"problem": ..., "chosen": ..., "rejected": ...}: '
-                               "answers to train on, instead of sampled ones", requires=DPO)
+                               "to train on, instead of sampled answers", requires=DPO)
     steps: int = option(100, "batches; 0 evaluates and stops", least=0, most=MOST_STEPS)
     questions: int = option(8, "problems a step", least=1, most=10_000)
     answers: int = option(8, "answers to each problem", least=2, most=1000, requires=SAMPLED)
     max_new_tokens: int = option(512, "an answer is cut off here", least=1, most=1_000_000)
     temperature: float = option(1.0, "of the sampling; training and the columns on record are at "
                                 "temperature 1 whatever this is", least=0.01, most=100)
-    rollouts: str = option(OWN_SAMPLER, "who answers the problems of a step: this program, or with "
-                           "http://HOST:PORT a server by vLLM (bridges/rollouts_by_a_server.md)",
+    rollouts: str = option(OWN_SAMPLER, "who answers the problems of a step: this program, or a "
+                           "server by vLLM, http://HOST:PORT (bridges/rollouts_by_a_server.md)",
                            requires=SAMPLED)
-    rollouts_every: int = option(1, "steps between hand-overs of the weights to that server",
-                                 least=1, most=MOST_STEPS, requires=SERVED)
+    rollouts_every: int = option(1, "steps between hand-overs of the weights to it", least=1,
+                                 most=MOST_STEPS, requires=SERVED)
     rollouts_timeout: float = option(600.0, "seconds that its answers to a step may take, or its "
                                      "loading of weights", above=0, most=1500, requires=SERVED)
     learning_rate: float = option(5e-6, "of AdamW", above=0, most=10)
@@ -303,8 +304,8 @@ class Settings:
                                "right", least=1, most=1000, requires=EVALUATED)
     eval_modes: str = option("both", "sampled answers alone, or greedy ones as well",
                              choices=MODES, requires=EVALUATED)
-    sample_every: int = option(10, "steps between sample answers kept in samples.jsonl, 0 for "
-                               "never", least=0, most=MOST_STEPS)
+    sample_every: int = option(10, "steps between answers kept in samples.jsonl, 0 for never",
+                               least=0, most=MOST_STEPS)
     checkpoint_every: int = option(25, "steps between checkpoints (also at the end), 0 for never",
                                    least=0, most=MOST_STEPS)
     out: str | None = option(None, "run folder, by default runs/<mitigation>-<advantage>-s<seed>, "
@@ -320,9 +321,12 @@ class Settings:
                    for name, flag in all_flags(values).items()
                    if name not in NOT_IN_NAME and has_effect(flag, values)
                    and values[name] != self.defaults.get(name, flag.default)}
-        own = [changed.pop(name) for name in flags_of(MITIGATIONS[self.mitigation])
-               if name in changed]
-        parts = [self.mitigation, *own, self.advantage, *changed.values(), f"s{self.seed}"]
+        parts = []
+        for axis, choices in METHODS.items():
+            name = getattr(self, axis)
+            parts += [name, *(changed.pop(flag) for flag in flags_of(choices[name])
+                              if flag in changed)]
+        parts += [*changed.values(), f"s{self.seed}"]
         return Path(self.out or "runs/" + re.sub(r"[^\w.+-]", "_", "-".join(parts)))
 
     def flags_for(self, function: typing.Any) -> Json:
@@ -376,8 +380,8 @@ def known_values(path: object, values: Json, chosen: Json) -> Json:
 
 def owners(values: Json) -> list[typing.Any]:
     """What brings flags of its own: the task, the weighting and the advantage."""
-    for axis in METHODS:
-        check_value(axis, values[axis], OPTIONS[axis])
+    for name in ("task", *METHODS):
+        check_value(name, values[name], OPTIONS[name])
     return [load_task(values["task"]), *(METHODS[axis][values[axis]] for axis in METHODS)]
 
 
@@ -462,8 +466,8 @@ def about_methods() -> str:
             text = " ".join((inspect.getdoc(choices[name]) or "").split("\n\n")[0].split())
             lines.append(textwrap.fill(f"{name}{flags}: {text}", 99, initial_indent="  ",
                                        subsequent_indent=" " * 6))
-    return "\n".join([*lines, "", "Defaults are those of this command: a model folder's recipe.json "
-                      "and --config set their own.", "Hyphens work as well as underscores."])
+    lines.append("Defaults are those of this command: recipe.json and --config set their own.")
+    return "\n".join(lines)
 
 
 def about_method(name: str) -> str:

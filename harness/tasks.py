@@ -37,11 +37,16 @@ def load_task(name: str) -> type:
                         "tools/my_task.py is the module tools.my_task)")
     module: Any = importlib.import_module(name)
     if hasattr(module, "problems"):
-        return dataclasses.dataclass(type("Task", (ShortTask,), {"module": module}))
+        return short_task(module)
     if not dataclasses.is_dataclass(getattr(module, "Task", None)):
         raise UserError(f"--task {name}: this module has neither `problems` and a function "
                         "`reward(problem, text)` nor a dataclass Task (docs/your_own_task.md)")
-    return module.Task
+    task: type = module.Task
+    return task
+
+
+def short_task(module: Any) -> type:
+    return type("Task", (ShortTask,), {"module": module, "__module__": module.__name__})
 
 
 def make_task(name: str, flags: Json) -> "CheckedTask":
@@ -73,9 +78,9 @@ class CheckedTask:
         problems = self.task.training_problems(seed, step, count)
         for problem in problems:
             if self.task.prompt_for(problem) in self.held_out_prompts:
-                raise UserError(f"training_problems gives {self.task.show(problem)} in step {step}, "
-                                "which is among the held_out_problems, too: what is evaluated may "
-                                "not be trained on")
+                raise UserError(f"training_problems gives {self.task.show(problem)} in step "
+                                f"{step}, which is among the held_out_problems, too: what is "
+                                "evaluated may not be trained on")
         return problems
 
     def score(self, problem: Problem, text: str) -> dict[str, float]:
@@ -109,8 +114,8 @@ class ShortTask:
                    for problem in self.module.problems}
         every, count = [by_hash[key] for key in sorted(by_hash)], -(-len(by_hash) // 5)
         if len(every) < 2:
-            raise UserError(f"{self.module.__name__}: `problems` has {len(every)} different prompts, "
-                            "and one has to be held out")
+            raise UserError(f"{self.module.__name__}: `problems` has {len(every)} different "
+                            "prompts: training needs one and the evaluation another")
         self.to_train, self.to_test = every[count:], every[:count]
 
     def training_problems(self, seed: int, step: int, count: int) -> list[Problem]:

@@ -43,7 +43,8 @@ SAME_MODEL = 0.1    # log-probs that differ by more are not of one model
 
 
 def main(argv: list[str]) -> None:
-    parser = make_parser("python -m tools.follow RUN [--step N] [--answer N] [--token N]", __doc__, FLAGS)
+    parser = make_parser("python -m tools.follow RUN [--step N] [--answer N] [--token N]", __doc__,
+                         FLAGS)
     parser.add_argument("run", metavar="RUN", help="a run folder")
     flags = with_defaults(parser.read(argv), FLAGS)
     run = read_run(flags.run)
