@@ -21,12 +21,11 @@ from analysis.tables import Table, show, show_in_short
 from engine.errors import UserError
 from harness.record import provenance, replace_text, whole
 from harness.screen import show_status
-from harness.settings import MOST_SEED, MOST_THREADS, Flag, make_parser, with_defaults
+from harness.settings import MOST_THREADS, Flag, make_parser, with_defaults
 
 COMMON = {
     "threads": Flag(0, "CPU threads; 0 is what suits the probe", least=0, most=MOST_THREADS),
-    "seed": Flag(0, "of all that is drawn; the same seed gives the same numbers", least=0,
-                 most=MOST_SEED)}
+    "seed": Flag(0, "of all that is drawn; the same seed gives the same numbers")}
 
 
 @dataclass
