@@ -8,7 +8,7 @@ their types the ranges that are allowed, its docstring the help:
     @mitigation
     def my_idea(rollouts: Rollouts, *, strength: Positive = 1.0) -> Tensor:
         \"\"\"One line that becomes the help text.\"\"\"
-        return 1 + strength * rollouts.entropy        # (B, T) weights
+        return 1 + strength * rollouts.entropy        # (B, T)
 
 `rollouts` is the whole batch (engine/rollouts.py). Of each token it has ids, texts, mask, log_prob,
 entropy, collision (sum of p^2), advantage, section, kind; of each answer length, finished, group,

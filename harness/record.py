@@ -25,16 +25,16 @@ import numpy as np
 import safetensors
 import tokenizers
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from engine import processes
 from engine.choices import Method
 from engine.errors import UserError
 from engine.optimizer import AdamW, load_optimizer_tensors, optimizer_tensors, parameters_by_name
-from engine.processes import full_tensor, refuse_undefined
+from engine.processes import refuse_undefined
 from engine.rollouts import NOTHING, Forward, Problem, Rollouts
 from engine.tokens import token_bytes
-from qwen2_model import Qwen2
+from qwen2_model import Qwen2, write_tensors
 
 Json = dict[str, Any]  # an object in a JSON file
 Columns = dict[str, np.ndarray]
@@ -295,14 +295,17 @@ class RunFolder:
         with locked(self.path, self.writes) as self.descriptor:
             yield self
 
+    def is_here(self) -> bool:
+        """A lock follows its folder when that is moved, a path does not: under the old name there
+        may be another run by now."""
+        return self.descriptor is None or (self.path.exists() and os.path.samestat(
+            self.path.stat(), os.fstat(self.descriptor)))
+
     def at(self, name: str) -> Path:
-        """Where to write. A lock follows its folder when that is moved, a path does not: under the
-        old name there may be another run by now."""
-        if self.descriptor is not None:
-            here = self.path.stat() if self.path.exists() else None
-            if not here or not os.path.samestat(here, os.fstat(self.descriptor)):
-                raise UserError(f"{self.path} was moved or removed while this run was writing it. "
-                                "Where it is now, --resume goes on with it")
+        """Where to write."""
+        if not self.is_here():
+            raise UserError(f"{self.path} was moved or removed while this run was writing it. "
+                            "Where it is now, --resume goes on with it")
         return self.path / name
 
     def append(self, name: str, line: Mapping[str, object]) -> None:
@@ -329,24 +332,22 @@ class RunFolder:
             state: dict[str, torch.Tensor] = getattr(method, "state_dict", dict)()
             tensors |= {f"{part}.{name}": value for name, value in state.items()}
         refuse_undefined("what a resumed run would go on from is", *tensors.values())
-        weights, tensors = self.gathered(parameters), self.gathered(tensors)
         if not self.writes:
+            for cut in (parameters, tensors):  # --shard: of each the rows that this process keeps
+                write_tensors(None, cut)
             return
+        path = self.at("checkpoints") / f"step_{step:06d}"
         for folder in [*self.checkpoints().values()][:-1]:
             remove(folder / "trainer")
-        with whole(self.at("checkpoints") / f"step_{step:06d}") as unfinished:
-            model.save_pretrained(unfinished, weights)
+        with whole(path) as unfinished:
+            model.save_pretrained(unfinished, parameters)
             for name in TRAVELS_ALONG:
                 if (source / name).exists():
                     shutil.copyfile(source / name, unfinished / name)
-            (unfinished / "trainer").mkdir()
-            save_file(tensors, unfinished / "trainer" / "state.safetensors")
-            (unfinished / "trainer" / "state.json").write_text(json.dumps({"step": step}) + "\n")
-
-    def gathered(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Whole, for the process that writes. With --shard all have to call this."""
-        found = ((name, full_tensor(tensor.detach())) for name, tensor in tensors.items())
-        return {name: tensor.cpu().contiguous() for name, tensor in found if self.writes}
+            trainer = unfinished / "trainer"
+            trainer.mkdir()
+            write_tensors(trainer / "state.safetensors", tensors)
+            (trainer / "state.json").write_text(json.dumps({"step": step}) + "\n")
 
     def load_state(self, checkpoint: Path, model: Qwen2, optimizer: AdamW,
                    methods: Mapping[str, Method]) -> None:

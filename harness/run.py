@@ -139,8 +139,9 @@ class Run:
         self.cleanup.push(self.remove_unless_begun)
 
     def remove_unless_begun(self, error: object, *_: object) -> None:
-        if error and self.folder.writes and not (self.folder.path / "metrics.jsonl").exists():
-            shutil.rmtree(self.folder.path, ignore_errors=True)
+        is_ours = self.folder.writes and self.folder.is_here()
+        if error and is_ours and not (self.folder.path / "metrics.jsonl").exists():
+            shutil.rmtree(self.folder.path)
 
     def read_back(self) -> None:
         """The trainer's state; then config.json gets the settings that are changed."""

@@ -35,9 +35,9 @@ KINDS = {int: "a whole number", float: "a number", bool: "yes or no", str: "a te
 class Flag:
     default: typing.Any
     text: str = ""
-    least: float = -math.inf
+    least: float = 0  # these three of a number
     above: float = -math.inf
-    most: float = math.inf
+    most: float = 10 ** 9
     choices: Collection[str] = ()
     kind: type | None = None             # where it is not the type of the default
     requires: Requirement | None = None  # otherwise it has no effect
@@ -47,24 +47,23 @@ class Flag:
         return self.kind or (str if self.default is None else type(self.default))
 
     def limits(self) -> str:
-        every = (("at least", self.least), ("above", self.above), ("at most", self.most))
-        return ", ".join(f"{words} {limit}" for words, limit in every if math.isfinite(limit))
+        low = f"above {self.above}" if self.above > -math.inf else f"at least {self.least}"
+        return f"{low}, at most {self.most}"
 
     def help(self) -> str:
         choices = f": {' | '.join(self.choices)}" if 0 < len(self.choices) < 10 else ""
         default = "" if self.default in (None, False) else f" (default {self.default})"
         needed = f"; needs {self.requires[1]}" if self.requires else ""
-        said = f"{self.text}{choices}{default}{needed}"
-        return said.replace("%", "%%")  # argparse fills in %(default)s
+        return f"{self.text}{choices}{default}{needed}"
 
 
 Range = partial(Flag, None)  # of a parameter: the default stands beside it
-NotNegative = typing.Annotated[float, Range(least=0, most=1e6)]
-Positive = typing.Annotated[float, Range(above=0, most=1e6)]
-Share = typing.Annotated[float, Range(least=0, most=1)]
-Percent = typing.Annotated[float, Range(least=0, most=100)]
-Count = typing.Annotated[int, Range(least=1, most=1_000_000)]
-CountOrNone = typing.Annotated[int, Range(least=0, most=1_000_000)]
+NotNegative = typing.Annotated[float, Range()]
+Positive = typing.Annotated[float, Range(above=0)]
+Share = typing.Annotated[float, Range(most=1)]
+Percent = typing.Annotated[float, Range(most=100)]
+Count = typing.Annotated[int, Range(least=1)]
+CountOrNone = typing.Annotated[int, Range()]
 LearningRate = typing.Annotated[float, Range(above=0, most=10)]
 
 
@@ -81,7 +80,7 @@ def flags_of(owner: typing.Any) -> dict[str, Flag]:
         hints = typing.get_type_hints(owner)
     else:
         function = owner.__init__ if inspect.isclass(owner) else owner
-        flags = {name: Flag(one.default) for name, one in
+        flags = {name: Flag(one.default, least=-math.inf) for name, one in
                  inspect.signature(function).parameters.items() if one.kind is one.KEYWORD_ONLY}
         hints = typing.get_type_hints(function, include_extras=True)
     return {name: as_flag(owner, name, flag, hints.get(name)) for name, flag in flags.items()}
@@ -183,8 +182,8 @@ def make_parser(usage: str, description: str | None, flags: Mapping[str, Flag],
         if topics and name in topics:
             group = parser.add_argument_group(topics[name])
         alone = {"nargs": "?", "const": "yes"} if flag.type is bool else {}
-        kind = flag.type.__name__.upper()
-        group.add_argument(f"--{name}", help=flag.help(), metavar=kind, **alone)
+        text = flag.help().replace("%", "%%")  # argparse fills in %(default)s
+        group.add_argument(f"--{name}", help=text, metavar=flag.type.__name__.upper(), **alone)
     return parser
 
 
@@ -198,7 +197,7 @@ CHANGEABLE = (  # in a resumed run: how many steps it has and how it is made, no
     "rollouts", "rollouts_timeout", "sample_every", "checkpoint_every")
 NOT_IN_NAME = {*CHANGEABLE, "mitigation", "advantage", "seed"} - {"steps"}
 LABELS = {"learning_rate": "lr", "task": "", "model": "", "data": "", "dtype": ""}  # of its parts
-MOST_SEED, MOST_STEPS, MOST_THREADS = 2 ** 32 - 1, 10 ** 9, 1024
+MOST_THREADS = 1024
 OWN_SAMPLER = "own"  # --rollouts
 TOPICS = {"model": "model and machine", "task": "problems",
           "mitigation": "spreading credit over tokens", "advantage": "from reward to advantage",
@@ -235,14 +234,13 @@ class Settings:
     device: str = option("cpu", "cpu, cuda or cuda:N")
     dtype: str = option("float32", "to compute in; parameters stay float32. On CUDA bfloat16, "
                         "unless the model has a recipe", choices=("float32", "bfloat16"))
-    checkpointing: bool = option(False, "keep one state a layer for the backward pass: less "
+    checkpointing: bool = option(False, "one state a layer is kept for the backward pass: less "
                                  "memory, a third more time in the update")
     offload_optimizer: bool = option(False, "parameters in float32, gradients and AdamW's state on "
                                      "the CPU: in bfloat16 2 bytes a parameter on the device")
     shard: bool = option(False, "under torchrun: every process keeps a part of parameters, "
                          "gradients and moments", requires=ON_THE_DEVICE)
-    threads: int = option(0, "of the CPU; 0 is one for every 64 hidden units of the model", least=0,
-                          most=MOST_THREADS)
+    threads: int = option(0, "of the CPU; 0 is one for every 64 hidden units", most=MOST_THREADS)
     task: str = option("countdown_task", "countdown_task, tools.largest_last, or my_task for a "
                        "file my_task.py of yours (docs/your_own_task.md)")
     mitigation: str = option("none", "how an answer's advantage is spread over its tokens, listed "
@@ -261,53 +259,47 @@ class Settings:
                             "first, or divide by answers times max_new_tokens (Dr. GRPO)",
                             choices=("token", "sequence", "constant"), requires=POLICY)
     epochs: int = option(1, "updates from one batch; weights and advantages stay as they are",
-                         least=1, most=1000, requires=POLICY)
+                         least=1, requires=POLICY)
     clip_low: float = option(0.2, "the ratio new/old, 1 in the first epoch, counts down to 1 minus "
-                             "this", least=0, most=1, requires=REUSED)
-    clip_high: float = option(0.28, "and up to 1 plus this", least=0, most=1000, requires=REUSED)
+                             "this", most=1, requires=REUSED)
+    clip_high: float = option(0.28, "and up to 1 plus this", requires=REUSED)
     kl: float = option(0.0, "coefficient of the divergence from the initial model, of which a copy "
-                       "is kept", least=0, most=1000, requires=POLICY)
+                       "is kept", requires=POLICY)
     kl_kind: str = option("k3", "its gradient is that of KL(initial || policy) for k3, of "
                           "KL(policy || initial) for k2", choices=("k3", "k2"), requires=KL)
     drop_unfinished: bool = option(False, "answers cut off by the limit are not trained on",
                                    requires=POLICY)
-    dpo_beta: float = option(0.1, "how far preferences may lead from the initial model (smaller: "
-                             "further)", above=0, most=1000, requires=DPO)
+    dpo_beta: float = option(0.1, "the smaller, the further preferences may lead from the initial "
+                             "model", above=0, requires=DPO)
     pairs: str | None = option(None, 'JSON lines {"problem": ..., "chosen": ..., "rejected": ...}: '
                                "to train on, instead of sampled answers", requires=DPO)
-    steps: int = option(100, "batches; 0 evaluates and stops", least=0, most=MOST_STEPS)
-    questions: int = option(8, "problems a step", least=1, most=10_000)
-    answers: int = option(8, "answers to each problem", least=2, most=1000, requires=SAMPLED)
-    max_new_tokens: int = option(512, "an answer is cut off here", least=1, most=1_000_000)
+    steps: int = option(100, "batches; 0 evaluates and stops")
+    questions: int = option(8, "problems a step", least=1)
+    answers: int = option(8, "answers to each problem", least=2, requires=SAMPLED)
+    max_new_tokens: int = option(512, "an answer is cut off here", least=1)
     temperature: float = option(1.0, "of the sampling; training and the columns on record are at "
                                 "temperature 1 whatever this is", least=0.01, most=100)
     rollouts: str = option(OWN_SAMPLER, "who answers the problems of a step: this program, or a "
                            "server by vLLM, http://HOST:PORT (bridges/rollouts_by_a_server.md)",
                            requires=SAMPLED)
     rollouts_every: int = option(1, "steps between hand-overs of the weights to it", least=1,
-                                 most=MOST_STEPS, requires=SERVED)
+                                 requires=SERVED)
     rollouts_timeout: float = option(600.0, "seconds that its answers to a step may take, or its "
                                      "loading of weights", above=0, most=1500, requires=SERVED)
     learning_rate: float = option(5e-6, "of AdamW", above=0, most=10)
-    weight_decay: float = option(0.0, "of AdamW", least=0, most=100)
+    weight_decay: float = option(0.0, "of AdamW")
     micro_batch: int = option(8, "full answers held at once in an update; changes rounding alone",
-                              least=1, most=1_000_000)
-    max_grad_norm: float = option(1.0, "the gradient is clipped to this norm, 0 for never",
-                                  least=0, most=1e9)
-    seed: int = option(0, "of problems and sampling; evaluations draw the same numbers whatever it "
-                       "is", least=0, most=MOST_SEED)
-    eval_every: int = option(25, "steps between evaluations (also at the start and end), 0 for "
-                             "never", least=0, most=MOST_STEPS)
-    eval_tasks: int = option(500, "held-out problems of an evaluation", least=1, most=100_000,
-                             requires=EVALUATED)
+                              least=1)
+    max_grad_norm: float = option(1.0, "the gradient is clipped to this norm, 0 for never")
+    seed: int = option(0, "of problems and sampling; evaluations draw the same numbers anyway")
+    eval_every: int = option(25, "steps between evaluations, also at the start and end; 0 is never")
+    eval_tasks: int = option(500, "held-out problems of an evaluation", least=1, requires=EVALUATED)
     eval_answers: int = option(1, "sampled answers to each of them: success is the share that is "
-                               "right", least=1, most=1000, requires=EVALUATED)
+                               "right", least=1, requires=EVALUATED)
     eval_modes: str = option("both", "sampled answers alone, or greedy ones as well",
                              choices=MODES, requires=EVALUATED)
-    sample_every: int = option(10, "steps between answers kept in samples.jsonl, 0 for never",
-                               least=0, most=MOST_STEPS)
-    checkpoint_every: int = option(25, "steps between checkpoints (also at the end), 0 for never",
-                                   least=0, most=MOST_STEPS)
+    sample_every: int = option(10, "steps between answers kept in samples.jsonl, 0 for never")
+    checkpoint_every: int = option(25, "steps between checkpoints, also at the end; 0 is never")
     out: str | None = option(None, "run folder, by default runs/<mitigation>-<advantage>-s<seed>, "
                              "with the flags that are not at their defaults in between")
     method_flags: Json = field(default_factory=dict)  # of task, weighting and advantage
@@ -474,6 +466,7 @@ def about_method(name: str) -> str:
     for axis, choices in METHODS.items():
         if name in choices:
             lines = [f"--{axis} {name}", "", inspect.getdoc(choices[name]) or "", ""]
-            return "\n".join(lines + [f"  --{flag} {known.help()} {known.limits()}"
-                                      for flag, known in flags_of(choices[name]).items()])
+            lines += [f"  --{flag} {known.help()} {known.limits() * (known.type in (int, float))}"
+                      for flag, known in flags_of(choices[name]).items()]
+            return "\n".join(lines)
     raise UserError(f"--help {name}: there is no method of this name (--help lists them)")

@@ -1,11 +1,15 @@
 """What the pages tell a reader to paste works as it stands there, the notebook too."""
+import inspect
 import json
 import re
 import shlex
+import textwrap
 import tomllib
 
 import numpy as np
 import pytest
+
+import mitigations
 
 from conftest import REMOVABLE, ROOT, is_taken_away, project_files
 from runs import SHORT, block, blocks, copy_project, printed_by, program
@@ -42,6 +46,11 @@ def folder_of(project):
     """Where each run lies."""
     places = re.findall(r"writing to (\S+)", (project / "printed").read_text())
     return dict(zip(RUNS, (project / place for place in places)))
+
+
+def test_the_readme_and_mitigations_show_the_same_idea():
+    docstring = inspect.cleandoc(mitigations.__doc__ or "")
+    assert textwrap.indent(block("README.md", "def my_idea").strip(), "    ") in docstring
 
 
 ASK = """

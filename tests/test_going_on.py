@@ -160,6 +160,18 @@ def test_a_folder_that_is_moved_stays_whole_and_so_does_the_run_under_its_name(
     assert_same_run(whole, moved)
 
 
+def test_a_run_that_only_began_under_the_name_of_a_moved_one_is_not_removed(
+        learner, tmp_path, monkeypatch):
+    folder = tmp_path / "x"
+
+    def move_and_begin():
+        shutil.copytree(folder.rename(tmp_path / "moved"), folder)
+
+    after_credit_of(1, monkeypatch, move_and_begin)
+    run("--model", learner, "--out", folder, *WHOLE, expect=1)
+    assert (folder / "config.json").exists() and (tmp_path / "moved/config.json").exists()
+
+
 def test_what_belongs_to_a_tokenizer_travels_along(learner, tmp_path):
     model = shutil.copytree(learner, tmp_path / "model")
     (model / "chat_template.jinja").write_text("{{ messages }}")
@@ -171,7 +183,7 @@ def test_what_belongs_to_a_tokenizer_travels_along(learner, tmp_path):
 
 @pytest.mark.parametrize("call, said", [
     ("harness.record.shutil.copyfile", "step_000004: No space left"),
-    ("harness.record.save_file", "step_000004: No space left"),
+    ("harness.record.write_tensors", "step_000004: No space left"),
     ("numpy.savez_compressed", "step_000004.npz: No space left")])
 def test_a_full_disk_leaves_what_was_whole(whole, learner, tmp_path, monkeypatch, call, said):
     """The disk fills in step 4, at its checkpoint or credit file; then there is room again."""

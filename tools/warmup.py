@@ -25,7 +25,7 @@ from engine.errors import UserError
 from engine.tokens import load_tokenizer
 from harness.record import find_folder, whole
 from harness.screen import run_as_program
-from harness.settings import MOST_SEED, MOST_THREADS, Flag, make_parser, with_defaults
+from harness.settings import MOST_THREADS, Flag, make_parser, with_defaults
 from engine.policy import sample_answers
 from engine.rollouts import score_answers
 from qwen2_model import ModelConfig, Qwen2
@@ -40,7 +40,7 @@ FLAGS = {
     "out": Flag("models/new", "folder to write; must not exist"),
     "steps": Flag(2000, "updates", least=1, most=10_000_000),
     "batch": Flag(128, "demonstrations an update", least=1, most=10_000),
-    "seed": Flag(0, "of the initial weights and the demonstrations", least=0, most=MOST_SEED),
+    "seed": Flag(0, "of the initial weights and the demonstrations"),
     "threads": Flag(2, "CPU threads", least=1, most=MOST_THREADS)}
 MUON_RATE, ADAM_RATE = 0.02, 3e-3  # learning rates of the matrices, and of all else
 

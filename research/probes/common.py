@@ -29,17 +29,14 @@ from grpo import grpo
 from harness.load import load_policy
 from harness.record import provenance, replace_text, whole
 from harness.screen import show_status
-from harness.settings import (MOST_SEED, MOST_THREADS, Flag, make_parser, make_settings,
-                              with_defaults)
+from harness.settings import MOST_THREADS, Flag, make_parser, make_settings, with_defaults
 
 COMMON = {
     "threads": Flag(0, "CPU threads; 0 is what suits the probe", least=0, most=MOST_THREADS),
-    "seed": Flag(0, "of all that is drawn; the same seed gives the same numbers", least=0,
-                 most=MOST_SEED)}
+    "seed": Flag(0, "of all that is drawn; the same seed gives the same numbers")}
 OF_A_MODEL = {
     "model": Flag("models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model, say a checkpoint"),
-    "max_new_tokens": Flag(0, "most tokens of an answer; 0 is what suits the model", least=0,
-                           most=100_000),
+    "max_new_tokens": Flag(0, "most tokens of an answer; 0 is what suits the model"),
     "device": Flag("cpu", "cpu, cuda or cuda:N"),
     **COMMON}
 

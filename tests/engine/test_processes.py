@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from conftest import ROOT
-from engine import processes, several
+from engine import processes
 from engine.errors import UserError
 from engine.policy import derived_seed
 from engine.processes import full_tensor
@@ -212,45 +212,18 @@ def test_a_rank_that_dies_ends_the_run_and_another_goes_on(flags, tmp_path):
     go_on_alone(out)
 
 
-def test_a_rank_that_waits_for_a_silent_one_says_so(flags, tmp_path, monkeypatch):
-    """A frozen process closes no connection, like a machine without power: the other waits for it
-    in C++ until it is told to stop."""
-    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "1")
-    out, printed = RunFolder(tmp_path / "run"), tmp_path / "printed"
-    waits, silent = forked(typed(*flags, "--steps", 400, "--out", out.path), printed)
-    wait_for_checkpoint(out, lambda: not waits.is_alive(), printed)
-    os.kill(silent.pid, signal.SIGSTOP)
-    waits.terminate()
-    [code], output = ended([waits], printed)
-    silent.kill()
-    assert code == 1 and "train.py --resume RUN goes on" in output, output
-    go_on_alone(out)
-
-
 def late_rank_0(*arguments):
     """Rank 0 comes later than the other to where both read a folder or stop."""
     def late(function):
         return lambda *given: time.sleep(1) or function(*given)
 
     def train():
-        several.PATIENCE = 5
         if os.environ["RANK"] == "0":
             harness_run.read_flags = late(harness_run.read_flags)
             RunFolder.forget_after = late(RunFolder.forget_after)
             load.pick_device = late(load.pick_device)
         typed(*arguments)()
     return train
-
-
-@pytest.mark.parametrize("flag, said", [
-    (("--steps", "many"), "argument --steps: "),  # before the processes have met, and after
-    (("--questions", 1), "--questions 1 cannot be shared by 2 processes")])
-def test_an_error_of_all_is_said_once(learner, tmp_path, flag, said):
-    out, printed = tmp_path / "run", tmp_path / "printed"
-    deed = late_rank_0("--model", learner, *flag, "--out", out)
-    codes, output = ended(forked(deed, printed), printed)
-    assert codes == [1, 1] and output.count(f"train.py: {said}") == 1, output
-    assert output.count("train.py: ") == 1 and not out.exists(), output
 
 
 def test_all_ranks_start_again_alike(flags, tmp_path):

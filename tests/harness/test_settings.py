@@ -3,6 +3,7 @@ or a method of one's own brings along; the name of a run's folder."""
 import dataclasses
 import inspect
 import json
+import math
 import re
 import typing
 
@@ -32,8 +33,8 @@ ABSENT = object()
     (Flag(0.5), None, "--n None should be a number"),
     (Flag("line"), "   ", "--n '   ' should be a text"),
     (Flag(False), 1, "--n 1 should be yes or no"),
-    (Flag(8, least=2), 1, "--n 1 should be at least 2"),
-    (Flag(0.5, above=0), 0, "--n 0 should be above 0"),
+    (Flag(8, least=2), 1, "--n 1 should be at least 2, at most 1000000000"),
+    (Flag(0.5, above=0), 0, "--n 0 should be above 0, at most 1000000000"),
     (Flag(0.5, least=0, most=1), 1.25, "--n 1.25 should be at least 0, at most 1"),
     (Flag("a", choices=("mean", "gradient", "none")), "non",
      "--n non is not one of: none, mean, gradient")])
@@ -96,9 +97,9 @@ def test_fields_and_keyword_only_parameters_are_flags():
         "count": Flag(3, "how many", least=2, kind=int), "data": Flag(None, "a file", kind=str),
         "rate": Flag(1, "an int by its default, a float by its type", kind=float)}
     assert flags_of(one) == {
-        "strength": Flag(2, kind=float, above=0, most=1e6),
+        "strength": Flag(2, kind=float, above=0),
         "part": Flag(0.5, "with a text", kind=float, most=1),  # its own default counts
-        "plain": Flag(3), "low": Flag(4, kind=int, least=1)}
+        "plain": Flag(3, least=-math.inf), "low": Flag(4, kind=int, least=1)}
 
 
 @pytest.mark.parametrize("function", [
@@ -286,7 +287,7 @@ def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices
     for name, value in (("questions", 5), ("steps", 8), ("answers", 8)):  # recipe, file, default
         assert re.search(rf"--{name} \w+ [^()]*\(default {value}\)", text), name
     assert help_of("late") == ("--mitigation late\n\nWords below, 100%.\n\nMore of them.\n\n"
-                               "  --power  (default 2.0) above 0, at most 1000000.0\n")
+                               "  --power  (default 2.0) above 0, at most 1000000000\n")
     assert "--help latex: there is no method" in refusal(read_flags, ["--help", "latex"])
 
 
