@@ -16,8 +16,8 @@ contribution A log p of each token of a training. Both stand here in one table, 
 Which number went into the t of phase 1 is not on record: here are that of the size, which is never
 negative, and that of the mean of g over its dimensions, which has a sign. Early and late are the
 first and the last fifth of an answer; filler and reasoning are by the notes' regular expressions,
-at like positions: within each fifth. The last token of an answer, which predicts nothing, is left
-out. If phase 1 measured credit, its pattern would vanish in the controls.
+at like positions: every fifth counts the same for both. The last token of an answer, which
+predicts nothing, is left out. If phase 1 measured credit, its pattern would vanish in the controls.
 
 Phase 2 is of the credit files of the run that the checkpoint lies in, all its steps; of another
 model, of the same answers as phase 1.
@@ -55,7 +55,8 @@ NOTES = {  # what the notes say of phase 1 and phase 2
     "t of the size above 3": ("0.83", "-"), "t of the size below 1.5": ("0.019", "-"),
     "abs(t) above 3": ("-", "0.20"), "abs(t) below 1.5": ("-", "0.39"),
     "mean abs(t)": ("-", "1.92"), "early over late": ("4", "1.6"),
-    "filler over reasoning": ("1.75", "1.31")}
+    "filler over reasoning": ("1.75", "1.31"),
+    "the same at like positions": ("-", "1.24")}  # from their table of five bins
 
 
 @dataclass
@@ -190,9 +191,11 @@ def class_ratio(tokens: Account) -> float:
 
 
 def ratio_at_like_positions(tokens: Account) -> float:
-    """The geometric mean over the fifths of the answers."""
-    ratios = [class_ratio(tokens.of(tokens.fifth == fifth)) for fifth in range(FIFTHS)]
-    return float(np.exp(np.mean(np.log(ratios))))
+    """Every fifth of the answers counts the same, for both classes."""
+    filler, reasoning = (sum(tokens.size[(tokens.code == CLASSES.index(name))
+                                         & (tokens.fifth == fifth)].mean()
+                             for fifth in range(FIFTHS)) for name in (FILLER, REASONING))
+    return float(filler / reasoning)
 
 
 def early_over_late(tokens: Account) -> float:

@@ -58,14 +58,15 @@ def test_t_by_hand():
 
 
 def test_ratios_by_hand():
-    """Filler 2 and 6 early, 1 late; reasoning 1 early, 4 late: 3 / 2.5; by fifths 4 and 1/4."""
+    """Filler 2 and 6 early, 1 late; reasoning 1 early, 4 late: 3 / 2.5; at like positions each
+    fifth counts the same: (4 + 4 + 4 + 4 + 1) / (1 + 1 + 1 + 1 + 4)."""
     tokens = tokens_of([2.0, 6, 1, 1, 4, 100], code=[0, 0, 0, 1, 1, 2], fifth=[0, 0, 4, 0, 4, 2])
     assert class_ratio(tokens) == pytest.approx(3 / 2.5)
     assert early_over_late(tokens) == pytest.approx(3 / 2.5)
     every = tokens_of([4.0, 1, 1, 2] * 5, code=[0, 0, 1, 1] * 5, fifth=np.arange(20) // 4)
     assert ratio_at_like_positions(every) == pytest.approx(2.5 / 1.5)
     uneven = tokens_of([4.0, 1] * 4 + [1, 4], code=[0, 1] * 5, fifth=np.arange(10) // 2)
-    assert ratio_at_like_positions(uneven) == pytest.approx(4 ** (3 / 5))
+    assert ratio_at_like_positions(uneven) == pytest.approx(17 / 8)
 
 
 def test_phase_2_is_a_log_p_of_all_steps(policy, tmp_path):
