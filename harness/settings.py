@@ -54,8 +54,7 @@ class Flag:
         choices = f": {' | '.join(self.choices)}" if 0 < len(self.choices) < 10 else ""
         default = "" if self.default in (None, False) else f" (default {self.default})"
         needed = f"; needs {self.requires[1]}" if self.requires else ""
-        said = f"{self.text}{choices}{default}{needed}"
-        return said.replace("%", "%%")  # argparse fills in %(default)s
+        return f"{self.text}{choices}{default}{needed}"
 
 
 Range = partial(Flag, None)  # of a parameter: the default stands beside it
@@ -183,8 +182,8 @@ def make_parser(usage: str, description: str | None, flags: Mapping[str, Flag],
         if topics and name in topics:
             group = parser.add_argument_group(topics[name])
         alone = {"nargs": "?", "const": "yes"} if flag.type is bool else {}
-        kind = flag.type.__name__.upper()
-        group.add_argument(f"--{name}", help=flag.help(), metavar=kind, **alone)
+        text = flag.help().replace("%", "%%")  # argparse fills in %(default)s
+        group.add_argument(f"--{name}", help=text, metavar=flag.type.__name__.upper(), **alone)
     return parser
 
 
