@@ -25,16 +25,11 @@ import numpy as np
 import safetensors
 import tokenizers
 import torch
-from safetensors.torch import load_file
 
 from engine import processes
-from engine.choices import Method
 from engine.errors import UserError
-from engine.optimizer import AdamW, load_optimizer_tensors, optimizer_tensors, parameters_by_name
-from engine.processes import refuse_undefined
 from engine.rollouts import NOTHING, Forward, Problem, Rollouts
 from engine.tokens import token_bytes
-from qwen2_model import Qwen2, write_tensors
 
 Json = dict[str, Any]  # an object in a JSON file
 Columns = dict[str, np.ndarray]
@@ -47,9 +42,6 @@ TYPES: dict[str, Any] = {  # of the columns that are not float32
         "token_id", "episode_start", "group", "prompt_ids", "prompt_start", "trainer_step"),
         np.int32)}
 COUNTS = {"episode_start": "token_id", "prompt_start": "prompt_ids", "group": "prompt_start"}
-TRAVELS_ALONG = (  # from the model's folder to every checkpoint
-    "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocab.json", "merges.txt",
-    "special_tokens_map.json", "added_tokens.json", "generation_config.json", "recipe.json")
 
 
 def find_folder(name: str) -> Path:
@@ -80,15 +72,14 @@ def read_json(path: Path) -> Json:
 
 def read_lines(path: Path) -> list[Json]:
     """Of a log, if there is one, without a last line that a kill cut off."""
-    texts = read_text(path).splitlines(True) if path.exists() else []
-    return [parse_object(text, f"{path}, line {number}")
-            for number, text in enumerate(texts, 1) if text.endswith("\n")]
+    texts = read_text(path).split("\n")[:-1] if path.exists() else []
+    return [parse_object(text, f"{path}, line {number}") for number, text in enumerate(texts, 1)]
 
 
 def read_given(name: str, what: str, parse: Callable[[str, str], Parsed]) -> list[Parsed]:
     """What `parse(line, where)` makes of each line of a file that a person brings."""
     found = [parse(line.strip(), f"{name}, line {number}") for number, line in
-             enumerate(read_text(find_folder(name)).splitlines(), 1) if line.strip()]
+             enumerate(read_text(find_folder(name)).split("\n"), 1) if line.strip()]
     if not found:
         raise UserError(f"{name} holds no {what}")
     return found
@@ -321,43 +312,6 @@ class RunFolder:
         """Those that a run can go on from, by their step."""
         return {step: folder for step, folder in checkpoint_folders(self.path).items()
                 if (folder / "trainer" / "state.safetensors").exists()}
-
-    def save_checkpoint(self, step: int, model: Qwen2, optimizer: AdamW,
-                        methods: Mapping[str, Method], source: Path) -> None:
-        """A model folder, with the trainer's state below it in the two newest; `source` has the
-        tokenizer to copy."""
-        parameters = parameters_by_name(model, optimizer)
-        tensors = optimizer_tensors(optimizer, parameters)
-        for part, method in methods.items():
-            state: dict[str, torch.Tensor] = getattr(method, "state_dict", dict)()
-            tensors |= {f"{part}.{name}": value for name, value in state.items()}
-        refuse_undefined("what a resumed run would go on from is", *tensors.values())
-        if not self.writes:
-            for cut in (parameters, tensors):  # --shard: of each the rows that this process keeps
-                write_tensors(None, cut)
-            return
-        path = self.at("checkpoints") / f"step_{step:06d}"
-        for folder in [*self.checkpoints().values()][:-1]:
-            remove(folder / "trainer")
-        with whole(path) as unfinished:
-            model.save_pretrained(unfinished, parameters)
-            for name in TRAVELS_ALONG:
-                if (source / name).exists():
-                    shutil.copyfile(source / name, unfinished / name)
-            trainer = unfinished / "trainer"
-            trainer.mkdir()
-            write_tensors(trainer / "state.safetensors", tensors)
-            (trainer / "state.json").write_text(json.dumps({"step": step}) + "\n")
-
-    def load_state(self, checkpoint: Path, model: Qwen2, optimizer: AdamW,
-                   methods: Mapping[str, Method]) -> None:
-        tensors = load_file(checkpoint / "trainer" / "state.safetensors")
-        for part, method in methods.items():
-            names = [name for name in tensors if name.startswith(f"{part}.")]
-            state = {name.partition(".")[2]: tensors.pop(name) for name in names}
-            if hasattr(method, "load_state_dict"):
-                method.load_state_dict(state)
-        load_optimizer_tensors(optimizer, parameters_by_name(model, optimizer), tensors)
 
     def forget_after(self, step: int) -> None:
         """Remove what a stopped run wrote past its last checkpoint: it will be made again."""

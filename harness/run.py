@@ -19,18 +19,26 @@ from pathlib import Path
 from statistics import mean
 
 import torch
+from safetensors.torch import load_file
 
 from engine import processes
 from engine.choices import Method
 from engine.errors import BadCredit, NotFinite, UserError
-from engine.optimizer import AdamW
+from engine.optimizer import AdamW, load_optimizer_tensors, optimizer_tensors, parameters_by_name
 from engine.policy import Policy
+from engine.processes import refuse_undefined
 from engine.rollouts import Rollouts
 from harness.record import (LOGS, Json, RunFolder, checkpoint_folders, credit_path, is_complete,
-                            make_run, provenance, read_json, read_lines, replace_text, run_config,
-                            write_credit)
+                            make_run, provenance, read_json, read_lines, remove, replace_text,
+                            run_config, whole, write_credit)
 from harness.screen import StopRequest, print_step, python_command, say, tell_outcome
 from harness.settings import CHANGEABLE, Settings, make_settings, read_flags
+from qwen2_model import write_tensors
+
+
+TRAVELS_ALONG = (  # from the model's folder to every checkpoint
+    "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocab.json", "merges.txt",
+    "special_tokens_map.json", "added_tokens.json", "generation_config.json", "recipe.json")
 
 
 @contextmanager
@@ -58,8 +66,8 @@ def open_run(argv: list[str]) -> Iterator["Run"]:
             *_, last = "none", *run.folder.checkpoints().values()
             rate = f", at --learning_rate {run.settings.learning_rate:g}"
             at = "" if isinstance(error, BadCredit) or not run.step else rate
-            raise UserError(f"{error}, in step {run.step}{at}. The last good checkpoint, which --model can name: "
-                            f"{last}") from error
+            raise UserError(f"{error}, in step {run.step}{at}. The last good checkpoint, which "
+                            f"--model can name: {last}") from error
 
 
 def refuse_other(s: Settings, may_continue: bool) -> None:
@@ -146,7 +154,7 @@ class Run:
     def read_back(self) -> None:
         """The trainer's state; then config.json gets the settings that are changed."""
         if self.checkpoint:
-            self.folder.load_state(self.checkpoint, self.policy.model, self.optimizer, self.methods)
+            self.load_state(self.checkpoint)
         processes.barrier()  # until all have read what is changed now
         if self.folder.writes:
             config = read_json(self.folder.path / "config.json")
@@ -196,13 +204,48 @@ class Run:
         stopped = processes.any_of(self.stop.asked)
         if stopped or self.is_due(self.settings.checkpoint_every, step):
             self.policy.refuse_broken_model()
-            self.folder.save_checkpoint(step, self.policy.model, self.optimizer, self.methods,
-                                        self.policy.folder)
+            self.save_checkpoint(step)
         if stopped and step < self.settings.steps:
             say(f"stopped at step {step}. Go on with: "
                 f"{python_command('train.py', '--resume', self.folder.path)}")
             processes.barrier()  # torchrun stops all as soon as one has ended
             raise SystemExit(130)
+
+    @property
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        return parameters_by_name(self.policy.model, self.optimizer)
+
+    def save_checkpoint(self, step: int) -> None:
+        """A model folder, with the trainer's state below it in the two newest."""
+        tensors = optimizer_tensors(self.optimizer, self.parameters)
+        for part, method in self.methods.items():
+            state: dict[str, torch.Tensor] = getattr(method, "state_dict", dict)()
+            tensors |= {f"{part}.{name}": value for name, value in state.items()}
+        refuse_undefined("what a resumed run would go on from is", *tensors.values())
+        if not self.folder.writes:
+            for cut in (self.parameters, tensors):  # --shard: the rows that this process keeps
+                write_tensors(None, cut)
+            return
+        path, source = self.folder.at("checkpoints") / f"step_{step:06d}", self.policy.folder
+        for folder in [*self.folder.checkpoints().values()][:-1]:
+            remove(folder / "trainer")
+        with whole(path) as unfinished:
+            self.policy.model.save_pretrained(unfinished, self.parameters)
+            for name in filter(lambda name: (source / name).exists(), TRAVELS_ALONG):
+                shutil.copyfile(source / name, unfinished / name)
+            trainer = unfinished / "trainer"
+            trainer.mkdir()
+            write_tensors(trainer / "state.safetensors", tensors)
+            (trainer / "state.json").write_text(json.dumps({"step": step}) + "\n")
+
+    def load_state(self, checkpoint: Path) -> None:
+        tensors = load_file(checkpoint / "trainer" / "state.safetensors")
+        for part, method in self.methods.items():
+            names = [name for name in tensors if name.startswith(f"{part}.")]
+            state = {name.partition(".")[2]: tensors.pop(name) for name in names}
+            if hasattr(method, "load_state_dict"):
+                method.load_state_dict(state)
+        load_optimizer_tensors(self.optimizer, self.parameters, tensors)
 
     def end(self) -> None:
         self.policy.refuse_broken_model()

@@ -182,8 +182,8 @@ def test_what_belongs_to_a_tokenizer_travels_along(learner, tmp_path):
 
 
 @pytest.mark.parametrize("call, said", [
-    ("harness.record.shutil.copyfile", "step_000004: No space left"),
-    ("harness.record.write_tensors", "step_000004: No space left"),
+    ("harness.run.shutil.copyfile", "step_000004: No space left"),
+    ("harness.run.write_tensors", "step_000004: No space left"),
     ("numpy.savez_compressed", "step_000004.npz: No space left")])
 def test_a_full_disk_leaves_what_was_whole(whole, learner, tmp_path, monkeypatch, call, said):
     """The disk fills in step 4, at its checkpoint or credit file; then there is room again."""

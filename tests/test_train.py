@@ -21,6 +21,7 @@ from engine import processes
 from engine.policy import sample_answers
 from grpo import update
 from harness import record
+from harness import run as harness_run
 from harness.run import Run
 from harness.record import RunFolder
 from runs import (WHOLE, after_credit_of, arrays, assert_same_run, config_of, lines,
@@ -273,13 +274,14 @@ def test_wrong_commands_get_one_clear_line(learner, tmp_path, argv, said):
     assert not (tmp_path / "x").exists()
 
 
-@pytest.mark.parametrize("name", ["write_tensors", "shutil.rmtree", "shutil.copyfile", "os.replace"])
+@pytest.mark.parametrize("name", [
+    "write_tensors", "shutil.rmtree", "shutil.copyfile", "os.replace"])
 def test_stopped_in_the_middle_of_a_checkpoint(whole, learner, tmp_path, monkeypatch, name):
     """Whatever call of the second checkpoint the end comes in, the folder can be resumed to the
     same run."""
     folder = tmp_path / "cut"
     owner, _, attribute = name.rpartition(".")
-    target = getattr(record, owner) if owner else record
+    target = getattr(record, owner) if owner else harness_run
     original = getattr(target, attribute)
 
     def cut_off(*args, **kwargs):
