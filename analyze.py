@@ -63,10 +63,11 @@ def analyze_run(run: Run, folder: Path, with_all: bool, notes_alone: bool = Fals
     show_status("pictures and page")
     pictures = draw_run(run, tally, folder)
     if tally:
-        from analysis import notes
-        found = notes.Notes(run, tally)
-        chapters[report.NOTES] = notes.tables_of(found)
-        pictures.append(notes.draw(found, folder))
+        from analysis import notes_tables
+        from analysis.notes import Notes
+        notes = Notes(run, tally)
+        chapters[report.NOTES] = notes_tables.tables_of(notes)
+        pictures.append(notes_tables.draw(notes, folder))
     tables = {table.name: table for table in sum(chapters.values(), [])}
     sentences = [f"{report.task_in_words(run['config'])}.", report.describe(run, tally),
                  *report.opening(run)]
@@ -320,8 +321,8 @@ def compare_runs(runs: list[Run], folder: Path, baseline: str | None, with_all: 
     pictures = [learning_curves(comparison, folder)]
     intro = [report.compared(comparison.runs), *comparison.twins, *left_out]
     if notes_alone:
-        from analysis import notes
-        chapters[report.NOTES] = notes.compared(comparison)
+        from analysis.notes_compared import compared
+        chapters[report.NOTES] = compared(comparison)
     page = report.comparison_page(intro, chapters, pictures)
     write_page(folder / "report.html", "Runs compared", page)
     if notes_alone:

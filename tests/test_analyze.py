@@ -10,6 +10,7 @@ from conftest import ROOT, credit_columns, evaluation, refusal, write_lines, wri
 from logs import plain_rows, random_log, rows_in
 
 import analyze
+from analysis.notes import Notes
 from analysis.tally import Tally
 from analysis import answers, report, tally
 from analysis.runs import read_run
@@ -27,8 +28,8 @@ def test_one_step_at_a_time(tmp_path, monkeypatch):
 
     monkeypatch.setattr(tally, "read_columns", watched)
     folder, _ = random_log(tmp_path / "run", steps=4)
-    Tally(folder)
-    assert len(alive) == 4
+    Notes(read_run(folder), Tally(folder))
+    assert len(alive) == 8
 
 
 def test_a_run_without_credit_files_has_its_gains_paired_by_problem(tmp_path, capsys):

@@ -7,7 +7,7 @@ from conftest import credit_columns, write_log
 from logs import by_name, comparison_of, ids_of, make, plain_rows, random_log, rows_in
 
 import analyze
-from analysis import notes
+from analysis import notes, notes_compared, notes_tables
 from analysis.runs import read_run
 from analysis.tally import Tally
 
@@ -41,7 +41,7 @@ def log(tmp_path_factory):
         np.savez_compressed(folder / f"credit/step_{step:06d}.npz", **columns)
     rows = with_the_notes_columns(plain_rows(folder, files))
     found = notes_of(folder)
-    return rows, found, by_name(notes.tables_of(found))
+    return rows, found, by_name(notes_tables.tables_of(found))
 
 
 def sizes(rows, name):
@@ -216,7 +216,7 @@ def test_classes_by_position(log):
     ahead = [sum(mean_at(rows, f, "filler", unit) > mean_at(rows, f, "reasoning", unit)
                  for f in range(5)) for unit in UNITS]
     with np.errstate(invalid="ignore"):
-        finding = notes.classes_by_fifth(found).finding
+        finding = notes_tables.classes_by_fifth(found).finding
     assert f"in {ahead[0]} of 5 bins by A w log p, in {ahead[1]} by A w s" in finding
 
 
@@ -242,11 +242,11 @@ def test_filler_over_reasoning(log):
 def test_the_notes_own_figures_follow_from_their_tables():
     """1.24 at like places, from their counts; and their 1.31, 1.13 and 1.63."""
     counts = [56173, 41634, 44111, 26507, 36985, 7016, 18880, 16635, 34007, 21094, *[0] * 5]
-    fifths = notes.FIFTHS[1.0]
-    ratio = notes.at_like_places(np.array(counts),
+    fifths = notes_tables.FIFTHS[1.0]
+    ratio = notes_tables.at_like_places(np.array(counts),
                                  np.array([*fifths["filler"], *fifths["reasoning"], *[np.nan] * 5]))
     assert ratio == pytest.approx(1.24, abs=0.005)
-    assert notes.OF_BINS[0] / notes.OF_BINS[9] == pytest.approx(1.63, abs=0.005)
+    assert notes_tables.OF_BINS[0] / notes_tables.OF_BINS[9] == pytest.approx(1.63, abs=0.005)
     assert 0.333 / 0.254 == pytest.approx(1.31, abs=0.005)
 
 
@@ -283,7 +283,7 @@ def test_the_discounted_run_has_the_notes_figures_of_theirs(tmp_path):
     config = {"mitigation": "outcome_conditional", "think_discount": 0.75}
     folder, _ = random_log(tmp_path / "run", **config)
     with np.errstate(invalid="ignore"):
-        rows = rows_in(notes.classes(notes_of(folder)))
+        rows = rows_in(notes_tables.classes(notes_of(folder)))
     assert {row["class"]: row["theirs"] for row in rows if row[""] == "mean absolute"} == {
         "filler": 0.348, "reasoning": 0.247}
 
@@ -291,8 +291,8 @@ def test_the_discounted_run_has_the_notes_figures_of_theirs(tmp_path):
 def test_pictures_show_what_the_tables_say(log, tmp_path, monkeypatch):
     rows, found, tables = log
     kept = []
-    monkeypatch.setattr(notes, "save", lambda figure, *_: kept.append(figure))
-    notes.draw(found, tmp_path)
+    monkeypatch.setattr(notes_tables, "save", lambda figure, *_: kept.append(figure))
+    notes_tables.draw(found, tmp_path)
     bars, histogram, cloud, classes, _ = kept[0].axes
     whole = mean(sizes(rows, "contribution"))
     assert [bar.get_height() for bar in bars.patches[:10]] == close(
@@ -305,7 +305,7 @@ def test_pictures_show_what_the_tables_say(log, tmp_path, monkeypatch):
         assert line.get_ydata().tolist() == close([mean(sizes(
             [r for r in rows if (r["step"], r["class"]) == (step, name)], "contribution"))
             for step in (1, 2, 3)])
-    notes.plt.close(kept[0])
+    notes_tables.plt.close(kept[0])
 
 
 def test_expected_against_found(tmp_path):
@@ -313,7 +313,7 @@ def test_expected_against_found(tmp_path):
     arms = {"a": (0.5, {}), "b": (0.2, {"mitigation": "inverse_logprob"}),
             "c": (0.5, {"mitigation": "random"})}
     comparison = comparison_of(make(tmp_path, arms, seeds=3))
-    tables = by_name(notes.compared(comparison))
+    tables = by_name(notes_compared.compared(comparison))
     plain, inverse, random = tables["notes expected"]
     assert plain["speed"] == pytest.approx(0.55 * 0.5, abs=0.03)
     assert inverse["minus"] == close(inverse["speed"] - plain["speed"])
@@ -330,11 +330,11 @@ def test_summary_and_shares_are_of_the_credit_files(tmp_path):
                              log_prob=[-2, -2, -2, -1], collision=np.full(4, 0.5))
     found = {"none": [notes_of(write_log(tmp_path / "run", {1: columns}), draws=0)]}
     with np.errstate(invalid="ignore"):
-        [row] = rows_in(notes.summary(found))
+        [row] = rows_in(notes_compared.summary(found))
     s = [(1.5 - 2 * np.exp(log_prob)) ** 0.5 for log_prob in (-2, -1)]
     assert list(row.values()) == ["none", *map(pytest.approx, (2, 1, 2, 0.333 / 0.254)), "same",
                                   *map(pytest.approx, (*s, s[0] / s[1]))]
-    [row] = rows_in(notes.shares(found))
+    [row] = rows_in(notes_compared.shares(found))
     of_s = 3 * s[0] / (3 * s[0] + s[1])
     assert list(row.values())[1:] == close([3 / 4, 1 / 4, 6 / 7, 1 / 7, of_s, 1 - of_s])
 
