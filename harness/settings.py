@@ -203,6 +203,10 @@ TOPICS = {"model": "model and machine", "task": "problems",
           "mitigation": "spreading credit over tokens", "advantage": "from reward to advantage",
           "loss": "loss", "steps": "training", "eval_every": "record"}
 GOING_ON = ("resume", "continue", "config")
+LARGE = 200_000_000  # bytes of weights; on a CPU such a model takes minutes for a step
+LAPTOP: Json = {  # its recipe there, if it has none of its own
+    "questions": 4, "answers": 8, "max_new_tokens": 128, "micro_batch": 4, "eval_every": 50,
+    "eval_tasks": 64, "eval_modes": "sampled", "checkpoint_every": 50}
 OTHER_NAMES = {  # that other trainers use
     "lr": "--learning_rate", "batch_size": "--questions times --answers", "n": "--answers",
     "group_size": "--answers", "num_generations": "--answers", "max_steps": "--steps",
@@ -359,7 +363,14 @@ def from_files(given: Json) -> tuple[Json, Json]:
     chosen = DEFAULTS | recipe | config | given
     if not recipe and str(chosen["device"]).startswith("cuda"):
         recipe = {"dtype": "bfloat16"}  # a large model: in float32 a GPU is several times slower
+    elif not recipe and is_large(path.parent):
+        recipe = LAPTOP
     return known_values(path, recipe, chosen), known_values(given.get("config"), config, chosen)
+
+
+def is_large(folder: Path) -> bool:
+    """By its weights, as nothing else of a model folder is read yet."""
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors")) > LARGE
 
 
 def known_values(path: object, values: Json, chosen: Json) -> Json:
