@@ -11,7 +11,7 @@ from typing import NamedTuple
 from bridges.http_client import one_line
 from engine.errors import UserError
 from engine.tokens import CHATML
-from harness.record import parse_object, read_text
+from harness.record import parse_object
 
 LARGEST = 3.4028234663852886e38  # of float32
 PER_TOKEN = {  # the range of a column, rounding allowed for
@@ -193,9 +193,13 @@ def lines_of(files: list[Path]) -> Iterator[tuple[str, str, dict]]:
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, dict]]:
-    for number, text in enumerate(read_text(path).splitlines(), 1):
-        if text.strip():
-            yield f"{path}, line {number}", parse_object(text, f"{path}, line {number}")
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            for number, text in enumerate(file, 1):
+                if text.strip():
+                    yield f"{path}, line {number}", parse_object(text, f"{path}, line {number}")
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not text") from None
 
 
 def read_table(path: Path) -> Iterator[tuple[str, dict]]:

@@ -72,15 +72,14 @@ def read_json(path: Path) -> Json:
 
 def read_lines(path: Path) -> list[Json]:
     """Of a log, if there is one, without a last line that a kill cut off."""
-    texts = read_text(path).splitlines(True) if path.exists() else []
-    return [parse_object(text, f"{path}, line {number}")
-            for number, text in enumerate(texts, 1) if text.endswith("\n")]
+    texts = read_text(path).split("\n")[:-1] if path.exists() else []
+    return [parse_object(text, f"{path}, line {number}") for number, text in enumerate(texts, 1)]
 
 
 def read_given(name: str, what: str, parse: Callable[[str, str], Parsed]) -> list[Parsed]:
     """What `parse(line, where)` makes of each line of a file that a person brings."""
     found = [parse(line.strip(), f"{name}, line {number}") for number, line in
-             enumerate(read_text(find_folder(name)).splitlines(), 1) if line.strip()]
+             enumerate(read_text(find_folder(name)).split("\n"), 1) if line.strip()]
     if not found:
         raise UserError(f"{name} holds no {what}")
     return found

@@ -57,8 +57,7 @@ def sentence_about(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError) and is_taken_away(room := str(error.name)):
         return f"this needs {room}/, a folder of this project that is not here"
     if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
-        return "there is not enough memory: a smaller --micro_batch, --questions or " \
-               "--max_new_tokens needs less"
+        return "there is not enough memory: a smaller --micro_batch or --questions needs less"
     return ""
 
 
