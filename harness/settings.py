@@ -109,10 +109,10 @@ def check_value(name: str, value: typing.Any, flag: Flag) -> None:
     if not has_type(value, flag):
         untyped = flag.type is int and not (flag.kind or flag.text)  # a parameter: strength=1
         way_out = f", as its default {flag.default} is: write {flag.default}.0 there" * untyped
-        raise UserError(f"--{name} {value!r} should be {KINDS[flag.type]}{way_out}")
+        raise UserError(f"--{name} {value!r:.80} should be {KINDS[flag.type]}{way_out}")
     if flag.choices and value not in flag.choices:
         nearest = difflib.get_close_matches(str(value), flag.choices, len(flag.choices), cutoff=0)
-        raise UserError(f"--{name} {value} is not one of: {', '.join(nearest)}")
+        raise UserError(f"--{name} {value:.80} is not one of: {', '.join(nearest)}")
     if flag.type in (int, float) and not flag.above < value >= flag.least <= value <= flag.most:
         raise UserError(f"--{name} {value} should be {flag.limits()}")
 

@@ -32,6 +32,8 @@ ABSENT = object()
     (Flag(0.5), float("inf"), "--n inf should be a number"),
     (Flag(0.5), None, "--n None should be a number"),
     (Flag("line"), "   ", "--n '   ' should be a text"),
+    (Flag(8, "a text"), "7" * 9999, f"--n '{'7' * 79} should be a whole number"),
+    (Flag("line", choices=("a",)), "b" * 9999, f"--n {'b' * 80} is not one of: a"),
     (Flag(False), 1, "--n 1 should be yes or no"),
     (Flag(8, least=2), 1, "--n 1 should be at least 2, at most 1000000000"),
     (Flag(0.5, above=0), 0, "--n 0 should be above 0, at most 1000000000"),
