@@ -1,5 +1,6 @@
 """Was my idea better: which runs are made, which are used again, what is refused."""
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -63,16 +64,12 @@ def test_a_changed_file_has_runs_of_its_own(tmp_path, monkeypatch):
         idea = changed
     helper = tmp_path / "own_data.py"  # of a task: problems follow from it
     helper.write_text("# one\n")
-    __import__("own_data")
-    for name in ("train.py", "grpo.py", "qwen2_model.py"):
-        (tmp_path / name).touch()
+    monkeypatch.setitem(sys.modules, "own_data", SimpleNamespace(__file__=str(helper)))
     monkeypatch.setattr("countdown_task.made_by", SimpleNamespace(__module__="own_data"),
                         raising=False)
-    with monkeypatch.context() as here:
-        here.setattr("tools.idea.PROJECT", tmp_path)
-        before = digests()
-        helper.write_text("# another\n")
-        assert all(one != other for one, other in zip(before, digests()))
+    before = digests()
+    helper.write_text("# another\n")
+    assert all(one != other for one, other in zip(before, digests()))
     assert not is_own(Path(json.__file__)) and not is_own(Path(pytest.__file__))
     assert is_own(ROOT / "mitigations.py") and not is_own(ROOT / "analysis/runs.py")
 
