@@ -173,5 +173,6 @@ def draw_law(table: dict) -> Figure:
 
 PUBLISHED = {  # picture -> how it is drawn, and which table or values of which result it shows
     "research/results/board-leads.png": (draw_leads, "board", "board"),
+    "research/results/notes-curves.png": (draw_curves, "notes_2", "values"),
     "research/results/dial-law.png": (draw_law, "dial", "law"),
     "research/results/dial-shares.png": (draw_dials, "dial", "values")}
