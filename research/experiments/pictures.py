@@ -130,6 +130,8 @@ def draw_curves(values: dict) -> Figure:
                       **style_of(number))
     axes[0].set(title="Success in training", xlabel="step", ylabel="share of right answers")
     axes[1].set(title="Gradient norm before clipping", xlabel="step", yscale="log")
+    axes[1].yaxis.set_major_formatter("{x:g}")
+    axes[1].yaxis.set_minor_formatter("")
     legend_below(figure, axes[0], ncols=4)
     return figure
 
