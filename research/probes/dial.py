@@ -149,6 +149,23 @@ def share_of(lead: np.ndarray, true: np.ndarray) -> tuple:
     return share, (share + off.low / true.mean(), share + off.high / true.mean())
 
 
+def shares_table(cells: list[dict]) -> Table:
+    """What masks keep of the true credit's lead, and what that has beyond 16 times the batch."""
+    of, rows = {(cell["world"], cell["arm"]): np.array(cell["mean"]) for cell in cells}, []
+    for world in dict.fromkeys(world for world, _ in of):
+        plain, true = of[world, PLAIN], of[world, TRUE]
+        beyond = mean_over(true - of[world, "batch 16x"])
+        shares = [share_of(of[world, name] - plain, true - plain) for name in BEYOND[:2]]
+        rows.append([world, *shares[0], *shares[1], beyond.value, beyond.interval])
+    formats = {"world": ""}
+    for name, spec in (("mask 0.1", ".0%"), ("mask 0", ".0%"), ("beyond", "points")):
+        formats |= {name: spec, f"{name} 95%": spec}
+    headings = {f"{name} 95%": "95% interval" for name in (*BEYOND[:2], "beyond")}
+    return Table("shares", "Of the true credit's lead, and its lead over 16 times the batch",
+                 by_row(formats, rows), "", ["intervals over seeds; of a share by the delta method"],
+                 {**headings, "beyond": "true credit minus 16 times the batch"})
+
+
 def leads_table(board: Table) -> Table:
     """The arms beyond the lists, a line for each world."""
     names, lines = (TRUE, *BEYOND, *SCALE), {}

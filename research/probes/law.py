@@ -208,7 +208,8 @@ def against_published(predictions: str, leads: str, arms: list[str]) -> Findings
                             "predicted leads, by least squares through 0"],
                            {"rule": "foretold by", "inside": "inside the interval",
                             "deviation": "mean deviation", "rank": "rank correlation",
-                            "slope": "measured over predicted"})])
+                            "slope": "measured over predicted"}),
+                     dial.shares_table(measured["values"]["cells"])])
 
 
 def table_rows(result: dict, name: str) -> list[dict]:
