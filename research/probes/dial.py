@@ -162,7 +162,7 @@ def shares_table(cells: list[dict]) -> Table:
         formats |= {name: spec, f"{name} 95%": spec}
     headings = {f"{name} 95%": "95% interval" for name in (*BEYOND[:2], "beyond")}
     return Table("shares", "Of the true credit's lead, and its lead over 16 times the batch",
-                 by_row(formats, rows), "", ["intervals over seeds; of a share by the delta method"],
+                 by_row(formats, rows), "", ["intervals over seeds; a share's by the delta method"],
                  {**headings, "beyond": "true credit minus 16 times the batch"})
 
 

@@ -64,6 +64,8 @@ RULES = {  # of a row of the predictions, and plain GRPO's curve in its world
 
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
     if args.against:
+        if args.against.count(",") != 1:
+            raise UserError(f"--against {args.against}: two names are needed, as in law,dial")
         return against_published(*args.against.split(","), dial.arms_asked(args.only or ASKED))
     torch.set_num_threads(args.threads or 1)
     worlds, curves, rows = args.worlds.split(","), {}, []
@@ -203,8 +205,8 @@ def against_published(predictions: str, leads: str, arms: list[str]) -> Findings
                     [f"{predictions}.json against {leads}.json"],
                     [Table("rules", "What was foretold, and what was measured",
                            by_row(formats, rows), "",
-                           ["inside: of the 95% interval of what was measured; deviation: the mean, "
-                            "in points; rank: correlation over worlds; slope: of measured over "
+                           ["inside: of the 95% interval of what was measured; deviation: mean, in "
+                            "points; rank: correlation over worlds; slope: of measured over "
                             "predicted leads, by least squares through 0"],
                            {"rule": "foretold by", "inside": "inside the interval",
                             "deviation": "mean deviation", "rank": "rank correlation",
