@@ -174,5 +174,6 @@ def test_several_policies_are_those_of_several_seeds(tmp_path, capsys):
 def test_of_our_own_methods_few_are_not_listed(world, pairs, advantages):
     weights = list_weights(world, pairs, advantages["grpo"])
     credits = list_advantages(world, pairs, 0)
-    assert weights.reasons.keys() == {"random", "learned_importance", "causal_ablation"}
+    assert weights.reasons.keys() == {"random", "learned_importance", "causal_ablation",
+                                      "lambda_grpo"}
     assert credits.reasons.keys() == {"measured", "deletion"}
