@@ -83,11 +83,9 @@ def analyze_run(run: Run, folder: Path, with_all: bool, notes_alone: bool = Fals
 
 
 def told(run: Run) -> list[Json]:
-    """The evaluations with their answers to a few held-out problems; older runs did not keep how
-    sure the model was."""
-    return [{"step": line["step"], "mode": line["mode"], "success": line["success"],
-             "shown": line["shown"]} for line in report.headline(run)
-            if line["shown"] and line["shown"][0].get("log_prob")]
+    """The evaluations with their answers to a few held-out problems."""
+    return [{name: line[name] for name in ("step", "mode", "success", "shown")}
+            for line in report.headline(run) if line["shown"]]
 
 
 def run_chapters(run: Run, tally: Tally | None) -> dict[str, list[Table]]:

@@ -86,9 +86,11 @@ def read_given(name: str, what: str, parse: Callable[[str, str], Parsed]) -> lis
 
 
 def run_config(run: Path) -> Json:
-    if not (run / "config.json").exists():
-        raise UserError(f"{run} is not a run folder: it has no config.json")
-    return read_json(run / "config.json")
+    path = run / "config.json"
+    config = read_json(path) if path.exists() else {}
+    if "mitigation" not in config:
+        raise UserError(f"{run} is not a run folder: it has no config.json of a run")
+    return config
 
 
 def is_complete(config: Json, metrics: Sequence[Json], evaluations: Sequence[Json]) -> bool:

@@ -109,10 +109,10 @@ def check_value(name: str, value: typing.Any, flag: Flag) -> None:
     if not has_type(value, flag):
         untyped = flag.type is int and not (flag.kind or flag.text)  # a parameter: strength=1
         way_out = f", as its default {flag.default} is: write {flag.default}.0 there" * untyped
-        raise UserError(f"--{name} {value!r} should be {KINDS[flag.type]}{way_out}")
+        raise UserError(f"--{name} {value!r:.80} should be {KINDS[flag.type]}{way_out}")
     if flag.choices and value not in flag.choices:
         nearest = difflib.get_close_matches(str(value), flag.choices, len(flag.choices), cutoff=0)
-        raise UserError(f"--{name} {value} is not one of: {', '.join(nearest)}")
+        raise UserError(f"--{name} {value:.80} is not one of: {', '.join(nearest)}")
     if flag.type in (int, float) and not flag.above < value >= flag.least <= value <= flag.most:
         raise UserError(f"--{name} {value} should be {flag.limits()}")
 
@@ -202,11 +202,12 @@ OWN_SAMPLER = "own"  # --rollouts
 TOPICS = {"model": "model and machine", "task": "problems",
           "mitigation": "spreading credit over tokens", "advantage": "from reward to advantage",
           "loss": "loss", "steps": "training", "eval_every": "record"}
-GOING_ON = ("resume", "continue", "config")
 LARGE = 200_000_000  # bytes of weights; on a CPU such a model takes minutes for a step
 LAPTOP: Json = {  # its recipe there, if it has none of its own
     "questions": 4, "answers": 8, "max_new_tokens": 128, "micro_batch": 4, "eval_every": 50,
     "eval_tasks": 64, "eval_modes": "sampled", "checkpoint_every": 50}
+NOT_KEYWORDS = ("help", "resume", "continue", "config",  # words of command lines, the tools' too
+                "step", "show", "seeds", "processes", "runs")
 OTHER_NAMES = {  # that other trainers use
     "lr": "--learning_rate", "batch_size": "--questions times --answers", "n": "--answers",
     "group_size": "--answers", "num_generations": "--answers", "max_steps": "--steps",
@@ -374,9 +375,12 @@ def is_large(folder: Path) -> bool:
 
 
 def known_values(path: object, values: Json, chosen: Json) -> Json:
-    flags, mine, theirs = all_flags(chosen), owners(chosen), owners(DEFAULTS | values)
+    # a method of the file may be gone since, or another trainer's: then its flags are not known
+    gone = {axis for axis in METHODS if values.get(axis, chosen[axis]) not in METHODS[axis]}
+    theirs = owners(DEFAULTS | {name: values[name] for name in values.keys() - gone})
+    flags, mine = all_flags(chosen), owners(chosen)
     others = {name for owner in theirs if owner not in mine for name in flags_of(owner)}
-    for name in sorted(values.keys() - {*flags, *others, *NOT_SETTINGS}):
+    for name in sorted(values.keys() - {*flags, *others, *NOT_SETTINGS}) if not gone else ():
         raise UserError(f"{path} has the unknown setting {name}")
     return {name: value for name, value in values.items() if name in flags.keys() - others}
 
@@ -392,7 +396,7 @@ def all_flags(values: Json) -> dict[str, Flag]:
     """Settings and the flags of the chosen task and methods; a name has one meaning."""
     flags = dict(OPTIONS)
     for owner in owners(values):
-        for name in flags_of(owner).keys() & {*flags, *NOT_SETTINGS, *GOING_ON, "help"}:
+        for name in flags_of(owner).keys() & {*flags, *NOT_SETTINGS, *NOT_KEYWORDS}:
             raise UserError(f"the keyword {name} of {owner.__name__} ({place_of(owner)}) means "
                             "something else to this program: give it another name, "
                             f"{owner.__name__}_{name} say")

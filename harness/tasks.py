@@ -70,12 +70,12 @@ class CheckedTask:
 
     def held_out_problems(self, count: int) -> list[Problem]:
         if count not in self.held_out:
-            self.held_out[count] = problems = self.task.held_out_problems(count)
+            self.held_out[count] = problems = list(self.task.held_out_problems(count))
             self.held_out_prompts |= set(map(self.task.prompt_for, problems))
         return self.held_out[count]
 
     def training_problems(self, seed: int, step: int, count: int) -> list[Problem]:
-        problems = self.task.training_problems(seed, step, count)
+        problems = list(self.task.training_problems(seed, step, count))
         for problem in problems:
             if self.task.prompt_for(problem) in self.held_out_prompts:
                 raise UserError(f"training_problems gives {self.task.show(problem)} in step "

@@ -269,7 +269,7 @@ def write_log(folder, steps, config=(), metrics=(), evaluations=()):
 def evaluation(step, answer, mode="sampled"):
     return {"step": step, "mode": mode, "success": sum(answer) / len(answer), "success_low": 0.0,
             "success_high": 1.0, "answer": answer, "format_mean": 0.5, "finished_mean": 0.75,
-            "length_mean": 12.0}
+            "length_mean": 12.0, "shown": []}
 
 
 @pytest.fixture

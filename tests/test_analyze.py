@@ -74,7 +74,7 @@ def test_a_screen_says_what_the_run_did_and_the_page_goes_from_there_to_tables(t
     assert not [words for words in said
                 for text in (" ".join(printed.split()), html.unescape(page)) if words not in text]
     places = [page.index(text) for text in (
-        "<section id=watch", "<section id=answers", "Each kind of token", "<details")]
+        "<section id=watch", "<section id=answers", "Each kind of token", "<details id=")]
     assert places == sorted(places)
 
 
@@ -96,9 +96,8 @@ def test_wrong_flags_and_folders(tmp_path):
         ([str(tmp_path / "none")], "does not exist"),
         ([str(folder), "--baseline", "x"], "--baseline"),
         ([str(folder), "--outputdir", "x"], "outputdir"),
-        ([str(folder), "--output_dir", str(tmp_path / "file")], "cannot write"),
         ([str(tmp_path / "file")], "not a run folder"),
-        ([str(ROOT / "models/tiny")], "its mitigation is missing"),
+        ([str(ROOT / "models/tiny")], "tiny is not a run folder"),
     ):
         assert said in refusal(analyze.main, argv)
 

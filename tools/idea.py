@@ -149,7 +149,7 @@ def digest(s: Settings) -> str:
     files = {PROJECT / name for name in ("train.py", "grpo.py", "qwen2_model.py")}
     files |= set((PROJECT / "engine").glob("*.py"))
     used = {getattr(one, "__module__", None) for one in vars(sys.modules[s.task]).values()}
-    files |= {path for path in files_of({s.task, *used}) if PROJECT in path.parents}
+    files |= set(files_of({s.task, *used}))  # by the task, say for problems
     files |= set() if is_plain else set(filter(is_own, files_of(sys.modules)))
     files |= {path for value in values.values() if (path := Path(str(value))).is_file()}  # problems
     files |= {path for path in find_folder(s.model).iterdir() if path.is_file()}

@@ -27,7 +27,8 @@ from grpo import gradient_size
 from harness.record import checkpoint_folders, credit_steps, find_folder, read_credit, run_config
 from harness.screen import put, run_as_program
 from harness.load import load_policy, make_weighting
-from harness.settings import Flag, Settings, flags_of, make_parser, make_settings, with_defaults
+from harness.settings import (OPTIONS, Flag, Settings, check_value, flags_of, make_parser,
+                              make_settings, with_defaults)
 from mitigations import rescaled_weight
 from tools.look import about_gradient, differs_within
 from tools.terminal import check_place, legend, one_line, shaded
@@ -44,16 +45,19 @@ SHADES = ((0.25, "48;5;255;38;5;0"), (0.5, "48;5;254;38;5;0"), (0.8, "48;5;195;3
 
 
 def main(argv: list[str]) -> None:
-    of_weightings = {name: flag for weighting in MITIGATIONS.values()
-                     for name, flag in flags_of(weighting).items()}
+    first = make_parser("", None, FLAGS, add_help=False)
+    name = vars(first.parse_known_args(argv)[0]).get("mitigation", "none")
+    if name in ADVANTAGES:
+        raise UserError(f"{name} is an advantage, and this shows weightings: python -m tools.idea "
+                        f"{name} looks at it")
+    check_value("mitigation", name, OPTIONS["mitigation"])
+    own = {name: flag for weighting in (*MITIGATIONS.values(), MITIGATIONS[name])
+           for name, flag in flags_of(weighting).items()}  # of one name the chosen one's
     parser = make_parser("python -m tools.preview RUN --mitigation NAME [its flags]", __doc__,
-                         of_weightings | FLAGS)
+                         own | FLAGS)
     parser.add_argument("RUN", help="a run folder")
     given = parser.read(argv)
     flags = with_defaults(given, FLAGS)
-    if flags.mitigation in ADVANTAGES:
-        raise UserError(f"{flags.mitigation} is an advantage, and this shows weightings: python -m "
-                        f"tools.idea {flags.mitigation} looks at it")
     folder = Path(flags.RUN)
     settings = settings_with(folder, {name: value for name, value in given.items()
                                       if name not in ("RUN", "step", "show")})

@@ -129,6 +129,8 @@ def draw_curves(values: dict) -> Figure:
                       **style_of(number))
     axes[0].set(title="Success in training", xlabel="step", ylabel="share of right answers")
     axes[1].set(title="Gradient norm before clipping", xlabel="step", yscale="log")
+    axes[1].yaxis.set_major_formatter("{x:g}")
+    axes[1].yaxis.set_minor_formatter("")
     legend_below(figure, axes[0], ncols=4)
     return figure
 
@@ -172,5 +174,6 @@ def draw_law(table: dict) -> Figure:
 
 PUBLISHED = {  # picture -> how it is drawn, and which table or values of which result it shows
     "research/results/board-leads.png": (draw_leads, "board", "board"),
+    "research/results/notes-curves.png": (draw_curves, "notes_2", "values"),
     "research/results/dial-law.png": (draw_law, "dial", "law"),
     "research/results/dial-shares.png": (draw_dials, "dial", "values")}

@@ -271,6 +271,24 @@ def test_the_look(ours, theirs, border, said):
     assert notes.look(ours, theirs, border) == said
 
 
+def test_the_looks_of_the_tables(log):
+    """By sign; by the side of the mean of all tokens; by who is ahead; by name."""
+    rows, _, tables = log
+    assert [row["look"] for row in tables["notes sign"]] == ["", "", "", "same", "same"]
+    whole = mean(sizes(rows, "contribution"))
+    assert [row["look"] == "same" for row in tables["notes bins"]] == [
+        (row["size"] > whole) == (theirs > 0.307)
+        for row, theirs in zip(tables["notes bins"], notes_tables.OF_BINS)]
+    ahead = [mean_at(rows, fifth, "filler", "contribution") >
+             mean_at(rows, fifth, "reasoning", "contribution") for fifth in range(5)]
+    assert [row["look"] for row in tables["notes classes by position"]] == [
+        look for one, theirs in zip(ahead, (True, True, True, True, False))
+        for look in ("same" if one == theirs else "other", "")]
+    assert {row["token"]: row["look"] for row in tables["notes top tokens"]} == {
+        "' 7'": "other", "' +'": "other", "' and'": "other", "'\\n'": "other", "'.'": "other",
+        "'>'": "same"}
+
+
 def test_the_unit_says_whether_a_weight_is_in_it(tmp_path):
     plain, weighted = (write_log(tmp_path / f"{w}", {1: credit_columns([2], [0], weight=[w, w])})
                        for w in (1, 0.5))

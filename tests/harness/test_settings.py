@@ -32,6 +32,8 @@ ABSENT = object()
     (Flag(0.5), float("inf"), "--n inf should be a number"),
     (Flag(0.5), None, "--n None should be a number"),
     (Flag("line"), "   ", "--n '   ' should be a text"),
+    (Flag(8, "a text"), "7" * 9999, f"--n '{'7' * 79} should be a whole number"),
+    (Flag("line", choices=("a",)), "b" * 9999, f"--n {'b' * 80} is not one of: a"),
     (Flag(False), 1, "--n 1 should be yes or no"),
     (Flag(8, least=2), 1, "--n 1 should be at least 2, at most 1000000000"),
     (Flag(0.5, above=0), 0, "--n 0 should be above 0, at most 1000000000"),
@@ -175,6 +177,8 @@ def settings_of(argv: list[str]):
     ({}, {"advantage": "gae", "gamma": 0.5}, "", dict(gamma=0.5)),
     ({}, {"advantage": "gae", "gamma": 0.5}, "--advantage grpo", dict(gamma=ABSENT)),
     ({}, {"gamma": 0.5}, "--advantage gae", dict(gamma=0.5)),  # it names none
+    # the file's own method may be gone since, or another trainer's
+    ({}, {"advantage": "gone", "its_flag": 1}, "--advantage grpo", dict(its_flag=ABSENT)),
     ({}, {"kl": 1, "git_commit": None, "ranks": 2}, "", dict(kl=1.0, ranks=ABSENT)),
     # what has no effect is set back, also where one thing follows from another
     (COUNTDOWN, SERVED_PAIRS, "", dict(mitigation="none", rescale="mean", answers=2,
@@ -191,6 +195,7 @@ def test_where_a_value_comes_from(tmp_path, recipe, config, argv, expected):
     ({"nonsense": 1}, "c.json has the unknown setting nonsense"),
     ({"count": 4}, "c.json has the unknown setting count"),
     ({"task": []}, "--task [] should be a text"), ({"steps": 1.5}, "should be a whole number"),
+    ({"advantage": "gone"}, "--advantage gone is not one of: "),
     ({"gamma": 0.9}, "c.json has the unknown setting gamma")])
 def test_a_file_may_not_hold_what_is_no_setting(tmp_path, model, values, words):
     config = write(tmp_path / "c.json", values)
@@ -206,7 +211,7 @@ def method_with(keyword):
     return mine
 
 
-@pytest.mark.parametrize("name", ["seed", "max_number", "reward", "help", "gamma"])
+@pytest.mark.parametrize("name", ["seed", "max_number", "reward", "help", "step", "gamma"])
 def test_a_flag_has_one_meaning(own_choices, name):
     """Settings, flags of the task or the other method, entries of config.json: a keyword may be
     none of them. To be there without being chosen does no harm."""

@@ -53,7 +53,7 @@ def test_a_weightings_flag_may_not_be_called_like_the_previews_own(recorded, mon
     put_in(monkeypatch, lambda rollouts, *, step=1: rollouts.entropy, "idea")
     argv = [str(recorded), "--mitigation", "idea", "--step", "2"]
     assert "the keyword step of idea (tests/" in refusal(preview.main, argv)
-    put_in(monkeypatch, lambda rollouts, *, epsilon=1: rollouts.entropy, "idea")
+    put_in(monkeypatch, lambda rollouts, *, epsilon=1: rollouts.entropy, "later")
     preview.main([str(recorded), "--mitigation", "inverse_logprob", "--epsilon", "0.2"])
     said = refusal(preview.main, [str(recorded), "--mitigation", "my_idea", "--strength", "2"])
     assert said.startswith("--mitigation my_idea is not one of: ")
