@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 
 from engine import processes
 from engine.choices import Method
-from engine.errors import BadCredit, NotFinite, UserError
+from engine.errors import NotFinite, UserError
 from engine.optimizer import AdamW, load_optimizer_tensors, optimizer_tensors, parameters_by_name
 from engine.policy import Policy
 from engine.processes import refuse_undefined
@@ -34,7 +34,6 @@ from harness.record import (LOGS, Json, RunFolder, checkpoint_folders, credit_pa
 from harness.screen import StopRequest, print_step, python_command, say, tell_outcome
 from harness.settings import CHANGEABLE, Settings, make_settings, read_flags
 from qwen2_model import write_tensors
-
 
 TRAVELS_ALONG = (  # from the model's folder to every checkpoint
     "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocab.json", "merges.txt",
@@ -64,10 +63,9 @@ def open_run(argv: list[str]) -> Iterator["Run"]:
             yield run
         except NotFinite as error:
             *_, last = "none", *run.folder.checkpoints().values()
-            rate = f", at --learning_rate {run.settings.learning_rate:g}"
-            at = "" if isinstance(error, BadCredit) or not run.step else rate
-            raise UserError(f"{error}, in step {run.step}{at}. The last good checkpoint, which "
-                            f"--model can name: {last}") from error
+            raise UserError(f"{error}, in step {run.step} at --learning_rate "
+                            f"{settings.learning_rate:g}. The last good checkpoint, which --model "
+                            f"can name: {last}") from error
 
 
 def refuse_other(s: Settings, may_continue: bool) -> None:
@@ -118,13 +116,9 @@ class Run:
                 "no checkpoint to go on from: starting again at step 1")
 
     def begin(self, policy: Policy, optimizer: AdamW, methods: Mapping[str, Method]) -> None:
-        """A checkpoint keeps the state of all three. From here on Ctrl-C waits for the end of a
-        step."""
+        """A checkpoint keeps the state of all three. From now on Ctrl-C waits for a step's end."""
         self.policy, self.optimizer, self.methods = policy, optimizer, methods
-        if self.is_new:
-            self.begin_folder()
-        else:
-            self.read_back()
+        self.begin_folder() if self.is_new else self.read_back()
         self.stop = self.cleanup.enter_context(StopRequest())
         if self.settings.eval_every:  # the task keeps them, and refuses to train on one
             policy.task.held_out_problems(self.settings.eval_tasks)
@@ -221,7 +215,8 @@ class Run:
         for part, method in self.methods.items():
             state: dict[str, torch.Tensor] = getattr(method, "state_dict", dict)()
             tensors |= {f"{part}.{name}": value for name, value in state.items()}
-        refuse_undefined("what a resumed run would go on from is", *tensors.values())
+        refuse_undefined("what a resumed run would go on from is",
+                         *(value for value in tensors.values() if value.is_floating_point()))
         if not self.folder.writes:
             for cut in (self.parameters, tensors):  # --shard: the rows that this process keeps
                 write_tensors(None, cut)

@@ -22,7 +22,6 @@ from harness.record import PROJECT, Json
 
 EXAMPLES, MOST_OF_ANSWER = 3, 300  # answers shown at an evaluation, and characters of each
 BOLD, GREEN, RED = "1", "1;32", "1;31"
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 MESSAGE = b"\nstopping after this step (once more: at once, back to the last checkpoint)\n"
 # No loss among these: its value says nothing about progress (docs/reading_a_run.md).
 HEADER = ("    step  reward  success  format  length  finished  entropy  grad norm  tokens/s"
@@ -72,7 +71,8 @@ class StopRequest:
     asked = False
 
     def __enter__(self) -> "StopRequest":
-        self.handlers_before = {name: signal.signal(name, self.handle) for name in SIGNALS}
+        self.handlers_before = {name: signal.signal(name, self.handle)
+                                for name in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(self, *_: object) -> None:

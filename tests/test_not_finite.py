@@ -71,7 +71,7 @@ def test_a_model_that_is_broken_from_the_start_is_not_evaluated(learner, tmp_pat
               broken / "model.safetensors")
     said = run("--model", broken, "--out", tmp_path / "x", "--steps", 0, "--eval_every", 1,
                expect=1).stderr
-    assert "the model's probabilities are not finite, in step 0. " in said
+    assert "the model's probabilities are not finite, in step 0 at --learning_rate" in said
     assert not (tmp_path / "x").exists()
 
 
@@ -82,7 +82,7 @@ def test_a_model_that_is_broken_from_the_start_is_not_evaluated(learner, tmp_pat
     (MITIGATIONS, ["--mitigation", "mine", "--rescale", "none"], 3e38,
      r"the weighting mine is .* beyond 1e\+12, at .* \(tests/"),
     (ADVANTAGES, ["--advantage", "mine"], float("inf"),
-     r"the advantage mine is not finite.*, in step 3\. The last good checkpoint")])
+     r"the advantage mine is not finite.*, in step 3 at --learning_rate 0.001\. ")])
 def test_methods_that_break_something_end_the_run(start, tmp_path, monkeypatch, choices, flags,
                                                   value, words):
     def mine(rollouts, *, power: float = 2.0):
@@ -101,6 +101,14 @@ def test_methods_that_break_something_end_the_run(start, tmp_path, monkeypatch, 
     assert not (tmp_path / "x/credit/step_000003.npz").exists()
     assert saved(tmp_path / "x") == ["step_000001", "step_000002"]
     assert [line["step"] for line in lines(tmp_path / "x/metrics.jsonl")] == [1, 2]
+
+
+def test_a_state_that_is_not_finite_is_not_saved(start, tmp_path, monkeypatch):
+    """A number that counts may be whole."""
+    state = {"count": torch.tensor(1), "square": torch.tensor(float("inf"))}
+    monkeypatch.setattr("harness.run.optimizer_tensors", lambda *_: state)
+    assert "what a resumed run would go on from is not finite, in step 1 " in start()
+    assert saved(tmp_path / "x") == []
 
 
 def test_a_critic_that_broke_is_not_kept(start, tmp_path, monkeypatch):
