@@ -219,7 +219,8 @@ class Run:
         for part, method in self.methods.items():
             state: dict[str, torch.Tensor] = getattr(method, "state_dict", dict)()
             tensors |= {f"{part}.{name}": value for name, value in state.items()}
-        refuse_undefined("what a resumed run would go on from is", *tensors.values())
+        refuse_undefined("what a resumed run would go on from is",
+                         *(value for value in tensors.values() if value.is_floating_point()))
         if not self.folder.writes:
             for cut in (self.parameters, tensors):  # --shard: the rows that this process keeps
                 write_tensors(None, cut)
