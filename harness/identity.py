@@ -35,7 +35,8 @@ from harness.flags import Range, Share
 CHANGES_ROUNDING = (
     "threads", "device", "micro_batch", "checkpointing", "offload_optimizer", "shard")
 CHANGEABLE = (  # in a resumed run: how many steps it has and how it is made, not which run it is
-    "steps", *CHANGES_ROUNDING, "rollouts", "rollouts_timeout", "sample_every", "checkpoint_every")
+    "steps", *CHANGES_ROUNDING, "rollouts", "rollouts_timeout", "sample_every", "change_every",
+    "checkpoint_every")
 # a name more or less in these makes another run_id of every config.json that has it
 NOT_IN_RUN_ID = (*CHANGEABLE, "out", "ranks", "versions", "git_commit", "code", "imported",
                  "run_id")

@@ -53,8 +53,8 @@ def after_credit_of(step, monkeypatch, deed):
     """Do this at once after the credit file of this step is written."""
     write_credit = run_folder.write_credit
 
-    def write_and_do(path, *args):
-        write_credit(path, *args)
+    def write_and_do(path, *args, **columns):
+        write_credit(path, *args, **columns)
         if path.stem == f"step_{step:06d}":
             deed()
     monkeypatch.setattr(run_folder, "write_credit", write_and_do)
