@@ -8,6 +8,7 @@ It is made of many training runs, which can be stopped and gone on with at any m
     python -m research exact         every weighting and advantage in a world that can be listed
     python -m research dial          where does credit by token pay? a world with dials
     python -m research law           what should it be worth there? predicted from the noise
+    python -m research became        does what a step does to the tokens follow what they earned?
 
 These are probes: each asks one question, prints its findings and writes a folder with numbers.json
 and its picture. On a CPU a probe takes minutes. NAME --help lists the flags of one.
@@ -22,7 +23,7 @@ from engine.errors import UserError
 from harness.program import run_as_program
 from research.probes.common import run_probe
 
-PROBES = ("scoreboard", "exact", "dial", "law")
+PROBES = ("scoreboard", "exact", "dial", "law", "became")
 OTHERS = {"board": "board", "publish": "published", "pages": "pages", "pictures": "pictures"}
 
 
