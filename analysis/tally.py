@@ -56,7 +56,6 @@ def read_tokens(run: Path, step: int) -> Tokens:
     tokens = {**columns, **floats, **codes, "s": s.numpy(), "length": length, "answer": answer,
               "tenth": 5 * (2 * position + 1) // length[answer]}  # where its middle stands
     tokens["gradient"] = tokens["advantage"] * (tokens["weight"] * tokens["s"])
-    tokens["given"] = tokens["gradient"] * tokens["s"]
     if "change" in tokens:
         tokens |= watched(tokens)
     return tokens | {"abs advantage": np.abs(tokens["advantage"]),
@@ -65,7 +64,7 @@ def read_tokens(run: Path, step: int) -> Tokens:
 
 
 def watched(tokens: Tokens) -> Tokens:
-    given, change = tokens["given"], tokens["change"]
+    given, change = tokens["gradient"] * tokens["s"], tokens["change"]
     three = {"given": given, "change": change,
              "credit": tokens.get("true_credit", np.zeros_like(given))}
     up, down = given > 0, given < 0

@@ -63,7 +63,7 @@ def look(name: str, plain: Settings, idea: Settings, is_weighting: bool) -> None
     for step in range(1, BATCHES + 1):
         show_status(f"a look at the untrained model, batch {step} of {BATCHES}")
         batch = sample(policy, plain, step)
-        usual, *_ = credited(batch, of_plain, policy, plain, step)
+        usual, ones, _ = credited(batch, of_plain, policy, plain, step)
         mine, weight, note = credited(batch, of_idea, replace(policy, settings=idea), idea, step)
         notes |= {note} - {None}
         s = gradient_size(batch.log_prob, batch.collision)
@@ -72,7 +72,8 @@ def look(name: str, plain: Settings, idea: Settings, is_weighting: bool) -> None
     kind, *columns = (torch.cat(parts).numpy() for parts in zip(*found))
     say(f"{BATCHES * len(batch.mask)} answers of the untrained model, {len(kind)} tokens; {name} "
         "against plain GRPO:")
-    for line in [*about_gradient(is_weighting, kind.astype(int), *columns), *notes]:
+    became = about_change(after_a_step(plain, usual, ones), after_a_step(idea, mine, weight))
+    for line in [*about_gradient(is_weighting, kind.astype(int), *columns), became, *notes]:
         say(textwrap.fill(f"  {line}", 100, subsequent_indent="    "))
 
 
@@ -88,6 +89,28 @@ def credited(batch: Rollouts, methods: tuple, policy: Policy, s: Settings, step:
     rollouts = drop_unfinished(rollouts) if s.drop_unfinished else rollouts
     weight, metrics = rescaled_weight(weighting, s.mitigation, rollouts, policy, s.rescale)
     return rollouts, weight, metrics["weight_note"]
+
+
+def after_a_step(s: Settings, batch: Rollouts, weight: torch.Tensor) -> tuple[np.ndarray, ...]:
+    """Of each token the kind, what it was given, A c w, and what became of it in a first step."""
+    policy = load_policy(s)
+    _, columns = update(policy.model, load_optimizer(s, policy), batch, weight, replace(s, kl=0.0),
+                        None, True)
+    frames = batch.kind.long(), batch.advantage * weight, columns["change"]
+    return tuple(frame[batch.mask].cpu().numpy() for frame in frames)
+
+
+def about_change(plain: tuple[np.ndarray, ...], idea: tuple[np.ndarray, ...]) -> str:
+    """What tokens share moves them all: not every kind gets what it is given."""
+    (of_plain, fell), (of_idea, fell_of_idea) = (
+        (np.bincount(kind, np.abs(change), len(KINDS)) / max(np.abs(change).sum(), 1e-30),
+         np.mean(change[given > 0] < 0) if (given > 0).any() else 0.0)
+        for kind, given, change in (plain, idea))
+    gains = {KINDS[k]: of_idea[k] / of_plain[k] for k in np.flatnonzero(of_plain > RARE)}
+    ordered = sorted(gains.items(), key=lambda item: -item[1])
+    return ("what becomes of log p in a step, as a share of all change, times plain GRPO's: "
+            + ", ".join(f"{name} {gain:.2f}" for name, gain in ordered)
+            + f"; of tokens that were pushed up {fell_of_idea:.0%} fell, {fell:.0%} in plain GRPO")
 
 
 def about_gradient(is_weighting: bool, kind, s, usual, advantage, weight) -> list[str]:

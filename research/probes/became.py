@@ -36,6 +36,7 @@ from engine.rollouts import Rollouts
 from engine.tokens import KINDS
 from grpo import gradient_size, group_z_score, update
 from harness.credit_file import checkpoint_folders
+from harness.files import whole_file
 from harness.flags import Flag
 from harness.load import load_policy
 from harness.settings import make_settings
@@ -56,6 +57,8 @@ FLAGS = {
     "new_tokens": Flag(0, "most tokens of an answer; 0 is what the run had", least=0, most=10_000),
     "continuations": Flag(8, "behind the credit of a token that is a free choice; 0 leaves the "
                              "credit out", least=0, most=1000),
+    "kept": Flag("results/became-batches", "folder of what was measured of each batch: the same "
+                 "command goes on from there"),
     "processes": Flag(1, "batches that are measured at a time", least=1, most=64),
     "batches": Flag(16, "of each world; 0 leaves the worlds out", least=0, most=1000)}
 LENGTH = 0.02    # of a plain step
@@ -71,14 +74,26 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     runs = [Path(run) for run in args.runs.split(",")] if args.runs else []
     units = [(run, int(step), vars(args)) for step in args.steps.split(",") for run in runs]
     with ProcessPoolExecutor(args.processes, get_context("spawn")) as pool:
-        found = list(pool.map(measure_batch, *zip(*units))) if units else []
+        found = list(pool.map(batch_of, *zip(*units))) if units else []
     stages = {step: [one for (_, of, _), one in zip(units, found) if of == step]
               for step in dict.fromkeys(step for _, step, _ in units)}
     tables = [kinds_table(stages), arms_table(stages)] if units else []
     tables += [worlds_table(args)] if args.batches else []
     intro = [f"{len(units)} batches of {args.questions} x {args.answers} answers, "
-             f"{sum(one['spent'] for one in found):,} tokens sampled for their credit."]
+             f"{sum(int(one['spent']) for one in found):,} tokens sampled for their credit."]
     return Findings("Given, became, earned", intro, tables)
+
+
+def batch_of(run: Path, step: int, flags: dict) -> dict[str, np.ndarray]:
+    sizes = "x".join(str(flags[name]) for name in ("questions", "answers", "new_tokens",
+                                                   "continuations"))
+    path = Path(flags["kept"]) / f"{run.name}-{step}-{sizes}.npz"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        found = measure_batch(run, step, flags)
+        with whole_file(path) as unfinished, open(unfinished, "wb") as file:
+            np.savez_compressed(file, allow_pickle=False, **found)
+    return dict(np.load(path))
 
 
 def measure_batch(run: Path, step: int, flags: dict) -> dict[str, np.ndarray]:
