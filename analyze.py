@@ -256,7 +256,7 @@ def credit_by_kind(tally: Tally, folder: Path) -> Picture:
     used = np.flatnonzero(tally.is_common("kind"))
     figure, axis = plt.subplots(figsize=(5.6, 3.8))
     bars = {"share of the tokens": (tokens, GREY), "share of the gradient": (gradient, BLUE)}
-    bars |= {f"share of what {name}": (tally.shares("kind", f"abs {THREE[name]}"), colour)
+    bars |= {f"share of what {name}": (tally.shares("kind", THREE[name][0]), colour)
              for name, colour in zip(("became", "earned"), (ORANGE, COLOURS[2]))
              if name in known(tally)}
     width = 0.84 / len(bars)

@@ -219,7 +219,9 @@ def update(model: "Qwen2", optimizer: "Optimizer", rollouts: Rollouts, weight: T
     if with_change:
         new = sum(frozen_log_probs(model, rollouts, part, s.micro_batch) for part in (rows, others))
         columns["change"] = new - old
-        metrics |= what_became(columns["change"][own], (coefficient * advantage * mask)[own])
+        size = gradient_size(rollouts.log_prob, rollouts.collision)
+        given = coefficient * advantage * mask * size.square()
+        metrics |= what_became(columns["change"][own], given[own])
     return metrics, columns
 
 
@@ -255,11 +257,13 @@ def summary(passes: list[dict[str, float]], with_ratio: bool) -> Metrics:
 
 
 def what_became(change: Tensor, given: Tensor) -> Metrics:
-    """Of the tokens that were given something, A c w m, in all processes: the share of those pushed
-    up that fell, and of those pushed down that rose; the correlation of change and given."""
+    """In all processes: of what pushed tokens up, the share at tokens that fell, and of what pushed
+    down at those that rose; the correlation of change and given, A c w m s^2, how each token's own
+    gradient would move its log-prob. A count would be of tokens so sure that nothing moves them."""
     d, g = change[given != 0].double(), given[given != 0].double()
-    numbers = {"up": g > 0, "fell": (g > 0) & (d < 0), "down": g < 0, "rose": (g < 0) & (d > 0),
-               "n": g != 0, "d": d, "g": g, "dd": d * d, "gg": g * g, "dg": d * g}
+    up, down = g.clamp(min=0), -g.clamp(max=0)
+    numbers = {"up": up, "fell": up * (d < 0), "down": down, "rose": down * (d > 0),
+               "n": torch.ones_like(g), "d": d, "g": g, "dd": d * d, "gg": g * g, "dg": d * g}
     of = processes.all_reduce_numbers({name: values.sum() for name, values in numbers.items()})
     dg, dd, gg = (of[a + b] - of[a] * of[b] / max(of["n"], 1) for a, b in ("dg", "dd", "gg"))
     return {"fell_of_positive": of["fell"] / of["up"] if of["up"] else math.nan,

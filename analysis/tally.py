@@ -31,8 +31,8 @@ PARTITIONS: dict[str, tuple[str | int, ...]] = {  # name: what its cells are cal
     "all": ("all",), "kind": KINDS, "section": SECTIONS, "position": tuple(range(10))}
 OF_A_MEAN = ("tokens", "abs gradient")  # what is also summed as products
 WATCHED = (  # of files with a column `change`; in the others they count as 0 (analysis/became.py)
-    "watched", "given", "change", "credit", "abs given", "abs change", "abs credit", "up", "fell",
-    "down", "rose")
+    "watched", "given", "change", "credit", "abs given", "abs change", "abs credit", "decided",
+    "up", "fell", "down", "rose")
 MEASURES = (*OF_A_MEAN, "squared gradient", "abs advantage", "entropy", "s", *WATCHED)
 OF_AN_ID = ("entropy", "log_prob", "abs gradient")  # summed for each token id
 BLOCKS = 50      # parts of training that the curves are drawn from
@@ -65,12 +65,11 @@ def read_tokens(run: Path, step: int) -> Tokens:
 
 def watched(tokens: Tokens) -> Tokens:
     given, change = tokens["gradient"] * tokens["s"], tokens["change"]
-    three = {"given": given, "change": change,
-             "credit": tokens.get("true_credit", np.zeros_like(given))}
-    up, down = given > 0, given < 0
+    up, down, unknown = given.clip(0), (-given).clip(0), np.zeros_like(given)
+    three = {"given": given, "change": change, "credit": tokens.get("true_credit", unknown)}
     return {**three, **{f"abs {name}": np.abs(values) for name, values in three.items()},
-            "watched": np.ones_like(given), "up": up, "fell": up & (change < 0), "down": down,
-            "rose": down & (change > 0)}
+            "decided": tokens.get("decided", unknown), "watched": np.ones_like(given),
+            "up": up, "fell": up * (change < 0), "down": down, "rose": down * (change > 0)}
 
 
 class Tally:

@@ -60,9 +60,11 @@ def test_a_coin_by_hand(coin, ids, advantage, net):
     of = {0: math.log(2 / (1 + math.exp(-apart))), 1: math.log(2 / (1 + math.exp(apart)))}
     expected = [of[i] for i in ids]
     assert columns["change"].squeeze(1).tolist() == pytest.approx(expected, abs=5e-6)
-    up, down = ([d for d, A in zip(expected, advantage) if sign * A > 0] for sign in (1, -1))
-    assert metrics["fell_of_positive"] == sum(d < 0 for d in up) / len(up)
-    assert metrics["rose_of_negative"] == sum(d > 0 for d in down) / len(down)
+    up, down = ([(d, abs(A)) for d, A in zip(expected, advantage) if sign * A > 0]
+                for sign in (1, -1))
+    fell, rose = sum(A for d, A in up if d < 0), sum(A for d, A in down if d > 0)
+    assert metrics["fell_of_positive"] == pytest.approx(fell / sum(A for _, A in up))
+    assert metrics["rose_of_negative"] == pytest.approx(rose / sum(A for _, A in down))
 
 
 def test_the_account_of_what_became_against_numpy():
@@ -72,8 +74,8 @@ def test_the_account_of_what_became_against_numpy():
     found = what_became(change, given)
     d, g = (values[1:].flatten().double().numpy() for values in (change, given))
     assert found["change_correlation"] == pytest.approx(np.corrcoef(d, g)[0, 1])
-    assert found["fell_of_positive"] == pytest.approx((d[g > 0] < 0).mean())
-    assert found["rose_of_negative"] == pytest.approx((d[g < 0] > 0).mean())
+    assert found["fell_of_positive"] == pytest.approx(np.average(d[g > 0] < 0, weights=g[g > 0]))
+    assert found["rose_of_negative"] == pytest.approx(np.average(d[g < 0] > 0, weights=-g[g < 0]))
     nothing = what_became(change, 0 * given)
     assert all(math.isnan(value) for value in nothing.values())
 

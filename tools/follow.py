@@ -187,6 +187,8 @@ def show_who_moved(run: dict, tokens: dict, tokenizer, step: int, b: int, t: int
     weight = weight.masked_scatter(mask, torch.from_numpy(tokens["weight"]).float())
     if s.drop_unfinished:
         rollouts = drop_unfinished(rollouts)
+    if not (rollouts.advantage * weight).any() or not rollouts.mask[b, t]:
+        return print("\nmoved: the step was skipped, or this answer was dropped from it")
     trainer = folder / "trainer" / "state.safetensors" if step > 1 else None
     print(f"\n{who_moved(folder, trainer, rollouts, weight, s, b, t).to_text()}")
     if "change" in tokens:

@@ -92,11 +92,12 @@ def credited(batch: Rollouts, methods: tuple, policy: Policy, s: Settings, step:
 
 
 def after_a_step(s: Settings, batch: Rollouts, weight: torch.Tensor) -> tuple[np.ndarray, ...]:
-    """Of each token the kind, what it was given, A c w, and what became of it in a first step."""
+    """Of each token the kind, what it was given, A c w s^2, and what became of it in a step."""
     policy = load_policy(s)
     _, columns = update(policy.model, load_optimizer(s, policy), batch, weight, replace(s, kl=0.0),
                         None, True)
-    frames = batch.kind.long(), batch.advantage * weight, columns["change"]
+    s_square = gradient_size(batch.log_prob, batch.collision).square()
+    frames = batch.kind.long(), batch.advantage * weight * s_square, columns["change"]
     return tuple(frame[batch.mask].cpu().numpy() for frame in frames)
 
 
@@ -104,13 +105,14 @@ def about_change(plain: tuple[np.ndarray, ...], idea: tuple[np.ndarray, ...]) ->
     """What tokens share moves them all: not every kind gets what it is given."""
     (of_plain, fell), (of_idea, fell_of_idea) = (
         (np.bincount(kind, np.abs(change), len(KINDS)) / max(np.abs(change).sum(), 1e-30),
-         np.mean(change[given > 0] < 0) if (given > 0).any() else 0.0)
+         given[(given > 0) & (change < 0)].sum() / max(given.clip(0).sum(), 1e-30))
         for kind, given, change in (plain, idea))
     gains = {KINDS[k]: of_idea[k] / of_plain[k] for k in np.flatnonzero(of_plain > RARE)}
     ordered = sorted(gains.items(), key=lambda item: -item[1])
     return ("what becomes of log p in a step, as a share of all change, times plain GRPO's: "
             + ", ".join(f"{name} {gain:.2f}" for name, gain in ordered)
-            + f"; of tokens that were pushed up {fell_of_idea:.0%} fell, {fell:.0%} in plain GRPO")
+            + f"; of the push up {fell_of_idea:.0%} went to tokens that fell, {fell:.0%} in plain "
+            "GRPO")
 
 
 def about_gradient(is_weighting: bool, kind, s, usual, advantage, weight) -> list[str]:

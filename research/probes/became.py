@@ -263,8 +263,8 @@ def arms_table(stages: dict[int, list[dict]]) -> Table:
             tokens = pooled(batches, arm)
             given, d = tokens["given"], tokens["became"]
             up, down = given > 0, given < 0
-            flips = [jackknifed(tokens, [(up & (d < 0)) * 1.0, up * 1.0], ratio),
-                     jackknifed(tokens, [(down & (d > 0)) * 1.0, down * 1.0], ratio)]
+            flips = [jackknifed(tokens, [given * (up & (d < 0)), given * up], ratio),
+                     jackknifed(tokens, [given * (down & (d > 0)), given * down], ratio)]
             found = flips if arm != "given" else [Estimate(np.nan)] * 2
             rows.append([step, arm, *(part for one in [*found, *with_credit(tokens)]
                                       for part in (one.value, one.interval))])
@@ -273,8 +273,9 @@ def arms_table(stages: dict[int, list[dict]]) -> Table:
                "by type 95%": "+.2f"}
     return Table("arms", "Who fell and rose, and whether what became follows what was earned",
                  by_row(formats, rows), "",
-                 ["fell: of tokens pushed up, rose: of those pushed down; correlation with the "
-                  "credit token by token, and of sums with their sign by token type"])
+                 ["fell: of what pushes up the share at tokens that fell, rose: of what pushes "
+                  "down at tokens that rose; correlations with the credit: token by token, and of "
+                  "sums with their sign by token type"])
 
 
 def worlds_table(args: SimpleNamespace) -> Table:

@@ -17,7 +17,7 @@ the token with most weight, 0 by chance, -1 if all of it is at the token with le
 0.96 - 0.04 * 0.67. Squares are products of independent estimates, so noise adds nothing.
 
 The batch is written as a run folder for analyze.py, with columns true_credit, true_credit_se and
-decided, the square.
+decided, the square; and change, what became of each token in a first step of AdamW.
 """
 from dataclasses import replace
 from pathlib import Path
@@ -32,11 +32,11 @@ from harness.credit_file import credit_path, write_credit
 from engine.policy import Policy, derived_seed
 from harness.flags import Flag
 from harness.identity import provenance
-from harness.load import load_policy
+from harness.load import load_optimizer, load_policy
 from engine.rollouts import Rollouts
 from harness.run_folder import RunFolder
 from harness.settings import make_settings
-from grpo import grpo
+from grpo import grpo, update
 from research.probes.common import COMMON, Findings, Progress
 from research.probes.credit import (
     CLASSES, Credit, MeasuredTokens, flat_tokens, mean_product, measured_tokens, ratio_of_sums,
@@ -96,7 +96,10 @@ def write_run(path: Path, policy: Policy, rollouts: Rollouts, credit: Credit) ->
     config = {**policy.settings.to_json(), "steps": 1, **provenance(), "reward": policy.task.reward,
               "model_config": policy.model.config.to_json()}
     RunFolder.create(path, config, policy.folder / "tokenizer.json")
-    write_credit(credit_path(path, 1), rollouts, rollouts.mask.float(), {"step": 1},
+    weight = rollouts.mask.float()
+    _, columns = update(policy.model, load_optimizer(policy.settings, policy), rollouts, weight,
+                        policy.settings, None, True)  # it is the last that the model is needed for
+    write_credit(credit_path(path, 1), rollouts, weight, {"step": 1}, **columns,
                  true_credit=credit.value, true_credit_se=credit.error,
                  decided=mean_product(credit.quarters))
 

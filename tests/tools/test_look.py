@@ -37,13 +37,13 @@ def test_equal_weights_are_plain_grpo():
 
 def test_what_becomes_of_the_kinds():
     """Eight words change by 0.1 each, two numbers by 0.6: shares 0.4 and 0.6. With the idea by 0.3
-    and 0.8: 0.6 and 0.4. Of four words that were pushed up one fell, then three."""
+    and 0.8: 0.6 and 0.4. Of four words that were pushed up alike one fell, then three."""
     given = np.array([1.0] * 4 + [-1.0] * 6)
     plain = np.where(KIND == NUMBER, 0.6, 0.1) * np.array([-1] + [1] * 9)
     mine = np.where(KIND == NUMBER, 0.8, 0.3) * np.array([-1] * 3 + [1] * 7)
     said = about_change((KIND, given, plain), (KIND, given, mine))
     assert "plain GRPO's: word 1.50, number 0.67;" in said
-    assert said.endswith("up 75% fell, 25% in plain GRPO")
+    assert said.endswith("up 75% went to tokens that fell, 25% in plain GRPO")
 
 
 def test_an_advantage_has_signs():

@@ -94,3 +94,11 @@ def test_in_a_run_adamws_step_is_that_on_record(recorded, capsys, step):
     assert ("earlier steps" in rows) == (step == 3)
     parts = [float(value) for who, value in rows.items() if who not in ("sum", "measured")]
     assert sum(parts) == pytest.approx(float(rows["sum"]), abs=1e-4)
+
+
+def test_what_no_step_trained_on_is_not_taken_apart(recorded, capsys):
+    batch = read_credit(recorded, 3, load_tokenizer(recorded))
+    b = int((~batch.finished).nonzero()[0])  # --drop_unfinished
+    follow.main([str(recorded), "--step", "3", "--answer", str(b), "--token", "0", "--moved"])
+    printed = capsys.readouterr().out
+    assert "was dropped from it" in printed and "itself" not in printed
