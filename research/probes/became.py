@@ -232,8 +232,9 @@ def with_credit(tokens: dict) -> list[Estimate]:
     part = {name: values[frequent] for name, values in tokens.items()}
     _, cells = np.unique(part["id"], return_inverse=True)
     each = [np.ones_like(d), d, d * d, c1, c2, c1 * c2, d * (c1 + c2) / 2]
+    sums = [value[frequent] for value in (d, c1, c2)]
     return [jackknifed(tokens, each, by_token),
-            jackknifed(part, [value[frequent] for value in (d, c1, c2)], by_type, cells)]
+            jackknifed(part, sums, by_type, cells) if frequent.any() else Estimate(np.nan)]
 
 
 def kinds_table(stages: dict[int, list[dict]]) -> Table:

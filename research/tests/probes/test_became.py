@@ -41,8 +41,8 @@ def test_ranks():
 
 
 def test_where_all_decides_and_there_is_one_place():
-    """One token, four symbols. Equal tokens have equal rewards, so nothing cancels, and a step moves
-    log p as the credit says. A second token, which decides nothing, has rewards of both signs."""
+    """One token, four symbols: equal tokens have equal rewards, nothing cancels, and what becomes
+    is as the credit says. A second token, which decides nothing, has rewards of both signs."""
     share, exact, plain, true = cancelled("1/1", SimpleNamespace(seed=3, batches=8))
     assert share == pytest.approx(0, abs=1e-6) and min(exact, plain, true) > 0.8
     share, exact, *_ = cancelled("2/1", SimpleNamespace(seed=3, batches=8))
