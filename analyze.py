@@ -259,6 +259,7 @@ def credit_by_kind(tally: Tally, folder: Path) -> Picture:
     bars |= {f"share of what {name}": (tally.shares("kind", THREE[name][0]), colour)
              for name, colour in zip(("became", "earned"), (ORANGE, COLOURS[2]))
              if name in known(tally)}
+    became_too = "; of the changes of log p, where those were measured" if tally.watched else ""
     width = 0.84 / len(bars)
     for place, (label, (values, colour)) in enumerate(bars.items()):
         drawn = axis.bar(np.arange(len(used)) + (place - (len(bars) - 1) / 2) * width, values[used],
@@ -276,7 +277,7 @@ def credit_by_kind(tally: Tally, folder: Path) -> Picture:
     legend_below(figure, axis, ncols=2)
     return save(figure, folder, "credit_by_kind",
                 "Each kind of token: its share of all tokens, and of the summed sizes of the "
-                f"gradient abs(A) w s (kinds below {RARE:.1%} of the tokens left out)")
+                f"gradient abs(A) w s{became_too} (kinds below {RARE:.1%} of the tokens left out)")
 
 
 def position_gradients(tally: Tally) -> Table:

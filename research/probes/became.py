@@ -40,6 +40,7 @@ from harness.files import is_there, whole_file
 from harness.flags import Flag
 from harness.load import load_policy
 from harness.settings import make_settings
+from qwen2_model import Qwen2
 from research.dial.arms import EXACT, PLAIN, TRUE, arm_of
 from research.dial.training import by_context, gradients, random_numbers
 from research.dial.world import Dials, World
@@ -147,7 +148,6 @@ def credit_halves(policy: Policy, rollouts: Rollouts, wanted: torch.Tensor,
 def changes(policy: Policy, rollouts: Rollouts) -> dict[str, torch.Tensor]:
     """(B, T) by arm: what becomes of each token in a step from the same model."""
     model, s = policy.model, policy.settings
-    start = {name: value.clone() for name, value in model.state_dict().items()}
 
     def after(batch: Rollouts, is_plain: bool = True) -> torch.Tensor:
         optimizer = (torch.optim.SGD(model.parameters(), 1.0) if is_plain
@@ -155,7 +155,8 @@ def changes(policy: Policy, rollouts: Rollouts) -> dict[str, torch.Tensor]:
         limit = LENGTH if is_plain else s.max_grad_norm
         _, columns = update(model, optimizer, batch, batch.mask.float(),
                             replace(s, max_grad_norm=limit), None, True)
-        model.load_state_dict(start)
+        del optimizer  # a large model has no room for a second copy beside it
+        model.load_state_dict(Qwen2.from_pretrained(policy.folder, "cpu").state_dict())
         return columns["change"]
 
     positive = replace(rollouts, advantage=rollouts.advantage.clamp(min=0))
@@ -288,13 +289,15 @@ def worlds_table(args: SimpleNamespace) -> Table:
     for world in WORLDS:
         of = predicted.get(world, {"ratio": None, "lead": None})
         rows.append([world, *cancelled(world, args), of["ratio"], of["lead"], leads[world]])
-    lead = [row[-1] for row in rows]
-    told = [f"{name} {rank_correlation([row[i] for row in rows], lead):+.2f}" for i, name in (
-        (1, "share that cancels"), (3, "cosine of a batch"), (5, "noise ratio"), (6, "the law"))]
+    asked = [row for row in rows if row[5] is not None]
+    told = [f"{name} {rank_correlation([row[i] for row in asked], [row[-1] for row in asked]):+.2f}"
+            for i, name in ((1, "share that cancels"), (3, "cosine of a batch"),
+                            (5, "noise ratio"), (6, "the law"))]
     formats = {"world": "", "cancels": ".0%", "exact": ".2f", "batch": ".2f", "true": ".2f",
                "ratio": ".2g", "foretold": "points", "lead": "points"}
     return Table("worlds", "Where all is exact: what becomes of the credit", by_row(formats, rows),
-                 f"Rank correlation with the true credit's lead: {', '.join(told)}.",
+                 f"Rank correlation with the true credit's lead, over {len(asked)} worlds: "
+                 f"{', '.join(told)}.",
                  ["cancels: of what plain GRPO gives, among equal tokens in equal contexts; cosine "
                   "of what becomes with the credit: exact gradient, a batch of plain GRPO, of true "
                   "credit; ratio, foretold: python -m research law; lead: python -m research dial"])
@@ -333,7 +336,6 @@ def cancelled(name: str, args: SimpleNamespace) -> list[float]:
 
 
 def rank_correlation(one: list, two: list) -> float:
-    """Spearman's, of those that are known."""
-    pairs = [(a, b) for a, b in zip(one, two) if a is not None and b is not None]
-    ranks = [np.argsort(np.argsort(values)) for values in zip(*pairs)]
+    """Spearman's."""
+    ranks = [np.argsort(np.argsort(values)) for values in (one, two)]
     return float(np.corrcoef(*ranks)[0, 1])
