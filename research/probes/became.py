@@ -33,7 +33,7 @@ from credit.measured import chain, chance_of_others, deviations
 from engine.optimizer import AdamW
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
-from engine.tokens import KINDS
+from engine.tokens import KINDS, load_tokenizer
 from grpo import gradient_size, group_z_score, update
 from harness.credit_file import checkpoint_folders
 from harness.files import is_there, whole_file
@@ -67,6 +67,7 @@ FLAGS = {
 LENGTH = 0.02    # of a plain step
 SURE = 0.01      # where 1 - p is less, credit counts as 0
 COMMON_TYPE = 20  # tokens of one type, in each run
+TYPES = 6        # that are shown
 ALONE = 4        # problems that are trained on alone
 SHOWN = ("word", "number", "operator")
 SMALL, POSITIVE, ONE = "groups of 4", "better answers only", "one problem alone"
@@ -80,7 +81,8 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
         found = list(pool.map(batch_of, *zip(*units))) if units else []
     stages = {step: [one for (_, of, _), one in zip(units, found) if of == step]
               for step in dict.fromkeys(step for _, step, _ in units)}
-    tables = [kinds_table(stages), arms_table(stages)] if units else []
+    tables = [kinds_table(stages), arms_table(stages), types_table(stages, load_tokenizer(runs[0]))
+              ] if units else []
     tables += [worlds_table(args)] if args.batches else []
     intro = [f"{len(units)} batches of {args.questions} x {args.answers} answers, "
              f"{sum(int(one['spent']) for one in found):,} tokens sampled for their credit."]
@@ -280,6 +282,26 @@ def arms_table(stages: dict[int, list[dict]]) -> Table:
                   "sums with their sign by token type"])
 
 
+def types_table(stages: dict[int, list[dict]], tokenizer) -> Table:
+    """The types that earned most, up or down: sums over their tokens, as shares of all sizes."""
+    rows, told = [], []
+    for step, batches in stages.items():
+        tokens = pooled(batches, "plain step")
+        ids, cell, count = np.unique(tokens["id"], return_inverse=True, return_counts=True)
+        earned = (tokens["credit 1"] + tokens["credit 2"]) / 2
+        given, became, net = (np.bincount(cell, values) / np.abs(values).sum()
+                              for values in (tokens["given"], tokens["became"], earned))
+        known = np.flatnonzero(count >= COMMON_TYPE * len(batches))
+        rows += [[step, repr(tokenizer.decode([int(ids[i])])), given[i], became[i], net[i]]
+                 for i in known[np.argsort(-np.abs(net[known]))][:TYPES]]
+        ranks = [rank_correlation(of[known], net[known]) for of in (became, given)]
+        told.append(f"Step {step}, {len(known)} types: rank correlation with what was earned "
+                    "{:+.2f} for what became, {:+.2f} for what was given.".format(*ranks))
+    formats = {"step": "d", "type": "", **dict.fromkeys(("given", "became", "earned"), "+.1%")}
+    return Table("types", "The types that earned most, with their sign", by_row(formats, rows),
+                 "\n".join(told), ["became: of a plain step; shares of the sum of all sizes"])
+
+
 def worlds_table(args: SimpleNamespace) -> Table:
     predicted = {row["world"]: row for table in read_result(RESULTS / "law.json")["tables"]
                  if table["name"] == "predictions" for row in table["rows"] if row["arm"] == TRUE}
@@ -335,7 +357,7 @@ def cancelled(name: str, args: SimpleNamespace) -> list[float]:
     return [1 - float((net.abs() * size).sum() / (gross * size).sum()), *cosines]
 
 
-def rank_correlation(one: list, two: list) -> float:
+def rank_correlation(one: list | np.ndarray, two: list | np.ndarray) -> float:
     """Spearman's."""
     ranks = [np.argsort(np.argsort(values)) for values in (one, two)]
     return float(np.corrcoef(*ranks)[0, 1])

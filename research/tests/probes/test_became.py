@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from conftest import spoken
+from engine.tokens import load_tokenizer
 from research.probes import became
 from research.probes.became import (by_token, by_type, cancelled, changes, jackknifed,
                                     rank_correlation, ratio, with_groups)
@@ -72,6 +73,8 @@ def test_a_small_measurement(recorded, tmp_path):
     assert not one["credit 1"][one["size"] < 1e-6].any() and known.any()
     tables = [became.kinds_table({3: [one]}), became.arms_table({3: [one]})]
     assert [len(table.rows) for table in tables] == [3, len(became.ARMS)]
+    types = became.types_table({3: [one]}, load_tokenizer(recorded))
+    assert "rank correlation" in types.finding and len(types.rows) <= became.TYPES
     shares = {row["kind"]: row for row in tables[0].to_json()["rows"]}
     word = known & (one["kind"] == 0)
     given = np.abs(one["advantage"] * one["size"])
