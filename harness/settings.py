@@ -194,7 +194,7 @@ NOT_SETTINGS = (  # entries of a run's config.json that are no settings
     "columns_temperature")
 CHANGEABLE = (  # in a resumed run: how many steps it has and how it is made, not which run it is
     "steps", "threads", "device", "micro_batch", "checkpointing", "offload_optimizer", "shard",
-    "rollouts", "rollouts_timeout", "sample_every", "checkpoint_every")
+    "rollouts", "rollouts_timeout", "sample_every", "change_every", "checkpoint_every")
 NOT_IN_NAME = {*CHANGEABLE, "mitigation", "advantage", "seed"} - {"steps"}
 LABELS = {"learning_rate": "lr", "task": "", "model": "", "data": "", "dtype": ""}  # of its parts
 MOST_THREADS = 1024
@@ -304,6 +304,9 @@ class Settings:
     eval_modes: str = option("both", "sampled answers alone, or greedy ones as well",
                              choices=MODES, requires=EVALUATED)
     sample_every: int = option(10, "steps between answers kept in samples.jsonl, 0 for never")
+    change_every: int = option(10, "steps between measurements of what became of each token, also "
+                               "at the first and the last; 0 is never. Such a step has one more "
+                               "forward pass: a sixth of its time on a CPU")
     checkpoint_every: int = option(25, "steps between checkpoints, also at the end; 0 is never")
     out: str | None = option(None, "run folder, by default runs/<mitigation>-<advantage>-s<seed>, "
                              "with the flags that are not at their defaults in between")

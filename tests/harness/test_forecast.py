@@ -17,8 +17,8 @@ def test_what_is_told_is_what_is_counted(monkeypatch):
     """A clock by which a pass of all parameters over a token takes half a second for each of its
     operations: 1 s forward, 3 s in an update. A prompt of P tokens, the same for four answers.
 
-    A step: 80 tokens sampled are 80 s, 8 x (10 + P / 4) updated 3 s each. An evaluation: 8 problems,
-    sampled and greedy, of 10 tokens: 160 s. There are three."""
+    A step: 80 tokens sampled are 80 s, 8 x (10 + P / 4) updated 3 s each. An evaluation: 8
+    problems, sampled and greedy, of 10 tokens: 160 s. There are three."""
     policy = load_policy(make_settings(SETTINGS))
     size = sum(p.numel() for p in policy.model.parameters())
     monkeypatch.setattr(forecast, "seconds_of", lambda operations, *_: operations / size / 2)
