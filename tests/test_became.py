@@ -11,7 +11,7 @@ import torch
 import train
 from conftest import copied, hand_made
 from grpo import update, what_became
-from harness.credit_reading import read_columns
+from harness.record import read_columns
 from qwen2_model import ModelConfig, Qwen2
 from runs import lines, run, timeless
 from test_grpo import row_log_probs, settings

@@ -23,7 +23,6 @@ from engine.optimizer import (STATE, AdamW, Optimizer, load_optimizer_tensors,
                               parameters_by_name)
 from engine.rollouts import Rollouts
 from grpo import update
-from harness.files import is_there
 from qwen2_model import Qwen2, opened
 
 NOTE = "the plain step is as long as one that moves every parameter by the learning rate"
@@ -45,7 +44,7 @@ def who_moved(folder: Path, trainer: Path | None, rollouts: Rollouts, weight: Te
     sampled them, `trainer` the file of its optimizer's state: None before the first step."""
     s = with_values(s, epochs=1, kl=0.0)
     model, scale, after, measured = Qwen2.from_pretrained(folder, "cpu"), [], [], []
-    if trainer is None or is_there(trainer):
+    if trainer is None or trainer.is_file():
         optimizer = load_adamw(model, trainer, s)
         norm, change = step(model, optimizer, rollouts, weight, s)
         scale, measured = scale_of(optimizer, norm, s), [change[b, t].item()]

@@ -35,11 +35,9 @@ from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from engine.tokens import KINDS, load_tokenizer
 from grpo import gradient_size, group_z_score, update
-from harness.credit_file import checkpoint_folders
-from harness.files import is_there, whole_file
-from harness.flags import Flag
 from harness.load import load_policy
-from harness.settings import make_settings
+from harness.record import checkpoint_folders, whole
+from harness.settings import Flag, make_settings
 from qwen2_model import Qwen2
 from research.dial.arms import EXACT, PLAIN, TRUE, arm_of
 from research.dial.training import by_context, gradients, random_numbers
@@ -93,10 +91,10 @@ def batch_of(run: Path, step: int, flags: dict) -> dict[str, np.ndarray]:
     sizes = "x".join(str(flags[name]) for name in ("questions", "answers", "new_tokens",
                                                    "measured", "continuations"))
     path = Path(flags["kept"]) / f"{run.name}-{step}-{sizes}.npz"
-    if not is_there(path):
+    if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         found = measure_batch(run, step, flags)
-        with whole_file(path) as unfinished, open(unfinished, "wb") as file:
+        with whole(path) as unfinished, open(unfinished, "wb") as file:
             np.savez_compressed(file, allow_pickle=False, **found)
     return dict(np.load(path))
 
