@@ -102,7 +102,8 @@ def run_chapters(run: Run, tally: Tally | None) -> dict[str, list[Table]]:
         report.GRADIENT: [
             *(class_gradients(tally, name) for name in ("kind", "section")
               if tally.has_cells(name)),
-            *(became(tally, part) for part in AXES if tally.watched and tally.has_cells(part)),
+            *(became(tally, name) for name in AXES
+              if tally.watched and (name == "position" or tally.has_cells(name))),
             position_gradients(tally), forks(tally)]}
 
 

@@ -12,8 +12,7 @@ from engine.tokens import NUMBER, WORD
 from harness.load import load_policy, make_advantage, make_weighting
 from harness.settings import make_settings
 from tools.look import (about_change, about_gradient, as_a_batch, credited, differs_within, look,
-                        sample,
-                        seconds_of_runs)
+                        sample, seconds_of_runs)
 
 KIND, ONES = np.array([WORD] * 8 + [NUMBER] * 2), np.ones(10)
 

@@ -59,7 +59,7 @@ def test_groups_are_compared_among_themselves(policy):
 
 
 @pytest.mark.numerics
-def test_a_small_measurement(recorded, tmp_path):
+def test_a_small_measurement(recorded, tmp_path, monkeypatch):
     """Of step 3 of a run, which the checkpoint of step 2 sampled; what was measured is kept."""
     flags = dict(runs=str(recorded), steps="3", questions=2, answers=4, new_tokens=24, measured=2,
                  continuations=2, kept=str(tmp_path / "kept"), processes=1, batches=0, threads=1,
@@ -73,6 +73,7 @@ def test_a_small_measurement(recorded, tmp_path):
     assert not one["credit 1"][one["size"] < 1e-6].any() and known.any()
     tables = [became.kinds_table({3: [one]}), became.arms_table({3: [one]})]
     assert [len(table.rows) for table in tables] == [3, len(became.ARMS)]
+    monkeypatch.setattr(became, "COMMON_TYPE", 1)
     types = became.types_table({3: [one]}, load_tokenizer(recorded))
     assert "rank correlation" in types.finding and len(types.rows) <= became.TYPES
     shares = {row["kind"]: row for row in tables[0].to_json()["rows"]}
