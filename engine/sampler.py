@@ -43,6 +43,7 @@ from engine.packing import SharedPrompts, to_rows
 from qwen2_model import Qwen2
 
 LONG_VOCABULARY, PART = 4096, 128  # beyond 4096 tokens bytes are what costs, not operations
+IN_CACHE = 4  # rows of a long vocabulary that a CPU looks at together, all passes before the next
 
 
 class Pace(NamedTuple):
@@ -98,6 +99,8 @@ class Distribution:
     def pick(self, uniform: Tensor, temperature: float = 1.0) -> Tensor:
         """(R,) tokens by inverse-CDF sampling, with each row's own random number in [0, 1)."""
         e = self.e if temperature == 1 else (self.z / temperature).exp()
+        if e.shape[1] > LONG_VOCABULARY:
+            return pick_by_parts(uniform[:, None], e).squeeze(1)
         return place_of(uniform[:, None], e.cumsum(-1)).squeeze(1)
 
     def facts(self, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -107,35 +110,17 @@ class Distribution:
         return log_prob, entropy, torch.linalg.vecdot(self.e, self.e) / self.Z.square()
 
 
-class LongDistribution(Distribution):
-    """The same of a long vocabulary, with few passes over it: softmax reads the logits, and only p
-    is kept. Sums are made in two levels, of each PART tokens and of those sums: one cumulative sum
-    of a whole row would be a GPU's slowest kernel."""
-
-    def __init__(self, logits: Tensor):
-        self.logits = logits
-        self.p = logits.softmax(-1, dtype=torch.float32)                   # (R, V)
-        # of each part; the correction leaves the sum of squared deviations undivided
-        self.deviation, self.mean = torch.var_mean(in_parts(self.p), -1, correction=PART - 1)
-
-    def pick(self, uniform: Tensor, temperature: float = 1.0) -> Tensor:
-        """First the part, then the token within."""
-        if temperature != 1:
-            return LongDistribution(self.logits.float() / temperature).pick(uniform)
-        share, cumulative = uniform[:, None], self.mean.cumsum(-1)         # (R, 1), (R, parts)
-        part = place_of(share, cumulative)
-        beyond = cumulative.gather(1, part) - share * cumulative[:, -1:]   # up to the part's end
-        share = 1 - beyond / self.mean.gather(1, part)
-        inside = in_parts(self.p).gather(1, part[..., None].expand(-1, -1, PART)).squeeze(1)
-        token = place_of(share, inside.cumsum(-1)).add_(part, alpha=PART).squeeze(1)
-        return token.clamp(max=self.p.shape[-1] - 1)
-
-    def facts(self, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of a token that was drawn: float32 has no p below e^-87. entr(p) is -p log p."""
-        p = self.p.gather(1, token[:, None]).squeeze(1)
-        squares = torch.addcmul(self.deviation, self.mean, self.mean, value=PART)  # sums of p^2
-        log_prob = p.clamp(min=torch.finfo(p.dtype).tiny).log()
-        return log_prob, torch.special.entr(self.p).sum(-1), squares.sum(-1)
+def pick_by_parts(share: Tensor, e: Tensor) -> Tensor:
+    """As `place_of` the cumulative sum of e (R, V), which a GPU makes in its slowest kernel: first
+    the part of PART tokens, then the token within."""
+    parts = in_parts(e)
+    sums = parts.sum(-1)
+    cumulative = sums.cumsum(-1)                                           # (R, parts)
+    part = place_of(share, cumulative)
+    beyond = cumulative.gather(1, part) - share * cumulative[:, -1:]       # up to the part's end
+    inside = parts.gather(1, part[..., None].expand(-1, -1, PART)).squeeze(1)
+    token = place_of(1 - beyond / sums.gather(1, part), inside.cumsum(-1))
+    return token.add_(part, alpha=PART).clamp(max=e.shape[1] - 1)
 
 
 def in_parts(p: Tensor) -> Tensor:
@@ -214,21 +199,28 @@ class Decoding:
 
     def sample(self, hidden: Tensor, without: Tensor | None = None) -> None:
         """Draw and record the next token of every row, from the state (R, D) that predicts it."""
-        rows, sampling = self.rows, self.sampling
         logits = self.model.logits(hidden)  # (R, V)
-        is_long = logits.shape[1] > LONG_VOCABULARY and without is None
-        distribution = allowed = LongDistribution(logits) if is_long else Distribution(logits)
-        if without is not None:  # the other tokens keep their proportions
-            excluded = torch.arange(logits.shape[1], device=logits.device) == without[:, None]
-            logits = logits.masked_fill(excluded, float("-inf"))
-            allowed = Distribution(logits)
-        place = self.line + rows.answer
-        uniform = self.uniform.index_select(0, place)
-        rows.token.copy_(logits.argmax(-1) if sampling.greedy else
-                         allowed.pick(uniform, sampling.temperature))
-        self.tokens.index_copy_(0, place, rows.token)
-        self.facts.index_copy_(0, place, torch.stack(distribution.facts(rows.token), 1))
+        R, V = logits.shape
+        size = IN_CACHE if V > LONG_VOCABULARY and logits.device.type == "cpu" else R
+        for start in range(0, R, size):
+            self.draw(logits, slice(start, start + size), without)
         self.line += self.columns
+
+    def draw(self, logits: Tensor, some: slice, without: Tensor | None) -> None:
+        """Of some rows."""
+        rows, sampling, logits = self.rows, self.sampling, logits[some]
+        distribution = allowed = Distribution(logits)
+        if without is not None:  # the other tokens keep their proportions
+            every = torch.arange(logits.shape[1], device=logits.device)
+            logits = logits.masked_fill(every == without[some, None], float("-inf"))
+            allowed = Distribution(logits)
+        place = self.line + rows.answer[some]
+        uniform = self.uniform.index_select(0, place)
+        token = logits.argmax(-1) if sampling.greedy else (
+            allowed.pick(uniform, sampling.temperature))
+        rows.token[some] = token
+        self.tokens.index_copy_(0, place, token)
+        self.facts.index_copy_(0, place, torch.stack(distribution.facts(token), 1))
 
     def find_done(self, t: int, count: int) -> None:
         """Mark rows that reached their limit, or drew a stop token in the last `count` steps."""

@@ -52,3 +52,16 @@ def test_both_ways_sample_and_train_alike(small_model, rollouts, monkeypatch):
     torch.testing.assert_close(one.log_prob, other.log_prob, atol=0.02, rtol=0)
     torch.testing.assert_close(log_prob, widened, atol=0.05, rtol=0)
     assert (gradient - of_widened).norm() < 2 ** -6 * gradient.norm()
+
+
+@pytest.mark.parametrize("seconds, said", [({torch.bfloat16: 2, torch.float32: 1}, "2.0 times as"),
+                                           ({torch.bfloat16: 1, torch.float32: 2}, "")])
+def test_bfloat16_says_that_it_is_slow_when_a_product_was(monkeypatch, capsys, seconds, said):
+    clock = [0]
+
+    def product(x, matrix):
+        clock[0] += seconds[x.dtype]
+    monkeypatch.setattr(qwen2_model, "linear", product)
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    qwen2_model.say_if_bfloat16_is_slow.__wrapped__()
+    assert said in (told := capsys.readouterr().err) and bool(told) == bool(said)

@@ -8,7 +8,6 @@ from engine.errors import UserError
 from harness.credit_reading import read_file
 from harness.files import (PROJECT, append_line, find_folder, read_json, read_lines, replace_text,
                            sha256_of, whole_folder, writing)
-from qwen2_model import read_object, read_tensor
 
 
 def test_a_folder_appears_when_it_is_whole(tmp_path):
@@ -85,7 +84,6 @@ def test_a_file_that_is_no_json_object_is_named(tmp_path, text, words):
 
 @pytest.mark.parametrize("use, words", [
     (read_json, "read"), (read_lines, "read"), (sha256_of, "read"), (read_file, "read"),
-    (read_object, "read"), (lambda path: read_tensor(path, "a"), "read"),
     (lambda path: replace_text(path, "a"), "write")])
 def test_a_device_is_neither_read_nor_replaced(tmp_path, use, words):
     """Reading one might never end, as of a pipe; and a file that is made whole is renamed."""
