@@ -18,13 +18,13 @@ D width, H query heads, K key/value heads, V vocabulary.
 """
 import json
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from reprlib import repr as shortened
+from timeit import repeat
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -114,20 +114,14 @@ def has_bfloat16() -> bool:
 
 @cache
 def say_if_bfloat16_is_slow() -> None:
-    """Measured with one product as a training step makes it: some CPUs that have the instructions
-    are slower with them. Nothing but this sentence depends on the clock."""
-    def seconds(dtype: torch.dtype) -> float:
-        x, matrix, taken = torch.ones(256, 1024, dtype=dtype), torch.ones(1024, 1024), []
-        for _ in range(3):
-            start = time.perf_counter()
-            linear(x, matrix)
-            taken.append(time.perf_counter() - start)
-        return min(taken)
-
-    ratio = seconds(torch.bfloat16) / seconds(torch.float32)
-    if ratio > 1:
-        say(f"this CPU computes bfloat16 slower than float32: a product takes {ratio:.1f} times as "
-            "long (--dtype float32)")
+    """By a product as training makes it: some CPUs that have instructions for it are slower with
+    them. Nothing but this sentence depends on the clock."""
+    matrix = torch.ones(1024, 1024)
+    slow, usual = (min(repeat(partial(linear, matrix[:256].to(dtype), matrix), number=1))
+                   for dtype in (torch.bfloat16, torch.float32))
+    if slow > usual:
+        say("this CPU computes bfloat16 slower than float32: a product takes "
+            f"{slow / usual:.1f} times as long (--dtype float32)")
 
 
 def say(sentence: str) -> None:
@@ -333,7 +327,7 @@ class Qwen2(Layer):
     def compute_in(self, dtype: torch.dtype) -> "Qwen2":
         """Make products in this type, whatever the parameters are kept in: every Linear computes
         in the type of its input, and a norm says which that is."""
-        if dtype == torch.bfloat16 and self.device.type == "cpu" and self.is_large:
+        if dtype == torch.bfloat16 and self.output_matrix.device.type == "cpu" and self.is_large:
             say_if_bfloat16_is_slow()
         for module in self.modules():
             if isinstance(module, RMSNorm):

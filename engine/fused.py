@@ -58,6 +58,8 @@ class FusedQwen2:
         self.is_packed = (output.device.type == "cpu" and torch.backends.mkldnn.is_available()
                           and self.product_type == torch.float32
                           and self.config.hidden_size >= PACKED)
+        # lines of `o` in the order (H / K, K); float32 keeps the order of the model's sums
+        self.swaps_heads = self.is_mixed and not self.is_packed
         self.output = output.to(self.product_type)  # (V, D)
         self.output = self.packed(self.output) if self.is_packed else self.output.t()
         self.embeddings = model.model.embed_tokens.weight.detach()
@@ -83,7 +85,7 @@ class FusedQwen2:
             norm = torch.cat([self.weight_of(attention.q_norm).expand(H, -1),
                               self.weight_of(attention.k_norm).expand(K, -1)])
         o = self.fuse([attention.o_proj])
-        if self.is_mixed:  # its lines as attention leaves the heads: see `hidden`
+        if self.swaps_heads:
             o = o.unflatten(0, (K, H // K, -1)).transpose(0, 1).flatten(0, 2)
         gate_up = self.fuse([mlp.gate_proj, mlp.up_proj], layer.post_attention_layernorm)
         return FusedLayer(self.fuse(qkv, layer.input_layernorm), bias, norm, o, gate_up,
@@ -91,7 +93,8 @@ class FusedQwen2:
 
     def fuse(self, parts: list[Linear], norm: RMSNorm | None = None) -> Tensor:
         """(inputs, outputs of all parts)"""
-        matrix = torch.cat([full_tensor(part.weight.detach()) for part in parts])
+        weights = [full_tensor(part.weight.detach()) for part in parts]
+        matrix = torch.cat(weights) if weights[1:] else weights[0]
         if norm is not None:
             matrix = matrix * self.weight_of(norm)  # (outputs, inputs)
         matrix = matrix.to(self.dtype).to(self.product_type)
@@ -124,7 +127,7 @@ class FusedQwen2:
         for number, layer in enumerate(self.layers):
             q, kv = self.heads(layer, self.normed(x), cos, sin)
             attended = attend(number, q, kv)
-            if self.is_mixed:  # nothing is copied then; float32 keeps the order of the model's sums
+            if self.swaps_heads:  # nothing is copied then
                 attended = attended.transpose(1, 2)
             x = self.add_product(x, attended.flatten(1), layer.o)
             gate, up = self.product(self.normed(x), layer.gate_up).chunk(2, -1)

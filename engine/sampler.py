@@ -16,9 +16,9 @@ token 1; V is the vocabulary, D the width.
                               1 1 1 1
                               1 1 1 1
 
-Step t feeds token t - 1 and samples token t. What a fed token sees is in engine/cache.py. Rows that
-are done are looked for every 4 steps, and leave once they are an eighth of all (CUDA: 16 steps, a
-quarter). Until then they are decoded too, and each answer is cut after its first stop token.
+Step t feeds token t - 1 and samples token t. What a fed token sees is in engine/cache.py. EOS is
+looked for every 4 steps, and rows leave once an eighth of all is done (CUDA: 16 steps, a quarter);
+until then finished rows are decoded too, and trimmed afterwards.
 
 Answers may also go on from places within a sequence, which is still computed once: its state at
 the place predicts their first token. With `starts=[Start(1, 5), Start(1, 2, without=7)]` the first
@@ -223,7 +223,7 @@ class Decoding:
         self.facts.index_copy_(0, place, torch.stack(distribution.facts(token), 1))
 
     def find_done(self, t: int, count: int) -> None:
-        """Mark rows that reached their limit, or drew a stop token in the last `count` steps."""
+        """Mark rows that reached their limit, or drew EOS in the last `count` steps."""
         rows = self.rows
         drawn = self.tokens.view(-1, self.columns)[t - count:t, rows.answer]  # (count, R)
         rows.done |= torch.isin(drawn, self.sampling.stop).any(0) | (rows.limit <= t)

@@ -212,22 +212,6 @@ def test_a_rank_that_dies_ends_the_run_and_another_goes_on(flags, tmp_path):
     wait_for_checkpoint(out, lambda: run.poll() is not None, printed)
     os.kill(child_of(run.pid, b"RANK=1"), signal.SIGKILL)
     assert run.wait(timeout=120) != 0
-    assert "train.py --resume RUN goes on" in printed.read_text(), printed.read_text()
-    go_on_alone(out)
-
-
-def test_a_rank_that_waits_for_a_silent_one_says_so(flags, tmp_path, monkeypatch):
-    """A frozen process closes no connection, like a machine without power: the other waits for it
-    in C++ until it is told to stop."""
-    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "1")
-    out, printed = RunFolder(tmp_path / "run"), tmp_path / "printed"
-    waits, silent = forked(typed(*flags, "--steps", 400, "--out", out.path), printed)
-    wait_for_checkpoint(out, lambda: not waits.is_alive(), printed)
-    os.kill(silent.pid, signal.SIGSTOP)
-    waits.terminate()
-    [code], output = ended([waits], printed)
-    silent.kill()
-    assert code == 1 and "train.py --resume RUN goes on" in output, output
     go_on_alone(out)
 
 
@@ -277,10 +261,7 @@ def set_numbers(monkeypatch, *values):
 
 
 @pytest.mark.parametrize("device, numbers, said", [
-    ("cpu", [2], "RANK is None, while WORLD_SIZE is 2"),
-    ("cpu", [2, 1, "one"], "LOCAL_RANK is 'one'"),
-    ("cpu", [2, 2, 0], "RANK is 2, but WORLD_SIZE is 2: ranks count from 0"),
-    ("cuda", [2, 1, 1], "PyTorch sees 1 CUDA devices"),
+    ("cuda", [2, 1, 1], "more processes than the 1 CUDA devices"),
     ("cuda:0", [2, 1, 1], "a device of its own")])
 def test_an_environment_that_cannot_work_is_said(monkeypatch, device, numbers, said):
     set_numbers(monkeypatch, *numbers)
