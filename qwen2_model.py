@@ -384,9 +384,6 @@ class Qwen2(Layer):
 # float32, of positions, has all whole numbers up to 2^24
 LARGEST: dict[type, float] = {int: 2 ** 24, float: 1e12}
 OUTPUT, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
-NAME_OF_TYPE = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16",
-                torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
-                torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL"}
 
 
 def read_object(path: Path) -> dict[str, object]:

@@ -103,14 +103,6 @@ def any_of(asked: bool) -> bool:
     return bool(all_reduce_max(int(asked)))
 
 
-def is_loss(error: Exception) -> bool:  # harness/program.py asks for these two until it goes
-    return False
-
-
-def about_loss(error: Exception) -> str:
-    return str(error)
-
-
 def is_sharded(tensor: torch.Tensor) -> "TypeGuard[DTensor]":
     return hasattr(tensor, "to_local")
 

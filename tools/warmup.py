@@ -23,9 +23,9 @@ from tokenizers import Tokenizer
 
 from engine.errors import UserError
 from engine.tokens import load_tokenizer
-from harness.files import find_folder, whole_folder, writing
-from harness.flags import MOST_SEED, MOST_THREADS, Flag, Parser, add_flags, with_defaults
-from harness.program import run_as_program
+from harness.record import find_folder, whole
+from harness.screen import run_as_program
+from harness.settings import MOST_THREADS, Flag, make_parser, with_defaults
 from engine.policy import sample_answers
 from engine.rollouts import score_answers
 from qwen2_model import ModelConfig, Qwen2
@@ -40,7 +40,7 @@ FLAGS = {
     "out": Flag("models/new", "folder to write; must not exist"),
     "steps": Flag(2000, "updates", least=1, most=10_000_000),
     "batch": Flag(128, "demonstrations an update", least=1, most=10_000),
-    "seed": Flag(0, "of the initial weights and the demonstrations", least=0, most=MOST_SEED),
+    "seed": Flag(0, "of the initial weights and the demonstrations"),
     "threads": Flag(2, "CPU threads", least=1, most=MOST_THREADS)}
 MUON_RATE, ADAM_RATE = 0.02, 3e-3  # learning rates of the matrices, and of all else
 
@@ -58,13 +58,13 @@ TEST_PROBLEMS = 1500  # held out, at the end
 
 
 def main(argv: list[str]) -> None:
-    parser = add_flags(Parser("python -m tools.warmup [flags]", __doc__), FLAGS)
+    parser = make_parser("python -m tools.warmup [flags]", __doc__, FLAGS)
     given = parser.read(argv)
     flags = with_defaults(given, FLAGS)
     if flags.start and "size" in given:
         raise UserError(f"--size {flags.size} has no effect: {flags.start} has its size")
     torch.set_num_threads(flags.threads)
-    with whole_folder(Path(flags.out)) as unfinished:  # first: can it be written there?
+    with whole(Path(flags.out)) as unfinished:  # first: can it be written there?
         make_model_folder(unfinished, flags)
 
 
@@ -77,8 +77,7 @@ def make_model_folder(folder: Path, flags: SimpleNamespace) -> None:
         model = make_model(tokenizer.get_vocab_size(), *SIZES[flags.size])
     train(model, tokenizer, flags)
     evaluate(model, tokenizer, flags.talk)
-    with writing(Path(flags.out)):
-        save(folder, model, tokenizer, recipe_for(flags.talk))
+    save(folder, model, tokenizer, recipe_for(flags.talk))
 
 
 def load_start(folder: Path, tokenizer: Tokenizer) -> Qwen2:
