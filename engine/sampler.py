@@ -100,7 +100,7 @@ class Distribution:
         """(R,) tokens by inverse-CDF sampling, with each row's own random number in [0, 1)."""
         e = self.e if temperature == 1 else (self.z / temperature).exp()
         if e.shape[1] > LONG_VOCABULARY:
-            return pick_by_parts(uniform[:, None], e).squeeze(1)
+            return pick_by_parts(uniform[:, None], e, in_parts(e).sum(-1)).squeeze(1)
         return place_of(uniform[:, None], e.cumsum(-1)).squeeze(1)
 
     def facts(self, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -110,17 +110,38 @@ class Distribution:
         return log_prob, entropy, torch.linalg.vecdot(self.e, self.e) / self.Z.square()
 
 
-def pick_by_parts(share: Tensor, e: Tensor) -> Tensor:
+def pick_by_parts(share: Tensor, e: Tensor, sums: Tensor) -> Tensor:
     """As `place_of` the cumulative sum of e (R, V), which a GPU makes in its slowest kernel: first
-    the part of PART tokens, then the token within."""
-    parts = in_parts(e)
-    sums = parts.sum(-1)
+    the part of PART tokens, by the parts' sums or means (R, parts), then the token within."""
     cumulative = sums.cumsum(-1)                                           # (R, parts)
     part = place_of(share, cumulative)
     beyond = cumulative.gather(1, part) - share * cumulative[:, -1:]       # up to the part's end
-    inside = parts.gather(1, part[..., None].expand(-1, -1, PART)).squeeze(1)
+    inside = in_parts(e).gather(1, part[..., None].expand(-1, -1, PART)).squeeze(1)
     token = place_of(1 - beyond / sums.gather(1, part), inside.cumsum(-1))
     return token.add_(part, alpha=PART).clamp(max=e.shape[1] - 1)
+
+
+class LongDistribution(Distribution):
+    """The same of a long vocabulary on a GPU, with few passes over it: softmax reads the logits,
+    and only p is kept."""
+
+    def __init__(self, logits: Tensor):
+        self.logits = logits
+        self.p = logits.softmax(-1, dtype=torch.float32)                   # (R, V)
+        # of each part; the correction leaves the sum of squared deviations undivided
+        self.deviation, self.mean = torch.var_mean(in_parts(self.p), -1, correction=PART - 1)
+
+    def pick(self, uniform: Tensor, temperature: float = 1.0) -> Tensor:
+        if temperature != 1:
+            return LongDistribution(self.logits.float() / temperature).pick(uniform)
+        return pick_by_parts(uniform[:, None], self.p, self.mean).squeeze(1)
+
+    def facts(self, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of a token that was drawn: float32 has no p below e^-87. entr(p) is -p log p."""
+        p = self.p.gather(1, token[:, None]).squeeze(1)
+        squares = torch.addcmul(self.deviation, self.mean, self.mean, value=PART)  # sums of p^2
+        log_prob = p.clamp(min=torch.finfo(p.dtype).tiny).log()
+        return log_prob, torch.special.entr(self.p).sum(-1), squares.sum(-1)
 
 
 def in_parts(p: Tensor) -> Tensor:
@@ -201,7 +222,7 @@ class Decoding:
         """Draw and record the next token of every row, from the state (R, D) that predicts it."""
         logits = self.model.logits(hidden)  # (R, V)
         R, V = logits.shape
-        size = IN_CACHE if V > LONG_VOCABULARY and logits.device.type == "cpu" else R
+        size = IN_CACHE if V > LONG_VOCABULARY and logits.is_cpu else R
         for start in range(0, R, size):
             self.draw(logits, slice(start, start + size), without)
         self.line += self.columns
@@ -209,7 +230,8 @@ class Decoding:
     def draw(self, logits: Tensor, some: slice, without: Tensor | None) -> None:
         """Of some rows."""
         rows, sampling, logits = self.rows, self.sampling, logits[some]
-        distribution = allowed = Distribution(logits)
+        has_few_passes = logits.shape[1] > LONG_VOCABULARY and without is None and not logits.is_cpu
+        distribution = allowed = (LongDistribution if has_few_passes else Distribution)(logits)
         if without is not None:  # the other tokens keep their proportions
             every = torch.arange(logits.shape[1], device=logits.device)
             logits = logits.masked_fill(every == without[some, None], float("-inf"))
