@@ -148,6 +148,7 @@ class FusedQwen2:
         """x @ matrix + bias: both factors and the result have the digits of the compute type."""
         x = x.to(self.dtype).to(self.product_type)
         bias = None if bias is None else bias.to(x.dtype)
+        product: Tensor
         if self.is_packed:
             product = torch.ops.mkldnn._linear_pointwise(x, matrix, bias, "none", [], "")
         else:
@@ -159,7 +160,8 @@ class FusedQwen2:
         it."""
         y = y.to(self.product_type)
         if self.is_packed:
-            return x.add_(torch.ops.mkldnn._linear_pointwise(y, matrix, None, "none", [], ""))
+            added: Tensor = torch.ops.mkldnn._linear_pointwise(y, matrix, None, "none", [], "")
+            return x.add_(added)
         if x.dtype == y.dtype:
             return x.addmm_(y, matrix)
         if adds_to_float32(x.device):
