@@ -17,21 +17,25 @@ Shapes: B rows, L positions, N tokens (of a pass; in grpo.py N counts a batch's 
 D width, H query heads, K key/value heads, V vocabulary.
 """
 import json
-import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from reprlib import repr as shortened
-from typing import TypeVar
+from timeit import repeat
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from engine.errors import UserError, is_folder, is_there, refuse_special
+from engine.errors import UserError
+from engine.processes import full_tensor, is_main_process
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # layer, q, k, v
 Copy = Callable[[Tensor, Tensor], bool]  # into place, tensor -> whether it is finite
@@ -106,6 +110,23 @@ def has_bfloat16() -> bool:
     """Whether oneDNN multiplies bfloat16 matrices on this CPU: from AVX-512 on."""
     has_onednn = torch.backends.mkldnn.is_available()
     return has_onednn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+@cache
+def say_if_bfloat16_is_slow() -> None:
+    """By a product as training makes it: some CPUs that have instructions for it are slower with
+    them. Nothing but this sentence depends on the clock."""
+    matrix = torch.ones(1024, 1024)
+    slow, usual = (min(repeat(partial(linear, matrix[:256].to(dtype), matrix), number=1))
+                   for dtype in (torch.bfloat16, torch.float32))
+    if slow > usual:
+        say("this CPU computes bfloat16 slower than float32: a product takes "
+            f"{slow / usual:.1f} times as long (--dtype float32)")
+
+
+def say(sentence: str) -> None:
+    if is_main_process():
+        print(sentence, file=sys.stderr, flush=True)
 
 
 def linear(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -295,12 +316,19 @@ class Qwen2(Layer):
         return self.model.embed_tokens.weight.device
 
     @property
+    def is_large(self) -> bool:
+        """Large enough to say what takes long."""
+        return sum(parameter.numel() for parameter in self.parameters()) > 1e8
+
+    @property
     def compute_dtype(self) -> torch.dtype:
         return self.model.norm.output_dtype
 
     def compute_in(self, dtype: torch.dtype) -> "Qwen2":
         """Make products in this type, whatever the parameters are kept in: every Linear computes
         in the type of its input, and a norm says which that is."""
+        if dtype == torch.bfloat16 and self.output_matrix.device.type == "cpu" and self.is_large:
+            say_if_bfloat16_is_slow()
         for module in self.modules():
             if isinstance(module, RMSNorm):
                 module.output_dtype = dtype
@@ -320,16 +348,24 @@ class Qwen2(Layer):
         """Load the model of a folder. For --shard (engine/sharded.py): `shard_fn` is called on the
         model before it takes memory, `copy` fills a parameter with its part of a tensor."""
         folder = Path(folder)
-        if not is_folder(folder):
+        if not folder.is_dir():
             raise UserError(f"there is no model folder {folder} (docs/large_models.md says how to "
                             "get one)")
+        config, found = read_config(folder), stored_tensors(folder)
+        last = f"model.layers.{config.num_hidden_layers - 1}."
+        if not any(name.startswith(last) for name in found):  # a million would take hours to make
+            raise UserError(f"{folder} lacks {last[:-1]}: config.json asks for "
+                            f"{config.num_hidden_layers} layers")
         with torch.device("meta"):  # no memory until the files are known to fit
-            model = cls(read_config(folder))
-        files = check_tensors(folder, model)
+            model = cls(config)
+        check_tensors(folder, found, model)
+        if model.is_large:
+            size = sum(path.stat().st_size for path in {tensor.path for tensor in found.values()})
+            say(f"reading {folder}: {size / 1e9:.1f} GB")
         if shard_fn:
             shard_fn(model)
         take_memory(model, device)
-        load_weights(model, files, copy or copy_whole)
+        load_weights(model, found, copy or copy_whole)
         return model
 
     def save_pretrained(self, folder: Path | str,
@@ -348,13 +384,9 @@ class Qwen2(Layer):
 # float32, of positions, has all whole numbers up to 2^24
 LARGEST: dict[type, float] = {int: 2 ** 24, float: 1e12}
 OUTPUT, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
-NAME_OF_TYPE = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16",
-                torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
-                torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL"}
 
 
 def read_object(path: Path) -> dict[str, object]:
-    refuse_special(path, "read")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -425,7 +457,7 @@ def with_tokens(config: ModelConfig, raw: dict[str, object], folder: Path) -> Mo
     """With bos, pad and the tokens that end an answer. Of these the generation config of an
     instruct model lists more than config.json."""
     generation = folder / "generation_config.json"
-    ends = read_object(generation).get("eos_token_id") if is_there(generation) else None
+    ends = read_object(generation).get("eos_token_id") if generation.exists() else None
 
     def tokens(key: str, given: object) -> tuple[int, ...]:
         numbers = given if isinstance(given, list) else [given] * (given is not None)
@@ -442,9 +474,9 @@ def with_tokens(config: ModelConfig, raw: dict[str, object], folder: Path) -> Mo
 
 def weight_files(folder: Path) -> list[Path]:
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if is_there(single):
+    if single.exists():
         return [single]
-    if not is_there(index):
+    if not index.exists():
         raise UserError(f"{folder} has neither {single.name} nor {index.name} (weights in pickle "
                         "files are not read)")
     named = read_object(index).get("weight_map")
@@ -455,7 +487,6 @@ def weight_files(folder: Path) -> list[Path]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[safe_open]:
-    refuse_special(path, "read")
     try:
         with safe_open(path, "pt") as file:
             yield file
@@ -463,37 +494,43 @@ def opened(path: Path) -> Iterator[safe_open]:
         raise UserError(f"{path} cannot be read: {error}") from None
 
 
-def read_tensor(path: Path, name: str) -> Tensor:
-    with opened(path) as file:
-        tensor: Tensor = file.get_tensor(name)
-        return tensor
+class StoredTensor(NamedTuple):
+    path: Path
+    shape: tuple[int, ...]
+    type: str
+
+    def read(self, name: str) -> Tensor:
+        with opened(self.path) as file:
+            tensor: Tensor = file.get_tensor(name)
+            return tensor
 
 
-def check_tensors(folder: Path, model: Qwen2) -> dict[str, Path]:
-    """The file of each tensor. Stop before memory is taken, unless every tensor has a parameter of
-    its name and shape, and every parameter a tensor. Tied embeddings may be there a second time, as
-    output matrix."""
-    files: dict[str, Path] = {}
-    found: dict[str, tuple[tuple[int, ...], str]] = {}
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    found: dict[str, StoredTensor] = {}
     for path in weight_files(folder):
         with opened(path) as file:
             for name in file.keys():
                 tensor = file.get_slice(name)
-                files[name], found[name] = path, (tuple(tensor.get_shape()), tensor.get_dtype())
+                found[name] = StoredTensor(path, tuple(tensor.get_shape()), tensor.get_dtype())
+    return found
+
+
+def check_tensors(folder: Path, found: dict[str, StoredTensor], model: Qwen2) -> None:
+    """Stop before memory is taken, unless every tensor has a parameter of its name and shape, and
+    every parameter a tensor. Tied embeddings may be there a second time, as output matrix."""
     shapes = {name: tuple(place.shape) for name, place in model.named_parameters()}
-    if missing := sorted(set(shapes) - set(files)):
+    if missing := sorted(set(shapes) - set(found)):
         raise UserError(f"{folder} lacks {', '.join(missing[:5])}")
     shapes.setdefault(OUTPUT, shapes[EMBEDDINGS])
-    if unknown := sorted(set(files) - set(shapes)):
+    if unknown := sorted(set(found) - set(shapes)):
         raise UserError(f"{folder} has, beyond what config.json asks for, {', '.join(unknown[:5])}")
-    for name, (shape, kind) in found.items():
-        if shape != shapes[name]:
-            raise UserError(f"{files[name]}: {name} has shape {shape}, config.json asks for "
+    for name, tensor in found.items():
+        if tensor.shape != shapes[name]:
+            raise UserError(f"{tensor.path}: {name} has shape {tensor.shape}, config.json asks for "
                             f"{shapes[name]}")
-        if kind not in ("F64", "F32", "F16", "BF16"):
-            raise UserError(f"{files[name]}: {name} holds {kind}, only float64, float32, float16 "
-                            "and bfloat16 are read")
-    return files
+        if tensor.type not in ("F64", "F32", "F16", "BF16"):
+            raise UserError(f"{tensor.path}: {name} holds {tensor.type}, only float64, float32, "
+                            "float16 and bfloat16 are read")
 
 
 def take_memory(model: Qwen2, device: torch.device | str) -> None:
@@ -504,15 +541,14 @@ def take_memory(model: Qwen2, device: torch.device | str) -> None:
                 setattr(module, name, nn.Parameter(torch.empty(place.shape, device=device)))
 
 
-def load_weights(model: Qwen2, files: dict[str, Path], copy: Copy) -> None:
+def load_weights(model: Qwen2, found: dict[str, StoredTensor], copy: Copy) -> None:
     for name, place in model.named_parameters():
-        if not copy(place, read_tensor(files[name], name)):
-            raise UserError(f"{files[name]}: {name} holds numbers that are not finite in "
+        if not copy(place, found[name].read(name)):
+            raise UserError(f"{found[name].path}: {name} holds numbers that are not finite in "
                             f"{place.dtype}")
-    if OUTPUT in files and model.lm_head is None:  # a second copy of tied embeddings
-        both = [read_tensor(files[name], name) for name in (OUTPUT, EMBEDDINGS)]
-        if not torch.equal(*both):
-            raise UserError(f"{files[OUTPUT]} has, beyond what config.json asks for, {OUTPUT} "
+    if OUTPUT in found and model.lm_head is None:  # a second copy of tied embeddings
+        if not torch.equal(*(found[name].read(name) for name in (OUTPUT, EMBEDDINGS))):
+            raise UserError(f"{found[OUTPUT].path} has, beyond what config.json asks for, {OUTPUT} "
                             "(not the embeddings, although tie_word_embeddings is true)")
 
 
@@ -525,26 +561,15 @@ def copy_whole(place: Tensor, tensor: Tensor) -> bool:
 
 
 def write_tensors(path: Path | None, tensors: Mapping[str, Tensor], **metadata: str) -> None:
-    """Write a safetensors file, byte for byte as the library does, but one tensor at a time: with
-    --shard no process ever holds the whole model. There all processes have to call this; those
-    without a path only give their parts."""
-    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # all aligned
-    contents: dict[str, object] = {"__metadata__": metadata} if metadata else {}
-    end = 0
-    for name in names:
-        tensor = tensors[name]
-        if tensor.dtype not in NAME_OF_TYPE:
-            raise UserError(f"{name} holds {tensor.dtype}, which is not written to a file")
-        start, end = end, end + tensor.numel() * tensor.element_size()
-        contents[name] = {"dtype": NAME_OF_TYPE[tensor.dtype], "shape": list(tensor.shape),
-                          "data_offsets": [start, end]}
-    header = json.dumps(contents, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
-    with open(path or os.devnull, "wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        for name in names:
-            numbers = tensors[name].detach()
-            if hasattr(numbers, "full_tensor"):  # a DTensor: each process keeps some rows
-                numbers = numbers.full_tensor()
-            if path:
-                file.write(numbers.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    """Write a safetensors file. With --shard all processes have to call this: every tensor is
+    gathered, and kept where there is a path."""
+    gathered = {}
+    for name, tensor in tensors.items():
+        whole = full_tensor(tensor.detach())
+        if path:
+            gathered[name] = whole.cpu().contiguous()
+    if path:
+        try:
+            save_file(gathered, path, metadata or None)
+        except SafetensorError as error:  # a full disk
+            raise UserError(f"cannot write {path}: {error}") from None

@@ -7,6 +7,10 @@ prints what it measured as JSON.
     update           one, of random answers
     step             rollout, advantage, update, credit file; rewards are random
     agreement        models/tiny on the device and on the CPU: the same answers and gradient?
+    transformers     as rollout, by its `generate`
+
+Of a rollout and an update of a real model on a CPU it also measures the limit: how long products of
+these shapes take by themselves, and in an update AdamW, as fast as memory is copied.
 """
 import json
 import random
@@ -21,6 +25,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
+import torch.nn.functional as F
 
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from engine.errors import UserError
@@ -35,7 +40,7 @@ from harness.screen import run_as_program
 from harness.load import load_policy, pick_device
 from harness.metrics import peak_memory
 from harness.settings import MOST_THREADS, Settings, flags_of, make_settings, option
-from qwen2_model import ModelConfig, Qwen2
+from qwen2_model import ModelConfig, Qwen2, read_config
 
 SIZES = {  # vocabulary, width, MLP width, layers, heads, key heads, head width
     "tiny": (512, 128, 384, 4, 4, 2, 32),
@@ -51,6 +56,7 @@ class Case:
     """Its fields are flags of the programs, but for `what`."""
     what: str
     size: str = option("tiny", "of the model", choices=tuple(SIZES))
+    model: str = option("", "folder of a model, instead of --size and random weights")
     questions: int = option(8, "problems in a batch", least=1, most=10_000)
     answers: int = option(8, "answers to each", least=1, most=1000)
     new_tokens: int = option(128, "tokens of an answer", least=2, most=100_000)
@@ -66,20 +72,26 @@ FLAGS = flags_of(Case)
 
 
 def make_config(case: Case) -> ModelConfig:
+    if case.model:
+        return read_config(Path(case.model))
     return ModelConfig(*SIZES[case.size], rope_theta=1e6, tie_word_embeddings=True)
 
 
 def make_model(case: Case) -> Qwen2:
     torch.manual_seed(0)
-    with torch.device("cpu" if case.offload_optimizer else case.device):
-        model = Qwen2(make_config(case))
+    device = "cpu" if case.offload_optimizer else case.device
+    if case.model:
+        model = Qwen2.from_pretrained(case.model, device)
+    else:
+        with torch.device(device):
+            model = Qwen2(make_config(case))
     model.model.checkpointing = case.checkpointing
     return model.compute_in(getattr(torch, case.dtype))
 
 
 def make_prompts(case: Case) -> list[list[int]]:
     """60 to 100 random tokens for each problem."""
-    chance, vocabulary = random.Random(0), SIZES[case.size][0]
+    chance, vocabulary = random.Random(0), make_config(case).vocab_size
     return [[chance.randrange(3, vocabulary) for _ in range(chance.randint(60, 100))]
             for _ in range(case.questions)]
 
@@ -88,7 +100,7 @@ def make_batch(case: Case) -> Rollouts:
     """Random tokens, as if sampled."""
     shape = (case.questions * case.answers, case.new_tokens)
     chance = torch.Generator().manual_seed(0)
-    ids = torch.randint(3, SIZES[case.size][0], shape, generator=chance).to(case.device)
+    ids = torch.randint(3, make_config(case).vocab_size, shape, generator=chance).to(case.device)
     full = ids.new_full(shape[:1], case.new_tokens)
     nothing = torch.zeros(3, *shape, device=case.device)
     return with_rewards(case, Generation.of_tokens(ids, nothing, full, stop=ids.new_zeros(0)))
@@ -130,6 +142,64 @@ def work_of(case: Case) -> Callable[[], dict]:
 def train_on(model: Qwen2, optimizer: AdamW, batch: Rollouts, case: Case) -> None:
     """One update, every token with weight 1."""
     update(model, optimizer, batch, batch.mask.float(), Settings(micro_batch=case.micro_batch))
+
+
+def work_of_transformers(case: Case) -> Callable[[], dict]:
+    from transformers import AutoModelForCausalLM
+    model = AutoModelForCausalLM.from_pretrained(case.model, dtype=getattr(torch, case.dtype))
+    prompts = make_prompts(case)
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+    is_token = torch.tensor([[longest - len(prompt) <= place for place in range(longest)]
+                             for prompt in prompts])
+    model, ids, is_token = (one.to(case.device) for one in (model, ids, is_token.long()))
+
+    def work() -> dict:
+        made = model.generate(
+            input_ids=ids, attention_mask=is_token, num_return_sequences=case.answers,
+            do_sample=True, temperature=1.0, top_k=0, top_p=1.0, repetition_penalty=1.0,
+            min_new_tokens=case.new_tokens, max_new_tokens=case.new_tokens, pad_token_id=0)
+        return {"tokens": made[:, longest:].numel()}
+    return work
+
+
+def limit_of(case: Case) -> float:
+    """Seconds that a rollout or an update cannot go below on this CPU."""
+    config, rows = make_config(case), case.questions * case.answers
+    if case.what == "rollout":
+        return case.new_tokens * seconds_of_products(config, rows, case)
+    tokens = case.micro_batch * case.new_tokens
+    parts = rows * case.new_tokens / tokens
+    numbers = torch.ones(2 ** 24)
+    copied = fastest(lambda: numbers.clone(), case) / numbers.nbytes / 2  # seconds a byte
+    parameters = sum(outputs * inputs * times for outputs, inputs, times in matrices(config))
+    # AdamW reads four numbers of each parameter and writes three
+    return 3 * parts * seconds_of_products(config, tokens, case) + parameters * 28 * copied
+
+
+def matrices(config: ModelConfig) -> list[tuple[int, int, int]]:
+    """Outputs, inputs and how many there are of each."""
+    D, wide, L = config.hidden_size, config.intermediate_size, config.num_hidden_layers
+    H, K = config.num_attention_heads, config.num_key_value_heads
+    return [((H + 2 * K) * config.head_dim, D, L), (D, H * config.head_dim, L), (2 * wide, D, L),
+            (D, wide, L), (config.vocab_size, D, 1)]
+
+
+def seconds_of_products(config: ModelConfig, rows: int, case: Case) -> float:
+    """Of a forward pass of so many tokens, each matrix in the layout that is read fastest."""
+    seconds = 0.0
+    for outputs, inputs, times in matrices(config):
+        x, matrix = torch.randn(rows, inputs), torch.randn(outputs, inputs)
+        ways = [lambda: F.linear(x, matrix)]
+        if torch.backends.mkldnn.is_available():
+            packed = torch.ops.mkldnn._reorder_linear_weight(matrix)
+            ways.append(lambda: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], ""))
+        seconds += times * min(fastest(way, case) for way in ways)
+    return seconds
+
+
+def fastest(work: Callable[[], object], case: Case) -> float:
+    return min(seconds_of(work, case)[0] for _ in range(4))
 
 
 def agreement(case: Case) -> dict:
@@ -183,20 +253,23 @@ def measure(case: Case) -> dict:
     if case.what == "agreement":
         return agreement(case)
     before = 0 if device.type == "cuda" else peak_memory(device)
-    work = work_of(case)
+    work = work_of_transformers(case) if case.what == "transformers" else work_of(case)
     work()
     seconds: list[float] = []
     while not seconds or sum(seconds) < 1 and len(seconds) < 9:
         duration, result = seconds_of(work, case)
         seconds.append(duration)
-    return {**result, "seconds": median(seconds), "memory": peak_memory(device) - before}
+    found = {**result, "seconds": median(seconds), "memory": peak_memory(device) - before}
+    has_limit = case.model and device.type == "cpu" and case.what in ("rollout", "update")
+    with torch.inference_mode():
+        return found | ({"limit": limit_of(case)} if has_limit else {})
 
 
 def in_a_process(case: Case, most: float | None = None) -> dict:
     """What is measured of a case, in at most so many seconds; or the last line that the process
     complained with."""
     command = [sys.executable, "-m", "benchmarks.cases", json.dumps(asdict(case))]
-    what = f"{case.size}, {case.what}"
+    what = f"{case.model or case.size}, {case.what}"
     try:
         result = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=most)
     except subprocess.TimeoutExpired:

@@ -1,16 +1,20 @@
 """Ten minutes for whoever has a GPU: is it right, how fast is it, how much memory does it take?
 
     python -m benchmarks.gpu
-    python -m benchmarks.gpu --device cpu --size tiny --dtype float32 --threads 1   # of a CPU
+    python -m benchmarks.gpu --device cpu --model FOLDER --dtype float32 --new_tokens 40  # of a CPU
 
 Does models/tiny sample the same answers as on the CPU, and get the same gradient; how many tokens a
 second does a model of the size of 0.5B, with random weights in bfloat16, sample and train on, in
 how much memory? `python -m benchmarks.count` says what is to be expected.
 
+With --model the model is a real one, and `transformers` samples beside us, if it is installed. On a
+CPU, "of the limit" is of what products of these shapes alone would allow, measured here.
+
 Each part is a process of its own, with a limit on its time. If one fails, its line says why, and
 the others go on.
 """
 from dataclasses import replace
+from importlib.util import find_spec
 
 import torch
 
@@ -32,6 +36,12 @@ FLAGS = {name: replace(cases.FLAGS[name], default=default) for name, default in 
 
 def parts_of(case: Case) -> dict[str, Case]:
     update = replace(case, what="update")
+    if case.model:  # on a CPU each takes minutes
+        few = replace(case, what="rollout", questions=4, answers=4)
+        return {"sample, 16 answers": few,
+                "transformers, 16 answers": replace(few, what="transformers"),
+                "sample, 64 answers": replace(few, questions=8, answers=8),
+                "update, 16 answers": replace(few, what="update")}
     return {
         **{f"models/tiny, {dtype}": replace(case, what="agreement", dtype=dtype)
            for dtype in DTYPES},
@@ -46,8 +56,10 @@ def parts_of(case: Case) -> dict[str, Case]:
 def outcome(case: Case) -> str:
     """In words; also the error that a process ended with. It may print what is no JSON, or
     nothing."""
+    if case.what == "transformers" and not find_spec("transformers"):
+        return "skipped: transformers is not installed (pip install -r tests/requirements.txt)"
     try:
-        found = in_a_process(case, LONGEST)
+        found = in_a_process(case, None if case.model else LONGEST)
     except (ValueError, LookupError) as error:
         return f"FAILED: {error}"
     if case.what == "agreement":
@@ -55,8 +67,11 @@ def outcome(case: Case) -> str:
         return (f"{found['equal']} of {found['answers']} answers equal, their log-probs "
                 f"{found['log_prob'] / max(1, found['tokens']):.0e} apart, the gradient "
                 f"{found['gradient']:.0e} of its norm: {'as' if is_same else 'NOT AS'} on the CPU")
-    return (f"{found['tokens'] / found['seconds']:,.0f} tokens a second, "
+    said = (f"{found['tokens'] / found['seconds']:,.0f} tokens a second, "
             f"{found['memory'] / 2 ** 20:,.0f} MiB")
+    if "limit" in found:
+        said += f", {found['limit'] / found['seconds']:.0%} of the limit"
+    return said
 
 
 def main(argv: list[str]) -> None:

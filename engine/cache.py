@@ -41,6 +41,7 @@ BREAK_EVEN = 24
 
 class Cache:
     """Keys and values of R rows in blocks of G, and of the prompts that they answer.
+
     First `arrange`, and `add_prompts` for one layer after the other. After `set_window`, each step
     calls `open_slot`, and `attend` in every layer. Between two arrangements tensors stay where they
     are in memory: a CUDA graph repeats what it recorded at the same addresses."""
@@ -70,8 +71,8 @@ class Cache:
         self.make_mask(seen, written)
 
     def moved(self, old: Tensor, rows: Tensor, G: int, slots: int, written: int) -> Tensor:
-        """A layer after `arrange`."""
-        block, place = rows // self.G, rows % self.G
+        """A copy of a layer in which row rows[r] stands at place r, in blocks of G."""
+        block, place = rows // self.G, rows % self.G  # in the old blocks, which have self.G rows
         P = self.P
         _, K, _, size = old.shape
         new = old.new_empty(len(rows) // G, K, P + slots * G, size)

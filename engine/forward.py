@@ -18,7 +18,7 @@ from engine.rollouts import Rollouts
 from engine.sampler import Distribution
 from qwen2_model import Qwen2, linear
 
-LOGITS_AT_ONCE = 2 ** 26  # at most so many float32 logits exist at the same time, or twice bfloat16
+LOGITS_AT_ONCE = 2 ** 27  # at most so many float32 logits exist at the same time, or twice bfloat16
 
 
 def response_log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor) -> Tensor:

@@ -13,6 +13,9 @@ that of the MLP, H query and K key heads):
 A matrix stands as (inputs, outputs), as a product with few rows reads it fastest, in the type of
 its products. Where it multiplies a norm's output, the norm's weight is multiplied into it: that of
 input i scales line i. The results are those of the model but for rounding.
+
+In a model of PACKED hidden units or more, a CPU multiplies float32 in oneDNN's own layout, which
+inductor uses for frozen weights: benchmarks/README.md says how much faster.
 """
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +30,7 @@ from qwen2_model import (Block, Linear, Qwen2, RMSNorm, at_least_float32, produc
                          rotate)
 
 AttendJoined = Callable[[int, Tensor, Tensor], Tensor]  # layer, q, k and v
+PACKED = 512
 
 
 @dataclass
@@ -51,7 +55,13 @@ class FusedQwen2:
         self.is_mixed = self.dtype != self.wide
         self.product_type = product_type(self.dtype, model.output_matrix.device)
         output = full_tensor(model.output_matrix.detach().to(self.dtype))
+        self.is_packed = (output.device.type == "cpu" and torch.backends.mkldnn.is_available()
+                          and self.product_type == torch.float32
+                          and self.config.hidden_size >= PACKED)
+        # lines of `o` in the order (H / K, K); float32 keeps the order of the model's sums
+        self.swaps_heads = self.is_mixed and not self.is_packed
         self.output = output.to(self.product_type)  # (V, D)
+        self.output = self.packed(self.output) if self.is_packed else self.output.t()
         self.embeddings = model.model.embed_tokens.weight.detach()
         if is_sharded(self.embeddings):
             self.embeddings = full_tensor(self.embeddings.to(self.dtype))
@@ -60,7 +70,7 @@ class FusedQwen2:
         self.norm = self.weight_of(model.model.norm)
         self.least = {n: (n * self.norm.new_tensor(self.config.rms_norm_eps)).sqrt()
                       for n in (self.config.hidden_size, self.config.head_dim)}  # see `normed`
-        positions = torch.arange(longest, device=self.output.device)
+        positions = torch.arange(longest, device=self.embeddings.device)
         cos_sin = rotary(positions, self.config, self.wide)
         self.cos_sin = torch.stack(cos_sin, 1)  # (longest, 2, 1, head_dim)
 
@@ -75,7 +85,7 @@ class FusedQwen2:
             norm = torch.cat([self.weight_of(attention.q_norm).expand(H, -1),
                               self.weight_of(attention.k_norm).expand(K, -1)])
         o = self.fuse([attention.o_proj])
-        if self.is_mixed:  # its lines as attention leaves the heads: see `hidden`
+        if self.swaps_heads:
             o = o.unflatten(0, (K, H // K, -1)).transpose(0, 1).flatten(0, 2)
         gate_up = self.fuse([mlp.gate_proj, mlp.up_proj], layer.post_attention_layernorm)
         return FusedLayer(self.fuse(qkv, layer.input_layernorm), bias, norm, o, gate_up,
@@ -83,10 +93,17 @@ class FusedQwen2:
 
     def fuse(self, parts: list[Linear], norm: RMSNorm | None = None) -> Tensor:
         """(inputs, outputs of all parts)"""
-        matrix = torch.cat([full_tensor(part.weight.detach()) for part in parts])
+        weights = [full_tensor(part.weight.detach()) for part in parts]
+        matrix = torch.cat(weights) if weights[1:] else weights[0]
         if norm is not None:
             matrix = matrix * self.weight_of(norm)  # (outputs, inputs)
-        return matrix.to(self.dtype).to(self.product_type).t().contiguous()
+        matrix = matrix.to(self.dtype).to(self.product_type)
+        return self.packed(matrix) if self.is_packed else matrix.t().contiguous()
+
+    def packed(self, matrix: Tensor) -> Tensor:
+        """(outputs, inputs) in oneDNN's layout, which only `_linear_pointwise` reads."""
+        result: Tensor = torch.ops.mkldnn._reorder_linear_weight(matrix.contiguous())
+        return result
 
     def weight_of(self, norm: RMSNorm) -> Tensor:
         """The weight, and the sqrt(n) that `normed` leaves out."""
@@ -110,11 +127,11 @@ class FusedQwen2:
         for number, layer in enumerate(self.layers):
             q, kv = self.heads(layer, self.normed(x), cos, sin)
             attended = attend(number, q, kv)
-            if self.is_mixed:  # nothing is copied then; float32 keeps the order of the model's sums
+            if self.swaps_heads:  # nothing is copied then
                 attended = attended.transpose(1, 2)
-            x = add_product(x, attended.flatten(1), layer.o)
+            x = self.add_product(x, attended.flatten(1), layer.o)
             gate, up = self.product(self.normed(x), layer.gate_up).chunk(2, -1)
-            x = add_product(x, F.silu(gate).mul_(up), layer.down)
+            x = self.add_product(x, F.silu(gate).mul_(up), layer.down)
         return (self.normed(x) * self.norm).to(self.dtype)
 
     def heads(self, layer: FusedLayer, x: Tensor, cos: Tensor, sin: Tensor) -> list[Tensor]:
@@ -129,23 +146,31 @@ class FusedQwen2:
 
     def product(self, x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
         """x @ matrix + bias: both factors and the result have the digits of the compute type."""
-        x = x.to(self.dtype).to(matrix.dtype)
-        product = x @ matrix if bias is None else torch.addmm(bias.to(x.dtype), x, matrix)
+        x = x.to(self.dtype).to(self.product_type)
+        bias = None if bias is None else bias.to(x.dtype)
+        product: Tensor
+        if self.is_packed:
+            product = torch.ops.mkldnn._linear_pointwise(x, matrix, bias, "none", [], "")
+        else:
+            product = x @ matrix if bias is None else torch.addmm(bias, x, matrix)
         return product.to(self.dtype)
+
+    def add_product(self, x: Tensor, y: Tensor, matrix: Tensor) -> Tensor:
+        """x += y @ matrix, in one call where there is one. A GPU that may not write to x copies
+        it."""
+        y = y.to(self.product_type)
+        if self.is_packed:
+            added: Tensor = torch.ops.mkldnn._linear_pointwise(y, matrix, None, "none", [], "")
+            return x.add_(added)
+        if x.dtype == y.dtype:
+            return x.addmm_(y, matrix)
+        if adds_to_float32(x.device):
+            return torch.addmm(x, y, matrix, out_dtype=x.dtype, out=x)
+        return x.add_(y @ matrix)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(N, D) -> (N, V)"""
-        return self.product(hidden, self.output.t())
-
-
-def add_product(x: Tensor, y: Tensor, matrix: Tensor) -> Tensor:
-    """x += y @ matrix, in one call where there is one. A GPU that may not write to x copies it."""
-    y = y.to(matrix.dtype)
-    if x.dtype == y.dtype:
-        return x.addmm_(y, matrix)
-    if adds_to_float32(x.device):
-        return torch.addmm(x, y, matrix, out_dtype=x.dtype, out=x)
-    return x.add_(y @ matrix)
+        return self.product(hidden, self.output)
 
 
 @cache

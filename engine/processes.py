@@ -7,7 +7,8 @@ writes; the others write their credit.
 """
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING, TypeGuard
 
 import torch
@@ -17,15 +18,25 @@ from torch.nn.utils import get_total_norm
 if TYPE_CHECKING:  # this import takes a second
     from torch.distributed.tensor import DTensor
 
-from engine.errors import LostProcess, NotFinite
+from engine.errors import NotFinite, UserError
 
 
 def start(device: str) -> str:
     """Join the other processes, if there are any, and return this one's device."""
     if is_alone():
         return device
-    from engine.several import join  # few runs need it
-    return join(device)
+    if device == "cuda":
+        device, count = f"cuda:{os.environ['LOCAL_RANK']}", torch.cuda.device_count()
+        if int(os.environ["LOCAL_RANK"]) >= count:
+            raise UserError(f"--device cuda: more processes than the {count} CUDA devices that "
+                            "PyTorch sees on this machine")
+        torch.cuda.set_device(device)
+    elif device != "cpu":
+        raise UserError(f"--device {device}: every process takes a device of its own, say cuda")
+    if not dist.is_initialized():
+        backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
+        dist.init_process_group(backend, timeout=timedelta(minutes=30))
+    return device
 
 
 def is_alone() -> bool:
@@ -61,12 +72,10 @@ def shard_of(n: int) -> range:
 
 def all_reduce(*tensors: torch.Tensor) -> None:
     """Sum over all processes, in place. With 0 in the rows of the others it gathers shards."""
-    if count() == 1:
-        return
-    for tensor in tensors:
+    for tensor in tensors if count() > 1 else ():
         is_whole = tensor.dtype in (torch.bool, torch.long)
         summed = tensor.float() if is_whole else tensor  # token numbers are below 2^24
-        collective(dist.all_reduce, summed)
+        dist.all_reduce(summed)
         if is_whole:
             tensor.copy_(summed)
 
@@ -79,37 +88,19 @@ def all_reduce_numbers(numbers: Mapping[str, float | torch.Tensor]) -> dict[str,
 
 def barrier() -> None:
     if count() > 1:
-        collective(dist.barrier)
+        dist.barrier()
 
 
 def all_reduce_max(number: int) -> int:
     largest = torch.tensor(number)
     if count() > 1:
-        collective(dist.all_reduce, largest, dist.ReduceOp.MAX)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
     return int(largest)
 
 
 def any_of(asked: bool) -> bool:
     """Whether any process was asked, by Ctrl-C say: all have to stop after the same step."""
     return bool(all_reduce_max(int(asked)))
-
-
-def collective(operation: Callable[..., object], *arguments: object) -> None:
-    """Do what all processes take part in. If one of them has ended, say so in one line."""
-    try:
-        operation(*arguments)
-    except RuntimeError as error:
-        raise LostProcess(about_loss(error)) from None
-
-
-def about_loss(error: Exception) -> str:
-    reason = str(error).strip().splitlines()[0]
-    return f"rank {rank()} lost another process ({reason}). {LostProcess.WAY_OUT}"
-
-
-def is_loss(error: Exception) -> bool:
-    """Whether another process has ended, which a message that PyTorch sends by itself has met."""
-    return count() > 1 and (isinstance(error, dist.DistError) or "gloo" in str(error))
 
 
 def is_sharded(tensor: torch.Tensor) -> "TypeGuard[DTensor]":

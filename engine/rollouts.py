@@ -10,7 +10,7 @@ frame, `lay_out` in forward.py makes the one shift that brings a training forwar
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -122,16 +122,10 @@ class Rollouts:
         return self.rows_of(processes.shard_of(len(self.prompt_ids)))
 
     def with_each(self, change: Callable[[Tensor], Tensor]) -> "Rollouts":
-        def known(tensor: Tensor) -> Tensor:
-            return change(tensor) if tensor.dim() else tensor
-
-        return replace(
-            self, group=change(self.group), ids=change(self.ids), mask=change(self.mask),
-            finished=change(self.finished), log_prob=change(self.log_prob),
-            entropy=change(self.entropy), collision=change(self.collision),
-            section=known(self.section), kind=known(self.kind), advantage=known(self.advantage),
-            true_credit=known(self.true_credit),
-            scores={part: change(score) for part, score in self.scores.items()})
+        changed: dict[str, Any] = {name: change(value) for name, value in vars(self).items()
+                                   if isinstance(value, Tensor) and value.dim()}
+        scores = {part: change(score) for part, score in self.scores.items()}
+        return replace(self, **changed, scores=scores)
 
 
 def score_answers(rollouts: Rollouts, tokenizer: Tokenizer, task: Task[Problem]) -> Rollouts:

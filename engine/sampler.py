@@ -16,9 +16,9 @@ token 1; V is the vocabulary, D the width.
                               1 1 1 1
                               1 1 1 1
 
-Step t feeds token t - 1 and samples token t. What a fed token sees is in engine/cache.py. Rows that
-are done are looked for every 4 steps, and leave once they are an eighth of all (CUDA: 16 steps, a
-quarter). Until then they are decoded too, and each answer is cut after its first stop token.
+Step t feeds token t - 1 and samples token t. What a fed token sees is in engine/cache.py. EOS is
+looked for every 4 steps, and rows leave once an eighth of all is done (CUDA: 16 steps, a quarter);
+until then finished rows are decoded too, and trimmed afterwards.
 
 Answers may also go on from places within a sequence, which is still computed once: its state at
 the place predicts their first token. With `starts=[Start(1, 5), Start(1, 2, without=7)]` the first
@@ -43,6 +43,7 @@ from engine.packing import SharedPrompts, to_rows
 from qwen2_model import Qwen2
 
 LONG_VOCABULARY, PART = 4096, 128  # beyond 4096 tokens bytes are what costs, not operations
+IN_CACHE = 4  # rows of a long vocabulary that a CPU looks at together, all passes before the next
 
 
 class Pace(NamedTuple):
@@ -98,6 +99,8 @@ class Distribution:
     def pick(self, uniform: Tensor, temperature: float = 1.0) -> Tensor:
         """(R,) tokens by inverse-CDF sampling, with each row's own random number in [0, 1)."""
         e = self.e if temperature == 1 else (self.z / temperature).exp()
+        if e.shape[1] > LONG_VOCABULARY:
+            return pick_by_parts(uniform[:, None], e, in_parts(e).sum(-1)).squeeze(1)
         return place_of(uniform[:, None], e.cumsum(-1)).squeeze(1)
 
     def facts(self, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -107,10 +110,20 @@ class Distribution:
         return log_prob, entropy, torch.linalg.vecdot(self.e, self.e) / self.Z.square()
 
 
+def pick_by_parts(share: Tensor, e: Tensor, sums: Tensor) -> Tensor:
+    """As `place_of` the cumulative sum of e (R, V), which a GPU makes in its slowest kernel: first
+    the part of PART tokens, by the parts' sums or means (R, parts), then the token within."""
+    cumulative = sums.cumsum(-1)                                           # (R, parts)
+    part = place_of(share, cumulative)
+    beyond = cumulative.gather(1, part) - share * cumulative[:, -1:]       # up to the part's end
+    inside = in_parts(e).gather(1, part[..., None].expand(-1, -1, PART)).squeeze(1)
+    token = place_of(1 - beyond / sums.gather(1, part), inside.cumsum(-1))
+    return token.add_(part, alpha=PART).clamp(max=e.shape[1] - 1)
+
+
 class LongDistribution(Distribution):
-    """The same of a long vocabulary, with few passes over it: softmax reads the logits, and only p
-    is kept. Sums are made in two levels, of each PART tokens and of those sums: one cumulative sum
-    of a whole row would be a GPU's slowest kernel."""
+    """The same of a long vocabulary on a GPU, with few passes over it: softmax reads the logits,
+    and only p is kept."""
 
     def __init__(self, logits: Tensor):
         self.logits = logits
@@ -119,16 +132,9 @@ class LongDistribution(Distribution):
         self.deviation, self.mean = torch.var_mean(in_parts(self.p), -1, correction=PART - 1)
 
     def pick(self, uniform: Tensor, temperature: float = 1.0) -> Tensor:
-        """First the part, then the token within."""
         if temperature != 1:
             return LongDistribution(self.logits.float() / temperature).pick(uniform)
-        share, cumulative = uniform[:, None], self.mean.cumsum(-1)         # (R, 1), (R, parts)
-        part = place_of(share, cumulative)
-        beyond = cumulative.gather(1, part) - share * cumulative[:, -1:]   # up to the part's end
-        share = 1 - beyond / self.mean.gather(1, part)
-        inside = in_parts(self.p).gather(1, part[..., None].expand(-1, -1, PART)).squeeze(1)
-        token = place_of(share, inside.cumsum(-1)).add_(part, alpha=PART).squeeze(1)
-        return token.clamp(max=self.p.shape[-1] - 1)
+        return pick_by_parts(uniform[:, None], self.p, self.mean).squeeze(1)
 
     def facts(self, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of a token that was drawn: float32 has no p below e^-87. entr(p) is -p log p."""
@@ -214,24 +220,32 @@ class Decoding:
 
     def sample(self, hidden: Tensor, without: Tensor | None = None) -> None:
         """Draw and record the next token of every row, from the state (R, D) that predicts it."""
-        rows, sampling = self.rows, self.sampling
         logits = self.model.logits(hidden)  # (R, V)
-        is_long = logits.shape[1] > LONG_VOCABULARY and without is None
-        distribution = allowed = LongDistribution(logits) if is_long else Distribution(logits)
-        if without is not None:  # the other tokens keep their proportions
-            excluded = torch.arange(logits.shape[1], device=logits.device) == without[:, None]
-            logits = logits.masked_fill(excluded, float("-inf"))
-            allowed = Distribution(logits)
-        place = self.line + rows.answer
-        uniform = self.uniform.index_select(0, place)
-        rows.token.copy_(logits.argmax(-1) if sampling.greedy else
-                         allowed.pick(uniform, sampling.temperature))
-        self.tokens.index_copy_(0, place, rows.token)
-        self.facts.index_copy_(0, place, torch.stack(distribution.facts(rows.token), 1))
+        R, V = logits.shape
+        size = IN_CACHE if V > LONG_VOCABULARY and logits.is_cpu else R
+        for start in range(0, R, size):
+            self.draw(logits, slice(start, start + size), without)
         self.line += self.columns
 
+    def draw(self, logits: Tensor, some: slice, without: Tensor | None) -> None:
+        """Of some rows."""
+        rows, sampling, logits = self.rows, self.sampling, logits[some]
+        has_few_passes = logits.shape[1] > LONG_VOCABULARY and without is None and not logits.is_cpu
+        distribution = allowed = (LongDistribution if has_few_passes else Distribution)(logits)
+        if without is not None:  # the other tokens keep their proportions
+            every = torch.arange(logits.shape[1], device=logits.device)
+            logits = logits.masked_fill(every == without[some, None], float("-inf"))
+            allowed = Distribution(logits)
+        place = self.line + rows.answer[some]
+        uniform = self.uniform.index_select(0, place)
+        token = logits.argmax(-1) if sampling.greedy else (
+            allowed.pick(uniform, sampling.temperature))
+        rows.token[some] = token
+        self.tokens.index_copy_(0, place, token)
+        self.facts.index_copy_(0, place, torch.stack(distribution.facts(token), 1))
+
     def find_done(self, t: int, count: int) -> None:
-        """Mark rows that reached their limit, or drew a stop token in the last `count` steps."""
+        """Mark rows that reached their limit, or drew EOS in the last `count` steps."""
         rows = self.rows
         drawn = self.tokens.view(-1, self.columns)[t - count:t, rows.answer]  # (count, R)
         rows.done |= torch.isin(drawn, self.sampling.stop).any(0) | (rows.limit <= t)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from engine.errors import UserError, is_there, refuse_special
+from engine.errors import UserError
 
 END_OF_TURN = ("<|im_end|>", "<|endoftext|>")
 CHATML = ("<|im_start|>", "<|im_end|>")  # around a turn: every prompt is written so
@@ -24,8 +24,7 @@ def load_tokenizer(folder: str | Path, vocabulary: int | None = None) -> Tokeniz
     """A model that knows `vocabulary` tokens can take no others, and is asked in ChatML; without a
     model the tokenizer only has to spell what was sampled."""
     path = Path(folder) / "tokenizer.json"
-    refuse_special(path, "read")
-    if not is_there(path):
+    if not path.exists():
         raise UserError(f"{path} does not exist: the folder needs the model's own tokenizer")
     try:
         tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
@@ -34,8 +33,10 @@ def load_tokenizer(folder: str | Path, vocabulary: int | None = None) -> Tokeniz
     if '"ByteLevel"' not in json.dumps(json.loads(tokenizer.to_str())["decoder"]):
         raise UserError(f"{path}: only byte-level tokenizers (as Qwen's) are implemented here")
     for token in CHATML:
-        if vocabulary is not None and tokenizer.token_to_id(token) is None:
-            raise UserError(f"{path} has no token {token}: the prompt is ChatML")
+        if vocabulary is not None and (
+                len(tokenizer.encode(token, add_special_tokens=False).ids) != 1):
+            raise UserError(f"{path}: {token} is not one of added_tokens, so it would be spelt out "
+                            "in every prompt, which is ChatML")
     refuse_tokens(spellings(tokenizer), vocabulary, path)
     return tokenizer
 
@@ -55,10 +56,18 @@ def refuse_tokens(bytes_of: dict[int, bytes | None], vocabulary: int | None, pat
 def encode_prompt(tokenizer: Tokenizer, text: str, problem: str) -> list[int]:
     """The ids of a prompt. `problem` says whose it is, should the tokenizer lack a word of it."""
     told = problem if len(problem) <= 100 else f"{problem[:100]}..."
-    return encode(tokenizer, text, f"the prompt of the problem {told}")
+    ids = encode(tokenizer, text, f"the prompt of the problem {told}")
+    if not ids:
+        raise UserError(f"the prompt of the problem {told!r} is empty: there is nothing to go on "
+                        "from")
+    return ids
 
 
 def encode(tokenizer: Tokenizer, text: str, what: str) -> list[int]:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{what} has half a character: {text[error.start]!r}") from None
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     rules = tokenizer.normalizer  # Qwen's composes accents: another spelling, but nothing is lost
     if b"".join(token_bytes(tokenizer, ids)).decode(errors="replace") != (

@@ -47,6 +47,7 @@ def refused(folder) -> str:
     ({"quantization_config": {"bits": 4}}, "quantization_config"),
     ({"hidden_size": "64"}, "hidden_size '64'"),
     ({"num_key_value_heads": 3}, "num_key_value_heads 3 is not implemented"),
+    ({"num_hidden_layers": 10 ** 7}, "lacks model.layers.9999999: config.json asks for 10000000"),
     ({"model_type": "x" * 10_000}, "model_type 'xxx")])
 def test_a_config_that_cannot_be_is_refused_before_a_model_is_made(folder, monkeypatch, changes,
                                                                     words):
@@ -138,3 +139,10 @@ def test_every_bound_leaves_room_for_the_largest_published_model(tmp_path):
            "max_window_layers": 80, "use_sliding_window": False, "layer_types": None}
     (tmp_path / "config.json").write_text(json.dumps(raw))
     assert read_config(tmp_path).head_dim == 128
+
+
+def test_what_takes_long_is_said_of_a_large_model(folder, monkeypatch, capsys):
+    monkeypatch.setattr(Qwen2, "is_large", True)
+    Qwen2.from_pretrained(folder)
+    size = (folder / "model.safetensors").stat().st_size / 1e9
+    assert capsys.readouterr().err == f"reading {folder}: {size:.1f} GB\n"

@@ -40,6 +40,28 @@ def test_every_part_runs_and_one_that_fails_says_so(monkeypatch, capsys):
     assert rows[3].startswith("sample, 16 answers ") and rows[3].endswith(" MiB")
 
 
+def test_of_a_models_folder_transformers_samples_beside_us(learner, monkeypatch):
+    """Or a sentence says that it is not there. Of a limit that takes half the time, half is left;
+    four layers and the output matrix, three products each, and 28 bytes a parameter."""
+    monkeypatch.setattr(cases, "seconds_of", lambda work, case: (1.0, work()))
+    parts = gpu.parts_of(Case("", model=str(learner), new_tokens=4, device="cpu"))
+    assert [case.questions * case.answers for case in parts.values()] == [16, 16, 64, 16]
+    found = {name: cases.measure(case) for name, case in parts.items()}
+    assert [one["tokens"] for one in found.values()] == [64, 64, 256, 64]
+    config = cases.make_config(parts["update, 16 answers"])
+    products = 1 + 4 * config.num_hidden_layers  # each taken for a second
+    parameters = sum(outputs * inputs * times for outputs, inputs, times in cases.matrices(config))
+    assert found["sample, 64 answers"]["limit"] == 4 * products
+    assert found["update, 16 answers"]["limit"] == pytest.approx(
+        3 * 2 * products + parameters * 28 / 2 ** 27)
+    monkeypatch.setattr(gpu, "in_a_process", lambda case, most: {
+        "tokens": 40, "seconds": 2.0, "memory": 2 ** 20, "limit": 1.0})
+    said = "20 tokens a second, 1 MiB, 50% of the limit"
+    assert gpu.outcome(parts["sample, 64 answers"]) == said
+    monkeypatch.setattr(gpu, "find_spec", lambda name: None)
+    assert gpu.outcome(parts["transformers, 16 answers"]).startswith("skipped: transformers is not")
+
+
 def test_without_a_gpu_a_sentence_says_what_there_is_instead(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match="sees no GPU here.*benchmarks.count"):

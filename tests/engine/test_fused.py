@@ -46,6 +46,26 @@ def test_it_computes_what_the_model_does(changes):
     assert is_shared == model.config.tie_word_embeddings  # a tied matrix is not copied
 
 
+@pytest.mark.parametrize("changes", [{"tie_word_embeddings": True}, {"model_type": "qwen3"}])
+def test_in_the_layout_of_onednn_it_computes_the_same(changes, monkeypatch):
+    monkeypatch.setattr("engine.fused.PACKED", 8)
+    model = make_model(**changes)
+    fused = FusedQwen2(model, longest=5)
+    assert fused.layers[0].down.is_mkldnn and fused.output.is_mkldnn
+    expected, logits = logits_of(model, fused)
+    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
+
+
+def test_so_it_does_with_numbers_rounded_to_bfloat16(monkeypatch):
+    monkeypatch.setattr("engine.fused.product_type", lambda dtype, device: torch.float32)
+    model = make_model().compute_in(torch.bfloat16)
+    usual = logits_of(model, FusedQwen2(model, longest=5))[1]
+    monkeypatch.setattr("engine.fused.PACKED", 8)
+    _, packed = logits_of(model, fused := FusedQwen2(model, longest=5))
+    assert fused.layers[0].o.is_mkldnn
+    assert (packed - usual).norm() < 2 ** -7 * usual.norm()
+
+
 @pytest.mark.parametrize("kept", [torch.bfloat16, torch.float32])
 def test_what_it_keeps_is_in_the_type_of_its_products(monkeypatch, kept):
     """The trainer keeps matrices in float32 and multiplies in bfloat16; the digits are its."""

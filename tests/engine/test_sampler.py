@@ -195,9 +195,12 @@ def test_the_distribution_by_float64(monkeypatch, kind, least):
     torch.testing.assert_close(collision, exact.exp().square().sum(1), atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("kind", [Distribution, LongDistribution])
-def test_no_random_number_draws_a_token_without_probability(kind, monkeypatch):
-    monkeypatch.setattr(sampler, "PART", 2)  # token 4 begins the third part
+@pytest.mark.parametrize("kind, long", [
+    (Distribution, 4), (Distribution, 5), (LongDistribution, 4)])
+def test_no_random_number_draws_a_token_without_probability(kind, long, monkeypatch):
+    """Of 5 tokens at once, or first a part of 2: token 4 begins the third part."""
+    monkeypatch.setattr(sampler, "LONG_VOCABULARY", long)
+    monkeypatch.setattr(sampler, "PART", 2)
     never = float("-inf")
     logits = torch.tensor([[never, 0.0, never, 0.0, never]]).expand(4, -1)
     uniform = torch.tensor([0.0, 0.4999, 0.5, 1 - 2 ** -24])

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from test_processes import ARMS, TOLERANCE, measured, ranks_that_agree, side_by_side
 
 from engine import processes
@@ -15,7 +15,7 @@ from harness.load import load_optimizer, load_policy
 from engine.optimizer import clip_and_step
 from harness.settings import make_settings
 from engine.processes import local_shard, refuse_undefined
-from qwen2_model import ModelConfig, Qwen2, read_config, write_tensors
+from qwen2_model import ModelConfig, Qwen2, read_config
 from runs import lines
 from train import main
 
@@ -114,14 +114,3 @@ def far_apart(folder, name: str, prefix: str) -> float:
 def test_a_process_alone_has_nothing_to_share(learner):
     with pytest.raises(UserError, match="--shard shares a model between processes, and this one"):
         sharded_policy(str(learner))
-
-
-def test_a_file_of_tensors_is_that_of_the_library(tmp_path):
-    tensors = {"b": torch.randn(3, 4).t(), "a": torch.randn(5).bfloat16(), "step": torch.tensor(3.),
-               "rows": torch.zeros(0, 3), "n": torch.arange(4), "is": torch.tensor([True, False])}
-    write_tensors(tmp_path / "ours", tensors, format="pt")
-    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    save_file(tensors, tmp_path / "theirs", metadata={"format": "pt"})
-    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
-    with pytest.raises(UserError, match="a holds torch.complex64"):
-        write_tensors(tmp_path / "other", {"a": torch.zeros(2, dtype=torch.complex64)})

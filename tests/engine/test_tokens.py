@@ -9,7 +9,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from engine.errors import UserError
 from harness.load import load_policy
 from harness.settings import make_settings
-from engine.tokens import encode, load_tokenizer, token_bytes
+from engine.tokens import encode, encode_prompt, load_tokenizer, token_bytes
+
 
 def byte_level_tokenizer(merges):
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -38,7 +39,7 @@ EMPTY = {"type": "BPE", "vocab": {}, "merges": []}
 @pytest.mark.parametrize("content, vocabulary, words", [
     *((text, None, "is not a tokenizer file")
       for text in ("5", "", '{"version": "1.0"}', "[" * 100_000, "\udc80")),
-    ({"decoder": None}, None, "only byte-level"), ({"added_tokens": []}, 1000, "has no token <|im"),
+    ({"decoder": None}, None, "only byte-level"), ({"added_tokens": []}, 1000, "<|im_start|> is"),
     ({"model": {**EMPTY, "vocab": {"\u20ac": 500}}}, None, "500 is not written in the byte-level"),
     ({"model": EMPTY, "added_tokens": []}, None, "has no tokens"), (None, None, "does not exist")])
 def test_a_tokenizer_that_does_not_fit_is_refused(tmp_path, content, vocabulary, words):
@@ -62,3 +63,23 @@ def test_a_tokenizer_of_another_model_is_refused(learner, tmp_path):
     tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
     with pytest.raises(UserError, match=f"has a token {known}, beyond the {known} that the model"):
         load_policy(make_settings({"model": str(tmp_path / "model")}))
+
+
+def test_a_turn_that_would_be_spelt_out_is_refused(tmp_path):
+    """<|im_end|> has an id of its own, which no text is encoded to."""
+    tokenizer = byte_level_tokenizer([])
+    known = json.loads(tokenizer.to_str())
+    turn = known["added_tokens"].pop()
+    known["model"]["vocab"][turn["content"]] = turn["id"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(known))
+    with pytest.raises(UserError, match=re.escape("<|im_end|> is not one of added_tokens")):
+        load_tokenizer(tmp_path, 1000)
+    load_tokenizer(tmp_path)  # to spell what was sampled it will do
+
+
+@pytest.mark.parametrize("text, words", [
+    ("", "the prompt of the problem 'this' is empty"),
+    ("a\ud800", "the prompt of the problem this has half a character: '\\ud800'")])
+def test_a_prompt_that_no_model_can_take_is_refused(text, words):
+    with pytest.raises(UserError, match=re.escape(words)):
+        encode_prompt(byte_level_tokenizer([]), text, "this")
