@@ -13,6 +13,7 @@ gradient of its log-prob at the logits. The size of a token's gradient is abs(A)
 are compared in analysis/compare.py.
 """
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -29,6 +30,9 @@ from analysis.tally import OVER_REST, PARTITIONS, RARE, Tally, early_over_late, 
 from harness.record import PART, Json
 from harness.screen import run_as_program, show_status
 from engine.tokens import KINDS
+
+if TYPE_CHECKING:
+    from analysis.arms import Comparison
 
 FINDINGS = (  # said in a sentence
     "gradient by kind", "became by kind", "gradient by section", "gradient by position")
@@ -321,11 +325,18 @@ def position_bars(tally: Tally, folder: Path) -> Picture:
 
 def compare_runs(runs: list[Run], folder: Path, baseline: str | None, with_all: bool,
                  notes_alone: bool = False) -> None:
-    """The arms of the runs that can be compared; what differs between the others is said."""
+    """The arms of each set of runs that can be compared, the largest set first."""
     from analysis.arms import Comparison, comparable, finished
+    sets, left_out = comparable(finished(runs))
+    for number, chosen in enumerate(sets, 1):
+        of_set = folder if number == 1 else folder / f"set_{number}"
+        comparison = Comparison(chosen, baseline if number == 1 else None)
+        compare_set(comparison, of_set, left_out * (number == 1), with_all, notes_alone)
+
+
+def compare_set(comparison: "Comparison", folder: Path, left_out: list[str], with_all: bool,
+                notes_alone: bool) -> None:
     from analysis.compare import chapters_of, learning_curves
-    chosen, left_out = comparable(finished(runs))
-    comparison = Comparison(chosen, baseline)
     chapters = chapters_of(comparison)
     folder.mkdir(parents=True, exist_ok=True)
     pictures = [learning_curves(comparison, folder)]

@@ -1,7 +1,7 @@
 """Which runs can be compared, and which of them are one arm.
 
-Runs that differ in model, data, length of training, sampling or reward are not comparable: that is
-said, and they are left out. An arm is runs that differ in nothing but their seed.
+Runs that differ in model, data, length of training, sampling or reward are compared apart. An arm
+is runs that differ in nothing but their seed.
 """
 import sys
 from collections.abc import Callable, Mapping
@@ -73,20 +73,15 @@ def alike(runs: list[Run], of: Callable[[Run], Json]) -> list[list[Run]]:
     return [[run for mine, run in found if mine == common] for common in different]
 
 
-def comparable(runs: list[Run]) -> tuple[list[Run], list[str]]:
-    """The largest set of runs that can be compared, of evaluated ones before others; and of those
-    left out, in a sentence, why."""
-    sets = alike(runs, setting_of)
-    chosen = max(sets, key=lambda part: (bool(part[0]["evaluations"]), len(part)))
-    here = setting_of(chosen[0])
-    reasons: list[str] = []
-    for part in sets:
-        theirs = setting_of(part[0])
-        different = [f"{name} {theirs.get(name)} for {here.get(name)}"
-                     for name in {**here, **theirs} if theirs.get(name) != here.get(name)]
-        folders = ", ".join(run["folder"].name for run in part)
-        reasons += [f"{folders} ({', '.join(different)})"] * bool(different)
-    return chosen, [f"Not comparable, so left out: {'; '.join(reasons)}."] * bool(reasons)
+def comparable(runs: list[Run]) -> tuple[list[list[Run]], list[str]]:
+    """The sets of runs that can be compared, evaluated ones first, then by size; and a sentence
+    about each run that is in none of them."""
+    sets = sorted(alike(runs, setting_of), reverse=True,
+                  key=lambda part: (bool(part[0]["evaluations"]), len(part)))
+    chosen = [part for part in sets if len(part) > 1] or sets[:1]
+    alone = [run for part in sets if part not in chosen for run in part]
+    return chosen, [f"{run['folder'].name} is left out: no other run here has its model, task, "
+                    "length, sampling and held-out problems." for run in alone]
 
 
 def name_of(mine: Json, settings: list[Json]) -> str:

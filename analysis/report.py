@@ -36,7 +36,8 @@ FLAGS = {
 
 def read_flags(argv: list[str], description: str) -> SimpleNamespace:
     parser = make_parser("python analyze.py [RUN ...] [flags]", description, FLAGS)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders; several are compared")
+    parser.add_argument("runs", nargs="*", metavar="RUN", default=[],
+                        help="run folders; several are compared; by default the newest in runs/")
     flags = with_defaults(parser.read(argv), FLAGS)
     if len(flags.runs) == 1 and flags.baseline:
         raise UserError("--baseline needs several runs to compare")

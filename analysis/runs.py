@@ -2,6 +2,7 @@
 import os
 import sys
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TypedDict
 
@@ -10,6 +11,7 @@ import numpy as np
 from engine.errors import UserError
 from harness.record import (Json, credit_steps, is_complete, read_columns, read_lines,
                             run_config)
+from harness.screen import put
 from harness.settings import Settings
 from harness.tasks import load_task
 
@@ -26,13 +28,29 @@ class Run(TypedDict):
     evaluations: list[Json]
 
 
+def existing(name: str | None) -> Path:
+    """A run folder as it was typed; without a name the newest in runs/, which is said."""
+    if name:
+        path = Path(name)
+        near = get_close_matches(path.name, [known.name for known in path.parent.glob("*")], 1)
+        if not path.exists():
+            hint = f": did you mean {path.parent / near[0]}?" if near else ""
+            raise UserError(f"{path} does not exist{hint}")
+        return path
+    configs = list(Path("runs").glob("*/config.json"))
+    if not configs:
+        raise UserError("which run? There is none in runs/ yet; python train.py makes one")
+    newest = max(configs, key=lambda path: path.stat().st_mtime).parent
+    put(f"{newest}, the newest run")
+    return newest
+
+
 def read_runs(folders: list[str]) -> list[Run]:
     """The runs in these folders. One that was named wrongly is an error; one that a pattern like
     runs/* caught is passed over, with a line."""
     runs, several = [], len(folders) > 1
-    for folder in {os.path.realpath(name): Path(name) for name in folders}.values():
-        if not folder.exists():
-            raise UserError(f"{folder} does not exist")
+    paths = [existing(name) for name in folders or [None]]
+    for folder in {os.path.realpath(path): path for path in paths}.values():
         if several and not (folder / "config.json").exists():
             print(f"passed over: {folder} is not a run folder, it has no config.json",
                   file=sys.stderr)

@@ -22,7 +22,7 @@ import torch
 import mitigations  # noqa: F401  fills the lists of choices
 from analysis.account import place, settings_of, stages, told
 from analysis.answers import answer_of, groups_in_order, metrics_by_step, own_step
-from analysis.runs import read_run
+from analysis.runs import existing, read_run
 from analysis.tables import Table, by_row
 from analysis.tally import read_tokens
 from engine.errors import UserError
@@ -51,9 +51,10 @@ SAME_MODEL = 0.1    # log-probs that differ by more are not of one model
 def main(argv: list[str]) -> None:
     parser = make_parser("python -m tools.follow RUN [--step N] [--answer N] [--token N]", __doc__,
                          FLAGS)
-    parser.add_argument("run", metavar="RUN", help="a run folder")
+    parser.add_argument("run", metavar="RUN", nargs="?", default=None,
+                        help="a run folder, by default the newest in runs/")
     flags = with_defaults(parser.read(argv), FLAGS)
-    run = read_run(flags.run)
+    run = read_run(existing(flags.run))
     folder, steps = run["folder"], run["steps"]
     if not steps:
         raise UserError(f"{folder} has no credit files yet")

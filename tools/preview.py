@@ -19,6 +19,7 @@ import torch
 
 from engine.choices import ADVANTAGES, MITIGATIONS
 from analysis.answers import groups_in_order
+from analysis.runs import existing
 from engine.errors import UserError
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
@@ -55,10 +56,11 @@ def main(argv: list[str]) -> None:
            for name, flag in flags_of(weighting).items()}  # of one name the chosen one's
     parser = make_parser("python -m tools.preview RUN --mitigation NAME [its flags]", __doc__,
                          own | FLAGS)
-    parser.add_argument("RUN", help="a run folder")
+    parser.add_argument("RUN", nargs="?", default=None,
+                        help="a run folder, by default the newest in runs/")
     given = parser.read(argv)
     flags = with_defaults(given, FLAGS)
-    folder = Path(flags.RUN)
+    folder = existing(flags.RUN)
     settings = settings_with(folder, {name: value for name, value in given.items()
                                       if name not in ("RUN", "step", "show")})
     step = step_of_run(folder, settings, flags.step)

@@ -44,17 +44,21 @@ def test_the_baseline_is_plain_grpo_or_the_one_that_is_named(tmp_path):
         comparison_of(two_plain)
 
 
-def test_the_same_arm_and_seed_twice_is_passed_over_and_the_rest_compared(tmp_path, capsys):
-    """As after the exercises, with runs/*. Runs that were not evaluated are not what is compared,
-    however many they are."""
+def test_each_set_of_comparable_runs_has_its_tables_and_the_same_arm_twice_counts_once(
+        tmp_path, capsys):
+    """As after the exercises, with runs/*. Evaluated runs come first, however few they are."""
     runs = [write_run(tmp_path / name, 0.5, seed) for name, seed in zip("abc", (0, 0, 1))]
     exercises = [write_run(tmp_path / f"e{seed}", 0.5, seed, steps=1) for seed in range(4)]
     for run in exercises:
         (run / "evaluations.jsonl").unlink()
-    analyze.main([*map(str, runs), *map(str, exercises)])
+    alone = write_run(tmp_path / "alone", 0.5, 7, steps=2)
+    analyze.main([*map(str, runs), *map(str, exercises), str(alone)])
     printed = " ".join(capsys.readouterr().out.split())
     assert "b has the settings and the seed of a, so it is left out." in printed
-    assert "left out: e0, e1, e2, e3 (" in printed
+    assert "alone is left out: no other run here has its model" in printed
+    assert printed.index("2 runs of") < printed.index("4 runs of")
+    for page in ("report.html", "set_2/report.html"):
+        assert (tmp_path / "comparison" / page).exists()
     comparison = comparison_of(runs)
     assert [run["folder"].name for run in comparison.runs] == ["a", "c"]
 
@@ -65,10 +69,10 @@ def test_every_setting_that_matters_keeps_runs_apart(tmp_path, name):
                "data": "problems.jsonl"}.get(name, 5)
     runs = read(tmp_path, {}, {}, {name: another})
     assert len(alike(runs, setting_of)) == 2
-    chosen, [said] = comparable(runs)
-    assert len(chosen) == 2 and f"left out: r2 ({name} " in said
+    [chosen], [said] = comparable(runs)
+    assert len(chosen) == 2 and said.startswith("r2 is left out")
     runs[1]["evaluations"][0]["answer"] = [1] * 50
-    assert "r1 (held-out problems 50 for 200)" in comparable(runs[:2])[1][0]
+    assert len(alike(runs[:2], setting_of)) == 2  # held-out problems are of another number
 
 
 def test_a_run_older_than_a_flag_had_its_default(tmp_path):

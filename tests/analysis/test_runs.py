@@ -1,11 +1,13 @@
 """Run folders as analysis reads them."""
+import os
+
 import pytest
 from conftest import refusal
 from logs import write_run
 from runs import edit_config, lines
 
 from analysis.arms import Comparison
-from analysis.runs import is_done, read_run, read_runs
+from analysis.runs import existing, is_done, read_run, read_runs
 from conftest import cut, write_lines
 
 
@@ -44,3 +46,16 @@ def test_a_folder_that_a_pattern_caught_is_passed_over(run, tmp_path, capsys):
     assert "passed over: " in capsys.readouterr().err
     assert "other is not a run folder" in refusal(read_runs, [str(tmp_path / "other")])
     assert "none does not exist" in refusal(read_runs, [str(tmp_path / "none")])
+    (tmp_path / "random-grpo-s0").mkdir()
+    said = refusal(read_runs, [str(tmp_path / "random-grpo-s1")])
+    assert said.endswith(f"did you mean {tmp_path / 'random-grpo-s0'}?")
+
+
+def test_without_a_name_it_is_the_newest_run_which_is_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert "which run?" in refusal(existing, None)
+    for age, name in enumerate(("new", "old")):
+        run = write_run(tmp_path / "runs" / name, 0.5, 0)
+        os.utime(run / "config.json", (1000 - age, 1000 - age))
+    assert str(existing(None)) == "runs/new"
+    assert capsys.readouterr().out == "runs/new, the newest run\n"
