@@ -37,7 +37,7 @@ RUNS = {  # by name: the exercise whose changes are made, flags
     "no mean": ("1", STEP), "own N in parts": ("2", [*STEP, "--micro_batch", "4"]),
     "no end": ("3", [*STEP, "--mitigation", "ends"]), "no detach": ("4", [*STEP, *INVERSE]),
     "temperature": ("5", STEP), "format alone": ("6", STEP),
-    "own weighting": ("7", [*STEP, "--mitigation", "my_idea"])}
+    "own weighting": ("7", [*STEP, "--mitigation", "by_entropy"])}
 
 
 def changes(exercise: str) -> list[tuple[str, str, str]]:

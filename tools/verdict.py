@@ -61,10 +61,10 @@ class Verdict:
         last = self.looks[-1]
         lead, chosen, seeds = self.lead(last), self.lead(last, "placebo"), len(last["idea"])
         once, name = in_points(self.lead(self.looks[0])), self.name
-        before = (f"It was ahead on the first {seeds} seeds, by {once} points."
+        before = (f"It was ahead on the first {seeds} seeds: {once} points."
                   if len(self.looks) > 1 else "")
         if len(self.looks) > 1 and lead.low > 0:
-            said = (f"{name} is ahead of plain GRPO: by {in_points(lead)} points on {seeds} new "
+            said = (f"{name} is ahead of plain GRPO: {in_points(lead)} points on {seeds} new "
                     f"seeds. {before}")
         elif lead.high < 0:
             said = f"{name} is behind plain GRPO: {in_points(lead)} points, {seeds} pairs. {before}"
@@ -75,8 +75,8 @@ class Verdict:
                     f"most {worse}.")
         if chosen.low > 0 or chosen.high < 0:
             how = "better" if chosen.low > 0 else "worse"
-            why = (f"On these seeds its choice of {self.shuffled} is {how} than chance, by "
-                   f"{in_points(chosen)} points")
+            why = (f"On these seeds its choice of {self.shuffled} is {how} than chance "
+                   f"({in_points(chosen)} points)")
         else:
             why = (f"That it chooses these {self.shuffled} and not others makes no difference that "
                    f"is seen, within {shown(farther_end(chosen), 'size')} points")
@@ -88,9 +88,8 @@ class Verdict:
         end = self.lead(self.looks[-1], measure=AT_THE_END)
         if self.doubt or end is None or end.low <= 0 <= end.high:
             return []
-        which = "it is behind: by" if end.high < 0 else "the difference is"
-        return [f"At the end, on held-out problems, {which} {in_points(end)} points. Success in "
-                "training decides."]
+        return [f"At the end, on held-out problems, the difference is {in_points(end)} points; "
+                "success in training decides."]
 
     def draw(self, folder: Path) -> Path:
         """How the arms learned, and how far each pair is apart."""

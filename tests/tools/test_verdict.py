@@ -32,7 +32,7 @@ def test_the_sentences_by_hand():
     assert "these answers and not others" in of_answers and of_answers.endswith("other answers.")
     behind = verdict_of([-0.05, -0.051, -0.049])
     assert behind.startswith("my_idea is behind plain GRPO: -5.0 (-5.2 to -4.8) points, 3 pairs.")
-    assert "worse than chance, by -6.0 (-6.2 to -5.8) points" in behind
+    assert "worse than chance (-6.0 (-6.2 to -5.8) points)" in behind
 
 
 def test_ahead_is_said_after_a_second_look_alone():
@@ -40,10 +40,10 @@ def test_ahead_is_said_after_a_second_look_alone():
     assert Verdict("my_idea", runs_with(some)).is_ahead()
     assert not Verdict("my_idea", runs_with(none)).is_ahead()
     twice = verdict_of(some, [0.03, 0.031, 0.029])
-    first = "It was ahead on the first 3 seeds, by +5.0 (+4.8 to +5.2) points."
-    assert twice.startswith("my_idea is ahead of plain GRPO: by +3.0 (+2.8 to +3.2) points on 3 "
+    first = "It was ahead on the first 3 seeds: +5.0 (+4.8 to +5.2) points."
+    assert twice.startswith("my_idea is ahead of plain GRPO: +3.0 (+2.8 to +3.2) points on 3 "
                             f"new seeds. {first}")
-    assert "better than chance, by +2.0" in twice
+    assert "better than chance (+2.0" in twice
     once = verdict_of(some, none)
     assert once.startswith("No difference seen: +1.0 (") and f"3 pairs. {first} In this" in once
     turned = verdict_of(some, [-0.05, -0.051, -0.049])
@@ -55,7 +55,7 @@ def test_what_the_evaluation_sees_stands_beside():
     ends = {"plain": [1] * 200, "idea": [1, 0] * 100, "placebo": [1] * 200}
     said = " ".join(Verdict("my_idea", runs_with([0.03, 0.05], ends=ends)).sentences())
     assert said.startswith("No difference seen")
-    assert "held-out problems, it is behind: by -50" in said
+    assert "held-out problems, the difference is -50" in said
     swapped = {"plain": ends["idea"], "idea": ends["plain"], "placebo": ends["plain"]}
     said = " ".join(Verdict("my_idea", runs_with([0.03, 0.05], ends=swapped)).sentences())
     assert "ahead" not in said and "held-out problems, the difference is +50" in said
