@@ -305,7 +305,7 @@ def position_gradients(tally: Tally) -> Table:
                **rest_columns(tally, "position", range(10))}
     return Table("gradient by position", "The gradient by position in the answer", columns,
                  f"The first fifth of an answer gets {early.value:.2f} times the gradient of the "
-                 f"last fifth (95%: {shown(early.interval, '.2f')}).",
+                 f"last fifth (95%: {early.low:.2f} to {early.high:.2f}).",
                  [OVER_REST, "a token counts where its middle stands, (t + 1/2) / length"],
                  {**REST_WORDS, "bin": "part of the answer"})
 

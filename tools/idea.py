@@ -38,6 +38,7 @@ from harness.settings import (MOST_THREADS, Flag, Settings, flags_of, make_parse
                               read_flags, with_defaults)
 from mitigations import rescaled_weight
 from tools.look import look, seconds_of_runs
+from tools.preview import on_real_tokens
 from tools.runs import PlannedRun, make_runs, usable_cores
 from tools.verdict import Verdict
 
@@ -81,6 +82,8 @@ def main(argv: list[str]) -> None:
 
     def first_look() -> None:
         look(name, settings["plain"], settings["idea"], is_weighting=axis == "mitigation")
+        for line in on_real_tokens(settings["idea"]) if axis == "mitigation" else []:
+            say(textwrap.fill(line, 100, subsequent_indent="    "))
         torch.cuda.empty_cache()  # for the runs; without a GPU it does nothing
 
     verdict = Verdict(name, runs_of(range(own.seeds), first_look))

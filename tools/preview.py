@@ -25,7 +25,8 @@ from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from engine.tokens import load_tokenizer, token_bytes
 from grpo import gradient_size
-from harness.record import checkpoint_folders, credit_steps, find_folder, read_credit, run_config
+from harness.record import (PROJECT, checkpoint_folders, credit_steps, find_folder, read_credit,
+                            run_config)
 from harness.screen import put, run_as_program
 from harness.load import load_policy, make_weighting
 from harness.settings import (OPTIONS, Flag, Settings, check_value, flags_of, make_parser,
@@ -40,6 +41,7 @@ FLAGS = {
     "rescale": Flag(None, "by default the run's own", choices=("mean", "gradient", "none")),
     "step": Flag(None, "by default the last one whose model was kept", kind=int),
     "show": Flag(4, "answers to show", least=0, most=1_000_000)}
+RECORDED = PROJECT / "docs/qwen-steps/untrained"
 SHADES = ((0.25, "48;5;255;38;5;0"), (0.5, "48;5;254;38;5;0"), (0.8, "48;5;195;38;5;0"),
           (1.25, "48;5;153;38;5;0"), (2.0, "48;5;111;38;5;0"), (4.0, "48;5;32;38;5;15"),
           (float("inf"), "48;5;18;38;5;15"))
@@ -66,14 +68,34 @@ def main(argv: list[str]) -> None:
     step = step_of_run(folder, settings, flags.step)
     rollouts, weight, metrics = weighed(folder, step, settings)
     print(headline(folder, rollouts, settings, metrics))
-    s = gradient_size(rollouts.log_prob, rollouts.collision)
-    kind, *columns = (frame[rollouts.mask].numpy() for frame in (
-        rollouts.kind, s, rollouts.advantage, rollouts.advantage, weight))
-    by_token = differs_within(weight, rollouts.mask)
-    print("\n".join(f"  {line}" for line in about_gradient(True, kind, *columns, by_token)))
+    print("\n".join(f"  {line}" for line in about_weights(rollouts, weight)))
     groups = groups_in_order({"group": rollouts.group.numpy(), "reward": rollouts.reward.numpy()})
     answers = np.concatenate(groups)[:flags.show].tolist()
     show_answers(rollouts, weight, load_tokenizer(folder), answers)
+
+
+def about_weights(rollouts: Rollouts, weight: torch.Tensor) -> list[str]:
+    """What they do to the gradient of recorded tokens."""
+    s = gradient_size(rollouts.log_prob, rollouts.collision)
+    kind, *columns = (frame[rollouts.mask].numpy() for frame in (
+        rollouts.kind, s, rollouts.advantage, rollouts.advantage, weight))
+    return about_gradient(True, kind, *columns, differs_within(weight, rollouts.mask))
+
+
+def on_real_tokens(s: Settings) -> list[str]:
+    """The same of a step of a real model that is recorded in the project; nothing of a weighting
+    that asks the model, which is not there."""
+    weighting = {"mitigation": s.mitigation, **s.flags_for(MITIGATIONS[s.mitigation])}
+    if not RECORDED.exists() or inspect.isclass(MITIGATIONS[s.mitigation]):
+        return []
+    settings = settings_with(RECORDED, weighting)
+    try:
+        rollouts, weight, _ = weighed(RECORDED, credit_steps(RECORDED)[0], settings)
+    except UserError:
+        return []
+    head = (f"{len(rollouts.mask)} answers of an untrained {settings.model}, "
+            f"{int(rollouts.mask.sum())} tokens on record:")
+    return [head, *(f"  {line}" for line in about_weights(rollouts, weight))]
 
 
 def settings_with(folder: Path, weighting: dict) -> Settings:
