@@ -51,7 +51,7 @@ def test_models_of_three_sizes(size, parameters):
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(warmup, "TEST_PROBLEMS", 4)
+    monkeypatch.setitem(warmup.RECIPE, "eval_tasks", 4)
     return ["--steps", "1", "--batch", "2", "--threads", "1"]
 
 
