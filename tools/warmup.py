@@ -1,4 +1,4 @@
-"""Train a Qwen2 on synthetic demonstrations: a small new one, as ships in models/tiny, or a real one.
+"""Train a Qwen2 on synthetic demonstrations: a small new one, as models/tiny, or a real one.
 
     python -m tools.warmup                                         # writes models/new
     python -m tools.warmup --size large --out models/tiny-large    # 2.9 times the parameters
@@ -75,35 +75,23 @@ def main(argv: list[str]) -> None:
     parser = add_flags(Parser("python -m tools.warmup [flags]", __doc__), FLAGS)
     given = parser.read(argv)
     start = find_folder(given["start"]) if "start" in given else None
-    is_real = start is not None and not has_own_tokenizer(start)
+    tokenizer = load_tokenizer(start) if start else make_tokenizer()
+    is_real = tokenizer.to_str() != make_tokenizer().to_str()
     flags = with_defaults({**REAL_FLAGS, **given} if is_real else given, FLAGS)
-    if flags.start and "size" in given:
-        raise UserError(f"--size {flags.size} has no effect: {flags.start} has its size")
+    if start and "size" in given:
+        raise UserError(f"--size {flags.size} has no effect: {start} has its size")
     if "rate" in given and not is_real:
-        raise UserError(f"--rate {flags.rate} has no effect: it is of a real model")
+        raise UserError(f"--rate {flags.rate} has no effect: it is of a real model's update")
     torch.set_num_threads(flags.threads)
     with whole_folder(Path(flags.out)) as unfinished:  # first: can it be written there?
-        make_model_folder(unfinished, flags, start, is_real)
-
-
-def has_own_tokenizer(folder: Path) -> bool:
-    return load_tokenizer(folder).to_str() == make_tokenizer().to_str()
-
-
-def make_model_folder(folder: Path, flags: SimpleNamespace, start: Path | None,
-                      is_real: bool) -> None:
-    torch.manual_seed(flags.seed)
-    tokenizer = load_tokenizer(start) if start else make_tokenizer()
-    model = (Qwen2.from_pretrained(start) if start else
-             make_model(tokenizer.get_vocab_size(), *SIZES[flags.size]))
-    recipe = recipe_for(flags.talk, is_real)
-    train(model, tokenizer, upper_half(model, flags.rate) if is_real else whole(model), flags)
-    evaluate(model, tokenizer, recipe)
-    with writing(Path(flags.out)):
-        save(folder, model, tokenizer, recipe)
-        for name in TRAVELS_ALONG if start else ():  # a real one's template and end of a turn
-            if is_file(start / name) and name != "recipe.json":
-                shutil.copyfile(start / name, folder / name)
+        torch.manual_seed(flags.seed)
+        model = (Qwen2.from_pretrained(start) if start else
+                 make_model(tokenizer.get_vocab_size(), *SIZES[flags.size]))
+        recipe = recipe_for(flags.talk, is_real)
+        train(model, tokenizer, upper_half(model, flags.rate) if is_real else whole(model), flags)
+        evaluate(model, tokenizer, recipe)
+        with writing(Path(flags.out)):
+            save(unfinished, model, tokenizer, recipe, start if is_real else None)
 
 
 def recipe_for(talk: int, is_real: bool = False) -> dict:
@@ -216,12 +204,17 @@ def evaluate(model: Qwen2, tokenizer: Tokenizer, recipe: dict) -> None:
     print("\n    ".join([f"  {results}", *rollouts.answers[:3]]), flush=True)
 
 
-def save(folder: Path, model: Qwen2, tokenizer: Tokenizer, recipe: dict) -> None:
+def save(folder: Path, model: Qwen2, tokenizer: Tokenizer, recipe: dict,
+         source: Path | None = None) -> None:
+    """A real model's template, end of a turn and so on come from its `source`."""
     model.save_pretrained(folder)
     (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     for name, content in (("tokenizer_config", TOKENIZER_CONFIG), ("recipe", recipe)):
         text = json.dumps(content, indent=2) + "\n"
         (folder / f"{name}.json").write_text(text, encoding="utf-8")
+    for name in {*TRAVELS_ALONG} - {"recipe.json"} if source else ():
+        if is_file(source / name):
+            shutil.copyfile(source / name, folder / name)
 
 
 if __name__ == "__main__":
