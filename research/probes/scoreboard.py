@@ -92,11 +92,14 @@ def sample_batch(policy: Policy, questions: int, answers: int) -> Rollouts:
     return replace(rollouts, advantage=grpo(rollouts))
 
 
-def write_run(path: Path, policy: Policy, rollouts: Rollouts, credit: Credit) -> None:
+def write_run(path: Path, policy: Policy, rollouts: Rollouts, credit: Credit,
+              step: int = 1) -> None:
+    """A step of a run folder, which the first one makes."""
     config = {**policy.settings.to_json(), "steps": 1, **provenance(), "reward": policy.task.reward,
               "model_config": policy.model.config.to_json()}
-    RunFolder.create(path, config, policy.folder / "tokenizer.json")
-    write_credit(credit_path(path, 1), rollouts, rollouts.mask.float(), {"step": 1},
+    if step == 1:
+        RunFolder.create(path, config, policy.folder / "tokenizer.json")
+    write_credit(credit_path(path, step), rollouts, rollouts.mask.float(), {"step": step},
                  true_credit=credit.value, true_credit_se=credit.error,
                  decided=mean_product(credit.quarters))
 
