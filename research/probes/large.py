@@ -52,21 +52,17 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     chosen = {name: vars(args)[name] for name in OF_A_MODEL}
     policy = load_policy(make_settings({**chosen, "temperature": 1.0}))
     progress, end = Progress(problems=1), time.monotonic() + 60 * args.minutes
-    run, parts, right, spent, halves = folder / "run", [], [], 0, []
-    for rollouts in rounds(policy, args):
-        right += rollouts.scores["answer"].tolist()
-        for part, stands_for in kept(rollouts, args):
-            credit = true_credit(policy, part, args.continuations, certain=args.certain)
-            parts.append(weighted(measured_tokens(policy, part, credit), stands_for))
-            write_run(run, policy, part, credit, len(parts))
-            spent += credit.spent
-            halves.append(credit.quarters[:, part.mask].view(2, 2, -1).mean(1).cpu().numpy())
-            progress("problems", len(parts) / args.problems,
-                     f"{len(parts)} problems, {np.mean(right):.1%} of {len(right)} answers right")
-            if len(parts) == args.problems:
-                break
+    parts, right, spent, halves = [], [], 0, []
+    for part, stands_for in kept_problems(policy, args, right):
+        progress("problems", len(parts) / args.problems,
+                 f"{len(parts)} problems, {np.mean(right):.1%} of {len(right)} answers right")
         if len(parts) == args.problems or time.monotonic() > end:
             break
+        credit = true_credit(policy, part, args.continuations, certain=args.certain)
+        parts.append(weighted(measured_tokens(policy, part, credit), stands_for))
+        write_run(folder / "run", policy, part, credit, len(parts))
+        spent += credit.spent
+        halves.append(credit.quarters[:, part.mask].view(2, 2, -1).mean(1).cpu().numpy())
     if len(parts) < 2:
         raise UserError(f"of {len(right)} answers {np.mean(right):.1%} are right, and fewer than "
                         "two problems were sometimes solved: train it before (tools.warmup)")
@@ -82,13 +78,15 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
                     {"right": right, "decided_by_problem": by_problem(tokens)})
 
 
-def rounds(policy: Policy, args: SimpleNamespace):
-    """Batches as training samples them, each with other problems."""
+def kept_problems(policy: Policy, args: SimpleNamespace, right: list[float]):
+    """Ask problems as training does, round after round, and give those that are kept. Which of all
+    answers are right is added to `right`."""
     for step in range(1, MOST_ROUNDS):
         problems = policy.task.training_problems(args.seed, step, args.questions)
         with torch.no_grad():
             rollouts = policy.ask(problems, args.answers, derived_seed("probe", args.seed, step))
-        yield replace(rollouts, step=step, advantage=grpo(rollouts))
+        right += rollouts.scores["answer"].tolist()
+        yield from kept(replace(rollouts, step=step, advantage=grpo(rollouts)), args)
 
 
 def kept(rollouts: Rollouts, args: SimpleNamespace):
@@ -103,8 +101,8 @@ def kept(rollouts: Rollouts, args: SimpleNamespace):
         seed = derived_seed("probe credit", args.seed, rollouts.step, problem)
         part = replace(group.of_rows(torch.tensor(drawn)),
                        generator=torch.Generator().manual_seed(seed))
-        of_kind = [sum(is_right[i] == is_right[j] for j in drawn) for i in drawn]
-        stands_for = [len(rows[int(is_right[i])]) / int(n) for i, n in zip(drawn, of_kind)]
+        like_it = [sum(is_right[i] == is_right[j] for j in drawn) for i in drawn]
+        stands_for = [len(rows[int(is_right[i])]) / int(n) for i, n in zip(drawn, like_it)]
         yield part, torch.tensor(stands_for)
 
 
