@@ -25,11 +25,9 @@ from analysis.runs import Run, evaluations, read_runs
 from analysis.statistics import mean_over, paired_difference
 from analysis.tables import NOTHING, Columns, Row, Table, by_row, shown
 from analysis.tally import OVER_REST, PARTITIONS, RARE, Tally, early_over_late, rest_columns
-from harness.credit_file import PART
-from harness.files import Json, make_folder
+from harness.record import PART, Json
+from harness.screen import run_as_program, show_status
 from engine.tokens import KINDS
-from harness.program import run_as_program
-from harness.progress import show_status
 
 FINDINGS = ("gradient by kind", "gradient by section", "gradient by position")  # said in a sentence
 IN_SHORT = ("gradient by kind", "gains")  # the tables that are printed
@@ -46,13 +44,14 @@ def main(argv: list[str]) -> None:
     runs = read_runs(flags.runs)
     first_folder = runs[0]["folder"]
     if len(runs) == 1:
-        analyze_run(runs[0], Path(flags.output_dir or first_folder / "analysis"), flags.all)
+        analyze_run(runs[0], Path(flags.output_dir or first_folder / "analysis"), flags.all,
+                    flags.notes)
     else:
         folder = Path(flags.output_dir or first_folder.parent / "comparison")
-        compare_runs(runs, folder, flags.baseline, flags.all)
+        compare_runs(runs, folder, flags.baseline, flags.all, flags.notes)
 
 
-def analyze_run(run: Run, folder: Path, with_all: bool) -> None:
+def analyze_run(run: Run, folder: Path, with_all: bool, notes_alone: bool = False) -> None:
     """Tables, pictures and the page of one run into the folder; what matters on the screen."""
     tally: Tally | None = None
     answers: list[Answer] = []
@@ -60,26 +59,33 @@ def analyze_run(run: Run, folder: Path, with_all: bool) -> None:
         tally = Tally(run["folder"])
         answers = answers_of(run["folder"], tally.tokenizer, run["steps"])
     chapters = run_chapters(run, tally)
-    make_folder(folder)  # not before it is known that there is something to write
+    folder.mkdir(parents=True, exist_ok=True)  # now it is known that there is something to write
     show_status("pictures and page")
     pictures = draw_run(run, tally, folder)
+    if tally:
+        from analysis import notes_tables
+        from analysis.notes import Notes
+        notes = Notes(run, tally)
+        chapters[report.NOTES] = notes_tables.tables_of(notes)
+        pictures.append(notes_tables.draw(notes, folder))
     tables = {table.name: table for table in sum(chapters.values(), [])}
     sentences = [f"{report.task_in_words(run['config'])}.", report.describe(run, tally),
                  *report.opening(run)]
-    findings = [tables[name].finding for name in FINDINGS
-                if name in tables and tables[name].finding != NOTHING]
+    found = [tables[name].finding for name in FINDINGS if name in tables]
+    findings = [text for text in found if text != NOTHING] or found[:1]
     page = report.run_page(sentences, findings, chapters, pictures)
     write_page(folder / "report.html", run["folder"].name, page, answers, told(run))
     first = [tables[name] for name in IN_SHORT if name in tables]
-    report.tell([*sentences, *findings], first, chapters, folder, with_all)
+    if notes_alone:
+        sentences, findings, chapters = sentences[1:2], [], {
+            title: tables for title, tables in chapters.items() if title == report.NOTES}
+    report.tell([*sentences, *findings], first, chapters, folder, with_all or notes_alone)
 
 
 def told(run: Run) -> list[Json]:
-    """The evaluations with their answers to a few held-out problems; older runs did not keep how
-    sure the model was."""
-    return [{"step": line["step"], "mode": line["mode"], "success": line["success"],
-             "shown": line["shown"]} for line in report.headline(run)
-            if line["shown"] and line["shown"][0].get("log_prob")]
+    """The evaluations with their answers to a few held-out problems."""
+    return [{name: line[name] for name in ("step", "mode", "success", "shown")}
+            for line in report.headline(run) if line["shown"]]
 
 
 def run_chapters(run: Run, tally: Tally | None) -> dict[str, list[Table]]:
@@ -90,15 +96,18 @@ def run_chapters(run: Run, tally: Tally | None) -> dict[str, list[Table]]:
         return {change_title: change}
     return {
         change_title: [*change, growth(run, tally), rewards(tally)],
-        report.GRADIENT: [class_gradients(tally, "kind"), class_gradients(tally, "section"),
-                          position_gradients(tally), forks(tally)]}
+        report.GRADIENT: [
+            *(class_gradients(tally, name) for name in ("kind", "section")
+              if tally.has_cells(name)),
+            position_gradients(tally), forks(tally)]}
 
 
 def draw_run(run: Run, tally: Tally | None, folder: Path) -> list[Picture]:
     pictures = [learning_curve(run, folder)] if run["metrics"] or run["evaluations"] else []
     if tally and tally.total("all", "abs gradient")[0] > 0:
-        pictures += [credit_by_kind(tally, folder), over_training(tally, folder),
-                     position_bars(tally, folder)]
+        if tally.has_cells("kind"):
+            pictures += [credit_by_kind(tally, folder), over_training(tally, folder)]
+        pictures.append(position_bars(tally, folder))
     return pictures
 
 
@@ -237,10 +246,11 @@ def class_gradients(tally: Tally, partition: str) -> Table:
                **rest_columns(tally, partition, used)}
     most, finding = int(share.argmax()), NOTHING
     if share[most]:
-        name = PARTITIONS[partition][most]
+        name, part = PARTITIONS[partition][most], tally.share(partition, most)
         where = f"{name} tokens" if partition == "kind" else f"the {name} section"
-        finding = (f"Most of the gradient went to {where}: {share[most]:.1%} of the summed sizes, "
-                   f"for {tokens[most] / tally.tokens:.1%} of the tokens.")
+        finding = (f"Most of the gradient went to {where}: {part.value:.1%} of the summed sizes "
+                   f"(95%: {part.low:.1%} to {part.high:.1%}), for "
+                   f"{tokens[most] / tally.tokens:.1%} of the tokens.")
     title = "kind of token" if partition == "kind" else partition
     return Table(f"gradient by {partition}", f"Where the gradient went, by {title}", columns,
                  finding, [OVER_REST, A_OR_S],
@@ -286,30 +296,36 @@ def position_gradients(tally: Tally) -> Table:
 
 def position_bars(tally: Tally, folder: Path) -> Picture:
     figure, axis = plt.subplots()
-    mean = tally.mean("position", "abs gradient")
-    slopes = [tally.log_mean("position", tenth)[1] for tenth in np.eye(10)]
-    error = mean * [tally.error("position", slope) for slope in slopes]
-    axis.bar(range(1, 11), mean, 0.85, yerr=1.96 * error, color=BLUE,
+    found = rest_columns(tally, "position", range(10))
+    ratio, bounds = (np.array(found[name][1], float) for name in ("over rest", "95%"))
+    axis.bar(range(1, 11), ratio, 0.85, yerr=np.abs(bounds.T - ratio), color=BLUE,
              error_kw={"lw": 0.8, "capsize": 2})
-    axis.set(xlabel="tenth of the answer", ylabel="mean abs(A) w s", xticks=range(1, 11),
-             title=f"The gradient is largest in tenth {np.nanargmax(mean) + 1}")
+    axis.axhline(1, color=GREY, lw=0.8)
+    axis.set(xlabel="tenth of the answer", ylabel="mean abs(A) w s over that of all other tokens",
+             xticks=range(1, 11), title="The gradient by position")
     return save(figure, folder, "position",
-                "Mean size in ten bins of relative position, 95% intervals over groups")
+                "Each tenth of the answer over the rest, with the intervals of the table")
 
 
-def compare_runs(runs: list[Run], folder: Path, baseline: str | None, with_all: bool) -> None:
+def compare_runs(runs: list[Run], folder: Path, baseline: str | None, with_all: bool,
+                 notes_alone: bool = False) -> None:
     """The arms of the runs that can be compared; what differs between the others is said."""
     from analysis.arms import Comparison, comparable, finished
     from analysis.compare import chapters_of, learning_curves
     chosen, left_out = comparable(finished(runs))
     comparison = Comparison(chosen, baseline)
     chapters = chapters_of(comparison)
-    make_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     pictures = [learning_curves(comparison, folder)]
     intro = [report.compared(comparison.runs), *comparison.twins, *left_out]
+    if notes_alone:
+        from analysis.notes_compared import compared
+        chapters[report.NOTES] = compared(comparison)
     page = report.comparison_page(intro, chapters, pictures)
     write_page(folder / "report.html", "Runs compared", page)
-    report.tell(intro, next(iter(chapters.values())), chapters, folder, with_all)
+    if notes_alone:
+        chapters = {report.NOTES: chapters[report.NOTES]}
+    report.tell(intro, next(iter(chapters.values())), chapters, folder, with_all or notes_alone)
 
 
 if __name__ == "__main__":

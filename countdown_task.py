@@ -27,7 +27,7 @@ from fractions import Fraction
 from engine.errors import UserError
 from engine.tokens import (ANSWER, BRACKET, END, END_OF_TURN, NUMBER, OPERATOR, OTHER, SPACE, TAG,
                            THINK, WORD)
-from harness.flags import option
+from harness.settings import option
 from tools.countdown_data import MAX_NUMBER, reachable, read_numbers, read_problems
 
 TAGS = (b"<think>", b"</think>", b"<answer>", b"</answer>")
@@ -90,8 +90,7 @@ Content = tuple[tuple[int, ...], int]  # of a problem, whatever the order of its
 class Task:
     """What the lab asks of a task. Its fields are flags of `train.py`."""
     data: str | None = option(
-        None, 'JSON lines {"nums": [3, 5, 7], "target": 22}; without it they are made',
-        is_path=True)
+        None, 'JSON lines {"nums": [3, 5, 7], "target": 22}; without it they are made')
     prompt: str = option("full", "wording of the prompt; original is that of GRPO-Zero",
                          choices=PROMPTS)
     numbers: str = option("3,4", "how many numbers a made problem has",
@@ -193,10 +192,10 @@ class Task:
         return f"{' '.join(map(str, problem.numbers))} make {problem.target}"
 
     def read(self, words: list[str]) -> Problem:
-        """A problem that somebody typed: 3 5 7 22, or 3 5 7 make 22 as `show` writes it."""
+        """A problem that somebody typed: 4 12 10 18, or 4 12 10 make 18 as `show` writes it."""
         if words[-2:-1] == ["make"]:
             words = words[:-2] + words[-1:]
-        *numbers, target = read_numbers(words, 3, "numbers and then the target, such as 3 5 7 22")
+        *numbers, target = read_numbers(words, 3, "numbers and then the target, such as 4 12 10 18")
         return Problem(tuple(numbers), target)
 
     def score(self, problem: Problem, text: str) -> dict[str, float]:

@@ -8,7 +8,7 @@ their types the ranges that are allowed, its docstring the help:
     @mitigation
     def my_idea(rollouts: Rollouts, *, strength: Positive = 1.0) -> Tensor:
         \"\"\"One line that becomes the help text.\"\"\"
-        return 1 + strength * rollouts.entropy        # (B, T) weights
+        return 1 + strength * rollouts.entropy        # (B, T)
 
 `rollouts` is the whole batch (engine/rollouts.py). Of each token it has ids, texts, mask, log_prob,
 entropy, collision (sum of p^2), advantage, section, kind; of each answer length, finished, group,
@@ -35,8 +35,8 @@ from engine.errors import UserError
 from engine.rollouts import Rollouts
 from engine.tokens import ANSWER, NUMBER, OPERATOR, TAG, THINK, WORD
 from grpo import centred, gradient_size, rescaling, to_every_token
-from harness.flags import Count, NotNegative, Percent, Positive, Range, Share
-from harness.own_code import checked_credit, joined, metrics_of
+from harness.settings import Count, NotNegative, Percent, Positive, Range, Share
+from harness.own_code import checked_credit, metrics_of
 
 if typing.TYPE_CHECKING:  # an analysis reads this file and loads no model
     from engine.policy import Policy
@@ -275,7 +275,7 @@ def rescaled_weight(chosen: Method, name: str, rollouts: Rollouts, policy: "Poli
         c, note = 1.0, "not rescaled: next to no weight lies on tokens with an advantage"
     weight = weight * c
     about = {"weight_factor": c, "weight_max": weight.max().item(), "weight_note": note}
-    return weight, joined(metrics_of(chosen), about)
+    return weight, metrics_of(chosen) | about
 
 
 def shuffled(value: Tensor, mask: Tensor, group: Tensor, generator: torch.Generator,
@@ -299,7 +299,7 @@ def shuffled(value: Tensor, mask: Tensor, group: Tensor, generator: torch.Genera
 # Methods that keep a state or sample more are classes in credit/. Here stands the module of each,
 # which is imported when the method is chosen, or asked about.
 MITIGATIONS.update({
-    "learned_importance": "credit.learned_importance",
+    "learned_importance": "credit.learned_importance", "lambda_grpo": "credit.lambda_grpo",
     "causal_ablation": "credit.causal_ablation", "oracle": "credit.measured",
     "shared_prefix": "credit.prefix_tree"})
 ADVANTAGES.update({

@@ -30,17 +30,14 @@ from engine.choices import WHOLE_ANSWERS, Method
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from grpo import update
-from harness.command_line import open_run
-from harness.identity import MODES, Evaluation, Example
 from harness.load import (answers_from, initial_model, load_optimizer, load_policy,
                           make_advantage, make_weighting)
 from harness.metrics import Clock, step_metrics, wilson_interval
 from harness.own_code import checked_credit
-from harness.program import run_as_program
-from harness.progress import most_varied, print_evaluation, show_status
-from harness.run import Run
-from harness.run_folder import TrainerState
-from harness.settings import Settings
+from harness.record import Json
+from harness.run import Run, open_run
+from harness.screen import most_varied, print_evaluation, run_as_program, show_status
+from harness.settings import MODES, Settings
 from mitigations import rescaled_weight, shuffled
 
 
@@ -52,8 +49,7 @@ def train(run: Run) -> None:
     advantage = make_advantage(s, policy)           # rollouts -> (B, T), of --advantage or --loss
     weighting = make_weighting(s, policy)           # rollouts -> (B, T), of --mitigation
     source = answers_from(run, policy, optimizer)   # the policy itself, a server, or a file
-    methods = {"advantage": advantage, "mitigation": weighting}
-    run.begin(policy, TrainerState(policy.model, optimizer, methods))
+    run.begin(policy, optimizer, {"advantage": advantage, "mitigation": weighting})
 
     if run.done == 0 and s.eval_every:
         evaluate(policy, run, 0)
@@ -107,7 +103,7 @@ def evaluate(policy: Policy, run: Run, step: int) -> None:
         print_evaluation(line, time.perf_counter() - start)
 
 
-def answer_held_out(policy: Policy, s: Settings, step: int, mode: str) -> Evaluation:
+def answer_held_out(policy: Policy, s: Settings, step: int, mode: str) -> Json:
     """The line of evaluations.jsonl. As many problems are asked at a time as a training batch has
     answers. Random numbers follow from the problem's place alone: neither from step nor --seed."""
     problems = policy.task.held_out_problems(s.eval_tasks)
@@ -116,7 +112,7 @@ def answer_held_out(policy: Policy, s: Settings, step: int, mode: str) -> Evalua
     at_once = s.questions * s.answers
     asked = [policy.task.show(problem) for problem in problems]
     places = most_varied(asked)
-    shown: dict[int, Example] = {}
+    shown: dict[int, Json] = {}
     found: dict[str, list[float]] = {  # a number a problem
         "format": [], "length": [], "finished": [], "answer": []}
     for start in range(0, len(problems), at_once):
@@ -138,7 +134,7 @@ def answer_held_out(policy: Policy, s: Settings, step: int, mode: str) -> Evalua
             "shown": [shown[place] for place in places]}
 
 
-def example(rollouts: Rollouts, row: int, problem: str) -> Example:
+def example(rollouts: Rollouts, row: int, problem: str) -> Json:
     """One answer, and how sure the model was of each of its tokens."""
     log_prob = rollouts.log_prob[row, :rollouts.length[row]].tolist()
     return {"problem": problem, "text": rollouts.answers[row],

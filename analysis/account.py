@@ -6,6 +6,7 @@ For one token `told` puts them in, and on the page page.js. A line with a number
 is left out: a run of another trainer has not every column.
 """
 import inspect
+import textwrap
 import math
 import re
 from collections import Counter
@@ -20,10 +21,8 @@ from analysis.tally import Tokens
 from engine.choices import ADVANTAGES, MITIGATIONS, Choices
 from grpo import (centred, gradient_size, group_mean, group_z_score, length_scaling, policy_loss,
                   rescaling)
-from harness.credit_file import PART
-from harness.flags import parameters_as_flags, shortened
-from harness.log_reading import StepLine
-from harness.settings import OPTIONS
+from harness.record import PART, Json
+from harness.settings import OPTIONS, flags_of
 
 FACTS = "engine/sampler.py: Distribution.facts"  # names: an analysis loads no sampler, no model
 GRADIENT = "engine/forward.py: TokenLogProbs.backward"
@@ -100,14 +99,14 @@ def chosen(axis: str, choices: Choices, s: SimpleNamespace) -> tuple[str, str]:
     name = getattr(s, axis)
     if name not in choices:  # deleted since, or that of another trainer
         return name, ""
-    flags = "".join(f" --{flag} {getattr(s, flag)}" for flag in parameters_as_flags(choices[name])
+    flags = "".join(f" --{flag} {getattr(s, flag)}" for flag in flags_of(choices[name])
                     if hasattr(s, flag))
     paragraph = inspect.cleandoc(choices[name].__doc__ or "").split("\n\n")[0]
-    help_text = shortened(" ".join(paragraph.split()))
+    help_text = textwrap.shorten(paragraph, 80, placeholder="...")
     return f"--{axis} {name}{flags}: {help_text}", place(choices[name])
 
 
-def numbers_of(tokens: Tokens, config: Mapping[str, object], line: StepLine | None,
+def numbers_of(tokens: Tokens, config: Mapping[str, object], line: Json | None,
                b: int) -> Numbers:
     """What the lines name, of answer b. `line` is the step's in metrics.jsonl."""
     s, start, length = settings_of(config), tokens["episode_start"][b], tokens["length"][b]

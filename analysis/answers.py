@@ -7,9 +7,10 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from analysis.account import Numbers, Stage, numbers_of, rounded, stages
+from analysis.runs import read_metrics
 from analysis.tally import Tokens, read_tokens
 from engine.tokens import token_bytes
-from harness.log_reading import StepLine, lines_of_run, run_config
+from harness.record import Json, run_config
 
 PER_PAGE, STEPS = 10_000, 21  # tokens of training answers on a page, and steps they are from
 SHADED_BY = {  # what a page can shade tokens by, the first at first: its column, and what it says:
@@ -65,8 +66,8 @@ def answers_of(run: Path, tokenizer: Tokenizer, steps: list[int],
     return answers
 
 
-def metrics_by_step(run: Path) -> dict[int, StepLine]:
-    return {line["step"]: line for line in lines_of_run(run, StepLine)}
+def metrics_by_step(run: Path) -> dict[int, Json]:
+    return {line["step"]: line for line in read_metrics(run)}
 
 
 def groups_in_order(tokens: Tokens) -> list[np.ndarray]:
@@ -82,7 +83,7 @@ def own_step(tokens: Tokens, step: int) -> int:
 
 
 def answer_of(tokens: Tokens, tokenizer: Tokenizer, config: Mapping[str, object],
-              line: StepLine | None, step: int, b: int) -> Answer:
+              line: Json | None, step: int, b: int) -> Answer:
     """One answer: its texts, labels and numbers token by token, and those of its account."""
     start = int(tokens["episode_start"][b])
     of_answer = slice(start, start + int(tokens["length"][b]))

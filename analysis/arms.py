@@ -10,9 +10,8 @@ from pathlib import Path
 from analysis.runs import PLAIN, Run, is_done, steps_done, task_of
 from engine.choices import NEVER_RESCALED
 from engine.errors import UserError
-from harness.files import Json
-from harness.flags import Flag, fields_as_flags, parameters_as_flags
-from harness.settings import METHODS, NOT_SETTINGS, OPTIONS, has_effect
+from harness.record import Json
+from harness.settings import METHODS, NOT_SETTINGS, OPTIONS, Flag, flags_of, has_effect
 
 SETTING = ("model", "task", "reward", "steps", "questions", "answers", "max_new_tokens",
            "temperature")  # and the flags of the task
@@ -39,12 +38,10 @@ def effective_settings(config: Mapping[str, object]) -> Json:
     flags = {**OPTIONS, **task_flags(config)}  # and those of the choices it made
     for axis, choices in METHODS.items():
         name = str(config.get(axis, OPTIONS[axis].default))
-        flags |= parameters_as_flags(choices[name]) if name in choices else {}
-    settings = {**{name: flag.default for name, flag in flags.items()}, "kinds": "token", **config}
+        flags |= flags_of(choices[name]) if name in choices else {}
+    settings = {name: flag.default for name, flag in flags.items()} | dict(config)
     idle = {name for name, flag in flags.items() if not has_effect(flag, settings)}
     idle |= set(NOT_SETTINGS) - {"reward", "trainer"}
-    if config["mitigation"] == "by_kind":  # two kinds of it are two arms
-        idle.discard("kinds")
     if config["mitigation"] in NEVER_RESCALED:
         idle.add("rescale")
     return {name: value for name, value in settings.items() if name not in idle}
@@ -52,7 +49,7 @@ def effective_settings(config: Mapping[str, object]) -> Json:
 
 def task_flags(config: Mapping[str, object]) -> dict[str, Flag]:
     task = task_of(config)
-    return fields_as_flags(task) if task else {}
+    return flags_of(task) if task else {}
 
 
 def setting_of(run: Run) -> Json:

@@ -20,7 +20,7 @@ from analysis.statistics import Estimate, Floats, holm, mean_over, paired_differ
 from analysis.tables import Row, Table, by_row, shown
 from analysis.tally import Tally
 from engine.tokens import KINDS, SECTIONS
-from harness.identity import Evaluation
+from harness.record import Json
 
 IN_TRAINING, AT_THE_END = MEASURES = ("success in training", "held-out success at the end")
 MOST_REPEATED = 0.1  # share of the problems that were asked before
@@ -64,7 +64,7 @@ def arms_table(comparison: Comparison) -> Table:
         "length": "tokens an answer"})
 
 
-def final_lines(runs: list[Run], mode: str) -> list[Evaluation]:
+def final_lines(runs: list[Run], mode: str) -> list[Json]:
     return [line for run in runs for line in evaluations(run, mode)
             if line["step"] == run["config"]["steps"]]
 

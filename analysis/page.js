@@ -61,9 +61,12 @@ function toldAnswer(shown) {
 function tellHeldOut(evaluation) {
   const time = evaluation.step ? `at step ${evaluation.step}` : 'before training';
   $('held-out').textContent = `Held-out problems ${time}: `
-    + `${(100 * evaluation.success).toFixed(1)}% solved, ${evaluation.mode}. Some of them; the `
-    + "stronger a token's colour, the less sure the model was of it.";
-  $('told').replaceChildren(...evaluation.shown.map(toldAnswer));
+    + `${(100 * evaluation.success).toFixed(1)}% solved, ${evaluation.mode}. Some of them`
+    + (evaluation.step ? ', at the first evaluation (left) and now' : '')
+    + "; the stronger a token's colour, the less sure the model was of it.";
+  const before = evaluations.find(line => line.mode === evaluation.mode);
+  $('told').replaceChildren(...evaluation.shown.map((shown, i) => evaluation === before
+    ? toldAnswer(shown) : element('div', 'pair', toldAnswer(before.shown[i]), toldAnswer(shown))));
 }
 
 // A step is a batch of answers; another trainer numbers its updates.
@@ -146,6 +149,7 @@ class Pane {
     this.part('tokens').replaceChildren();
     this.part('account').replaceChildren();
     this.part('prompt').textContent = answer ? answer.prompt : '';
+    this.part('asked').open = this.part('prompt').textContent.length < 200;
     this.part('previous').disabled = this.at <= 0;
     this.part('next').disabled = this.at >= this.shown.length - 1;
     if (!answer) {

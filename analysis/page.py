@@ -15,7 +15,7 @@ from string import Template
 from analysis.answers import MEANING, Answer
 from analysis.tables import Table
 from engine.tokens import KINDS, SECTIONS, TAG
-from harness.files import Json, replace_text
+from harness.record import Json, replace_text
 
 HERE = Path(__file__).resolve().parent
 Picture = tuple[Path, str] | tuple[Path, str, str]  # path, caption; of a curve its scale

@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from harness.files import whole_file
+from harness.record import whole
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7",  # Okabe and Ito
            "#e69f00", "#56b4e9", "#000000", "#999999")
@@ -33,7 +33,7 @@ def save(figure: Figure, folder: Path, name: str, caption: str,
          shows: str = "") -> tuple[Path, str]:
     """Path and caption of the picture, which appears whole or not at all. `shows` is kept in it."""
     path = folder / f"{name}.png"
-    with whole_file(path) as unfinished:
+    with whole(path) as unfinished:
         figure.savefig(unfinished, dpi=DPI, format="png", metadata={"Shows": shows})
     plt.close(figure)
     return path, caption

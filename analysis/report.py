@@ -8,29 +8,34 @@ from analysis.runs import Run, evaluations, is_done, steps_done, task_of
 from analysis.tables import Table, show, show_in_short
 from analysis.tally import Tally
 from engine.errors import UserError
-from harness.flags import Flag, Parser, add_flags, with_defaults
-from harness.identity import Evaluation
-from harness.progress import change, show_status
-from harness.settings import OPTIONS
+from harness.record import Json
+from harness.screen import change, show_status
+from harness.settings import OPTIONS, Flag, make_parser, with_defaults
 
-GRADIENT = "Where the gradient went"  # chapter of the page
+GRADIENT, NOTES = "Where the gradient went", "The notes' tables"  # chapters of the page
 LEGENDS = {GRADIENT: [
     "A is the advantage of a token, w its weight, p its probability, s = norm(onehot - p) the size "
     "of the gradient of log p at the logits. The gradient of a token has the size abs(A) w s; "
     "shares are of summed sizes, directions do not enter. What --loss_norm sequence, a KL term, "
     "clipping and later epochs do to the loss is not in it.",
-    "Intervals: over this run's groups. They do not cover seed-to-seed variation."]}
+    "Intervals: over this run's groups. They do not cover seed-to-seed variation."], NOTES: [
+    "The notes are those of an earlier experiment (github.com/Ja-Crispy/GRPO-Zero): Qwen2.5-0.5B, "
+    "100 steps of Countdown, 303,042 tokens. They called A log p the contribution of a token and "
+    "took it for its gradient; the gradient has the size abs(A) w s, which stands beside it. The "
+    "notes' figures are of that run. Same: within a quarter of theirs, or as a table says."]}
 PLACES = {  # the table of the page that a picture stands below; two others have their own place
-    "growth": "over_training", "gradient by position": "position", "arms": "learning_curves"}
+    "growth": "over_training", "gradient by position": "position", "notes bins": "notes",
+    "arms": "learning_curves"}
 FLAGS = {
     "output_dir": Flag(None, "folder for pictures and report.html; by default analysis/ in the "
                        "run, or comparison/ beside the runs"),
     "baseline": Flag(None, "the arm that the others are compared with (default: plain GRPO)"),
+    "notes": Flag(False, "print the tables of the notes that this lab began with"),
     "all": Flag(False, "print every table, not only findings")}
 
 
 def read_flags(argv: list[str], description: str) -> SimpleNamespace:
-    parser = add_flags(Parser("python analyze.py [RUN ...] [flags]", description), FLAGS)
+    parser = make_parser("python analyze.py [RUN ...] [flags]", description, FLAGS)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders; several are compared")
     flags = with_defaults(parser.read(argv), FLAGS)
     if len(flags.runs) == 1 and flags.baseline:
@@ -72,7 +77,7 @@ def opening(run: Run) -> list[str]:
     return sentences
 
 
-def headline(run: Run) -> list[Evaluation]:
+def headline(run: Run) -> list[Json]:
     return evaluations(run, "sampled") or evaluations(run, "greedy")
 
 

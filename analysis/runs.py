@@ -8,24 +8,22 @@ from typing import TypedDict
 import numpy as np
 
 from engine.errors import UserError
-from harness.credit_file import checkpoint_folders
-from harness.credit_reading import credit_steps, read_columns
-from harness.files import is_there, paths_in
-from harness.identity import Evaluation
-from harness.log_reading import (RunConfig, StepLine, lines_of_run, missing_evaluations,
-                                 refuse_gaps, run_config)
+from harness.record import (Json, credit_steps, is_complete, read_columns, read_lines,
+                            run_config)
 from harness.settings import Settings
 from harness.tasks import load_task
 
+MEASURED = ("success", "finished", "reward", "entropy", "loss", "N", "length", "gradient_norm",
+            "sampler_gap", "weight_factor", "seconds", "processor_seconds", "skipped")
 PLAIN = {"mitigation": "none", "advantage": "grpo", "loss": "policy", "placebo": "none"}
 
 
 class Run(TypedDict):
     folder: Path
-    config: RunConfig
+    config: Json
     steps: list[int]  # with a credit file
-    metrics: list[StepLine]
-    evaluations: list[Evaluation]
+    metrics: list[Json]
+    evaluations: list[Json]
 
 
 def read_runs(folders: list[str]) -> list[Run]:
@@ -33,9 +31,9 @@ def read_runs(folders: list[str]) -> list[Run]:
     runs/* caught is passed over, with a line."""
     runs, several = [], len(folders) > 1
     for folder in {os.path.realpath(name): Path(name) for name in folders}.values():
-        if not is_there(folder):
+        if not folder.exists():
             raise UserError(f"{folder} does not exist")
-        if several and not is_there(folder / "config.json"):
+        if several and not (folder / "config.json").exists():
             print(f"passed over: {folder} is not a run folder, it has no config.json",
                   file=sys.stderr)
             continue
@@ -51,36 +49,17 @@ def read_runs(folders: list[str]) -> list[Run]:
 
 def read_run(folder: str | Path) -> Run:
     folder = Path(folder)
-    config = run_config(folder)
-    run: Run = {"folder": folder, "config": config, "steps": credit_steps(folder),
-                "metrics": lines_of_run(folder, StepLine),
-                "evaluations": lines_of_run(folder, Evaluation)}
-    counts = [len(line["answer"]) for line in run["evaluations"]]
-    for number, count in enumerate(counts, 1):  # differences are paired by problem
-        if count != counts[0] or not count:
-            raise UserError(f"{folder / 'evaluations.jsonl'}, line {number} has {count} answers, "
-                            f"line 1 has {counts[0]}: they should be to the same problems")
-    refuse_gaps(folder, config, run["metrics"], run["evaluations"], steps_made(run))
-    lost = {line["step"] for line in run["metrics"]} - set(run["steps"])
-    if lost and run["steps"]:
-        print(f"note: {folder / 'credit'} has lost the files of {len(lost)} steps, the first is "
-              f"step {min(lost)}: what follows of tokens is of the others", file=sys.stderr)
-    return run
+    return {"folder": folder, "config": run_config(folder), "steps": credit_steps(folder),
+            "metrics": read_metrics(folder),
+            "evaluations": read_lines(folder / "evaluations.jsonl")}
 
 
-def steps_made(run: Run) -> int:
-    """Up to which step all has to be on record. What training writes comes in order: the evaluation
-    before the first step, then of each step its credit file, its line of metrics, its evaluation
-    and its checkpoint. Of the last step all that follows may be missing; -1 if nothing has to be
-    there. Probes leave credit files alone, and no `ranks` in config.json."""
-    done = steps_done(run)
-    kept = [step for step, path in checkpoint_folders(run["folder"]).items() if paths_in(path)]
-    if done or "ranks" in run["config"]:
-        kept += [step - 1 for step in run["steps"][-1:]]
-    return max([done - 1, *kept])
+def read_metrics(folder: Path) -> list[Json]:
+    """What another trainer does not know is None."""
+    return [dict.fromkeys(MEASURED) | line for line in read_lines(folder / "metrics.jsonl")]
 
 
-def evaluations(run: Run, mode: str) -> list[Evaluation]:
+def evaluations(run: Run, mode: str) -> list[Json]:
     """Those that were `sampled` or `greedy`, in the order of their steps."""
     lines = [line for line in run["evaluations"] if line["mode"] == mode]
     return sorted(lines, key=lambda line: line["step"])
@@ -102,9 +81,7 @@ def steps_done(run: Run) -> int:
 
 
 def is_done(run: Run) -> bool:
-    steps = run["config"]["steps"]
-    missing = missing_evaluations(run["config"], run["evaluations"], steps, steps)
-    return steps_done(run) >= steps and not missing
+    return is_complete(run["config"], run["metrics"], run["evaluations"])
 
 
 def task_of(config: Mapping[str, object]) -> type | None:

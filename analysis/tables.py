@@ -10,8 +10,8 @@ from analysis.statistics import Interval
 
 WIDTH = 100        # of a terminal
 LONGEST_WORD = 30  # in a table; a longer one is cut where there is no room
-NOTHING = ("Nothing to compare: no token of one side has a gradient, none was there, or its size "
-           "is not known.")
+NOTHING = ("Too few groups to say: it takes six with different rewards, and gradients of known "
+           "size.")
 UNDEFINED = re.compile(r"(?<!['\w])(nan|inf)(?!['\w])")  # as a number, not as a quoted token
 Cell = str | float | Interval | None
 Row = list[Cell]
@@ -148,8 +148,7 @@ def show(texts: list[str], tables: list[Table]) -> None:
 def show_in_short(texts: list[str], tables: list[Table]) -> None:
     """Print texts as a list, and tables without findings and notes."""
     for text in dict.fromkeys(texts):
-        if text != NOTHING:
-            print("\n".join(item_of(text)))
+        print("\n".join(item_of(text)))
     for table in tables:
         print(f"\n{table.title}\n{table.to_text()}")
 

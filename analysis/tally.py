@@ -17,13 +17,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from analysis.statistics import Estimate, Floats, ratio, verdicts
+from analysis.statistics import FEWEST, Estimate, Floats, estimate, ratio, verdicts
 from analysis.tables import Columns
 from engine.errors import UserError
 from engine.tokens import KINDS, SECTIONS, load_tokenizer
 from grpo import gradient_size
-from harness.credit_reading import credit_steps, read_columns
-from harness.progress import show_status
+from harness.record import credit_steps, read_columns
+from harness.screen import show_status
 
 Tokens = dict[str, np.ndarray]  # a step's columns, one value a token, answer or problem
 Blocks = slice | np.ndarray
@@ -67,7 +67,7 @@ class Tally:
             raise UserError(f"{run} has no credit files yet")
         self.tokenizer = load_tokenizer(run)
         self.blocks = np.array_split(np.array(self.steps), min(BLOCKS, len(self.steps)))
-        self.tokens, self.groups = 0, 0
+        self.tokens, self.groups, self.longest = 0, 0, 0  # longest: tokens of an answer
         self.answers = np.zeros(len(self.blocks), np.int64)
         self.flat_answers = np.zeros(len(self.blocks))  # in groups of equal rewards; nan: unknown
         self.rewards: Counter[str] = Counter()  # of each part: its sum over answers
@@ -92,6 +92,7 @@ class Tally:
         groups = [tokens["reward"][tokens["group"] == g] for g in np.unique(tokens["group"])]
         self.tokens += len(tokens["token_id"])
         self.groups += len(groups)
+        self.longest = max(self.longest, int(tokens["length"].max()))
         self.answers[block] += len(tokens["group"])
         flat = sum(len(r) for r in groups if np.ptp(r) == 0)
         self.flat_answers[block] += np.nan if np.isnan(tokens["reward"]).any() else flat
@@ -140,6 +141,10 @@ class Tally:
         sizes = self.total(partition, measure)
         return sizes / max(float(sizes.sum()), 1e-300)
 
+    def has_cells(self, partition: str) -> bool:
+        """Whether it tells tokens apart: a task need not label them."""
+        return int((self.count(partition) > 0).sum()) > 1
+
     def is_common(self, partition: str) -> np.ndarray:
         """(cells,) whether there are enough tokens to say something of them."""
         return self.count(partition) >= max(1, RARE * self.tokens)
@@ -156,6 +161,16 @@ class Tally:
         """By the delta method: of what has this slope by each sum over groups."""
         with np.errstate(invalid="ignore"):  # nothing is known where a sum is 0
             return float(np.sqrt(np.maximum(slope @ self.products[partition] @ slope, 0)))
+
+    def share(self, partition: str, cell: int) -> Estimate:
+        """A cell's share of the gradient, by the delta method over groups with advantages."""
+        sizes = self.total(partition, "abs gradient")
+        part, groups = self.shares(partition)[cell], int(self.live["all"][0])
+        if groups < FEWEST:
+            return Estimate(part)
+        slope = ((np.arange(len(sizes)) == cell) - part) / max(float(sizes.sum()), 1e-300)
+        error = self.error(partition, np.stack([np.zeros_like(slope), slope], -1).ravel())
+        return estimate(part, error * np.sqrt(groups / (groups - 1)), groups - 1)
 
     def over(self, partition: str, cells: Floats, others: Floats) -> Estimate:
         """The mean gradient in some cells over that in others. Groups without advantages say

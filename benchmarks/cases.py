@@ -30,13 +30,11 @@ from engine.policy import Policy, gather
 from engine.rollouts import Rollouts
 from engine.sampler import Generation, generate
 from grpo import grpo, update
-from harness.credit_file import write_credit
-from harness.files import PROJECT
-from harness.flags import MOST_THREADS, fields_as_flags, option
+from harness.record import PROJECT, write_credit
+from harness.screen import run_as_program
 from harness.load import load_policy, pick_device
 from harness.metrics import peak_memory
-from harness.program import run_as_program
-from harness.settings import Settings, make_settings
+from harness.settings import MOST_THREADS, Settings, flags_of, make_settings, option
 from qwen2_model import ModelConfig, Qwen2
 
 SIZES = {  # vocabulary, width, MLP width, layers, heads, key heads, head width
@@ -64,7 +62,7 @@ class Case:
     offload_optimizer: bool = option(False, "as in train.py; on a CPU it saves nothing")
 
 
-FLAGS = fields_as_flags(Case)
+FLAGS = flags_of(Case)
 
 
 def make_config(case: Case) -> ModelConfig:

@@ -38,8 +38,8 @@ from engine.forward import TokenLogProbs
 from engine.fused import FusedQwen2
 from engine.optimizer import AdamW
 from engine.sampler import Decoding, Rows, Sampling
-from harness.flags import Flag, Parser, add_flags, with_defaults
-from harness.program import run_as_program
+from harness.settings import Flag, make_parser, with_defaults
+from harness.screen import run_as_program
 from qwen2_model import Qwen2
 
 COUNTED = {"size": "0.5B", "questions": 8, "answers": 8, "new_tokens": 512, "dtype": "bfloat16",
@@ -255,8 +255,8 @@ def row_of(what: str, case: Case, tokens: int, total: Counter) -> list:
 
 def main(argv: list[str]) -> None:
     """Print a token step of ROWS answers, and the case's update."""
-    parser = Parser("python -m benchmarks.count [flags]", __doc__)
-    given = with_defaults(add_flags(parser, FLAGS).read(argv), FLAGS)
+    parser = make_parser("python -m benchmarks.count [flags]", __doc__, FLAGS)
+    given = with_defaults(parser.read(argv), FLAGS)
     case = Case("", **{name: getattr(given, name) for name in COUNTED})
     gpu = {"bandwidth": given.bandwidth * 1e12, "rate": given.rate * 1e12}
     print(f"Computed, not measured: {case.size}, {case.dtype}, {case.questions} problems, answers "

@@ -18,10 +18,9 @@ from benchmarks import cases
 from benchmarks.cases import DTYPES, Case, in_a_process
 from benchmarks.count import ROWS
 from engine.errors import UserError
-from harness.flags import Parser, add_flags, with_defaults
+from harness.settings import make_parser, with_defaults
 from harness.load import pick_device
-from harness.program import run_as_program
-from harness.progress import show_status
+from harness.screen import run_as_program, show_status
 
 LONGEST = 150  # seconds of a part
 # how far a gradient may be from the CPU's, as a share of its norm: both round, bfloat16 to 8 bits
@@ -61,8 +60,8 @@ def outcome(case: Case) -> str:
 
 
 def main(argv: list[str]) -> None:
-    parser = Parser("python -m benchmarks.gpu [flags]", __doc__)
-    given = with_defaults(add_flags(parser, FLAGS).read(argv), FLAGS)
+    parser = make_parser("python -m benchmarks.gpu [flags]", __doc__, FLAGS)
+    given = with_defaults(parser.read(argv), FLAGS)
     if given.device.startswith("cuda") and not torch.cuda.is_available():
         raise UserError("PyTorch sees no GPU here, so there is nothing to measure; `python -m "
                         "benchmarks.count` says what one would do, by arithmetic")

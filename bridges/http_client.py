@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 
 from engine.errors import UserError
-from harness.files import parse_object
-from harness.flags import shortened
+from harness.record import parse_object
 
 FLAG = "--rollouts"
 AT_ONCE = 128  # requests under way; the others wait for their turn
@@ -27,7 +26,7 @@ def read_address(text: str) -> str:
         raise UserError(f"{FLAG}: an address cannot hold a user or a password, it is kept in "
                         "config.json")
     if not ADDRESS.fullmatch(text):
-        raise UserError(f"{FLAG} {shortened(text)} should be http://HOST:PORT, in small letters "
+        raise UserError(f"{FLAG} {text:.80} should be http://HOST:PORT, in small letters "
                         "and with nothing behind it")
     return text.rstrip("/")
 
@@ -96,4 +95,4 @@ class Client:
 
 def one_line(text: object) -> str:
     """What another program said, short enough to be shown."""
-    return shortened(" ".join(str(text).split()), 200)
+    return f"{' '.join(str(text).split()):.200}"

@@ -4,42 +4,58 @@ A file is read line by line. A line that its table does not fit ends the import 
 """
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Annotated, NamedTuple, TypedDict
+from typing import NamedTuple
 
 from bridges.http_client import one_line
-from engine.errors import UserError, is_file
+from engine.errors import UserError
 from engine.tokens import CHATML
-from harness.credit_file import column_of
-from harness.files import lines_in, parse_object
-from harness.flags import Range, shortened
-from harness.identity import Number
-from harness.log_reading import check_of, is_number
+from harness.record import parse_object
 
-PER_TOKEN = ("log_prob", "entropy", "collision", "weight", "advantage")
-
-
-class Message(TypedDict):
-    role: str
-    content: str | None  # one that calls tools may have none
+LARGEST = 3.4028234663852886e38  # of float32
+PER_TOKEN = {  # the range of a column, rounding allowed for
+    "log_prob": (-LARGEST, 1e-3), "entropy": (-1e-3, LARGEST), "collision": (0, 1.001),
+    "weight": (0, LARGEST), "advantage": (-LARGEST, LARGEST)}
 
 
-def numbers_of(name: str):
-    """One for an answer, or one for each token, in the range of a column."""
-    number = Annotated[float, Range(least=column_of(name).low, most=column_of(name).high)]
-    return number | list[number], "a number, or one for each token, that this column can hold"
+def is_number(value, low: float = -LARGEST, high: float = LARGEST) -> bool:
+    return type(value) in (int, float) and low <= value <= high
 
 
-TEXT = (str | list[Message], "a text or a list of messages")
-IDS = (list[Annotated[int, Range(least=0, most=2 ** 24 - 1)]], "a list of token numbers")
-TYPES = {  # of a line's fields, and what that is in words; null is as if it were not there
-    "step": (Annotated[int, Range(least=0, most=2 ** 30 - 1)], "a whole number"),
-    "group": (int | str, "a whole number or a text"),
+def is_whole(value, most: int) -> bool:
+    return type(value) is int and 0 <= value <= most
+
+
+def is_text(value) -> bool:
+    """Or messages; one that calls tools may have no content."""
+    return isinstance(value, str) or isinstance(value, list) and all(
+        isinstance(one, dict) and isinstance(one.get("role"), str)
+        and isinstance(one.get("content"), str | None) for one in value)
+
+
+def are_ids(value) -> bool:
+    return isinstance(value, list) and all(is_whole(one, 2 ** 24 - 1) for one in value)
+
+
+def fits_column(value, low: float, high: float) -> bool:
+    return all(is_number(one, low, high) for one in (value if isinstance(value, list) else [value]))
+
+
+TEXT = is_text, "a text or a list of messages"
+IDS = are_ids, "a list of token numbers"
+FIELDS = {  # of a line, with a test and what that is in words; null is as if it were not there
+    "step": (partial(is_whole, most=2 ** 30 - 1), "a whole number"),
+    "group": (lambda value: type(value) in (int, str), "a whole number or a text"),
     "prompt": TEXT, "completion": TEXT, "prompt_ids": IDS, "token_ids": IDS,
-    "reward": (Number, "a number"), "parts": (dict[str, Number], "numbers by name"),
-    "finished": (bool, "true or false"), "solved": (bool, "true or false"),
-    **{name: numbers_of(name) for name in PER_TOKEN}}
-FIELDS = {name: (check_of(kind), words) for name, (kind, words) in TYPES.items()}
+    "reward": (is_number, "a number"),
+    "parts": (lambda value: isinstance(value, dict) and all(map(is_number, value.values())),
+              "numbers by name"),
+    "finished": (lambda value: type(value) is bool, "true or false"),
+    "solved": (lambda value: type(value) is bool, "true or false"),
+    **{name: (partial(fits_column, low=low, high=high),
+              "a number, or one for each token, that this column can hold")
+       for name, (low, high) in PER_TOKEN.items()}}
 
 
 def first(*values: object):
@@ -111,10 +127,10 @@ def in_our_fields(row: dict, where: str, path: Path) -> tuple[str, dict]:
         line = translated(row | {"file": path.name}, form) if form else row
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
         raise UserError(f"{where} is no line of {name}: "
-                        f"{shortened(f'{type(error).__name__}: {error}')}") from None
+                        f"{type(error).__name__}: {error!s:.80}") from None
     if not form and row.keys().isdisjoint(("reward", "advantage")):
         raise UserError(f"{where} is no answer: it has neither a reward nor an advantage, "
-                        f"but {shortened(', '.join(row))}")
+                        f"but {', '.join(row):.80}")
     return name, checked({ours: value for ours, value in line.items() if value is not None}, where)
 
 
@@ -158,7 +174,7 @@ def checked(line: dict, where: str) -> dict:
         is_right, words = FIELDS[name]
         if not is_right(line[name]):
             raise UserError(f"{where}: its {name} should be {words}, "
-                            f"not {shortened(repr(line[name]))}")
+                            f"not {line[name]!r:.80}")
     if "step" not in line or line.keys().isdisjoint(("reward", "advantage")):
         lacks = "reward and no advantage" if "step" in line else "step"
         raise UserError(f"{where} has no {lacks}")
@@ -168,19 +184,22 @@ def checked(line: dict, where: str) -> dict:
 def lines_of(files: list[Path]) -> Iterator[tuple[str, str, dict]]:
     """Where a line stands, who wrote it, and what it says in our own fields; one at a time."""
     for path in files:
-        if not is_file(path):
+        if not path.is_file():
             raise UserError(f"cannot read {path}: there is no such file")
-        if sum(map(path.samefile, filter(is_file, files))) > 1:
+        if sum(map(path.samefile, filter(Path.is_file, files))) > 1:
             raise UserError(f"{path} is named twice: its answers would count twice")
         for where, row in read_table(path) if path.suffix == ".parquet" else read_lines(path):
             yield where, *in_our_fields(row, where, path)
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, dict]]:
-    for number, text in enumerate(lines_in(path), 1):
-        text, where = text.removeprefix("\ufeff"), f"{path}, line {number}"  # some editors begin so
-        if text.strip():
-            yield where, parse_object(text, where)
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            for number, text in enumerate(file, 1):
+                if text.strip():
+                    yield f"{path}, line {number}", parse_object(text, f"{path}, line {number}")
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not text") from None
 
 
 def read_table(path: Path) -> Iterator[tuple[str, dict]]:

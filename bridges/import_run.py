@@ -32,13 +32,11 @@ from engine.forward import with_facts
 from engine.rollouts import NOTHING, Rollouts, score_answers
 from engine.tokens import END_OF_TURN, OTHER, THINK, encode, load_tokenizer, token_bytes
 from grpo import group_z_score, to_every_token
-from harness.credit_file import credit_path, write_credit
-from harness.files import find_folder, read_json, replace_text, sha256_of, whole_folder
-from harness.flags import Flag, Parser, add_flags, with_defaults
-from harness.identity import fingerprint, provenance, run_id_of
+from harness.record import (credit_path, find_folder, provenance, read_json, replace_text, whole,
+                            write_credit)
+from harness.screen import run_as_program, show_status
+from harness.settings import Flag, make_parser, with_defaults
 from harness.load import pick_device
-from harness.program import run_as_program
-from harness.progress import show_status
 from qwen2_model import Qwen2
 
 MODELS = ("qwen2", "qwen3")  # the model_type of those that are implemented
@@ -242,38 +240,36 @@ def labelled(batch: Rollouts, tokenizer: Tokenizer, task=None) -> Rollouts:
 
 def import_run(files: list[Path], out: Path, reader: Reader, config: dict) -> None:
     """Write the run folder, whole or not at all."""
-    config["run_id"] = run_id_of(config)
-    with whole_folder(out) as unfinished:
+    with whole(out) as unfinished:
         replace_text(unfinished / "tokenizer.json", reader.tokenizer.to_str())
         for step, answers in reader.steps(files):
             show_status(f"step {step}: {len(answers)} answers")
             batch, weight = reader.batch(answers, step)
-            origin = {"run_id": config["run_id"], "step": step,
-                      "trainer_step": answers[0]["step"]}
-            write_credit(credit_path(unfinished, step), batch, weight, origin)
+            write_credit(credit_path(unfinished, step), batch, weight,
+                         {"trainer_step": answers[0]["step"]})
         config["imported"] = reader.notes(len(files))
         replace_text(unfinished / "config.json", json.dumps(config, indent=2) + "\n")
 
 
 def main(argv: list[str]) -> None:
-    parser = Parser("python -m bridges.import_run FILES... --model FOLDER --out RUN", __doc__)
+    parser = make_parser("python -m bridges.import_run FILES... --model FOLDER --out RUN", __doc__,
+                         FLAGS)
     parser.add_argument("files", nargs="+", metavar="FILES",
                         help="what the trainer wrote, in the order of the steps")
     parser.add_argument("--model", required=True, metavar="FOLDER",
                         help="its tokenizer reads the tokens, its weights compute what is missing")
     parser.add_argument("--out", required=True, metavar="RUN",
                         help="the run folder to make")
-    given = add_flags(parser, FLAGS).read(argv)
+    given = parser.read(argv)
     files = [Path(file) for file in given.pop("files")]
     model, out = given.pop("model"), Path(given.pop("out"))
     source = find_folder(model)
     flags = with_defaults(given, FLAGS)
     reader = Reader(source, flags.device, flags.temperature or 1)
-    made_of = {"model": fingerprint(source), **{str(path): sha256_of(path) for path in files}}
     *_, line = next(lines_of(files), [{}])
     import_run(files, out, reader, {
         "mitigation": out.name, "advantage": "grpo", "seed": 0, "steps": 0, "model": model,
-        "made_of": made_of, **provenance(), "temperature": flags.temperature or 1,
+        **provenance(), "temperature": flags.temperature or 1,
         "columns_temperature": flags.temperature or (None if line.keys() & set(FACTS) else 1)})
     show_status("")
     count = reader.count

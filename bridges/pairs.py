@@ -25,11 +25,9 @@ from engine.forward import with_facts
 from engine.policy import stop_ids
 from engine.rollouts import Rollouts
 from engine.tokens import encode, encode_prompt, load_tokenizer
-from harness.credit_reading import credit_steps, read_credit
-from harness.files import parse_json, read_given, replace_text
-from harness.flags import Parser
-from harness.program import run_as_program
-from harness.settings import make_settings
+from harness.record import parse_object, credit_steps, read_credit, read_given, replace_text
+from harness.screen import run_as_program
+from harness.settings import make_parser, make_settings
 from harness.tasks import make_task
 
 KEYS = ("problem", "chosen", "rejected")
@@ -75,7 +73,7 @@ class GivenPairs:
 
 def parse_pair(line: str, where: str, policy) -> Pair:
     try:
-        raw = parse_json(line)
+        raw = parse_object(line, where)
         problem_text, better, worse = [raw[key] for key in KEYS if raw[key].strip()]
     except (ValueError, LookupError, TypeError, AttributeError):
         raise UserError(f"{where}: {EXPECTED}, got {line[:80]!r}") from None
@@ -110,7 +108,7 @@ def pairs_of(folder: Path, settings) -> list[dict]:
 
 
 def main(argv: list[str]) -> None:
-    parser = Parser("python -m bridges.pairs RUN", __doc__)
+    parser = make_parser("python -m bridges.pairs RUN", __doc__, {})
     parser.add_argument("run", metavar="RUN", help="a run folder")
     folder = Path(parser.read(argv)["run"])
     settings, output = make_settings({"config": folder / "config.json"}), folder / "pairs.jsonl"

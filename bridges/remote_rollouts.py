@@ -11,7 +11,6 @@ use our own sampler.
 """
 import os
 import secrets
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,9 +25,8 @@ from engine.optimizer import parameters_by_name
 from engine.policy import encode_prompts, gather, stop_ids
 from engine.rollouts import Rollouts
 from engine.sampler import Generation
-from harness.files import is_there, whole_folder, writing
-from harness.log_reading import StepLine, lines_of_run, run_config
-from harness.progress import say
+from harness.record import read_lines, remove, run_config, whole
+from harness.screen import say
 from qwen2_model import Qwen2, write_tensors
 
 AS_SAMPLED = {  # a server would take other values from the model's generation_config.json
@@ -60,10 +58,10 @@ def usual_before(settings) -> float | None:
     """How far log-probs were apart in a run that goes on as it was; None of a new run, or where
     another server or another type makes other differences."""
     folder = settings.folder
-    config = run_config(folder) if is_there(folder / "config.json") else {}
+    config = run_config(folder) if folder.exists() else {}
     if any(config.get(name) != getattr(settings, name) for name in ("rollouts", "dtype")):
         return None
-    last = lines_of_run(folder, StepLine)[-settings.rollouts_every:]
+    last = read_lines(folder / "metrics.jsonl")[-settings.rollouts_every:]
     return min((line["sampler_gap"] for line in last if line["sampler_gap"] is not None),
                default=None)
 
@@ -169,10 +167,8 @@ def write_weights(folder: Path, model: Qwen2, parameters: dict[str, torch.Tensor
     """In place of the folder before. All processes call it: a shard comes together in rank 0."""
     if processes.rank() > 0:
         return write_tensors(None, parameters)
-    with writing(folder):
-        if is_there(folder.parent):
-            shutil.rmtree(folder.parent)
-    with whole_folder(folder) as unfinished, writing(folder):
+    remove(folder.parent)
+    with whole(folder) as unfinished:
         model.save_pretrained(unfinished, parameters)
 
 

@@ -30,23 +30,18 @@ from safetensors.torch import load_file, save_file
 
 from engine.choices import MITIGATIONS, NEVER_RESCALED
 from bridges.import_run import labelled, named_parts
-from engine.errors import UserError, is_file, is_there
+from engine.errors import UserError
 from engine.processes import refuse_undefined
 from engine.policy import derived_seed
 from engine.rollouts import Rollouts
 from engine.tokens import load_tokenizer
 from grpo import to_every_token
-from harness.credit_file import credit_path, write_credit
-from harness.files import PROJECT
-from harness.flags import Flag, check_value, check_values, parameters_as_flags
-from harness.identity import provenance, run_id_of
+from harness.record import (PROJECT, RunFolder, credit_path, make_run, provenance, run_config,
+                            write_credit)
+from harness.screen import python_command, say
+from harness.settings import Flag, check_value, check_values, flags_of
 from harness.metrics import batch_metrics
-from harness.own_code import joined
 from harness.load import make
-from harness.log_reading import run_config
-from harness.progress import python_command, say
-from harness.resume import truncate
-from harness.run_folder import RunFolder
 from harness.tasks import CheckedTask, load_task
 from mitigations import rescaled_weight
 
@@ -194,7 +189,7 @@ class Credit:
 
     def load_state(self, path: Path) -> None:
         if hasattr(self.weighting, "load_state_dict"):
-            if not is_file(path):
+            if not path.exists():
                 raise UserError(f"{path} does not exist: {self.name} cannot go on without its "
                                 "state")
             self.weighting.load_state_dict(load_file(path))
@@ -281,21 +276,23 @@ class Record:
                 f"{python_command(PROJECT / 'analyze.py', self.path)}")
         steps = {"step": batch, "trainer_step": self.trainer.state.global_step + 1}  # its update
         write_credit(credit_path(self.run.path, batch), rollouts, weight,
-                     {**self.run.origin, **steps, "process": (0, 1)})  # one file for all processes
-        self.run.append("metrics.jsonl", joined(steps, batch_metrics(rollouts), numbers))
+                     {"trainer_step": steps["trainer_step"]})  # one file for all processes
+        self.run.append("metrics.jsonl", numbers | steps | batch_metrics(rollouts))
 
     def begin(self, batch: int) -> RunFolder:
         """Make the folder; where the run was resumed, forget what will be made again."""
         config = self.config()
-        if batch > 1 and is_there(self.path):
-            if run_config(self.path).get("run_id") != config["run_id"]:
+        if batch > 1 and self.path.exists():
+            known, aside = run_config(self.path), {"git_commit", "versions"}
+            if any(known.get(name) != config[name] for name in config.keys() - aside):
                 raise UserError(f"{self.path} is of a run with other settings: name another folder")
             run = RunFolder(self.path)
-            truncate(run, batch - 1)
+            run.forget_after(batch - 1)
             return run
         with TemporaryDirectory() as folder:
             self.tokenizer.save(f"{folder}/tokenizer.json")
-            return RunFolder.create(self.path, config, Path(folder, "tokenizer.json"))
+            make_run(self.path, config, Path(folder, "tokenizer.json"))
+        return RunFolder(self.path)
 
     def config(self) -> dict:
         """config.json: the flags of train.py where TRL has the same, and what made it."""
@@ -311,7 +308,7 @@ class Record:
             "columns_temperature": float(trainer.temperature),
             "eval_every": 0, "reward": " + ".join(trainer.reward_func_names), **provenance()}
         config["versions"] |= {"trl": trl.__version__, "transformers": transformers.__version__}
-        return {**config, "run_id": run_id_of(config)}
+        return config
 
 
 class Only:
@@ -385,7 +382,7 @@ def weighting_of(mitigation):
 
 
 def flag_values(function, given: dict) -> dict:
-    flags = parameters_as_flags(function)
+    flags = flags_of(function)
     if unknown := [name for name in given if name not in flags]:
         raise UserError(f"mitigation_flags: {function.__name__} has no flag {unknown[0]}, it has "
                         f"{', '.join(flags) or 'none'}")

@@ -22,7 +22,7 @@ from engine.forward import LOGITS_AT_ONCE
 from engine.policy import Policy, stop_ids
 from engine.rollouts import Rollouts
 from engine.sampler import Generation, Start, generate
-from harness.flags import Flag, shortened
+from harness.settings import Flag
 
 Prefix = tuple[int, tuple[int, ...]]  # a problem, and the first tokens of an answer to it
 Places = list[tuple[int, int]]         # (answer, index) of single tokens
@@ -44,7 +44,7 @@ class vine:
 
     def __init__(self, policy: Policy, *, values_k: K = 9, values_every: Every = "line"):
         if not re.fullmatch("line|[1-9][0-9]{0,8}", values_every):
-            raise UserError(f"--values_every {shortened(values_every)} should be line or a number "
+            raise UserError(f"--values_every {values_every} should be line or a number "
                             "of tokens, at least 1")
         self.k, self.every = values_k, values_every
         self.metrics: Metrics = {}

@@ -15,10 +15,9 @@ for a choice that keeps a state or samples more:
         metrics: dict                               # if it has numbers for metrics.jsonl
 """
 import importlib
-import sys
 from collections import UserDict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from torch import Tensor
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from engine.rollouts import Rollouts
 
 Choice = Callable[..., Tensor] | type  # a function or a class below a decorator
-Metrics = dict[str, float | str | None]
+Metrics = dict[str, Any]  # numbers for a line of metrics.jsonl, by name
 Same = TypeVar("Same", bound=Choice)
 
 
@@ -42,27 +41,26 @@ class Choices(UserDict[str, str | Choice]):
     """Functions and classes by name, or until one is asked for the name of its module: importing
     that runs the decorator, which puts it there."""
 
-    def __init__(self, *choices: dict[str, str | Choice]):
-        self.made_by: dict[str, object] = {}  # which loading of a module defined a name
-        super().__init__(*choices)
-
     def __getitem__(self, name: str) -> Choice:
         choice = self.data[name]
-        if isinstance(choice, str):
-            importlib.import_module(choice)
-            return self[name]
-        return choice
+        if not isinstance(choice, str):
+            return choice
+        importlib.import_module(choice)
+        return self[name]
 
     def __setitem__(self, name: str, choice: str | Choice) -> None:
-        """A name belongs to one module. There it may be written anew, as in a notebook's cell."""
-        known = self.data.get(name, choice)
-        where = {one if isinstance(one, str) else one.__module__ for one in (known, choice)}
-        if len(where) > 1:
-            raise UserError(f"{name} of {' and '.join(sorted(where))}: one needs another name")
+        """A name is taken once: a second `def none` would take plain GRPO's place in silence. But a
+        notebook's cell may be run again."""
+        module = module_of(choice)
+        known = self.data.get(name, module)
+        if known != module and not module_of(known) == module == "__main__":
+            raise UserError(f"there are two {name}, in {module_of(known)} and {module}: one needs "
+                            "another name")
         self.data[name] = choice
 
-    def loaded(self) -> dict[str, Choice]:
-        return {name: choice for name, choice in self.data.items() if not isinstance(choice, str)}
+
+def module_of(choice: str | Choice) -> str:
+    return choice if isinstance(choice, str) else choice.__module__
 
 
 MITIGATIONS, ADVANTAGES = Choices(), Choices()
@@ -93,12 +91,6 @@ def add_to(choices: Choices, function: Choice | None, marked: set[str], is_marke
     """Without a function, as in @mitigation(rescaled=False), a decorator."""
     if function is None:
         return lambda function: add_to(choices, function, marked, is_marked)
-    name, module = function.__name__, function.__module__
-    # a reload has another one, a notebook has none
-    loading = getattr(sys.modules.get(module), "__spec__", None)
-    if loading is not None and choices.made_by.get(name) is loading:
-        raise UserError(f"{name} is twice in {module}: one needs another name")
-    choices.made_by[name] = loading
-    choices[name] = function
-    (marked.add if is_marked else marked.discard)(name)  # it may be written anew without the mark
+    choices[function.__name__] = function
+    (marked.add if is_marked else marked.discard)(function.__name__)  # a cell may be run again
     return function

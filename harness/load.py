@@ -14,8 +14,8 @@ from engine.optimizer import AdamW
 from engine.policy import Policy, RunSettings, encode_prompts
 from engine.rollouts import Problem, Rollouts
 from engine.tokens import load_tokenizer
-from harness.files import Json, find_folder
-from harness.own_code import place_of, told_as
+from harness.own_code import place_of
+from harness.record import Json, find_folder
 from harness.run import Run
 from harness.settings import OWN_SAMPLER, Settings
 from harness.tasks import make_task
@@ -75,8 +75,7 @@ def make(function: Choice, values: Json, policy: Policy) -> Method:
     if hasattr(function, "state_dict") != hasattr(function, "load_state_dict"):
         raise UserError(f"{function.__name__} ({place_of(function)}) needs both state_dict and "
                         "load_state_dict, or a resumed run would forget its state")
-    with told_as(function.__name__, function):
-        made: Method = function(policy, **values)
+    made: Method = function(policy, **values)
     return made
 
 
@@ -107,10 +106,8 @@ def set_threads(threads: int, model: Qwen2) -> None:
 
 
 def check_prompts(policy: Policy) -> None:
-    """Are there problems, can the tokenizer spell them, does the model take prompt and answer?"""
+    """Can the tokenizer spell the longest prompts, does the model take prompt and answer?"""
     s, task = policy.settings, policy.task
-    task.training_problems(s.seed, 1, 1)
-    task.held_out_problems(1)
     longest = max(map(len, encode_prompts(policy.tokenizer, task, task.extreme_problems())))
     limit = policy.model.config.max_position_embeddings
     if longest + s.max_new_tokens > limit:

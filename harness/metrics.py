@@ -7,11 +7,12 @@ from contextlib import contextmanager
 
 import torch
 
-from engine.choices import Method, Metrics
+from engine.choices import Method
+from engine.errors import UserError
 from engine.rollouts import Rollouts
-from harness.credit_file import column_of_part
-from harness.own_code import joined, metrics_of, number
-from harness.progress import show_status
+from harness.own_code import metrics_of
+from harness.record import Json, column_of_part
+from harness.screen import show_status
 
 
 class Clock:
@@ -30,20 +31,24 @@ class Clock:
         self.seconds[stage] = time.perf_counter() - begin
 
 
-def step_metrics(clock: Clock, rollouts: Rollouts, update: Metrics, advantage: Method,
-                 weights: Metrics) -> Metrics:
+def step_metrics(clock: Clock, rollouts: Rollouts, update: Json, advantage: Method,
+                 weights: Json) -> Json:
     """Of batch, update, advantage and weights; what the last two sampled for themselves adds up."""
     batch, credit = batch_metrics(rollouts), metrics_of(advantage)
-    extra = {name: number(credit, name) + number(weights, name)
+    extra = {name: credit.pop(name, 0) + weights.pop(name, 0)
              for name in ("extra_tokens", "extra_answers")}
-    own = [{name: part[name] for name in part.keys() - extra} for part in (weights, credit)]
     speed = {**{f"{stage}_seconds": seconds for stage, seconds in clock.seconds.items()},
              "seconds": time.perf_counter() - clock.begin,
              "processor_seconds": time.process_time() - clock.processor_begin,
              "rollout_tokens_per_second": batch["tokens"] / clock.seconds["rollout"],
-             "update_tokens_per_second": number(update, "trained_tokens") / clock.seconds["update"],
+             "update_tokens_per_second": update["trained_tokens"] / clock.seconds["update"],
              "peak_memory_bytes": peak_memory(rollouts.mask.device)}
-    return joined({"step": clock.step}, *own, extra, batch, update, speed)
+    line: Json = {"step": clock.step}
+    for part in (weights, credit, extra, batch, update, speed):
+        for name in line.keys() & part.keys():
+            raise UserError(f"the metric {name} of a weighting or an advantage needs another name")
+        line |= part
+    return line
 
 
 def batch_metrics(rollouts: Rollouts) -> dict[str, float]:

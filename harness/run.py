@@ -1,6 +1,6 @@
-"""A run from its first step to its last: begun, recorded, stopped.
+"""A run from its first step to its last: begun or gone on with, recorded, stopped.
 
-    with open_run(argv) as run:      command_line.py: a new one, or one that is there already
+    with open_run(argv) as run:      a new one, or one that is there already
         run.begin(...)               the folder appears, or the trainer's state is read back
         for step in run.steps():     from the first step, or the one after the checkpoint
             run.record(...)          credit file and sample answers
@@ -8,56 +8,155 @@
             run.save_if_due(step)    a checkpoint; after Ctrl-C also the end
         run.end()
 """
+import json
+import shlex
+import shutil
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import mean
 
 import torch
+from safetensors.torch import load_file
 
 from engine import processes
-from engine.choices import Metrics
+from engine.choices import Method
+from engine.errors import NotFinite, UserError
+from engine.optimizer import AdamW, load_optimizer_tensors, optimizer_tensors, parameters_by_name
 from engine.policy import Policy
+from engine.processes import refuse_undefined
 from engine.rollouts import Rollouts
-from harness.credit_file import step_of
-from harness.identity import Evaluation, code_in_use, fingerprint, provenance, run_id_of
-from harness.own_code import number
-from harness.progress import print_step, python_command, say, tell_outcome
-from harness.run_folder import RunFolder, TrainerState, open_folder
-from harness.settings import Settings
-from harness.program import StopRequest
+from harness.record import (LOGS, Json, RunFolder, checkpoint_folders, credit_path, is_complete,
+                            make_run, provenance, read_json, read_lines, remove, replace_text,
+                            run_config, whole, write_credit)
+from harness.screen import StopRequest, print_step, python_command, say, tell_outcome
+from harness.settings import CHANGEABLE, Settings, make_settings, read_flags
+from qwen2_model import write_tensors
+
+TRAVELS_ALONG = (  # from the model's folder to every checkpoint
+    "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocab.json", "merges.txt",
+    "special_tokens_map.json", "added_tokens.json", "generation_config.json", "recipe.json")
+
+
+@contextmanager
+def open_run(argv: list[str]) -> Iterator["Run"]:
+    """The run that a command line asks for."""
+    given = read_flags(argv)
+    may_continue, resume = given.pop("continue", False), given.pop("resume", None)
+    if resume:
+        for name in sorted(given.keys() - {*CHANGEABLE}):
+            flags = ", ".join(f"--{flag}" for flag in CHANGEABLE)
+            raise UserError(f"--{name} cannot be changed in a resumed run, only {flags} can")
+        run_config(Path(resume))
+        given |= {"config": Path(resume) / "config.json", "out": resume}
+    settings = make_settings(given)
+    exists = settings.folder.exists()  # asked before the processes meet: one may make it then
+    run = Run(settings)
+    with run.cleanup:
+        if exists:
+            if not resume:
+                refuse_other(settings, may_continue)
+            run.go_on(may_begin_again=not resume)
+        try:
+            yield run
+        except NotFinite as error:
+            *_, last = "none", *run.folder.checkpoints().values()
+            raise UserError(f"{error}, in step {run.step} at --learning_rate "
+                            f"{settings.learning_rate:g}. The last good checkpoint, which --model "
+                            f"can name: {last}") from error
+
+
+def refuse_other(s: Settings, may_continue: bool) -> None:
+    """Stop unless the run in the folder of these settings has them, and may be gone on with."""
+    config = run_config(s.folder)
+    for name, value in s.to_json().items():
+        if config.get(name, value) != value and name not in {"out", *CHANGEABLE} - {"steps"}:
+            raise UserError(f"{s.folder} exists already, with {name} {config[name]} instead of "
+                            f"{value}: name another with --out")
+    if not may_continue:
+        raise UserError(f"{s.folder} exists already: go on with --resume "
+                        f"{shlex.quote(str(s.folder))}, or name another with --out")
 
 
 class Run:
     """`done` steps are on record, up to `checkpoint`. A new run has no folder before it begins."""
 
-    def __init__(self, settings: Settings, checkpoint: Path | None = None):
-        self.settings, self.checkpoint = settings, checkpoint
-        self.folder = RunFolder(settings.folder)
-        self.step = self.done = step_of(checkpoint) if checkpoint else 0
-        self.is_finished = False
+    def __init__(self, settings: Settings):
+        processes.start(settings.device)  # who is rank 0, and writes, is known from here on
+        self.settings, self.folder = settings, RunFolder(settings.folder)
+        self.checkpoint: Path | None = None
+        self.step = self.done = 0
+        self.is_finished, self.is_new = False, True
         self.seconds: deque[float] = deque(maxlen=20)  # of the last steps
-        self.start = time.monotonic()
-        self.cleanup = ExitStack()
+        self.start, self.cleanup = time.monotonic(), ExitStack()
 
-    def begin(self, policy: Policy, state: TrainerState) -> None:
-        """From here on Ctrl-C waits for the end of a step."""
-        self.policy, self.state = policy, state
-        self.prepare()
+    def go_on(self, may_begin_again: bool) -> None:
+        """From the last checkpoint; from the start where none was due yet, or none ever is."""
+        s, folder, self.is_new = self.settings, self.folder, False
+        self.cleanup.enter_context(folder.opened())
+        path, before = folder.path, run_config(folder.path)
+        every, steps = before["checkpoint_every"], before["steps"]
+        metrics, evaluations = (read_lines(path / name) for name in LOGS[:2])
+        *_, (self.done, self.checkpoint) = (0, None), *folder.checkpoints().items()
+        made = max([self.done, *(line["step"] for line in metrics)])
+        # a checkpoint is written last; somebody may have removed those of a finished run
+        is_whole = not every or not s.steps or not (path / "checkpoints").exists()
+        self.is_finished = max(checkpoint_folders(path), default=-1) >= s.steps or (
+            is_whole and is_complete(s.to_json(), metrics, evaluations))
+        if self.is_finished:
+            say(f"{path} has {made} of its {steps} steps, and no more were asked for: --steps N "
+                "goes on to N")
+        elif not self.done and made > every and (every or not may_begin_again):
+            raise UserError(f"{path} holds a record of {made} steps, and no checkpoint to go on "
+                            "from. Remove it, or name another folder with --out")
+        else:
+            say(f"going on after step {self.done}" if self.done else
+                "no checkpoint to go on from: starting again at step 1")
+
+    def begin(self, policy: Policy, optimizer: AdamW, methods: Mapping[str, Method]) -> None:
+        """A checkpoint keeps the state of all three. From now on Ctrl-C waits for a step's end."""
+        self.policy, self.optimizer, self.methods = policy, optimizer, methods
+        self.begin_folder() if self.is_new else self.read_back()
         self.stop = self.cleanup.enter_context(StopRequest())
-        if self.settings.eval_every:  # CheckedTask keeps them, and refuses to train on one
+        if self.settings.eval_every:  # the task keeps them, and refuses to train on one
             policy.task.held_out_problems(self.settings.eval_tasks)
 
-    def prepare(self) -> None:
-        """Make the folder of a new run; harness/resume.py has what is done where there is one."""
-        s, model = self.settings, self.policy.model
+    def begin_folder(self) -> None:
+        """A first step that fails leaves nothing in the way of the next attempt."""
+        s, policy, model = self.settings, self.policy, self.policy.model
         say(f"{s.model}: {sum(p.numel() for p in model.parameters()) / 1e6:.2f} million parameters "
             f"on {s.device} in {s.dtype}, {torch.get_num_threads()} threads; {s.questions} "
             f"problems x {s.answers} answers a step; writing to {s.folder}")
-        self.state.of_methods()  # what no file can hold is told before the first step
-        self.folder = self.cleanup.enter_context(create_folder(s, self.policy))
+        config = {**s.to_json(), "threads": torch.get_num_threads(), "ranks": processes.count(),
+                  **provenance(), "reward": policy.task.reward, "columns_temperature": 1,
+                  "model_config": model.config.to_json()}
+        if self.folder.writes:
+            make_run(s.folder, config, policy.folder / "tokenizer.json")
+            if s.checkpoint_every:
+                (s.folder / "checkpoints").mkdir()
+        processes.barrier()
+        self.cleanup.enter_context(self.folder.opened())
+        self.cleanup.push(self.remove_unless_begun)
+
+    def remove_unless_begun(self, error: object, *_: object) -> None:
+        is_ours = self.folder.writes and self.folder.is_here()
+        if error and is_ours and not (self.folder.path / "metrics.jsonl").exists():
+            shutil.rmtree(self.folder.path)
+
+    def read_back(self) -> None:
+        """The trainer's state; then config.json gets the settings that are changed."""
+        if self.checkpoint:
+            self.load_state(self.checkpoint)
+        processes.barrier()  # until all have read what is changed now
+        if self.folder.writes:
+            config = read_json(self.folder.path / "config.json")
+            values: Json = self.settings.to_json() | {"threads": torch.get_num_threads()}
+            config |= {name: values[name] for name in CHANGEABLE if name in config}
+            replace_text(self.folder.path / "config.json", json.dumps(config, indent=2) + "\n")
+            self.folder.forget_after(self.done or -1)  # the evaluation at step 0 is made again, too
+        processes.barrier()
 
     def steps(self) -> Iterator[int]:
         for self.step in range(self.done + 1, self.settings.steps + 1):
@@ -70,30 +169,27 @@ class Run:
     def record(self, step: int, rollouts: Rollouts, weight: torch.Tensor,
                columns: dict[str, torch.Tensor]) -> None:
         """Each process writes of its own problems, rank 0 last: where its file is, all are."""
-        is_first = processes.rank() == 0
-        if is_first:
+        if self.folder.writes:
             processes.barrier()
         problems = processes.shard_of(len(rollouts.prompt_ids))
         rows = rollouts.rows_of(problems)
         own = {name: values[rows] for name, values in columns.items()}
-        self.folder.write_credit(step, rollouts.of_problems(problems), weight[rows], **own)
-        if not is_first:
+        write_credit(credit_path(self.folder.at(""), step, processes.rank()),
+                     rollouts.of_problems(problems), weight[rows], {}, **own)
+        if not self.folder.writes:
             processes.barrier()
         if (every := self.settings.sample_every) and step % every == 0:
-            self.keep_samples(step, rollouts)
+            for row in sorted({0, int(rollouts.reward.argmax())}):
+                problem = self.policy.task.show(rollouts.problems[int(rollouts.group[row])])
+                self.folder.append("samples.jsonl", {
+                    "step": step, "problem": problem, "episode": row,
+                    "reward": rollouts.reward[row].item(),
+                    "answer": rollouts.scores["answer"][row].item(), "text": rollouts.answers[row]})
 
-    def keep_samples(self, step: int, rollouts: Rollouts) -> None:
-        for row in sorted({0, int(rollouts.reward.argmax())}):
-            problem = self.policy.task.show(rollouts.problems[int(rollouts.group[row])])
-            self.folder.append("samples.jsonl", {
-                "step": step, "problem": problem, "episode": row,
-                "reward": rollouts.reward[row].item(),
-                "answer": rollouts.scores["answer"][row].item(), "text": rollouts.answers[row]})
-
-    def log(self, line: Metrics) -> None:
+    def log(self, line: Json) -> None:
         steps, step = self.settings.steps, self.step
         self.folder.append("metrics.jsonl", line)
-        self.seconds.append(number(line, "seconds"))
+        self.seconds.append(line["seconds"])
         print_step(line, steps, mean(self.seconds) * (steps - step),
                    with_header=step % 20 == 1 or step == self.done + 1)
 
@@ -102,36 +198,52 @@ class Run:
         stopped = processes.any_of(self.stop.asked)
         if stopped or self.is_due(self.settings.checkpoint_every, step):
             self.policy.refuse_broken_model()
-            self.folder.save_checkpoint(step, self.state, self.policy.folder)
+            self.save_checkpoint(step)
         if stopped and step < self.settings.steps:
             say(f"stopped at step {step}. Go on with: "
                 f"{python_command('train.py', '--resume', self.folder.path)}")
             processes.barrier()  # torchrun stops all as soon as one has ended
             raise SystemExit(130)
 
+    @property
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        return parameters_by_name(self.policy.model, self.optimizer)
+
+    def save_checkpoint(self, step: int) -> None:
+        """A model folder, with the trainer's state below it in the two newest."""
+        tensors = optimizer_tensors(self.optimizer, self.parameters)
+        for part, method in self.methods.items():
+            state: dict[str, torch.Tensor] = getattr(method, "state_dict", dict)()
+            tensors |= {f"{part}.{name}": value for name, value in state.items()}
+        refuse_undefined("what a resumed run would go on from is", *tensors.values())
+        if not self.folder.writes:
+            for cut in (self.parameters, tensors):  # --shard: the rows that this process keeps
+                write_tensors(None, cut)
+            return
+        path, source = self.folder.at("checkpoints") / f"step_{step:06d}", self.policy.folder
+        for folder in [*self.folder.checkpoints().values()][:-1]:
+            remove(folder / "trainer")
+        with whole(path) as unfinished:
+            self.policy.model.save_pretrained(unfinished, self.parameters)
+            for name in filter(lambda name: (source / name).exists(), TRAVELS_ALONG):
+                shutil.copyfile(source / name, unfinished / name)
+            trainer = unfinished / "trainer"
+            trainer.mkdir()
+            write_tensors(trainer / "state.safetensors", tensors)
+            (trainer / "state.json").write_text(json.dumps({"step": step}) + "\n")
+
+    def load_state(self, checkpoint: Path) -> None:
+        tensors = load_file(checkpoint / "trainer" / "state.safetensors")
+        for part, method in self.methods.items():
+            names = [name for name in tensors if name.startswith(f"{part}.")]
+            state = {name.partition(".")[2]: tensors.pop(name) for name in names}
+            if hasattr(method, "load_state_dict"):
+                method.load_state_dict(state)
+        load_optimizer_tensors(self.optimizer, self.parameters, tensors)
+
     def end(self) -> None:
         self.policy.refuse_broken_model()
         path = self.folder.path
         say(f"done. Everything is in {path}")
-        from harness.log_reading import lines_of_run
-        tell_outcome(path, lines_of_run(path, Evaluation), time.monotonic() - self.start, self.done)
-
-
-@contextmanager
-def create_folder(s: Settings, policy: Policy) -> Iterator[RunFolder]:
-    """Make the run's folder with its config.json, and open it, in every process. A first step that
-    fails leaves nothing in the way of the next attempt."""
-    config = {**s.to_json(), "threads": torch.get_num_threads(), "ranks": processes.count(),
-              **provenance(), "reward": policy.task.reward, "columns_temperature": 1,
-              "model_config": policy.model.config.to_json(), "code": {"1": code_in_use()}}
-    if processes.rank() == 0:
-        config["made_of"] = {name: fingerprint(path) for name, path in s.paths.items()}
-        config["run_id"] = run_id_of(config)
-        RunFolder.create(s.folder, config, policy.folder / "tokenizer.json")
-    processes.barrier()
-    with open_folder(s.folder) as folder:
-        try:
-            yield folder
-        except (Exception, SystemExit):
-            folder.remove_unless_begun()
-            raise
+        tell_outcome(path, read_lines(path / "evaluations.jsonl"), time.monotonic() - self.start,
+                     self.done)

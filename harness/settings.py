@@ -1,272 +1,391 @@
-"""Every setting of a run: its default, its range, its help, where its value comes from, and the
-folder that the settings name.
+"""Every setting of a run, with its range and its help; and how all programs read their flags.
 
-Defaults < the model folder's recipe.json < --config < what was typed. Where a flag has no effect
-with the other settings, another value than its default is an error if it was typed; from a file, it
-is set back.
+    settings, tasks      answers: int = option(8, "answers in a group", least=2)
+    weightings           def my_idea(rollouts, *, strength: Positive = 1.0)
+    programs             FLAGS = {"answers": Flag(8, "answers in a group", least=2)}
 
-Three settings name something that brings flags of its own: --task (harness/tasks.py), --mitigation
-and --advantage (engine/choices.py). Those flags are not listed here; `method_flags` holds them.
+Defaults < the model folder's recipe.json < --config < what was typed. The task, the weighting and
+the advantage bring flags of their own: `method_flags` holds their values.
 """
-import os
+import argparse
+import dataclasses
+import difflib
+import inspect
+import math
 import re
-from collections.abc import Callable
-from contextlib import suppress
+import textwrap
+import typing
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
-from functools import partial
-from inspect import signature
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 
-from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, Choice, Choices
+from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
 from engine.errors import UserError
-from harness.files import Json, find_folder, is_there, read_json
-from harness.flags import (MOST_SEED, MOST_THREADS, Flag, called_by_run, check_file, check_values,
-                           fields_as_flags, option, parameters_as_flags)
 from harness.own_code import place_of
+from harness.record import Json, find_folder, read_json
 from harness.tasks import load_task
 
+Requirement = tuple[Callable[[typing.Any], bool], str]  # a test of all values, and its words
+KINDS = {int: "a whole number", float: "a number", bool: "yes or no", str: "a text"}
+
+
+@dataclass(frozen=True)
+class Flag:
+    default: typing.Any
+    text: str = ""
+    least: float = 0  # these three of a number
+    above: float = -math.inf
+    most: float = 10 ** 9
+    choices: Collection[str] = ()
+    kind: type | None = None             # where it is not the type of the default
+    requires: Requirement | None = None  # otherwise it has no effect
+
+    @property
+    def type(self) -> type:
+        return self.kind or (str if self.default is None else type(self.default))
+
+    def limits(self) -> str:
+        low = f"above {self.above}" if self.above > -math.inf else f"at least {self.least}"
+        return f"{low}, at most {self.most}"
+
+    def help(self) -> str:
+        choices = f": {' | '.join(self.choices)}" if 0 < len(self.choices) < 10 else ""
+        default = "" if self.default in (None, False) else f" (default {self.default})"
+        needed = f"; needs {self.requires[1]}" if self.requires else ""
+        return f"{self.text}{choices}{default}{needed}"
+
+
+Range = partial(Flag, None)  # of a parameter: the default stands beside it
+NotNegative = typing.Annotated[float, Range()]
+Positive = typing.Annotated[float, Range(above=0)]
+Share = typing.Annotated[float, Range(most=1)]
+Percent = typing.Annotated[float, Range(most=100)]
+Count = typing.Annotated[int, Range(least=1)]
+CountOrNone = typing.Annotated[int, Range()]
+LearningRate = typing.Annotated[float, Range(above=0, most=10)]
+
+
+def option(default: typing.Any, text: str, **more: typing.Any) -> typing.Any:
+    return field(default=default, metadata={"flag": Flag(default, text, **more)})
+
+
+@cache  # a comparison of runs asks a hundred thousand times
+def flags_of(owner: typing.Any) -> dict[str, Flag]:
+    """The fields of a dataclass; the keyword-only parameters of a method, which may be a class."""
+    if dataclasses.is_dataclass(owner):
+        flags = {one.name: one.metadata["flag"] for one in dataclasses.fields(owner)
+                 if "flag" in one.metadata}
+        hints = typing.get_type_hints(owner)
+    else:
+        function = owner.__init__ if inspect.isclass(owner) else owner
+        flags = {name: Flag(one.default, least=-math.inf) for name, one in
+                 inspect.signature(function).parameters.items() if one.kind is one.KEYWORD_ONLY}
+        hints = typing.get_type_hints(function, include_extras=True)
+    return {name: as_flag(owner, name, flag, hints.get(name)) for name, flag in flags.items()}
+
+
+def as_flag(owner: typing.Any, name: str, flag: Flag, hint: object) -> Flag:
+    """The hint is float, or float | None, or Annotated[float, Flag(...)], whose flag counts."""
+    parts = typing.get_args(hint) or (hint,)
+    kind = next((part for part in parts if isinstance(part, type) and part in KINDS), None)
+    if (kind or type(flag.default)) not in KINDS or flag.default is inspect.Parameter.empty:
+        raise UserError(f"{name} of {owner.__name__} ({place_of(owner)}) becomes a flag: it needs "
+                        "a default and a type that is int, float, bool or str")
+    declared = next((part for part in parts if isinstance(part, Flag)), flag)
+    return replace(declared, default=flag.default, kind=kind)
+
+
+def check_values(values: Mapping[str, object], flags: Mapping[str, Flag]) -> None:
+    for name, flag in flags.items():
+        check_value(name, values[name], flag)
+
+
+def check_value(name: str, value: typing.Any, flag: Flag) -> None:
+    """Refuse a value of another type, one out of range, and one that is no choice."""
+    if value is None and flag.default is None:
+        return
+    if not has_type(value, flag):
+        untyped = flag.type is int and not (flag.kind or flag.text)  # a parameter: strength=1
+        way_out = f", as its default {flag.default} is: write {flag.default}.0 there" * untyped
+        raise UserError(f"--{name} {value!r:.80} should be {KINDS[flag.type]}{way_out}")
+    if flag.choices and value not in flag.choices:
+        nearest = difflib.get_close_matches(str(value), flag.choices, len(flag.choices), cutoff=0)
+        raise UserError(f"--{name} {value:.80} is not one of: {', '.join(nearest)}")
+    if flag.type in (int, float) and not flag.above < value >= flag.least <= value <= flag.most:
+        raise UserError(f"--{name} {value} should be {flag.limits()}")
+
+
+def has_type(value: typing.Any, flag: Flag) -> bool:
+    """A whole number will do for a float."""
+    if flag.type is str:
+        return isinstance(value, str) and (value.strip() != "" or flag.default == "")
+    is_kind = type(value) is flag.type or (type(value) is int and flag.type is float)
+    return is_kind and -math.inf < value < math.inf
+
+
+def value_of(text: str, flag: Flag) -> object:
+    """What was typed, in the flag's type; as it is where that cannot be: check_value says so."""
+    if flag.type is bool:
+        return {"yes": True, "true": True, "no": False, "false": False}.get(text.lower(), text)
+    try:
+        return flag.type(text)
+    except ValueError:
+        return text
+
+
+def with_defaults(given: Json, flags: Mapping[str, Flag]) -> SimpleNamespace:
+    values = {name: flag.default for name, flag in flags.items()} | given
+    check_values(values, flags)
+    return SimpleNamespace(**values)
+
+
+class Parser(argparse.ArgumentParser):
+    """Say what is wrong in one sentence, and never guess what a shortened flag means."""
+    flags: Mapping[str, Flag] = {}
+
+    def error(self, message: str) -> typing.NoReturn:
+        raise UserError(f"{message} (--help lists the flags)")
+
+    def read(self, argv: list[str], about_unknown: Callable[[str], str] = lambda _: "") -> Json:
+        """What was typed, --max-new-tokens too; `about_unknown` may say more of what is no flag."""
+        typed = [re.sub("(?<=^--)[^=]*", lambda name: name[0].replace("-", "_"), argument)
+                 for argument in argv]
+        found, unknown = self.parse_known_intermixed_args(typed)  # RUN --flag 1 PROBLEM, too
+        if unknown:
+            name = unknown[0].partition("=")[0]
+            near = difflib.get_close_matches(name, self._option_string_actions, 1, cutoff=0.75)
+            question = f", did you mean {near[0]}?" if near else ""
+            said = about_unknown(name.removeprefix("--"))
+            self.error(said or f"unknown argument {unknown[0]}{question}")
+        return self.values(found)
+
+    def values(self, found: argparse.Namespace) -> Json:
+        given = dict(vars(found))
+        for name in given.keys() & self.flags.keys():
+            given[name] = value_of(given[name], self.flags[name])
+            check_value(name, given[name], self.flags[name])
+        return given
+
+
+def make_parser(usage: str, description: str | None, flags: Mapping[str, Flag],
+                topics: Mapping[str, str] | None = None, epilog: str = "",
+                add_help: bool = True) -> Parser:
+    """`topics` has what stands above a flag and those that follow it."""
+    parser = Parser(usage=usage, description=description, epilog=epilog, add_help=add_help,
+                    allow_abbrev=False, argument_default=argparse.SUPPRESS,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    group: typing.Any = parser
+    parser.flags = flags
+    for name, flag in flags.items():
+        if topics and name in topics:
+            group = parser.add_argument_group(topics[name])
+        alone = {"nargs": "?", "const": "yes"} if flag.type is bool else {}
+        text = flag.help().replace("%", "%%")  # argparse fills in %(default)s
+        group.add_argument(f"--{name}", help=text, metavar=flag.type.__name__.upper(), **alone)
+    return parser
+
+
 METHODS = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}
+MODES = {"both": ("sampled", "greedy"), "sampled": ("sampled",)}  # of an evaluation
 NOT_SETTINGS = (  # entries of a run's config.json that are no settings
-    "versions", "git_commit", "model_config", "reward", "ranks", "made_of", "run_id", "code",
-    "imported", "trainer", "columns_temperature",
-    "kinds")  # a flag that by_kind once had
-NOT_KEYWORDS = (  # nor are words of command lines, here and of the tools
-    *NOT_SETTINGS, "help", "resume", "continue", "config", "step", "show", "seeds", "processes",
-    "runs")
-MOST_STEPS = 10 ** 9
-# in a run's name these have a place of their own; and "cuda" stands there, not "devicecuda"
-OWN_PLACE = ("task", "model", "mitigation", "placebo", "rescale", "advantage", "seed")
-LABELS = {"learning_rate": "lr", "device": "", "dtype": ""}
+    "versions", "git_commit", "model_config", "reward", "ranks", "imported", "trainer",
+    "columns_temperature")
+CHANGEABLE = (  # in a resumed run: how many steps it has and how it is made, not which run it is
+    "steps", "threads", "device", "micro_batch", "checkpointing", "offload_optimizer", "shard",
+    "rollouts", "rollouts_timeout", "sample_every", "checkpoint_every")
+NOT_IN_NAME = {*CHANGEABLE, "mitigation", "advantage", "seed"} - {"steps"}
+LABELS = {"learning_rate": "lr", "task": "", "model": "", "data": "", "dtype": ""}  # of its parts
+MOST_THREADS = 1024
 OWN_SAMPLER = "own"  # --rollouts
+TOPICS = {"model": "model and machine", "task": "problems",
+          "mitigation": "spreading credit over tokens", "advantage": "from reward to advantage",
+          "loss": "loss", "steps": "training", "eval_every": "record"}
+NOT_KEYWORDS = ("help", "resume", "continue", "config",  # words of command lines, the tools' too
+                "step", "show", "seeds", "processes", "runs")
+OTHER_NAMES = {  # that other trainers use
+    "lr": "--learning_rate", "batch_size": "--questions times --answers", "n": "--answers",
+    "group_size": "--answers", "num_generations": "--answers", "max_steps": "--steps",
+    "num_steps": "--steps", "max_tokens": "--max_new_tokens", "beta": "--kl", "output_dir": "--out",
+    "max_completion_length": "--max_new_tokens", "gradient_checkpointing": "--checkpointing",
+    "wandb": "metrics.jsonl in the run's folder, a line a step",
+    "strength": "a keyword of your function: after the * in (rollouts, *, strength)"}
 
-TOPICS = {  # of --help: what stands above a setting and those that follow it
-    "model": "model and machine", "task": "problems", "mitigation": "spreading credit over tokens",
-    "advantage": "from reward to advantage", "loss": "loss", "steps": "training",
-    "eval_every": "record"}
-
-Needs = tuple[Callable[["Settings"], bool], str]
-# values of `requires`: when a setting has an effect, and how --help says it; what may be set back
-# itself stands above the settings that look at it
-EVALUATED: Needs = (lambda s: s.eval_every > 0, "--eval_every above 0")
-ON_THE_DEVICE: Needs = (lambda s: not s.offload_optimizer, "--offload_optimizer no")
-POLICY: Needs = (lambda s: s.loss == "policy", "--loss policy")
-DPO: Needs = (lambda s: s.loss == "dpo", "--loss dpo")
-ANCHORED: Needs = (lambda s: s.loss == "policy" and s.kl > 0, "--kl above 0")
-REUSED: Needs = (
-    lambda s: s.loss == "policy" and s.epochs > 1,
-    "--epochs above 1 (in the first pass the ratio is exactly 1) and --loss policy")
-SAMPLED: Needs = (lambda s: s.pairs is None, "sampled answers: --pairs brings its own")
-SERVED: Needs = (lambda s: s.rollouts != OWN_SAMPLER, "--rollouts http://HOST:PORT")
-RESCALED: Needs = (
+# when a setting has an effect; what may be set back itself stands above those that look at it
+POLICY: Requirement = (lambda s: s.loss == "policy", "--loss policy")
+DPO: Requirement = (lambda s: s.loss == "dpo", "--loss dpo")
+KL: Requirement = (lambda s: s.loss == "policy" and s.kl > 0, "--kl above 0")
+REUSED: Requirement = (lambda s: s.loss == "policy" and s.epochs > 1, "--epochs above 1")
+RESCALED: Requirement = (
     lambda s: s.loss == "policy" and s.mitigation not in ("none", *NEVER_RESCALED),
     "a --mitigation that is rescaled")
-SHUFFLED: Needs = (
+SHUFFLED: Requirement = (
     lambda s: s.loss == "policy" and (s.placebo != "weights" or s.mitigation != "none"),
     "--loss policy and, for weights, another --mitigation than none")
+SAMPLED: Requirement = (lambda s: s.pairs is None, "sampled answers: --pairs brings its own")
+SERVED: Requirement = (lambda s: s.rollouts != OWN_SAMPLER, "--rollouts http://HOST:PORT")
+EVALUATED: Requirement = (lambda s: s.eval_every > 0, "--eval_every above 0")
+ON_THE_DEVICE: Requirement = (lambda s: not s.offload_optimizer, "--offload_optimizer no")
 
 
 @dataclass
 class Settings:
-    model: str = option("models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model", is_path=True)
+    model: str = option("models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model")
     device: str = option("cpu", "cpu, cuda or cuda:N")
-    dtype: str = option("float32", "numbers to compute with, on CUDA bfloat16 unless the model has "
-        "a recipe; parameters stay float32", choices=("float32", "bfloat16"))
-    checkpointing: bool = option(False, "keep one state a layer for the backward pass and compute "
-        "the rest again: less memory, a third more time in the update")
-    offload_optimizer: bool = option(False, "float32 parameters, gradients and AdamW's state on "
-        "the CPU: the device keeps 2 bytes a parameter in bfloat16 instead of 16")
-    shard: bool = option(False, "under torchrun: every process keeps a part of the parameters, "
-        "gradients and moments, instead of all", requires=ON_THE_DEVICE)
-    threads: int = option(0, "CPU threads; 0 is one for every 64 hidden units of the model, at "
-        "most what PyTorch finds", least=0, most=MOST_THREADS, changes_result=False)
-
-    task: str = option("countdown_task", "module of the task: countdown_task, tools.largest_last, "
-        "or my_task for a file my_task.py of yours in the project's folder (docs/your_own_task.md)")
-
+    dtype: str = option("float32", "to compute in; parameters stay float32. On CUDA bfloat16, "
+                        "unless the model has a recipe", choices=("float32", "bfloat16"))
+    checkpointing: bool = option(False, "one state a layer is kept for the backward pass: less "
+                                 "memory, a third more time in the update")
+    offload_optimizer: bool = option(False, "parameters in float32, gradients and AdamW's state on "
+                                     "the CPU: in bfloat16 2 bytes a parameter on the device")
+    shard: bool = option(False, "under torchrun: every process keeps a part of parameters, "
+                         "gradients and moments", requires=ON_THE_DEVICE)
+    threads: int = option(0, "of the CPU; 0 is one for every 64 hidden units", most=MOST_THREADS)
+    task: str = option("countdown_task", "countdown_task, tools.largest_last, or my_task for a "
+                       "file my_task.py of yours (docs/your_own_task.md)")
     mitigation: str = option("none", "how an answer's advantage is spread over its tokens, listed "
-        "below", choices=MITIGATIONS, requires=POLICY)
-    rescale: str = option(
-        "mean", "weights are scaled to mean 1 over the batch's tokens, to the same sum of gradient "
-        "sizes, or not", choices=("mean", "gradient", "none"), requires=RESCALED)
-    placebo: str = option("none", "shuffle the weights over the batch's tokens, or the advantages "
-        "within each group: what the arm owes to anything but its choice of tokens",
-        choices=("none", "weights", "advantages"), requires=SHUFFLED)
-
+                             "below", choices=MITIGATIONS, requires=POLICY)
+    rescale: str = option("mean", "weights to mean 1 over the batch's tokens, to the same sum of "
+                          "gradient sizes, or not", choices=("mean", "gradient", "none"),
+                          requires=RESCALED)
+    placebo: str = option("none", "shuffle weights over the batch's tokens, or advantages within "
+                          "each group", choices=("none", "weights", "advantages"),
+                          requires=SHUFFLED)
     advantage: str = option("grpo", "what an answer, or a token, is compared with, listed below",
                             choices=ADVANTAGES, requires=POLICY)
-
     loss: str = option("policy", "weight * advantage * log_prob, or preference pairs: the best and "
-        "the worst answer of a group", choices=("policy", "dpo"))
+                       "the worst answer of a group", choices=("policy", "dpo"))
     loss_norm: str = option("token", "divide by the batch's tokens (DAPO), average per answer "
-        "first, or divide by answers times max_new_tokens (Dr. GRPO)",
-        choices=("token", "sequence", "constant"), requires=POLICY)
+                            "first, or divide by answers times max_new_tokens (Dr. GRPO)",
+                            choices=("token", "sequence", "constant"), requires=POLICY)
     epochs: int = option(1, "updates from one batch; weights and advantages stay as they are",
-                         least=1, most=1000, requires=POLICY)
-    clip_low: float = option(0.2, "the ratio new/old counts down to 1 minus this",
-                             least=0, most=1, requires=REUSED)
-    clip_high: float = option(0.28, "and up to 1 plus this", least=0, most=1000, requires=REUSED)
+                         least=1, requires=POLICY)
+    clip_low: float = option(0.2, "the ratio new/old, 1 in the first epoch, counts down to 1 minus "
+                             "this", most=1, requires=REUSED)
+    clip_high: float = option(0.28, "and up to 1 plus this", requires=REUSED)
     kl: float = option(0.0, "coefficient of the divergence from the initial model, of which a copy "
-        "is kept", least=0, most=1000, requires=POLICY)
+                       "is kept", requires=POLICY)
     kl_kind: str = option("k3", "its gradient is that of KL(initial || policy) for k3, of "
-        "KL(policy || initial) for k2", choices=("k3", "k2"), requires=ANCHORED)
+                          "KL(policy || initial) for k2", choices=("k3", "k2"), requires=KL)
     drop_unfinished: bool = option(False, "answers cut off by the limit are not trained on",
                                    requires=POLICY)
-    dpo_beta: float = option(0.1, "how far preferences may lead from the initial model (smaller: "
-        "further)", above=0, most=1000, requires=DPO)
-
+    dpo_beta: float = option(0.1, "the smaller, the further preferences may lead from the initial "
+                             "model", above=0, requires=DPO)
     pairs: str | None = option(None, 'JSON lines {"problem": ..., "chosen": ..., "rejected": ...}: '
-        'answers to train on, instead of sampled ones', is_path=True, requires=DPO)
-
-    steps: int = option(100, "batches; 0 evaluates and stops", least=0, most=MOST_STEPS)
-    questions: int = option(8, "problems a step", least=1, most=10_000)
-    answers: int = option(8, "answers to each problem", least=2, most=1000, requires=SAMPLED)
-    max_new_tokens: int = option(512, "an answer is cut off here", least=1, most=1_000_000)
+                               "to train on, instead of sampled answers", requires=DPO)
+    steps: int = option(100, "batches; 0 evaluates and stops")
+    questions: int = option(8, "problems a step", least=1)
+    answers: int = option(8, "answers to each problem", least=2, requires=SAMPLED)
+    max_new_tokens: int = option(512, "an answer is cut off here", least=1)
     temperature: float = option(1.0, "of the sampling; training and the columns on record are at "
-        "temperature 1 whatever this is", least=0.01, most=100)
-    rollouts: str = option(OWN_SAMPLER, "who answers the problems of a step: this program, or with "
-        "http://HOST:PORT a server by vLLM (bridges/rollouts_by_a_server.md); evaluations, and "
-        "continuations as of vine and oracle, are always sampled here", requires=SAMPLED)
-    rollouts_every: int = option(1, "steps between hand-overs of the weights to that server",
-        least=1, most=MOST_STEPS, requires=SERVED)
-    rollouts_timeout: float = option(
-        600.0, "seconds that its answers to a step may take, or its loading of weights", above=0,
-        most=1500, requires=SERVED, changes_result=False)
+                                "temperature 1 whatever this is", least=0.01, most=100)
+    rollouts: str = option(OWN_SAMPLER, "who answers the problems of a step: this program, or a "
+                           "server by vLLM, http://HOST:PORT (bridges/rollouts_by_a_server.md)",
+                           requires=SAMPLED)
+    rollouts_every: int = option(1, "steps between hand-overs of the weights to it", least=1,
+                                 requires=SERVED)
+    rollouts_timeout: float = option(600.0, "seconds that its answers to a step may take, or its "
+                                     "loading of weights", above=0, most=1500, requires=SERVED)
     learning_rate: float = option(5e-6, "of AdamW", above=0, most=10)
-    weight_decay: float = option(0.0, "of AdamW", least=0, most=100)
+    weight_decay: float = option(0.0, "of AdamW")
     micro_batch: int = option(8, "full answers held at once in an update; changes rounding alone",
-                              least=1, most=1_000_000, changes_result=False)
-    max_grad_norm: float = option(1.0, "the gradient is clipped to this norm, 0 for never",
-                                  least=0, most=1e9)
-    seed: int = option(0, "of problems and sampling; evaluations draw the same numbers "
-                      "whatever it is", least=0, most=MOST_SEED)
-
-    eval_every: int = option(25, "steps between evaluations (also at the start and end), 0 for "
-                             "never", least=0, most=MOST_STEPS)
-    eval_tasks: int = option(500, "held-out problems of an evaluation",
-                             least=1, most=100_000, requires=EVALUATED)
+                              least=1)
+    max_grad_norm: float = option(1.0, "the gradient is clipped to this norm, 0 for never")
+    seed: int = option(0, "of problems and sampling; evaluations draw the same numbers anyway")
+    eval_every: int = option(25, "steps between evaluations, also at the start and end; 0 is never")
+    eval_tasks: int = option(500, "held-out problems of an evaluation", least=1, requires=EVALUATED)
     eval_answers: int = option(1, "sampled answers to each of them: success is the share that is "
-                               "right", least=1, most=1000, requires=EVALUATED)
+                               "right", least=1, requires=EVALUATED)
     eval_modes: str = option("both", "sampled answers alone, or greedy ones as well",
-                             choices=("both", "sampled"), requires=EVALUATED)
-    sample_every: int = option(10, "steps between sample answers kept in samples.jsonl, 0 for "
-        "never", least=0, most=MOST_STEPS, changes_result=False)
-    checkpoint_every: int = option(25, "steps between checkpoints (also at the end), 0 for never",
-                                   least=0, most=MOST_STEPS, changes_result=False)
-    out: str | None = option(
-        None, "run folder, by default runs/<mitigation>-<advantage>-s<seed>, with the other flags "
-        "that are not at their defaults in between", changes_result=False)
-
+                             choices=MODES, requires=EVALUATED)
+    sample_every: int = option(10, "steps between answers kept in samples.jsonl, 0 for never")
+    checkpoint_every: int = option(25, "steps between checkpoints, also at the end; 0 is never")
+    out: str | None = option(None, "run folder, by default runs/<mitigation>-<advantage>-s<seed>, "
+                             "with the flags that are not at their defaults in between")
     method_flags: Json = field(default_factory=dict)  # of task, weighting and advantage
     defaults: Json = field(default_factory=dict, compare=False)  # those of the model's recipe.json
 
     @property
     def folder(self) -> Path:
-        return Path(self.out or f"runs/{run_name(self)}")
-
-    @property
-    def paths(self) -> dict[str, Path]:
+        """The same command names the same folder: runs/none-grpo-lr0.001-steps30-s0."""
         values = self.to_json()
-        return {name: find_folder(str(values[name])) for name, flag in flags_beside(values).items()
-                if flag.is_path and values[name] is not None}
+        changed = {name: LABELS.get(name, name) + Path(str(values[name])).name
+                   for name, flag in all_flags(values).items()
+                   if name not in NOT_IN_NAME and has_effect(flag, values)
+                   and values[name] != self.defaults.get(name, flag.default)}
+        parts = []
+        for axis, choices in METHODS.items():
+            name = getattr(self, axis)
+            parts += [name, *(changed.pop(flag) for flag in flags_of(choices[name])
+                              if flag in changed)]
+        parts += [*changed.values(), f"s{self.seed}"]
+        return Path(self.out or "runs/" + re.sub(r"[^\w.+-]", "_", "-".join(parts)))
 
-    def flags_for(self, function: Choice) -> Json:
-        return {name: self.method_flags[name] for name in parameters_as_flags(function)}
+    def flags_for(self, function: typing.Any) -> Json:
+        return {name: self.method_flags[name] for name in flags_of(function)}
 
     def to_json(self) -> Json:
         return {name: getattr(self, name) for name in OPTIONS} | self.method_flags
 
 
-OPTIONS = fields_as_flags(Settings)
-# in a run's config.json a method may be one that is gone since, or another trainer's
-ON_FILE = OPTIONS | {name: replace(OPTIONS[name], choices=()) for name in METHODS}
-
-
-def choice_flags(*lists: Choices) -> dict[str, Flag]:
-    return {name: flag for choices in lists or METHODS.values() for method in choices
-            for name, flag in flags_of_one(choices[method]).items()}
-
-
-def flags_of_one(method: Choice) -> dict[str, Flag]:
-    """Of one among many: a mistake in its flags is told when it is chosen, and is in nobody else's
-    way."""
-    with suppress(UserError, NameError, TypeError):  # the latter two are of its annotations
-        return parameters_as_flags(method)
-    return {}
+OPTIONS = flags_of(Settings)
+DEFAULTS = {name: flag.default for name, flag in OPTIONS.items()}
 
 
 def make_settings(given: Json) -> Settings:
-    """Defaults, then the model's recipe, then --config, then `given`."""
-    recipe, config = read_files(given)
-    given = {name: value for name, value in given.items() if name != "config"}
-    values = {name: flag.default for name, flag in OPTIONS.items()} | recipe | config | given
+    recipe, config = from_files(given)
+    typed = {name: value for name, value in given.items() if name != "config"}
+    values = DEFAULTS | recipe | config | typed
     check_values(values, OPTIONS)
-    if not METHODS.keys() <= config.keys():  # a run's, which names the flags of all if it is old
-        refuse_flags_of_others(config, values)
-    drop_what_has_no_effect(values, OPTIONS, given)
-    refuse_flags_of_others(given, values)
-    flags = flags_beside(values)
+    apply_implied(values, OPTIONS, typed)  # it may be the method that has no effect
+    flags = all_flags(values)
+    for name in sorted(typed.keys() - flags.keys()):
+        raise UserError(about_unknown(name, values) or f"--{name} is no flag of {values['task']}")
     values = {name: values.get(name, flag.default) for name, flag in flags.items()}
     check_values(values, flags)
-    drop_what_has_no_effect(values, flags, given)
-    chosen = {name: float(value) if type(value) is int and flags[name].type is float else value
-              for name, value in values.items() if name not in OPTIONS}
-    settings = Settings(method_flags=chosen, defaults=recipe)
-    vars(settings).update({name: values[name] for name in OPTIONS})  # of their types: checked
-    return settings
+    apply_implied(values, flags, typed)
+    values = {name: float(value) if type(value) is int and flags[name].type is float else value
+              for name, value in values.items()}
+    own = {name: values.pop(name) for name in flags if name not in OPTIONS}
+    return Settings(**values, method_flags=own, defaults=recipe)
 
 
-def read_files(given: Json) -> tuple[Json, Json]:
-    """The values of the model folder's recipe.json and of --config, empty where there is none."""
-    config = read_values(Path(str(given["config"]))) if "config" in given else {}
-    model = str(given.get("model", config.get("model", Settings.model)))
-    recipe_path = find_folder(model) / "recipe.json"
-    recipe = read_values(recipe_path) if is_there(recipe_path) else {}
-    chosen = {"task": Settings.task} | recipe | config | given
-    if "config" in given and chosen.get("mitigation") == "by_kind":
-        refuse_other_kinds(Path(str(given["config"])))
-    if not recipe and str(chosen.get("device")).startswith("cuda"):
+def from_files(given: Json) -> tuple[Json, Json]:
+    """The settings of the model folder's recipe.json and of --config, without the flags of another
+    task, weighting or advantage than those that are chosen."""
+    config = read_json(Path(given["config"])) if "config" in given else {}
+    path = find_folder(str((config | given).get("model", Settings.model))) / "recipe.json"
+    recipe = read_json(path) if path.exists() else {}
+    chosen = DEFAULTS | recipe | config | given
+    if not recipe and str(chosen["device"]).startswith("cuda"):
         recipe = {"dtype": "bfloat16"}  # a large model: in float32 a GPU is several times slower
-    return without_other_choices(recipe, chosen), without_other_choices(config, chosen)
+    return known_values(path, recipe, chosen), known_values(given.get("config"), config, chosen)
 
 
-def refuse_other_kinds(path: Path) -> None:
-    if (kinds := read_json(path).get("kinds", "token")) != "token":
-        raise UserError(f"{path}: --kinds {kinds} of by_kind is gone, so this run can be analysed, "
-                        "and neither gone on with nor repeated")
+def known_values(path: object, values: Json, chosen: Json) -> Json:
+    # a method of the file may be gone since, or another trainer's: then its flags are not known
+    gone = {axis for axis in METHODS if values.get(axis, chosen[axis]) not in METHODS[axis]}
+    theirs = owners(DEFAULTS | {name: values[name] for name in values.keys() - gone})
+    flags, mine = all_flags(chosen), owners(chosen)
+    others = {name for owner in theirs if owner not in mine for name in flags_of(owner)}
+    for name in sorted(values.keys() - {*flags, *others, *NOT_SETTINGS}) if not gone else ():
+        raise UserError(f"{path} has the unknown setting {name}")
+    return {name: value for name, value in values.items() if name in flags.keys() - others}
 
 
-def read_values(path: Path) -> Json:
-    values = {name: value for name, value in read_json(path).items() if name not in NOT_SETTINGS}
-    flags = ON_FILE | fields_as_flags(load_task(values.get("task", Settings.task)))
-    for name in values.keys() - flags.keys():
-        if name not in choice_flags():  # imports all methods
-            raise UserError(f"{path} has the unknown setting {name}")
-    check_file(path, values, flags)
-    return values
+def owners(values: Json) -> list[typing.Any]:
+    """What brings flags of its own: the task, the weighting and the advantage."""
+    for name in ("task", *METHODS):
+        check_value(name, values[name], OPTIONS[name])
+    return [load_task(values["task"]), *(METHODS[axis][values[axis]] for axis in METHODS)]
 
 
-def without_other_choices(values: Json, chosen: Json) -> Json:
-    """A file's values, without the flags of another task, weighting or advantage than chosen."""
-    left_out, task = set(), values.get("task", Settings.task)
-    if task != chosen["task"]:
-        left_out |= {"task", *fields_as_flags(load_task(task))}
-    for axis, choices in METHODS.items():
-        if axis in values and values[axis] != chosen[axis]:
-            left_out |= choice_flags(choices).keys() - OPTIONS.keys()
-            if values[axis] in tuple(NEVER_RESCALED):
-                left_out.add("rescale")
-    return {name: value for name, value in values.items() if name not in left_out}
-
-
-def flags_beside(values: Json) -> dict[str, Flag]:
-    """All settings and the flags of the chosen task and methods; a name has one meaning."""
+def all_flags(values: Json) -> dict[str, Flag]:
+    """Settings and the flags of the chosen task and methods; a name has one meaning."""
     flags = dict(OPTIONS)
-    for owner, flags_of in ((load_task(values["task"]), fields_as_flags),
-                            (MITIGATIONS[str(values["mitigation"])], parameters_as_flags),
-                            (ADVANTAGES[str(values["advantage"])], parameters_as_flags)):
-        for name in flags_of(owner).keys() & {*flags, *NOT_KEYWORDS}:
+    for owner in owners(values):
+        for name in flags_of(owner).keys() & {*flags, *NOT_SETTINGS, *NOT_KEYWORDS}:
             raise UserError(f"the keyword {name} of {owner.__name__} ({place_of(owner)}) means "
                             "something else to this program: give it another name, "
                             f"{owner.__name__}_{name} say")
@@ -274,91 +393,84 @@ def flags_beside(values: Json) -> dict[str, Flag]:
     return flags
 
 
-def refuse_flags_of_others(given: Json, values: Json) -> None:
-    for name in sorted(given.keys() - flags_beside(values).keys()):
-        said = f"--{name} is no flag of --task {values['task']}"
-        raise UserError(whose_flag(name, values) or said)
-
-
-def whose_flag(name: str, chosen: Json) -> str:
-    """A sentence about a parameter of the chosen method that is no keyword, or about the flag of a
-    method that is not chosen; empty for any other name."""
-    for axis, choices in METHODS.items():
-        mine = choices[str(chosen[axis])]
-        parameter = signature(called_by_run(mine)).parameters.get(name)
-        if parameter and parameter.default is not parameter.empty:
-            return (f"{name} of {mine.__name__} ({place_of(mine)}) becomes a flag as a keyword: "
-                    f"write a * before it, as in (rollouts, *, {name})")
-        owners = [owner for owner in choices if name in flags_of_one(choices[owner])]
-        if owners:
-            return f"--{name} belongs to {' and '.join(owners)}, --{axis} is {chosen[axis]}"
-    return ""
-
-
 def has_effect(flag: Flag, values: Json) -> bool:
     return not flag.requires or flag.requires[0](SimpleNamespace(**values))
 
 
-def drop_what_has_no_effect(values: Json, flags: dict[str, Flag], given: Json) -> None:
-    """Set flags without effect to the value they then have: the default, or the one that is left.
-    To have typed another one is an error."""
+def apply_implied(values: Json, flags: dict[str, Flag], typed: Json) -> None:
+    """A flag without effect gets the value that then holds; to have typed another is an error."""
+    implied: Json = {"answers": 2}  # of a pair
+    if values["mitigation"] in NEVER_RESCALED:
+        implied["rescale"] = "none"
     for name, flag in flags.items():
-        if not has_effect(flag, values):
-            value = flag.default
-            if name == "answers":
-                value = 2  # of a pair
-            elif name == "rescale" and values["mitigation"] in NEVER_RESCALED:
-                value = "none"
-            if given.get(name, value) != value:
-                needed = flag.requires[1] if flag.requires else ""
-                raise UserError(f"--{name} has no effect without {needed}")
+        if flag.requires and not has_effect(flag, values):
+            value = implied.get(name, flag.default)
+            if typed.get(name, value) != value:
+                raise UserError(f"--{name} has no effect without {flag.requires[1]}")
             values[name] = value
 
 
-def run_name(s: Settings) -> str:
-    """Every flag that is not at the default that holds for the model, so that the same command
-    names the same folder: none-grpo-lr1e-3-steps30-s0. Task, model, mitigation, advantage, each
-    with its own flags; then all others; the seed."""
-    changed = partial(changed_flags, s.to_json(), s.defaults)
-    folders = [find_folder(name) for name in (s.model, Settings.model)]
-    names = list(OPTIONS)
-    of_loss = {name: OPTIONS[name] for name in names[names.index("loss"):names.index("steps")]}
-    parts = [
-        "" if s.task == Settings.task else s.task.rpartition(".")[2],
-        "" if len(set(map(os.path.realpath, folders))) == 1 else path_part(folders[0]),
-        s.mitigation, *changed(parameters_as_flags(MITIGATIONS[s.mitigation])),
-        *changed({name: OPTIONS[name] for name in ("placebo", "rescale")}),
-        s.advantage, *changed(parameters_as_flags(ADVANTAGES[s.advantage])),
-        *changed(of_loss), *changed(fields_as_flags(load_task(s.task))),
-        *changed({name: OPTIONS[name] for name in names if name not in {*OWN_PLACE, *of_loss}}),
-        f"s{s.seed}"]
-    return re.sub(r"[^\w.+-]", "_", "-".join(filter(None, parts)))
+def about_unknown(name: str, chosen: Json) -> str:
+    """About a flag of a method that is not chosen, and one that other trainers have."""
+    for axis, choices in METHODS.items():
+        found = [owner for owner in choices if name in flags_of(choices[owner])]
+        if found:
+            return f"--{name} belongs to {' and '.join(found)}, --{axis} is {chosen[axis]}"
+    other = OTHER_NAMES.get(name)
+    return f"unknown argument --{name}: here it is {other}" if other else ""
 
 
-def changed_flags(values: Json, defaults: Json, flags: dict[str, Flag]) -> list[str]:
-    """A part, "think_discount0.25", for each flag that makes a difference to results here."""
-    parts = []
-    for name, flag in flags.items():
-        value = values[name]
-        is_default = value == defaults.get(name, flag.default)
-        if flag.changes_result and has_effect(flag, values) and not is_default:
-            label = "" if flag.is_path else LABELS.get(name, name)
-            is_address = name == "rollouts"  # whatever that of the server is
-            written = path_part(str(value)) if flag.is_path else short(value)
-            parts.append(label if is_address else label + written)
-    return parts
+def read_flags(argv: list[str]) -> Json:
+    """What was typed, `resume`, `config` and `continue` among it. Which flags there are follows
+    from the task and the methods, typed or in a file."""
+    first = Parser(allow_abbrev=False, add_help=False, argument_default=argparse.SUPPRESS)
+    first.add_argument("-h", "--help", nargs="?", const="")
+    for name in ("model", "device", "task", "config", "resume", *METHODS):
+        first.add_argument(f"--{name}")
+    given = vars(first.parse_known_args(argv)[0])
+    topic = given.pop("help", None)
+    if "resume" in given:
+        given["config"] = Path(given.pop("resume")) / "config.json"
+    recipe, config = from_files(given)
+    defaults = DEFAULTS | recipe | config | given
+    flags = {name: replace(flag, default=defaults.get(name, flag.default))
+             for name, flag in all_flags(defaults).items()}
+    own = [name for name in flags if name not in OPTIONS]
+    parser = make_parser(
+        "python train.py [flags]", "Train with GRPO and write down what every token was given.",
+        flags, TOPICS | {name: "of the task, weighting and advantage" for name in own[:1]},
+        epilog="" if topic is None else about_methods(), add_help=False)
+    group = parser.add_argument_group("going on")
+    group.add_argument("--resume", metavar="RUN", help="continue this run folder; with it only "
+                       "--steps may be given, and flags that say how it is made, as --threads")
+    group.add_argument("--continue", action="store_true", help="if the run folder exists and has "
+                       "these settings, resume it (a finished run is passed over)")
+    group.add_argument("--config", metavar="FILE", help="take the settings of a run's config.json; "
+                       "flags override them")
+    if topic is not None:
+        print(about_method(topic) if topic else parser.format_help())
+        raise SystemExit(0)
+    return parser.read(argv, partial(about_unknown, chosen=defaults))
 
 
-def path_part(name: str | Path) -> str:
-    """The name of a file or folder; of a checkpoint that of its run as well. Two of one name lead
-    to one run folder: whoever comes second is told what differs (harness/resume.py)."""
-    path = Path(os.path.abspath(find_folder(str(name))))
-    return f"{path.parents[1].name}-{path.name}" if path.name.startswith("step_") else path.name
+def about_methods() -> str:
+    lines = []
+    for axis, choices in METHODS.items():
+        lines.append(f"choices of --{axis}, each with its own flags (--help NAME tells all of it):")
+        for name in choices:
+            flags = "".join(f" --{flag}" for flag in flags_of(choices[name]))
+            text = " ".join((inspect.getdoc(choices[name]) or "").split("\n\n")[0].split())
+            lines.append(textwrap.fill(f"{name}{flags}: {text}", 99, initial_indent="  ",
+                                       subsequent_indent=" " * 6))
+    lines.append("Defaults are those of this command: recipe.json and --config set their own.")
+    return "\n".join(lines)
 
 
-def short(value: object) -> str:
-    """The shorter way to write a number with all its digits: 1e-3 of 0.001, 2 of 2.0, 0.5."""
-    if not isinstance(value, float):
-        return str(value)
-    scientific = f"{Decimal(repr(value)).normalize():e}".replace("+", "")
-    return min(repr(value).removesuffix(".0"), scientific, key=len)
+def about_method(name: str) -> str:
+    for axis, choices in METHODS.items():
+        if name in choices:
+            lines = [f"--{axis} {name}", "", inspect.getdoc(choices[name]) or "", ""]
+            lines += [f"  --{flag} {known.help()} {known.limits() * (known.type in (int, float))}"
+                      for flag, known in flags_of(choices[name]).items()]
+            return "\n".join(lines)
+    raise UserError(f"--help {name}: there is no method of this name (--help lists them)")

@@ -1,14 +1,19 @@
 """What was found with the lab, and how to find it again.
 
     python -m research board         which way of spreading credit is ahead of plain GRPO?
+    python -m research notes         experiments 1 to 3 of the notes that this project started from
 
-It is made of many training runs, which can be stopped and gone on with at any moment.
+They are made of many training runs, which can be stopped and gone on with at any moment.
 
     python -m research scoreboard    which tokens earned the reward, and which weighting finds them
     python -m research large         the same of a model for which that takes days
     python -m research exact         every weighting and advantage in a world that can be listed
     python -m research dial          where does credit by token pay? a world with dials
     python -m research law           what should it be worth there? predicted from the noise
+    python -m research phase1        a gradient that never saw a reward, beside the contributions
+    python -m research rank          has GRPO's gradient rank 2?
+    python -m research sparsity      does it become sparse over a training?
+    python -m research baseline      when is the group's mean the best number to subtract?
 
 These are probes: each asks one question, prints its findings and writes a folder with numbers.json
 and its picture. On a CPU a probe takes minutes. NAME --help lists the flags of one.
@@ -20,11 +25,13 @@ and its picture. On a CPU a probe takes minutes. NAME --help lists the flags of 
 from importlib import import_module
 
 from engine.errors import UserError
-from harness.program import run_as_program
+from harness.screen import run_as_program
 from research.probes.common import run_probe
 
-PROBES = ("scoreboard", "large", "exact", "dial", "law")
-OTHERS = {"board": "board", "publish": "published", "pages": "pages", "pictures": "pictures"}
+PROBES = ("scoreboard", "large", "exact", "dial", "law", "phase1", "rank", "sparsity",
+          "baseline")
+OTHERS = {"board": "board", "notes": "notes", "publish": "published", "pages": "pages",
+          "pictures": "pictures"}
 
 
 def main(argv: list[str]) -> None:

@@ -40,7 +40,7 @@ import mitigations  # noqa: F401  fills the lists of choices
 from grpo import grpo
 from harness.load import load_policy, make
 from qwen2_model import ModelConfig, Qwen2
-from harness.flags import check_value, parameters_as_flags
+from harness.settings import check_value, flags_of
 from engine.errors import UserError
 from engine.forward import Forward
 from engine.rollouts import Rollouts, score_answers
@@ -107,7 +107,7 @@ def fill_beyond_the_mask(rollouts):
 def make_weighting(name, flags, policy):
     """The weighting with these flags, the others at their defaults."""
     function = MITIGATIONS[name]
-    defaults = {flag: meta.default for flag, meta in parameters_as_flags(function).items()}
+    defaults = {flag: meta.default for flag, meta in flags_of(function).items()}
     return make(function, defaults | flags, policy)
 
 
@@ -269,7 +269,7 @@ def write_log(folder, steps, config=(), metrics=(), evaluations=()):
 def evaluation(step, answer, mode="sampled"):
     return {"step": step, "mode": mode, "success": sum(answer) / len(answer), "success_low": 0.0,
             "success_high": 1.0, "answer": answer, "format_mean": 0.5, "finished_mean": 0.75,
-            "length_mean": 12.0}
+            "length_mean": 12.0, "shown": []}
 
 
 @pytest.fixture

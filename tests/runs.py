@@ -17,9 +17,9 @@ import numpy as np
 from safetensors.torch import load_file
 
 import train
-from conftest import OWN, ROOT, project_files, write_lines
+from conftest import OWN, ROOT, project_files
 from engine.errors import UserError
-from harness import run_folder
+from harness import run as harness_run
 
 SHORT = ["--model", str(ROOT / "models/tiny"), "--threads", "1", "--questions", "2",
          "--answers", "4", "--max_new_tokens", "48", "--steps", "3", "--eval_every", "0",
@@ -51,13 +51,13 @@ def train_here(runs, run):
 
 def after_credit_of(step, monkeypatch, deed):
     """Do this at once after the credit file of this step is written."""
-    write_credit = run_folder.write_credit
+    write_credit = harness_run.write_credit
 
-    def write_and_do(path, *args):
-        write_credit(path, *args)
+    def write_and_do(path, *args, **columns):
+        write_credit(path, *args, **columns)
         if path.stem == f"step_{step:06d}":
             deed()
-    monkeypatch.setattr(run_folder, "write_credit", write_and_do)
+    monkeypatch.setattr(harness_run, "write_credit", write_and_do)
 
 
 def lines(path):
@@ -102,21 +102,6 @@ def assert_same_run(a: Path, b: Path):
     for name in names:
         x, y = arrays(a / name), arrays(b / name)
         assert list(x) == list(y) and all(np.array_equal(x[key], y[key]) for key in x), name
-
-
-def older(folder):
-    """As a version of this program left it that knew no run_id and sealed nothing."""
-    edit_config(folder, run_id=KeyError, made_of=KeyError)
-    for name in ("metrics", "evaluations", "samples"):
-        known = [{key: value for key, value in line.items() if key != "run_id"}
-                 for line in lines(folder / f"{name}.jsonl")]
-        write_lines(folder / f"{name}.jsonl", known)
-    for path in (folder / "credit").iterdir():
-        columns = {name: value for name, value in arrays(path).items()
-                   if name not in ("run_id", "step")}
-        np.savez_compressed(path, **columns)
-    for state in folder.glob("checkpoints/*/trainer/state.json"):
-        state.write_text(json.dumps({"step": int(state.parent.parent.name[5:])}))
 
 
 def without_own_methods(source: str) -> str:

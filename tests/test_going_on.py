@@ -1,24 +1,17 @@
 """A run goes on only from what is as it was; what is on record is never lost in silence."""
 import errno
-import os
 import re
 import shutil
-import subprocess
-import sys
 
 import pytest
-from safetensors.torch import load_file, save_file
 
-from conftest import ROOT, cut, write_lines
-from engine.errors import UserError
+from conftest import cut, write_lines
 from engine.tokens import load_tokenizer
 from harness import run as start
-from harness.identity import CHANGEABLE, CHANGES_ROUNDING
-from harness.resume import resumed
 from harness.run import Run
-from harness.settings import OPTIONS
+from harness.settings import CHANGEABLE, OPTIONS
 from runs import (WHOLE, after_credit_of, arrays, assert_same_run, config_of, edit_config,
-                  everything, run)
+                  everything, lines, run)
 
 
 @pytest.fixture
@@ -39,19 +32,18 @@ def stopped(whole, tmp_path):
 
 @pytest.mark.parametrize("way, every", [("--resume", 2), ("--continue", 2), ("--resume", 0)])
 def test_a_record_without_checkpoints_is_not_erased(finished, learner, way, every):
-    """Nor is that of a run that never keeps any, also where its metrics are lost."""
+    """Nor is that of a run that never keeps any."""
     shutil.rmtree(finished / "checkpoints")
     edit_config(finished, checkpoint_every=every)
     argv = ["--resume", finished]
     if way == "--continue":
         argv = ["--model", learner, "--out", finished, *WHOLE, "--continue"]
     assert "has 6 of its 6 steps, and no more" in run(*argv).stdout
-    for lines in 5, 0:
-        cut(finished / "metrics.jsonl", lines)
-        before = everything(finished)
-        said = run(*argv, "--checkpoint_every", 100, expect=1).stderr
-        assert "holds a record of 5 steps, and no checkpoint to go on from" in said
-        assert everything(finished) == before
+    cut(finished / "metrics.jsonl", 5)
+    before = everything(finished)
+    said = run(*argv, "--checkpoint_every", 100, expect=1).stderr
+    assert "holds a record of 5 steps, and no checkpoint to go on from" in said
+    assert everything(finished) == before
 
 
 def test_a_plan_without_checkpoints_begins_again(whole, finished, learner):
@@ -70,53 +62,23 @@ def test_a_run_that_was_stopped_is_not_called_finished(stopped):
     assert "has 5 of its 6 steps, and no more were asked for" in said
 
 
-@pytest.mark.parametrize("name, before, now", [
-    ("threads", 2, 1), ("device", "cuda", "cpu"), ("micro_batch", 8, 1), ("sample_every", 1, 0)])
-def test_what_is_changed_is_remembered_and_other_rounding_is_said(
-        stopped, monkeypatch, name, before, now):
+@pytest.mark.parametrize("name, before, now", [("threads", 2, 1), ("sample_every", 1, 0)])
+def test_what_is_changed_is_remembered(stopped, monkeypatch, name, before, now):
     monkeypatch.setattr(Run, "steps", lambda run: [])
     edit_config(stopped, **{name: before})
     expected = config_of(stopped) | {name: now}
-    printed = run("--resume", stopped, f"--{name}", now).stdout
-    said = f"note: --{name} {now}: the same computation with other rounding" in printed
-    assert said == (name in CHANGES_ROUNDING) and config_of(stopped) == expected
-    assert "note:" not in run("--resume", stopped, f"--{name}", now).stdout
-
-
-def test_other_code_than_made_the_steps_before_is_named_and_both_are_kept(stopped, monkeypatch):
-    """Where no step of other code is left, nothing is said; a run of an older version has nothing
-    to compare with."""
-    def code_after(code):
-        edit_config(stopped, code=code)
-        return run("--resume", stopped).stdout, config_of(stopped)["code"]
-
-    monkeypatch.setattr(Run, "steps", lambda run: [])
-    code = config_of(stopped)["code"]
-    before = {"1": {**code["1"], "countdown_task.py": "0" * 64, "harness/removed.py": "1" * 64}}
-    told, now = code_after(before)
-    assert "countdown_task.py: not the code that made the steps before, so from step 5 on" in told
-    today = {"countdown_task.py": code["1"]["countdown_task.py"]}
-    assert now == before | {"5": today}
-    for kept, cut_off in ((before | {"2": today}, {}), (code, {"5": {"train.py": "2" * 64}})):
-        told, now = code_after(kept | cut_off)
-        assert "note:" not in told and now == kept
-    told, now = code_after({})
-    assert "note:" not in told and list(now) == ["5"]
-
-
-def test_credit_files_that_are_lost_are_said(stopped, monkeypatch):
-    monkeypatch.setattr(Run, "steps", lambda run: [])
-    assert "has lost" not in run("--resume", stopped).stdout
-    (stopped / "credit/step_000002.npz").unlink()
-    assert "has lost the files of 1 steps, the first is step 2;" in run("--resume", stopped).stdout
+    run("--resume", stopped, f"--{name}", now)
+    assert config_of(stopped) == expected
 
 
 def test_what_a_run_is_cannot_be_changed(stopped):
+    before = everything(stopped)
     for name in set(OPTIONS) - set(CHANGEABLE):
-        with pytest.raises(UserError, match=f"^--{name} cannot be changed in a resumed run, only "):
-            resumed(stopped, {name: OPTIONS[name].default})
-    unnamed = {name for name, flag in OPTIONS.items() if not flag.changes_result}
-    assert unnamed - set(CHANGEABLE) == {"out"}
+        default = OPTIONS[name].default
+        value = "x" if default is None else "yes" if default is False else default
+        said = run("--resume", stopped, f"--{name}", value, expect=1).stderr
+        assert f"--{name} cannot be changed in a resumed run, only --steps" in said
+    assert everything(stopped) == before
 
 
 def test_a_finished_run_without_its_last_checkpoint_stays_finished(finished):
@@ -127,32 +89,31 @@ def test_a_finished_run_without_its_last_checkpoint_stays_finished(finished):
     assert "has 6 of its 6 steps, and no more" in printed
 
 
-def spoil(path):
-    save_file({name: tensor + 1e-3 for name, tensor in load_file(path).items()}, path)
-
-
-@pytest.mark.parametrize("damage, said", [
-    (lambda run: spoil(run / "checkpoints/step_000006/model.safetensors"),
-     "model.safetensors was changed after it was written .move .*/x/checkpoints/step_000006 away"),
-    (lambda run: cut(run / "evaluations.jsonl", 5),
-     "lost the greedy evaluation at step 6.* checkpoints from step 6 on")])
-def test_a_finished_run_that_was_damaged_is_told_how_to_get_it_back(whole, finished, damage, said):
-    """Moved away are checkpoints; the run goes on from the one before. One that has lost its state
-    is made again."""
-    damage(finished)
-    assert re.search(said, run("--resume", finished, "--steps", 7, expect=1).stderr)
+def test_a_checkpoint_that_lost_its_trainer_is_made_again(whole, finished):
+    """The run itself is finished; with more steps to go, it goes on from the one before."""
     shutil.rmtree(finished / "checkpoints/step_000006/trainer")
-    printed = run("--resume", finished).stdout
-    assert "step_000006 has no trainer/state.json" in printed and "all steps after 4" in printed
+    assert "has 6 of its 6 steps" in run("--resume", finished).stdout
+    cut(finished / "metrics.jsonl", 5)
+    shutil.rmtree(finished / "checkpoints/step_000006")
+    assert "going on after step 4" in run("--resume", finished).stdout
     assert_same_run(whole, finished)
 
 
-def test_problems_of_a_file_are_trained_on_and_stay_what_they_were(learner, tmp_path):
+def test_killed_before_its_only_checkpoint_a_run_is_not_finished(whole, learner, tmp_path):
+    """All steps and evaluations are on record then: nothing else says that something is missing."""
+    folder = tmp_path / "x"
+    run("--model", learner, "--out", folder, *WHOLE, "--checkpoint_every", 6)
+    shutil.rmtree(folder / "checkpoints/step_000006")
+    assert "starting again at step 1" in run("--resume", folder).stdout
+    last = "checkpoints/step_000006/model.safetensors"
+    assert (folder / last).read_bytes() == (whole / last).read_bytes()
+
+
+def test_problems_of_a_file_are_trained_on(learner, tmp_path):
     data, folder = tmp_path / "problems.jsonl", tmp_path / "x"
     problems = [{"nums": [a, b, 3], "target": a + b + 3} for a in range(1, 8) for b in range(1, 8)]
     write_lines(data, problems)
-    flags = ["--model", learner, "--data", data, "--steps", 1, "--checkpoint_every", 1,
-             "--eval_every", 0]
+    flags = ["--model", learner, "--data", data, "--steps", 1, "--eval_every", 0]
     run(*flags, "--out", folder)
     prompt_ids = arrays(folder / "credit/step_000001.npz")["prompt_ids"].tolist()
     prompts = load_tokenizer(learner).decode(prompt_ids, skip_special_tokens=False)
@@ -160,48 +121,69 @@ def test_problems_of_a_file_are_trained_on_and_stay_what_they_were(learner, tmp_
     assert len(found) == 4 and all(int(a) + int(b) + 3 == int(c) for a, b, c in found)
     write_lines(data, [*problems, {"nums": [3, 5, 700], "target": 22}])
     assert "cannot spell" in run(*flags, "--out", tmp_path / "y", expect=1).stderr
-    said = run("--resume", folder, "--steps", 2, expect=1).stderr
-    assert "--data" in said and "is not what it was when this run began" in said
-    data.unlink()
-    assert "problems.jsonl" in run("--resume", folder, "--steps", 2, expect=1).stderr
-
-
-def test_the_model_is_compared_where_it_is_still_needed(learner, tmp_path):
-    model = shutil.copytree(learner, tmp_path / "model")
-    flags = ["--model", model, "--steps", 1, "--checkpoint_every", 1, "--eval_every", 0]
-    run(*flags, "--out", tmp_path / "free")
-    run(*flags, "--out", tmp_path / "anchored", "--kl", 0.1)
-    spoil(model / "model.safetensors")
-    run("--resume", tmp_path / "free", "--steps", 2)  # goes on from its own checkpoint
-    said = run("--resume", tmp_path / "anchored", "--steps", 2, expect=1).stderr
-    assert "--model" in said and "is not what it was" in said
 
 
 def test_of_two_starts_at_once_one_is_told(whole, learner, tmp_path, monkeypatch):
     """The other one comes when this one has looked, but not begun to write."""
-    argv, create = ["--model", learner, "--out", tmp_path / "x", *WHOLE], start.create_folder
+    argv, make_run = ["--model", learner, "--out", tmp_path / "x", *WHOLE], start.make_run
 
-    def create_later(*given):
-        monkeypatch.setattr(start, "create_folder", create)
+    def make_later(*given):
+        monkeypatch.setattr(start, "make_run", make_run)
         run(*argv)
-        return create(*given)
+        return make_run(*given)
 
-    monkeypatch.setattr(start, "create_folder", create_later)
+    monkeypatch.setattr(start, "make_run", make_later)
     assert "exists already" in run(*argv, expect=1).stderr
     assert_same_run(whole, tmp_path / "x")
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no full device here")
-def test_a_run_goes_on_when_nobody_can_be_told(whole, learner, tmp_path):
-    command = [sys.executable, ROOT / "train.py", "--model", learner, "--out", tmp_path / "x"]
-    words = " ".join(f"'{word}'" for word in [*command, *WHOLE])
-    subprocess.run(["sh", "-c", f"{words} 2> /dev/full | head -n 1"], capture_output=True)
-    assert_same_run(whole, tmp_path / "x")
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_folder_that_is_moved_stays_whole_and_so_does_the_run_under_its_name(
+        whole, learner, tmp_path, monkeypatch, step):
+    """A new run begins under the old name, while the old process still writes: before a checkpoint
+    was due, and in the step of one."""
+    folder, moved = tmp_path / "x", tmp_path / "moved"
+    argv = ["--model", learner, "--out", folder, *WHOLE]
+
+    def move_and_begin():
+        folder.rename(moved)
+        monkeypatch.undo()
+        run(*argv)
+
+    after_credit_of(step, monkeypatch, move_and_begin)
+    said = run(*argv, expect=1).stderr
+    assert "x was moved or removed while this run was writing it" in said
+    assert_same_run(whole, folder)
+    assert len(lines(moved / "metrics.jsonl")) == step - 1
+    run("--resume", moved)
+    assert_same_run(whole, moved)
+
+
+def test_a_run_that_only_began_under_the_name_of_a_moved_one_is_not_removed(
+        learner, tmp_path, monkeypatch):
+    folder = tmp_path / "x"
+
+    def move_and_begin():
+        shutil.copytree(folder.rename(tmp_path / "moved"), folder)
+
+    after_credit_of(1, monkeypatch, move_and_begin)
+    run("--model", learner, "--out", folder, *WHOLE, expect=1)
+    assert (folder / "config.json").exists() and (tmp_path / "moved/config.json").exists()
+
+
+def test_what_belongs_to_a_tokenizer_travels_along(learner, tmp_path):
+    model = shutil.copytree(learner, tmp_path / "model")
+    (model / "chat_template.jinja").write_text("{{ messages }}")
+    run("--model", model, "--out", tmp_path / "x", "--steps", 1, "--eval_every", 0)
+    for name in ("chat_template.jinja", "tokenizer.json", "recipe.json"):
+        copy = tmp_path / "x/checkpoints/step_000001" / name
+        assert copy.read_bytes() == (model / name).read_bytes()
 
 
 @pytest.mark.parametrize("call, said", [
-    ("harness.run_folder.shutil.copyfile", "step_000004: No space left"),
+    ("harness.run.shutil.copyfile", "step_000004: No space left"),
+    ("harness.run.write_tensors", "step_000004: No space left"),
     ("numpy.savez_compressed", "step_000004.npz: No space left")])
 def test_a_full_disk_leaves_what_was_whole(whole, learner, tmp_path, monkeypatch, call, said):
     """The disk fills in step 4, at its checkpoint or credit file; then there is room again."""

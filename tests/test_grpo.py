@@ -16,8 +16,7 @@ from engine.sampler import generate
 from engine.tokens import load_tokenizer
 from grpo import batch_mean, dr_grpo, rloo, update
 from mitigations import span
-from harness.credit_file import write_credit
-from harness.credit_reading import read_credit
+from harness.record import read_credit, write_credit
 from qwen2_model import Qwen2
 
 

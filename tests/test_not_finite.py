@@ -71,19 +71,18 @@ def test_a_model_that_is_broken_from_the_start_is_not_evaluated(learner, tmp_pat
               broken / "model.safetensors")
     said = run("--model", broken, "--out", tmp_path / "x", "--steps", 0, "--eval_every", 1,
                expect=1).stderr
-    assert "the model's probabilities are not finite, in step 0. " in said
-    assert "is the model sound?" in said
+    assert "the model's probabilities are not finite, in step 0 at --learning_rate" in said
     assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.parametrize("choices, flags, value, words", [
     (MITIGATIONS, ["--mitigation", "mine", "--rescale", "none"], float("nan"),
      r"the weighting mine is not finite, .* at \d+ of \d+ tokens, first at answer 0, token 0 "
-     r"\(tests/.*\.py:\d+\), in step 3.*The last step on record is 2"),
+     r"\(tests/.*\.py:\d+\), in step 3"),
     (MITIGATIONS, ["--mitigation", "mine", "--rescale", "none"], 3e38,
      r"the weighting mine is .* beyond 1e\+12, at .* \(tests/"),
     (ADVANTAGES, ["--advantage", "mine"], float("inf"),
-     r"the advantage mine is not finite.*, in step 3\. .*look at --power 2;")])
+     r"the advantage mine is not finite.*, in step 3 at --learning_rate 0.001\. ")])
 def test_methods_that_break_something_end_the_run(start, tmp_path, monkeypatch, choices, flags,
                                                   value, words):
     def mine(rollouts, *, power: float = 2.0):
@@ -112,5 +111,5 @@ def test_a_critic_that_broke_is_not_kept(start, tmp_path, monkeypatch):
         return original(self, loss * (float("inf") if len(calls) > 8 else 1.0))
     monkeypatch.setattr(Trained, "gradient_step", break_down)
     said = start("--advantage", "gae")
-    assert "what is trained beside the policy is not finite" in said and "--critic_lr 0.01" in said
+    assert "what is trained beside the policy is not finite" in said
     assert saved(tmp_path / "x") == ["step_000001"]

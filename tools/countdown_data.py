@@ -10,7 +10,7 @@ import re
 from functools import lru_cache
 
 from engine.errors import UserError
-from harness.files import read_given
+from harness.record import read_given
 
 MAX_NUMBER = 999_999_999  # nine digits, as many as the score of the reasoning reads
 MAX_NUMBERS = 30          # of a problem in a file

@@ -24,12 +24,9 @@ from analysis.tables import Table, by_row
 from analysis.tally import read_tokens
 from engine.errors import UserError
 from engine.tokens import KINDS, SECTIONS, load_tokenizer, token_bytes
-from harness.credit_file import checkpoint_folders
-from harness.files import find_folder
-from harness.flags import Flag, Parser, add_flags, with_defaults
-from harness.log_reading import check_seal
-from harness.program import run_as_program
-from harness.progress import BOLD, has_colour, put, styled, visible
+from harness.record import checkpoint_folders, find_folder
+from harness.screen import BOLD, has_colour, put, run_as_program, styled, visible
+from harness.settings import Flag, make_parser, with_defaults
 from qwen2_model import Qwen2
 from tools.terminal import check_place, legend, one_line, shaded
 
@@ -46,9 +43,10 @@ SAME_MODEL = 0.1    # log-probs that differ by more are not of one model
 
 
 def main(argv: list[str]) -> None:
-    parser = Parser("python -m tools.follow RUN [--step N] [--answer N] [--token N]", __doc__)
+    parser = make_parser("python -m tools.follow RUN [--step N] [--answer N] [--token N]", __doc__,
+                         FLAGS)
     parser.add_argument("run", metavar="RUN", help="a run folder")
-    flags = with_defaults(add_flags(parser, FLAGS).read(argv), FLAGS)
+    flags = with_defaults(parser.read(argv), FLAGS)
     run = read_run(flags.run)
     folder, steps = run["folder"], run["steps"]
     if not steps:
@@ -110,7 +108,7 @@ def show_answer(answer: dict) -> None:
     largest = max(sizes) or 1
     put(f"\ngradient, of this answer's largest: {legend(SHADES) or 'behind a token, from 5%'}\n")
     put(shaded(texts, [size / largest for size in sizes], SHADES,
-               lambda share: f"\u00b7{share:.0%}" if share >= SHADES[0][0] else ""))
+               lambda share: f"[{share:.0%}]" if share >= SHADES[0][0] else ""))
     columns = ("p", "entropy", "advantage", "weight", "gradient size")
     rows = [[t, repr(texts[t]), KINDS[answer["kind"][t]], *(known[name][t] for name in columns)]
             for t in np.argsort(sizes)[::-1][:MOST].tolist() if sizes[t]]
@@ -145,8 +143,6 @@ def likeliest(run: dict, tokens: dict, tokenizer, answer: dict, t: int) -> str:
         return f"not known: the model after step {trained}, which sampled it, was not kept"
     try:
         folder = find_folder(str(models[trained]))
-        if trained:
-            check_seal(run["folder"], folder)
         model = Qwen2.from_pretrained(folder, "cpu")
     except UserError as error:
         return f"not known: {error}"

@@ -16,10 +16,9 @@ from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from engine.tokens import KINDS
 from grpo import gradient_size, update
-from harness.identity import MODES
+from harness.screen import say, show_status
 from harness.load import load_optimizer, load_policy, make_advantage, make_weighting
-from harness.progress import say, show_status
-from harness.settings import Settings
+from harness.settings import MODES, Settings
 from mitigations import rescaled_weight
 from train import drop_unfinished, with_advantage
 
@@ -57,7 +56,7 @@ def seconds_after_start(policy: Policy) -> float:
 
 def look(name: str, plain: Settings, idea: Settings, is_weighting: bool) -> None:
     """Print what the idea does to the tokens of a few batches of the untrained model."""
-    policy, found, notes = load_policy(plain), [], set()
+    policy, found, notes, by_token = load_policy(plain), [], set(), False
     of_plain, of_idea = ((make_advantage(s, policy), make_weighting(s, policy))
                          for s in (plain, idea))
     for step in range(1, BATCHES + 1):
@@ -66,13 +65,14 @@ def look(name: str, plain: Settings, idea: Settings, is_weighting: bool) -> None
         usual, *_ = credited(batch, of_plain, policy, plain, step)
         mine, weight, note = credited(batch, of_idea, replace(policy, settings=idea), idea, step)
         notes |= {note} - {None}
+        by_token |= differs_within(weight, mine.mask)
         s = gradient_size(batch.log_prob, batch.collision)
         found.append([frame[mine.mask].double() for frame in (
             mine.kind, s, usual.advantage, mine.advantage, weight)])
     kind, *columns = (torch.cat(parts).numpy() for parts in zip(*found))
     say(f"{BATCHES * len(batch.mask)} answers of the untrained model, {len(kind)} tokens; {name} "
         "against plain GRPO:")
-    for line in [*about_gradient(is_weighting, kind.astype(int), *columns), *notes]:
+    for line in [*about_gradient(is_weighting, kind.astype(int), *columns, by_token), *notes]:
         say(textwrap.fill(f"  {line}", 100, subsequent_indent="    "))
 
 
@@ -90,7 +90,13 @@ def credited(batch: Rollouts, methods: tuple, policy: Policy, s: Settings, step:
     return rollouts, weight, metrics["weight_note"]
 
 
-def about_gradient(is_weighting: bool, kind, s, usual, advantage, weight) -> list[str]:
+def differs_within(weight: torch.Tensor, mask: torch.Tensor) -> bool:
+    """Whether some answer's tokens have different weights."""
+    return bool(((weight != weight[:, :1]) & mask).any())
+
+
+def about_gradient(is_weighting: bool, kind, s, usual, advantage, weight,
+                   tells_tokens_apart: bool = True) -> list[str]:
     """Lines about some tokens: their kind, s, plain GRPO's advantage, and what the idea gives."""
     size, was = np.abs(advantage * weight * s), np.abs(usual * s)
     mine, plain = (np.bincount(kind, one, len(KINDS)) / max(one.sum(), 1e-30)
@@ -109,11 +115,12 @@ def about_gradient(is_weighting: bool, kind, s, usual, advantage, weight) -> lis
         turned = np.mean((advantage * usual)[both] < 0) if both.any() else 0.0
         return [*lines, f"its sign is not plain GRPO's at {turned:.0%} of the tokens where both "
                         "have one"]
+    if not tells_tokens_apart:
+        return [*lines, "its weights are one number an answer: they move no credit between tokens"]
     at_most, even = (as_a_batch(weight, was, level) for level in (heaviest.mean(), weight.mean()))
     return [*lines,
-            f"noise, sum (A w s)^2: as of a batch {at_most:.1f} times as large if that tenth "
-            "decides everything,",
-            f"{even:.1f} times if all tokens decide alike: a ceiling, not a promise"]
+            f"noise: worth a batch {at_most:.1f} times as large if only that tenth decides the "
+            f"reward, {even:.1f} times if every token does"]
 
 
 def as_a_batch(weight: np.ndarray, size: np.ndarray, level: float) -> float:

@@ -24,19 +24,13 @@ from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from engine.tokens import load_tokenizer, token_bytes
 from grpo import gradient_size
-from harness.credit_file import checkpoint_folders
-from harness.credit_reading import credit_steps, read_credit
-from harness.files import find_folder
-from harness.command_line import defaults_of
-from harness.flags import (Flag, Parser, add_flags, check_value, parameters_as_flags,
-                           with_defaults)
-from harness.log_reading import check_seal, run_config
+from harness.record import checkpoint_folders, credit_steps, find_folder, read_credit, run_config
+from harness.screen import put, run_as_program
 from harness.load import load_policy, make_weighting
-from harness.program import run_as_program
-from harness.progress import put
-from harness.settings import NOT_KEYWORDS, OPTIONS, Settings, choice_flags, make_settings
+from harness.settings import (OPTIONS, Flag, Settings, check_value, flags_of, make_parser,
+                              make_settings, with_defaults)
 from mitigations import rescaled_weight
-from tools.look import about_gradient
+from tools.look import about_gradient, differs_within
 from tools.terminal import check_place, legend, one_line, shaded
 from train import drop_unfinished
 
@@ -51,15 +45,18 @@ SHADES = ((0.25, "48;5;255;38;5;0"), (0.5, "48;5;254;38;5;0"), (0.8, "48;5;195;3
 
 
 def main(argv: list[str]) -> None:
-    parser = Parser("python -m tools.preview RUN --mitigation NAME [its flags]", __doc__)
-    parser.add_argument("RUN", help="a run folder")
-    if (name := defaults_of(argv)["mitigation"]) in ADVANTAGES:
+    first = make_parser("", None, FLAGS, add_help=False)
+    name = vars(first.parse_known_args(argv)[0]).get("mitigation", "none")
+    if name in ADVANTAGES:
         raise UserError(f"{name} is an advantage, and this shows weightings: python -m tools.idea "
                         f"{name} looks at it")
     check_value("mitigation", name, OPTIONS["mitigation"])
-    of_all = choice_flags(MITIGATIONS) | parameters_as_flags(MITIGATIONS[name])
-    own = {name: flag for name, flag in of_all.items() if name not in (*FLAGS, *NOT_KEYWORDS)}
-    given = add_flags(add_flags(parser, FLAGS), own).read(argv)
+    own = {name: flag for weighting in (*MITIGATIONS.values(), MITIGATIONS[name])
+           for name, flag in flags_of(weighting).items()}  # of one name the chosen one's
+    parser = make_parser("python -m tools.preview RUN --mitigation NAME [its flags]", __doc__,
+                         own | FLAGS)
+    parser.add_argument("RUN", help="a run folder")
+    given = parser.read(argv)
     flags = with_defaults(given, FLAGS)
     folder = Path(flags.RUN)
     settings = settings_with(folder, {name: value for name, value in given.items()
@@ -70,7 +67,8 @@ def main(argv: list[str]) -> None:
     s = gradient_size(rollouts.log_prob, rollouts.collision)
     kind, *columns = (frame[rollouts.mask].numpy() for frame in (
         rollouts.kind, s, rollouts.advantage, rollouts.advantage, weight))
-    print("\n".join(f"  {line}" for line in about_gradient(True, kind, *columns)))
+    by_token = differs_within(weight, rollouts.mask)
+    print("\n".join(f"  {line}" for line in about_gradient(True, kind, *columns, by_token)))
     groups = groups_in_order({"group": rollouts.group.numpy(), "reward": rollouts.reward.numpy()})
     answers = np.concatenate(groups)[:flags.show].tolist()
     show_answers(rollouts, weight, load_tokenizer(folder), answers)
@@ -111,8 +109,6 @@ class Sampler:
             raise UserError(f"{self.settings.mitigation} asks the model, and the one that sampled "
                             f"step {self.step} was not kept"
                             + (f". It was of --step {' or '.join(kept)}" if kept else ""))
-        if self.step > 1:
-            check_seal(self.folder, models[self.step - 1])
         return load_policy(self.settings, models[self.step - 1])
 
     @cached_property
@@ -160,7 +156,7 @@ def show_answers(rollouts: Rollouts, weight: torch.Tensor, tokenizer, answers: l
         print(f"\nanswer {b}: reward {rollouts.reward[b]:.2f}, advantage {span}; "
               f"{one_line(prompt.decode(errors='replace'))}")
         put(shaded(rollouts.texts[b], weight[b, :length].tolist(), SHADES,
-                   lambda number: f"\u00b7{number:.2f}"))
+                   lambda number: f"[{number:.2f}]"))
 
 
 if __name__ == "__main__":

@@ -16,9 +16,8 @@ from pathlib import Path
 
 from analysis.runs import is_done, read_run
 from engine.errors import UserError
-from harness.files import PROJECT, is_folder, is_there, locked, make_folder, writing
-from harness.program import StopRequest
-from harness.progress import say, show_status
+from harness.record import PROJECT, locked, writing
+from harness.screen import StopRequest, say, show_status
 
 PAUSE = 0.5             # seconds between two looks at the processes
 PR_SET_PDEATHSIG = 1    # <sys/prctl.h>
@@ -49,13 +48,13 @@ class PlannedRun:
 
     def is_finished(self) -> bool:
         try:
-            return is_there(self.folder / "config.json") and is_done(read_run(self.folder))
+            return (self.folder / "config.json").exists() and is_done(read_run(self.folder))
         except UserError as error:
             raise UserError(f"{error}. Remove {self.folder}, and it is made again") from None
 
     def steps_made(self) -> int:
         path = self.folder / "metrics.jsonl"
-        return path.read_bytes().count(b"\n") if is_there(path) else 0
+        return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 class Runs:
@@ -105,8 +104,8 @@ class Runs:
     def start(self, run: PlannedRun) -> None:
         """In a session of its own: Ctrl-C at the terminal reaches this program alone, which tells
         its runs, so that they are told once."""
-        make_folder(run.log.parent)
-        if is_folder(run.folder):
+        run.log.parent.mkdir(parents=True, exist_ok=True)
+        if run.folder.is_dir():
             with locked(run.folder):
                 pass  # its log is the other's, so that what our program says there can be missed
         with writing(run.log), open(run.log, "ab") as log:

@@ -1,7 +1,8 @@
-"""Ask a trained model: one problem, answered before training and after it.
+"""Ask a trained model: one problem, or a message, answered before training and after it.
 
-    python -m tools.sample runs/none-grpo-s0 3 5 7 22
-    python -m tools.sample models/tiny 3 5 7 22       a model folder answers once
+    python -m tools.sample runs/none-grpo-s0 4 12 10 18
+    python -m tools.sample models/tiny 4 12 10 18            a model folder answers once
+    python -m tools.sample models/Qwen2.5-0.5B-Instruct "What is credit assignment?"
 
 The answers show which tokens the model was unsure of: shaded at a terminal, elsewhere with their
 probability behind them. The same seed gives the same answers; --seed 1 gives others. Nothing is
@@ -9,20 +10,17 @@ written.
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.sample")
+from dataclasses import replace
 from pathlib import Path
 
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from engine.errors import UserError
 from engine.policy import derived_seed
 from engine.rollouts import Rollouts
-from harness.credit_file import checkpoint_folders
-from harness.files import find_folder, is_there, read_json
-from harness.flags import Flag, Parser, add_flags, with_defaults
+from harness.record import checkpoint_folders, find_folder, read_json
+from harness.screen import BOLD, put, right_or_wrong, run_as_program, styled, visible
 from harness.load import load_policy
-from harness.log_reading import check_seal
-from harness.program import run_as_program
-from harness.progress import BOLD, put, right_or_wrong, styled, visible
-from harness.settings import make_settings
+from harness.settings import Flag, Settings, make_parser, make_settings, with_defaults
 from harness.tasks import make_task
 from tools.terminal import legend, shaded
 
@@ -39,34 +37,58 @@ WITHOUT_TRAINING = {"mitigation": "none", "advantage": "grpo", "loss": "policy",
 
 
 def main(argv: list[str]) -> None:
-    parser = add_flags(Parser("python -m tools.sample RUN PROBLEM [flags]", __doc__), FLAGS)
+    parser = make_parser("python -m tools.sample RUN PROBLEM [flags]", __doc__, FLAGS)
     parser.add_argument("run", metavar="RUN", help="a run folder, or the folder of a model")
-    parser.add_argument("problem", metavar="PROBLEM", nargs="+", help="such as 3 5 7 22")
+    parser.add_argument("problem", metavar="PROBLEM", nargs="+",
+                        help="such as 4 12 10 18; anything else is a message")
     flags = with_defaults(parser.read(argv), FLAGS)
     folder = find_folder(flags.run)
     source = {"config": folder / "config.json"} if is_run(folder) else {"model": str(folder)}
     asked = {"task": flags.task} if flags.task else {}
     settings = make_settings({**source, **WITHOUT_TRAINING, **asked, "device": flags.device})
-    task = make_task(settings.task, settings.method_flags)
-    if not hasattr(task, "read"):
-        raise UserError(f"the task {settings.task} cannot read problems: its class Task needs the "
-                        "method `read` (docs/your_own_task.md)")
-    problem = task.read(" ".join(flags.problem).split())  # before models are loaded
+    task, problem = problem_or_message(settings, " ".join(flags.problem))
     policies = {"before training" if is_run(folder) else str(folder): load_policy(settings)}
     for step, checkpoint in sorted(checkpoint_folders(folder).items())[-1:]:
-        check_seal(folder, checkpoint)
         policies[f"after step {step}"] = load_policy(settings, checkpoint)
     put(visible(f"{folder}, sampled at temperature {settings.temperature:g}, seed {flags.seed}"))
     at = "" if settings.temperature == 1 else " at temperature 1"
-    put(f"probability of a token{at}: {legend(SHADES) or '13% behind it, where below 50%'}\n")
+    put(f"probability of a token{at}: {legend(SHADES) or '[13%] behind it, where below 50%'}\n")
     put(styled(visible(task.show(problem)), BOLD))
     seed, widest = derived_seed("sample", flags.seed), max(map(len, policies))
     for title, policy in policies.items():
-        print_answers(f"{title:{widest}}", policy.ask([problem], flags.answers, seed))
+        asked = replace(policy, task=task)
+        print_answers(f"{title:{widest}}", asked.ask([problem], flags.answers, seed))
+
+
+class Message:
+    """A task whose problems are messages of a user; nobody scores an answer."""
+    show = staticmethod(str)
+
+    def prompt_for(self, text: str) -> str:
+        return f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+
+    def score(self, text: str, answer: str) -> dict[str, float]:
+        return dict.fromkeys(("reward", "answer"), float("nan"))
+
+    def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
+        return [0] * len(pieces), [0] * len(pieces)
+
+
+def problem_or_message(settings: Settings, text: str) -> tuple[object, object]:
+    """What was typed, as the task reads it; else it is said to the model as it is."""
+    task = make_task(settings.task, settings.method_flags)
+    try:
+        if not hasattr(task, "read"):
+            raise UserError("its class Task has no method `read` (docs/your_own_task.md)")
+        return task, task.read(text.split())
+    except UserError as error:
+        put(visible(f"no problem of {settings.task}, so a message: {error}"))
+        return Message(), text
 
 
 def is_run(folder: Path) -> bool:
-    config = read_json(folder / "config.json") if is_there(folder / "config.json") else {}
+    path = folder / "config.json"
+    config = read_json(path) if path.exists() else {}
     if "mitigation" not in config and "model_type" not in config:
         raise UserError(f"{folder} is neither a run folder nor a model folder: it has no "
                         "config.json that names a mitigation or a model_type")
@@ -74,12 +96,13 @@ def is_run(folder: Path) -> bool:
 
 
 def print_answers(title: str, rollouts: Rollouts) -> None:
-    right = int((rollouts.scores["answer"] > 0).sum())
-    put(f"\n{styled(visible(title), BOLD)}   {right} of {len(rollouts.answers)} right")
+    right, is_scored = rollouts.scores["answer"] > 0, not rollouts.reward.isnan().any()
+    told = f"   {int(right.sum())} of {len(right)} right" if is_scored else ""
+    put(f"\n{styled(visible(title), BOLD)}{told}")
     for b, texts in enumerate(rollouts.texts):
         cut_off = "" if rollouts.finished[b] else ", cut off"
-        put(f"\n  {right_or_wrong(rollouts.scores['answer'][b] > 0)}   "
-            f"reward {rollouts.reward[b]:.2f}   {rollouts.length[b]} tokens{cut_off}")
+        score = f"{right_or_wrong(right[b])}   reward {rollouts.reward[b]:.2f}   "
+        put(f"\n  {score if is_scored else ''}{rollouts.length[b]} tokens{cut_off}")
         probability = rollouts.log_prob[b, :len(texts)].exp().tolist()
         put("  " + shaded(texts, probability, SHADES, percent).replace("\n", "\n  "))
 
@@ -88,7 +111,7 @@ def percent(probability: float) -> str:
     """Written behind an unsure token; nothing behind a sure one."""
     if probability >= MARKED_BELOW:
         return ""
-    return f"\u00b7{probability:.0%}" if probability >= 0.005 else "\u00b7<1%"
+    return f"[{probability:.0%}]" if probability >= 0.005 else "[<1%]"
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """What a model wrote, in a terminal: tokens shaded by a number that each has, say its probability.
 
     first 7 * 3 = 21 wrong       tokens with their probabilities, here without colour:
-    -> first·47% 7 * 3·46% = 21 wrong·37%
+    -> first[47%] 7 * 3[46%] = 21 wrong[37%]
 """
 import textwrap
 
 from engine.errors import UserError
-from harness.progress import has_colour, styled, visible
+from harness.screen import has_colour, styled, visible
 
 # A token whose number is below the limit gets this style, in numbers of ANSI escape sequences: 48;5
 # is the colour behind the text and 38;5 the one in it, of a terminal's 256.

@@ -13,7 +13,7 @@ from analysis.plots import BLUE, GREY, ORANGE, legend_below, plt, save, whole_st
 from analysis.statistics import Estimate
 from analysis.tables import Table, by_row, shown
 from engine.choices import WHOLE_ANSWERS
-from harness.progress import say
+from harness.screen import say
 
 OTHERS = {"plain": "plain GRPO", "placebo": "its placebo"}
 COLOURS = {"plain": GREY, "placebo": ORANGE, "idea": BLUE}

@@ -30,10 +30,10 @@ from tokenizers import Tokenizer
 
 from engine.errors import UserError
 from engine.tokens import load_tokenizer
-from harness.files import find_folder, is_file, whole_folder, writing
-from harness.flags import MOST_SEED, MOST_THREADS, Flag, Parser, add_flags, with_defaults
-from harness.program import run_as_program
-from harness.run_folder import TRAVELS_ALONG
+from harness.record import find_folder, whole
+from harness.run import TRAVELS_ALONG
+from harness.screen import run_as_program
+from harness.settings import MOST_THREADS, Flag, make_parser, with_defaults
 from engine.policy import sample_answers
 from engine.rollouts import score_answers
 from qwen2_model import ModelConfig, Qwen2
@@ -51,7 +51,7 @@ FLAGS = {
     "out": Flag("models/new", "folder to write; must not exist"),
     "steps": Flag(2000, "updates", least=1, most=10_000_000),
     "batch": Flag(128, "demonstrations an update", least=1, most=10_000),
-    "seed": Flag(0, "of the initial weights and the demonstrations", least=0, most=MOST_SEED),
+    "seed": Flag(0, "of the initial weights and the demonstrations"),
     "threads": Flag(2, "CPU threads", least=1, most=MOST_THREADS)}
 MUON_RATE, ADAM_RATE = 0.02, 3e-3  # learning rates of the matrices, and of all else
 
@@ -72,7 +72,7 @@ REAL_RECIPE = {"learning_rate": 5e-6, "questions": 4, "answers": 8, "max_new_tok
 
 
 def main(argv: list[str]) -> None:
-    parser = add_flags(Parser("python -m tools.warmup [flags]", __doc__), FLAGS)
+    parser = make_parser("python -m tools.warmup [flags]", __doc__, FLAGS)
     given = parser.read(argv)
     start = find_folder(given["start"]) if "start" in given else None
     tokenizer = load_tokenizer(start) if start else make_tokenizer()
@@ -83,15 +83,15 @@ def main(argv: list[str]) -> None:
     if "rate" in given and not is_real:
         raise UserError(f"--rate {flags.rate} has no effect: it is of a real model's update")
     torch.set_num_threads(flags.threads)
-    with whole_folder(Path(flags.out)) as unfinished:  # first: can it be written there?
+    with whole(Path(flags.out)) as unfinished:  # first: can it be written there?
         torch.manual_seed(flags.seed)
         model = (Qwen2.from_pretrained(start) if start else
                  make_model(tokenizer.get_vocab_size(), *SIZES[flags.size]))
         recipe = recipe_for(flags.talk, is_real)
-        train(model, tokenizer, upper_half(model, flags.rate) if is_real else whole(model), flags)
+        update = upper_half(model, flags.rate) if is_real else all_parameters(model)
+        train(model, tokenizer, update, flags)
         evaluate(model, tokenizer, recipe)
-        with writing(Path(flags.out)):
-            save(unfinished, model, tokenizer, recipe, start if is_real else None)
+        save(unfinished, model, tokenizer, recipe, start if is_real else None)
 
 
 def recipe_for(talk: int, is_real: bool = False) -> dict:
@@ -109,7 +109,7 @@ def make_model(vocabulary: int, layers: int, width: int) -> Qwen2:
         pad_token_id=0, eos_token_id=(2,)))
 
 
-def whole(model: Qwen2) -> Callable[[float], None]:
+def all_parameters(model: Qwen2) -> Callable[[float], None]:
     """An update of all parameters, by this share of the learning rates."""
     matrices, others = [], []
     for name, parameter in model.named_parameters():
@@ -213,7 +213,7 @@ def save(folder: Path, model: Qwen2, tokenizer: Tokenizer, recipe: dict,
         text = json.dumps(content, indent=2) + "\n"
         (folder / f"{name}.json").write_text(text, encoding="utf-8")
     for name in {*TRAVELS_ALONG} - {"recipe.json"} if source else ():
-        if is_file(source / name):
+        if (source / name).exists():
             shutil.copyfile(source / name, folder / name)
 
 

@@ -12,7 +12,7 @@ from bridges.pairs import GivenPairs
 from conftest import SPOKEN, refusal
 from countdown_task import Problem
 from engine.tokens import load_tokenizer
-from harness.credit_reading import read_credit
+from harness.record import read_credit
 from runs import SHORT, assert_same_run, lines
 
 GOOD, BAD, *_ = SPOKEN

@@ -18,8 +18,8 @@ from engine.errors import UserError
 from engine.forward import Forward, response_log_probs, with_facts
 from engine.policy import derived_seed
 from grpo import length_scaling, policy_loss
-from harness.credit_reading import read_credit, read_file
-from harness.flags import parameters_as_flags
+from harness.record import read_credit, read_file
+from harness.settings import parameters_as_flags
 from harness.load import make
 from mitigations import rescaled_weight
 from runs import PRINTING, block, copy_project, lines, program, start_ranks

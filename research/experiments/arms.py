@@ -10,8 +10,8 @@ PLAIN, CONTROL = "none", "measured"
 WEIGHTINGS = {name: f"--mitigation {name}" for name in (
     "entropy_weighted", "entropy_masking", "entropy_ratio", "inverse_logprob",
     "inverse_logprob_as_published", "equal_gradient", "attention_credit",
-    "learned_importance", "random", "by_kind", "low_probability", "taco", "planning", "covariance",
-    "shared_prefix", "future_attention")}
+    "learned_importance", "lambda_grpo", "random", "by_kind", "low_probability", "taco", "planning",
+    "covariance", "shared_prefix", "future_attention")}
 WEIGHTINGS["outcome_conditional"] = "--mitigation outcome_conditional --think_discount 0.5"
 ADVANTAGES = {name: f"--advantage {name}" for name in (
     "rloo", "batch_mean", "span", "deletion", "gae", "prefix_tree", "gtpo")}

@@ -27,9 +27,9 @@ from analysis.compare import SEEN, farther_end, success_by_step
 from analysis.statistics import Estimate
 from analysis.tables import Table, by_row, shown
 from engine.errors import UserError
-from harness.files import is_there, make_folder, read_json
-from harness.flags import MOST_THREADS, Flag, Parser, add_flags, with_defaults
-from harness.progress import python_command, say
+from harness.record import read_json
+from harness.screen import python_command, say
+from harness.settings import MOST_THREADS, Flag, make_parser, with_defaults
 from research.experiments.arms import ARMS, CONTROLS, METHODS, PLAIN, SCALE
 from research.experiments.pictures import draw, draw_leads
 from research.probes.common import Findings, command_of, print_all, write_findings
@@ -50,10 +50,10 @@ FLAGS = {
 
 
 def main(argv: list[str]) -> None:
-    typed = add_flags(Parser("python -m research board [flags]", __doc__), FLAGS).read(argv)
+    typed = make_parser("python -m research board [flags]", __doc__, FLAGS).read(argv)
     args = with_defaults(typed, FLAGS)
     board, failed = Board(Path(args.runs)), {}
-    if is_there(KEPT) and not args.afresh:
+    if KEPT.exists() and not args.afresh:
         board.known |= kept_runs(read_result(KEPT))
     if not args.report_only:
         failed = go_through(board, args, python_command("-m", "research", "board", *argv))
@@ -82,9 +82,9 @@ def go_through(board: Board, args: SimpleNamespace, go_on: str) -> dict[str, str
 def report(board: Board, command: str) -> None:
     """Into results/board, where it takes the place of the one before."""
     folder = Path("results/board")
-    make_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     path = RESULTS / "board/predictions.json"
-    table = board_table(board, read_json(path) if is_there(path) else {})
+    table = board_table(board, read_json(path) if path.exists() else {})
     draw(draw_leads, folder / "leads.png", table.to_json())
     made = {f"{arm}-{rate}-s{seed}": run["config"]
             for (arm, rate, seed), run in board.known.items()}

@@ -20,9 +20,9 @@ import textwrap
 
 from analysis.tables import Table, by_row, escaped
 from engine.errors import UserError
-from harness.files import PROJECT, is_file, replace_text
-from harness.flags import Parser
-from harness.progress import say
+from harness.record import PROJECT, replace_text
+from harness.screen import say
+from harness.settings import make_parser
 from research.experiments.published import RESULTS, pages, read_result
 
 MARKED = re.compile(r"<!-- (table|text|words|source|number|interval) ((?:(?!-->).)+?) -->"
@@ -30,7 +30,7 @@ MARKED = re.compile(r"<!-- (table|text|words|source|number|interval) ((?:(?!-->)
 
 
 def main(argv: list[str]) -> None:
-    Parser("python -m research pages", __doc__).read(argv)
+    make_parser("python -m research pages", __doc__, {}).read(argv)
     for page in pages():
         text = page.read_text(encoding="utf-8")
         filled = fill(text, page.name)
@@ -82,7 +82,7 @@ def make_source(words: str) -> str:
     made = [part for part in result.get("made_by") or [] if isinstance(part, dict)] or [result]
     commit = " and ".join(dict.fromkeys((part["git_commit"] or "unknown")[:7] for part in made))
     program = result["measured"]
-    is_here = any(is_file(PROJECT / f"research/{room}/{program}.py")
+    is_here = any((PROJECT / f"research/{room}/{program}.py").exists()
                   for room in ("probes", "experiments"))
     gone = "" if is_here else ", a command of that commit, no longer here"
     torch = result["versions"]["torch"]

@@ -16,10 +16,9 @@ from matplotlib.figure import Figure
 
 from analysis.plots import BLUE, COLOURS, GREY, ORANGE, legend_below, plt, save, style_of
 from analysis.statistics import mean_over
-from harness.files import PROJECT
-from harness.flags import Parser
-from harness.log_reading import is_number
-from harness.progress import say
+from harness.record import PROJECT
+from harness.screen import say
+from harness.settings import make_parser
 from research.experiments.arms import CONTROLS, SCALE
 from research.experiments.published import RESULTS, fingerprint, read_result
 
@@ -29,7 +28,7 @@ FAR = 5                 # points
 
 
 def main(argv: list[str]) -> None:
-    Parser("python -m research pictures", __doc__).read(argv)
+    make_parser("python -m research pictures", __doc__, {}).read(argv)
     for picture, (drawing, *source) in PUBLISHED.items():
         draw(drawing, PROJECT / picture, shown_of(*source))
         say(f"drawn: {picture}")
@@ -57,7 +56,7 @@ def draw_leads(table: dict) -> Figure:
         colour = colours[meaning_of(row)]
         axis.plot(100 * np.array(row["95%"]), [height, height], color=colour, lw=2)
         axis.plot(100 * row["lead"], height, "o", color=colour, ms=5)
-        if is_number(row["predicted"]):
+        if row["predicted"] is not None:
             axis.plot(100 * row["predicted"], height, "kx", ms=6)
     axis.axvline(0, color="black", lw=0.8)
     axis.set(yticks=range(len(rows)), yticklabels=[row["arm"] for row in rows],
@@ -116,6 +115,26 @@ def draw_dials(values: dict) -> Figure:
     return figure
 
 
+def draw_curves(values: dict) -> Figure:
+    """Success and gradient norm over the steps, means over seeds of five steps each."""
+    figure, axes = plt.subplots(1, 2, figsize=(11.0, 4.4))
+    runs: dict[str, list] = {}
+    for name, curves in values["curves"].items():
+        runs.setdefault(name.rpartition(" ")[0], []).append(curves)
+    for number, (arm, curves) in enumerate(runs.items()):
+        window = min(5, len(curves[0][0]))
+        for axis, curve in zip(axes, np.mean(curves, 0)):
+            smooth = np.convolve(curve, np.full(window, 1 / window), "valid")
+            axis.plot(np.arange(len(smooth)) + (window + 1) / 2, smooth, label=arm,
+                      **style_of(number))
+    axes[0].set(title="Success in training", xlabel="step", ylabel="share of right answers")
+    axes[1].set(title="Gradient norm before clipping", xlabel="step", yscale="log")
+    axes[1].yaxis.set_major_formatter("{x:g}")
+    axes[1].yaxis.set_minor_formatter("")
+    legend_below(figure, axes[0], ncols=4)
+    return figure
+
+
 def share_of_lead(cells: dict, world: str, name: str) -> tuple[float, float]:
     """And how far its interval reaches, the true credit's lead taken as it is."""
     plain = cells[world, "plain GRPO"]
@@ -155,5 +174,6 @@ def draw_law(table: dict) -> Figure:
 
 PUBLISHED = {  # picture -> how it is drawn, and which table or values of which result it shows
     "research/results/board-leads.png": (draw_leads, "board", "board"),
+    "research/results/notes-curves.png": (draw_curves, "notes_2", "values"),
     "research/results/dial-law.png": (draw_law, "dial", "law"),
     "research/results/dial-shares.png": (draw_dials, "dial", "values")}

@@ -16,9 +16,7 @@ from analysis.compare import IN_TRAINING, SEEN, difference, mean_success
 from analysis.runs import is_done, read_run
 from analysis.statistics import Estimate, holm
 from engine.errors import UserError
-from harness.command_line import read_flags
-from harness.files import is_there
-from harness.settings import make_settings
+from harness.settings import make_settings, read_flags
 from research.experiments.arms import ARMS, METHODS, PLAIN, placebos
 from tools.runs import PlannedRun
 
@@ -48,7 +46,7 @@ class Board:
         """If it is finished; one with other settings is an error."""
         key = arm, rate, seed
         planned = self.planned(*key)
-        if key not in self.known and is_there(planned.folder / "config.json"):
+        if key not in self.known and (planned.folder / "config.json").exists():
             run = read_run(planned.folder)
             refuse_other_settings(planned, run["config"])
             if is_done(run):

@@ -10,9 +10,9 @@ from datetime import date
 from pathlib import Path
 
 from engine.errors import UserError
-from harness.files import PROJECT, is_file, paths_in, read_json, replace_text
-from harness.flags import Flag, Parser, add_flags, shortened, with_defaults
-from harness.progress import say
+from harness.record import PROJECT, read_json, replace_text
+from harness.screen import say
+from harness.settings import Flag, make_parser, with_defaults
 
 RESULTS = PROJECT / "research/results"
 KEPT = ("measured", "command", "git_commit", "versions", "seconds", "in_short", "tables", "values")
@@ -21,13 +21,13 @@ FLAGS = {"name": Flag(None, "of the result, by default that of the board or the 
 
 
 def main(argv: list[str]) -> None:
-    parser = add_flags(Parser("python -m research publish FOLDER [flags]", __doc__), FLAGS)
+    parser = make_parser("python -m research publish FOLDER [flags]", __doc__, FLAGS)
     parser.add_argument("folder", help="results/board, or what a probe has written")
     typed = parser.read(argv)
     folder = Path(typed.pop("folder"))
     name = with_defaults(typed, FLAGS).name
     if name is not None and not name.isidentifier():
-        raise UserError(f"--name {shortened(name)} should be letters, digits and _")
+        raise UserError(f"--name {name:.80} should be letters, digits and _")
     say(f"published: {publish(folder, name)}; python -m research pages writes its numbers into the "
         "pages, python -m research pictures draws them")
 
@@ -44,7 +44,7 @@ def write_result(path: Path, result: dict) -> None:
 
 def read_result(path: Path) -> dict:
     """As it was written, without its seal."""
-    if not is_file(path):
+    if not path.exists():
         raise UserError(f"there is no {path}: python -m research publish FOLDER makes it")
     result = read_json(path)
     if result.pop("sha256", None) != fingerprint(result):
@@ -80,5 +80,5 @@ def made_by(made: dict[str, dict]) -> list[dict]:
 
 def pages() -> list[Path]:
     """README, the pages of the lab and those of this book."""
-    rooms = [path for room in ("docs", "research") for path in paths_in(PROJECT / room)]
-    return [PROJECT / "README.md", *(path for path in rooms if path.suffix == ".md")]
+    rooms = [sorted((PROJECT / room).glob("*.md")) for room in ("docs", "research")]
+    return [PROJECT / "README.md", *sum(rooms, [])]

@@ -7,19 +7,21 @@ import inspect
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import torch
 
 from credit.critic import generalised_advantage
-from engine.choices import ADVANTAGES, MITIGATIONS
+from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
+from engine.errors import UserError
 from engine.rollouts import Rollouts
 from harness.load import make
 from research.probes.methods import Method
 from research.probes.world import World
 
+CHECKED = 12  # batches on which one large call has to give what each gives alone
 VALUES_KNOWN = ("gae", "vine")  # stand here with values that are exact: critic, one-step, vine
 
 
@@ -46,16 +48,21 @@ class Listed:
 
 
 def list_weights(world: World, batches: Batches, advantage: torch.Tensor,
-                 progress: Callable[[float], None] = lambda share: None) -> Listed:
+                 progress: Callable[[float], None] = lambda share: None,
+                 only: Container[str] | None = None) -> Listed:
     """Of each --mitigation, rescaled as in training. A weighting may look at `advantage`."""
     weightings = {**MITIGATIONS, "oracle": lambda rollouts: rollouts.true_credit.abs()}
+    weightings = {name: chosen for name, chosen in weightings.items()
+                  if only is None or name in only}
     return on_every_batch(world, batches, weightings, advantage, progress)
 
 
 def list_advantages(world: World, batches: Batches, seed: int,
-                    progress: Callable[[float], None] = lambda share: None) -> Listed:
+                    progress: Callable[[float], None] = lambda share: None,
+                    only: Container[str] | None = None) -> Listed:
     """Of each --advantage that is a function, and of critics whose values are known."""
-    functions = {name: chosen for name, chosen in ADVANTAGES.items() if name not in VALUES_KNOWN}
+    functions = {name: chosen for name, chosen in ADVANTAGES.items() if name not in VALUES_KNOWN
+                 and (only is None or name in only)}
     listed = on_every_batch(world, batches, functions, None, progress)
     known = {name: credit[batches.which].double()
              for name, credit in credit_from_values(world, seed).items()}
@@ -65,30 +72,58 @@ def list_advantages(world: World, batches: Batches, seed: int,
 def on_every_batch(world: World, batches: Batches, chosen: dict, advantage: torch.Tensor | None,
                    progress: Callable[[float], None]) -> Listed:
     """Weightings, which are given an advantage; or advantages."""
-    (M, G), T = batches.which.shape, world.node.shape[1]
     reasons = {name: "a class" for name, one in chosen.items() if inspect.isclass(one)}
-    methods = {name: Method(name, make(one, {}, None), advantage is not None)
-               for name, one in chosen.items() if name not in reasons}
-    values = {name: torch.zeros(M, G, T) for name in methods}
-    generators = {name: torch.Generator().manual_seed(0) for name in methods}
-    for m, rows in enumerate(batches.which):
-        rollouts = rows_of(world.rollouts, rows)
-        if advantage is not None:
-            rollouts = replace(rollouts, advantage=advantage[m].float())
-        for name in [name for name in methods if name not in reasons]:
-            of_batch = replace(rollouts, generator=generators[name])
-            try:
-                values[name][m] = methods[name].numbers(of_batch, None)
-            except Exception as error:  # an idea may need what this world lacks: the note names it
-                reasons[name] = f"stops in this world: {error}"
-        if m % 100 == 0:
-            progress(m / M)
-    unused = torch.Generator().manual_seed(0).get_state()
-    for name, generator in generators.items():
-        if not torch.equal(generator.get_state(), unused):
-            reasons[name] = "draws random numbers"
-    return Listed({name: value.double() for name, value in values.items() if name not in reasons},
-                  reasons)
+    values = {}
+    for number, name in enumerate(name for name in chosen if name not in reasons):
+        progress(number / len(chosen))
+        method = Method(name, make(chosen[name], {}, None), advantage is not None)
+        try:
+            values[name] = numbers_of_all(method, world, batches, advantage).double()
+        except Exception as error:  # an idea may need what this world lacks: the note names it
+            reasons[name] = f"stops in this world: {error}"
+    return Listed(values, reasons)
+
+
+def numbers_of_all(method: Method, world: World, batches: Batches, advantage: torch.Tensor | None
+                   ) -> torch.Tensor:
+    """(M, G, T): all batches in one call, as problems of a large one, where this gives some of them
+    what each has alone; else one after another. A weight where no advantage is may stay 0."""
+    (M, G), mask = batches.which.shape, world.rollouts.mask[batches.which]
+    generator = torch.Generator().manual_seed(0)
+
+    def rollouts_of(which: torch.Tensor, of: slice | int) -> Rollouts:
+        rollouts = replace(rows_of(world.rollouts, which.flatten()), generator=generator)
+        if advantage is None:
+            return rollouts
+        return replace(rollouts, advantage=advantage[of].float().reshape(which.numel(), -1))
+
+    asked = range(M) if advantage is None else advantage.any(-1).any(-1).nonzero()[:, 0].tolist()
+    unused = generator.get_state()
+    alone = {m: method.numbers(rollouts_of(batches.which[m], m), None)
+             for m in asked[::max(1, len(asked) // CHECKED)]}
+    if not torch.equal(generator.get_state(), unused):
+        raise UserError("it draws random numbers")
+    whole = rollouts_of(batches.which, slice(None))
+    whole = replace(whole, group=torch.arange(M).repeat_interleave(G),
+                    problems=M * whole.problems, prompt_ids=M * whole.prompt_ids)
+    values = as_loss_takes(method, method.function(whole, None).expand(
+        M * G, mask.shape[-1]), mask)
+    if all(torch.allclose(values[m], of, rtol=1e-4, atol=1e-5) for m, of in alone.items()):
+        return values
+    values = torch.zeros(mask.shape)
+    for m in asked:
+        values[m] = method.function(rollouts_of(batches.which[m], m), None)
+    return as_loss_takes(method, values, mask)
+
+
+def as_loss_takes(method: Method, numbers: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """What a method returned (M, G, T): 0 beyond the mask, weights of mean 1 over each batch."""
+    numbers = numbers.float().view(mask.shape).masked_fill(~mask, 0)
+    if not method.is_weighting or method.name in NEVER_RESCALED:
+        return numbers
+    is_zero = ~numbers.any(-1).any(-1)[:, None, None]
+    numbers = torch.where(is_zero, mask.float(), numbers)
+    return numbers * (mask.sum((1, 2)) / numbers.sum((1, 2)))[:, None, None]
 
 
 def rows_of(rollouts: Rollouts, rows: torch.Tensor) -> Rollouts:

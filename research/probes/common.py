@@ -13,21 +13,32 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
+import torch
+
+from analysis.statistics import Estimate, estimate
 from analysis.tables import Table, show, show_in_short
 from engine.errors import UserError
-from harness.files import is_there, replace_text, whole_folder
-from harness.flags import MOST_SEED, MOST_THREADS, Flag, Parser, add_flags, with_defaults
-from harness.identity import provenance
-from harness.progress import show_status, though_nobody_reads
+from engine.policy import Policy, derived_seed
+from engine.rollouts import Rollouts
+from grpo import grpo
+from harness.load import load_policy
+from harness.record import provenance, replace_text, whole
+from harness.screen import show_status
+from harness.settings import MOST_THREADS, Flag, make_parser, make_settings, with_defaults
 
 COMMON = {
     "threads": Flag(0, "CPU threads; 0 is what suits the probe", least=0, most=MOST_THREADS),
-    "seed": Flag(0, "of all that is drawn; the same seed gives the same numbers", least=0,
-                 most=MOST_SEED)}
+    "seed": Flag(0, "of all that is drawn; the same seed gives the same numbers")}
+OF_A_MODEL = {
+    "model": Flag("models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model, say a checkpoint"),
+    "max_new_tokens": Flag(0, "most tokens of an answer; 0 is what suits the model"),
+    "device": Flag("cpu", "cpu, cuda or cuda:N"),
+    **COMMON}
 
 
 @dataclass
@@ -46,12 +57,12 @@ def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[...
     known = {**flags,
              "out": Flag(None, f"a new folder, by default results/{name}-s<seed>"),
              "all": Flag(False, "print every table, not only findings")}
-    typed = add_flags(Parser(f"python -m research {name} [flags]", doc), known).read(argv)
+    typed = make_parser(f"python -m research {name} [flags]", doc, known).read(argv)
     args, start = with_defaults(typed, known), time.monotonic()
     folder = Path(args.out or f"results/{name}-s{args.seed}")
-    if is_there(folder):
+    if folder.exists():
         raise UserError(f"{folder} exists already: name another with --out, or remove it")
-    with whole_folder(folder) as unfinished:
+    with whole(folder) as unfinished:
         findings = measure(args, unfinished)
         show_status("")
         seconds = time.monotonic() - start
@@ -94,6 +105,46 @@ def summary_of(findings: Findings) -> list[str]:
                               for line in table.finding.splitlines()))
 
 
+def run_of(model: Path) -> Path | None:
+    """The run that a checkpoint lies in."""
+    run = Path(model).parent.parent
+    is_run = Path(model).parent.name == "checkpoints" and (run / "config.json").exists()
+    return run if is_run else None
+
+
+def policy_of(args: SimpleNamespace) -> Policy:
+    """The model with its problems, those of its run where it is a checkpoint. A probe asks about
+    the policy itself, so at temperature 1."""
+    chosen = {name: vars(args)[name] for name in OF_A_MODEL}
+    if not args.max_new_tokens:
+        del chosen["max_new_tokens"]
+    if run := run_of(Path(args.model)):
+        chosen["config"] = str(run / "config.json")
+    return load_policy(make_settings({**chosen, "temperature": 1.0}))
+
+
+def sample_batch(policy: Policy, questions: int, answers: int, step: int = 1) -> Rollouts:
+    """Sample as training does, with plain GRPO's advantages."""
+    seed = policy.settings.seed
+    problems = policy.task.training_problems(seed, step, questions)
+    rollouts = policy.ask(problems, answers, derived_seed("probe", seed, step))
+    generator = torch.Generator().manual_seed(derived_seed("probe credit", seed, step))
+    rollouts = replace(rollouts, step=step, generator=generator, forward=policy.extra_forward())
+    return replace(rollouts, advantage=grpo(rollouts))
+
+
+def jackknifed(statistic: Callable[[np.ndarray], float], problem: np.ndarray) -> Estimate:
+    """A statistic of the rows that a mask keeps, its interval from what it becomes without each
+    problem."""
+    numbers = np.unique(problem)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        value = statistic(np.ones(len(problem), bool))
+        without = np.array([statistic(problem != number) for number in numbers])
+    n = len(numbers)
+    error = np.sqrt((n - 1) / n * np.square(without - without.mean()).sum())
+    return estimate(float(value), float(error), n - 1)
+
+
 class Progress:
     """Show the share of the work that is done, and the time left, on stderr: in a line that is
     overwritten, or where there is no terminal in a line every half minute. `parts` are the stages
@@ -114,6 +165,5 @@ class Progress:
         if sys.stderr.isatty():
             show_status(line)
         elif now - self.last_line > 30:
-            with though_nobody_reads(sys.stderr):
-                print(f"  {line}", file=sys.stderr, flush=True)
+            print(f"  {line}", file=sys.stderr, flush=True)
             self.last_line = now

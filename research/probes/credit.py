@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 
 from analysis.statistics import Estimate, estimate
 from credit.measured import chain, chance_of_others, deviations, refuse_other_temperatures
@@ -95,8 +96,6 @@ def measured_tokens(policy: Policy, rollouts: Rollouts, credit: Credit) -> Measu
     mask = rollouts.mask
     row = mask.nonzero(as_tuple=True)[0]
     quarters = np.stack([flat_tokens(quarter, mask) for quarter in credit.quarters])
-    ids, which = np.unique(rollouts.ids[mask].cpu().numpy(), return_inverse=True)
-    texts = [policy.tokenizer.decode([token], skip_special_tokens=False) for token in ids.tolist()]
     return MeasuredTokens(
         questions=len(rollouts.prompt_ids),
         question=rollouts.group[row].cpu().numpy(),
@@ -106,7 +105,7 @@ def measured_tokens(policy: Policy, rollouts: Rollouts, credit: Credit) -> Measu
         decided=mean_product(quarters),
         codes={"kind": flat_tokens(rollouts.kind, mask).astype(int),
                "section": flat_tokens(rollouts.section, mask).astype(int),
-               "class": np.array([CLASSES.index(naive_class(text)) for text in texts])[which]})
+               "class": class_codes(policy.tokenizer, rollouts.ids[mask].cpu().numpy())})
 
 
 def naive_class(text: str) -> str:
@@ -118,6 +117,13 @@ def naive_class(text: str) -> str:
     digits = re.fullmatch(r"[\d+\-*/()=]+", text) or re.search(r"\d", text)
     spelled = text in ("equals", "plus", "minus", "times", "divided")
     return "reasoning" if digits or spelled else "filler"
+
+
+def class_codes(tokenizer: Tokenizer, ids: np.ndarray) -> np.ndarray:
+    """(n,) the number of each token's class in CLASSES."""
+    distinct, which = np.unique(ids, return_inverse=True)
+    texts = [tokenizer.decode([token], skip_special_tokens=False) for token in distinct.tolist()]
+    return np.array([CLASSES.index(naive_class(text)) for text in texts])[which]
 
 
 def flat_tokens(frame: torch.Tensor, mask: torch.Tensor) -> np.ndarray:

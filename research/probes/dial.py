@@ -27,7 +27,7 @@ from analysis.statistics import mean_over
 from analysis.tables import Table, by_row
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
-from harness.flags import Flag, Parser, add_flags, parameters_as_flags
+from harness.settings import Flag, flags_of, make_parser
 from research.dial.arms import PLAIN, TRUE, Arm, arm_of
 from research.dial.training import train
 from research.dial.world import Dials
@@ -95,8 +95,7 @@ def arm_as_typed(text: str) -> Arm:
     if not typed or chosen is None:
         return arm_of(name)
     words = [word for flag in typed for word in f"--{flag}".split(maxsplit=1)]
-    parser = add_flags(Parser(f"python -m research dial --only {name}", ""),
-                       parameters_as_flags(chosen))
+    parser = make_parser(f"python -m research dial --only {name}", None, flags_of(chosen))
     return arm_of(name, parser.read(words))
 
 
@@ -126,18 +125,44 @@ def board_table(worlds: list[str], cells: list[dict]) -> Table:
         of = {cell["arm"]: cell for cell in cells if cell["world"] == world}
         leads = {name: np.subtract(cell["mean"], of[PLAIN]["mean"]) for name, cell in of.items()}
         for name, cell in of.items():
-            lead, true = mean_over(leads[name]), leads[TRUE].mean()
-            share = lead.value / true if true > 0 and name != PLAIN else None
-            interval = lead.interval if name != PLAIN else None
-            rows.append([world, name, cell["rate"], fmean(cell["mean"]), lead.value, interval,
-                         share, cell["seconds"]])
+            lead, is_plain = mean_over(leads[name]), name == PLAIN
+            share = [None, None] if is_plain else share_of(leads[name], leads[TRUE])
+            rows.append([world, name, cell["rate"], fmean(cell["mean"]), lead.value,
+                         None if is_plain else lead.interval, *share, cell["seconds"]])
     formats = {"world": "", "arm": "", "rate": "g", "mean": ".1%", "lead": "points",
-               "95%": "points", "share": ".2f", "seconds": ".1f"}
+               "95%": "points", "share": ".0%", "share 95%": ".0%", "seconds": ".1f"}
     return Table("board", "Mean success of training, each arm minus plain GRPO",
                  by_row(formats, rows), "", [
                      "world: tokens / how many decide; share: of the true credit's lead; seconds "
                      "of the processor for all seeds and rates of an arm"],
-                 {"95%": "95% interval"})
+                 {"95%": "95% interval", "share 95%": "95% interval"})
+
+
+def share_of(lead: np.ndarray, true: np.ndarray) -> tuple:
+    """The mean lead as a share of the true credit's, and its interval: both differ by seed, and
+    the share of two means is taken as straight near them (the delta method)."""
+    if true.mean() <= 0:
+        return None, None
+    share = lead.mean() / true.mean()
+    off = mean_over(lead - share * true)
+    return share, (share + off.low / true.mean(), share + off.high / true.mean())
+
+
+def shares_table(cells: list[dict]) -> Table:
+    """What masks keep of the true credit's lead, and what that has beyond 16 times the batch."""
+    of, rows = {(cell["world"], cell["arm"]): np.array(cell["mean"]) for cell in cells}, []
+    for world in dict.fromkeys(world for world, _ in of):
+        plain, true = of[world, PLAIN], of[world, TRUE]
+        beyond = mean_over(true - of[world, "batch 16x"])
+        shares = [share_of(of[world, name] - plain, true - plain) for name in BEYOND[:2]]
+        rows.append([world, *shares[0], *shares[1], beyond.value, beyond.interval])
+    formats = {"world": ""}
+    for name, spec in (("mask 0.1", ".0%"), ("mask 0", ".0%"), ("beyond", "points")):
+        formats |= {name: spec, f"{name} 95%": spec}
+    headings = {f"{name} 95%": "95% interval" for name in (*BEYOND[:2], "beyond")}
+    return Table("shares", "Of the true credit's lead, and its lead over 16 times the batch",
+                 by_row(formats, rows), "", ["intervals over seeds; a share's by the delta method"],
+                 {**headings, "beyond": "true credit minus 16 times the batch"})
 
 
 def leads_table(board: Table) -> Table:

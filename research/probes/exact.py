@@ -1,6 +1,7 @@
 """Bias, direction and noise of every way of spreading credit, in a world small enough to be listed.
 
-    python -m research exact --seed 1         # about a minute; another seed is another policy
+    python -m research exact --seed 1         # seconds; another seed is another policy
+    python -m research exact --policies 20    # the median of twenty, and its 95% interval
 
 The world (world.py) is a Qwen2 of a few hundred parameters with answers of at most four
 tokens out of three. True is the gradient of J, the probability to be right. An --advantage and a
@@ -11,15 +12,19 @@ tokens out of three. True is the gradient of J, the probability to be right. An 
 All batches that can be drawn are listed with their probability (batches.py). An idea that is a
 class keeps a state or samples more: it is shown as n/a.
 """
+import itertools
 import math
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import torch
 
+from analysis.statistics import Interval
 from analysis.tables import Table, by_row
 from grpo import gradient_size
-from harness.flags import Flag
+from harness.settings import Flag
 from research.probes.batches import Batches, Listed, estimator, list_advantages, list_weights
 from research.probes.common import COMMON, Findings, Progress
 from research.probes.world import World, make_world
@@ -27,7 +32,10 @@ from research.probes.world import World, make_world
 FLAGS = {
     "length": Flag(4, "most tokens of an answer", least=2, most=5),
     "answers": Flag(3, "answers in a group", least=2, most=3),
+    "policies": Flag(1, "of this seed and the next ones", least=1, most=1000),
+    "only": Flag(None, "these beside plain GRPO and exact credit, separated by commas"),
     **COMMON}
+PLAIN = ("none", "grpo", "dr_grpo", "rloo")
 HOLDS = 1e-5  # an identity holds when its sides differ by less, relative to the right one
 LEGEND = (
     "bias: size of (mean estimate - true gradient) over that of the true gradient; cosine: "
@@ -36,15 +44,28 @@ LEGEND = (
 
 
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
-    progress = Progress(advantages=4, weights=20, sums=4)
     torch.set_num_threads(args.threads or torch.get_num_threads())
-    world = make_world(args.seed, args.length)
+    seeds = range(args.seed, args.seed + args.policies)
+    progress = Progress(**{str(seed): 1.0 for seed in seeds})
+    only = args.only and [*PLAIN, *args.only.split(",")]
+    findings = [of_policy(seed, args, only, lambda share: progress(str(seed), share))
+                for seed in seeds]
+    if args.policies == 1:
+        return findings[0]
+    weightings, advantages, _ = zip(*(found.tables for found in findings))
+    intro = (f"{args.policies} policies. The first: {findings[0].intro[0]}")
+    return Findings("Worlds that can be listed", [intro, LEGEND],
+                    [over_policies(weightings, "none"), over_policies(advantages, "rloo")])
+
+
+def of_policy(seed: int, args: SimpleNamespace, only: list[str] | None,
+              progress: Callable[[float], None]) -> Findings:
+    world = make_world(seed, args.length)
     batches = Batches.all(world, args.answers)
-    advantages = list_advantages(world, batches, args.seed,
-                                 lambda share: progress("advantages", share))
+    advantages = list_advantages(world, batches, seed, lambda share: progress(share / 4),
+                                 only)
     weights = list_weights(world, batches, advantages.values["grpo"],
-                           lambda share: progress("weights", share))
-    progress("sums")
+                           lambda share: progress((1 + 3 * share) / 4), only)
     tables = [weighting_table(world, batches, advantages.values["rloo"], weights),
               advantage_table(world, batches, advantages),
               identities(world, batches, advantages.values)]
@@ -54,6 +75,35 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
              f"answer; {len(batches.which):,} different groups of {args.answers} answers, with "
              "their probabilities.")
     return Findings("A world that can be listed", [intro, LEGEND], tables)
+
+
+def over_policies(tables: Sequence[Table], plain: str) -> Table:
+    """The median of each number, and its interval; noise also over that of `plain`."""
+    numbers: dict[str, list] = {}
+    for table in tables:
+        of = {name: values for name, *values in table.rows if values[-1] != "n/a"}
+        for name, values in of.items():
+            numbers.setdefault(name, []).append([*values, values[-1] / of[plain][-1]])
+    rows = [[name, *itertools.chain(*(median_of(column) for column in zip(*of)))]
+            for name, of in numbers.items()]
+    formats = {next(iter(tables[0].columns)): ""}
+    for column, spec in (("bias", ".3f"), ("cosine", ".3f"), ("noise", ".2f"), ("times", ".2f")):
+        formats |= {column: spec, f"{column} 95%": spec}
+    return Table(tables[0].name, f"{tables[0].title}: medians of {len(tables)} policies",
+                 by_row(formats, rows), "",
+                 [f"with 95% intervals of the median; times: noise over that of {plain} on the "
+                  "same policy", *tables[0].notes[:1]],
+                 {"times": f"noise over {plain}'s", **{f"{column} 95%": "95% interval" for column in
+                  ("bias", "cosine", "noise", "times")}})
+
+
+def median_of(values: Collection[float]) -> tuple[float, Interval]:
+    """And its 95% interval, between two of the values: the k-th from each end, of which the median
+    lies outside with the chance of less than k heads among so many coins. None of fewer than 6."""
+    order, n = sorted(values), len(values)
+    k = next(k for k in range(n + 1) if sum(math.comb(n, i) for i in range(k + 1)) > 0.025 * 2 ** n)
+    interval = (order[k - 1], order[n - k]) if k else (math.nan, math.nan)
+    return float(np.median(order)), interval
 
 
 def measured_rows(world: World, batches: Batches, listed: Listed,

@@ -27,13 +27,10 @@ import torch
 from engine.errors import UserError
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
-from grpo import grpo
-from harness.flags import Flag
-from harness.load import load_policy
-from harness.settings import make_settings
-from research.probes.common import Findings, Progress
+from harness.settings import Flag
+from research.probes.common import OF_A_MODEL, Findings, Progress, policy_of, sample_batch
 from research.probes.credit import MeasuredTokens, measured_tokens, true_credit
-from research.probes.scoreboard import OF_A_MODEL, PARTITIONS, decided_table, write_run
+from research.probes.scoreboard import PARTITIONS, decided_table, write_run
 
 FLAGS = {
     **OF_A_MODEL,
@@ -49,8 +46,7 @@ MOST_ROUNDS = 1000
 
 
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
-    chosen = {name: vars(args)[name] for name in OF_A_MODEL}
-    policy = load_policy(make_settings({**chosen, "temperature": 1.0}))
+    policy = policy_of(args)
     progress, end = Progress(problems=1), time.monotonic() + 60 * args.minutes
     parts, right, spent, halves = [], [], 0, []
     for part, stands_for in kept_problems(policy, args, right):
@@ -82,11 +78,10 @@ def kept_problems(policy: Policy, args: SimpleNamespace, right: list[float]):
     """Ask problems as training does, round after round, and give those that are kept. Which of all
     answers are right is added to `right`."""
     for step in range(1, MOST_ROUNDS):
-        problems = policy.task.training_problems(args.seed, step, args.questions)
         with torch.no_grad():
-            rollouts = policy.ask(problems, args.answers, derived_seed("probe", args.seed, step))
+            rollouts = sample_batch(policy, args.questions, args.answers, step)
         right += rollouts.scores["answer"].tolist()
-        yield from kept(replace(rollouts, step=step, advantage=grpo(rollouts)), args)
+        yield from kept(rollouts, args)
 
 
 def kept(rollouts: Rollouts, args: SimpleNamespace):

@@ -17,6 +17,11 @@ policy learns something else, are not.
 These are predictions: python -m research dial, on other seeds, measures what they are about.
 Methods that keep a state are left out, as they have none on one batch, and what cannot be asked in
 such a world.
+
+    python -m research law --against law,dial    does it foretell better than a plainer rule would?
+
+This measures nothing: it holds published predictions against published leads, beside what rules
+foretell that need no noise of the method, over worlds whose reward is the share of right tokens.
 """
 import inspect
 import math
@@ -24,28 +29,44 @@ from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
 
+import numpy as np
 import torch
 
 from analysis.tables import Table, by_row
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
-from harness.flags import Flag
+from harness.settings import Flag
 from research.dial.arms import EXACT, PLAIN, TRUE, Arm, arm_of
 from research.dial.training import AdamW, gradients
 from research.dial.world import Dials, World
+from research.experiments.published import RESULTS, read_result
 from research.probes import dial
 from research.probes.common import Findings, Progress
 
 FLAGS = {**dial.FLAGS,
+         "against": Flag(None, "published predictions and leads, two names: hold one against the "
+                               "other, and measure nothing"),
          "policies": Flag(3, "whose gradients' noise is measured, before training and in the "
                              "middle of it", least=1, most=100)}
 SIZES = {"batch 0.25x": 0.25, "batch 0.5x": 0.5, PLAIN: 1.0, "batch 2x": 2.0, "batch 4x": 4.0,
          "batch 8x": 8.0, "batch 16x": 16.0, EXACT: math.inf}
 CURVE_FROM, NOISE_FROM = 2000, 4000  # seeds that no lead is measured on
 BATCHES = 64     # of each policy
+ASKED = f"{TRUE},mask 0.1,mask 0,by_kind"  # whose mean gradient points along the true one
+RULES = {  # of a row of the predictions, and plain GRPO's curve in its world
+    "the law": lambda row, curve: row["lead"],
+    "its lead times 0.6": lambda row, curve: 0.6 * row["lead"],
+    "the law, arithmetic mean": lambda row, curve: noise_ratio_to_lead(
+        fmean(filter(None, (row["untrained"], row["half"]))), curve),
+    "as the exact gradient": lambda row, curve: curve[math.inf],
+    "no lead": lambda row, curve: 0.0}
 
 
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
+    if args.against:
+        if args.against.count(",") != 1:
+            raise UserError(f"--against {args.against}: two names are needed, as in law,dial")
+        return against_published(*args.against.split(","), dial.arms_asked(args.only or ASKED))
     torch.set_num_threads(args.threads or 1)
     worlds, curves, rows = args.worlds.split(","), {}, []
     progress = Progress(**{world: Dials.read(world).tokens for world in worlds})
@@ -162,3 +183,48 @@ def predictions_table(rows: list[list]) -> Table:
                   "true one, which the prediction leaves out; ratio: the mean of both"],
                  {"untrained": "noise, untrained", "half": "half trained", "cosine": "cosine",
                   "cosine half": "cosine, half trained", "lead": "predicted lead"})
+
+
+def against_published(predictions: str, leads: str, arms: list[str]) -> Findings:
+    """What each rule foretold for these arms, and what was measured."""
+    said, measured = (read_result(RESULTS / f"{name}.json") for name in (predictions, leads))
+    curves = {world: {float(size): lead for size, lead in curve.items()}
+              for world, curve in said["values"]["curves"].items()}
+    found = {(row["world"], row["arm"]): row for row in table_rows(measured, "board")}
+    rows = []
+    for arm in arms:
+        pairs = [(row, found[row["world"], arm]) for row in table_rows(said, "predictions")
+                 if row["arm"] == arm and (row["world"], arm) in found
+                 and not Dials.read(row["world"]).all]
+        rows += [[arm, rule, *compared([foretell(row, curves[row["world"]]) for row, _ in pairs],
+                                       [lead for _, lead in pairs])]
+                 for rule, foretell in RULES.items() if pairs]
+    formats = {"arm": "", "rule": "", "worlds": "d", "inside": "d", "deviation": "size",
+               "rank": ".2f", "slope": ".2f"}
+    return Findings("Does the law foretell better than a plainer rule?",
+                    [f"{predictions}.json against {leads}.json"],
+                    [Table("rules", "What was foretold, and what was measured",
+                           by_row(formats, rows), "",
+                           ["inside: of the 95% interval of what was measured; deviation: mean, in "
+                            "points; rank: correlation over worlds; slope: of measured over "
+                            "predicted leads, by least squares through 0"],
+                           {"rule": "foretold by", "inside": "inside the interval",
+                            "deviation": "mean deviation", "rank": "rank correlation",
+                            "slope": "measured over predicted"}),
+                     dial.shares_table(measured["values"]["cells"])])
+
+
+def table_rows(result: dict, name: str) -> list[dict]:
+    return next(table["rows"] for table in result["tables"] if table["name"] == name)
+
+
+def compared(predicted: list[float], measured: list[dict]) -> list[float]:
+    """How many worlds, how many inside, mean deviation, rank correlation, slope through 0."""
+    foretold, lead = np.array(predicted), np.array([row["lead"] for row in measured])
+    low, high = np.array([row["95%"] for row in measured]).T
+    is_same = np.ptp(foretold) == 0
+    ranks = [values.argsort().argsort() for values in (foretold, lead)]
+    return [len(lead), int(((low <= foretold) & (foretold <= high)).sum()),
+            float(abs(foretold - lead).mean()),
+            math.nan if is_same else float(np.corrcoef(*ranks)[0, 1]),
+            float(foretold @ lead / (foretold @ foretold)) if foretold.any() else math.nan]

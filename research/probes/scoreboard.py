@@ -19,34 +19,23 @@ the token with most weight, 0 by chance, -1 if all of it is at the token with le
 The batch is written as a run folder for analyze.py, with columns true_credit, true_credit_se and
 decided, the square.
 """
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import torch
 
 from analysis.tables import Table, by_row
 from engine.tokens import KINDS, SECTIONS
-from harness.credit_file import credit_path, write_credit
-from engine.policy import Policy, derived_seed
-from harness.flags import Flag
-from harness.identity import provenance
-from harness.load import load_policy
+from harness.record import credit_path, make_run, provenance, write_credit
+from engine.policy import Policy
+from harness.settings import Flag
 from engine.rollouts import Rollouts
-from harness.run_folder import RunFolder
-from harness.settings import make_settings
-from grpo import grpo
-from research.probes.common import COMMON, Findings, Progress
+from research.probes.common import OF_A_MODEL, Findings, Progress, policy_of, sample_batch
 from research.probes.credit import (
     CLASSES, Credit, MeasuredTokens, flat_tokens, mean_product, measured_tokens, ratio_of_sums,
     true_credit)
 from research.probes.methods import make_methods
 
-OF_A_MODEL = {
-    "model": Flag("models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model, say a checkpoint"),
-    "device": Flag("cpu", "cpu, cuda or cuda:N"),
-    **COMMON}
 FLAGS = {
     **OF_A_MODEL,
     "questions": Flag(12, "problems whose credit is measured", least=2, most=10_000),
@@ -59,9 +48,7 @@ PARTITIONS = {"kind": (KINDS, "What is decided at each kind of token, and what g
 
 
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
-    # a probe asks about the policy itself, so at temperature 1
-    chosen = {name: vars(args)[name] for name in OF_A_MODEL}
-    policy = load_policy(make_settings({**chosen, "temperature": 1.0}))
+    policy = policy_of(args)
     progress = Progress(credit=50, scores=6)
     methods = make_methods(policy)
     rollouts = sample_batch(policy, args.questions, args.answers)
@@ -82,24 +69,14 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
                     [*by_partition, scores_table(tokens, sizes)])
 
 
-def sample_batch(policy: Policy, questions: int, answers: int) -> Rollouts:
-    """Sample as training does, with plain GRPO's advantages."""
-    seed = policy.settings.seed
-    problems = policy.task.training_problems(seed, 1, questions)
-    rollouts = policy.ask(problems, answers, derived_seed("probe", seed, 1))
-    generator = torch.Generator().manual_seed(derived_seed("probe credit", seed, 1))
-    rollouts = replace(rollouts, step=1, generator=generator, forward=policy.extra_forward())
-    return replace(rollouts, advantage=grpo(rollouts))
-
-
 def write_run(path: Path, policy: Policy, rollouts: Rollouts, credit: Credit,
               step: int = 1) -> None:
     """A step of a run folder, which the first one makes."""
     config = {**policy.settings.to_json(), "steps": 1, **provenance(), "reward": policy.task.reward,
               "model_config": policy.model.config.to_json()}
     if step == 1:
-        RunFolder.create(path, config, policy.folder / "tokenizer.json")
-    write_credit(credit_path(path, step), rollouts, rollouts.mask.float(), {"step": step},
+        make_run(path, config, policy.folder / "tokenizer.json")
+    write_credit(credit_path(path, step), rollouts, rollouts.mask.float(),
                  true_credit=credit.value, true_credit_se=credit.error,
                  decided=mean_product(credit.quarters))
 

@@ -8,8 +8,7 @@ from conftest import write_log
 
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
-from harness.command_line import read_flags
-from harness.settings import make_settings
+from harness.settings import make_settings, read_flags
 from research.__main__ import main
 from research.experiments import arms, protocol
 from research.experiments.board import again_table, board_table, kept_runs, values_of

@@ -3,6 +3,7 @@ import copy
 import itertools
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -207,3 +208,12 @@ def test_a_method_is_told_in_one_line(monkeypatch):
         for seed in seeds])
     line = dial.one_line("random")
     assert "12 of 128 tokens decide, random lies" in line and "true credit +10.0 (8" in line
+
+
+def test_a_share_and_its_interval_by_hand():
+    """(1 + 3) / (2 + 4); 1 - 4/3 and 3 - 8/3 have a standard error of 1/3, t is 12.706, and the
+    true credit's mean 3."""
+    share, (low, high) = dial.share_of(np.array([1.0, 3.0]), np.array([2.0, 4.0]))
+    assert share == pytest.approx(2 / 3)
+    assert (low, high) == pytest.approx((2 / 3 - 12.706 / 9, 2 / 3 + 12.706 / 9), rel=1e-3)
+    assert dial.share_of(np.array([1.0]), np.array([-1.0])) == (None, None)

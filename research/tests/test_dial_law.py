@@ -9,7 +9,7 @@ from conftest import refusal
 
 from research.__main__ import main
 from research.dial.arms import EXACT, PLAIN, arm_of
-from research.probes.law import against, noise_of, noise_ratio_to_lead
+from research.probes.law import RULES, against, compared, noise_of, noise_ratio_to_lead
 from research.dial.training import gradients
 from research.dial.world import Dials, World
 
@@ -23,6 +23,33 @@ CURVE = {0.5: -4.0, 1.0: 0.0, 4.0: 6.0, 16.0: 8.0, math.inf: 10.0}
     (2, -4), (math.sqrt(2), -2), (50, -4)])  # beyond what was measured: as there
 def test_a_lead_from_noise(ratio, lead):
     assert noise_ratio_to_lead(ratio, CURVE) == pytest.approx(lead)
+
+
+def test_what_was_foretold_against_what_was_measured():
+    """Off by 1, 2 and 0, the second beyond its interval; (2 + 8 + 36) / (4 + 16 + 36)."""
+    measured = [{"lead": lead, "95%": (lead - 1, lead + 1)} for lead in (1.0, 2.0, 6.0)]
+    assert compared([2, 4, 6], measured) == pytest.approx([3, 2, 1, 1, 46 / 56])
+    assert compared([6, 4, 2], measured)[3] == pytest.approx(-1)
+    *of_none, rank, slope = compared([0, 0, 0], measured)
+    assert of_none == pytest.approx([3, 1, 3]) and math.isnan(rank) and math.isnan(slope)
+
+
+def test_each_rule_by_hand():
+    """Ratios 1/16 and 1/4: geometric mean 1/8; arithmetic 5/32, so 6.4 times the batch."""
+    row = {"lead": 7.0, "untrained": 1 / 16, "half": 1 / 4}
+    foretold = {rule: foretell(row, CURVE) for rule, foretell in RULES.items()}
+    assert foretold.pop("the law, arithmetic mean") == pytest.approx(6 + math.log(1.6, 4) * 2)
+    assert foretold == {"the law": 7, "its lead times 0.6": pytest.approx(4.2),
+                        "as the exact gradient": 10, "no lead": 0}
+
+
+def test_published_predictions_are_held_against_published_leads(tmp_path, monkeypatch):
+    """Those of true credit, eight worlds: `all` is another reward."""
+    monkeypatch.chdir(tmp_path)
+    main(["law", "--against", "law,dial", "--only", "true credit", "--out", "rules"])
+    rules, shares = json.loads((tmp_path / "rules/numbers.json").read_text())["tables"]
+    assert [row["worlds"] for row in rules["rows"]] == [8] * len(RULES)
+    assert len(shares["rows"]) == 14
 
 
 def test_noise_and_cosine_of_four_gradients():

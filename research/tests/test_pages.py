@@ -8,7 +8,6 @@ from PIL import Image  # matplotlib brings it
 
 from analysis.tables import Table, by_row
 from engine.errors import UserError
-from harness.files import paths_in
 from research.__main__ import main
 from research.experiments import pages, pictures, published
 from research.experiments.pictures import PUBLISHED, draw, shown_of
@@ -30,7 +29,7 @@ def test_pages_are_as_the_results_have_them(page):
     assert pages.fill(text, page.name) == text
 
 
-STORED = [path for path in paths_in(published.RESULTS) if path.suffix == ".json"]
+STORED = sorted(published.RESULTS.glob("*.json"))
 
 
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)

@@ -36,7 +36,8 @@ def test_no_picture_without_content(tmp_path, drawn):
     of_gradient = {"credit_by_kind", "over_training", "position"}
     line = {"step": 1, "success": 0.5, "entropy": 0.1}
     for name, metrics, more, expected in (
-            ("all", [line], {}, of_metrics | of_gradient),
+            ("all", [line], {"kind": np.arange(40) % 2}, of_metrics | of_gradient),
+            ("a task that labels no token", [], {}, {"position"}),
             ("flat", [], {"advantage": np.zeros(40)}, set())):
         columns = credit_columns([40], [0], **more)
         folder = write_log(tmp_path / name, {1: columns}, metrics=metrics)

@@ -79,3 +79,19 @@ def test_growth_over_training(log):
                     "new": mean_of(part, "abs gradient")}
         assert {key: found[key] for key in expected} == pytest.approx(expected, rel=1e-5)
         assert (found["steps"], found["norm"]) == (str(step), 0.5 if step == 2 else None)
+
+
+def test_a_share_of_the_gradient_has_an_interval_over_groups(tmp_path):
+    """Six groups of an answer of two tokens, a word of size 1 and a number of 1 or 2: words have 6
+    of 15. By the delta method each group adds (word - 0.4 both)^2 = 0.2^2, so the error is
+    sqrt(6) 0.2 / 15 sqrt(6 / 5) = 0.03578, and Student's t of 5 degrees of freedom is 2.5706."""
+    sizes = np.array([[1, 1], [1, 1], [1, 1], [1, 2], [1, 2], [1, 2]], float)
+    columns = credit_columns([2] * 6, list(range(6)), advantage=sizes.ravel(),
+                             kind=np.tile([0, 2], 6))
+    tally = Tally(write_log(tmp_path / "run", {1: columns}))
+    found = tally.share("kind", 0)
+    assert found.value == pytest.approx(0.4)
+    assert found.high - found.value == pytest.approx(2.5706 * 0.03578, rel=1e-3)
+    few = Tally(write_log(tmp_path / "few", {1: credit_columns([1] * 5, list(range(5)))}))
+    assert np.isnan(few.share("kind", 0).low)
+    assert "Too few groups" in analyze.class_gradients(few, "kind").finding

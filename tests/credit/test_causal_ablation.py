@@ -3,7 +3,9 @@ import pytest
 import torch
 
 from conftest import ASKED, hand_made, make_weighting, spoken
-from credit.causal_ablation import deletion
+from engine.tokens import ANSWER
+from credit.causal_ablation import after_deletion, deletion, without
+
 
 MASK = torch.tensor([[True] * 5, [True] + [False] * 4])
 IDS = torch.tensor([[4, 5, 6, 7, 8], [9, 0, 0, 0, 0]])
@@ -24,6 +26,49 @@ def test_causal_ablation_by_hand(policy, monkeypatch):
     torch.testing.assert_close(weight, torch.tensor([[1, 0.5, 0, 0.25, 0.5], [0.75, 0, 0, 0, 0]]))
     assert asked == [((0, ()), 4), ((0, (4, 5)), 6), ((0, (4, 5, 6, 7)), 8), ((1, ()), 9)]
     assert weighting.metrics == {"extra_tokens": 17}
+
+
+def test_an_answer_without_a_token_by_hand():
+    """The answer section is 6 and 7: of " 4 5 6 7 8" without the 5 both come later, without the 6
+    only the 7, without the 7 none."""
+    answer = torch.tensor([[0, 0, ANSWER, ANSWER, 0], [0] * 5])
+    rollouts = hand_made(MASK, ids=IDS, log_prob=-IDS.float(), section=answer, group=GROUP)
+    shorter, later = without(rollouts, [(0, 1), (0, 2), (0, 3), (1, 0)])
+    assert shorter.ids.tolist() == [[4, 6, 7, 8, 0], [4, 5, 7, 8, 0], [4, 5, 6, 8, 0], [0] * 5]
+    assert torch.equal(shorter.log_prob, -shorter.ids.float())
+    assert shorter.length.tolist() == [4, 4, 4, 0] and shorter.group.tolist() == [0, 0, 0, 1]
+    assert later.nonzero().tolist() == [[0, 1], [0, 2], [1, 2]]
+
+
+def test_deletion_against_the_model_asked_row_by_row(policy):
+    """log p of the answer section with the token, minus that of the text without it."""
+    rollouts = spoken(policy)
+    places = [(row, t) for row, length in enumerate(rollouts.length.tolist())
+              for t in range(0, length, 5)]
+    expected = []
+    for row, t in places:
+        length, prompt = int(rollouts.length[row]), rollouts.prompt_ids[rollouts.group[row]]
+        ids = rollouts.ids[row, :length].tolist()
+        later = [i for i in range(t + 1, length) if rollouts.section[row, i] == ANSWER]
+        with torch.no_grad():
+            logits = policy.model(torch.tensor([prompt + ids[:t] + ids[t + 1:]]))[0]
+        log_probs = logits.log_softmax(-1)
+        without = [log_probs[len(prompt) + i - 2, ids[i]].item() for i in later]
+        expected.append(rollouts.log_prob[row, later].sum().item() - sum(without))
+    changes = after_deletion(rollouts, policy, places)
+    assert changes.tolist() == pytest.approx(expected, abs=2e-3)
+    assert changes.abs().max() > 1 and (changes == 0).any()
+
+
+def test_deletion_samples_nothing(policy):
+    """Linear between the places; an answer without its section weighs nothing."""
+    rollouts = spoken(policy)
+    flags = {"ablate_every": 4, "ablation": "delete"}
+    weighting = make_weighting("causal_ablation", flags, policy)
+    weight = weighting(rollouts, policy)
+    one, two = after_deletion(rollouts, policy, [(0, 0), (0, 4)]).abs().tolist()
+    assert weight[0, [0, 2, 4]].tolist() == pytest.approx([one, (one + two) / 2, two], rel=1e-5)
+    assert weighting.metrics == {} and not weight[3].any()
 
 
 def test_the_reward_of_the_rest_by_hand(policy):

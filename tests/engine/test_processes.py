@@ -17,20 +17,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from conftest import ROOT
-from engine import processes, several
+from engine import processes
 from engine.errors import UserError
 from engine.policy import derived_seed
 from engine.processes import full_tensor
 from grpo import update
-from harness import command_line, load, resume
-from harness.credit_reading import read_columns
-from harness.files import append_line
+from harness import load
+from harness import run as harness_run
+from harness.record import RunFolder, read_columns
+from harness.screen import run_as_program
 from harness.load import initial_model, load_policy, make_advantage, make_weighting
-from harness.identity import Evaluation
-from harness.log_reading import StepLine, lines_of_run
-from harness.program import run_as_program
-from harness.resume import truncate
-from harness.run_folder import RunFolder
 from harness.settings import make_settings
 from mitigations import rescaled_weight
 from runs import environment, free_port, lines
@@ -185,9 +181,9 @@ def wait_for_checkpoint(out: RunFolder, is_over, printed: Path) -> None:
 
 
 def go_on_alone(out: RunFolder) -> None:
-    done = int(out.checkpoints()[-1].name[-6:])
+    done = max(out.checkpoints())
     main(["--resume", str(out.path), "--steps", str(done + 1)])
-    steps = [line["step"] for line in lines_of_run(out.path, StepLine)]
+    steps = [line["step"] for line in lines(out.path / "metrics.jsonl")]
     assert steps == list(range(1, done + 2))
     assert not list((out.path / "credit").glob(f"step_{done + 1:06d}_rank*"))
 
@@ -216,44 +212,18 @@ def test_a_rank_that_dies_ends_the_run_and_another_goes_on(flags, tmp_path):
     go_on_alone(out)
 
 
-def test_a_rank_that_waits_for_a_silent_one_says_so(flags, tmp_path, monkeypatch):
-    """A frozen process closes no connection, like a machine without power: the other waits for it
-    in C++ until it is told to stop."""
-    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "1")
-    out, printed = RunFolder(tmp_path / "run"), tmp_path / "printed"
-    waits, silent = forked(typed(*flags, "--steps", 400, "--out", out.path), printed)
-    wait_for_checkpoint(out, lambda: not waits.is_alive(), printed)
-    os.kill(silent.pid, signal.SIGSTOP)
-    waits.terminate()
-    [code], output = ended([waits], printed)
-    silent.kill()
-    assert code == 1 and "train.py --resume RUN goes on" in output, output
-    go_on_alone(out)
-
-
 def late_rank_0(*arguments):
     """Rank 0 comes later than the other to where both read a folder or stop."""
     def late(function):
         return lambda *given: time.sleep(1) or function(*given)
 
     def train():
-        several.PATIENCE = 5
         if os.environ["RANK"] == "0":
-            command_line.read_flags = late(command_line.read_flags)
-            resume.truncate, load.pick_device = late(resume.truncate), late(load.pick_device)
+            harness_run.read_flags = late(harness_run.read_flags)
+            RunFolder.forget_after = late(RunFolder.forget_after)
+            load.pick_device = late(load.pick_device)
         typed(*arguments)()
     return train
-
-
-@pytest.mark.parametrize("flag, said", [
-    (("--steps", "many"), "argument --steps: "),  # before the processes have met, and after
-    (("--questions", 1), "--questions 1 cannot be shared by 2 processes")])
-def test_an_error_of_all_is_said_once(learner, tmp_path, flag, said):
-    out, printed = tmp_path / "run", tmp_path / "printed"
-    deed = late_rank_0("--model", learner, *flag, "--out", out)
-    codes, output = ended(forked(deed, printed), printed)
-    assert codes == [1, 1] and output.count(f"train.py: {said}") == 1, output
-    assert output.count("train.py: ") == 1 and not out.exists(), output
 
 
 def test_all_ranks_start_again_alike(flags, tmp_path):
@@ -265,7 +235,7 @@ def test_all_ranks_start_again_alike(flags, tmp_path):
     shutil.rmtree(out.path / "checkpoints")
     output = side_by_side(tmp_path, "--resume", out.path, deed=late_rank_0)
     assert "starting again at step 1" in output
-    assert [line["step"] for line in lines_of_run(out.path, Evaluation)] == [0, 0, 1, 1]
+    assert [line["step"] for line in lines(out.path / "evaluations.jsonl")] == [0, 0, 1, 1]
 
 
 def set_numbers(monkeypatch, *values):
@@ -296,15 +266,3 @@ def test_a_rank_without_others_speaks(monkeypatch, count, rank, expected):
     assert processes.is_main_process() == expected
     if count != 4:
         assert processes.start("cpu") == "cpu"
-
-
-def test_what_is_past_the_checkpoint_is_forgotten_of_all_ranks(tmp_path):
-    (tmp_path / "credit").mkdir()
-    for step in (1, 2, 3, 10):
-        append_line(tmp_path / "metrics.jsonl", {"step": step})
-        for rank in ("", "_rank1", "_rank12"):
-            (tmp_path / f"credit/step_{step:06d}{rank}.npz").touch()
-    truncate(RunFolder(tmp_path), 2)
-    kept = [path.name[:11] for path in (tmp_path / "credit").iterdir()]
-    assert sorted(kept) == ["step_000001"] * 3 + ["step_000002"] * 3
-    assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [1, 2]

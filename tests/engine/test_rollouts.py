@@ -1,11 +1,11 @@
-"""Scores and labels of a task: what may be given, and what is refused with a sentence."""
+"""Scores and labels of a task, as they stand in the batch."""
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from conftest import hand_made, refusal
+from conftest import hand_made
 from engine.rollouts import score_answers
 from harness.tasks import CheckedTask
 from tools.demonstrations import make_tokenizer
@@ -28,25 +28,6 @@ def test_whole_numbers_and_yes_or_no_are_numbers_and_a_task_may_give_more_parts(
     assert {values.dtype for values in batch.scores.values()} == {torch.float32}
     assert batch.scores["answer"].tolist() == [1, 1] and batch.reward.mean() == 3
     assert batch.scores["elegance"].tolist() == [0.25, 0.25]
-
-
-@pytest.mark.parametrize("score", [
-    {**FINE, "reward": float("nan")}, {**FINE, "reward": 1e300}, {**FINE, "reward": 10 ** 400},
-    {**FINE, "answer": None}, {**FINE, "elegance": "x" * 9999}, {**FINE, "answer": 2},
-    {**FINE, "answer": 0.5}, {"reward": 1.0, "answer": 1.0}, [1.0] * 99, None])
-def test_a_score_that_is_none_is_refused(score):
-    said = refusal(scored, score)
-    assert said.startswith("score(")
-    assert "should return finite numbers by name, reward, format, answer, reasoning among" in said
-
-
-@pytest.mark.parametrize("labels", [
-    ([0] * 3, [0] * 4), ([0], [0] * 3), ([3] * 3, [0] * 3), ([0] * 3, [7] * 3), ([-1] * 3, [0] * 3),
-    ([0.5] * 3, [0] * 3), ([[]] * 3, [0] * 3), ("000", [0] * 3), None])
-def test_labels_that_are_none_are_refused(labels):
-    said = refusal(scored, FINE, lambda pieces: labels)
-    assert said.startswith("label(")
-    assert "should return two lists with a code for each token" in said
 
 
 def test_labels_stand_where_their_tokens_do():

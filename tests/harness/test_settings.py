@@ -1,26 +1,133 @@
-"""Settings: where a value comes from, and what a task or a choice of one's own brings along."""
+"""Flags: how they are declared, read and checked; where a setting's value comes from; what a task
+or a method of one's own brings along; the name of a run's folder."""
+import dataclasses
 import inspect
 import json
+import math
 import re
+import typing
 
 import pytest
 
-from conftest import refusal
+from conftest import ROOT, assert_bounded, refusal
+from countdown_task import Task
 from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, Choices, mitigation
-from engine.errors import UserError
-from harness.command_line import read_flags
-from harness.help import FIRST_DAY
-from harness.flags import Positive
-from harness.settings import OPTIONS, make_settings
+from harness.settings import (OPTIONS, OTHER_NAMES, Flag, Positive, Range, check_value, flags_of,
+                              make_parser, make_settings, option, read_flags)
+from tools import largest_last, preview, warmup
 
 LARGEST_LAST = "tools.largest_last"
 COUNTDOWN = {"max_number": 15, "steps": 7, "questions": 5}  # a recipe
 AS_PUBLISHED = {"mitigation": "inverse_logprob_as_published", "epsilon": 3.0, "rescale": "none"}
 SERVED_PAIRS = {**AS_PUBLISHED, "loss": "dpo", "pairs": "x.jsonl",
                 "rollouts": "http://127.0.0.1:1", "rollouts_every": 4}
-BEFORE_TASKS = {"max_number": 20, "gamma": 1.0, "values_k": 9, "values_every": "line",
-                "advantage": "gae", "mitigation": "none", "gae_lambda": 0.5, "ranks": 1}
 ABSENT = object()
+
+
+@pytest.mark.parametrize("flag, value, words", [
+    (Flag(8, "a text"), 1.5, "--n 1.5 should be a whole number"),
+    (Flag(8, "a text"), True, "--n True should be a whole number"),
+    (Flag(8), 0.5, "--n 0.5 should be a whole number, as its default 8 is: write 8.0 there"),
+    (Flag(0.5), float("nan"), "--n nan should be a number"),
+    (Flag(0.5), float("inf"), "--n inf should be a number"),
+    (Flag(0.5), None, "--n None should be a number"),
+    (Flag("line"), "   ", "--n '   ' should be a text"),
+    (Flag(8, "a text"), "7" * 9999, f"--n '{'7' * 79} should be a whole number"),
+    (Flag("line", choices=("a",)), "b" * 9999, f"--n {'b' * 80} is not one of: a"),
+    (Flag(False), 1, "--n 1 should be yes or no"),
+    (Flag(8, least=2), 1, "--n 1 should be at least 2, at most 1000000000"),
+    (Flag(0.5, above=0), 0, "--n 0 should be above 0, at most 1000000000"),
+    (Flag(0.5, least=0, most=1), 1.25, "--n 1.25 should be at least 0, at most 1"),
+    (Flag("a", choices=("mean", "gradient", "none")), "non",
+     "--n non is not one of: none, mean, gradient")])
+def test_a_value_that_does_not_fit_is_refused(flag, value, words):
+    assert refusal(check_value, "n", value, flag) == words
+
+
+@pytest.mark.parametrize("flag, value", [
+    (Flag(8, least=2), 2), (Flag(0.5, most=1), 1), (Flag(0.5, above=0), 1e-9), (Flag(None), None),
+    (Flag(""), ""), (Flag("mean", choices=("mean", "none")), "none")])
+def test_the_limits_themselves_are_allowed(flag, value):
+    check_value("n", value, flag)
+
+
+def read(argv: str):
+    return make_parser("it", None, {"new_tokens": Flag(8, "how many"), "fast": Flag(False),
+                                    "out": Flag(None), "rate": Flag(0.5)}).read(argv.split())
+
+
+@pytest.mark.parametrize("argv, given", [
+    # in a name a hyphen is an underscore, in a value it stays
+    ("--new-tokens=3 --out a-b", {"new_tokens": 3, "out": "a-b"}), ("--out=--a", {"out": "--a"}),
+    # a yes-or-no flag alone means yes
+    ("--fast", {"fast": True}), ("--fast TRUE", {"fast": True}), ("--fast yes", {"fast": True}),
+    ("--fast no", {"fast": False}), ("--rate 1e-3", {"rate": 0.001}), ("", {})])
+def test_what_was_typed(argv, given):
+    assert read(argv) == given
+
+
+@pytest.mark.parametrize("argv, words", [
+    ("--fast perhaps", "--fast 'perhaps' should be yes or no"),
+    ("--new_tokens 1.5", "--new_tokens '1.5' should be a whole number"),
+    # not taken as short for --new_tokens; half of the letters of --fast are not near
+    ("--new-token=3", "unknown argument --new_token=3, did you mean --new_tokens? (--help lists "
+     "the flags)"),
+    ("--fuss", "unknown argument --fuss (--help lists the flags)"),
+    ("--out", "argument --out: expected one argument (--help lists the flags)")])
+def test_what_was_typed_wrong_is_told(argv, words):
+    assert refusal(read, argv) == words
+
+
+Whole = typing.Annotated[float, Flag(9.0, "with a text", most=1)]
+
+
+@dataclasses.dataclass
+class Fields:
+    count: int = option(3, "how many", least=2)
+    data: str | None = option(None, "a file")
+    rate: float = option(1, "an int by its default, a float by its type")
+    hidden: int = 5
+
+
+def one(rollouts, *, strength: Positive = 2, part: Whole = 0.5, plain=3,
+        low: typing.Annotated[int, Range(least=1)] = 4):
+    pass
+
+
+def test_fields_and_keyword_only_parameters_are_flags():
+    assert flags_of(Fields) == {
+        "count": Flag(3, "how many", least=2, kind=int), "data": Flag(None, "a file", kind=str),
+        "rate": Flag(1, "an int by its default, a float by its type", kind=float)}
+    assert flags_of(one) == {
+        "strength": Flag(2, kind=float, above=0),
+        "part": Flag(0.5, "with a text", kind=float, most=1),  # its own default counts
+        "plain": Flag(3, least=-math.inf), "low": Flag(4, kind=int, least=1)}
+
+
+@pytest.mark.parametrize("function", [
+    lambda rollouts, *, power: 0, lambda rollouts, *, power=[3]: 0,
+    lambda rollouts, *, power=None: 0])
+def test_a_parameter_that_cannot_be_a_flag_is_refused(function):
+    place = f"(tests/harness/test_settings.py:{function.__code__.co_firstlineno})"
+    said = refusal(flags_of, function)
+    assert said.startswith(f"power of <lambda> {place} becomes a flag: it needs a default and a ty")
+
+
+def test_every_number_has_bounds_and_its_defaults_lie_within():
+    methods = [choices[name] for choices in (MITIGATIONS, ADVANTAGES) for name in choices]
+    owners = [flags_of(owner) for owner in (Task, largest_last.Task, *methods)]
+    flags = {f"{n} {name}": flag for n, found in enumerate([OPTIONS, warmup.FLAGS, *owners])
+             for name, flag in found.items()}
+    assert_bounded(flags | {"show": preview.FLAGS["show"]})
+
+
+def test_what_a_large_run_would_use_is_allowed():
+    """A 7B model, thousand-token answers, an unbounded ratio, an evaluation of thousands."""
+    make_settings({
+        "model": str(ROOT / "models/tiny"), "questions": 1024, "answers": 64, "epochs": 4,
+        "max_new_tokens": 32_768, "learning_rate": 1e-7, "kl": 0.04, "clip_high": 100.0,
+        "max_grad_norm": 1e6, "weight_decay": 0.1, "eval_tasks": 50_000, "steps": 10_000,
+        "seed": 20_261_121, "micro_batch": 512})
 
 
 def write(path, values: dict):
@@ -66,12 +173,13 @@ def settings_of(argv: list[str]):
      dict(count=ABSENT, max_number=15, steps=3)),
     (COUNTDOWN, {}, f"--task {LARGEST_LAST}", dict(max_number=ABSENT, count=3, steps=7)),
     ({}, AS_PUBLISHED, "", dict(epsilon=3.0, rescale="none")),
-    ({}, AS_PUBLISHED, "--mitigation equal_gradient", dict(epsilon=0.1, rescale="mean")),
+    ({}, AS_PUBLISHED, "--mitigation equal_gradient", dict(epsilon=0.1)),
     ({}, {"advantage": "gae", "gamma": 0.5}, "", dict(gamma=0.5)),
     ({}, {"advantage": "gae", "gamma": 0.5}, "--advantage grpo", dict(gamma=ABSENT)),
     ({}, {"gamma": 0.5}, "--advantage gae", dict(gamma=0.5)),  # it names none
-    (COUNTDOWN, BEFORE_TASKS, "",
-     dict(task="countdown_task", max_number=20, gae_lambda=0.5, values_k=ABSENT)),
+    # the file's own method may be gone since, or another trainer's
+    ({}, {"advantage": "gone", "its_flag": 1}, "--advantage grpo", dict(its_flag=ABSENT)),
+    ({}, {"kl": 1, "git_commit": None, "ranks": 2}, "", dict(kl=1.0, ranks=ABSENT)),
     # what has no effect is set back, also where one thing follows from another
     (COUNTDOWN, SERVED_PAIRS, "", dict(mitigation="none", rescale="mean", answers=2,
                                        epsilon=ABSENT, rollouts="own", rollouts_every=1)),
@@ -83,29 +191,15 @@ def test_where_a_value_comes_from(tmp_path, recipe, config, argv, expected):
     assert {name: found.get(name, ABSENT) for name in expected} == expected
 
 
-def test_help_shows_what_the_command_would_use(tmp_path, model, capsys):
-    """By the model's recipe, by the file, by default."""
-    config = write(tmp_path / "c.json", {"steps": 8})
-    with pytest.raises(SystemExit):
-        read_flags(["--model", model, "--config", config, "--help"])
-    shown = " ".join(capsys.readouterr().out.split())
-    for name, value in (("questions", 5), ("steps", 8), ("answers", 8)):
-        assert re.search(rf"--{name} \w+ [^()]*\(default {value}\)", shown), name
-
-
 @pytest.mark.parametrize("values, words", [
     ({"nonsense": 1}, "c.json has the unknown setting nonsense"),
     ({"count": 4}, "c.json has the unknown setting count"),
-    ({"task": []}, "--task []: there is no such module"),
-    ({"gamma": 0.9}, "--gamma belongs to gae, --advantage is grpo"),
-    ({"steps": 1.5}, "c.json: --steps 1.5 should be a whole number")])
+    ({"task": []}, "--task [] should be a text"), ({"steps": 1.5}, "should be a whole number"),
+    ({"advantage": "gone"}, "--advantage gone is not one of: "),
+    ({"gamma": 0.9}, "c.json has the unknown setting gamma")])
 def test_a_file_may_not_hold_what_is_no_setting(tmp_path, model, values, words):
     config = write(tmp_path / "c.json", values)
     assert words in refusal(settings_of, ["--model", model, "--config", config])
-
-
-def seed(rollouts, *, seed: int = 1):
-    """Weights."""
 
 
 def method_with(keyword):
@@ -117,44 +211,39 @@ def method_with(keyword):
     return mine
 
 
-def test_a_flag_has_one_meaning(own_choices, tmp_path):
-    """Settings, entries of config.json, other words of command lines, flags of the other method:
-    a keyword may be none of them. To be there without being chosen does no harm."""
-    for name in ("seed", "max_number", "reward", "help", "step", "gamma"):
-        choices = {"mine": method_with(name)}
-        MITIGATIONS.data |= choices
-        said = refusal(settings_of, ["--mitigation", "mine", "--advantage", "gae"])
-        where, owner = ("credit/critic.py", "gae") if name == "gamma" else ("", "mine")
-        assert said.startswith(f"the keyword {name} of {owner} ({where}") and ".py:" in said
-        assert f"another name, {owner}_{name} say" in said
-        config = write(tmp_path / "c.json", {"mitigation": "none", "seed": 3})
-        assert settings_of(["--config", config, "--mitigation", "equal_gradient"]).seed == 3
+@pytest.mark.parametrize("name", ["seed", "max_number", "reward", "help", "step", "gamma"])
+def test_a_flag_has_one_meaning(own_choices, name):
+    """Settings, flags of the task or the other method, entries of config.json: a keyword may be
+    none of them. To be there without being chosen does no harm."""
+    MITIGATIONS.data["mine"] = method_with(name)
+    said = refusal(settings_of, ["--mitigation", "mine", "--advantage", "gae"])
+    owner = "gae" if name == "gamma" else "mine"
+    assert said.startswith(f"the keyword {name} of {owner} (") and ".py:" in said
+    assert f"another name, {owner}_{name} say" in said
+    assert settings_of(["--seed", "3"]).seed == 3
 
 
-def test_a_mistake_in_one_methods_flags_is_told_to_who_chooses_it_alone(own_choices):
-    """And a parameter that is no keyword to who types it as a flag."""
+def test_a_flag_belongs_to_its_method(own_choices):
     @mitigation
-    def wrong(rollouts, *, strength: float):
+    def right(rollouts, *, power: float = 1.0, whole=1):
         """Weights."""
 
-    @mitigation
-    def unknown(rollouts, *, strength: "Nowhere" = 1.0):  # noqa: F821
-        """Weights."""
+    assert settings_of(["--mitigation", "right", "--power", "2"]).method_flags["power"] == 2
+    said = refusal(settings_of, ["--power", "2"])
+    assert said == "--power belongs to right, --mitigation is none (--help lists the flags)"
+    said = refusal(settings_of, ["--mitigation", "right", "--whole", "0.5"])
+    assert said.endswith("should be a whole number, as its default 1 is: write 1.0 there")
 
-    @mitigation
-    def positional(rollouts, strength=1.0):
-        """Weights."""
 
-    @mitigation
-    def right(rollouts, *, strength: float = 1.0):
-        """Weights."""
-    assert settings_of(["--mitigation", "right", "--strength", "2"]).method_flags["strength"] == 2
-    said = refusal(settings_of, ["--mitigation", "wrong", "--strength", "2"])
-    assert said.startswith("strength of wrong (tests/harness/test_settings.py:")
-    said = refusal(settings_of, ["--mitigation", "positional", "--strength", "2"])
-    assert said.startswith("strength of positional (") and "(rollouts, *, strength)" in said
-    said = refusal(settings_of, ["--strength", "2"])
-    assert said == "--strength belongs to right, --mitigation is none (--help lists the flags)"
+def test_other_trainers_names_lead_somewhere():
+    for name, here in OTHER_NAMES.items():
+        said = refusal(settings_of, [f"--{name}", "2"])
+        assert said == f"unknown argument --{name}: here it is {here} (--help lists the flags)"
+        assert {*re.findall(r"--(\w+)", here)} <= OPTIONS.keys()
+
+
+def seed(rollouts, *, seed: int = 1):
+    """Weights."""
 
 
 @pytest.mark.parametrize("choices, name, module", [
@@ -162,63 +251,60 @@ def test_a_mistake_in_one_methods_flags_is_told_to_who_chooses_it_alone(own_choi
     (ADVANTAGES, "grpo", "grpo")])
 def test_a_method_takes_no_other_methods_name(choices, name, module):
     """Whichever comes first; until it is chosen, its module stands for a method."""
-    words = f"{name} of {' and '.join(sorted((module, __name__)))}: one needs another name"
+    words = f"there are two {name}, in {module} and {__name__}: one needs another name"
     assert refusal(choices.update, {name: seed}) == words
+    words = f"there are two {name}, in {__name__} and {module}: one needs another name"
     assert refusal(Choices({name: seed}).update, {name: module}) == words
     assert choices[name].__module__ == module
 
 
-def test_a_notebooks_cell_may_define_its_method_again_and_a_file_not(own_choices):
+def test_a_notebooks_cell_may_be_run_again_and_a_file_has_each_name_once(own_choices, monkeypatch):
     """The second `def none` of a file would take the place of plain GRPO in silence."""
-    for module in "of a notebook", __name__:
-        seed.__module__ = module
-        assert mitigation(seed) is MITIGATIONS["seed"]
-        if module != __name__:
-            assert mitigation(rescaled=False)(seed) is seed and "seed" in NEVER_RESCALED
-            assert mitigation(seed) is seed and "seed" not in NEVER_RESCALED
-            MITIGATIONS.data.clear()
-    assert refusal(mitigation, seed) == f"seed is twice in {__name__}: one needs another name"
+    assert mitigation(seed) is MITIGATIONS["seed"]
+    assert "there are two seed" in refusal(mitigation, seed)
+    monkeypatch.setattr(seed, "__module__", "__main__")
+    del MITIGATIONS.data["seed"]
+    assert mitigation(seed) is seed is mitigation(rescaled=False)(seed) and "seed" in NEVER_RESCALED
+    assert mitigation(seed) is seed and "seed" not in NEVER_RESCALED
 
 
-def test_help_shows_every_choice_with_its_flags(capsys, own_choices):
-    @mitigation
-    def silent(rollouts):
-        "   "
-
+def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices, tmp_path, model):
     @mitigation
     def late(rollouts, *, power: Positive = 2.0):
         """
-        Words below.
+        Words below, 100%.
+
+        More of them.
         """
 
     def help_of(*topic):
         with pytest.raises(SystemExit):
-            read_flags(["--steps", "3", "--help", *topic])
+            read_flags(["--model", model, "--config", config, "--help", *topic])
         return capsys.readouterr().out
 
-    printed = help_of("all")
+    config = write(tmp_path / "c.json", {"steps": 8})
+    printed = help_of()
+    assert all(f"\n  --{name} " in printed for name in {**OPTIONS, **flags_of(Task)})
+    assert "\n  late --power: Words below, 100%.\n" in printed
+    for name in (*MITIGATIONS, *ADVANTAGES):
+        assert re.search(f"\n  {name}[: ]", printed), name
     text = " ".join(printed.split())
-    assert all(f"\n  {name} " in printed for name in MITIGATIONS)
-    assert all(f"--{name} " in printed for name in OPTIONS)
-    assert "silent (no docstring)" in text and "late Words below." in text
-    flag = "--power (default 2.0, above 0, at most 1e+06)"
-    assert flag in text and flag in help_of("late") and "silent" not in help_of("late")
-    first = help_of()
-    assert all(f" {name}" in first for name in (*MITIGATIONS, *ADVANTAGES))
-    assert {name for name in OPTIONS if f"\n  --{name} " in first} == set(FIRST_DAY)
-    assert "--power" not in first and "--max_number" not in first
-    with pytest.raises(UserError, match="--help latex: there is no method of this name"):
-        read_flags(["--help", "latex"])
+    for name, value in (("questions", 5), ("steps", 8), ("answers", 8)):  # recipe, file, default
+        assert re.search(rf"--{name} \w+ [^()]*\(default {value}\)", text), name
+    assert help_of("late") == ("--mitigation late\n\nWords below, 100%.\n\nMore of them.\n\n"
+                               "  --power  (default 2.0) above 0, at most 1000000000\n")
+    assert "--help latex: there is no method" in refusal(read_flags, ["--help", "latex"])
 
 
 @pytest.mark.parametrize("argv, said", [
     ("--mitigation entropy_maskin", "--mitigation entropy_maskin is not one of: entropy_masking, "),
     ("--count 5", "unknown argument --count"), ("--config=", "cannot read .: Is a directory"),
-    (f"--task {'x' * 5000}", "there is no such module"),
-    ("--task tools.__main__", "there is no such module"),
+    ("--task my_tsk", "there is no such module"), ("--task ../my_task", "there is no such module"),
+    ("--task tools/largest_last.py", "the file tools/my_task.py is the module tools.my_task"),
+    ("--task harness.record", "this module has neither `problems` and"),
     ("--think_discount 0.5", "belongs to outcome_conditional, --mitigation is none"),
     ("--gamma=0.9", "--gamma belongs to gae, --advantage is grpo"),
-    ("--mitigation entropy_masking --mask_percentile 120", "120.0 should be at most 100"),
+    ("--mitigation entropy_masking --mask_percentile 120", "120.0 should be at least 0, at "),
     ("--mitigation inverse_logprob_as_published --rescale mean",
      "--rescale has no effect without a --mitigation that is rescaled"),
     ("--placebo weights", "no effect without --loss policy and, for weights, another --mitigation"),
@@ -232,18 +318,36 @@ def test_help_shows_every_choice_with_its_flags(capsys, own_choices):
     ("--loss dpo --mitigation random", "--mitigation has no effect without --loss policy"),
     ("--loss dpo --advantage rloo", "--advantage has no effect without --loss policy"),
     ("--loss dpo --kl 0.1", "--kl has no effect without --loss policy"),
-    ("--loss dpo --epochs 2", "--epochs has no effect without --loss policy"),
     ("--pairs x.jsonl", "--pairs has no effect without --loss dpo"),
     ("--loss dpo --pairs x.jsonl --answers 4", "has no effect without sampled answers")])
-def test_a_flag_without_effect_is_refused_if_another_value_was_typed(argv, said):
+def test_a_flag_that_is_wrong_or_without_effect_is_refused(argv, said):
     assert said in refusal(settings_of, argv.split())
 
 
 def test_a_flag_of_another_task_is_refused():
     said = refusal(make_settings, {"task": LARGEST_LAST, "max_number": 5})
-    assert said == f"--max_number is no flag of --task {LARGEST_LAST}"
+    assert said == f"--max_number is no flag of {LARGEST_LAST}"
 
 
 def test_a_value_that_would_hold_anyway_may_be_typed():
     typed = "--clip_low 0.2 --rescale mean --placebo none --kl_kind k3"
     assert settings_of(typed.split()) == settings_of([])
+
+
+@pytest.mark.parametrize("argv, name", [
+    ("--learning_rate 0.00015", "none-grpo-lr0.00015-s0"),
+    ("--task tools.largest_last --largest 9", "none-grpo-tools.largest_last-largest9-s0"),
+    ("--max_number 9 --steps 30 --kl 0.1 --seed 2", "none-grpo-kl0.1-steps30-max_number9-s2"),
+    ("--data own.jsonl --temperature 2", "none-grpo-temperature2.0-own.jsonl-s0"),
+    ("--mitigation inverse_logprob_as_published --rescale none",
+     "inverse_logprob_as_published-grpo-s0"),
+    ("--mitigation entropy_masking --mask_percentile 70 --rescale none --placebo weights",
+     "entropy_masking-mask_percentile70.0-grpo-rescalenone-placeboweights-s0"),
+    # models/tiny learns at 0.00025; without a recipe 5e-06 is the default
+    ("--learning_rate 0.00025 --questions 16", "none-grpo-s0"),
+    ("--learning_rate 5e-6", "none-grpo-lr5e-06-s0"),
+    ("--model models/Bare-0.5B --learning_rate 5e-6", "none-grpo-Bare-0.5B-s0"),
+    # how a run is made is not what it is
+    ("--threads 3 --micro_batch 2 --checkpoint_every 7", "none-grpo-s0")])
+def test_what_is_not_at_its_default_is_in_the_folders_name(argv, name):
+    assert settings_of(argv.split()).folder.name == name

@@ -20,8 +20,7 @@ from analysis.tally import read_tokens
 from engine.tokens import load_tokenizer
 from grpo import (gradient_size, group_mean, group_z_score, length_scaling, policy_loss,
                   rescaling)
-from harness.credit_reading import read_credit
-from harness.log_reading import run_config
+from harness.record import read_credit, run_config
 from mitigations import outcome_conditional
 from qwen2_model import Qwen2
 from tools import follow

@@ -1,5 +1,6 @@
 """Was my idea better: which runs are made, which are used again, what is refused."""
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -7,7 +8,7 @@ import pytest
 from conftest import ROOT, put_in, refusal
 from runs import lines, train_here
 
-from harness.files import is_taken_away
+from harness.screen import is_taken_away
 from harness.settings import make_settings
 from tools.idea import arms_of, digest, is_own, main
 
@@ -63,8 +64,7 @@ def test_a_changed_file_has_runs_of_its_own(tmp_path, monkeypatch):
         idea = changed
     helper = tmp_path / "own_data.py"  # of a task: problems follow from it
     helper.write_text("# one\n")
-    monkeypatch.setattr("tools.idea.is_module", lambda name: name == "own_data")
-    monkeypatch.setattr("tools.idea.path_of", lambda name: helper)
+    monkeypatch.setitem(sys.modules, "own_data", SimpleNamespace(__file__=str(helper)))
     monkeypatch.setattr("countdown_task.made_by", SimpleNamespace(__module__="own_data"),
                         raising=False)
     before = digests()

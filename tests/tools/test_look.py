@@ -11,7 +11,8 @@ from conftest import ROOT, put_in
 from engine.tokens import NUMBER, WORD
 from harness.load import load_policy, make_advantage, make_weighting
 from harness.settings import make_settings
-from tools.look import about_gradient, as_a_batch, credited, look, sample, seconds_of_runs
+from tools.look import (about_gradient, as_a_batch, credited, differs_within, look, sample,
+                        seconds_of_runs)
 
 KIND, ONES = np.array([WORD] * 8 + [NUMBER] * 2), np.ones(10)
 
@@ -24,7 +25,15 @@ def test_a_weighting_of_ten_tokens():
     lines = about_gradient(True, KIND, ONES, ONES, ONES, weight)
     assert lines[0].endswith("plain GRPO's: number 3.00, word 0.50")
     assert "the heaviest tenth of the tokens has 30% of all weight" == lines[1]
-    assert "of a batch 4.5 times as large" in lines[2] and lines[3].startswith("0.5 times")
+    assert "a batch 4.5 times as large" in lines[2] and ", 0.5 times if every" in lines[2]
+
+
+def test_weights_of_whole_answers_have_no_noise_to_take_away():
+    """Two answers of two tokens and one; what is behind an answer's last token does not count."""
+    mask = torch.tensor([[True, True], [True, False]])
+    assert not differs_within(torch.tensor([[2.0, 2.0], [1.0, 0.0]]), mask)
+    assert differs_within(torch.tensor([[2.0, 1.0], [1.0, 0.0]]), mask)
+    assert "one number an answer" in about_gradient(True, KIND, ONES, ONES, ONES, ONES, False)[-1]
 
 
 def test_equal_weights_are_plain_grpo():
@@ -49,7 +58,7 @@ def test_it_is_what_training_gives_the_tokens(capsys):
     settings = [make_settings(plain | more) for more in ({}, {"mitigation": "by_kind"})]
     look("itself", settings[0], settings[0], True)
     printed = capsys.readouterr().out
-    assert printed.startswith("32 answers") and "1.0 times if all tokens decide alike" in printed
+    assert printed.startswith("32 answers") and "one number an answer" in printed
     gradient = printed.partition("GRPO's: ")[2].partition("the heaviest")[0]
     assert {part.split()[-1] for part in gradient.split(", ")} == {"1.00"}
     look("by_kind", *settings, True)

@@ -13,8 +13,7 @@ from conftest import refusal
 
 import train
 from engine.errors import UserError
-from harness.credit_file import step_of
-from harness.run_folder import open_folder
+from harness.record import checkpoint_folders, locked
 from tools.runs import PlannedRun, Runs, make_runs
 
 
@@ -48,7 +47,7 @@ def test_stopped_and_started_again(planned, capfd, monkeypatch):
     assert ended.value.code == 130
     said = capfd.readouterr().out
     assert "stopped, 0 of 2 runs are finished. Go on with: the same command" in said
-    done = step_of(max((first.folder / "checkpoints").iterdir()))
+    done = max(checkpoint_folders(first.folder))
     assert 0 < done < 80 and not first.is_finished() and not second.folder.exists()
     assert make_runs([first], 2, "") == {} and first.is_finished()
     assert f"going on after step {done}" in first.log.read_text()
@@ -104,7 +103,7 @@ def test_all_or_nothing(planned, capfd):
 def test_a_run_that_another_process_writes_is_told(planned):
     run = planned()
     run.folder.mkdir(parents=True)
-    with open_folder(run.folder):
+    with locked(run.folder):
         failed = make_runs([run, planned("other")], 1, "")
     assert failed == {"none": f"none-s0: {run.folder} is being written by another process"}
     assert not run.log.exists() and planned("other").is_finished()
@@ -127,7 +126,7 @@ def test_a_killed_program_leaves_no_training_behind(planned):
 
 def is_written(folder):
     try:
-        with open_folder(folder):
+        with locked(folder):
             return False
     except UserError:
         return True

@@ -13,7 +13,7 @@ from runs import SHORT, everything
 
 
 @pytest.mark.parametrize("flags, said", [
-    ("none", "\u00b71.00"), ("oracle --oracle_k 1", "answer "),
+    ("none", "[1.00]"), ("oracle --oracle_k 1", "answer "),
     ("learned_importance", "as it is at the start of a run")])
 def test_weightings_are_seen_on_recorded_tokens_and_nothing_is_written(
         recorded, flags, said, capsys):
@@ -53,7 +53,7 @@ def test_a_weightings_flag_may_not_be_called_like_the_previews_own(recorded, mon
     put_in(monkeypatch, lambda rollouts, *, step=1: rollouts.entropy, "idea")
     argv = [str(recorded), "--mitigation", "idea", "--step", "2"]
     assert "the keyword step of idea (tests/" in refusal(preview.main, argv)
-    put_in(monkeypatch, lambda rollouts, *, epsilon=1: rollouts.entropy, "idea")
+    put_in(monkeypatch, lambda rollouts, *, epsilon=1: rollouts.entropy, "later")
     preview.main([str(recorded), "--mitigation", "inverse_logprob", "--epsilon", "0.2"])
     said = refusal(preview.main, [str(recorded), "--mitigation", "my_idea", "--strength", "2"])
     assert said.startswith("--mitigation my_idea is not one of: ")

@@ -57,8 +57,8 @@ def test_no_answer_commands_a_terminal(ask, monkeypatch):
 
 
 @pytest.mark.parametrize("text, probability, marked", [
-    (" a", 0.5, " a"), (" a", 0.49, " a·49%"), (" a", 0.005, " a·0%"), (" a", 0.0049, " a·<1%"),
-    (".\n\n", 0.1, ".·10%\n\n"), ("\n", 0.1, "·10%\n")])
+    (" a", 0.5, " a"), (" a", 0.49, " a[49%]"), (" a", 0.005, " a[0%]"), (" a", 0.0049, " a[<1%]"),
+    (".\n\n", 0.1, ".[10%]\n\n"), ("\n", 0.1, "[10%]\n")])
 def test_unsure_tokens_are_marked_without_colour(text, probability, marked):
     assert terminal.shaded([text], [probability], sample.SHADES, sample.percent) == marked
 
@@ -78,7 +78,7 @@ def test_countdown_problems_that_were_typed(words, problem):
         assert Task().read(words.split()) == problem
     else:
         said = refusal(Task().read, words.split())
-        assert "expected numbers and then the target, such as 3 5 7 22" in said
+        assert "expected numbers and then the target, such as 4 12 10 18" in said
 
 
 def test_kept_samples_name_their_problem(recorded):
@@ -91,3 +91,14 @@ def test_kept_samples_name_their_problem(recorded):
         assert line["problem"] == task.show(problems[line["episode"] // 4])
     assert any(line["episode"] >= 4 for line in kept)
     assert list(kept[0])[:2] == ["step", "problem"]
+
+
+def test_what_is_no_problem_is_said_to_the_model_as_a_turn_of_chat(ask, monkeypatch):
+    """models/tiny has words for numbers alone; nobody judges the answer."""
+    asked = []
+    monkeypatch.setattr("engine.policy.encode_prompt",
+                        lambda tokenizer, text, shown: asked.append(text) or [5, 6])
+    printed = ask(TINY, "4 12")
+    assert asked[-1] == "<|im_start|>user\n4 12<|im_end|>\n<|im_start|>assistant\n"
+    assert "no problem of countdown_task, so a message" in printed
+    assert "reward" not in printed and " right" not in printed and " tokens" in printed

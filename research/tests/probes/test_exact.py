@@ -61,7 +61,7 @@ def brute(world, name: str | None, advantage: str, G: int = 2):
 
 @pytest.mark.parametrize("advantage, name", [
     ("rloo", None), ("grpo", "entropy_ratio"), ("dr_grpo", "inverse_logprob"),
-    ("span", "attention_credit")])
+    ("span", "attention_credit"), ("rloo", "entropy_masking")])  # the last two differ by batch
 def test_mean_and_variance_are_those_of_a_plain_loop(world, pairs, advantages, weights, advantage,
                                                      name):
     weight = weights[name] if name else 1.0
@@ -147,8 +147,33 @@ def test_any_idea_is_listed_or_named(monkeypatch, tmp_path, capsys):
     assert re.search(r"undefined_advantage \(.*? is not finite", tables["advantages"]["notes"][1])
 
 
+def test_the_median_of_policies_lies_between_two_of_them_in_95_of_100_cases():
+    """Of twenty the sixth and the fifteenth: fewer than 6 heads of 20 coins have a chance of 2.1%,
+    fewer than 7 one of 5.8%. Of five coins none is a head in 3.1%."""
+    assert exact.median_of(range(1, 21)) == (10.5, (6, 15))
+    assert exact.median_of([3, 1, 2, 6, 5, 4]) == (3.5, (1, 6))
+    assert exact.median_of(range(5))[0] == 2 and math.isnan(exact.median_of(range(5))[1][0])
+
+
+def test_several_policies_are_those_of_several_seeds(tmp_path, capsys):
+    found = {}
+    for name, flags in {"3": "--seed 3", "4": "--seed 4", "both": "--seed 3 --policies 2"}.items():
+        run_probe("exact", exact.__doc__, exact.FLAGS, exact.measure, argv=[
+            *"--length 2 --answers 2 --threads 1 --only entropy_masking".split(), *flags.split(),
+            "--out", str(tmp_path / name)])
+        tables = json.loads((tmp_path / name / "numbers.json").read_text())["tables"]
+        found[name] = {row["mitigation"]: row for row in tables[0]["rows"]}
+    of_3, of_4, both = (rows["entropy_masking"]["noise"] for rows in found.values())
+    assert both == pytest.approx((of_3 + of_4) / 2) and of_3 != of_4
+    assert found["both"].keys() == {"none", "entropy_masking"}
+    times = [found[seed]["entropy_masking"]["noise"] / found[seed]["none"]["noise"]
+             for seed in "34"]
+    assert found["both"]["entropy_masking"]["times"] == pytest.approx(sum(times) / 2)
+
+
 def test_of_our_own_methods_few_are_not_listed(world, pairs, advantages):
     weights = list_weights(world, pairs, advantages["grpo"])
     credits = list_advantages(world, pairs, 0)
-    assert weights.reasons.keys() == {"random", "learned_importance", "causal_ablation"}
+    assert weights.reasons.keys() == {"random", "learned_importance", "causal_ablation",
+                                      "lambda_grpo"}
     assert credits.reasons.keys() == {"measured", "deletion"}

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from conftest import ROOT, hand_made
-from harness.credit_reading import read_columns
+from harness.record import read_columns
 from research.probes import large
 from research.probes.common import run_probe
 from research.probes.credit import MeasuredTokens

@@ -8,7 +8,7 @@ import torch
 import analyze
 from conftest import StateIdea
 from engine.choices import ADVANTAGES, MITIGATIONS
-from harness.credit_reading import read_columns
+from harness.record import read_columns
 from research.probes import scoreboard
 from research.probes.common import run_probe
 from research.probes.credit import MeasuredTokens

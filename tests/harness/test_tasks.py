@@ -1,11 +1,12 @@
 """A task that is a list of problems and a reward: what follows from them, and what is refused."""
-from types import ModuleType
+import math
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from conftest import refusal
 from engine.errors import UserError
-from harness.short_task import short_task
-from harness.tasks import CheckedTask, load_task
+from harness.tasks import CheckedTask, load_task, short_task
 
 PROMPT = "<|im_start|>user\n say {}<|im_end|>\n<|im_start|>assistant\n"
 PROMPTS = [PROMPT.format(number) for number in range(20)]
@@ -43,7 +44,7 @@ def test_problems_are_shown_and_read_by_what_the_user_says():
     problem = task.read(["say", "7"])
     assert problem["number"] == 7 and task.show(problem) == "say 7"
     assert task.prompt_for(problem) == PROMPTS[7] and task.label([b"a", b"b"]) == ([0, 0], [0, 0])
-    with pytest.raises(UserError, match="'say 77' is none of the 20 problems of my_task; say "):
+    with pytest.raises(UserError, match="^say 77 is none of the problems of my_task; say "):
         task.read(["say", "77"])
 
 
@@ -64,3 +65,21 @@ def test_the_task_of_a_module_is_made_once(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "whole_task.py").write_text("problems = ['a', 'b']\nreward = len\n")
     assert load_task("whole_task") is load_task("whole_task")  # its flags are looked up by it
+
+
+GOOD = {"reward": 1.1, "format": 1, "answer": True, "reasoning": 0}
+
+
+@pytest.mark.parametrize("score, labels", [
+    ({**GOOD, "reward": math.nan}, None), ({**GOOD, "answer": 0.5}, None),
+    ({"reward": 1, "format": 1, "answer": 1}, None), (GOOD, ([0], [0, 0])),
+    (GOOD, ([0, 9], [0, 0])), (GOOD, ([0, 0], [0, -1])), (GOOD, ([0, 0], [0, 0]))])
+def test_scores_and_labels_stand_beside_every_weight_and_are_checked(score, labels):
+    task = CheckedTask(SimpleNamespace(score=lambda *_: score, label=lambda _: labels))
+    if labels is None:
+        said = refusal(task.score, "3 5", "8")
+        assert "finite numbers, answer, format, reasoning, reward among them, answer 0 or 1" in said
+    elif labels == ([0, 0], [0, 0]):
+        assert task.label([b"a", b"b"]) is labels and task.score("3 5", "8") is score
+    else:
+        assert "two lists with a code for each token" in refusal(task.label, [b"a", b"b"])

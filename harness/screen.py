@@ -1,0 +1,197 @@
+"""What people see, and how a program ends: a mistake of the user is one line, one of the code a
+traceback. What a model wrote cannot steer the terminal.
+
+Ctrl-C: once to stop after the current step, twice to stop at once; several processes stop together,
+after the same step.
+"""
+import os
+import shlex
+import signal
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from engine import processes
+from engine.errors import UserError
+from harness.record import PROJECT, Json
+
+EXAMPLES, MOST_OF_ANSWER = 3, 300  # answers shown at an evaluation, and characters of each
+BOLD, GREEN, RED = "1", "1;32", "1;31"
+MESSAGE = b"\nstopping after this step (once more: at once, back to the last checkpoint)\n"
+# No loss among these: its value says nothing about progress (docs/reading_a_run.md).
+HEADER = ("    step  reward  success  format  length  finished  entropy  grad norm  tokens/s"
+          "      left")
+
+
+def run_as_program(name: str, main: Callable[[list[str]], object], interrupted: str = "") -> None:
+    """Run main(argv). An error of the user or of the system is one line; so is `interrupted`."""
+    sys.stdout, sys.stderr = Visible(sys.stdout), Visible(sys.stderr)
+    try:
+        main(sys.argv[1:])
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        sys.exit(f"{name}: {interrupted}" if interrupted else 130)
+    except Exception as error:
+        if not processes.is_main_process():  # rank 0 says it, and torchrun then ends the others
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            time.sleep(5)
+        if not (sentence := sentence_about(error)):
+            raise
+        sys.exit(f"{name}: {visible(sentence)}")
+    finally:
+        processes.stop()
+
+
+def sentence_about(error: Exception) -> str:
+    """One line; nothing about a mistake in this code."""
+    if isinstance(error, UserError):
+        return " ".join(str(error).split())
+    if isinstance(error, OSError):
+        return str(error)
+    if isinstance(error, ModuleNotFoundError) and is_taken_away(room := str(error.name)):
+        return f"this needs {room}/, a folder of this project that is not here"
+    if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+        return "there is not enough memory: a smaller --micro_batch or --questions needs less"
+    return ""
+
+
+def is_taken_away(room: str) -> bool:
+    """Whether it is one that all others work without, and not here. A folder alone is none."""
+    return (room in ("research", "bridges", "benchmarks")
+            and not (PROJECT / room / "__init__.py").exists())
+
+
+class StopRequest:
+    """Inside `with`, Ctrl-C and SIGTERM set `asked` instead of ending the process."""
+    asked = False
+
+    def __enter__(self) -> "StopRequest":
+        self.handlers_before = {name: signal.signal(name, self.handle)
+                                for name in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name, handler in self.handlers_before.items():
+            signal.signal(name, handler)
+
+    def handle(self, *_: object) -> None:
+        if self.asked and processes.count() == 1:  # torchrun passes on what the terminal has sent
+            raise KeyboardInterrupt
+        if not self.asked and processes.is_main_process():
+            os.write(sys.stdout.fileno(), MESSAGE)  # print may be busy at this moment
+        self.asked = True
+
+
+class Visible:
+    """A text stream for people. Our own escape sequences go to `.stream` itself."""
+
+    def __init__(self, stream: TextIO):
+        self.stream = stream
+        getattr(stream, "reconfigure", dict)(errors="backslashreplace")  # no character ends a run
+
+    def write(self, text: str) -> int:
+        return self.stream.write(visible(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def visible(text: str) -> str:
+    """The text with control characters written out, as \\x1b; new lines and tabs stay."""
+    return "".join(character if character.isprintable() or character in "\n\t"
+                   else character.encode("unicode_escape").decode() for character in text)
+
+
+def put(line: str, stream: TextIO | None = None, end: str = "\n") -> None:
+    """Print a line whose escape sequences are ours: what a model wrote is `visible` before."""
+    stream = stream or sys.stdout
+    print(line, file=getattr(stream, "stream", stream), end=end, flush=True)
+
+
+def say(text: str, mark: str = "") -> None:
+    """Print a line at once, from the first process. `mark` before it is ours, maybe coloured."""
+    show_status("")
+    if processes.is_main_process():
+        put(mark + visible(text))
+
+
+def show_status(text: str) -> None:
+    """Show a line that the next one overwrites, at a terminal only. An empty text clears it."""
+    if sys.stderr.isatty() and processes.is_main_process():
+        put(f"\r\033[K  {text[:90]}\r" if text else "\r\033[K", sys.stderr, end="")
+
+
+def has_colour() -> bool:
+    wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return sys.stdout.isatty() and wanted
+
+
+def styled(text: str, style: str) -> str:
+    return f"\033[{style}m{text}\033[0m" if style and has_colour() else text
+
+
+def right_or_wrong(is_right: float) -> str:
+    return styled("right", GREEN) if is_right else styled("wrong", RED)
+
+
+def python_command(*words: object) -> str:
+    """A command to paste: python_command("train.py", "--resume", folder)."""
+    return shlex.join(["python", *map(str, words)])
+
+
+def print_step(line: Json, steps: int, seconds_left: float, with_header: bool) -> None:
+    if with_header:
+        say(HEADER)
+    norm = "  skipped" if line["gradient_norm"] is None else f"{line['gradient_norm']:9.3f}"
+    minutes, seconds = divmod(round(seconds_left), 60)
+    say(f"{line['step']:4d}/{steps:<4d}{line['reward']:7.3f}{line['success']:9.1%}"
+        f"{line['reward_format']:8.2f}{line['length']:8.1f}{line['finished']:10.1%}"
+        f"{line['entropy']:9.3f}  {norm}{line['tokens'] / line['seconds']:10.0f}"
+        f"{minutes:7d}:{seconds:02d}")
+    if line["skipped"]:
+        say(f"          no update: {line['skipped']}")
+    if line.get("weight_note"):
+        say(f"          {line['weight_note']}")
+
+
+def print_evaluation(line: Json, seconds: float) -> None:
+    """A line of evaluations.jsonl, for people, and some of its sampled answers."""
+    say(f"  held-out, {line['mode']:7s} {line['success']:6.1%}  95% interval "
+        f"{line['success_low']:.1%} to {line['success_high']:.1%}  "
+        f"({len(line['answer'])} problems, format {line['format_mean']:.2f}, length "
+        f"{line['length_mean']:.0f}, finished {line['finished_mean']:.0%}, {seconds:.0f} s)")
+    for shown in line["shown"] if line["mode"] == "sampled" else []:
+        text = f"{shown['problem']}: {shown['text']}"
+        say(textwrap.shorten(text, MOST_OF_ANSWER, placeholder=" ..."),
+            f"  {right_or_wrong(shown['answer'])}  ")
+
+
+def most_varied(shown: list[str]) -> list[int]:
+    """The first problems with the fewest words that repeat: 11 11 11 shows little."""
+    repeats = [len(words) - len(set(words)) for words in map(str.split, shown)]
+    return sorted(range(len(shown)), key=repeats.__getitem__)[:EXAMPLES]
+
+
+def tell_outcome(path: Path, evaluations: Sequence[Json], duration: float, done: int) -> None:
+    """`done` steps were there before."""
+    sampled = [line for line in evaluations if line["mode"] == "sampled"]
+    since = f" since step {done}" if done else ""
+    minutes, seconds = divmod(round(duration), 60)
+    took = (f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s") + since
+    say(f"  {change(sampled[0], sampled[-1])}, {took}" if len(sampled) > 1 else f"  {took}")
+    say("What every token got, and what one of them got:")
+    say(f"  {python_command('analyze.py', path)}")
+    say(f"  {python_command('-m', 'tools.follow', path)}")
+
+
+def change(before: Json, after: Json) -> str:
+    """23.1% (95% interval 21.0% to 25.3%) -> 48.9% (46.4% to 51.5%) of 1,500 held-out problems"""
+    return (f"{before['success']:.1%} (95% interval {before['success_low']:.1%} to "
+            f"{before['success_high']:.1%}) -> {after['success']:.1%} "
+            f"({after['success_low']:.1%} to {after['success_high']:.1%}) of "
+            f"{len(after['answer']):,} held-out problems")

@@ -1,0 +1,277 @@
+"""Has GRPO's gradient rank 2?
+
+    python -m research rank
+    python -m research rank --model path/to/Qwen2.5-0.5B --questions 1 --answers 8 --measured_k 0
+
+It has been claimed that advantages which sum to zero give the gradient an intrinsic rank of about
+2, whatever the size R of the group, and that rewards by token would raise it ("what would settle
+it"). Neither the matrix nor the rank is defined there. Measured are two matrices:
+
+    A   R x parameters: row i is answer i's part of the gradient, sum_t A_it grad log p(y_it)
+    B   the gradient that the group makes together, in one weight matrix (--layer)
+
+and of the singular values s_1 >= s_2 >= ... of each
+
+    threshold   how many are above a hundredth of s_1
+    90%, 99%    how many make up so much of the energy, the sum of s^2
+    entropy     exp(-sum q log q), q = s / sum s (Roy and Vetterli 2007)
+    stable      sum s^2 / s_1^2
+
+Advantages are those of a group of the first R answers: the z-score, and as controls
+
+    shuffled     the z-scores of other answers
+    random sum   normal numbers that sum to zero and know no reward
+    all equal    1 for every answer: supervised fine-tuning on them, which sums to R
+    by token     normal numbers for each token; Monte Carlo credit (--measured_k continuations);
+                 and planted rewards, 1 for each number token: of each token what follows of them,
+                 minus the group's mean at its position
+
+What needs no measuring: a row times a number other than 0 changes no rank, so zero sum takes none
+from A. It makes the sum of the rows a combination of R - 1 differences, and with two distinct
+rewards a multiple of one vector, mean of the right minus mean of the wrong; a vector has no rank.
+
+A comes from its Gram matrix, R x R in float32 (summed in float64). Gradients are kept a part of the
+parameters at a time, so that they take --memory GiB at most; each part is a pass of its own over
+all answers. Groups whose rewards are equal are left out.
+"""
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from analysis.statistics import Estimate, mean_over
+from analysis.tables import Table, by_row
+from engine.choices import ADVANTAGES
+from engine.errors import UserError
+from engine.forward import response_log_probs
+from engine.policy import Policy
+from engine.rollouts import Rollouts
+from engine.tokens import NUMBER
+from grpo import group_z_score
+from harness.settings import Flag
+from harness.load import make
+from research.probes.common import OF_A_MODEL, Findings, Progress, policy_of, sample_batch
+
+SIZES = (2, 4, 8, 16)
+MAIN = 8                # the group at which arms are compared
+COLUMNS_AT_ONCE = 2 ** 15  # of more of them float32 loses the last digits
+FLAGS = {
+    **OF_A_MODEL,
+    "questions": Flag(12, "problems, each with matrices of its own", least=1, most=10_000),
+    "answers": Flag(16, "answers to each; groups are the first 2, 4, 8, 16 of them", least=2,
+                    most=1000),
+    "measured_k": Flag(2, "continuations a token of Monte Carlo credit; 0 is without", least=0,
+                       most=1000),
+    "layer": Flag("mlp.up_proj", "the weight matrix of B, in the middle layer"),
+    "memory": Flag(4.0, "GiB for gradients; less of it is more passes", above=0, most=10_000)}
+Z, ONES, PLANTED = "z-score", "all equal", "planted rewards by token"
+RANDOM, MEASURED = "random by token", "Monte Carlo by token"
+Kinds = dict[str, torch.Tensor]  # of each way to weight tokens (B, T)
+
+
+def threshold_rank(s: torch.Tensor) -> float:
+    return float((s > 0.01 * s[0]).sum())
+
+
+def energy_rank(s: torch.Tensor, share: float) -> float:
+    """How many of the largest reach the share; rounding is none of them."""
+    return 1.0 + float((s.square().cumsum(0) / s.square().sum() < share - 1e-9).sum())
+
+
+def entropy_rank(s: torch.Tensor) -> float:
+    return float(torch.special.entr(s / s.sum()).sum().exp())
+
+
+def stable_rank(s: torch.Tensor) -> float:
+    return float(s.square().sum() / s[0].square())
+
+
+RANKS: dict[str, Callable[[torch.Tensor], float]] = {
+    "entropy": entropy_rank, "stable": stable_rank, "90%": lambda s: energy_rank(s, 0.9),
+    "99%": lambda s: energy_rank(s, 0.99), "threshold": threshold_rank}
+Found = dict[tuple[str, str, int], list[dict[str, float]]]  # by matrix, arm, R: of each problem
+
+
+def measure(args: SimpleNamespace, folder: Path) -> Findings:
+    policy, found = policy_of(args), defaultdict(list)
+    progress = Progress(problems=args.questions)
+    for number in range(args.questions):
+        progress("problems", number / args.questions)
+        rollouts = sample_batch(policy, 1, args.answers, step=1 + number)
+        if rollouts.advantage.any():
+            kinds = by_token(policy, rollouts, args.measured_k)
+            grams, rows = gradients(policy, rollouts, kinds, args)
+            add_ranks(rollouts, grams, rows, found)
+    if not found:
+        raise UserError("the answers to each problem have equal rewards: ask for more --questions "
+                        "or --answers")
+    parts = part_count(policy, kinds, args)
+    intro = [f"{policy.folder}: {args.questions} problems x {args.answers} answers; passes over "
+             f"the answers: {parts}, each with {len(kinds)} backward passes an answer.",
+             f"B is of {args.layer} in layer {middle_layer(policy)}."]
+    return Findings("Has GRPO's gradient rank 2?", intro,
+                    [sizes_table(found), arms_table(found)])
+
+
+def by_token(policy: Policy, rollouts: Rollouts, measured_k: int) -> Kinds:
+    """What tokens are weighted by: 1, and credit of their own."""
+    noise = torch.randn(rollouts.mask.shape, generator=rollouts.generator)
+    kinds = {ONES: rollouts.mask.float(), PLANTED: planted(rollouts),
+             RANDOM: noise.to(rollouts.mask.device) * rollouts.mask}
+    if measured_k:
+        credit = make(ADVANTAGES["measured"], {"measured_k": measured_k}, policy)
+        kinds[MEASURED] = credit(rollouts, policy)
+    return kinds
+
+
+def planted(rollouts: Rollouts) -> torch.Tensor:
+    """(B, T): the reward to come, of 1 for each number token, minus the mean of those answers that
+    have a token there."""
+    reward = ((rollouts.kind == NUMBER) & rollouts.mask).float()
+    to_come = reward.flip(1).cumsum(1).flip(1)
+    mean = (to_come * rollouts.mask).sum(0) / rollouts.mask.sum(0).clamp(min=1)
+    return (to_come - mean) * rollouts.mask
+
+
+def part_count(policy: Policy, kinds: Kinds, args: SimpleNamespace) -> int:
+    numbers = sum(p.numel() for p in policy.model.parameters())
+    return int(np.ceil(4 * numbers * len(kinds) * args.answers / (args.memory * 2 ** 30)))
+
+
+def parts_of(policy: Policy, count: int) -> Iterator[list[torch.nn.Parameter]]:
+    """The parameters in `count` parts of like size, or a little larger."""
+    most, part, size = sum(p.numel() for p in policy.model.parameters()) / count, [], 0
+    for parameter in policy.model.parameters():
+        part.append(parameter)
+        size += parameter.numel()
+        if size >= most:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+def middle_layer(policy: Policy) -> int:
+    return len(policy.model.model.layers) // 2
+
+
+def gradients(policy: Policy, rollouts: Rollouts, kinds: Kinds, args: SimpleNamespace
+              ) -> tuple[Kinds, Kinds]:
+    """Of each kind the Gram matrix of its answers' gradients (B, B), and the gradients of the one
+    weight matrix (B, rows, columns)."""
+    matrix = policy.model.model.layers[middle_layer(policy)].get_submodule(args.layer).weight
+    B = len(rollouts.mask)
+    grams = {kind: torch.zeros(B, B, dtype=torch.float64) for kind in kinds}
+    kept = {kind: torch.zeros(B, *matrix.shape) for kind in kinds}
+    for part in parts_of(policy, part_count(policy, kinds, args)):
+        rows = {kind: torch.empty(B, sum(p.numel() for p in part)) for kind in kinds}
+        for b in range(B):
+            log_prob = response_log_probs(policy.model, rollouts,
+                                          torch.tensor([b], device=rollouts.mask.device))[0]
+            for kind, coefficient in kinds.items():
+                of_part = torch.autograd.grad((coefficient[b] * log_prob).sum(), part,
+                                              retain_graph=True, materialize_grads=True)
+                torch.cat([g.flatten() for g in of_part], out=rows[kind][b])
+                for parameter, g in zip(part, of_part):
+                    if parameter is matrix:
+                        kept[kind][b] = g
+        for kind in kinds:
+            grams[kind] += gram(rows[kind])
+    return grams, kept
+
+
+def gram(rows: torch.Tensor) -> torch.Tensor:
+    """(n, P) float32 -> (n, n), products in float32, their sums over columns in float64."""
+    total = torch.zeros(len(rows), len(rows), dtype=torch.float64)
+    for columns in rows.split(COLUMNS_AT_ONCE, dim=1):
+        total += (columns @ columns.T).double()
+    return total
+
+
+def add_ranks(rollouts: Rollouts, grams: Kinds, rows: Kinds, found: Found) -> None:
+    for R in (R for R in SIZES if R <= len(rollouts.mask)):
+        factors = advantages_of(rollouts, R)
+        if not factors[Z].any():
+            continue
+        arms = {arm: (ONES, factor) for arm, factor in factors.items()}
+        arms |= {kind: (kind, factors[ONES]) for kind in grams if kind != ONES}
+        for arm, (kind, factor) in arms.items():
+            scaled = grams[kind][:R, :R] * torch.outer(factor, factor)
+            found["A", arm, R].append(ranks(scaled))
+            together = torch.einsum("r,rij->ij", factor, rows[kind][:R].double())
+            wide = together if together.shape[0] <= together.shape[1] else together.T
+            found["B", arm, R].append(ranks(wide @ wide.T))
+
+
+def advantages_of(rollouts: Rollouts, R: int) -> Kinds:
+    """(R,) of each arm that gives all tokens of an answer the same."""
+    z = group_z_score(rollouts.reward[:R].cpu(), torch.zeros(R, dtype=torch.long)).double()
+    drawn = torch.randn(R, generator=rollouts.generator, dtype=torch.float64)
+    order = torch.randperm(R, generator=rollouts.generator)
+    return {Z: z, "shuffled": z[order], "random sum": drawn - drawn.mean(),
+            ONES: torch.ones(R, dtype=torch.float64)}
+
+
+def ranks(gram: torch.Tensor) -> dict[str, float]:
+    """Of any matrix with this Gram matrix; undefined for a matrix of zeros."""
+    s = torch.linalg.eigvalsh(gram.double()).clamp(min=0).sqrt().flip(0)
+    return {name: rank(s) if s[0] > 0 else np.nan for name, rank in RANKS.items()}
+
+
+def mean_rank(found: Found, matrix: str, arm: str, R: int, rank: str) -> Estimate:
+    return mean_over([of_problem[rank] for of_problem in found.get((matrix, arm, R), [])])
+
+
+def main_size(found: Found) -> int:
+    return max(R for _, _, R in found if R <= MAIN)
+
+
+def sizes_table(found: Found) -> Table:
+    """The z-score's ranks by the size of the group."""
+    sizes, main = sorted({R for _, _, R in found}), main_size(found)
+    rows, lines = [], []
+    for matrix in "AB":
+        for rank in RANKS:
+            of_size = [mean_rank(found, matrix, Z, R, rank) for R in sizes]
+            at_main, ones = (mean_rank(found, matrix, arm, main, rank) for arm in (Z, ONES))
+            rows.append([f"{matrix}: {rank}", *(e.value for e in of_size), at_main.interval,
+                         ones.value])
+            if rank in ("entropy", "stable"):
+                by_size = ", ".join(f"{e.value:.2f}" for e in of_size)
+                lines.append(f"{rank} rank of {matrix} at R = {', '.join(map(str, sizes))}: "
+                             f"{by_size}; with all advantages 1 {ones.value:.2f}.")
+    formats = {"rank": "", **{f"R={R}": ".2f" for R in sizes}, "95%": ".2f", ONES: ".2f"}
+    problems = len(found["A", Z, main])
+    return Table("sizes", "Ranks of the z-score's gradient, by the size of the group",
+                 by_row(formats, rows), "\n".join(lines),
+                 [f"means over problems whose answers differ in reward ({problems} at R = {main}); "
+                  "a matrix of R rows has rank R at most, so R = 2 says nothing of A"],
+                 {"95%": f"95% interval, R={main}", ONES: f"all equal, R={main}"})
+
+
+def arms_table(found: Found) -> Table:
+    """Entropy and stable rank of every arm; the entropy rank minus the z-score's, by problem."""
+    R, rows, lines = main_size(found), [], []
+    for arm in dict.fromkeys(arm for _, arm, _ in found):
+        row = [arm]
+        for matrix in "AB":
+            pairs = zip(found[matrix, arm, R], found[matrix, Z, R])
+            change = mean_over([one["entropy"] - z["entropy"] for one, z in pairs])
+            row += [mean_rank(found, matrix, arm, R, "entropy").value,
+                    mean_rank(found, matrix, arm, R, "stable").value, change.value,
+                    change.interval]
+            if arm == PLANTED:
+                lines.append(f"Planted rewards by token change the entropy rank of {matrix} by "
+                             f"{change.value:+.2f} ({change.low:+.2f} to {change.high:+.2f}).")
+        rows.append(row)
+    formats = {"advantage": ""}
+    for matrix in "AB":
+        formats |= {f"{matrix} entropy": ".2f", f"{matrix} stable": ".2f",
+                    f"{matrix} change": "+.2f", f"{matrix} 95%": "+.2f"}
+    headings = {f"{matrix} {name}": text for matrix in "AB" for name, text in (
+        ("change", f"{matrix} entropy minus z-score's"), ("95%", "95% interval"))}
+    return Table("arms", f"Does credit by token raise it? R = {R}", by_row(formats, rows),
+                 "\n".join(lines), ["paired by problem; intervals are of one comparison"], headings)

@@ -1,0 +1,152 @@
+"""What a run writes: whole or not at all, read as it was written, by one process."""
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import hand_made, refusal
+from engine import processes
+from engine.errors import UserError
+from harness.record import (PROJECT, RunFolder, credit_path, credit_steps, find_folder, locked,
+                            read_columns, read_json, read_lines, whole, write_credit, writing)
+
+
+def test_a_folder_appears_when_it_is_whole(tmp_path):
+    with whole(tmp_path / "a/b") as unfinished:
+        unfinished.mkdir()
+        (unfinished / "x").write_text("1")
+        assert not (tmp_path / "a/b").exists()
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]
+    assert (tmp_path / "a/b/x").read_text() == "1"
+
+
+@pytest.mark.parametrize("error", [UserError, KeyboardInterrupt])
+def test_what_was_not_finished_leaves_nothing(tmp_path, error):
+    (tmp_path / "file").write_text("before")
+    for name in ("folder", "file"):
+        with pytest.raises(error), whole(tmp_path / name) as unfinished:
+            unfinished.mkdir() if name == "folder" else unfinished.write_text("half")
+            raise error
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_text() == "before"
+
+
+def test_a_folder_that_is_there_is_refused_before_any_work(tmp_path):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/mine").write_text("")
+    with pytest.raises(UserError, match="b exists already"), whole(tmp_path / "b"):
+        pytest.fail("the work began")
+    assert (tmp_path / "b/mine").exists()
+
+
+@pytest.mark.parametrize("text, lines", [
+    ('{"a": 1}\n{"a": 2}\n', [{"a": 1}, {"a": 2}]), ('{"a": 1}\n{"a": ', [{"a": 1}]),
+    ('{"a": 1}\n{"a": 2}', [{"a": 1}]), ("", [])])
+def test_a_last_line_that_is_cut_off_is_left_out(tmp_path, text, lines):
+    """Also where only the end of the line is missing: the next one would follow it."""
+    (tmp_path / "x.jsonl").write_text(text)
+    assert read_lines(tmp_path / "x.jsonl") == lines
+    assert read_lines(tmp_path / "none") == []
+
+
+@pytest.mark.parametrize("read, text, words", [
+    (read_json, b"[1]", "x should hold a JSON object"), (read_json, b"{", "x is not JSON"),
+    (read_json, b"\xff", "cannot read .*x: "), (read_json, None, "cannot read .*x: No such file"),
+    (read_lines, b'{"a": 1}\n{"a": \n{"a": 3}\n', "x, line 2 is not JSON")])
+def test_what_cannot_be_read_is_named(tmp_path, read, text, words):
+    if text is not None:
+        (tmp_path / "x").write_bytes(text)
+    with pytest.raises(UserError, match=words):
+        read(tmp_path / "x")
+
+
+def test_what_cannot_be_written_is_named(tmp_path):
+    with pytest.raises(UserError, match="cannot write .*x: No such file or directory"):
+        with writing(tmp_path / "x"):
+            open(tmp_path / "none/x", "w")
+
+
+def test_an_undefined_number_becomes_null(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.append("x.jsonl", {"a": math.nan, "b": -math.inf, "c": 0.5})
+    folder.append("x.jsonl", {"a": 1})
+    assert (tmp_path / "x.jsonl").read_text() == '{"a": null, "b": null, "c": 0.5}\n{"a": 1}\n'
+    with pytest.raises(ValueError):  # no reader of JSON knows it
+        folder.append("y.jsonl", {"a": [math.nan]})
+    assert not (tmp_path / "y.jsonl").exists()
+
+
+def test_a_shipped_folder_is_found_from_anywhere_and_a_folder_of_ones_own_comes_first(
+        tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert find_folder("models/tiny") == PROJECT / "models/tiny"
+    assert str(find_folder("models/none")) == "models/none"
+    (tmp_path / "models/tiny").mkdir(parents=True)
+    assert str(find_folder("models/tiny")) == "models/tiny"
+
+
+def test_a_lock_follows_its_folder(tmp_path):
+    folder, elsewhere = tmp_path / "x", tmp_path / "y"
+    folder.mkdir()
+    with locked(folder):
+        folder.rename(elsewhere)
+        with pytest.raises(UserError, match="y is being written by another process"):
+            with locked(elsewhere):
+                pass
+    with locked(elsewhere):
+        pass
+
+
+@pytest.fixture
+def of_three(tmp_path, monkeypatch):
+    """Two steps of a run of three processes."""
+    for rank in range(3):
+        monkeypatch.setattr(processes, "rank", lambda: rank)
+        for step in (1, 2):
+            batch = hand_made([[True, True], [True, False]])
+            write_credit(credit_path(tmp_path, step, rank), batch,
+                         torch.full((2, 2), rank + 1.0), change=torch.full((2, 2), 0.5))
+    return tmp_path
+
+
+def test_the_files_of_several_processes_are_read_as_one(of_three):
+    """Whoever adds columns finds them again; indices go on."""
+    columns = read_columns(of_three, 1)
+    assert columns["weight"].tolist() == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert columns["change"].tolist() == [0.5] * 9
+    assert columns["group"].tolist() == [0, 0, 1, 1, 2, 2]
+    assert columns["episode_start"].tolist() == [0, 2, 3, 5, 6, 8]
+    types = {name: columns[name].dtype for name in ("token_id", "group", "kind", "weight")}
+    assert types == {"token_id": np.int32, "group": np.int32, "kind": np.uint8,
+                     "weight": np.float32}
+
+
+def test_without_rank_0_a_step_is_being_written(of_three):
+    credit_path(of_three, 2).unlink()
+    assert credit_steps(of_three) == [1] and credit_steps(of_three / "no run") == []
+
+
+def test_names_that_people_gave_do_not_count(of_three):
+    for name in ("step_000003.npz.bak", "step_000002 (copy).npz", "step_000001_rank1_old.npz"):
+        (of_three / "credit" / name).touch()
+    assert credit_steps(of_three) == [1, 2] and len(read_columns(of_three, 1)["group"]) == 6
+
+
+def test_a_damaged_credit_file_is_named(of_three):
+    path = credit_path(of_three, 1)
+    path.write_bytes(path.read_bytes()[:-100])
+    assert refusal(read_columns, of_three, 1).startswith(f"cannot read {path}: ")
+
+
+def test_what_is_past_the_checkpoint_is_forgotten_of_all_ranks(tmp_path):
+    (tmp_path / "credit").mkdir()
+    folder = RunFolder(tmp_path)
+    for step in (1, 2, 3, 10):
+        folder.append("metrics.jsonl", {"step": step})
+        for rank in ("", "_rank1", "_rank12"):
+            (tmp_path / f"credit/step_{step:06d}{rank}.npz").touch()
+    folder.forget_after(2)
+    kept = [path.name[:11] for path in (tmp_path / "credit").iterdir()]
+    assert sorted(kept) == ["step_000001"] * 3 + ["step_000002"] * 3
+    assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 1}, {"step": 2}]

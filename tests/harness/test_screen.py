@@ -1,0 +1,153 @@
+"""What people see, and how a program ends: one line, and nothing that steers a terminal."""
+import io
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from conftest import ROOT, hand_made
+from engine import processes
+from engine.errors import UserError
+from harness import screen
+from harness.metrics import batch_metrics
+from harness.screen import StopRequest, Visible, run_as_program, visible
+
+python = partial(subprocess.run, cwd=ROOT, capture_output=True, text=True)
+
+
+def test_what_a_model_wrote_cannot_steer_the_terminal():
+    stream = io.StringIO()
+    print("\x1b[31mred\x07\x9b2J\u202eleft\ttab\nline", file=Visible(stream))
+    assert stream.getvalue() == "\\x1b[31mred\\x07\\x9b2J\\u202eleft\ttab\nline\n"
+    assert visible("a\rb\x00é漢") == "a\\rb\\x00é漢"
+    latin = io.TextIOWrapper(io.BytesIO(), "latin-1")
+    print("é漢", file=Visible(latin), flush=True)  # a terminal that has not all characters
+    assert latin.buffer.getvalue() == b"\xe9\\u6f22\n"
+
+
+@pytest.mark.parametrize("error, words", [
+    (FileNotFoundError(2, "No such file or directory", "/none/x"), "name: .*/none/x"),
+    (OSError(28, "No space left on device"), "name: .*No space left on device"),
+    (torch.OutOfMemoryError("CUDA out of memory"), "name: there is not enough memory"),
+    (UserError("bad \x1b[2J name"), r"name: bad \\x1b\[2J name"),
+    (KeyboardInterrupt(), "name: stopped")])
+def test_what_ends_a_program_is_one_line(monkeypatch, error, words):
+    def main(argv):
+        raise error
+
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with pytest.raises(SystemExit, match=words) as ended:
+        run_as_program("name", main, interrupted="stopped")
+    assert "\n" not in ended.value.code
+
+
+def test_of_several_processes_rank_0_speaks_first(monkeypatch):
+    """torchrun then ends the others, in silence: SIGTERM does not ask them to finish a step."""
+    def main(argv):
+        raise UserError("wrong")
+
+    waited = []
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setattr(processes, "is_main_process", lambda: False)
+    monkeypatch.setattr(time, "sleep", lambda seconds: waited.append(
+        (seconds, signal.getsignal(signal.SIGTERM))))
+    with pytest.raises(SystemExit), StopRequest():
+        run_as_program("name", main)
+    [(seconds, handler)] = waited
+    assert seconds > 1 and handler == signal.SIG_DFL
+
+
+def test_ctrl_c_asks_once_and_ends_twice(capfd):
+    with StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.asked and "stopping after this step" in capfd.readouterr().out
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+
+
+SLOW = """
+import sys
+import train
+train.main(sys.argv[1:])
+print([name for name in ("torch._dynamo", "sympy", "matplotlib") if name in sys.modules])
+from engine.choices import ADVANTAGES, MITIGATIONS
+print(sorted(name for name in "gae oracle vine measured".split()
+             if not isinstance((MITIGATIONS.data | ADVANTAGES.data)[name], str)))
+"""
+
+
+def test_no_run_waits_for_imports_that_it_does_not_need(learner, tmp_path):
+    """The compiler of torch, and what draws pictures: two seconds and 100 MB a start. Of methods in
+    files of their own, only the chosen one."""
+    flags = ["--model", str(learner), "--steps", "1", "--eval_every", "0", "--advantage", "gae",
+             "--out", str(tmp_path / "run")]
+    result = python([sys.executable, "-c", SLOW, *flags])
+    assert result.stdout.endswith("\n[]\n['gae']\n"), result.stdout + result.stderr
+
+
+BEFORE_TORCH = """
+import os, sys
+sys.modules["torch"] = None  # to import it is an error
+try:
+    import train
+except ImportError:
+    print(os.environ.get("GOMP_SPINCOUNT"))
+"""
+
+
+def test_threads_are_told_how_to_wait_before_torch_is_imported(monkeypatch):
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    assert python([sys.executable, "-c", BEFORE_TORCH]).stdout == "1000\n"
+
+
+def evaluation(mode, success, answer):
+    return {"mode": mode, "success": success, "success_low": success - 0.1,
+            "success_high": success + 0.1, "answer": answer}
+
+
+def test_an_answer_is_marked_and_cannot_colour_itself(monkeypatch):
+    printed = io.StringIO()
+    monkeypatch.setattr("sys.stdout", Visible(printed))
+    monkeypatch.setattr(screen, "has_colour", lambda: True)
+    line = {**evaluation("sampled", 0.5, [1, 0]), "format_mean": 1.0, "length_mean": 9.0,
+            "finished_mean": 1.0, "shown": [{"problem": "3 5", "text": "\x1b[2J", "answer": 1},
+                                            {"problem": "4 6", "text": "x " * 500, "answer": 0}]}
+    screen.print_evaluation(line, 1.0)
+    _, right, wrong = printed.getvalue().splitlines()
+    assert right == "  \033[1;32mright\033[0m  3 5: \\x1b[2J"
+    assert wrong.startswith("  \033[1;31mwrong\033[0m  4 6: x") and wrong.endswith("x ...")
+    assert len(wrong) < 400
+
+
+@pytest.mark.parametrize("answers, success", [([1.0, 0.0], 0.5), ([1.7, 0.0], math.nan)])
+def test_success_is_known_where_answers_are_right_or_wrong(answers, success):
+    """TRL's reward functions have any name, `answer` among them, and any value."""
+    scores = {"reward": torch.zeros(2), "answer": torch.tensor(answers)}
+    known = batch_metrics(hand_made([[True], [True]], scores=scores))
+    assert known["success"] == pytest.approx(success, nan_ok=True)
+
+
+BEFORE = [evaluation("sampled", 0.2, [0, 0, 0]), evaluation("greedy", 0.3, [1, 0, 0])]
+AFTER = [evaluation("sampled", 0.5, [0, 1, 0]), evaluation("greedy", 0.6, [0, 1, 1])]
+
+
+@pytest.mark.parametrize("evaluations, said", [
+    (BEFORE, "3 min 52 s"),  # without two evaluations, the time alone
+    (BEFORE + AFTER, "20.0% (95% interval 10.0% to 30.0%) -> 50.0% (40.0% to 60.0%) of 3 held-out "
+     "problems, 3 min 52 s")])
+def test_the_end_says_what_changed(capsys, evaluations, said):
+    screen.tell_outcome(Path("runs/x"), evaluations, 232.0, 0)
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"  {said}\n")
+    assert "\n  python analyze.py runs/x\n  python -m tools.follow runs/x\n" in printed
