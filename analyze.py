@@ -19,6 +19,7 @@ import numpy as np
 
 from analysis import report
 from analysis.answers import Answer, answers_of
+from analysis.became import THREE, became, known
 from analysis.page import Picture, write_page
 from analysis.plots import BLUE, COLOURS, GREY, ORANGE, legend_below, save, whole_steps
 from analysis.runs import Run, evaluations, read_runs
@@ -29,12 +30,14 @@ from harness.record import PART, Json
 from harness.screen import run_as_program, show_status
 from engine.tokens import KINDS
 
-FINDINGS = ("gradient by kind", "gradient by section", "gradient by position")  # said in a sentence
+FINDINGS = (  # said in a sentence
+    "gradient by kind", "became by kind", "gradient by section", "gradient by position")
 IN_SHORT = ("gradient by kind", "gains")  # the tables that are printed
 A_OR_S = "abs(A): how large the advantages are; s: how unsure the model was; noise: sum (A w s)^2"
 REST_WORDS = {  # full headings of columns
     "abs(A) w s": "mean size abs(A) w s", "abs(A)": "mean abs(A)", "s": "mean s",
     "over rest": "over all other tokens", "95%": "95% interval"}
+AXES = ("kind", "section", "position")
 CURVES = (("sampled", BLUE), ("greedy", ORANGE))  # modes of evaluations, with their colours
 
 
@@ -57,7 +60,7 @@ def analyze_run(run: Run, folder: Path, with_all: bool, notes_alone: bool = Fals
     answers: list[Answer] = []
     if run["steps"]:
         tally = Tally(run["folder"])
-        answers = answers_of(run["folder"], tally.tokenizer, run["steps"])
+        answers = answers_of(run["folder"], tally.tokenizer, tally.watched or run["steps"])
     chapters = run_chapters(run, tally)
     folder.mkdir(parents=True, exist_ok=True)  # now it is known that there is something to write
     show_status("pictures and page")
@@ -99,6 +102,8 @@ def run_chapters(run: Run, tally: Tally | None) -> dict[str, list[Table]]:
         report.GRADIENT: [
             *(class_gradients(tally, name) for name in ("kind", "section")
               if tally.has_cells(name)),
+            *(became(tally, name) for name in AXES
+              if tally.watched and (name == "position" or tally.has_cells(name))),
             position_gradients(tally), forks(tally)]}
 
 
@@ -261,10 +266,17 @@ def credit_by_kind(tally: Tally, folder: Path) -> Picture:
     tokens, gradient = tally.count("kind") / tally.tokens, tally.shares("kind")
     used = np.flatnonzero(tally.is_common("kind"))
     figure, axis = plt.subplots(figsize=(5.6, 3.8))
-    for offset, values, colour, label in ((-0.21, tokens, GREY, "share of the tokens"),
-                                          (0.21, gradient, BLUE, "share of the gradient")):
-        bars = axis.bar(np.arange(len(used)) + offset, values[used], 0.4, color=colour, label=label)
-        axis.bar_label(bars, [f"{value:.0%}" for value in values[used]], fontsize=8.5, padding=1)
+    bars = {"share of the tokens": (tokens, GREY), "share of the gradient": (gradient, BLUE)}
+    bars |= {f"share of what {name}": (tally.shares("kind", THREE[name][0]), colour)
+             for name, colour in zip(("became", "earned"), (ORANGE, COLOURS[2]))
+             if name in known(tally)}
+    became_too = "; of the changes of log p, where those were measured" if tally.watched else ""
+    width = 0.84 / len(bars)
+    for place, (label, (values, colour)) in enumerate(bars.items()):
+        drawn = axis.bar(np.arange(len(used)) + (place - (len(bars) - 1) / 2) * width, values[used],
+                         0.95 * width, color=colour, label=label)
+        axis.bar_label(drawn, [f"{value:.0%}" for value in values[used]], padding=1,
+                       fontsize=8.5 if len(bars) < 3 else 7)
     most = int(gradient.argmax())
     axis.set(xticks=range(len(used)), xticklabels=[KINDS[k] for k in used],
              ylabel="share of all tokens or gradient",
@@ -276,7 +288,7 @@ def credit_by_kind(tally: Tally, folder: Path) -> Picture:
     legend_below(figure, axis, ncols=2)
     return save(figure, folder, "credit_by_kind",
                 "Each kind of token: its share of all tokens, and of the summed sizes of the "
-                f"gradient abs(A) w s (kinds below {RARE:.1%} of the tokens left out)")
+                f"gradient abs(A) w s{became_too} (kinds below {RARE:.1%} of the tokens left out)")
 
 
 def position_gradients(tally: Tally) -> Table:

@@ -19,6 +19,7 @@ exactly 1 and clipping would do nothing; --epochs above 1 brings in both.
 Critics, Monte Carlo values and preference pairs (DPO) are in credit/. Left out: importance sampling
 for off-policy answers, which --rollouts_every above 1 trains on uncorrected.
 """
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -164,10 +165,12 @@ def divergence(log_prob: Tensor, reference: Tensor, kind: str) -> Tensor:
 
 
 def update(model: "Qwen2", optimizer: "Optimizer", rollouts: Rollouts, weight: Tensor,
-           s: "RunSettings", reference: "Qwen2 | None" = None) -> tuple[Metrics, Columns]:
+           s: "RunSettings", reference: "Qwen2 | None" = None,
+           with_change: bool = False) -> tuple[Metrics, Columns]:
     """One step of the optimizer on the whole batch, or with --epochs several. `weight` is c w. With
-    a `reference` there is a KL term. Returns the metrics, and for the record, after several steps,
-    the ratio of new to old probability (B, T) at the last of them.
+    a `reference` there is a KL term. Returns the metrics, and (B, T) for the record: after several
+    steps the ratio of new to old probability at the last of them; with `with_change`, what became
+    of each token, its log-prob behind the last step minus that before the first.
 
     Answers without a gradient are not computed. When no answer is left, nothing is changed.
     """
@@ -179,10 +182,16 @@ def update(model: "Qwen2", optimizer: "Optimizer", rollouts: Rollouts, weight: T
     coefficient = weight * length_scale                                          # (B, T)
     has_gradient = (mask & ((coefficient * advantage != 0) | (reference is not None))).any(1)
     old, ratio = torch.zeros_like(weight), torch.ones_like(weight)
+    columns = {"ratio": ratio} if s.epochs > 1 else {}
+    if with_change:
+        columns["change"] = torch.zeros_like(weight)
     if not has_gradient.any():
-        return {"N": N, **skipped(rollouts)}, {"ratio": ratio} if s.epochs > 1 else {}
-    rows = rollouts.rows_of_rank()
-    rows = rows[has_gradient[rows]]
+        return {"N": N, **skipped(rollouts)}, columns
+    own = rollouts.rows_of_rank()
+    rows = own[has_gradient[own]]
+    others = own[(~has_gradient & mask.any(1))[own]]  # they are moved by what they share
+    if with_change:
+        old += frozen_log_probs(model, rollouts, others, s.micro_batch)
     anchor = None if reference is None else (
         frozen_log_probs(reference, rollouts, rows, s.micro_batch))
     clip = (s.clip_low, s.clip_high)
@@ -206,7 +215,14 @@ def update(model: "Qwen2", optimizer: "Optimizer", rollouts: Rollouts, weight: T
         norm = clip_and_step(optimizer, s.max_grad_norm)
         total = {name: sum(of_part[name] for of_part in sums) for name in sums[0]}
         passes.append(processes.all_reduce_numbers(total) | {"norm": norm})
-    return {"N": N, **summary(passes, s.epochs > 1)}, {"ratio": ratio} if s.epochs > 1 else {}
+    metrics = {"N": N, **summary(passes, s.epochs > 1)}
+    if with_change:
+        new = sum(frozen_log_probs(model, rollouts, part, s.micro_batch) for part in (rows, others))
+        columns["change"] = new - old
+        size = gradient_size(rollouts.log_prob, rollouts.collision)
+        given = coefficient * advantage * mask * size.square()
+        metrics |= what_became(columns["change"][own], given[own])
+    return metrics, columns
 
 
 def diagnostics(rollouts: Rollouts, rows: Tensor, loss: Tensor, log_prob: Tensor, ratio: Tensor,
@@ -238,6 +254,21 @@ def summary(passes: list[dict[str, float]], with_ratio: bool) -> Metrics:
     if "kl" in last:
         metrics["kl"] = last["kl"] / last["tokens"]
     return metrics | {"skipped": None}
+
+
+def what_became(change: Tensor, given: Tensor) -> Metrics:
+    """In all processes: of what pushed tokens up, the share at tokens that fell, and of what pushed
+    down at those that rose; the correlation of change and given, A c w m s^2, how each token's own
+    gradient would move its log-prob. A count would be of tokens so sure that nothing moves them."""
+    d, g = change[given != 0].double(), given[given != 0].double()
+    up, down = g.clamp(min=0), -g.clamp(max=0)
+    numbers = {"up": up, "fell": up * (d < 0), "down": down, "rose": down * (d > 0),
+               "n": torch.ones_like(g), "d": d, "g": g, "dd": d * d, "gg": g * g, "dg": d * g}
+    of = processes.all_reduce_numbers({name: values.sum() for name, values in numbers.items()})
+    dg, dd, gg = (of[a + b] - of[a] * of[b] / max(of["n"], 1) for a, b in ("dg", "dd", "gg"))
+    return {"fell_of_positive": of["fell"] / of["up"] if of["up"] else math.nan,
+            "rose_of_negative": of["rose"] / of["down"] if of["down"] else math.nan,
+            "change_correlation": dg / math.sqrt(dd * gg) if min(dd, gg) > 0 else math.nan}
 
 
 def skipped(rollouts: Rollouts) -> Metrics:

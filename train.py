@@ -65,7 +65,8 @@ def train(run: Run) -> None:
             weight, weight_metrics = rescaled_weight(                           # (B, T)
                 weighting, s.mitigation, batch, policy, s.rescale, s.placebo)
         with clock("update"):
-            metrics, columns = update(policy.model, optimizer, batch, weight, s, reference)
+            metrics, columns = update(policy.model, optimizer, batch, weight, s, reference,
+                                      is_watched(s, step))
         with clock("record"):
             run.record(step, rollouts, weight, columns)  # dropped answers, too: weight 0
         run.log(step_metrics(clock, rollouts, metrics, advantage, weight_metrics))
@@ -92,6 +93,12 @@ def with_advantage(rollouts: Rollouts, advantage: Method, policy: Policy, s: Set
 def drop_unfinished(rollouts: Rollouts) -> Rollouts:
     """Answers that the limit cut off stay in their group's statistics, and are not trained on."""
     return replace(rollouts, mask=rollouts.mask & rollouts.finished[:, None])
+
+
+def is_watched(s: Settings, step: int) -> bool:
+    """Whether it is measured what becomes of each token: at step 1 and every so many steps after
+    it, as the model before is a checkpoint then; and at the last."""
+    return bool(s.change_every) and ((step - 1) % s.change_every == 0 or step == s.steps)
 
 
 def evaluate(policy: Policy, run: Run, step: int) -> None:

@@ -80,6 +80,8 @@ def stages(config: Mapping[str, object]) -> list[Stage]:
          place(gradient_size)),
         ("gradient", "abs(A) c w m s / N = abs([[advantage]]) x [[weight]] x [[m]] x [[s]] / [[N]] "
                      "= [[gradient]]", GRADIENT),
+        ("became", "its log p changed by [[became]] in the step, after which p = [[p after]]",
+         "grpo.py: update"),
         ("rank", "[[rank]] of [[tokens]] in this answer, by size (A > 0: likelier, A < 0: less)",
          place(ranks))]
 
@@ -131,6 +133,9 @@ def numbers_of(tokens: Tokens, config: Mapping[str, object], line: Json | None,
     parts = [f"{name.removeprefix(PART)} {rounded(values[b])}" for name, values
              in sorted(tokens.items()) if name.startswith(PART) and np.isfinite(values[b])]
     rewards = Counter(map(rounded, tokens["reward"][in_group]))
+    if "change" in tokens:
+        after = np.exp(of["log_prob"] + tokens["change"][start:start + length])
+        of["p after"] = after
     return {"answers": rewards.total(), "tokens": int(length),
             "N": N or int(trained.sum()), "N from": ", as in metrics.jsonl" if N else "",
             "c": rounded(c), "batch": len(trained), "trained": int((trained > 0).sum()),
@@ -142,7 +147,8 @@ def numbers_of(tokens: Tokens, config: Mapping[str, object], line: Json | None,
             "computed": rounded(computed) if is_computed else None,
             "recorded": None if is_computed else "", "rank": ranks(abs(of["gradient"])),
             "p": list(map(rounded, np.exp(of["log_prob"]))),
-            **{name: list(map(rounded, of[name])) for name in ("s", "collision")},
+            **{name: list(map(rounded, of[name])) for name in ("s", "collision", "p after")
+               if name in of},
             **{name: [rounded(value, 3) for value in result] for name, result in {
                 "w": of["weight"] / (c or math.nan),  # results of a reader's rounded numbers
                 "term": -of["advantage"] * of["weight"] * of["log_prob"] * each,

@@ -18,6 +18,10 @@ SHADED_BY = {  # what a page can shade tokens by, the first at first: its column
     "gradient size": ("abs gradient", "the larger the gradient that it was given: abs(advantage) x "
                       "weight x s, where s is the size of the gradient of its log-prob at the "
                       "logits"),
+    "given": ("given", "the further its own gradient pushes its log-prob up (blue) or down "
+              "(orange): advantage x weight x s squared"),
+    "became": ("change", "the further its log-prob rose (blue) or fell (orange) in the step, which "
+               "all tokens of the batch move together"),
     "advantage": ("advantage", "the further its advantage is from 0: blue makes it more likely, "
                   "orange less"),
     "weight": ("weight", "the larger the weight that the method gave it"),

@@ -8,6 +8,7 @@ const quantities = Object.keys(answers[0]?.values ?? {})  // those that are know
   .filter(name => answers.some(answer => answer.values[name].some(value => value !== null)));
 const stops = [...new Set([...evaluations, ...answers].map(line => line.step))]
   .sort((a, b) => a - b);
+const SIDES = ['given', 'became'];  // of the switch
 const BLUE = 'var(--blue)', ORANGE = 'var(--orange)', YELLOW = 'var(--yellow)';
 
 // Of lines with a step; the earlier of two.
@@ -199,6 +200,7 @@ class Pane {
 // One key for all panes.
 function drawKey() {
   const name = $('quantity').value, most = limit[name].toPrecision(3);
+  for (const side of SIDES) $(side).ariaPressed = side === name;
   const has = test => answers.some(answer => answer.values[name].some(test));
   const ramp = colour => 'linear-gradient(90deg,' + [0, .02, .1, .25, .5, 1]
     .map(share => `rgba(${colour},${strength(share)}) ${100 * share}%`) + ')';
@@ -221,6 +223,11 @@ $('quantity').onchange = () => {
   drawKey();
   for (const pane of panes) pane.draw();
 };
+for (const side of SIDES) $(side).onclick = () => {
+  $('quantity').value = side;
+  $('quantity').onchange();
+};
+$('switch').hidden = !quantities.includes('became');
 $('stop').max = stops.length - 1;
 $('stop').oninput = () => show(stops[$('stop').value]);
 $('watch-title').hidden = $('slide').hidden = $('how').hidden = stops.length < 2;

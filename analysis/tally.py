@@ -30,7 +30,10 @@ Blocks = slice | np.ndarray
 PARTITIONS: dict[str, tuple[str | int, ...]] = {  # name: what its cells are called
     "all": ("all",), "kind": KINDS, "section": SECTIONS, "position": tuple(range(10))}
 OF_A_MEAN = ("tokens", "abs gradient")  # what is also summed as products
-MEASURES = (*OF_A_MEAN, "squared gradient", "abs advantage", "entropy", "s")
+WATCHED = (  # of files with a column `change`; in the others they count as 0 (analysis/became.py)
+    "watched", "given", "change", "credit", "abs given", "abs change", "abs credit", "decided",
+    "up", "fell", "down", "rose")
+MEASURES = (*OF_A_MEAN, "squared gradient", "abs advantage", "entropy", "s", *WATCHED)
 OF_AN_ID = ("entropy", "log_prob", "abs gradient")  # summed for each token id
 BLOCKS = 50      # parts of training that the curves are drawn from
 RARE = 0.001     # share of the tokens: what is rarer has neither a ratio nor a bar
@@ -45,16 +48,28 @@ def read_tokens(run: Path, step: int) -> Tokens:
     length = np.diff(np.append(columns["episode_start"], len(columns["token_id"])))
     answer = np.repeat(np.arange(len(length)), length)
     position = np.arange(len(answer)) - columns["episode_start"][answer]
-    numbers = {"log_prob", "entropy", "collision", "weight", "advantage", "ratio"}
+    numbers = {"log_prob", "entropy", "collision", "weight", "advantage", "ratio", "change",
+               "true_credit"}
     floats = {name: columns[name].astype(np.float64) for name in numbers & columns.keys()}
     codes = {name: columns[name].astype(np.int64) for name in ("kind", "section", "group")}
     s = gradient_size(torch.from_numpy(floats["log_prob"]), torch.from_numpy(floats["collision"]))
     tokens = {**columns, **floats, **codes, "s": s.numpy(), "length": length, "answer": answer,
               "tenth": 5 * (2 * position + 1) // length[answer]}  # where its middle stands
     tokens["gradient"] = tokens["advantage"] * (tokens["weight"] * tokens["s"])
+    if "change" in tokens:
+        tokens |= watched(tokens)
     return tokens | {"abs advantage": np.abs(tokens["advantage"]),
                      "abs gradient": np.abs(tokens["gradient"]),
                      "squared gradient": tokens["gradient"] ** 2}
+
+
+def watched(tokens: Tokens) -> Tokens:
+    given, change = tokens["gradient"] * tokens["s"], tokens["change"]
+    up, down, unknown = given.clip(0), (-given).clip(0), np.zeros_like(given)
+    three = {"given": given, "change": change, "credit": tokens.get("true_credit", unknown)}
+    return {**three, **{f"abs {name}": np.abs(values) for name, values in three.items()},
+            "decided": tokens.get("decided", unknown), "watched": np.ones_like(given),
+            "up": up, "fell": up * (change < 0), "down": down, "rose": down * (change > 0)}
 
 
 class Tally:
@@ -68,6 +83,7 @@ class Tally:
         self.tokenizer = load_tokenizer(run)
         self.blocks = np.array_split(np.array(self.steps), min(BLOCKS, len(self.steps)))
         self.tokens, self.groups, self.longest = 0, 0, 0  # longest: tokens of an answer
+        self.watched: list[int] = []  # steps of which it is known what became of each token
         self.answers = np.zeros(len(self.blocks), np.int64)
         self.flat_answers = np.zeros(len(self.blocks))  # in groups of equal rewards; nan: unknown
         self.rewards: Counter[str] = Counter()  # of each part: its sum over answers
@@ -86,7 +102,9 @@ class Tally:
         for block, steps in enumerate(self.blocks):
             for step in steps.tolist():
                 show_status(f"{Path(run).name}: step {step} of {self.steps[-1]}")
-                self.add(read_tokens(run, step), block)
+                tokens = read_tokens(run, step)
+                self.watched += [step] if "change" in tokens else []
+                self.add(tokens, block)
 
     def add(self, tokens: Tokens, block: int) -> None:
         groups = [tokens["reward"][tokens["group"] == g] for g in np.unique(tokens["group"])]
@@ -107,7 +125,9 @@ class Tally:
 
     def add_sums(self, tokens: Tokens, block: int) -> None:
         groups, group = np.unique(tokens["group"][tokens["answer"]], return_inverse=True)
-        measured = [tokens[name] if name != "tokens" else None for name in MEASURES]  # counted
+        nothing = np.zeros_like(tokens["s"])
+        seen = tokens if "change" in tokens else {**tokens, **dict.fromkeys(WATCHED, nothing)}
+        measured = [seen[name] if name != "tokens" else None for name in MEASURES]  # counted
         cells = {"all": np.zeros_like(tokens["kind"]), "kind": tokens["kind"],
                  "section": tokens["section"], "position": tokens["tenth"]}
         for name, cell in cells.items():

@@ -32,7 +32,7 @@ from harness.record import (LOGS, Json, RunFolder, checkpoint_folders, credit_pa
                             make_run, provenance, read_json, read_lines, remove, replace_text,
                             run_config, whole, write_credit)
 from harness.screen import StopRequest, print_step, python_command, say, tell_outcome
-from harness.settings import CHANGEABLE, Settings, make_settings, read_flags
+from harness.settings import CHANGEABLE, Settings, is_large, make_settings, read_flags
 from qwen2_model import write_tensors
 
 TRAVELS_ALONG = (  # from the model's folder to every checkpoint
@@ -129,6 +129,10 @@ class Run:
         say(f"{s.model}: {sum(p.numel() for p in model.parameters()) / 1e6:.2f} million parameters "
             f"on {s.device} in {s.dtype}, {torch.get_num_threads()} threads; {s.questions} "
             f"problems x {s.answers} answers a step; writing to {s.folder}")
+        if s.device == "cpu" and is_large(policy.folder):
+            from harness.forecast import forecast
+            for sentence in forecast(s, policy):
+                say(f"  {sentence}")
         config = {**s.to_json(), "threads": torch.get_num_threads(), "ranks": processes.count(),
                   **provenance(), "reward": policy.task.reward, "columns_temperature": 1,
                   "model_config": model.config.to_json()}
@@ -215,7 +219,8 @@ class Run:
         for part, method in self.methods.items():
             state: dict[str, torch.Tensor] = getattr(method, "state_dict", dict)()
             tensors |= {f"{part}.{name}": value for name, value in state.items()}
-        refuse_undefined("what a resumed run would go on from is", *tensors.values())
+        refuse_undefined("what a resumed run would go on from is",
+                         *(value for value in tensors.values() if value.is_floating_point()))
         if not self.folder.writes:
             for cut in (self.parameters, tensors):  # --shard: the rows that this process keeps
                 write_tensors(None, cut)

@@ -194,7 +194,7 @@ NOT_SETTINGS = (  # entries of a run's config.json that are no settings
     "columns_temperature")
 CHANGEABLE = (  # in a resumed run: how many steps it has and how it is made, not which run it is
     "steps", "threads", "device", "micro_batch", "checkpointing", "offload_optimizer", "shard",
-    "rollouts", "rollouts_timeout", "sample_every", "checkpoint_every")
+    "rollouts", "rollouts_timeout", "sample_every", "change_every", "checkpoint_every")
 NOT_IN_NAME = {*CHANGEABLE, "mitigation", "advantage", "seed"} - {"steps"}
 LABELS = {"learning_rate": "lr", "task": "", "model": "", "data": "", "dtype": ""}  # of its parts
 MOST_THREADS = 1024
@@ -202,6 +202,10 @@ OWN_SAMPLER = "own"  # --rollouts
 TOPICS = {"model": "model and machine", "task": "problems",
           "mitigation": "spreading credit over tokens", "advantage": "from reward to advantage",
           "loss": "loss", "steps": "training", "eval_every": "record"}
+LARGE = 200_000_000  # bytes of weights; on a CPU such a model takes minutes for a step
+LAPTOP: Json = {  # its recipe there, if it has none of its own
+    "questions": 4, "answers": 8, "max_new_tokens": 128, "micro_batch": 4, "eval_every": 50,
+    "eval_tasks": 64, "eval_modes": "sampled", "checkpoint_every": 50}
 NOT_KEYWORDS = ("help", "resume", "continue", "config",  # words of command lines, the tools' too
                 "step", "show", "seeds", "processes", "runs")
 OTHER_NAMES = {  # that other trainers use
@@ -300,6 +304,9 @@ class Settings:
     eval_modes: str = option("both", "sampled answers alone, or greedy ones as well",
                              choices=MODES, requires=EVALUATED)
     sample_every: int = option(10, "steps between answers kept in samples.jsonl, 0 for never")
+    change_every: int = option(10, "steps between measurements of what became of each token, also "
+                               "at the first and the last; 0 is never. Such a step has one more "
+                               "forward pass: a sixth of its time on a CPU")
     checkpoint_every: int = option(25, "steps between checkpoints, also at the end; 0 is never")
     out: str | None = option(None, "run folder, by default runs/<mitigation>-<advantage>-s<seed>, "
                              "with the flags that are not at their defaults in between")
@@ -360,7 +367,14 @@ def from_files(given: Json) -> tuple[Json, Json]:
     chosen = DEFAULTS | recipe | config | given
     if not recipe and str(chosen["device"]).startswith("cuda"):
         recipe = {"dtype": "bfloat16"}  # a large model: in float32 a GPU is several times slower
+    elif not recipe and is_large(path.parent):
+        recipe = LAPTOP
     return known_values(path, recipe, chosen), known_values(given.get("config"), config, chosen)
+
+
+def is_large(folder: Path) -> bool:
+    """By its weights, as nothing else of a model folder is read yet."""
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors")) > LARGE
 
 
 def known_values(path: object, values: Json, chosen: Json) -> Json:

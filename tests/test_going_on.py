@@ -14,6 +14,10 @@ from runs import (WHOLE, after_credit_of, arrays, assert_same_run, config_of, ed
                   everything, lines, run)
 
 
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
 @pytest.fixture
 def finished(whole, tmp_path):
     """Six steps: it could go on after the fourth and after the last."""
@@ -91,19 +95,21 @@ def test_a_finished_run_without_its_last_checkpoint_stays_finished(finished):
 
 def test_a_checkpoint_that_lost_its_trainer_is_made_again(whole, finished):
     """The run itself is finished; with more steps to go, it goes on from the one before."""
-    shutil.rmtree(finished / "checkpoints/step_000006/trainer")
+    last = "checkpoints/step_000006/model.safetensors"
+    shutil.rmtree((finished / last).parent / "trainer")
     assert "has 6 of its 6 steps" in run("--resume", finished).stdout
-    cut(finished / "metrics.jsonl", 5)
-    shutil.rmtree(finished / "checkpoints/step_000006")
-    assert "going on after step 4" in run("--resume", finished).stdout
-    assert_same_run(whole, finished)
+    assert "going on after step 4" in run("--resume", finished, "--steps", 7).stdout
+    assert (finished / last).read_bytes() == (whole / last).read_bytes()
+    assert [line["step"] for line in lines(finished / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6, 7]
 
 
-def test_killed_before_its_only_checkpoint_a_run_is_not_finished(whole, learner, tmp_path):
+def test_killed_before_its_only_checkpoint_a_run_is_not_finished(
+        whole, learner, tmp_path, monkeypatch):
     """All steps and evaluations are on record then: nothing else says that something is missing."""
     folder = tmp_path / "x"
-    run("--model", learner, "--out", folder, *WHOLE, "--checkpoint_every", 6)
-    shutil.rmtree(folder / "checkpoints/step_000006")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Run, "save_checkpoint", interrupt)
+        run("--model", learner, "--out", folder, *WHOLE, "--checkpoint_every", 6)
     assert "starting again at step 1" in run("--resume", folder).stdout
     last = "checkpoints/step_000006/model.safetensors"
     assert (folder / last).read_bytes() == (whole / last).read_bytes()

@@ -103,6 +103,14 @@ def test_methods_that_break_something_end_the_run(start, tmp_path, monkeypatch, 
     assert [line["step"] for line in lines(tmp_path / "x/metrics.jsonl")] == [1, 2]
 
 
+def test_a_state_that_is_not_finite_is_not_saved(start, tmp_path, monkeypatch):
+    """A number that counts may be whole."""
+    state = {"count": torch.tensor(1), "square": torch.tensor(float("inf"))}
+    monkeypatch.setattr("harness.run.optimizer_tensors", lambda *_: state)
+    assert "what a resumed run would go on from is not finite, in step 1 " in start()
+    assert saved(tmp_path / "x") == []
+
+
 def test_a_critic_that_broke_is_not_kept(start, tmp_path, monkeypatch):
     original, calls = Trained.gradient_step, []
 

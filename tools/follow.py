@@ -4,6 +4,8 @@
     python -m tools.follow runs/none-grpo-s0 --step 1 --answer 5    the answer, shaded
     python -m tools.follow runs/none-grpo-s0 --step 1               its answers, problem by problem
 
+With --moved the change of one token in the step is taken apart, by who pushed it (tools/moved.py).
+
 The numbers are those of the credit file, and behind each line stands the function that computes it.
 Answers and tokens are counted from 0, as there and on the page of analyze.py. What else could have
 stood in the token's place is told by the model that sampled it, if that was kept. Nothing is
@@ -12,28 +14,32 @@ written.
 if not __package__:
     raise SystemExit("start it with: python -m tools.follow")
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import torch
 
 import mitigations  # noqa: F401  fills the lists of choices
-from analysis.account import place, stages, told
+from analysis.account import place, settings_of, stages, told
 from analysis.answers import answer_of, groups_in_order, metrics_by_step, own_step
 from analysis.runs import read_run
 from analysis.tables import Table, by_row
 from analysis.tally import read_tokens
 from engine.errors import UserError
 from engine.tokens import KINDS, SECTIONS, load_tokenizer, token_bytes
-from harness.record import checkpoint_folders, find_folder
+from harness.record import checkpoint_folders, find_folder, read_credit
 from harness.screen import BOLD, has_colour, put, run_as_program, styled, visible
 from harness.settings import Flag, make_parser, with_defaults
 from qwen2_model import Qwen2
+from tools.moved import who_moved
 from tools.terminal import check_place, legend, one_line, shaded
+from train import drop_unfinished
 
 FLAGS = {
     "step": Flag(None, "by default the last", kind=int),
     "answer": Flag(None, "which answer of the step", kind=int),
     "token": Flag(None, "which token of the answer", kind=int),
+    "moved": Flag(False, "who moved it: some passes over the batch by the model that sampled it"),
     "show": Flag(2, "problems to show, those with different rewards first", least=1)}
 SHADES = ((0.05, ""), (0.2, "48;5;195;38;5;0"), (0.4, "48;5;153;38;5;0"), (0.7, "48;5;75;38;5;16"),
           (float("inf"), "48;5;26;38;5;231"))
@@ -77,6 +83,8 @@ def main(argv: list[str]) -> None:
         if label == "chance":
             others = likeliest(run, tokens, tokenizer, answer, flags.token)
             print_stage("others", others, place(Qwen2.logits))
+    if flags.moved:
+        show_who_moved(run, tokens, tokenizer, step, flags.answer, flags.token)
 
 
 def begin_and_end(texts: list[str]) -> str:
@@ -133,16 +141,20 @@ def print_stage(label: str, text: str, where: str) -> None:
         print(f"{'':10} {line}")
 
 
+def sampled_by(run: dict, step: int) -> str | Path:
+    """The folder of the model that sampled a step: that of the weights after the step before."""
+    models = {0: run["config"]["model"], **checkpoint_folders(run["folder"])}
+    if step - 1 not in models:
+        raise UserError(f"the model after step {step - 1}, which sampled it, was not kept")
+    return models[step - 1]
+
+
 @torch.no_grad()
 def likeliest(run: dict, tokens: dict, tokenizer, answer: dict, t: int) -> str:
-    """What else could have stood there, by the model that sampled it: step n was sampled by the
-    weights after n - 1 steps."""
-    trained = answer["step"] - 1
-    models = {0: run["config"]["model"], **checkpoint_folders(run["folder"])}
-    if trained not in models:
-        return f"not known: the model after step {trained}, which sampled it, was not kept"
+    """What else could have stood there, by the model that sampled it."""
     try:
-        folder = find_folder(str(models[trained]))
+        name = sampled_by(run, answer["step"])
+        folder = find_folder(str(name))
         model = Qwen2.from_pretrained(folder, "cpu")
     except UserError as error:
         return f"not known: {error}"
@@ -160,7 +172,22 @@ def likeliest(run: dict, tokens: dict, tokenizer, answer: dict, t: int) -> str:
     others = [token for token in p.topk(5).indices.tolist() if token != chosen][:4]
     pieces = [piece.decode(errors="replace") for piece in token_bytes(tokenizer, others)]
     return ", ".join(f"{text!r} {p[token]:.2g}" for text, token in zip(pieces, others)
-                     ) + f" ({models[trained]})"
+                     ) + f" ({name})"
+
+
+def show_who_moved(run: dict, tokens: dict, tokenizer, step: int, b: int, t: int) -> None:
+    folder, s = find_folder(str(sampled_by(run, step))), settings_of(run["config"])
+    rollouts = read_credit(run["folder"], step, tokenizer)
+    mask, weight = rollouts.mask, torch.zeros_like(rollouts.advantage)
+    weight = weight.masked_scatter(mask, torch.from_numpy(tokens["weight"]).float())
+    if s.drop_unfinished:
+        rollouts = drop_unfinished(rollouts)
+    if not (rollouts.advantage * weight).any() or not rollouts.mask[b, t]:
+        return print("\nmoved: the step was skipped, or this answer was dropped from it")
+    trainer = folder / "trainer" / "state.safetensors" if step > 1 else None
+    print(f"\n{who_moved(folder, trainer, rollouts, weight, s, b, t).to_text()}")
+    if "change" in tokens:
+        print(f"on record: {tokens['change'][tokens['episode_start'][b] + t]:+.5f}")
 
 
 if __name__ == "__main__":

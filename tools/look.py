@@ -62,7 +62,7 @@ def look(name: str, plain: Settings, idea: Settings, is_weighting: bool) -> None
     for step in range(1, BATCHES + 1):
         show_status(f"a look at the untrained model, batch {step} of {BATCHES}")
         batch = sample(policy, plain, step)
-        usual, *_ = credited(batch, of_plain, policy, plain, step)
+        usual, ones, _ = credited(batch, of_plain, policy, plain, step)
         mine, weight, note = credited(batch, of_idea, replace(policy, settings=idea), idea, step)
         notes |= {note} - {None}
         by_token |= differs_within(weight, mine.mask)
@@ -72,7 +72,9 @@ def look(name: str, plain: Settings, idea: Settings, is_weighting: bool) -> None
     kind, *columns = (torch.cat(parts).numpy() for parts in zip(*found))
     say(f"{BATCHES * len(batch.mask)} answers of the untrained model, {len(kind)} tokens; {name} "
         "against plain GRPO:")
-    for line in [*about_gradient(is_weighting, kind.astype(int), *columns, by_token), *notes]:
+    became = about_change(after_a_step(plain, usual, ones), after_a_step(idea, mine, weight))
+    lines = about_gradient(is_weighting, kind.astype(int), *columns, by_token)
+    for line in [*lines, became, *notes]:
         say(textwrap.fill(f"  {line}", 100, subsequent_indent="    "))
 
 
@@ -93,6 +95,30 @@ def credited(batch: Rollouts, methods: tuple, policy: Policy, s: Settings, step:
 def differs_within(weight: torch.Tensor, mask: torch.Tensor) -> bool:
     """Whether some answer's tokens have different weights."""
     return bool(((weight != weight[:, :1]) & mask).any())
+
+
+def after_a_step(s: Settings, batch: Rollouts, weight: torch.Tensor) -> tuple[np.ndarray, ...]:
+    """Of each token the kind, what it was given, A c w s^2, and what became of it in a step."""
+    policy = load_policy(s)
+    _, columns = update(policy.model, load_optimizer(s, policy), batch, weight, replace(s, kl=0.0),
+                        None, True)
+    s_square = gradient_size(batch.log_prob, batch.collision).square()
+    frames = batch.kind.long(), batch.advantage * weight * s_square, columns["change"]
+    return tuple(frame[batch.mask].cpu().numpy() for frame in frames)
+
+
+def about_change(plain: tuple[np.ndarray, ...], idea: tuple[np.ndarray, ...]) -> str:
+    """What tokens share moves them all: not every kind gets what it is given."""
+    (of_plain, fell), (of_idea, fell_of_idea) = (
+        (np.bincount(kind, np.abs(change), len(KINDS)) / max(np.abs(change).sum(), 1e-30),
+         given[(given > 0) & (change < 0)].sum() / max(given.clip(0).sum(), 1e-30))
+        for kind, given, change in (plain, idea))
+    gains = {KINDS[k]: of_idea[k] / of_plain[k] for k in np.flatnonzero(of_plain > RARE)}
+    ordered = sorted(gains.items(), key=lambda item: -item[1])
+    return ("what becomes of log p in a step, as a share of all change, times plain GRPO's: "
+            + ", ".join(f"{name} {gain:.2f}" for name, gain in ordered)
+            + f"; of the push up {fell_of_idea:.0%} went to tokens that fell, {fell:.0%} in plain "
+            "GRPO")
 
 
 def about_gradient(is_weighting: bool, kind, s, usual, advantage, weight,

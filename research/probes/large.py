@@ -27,10 +27,11 @@ import torch
 from engine.errors import UserError
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
+from harness.record import credit_path, make_run, provenance, write_credit
 from harness.settings import Flag
 from research.probes.common import OF_A_MODEL, Findings, Progress, policy_of, sample_batch
-from research.probes.credit import MeasuredTokens, measured_tokens, true_credit
-from research.probes.scoreboard import PARTITIONS, decided_table, write_run
+from research.probes.credit import Credit, MeasuredTokens, measured_tokens, mean_product, true_credit
+from research.probes.scoreboard import PARTITIONS, decided_table
 
 FLAGS = {
     **OF_A_MODEL,
@@ -56,7 +57,7 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
             break
         credit = true_credit(policy, part, args.continuations, certain=args.certain)
         parts.append(weighted(measured_tokens(policy, part, credit), stands_for))
-        write_run(folder / "run", policy, part, credit, len(parts))
+        write_step(folder / "run", len(parts), policy, part, credit)
         spent += credit.spent
         halves.append(credit.quarters[:, part.mask].view(2, 2, -1).mean(1).cpu().numpy())
     if len(parts) < 2:
@@ -132,3 +133,13 @@ def by_problem(tokens: MeasuredTokens) -> dict[str, list[float]]:
     kinds, (names, _) = tokens.codes["kind"], PARTITIONS["kind"]
     return {name: tokens.by_question(tokens.decided * (kinds == code)).tolist()
             for code, name in enumerate(names) if (kinds == code).any()}
+
+
+def write_step(run: Path, number: int, policy: Policy, part: Rollouts, credit: Credit) -> None:
+    """A problem as a step of a run folder, which the first one makes."""
+    if number == 1:
+        config = {**policy.settings.to_json(), "steps": 1, **provenance(),
+                  "reward": policy.task.reward, "model_config": policy.model.config.to_json()}
+        make_run(run, config, policy.folder / "tokenizer.json")
+    write_credit(credit_path(run, number), part, part.mask.float(), true_credit=credit.value,
+                 true_credit_se=credit.error, decided=mean_product(credit.quarters))

@@ -17,7 +17,7 @@ the token with most weight, 0 by chance, -1 if all of it is at the token with le
 0.96 - 0.04 * 0.67. Squares are products of independent estimates, so noise adds nothing.
 
 The batch is written as a run folder for analyze.py, with columns true_credit, true_credit_se and
-decided, the square.
+decided, the square; and change, what became of each token in a first step of AdamW.
 """
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,10 +26,12 @@ import numpy as np
 
 from analysis.tables import Table, by_row
 from engine.tokens import KINDS, SECTIONS
+from harness.load import load_optimizer
 from harness.record import credit_path, make_run, provenance, write_credit
 from engine.policy import Policy
 from harness.settings import Flag
 from engine.rollouts import Rollouts
+from grpo import update
 from research.probes.common import OF_A_MODEL, Findings, Progress, policy_of, sample_batch
 from research.probes.credit import (
     CLASSES, Credit, MeasuredTokens, flat_tokens, mean_product, measured_tokens, ratio_of_sums,
@@ -69,14 +71,14 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
                     [*by_partition, scores_table(tokens, sizes)])
 
 
-def write_run(path: Path, policy: Policy, rollouts: Rollouts, credit: Credit,
-              step: int = 1) -> None:
-    """A step of a run folder, which the first one makes."""
+def write_run(path: Path, policy: Policy, rollouts: Rollouts, credit: Credit) -> None:
     config = {**policy.settings.to_json(), "steps": 1, **provenance(), "reward": policy.task.reward,
               "model_config": policy.model.config.to_json()}
-    if step == 1:
-        make_run(path, config, policy.folder / "tokenizer.json")
-    write_credit(credit_path(path, step), rollouts, rollouts.mask.float(),
+    make_run(path, config, policy.folder / "tokenizer.json")
+    weight = rollouts.mask.float()
+    _, columns = update(policy.model, load_optimizer(policy.settings, policy), rollouts, weight,
+                        policy.settings, None, True)  # it is the last that the model is needed for
+    write_credit(credit_path(path, 1), rollouts, weight, {}, **columns,
                  true_credit=credit.value, true_credit_se=credit.error,
                  decided=mean_product(credit.quarters))
 

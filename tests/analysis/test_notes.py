@@ -9,6 +9,7 @@ from logs import by_name, comparison_of, ids_of, make, plain_rows, random_log, r
 import analyze
 from analysis import notes, notes_compared, notes_tables
 from analysis.runs import read_run
+from analysis.statistics import Estimate
 from analysis.tally import Tally
 
 UNITS = {"contribution": "old", "gradient": "new"}
@@ -339,6 +340,13 @@ def test_expected_against_found(tmp_path):
         0.0, "same", None, "")
     assert plain["norm"] == close(0.55) and plain["end"] == pytest.approx(0.5, abs=0.1)
     assert [row["arm"] for row in tables["notes summary"]] == ["none", "inverse_logprob", "random"]
+
+
+@pytest.mark.parametrize("low, high, theirs, said", [
+    (-3, -1, 0.12, "same"), (1, 3, 0.12, "other"), (-1, 3, 0.12, "not seen"),
+    (-3, -1, None, ""), (np.nan, np.nan, 0.12, "")])
+def test_an_interval_that_holds_0_has_seen_nothing(low, high, theirs, said):
+    assert notes_compared.seen(Estimate((low + high) / 2, low, high), theirs) == said
 
 
 def test_summary_and_shares_are_of_the_credit_files(tmp_path):

@@ -196,6 +196,7 @@ def test_where_a_value_comes_from(tmp_path, recipe, config, argv, expected):
     ({"count": 4}, "c.json has the unknown setting count"),
     ({"task": []}, "--task [] should be a text"), ({"steps": 1.5}, "should be a whole number"),
     ({"advantage": "gone"}, "--advantage gone is not one of: "),
+    ({"advantage": "gae", "gamma": 2}, "--gamma 2 should be at least 0, at most 1"),
     ({"gamma": 0.9}, "c.json has the unknown setting gamma")])
 def test_a_file_may_not_hold_what_is_no_setting(tmp_path, model, values, words):
     config = write(tmp_path / "c.json", values)

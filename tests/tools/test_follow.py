@@ -78,7 +78,7 @@ def test_every_line_is_what_the_function_it_names_computes(recorded, batch, foll
     lines = lines_of(follow_it(recorded, "--step", STEP, "--answer", b, "--token", t))
     assert list(lines) == ["rewards", "chance", "others", "entropy", "reward", "group",
                            "advantage", "weight", "rescaling", "loss norm", "term", "s", "gradient",
-                           "rank"]
+                           "became", "rank"]
     for _, place in lines.values():
         path, names = place.split(": ")
         module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
@@ -131,6 +131,12 @@ def test_every_line_is_what_the_function_it_names_computes(recorded, batch, foll
     assert close(lines["term"][0], loss)
     assert close(lines["s"][0], torch.nn.functional.one_hot(chosen, len(p)).sub(p).norm())
     assert close(lines["gradient"][0], logits.grad.norm())
+    with torch.no_grad():
+        after = Qwen2.from_pretrained(recorded / f"checkpoints/step_{STEP:06d}")(
+            torch.tensor([before]))[0, -1].log_softmax(-1)[chosen]
+    change, p_after = numbers(lines["became"][0])
+    assert change == pytest.approx((after - log_probs[chosen]).item(), rel=2e-3, abs=1e-6)
+    assert p_after == pytest.approx(after.exp().item(), rel=1e-3)
     size = gradient_size(batch.log_prob, batch.collision)[b]
     sizes = batch.advantage[b].abs() * (weight * rescale)[b] * size
     larger = (sizes > sizes[t]) & batch.mask[b]

@@ -11,8 +11,8 @@ from conftest import ROOT, put_in
 from engine.tokens import NUMBER, WORD
 from harness.load import load_policy, make_advantage, make_weighting
 from harness.settings import make_settings
-from tools.look import (about_gradient, as_a_batch, credited, differs_within, look, sample,
-                        seconds_of_runs)
+from tools.look import (about_change, about_gradient, as_a_batch, credited, differs_within, look,
+                        sample, seconds_of_runs)
 
 KIND, ONES = np.array([WORD] * 8 + [NUMBER] * 2), np.ones(10)
 
@@ -43,6 +43,17 @@ def test_equal_weights_are_plain_grpo():
     assert np.isnan(as_a_batch(ONES, 0 * size, 1.0))
 
 
+def test_what_becomes_of_the_kinds():
+    """Eight words change by 0.1 each, two numbers by 0.6: shares 0.4 and 0.6. With the idea by 0.3
+    and 0.8: 0.6 and 0.4. Of four words that were pushed up alike one fell, then three."""
+    given = np.array([1.0] * 4 + [-1.0] * 6)
+    plain = np.where(KIND == NUMBER, 0.6, 0.1) * np.array([-1] + [1] * 9)
+    mine = np.where(KIND == NUMBER, 0.8, 0.3) * np.array([-1] * 3 + [1] * 7)
+    said = about_change((KIND, given, plain), (KIND, given, mine))
+    assert "plain GRPO's: word 1.50, number 0.67;" in said
+    assert said.endswith("up 75% went to tokens that fell, 25% in plain GRPO")
+
+
 def test_an_advantage_has_signs():
     """Of nine tokens where both have one, three turned."""
     mine = np.array([1, 1, 1, 1, 1, 1, -2, -2, -2, 0.0])
@@ -59,6 +70,8 @@ def test_it_is_what_training_gives_the_tokens(capsys):
     look("itself", settings[0], settings[0], True)
     printed = capsys.readouterr().out
     assert printed.startswith("32 answers") and "one number an answer" in printed
+    *_, change = printed.partition("what becomes of")
+    assert set(change.partition("GRPO's: ")[2].partition(";")[0].split()[1::2]) <= {"1.00,", "1.00"}
     gradient = printed.partition("GRPO's: ")[2].partition("the heaviest")[0]
     assert {part.split()[-1] for part in gradient.split(", ")} == {"1.00"}
     look("by_kind", *settings, True)

@@ -1,0 +1,53 @@
+"""Before a large model trains on a CPU: how long a step and an evaluation take, how much memory and
+disk. The model is not asked: one of its products is timed, and counted with.
+
+A forward pass is 2 operations a parameter and token, an update 6 (forward, and twice as much
+backward). Answers are taken at their full length: what is told is the most it takes.
+"""
+import time
+
+import torch
+
+from engine.policy import Policy, encode_prompts
+from harness.settings import Settings
+
+REACHED = 0.7  # of the rate of one product, by sampling and updating as a whole
+TRAINING, KEPT = 20, 12  # bytes a parameter: weights, gradient, two moments, the sampler's copy;
+                         # and in a checkpoint: weights and moments
+
+
+def forecast(s: Settings, policy: Policy) -> list[str]:
+    size = sum(parameter.numel() for parameter in policy.model.parameters())
+    problems = policy.task.training_problems(s.seed, 1, 1)
+    prompt = len(encode_prompts(policy.tokenizer, policy.task, problems)[0])
+    rows, T = s.questions * s.answers, s.max_new_tokens
+    step = (seconds_of(2 * size * rows * T, policy, rows)
+            + seconds_of(6 * size * rows * (T + prompt / s.answers), policy, 512))
+    asked = s.eval_tasks * (s.eval_answers + (s.eval_modes == "both"))
+    evaluation = seconds_of(2 * size * asked * T, policy, rows) if s.eval_every else 0.0
+    count = 1 + -(-s.steps // s.eval_every) if s.eval_every else 0
+    return [f"on this CPU at most {in_words(step)} a step, {in_words(evaluation)} an evaluation, "
+            f"{in_words(s.steps * step + count * evaluation)} in all, if every answer had its {T} "
+            "tokens",
+            f"about {TRAINING * size / 1e9:.0f} GB of memory; on disk {KEPT * size / 1e9:.1f} GB "
+            "for each of the two newest checkpoints"]
+
+
+def seconds_of(operations: float, policy: Policy, rows: int) -> float:
+    """By the rate of the largest product of a layer with so many rows."""
+    config = policy.model.config
+    left = torch.ones(rows, config.hidden_size)
+    right = torch.ones(config.hidden_size, 2 * config.intermediate_size)
+    left @ right  # the first one warms up
+    start, count = time.perf_counter(), 0
+    while time.perf_counter() - start < 0.2:
+        left @ right
+        count += 1
+    rate = count * 2 * left.numel() * right.shape[1] / (time.perf_counter() - start)
+    return operations / (REACHED * rate)
+
+
+def in_words(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

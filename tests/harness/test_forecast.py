@@ -1,0 +1,52 @@
+"""A large model on a CPU: what is told before anything begins, and the settings that a laptop can
+live with."""
+import os
+
+import pytest
+from conftest import ROOT
+
+from harness import forecast
+from harness.load import load_policy
+from harness.settings import LAPTOP, LARGE, Settings, make_settings
+
+SETTINGS = {"model": str(ROOT / "models/tiny"), "threads": 1, "questions": 2, "answers": 4,
+            "max_new_tokens": 10, "steps": 30, "eval_every": 15, "eval_tasks": 8}
+
+
+def test_what_is_told_is_what_is_counted(monkeypatch):
+    """A clock by which a pass of all parameters over a token takes half a second for each of its
+    operations: 1 s forward, 3 s in an update. A prompt of P tokens, the same for four answers.
+
+    A step: 80 tokens sampled are 80 s, 8 x (10 + P / 4) updated 3 s each. An evaluation: 8
+    problems, sampled and greedy, of 10 tokens: 160 s. There are three."""
+    policy = load_policy(make_settings(SETTINGS))
+    size = sum(p.numel() for p in policy.model.parameters())
+    monkeypatch.setattr(forecast, "seconds_of", lambda operations, *_: operations / size / 2)
+    monkeypatch.setattr(forecast, "in_words", lambda seconds: f"{seconds:g} s")
+    [problem] = policy.task.training_problems(0, 1, 1)
+    P = len(policy.tokenizer.encode(policy.task.prompt_for(problem)).ids)
+    step = 80 + 3 * 8 * (10 + P / 4)
+    time, space = forecast.forecast(policy.settings, policy)
+    assert f"at most {step:g} s a step, 160 s an evaluation, {30 * step + 480:g} s in all" in time
+    assert "of memory" in space and "two newest checkpoints" in space
+
+
+@pytest.mark.parametrize("seconds, words", [
+    (7.4, "7 s"), (89, "89 s"), (90, "2 min"), (3600, "60 min"), (5400, "1.5 h")])
+def test_durations_in_words(seconds, words):
+    assert forecast.in_words(seconds) == words
+
+
+def test_a_large_model_has_a_laptops_settings_on_a_cpu_and_flags_win(tmp_path):
+    """A file of zeros that takes no room on the disk has the size of the weights."""
+    with open(tmp_path / "model.safetensors", "wb") as file:
+        os.truncate(file.fileno(), LARGE + 1)
+    model = {"model": str(tmp_path)}
+    chosen = make_settings(model)
+    assert {name: getattr(chosen, name) for name in LAPTOP} == LAPTOP
+    assert "questions" not in chosen.folder.name  # they are its defaults
+    assert make_settings(model | {"questions": 16}).questions == 16
+    on_a_gpu = make_settings(model | {"device": "cuda"})
+    assert (on_a_gpu.questions, on_a_gpu.dtype) == (Settings.questions, "bfloat16")
+    os.truncate(tmp_path / "model.safetensors", LARGE)
+    assert make_settings(model).eval_tasks == Settings.eval_tasks

@@ -1,0 +1,119 @@
+"""Who moved this token? Its change in a step, by who pushed.
+
+To first order a step that adds D to the parameters changes log p of a token by <g, D>, with g its
+gradient. A plain step is a sum over all tokens j of the batch, so its parts add up to the whole:
+
+    D = rate * sum_j A_j c w_j m_j g_j / N        part of j: rate * A_j c w_j m_j <g, g_j> / N
+
+AdamW multiplies each number of the gradient by a scale that the whole batch has made, in a first
+step by nearly rate / abs(gradient): the parts are those at this scale, and add up, too. What is
+left of its step is of earlier ones. Then what a step does to the token is measured, by taking it:
+what differs from the sum is curvature. A KL term, and epochs after the first, are left out.
+"""
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor
+
+from analysis.tables import Table, by_row
+from engine.optimizer import (STATE, AdamW, Optimizer, load_optimizer_tensors,
+                              parameters_by_name)
+from engine.rollouts import Rollouts
+from grpo import update
+from qwen2_model import Qwen2, opened
+
+NOTE = "the plain step is as long as one that moves every parameter by the learning rate"
+
+
+def pushers(rollouts: Rollouts, b: int, t: int) -> dict[str, Tensor]:
+    """(B, T) each: every token of the batch stands in one of them."""
+    row, itself = torch.zeros(2, *rollouts.mask.shape, dtype=torch.bool)
+    row[b], itself[b, t] = True, True
+    group, better = (rollouts.group == rollouts.group[b])[:, None] & ~row, rollouts.advantage > 0
+    return {"itself": itself, "the rest of its answer": row & ~itself,
+            "its group's better answers": group & better,
+            "its group's worse answers": group & ~better, "other problems": ~(group | row)}
+
+
+def who_moved(folder: Path, trainer: Path | None, rollouts: Rollouts, weight: Tensor,
+              s: SimpleNamespace, b: int, t: int) -> Table:
+    """Token t of answer b, in the step that trained on these rollouts. `folder` has the model that
+    sampled them, `trainer` the file of its optimizer's state: None before the first step."""
+    s = with_values(s, epochs=1, kl=0.0)
+    model, scale, after, measured = Qwen2.from_pretrained(folder, "cpu"), [], [], []
+    if trainer is None or trainer.exists():
+        optimizer = load_adamw(model, trainer, s)
+        norm, change = step(model, optimizer, rollouts, weight, s)
+        scale, measured = scale_of(optimizer, norm, s), [change[b, t].item()]
+        after = [p.detach() for p in model.parameters()]
+        del optimizer
+        model = Qwen2.from_pretrained(folder, "cpu")
+    one = torch.zeros_like(rollouts.log_prob)
+    one[b, t] = -rollouts.mask.sum()  # alone in the batch: the loss is log p
+    s = with_values(s, max_grad_norm=0.0)
+    own = gradient(model, replace(rollouts, advantage=one), abs(one).clamp(max=1),
+                   with_values(s, loss_norm="token"))
+    total = inner(own, (a - p.detach() for a, p in zip(after, model.parameters())))
+    scale, after = [of.mul_(g) for of, g in zip(scale, own)], []
+    parts = {}
+    for who, pushing in pushers(rollouts, b, t).items():
+        found = gradient(model, rollouts, weight * pushing, s)
+        parts[who] = int((pushing & rollouts.mask).sum()), -inner(own, found), -inner(scale, found)
+    whole = gradient(model, rollouts, weight, s)
+    rate = s.learning_rate * (sum(g.numel() for g in whole) / inner(whole, whole)) ** 0.5
+    _, change = step(model, torch.optim.SGD(model.parameters(), rate), rollouts, weight, s)
+    rows = [[who, tokens, rate * plain, adamw] for who, (tokens, plain, adamw) in parts.items()]
+    plain, adamw = (sum(row[i] for row in rows) for i in (2, 3))
+    rows += [["earlier steps", None, None, total - adamw]] if trainer else []
+    rows += [["sum", None, plain, total], ["measured", None, change[b, t].item(), *measured]]
+    formats = {"who": "", "tokens": ",d", "plain step": "+.5f", "AdamW's step": "+.5f"}
+    kept = 4 if measured else 3  # AdamW's is not known where its state was not kept
+    return Table("moved", "Who moved it", by_row(dict(list(formats.items())[:kept]),
+                                                 [row[:kept] for row in rows]), "", [NOTE])
+
+
+def with_values(s: SimpleNamespace, **values: object) -> SimpleNamespace:
+    return SimpleNamespace(**{**vars(s), **values})
+
+
+def load_adamw(model: Qwen2, trainer: Path | None, s: SimpleNamespace) -> AdamW:
+    optimizer = AdamW(model.parameters(), s.learning_rate, s.weight_decay)
+    if trainer:
+        with opened(trainer) as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+        load_optimizer_tensors(optimizer, parameters_by_name(model, optimizer), tensors)
+    return optimizer
+
+
+def step(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tensor,
+         s: SimpleNamespace) -> tuple[float, Tensor]:
+    """Take it. Returns the norm of the gradient before clipping and (B, T) the change of log p."""
+    metrics, columns = update(model, optimizer, rollouts, weight, s, None, True)
+    return float(metrics["gradient_norm"] or 0), columns["change"]
+
+
+def scale_of(optimizer: AdamW, norm: float, s: SimpleNamespace) -> list[Tensor]:
+    """What AdamW's last step multiplied each number of the batch's gradient by."""
+    (mean_keeps, square_keeps), scales = optimizer.BETAS, []
+    clip = min(1.0, s.max_grad_norm / (norm + 1e-6)) if s.max_grad_norm else 1.0
+    for p in optimizer.param_groups[0]["params"]:
+        count, _, square = (optimizer.state[p][name] for name in STATE)
+        root = square.div(1 - square_keeps ** count).sqrt_().add_(optimizer.EPSILON)
+        of_gradient = clip * (1 - mean_keeps) / (1 - mean_keeps ** count)
+        scales.append(s.learning_rate * of_gradient / root)
+    return scales
+
+
+def gradient(model: Qwen2, rollouts: Rollouts, weight: Tensor, s: SimpleNamespace) -> list[Tensor]:
+    """Of that part of the batch's loss that comes from the tokens with a weight."""
+    still = torch.optim.SGD(model.parameters(), 0.0)
+    still.zero_grad()
+    update(model, still, rollouts, weight, s)
+    return [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+
+
+def inner(one: Iterable[Tensor], two: Iterable[Tensor]) -> float:
+    return sum(torch.dot(a.flatten(), b.flatten()).item() for a, b in zip(one, two))
