@@ -30,7 +30,8 @@ from engine.rollouts import Rollouts
 from harness.record import credit_path, make_run, provenance, write_credit
 from harness.settings import Flag
 from research.probes.common import OF_A_MODEL, Findings, Progress, policy_of, sample_batch
-from research.probes.credit import Credit, MeasuredTokens, measured_tokens, mean_product, true_credit
+from research.probes.credit import (
+    Credit, MeasuredTokens, mean_product, measured_tokens, true_credit)
 from research.probes.scoreboard import PARTITIONS, decided_table
 
 FLAGS = {
