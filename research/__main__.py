@@ -6,6 +6,7 @@
 They are made of many training runs, which can be stopped and gone on with at any moment.
 
     python -m research scoreboard    which tokens earned the reward, and which weighting finds them
+    python -m research large         the same of a model for which that takes days
     python -m research exact         every weighting and advantage in a world that can be listed
     python -m research dial          where does credit by token pay? a world with dials
     python -m research law           what should it be worth there? predicted from the noise
@@ -28,7 +29,8 @@ from engine.errors import UserError
 from harness.screen import run_as_program
 from research.probes.common import run_probe
 
-PROBES = ("scoreboard", "exact", "dial", "law", "became", "phase1", "rank", "sparsity", "baseline")
+PROBES = ("scoreboard", "large", "exact", "dial", "law", "became", "phase1", "rank", "sparsity",
+          "baseline")
 OTHERS = {"board": "board", "notes": "notes", "publish": "published", "pages": "pages",
           "pictures": "pictures"}
 

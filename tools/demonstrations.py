@@ -176,13 +176,21 @@ def vocabulary() -> list[str]:
     return list(dict.fromkeys([*tags, *words, *numbers, *signs]))
 
 
-def make_example(tokenizer: Tokenizer, rng: random.Random,
-                 talk: int = 0) -> tuple[list[int], list[float]]:
+def is_right(problem: Problem, pieces: Pieces) -> bool:
+    scores = TASK.score(problem, "".join(text for text, _ in pieces))
+    return scores["answer"] == scores["format"] == 1
+
+
+def make_example(tokenizer: Tokenizer, rng: random.Random, talk: int = 0,
+                 right: bool = False) -> tuple[list[int], list[float]]:
     """Ids of a prompt and its demonstration, and the loss weight of predicting each of them."""
     problem = TASK.make_problem(rng, lambda problem: not held_out(problem))
     ids = tokenizer.encode(TASK.prompt_for(problem), add_special_tokens=False).ids
     weights = [0.0] * len(ids)
-    for text, weight in demonstration(problem, rng, talk):
+    pieces = demonstration(problem, rng, talk)
+    while right and not is_right(problem, pieces):
+        pieces = demonstration(problem, rng, talk)
+    for text, weight in pieces:
         piece = tokenizer.encode(text).ids
         ids += piece
         weights += [weight] * len(piece)
@@ -190,11 +198,11 @@ def make_example(tokenizer: Tokenizer, rng: random.Random,
 
 
 def batches(tokenizer: Tokenizer, rng: random.Random, rows: int, talk: int = 0,
-            pool: int = 16) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+            right: bool = False, pool: int = 16) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Endless ids and weights, each (rows, L). The examples of `pool` batches are drawn at once and
     sorted: those of like length share a batch, which needs less padding."""
     while True:
-        examples = [make_example(tokenizer, rng, talk) for _ in range(pool * rows)]
+        examples = [make_example(tokenizer, rng, talk, right) for _ in range(pool * rows)]
         examples.sort(key=lambda example: len(example[0]))
         for start in rng.sample(range(0, pool * rows, rows), pool):
             batch = examples[start:start + rows]

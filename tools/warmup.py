@@ -1,19 +1,26 @@
-"""Make the tiny model that ships in models/tiny: train a small Qwen2 on synthetic demonstrations.
+"""Train a Qwen2 on synthetic demonstrations: a small new one, as models/tiny, or a real one.
 
     python -m tools.warmup                                         # writes models/new
     python -m tools.warmup --size large --out models/tiny-large    # 2.9 times the parameters
     python -m tools.warmup --talk 5 --start models/tiny \\
         --steps 600 --batch 32 --threads 1 --out models/talk
+    python -m tools.warmup --start models/Qwen2.5-0.5B-Instruct --right --out models/warm
 
 What it learns from is in tools/demonstrations.py; this file trains, evaluates and saves. Matrices
 are trained with Muon (Jordan et al. 2024), all else with Adam. The result is a model folder like
 any other; its recipe.json holds the settings that suit the model in `python train.py`.
+
+A real model rarely solves a problem, and GRPO learns from differences: with this cold start it has
+some. The upper half of its layers is trained, with AdamW, by 120 updates of 8 demonstrations unless
+flags say otherwise: on a CPU a frozen half saves a third of the time and much memory.
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.warmup")
 import json
 import random
+import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,6 +31,7 @@ from tokenizers import Tokenizer
 from engine.errors import UserError
 from engine.tokens import load_tokenizer
 from harness.record import find_folder, whole
+from harness.run import TRAVELS_ALONG
 from harness.screen import run_as_program
 from harness.settings import MOST_THREADS, Flag, make_parser, with_defaults
 from engine.policy import sample_answers
@@ -34,7 +42,10 @@ from tools.demonstrations import COUNTS, TALK, TASK, batches, make_tokenizer
 SIZES = {"small": (2, 64), "medium": (3, 128), "large": (4, 192)}  # blocks, hidden size
 FLAGS = {
     "size": Flag("medium", "of the model: medium is what ships", choices=SIZES),
-    "start": Flag(None, "folder of a model made by this program, to go on from; not with --size"),
+    "start": Flag(None, "folder of a model to go on from, made by this program or a real one; not "
+                        "with --size"),
+    "rate": Flag(5e-5, "learning rate of a real model", above=0, most=10),
+    "right": Flag(False, "only demonstrations whose answer is right and well formed"),
     "talk": Flag(0, "most irrelevant sentences before each step and before the answer; 5 make "
                     "answers of about 100 tokens", least=0, most=20),
     "out": Flag("models/new", "folder to write; must not exist"),
@@ -54,45 +65,40 @@ RECIPE: dict = {  # the settings of a run that suit this model; flags override t
 TOKENIZER_CONFIG = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>",
                     "pad_token": "<|endoftext|>"}
 
-TEST_PROBLEMS = 1500  # held out, at the end
+# of a real model, which takes a thousand times the operations
+REAL_FLAGS = {"steps": 120, "batch": 8}
+REAL_RECIPE = {"learning_rate": 5e-6, "questions": 4, "answers": 8, "max_new_tokens": 96,
+               "micro_batch": 4, "threads": 0, "eval_tasks": 64, "eval_modes": "sampled"}
 
 
 def main(argv: list[str]) -> None:
     parser = make_parser("python -m tools.warmup [flags]", __doc__, FLAGS)
     given = parser.read(argv)
-    flags = with_defaults(given, FLAGS)
-    if flags.start and "size" in given:
-        raise UserError(f"--size {flags.size} has no effect: {flags.start} has its size")
+    start = find_folder(given["start"]) if "start" in given else None
+    tokenizer = load_tokenizer(start) if start else make_tokenizer()
+    is_real = tokenizer.to_str() != make_tokenizer().to_str()
+    flags = with_defaults({**REAL_FLAGS, **given} if is_real else given, FLAGS)
+    if start and "size" in given:
+        raise UserError(f"--size {flags.size} has no effect: {start} has its size")
+    if "rate" in given and not is_real:
+        raise UserError(f"--rate {flags.rate} has no effect: it is of a real model's update")
     torch.set_num_threads(flags.threads)
     with whole(Path(flags.out)) as unfinished:  # first: can it be written there?
-        make_model_folder(unfinished, flags)
+        torch.manual_seed(flags.seed)
+        model = (Qwen2.from_pretrained(start) if start else
+                 make_model(tokenizer.get_vocab_size(), *SIZES[flags.size]))
+        recipe = recipe_for(flags.talk, is_real)
+        update = upper_half(model, flags.rate) if is_real else all_parameters(model)
+        train(model, tokenizer, update, flags)
+        evaluate(model, tokenizer, recipe)
+        save(unfinished, model, tokenizer, recipe, start if is_real else None)
 
 
-def make_model_folder(folder: Path, flags: SimpleNamespace) -> None:
-    torch.manual_seed(flags.seed)
-    tokenizer = make_tokenizer()
-    if flags.start:
-        model = load_start(find_folder(flags.start), tokenizer)
-    else:
-        model = make_model(tokenizer.get_vocab_size(), *SIZES[flags.size])
-    train(model, tokenizer, flags)
-    evaluate(model, tokenizer, flags.talk)
-    save(folder, model, tokenizer, recipe_for(flags.talk))
-
-
-def load_start(folder: Path, tokenizer: Tokenizer) -> Qwen2:
-    """The model of a folder, whose tokens have to be those of the demonstrations."""
-    model = Qwen2.from_pretrained(folder)
-    if load_tokenizer(folder).to_str() != tokenizer.to_str():
-        raise UserError(f"{folder} has another tokenizer than tools.warmup gives its models: "
-                        "--start takes one of those, such as models/tiny")
-    return model
-
-
-def recipe_for(talk: int) -> dict:
+def recipe_for(talk: int, is_real: bool = False) -> dict:
     """The recipe, with room for all that is said before two steps a try and before the answer."""
+    recipe = {**RECIPE, **REAL_RECIPE} if is_real else RECIPE
     most_words = (2 * len(COUNTS) + 1) * talk * len(TALK)
-    return {**RECIPE, "max_new_tokens": RECIPE["max_new_tokens"] + most_words}
+    return {**recipe, "max_new_tokens": recipe["max_new_tokens"] + most_words}
 
 
 def make_model(vocabulary: int, layers: int, width: int) -> Qwen2:
@@ -103,35 +109,58 @@ def make_model(vocabulary: int, layers: int, width: int) -> Qwen2:
         pad_token_id=0, eos_token_id=(2,)))
 
 
-def train(model: Qwen2, tokenizer: Tokenizer, flags: SimpleNamespace) -> None:
+def all_parameters(model: Qwen2) -> Callable[[float], None]:
+    """An update of all parameters, by this share of the learning rates."""
     matrices, others = [], []
     for name, parameter in model.named_parameters():
         is_matrix = parameter.dim() == 2 and "embed" not in name
         (matrices if is_matrix else others).append(parameter)
     muon = Muon(matrices)
-    adam = torch.optim.AdamW(others, lr=ADAM_RATE, betas=(0.9, 0.98), weight_decay=0.0)
-    data = batches(tokenizer, random.Random(flags.seed), flags.batch, flags.talk)
+    adam = torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0)
+
+    def update(share: float) -> None:
+        adam.param_groups[0]["lr"] = ADAM_RATE * share
+        adam.step()
+        muon.step(MUON_RATE * share)
+    return update
+
+
+def upper_half(model: Qwen2, rate: float) -> Callable[[float], None]:
+    """An update of the upper half of the layers; all else is frozen."""
+    layers = model.requires_grad_(False).model.layers
+    trained = list(layers[len(layers) // 2:].requires_grad_(True).parameters())
+    adam = torch.optim.AdamW(trained, betas=(0.9, 0.98), weight_decay=0.0)
+
+    def update(share: float) -> None:
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        adam.param_groups[0]["lr"] = rate * share
+        adam.step()
+    return update
+
+
+def train(model: Qwen2, tokenizer: Tokenizer, update: Callable[[float], None],
+          flags: SimpleNamespace) -> None:
+    data = batches(tokenizer, random.Random(flags.seed), flags.batch, flags.talk, flags.right)
     start = time.time()
+    rise, report = min(50, flags.steps / 10), min(100, -(-flags.steps // 20))
     for step in range(1, flags.steps + 1):
         ids, weights = next(data)
         loss = weighted_loss(model, ids, weights)
         model.zero_grad()
         loss.backward()
-        # the rate rises for 50 steps, stays, and falls to 0 over the last half
-        share = min(1.0, step / 50, 2 * (1 - (step - 1) / flags.steps))
-        adam.param_groups[0]["lr"] = ADAM_RATE * share
-        adam.step()
-        muon.step(MUON_RATE * share)
-        if step % 100 == 0 or step == flags.steps:
+        # the rate rises for at most 50 steps, stays, and falls to 0 over the last half
+        update(min(1.0, step / rise, 2 * (1 - (step - 1) / flags.steps)))
+        if step % report == 0 or step == flags.steps:
             print(f"step {step:6d}/{flags.steps}  loss {loss.item():.4f}  "
                   f"{time.time() - start:6.0f} s", flush=True)
 
 
 def weighted_loss(model: Qwen2, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Cross-entropy of each token after the first, times its weight; over the sum of weights."""
-    logits = model(ids[:, :-1])
-    losses = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
-    return (losses * weights[:, 1:].flatten()).sum() / weights.sum()
+    counts = weights[:, 1:] > 0  # a real vocabulary's logits of the other places are expensive
+    logits = model.logits(model.model(ids[:, :-1])[counts])
+    losses = F.cross_entropy(logits, ids[:, 1:][counts], reduction="none")
+    return losses @ weights[:, 1:][counts] / weights.sum()
 
 
 class Muon:
@@ -162,10 +191,10 @@ def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
     return x.T if is_tall else x
 
 
-def evaluate(model: Qwen2, tokenizer: Tokenizer, talk: int) -> None:
+def evaluate(model: Qwen2, tokenizer: Tokenizer, recipe: dict) -> None:
     """Answer held-out problems once each; print the results and three answers."""
-    rollouts = sample_answers(model, tokenizer, TASK, TASK.held_out_problems(TEST_PROBLEMS), 1,
-                              max_new_tokens=recipe_for(talk)["max_new_tokens"])
+    rollouts = sample_answers(model, tokenizer, TASK, TASK.held_out_problems(recipe["eval_tasks"]),
+                              1, max_new_tokens=recipe["max_new_tokens"])
     rollouts = score_answers(rollouts, tokenizer, TASK)
     mean = {name: values.mean().item() for name, values in rollouts.scores.items()}
     results = (f"success {mean['answer']:.1%}, format {mean['format']:.2f}, "
@@ -175,12 +204,17 @@ def evaluate(model: Qwen2, tokenizer: Tokenizer, talk: int) -> None:
     print("\n    ".join([f"  {results}", *rollouts.answers[:3]]), flush=True)
 
 
-def save(folder: Path, model: Qwen2, tokenizer: Tokenizer, recipe: dict) -> None:
+def save(folder: Path, model: Qwen2, tokenizer: Tokenizer, recipe: dict,
+         source: Path | None = None) -> None:
+    """A real model's template, end of a turn and so on come from its `source`."""
     model.save_pretrained(folder)
     (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     for name, content in (("tokenizer_config", TOKENIZER_CONFIG), ("recipe", recipe)):
         text = json.dumps(content, indent=2) + "\n"
         (folder / f"{name}.json").write_text(text, encoding="utf-8")
+    for name in {*TRAVELS_ALONG} - {"recipe.json"} if source else ():
+        if (source / name).exists():
+            shutil.copyfile(source / name, folder / name)
 
 
 if __name__ == "__main__":

@@ -172,6 +172,20 @@ def draw_law(table: dict) -> Figure:
     return figure
 
 
+def draw_kinds(values: dict) -> Figure:
+    """A panel a model: of each kind the share of the tokens, and of the gradient."""
+    figure, axes = plt.subplots(1, len(values), figsize=(9.0, 3.2), sharey=True)
+    for axis, (title, shares) in zip(axes, values.items()):
+        places = np.arange(len(shares["kinds"]))
+        axis.bar(places - 0.2, shares["tokens"], 0.4, color=GREY, label="of the tokens")
+        axis.bar(places + 0.2, shares["gradient"], 0.4, color=BLUE, label="of the gradient")
+        axis.set_xticks(places, shares["kinds"], rotation=35, fontsize=8)
+        axis.set_title(title, fontsize=9)
+    axes[0].set_ylabel("%")
+    legend_below(figure, axes[0], ncols=2)
+    return figure
+
+
 def draw_became(table: dict) -> Figure:
     """Shares of given, became and earned: a panel for each of the kinds that differ most."""
     kinds = list(dict.fromkeys(row["kind"] for row in table["rows"]))
@@ -196,6 +210,7 @@ def draw_became(table: dict) -> Figure:
 PUBLISHED = {  # picture -> how it is drawn, and which table or values of which result it shows
     "research/results/board-leads.png": (draw_leads, "board", "board"),
     "research/results/notes-curves.png": (draw_curves, "notes_2", "values"),
+    "research/results/real-kinds.png": (draw_kinds, "real", "values"),
     "research/results/became.png": (draw_became, "became", "kinds"),
     "research/results/dial-law.png": (draw_law, "dial", "law"),
     "research/results/dial-shares.png": (draw_dials, "dial", "values")}

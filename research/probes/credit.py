@@ -34,11 +34,12 @@ class Credit:
 
 @torch.no_grad()
 def true_credit(policy: Policy, rollouts: Rollouts, k: int,
-                progress: Callable[[float], None] = lambda share: None) -> Credit:
+                progress: Callable[[float], None] = lambda share: None,
+                certain: float = CERTAIN) -> Credit:
     """Measure each token by about k (1 - p) answers that leave it for another one, at least 4."""
     refuse_other_temperatures(policy)
     other_chance = chance_of_others(rollouts)
-    places = (other_chance > CERTAIN).nonzero().tolist()
+    places = (other_chance > certain).nonzero().tolist()
     counts = [4 * math.ceil(k * other_chance[b, t].item() / 4) for b, t in places]
     rewards, spent = deviations(policy, rollouts, places, counts, progress)
     # of each quarter of the continuations; NaN at tokens that are not measured

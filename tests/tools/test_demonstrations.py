@@ -8,7 +8,7 @@ from countdown_task import Problem, held_out
 from engine.tokens import encode_prompt
 from tools import demonstrations as teacher
 from tools.demonstrations import (HIT, TALK, TASK, candidates, chance_of, demonstration,
-                                  draw, make_tokenizer)
+                                  draw, make_example, make_tokenizer)
 from tools.warmup import RECIPE, recipe_for
 
 
@@ -111,3 +111,16 @@ def test_the_teacher_does_not_look_at_the_solution():
         chance = (0.4 * aimed[value] / sum(aimed.values())
                   + 0.6 * others[value] / sum(others.values()))
         assert drawn.count(value) / 20_000 == pytest.approx(chance, abs=0.015)
+
+
+def test_right_demonstrations_alone():
+    """Of 46% in 100 all are right and well formed; the weights fall on the demonstration."""
+    tokenizer, rng = make_tokenizer(), random.Random(0)
+    for _ in range(100):
+        ids, weights = make_example(tokenizer, rng, right=True)
+        start = weights.index(1.0)
+        prompt, text = (tokenizer.decode(part, skip_special_tokens=False)
+                        for part in (ids[:start], ids[start:]))
+        *numbers, target = map(int, re.findall("[0-9]+", prompt))
+        scores = TASK.score(Problem(tuple(numbers), target), text)
+        assert scores["answer"] == scores["format"] == 1

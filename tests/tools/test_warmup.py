@@ -51,7 +51,7 @@ def test_models_of_three_sizes(size, parameters):
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(warmup, "TEST_PROBLEMS", 4)
+    monkeypatch.setitem(warmup.RECIPE, "eval_tasks", 4)
     return ["--steps", "1", "--batch", "2", "--threads", "1"]
 
 
@@ -70,11 +70,11 @@ def test_a_model_folder_appears_whole_or_not_at_all(tmp_path, monkeypatch, quick
 
 
 def test_a_talking_model_goes_on_from_the_weights_of_a_folder(
-        tmp_path, monkeypatch, quick, learner):
+        tmp_path, monkeypatch, quick):
     """Without an update they stay as they are; its recipe has room for 5 places of 2 x 5 words."""
     monkeypatch.setattr(warmup, "train", lambda *_: None)
     for flags, said in (([TINY, "--size", "small"], "--size small has no effect"),
-                        ([learner], "another tokenizer")):
+                        ([TINY, "--rate", "0.1"], "--rate 0.1 has no effect")):
         with pytest.raises(UserError, match=said):
             warmup.main(["--start", *map(str, flags), "--out", str(tmp_path / "talk")])
     warmup.main([*quick, "--start", str(TINY), "--talk", "2", "--out", str(tmp_path / "talk")])
@@ -82,3 +82,45 @@ def test_a_talking_model_goes_on_from_the_weights_of_a_folder(
     assert weights[0] == weights[1]
     recipe = json.loads((tmp_path / "talk/recipe.json").read_text())
     assert recipe == {**warmup.RECIPE, "max_new_tokens": 80 + 50}
+
+
+@pytest.fixture
+def real(learner, tmp_path):
+    """A folder that transformers wrote: its own tokenizer, two ends of a turn, no recipe."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.Qwen2Config(
+        vocab_size=load_tokenizer(learner).get_vocab_size(), hidden_size=64, intermediate_size=128,
+        num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, eos_token_id=2,
+        tie_word_embeddings=True, max_position_embeddings=512)
+    model = transformers.Qwen2ForCausalLM(config)
+    model.generation_config.eos_token_id = [2, 0]
+    model.save_pretrained(tmp_path / "real")
+    (tmp_path / "real/tokenizer.json").write_bytes((learner / "tokenizer.json").read_bytes())
+    (tmp_path / "real/tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
+    return tmp_path / "real"
+
+
+def test_a_real_model_is_warmed_up_in_the_upper_half_of_its_layers(tmp_path, monkeypatch, quick,
+                                                                    real):
+    monkeypatch.setitem(warmup.REAL_RECIPE, "eval_tasks", 4)
+    warmup.main([*quick, "--start", str(real), "--right", "--out", str(tmp_path / "warm")])
+    before, after = (Qwen2.from_pretrained(folder) for folder in (real, tmp_path / "warm"))
+    changed = {name for (name, a), b in zip(before.named_parameters(), after.parameters())
+               if not torch.equal(a, b)}
+    assert {name.split(".")[2] for name in changed} == {"2", "3"}  # of 4 layers
+    assert len(changed) == 2 * 12  # and of those, every one
+    assert after.config.stop_ids == (2, 0)
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        assert (tmp_path / "warm" / name).read_bytes() == (real / name).read_bytes()
+    recipe = json.loads((tmp_path / "warm/recipe.json").read_text())
+    assert recipe["learning_rate"] == 5e-6 and recipe["prompt"] == "short"
+
+
+def test_the_loss_is_that_of_all_logits(real):
+    """0.5 and 2 are the weights of the third and fourth token; all else counts nothing."""
+    model = Qwen2.from_pretrained(real)
+    ids, weights = torch.tensor([[3, 4, 5, 6]]), torch.tensor([[0, 0, 0.5, 2.0]])
+    log_p = model(ids).log_softmax(-1)[0]
+    expected = -(0.5 * log_p[1, 5] + 2 * log_p[2, 6]) / 2.5
+    assert torch.allclose(warmup.weighted_loss(model, ids, weights), expected)

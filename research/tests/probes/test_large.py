@@ -1,0 +1,60 @@
+"""Which answers are measured and what each stands for, by hand; a whole run, small."""
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from conftest import ROOT, hand_made
+from harness.record import read_columns
+from research.probes import large
+from research.probes.common import run_probe
+from research.probes.credit import MeasuredTokens
+
+
+def test_an_answer_stands_for_those_of_its_group_that_are_like_it():
+    """Of problem 0 one answer is right, too few; of problem 1 rows 5 and 6 of 4 to 8. Three are
+    drawn: one of the two right ones stands for 2, or both for 1; of the 3 wrong ones likewise."""
+    right = torch.tensor([1, 0, 0, 0, 0, 1, 1, 0, 0.0])
+    rollouts = hand_made(torch.ones(9, 1, dtype=torch.bool), group=torch.tensor([0] * 4 + [1] * 5),
+                         problems=["a", "b"], prompt_ids=[[1], [2]], step=1,
+                         answers=list(map(str, range(9))), texts=[["x"]] * 9,
+                         scores={"answer": right, "reward": right})
+    drawn = set()
+    for seed in range(30):
+        (part, stands_for), = large.kept(rollouts, SimpleNamespace(seed=seed, of_each=3))
+        good = part.scores["answer"] == 1
+        assert part.problems == ["b"] and part.prompt_ids == [[2]] and not part.group.any()
+        assert stands_for[good].sum() == 2 and stands_for[~good].sum() == 3
+        assert part.answers == sorted(part.answers) and len(part.answers) == 3
+        drawn |= set(part.answers)
+    assert drawn == set("45678")
+
+
+def test_what_it_stands_for_counts_in_both_shares_and_problems_are_numbered_on():
+    def part(decided, answer):
+        return MeasuredTokens(1, np.zeros(len(answer), int), np.array(answer), np.ones(len(answer)),
+                              np.full(len(answer), 0.5), np.array(decided),
+                              {"kind": np.arange(len(answer))})
+    first = large.weighted(part([0.1, 0.2, 0.3], [0, 1, 1]), torch.tensor([3.0, 0.5]))
+    assert np.allclose(first.decided, [0.3, 0.1, 0.15])
+    assert first.advantage.tolist() == [3, 0.5, 0.5]
+    both = large.joined([first, part([0.7, 0.1], [0, 1])])
+    assert both.questions == 2 and both.question.tolist() == [0, 0, 0, 1, 1]
+    assert both.answer.tolist() == [0, 1, 1, 2, 3]
+    assert both.codes["kind"].tolist() == [0, 1, 2, 0, 1]
+    assert np.allclose(both.by_question(both.decided), [0.55, 0.8])
+
+
+def test_two_problems_of_the_model_that_ships(tmp_path, capsys):
+    flags = "--problems 2 --of_each 2 --continuations 4 --certain 0.3 --threads 1".split()
+    run_probe("large", large.__doc__, large.FLAGS, large.measure,
+              [*flags, "--model", str(ROOT / "models/tiny"), "--out", str(tmp_path / "one")])
+    assert "credit of 4 answers to 2 problems" in capsys.readouterr().out.replace("\n", " ")
+    numbers = json.loads((tmp_path / "one/numbers.json").read_text())
+    assert {len(values) for values in numbers["values"]["decided_by_problem"].values()} == {2}
+    for step in (1, 2):
+        columns = read_columns(tmp_path / "one/run", step)
+        chance = 1 - np.exp(columns["log_prob"].astype(float))
+        assert not columns["true_credit"][chance < 0.299].any()
+        assert columns["true_credit"].any()
