@@ -25,7 +25,7 @@ from analysis.page import Picture, write_page
 from analysis.plots import BLUE, COLOURS, GREY, ORANGE, legend_below, save, whole_steps
 from analysis.runs import Run, evaluations, read_runs
 from analysis.statistics import mean_over, paired_difference
-from analysis.tables import NOTHING, Columns, Row, Table, by_row, shown
+from analysis.tables import NOTHING, Columns, Row, Table, by_row
 from analysis.tally import OVER_REST, PARTITIONS, RARE, Tally, early_over_late, rest_columns
 from harness.record import PART, Json
 from harness.screen import run_as_program, show_status
