@@ -271,7 +271,7 @@ def draw(notes: Notes, folder: Path) -> Picture:
     histogram.set(xlabel="value of a token (beyond: in the last bar)", ylabel="tokens",
                   yscale="log", title="Contributions")
     drawn = cloud.pcolormesh(LOG_PROBS, ADVANTAGES, np.where(notes.cloud, notes.cloud, np.nan).T,
-                             norm=LogNorm(), cmap="viridis")
+                             norm=LogNorm(1, max(2, notes.cloud.max())), cmap="viridis")
     figure.colorbar(drawn, ax=cloud, label="tokens", format="{x:g}")
     cloud.set(xlabel="log p", ylabel="advantage", title="Log p against advantage")
     classes.set(xlabel="step", ylabel="mean size", ylim=(0, None), title="By class over steps")

@@ -27,6 +27,15 @@ RUNS = {"task": ["--task", "my_task"],
                   "--eval_every", "1", "--eval_tasks", "8"]}
 
 
+BY_ENTROPY = """
+
+@mitigation
+def by_entropy(rollouts: Rollouts) -> Tensor:
+    \"\"\"That of an exercise.\"\"\"
+    return rollouts.entropy.exp()
+"""
+
+
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
     """A copy of the program with a task, an advantage and a weighting of the pages; and runs
@@ -35,7 +44,7 @@ def project(tmp_path_factory):
     (folder / "my_task.py").write_text("\n".join(blocks("docs/your_own_task.md")))
     with open(folder / "mitigations.py", "a") as source:
         source.write("\n\n" + block("README.md", "def my_idea")
-                     + "\n\n" + block("docs/weightings.md", "def my_credit"))
+                     + "\n\n" + block("docs/weightings.md", "def my_credit") + BY_ENTROPY)
     commands = [[*SHORT, "--steps", "1", *flags] for flags in RUNS.values()]
     (folder / "printed").write_text(program(folder, "-c", TRAIN, json.dumps(commands)))
     return folder

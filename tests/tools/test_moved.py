@@ -7,7 +7,7 @@ import torch
 
 from engine.tokens import load_tokenizer
 from harness.record import read_columns, read_credit
-from test_became import RATE, WIDTH, coin, thrown  # noqa: F401  coin is a fixture
+from test_change import RATE, WIDTH, coin, thrown  # noqa: F401  coin is a fixture
 from test_grpo import row_log_probs, settings
 from tools import follow
 from tools.moved import pushers, who_moved

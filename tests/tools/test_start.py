@@ -14,7 +14,7 @@ def test_a_tool_that_is_started_as_a_file_says_how_to_start_it():
 
 
 @pytest.mark.parametrize("tool, argv, said", [
-    (preview, "nowhere", "nowhere is not a run folder"),
+    (preview, "nowhere", "nowhere does not exist"),
     (preview, "RUN --mitigation nome", "--mitigation nome is not one of: none"),
     (preview, "RUN --mitigation gtpo", "gtpo is an advantage, and this shows weightings"),
     (preview, "RUN --step 9", "run has steps 1 to 3"),
