@@ -99,17 +99,9 @@ def collective(operation: Callable[..., object], *arguments: object) -> None:
     try:
         operation(*arguments)
     except RuntimeError as error:
-        raise LostProcess(about_loss(error)) from None
-
-
-def about_loss(error: Exception) -> str:
-    reason = str(error).strip().splitlines()[0]
-    return f"rank {rank()} lost another process ({reason}). {LostProcess.WAY_OUT}"
-
-
-def is_loss(error: Exception) -> bool:
-    """Whether another process has ended, which a message that PyTorch sends by itself has met."""
-    return count() > 1 and (isinstance(error, dist.DistError) or "gloo" in str(error))
+        reason = str(error).strip().splitlines()[0]
+        raise LostProcess(f"rank {rank()} lost another process ({reason}). "
+                          f"{LostProcess.WAY_OUT}") from None
 
 
 def is_sharded(tensor: torch.Tensor) -> "TypeGuard[DTensor]":
@@ -146,7 +138,7 @@ def reshard_layers(model: torch.nn.Module) -> None:
 
 def refuse_undefined(what: str, *tensors: torch.Tensor) -> None:
     """Raise unless all tensors are finite, in all processes; `what` is "the gradient is", say."""
-    own = [local_shard(tensor.detach()) for tensor in tensors]
+    own = [local_shard(tensor.detach()) for tensor in tensors if tensor.is_floating_point()]
     largest = get_total_norm([part for part in own if part.numel()], float("inf"))
     if not holds_for_all(bool(largest.isfinite()), *tensors):  # a GPU is waited for only once
         raise NotFinite(f"{what} not finite")

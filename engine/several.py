@@ -1,22 +1,12 @@
-"""What only several processes need: how they meet, and how one of them ends when another is lost.
-
-torchrun sends SIGTERM to those that are left when one has died. They may wait for it in C++, where
-Python cannot react to a signal: so a thread says why and ends the process, before torchrun kills it
-in silence.
-"""
+"""What only several processes need: how they meet."""
 import os
-import signal
-import time
-from contextlib import suppress
 from datetime import timedelta
-from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 
 from engine.errors import LostProcess, UserError
 
-PATIENCE = 10  # seconds that rank 0 may be behind another process
 
 
 def join(device: str) -> str:
@@ -48,37 +38,3 @@ def join(device: str) -> str:
             reason = str(error).strip().splitlines()[0]
             raise LostProcess(f"the processes did not meet: {reason}") from None
     return device
-
-
-def hard_exit(sentence: str) -> NoReturn:
-    """Say why and end without waiting for the others: one of them may be gone, and a message to it
-    on its way for half an hour."""
-    with suppress(OSError):
-        os.write(2, f"{sentence}\n".encode())
-    os._exit(1)
-
-
-def wait_for_rank0_error() -> bool:
-    """Whether rank 0 has ended, too, so that an error of this process needs no words of its own.
-    torchrun stops all as soon as one has ended, rank 0 in the middle of its sentence: so this waits
-    for it."""
-    if not dist.is_initialized():
-        time.sleep(PATIENCE)
-        return True
-    try:
-        if waiting := dist.irecv(torch.zeros(1), src=0):  # nothing is ever sent
-            waiting.wait(timedelta(seconds=PATIENCE))
-    except RuntimeError as error:
-        return "Timed out" not in str(error)
-    return False
-
-
-def end_after_signal(readable: int) -> None:
-    """End the process if it has not ended by itself in two thirds of the time torchrun gives."""
-    while os.read(readable, 1)[0] not in (signal.SIGINT, signal.SIGTERM):
-        pass
-    seconds = float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")) * 2 / 3
-    time.sleep(seconds)
-    hard_exit(f"rank {dist.get_rank()} was told to stop and has not come to the end of its step in "
-              f"{seconds:.0f} s: another process has ended, or the step takes longer "
-              f"(TORCH_ELASTIC_SHUTDOWN_TIMEOUT=600 gives it more). {LostProcess.WAY_OUT}")

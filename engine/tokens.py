@@ -55,6 +55,8 @@ def refuse_tokens(bytes_of: dict[int, bytes | None], vocabulary: int | None, pat
 def encode_prompt(tokenizer: Tokenizer, text: str, problem: str) -> list[int]:
     """The ids of a prompt. `problem` says whose it is, should the tokenizer lack a word of it."""
     told = problem if len(problem) <= 100 else f"{problem[:100]}..."
+    if not text:
+        raise UserError(f"the prompt of the problem {told} is empty")
     return encode(tokenizer, text, f"the prompt of the problem {told}")
 
 

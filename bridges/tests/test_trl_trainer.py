@@ -19,7 +19,7 @@ from engine.forward import Forward, response_log_probs, with_facts
 from engine.policy import derived_seed
 from grpo import length_scaling, policy_loss
 from harness.record import read_credit, read_file
-from harness.settings import parameters_as_flags
+from harness.settings import flags_of
 from harness.load import make
 from mitigations import rescaled_weight
 from runs import PRINTING, block, copy_project, lines, program, start_ranks
@@ -105,7 +105,7 @@ def ours(policy, folder, name, flags={}, rescale="mean", loss_norm="token", step
     batch = read_credit(folder, step, policy.tokenizer, forward=forward, generator=generator)
     batch = with_facts(model, batch, 64)
     function = MITIGATIONS[name]
-    values = {flag: known.default for flag, known in parameters_as_flags(function).items()} | flags
+    values = {flag: known.default for flag, known in flags_of(function).items()} | flags
     weight, _ = rescaled_weight(make(function, values, policy), name, batch, policy, rescale)
     length_scale = length_scaling(batch.length, loss_norm, 60)
     log_prob = response_log_probs(model, batch, torch.arange(len(batch.ids)))

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from engine.errors import UserError
 from harness.load import load_policy
 from harness.settings import make_settings
-from engine.tokens import encode, load_tokenizer, token_bytes
+from engine.tokens import encode, encode_prompt, load_tokenizer, token_bytes
 
 def byte_level_tokenizer(merges):
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -62,3 +62,9 @@ def test_a_tokenizer_of_another_model_is_refused(learner, tmp_path):
     tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
     with pytest.raises(UserError, match=f"has a token {known}, beyond the {known} that the model"):
         load_policy(make_settings({"model": str(tmp_path / "model")}))
+
+
+def test_an_empty_prompt_is_refused(policy):
+    """Among others that are not, its answers would begin with the padding."""
+    with pytest.raises(UserError, match="the prompt of the problem number 5 is empty"):
+        encode_prompt(policy.tokenizer, "", "number 5")
