@@ -225,7 +225,7 @@ def read_file(path: Path) -> Columns:
     try:
         with np.load(path, allow_pickle=False) as file:
             return dict(file)
-    except (OSError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"cannot read {path}: {reason}") from None
 
@@ -273,6 +273,8 @@ def make_run(path: Path, config: Json, tokenizer: Path) -> None:
         unfinished.mkdir()
         (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         shutil.copyfile(tokenizer, unfinished / "tokenizer.json")
+        if config.get("checkpoint_every"):  # without this folder, they were removed
+            (unfinished / "checkpoints").mkdir()
 
 
 class RunFolder:

@@ -97,6 +97,9 @@ class Run:
         s, folder, self.is_new = self.settings, self.folder, False
         self.cleanup.enter_context(folder.opened())
         path, before = folder.path, run_config(folder.path)
+        if not {"steps", "checkpoint_every"} <= before.keys():
+            raise UserError(f"{path}/config.json is of no run of train.py: it has no "
+                            "checkpoint_every")
         every, steps = before["checkpoint_every"], before["steps"]
         metrics, evaluations = (read_lines(path / name) for name in LOGS[:2])
         *_, (self.done, self.checkpoint) = (0, None), *folder.checkpoints().items()
@@ -138,8 +141,6 @@ class Run:
                   "model_config": model.config.to_json()}
         if self.folder.writes:
             make_run(s.folder, config, policy.folder / "tokenizer.json")
-            if s.checkpoint_every:
-                (s.folder / "checkpoints").mkdir()
         processes.barrier()
         self.cleanup.enter_context(self.folder.opened())
         self.cleanup.push(self.remove_unless_begun)

@@ -53,7 +53,8 @@ def sentence_about(error: Exception) -> str:
         return " ".join(str(error).split())
     if isinstance(error, OSError):
         return str(error)
-    if isinstance(error, ModuleNotFoundError) and is_taken_away(room := str(error.name)):
+    if isinstance(error, ModuleNotFoundError) and is_taken_away(
+            room := str(error.name).partition(".")[0]):
         return f"this needs {room}/, a folder of this project that is not here"
     if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
         return "there is not enough memory: a smaller --micro_batch or --questions needs less"

@@ -36,7 +36,7 @@ def load_task(name: str) -> type:
         raise UserError(f"--task {name}: there is no such module in the project's folder (the file "
                         "tools/my_task.py is the module tools.my_task)")
     module: Any = importlib.import_module(name)
-    if hasattr(module, "problems"):
+    if hasattr(module, "problems") and hasattr(module, "reward"):
         return short_task(module)
     if not dataclasses.is_dataclass(getattr(module, "Task", None)):
         raise UserError(f"--task {name}: this module has neither `problems` and a function "

@@ -202,3 +202,12 @@ def test_a_full_disk_leaves_what_was_whole(whole, learner, tmp_path, monkeypatch
     assert [path.name for path in (tmp_path / "x/checkpoints").iterdir()] == ["step_000002"]
     run("--resume", tmp_path / "x")
     assert_same_run(whole, tmp_path / "x")
+
+
+@pytest.mark.parametrize("way", ["--resume", "--continue"])
+def test_a_folder_of_another_program_is_not_gone_on_with(learner, tmp_path, way):
+    """An imported run's, say."""
+    (tmp_path / "config.json").write_text('{"mitigation": "none", "steps": 0}')
+    argv = {"--resume": ["--resume", tmp_path],
+            "--continue": ["--model", learner, "--out", tmp_path, "--continue", "--steps", 0]}[way]
+    assert "config.json is of no run of train.py" in run(*argv, expect=1).stderr

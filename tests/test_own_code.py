@@ -10,7 +10,7 @@ import torch
 from conftest import ROOT, StateIdea, put_in, refusal
 from harness.own_code import checked_credit
 from harness.tasks import load_task
-from runs import SHORT, lines, run
+from runs import SHORT, arrays, lines, run
 
 ONE_STEP = [*SHORT, "--steps", "1", "--checkpoint_every", "0", "--eval_every", "0"]
 
@@ -125,6 +125,17 @@ def test_a_state_without_a_way_back_is_refused(said_of, monkeypatch):
     monkeypatch.delattr(StateIdea, "load_state_dict")
     assert "needs both state_dict and load_state_dict" in said_of(
         type("Idea", (StateIdea,), {"__module__": __name__}))
+
+
+def test_a_state_may_be_a_count(monkeypatch, tmp_path):
+    class Counting(StateIdea):
+        def state_dict(self):
+            return {"mean": self.mean, "count": torch.tensor(7), "is_new": torch.tensor(True)}
+
+    put_in(monkeypatch, Counting, "mine")
+    run(*SHORT, "--steps", "1", "--out", tmp_path / "x", "--mitigation", "mine")
+    state = arrays(tmp_path / "x/checkpoints/step_000001/trainer/state.safetensors")
+    assert (state["mitigation.count"], state["mitigation.is_new"]) == (7, 1)
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from conftest import hand_made, refusal
 from engine import processes
 from engine.errors import UserError
 from harness.record import (PROJECT, RunFolder, credit_path, credit_steps, find_folder, locked,
-                            read_columns, read_json, read_lines, whole, write_credit, writing)
+                            make_run, read_columns, read_json, read_lines, whole, write_credit,
+                            writing)
 
 
 def test_a_folder_appears_when_it_is_whole(tmp_path):
@@ -133,9 +134,10 @@ def test_names_that_people_gave_do_not_count(of_three):
     assert credit_steps(of_three) == [1, 2] and len(read_columns(of_three, 1)["group"]) == 6
 
 
-def test_a_damaged_credit_file_is_named(of_three):
+@pytest.mark.parametrize("kept", [0, -100])
+def test_a_damaged_credit_file_is_named(of_three, kept):
     path = credit_path(of_three, 1)
-    path.write_bytes(path.read_bytes()[:-100])
+    path.write_bytes(path.read_bytes()[:kept])
     assert refusal(read_columns, of_three, 1).startswith(f"cannot read {path}: ")
 
 
@@ -150,3 +152,11 @@ def test_what_is_past_the_checkpoint_is_forgotten_of_all_ranks(tmp_path):
     kept = [path.name[:11] for path in (tmp_path / "credit").iterdir()]
     assert sorted(kept) == ["step_000001"] * 3 + ["step_000002"] * 3
     assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 1}, {"step": 2}]
+
+
+@pytest.mark.parametrize("every", [0, 2])
+def test_a_run_has_a_place_for_its_checkpoints_from_the_start(tmp_path, every):
+    """Where that is missing, somebody has removed them: the record decides if it is finished."""
+    (tmp_path / "tokenizer.json").touch()
+    make_run(tmp_path / "x", {"checkpoint_every": every}, tmp_path / "tokenizer.json")
+    assert (tmp_path / "x/checkpoints").is_dir() == (every > 0)

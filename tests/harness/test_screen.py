@@ -49,6 +49,16 @@ def test_what_ends_a_program_is_one_line(monkeypatch, error, words):
     assert "\n" not in ended.value.code
 
 
+@pytest.mark.parametrize("name, is_told", [
+    ("bridges", True), ("bridges.pairs", True), ("numpy.none", False)])
+def test_a_room_that_is_not_here_is_named(monkeypatch, tmp_path, name, is_told):
+    """A folder without code, as git leaves one behind, is none."""
+    (tmp_path / "bridges").mkdir()
+    monkeypatch.setattr(screen, "PROJECT", tmp_path)
+    said = screen.sentence_about(ModuleNotFoundError(name=name))
+    assert said == "this needs bridges/, a folder of this project that is not here" * is_told
+
+
 def test_of_several_processes_rank_0_speaks_first(monkeypatch):
     """torchrun then ends the others, in silence: SIGTERM does not ask them to finish a step."""
     def main(argv):

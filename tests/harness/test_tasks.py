@@ -1,5 +1,6 @@
 """A task that is a list of problems and a reward: what follows from them, and what is refused."""
 import math
+import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -65,6 +66,22 @@ def test_the_task_of_a_module_is_made_once(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "whole_task.py").write_text("problems = ['a', 'b']\nreward = len\n")
     assert load_task("whole_task") is load_task("whole_task")  # its flags are looked up by it
+
+
+CLASS = "import dataclasses\n@dataclasses.dataclass\nclass Task: 0\n"
+
+
+@pytest.mark.parametrize("more", ["", CLASS])
+def test_problems_without_a_reward_are_no_task(monkeypatch, tmp_path, more):
+    """But a class Task may stand beside them."""
+    monkeypatch.setattr("harness.tasks.PROJECT", tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"half_task{len(more)}"
+    (tmp_path / f"{name}.py").write_text(f"problems = ['a', 'b']\n{more}")
+    if more:
+        assert load_task(name) is sys.modules[name].Task
+    else:
+        assert "has neither `problems` and a function `reward(pro" in refusal(load_task, name)
 
 
 GOOD = {"reward": 1.1, "format": 1, "answer": True, "reasoning": 0}
