@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from conftest import ROOT, hand_made
-from engine import processes
 from engine.errors import UserError
 from harness import screen
 from harness.metrics import batch_metrics
@@ -47,23 +46,6 @@ def test_what_ends_a_program_is_one_line(monkeypatch, error, words):
     with pytest.raises(SystemExit, match=words) as ended:
         run_as_program("name", main, interrupted="stopped")
     assert "\n" not in ended.value.code
-
-
-def test_of_several_processes_rank_0_speaks_first(monkeypatch):
-    """torchrun then ends the others, in silence: SIGTERM does not ask them to finish a step."""
-    def main(argv):
-        raise UserError("wrong")
-
-    waited = []
-    monkeypatch.setattr(sys, "stdout", io.StringIO())
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    monkeypatch.setattr(processes, "is_main_process", lambda: False)
-    monkeypatch.setattr(time, "sleep", lambda seconds: waited.append(
-        (seconds, signal.getsignal(signal.SIGTERM))))
-    with pytest.raises(SystemExit), StopRequest():
-        run_as_program("name", main)
-    [(seconds, handler)] = waited
-    assert seconds > 1 and handler == signal.SIG_DFL
 
 
 def test_ctrl_c_asks_once_and_ends_twice(capfd):
