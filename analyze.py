@@ -74,7 +74,8 @@ def analyze_run(run: Run, folder: Path, with_all: bool, notes_alone: bool = Fals
         from analysis.notes import Notes
         notes = Notes(run, tally)
         chapters[report.NOTES] = notes_tables.tables_of(notes)
-        pictures.append(notes_tables.draw(notes, folder))
+        if notes.cloud.any():  # some log p is known
+            pictures.append(notes_tables.draw(notes, folder))
     tables = {table.name: table for table in sum(chapters.values(), [])}
     sentences = [f"{report.task_in_words(run['config'])}.", report.describe(run, tally),
                  *report.opening(run)]

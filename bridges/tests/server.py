@@ -17,14 +17,12 @@ from engine.sampler import generate
 from harness.load import set_threads
 from qwen2_model import Linear, Qwen2
 
-LIES = {  # what becomes of the log-probs of one answer
-    "null": lambda values: [None, *values[1:]], "zeros": lambda values: [0.0] * len(values)}
 RPC = {  # what it replies to the request for other weights, and loads none
     "deaf": (200, {"results": [None]}), "failed": (500, {"error": "EngineDeadError"})}
-SILENCES = {"silent": 1.5, "gone": 0}  # seconds
+SILENT = 1.5  # seconds
 RAW = {  # status, body and headers of an answer
-    "halved": (200, b'{"choices": [', {"Content-Length": "1000"}), "empty": (200, b"{}", {}),
-    "html": (200, b"<html>hello</html>", {}), "elsewhere": (302, b"", {"Location": "/v1/models"}),
+    "halved": (200, b'{"choices": [', {"Content-Length": "1000"}),
+    "html": (200, b"<html>hello</html>", {}),
     "broken": (500, b"CUDA\nout of \x1b[31mmemory" + b"!" * 5000, {})}
 
 
@@ -59,8 +57,8 @@ class Handler(BaseHTTPRequestHandler):
     def complete(self, request):
         if self.behaviour in RAW:
             return self.raw(*RAW[self.behaviour])
-        if self.behaviour in SILENCES:  # before the connection is closed without a word
-            return time.sleep(SILENCES[self.behaviour])
+        if self.behaviour == "silent":
+            return time.sleep(SILENT)
         prompt = request["prompt"]
         sampled = generate(
             self.model, [prompt], answers=request["n"], seed=request["seed"],
@@ -70,8 +68,8 @@ class Handler(BaseHTTPRequestHandler):
                     "logprobs": {"token_logprobs": sampled.log_prob[row, :length].tolist()}}
                    for row, length in enumerate(sampled.mask.sum(1).tolist())]
         told = choices[0]["logprobs"]
-        lie = LIES.get(self.behaviour, list)
-        told["token_logprobs"] = lie(told["token_logprobs"])
+        if self.behaviour == "null":
+            told["token_logprobs"][0] = None
         self.send(200, {"model": self.name, "choices": choices})
 
     def send(self, status, content):

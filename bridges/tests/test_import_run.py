@@ -10,7 +10,6 @@ from conftest import ROOT
 
 import analyze
 from analysis.runs import read_run
-from bridges import import_run
 from bridges.import_run import main
 from engine.errors import UserError
 from engine.tokens import OTHER, THINK, load_tokenizer
@@ -196,17 +195,6 @@ ASKED = [{"role": "user", "content": " 3 5 7 make 22"}]
 SAID = {"role": "assistant", "content": " hmm.", "tool_calls": None}
 
 
-@pytest.mark.parametrize("line, said", [
-    ({"prompt": ASKED}, "the chat template of .*tiny, which .* no such messages: .* is not set"),
-    ({"completion": [SAID, {"role": "tool", "content": " 8"}, SAID]}, "line 1: its answer is more"),
-    ({"completion": [{**SAID, "tool_calls": [{"name": "add"}]}]}, "line 1: its answer is more"),
-    ({"completion": ASKED}, "line 1: its answer is more than one text of the model")])
-def test_what_messages_do_not_say_is_not_guessed(tmp_path, line, said):
-    pytest.importorskip("transformers")
-    with pytest.raises(UserError, match=said):
-        imported(tmp_path, write(tmp_path / "t.jsonl", {**OURS, **line}))
-
-
 def test_areal_says_which_weights_sampled_and_which_task(tmp_path, capsys):
     """Its versions count from 0, our steps from 1; two tasks may have one prompt. Its texts have
     their special tokens."""
@@ -252,14 +240,6 @@ def test_the_rewards_of_each_function_add_up_and_may_be_called_as_a_field(tmp_pa
         "reward_weight": [0.25] * 2, "reward_group": [0.5] * 2}
 
 
-def test_a_function_called_answer_says_what_is_solved_by_1_or_more(tmp_path, capsys):
-    rows = [{**TRL, "answer": value} for value in (1.0, 0.5, 2.0)]
-    columns = read_columns(imported(tmp_path, *trl_files(tmp_path, rows)), 1)
-    assert columns["reward_answer"].tolist() == [1, 0, 1]
-    assert columns["reward_own_answer"].tolist() == [1, 0.5, 2]
-    assert "Which answers are right" not in capsys.readouterr().out
-
-
 def test_answers_that_trl_writes_again_count_once(tmp_path, capsys):
     """num_iterations and steps_per_generation; two batches, of two updates and of three."""
     batches = [[TRL, {**TRL, "completion": text}] for text in (RIGHT, " hmm.")]
@@ -290,19 +270,6 @@ def test_new_answers_behind_old_ones_are_an_evaluation(tmp_path, capsys):
     assert credit_steps(folder) == [1, 5] and "Perhaps" not in said
     assert "Left out as evaluations: 12 answers, step 2, 4, 6, 8." in said
     assert "once more, at an update: step 3, 7." in said
-
-
-def test_a_step_of_trl_that_may_be_an_evaluation_is_named(tmp_path, capsys):
-    """Its prompts stand in the place of a training step's, twice. An answer that is also the last
-    of the file before makes no evaluation of the others."""
-    steps = [[{**TRL, "prompt": PROMPT.replace("22", f"1{n}")}] * 2 for n in (0, 1, 3, 4, 6, 7, 9)]
-    steps[1] = [steps[0][1], steps[1][1]]
-    steps[2] = [{**TRL, "prompt": PROMPT.replace("22", "15")}] * 2
-    steps[5] = [{**steps[5][0], "completion": RIGHT}, {**steps[2][1], "completion": RIGHT}]
-    imported(tmp_path, *trl_files(tmp_path, *steps))
-    said = capsys.readouterr().out
-    assert "over answers of the training step" in said
-    assert "come again: 2 of 14 answers, step 3, 6." in said
 
 
 @pytest.fixture(scope="module")
@@ -387,24 +354,6 @@ def test_analyze_says_that_a_run_was_imported(tmp_path, capsys, undrawn):
     assert config["columns_temperature"] == 1
 
 
-def test_a_reward_that_one_of_a_step_lacks_is_left_out_of_it(tmp_path):
-    """A file of credit has it of all or of none. The advantages that it made stay."""
-    lines = [{**ID, "reward": 0.0}, ID, {**ID, "reward": None, "advantage": 1, "group": 1}]
-    folder = imported(tmp_path, write(tmp_path / "t.jsonl", *lines, {**ID, "step": 2}))
-    columns = read_columns(folder, 1)
-    assert np.isnan(columns["reward"]).all() and read_columns(folder, 2)["reward"] == [1]
-    assert not columns["finished"].any()  # no token that ends a turn
-    first = columns["advantage"][columns["episode_start"]]
-    assert np.allclose(first, [-1, 1, 1], atol=1e-3)
-
-
-def test_without_rewards_nothing_is_said_of_them(tmp_path, capsys, undrawn):
-    """A group whose rewards are not known is none of equal rewards, and has no z-score."""
-    folder = imported(tmp_path, write(tmp_path / "t.jsonl", prime_rl(rewards=None)))
-    said = analyzed(folder, capsys)
-    assert "0%" not in said[said.index("## Over training"):said.index("## Where the gradient went")]
-
-
 def test_of_another_model_the_files_alone_are_shown(tmp_path, capsys, undrawn):
     """Its tokenizer need not know ChatML."""
     model = shutil.copytree(TINY, tmp_path / "other")
@@ -420,7 +369,6 @@ def test_of_another_model_the_files_alone_are_shown(tmp_path, capsys, undrawn):
     assert np.isnan(columns["log_prob"]).all() and np.isnan(columns["collision"]).all()
     said = " ".join(analyzed(folder, capsys).split())
     assert "left out: log_prob, entropy, collision, reward" in said and "type llama" in said
-    assert "its size is not known" in said
 
 
 ID = {"step": 1, "prompt_ids": [5, 6], "token_ids": [7, 8], "reward": 1.0}
@@ -428,18 +376,10 @@ ID = {"step": 1, "prompt_ids": [5, 6], "token_ids": [7, 8], "reward": 1.0}
 
 @pytest.mark.parametrize("line, said", [
     ('{"step": 1', "t.jsonl, line 2 is not JSON"),
-    ("[1]", "line 2 should hold a JSON object"), ("{}", "line 2 is no answer"),
-    ({**OURS, "step": None}, "line 2 has no step"),
-    ({**OURS, "step": 1.5}, "line 2: its step should be a whole number, not 1.5"),
+    ("{}", "line 2 is no answer"), ({**OURS, "step": None}, "line 2 has no step"),
     ({**OURS, "reward": "1"}, "line 2: its reward should be a number"),
-    ({**OURS, "completion": [{"role": None, "content": ""}]},
-     "line 2: its completion should be a text or a list of messages"),
-    ({**OURS, "parts": {"form": "1"}}, "line 2: its parts should be numbers by name"),
-    ({**OURS, "prompt": None}, "line 2 has no prompt"), ({**ID, "token_ids": []}, "has no answer"),
     ({**OURS, "completion": " unheard"}, "cannot spell the completion of .*line 2"),
-    ({**ID, "token_ids": [7, -1]}, "line 2: its token_ids should be"),
     ({**ID, "token_ids": [7, 211]}, "line 2 has 4 tokens up to number 211"),
-    ({**ID, "prompt_ids": [5] * 1023}, "line 2 has 1025 tokens"),
     ({**ID, "log_prob": [-1.0]}, "line 2: its log_prob has 1 values, the answer 2 tokens"),
     ({**ID, "log_prob": [-1.0, 2.0]}, "line 2: its log_prob should be"),
     ({**ID, "weight": -1}, "line 2: its weight should be"),
@@ -454,50 +394,16 @@ def test_a_damaged_line_says_file_and_line_and_leaves_nothing(tmp_path, line, sa
 
 @pytest.mark.parametrize("lines, said", [
     ([], "there is no answer"),
-    ([{**ID, "step": 2}, ID, {**ID, "step": 2}], "line 3: step 2 comes after"),
     ([ID, {**ID, "step": 0}], "line 2: step 0 comes after"),
     ([{**ID, "group": 1}, {**ID, "group": 1, "prompt_ids": [5]}], "line 2: its prompt is not that"),
     ([{**ID, "reward": None, "advantage": 1}, ID], "step 1: an answer has no advantage"),
-    ([prime_rl(entropy=[1.0])], "line 1: its entropy has 1 values, the answer 4 tokens"),
-    ([prime_rl(loss_mask=[None] * 2 + [True] * 5)], "prime-rl: ValueError: its loss_mask"),
     ([nemo_rl(sample_loss_mask="no")], "line 1: its weight should be"),
     ([{**prime_rl(), "token_ids": 5}], "line 1 is no line of prime-rl: TypeError"),
-    ([prime_rl(is_masked="no")], "ValueError: its loss_mask, and is_masked if there is one"),
-    ([{**ID, "group": [1]}], "line 1: its group should be a whole number or a text"),
-    ([prime_rl(loss_mask=[False, True] * 4)], "prime-rl: ValueError: its loss_mask"),
     ([VERL, TRL], "line 2 is of JSON lines, and what was read before of verl"),
-    ([prime_rl(loss_mask=[False] * 7)], "prime-rl: ValueError: its loss_mask"),
-    ([prime_rl(loss_mask=[True] * 7)], "line 1 has no prompt")])
+    ([prime_rl(loss_mask=[False] * 7)], "prime-rl: ValueError: its loss_mask")])
 def test_lines_that_do_not_go_together(tmp_path, lines, said):
     with pytest.raises(UserError, match=said):
         imported(tmp_path, write(tmp_path / "step1.jsonl", *lines))
-
-
-def test_a_file_that_is_named_twice_counts_for_nothing(tmp_path):
-    """A byte order mark is no part of its first line."""
-    path = write(tmp_path / "t.jsonl", ID)
-    with pytest.raises(UserError, match="named twice"):
-        imported(tmp_path, path, tmp_path / "." / "t.jsonl")
-    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
-    assert len(read_columns(imported(tmp_path, path), 1)["reward"]) == 1
-
-
-def test_a_step_is_in_memory_at_a_time(tmp_path, monkeypatch):
-    """The lines of a step are read when those of the step before are written."""
-    lines = [{**ID, "step": step} for step in (1, 1, 2, 2, 3, 3)]
-    taken, written = [], []
-    read, write_credit = import_run.lines_of, import_run.write_credit
-
-    def watched(files):
-        for found in read(files):
-            taken.append(found)
-            yield found
-
-    monkeypatch.setattr(import_run, "lines_of", watched)
-    monkeypatch.setattr(import_run, "write_credit", lambda *args, **more: (
-        written.append(len(taken)), write_credit(*args, **more)))
-    imported(tmp_path, write(tmp_path / "t.jsonl", *lines))
-    assert written == [4, 6, 7]  # the first line is read twice
 
 
 def test_parquet_without_pyarrow_is_one_sentence(tmp_path, monkeypatch):
@@ -532,17 +438,6 @@ def test_lines_may_stand_in_a_table(tmp_path):
     parquet.write_table(pa.table(table), tmp_path / "u.parquet")
     with pytest.raises(UserError, match="u.parquet, line 70 has no step"):
         imported(tmp_path / "u", tmp_path / "u.parquet")
-
-
-def test_a_table_that_is_damaged_or_holds_what_python_cannot_is_one_sentence(tmp_path):
-    pa = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-    (tmp_path / "t.parquet").write_bytes(b"PAR1 no more")
-    day = pa.array([10 ** 17], pa.date64())
-    parquet.write_table(pa.table({"day": day}), tmp_path / "u.parquet")
-    for name in "tu":
-        with pytest.raises(UserError, match=f"cannot read .*{name}.parquet as parquet"):
-            imported(tmp_path, tmp_path / f"{name}.parquet")
 
 
 def test_what_trl_writes_is_read(tmp_path):

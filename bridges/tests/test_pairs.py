@@ -47,8 +47,6 @@ def test_a_step_takes_pairs_of_the_file(policy, tmp_path):
 
 @pytest.mark.parametrize("line, said", [
     ("no json", 'line 2: expected {"problem": "...", "chosen": "...", "rejected": "..."}, got'),
-    ("[1, 2]", "line 2: expected"), ("{}", "line 2: expected"),
-    (json.dumps({**PAIR, "chosen": 3}), "line 2: expected"),
     (json.dumps({**PAIR, "rejected": " "}), "line 2: expected"),
     (json.dumps({**PAIR, "problem": "3 x 7"}), "line 2: 'x' is not a whole positive number"),
     (json.dumps({**PAIR, "problem": "3 5 70000 15"}), "line 2: the tokenizer cannot spell the"),

@@ -149,23 +149,19 @@ def choice(index=0, ids=(5, 2), log_probs=(5e-5, -1)):
 @pytest.mark.parametrize("changed, words", [
     (choice(1), "there should be 2, each with its own"),
     (choice(ids=None), "number 0 has no token_ids"),
-    *((choice(ids=(token, 2)), "outside the model's vocabulary") for token in (10, -1, True)),
+    (choice(ids=(10, 2)), "outside the model's vocabulary"),
     (choice(ids=(5, 5, 5, 2)), "has 4 tokens, and none that ends it: does the server allow 3?"),
     (choice(ids=(5, 6)), "has 2 tokens, and none that ends it"),
-    (choice(log_probs=(-1,)), "a log-prob for each token, not [-1]"),
     *((choice(log_probs=(wrong, -1)), f"a log-prob for each token, not [{wrong}, -1]")
-      for wrong in (None, 0.5, float("nan"), -1e300))])
+      for wrong in (None, 0.5, float("nan")))])
 def test_what_is_wrong_with_an_answer_is_told(changed, words):
     assert words in said_by(read_answers, {"choices": [changed, choice(1)]}, LIMITS)
 
 
 WORDS = {
     "null": "its answers to problem 1 of this step: number 0 should have a log-prob for each token",
-    "empty": "its answers to problem 1 of this step: 'choices'",
     "halved": "no answer to /v1/completions (IncompleteRead(13 bytes read, 987 more",
-    "gone": "no answer to /v1/completions (Remote end closed",
     "html": "is not JSON", "broken": "with 500: CUDA out of",
-    "elsewhere": "it answers /v1/completions with 302",
     "silent": "no whole answer within 1 s"}
 
 
@@ -203,25 +199,6 @@ def test_answers_stand_in_the_order_of_their_requests(monkeypatch):
     assert answers == [{"number": number} for number in range(5)]
 
 
-def test_the_first_error_waits_for_no_other_request(monkeypatch):
-    is_told, answered = threading.Event(), []
-
-    def only_the_second_fails(client, number):
-        if number == 1:
-            raise UserError("the second")
-        is_told.wait(20)
-        answered.append(number)
-
-    monkeypatch.setattr(Client, "exchange", only_the_second_fails)
-    assert said_by(Client("http://nowhere", 60.0).all, [(0,), (1,)]) == "the second"
-    assert not answered
-    late = said_by(Client("http://nowhere", 0.01).all, [(0,)])  # though bytes may come all the time
-    assert late == "--rollouts http://nowhere: no whole answer within 0.01 s"
-    others = set(threading.enumerate()) - {threading.main_thread()}
-    assert others and all(thread.daemon for thread in others)  # an exit waits for none of them
-    is_told.set()
-
-
 def test_a_server_that_is_of_no_use_is_told_before_anything_is_written(tmp_path, address, behave):
     """There is none; or it takes no weights."""
     behave("failed")
@@ -251,22 +228,6 @@ def test_a_run_whose_server_failed_goes_on_as_if_it_had_not(served, tmp_path, ad
     assert_same_run(served, tmp_path / "broken")
 
 
-def test_log_probs_that_answers_were_not_sampled_with_are_told(tmp_path, address, behave,
-                                                               monkeypatch):
-    """In the second step, of one answer."""
-    sample = RolloutServer.sample
-
-    def lies_at_two(server, problems, answers, seed):
-        behave("zeros" if server.run.step == 2 else "")
-        return sample(server, problems, answers, seed)
-
-    monkeypatch.setattr(RolloutServer, "sample", lies_at_two)
-    said = run(*FLAGS, "--rollouts", address, "--out", tmp_path / "x", "--learning_rate", "0.003",
-               expect=1).stderr
-    assert "its log-probs of its answers are" in said
-    assert len(lines(tmp_path / "x/metrics.jsonl")) == 1
-
-
 def test_what_rounding_explains_is_seen_at_first(policy):
     """The usual difference is 0.002: up to 0.0061 on average is what rounding explains."""
     known, server = ask(policy), copy(policy.server)
@@ -293,23 +254,10 @@ def test_a_server_that_keeps_old_weights_is_told_before_their_answers_are_traine
     assert "done." in run(*argv).stdout
 
 
-def test_a_server_with_another_model_is_told_before_anything_is_trained(tmp_path, policy, address,
-                                                                        behave):
-    policy.server.ask_to_load(policy.folder)  # another model than that of FLAGS
-    behave("deaf")
-    argv = [*FLAGS, "--rollouts", address, "--out", tmp_path / "x"]
-    assert "outside the model's vocabulary of 211" in run(*argv, expect=1).stderr
-    assert not (tmp_path / "x/metrics.jsonl").exists()
-
-
 @pytest.mark.parametrize("argv, words", [
     (["--rollouts", "http://me:secret@127.0.0.1:8000"], "cannot hold a user or a password"),
-    (["--rollouts", "localhost:8000"], "localhost:8000 should be http://HOST:PORT"),
-    (["--rollouts", "http://127.0.0.1:8000/v1"], "with nothing behind it"),
     (["--rollouts", "https://127.0.0.1:8000"], "should be http://HOST:PORT"),
-    (["--rollouts", "http://127.0.0.1:65536"], "no answer to /v1/models ("),
     (["--rollouts", "http://127.0.0.1:8000", "--temperature", "0.5"], "--temperature 0.5 has to"),
-    (["--rollouts", "http://127.0.0.1:8000", "--loss", "dpo", "--pairs", "x"], "no effect without"),
     (["--rollouts_every", "2"], "--rollouts_every has no effect without --rollouts http")])
 def test_what_cannot_work_is_refused(tmp_path, argv, words):
     said = run(*FLAGS, "--out", tmp_path / "x", *argv, expect=1).stderr

@@ -167,14 +167,6 @@ def test_masks_point_at_the_tokens_that_decide():
     assert weights["placebo 0"].tolist().count(3) == 4
 
 
-@pytest.mark.parametrize("name, needs", [
-    ("future_attention", "attention from token to token"), ("vine", "the text of answers"),
-    ("oracle", "continuations of a prefix"), ("deletion", "answers of another length")])
-def test_what_cannot_be_asked_is_said(name, needs):
-    with pytest.raises(UserError, match=f"it needs {needs}"):
-        train(Dials.read("12/3"), arm_of(name), [1], [1e-2], 1)
-
-
 @pytest.mark.parametrize("text", ["12", "3/4", "0/0", "12/3 loud", "12/3 sure", "12/3 sure x"])
 def test_a_world_is_written_in_words(text):
     with pytest.raises(UserError, match="a world is written as 128/12"):

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from conftest import refusal
 
 from research.__main__ import main
 from research.dial.arms import EXACT, PLAIN, arm_of
@@ -90,11 +89,3 @@ def test_predictions_are_made_without_training_a_method(tmp_path, monkeypatch):
     predictions = next(table for table in tables if table["name"] == "predictions")
     assert [row["arm"] for row in predictions["rows"]] == ["true credit", "mask 0"]  # gae learns
     assert all(row["ratio"] < 1 for row in predictions["rows"])
-
-
-@pytest.mark.parametrize("name, said", [
-    ("nonsense", "no weighting and no advantage nonsense"), ("rloo --no_flag 1", "no_flag"),
-    ("outcome_conditional", "outcome_conditional cannot be asked here: it needs the text")])
-def test_an_arm_that_is_asked_for_and_cannot_be_is_told(tmp_path, name, said):
-    assert said in refusal(main, ["law", *QUICK, "--policies", "1", "--worlds", "8/2", "--only",
-                                  name, "--out", str(tmp_path / "law")])

@@ -3,7 +3,7 @@ import pytest
 from logs import comparison_of, write_run
 
 import analyze
-from analysis.arms import SETTING, alike, arm_of, comparable, setting_of
+from analysis.arms import SETTING, alike, comparable, setting_of
 from analysis.runs import read_run
 from engine.errors import UserError
 
@@ -73,15 +73,3 @@ def test_every_setting_that_matters_keeps_runs_apart(tmp_path, name):
     assert len(chosen) == 2 and said.startswith("r2 is left out")
     runs[1]["evaluations"][0]["answer"] = [1] * 50
     assert len(alike(runs[:2], setting_of)) == 2  # held-out problems are of another number
-
-
-def test_a_run_older_than_a_flag_had_its_default(tmp_path):
-    """Of the task and of the advantage; with another value the two are not alike. A run without a
-    reward on record is of another kind."""
-    gae = {"advantage": "gae"}
-    old, new, other, signed, unknown = read(
-        tmp_path, gae, {**gae, "reward_form": "graded", "gae_lambda": 1.0},
-        {**gae, "gae_lambda": 0.5}, {**gae, "reward_form": "signed"}, {**gae, "reward": "x"})
-    assert len(alike([old, new], setting_of)) == len(alike([old, new], arm_of)) == 1
-    assert len(alike([old, other], arm_of)) == len(alike([old, signed], setting_of)) == 2
-    assert len(alike([old, unknown], setting_of)) == 2

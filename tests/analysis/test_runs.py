@@ -6,7 +6,6 @@ from conftest import refusal
 from logs import write_run
 from runs import edit_config, lines
 
-from analysis.arms import Comparison
 from analysis.runs import existing, is_done, read_run, read_runs
 from conftest import cut, write_lines
 
@@ -14,12 +13,6 @@ from conftest import cut, write_lines
 @pytest.fixture
 def run(tmp_path):
     return write_run(tmp_path / "run", 0.5)
-
-
-def test_what_was_deleted_since_can_still_be_looked_at(run):
-    edit_config(run, mitigation="gone", advantage="gone_too", task="my_task", forgotten=[1],
-                min_number="any")
-    assert list(Comparison([read_run(run)], None).arms) == ["gone"]
 
 
 def test_what_another_trainer_does_not_measure_is_none(run):

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,6 @@ from safetensors.torch import load_file, save_file
 
 from conftest import ROOT
 from engine import processes
-from engine.errors import UserError
 from engine.policy import derived_seed
 from engine.processes import full_tensor
 from grpo import update
@@ -235,30 +233,3 @@ def test_all_ranks_start_again_alike(flags, tmp_path):
     output = side_by_side(tmp_path, "--resume", out.path, deed=late_rank_0)
     assert "starting again at step 1" in output
     assert [line["step"] for line in lines(out.path / "evaluations.jsonl")] == [0, 0, 1, 1]
-
-
-def set_numbers(monkeypatch, *values):
-    """As many as are given of the variables that torchrun sets."""
-    for name, value in zip_longest(("WORLD_SIZE", "RANK", "LOCAL_RANK"), values):
-        monkeypatch.delenv(name, raising=False)
-        if value is not None:
-            monkeypatch.setenv(name, str(value))
-
-
-@pytest.mark.parametrize("device, numbers, said", [
-    ("cuda", [2, 1, 1], "more processes than the 1 CUDA devices"),
-    ("cuda:0", [2, 1, 1], "a device of its own")])
-def test_an_environment_that_cannot_work_is_said(monkeypatch, device, numbers, said):
-    set_numbers(monkeypatch, *numbers)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(UserError, match=said):
-        processes.start(device)
-
-
-@pytest.mark.parametrize("count, rank, expected", [
-    (None, None, True), (None, 3, True), ("", 3, True), (1, 3, True), (4, 0, True), (4, 3, False)])
-def test_a_rank_without_others_speaks(monkeypatch, count, rank, expected):
-    set_numbers(monkeypatch, count, rank)
-    assert processes.is_main_process() == expected
-    if count != 4:
-        assert processes.start("cpu") == "cpu"

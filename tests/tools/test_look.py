@@ -1,18 +1,16 @@
 """What an idea does to the gradient, by hand."""
-import itertools
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from conftest import ROOT, put_in
+from conftest import ROOT
 from engine.tokens import NUMBER, WORD
 from harness.load import load_policy, make_advantage, make_weighting
 from harness.settings import make_settings
 from tools.look import (about_change, about_gradient, as_a_batch, credited, differs_within, look,
-                        sample, seconds_of_runs)
+                        sample)
 
 KIND, ONES = np.array([WORD] * 8 + [NUMBER] * 2), np.ones(10)
 
@@ -91,27 +89,3 @@ def test_answers_that_are_dropped_have_no_weight(monkeypatch):
         batch, (make_advantage(s, policy), make_weighting(s, policy)), policy, s, 1)
     assert rollouts.mask[finished].any() and not rollouts.mask[~finished].any()
     assert weight[rollouts.mask].mean().item() == pytest.approx(1)
-
-
-def test_weights_that_are_all_zero_are_told(monkeypatch, capsys):
-    put_in(monkeypatch, lambda rollouts: 0 * rollouts.entropy, "nothing")
-    plain = {"model": str(ROOT / "models/tiny"), "threads": 1, "questions": 2, "answers": 2,
-             "max_new_tokens": 9}
-    settings = [make_settings(plain | more) for more in ({}, {"mitigation": "nothing"})]
-    look("nothing", *settings, True)
-    assert "all weights were 0" in capsys.readouterr().out
-
-
-def test_how_long_a_run_takes_by_hand(monkeypatch):
-    """A clock that goes on by a second at each look: of a step's 2 seconds 1 is for its 8 answers.
-    Ten steps are 20; after 0, 4, 8 and 10 two modes ask 16 problems each: 128 / 8. Start is 100."""
-    s = make_settings({"model": str(ROOT / "models/tiny"), "threads": 1, "questions": 2,
-                       "answers": 4, "max_new_tokens": 9, "steps": 10, "eval_every": 4,
-                       "eval_tasks": 16})
-    policy = load_policy(s)
-    before = [parameter.clone() for parameter in policy.model.parameters()]
-    monkeypatch.setattr("tools.look.load_policy", lambda s: policy)
-    monkeypatch.setattr("tools.look.time", SimpleNamespace(
-        perf_counter=itertools.count().__next__, process_time=lambda: 100))
-    assert seconds_of_runs(s, replace(s, eval_every=0)) == [100 + 20 + 16, 100 + 20]
-    assert all(map(torch.equal, before, policy.model.parameters()))  # it learned nothing

@@ -7,7 +7,7 @@ import pytest
 
 from tools import preview
 import train
-from conftest import credit_columns, put_in, refusal, write_log
+from conftest import credit_columns, refusal, write_log
 from harness.settings import make_settings
 from runs import SHORT, everything
 
@@ -46,17 +46,6 @@ def test_a_run_of_another_program_shows_what_its_credit_files_tell(tmp_path, con
     assert "2 answers, 5 tokens; entropy_weighted" in capsys.readouterr().out
     said = refusal(preview.main, [str(folder), "--mitigation", "oracle"])
     assert "x is a run of another program" in said
-
-
-def test_a_weightings_flag_may_not_be_called_like_the_previews_own(recorded, monkeypatch):
-    """And a weighting that is not there is named before its flags."""
-    put_in(monkeypatch, lambda rollouts, *, step=1: rollouts.entropy, "idea")
-    argv = [str(recorded), "--mitigation", "idea", "--step", "2"]
-    assert "the keyword step of idea (tests/" in refusal(preview.main, argv)
-    put_in(monkeypatch, lambda rollouts, *, epsilon=1: rollouts.entropy, "later")
-    preview.main([str(recorded), "--mitigation", "inverse_logprob", "--epsilon", "0.2"])
-    said = refusal(preview.main, [str(recorded), "--mitigation", "my_idea", "--strength", "2"])
-    assert said.startswith("--mitigation my_idea is not one of: ")
 
 
 def test_a_model_that_was_not_kept_is_not_replaced_by_another(recorded, tmp_path):

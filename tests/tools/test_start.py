@@ -15,12 +15,9 @@ def test_a_tool_that_is_started_as_a_file_says_how_to_start_it():
 
 @pytest.mark.parametrize("tool, argv, said", [
     (preview, "nowhere", "nowhere does not exist"),
-    (preview, "RUN --mitigation nome", "--mitigation nome is not one of: none"),
     (preview, "RUN --mitigation gtpo", "gtpo is an advantage, and this shows weightings"),
-    (preview, "RUN --step 9", "run has steps 1 to 3"),
     (follow, "RUN --step 9", "run has steps 1 to 3"),
     (follow, "RUN --answer 8", "--answer 8: step 3 has answers 0 to 7"),
-    (follow, "RUN --answer 0 --token 99", "--token 99: answer 0 has tokens 0 to "),
     (follow, "RUN --token 1", "--token 1 is of which answer"),
     (sample, "", "are required: RUN, PROBLEM"),
     (sample, "nowhere 3", "nowhere is neither a run folder nor a model folder"),

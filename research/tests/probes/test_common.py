@@ -51,18 +51,6 @@ def test_the_command_leaves_out_what_changes_no_number():
     assert command_of("law", typed) == "python -m research law --model 'runs/it'\"'\"'s'"
 
 
-def test_a_folder_is_not_overwritten_and_appears_whole_or_not_at_all(tmp_path):
-    def fail(args, folder):
-        raise UserError("stopped half-way")
-
-    with pytest.raises(UserError, match="stopped half-way"):
-        run(tmp_path / "x", measure=fail)
-    assert not list(tmp_path.iterdir())
-    run(tmp_path / "x")
-    with pytest.raises(UserError, match="exists already: name another with --out"):
-        run(tmp_path / "x")
-
-
 def test_the_overview_names_every_probe_and_help_shows_what_it_asks(capsys):
     overview.main([])
     out = capsys.readouterr().out

@@ -169,11 +169,3 @@ def test_several_policies_are_those_of_several_seeds(tmp_path, capsys):
     times = [found[seed]["entropy_masking"]["noise"] / found[seed]["none"]["noise"]
              for seed in "34"]
     assert found["both"]["entropy_masking"]["times"] == pytest.approx(sum(times) / 2)
-
-
-def test_of_our_own_methods_few_are_not_listed(world, pairs, advantages):
-    weights = list_weights(world, pairs, advantages["grpo"])
-    credits = list_advantages(world, pairs, 0)
-    assert weights.reasons.keys() == {"random", "learned_importance", "causal_ablation",
-                                      "lambda_grpo"}
-    assert credits.reasons.keys() == {"measured", "deletion"}
