@@ -112,16 +112,17 @@ def measure_batch(run: Path, step: int, flags: dict) -> dict[str, np.ndarray]:
     generator = torch.Generator().manual_seed(derived_seed("became", s.seed, step))
     rollouts = with_groups(replace(rollouts, step=step, generator=generator), s.answers)
     mask, k = rollouts.mask, flags["continuations"]
-    told = mask & (rollouts.group < flags["measured"])[:, None]
+    measured = mask & (rollouts.group < flags["measured"])[:, None]
     credit, spent = torch.zeros(2, *mask.shape), 0
     if k:
-        credit, spent = credit_halves(policy, rollouts, told, k)
+        credit, spent = credit_halves(policy, rollouts, measured, k)
     size = gradient_size(rollouts.log_prob, rollouts.collision) ** 2
     frames = {"advantage": rollouts.advantage, "size": size, "kind": rollouts.kind,
               "id": rollouts.ids, "credit 1": credit[0], "credit 2": credit[1],
               "problem": rollouts.group[:, None].expand(mask.shape)}
     frames |= changes(policy, rollouts)
-    return {name: frame[told].double().numpy() for name, frame in frames.items()} | {"spent": spent}
+    return {name: frame[measured].double().numpy()
+            for name, frame in frames.items()} | {"spent": spent}
 
 
 def with_groups(rollouts: Rollouts, size: int) -> Rollouts:
