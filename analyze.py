@@ -82,7 +82,7 @@ def analyze_run(run: Run, folder: Path, with_all: bool, notes_alone: bool = Fals
     found = [tables[name].finding for name in FINDINGS if name in tables]
     findings = [text for text in found if text != NOTHING] or found[:1]
     page = report.run_page(sentences, findings, chapters, pictures)
-    write_page(folder / "report.html", run["folder"].name, page, answers, told(run))
+    write_page(folder / "report.html", run["folder"].name, page, answers, with_answers(run))
     first = [tables[name] for name in IN_SHORT if name in tables]
     if notes_alone:
         sentences, findings, chapters = sentences[1:2], [], {
@@ -90,7 +90,7 @@ def analyze_run(run: Run, folder: Path, with_all: bool, notes_alone: bool = Fals
     report.tell([*sentences, *findings], first, chapters, folder, with_all or notes_alone)
 
 
-def told(run: Run) -> list[Json]:
+def with_answers(run: Run) -> list[Json]:
     """The evaluations with their answers to a few held-out problems."""
     return [{name: line[name] for name in ("step", "mode", "success", "shown")}
             for line in report.headline(run) if line["shown"]]

@@ -22,7 +22,7 @@ from engine.choices import ADVANTAGES, MITIGATIONS, Choices
 from grpo import (centred, gradient_size, group_mean, group_z_score, length_scaling, policy_loss,
                   rescaling)
 from harness.record import PART, Json
-from harness.settings import OPTIONS, flags_of
+from harness.settings import DEFAULTS, flags_of
 
 FACTS = "engine/sampler.py: Distribution.facts"  # names: an analysis loads no sampler, no model
 GRADIENT = "engine/forward.py: TokenLogProbs.backward"
@@ -87,8 +87,7 @@ def stages(config: Mapping[str, object]) -> list[Stage]:
 
 
 def settings_of(config: Mapping[str, object]) -> SimpleNamespace:
-    defaults = {name: flag.default for name, flag in OPTIONS.items()}
-    return SimpleNamespace(**{**defaults, **config})
+    return SimpleNamespace(**{**DEFAULTS, **config})
 
 
 def place(function: Callable[..., object]) -> str:
@@ -108,8 +107,7 @@ def chosen(axis: str, choices: Choices, s: SimpleNamespace) -> tuple[str, str]:
     return f"--{axis} {name}{flags}: {help_text}", place(choices[name])
 
 
-def numbers_of(tokens: Tokens, config: Mapping[str, object], line: Json | None,
-               b: int) -> Numbers:
+def numbers_of(tokens: Tokens, config: Mapping[str, object], line: Json | None, b: int) -> Numbers:
     """What the lines name, of answer b. `line` is the step's in metrics.jsonl."""
     s, start, length = settings_of(config), tokens["episode_start"][b], tokens["length"][b]
     of = {name: tokens[name][start:start + length]

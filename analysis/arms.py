@@ -132,9 +132,6 @@ class Comparison:
     def one_of(self, name: str) -> Run:
         return next(iter(self.arms[name].values()))
 
-    def others(self) -> list[str]:
-        return [name for name in self.arms if name != self.baseline]
-
     def placebos_of(self, name: str) -> list[str]:
         """The arms that are this one with something shuffled."""
         mine, unshuffled = arm_of(self.one_of(name)), {"placebo": "none"}

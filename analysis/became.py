@@ -28,11 +28,6 @@ def known(tally: Tally) -> list[str]:
     return list(THREE)[:2 + has_credit] if tally.watched else []
 
 
-def net_shares(tally: Tally, partition: str, measure: str) -> np.ndarray:
-    net, size = (tally.total(partition, name) for name in (measure, f"abs {measure}"))
-    return np.asarray(net / max(float(size.sum()), 1e-300))
-
-
 def became(tally: Tally, partition: str) -> Table:
     count = tally.total(partition, "watched")
     used = np.flatnonzero(count)
@@ -41,8 +36,8 @@ def became(tally: Tally, partition: str) -> Table:
     columns: Columns = {
         partition: ("", names), "tokens": (".1%", count[used] / count.sum()),
         **{name: (".1%", shares[name]) for name in three},
-        **{f"net {name}": ("+.1%", net_shares(tally, partition, THREE[name][1])[used])
-           for name in three},
+        **{f"net {name}": ("+.1%", share(tally, partition, net, f"abs {net}", "all")[used])
+           for name in three for net in THREE[name][1:]},
         **{name: (".0%", share(tally, partition, name, pushed)[used])
            for name, pushed in (("fell", "up"), ("rose", "down"))}}
     lost = int((shares["given"] - shares["became"]).argmax())
@@ -55,6 +50,7 @@ def became(tally: Tally, partition: str) -> Table:
                  {"tokens": "share of the tokens"})
 
 
-def share(tally: Tally, partition: str, part: str, whole: str) -> np.ndarray:
+def share(tally: Tally, partition: str, part: str, whole: str, of: str = "") -> np.ndarray:
+    """Of the same cells, or of all tokens."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(tally.total(partition, part) / tally.total(partition, whole))
+        return np.asarray(tally.total(partition, part) / tally.total(of or partition, whole))

@@ -149,7 +149,8 @@ def differences(comparison: Comparison, measure: str, decides: bool = True,
     """Each arm minus the baseline, and each arm minus its own placebo: two questions, each with its
     own correction."""
     against = rows_of_family(comparison, measure, {
-        name: (name, comparison.baseline) for name in comparison.others()})
+        name: (name, comparison.baseline) for name in comparison.arms
+        if name != comparison.baseline})
     placebos = rows_of_family(comparison, measure, {
         f"{name} - {placebo}": (name, placebo) for name in comparison.arms
         for placebo in comparison.placebos_of(name)})

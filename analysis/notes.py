@@ -9,14 +9,14 @@ both, and the notes' own figures. The definitions are theirs: classes by the tok
 of equal width up to the largest t / length, closed on the right; one t-statistic at each place t.
 """
 import re
-from functools import cache
 from math import ceil, floor
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 
 from analysis.runs import Run
-from analysis.statistics import Floats
+from analysis.statistics import Floats, t_values
 from analysis.tally import Tally, Tokens, read_tokens
 from grpo import group_z_score
 from harness.screen import show_status
@@ -40,8 +40,7 @@ class Notes:
 
     def __init__(self, run: Run, tally: Tally, draws: int = DRAWS):
         self.tally, self.longest, self.is_weighted = tally, tally.longest, False
-        self.rng, self.class_of = np.random.default_rng(0), cache(self.class_of_id)
-        config = run["config"]
+        self.rng, config = np.random.default_rng(0), run["config"]
         is_discounted = (config["mitigation"], config.get("think_discount")) == (
             "outcome_conditional", 0.75)
         self.published = 0.75 if is_discounted else 1.0
@@ -59,20 +58,13 @@ class Notes:
                 show_status(f"{run['folder'].name}: the notes' tables, step {step}")
                 self.add(as_in_the_notes(read_tokens(run["folder"], step)), block)
 
-    def class_of_id(self, token: int) -> int:
-        return CLASSES.index(class_of(self.text_of(token)))
-
-    def text_of(self, token: int) -> str:
-        return self.tally.tokenizer.decode([token], skip_special_tokens=False)
-
     def add(self, tokens: Tokens, block: int) -> None:
-        ids, which = np.unique(tokens["token_id"], return_inverse=True)
-        by_class = np.array([self.class_of(i) for i in ids.tolist()])[which]
-        cells = {"all": 0 * which, "sign": 1 + np.sign(tokens["advantage"]).astype(int),
+        by_class = class_codes(self.tally.tokenizer, tokens["token_id"])
+        cells = {"all": 0 * by_class, "sign": 1 + np.sign(tokens["advantage"]).astype(int),
                  "reward": 1 + tokens["reward sign"], "bin": self.bin_of(tokens, 10),
                  "class": by_class, "class by fifth": 5 * by_class + self.bin_of(tokens, 5),
                  "class by block": 3 * block + by_class, "place": tokens["place"],
-                 "token": ids[which]}
+                 "token": tokens["token_id"]}
         for name, cell in cells.items():
             for sums, measure in zip(self.of[name].T, MEASURES):
                 values = tokens[measure] if measure != "tokens" else None
@@ -121,13 +113,9 @@ class Notes:
         return np.asarray(np.sqrt(variance.clip(0) * n / (n - 1)))
 
     def t(self, unit: str, fewest: int) -> Floats:
-        """(1 + draws, places): mean / (population std / sqrt n), 0 without spread."""
-        there = self.total("place", "tokens") >= fewest
-        n, over = self.total("place", "tokens")[there], self.over[:, UNITS.index(unit)][..., there]
-        mean, square = np.moveaxis(over / n, 1, 0)
-        variance = square - mean ** 2
-        has_spread = variance > 1e-14 * square  # less is rounding
-        return np.where(has_spread, mean / np.sqrt(np.where(has_spread, variance, 1) / n), 0)
+        """(1 + draws, places)"""
+        n, over = self.total("place", "tokens"), self.over[:, UNITS.index(unit)]
+        return t_values(n[n >= fewest], *np.moveaxis(over[..., n >= fewest], 1, 0))
 
     @property
     def heads(self) -> dict[str, str]:
@@ -159,6 +147,13 @@ def class_of(text: str) -> str:
         return STRUCTURE
     is_reasoning = re.fullmatch(r"[0-9+\-*/()=]+", text) or re.search("[0-9]", text)
     return REASONING if is_reasoning or text in SPELLED else FILLER
+
+
+def class_codes(tokenizer: Tokenizer, ids: np.ndarray) -> np.ndarray:
+    """(n,) the number of each token's class in CLASSES."""
+    distinct, which = np.unique(ids, return_inverse=True)
+    texts = [tokenizer.decode([token], skip_special_tokens=False) for token in distinct.tolist()]
+    return np.array([CLASSES.index(class_of(text)) for text in texts])[which]
 
 
 def shuffled(group: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.colors import LogNorm
 
 from analysis.notes import (ADVANTAGES, CLASSES, FILLER, LOG_PROBS, REASONING, SIZES, STRUCTURE,
-                            UNDEFINED, UNITS, VALUES, Notes, look, quantile)
+                            UNDEFINED, UNITS, VALUES, Notes, class_codes, look, quantile)
 from analysis.page import Picture
 from analysis.plots import BLUE, COLOURS, ORANGE, save, whole_steps
 from analysis.statistics import Floats
@@ -234,11 +234,11 @@ def top_tokens(notes: Notes) -> Table:
     count, rows = notes.total("token", "tokens"), list[Row]()
     size, new = (notes.mean("token", f"abs {unit}") for unit in UNITS)
     occurring = np.flatnonzero(count)
-    by_class = np.array([notes.class_of(i) for i in occurring.tolist()])
+    by_class = class_codes(notes.tally.tokenizer, occurring)
     for c, name in enumerate(CLASSES):
         ids = occurring[by_class == c]
         for i in ids[np.argsort(-count[ids], kind="stable")][:7].tolist():
-            text = notes.text_of(i)
+            text = notes.tally.tokenizer.decode([i], skip_special_tokens=False)
             is_theirs = ("same" if text in TOP[name] else "other") if TOP[name] else ""
             rows.append([name, repr(text), count[i], count[i] / count[ids].sum(), is_theirs,
                          size[i], new[i]])

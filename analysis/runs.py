@@ -9,8 +9,7 @@ from typing import TypedDict
 import numpy as np
 
 from engine.errors import UserError
-from harness.record import (Json, credit_steps, is_complete, read_columns, read_lines,
-                            run_config)
+from harness.record import (Json, credit_steps, is_complete, read_columns, read_lines, run_config)
 from harness.screen import put
 from harness.settings import Settings
 from harness.tasks import load_task

@@ -89,6 +89,22 @@ def mean_over(values: Collection[float | None], tests: int = 1) -> Estimate:
     return estimate(mean, float(known.std(ddof=1) / np.sqrt(len(known))), len(known) - 1, tests)
 
 
+def jackknife(value: float, without: Floats) -> Estimate:
+    """A number, and what it becomes without each of the problems that it is of."""
+    n = len(without)
+    error = np.sqrt((n - 1) / n * np.square(without - without.mean()).sum())
+    return estimate(float(value), float(error), n - 1)
+
+
+def t_values(n: Floats, total: Floats, square: Floats) -> Floats:
+    """Mean / (population std / sqrt n), from sums of numbers and of their squares; 0 without
+    spread."""
+    mean, square = total / n, square / n
+    variance = square - mean ** 2
+    has_spread = variance > 1e-14 * square  # less is rounding
+    return np.where(has_spread, mean / np.sqrt(np.where(has_spread, variance, 1) / n), 0)
+
+
 def holm(p: list[float]) -> list[float]:
     """Holm's adjusted p-values: with true nulls only, any of them is below 0.05 in at most 5% of
     experiments. What is undefined stays so, and is no test."""

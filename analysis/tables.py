@@ -119,10 +119,8 @@ def shown(value: Cell, spec: str) -> str:
         return "-" if "-" in ends else " to ".join(ends)
     if value is None or not math.isfinite(value):
         return "-"
-    if spec == "points":
-        return f"{100 * value:+.1f}"
-    if spec == "size":
-        return f"{100 * value:.1f}"
+    if spec in ("points", "size"):
+        return format(100 * value, "+.1f" if spec == "points" else ".1f")
     if spec != "p":
         return format(value, spec)
     return "<0.001" if value < 0.001 else f"{value:.3f}"
@@ -148,11 +146,7 @@ def show(texts: list[str], tables: list[Table]) -> None:
 def show_in_short(texts: list[str], tables: list[Table]) -> None:
     """Print texts as a list, and tables without findings and notes."""
     for text in dict.fromkeys(texts):
-        print("\n".join(item_of(text)))
+        print(textwrap.fill(text, WIDTH, initial_indent="- ", subsequent_indent="  ",
+                            break_on_hyphens=False))
     for table in tables:
         print(f"\n{table.title}\n{table.to_text()}")
-
-
-def item_of(text: str) -> list[str]:
-    lines = textwrap.wrap(text, WIDTH - 2, break_on_hyphens=False)
-    return [f"{'  ' if number else '- '}{line}" for number, line in enumerate(lines)]

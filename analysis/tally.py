@@ -4,8 +4,7 @@
     tally.mean("kind", "abs gradient")      # (7,) the mean size of each kind of token's gradient
     rest_columns(tally, "kind", range(7))   # of each kind over all other tokens, with intervals
 
-A is the advantage of a token, w its weight, p its probability. The gradient at the logits is
-`A w (onehot - p)`, of size `abs(A) w s` with s = norm(onehot - p) (grpo.gradient_size).
+The gradient of a token at the logits is A w (onehot - p), of size abs(A) w s (analyze.py).
 
 Sums are made by blocks of training. Beside them stand the sums over groups of the products of a
 group's own sums: what varies is the group, and from these products the intervals follow.

@@ -173,8 +173,7 @@ def checked(line: dict, where: str) -> dict:
     for name in line.keys() & FIELDS.keys():
         is_right, words = FIELDS[name]
         if not is_right(line[name]):
-            raise UserError(f"{where}: its {name} should be {words}, "
-                            f"not {line[name]!r:.80}")
+            raise UserError(f"{where}: its {name} should be {words}, " f"not {line[name]!r:.80}")
     if "step" not in line or line.keys().isdisjoint(("reward", "advantage")):
         lacks = "reward and no advantage" if "step" in line else "step"
         raise UserError(f"{where} has no {lacks}")

@@ -258,8 +258,7 @@ def main(argv: list[str]) -> None:
                         help="what the trainer wrote, in the order of the steps")
     parser.add_argument("--model", required=True, metavar="FOLDER",
                         help="its tokenizer reads the tokens, its weights compute what is missing")
-    parser.add_argument("--out", required=True, metavar="RUN",
-                        help="the run folder to make")
+    parser.add_argument("--out", required=True, metavar="RUN", help="the run folder to make")
     given = parser.read(argv)
     files = [Path(file) for file in given.pop("files")]
     model, out = given.pop("model"), Path(given.pop("out"))

@@ -49,8 +49,7 @@ class GivenPairs:
         if not hasattr(policy.task, "read"):
             raise UserError(f"--pairs: --task {policy.settings.task} has no method read, which "
                             "makes a problem of a text")
-        self.pairs = read_given(name, "pairs",
-                                lambda line, where: parse_pair(line, where, policy))
+        self.pairs = read_given(name, "pairs", lambda line, where: parse_pair(line, where, policy))
 
     def sample(self, *_) -> Rollouts:
         """--questions of the pairs, whatever the problems: they follow from seed and step alone.

@@ -122,8 +122,8 @@ class RolloutServer:
         limits = Limits(answers, s.max_new_tokens, policy.model.config.vocab_size,
                         stop_ids(policy.model, policy.tokenizer))
         # an error of another process would not be printed
-        told = self.ask(prompts, limits, seed) if processes.rank() == 0 else []
-        sampled = laid_out(told, len(prompts) * answers, limits, policy.model.device)
+        completions = self.ask(prompts, limits, seed) if processes.rank() == 0 else []
+        sampled = laid_out(completions, len(prompts) * answers, limits, policy.model.device)
         rollouts = gather(problems, prompts, answers, sampled)
         ours = with_facts(policy.model, rollouts, s.micro_batch)
         if processes.rank() == 0 and self.weights_of == step:

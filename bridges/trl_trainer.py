@@ -144,8 +144,8 @@ class Credit:
         rollouts = self.rollouts_of(output, scored)
         # mask_truncated_completions trains on no answer that the limit cut off
         is_trained = gathered(trainer, output["completion_mask"]).bool()
-        trained = replace(rollouts, mask=rollouts.mask & is_trained)
-        weight, numbers = rescaled_weight(self.weighting, self.name, trained, self.policy,
+        batch = replace(rollouts, mask=rollouts.mask & is_trained)
+        weight, numbers = rescaled_weight(self.weighting, self.name, batch, self.policy,
                                           self.rescale)
         if self.record and trainer.accelerator.is_main_process:
             self.record.write(self.batches, rollouts, weight, numbers)

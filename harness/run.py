@@ -58,7 +58,7 @@ def open_run(argv: list[str]) -> Iterator["Run"]:
         if exists:
             if not resume:
                 refuse_other(settings, may_continue)
-            run.go_on(may_begin_again=not resume)
+            run.continue_from_checkpoint(may_begin_again=not resume)
         try:
             yield run
         except NotFinite as error:
@@ -92,7 +92,7 @@ class Run:
         self.seconds: deque[float] = deque(maxlen=20)  # of the last steps
         self.start, self.cleanup = time.monotonic(), ExitStack()
 
-    def go_on(self, may_begin_again: bool) -> None:
+    def continue_from_checkpoint(self, may_begin_again: bool) -> None:
         """From the last checkpoint; from the start where none was due yet, or none ever is."""
         s, folder, self.is_new = self.settings, self.folder, False
         self.cleanup.enter_context(folder.opened())
@@ -143,9 +143,9 @@ class Run:
             make_run(s.folder, config, policy.folder / "tokenizer.json")
         processes.barrier()
         self.cleanup.enter_context(self.folder.opened())
-        self.cleanup.push(self.remove_unless_begun)
+        self.cleanup.push(self.remove_unless_started)
 
-    def remove_unless_begun(self, error: object, *_: object) -> None:
+    def remove_unless_started(self, error: object, *_: object) -> None:
         is_ours = self.folder.writes and self.folder.is_here()
         if error and is_ours and not (self.folder.path / "metrics.jsonl").exists():
             shutil.rmtree(self.folder.path)

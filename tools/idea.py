@@ -74,8 +74,8 @@ def main(argv: list[str]) -> None:
         planned = [PlannedRun(labels[arm], seed, folders[arm] / f"s{seed}", as_typed(arms[arm]),
                               settings[arm].steps, seconds=of_plain if arm == "plain" else of_idea)
                    for seed in seeds for arm in arms]
-        go_on = python_command("-m", "tools.idea", *argv)
-        failed = make_runs(planned, processes, go_on, before, all_or_nothing=True)
+        command = python_command("-m", "tools.idea", *argv)
+        failed = make_runs(planned, processes, command, before, all_or_nothing=True)
         for reason in failed.values():
             raise UserError(reason)
         return {arm: {seed: read_run(folders[arm] / f"s{seed}") for seed in seeds} for arm in arms}

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from analysis.tables import Table, by_row
-from engine.optimizer import (STATE, AdamW, Optimizer, load_optimizer_tensors,
-                              parameters_by_name)
+from engine.optimizer import (STATE, AdamW, Optimizer, load_optimizer_tensors, parameters_by_name)
 from engine.rollouts import Rollouts
 from grpo import update
 from qwen2_model import Qwen2, opened

@@ -119,7 +119,7 @@ def step_of_run(folder: Path, settings: Settings, step: int | None) -> int:
     return step
 
 
-class Sampler:
+class ModelOfStep:
     """The model that sampled a step, loaded when somebody asks for it: for `Rollouts.forward`."""
 
     def __init__(self, folder: Path, step: int, settings: Settings):
@@ -143,15 +143,15 @@ class Sampler:
 
 def weighed(folder: Path, step: int, s: Settings) -> tuple[Rollouts, torch.Tensor, dict]:
     """The batch of a step, its weights (B, T) as training would have made them, and the metrics."""
-    sampler, policy, problems = Sampler(folder, step, s), None, []
+    model, policy, problems = ModelOfStep(folder, step, s), None, []
     if inspect.isclass(MITIGATIONS[s.mitigation]):  # it may sample answers and have them scored
         if {"imported", "trainer"} & run_config(folder).keys():
             raise UserError(f"{s.mitigation} keeps a state or samples more: {folder} is a run of "
                             "another program, and has no such state and no problems on record")
-        policy = sampler.policy
+        policy = model.policy
         problems = policy.task.training_problems(s.seed, step, s.questions)
     generator = torch.Generator().manual_seed(derived_seed("credit", s.seed, step))
-    rollouts = read_credit(folder, step, load_tokenizer(folder), problems=problems, forward=sampler,
+    rollouts = read_credit(folder, step, load_tokenizer(folder), problems=problems, forward=model,
                            generator=generator)
     weighting = make_weighting(s, policy)
     if hasattr(weighting, "state_dict") and step > 1:

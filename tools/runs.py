@@ -121,8 +121,8 @@ class Runs:
                 continue
             self.running.remove((run, process))
             if run.is_finished():
-                begun, steps_before = self.started[run.name]
-                self.seconds += time.monotonic() - begun
+                started_at, steps_before = self.started[run.name]
+                self.seconds += time.monotonic() - started_at
                 self.steps += run.steps - steps_before
                 say(f"finished: {run.name} ({self.finished} of {len(self.planned)})"
                     f"{self.time_left()}")
@@ -165,10 +165,10 @@ def last_line(log: Path) -> str:
     return written.split("\n")[-1].strip() or "it printed nothing"
 
 
-def make_runs(planned: list[PlannedRun], processes: int, go_on: str,
+def make_runs(planned: list[PlannedRun], processes: int, command: str,
               before: Callable[[], None] = lambda: None,
               all_or_nothing: bool = False) -> dict[str, str]:
-    """Returns those that failed, with the reason. `go_on` is the command that was typed, `before`
+    """Returns those that failed, with the reason. `command` is the command that was typed, `before`
     is done once it is said how long it will take."""
     runs = Runs(planned, processes, all_or_nothing)
     say(f"{len(runs.waiting)} of {len(planned)} runs are to be made, {processes} at a time"
@@ -176,7 +176,7 @@ def make_runs(planned: list[PlannedRun], processes: int, go_on: str,
     before()
     if not runs.make():
         finished = sum(run.is_finished() for run in planned)
-        say(f"stopped, {finished} of {len(planned)} runs are finished. Go on with: {go_on}")
+        say(f"stopped, {finished} of {len(planned)} runs are finished. Go on with: {command}")
         raise SystemExit(130)
     return runs.failed
 

@@ -29,12 +29,12 @@ from analysis.tables import Table, by_row, shown
 from engine.errors import UserError
 from harness.record import read_json
 from harness.screen import python_command, say
-from harness.settings import MOST_THREADS, Flag, make_parser, with_defaults
+from harness.settings import Flag, make_parser, with_defaults
 from research.experiments.arms import ARMS, CONTROLS, METHODS, PLAIN, SCALE
 from research.experiments.pictures import draw, draw_leads
 from research.probes.common import Findings, command_of, print_all, write_findings
-from research.experiments.protocol import (AGAIN, COMMON, FIRST, RATES, REPORTED, STEPS, Board, Key,
-                                           ahead_at_first, looked_at, stages)
+from research.experiments.protocol import (AGAIN, COMMON, FIRST, OF_RUNS, RATES, REPORTED, STEPS,
+                                           Board, Key, ahead_at_first, end_with, looked_at, stages)
 from research.experiments.published import RESULTS, made_by, read_result
 from tools.runs import make_runs, usable_cores
 
@@ -42,11 +42,9 @@ KEPT = RESULTS / "board.json"
 SIZES = {"none-16x8": 2, "none-32x8": 4}  # batches of 64 answers
 FLAGS = {
     "runs": Flag("runs/board", "folder of the runs"),
-    "processes": Flag(0, "runs at a time; 0 is one for each core that this program may use",
-                      least=0, most=MOST_THREADS),
+    **OF_RUNS,
     "afresh": Flag(False, "make runs that were published, too"),
-    "dry_run": Flag(False, "list what the present stage lacks, and start nothing"),
-    "report_only": Flag(False, "say what the finished runs show, and start nothing")}
+    "dry_run": Flag(False, "list what the present stage lacks, and start nothing")}
 
 
 def main(argv: list[str]) -> None:
@@ -59,13 +57,10 @@ def main(argv: list[str]) -> None:
         failed = go_through(board, args, python_command("-m", "research", "board", *argv))
     if not args.dry_run:
         report(board, command_of("board", typed))
-    for arm, reason in failed.items():
-        say(f"failed: {arm}: {reason}")
-    if failed:
-        raise SystemExit(1)
+    end_with(failed)
 
 
-def go_through(board: Board, args: SimpleNamespace, go_on: str) -> dict[str, str]:
+def go_through(board: Board, args: SimpleNamespace, command: str) -> dict[str, str]:
     """Make what each stage lacks; stop where runs failed, and return them."""
     for title, keys in stages(board):
         missing = [board.planned(*key) for key in keys if not board.run(*key)]
@@ -74,7 +69,7 @@ def go_through(board: Board, args: SimpleNamespace, go_on: str) -> dict[str, str
             for run in missing:
                 print(f"  {run.folder}\n    {python_command(*run.command)}")
             return {}
-        if missing and (failed := make_runs(missing, args.processes or usable_cores(), go_on)):
+        if missing and (failed := make_runs(missing, args.processes or usable_cores(), command)):
             return failed
     return {}
 

@@ -27,20 +27,20 @@ import torch
 from tokenizers import Tokenizer
 
 from analysis.compare import IN_TRAINING, difference, mean_success, success_by_step, verdict
-from analysis.runs import Run, is_done, read_run
+from analysis.notes import CLASSES, class_codes
+from analysis.runs import Run
 from analysis.statistics import holm
 from analysis.tables import Table, by_row
 from engine.errors import UserError
 from engine.tokens import ANSWER
 from grpo import gradient_size
 from harness.record import read_columns, read_json
-from harness.screen import python_command, say
-from harness.settings import MOST_THREADS, Flag, make_parser, with_defaults
+from harness.screen import python_command
+from harness.settings import Flag, make_parser, with_defaults
 from research.experiments.pictures import draw, draw_curves
-from research.experiments.protocol import refuse_other_settings
+from research.experiments.protocol import COMMON, OF_RUNS, end_with, finished_run
 from research.experiments.published import RESULTS, made_by
 from research.probes.common import Findings, command_of, print_all, write_findings
-from research.probes.credit import CLASSES, class_codes
 from tools.runs import PlannedRun, make_runs, usable_cores
 
 PLAIN, FIRST_SEED, PARTS = "none", 300, 5  # seeds that no board has
@@ -53,8 +53,6 @@ EXPERIMENTS = {
           for form, name in FORMS.items() for epsilon in ("0.01", "0.1", "0.5")},
     "3": {f"attention {scale}": f"--mitigation attention_credit --credit_scale {scale}"
           for scale in ("0.5", "1", "2", "4")}}
-COMMON = ("--questions 8 --answers 8 --eval_every 0 --checkpoint_every 0 --sample_every 0 "
-          "--threads 1")
 FLAGS = {
     "experiment": Flag("1", "of the notes", choices=tuple(EXPERIMENTS)),
     "model": Flag("models/tiny", "folder of a model"),
@@ -62,9 +60,7 @@ FLAGS = {
     "seeds": Flag(3, "of each arm", least=1, most=1000),
     "steps": Flag(60, "of each run", least=1, most=100_000),
     "runs": Flag("runs/notes", "folder of the runs"),
-    "processes": Flag(0, "runs at a time; 0 is one for each core that this program may use",
-                      least=0, most=MOST_THREADS),
-    "report_only": Flag(False, "say what the finished runs show, and start nothing")}
+    **OF_RUNS}
 Arms = dict[str, dict[int, Run]]  # by name and seed
 
 
@@ -73,13 +69,10 @@ def main(argv: list[str]) -> None:
     args = with_defaults(typed, FLAGS)
     planned, failed = planned_runs(args), {}
     if not args.report_only:
-        go_on = python_command("-m", "research", "notes", *argv)
-        failed = make_runs(planned, args.processes or usable_cores(), go_on)
+        command = python_command("-m", "research", "notes", *argv)
+        failed = make_runs(planned, args.processes or usable_cores(), command)
     report(args, finished(planned), command_of("notes", typed))
-    for arm, reason in failed.items():
-        say(f"failed: {arm}: {reason}")
-    if failed:
-        raise SystemExit(1)
+    end_with(failed)
 
 
 def planned_runs(args: SimpleNamespace) -> list[PlannedRun]:
@@ -93,11 +86,8 @@ def planned_runs(args: SimpleNamespace) -> list[PlannedRun]:
 def finished(planned: list[PlannedRun]) -> Arms:
     arms: Arms = {}
     for run in planned:
-        if (run.folder / "config.json").exists():
-            found = read_run(run.folder)
-            refuse_other_settings(run, found["config"])
-            if is_done(found):
-                arms.setdefault(run.arm, {})[run.seed] = found
+        if found := finished_run(run):
+            arms.setdefault(run.arm, {})[run.seed] = found
     return arms
 
 

@@ -13,10 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from analysis.compare import IN_TRAINING, SEEN, difference, mean_success
-from analysis.runs import is_done, read_run
+from analysis.runs import Run, is_done, read_run
 from analysis.statistics import Estimate, holm
 from engine.errors import UserError
-from harness.settings import make_settings, read_flags
+from harness.screen import say
+from harness.settings import MOST_THREADS, Flag, make_settings, read_flags
 from research.experiments.arms import ARMS, METHODS, PLAIN, placebos
 from tools.runs import PlannedRun
 
@@ -27,6 +28,10 @@ STOP = -0.01
 STEPS = 60
 COMMON = ("--questions 8 --answers 8 --eval_every 0 --checkpoint_every 0 --sample_every 0 "
           "--threads 1")
+OF_RUNS = {  # flags of what makes runs
+    "processes": Flag(0, "runs at a time; 0 is one for each core that this program may use",
+                      least=0, most=MOST_THREADS),
+    "report_only": Flag(False, "say what the finished runs show, and start nothing")}
 Key = tuple[str, str, int]  # arm, rate, seed
 
 
@@ -46,11 +51,8 @@ class Board:
         """If it is finished; one with other settings is an error."""
         key = arm, rate, seed
         planned = self.planned(*key)
-        if key not in self.known and (planned.folder / "config.json").exists():
-            run = read_run(planned.folder)
-            refuse_other_settings(planned, run["config"])
-            if is_done(run):
-                self.known[key] = run
+        if key not in self.known and (run := finished_run(planned)):
+            self.known[key] = run
         return self.known.get(key)
 
     def of_seeds(self, arm: str, seeds) -> dict[int, dict]:
@@ -85,14 +87,26 @@ class Board:
         return FIRST if is_stopped else REPORTED
 
 
-def refuse_other_settings(planned: PlannedRun, config: dict) -> None:
+def finished_run(planned: PlannedRun) -> Run | None:
     """Its name says which run it should be, its settings which it is."""
+    if not (planned.folder / "config.json").exists():
+        return None
+    run = read_run(planned.folder)
     flags = [*planned.flags, "--steps", str(planned.steps), "--seed", str(planned.seed)]
-    wanted = make_settings(read_flags(flags)).to_json()
+    wanted, config = make_settings(read_flags(flags)).to_json(), run["config"]
     for name in wanted.keys() - {"out"}:
         if config.get(name) != wanted[name]:
             raise UserError(f"{planned.folder} has --{name} {config.get(name)}, not "
                             f"{wanted[name]}: remove it, and it is made again")
+    return run if is_done(run) else None
+
+
+def end_with(failed: dict[str, str]) -> None:
+    """Say which arms failed, if any did, and end in an error."""
+    for arm, reason in failed.items():
+        say(f"failed: {arm}: {reason}")
+    if failed:
+        raise SystemExit(1)
 
 
 def close_rates(first: dict[str, float]) -> list[str]:

@@ -53,6 +53,12 @@ def read_result(path: Path) -> dict:
     return result
 
 
+def table_rows(name: str, table: str) -> list[dict]:
+    """Of a table of a published result."""
+    return next(one["rows"] for one in read_result(RESULTS / f"{name}.json")["tables"]
+                if one["name"] == table)
+
+
 def publish(folder: Path, name: str | None = None) -> Path:
     """Take the numbers of a report or a probe, in the place of those before."""
     numbers = read_json(folder / "numbers.json")

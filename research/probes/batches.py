@@ -106,8 +106,7 @@ def numbers_of_all(method: Method, world: World, batches: Batches, advantage: to
     whole = rollouts_of(batches.which, slice(None))
     whole = replace(whole, group=torch.arange(M).repeat_interleave(G),
                     problems=M * whole.problems, prompt_ids=M * whole.prompt_ids)
-    values = as_loss_takes(method, method.function(whole, None).expand(
-        M * G, mask.shape[-1]), mask)
+    values = as_loss_takes(method, method.function(whole, None).expand(M * G, mask.shape[-1]), mask)
     if all(torch.allclose(values[m], of, rtol=1e-4, atol=1e-5) for m, of in alone.items()):
         return values
     values = torch.zeros(mask.shape)

@@ -27,7 +27,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from analysis.statistics import Estimate, estimate
+from analysis.statistics import Estimate, jackknife
 from analysis.tables import Table, by_row
 from credit.measured import chain, chance_of_others, deviations
 from engine.optimizer import AdamW
@@ -36,15 +36,14 @@ from engine.rollouts import Rollouts
 from engine.tokens import KINDS, load_tokenizer
 from grpo import gradient_size, group_z_score, update
 from harness.record import checkpoint_folders, whole
-from harness.settings import Flag
 from harness.load import load_policy
-from harness.settings import make_settings
+from harness.settings import Flag, make_settings
 from qwen2_model import Qwen2
 from research.dial.arms import EXACT, PLAIN, TRUE, arm_of
 from research.dial.training import by_context, gradients, random_numbers
 from research.dial.world import Dials, World
-from research.experiments.published import RESULTS, read_result
-from research.probes.common import COMMON, Findings
+from research.experiments.published import table_rows
+from research.probes.common import COMMON, Findings, rank_correlation
 
 WORLDS = ("128/3", "128/12", "128/42", "128/128", "512/12", "512/48", "512/170", "512/48 own",
           "128/42 own", "512/48 sure 4", "512/48 sure 6", "128/12 found")  # no context is a prefix
@@ -113,16 +112,17 @@ def measure_batch(run: Path, step: int, flags: dict) -> dict[str, np.ndarray]:
     generator = torch.Generator().manual_seed(derived_seed("became", s.seed, step))
     rollouts = with_groups(replace(rollouts, step=step, generator=generator), s.answers)
     mask, k = rollouts.mask, flags["continuations"]
-    told = mask & (rollouts.group < flags["measured"])[:, None]
+    measured = mask & (rollouts.group < flags["measured"])[:, None]
     credit, spent = torch.zeros(2, *mask.shape), 0
     if k:
-        credit, spent = credit_halves(policy, rollouts, told, k)
+        credit, spent = credit_halves(policy, rollouts, measured, k)
     size = gradient_size(rollouts.log_prob, rollouts.collision) ** 2
     frames = {"advantage": rollouts.advantage, "size": size, "kind": rollouts.kind,
               "id": rollouts.ids, "credit 1": credit[0], "credit 2": credit[1],
               "problem": rollouts.group[:, None].expand(mask.shape)}
     frames |= changes(policy, rollouts)
-    return {name: frame[told].double().numpy() for name, frame in frames.items()} | {"spent": spent}
+    return {name: frame[measured].double().numpy()
+            for name, frame in frames.items()} | {"spent": spent}
 
 
 def with_groups(rollouts: Rollouts, size: int) -> Rollouts:
@@ -202,9 +202,8 @@ def jackknifed(tokens: dict, values: list[np.ndarray], statistic: Callable,
                      for value in values]).reshape(len(values), problems, width)
     total = sums.sum(1)
     with np.errstate(invalid="ignore", divide="ignore"):
-        left = np.array([statistic(total - sums[:, n]) for n in range(problems)])
-        error = np.sqrt((problems - 1) / problems * np.square(left - left.mean()).sum())
-        return estimate(float(statistic(total)), float(error), problems - 1)
+        return jackknife(statistic(total), np.array([statistic(total - sums[:, n])
+                                                     for n in range(problems)]))
 
 
 def ratio(sums: np.ndarray) -> float:
@@ -302,14 +301,12 @@ def types_table(stages: dict[int, list[dict]], tokenizer) -> Table:
 
 
 def worlds_table(args: SimpleNamespace) -> Table:
-    predicted = {row["world"]: row for table in read_result(RESULTS / "law.json")["tables"]
-                 if table["name"] == "predictions" for row in table["rows"] if row["arm"] == TRUE}
-    leads = {row["world"]: row["lead"] for table in read_result(RESULTS / "dial.json")["tables"]
-             if table["name"] == "board" for row in table["rows"] if row["arm"] == TRUE}
+    predicted, leads = ({row["world"]: row for row in table_rows(*of) if row["arm"] == TRUE}
+                        for of in (("law", "predictions"), ("dial", "board")))
     rows = []
     for world in WORLDS:
         of = predicted.get(world, {"ratio": None, "lead": None})
-        rows.append([world, *cancelled(world, args), of["ratio"], of["lead"], leads[world]])
+        rows.append([world, *cancelled(world, args), of["ratio"], of["lead"], leads[world]["lead"]])
     asked = [row for row in rows if row[5] is not None]
     told = [f"{name} {rank_correlation([row[i] for row in asked], [row[-1] for row in asked]):+.2f}"
             for i, name in ((1, "share that cancels"), (3, "cosine of a batch"),
@@ -354,9 +351,3 @@ def cancelled(name: str, args: SimpleNamespace) -> list[float]:
     size = 1 - 2 * p + p.square().sum(-1, keepdim=True)
     net, gross = (by_context(world, sample, A.expand(sample.ids.shape)) for A in (z, z.abs()))
     return [1 - float((net.abs() * size).sum() / (gross * size).sum()), *cosines]
-
-
-def rank_correlation(one: list | np.ndarray, two: list | np.ndarray) -> float:
-    """Spearman's."""
-    ranks = [np.argsort(np.argsort(values)) for values in (one, two)]
-    return float(np.corrcoef(*ranks)[0, 1])

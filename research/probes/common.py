@@ -20,7 +20,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from analysis.statistics import Estimate, estimate
+from analysis.statistics import Estimate, jackknife
 from analysis.tables import Table, show, show_in_short
 from engine.errors import UserError
 from engine.policy import Policy, derived_seed
@@ -138,11 +138,13 @@ def jackknifed(statistic: Callable[[np.ndarray], float], problem: np.ndarray) ->
     problem."""
     numbers = np.unique(problem)
     with np.errstate(invalid="ignore", divide="ignore"):
-        value = statistic(np.ones(len(problem), bool))
-        without = np.array([statistic(problem != number) for number in numbers])
-    n = len(numbers)
-    error = np.sqrt((n - 1) / n * np.square(without - without.mean()).sum())
-    return estimate(float(value), float(error), n - 1)
+        return jackknife(statistic(np.ones(len(problem), bool)),
+                         np.array([statistic(problem != number) for number in numbers]))
+
+
+def rank_correlation(one: list | np.ndarray, two: list | np.ndarray) -> float:
+    """Spearman's."""
+    return float(np.corrcoef(*(np.argsort(np.argsort(values)) for values in (one, two)))[0, 1])
 
 
 class Progress:

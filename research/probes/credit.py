@@ -6,21 +6,19 @@ The estimator is that of credit/measured.py, which trains with it. Here every to
 that is not nearly certain, by more answers the less certain it is, and each credit has an error.
 """
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 
-from analysis.statistics import Estimate, estimate
+from analysis.notes import class_codes
+from analysis.statistics import Estimate, jackknife
 from credit.measured import chain, chance_of_others, deviations, refuse_other_temperatures
 from engine.policy import Policy
 from engine.rollouts import Rollouts
 from grpo import gradient_size
 
-CLASSES = ("filler", "reasoning", "structure")  # of an earlier experiment's regular expressions
 CERTAIN = 1e-4  # where 1 - p is less, credit counts as 0: it is at most (1 - p) * range of rewards
 
 
@@ -108,24 +106,6 @@ def measured_tokens(policy: Policy, rollouts: Rollouts, credit: Credit) -> Measu
                "class": class_codes(policy.tokenizer, rollouts.ids[mask].cpu().numpy())})
 
 
-def naive_class(text: str) -> str:
-    """filler, reasoning or structure: the class that an earlier experiment's regular expressions
-    gave a token, by its text alone. A piece of a tag is no whole tag, so it counts as filler."""
-    text = text.strip()
-    if re.fullmatch("</?(think|answer|THINK|ANSWER)>", text):
-        return "structure"
-    digits = re.fullmatch(r"[\d+\-*/()=]+", text) or re.search(r"\d", text)
-    spelled = text in ("equals", "plus", "minus", "times", "divided")
-    return "reasoning" if digits or spelled else "filler"
-
-
-def class_codes(tokenizer: Tokenizer, ids: np.ndarray) -> np.ndarray:
-    """(n,) the number of each token's class in CLASSES."""
-    distinct, which = np.unique(ids, return_inverse=True)
-    texts = [tokenizer.decode([token], skip_special_tokens=False) for token in distinct.tolist()]
-    return np.array([CLASSES.index(naive_class(text)) for text in texts])[which]
-
-
 def flat_tokens(frame: torch.Tensor, mask: torch.Tensor) -> np.ndarray:
     """(B, T) -> (n,)"""
     return frame[mask].detach().double().cpu().numpy()
@@ -139,8 +119,5 @@ def mean_product(quarters):
 def ratio_of_sums(above: np.ndarray, below: np.ndarray) -> Estimate:
     """Sum over sum, from a pair of numbers a problem; the error by the jackknife, from what it
     becomes without each of them."""
-    n = len(above)
     with np.errstate(invalid="ignore", divide="ignore"):
-        left = (above.sum() - above) / (below.sum() - below)
-        error = np.sqrt((n - 1) / n * np.square(left - np.mean(left)).sum())
-        return estimate(float(above.sum() / below.sum()), float(error), n - 1)
+        return jackknife(above.sum() / below.sum(), (above.sum() - above) / (below.sum() - below))

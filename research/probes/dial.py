@@ -32,7 +32,7 @@ from research.dial.arms import PLAIN, TRUE, Arm, arm_of
 from research.dial.training import train
 from research.dial.world import Dials
 from research.experiments.pictures import draw, draw_dials
-from research.experiments.published import RESULTS, read_result
+from research.experiments.published import table_rows
 from research.probes.common import COMMON, Findings, Progress
 
 WORLDS = ("128/3", "128/12", "128/42", "128/128", "512/12", "512/48", "512/170", "512/48 own",
@@ -182,9 +182,7 @@ def leads_table(board: Table) -> Table:
 
 def law_table(board: Table) -> list[Table]:
     """Beside what was predicted (python -m research law) and published, where that was asked."""
-    said = {(row["world"], row["arm"]): row
-            for table in read_result(RESULTS / "law.json")["tables"]
-            if table["name"] == "predictions" for row in table["rows"]}
+    said = {(row["world"], row["arm"]): row for row in table_rows("law", "predictions")}
     rows = []
     for world, arm, _, _, lead, interval, *_ in board.rows:
         if interval and (world, arm) in said:

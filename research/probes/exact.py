@@ -62,8 +62,7 @@ def of_policy(seed: int, args: SimpleNamespace, only: list[str] | None,
               progress: Callable[[float], None]) -> Findings:
     world = make_world(seed, args.length)
     batches = Batches.all(world, args.answers)
-    advantages = list_advantages(world, batches, seed, lambda share: progress(share / 4),
-                                 only)
+    advantages = list_advantages(world, batches, seed, lambda share: progress(share / 4), only)
     weights = list_weights(world, batches, advantages.values["grpo"],
                            lambda share: progress((1 + 3 * share) / 4), only)
     tables = [weighting_table(world, batches, advantages.values["rloo"], weights),

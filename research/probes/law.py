@@ -39,9 +39,9 @@ from harness.settings import Flag
 from research.dial.arms import EXACT, PLAIN, TRUE, Arm, arm_of
 from research.dial.training import AdamW, gradients
 from research.dial.world import Dials, World
-from research.experiments.published import RESULTS, read_result
+from research.experiments.published import RESULTS, read_result, table_rows
 from research.probes import dial
-from research.probes.common import Findings, Progress
+from research.probes.common import Findings, Progress, rank_correlation
 
 FLAGS = {**dial.FLAGS,
          "against": Flag(None, "published predictions and leads, two names: hold one against the "
@@ -187,13 +187,14 @@ def predictions_table(rows: list[list]) -> Table:
 
 def against_published(predictions: str, leads: str, arms: list[str]) -> Findings:
     """What each rule foretold for these arms, and what was measured."""
-    said, measured = (read_result(RESULTS / f"{name}.json") for name in (predictions, leads))
+    said, measured = (read_result(RESULTS / f"{name}.json")["values"]
+                      for name in (predictions, leads))
     curves = {world: {float(size): lead for size, lead in curve.items()}
-              for world, curve in said["values"]["curves"].items()}
-    found = {(row["world"], row["arm"]): row for row in table_rows(measured, "board")}
+              for world, curve in said["curves"].items()}
+    found = {(row["world"], row["arm"]): row for row in table_rows(leads, "board")}
     rows = []
     for arm in arms:
-        pairs = [(row, found[row["world"], arm]) for row in table_rows(said, "predictions")
+        pairs = [(row, found[row["world"], arm]) for row in table_rows(predictions, "predictions")
                  if row["arm"] == arm and (row["world"], arm) in found
                  and not Dials.read(row["world"]).all]
         rows += [[arm, rule, *compared([foretell(row, curves[row["world"]]) for row, _ in pairs],
@@ -211,20 +212,14 @@ def against_published(predictions: str, leads: str, arms: list[str]) -> Findings
                            {"rule": "foretold by", "inside": "inside the interval",
                             "deviation": "mean deviation", "rank": "rank correlation",
                             "slope": "measured over predicted"}),
-                     dial.shares_table(measured["values"]["cells"])])
-
-
-def table_rows(result: dict, name: str) -> list[dict]:
-    return next(table["rows"] for table in result["tables"] if table["name"] == name)
+                     dial.shares_table(measured["cells"])])
 
 
 def compared(predicted: list[float], measured: list[dict]) -> list[float]:
     """How many worlds, how many inside, mean deviation, rank correlation, slope through 0."""
     foretold, lead = np.array(predicted), np.array([row["lead"] for row in measured])
     low, high = np.array([row["95%"] for row in measured]).T
-    is_same = np.ptp(foretold) == 0
-    ranks = [values.argsort().argsort() for values in (foretold, lead)]
     return [len(lead), int(((low <= foretold) & (foretold <= high)).sum()),
             float(abs(foretold - lead).mean()),
-            math.nan if is_same else float(np.corrcoef(*ranks)[0, 1]),
+            rank_correlation(foretold, lead) if np.ptp(foretold) else math.nan,
             float(foretold @ lead / (foretold @ foretold)) if foretold.any() else math.nan]

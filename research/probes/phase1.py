@@ -29,7 +29,9 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from analysis.notes import CLASSES, FILLER, REASONING, class_codes
 from analysis.plots import COLOURS, legend_below, plt, save
+from analysis.statistics import t_values
 from analysis.tables import Table, by_row
 from analysis.tally import Tokens, read_tokens
 from engine.forward import lay_out, micro_batches, response_log_probs
@@ -42,13 +44,11 @@ from harness.settings import Flag
 from qwen2_model import Qwen2
 from research.probes.common import (OF_A_MODEL, Findings, Progress, jackknifed, policy_of, run_of,
                                     sample_batch)
-from research.probes.credit import CLASSES, class_codes
 
 FLAGS = {
     **OF_A_MODEL,
     "questions": Flag(25, "problems", least=2, most=10_000),
     "answers": Flag(4, "answers to each problem", least=2, most=1000)}
-FILLER, REASONING = CLASSES[:2]
 FIFTHS = 5
 PHASE_1, PHASE_2, GRADIENT = "phase 1", "phase 2", "abs(A) s"
 NOTES = {  # what the notes say of phase 1 and phase 2
@@ -175,14 +175,11 @@ def random_text(policy: Policy, rollouts: Rollouts) -> Rollouts:
 
 
 def t_by_position(tokens: Account, of: str = "signed") -> np.ndarray:
-    """abs(mean / (population std / sqrt n)) of each position that several answers have."""
+    """abs(t) of each position that several answers have."""
     number = getattr(tokens, of)
     n, total, square = (np.bincount(tokens.position, values) for values in (
         np.ones(len(number)), number, number ** 2))
-    n, total, square = (values[n > 1] for values in (n, total, square))
-    mean = total / n
-    std = np.sqrt((square / n - mean ** 2).clip(min=0))
-    return np.divide(np.abs(mean) * np.sqrt(n), std, out=np.zeros_like(mean), where=std > 0)
+    return np.abs(t_values(*(values[n > 1] for values in (n, total, square))))
 
 
 def class_ratio(tokens: Account) -> float:

@@ -72,26 +72,16 @@ RANDOM, MEASURED = "random by token", "Monte Carlo by token"
 Kinds = dict[str, torch.Tensor]  # of each way to weight tokens (B, T)
 
 
-def threshold_rank(s: torch.Tensor) -> float:
-    return float((s > 0.01 * s[0]).sum())
-
-
 def energy_rank(s: torch.Tensor, share: float) -> float:
     """How many of the largest reach the share; rounding is none of them."""
     return 1.0 + float((s.square().cumsum(0) / s.square().sum() < share - 1e-9).sum())
 
 
-def entropy_rank(s: torch.Tensor) -> float:
-    return float(torch.special.entr(s / s.sum()).sum().exp())
-
-
-def stable_rank(s: torch.Tensor) -> float:
-    return float(s.square().sum() / s[0].square())
-
-
 RANKS: dict[str, Callable[[torch.Tensor], float]] = {
-    "entropy": entropy_rank, "stable": stable_rank, "90%": lambda s: energy_rank(s, 0.9),
-    "99%": lambda s: energy_rank(s, 0.99), "threshold": threshold_rank}
+    "entropy": lambda s: float(torch.special.entr(s / s.sum()).sum().exp()),
+    "stable": lambda s: float(s.square().sum() / s[0].square()),
+    "90%": lambda s: energy_rank(s, 0.9), "99%": lambda s: energy_rank(s, 0.99),
+    "threshold": lambda s: float((s > 0.01 * s[0]).sum())}
 Found = dict[tuple[str, str, int], list[dict[str, float]]]  # by matrix, arm, R: of each problem
 
 
@@ -112,8 +102,7 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     intro = [f"{policy.folder}: {args.questions} problems x {args.answers} answers; passes over "
              f"the answers: {parts}, each with {len(kinds)} backward passes an answer.",
              f"B is of {args.layer} in layer {middle_layer(policy)}."]
-    return Findings("Has GRPO's gradient rank 2?", intro,
-                    [sizes_table(found), arms_table(found)])
+    return Findings("Has GRPO's gradient rank 2?", intro, [sizes_table(found), arms_table(found)])
 
 
 def by_token(policy: Policy, rollouts: Rollouts, measured_k: int) -> Kinds:

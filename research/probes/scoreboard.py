@@ -24,6 +24,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from analysis.notes import CLASSES
 from analysis.tables import Table, by_row
 from engine.tokens import KINDS, SECTIONS
 from harness.load import load_optimizer
@@ -33,9 +34,8 @@ from harness.settings import Flag
 from engine.rollouts import Rollouts
 from grpo import update
 from research.probes.common import OF_A_MODEL, Findings, Progress, policy_of, sample_batch
-from research.probes.credit import (
-    CLASSES, Credit, MeasuredTokens, flat_tokens, mean_product, measured_tokens, ratio_of_sums,
-    true_credit)
+from research.probes.credit import (Credit, MeasuredTokens, flat_tokens, mean_product,
+                                    measured_tokens, ratio_of_sums, true_credit)
 from research.probes.methods import make_methods
 
 FLAGS = {

@@ -7,13 +7,13 @@ import torch
 from tokenizers import Tokenizer, models
 
 from conftest import hand_made
-from credit.measured import chance_of_others
+from analysis.notes import class_of
+from credit.measured import chain, chance_of_others
 from credit.measured import measured as measured_advantage
 from engine.errors import UserError
 from engine.policy import Policy
 from harness.settings import Settings
-from research.probes.credit import (
-    chain, mean_product, naive_class, ratio_of_sums, true_credit)
+from research.probes.credit import mean_product, ratio_of_sums, true_credit
 from research.probes.world import TEXTS, make_world
 
 
@@ -127,4 +127,4 @@ def test_what_is_decided_is_a_product_of_different_quarters():
     ("filler", ("</", "think", ">\n", "Times", "", ",", "<think>a", "[")),
     ("reasoning", (" 12", "x2", "+", " =", "()", " times", "2 + 3"))])
 def test_the_classes_of_a_regex(name, texts):
-    assert {naive_class(text) for text in texts} == {name}
+    assert {class_of(text) for text in texts} == {name}
