@@ -27,7 +27,7 @@ class Run(TypedDict):
     evaluations: list[Json]
 
 
-def existing(name: str | None) -> Path:
+def existing(name: str | None = None) -> Path:
     """A run folder as it was typed; without a name the newest in runs/, which is said."""
     if name:
         path = Path(name)
@@ -48,7 +48,7 @@ def read_runs(folders: list[str]) -> list[Run]:
     """The runs in these folders. One that was named wrongly is an error; one that a pattern like
     runs/* caught is passed over, with a line."""
     runs, several = [], len(folders) > 1
-    paths = [existing(name) for name in folders or [None]]
+    paths = [existing(name) for name in folders or [""]]
     for folder in {os.path.realpath(path): path for path in paths}.values():
         if several and not (folder / "config.json").exists():
             print(f"passed over: {folder} is not a run folder, it has no config.json",
