@@ -167,7 +167,7 @@ import train  # fills the lists of choices
 from harness.settings import make_settings, read_flags
 from tools import idea, warmup
 
-warmup.make_model_folder = lambda folder, _: folder.mkdir()
+warmup.train = warmup.evaluate = lambda *_: None  # it takes minutes
 for words in json.loads(sys.argv[1]):
     print(*words)
     if words[0] == "train.py":
