@@ -10,7 +10,8 @@ What answers of both signs have in common cancels, so most of what is given neve
 """
 import numpy as np
 
-from analysis.tables import Columns, Table
+from analysis.statistics import FEWEST
+from analysis.tables import NOTHING, Columns, Table
 from analysis.tally import PARTITIONS, Tally
 
 THREE = {  # measures of the tally: of the shares, and with a sign
@@ -42,9 +43,11 @@ def became(tally: Tally, partition: str) -> Table:
            for name, pushed in (("fell", "up"), ("rose", "down"))}}
     lost = int((shares["given"] - shares["became"]).argmax())
     fell, rose = (share(tally, "all", *pair)[0] for pair in (("fell", "up"), ("rose", "down")))
-    finding = (f"Of the push up {fell:.0%} went to tokens that fell, of the push down {rose:.0%} "
-               f"to tokens that rose. {str(names[lost]).capitalize()} tokens were given "
-               f"{shares['given'][lost]:.0%} and got {shares['became'][lost]:.0%} of all change.")
+    is_few = tally.live["all"][0] < FEWEST
+    finding = NOTHING if is_few else (
+        f"Of the push up {fell:.0%} went to tokens that fell, of the push down {rose:.0%} to "
+        f"tokens that rose. {str(names[lost]).capitalize()} tokens were given {shares['given'][lost]:.0%} "
+        f"and got {shares['became'][lost]:.0%} of all change.")
     return Table(f"became by {partition}", f"What became of the tokens, by {partition}", columns,
                  finding if partition == "kind" else "", NOTES,
                  {"tokens": "share of the tokens"})

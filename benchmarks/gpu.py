@@ -31,7 +31,7 @@ LONGEST = 150  # seconds of a part
 SAME = {"float32": 1e-3, "bfloat16": 0.05}
 FLAGS = {name: replace(cases.FLAGS[name], default=default) for name, default in (
     ("device", "cuda"), ("size", "0.5B"), ("new_tokens", 512), ("dtype", "bfloat16"),
-    ("threads", 0))}
+    ("threads", 0), ("model", ""))}
 
 
 def parts_of(case: Case) -> dict[str, Case]:

@@ -26,7 +26,8 @@ def forecast(s: Settings, policy: Policy) -> list[str]:
     asked = s.eval_tasks * (s.eval_answers + (s.eval_modes == "both"))
     evaluation = seconds_of(2 * size * asked * T, policy, rows) if s.eval_every else 0.0
     count = 1 + -(-s.steps // s.eval_every) if s.eval_every else 0
-    return [f"on this CPU at most {in_words(step)} a step, {in_words(evaluation)} an evaluation, "
+    of_evaluation = f"{in_words(evaluation)} an evaluation, " if count else ""
+    return [f"on this CPU at most {in_words(step)} a step, {of_evaluation}"
             f"{in_words(s.steps * step + count * evaluation)} in all, if every answer had its {T} "
             "tokens",
             f"about {TRAINING * size / 1e9:.0f} GB of memory; on disk {KEPT * size / 1e9:.1f} GB "

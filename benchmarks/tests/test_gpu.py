@@ -79,3 +79,9 @@ def test_a_model_that_computes_something_else_is_noticed(monkeypatch):
     monkeypatch.setattr(cases, "load_policy", load_policy)
     monkeypatch.setattr(gpu, "in_a_process", lambda case, most: cases.agreement(case))
     assert gpu.outcome(Case("agreement")).endswith("NOT AS on the CPU")
+
+
+def test_the_flag_of_a_models_folder_reaches_the_parts(learner, monkeypatch, capsys):
+    monkeypatch.setattr(gpu, "outcome", lambda case: case.model)
+    gpu.main(["--device", "cpu", "--model", str(learner)])
+    assert capsys.readouterr().out.count(str(learner)) == 4

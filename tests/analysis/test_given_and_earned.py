@@ -5,6 +5,7 @@ from conftest import credit_columns, write_log
 
 import analyze
 from analysis.became import became
+from analysis.tables import NOTHING
 from analysis.tally import Tally
 from engine.tokens import NUMBER, WORD
 
@@ -21,7 +22,7 @@ def log(tmp_path):
     return write_log(tmp_path / "run", {1: first, 2: second})
 
 
-def test_given_became_and_earned(log):
+def test_given_became_and_earned(log, monkeypatch):
     """Given 1, 1 and -2, 0 of 4; became 0.4 and 0.6 of 1; earned 0.3 and 0.1 of 0.4. Half of
     the push up went to a word that fell, all of the push down to a number that rose."""
     tally = Tally(log)
@@ -35,6 +36,8 @@ def test_given_became_and_earned(log):
     expected = {"given": 0.5, "became": 0.6, "earned": 0.25, "net given": -0.5, "net became": 0.2,
                 "net earned": -0.5, "fell": None, "rose": 1.0}
     assert {name: number[name] for name in expected} == pytest.approx(expected)
+    assert became(tally, "kind").finding == NOTHING  # of one group
+    monkeypatch.setattr("analysis.became.FEWEST", 1)
     said = became(tally, "kind").finding
     assert said == ("Of the push up 50% went to tokens that fell, of the push down 100% to tokens "
                     "that rose. Word tokens were given 50% and got 40% of all change.")
