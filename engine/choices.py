@@ -16,12 +16,10 @@ for a choice that keeps a state or samples more:
 """
 import importlib
 from collections import UserDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from torch import Tensor
-
-from engine.errors import UserError
 
 if TYPE_CHECKING:
     from engine.rollouts import Rollouts
@@ -41,6 +39,10 @@ class Choices(UserDict[str, str | Choice]):
     """Functions and classes by name, or until one is asked for the name of its module: importing
     that runs the decorator, which puts it there."""
 
+    def __init__(self, choices: Mapping[str, str | Choice] = {}):
+        self.clashes: list[tuple[str, str | Choice, str | Choice]] = []  # a name and its two owners
+        super().__init__(choices)
+
     def __getitem__(self, name: str) -> Choice:
         choice = self.data[name]
         if not isinstance(choice, str):
@@ -49,14 +51,14 @@ class Choices(UserDict[str, str | Choice]):
         return self[name]
 
     def __setitem__(self, name: str, choice: str | Choice) -> None:
-        """A name is taken once: a second `def none` would take plain GRPO's place in silence. But a
-        notebook's cell may be run again."""
-        module = module_of(choice)
-        known = self.data.get(name, module)
-        if known != module and not module_of(known) == module == "__main__":
-            raise UserError(f"there are two {name}, in {module_of(known)} and {module}: one needs "
-                            "another name")
-        self.data[name] = choice
+        """A name is taken once: a second `def none` would take plain GRPO's place in silence. It is
+        refused when the flags are read, as other mistakes are. But a notebook's cell may be run
+        again."""
+        known, module = self.data.get(name), module_of(choice)
+        if known not in (None, module) and not module_of(known) == module == "__main__":
+            self.clashes.append((name, known, choice))
+        else:
+            self.data[name] = choice
 
 
 def module_of(choice: str | Choice) -> str:

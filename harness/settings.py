@@ -390,6 +390,10 @@ def known_values(path: object, values: Json, chosen: Json) -> Json:
 
 def owners(values: Json) -> list[typing.Any]:
     """What brings flags of its own: the task, the weighting and the advantage."""
+    for choices in METHODS.values():
+        for clash, *both in choices.clashes:
+            places = " and ".join(one if isinstance(one, str) else place_of(one) for one in both)
+            raise UserError(f"there are two {clash}, {places}: one needs another name")
     for name in ("task", *METHODS):
         check_value(name, values[name], OPTIONS[name])
     return [load_task(values["task"]), *(METHODS[axis][values[axis]] for axis in METHODS)]

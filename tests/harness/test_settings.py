@@ -1,6 +1,7 @@
 """Flags: how they are declared, read and checked; where a setting's value comes from; what a task
 or a method of one's own brings along; the name of a run's folder."""
 import dataclasses
+import importlib
 import inspect
 import json
 import math
@@ -141,6 +142,7 @@ def own_choices(monkeypatch):
     for choices in (MITIGATIONS, ADVANTAGES):
         assert all(choices[name] for name in choices)  # a module says its methods once: imported
         monkeypatch.setattr(choices, "data", dict(choices.data))
+        monkeypatch.setattr(choices, "clashes", [])
 
 
 def settings_of(argv: list[str]):
@@ -228,16 +230,28 @@ def seed(rollouts, *, seed: int = 1):
     """Weights."""
 
 
-@pytest.mark.parametrize("choices, name, module", [
-    (MITIGATIONS, "oracle", "credit.measured"), (ADVANTAGES, "measured", "credit.measured"),
-    (ADVANTAGES, "grpo", "grpo")])
-def test_a_method_takes_no_other_methods_name(choices, name, module):
+@pytest.mark.parametrize("name, module", [
+    ("oracle", "credit.measured"), ("grpo", "grpo"), ("grpo", __name__)])
+def test_a_method_takes_no_other_methods_name(name, module):
     """Whichever comes first; until it is chosen, its module stands for a method."""
-    words = f"there are two {name}, in {module} and {__name__}: one needs another name"
-    assert refusal(choices.update, {name: seed}) == words
-    words = f"there are two {name}, in {__name__} and {module}: one needs another name"
-    assert refusal(Choices({name: seed}).update, {name: module}) == words
-    assert choices[name].__module__ == module
+    first = seed if module == __name__ else module
+    for one, other in ((first, seed), (seed, first)):
+        choices = Choices({name: one})
+        choices[name] = other
+        assert choices.data[name] is one and choices.clashes == [(name, one, other)]
+
+
+def test_two_methods_of_one_name_are_told_by_their_lines(own_choices, tmp_path, monkeypatch):
+    """When the flags are read, whichever they are. Where a file is imported it would be a
+    traceback."""
+    text = "from engine.choices import advantage\n" + 2 * (
+        "\n\n@advantage\ndef my_idea(rollouts):\n    return rollouts.log_prob\n")
+    file = tmp_path / "pasted_twice.py"
+    file.write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("pasted_twice")
+    assert refusal(settings_of, ["--advantage", "rloo"]) == (
+        f"there are two my_idea, {file}:4 and {file}:9: one needs another name")
 
 
 def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices, tmp_path, model):
