@@ -23,13 +23,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 from engine.errors import UserError
 from engine.tokens import (ANSWER, BRACKET, END, END_OF_TURN, NUMBER, OPERATOR, OTHER, SPACE, TAG,
                            THINK, WORD)
 from harness.settings import option
-from tools.countdown_data import MAX_NUMBER, reachable, read_numbers, read_problems
 
+MAX_NUMBER = 999_999_999  # nine digits, as many as the score of the reasoning reads
 TAGS = (b"<think>", b"</think>", b"<answer>", b"</answer>")
 ANSWER_BEGINS = "</think>\n<answer>"
 FORMAT_WEIGHT = 0.1
@@ -111,7 +112,10 @@ class Task:
         if self.min_number > self.max_number:
             raise UserError(
                 f"--min_number {self.min_number} is above --max_number {self.max_number}")
-        problems = [Problem(*given) for given in read_problems(self.data)] if self.data else []
+        problems = []
+        if self.data:
+            from tools.countdown_data import read_problems
+            problems = [Problem(*given) for given in read_problems(self.data, MAX_NUMBER)]
         self.to_train = [problem for problem in problems if not held_out(problem)]
         tested: dict[Content, Problem] = {}  # a problem counts once
         for problem in filter(held_out, problems):
@@ -193,6 +197,7 @@ class Task:
 
     def read(self, words: list[str]) -> Problem:
         """A problem that somebody typed: 4 12 10 18, or 4 12 10 make 18 as `show` writes it."""
+        from tools.countdown_data import read_numbers
         if words[-2:-1] == ["make"]:
             words = words[:-2] + words[-1:]
         *numbers, target = read_numbers(words, 3, "numbers and then the target, such as 4 12 10 18")
@@ -219,6 +224,32 @@ class Task:
         text = b"".join(pieces).decode("latin-1")  # one character a byte; steps are plain ASCII
         ends = list(itertools.accumulate(map(len, pieces)))
         return [bisect_left(ends, end) for end, right in steps_of(text, problem.numbers) if right]
+
+
+Step = tuple[int, str, int, int]  # x, operator, y and the result
+
+
+@lru_cache(maxsize=4096)
+def reachable(numbers: tuple[int, ...], max_result: int) -> frozenset[int]:
+    """Every value that can be made from all of the (sorted) numbers, found by trying everything."""
+    if len(numbers) == 1:
+        return frozenset(numbers)
+    values: set[int] = set()
+    for i, j in itertools.combinations(range(len(numbers)), 2):
+        a, b = numbers[i], numbers[j]
+        others = [number for k, number in enumerate(numbers) if k not in (i, j)]
+        for *_, result in legal_steps(a, b, max_result) + legal_steps(b, a, max_result):
+            values |= reachable(tuple(sorted([*others, result])), max_result)
+    return frozenset(values)
+
+
+def legal_steps(x: int, y: int, max_result: int) -> list[Step]:
+    """Those with this order of x and y and a whole positive result of at most `max_result`. A model
+    may take others, and is right with them."""
+    steps = [(x, "*", y, x * y), (x, "+", y, x + y), (x, "-", y, x - y)]
+    if x % y == 0:
+        steps.append((x, "/", y, x // y))
+    return [step for step in steps if 0 < step[3] <= max_result]
 
 
 def content_of(problem: Problem) -> Content:

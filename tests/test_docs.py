@@ -126,7 +126,7 @@ def test_what_a_page_does_with_other_packages_fits_what_a_run_leaves(project):
               (project / "runs/none-grpo-s0/metrics.jsonl").read_text().splitlines()]
     assert [line for line in told if line.startswith("rows ")] == [
         f"rows {count}" for count in counts]
-    problems = read_problems(str(project / "Countdown-Tasks-3to4.jsonl"))
+    problems = read_problems(str(project / "Countdown-Tasks-3to4.jsonl"), 999)
     assert problems == [((44, 19, 35), 98), ((3, 7, 5, 9), 24)]
 
 

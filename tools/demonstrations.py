@@ -32,8 +32,7 @@ from typing import NamedTuple
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from countdown_task import Problem, Task, held_out
-from tools.countdown_data import Step, legal_steps
+from countdown_task import Problem, Step, Task, held_out, legal_steps
 
 TASK = Task(prompt="short", numbers="3", min_number=1, max_number=15, max_target=99, max_result=150)
 
