@@ -7,7 +7,8 @@ import pytest
 
 from conftest import refusal
 from engine.errors import UserError
-from harness.tasks import CheckedTask, load_task, short_task
+from harness.short_task import short_task
+from harness.tasks import CheckedTask, load_task
 
 PROMPT = "<|im_start|>user\n say {}<|im_end|>\n<|im_start|>assistant\n"
 PROMPTS = [PROMPT.format(number) for number in range(20)]

@@ -1,0 +1,71 @@
+"""The task of a module that has no more than `problems` and a function `reward`: what follows from
+these two. A function of the module with the name of a method takes its place."""
+import dataclasses
+import hashlib
+import random
+import re
+from typing import Any, ClassVar
+
+from engine.errors import UserError
+from engine.rollouts import Problem
+from engine.tokens import END_OF_TURN
+
+METHODS = ("training_problems", "held_out_problems", "extreme_problems", "prompt_for", "show",
+           "read", "score", "label", "right_steps")
+ASKED = re.compile(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", re.S)
+
+
+def short_task(module: Any) -> type:
+    return type("Task", (ShortTask,), {"module": module, "__module__": module.__name__})
+
+
+@dataclasses.dataclass
+class ShortTask:
+    solved = "its reward is 1 or more"
+    module: ClassVar[Any]
+
+    def __post_init__(self) -> None:
+        vars(self).update({name: getattr(self.module, name) for name in METHODS
+                           if callable(getattr(self.module, name, None))})
+        self.reward = f"reward of {self.module.__name__}"
+        # the fifth with the lowest hashes of the prompt is held out: the same in every run
+        by_hash = {hashlib.sha256(self.prompt_for(problem).encode()).hexdigest(): problem
+                   for problem in self.module.problems}
+        every, count = [by_hash[key] for key in sorted(by_hash)], -(-len(by_hash) // 5)
+        if len(every) < 2:
+            raise UserError(f"{self.module.__name__}: `problems` has {len(every)} different "
+                            "prompts: training needs one and the evaluation another")
+        self.to_train, self.to_test = every[count:], every[:count]
+
+    def training_problems(self, seed: int, step: int, count: int) -> list[Problem]:
+        return random.Random(f"train {seed} {step}").choices(self.to_train, k=count)
+
+    def held_out_problems(self, count: int) -> list[Problem]:
+        return self.to_test[:count]
+
+    def extreme_problems(self) -> list[Problem]:
+        every = self.to_train + self.to_test
+        return sorted(every, key=lambda problem: -len(self.prompt_for(problem)))[:1000]
+
+    def prompt_for(self, problem: Any) -> str:
+        return str(problem["prompt"] if isinstance(problem, dict) else problem)
+
+    def show(self, problem: Problem) -> str:
+        prompt = self.prompt_for(problem)
+        return " ".join((ASKED.findall(prompt) or [prompt])[-1].split())
+
+    def read(self, words: list[str]) -> Problem:
+        for problem in self.to_test + self.to_train:
+            if self.show(problem) == " ".join(words):
+                return problem
+        raise UserError(f"{' '.join(words)} is none of the problems of {self.module.__name__}; "
+                        f"{self.show(self.to_test[0])} is one")
+
+    def score(self, problem: Problem, text: str) -> dict[str, float]:
+        """Success is a reward of 1 or more. Format and reasoning are not judged."""
+        end = next((end for end in END_OF_TURN if text.endswith(end)), "")
+        reward = float(self.module.reward(problem, text.removesuffix(end)))
+        return {"reward": reward, "format": 0.0, "answer": float(reward >= 1), "reasoning": 0.0}
+
+    def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
+        return [0] * len(pieces), [0] * len(pieces)
