@@ -28,7 +28,7 @@ from bridges.messages import own_text, prompt_text
 from bridges.trl_queue import Queue
 from countdown_task import annotate
 from engine.errors import UserError
-from engine.forward import with_facts
+from engine.extra_forward import with_facts
 from engine.rollouts import NOTHING, Rollouts, score_answers
 from engine.tokens import END_OF_TURN, OTHER, THINK, encode, load_tokenizer, token_bytes
 from grpo import group_z_score, to_every_token

@@ -21,7 +21,7 @@ import torch
 
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from engine.errors import UserError
-from engine.forward import with_facts
+from engine.extra_forward import with_facts
 from engine.policy import stop_ids
 from engine.rollouts import Rollouts
 from engine.tokens import encode, encode_prompt, load_tokenizer

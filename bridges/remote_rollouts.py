@@ -20,7 +20,7 @@ import torch
 from bridges.http_client import FLAG, Client, one_line, read_address
 from engine import processes
 from engine.errors import UserError
-from engine.forward import with_facts
+from engine.extra_forward import with_facts
 from engine.optimizer import parameters_by_name
 from engine.policy import encode_prompts, gather, stop_ids
 from engine.rollouts import Rollouts

@@ -1,4 +1,4 @@
-"""The training forward pass, in the frame of a batch: log-probs, hidden states, attention.
+"""The training forward pass, in the frame of a batch.
 
 `response_log_probs` is all that the loss needs of the model. It calls, in this order:
 
@@ -6,16 +6,13 @@
     SharedPrompts    (packing.py) the attention: answers to a problem share its prompt
     TokenLogProbs    log softmax of single tokens, without the logits of the whole batch at once
 """
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
 from engine import processes
 from engine.packing import SharedPrompts, send
-from engine.processes import refuse_undefined, reshard_layers
+from engine.processes import reshard_layers
 from engine.rollouts import Rollouts
-from engine.sampler import Distribution
 from qwen2_model import Qwen2, linear
 
 LOGITS_AT_ONCE = 2 ** 27  # at most so many float32 logits exist at the same time, or twice bfloat16
@@ -101,24 +98,6 @@ def micro_batches(rollouts: Rollouts, rows: Tensor, size: int) -> list[Tensor]:
     return [rows[part] for part in parts] + [rows[:0]] * missing
 
 
-@torch.no_grad()
-def with_facts(model: Qwen2, rollouts: Rollouts, micro_batch: int) -> Rollouts:
-    """The batch with log-prob, entropy and collision of each token under this model."""
-    facts = torch.zeros(3, *rollouts.mask.shape, device=rollouts.mask.device)
-    size = max(1, LOGITS_AT_ONCE // model.config.vocab_size)
-    for rows in micro_batches(rollouts, rollouts.rows_of_rank(), micro_batch):
-        ids, shared, predicts = lay_out(rollouts, rows)
-        mask = rollouts.mask[rows]
-        states = model.model(ids, shared.positions, shared)[predicts[mask]]
-        parts = [torch.stack(Distribution(model.logits(h)).facts(y))
-                 for h, y in zip(states.split(size), rollouts.ids[rows][mask].split(size))]
-        for fact, values in zip(facts, torch.cat(parts, 1)):
-            fact[rows] = fact[rows].masked_scatter(mask, values)
-    processes.all_reduce(facts)
-    refuse_undefined("the model's probabilities are", facts)
-    return replace(rollouts, log_prob=facts[0], entropy=facts[1], collision=facts[2])
-
-
 class Context(torch.autograd.function.FunctionCtx):
     chunk: int
     saved_tensors: tuple[Tensor, ...]
@@ -170,42 +149,3 @@ def token_distribution(hidden: Tensor, matrix: Tensor, targets: Tensor) -> tuple
     normaliser = logits.logsumexp(-1, keepdim=True)
     log_prob = (logits.gather(1, targets[:, None]) - normaliser).squeeze(1)
     return log_prob, logits.sub_(normaliser).exp_()
-
-
-class Forward:
-    """One extra forward pass over a batch, lazy and cached."""
-
-    def __init__(self, model: Qwen2, micro_batch: int):
-        self.model, self.micro_batch = model, micro_batch
-        self.results: dict[str, Tensor] = {}
-
-    @torch.no_grad()
-    def look(self, rollouts: Rollouts, attention: bool = False) -> dict[str, Tensor]:
-        """hidden (B, T, D), and on request attention (B, T, T); see Rollouts."""
-        if ("attention" if attention else "hidden") in self.results:
-            return self.results
-        B, T = rollouts.mask.shape
-        widths = {"hidden": self.model.config.hidden_size} | ({"attention": T} if attention else {})
-        self.results = {name: torch.zeros(B, T, width, device=rollouts.ids.device)
-                        for name, width in widths.items()}
-        rows = rollouts.rows_of_rank()
-        for part in micro_batches(rollouts, rows[rollouts.length[rows] > 0], self.micro_batch):
-            self.look_at(rollouts, part)
-        processes.all_reduce(*self.results.values())
-        return self.results
-
-    def look_at(self, rollouts: Rollouts, rows: Tensor) -> None:
-        ids, shared, predicts = lay_out(rollouts, rows)
-        mask = rollouts.mask[rows]
-        last_layer = self.model.config.num_hidden_layers - 1
-        S = shared.answers.shape[1]
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            if layer == last_layer and "attention" in self.results:
-                # token t - 1 looks when token t is predicted
-                received = shared.received(q, k) * mask[:, 1:S + 1, None]
-                self.results["attention"][rows, 1:S + 1, :S] = received
-            return shared(layer, q, k, v)
-
-        hidden = self.model.model(ids, shared.positions, attend).float()
-        self.results["hidden"][rows] = hidden[predicts] * mask[..., None]

@@ -136,23 +136,6 @@ class SharedPrompts:
         end_to_end = torch.cat([rows.transpose(1, 2).flatten(0, 1) for rows in attended])
         return end_to_end.index_select(0, self.padded_index)
 
-    def received(self, q: Tensor, k: Tensor) -> Tensor:
-        """(R, S, S): [r, i, j] is the attention that token i of answer r pays to its token j, the
-        mean over heads; 0 where j > i and beyond the answer's length. It is computed once more, as
-        the kernel in `attention` does not return it."""
-        R, longest = self.answers.shape
-        _, H, head_dim = q.shape
-        attention = torch.zeros(R, longest, longest, device=q.device)
-        for block in self.blocks:
-            keys = to_rows(k, block.keys).repeat_interleave(H // k.shape[1], 1)
-            queries = to_rows(q, block.places)
-            for window in block.windows():
-                mask = self.mask_of(block, window, torch.float32)
-                score = queries[:, :, window] @ keys[:, :, :mask.shape[-1]].transpose(-1, -2)
-                weight = (score.float() * head_dim ** -0.5 + mask).softmax(-1).mean(1)
-                attention[block.answers, window, :window.stop] = weight[..., -window.stop:]
-        return attention
-
 
 def send(x: Tensor, device: torch.device) -> Tensor:
     """A tensor of the CPU on the device. From page-locked memory a GPU takes it when it comes to

@@ -8,9 +8,9 @@ from typing import Protocol
 
 import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from engine import processes
-from engine.forward import Forward
 from engine.processes import refuse_undefined
 from engine.rollouts import Problem, Rollouts, Task, score_answers
 from engine.sampler import Generation, generate
@@ -39,6 +39,20 @@ class RunSettings(Protocol):
     kl_kind: str
     dpo_beta: float
     pairs: str | None
+
+
+class Forward:
+    """One extra forward pass over a batch, when somebody looks, and once."""
+
+    def __init__(self, model: Qwen2, micro_batch: int):
+        self.model, self.micro_batch = model, micro_batch
+        self.results: dict[str, Tensor] = {}
+
+    def look(self, rollouts: Rollouts, attention: bool = False) -> dict[str, Tensor]:
+        if ("attention" if attention else "hidden") not in self.results:
+            from engine.extra_forward import look_inside
+            self.results = look_inside(self.model, rollouts, self.micro_batch, attention)
+        return self.results
 
 
 @dataclass

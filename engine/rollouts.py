@@ -39,7 +39,7 @@ class Task(Protocol[Kind]):
     def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]: ...
 
 
-class Forward(Protocol):  # engine/forward.py has the one of the model
+class Forward(Protocol):  # engine/policy.py has the one of the model
     def look(self, rollouts: "Rollouts", attention: bool = False) -> dict[str, Tensor]: ...
 
 

@@ -42,7 +42,7 @@ from harness.load import load_policy, make
 from qwen2_model import ModelConfig, Qwen2
 from harness.settings import check_value, flags_of
 from engine.errors import UserError
-from engine.forward import Forward
+from engine.policy import Forward
 from engine.rollouts import Rollouts, score_answers
 from engine.sampler import generate
 from harness.settings import make_settings

@@ -15,8 +15,9 @@ from conftest import ASKED, ROOT, StateIdea, copied, put_in
 from countdown_task import Problem
 from engine.choices import MITIGATIONS
 from engine.errors import UserError
-from engine.forward import Forward, response_log_probs, with_facts
-from engine.policy import derived_seed
+from engine.extra_forward import with_facts
+from engine.forward import response_log_probs
+from engine.policy import Forward, derived_seed
 from grpo import length_scaling, policy_loss
 from harness.record import read_credit, read_file
 from harness.settings import flags_of

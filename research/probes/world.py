@@ -12,7 +12,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from countdown_task import annotate
-from engine.forward import Forward
+from engine.policy import Forward
 from engine.rollouts import Rollouts
 from qwen2_model import ModelConfig, Qwen2
 

@@ -11,7 +11,7 @@ from credit.critic import generalised_advantage
 from credit.monte_carlo import continuation_rewards, segment_starts, sequences
 from engine.choices import ADVANTAGES
 from engine.errors import UserError
-from engine.forward import Forward
+from engine.policy import Forward
 from engine.sampler import Generation, generate
 from harness.load import make as make_choice
 
