@@ -21,10 +21,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
 from pathlib import Path
 from reprlib import repr as shortened
-from timeit import repeat
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -110,23 +108,6 @@ def has_bfloat16() -> bool:
     """Whether oneDNN multiplies bfloat16 matrices on this CPU: from AVX-512 on."""
     has_onednn = torch.backends.mkldnn.is_available()
     return has_onednn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-@cache
-def say_if_bfloat16_is_slow() -> None:
-    """By a product as training makes it: some CPUs that have instructions for it are slower with
-    them. Nothing but this sentence depends on the clock."""
-    matrix = torch.ones(1024, 1024)
-    slow, usual = (min(repeat(partial(linear, matrix[:256].to(dtype), matrix), number=1))
-                   for dtype in (torch.bfloat16, torch.float32))
-    if slow > usual:
-        say("this CPU computes bfloat16 slower than float32: a product takes "
-            f"{slow / usual:.1f} times as long (--dtype float32)")
-
-
-def say(sentence: str) -> None:
-    if is_main_process():
-        print(sentence, file=sys.stderr, flush=True)
 
 
 def linear(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -327,8 +308,6 @@ class Qwen2(Layer):
     def compute_in(self, dtype: torch.dtype) -> "Qwen2":
         """Make products in this type, whatever the parameters are kept in: every Linear computes
         in the type of its input, and a norm says which that is."""
-        if dtype == torch.bfloat16 and self.output_matrix.device.type == "cpu" and self.is_large:
-            say_if_bfloat16_is_slow()
         for module in self.modules():
             if isinstance(module, RMSNorm):
                 module.output_dtype = dtype
@@ -359,9 +338,9 @@ class Qwen2(Layer):
         with torch.device("meta"):  # no memory until the files are known to fit
             model = cls(config)
         check_tensors(folder, found, model)
-        if model.is_large:
+        if model.is_large and is_main_process():
             size = sum(path.stat().st_size for path in {tensor.path for tensor in found.values()})
-            say(f"reading {folder}: {size / 1e9:.1f} GB")
+            print(f"reading {folder}: {size / 1e9:.1f} GB", file=sys.stderr, flush=True)
         if shard_fn:
             shard_fn(model)
         take_memory(model, device)

@@ -1,15 +1,20 @@
 """Before a large model trains on a CPU: how long a step and an evaluation take, how much memory and
-disk. The model is not asked: one of its products is timed, and counted with.
+disk, and whether bfloat16 is slow. The model is not asked: a product is timed, and counted with.
 
 A forward pass is 2 operations a parameter and token, an update 6 (forward, and twice as much
 backward). Answers are taken at their full length: what is told is the most it takes.
 """
+import sys
 import time
+from functools import partial
+from timeit import repeat
 
 import torch
 
+from engine import processes
 from engine.policy import Policy, encode_prompts
 from harness.settings import Settings
+from qwen2_model import linear
 
 REACHED = 0.7  # of the rate of one product, by sampling and updating as a whole
 TRAINING, KEPT = 20, 12  # bytes a parameter: weights, gradient, two moments, the sampler's copy;
@@ -52,3 +57,14 @@ def in_words(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def say_if_bfloat16_is_slow() -> None:
+    """By a product as training makes it: some CPUs that have instructions for it are slower with
+    them. Nothing but this sentence depends on the clock."""
+    matrix = torch.ones(1024, 1024)
+    slow, usual = (min(repeat(partial(linear, matrix[:256].to(dtype), matrix), number=1))
+                   for dtype in (torch.bfloat16, torch.float32))
+    if slow > usual and processes.is_main_process():
+        print(f"this CPU computes bfloat16 slower than float32: a product takes {slow / usual:.1f} "
+              "times as long (--dtype float32)", file=sys.stderr, flush=True)

@@ -37,6 +37,9 @@ def load_policy(s: Settings, checkpoint: Path | None = None) -> Policy:
     model = load_model(s, folder, torch.device("cpu") if s.offload_optimizer else device)
     model.model.checkpointing = s.checkpointing
     set_threads(s.threads, model)
+    if device.type == "cpu" and s.dtype == "bfloat16" and model.is_large:
+        from harness.forecast import say_if_bfloat16_is_slow
+        say_if_bfloat16_is_slow()
     tokenizer = load_tokenizer(folder, model.config.vocab_size)
     policy = Policy(model, tokenizer, make_task(s.task, s.method_flags), s, folder)
     check_prompts(policy)

@@ -52,12 +52,3 @@ def test_both_ways_sample_and_train_alike(small_model, rollouts, monkeypatch):
     torch.testing.assert_close(one.log_prob, other.log_prob, atol=0.02, rtol=0)
     torch.testing.assert_close(log_prob, widened, atol=0.05, rtol=0)
     assert (gradient - of_widened).norm() < 2 ** -6 * gradient.norm()
-
-
-@pytest.mark.parametrize("seconds, said", [([3, 2, 4], "takes 2.0 times as long"), ([1, 3], "")])
-def test_bfloat16_says_that_it_is_slow_when_a_product_was(monkeypatch, capsys, seconds, said):
-    """The product in float32 takes a second at best."""
-    monkeypatch.setattr(qwen2_model, "repeat", lambda product, number: (
-        seconds if product.args[0].dtype == torch.bfloat16 else [2, 1]))
-    qwen2_model.say_if_bfloat16_is_slow.__wrapped__()
-    assert said in (told := capsys.readouterr().err) and bool(told) == bool(said)

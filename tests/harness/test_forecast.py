@@ -3,6 +3,7 @@ live with."""
 import os
 
 import pytest
+import torch
 from conftest import ROOT
 
 from harness import forecast
@@ -50,3 +51,12 @@ def test_a_large_model_has_a_laptops_settings_on_a_cpu_and_flags_win(tmp_path):
     assert (on_a_gpu.questions, on_a_gpu.dtype) == (Settings.questions, "bfloat16")
     os.truncate(tmp_path / "model.safetensors", LARGE)
     assert make_settings(model).eval_tasks == Settings.eval_tasks
+
+
+@pytest.mark.parametrize("seconds, said", [([3, 2, 4], "takes 2.0 times as long"), ([1, 3], "")])
+def test_bfloat16_says_that_it_is_slow_when_a_product_was(monkeypatch, capsys, seconds, said):
+    """The product in float32 takes a second at best."""
+    monkeypatch.setattr(forecast, "repeat", lambda product, number: (
+        seconds if product.args[0].dtype == torch.bfloat16 else [2, 1]))
+    forecast.say_if_bfloat16_is_slow()
+    assert said in (told := capsys.readouterr().err) and bool(told) == bool(said)
