@@ -32,7 +32,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from engine.errors import UserError
+from engine.errors import UserError, read_json
 from engine.processes import full_tensor, is_main_process
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # layer, q, k, v
@@ -365,22 +365,10 @@ LARGEST: dict[type, float] = {int: 2 ** 24, float: 1e12}
 OUTPUT, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
 
 
-def read_object(path: Path) -> dict[str, object]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not valid JSON: {str(error)[:200]}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path} should hold a JSON object")
-    return content
-
-
 def read_config(folder: Path) -> ModelConfig:
     """config.json and generation_config.json, each value checked."""
     path = folder / "config.json"
-    raw = read_object(path)
+    raw = read_json(path)
     model_type = raw.get("model_type")
     if model_type not in ("qwen2", "qwen3"):
         raise UserError(f"{path}: model_type {shortened(model_type)} is not implemented here")
@@ -436,7 +424,7 @@ def with_tokens(config: ModelConfig, raw: dict[str, object], folder: Path) -> Mo
     """With bos, pad and the tokens that end an answer. Of these the generation config of an
     instruct model lists more than config.json."""
     generation = folder / "generation_config.json"
-    ends = read_object(generation).get("eos_token_id") if generation.exists() else None
+    ends = read_json(generation).get("eos_token_id") if generation.exists() else None
 
     def tokens(key: str, given: object) -> tuple[int, ...]:
         numbers = given if isinstance(given, list) else [given] * (given is not None)
@@ -458,7 +446,7 @@ def weight_files(folder: Path) -> list[Path]:
     if not index.exists():
         raise UserError(f"{folder} has neither {single.name} nor {index.name} (weights in pickle "
                         "files are not read)")
-    named = read_object(index).get("weight_map")
+    named = read_json(index).get("weight_map")
     if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
         raise UserError(f"{index} should say in weight_map which file has each tensor")
     return [folder / name for name in sorted(set(named.values()))]

@@ -12,8 +12,7 @@ import time
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 
-from engine.errors import UserError
-from harness.record import parse_object
+from engine.errors import UserError, parse_object
 
 FLAG = "--rollouts"
 AT_ONCE = 128  # requests under way; the others wait for their turn

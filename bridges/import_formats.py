@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bridges.http_client import one_line
-from engine.errors import UserError
+from engine.errors import UserError, parse_object
 from engine.tokens import CHATML
-from harness.record import parse_object
 
 LARGEST = 3.4028234663852886e38  # of float32
 PER_TOKEN = {  # the range of a column, rounding allowed for

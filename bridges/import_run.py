@@ -27,13 +27,12 @@ from bridges.import_formats import FIELDS, PER_TOKEN, lines_of
 from bridges.messages import own_text, prompt_text
 from bridges.trl_queue import Queue
 from countdown_task import annotate
-from engine.errors import UserError
+from engine.errors import UserError, read_json
 from engine.extra_forward import with_facts
 from engine.rollouts import NOTHING, Rollouts, score_answers
 from engine.tokens import END_OF_TURN, OTHER, THINK, encode, load_tokenizer, token_bytes
 from grpo import group_z_score, to_every_token
-from harness.record import (credit_path, find_folder, provenance, read_json, replace_text, whole,
-                            write_credit)
+from harness.record import credit_path, find_folder, provenance, replace_text, whole, write_credit
 from harness.screen import run_as_program, show_status
 from harness.settings import Flag, make_parser, with_defaults
 from harness.load import pick_device

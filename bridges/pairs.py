@@ -20,12 +20,12 @@ from typing import NamedTuple
 import torch
 
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
-from engine.errors import UserError
+from engine.errors import UserError, parse_object
 from engine.extra_forward import with_facts
 from engine.policy import stop_ids
 from engine.rollouts import Rollouts
 from engine.tokens import encode, encode_prompt, load_tokenizer
-from harness.record import parse_object, credit_steps, read_credit, read_given, replace_text
+from harness.record import credit_steps, read_credit, read_given, replace_text
 from harness.screen import run_as_program
 from harness.settings import make_parser, make_settings
 from harness.tasks import make_task

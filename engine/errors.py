@@ -1,4 +1,8 @@
-"""The errors that people see as a sentence instead of a traceback."""
+"""The errors that people see as a sentence instead of a traceback; a file of JSON is read, or is
+one."""
+import json
+from pathlib import Path
+from typing import Any
 
 
 class UserError(ValueError):
@@ -11,3 +15,24 @@ class NotFinite(UserError):
 
 class BadCredit(NotFinite):
     """It is a weight or an advantage."""
+
+
+def read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from None
+
+
+def parse_object(text: str, where: object) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{where} should hold a JSON object")
+    return content
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    return parse_object(read_text(path), path)

@@ -27,7 +27,7 @@ import tokenizers
 import torch
 
 from engine import processes
-from engine.errors import UserError
+from engine.errors import UserError, parse_object, read_json, read_text
 from engine.rollouts import NOTHING, Forward, Problem, Rollouts
 from engine.tokens import token_bytes
 
@@ -47,27 +47,6 @@ COUNTS = {"episode_start": "token_id", "prompt_start": "prompt_ids", "group": "p
 def find_folder(name: str) -> Path:
     """A folder as it was typed, or the one of that name that ships with the project."""
     return Path(name) if Path(name).exists() or not (PROJECT / name).exists() else PROJECT / name
-
-
-def read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from None
-
-
-def parse_object(text: str, where: object) -> Json:
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} is not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{where} should hold a JSON object")
-    return content
-
-
-def read_json(path: Path) -> Json:
-    return parse_object(read_text(path), path)
 
 
 def read_lines(path: Path) -> list[Json]:

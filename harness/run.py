@@ -23,14 +23,14 @@ from safetensors.torch import load_file
 
 from engine import processes
 from engine.choices import Method
-from engine.errors import NotFinite, UserError
+from engine.errors import NotFinite, UserError, read_json
 from engine.optimizer import AdamW, load_optimizer_tensors, optimizer_tensors, parameters_by_name
 from engine.policy import Policy
 from engine.processes import refuse_undefined
 from engine.rollouts import Rollouts
 from harness.record import (LOGS, Json, RunFolder, checkpoint_folders, credit_path, is_complete,
-                            make_run, provenance, read_json, read_lines, remove, replace_text,
-                            run_config, whole, write_credit)
+                            make_run, provenance, read_lines, remove, replace_text, run_config,
+                            whole, write_credit)
 from harness.screen import StopRequest, print_step, python_command, say, tell_outcome
 from harness.settings import CHANGEABLE, Settings, is_large, make_settings, read_flags
 from qwen2_model import write_tensors

@@ -22,9 +22,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
-from engine.errors import UserError
+from engine.errors import UserError, read_json
 from harness.own_code import place_of
-from harness.record import Json, find_folder, read_json
+from harness.record import Json, find_folder
 from harness.tasks import load_task
 
 Requirement = tuple[Callable[[typing.Any], bool], str]  # a test of all values, and its words

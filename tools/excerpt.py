@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.errors import UserError
-from harness.record import (Columns, Json, credit_path, credit_steps, read_columns, read_json,
-                            read_lines, run_config, whole)
+from engine.errors import UserError, read_json
+from harness.record import (Columns, Json, credit_path, credit_steps, read_columns, read_lines,
+                            run_config, whole)
 from harness.screen import put, run_as_program
 from harness.settings import Flag, make_parser, with_defaults
 

@@ -14,10 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
-from engine.errors import UserError
+from engine.errors import UserError, read_json
 from engine.policy import derived_seed
 from engine.rollouts import Rollouts
-from harness.record import checkpoint_folders, find_folder, read_json
+from harness.record import checkpoint_folders, find_folder
 from harness.screen import BOLD, put, right_or_wrong, run_as_program, styled, visible
 from harness.load import load_policy
 from harness.settings import Flag, Settings, make_parser, make_settings, with_defaults

@@ -26,8 +26,7 @@ import numpy as np
 from analysis.compare import SEEN, farther_end, success_by_step
 from analysis.statistics import Estimate
 from analysis.tables import Table, by_row, shown
-from engine.errors import UserError
-from harness.record import read_json
+from engine.errors import UserError, read_json
 from harness.screen import python_command, say
 from harness.settings import Flag, make_parser, with_defaults
 from research.experiments.arms import ARMS, CONTROLS, METHODS, PLAIN, SCALE

@@ -31,10 +31,10 @@ from analysis.notes import CLASSES, class_codes
 from analysis.runs import Run
 from analysis.statistics import holm
 from analysis.tables import Table, by_row
-from engine.errors import UserError
+from engine.errors import UserError, read_json
 from engine.tokens import ANSWER
 from grpo import gradient_size
-from harness.record import read_columns, read_json
+from harness.record import read_columns
 from harness.screen import python_command
 from harness.settings import Flag, make_parser, with_defaults
 from research.experiments.pictures import draw, draw_curves

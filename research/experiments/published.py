@@ -9,8 +9,8 @@ import json
 from datetime import date
 from pathlib import Path
 
-from engine.errors import UserError
-from harness.record import PROJECT, read_json, replace_text
+from engine.errors import UserError, read_json
+from harness.record import PROJECT, replace_text
 from harness.screen import say
 from harness.settings import Flag, make_parser, with_defaults
 
