@@ -9,7 +9,6 @@
         run.end()
 """
 import json
-import shlex
 import shutil
 import time
 from collections import deque
@@ -19,18 +18,16 @@ from pathlib import Path
 from statistics import mean
 
 import torch
-from safetensors.torch import load_file
 
 from engine import processes
 from engine.choices import Method
-from engine.errors import NotFinite, UserError, read_json
-from engine.optimizer import AdamW, load_optimizer_tensors, optimizer_tensors, parameters_by_name
+from engine.errors import NotFinite, UserError
+from engine.optimizer import AdamW, optimizer_tensors, parameters_by_name
 from engine.policy import Policy
 from engine.processes import refuse_undefined
 from engine.rollouts import Rollouts
-from harness.record import (LOGS, Json, RunFolder, checkpoint_folders, credit_path, is_complete,
-                            make_run, provenance, read_lines, remove, replace_text, run_config,
-                            whole, write_credit)
+from harness.record import (Json, RunFolder, credit_path, make_run, provenance, read_lines, remove,
+                            run_config, whole, write_credit)
 from harness.screen import StopRequest, print_step, python_command, say, tell_outcome
 from harness.settings import CHANGEABLE, Settings, is_large, make_settings, read_flags
 from qwen2_model import write_tensors
@@ -56,9 +53,13 @@ def open_run(argv: list[str]) -> Iterator["Run"]:
     run = Run(settings)
     with run.cleanup:
         if exists:
+            from harness.resume import last_state, refuse_other
             if not resume:
                 refuse_other(settings, may_continue)
-            run.continue_from_checkpoint(may_begin_again=not resume)
+            run.is_new = False
+            run.cleanup.enter_context(run.folder.opened())
+            run.done, run.checkpoint, run.is_finished = last_state(
+                settings, run.folder, may_begin_again=not resume)
         try:
             yield run
         except NotFinite as error:
@@ -66,18 +67,6 @@ def open_run(argv: list[str]) -> Iterator["Run"]:
             raise UserError(f"{error}, in step {run.step} at --learning_rate "
                             f"{settings.learning_rate:g}. The last good checkpoint, which --model "
                             f"can name: {last}") from error
-
-
-def refuse_other(s: Settings, may_continue: bool) -> None:
-    """Stop unless the run in the folder of these settings has them, and may be gone on with."""
-    config = run_config(s.folder)
-    for name, value in s.to_json().items():
-        if config.get(name, value) != value and name not in {"out", *CHANGEABLE} - {"steps"}:
-            raise UserError(f"{s.folder} exists already, with {name} {config[name]} instead of "
-                            f"{value}: name another with --out")
-    if not may_continue:
-        raise UserError(f"{s.folder} exists already: go on with --resume "
-                        f"{shlex.quote(str(s.folder))}, or name another with --out")
 
 
 class Run:
@@ -92,36 +81,16 @@ class Run:
         self.seconds: deque[float] = deque(maxlen=20)  # of the last steps
         self.start, self.cleanup = time.monotonic(), ExitStack()
 
-    def continue_from_checkpoint(self, may_begin_again: bool) -> None:
-        """From the last checkpoint; from the start where none was due yet, or none ever is."""
-        s, folder, self.is_new = self.settings, self.folder, False
-        self.cleanup.enter_context(folder.opened())
-        path, before = folder.path, run_config(folder.path)
-        if not {"steps", "checkpoint_every"} <= before.keys():
-            raise UserError(f"{path}/config.json is of no run of train.py: it has no "
-                            "checkpoint_every")
-        every, steps = before["checkpoint_every"], before["steps"]
-        metrics, evaluations = (read_lines(path / name) for name in LOGS[:2])
-        *_, (self.done, self.checkpoint) = (0, None), *folder.checkpoints().items()
-        made = max([self.done, *(line["step"] for line in metrics)])
-        # a checkpoint is written last; somebody may have removed those of a finished run
-        is_whole = not every or not s.steps or not (path / "checkpoints").exists()
-        self.is_finished = max(checkpoint_folders(path), default=-1) >= s.steps or (
-            is_whole and is_complete(s.to_json(), metrics, evaluations))
-        if self.is_finished:
-            say(f"{path} has {made} of its {steps} steps, and no more were asked for: --steps N "
-                "goes on to N")
-        elif not self.done and made > every and (every or not may_begin_again):
-            raise UserError(f"{path} holds a record of {made} steps, and no checkpoint to go on "
-                            "from. Remove it, or name another folder with --out")
-        else:
-            say(f"going on after step {self.done}" if self.done else
-                "no checkpoint to go on from: starting again at step 1")
-
     def begin(self, policy: Policy, optimizer: AdamW, methods: Mapping[str, Method]) -> None:
         """A checkpoint keeps the state of all three. From now on Ctrl-C waits for a step's end."""
         self.policy, self.optimizer, self.methods = policy, optimizer, methods
-        self.begin_folder() if self.is_new else self.read_back()
+        if self.is_new:
+            self.begin_folder()
+        else:
+            from harness.resume import load_state, take_over
+            if self.checkpoint:
+                load_state(self.checkpoint, optimizer, self.parameters, methods)
+            take_over(self.settings, self.folder, self.done)
         self.stop = self.cleanup.enter_context(StopRequest())
         if self.settings.eval_every:  # the task keeps them, and refuses to train on one
             policy.task.held_out_problems(self.settings.eval_tasks)
@@ -149,19 +118,6 @@ class Run:
         is_ours = self.folder.writes and self.folder.is_here()
         if error and is_ours and not (self.folder.path / "metrics.jsonl").exists():
             shutil.rmtree(self.folder.path)
-
-    def read_back(self) -> None:
-        """The trainer's state; then config.json gets the settings that are changed."""
-        if self.checkpoint:
-            self.load_state(self.checkpoint)
-        processes.barrier()  # until all have read what is changed now
-        if self.folder.writes:
-            config = read_json(self.folder.path / "config.json")
-            values: Json = self.settings.to_json() | {"threads": torch.get_num_threads()}
-            config |= {name: values[name] for name in CHANGEABLE if name in config}
-            replace_text(self.folder.path / "config.json", json.dumps(config, indent=2) + "\n")
-            self.folder.forget_after(self.done or -1)  # the evaluation at step 0 is made again, too
-        processes.barrier()
 
     def steps(self) -> Iterator[int]:
         for self.step in range(self.done + 1, self.settings.steps + 1):
@@ -237,15 +193,6 @@ class Run:
             trainer.mkdir()
             write_tensors(trainer / "state.safetensors", tensors)
             (trainer / "state.json").write_text(json.dumps({"step": step}) + "\n")
-
-    def load_state(self, checkpoint: Path) -> None:
-        tensors = load_file(checkpoint / "trainer" / "state.safetensors")
-        for part, method in self.methods.items():
-            names = [name for name in tensors if name.startswith(f"{part}.")]
-            state = {name.partition(".")[2]: tensors.pop(name) for name in names}
-            if hasattr(method, "load_state_dict"):
-                method.load_state_dict(state)
-        load_optimizer_tensors(self.optimizer, self.parameters, tensors)
 
     def end(self) -> None:
         self.policy.refuse_broken_model()
