@@ -313,13 +313,6 @@ class Qwen2(Layer):
                 module.output_dtype = dtype
         return self
 
-    def cast_weights(self, dtype: torch.dtype) -> "Qwen2":
-        """Keep the matrices in this type; norms and biases stay as they are, they are few."""
-        for parameter in self.parameters():
-            if parameter.dim() == 2:
-                parameter.data = parameter.data.to(dtype)
-        return self
-
     @classmethod
     def from_pretrained(cls, folder: Path | str, device: torch.device | str = "cpu",
                         shard_fn: "Callable[[Qwen2], None] | None" = None,

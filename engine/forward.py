@@ -6,6 +6,8 @@
     SharedPrompts    (packing.py) the attention: answers to a problem share its prompt
     TokenLogProbs    log softmax of single tokens, without the logits of the whole batch at once
 """
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -98,11 +100,6 @@ def micro_batches(rollouts: Rollouts, rows: Tensor, size: int) -> list[Tensor]:
     return [rows[part] for part in parts] + [rows[:0]] * missing
 
 
-class Context(torch.autograd.function.FunctionCtx):
-    chunk: int
-    saved_tensors: tuple[Tensor, ...]
-
-
 class TokenLogProbs(torch.autograd.Function):
     """log softmax(W h)_y of n tokens: (n, D), (V, D), (n,) -> (n,).
 
@@ -111,7 +108,7 @@ class TokenLogProbs(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Context, hidden: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:
         cast = matrix.to(hidden.dtype)
         ctx.chunk = max(1, 4 * LOGITS_AT_ONCE // hidden.element_size() // len(matrix))
         if len(hidden) <= ctx.chunk:
@@ -124,7 +121,7 @@ class TokenLogProbs(torch.autograd.Function):
             for h, y in zip(hidden.split(ctx.chunk), targets.split(ctx.chunk))]).squeeze(1)
 
     @staticmethod
-    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
         hidden, matrix, targets, *kept = ctx.saved_tensors
         cast = matrix.to(hidden.dtype)
         at_hidden: list[Tensor] = []

@@ -21,7 +21,7 @@ class OffloadedAdamW(AdamW):
         copies = [nn.Parameter(p.detach().float().clone()) for p in model.parameters()]
         super().__init__(copies, learning_rate, weight_decay)
         self.pairs = list(zip(model.parameters(), copies))
-        model.cast_weights(model.compute_dtype).to(device)
+        cast_weights(model, model.compute_dtype).to(device)
         # page-locked where there is a GPU: the bus is twice as fast from there
         self.buffer = torch.empty(max(parameter.nbytes for parameter, _ in self.pairs),
                                   dtype=torch.uint8, pin_memory=torch.device(device).type == "cuda")
@@ -45,3 +45,11 @@ class OffloadedAdamW(AdamW):
         super().step()
         for parameter, copy in self.pairs:
             parameter.copy_(self.on_the_way(parameter).copy_(copy))
+
+
+def cast_weights(model: Qwen2, dtype: torch.dtype) -> Qwen2:
+    """Keep the matrices in this type; norms and biases stay as they are, they are few."""
+    for parameter in model.parameters():
+        if parameter.dim() == 2:
+            parameter.data = parameter.data.to(dtype)
+    return model

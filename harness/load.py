@@ -68,7 +68,10 @@ def load_optimizer(s: Settings, policy: Policy) -> AdamW:
 
 def initial_model(s: RunSettings) -> Qwen2:
     model = load_model(s, find_folder(s.model), device_of(s)).requires_grad_(False)
-    return model.cast_weights(getattr(torch, s.dtype)) if s.offload_optimizer else model
+    if s.offload_optimizer:
+        from engine.offload import cast_weights
+        cast_weights(model, model.compute_dtype)
+    return model
 
 
 def make(function: Choice, values: Json, policy: Policy) -> Method:
