@@ -60,3 +60,12 @@ def test_bfloat16_says_that_it_is_slow_when_a_product_was(monkeypatch, capsys, s
         seconds if product.args[0].dtype == torch.bfloat16 else [2, 1]))
     forecast.say_if_bfloat16_is_slow()
     assert said in (told := capsys.readouterr().err) and bool(told) == bool(said)
+
+
+@pytest.mark.parametrize("dtype, asked", [("bfloat16", [1]), ("float32", [])])
+def test_that_is_asked_where_a_large_model_computes_in_bfloat16(monkeypatch, dtype, asked):
+    found = []
+    monkeypatch.setattr("qwen2_model.Qwen2.is_large", True)
+    monkeypatch.setattr(forecast, "say_if_bfloat16_is_slow", lambda: found.append(1))
+    load_policy(make_settings(SETTINGS | {"dtype": dtype}))
+    assert found == asked
