@@ -27,8 +27,8 @@ Advantages are those of a group of the first R answers: the z-score, and as cont
     by token     normal numbers for each token; Monte Carlo credit (--measured_k continuations);
                  and planted rewards, 1 for each number token: of each token what follows of them,
                  minus the group's mean at its position
-    a critic     GAE by a linear head, gamma 1 and lambda 0.95, as --advantage gae has it, after
-                 --critic_batches batches of 8 other problems
+    a critic     --advantage gae with lambda 0.95, after --critic_batches batches of 8 other
+                 problems
 
 What needs no measuring: a row times a number other than 0 changes no rank, so zero sum takes none
 from A. It makes the sum of the rows a combination of R - 1 differences, and with two distinct
@@ -73,6 +73,8 @@ FLAGS = {
                        most=1000),
     "critic_batches": Flag(16, "batches that a critic learns from beforehand; 0 is without one",
                            least=0, most=10_000),
+    "critic": Flag("head", "linear in the hidden state, or a network of its own",
+                   choices=("head", "trunk")),
     "layer": Flag("mlp.up_proj", "the weight matrix of B, in the middle layer"),
     "memory": Flag(4.0, "GiB for gradients; less of it is more passes", above=0, most=10_000)}
 Z, ONES, PLANTED = "z-score", "all equal", "planted rewards by token"
@@ -98,6 +100,7 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     policy, found = policy_of(args), defaultdict(list)
     progress = Progress(critic=args.critic_batches / 8, problems=args.questions)
     critic = critic_of(policy, args, progress) if args.critic_batches else None
+    learned = critic and critic.metrics["explained_variance"]
     for number in range(args.questions):
         progress("problems", number / args.questions)
         rollouts = sample_batch(policy, 1, args.answers, step=1 + number)
@@ -113,14 +116,14 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
              f"the answers: {parts}, each with {len(kinds)} backward passes an answer.",
              f"B is of {args.layer} in layer {middle_layer(policy)}."]
     if critic:
-        intro.append(f"The critic explains {critic.metrics['explained_variance']:.2f} of the "
-                     "variance of its targets in the last problem.")
+        intro.append(f"The critic ({args.critic}) explained {learned:.2f} of the variance of its "
+                     "targets in the last batch that it learned from.")
     return Findings("Has GRPO's gradient rank 2?", intro, [sizes_table(found), arms_table(found)])
 
 
 def critic_of(policy: Policy, args: SimpleNamespace, progress: Progress) -> gae:
     """Trained on problems that are not measured; each of those teaches it after its advantages."""
-    critic = gae(policy, gae_lambda=0.95)
+    critic = gae(policy, gae_lambda=0.95, critic=args.critic)
     for batch in range(args.critic_batches):
         progress("critic", batch / args.critic_batches)
         critic(sample_batch(policy, 8, args.answers, step=1 + args.questions + batch), policy)

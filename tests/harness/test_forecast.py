@@ -3,6 +3,7 @@ live with."""
 import os
 
 import pytest
+import torch
 from conftest import ROOT
 
 from harness import forecast
@@ -29,6 +30,18 @@ def test_what_is_told_is_what_is_counted(monkeypatch):
     time, space = forecast.forecast(policy.settings, policy)
     assert f"at most {step:g} s a step, 160 s an evaluation, {30 * step + 480:g} s in all" in time
     assert "of memory" in space and "two newest checkpoints" in space
+
+
+@pytest.mark.parametrize("flags, gigabytes", [
+    ({}, 20), ({"kl": 0.1}, 24), ({"loss": "dpo"}, 24), ({"advantage": "gae"}, 20),
+    ({"advantage": "gae", "critic": "trunk", "kl": 0.1}, 40)])
+def test_all_models_in_memory_are_counted(monkeypatch, flags, gigabytes):
+    """20, 16, 4 and 4 bytes a parameter, of a billion."""
+    settings = make_settings(SETTINGS | flags)
+    policy = load_policy(settings)
+    monkeypatch.setattr(policy.model, "parameters", lambda: [torch.empty(10 ** 9, device="meta")])
+    _, space = forecast.forecast(settings, policy)
+    assert f"about {gigabytes} GB of memory" in space
 
 
 @pytest.mark.parametrize("seconds, words", [
