@@ -46,8 +46,8 @@ def became(tally: Tally, partition: str) -> Table:
     is_few = tally.live["all"][0] < FEWEST
     finding = NOTHING if is_few else (
         f"Of the push up {fell:.0%} went to tokens that fell, of the push down {rose:.0%} to "
-        f"tokens that rose. {str(names[lost]).capitalize()} tokens were given {shares['given'][lost]:.0%} "
-        f"and got {shares['became'][lost]:.0%} of all change.")
+        f"tokens that rose. {str(names[lost]).capitalize()} tokens were given "
+        f"{shares['given'][lost]:.0%} and got {shares['became'][lost]:.0%} of all change.")
     return Table(f"became by {partition}", f"What became of the tokens, by {partition}", columns,
                  finding if partition == "kind" else "", NOTES,
                  {"tokens": "share of the tokens"})

@@ -147,7 +147,7 @@ def early_over_late(notes: Notes) -> Table:
                 ("first over last fifth, classes alike", alike,
                  None if discounted else 1.48, "not on which class stands where"))]
     formats = {"": "", "old": ".2f", "theirs": ".2f", "look": "", "new": ".2f", "why": ""}
-    return Table("notes early", "Early over late, in the notes' two definitions, and at like classes",
+    return Table("notes early", "Early over late, the notes' two definitions and classes alike",
                  by_row(formats, rows), "", [
         "It can say that a run's early tokens were less sure than its late ones. It cannot be "
         "compared from one definition to the other, as the notes did. Classes alike: each counts "
