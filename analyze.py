@@ -113,10 +113,12 @@ def run_chapters(run: Run, tally: Tally | None) -> dict[str, list[Table]]:
 
 
 def draw_run(run: Run, tally: Tally | None, folder: Path) -> list[Picture]:
-    pictures = [learning_curve(run, folder)] if run["metrics"] or run["evaluations"] else []
+    points = max(len(run["metrics"]), *(len(evaluations(run, mode)) for mode, _ in CURVES))
+    pictures = [learning_curve(run, folder)] if points > 1 else []
     if tally and tally.total("all", "abs gradient")[0] > 0:
         if tally.has_cells("kind"):
-            pictures += [credit_by_kind(tally, folder), over_training(tally, folder)]
+            pictures.append(credit_by_kind(tally, folder))
+            pictures += [over_training(tally, folder)] if len(tally.blocks) > 1 else []
         pictures.append(position_bars(tally, folder))
     return pictures
 

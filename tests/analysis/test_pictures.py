@@ -33,14 +33,17 @@ def labels_of(axis):
 
 def test_no_picture_without_content(tmp_path, drawn):
     of_metrics = {"learning_curve"}
-    of_gradient = {"credit_by_kind", "over_training", "position"}
+    of_gradient = {"credit_by_kind", "position"}
     line = {"step": 1, "success": 0.5, "entropy": 0.1}
     for name, metrics, more, expected in (
-            ("all", [line], {"kind": np.arange(40) % 2}, of_metrics | of_gradient),
+            ("all", [line, {**line, "step": 2}], {"kind": np.arange(40) % 2},
+             of_metrics | of_gradient | {"over_training"}),
+            ("one point is no curve", [line], {"kind": np.arange(40) % 2}, of_gradient),
             ("a task that labels no token", [], {}, {"position"}),
             ("flat", [], {"advantage": np.zeros(40)}, set())):
         columns = credit_columns([40], [0], **more)
-        folder = write_log(tmp_path / name, {1: columns}, metrics=metrics)
+        steps = {step + 1: columns for step in range(max(1, len(metrics)))}
+        folder = write_log(tmp_path / name, steps, metrics=metrics)
         drawn.clear()
         tally = Tally(folder)
         analyze.draw_run(read_run(folder), tally, tmp_path)
