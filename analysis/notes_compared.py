@@ -15,7 +15,7 @@ EXPECTED = {  # weighting: held-out success at the notes' end; what they expecte
     "outcome_conditional": (0.12, "more credit to the answer, may hurt reasoning; hurts"),
     "inverse_logprob": BROKEN, "inverse_logprob_as_published": BROKEN,
     "attention_credit": (None, "credit by the model's own attention; not run"),
-    "entropy_weighted": (None, "forking tokens, gains from 8 billion parameters on; not run"),
+    "entropy_weighted": (None, "forking tokens, may need over 8 billion parameters; not run"),
     "entropy_masking": (None, "forking tokens; the gradient explodes")}
 
 

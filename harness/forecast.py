@@ -19,6 +19,7 @@ from qwen2_model import linear
 REACHED = 0.7  # of the rate of one product, by sampling and updating as a whole
 TRAINING, KEPT = 20, 12  # bytes a parameter: weights, gradient, two moments, the sampler's copy;
                          # and in a checkpoint: weights and moments
+TRUNK, FROZEN = 16, 4    # and what else PPO has in memory: the critic as trained, a frozen copy
 
 
 def forecast(s: Settings, policy: Policy) -> list[str]:
@@ -31,11 +32,13 @@ def forecast(s: Settings, policy: Policy) -> list[str]:
     asked = s.eval_tasks * (s.eval_answers + (s.eval_modes == "both"))
     evaluation = seconds_of(2 * size * asked * T, policy, rows) if s.eval_every else 0.0
     count = 1 + -(-s.steps // s.eval_every) if s.eval_every else 0
+    memory = TRAINING + TRUNK * (s.method_flags.get("critic") == "trunk") + FROZEN * (
+        s.kl > 0 or s.loss == "dpo")
     of_evaluation = f"{in_words(evaluation)} an evaluation, " if count else ""
     return [f"on this CPU at most {in_words(step)} a step, {of_evaluation}"
             f"{in_words(s.steps * step + count * evaluation)} in all, if every answer had its {T} "
             "tokens",
-            f"about {TRAINING * size / 1e9:.0f} GB of memory; on disk {KEPT * size / 1e9:.1f} GB "
+            f"about {memory * size / 1e9:.0f} GB of memory; on disk {KEPT * size / 1e9:.1f} GB "
             "for each of the two newest checkpoints"]
 
 

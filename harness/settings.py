@@ -150,7 +150,7 @@ class Parser(argparse.ArgumentParser):
 
     def read(self, argv: list[str], about_unknown: Callable[[str], str] = lambda _: "") -> Json:
         """What was typed, --max-new-tokens too; `about_unknown` may say more of what is no flag."""
-        typed = [re.sub("(?<=^--)[^=]*", lambda name: name[0].replace("-", "_"), argument)
+        typed = [re.sub("(?<=^--)[^= ]*", lambda name: name[0].replace("-", "_"), argument)
                  for argument in argv]
         found, unknown = self.parse_known_intermixed_args(typed)  # RUN --flag 1 PROBLEM, too
         if unknown:

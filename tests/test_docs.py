@@ -94,6 +94,11 @@ def test_an_advantage_of_ones_own_is_one_function(folder_of):
         assert np.ptp(credit["advantage"]) > 0 and (credit["advantage"] < 0).any()
 
 
+def test_the_z_score_by_hand(project):
+    """12 of 16 right: +0.577 and, as epsilon is 1e-4 and not 0, -1.732 in three digits."""
+    assert printed_by(project, block("docs/policy_gradient.md", "z_score")) == "+0.577 -1.732\n"
+
+
 STAND_INS = """
 import sys
 from unittest.mock import MagicMock

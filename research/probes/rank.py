@@ -5,7 +5,8 @@
 
 It has been claimed that advantages which sum to zero give the gradient an intrinsic rank of about
 2, whatever the size R of the group, and that rewards by token would raise it ("what would settle
-it"). Neither the matrix nor the rank is defined there. Measured are two matrices:
+it"), as a critic or another baseline might. Neither the matrix nor the rank is defined there.
+Measured are two matrices:
 
     A   R x parameters: row i is answer i's part of the gradient, sum_t A_it grad log p(y_it)
     B   the gradient that the group makes together, in one weight matrix (--layer)
@@ -22,13 +23,17 @@ Advantages are those of a group of the first R answers: the z-score, and as cont
     shuffled     the z-scores of other answers
     random sum   normal numbers that sum to zero and know no reward
     all equal    1 for every answer: supervised fine-tuning on them, which sums to R
+    no baseline  the reward itself
     by token     normal numbers for each token; Monte Carlo credit (--measured_k continuations);
                  and planted rewards, 1 for each number token: of each token what follows of them,
                  minus the group's mean at its position
+    a critic     --advantage gae with lambda 0.95, after --critic_batches batches of 8 other
+                 problems
 
 What needs no measuring: a row times a number other than 0 changes no rank, so zero sum takes none
 from A. It makes the sum of the rows a combination of R - 1 differences, and with two distinct
 rewards a multiple of one vector, mean of the right minus mean of the wrong; a vector has no rank.
+The other group estimators, rloo and dr_grpo, are the z-score times a number: the same ranks.
 
 A comes from its Gram matrix, R x R in float32 (summed in float64). Gradients are kept a part of the
 parameters at a time, so that they take --memory GiB at most; each part is a pass of its own over
@@ -44,6 +49,7 @@ import torch
 
 from analysis.statistics import Estimate, mean_over
 from analysis.tables import Table, by_row
+from credit.critic import gae
 from engine.choices import ADVANTAGES
 from engine.errors import UserError
 from engine.forward import response_log_probs
@@ -65,10 +71,15 @@ FLAGS = {
                     most=1000),
     "measured_k": Flag(2, "continuations a token of Monte Carlo credit; 0 is without", least=0,
                        most=1000),
+    "critic_batches": Flag(16, "batches that a critic learns from beforehand; 0 is without one",
+                           least=0, most=10_000),
+    "critic": Flag("head", "linear in the hidden state, or a network of its own",
+                   choices=("head", "trunk")),
     "layer": Flag("mlp.up_proj", "the weight matrix of B, in the middle layer"),
     "memory": Flag(4.0, "GiB for gradients; less of it is more passes", above=0, most=10_000)}
 Z, ONES, PLANTED = "z-score", "all equal", "planted rewards by token"
-RANDOM, MEASURED = "random by token", "Monte Carlo by token"
+RANDOM, MEASURED, CRITIC = "random by token", "Monte Carlo by token", "a critic (gae)"
+NO_BASELINE = "no baseline"
 Kinds = dict[str, torch.Tensor]  # of each way to weight tokens (B, T)
 
 
@@ -87,12 +98,14 @@ Found = dict[tuple[str, str, int], list[dict[str, float]]]  # by matrix, arm, R:
 
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
     policy, found = policy_of(args), defaultdict(list)
-    progress = Progress(problems=args.questions)
+    progress = Progress(critic=args.critic_batches / 8, problems=args.questions)
+    critic = critic_of(policy, args, progress) if args.critic_batches else None
+    learned = critic and critic.metrics["explained_variance"]
     for number in range(args.questions):
         progress("problems", number / args.questions)
         rollouts = sample_batch(policy, 1, args.answers, step=1 + number)
         if rollouts.advantage.any():
-            kinds = by_token(policy, rollouts, args.measured_k)
+            kinds = by_token(policy, rollouts, args.measured_k, critic)
             grams, rows = gradients(policy, rollouts, kinds, args)
             add_ranks(rollouts, grams, rows, found)
     if not found:
@@ -102,10 +115,23 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     intro = [f"{policy.folder}: {args.questions} problems x {args.answers} answers; passes over "
              f"the answers: {parts}, each with {len(kinds)} backward passes an answer.",
              f"B is of {args.layer} in layer {middle_layer(policy)}."]
+    if critic:
+        intro.append(f"The critic ({args.critic}) explained {learned:.2f} of the variance of its "
+                     "targets in the last batch that it learned from.")
     return Findings("Has GRPO's gradient rank 2?", intro, [sizes_table(found), arms_table(found)])
 
 
-def by_token(policy: Policy, rollouts: Rollouts, measured_k: int) -> Kinds:
+def critic_of(policy: Policy, args: SimpleNamespace, progress: Progress) -> gae:
+    """Trained on problems that are not measured; each of those teaches it after its advantages."""
+    critic = gae(policy, gae_lambda=0.95, critic=args.critic)
+    for batch in range(args.critic_batches):
+        progress("critic", batch / args.critic_batches)
+        critic(sample_batch(policy, 8, args.answers, step=1 + args.questions + batch), policy)
+    return critic
+
+
+def by_token(policy: Policy, rollouts: Rollouts, measured_k: int,
+             critic: gae | None = None) -> Kinds:
     """What tokens are weighted by: 1, and credit of their own."""
     noise = torch.randn(rollouts.mask.shape, generator=rollouts.generator)
     kinds = {ONES: rollouts.mask.float(), PLANTED: planted(rollouts),
@@ -113,6 +139,8 @@ def by_token(policy: Policy, rollouts: Rollouts, measured_k: int) -> Kinds:
     if measured_k:
         credit = make(ADVANTAGES["measured"], {"measured_k": measured_k}, policy)
         kinds[MEASURED] = credit(rollouts, policy)
+    if critic:
+        kinds[CRITIC] = critic(rollouts, policy)
     return kinds
 
 
@@ -201,6 +229,7 @@ def advantages_of(rollouts: Rollouts, R: int) -> Kinds:
     drawn = torch.randn(R, generator=rollouts.generator, dtype=torch.float64)
     order = torch.randperm(R, generator=rollouts.generator)
     return {Z: z, "shuffled": z[order], "random sum": drawn - drawn.mean(),
+            NO_BASELINE: rollouts.reward[:R].cpu().double(),
             ONES: torch.ones(R, dtype=torch.float64)}
 
 
@@ -252,9 +281,9 @@ def arms_table(found: Found) -> Table:
             row += [mean_rank(found, matrix, arm, R, "entropy").value,
                     mean_rank(found, matrix, arm, R, "stable").value, change.value,
                     change.interval]
-            if arm == PLANTED:
-                lines.append(f"Planted rewards by token change the entropy rank of {matrix} by "
-                             f"{change.value:+.2f} ({change.low:+.2f} to {change.high:+.2f}).")
+            if arm in (PLANTED, CRITIC):
+                lines.append(f"Entropy rank of {matrix}, {arm} minus z-score: {change.value:+.2f} "
+                             f"({change.low:+.2f} to {change.high:+.2f}).")
         rows.append(row)
     formats = {"advantage": ""}
     for matrix in "AB":

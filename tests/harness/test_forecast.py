@@ -32,6 +32,18 @@ def test_what_is_told_is_what_is_counted(monkeypatch):
     assert "of memory" in space and "two newest checkpoints" in space
 
 
+@pytest.mark.parametrize("flags, gigabytes", [
+    ({}, 20), ({"kl": 0.1}, 24), ({"loss": "dpo"}, 24), ({"advantage": "gae"}, 20),
+    ({"advantage": "gae", "critic": "trunk", "kl": 0.1}, 40)])
+def test_all_models_in_memory_are_counted(monkeypatch, flags, gigabytes):
+    """20, 16, 4 and 4 bytes a parameter, of a billion."""
+    settings = make_settings(SETTINGS | flags)
+    policy = load_policy(settings)
+    monkeypatch.setattr(policy.model, "parameters", lambda: [torch.empty(10 ** 9, device="meta")])
+    _, space = forecast.forecast(settings, policy)
+    assert f"about {gigabytes} GB of memory" in space
+
+
 @pytest.mark.parametrize("seconds, words", [
     (7.4, "7 s"), (89, "89 s"), (90, "2 min"), (3600, "60 min"), (5400, "1.5 h")])
 def test_durations_in_words(seconds, words):

@@ -6,6 +6,7 @@ import inspect
 import json
 import math
 import re
+import shlex
 import typing
 
 import pytest
@@ -47,12 +48,13 @@ def test_the_limits_themselves_are_allowed(flag, value):
 
 def read(argv: str):
     return make_parser("it", None, {"new_tokens": Flag(8, "how many"), "fast": Flag(False),
-                                    "out": Flag(None), "rate": Flag(0.5)}).read(argv.split())
+                                    "out": Flag(None), "rate": Flag(0.5)}).read(shlex.split(argv))
 
 
 @pytest.mark.parametrize("argv, given", [
     # in a name a hyphen is an underscore, in a value it stays
     ("--new-tokens=3 --out a-b", {"new_tokens": 3, "out": "a-b"}), ("--out=--a", {"out": "--a"}),
+    ("--out '--a-b 1 --c-d 2'", {"out": "--a_b 1 --c-d 2"}),  # flags for another program
     # a yes-or-no flag alone means yes
     ("--fast", {"fast": True}), ("--fast TRUE", {"fast": True}), ("--fast yes", {"fast": True}),
     ("--fast no", {"fast": False}), ("--rate 1e-3", {"rate": 0.001}), ("", {})])

@@ -13,9 +13,10 @@ from engine.errors import UserError
 from engine.forward import response_log_probs
 from engine.tokens import NUMBER, WORD
 from research.__main__ import main
+from research.probes import rank
 from research.probes.rank import (
-    MEASURED, ONES, PLANTED, RANKS, Z, add_ranks, advantages_of, arms_table, gradients, gram,
-    parts_of, planted, ranks, sizes_table)
+    CRITIC, MEASURED, NO_BASELINE, ONES, PLANTED, RANKS, Z, add_ranks, advantages_of, arms_table,
+    gradients, gram, parts_of, planted, ranks, sizes_table)
 
 
 def ranks_of(singular_values):
@@ -48,6 +49,7 @@ def test_the_arms_of_a_group_are_those_of_training():
     assert arms[Z].tolist() == pytest.approx([low, high, low, low], rel=1e-3)
     assert sorted(arms["shuffled"]) == sorted(arms[Z]) and arms[ONES].tolist() == [1] * 4
     assert arms["random sum"].sum().item() == pytest.approx(0, abs=1e-12)
+    assert arms[NO_BASELINE].tolist() == [0, 1, 0, 0]
 
 
 def test_planted_rewards_by_hand():
@@ -55,6 +57,24 @@ def test_planted_rewards_by_hand():
     kind = torch.tensor([[NUMBER, WORD, NUMBER], [WORD, NUMBER, NUMBER]])
     batch = hand_made([[True] * 3, [True, True, False]], kind=kind)
     assert planted(batch).tolist() == [[0.5, 0, 0], [-0.5, 0, 0]]
+
+
+def test_a_critic_has_learned_from_other_problems(policy, monkeypatch):
+    """Problems 1 and 2 are measured. A reward of 1 for every answer: V grows from 0, so of the last
+    token, where A = R - V, less than 1 is left."""
+    rollouts, steps = spoken(policy, scores={"reward": torch.ones(6)}), []
+
+    def sample(policy, questions, answers, step):
+        steps.append(step)
+        return rollouts
+    monkeypatch.setattr(rank, "sample_batch", sample)
+    args = SimpleNamespace(questions=2, answers=3, critic_batches=4, critic="trunk")
+    critic = rank.critic_of(policy, args, lambda *_: None)
+    assert steps == [3, 4, 5, 6]
+    credit = rank.by_token(policy, rollouts, 0, critic)[CRITIC]
+    last = credit[torch.arange(6), rollouts.length - 1]
+    assert (last < 0.5).all() and not credit[~rollouts.mask].any()
+    assert CRITIC not in rank.by_token(policy, rollouts, 0)
 
 
 @pytest.mark.parametrize("memory", [4.0, 1e-3])
@@ -87,9 +107,10 @@ def test_groups_without_spread_are_left_out_and_tables_say_what_is_there():
     reward = torch.tensor([0.0, 0.0, 1.0, 1.0])
     batch, found = hand_made([[True]] * 4, scores={"reward": reward}), defaultdict(list)
     eye = torch.eye(4, dtype=torch.float64)
-    rows = {ONES: torch.eye(4)[:, None], PLANTED: torch.eye(4)[:, None]}
-    add_ranks(batch, {ONES: eye, PLANTED: 4 * eye}, rows, found)
-    add_ranks(batch, {ONES: eye, PLANTED: 4 * eye}, rows, found)
+    rows = dict.fromkeys((ONES, PLANTED, CRITIC), torch.eye(4)[:, None])
+    alike = torch.ones(4, 4, dtype=torch.float64)  # a critic that makes all rows one
+    for _ in range(2):
+        add_ranks(batch, {ONES: eye, PLANTED: 4 * eye, CRITIC: alike}, rows, found)
     assert ("A", Z, 2) not in found
     assert found["A", Z, 4][0]["entropy"] == pytest.approx(4)
     assert found["B", Z, 4][0]["entropy"] == pytest.approx(1)  # one row
@@ -97,14 +118,15 @@ def test_groups_without_spread_are_left_out_and_tables_say_what_is_there():
     assert sizes["A: stable"] == pytest.approx(4) and sizes["B: stable"] == pytest.approx(1)
     arms = {row[0]: row for row in arms_table(found).rows}
     assert arms[PLANTED][3] == pytest.approx(0) and arms[ONES][1] == pytest.approx(4)
+    assert "A, a critic (gae) minus z-score: -3.00 (-3.00 to -3.00)" in arms_table(found).finding
 
 
 def test_a_run(tmp_path, learner, capsys):
     usual = ["rank", "--threads", "1", "--model", str(learner)]
-    main([*usual, "--questions", "3", "--answers", "8", "--measured_k", "1", "--out",
-          str(tmp_path / "x")])
+    main([*usual, "--questions", "3", "--answers", "8", "--measured_k", "1", "--critic_batches",
+          "1", "--out", str(tmp_path / "x")])
     sizes, arms = json.loads((tmp_path / "x/numbers.json").read_text())["tables"]
-    assert {row["advantage"] for row in arms["rows"]} >= {Z, ONES, PLANTED, MEASURED}
+    assert {row["advantage"] for row in arms["rows"]} >= {Z, ONES, PLANTED, MEASURED, CRITIC}
     assert all(1 <= row["R=8"] <= 8.001 for row in sizes["rows"] if row["rank"].startswith("A"))
     capsys.readouterr()
     with pytest.raises(UserError, match="equal rewards"):
