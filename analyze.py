@@ -300,8 +300,7 @@ def credit_by_kind(tally: Tally, folder: Path) -> Picture:
 
 def position_gradients(tally: Tally) -> Table:
     early = early_over_late(tally)
-    parts = [f"{10 * i}-{10 * i + 10}%" for i in range(10)]
-    columns: Columns = {"bin": ("", parts),
+    columns: Columns = {"bin": ("", list(PARTITIONS["position"])),
                "entropy": (".3f", tally.mean("position", "entropy")),
                "s": (".3f", tally.mean("position", "s")),
                "abs(A) w s": (".4f", tally.mean("position", "abs gradient")),

@@ -17,8 +17,9 @@ from analysis.tally import PARTITIONS, Tally
 THREE = {  # measures of the tally: of the shares, and with a sign
     "given": ("abs given", "given"), "became": ("abs change", "change"),
     "earned": ("decided", "credit")}
+EARNED = "earned: squared credit"
 NOTES = ["given: A w s^2, what its own gradient alone would do to a token's log-prob; became: the "
-         "log-prob after the step minus before, where that was measured; earned: squared credit",
+         "log-prob after the step minus before, where that was measured",
          "net: the sum with its sign, over the sum of sizes; fell: of what is given upwards the "
          "share at tokens that fell, rose: of what is given downwards at tokens that rose"]
 
@@ -49,7 +50,7 @@ def became(tally: Tally, partition: str) -> Table:
         f"tokens that rose. {str(names[lost]).capitalize()} tokens were given "
         f"{shares['given'][lost]:.0%} and got {shares['became'][lost]:.0%} of all change.")
     return Table(f"became by {partition}", f"What became of the tokens, by {partition}", columns,
-                 finding if partition == "kind" else "", NOTES,
+                 finding if partition == "kind" else "", NOTES + [EARNED] * ("earned" in three),
                  {"tokens": "share of the tokens"})
 
 

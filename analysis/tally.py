@@ -26,8 +26,9 @@ from harness.screen import show_status
 
 Tokens = dict[str, np.ndarray]  # a step's columns, one value a token, answer or problem
 Blocks = slice | np.ndarray
-PARTITIONS: dict[str, tuple[str | int, ...]] = {  # name: what its cells are called
-    "all": ("all",), "kind": KINDS, "section": SECTIONS, "position": tuple(range(10))}
+PARTITIONS: dict[str, tuple[str, ...]] = {  # name: what its cells are called
+    "all": ("all",), "kind": KINDS, "section": SECTIONS,
+    "position": tuple(f"{10 * i}-{10 * i + 10}%" for i in range(10))}
 OF_A_MEAN = ("tokens", "abs gradient")  # what is also summed as products
 WATCHED = (  # of files with a column `change`; in the others they count as 0 (analysis/became.py)
     "watched", "given", "change", "credit", "abs given", "abs change", "abs credit", "decided",

@@ -52,3 +52,4 @@ def test_a_run_without_it_has_no_such_table(log, capsys):
         found = [table for tables in tables.values() for table in tables if "became" in table.name]
         assert bool(found) == has_table
         assert any("earned" in table.columns for table in found) == has_earned
+        assert any("earned" in note for table in found for note in table.notes) == has_earned
