@@ -1,4 +1,5 @@
 """A step's line of metrics.jsonl: batch, credit, update, time; and the interval of a share."""
+import ctypes
 import math
 import sys
 import time
@@ -73,6 +74,13 @@ def peak_memory(device: torch.device) -> int | None:
     import resource
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def return_memory() -> None:
+    """What a step has freed goes back to the system. glibc keeps it, in gaps that the next step's
+    tensors do not fill: 14 steps of a 0.5B grew from 9 to 15 GB."""
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None:
+        trim(0)
 
 
 def wilson_interval(hits: float, count: int) -> tuple[float, float]:

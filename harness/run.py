@@ -26,6 +26,7 @@ from engine.optimizer import AdamW, optimizer_tensors, parameters_by_name
 from engine.policy import Policy
 from engine.processes import refuse_undefined
 from engine.rollouts import Rollouts
+from harness.metrics import return_memory
 from harness.record import (Json, RunFolder, credit_path, make_run, provenance, read_lines, remove,
                             run_config, whole, write_credit)
 from harness.screen import StopRequest, print_step, python_command, say, tell_outcome
@@ -153,6 +154,8 @@ class Run:
         self.seconds.append(line["seconds"])
         print_step(line, steps, mean(self.seconds) * (steps - step),
                    with_header=step % 20 == 1 or step == self.done + 1)
+        if self.policy.model.is_large:
+            return_memory()
 
     def save_if_due(self, step: int) -> None:
         """A checkpoint, when it is due or somebody asked to stop. Then the run ends here."""

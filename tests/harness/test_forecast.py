@@ -1,12 +1,13 @@
 """A large model on a CPU: what is told before anything begins, and the settings that a laptop can
 live with."""
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import ROOT
 
-from harness import forecast
+from harness import forecast, metrics, run
 from harness.load import load_policy
 from harness.settings import LAPTOP, LARGE, Settings, make_settings
 
@@ -81,3 +82,18 @@ def test_that_is_asked_where_a_large_model_computes_in_bfloat16(monkeypatch, dty
     monkeypatch.setattr(forecast, "say_if_bfloat16_is_slow", lambda: found.append(1))
     load_policy(make_settings(SETTINGS | {"dtype": dtype}))
     assert found == asked
+
+
+@pytest.mark.parametrize("is_large, times", [(True, 2), (False, 0)])
+def test_what_a_step_of_a_large_model_has_freed_goes_back(monkeypatch, is_large, times):
+    """A small one's next step takes it again at once."""
+    calls = []
+    monkeypatch.setattr(run, "return_memory", lambda: calls.append(1) or metrics.return_memory())
+    monkeypatch.setattr(run, "print_step", lambda *_, **__: None)
+    model = SimpleNamespace(is_large=is_large)
+    state = SimpleNamespace(
+        settings=SimpleNamespace(steps=2), step=1, done=0, seconds=[],
+        policy=SimpleNamespace(model=model), folder=SimpleNamespace(append=lambda *_: None))
+    for _ in range(2):
+        run.Run.log(state, {"seconds": 1.0})
+    assert len(calls) == times
