@@ -79,7 +79,9 @@ def peak_memory(device: torch.device) -> int | None:
 def return_memory() -> None:
     """What a step has freed goes back to the system. glibc keeps it, in gaps that the next step's
     tensors do not fill: 14 steps of a 0.5B grew from 9 to 15 GB."""
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None:
+    if sys.platform != "linux":
+        return
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # other C libraries have none
         trim(0)
 
 
