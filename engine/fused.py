@@ -14,8 +14,8 @@ A matrix stands as (inputs, outputs), as a product with few rows reads it fastes
 its products. Where it multiplies a norm's output, the norm's weight is multiplied into it: that of
 input i scales line i. The results are those of the model but for rounding.
 
-In a model of PACKED hidden units or more, a CPU multiplies float32 in oneDNN's own layout, which
-inductor uses for frozen weights: benchmarks/README.md says how much faster.
+In a model of PACKED hidden units or more, a CPU multiplies in oneDNN's own layout, which inductor
+uses for frozen weights: benchmarks/README.md says how much faster.
 """
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from qwen2_model import (Block, Linear, Qwen2, RMSNorm, at_least_float32, produc
                          rotate)
 
 AttendJoined = Callable[[int, Tensor, Tensor], Tensor]  # layer, q, k and v
-PACKED = 512
+PACKED, PACKED_TYPES = 512, (torch.float32, torch.bfloat16)
 
 
 @dataclass
@@ -56,7 +56,7 @@ class FusedQwen2:
         self.product_type = product_type(self.dtype, model.output_matrix.device)
         output = full_tensor(model.output_matrix.detach().to(self.dtype))
         self.is_packed = (output.device.type == "cpu" and torch.backends.mkldnn.is_available()
-                          and self.product_type == torch.float32
+                          and self.product_type in PACKED_TYPES
                           and self.config.hidden_size >= PACKED)
         # lines of `o` in the order (H / K, K); float32 keeps the order of the model's sums
         self.swaps_heads = self.is_mixed and not self.is_packed

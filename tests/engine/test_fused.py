@@ -7,7 +7,7 @@ import torch
 from conftest import copied
 from engine.fused import FusedQwen2
 from engine.packing import SharedPrompts
-from qwen2_model import ModelConfig, Qwen2
+from qwen2_model import ModelConfig, Qwen2, has_bfloat16
 
 CONFIG = ModelConfig(vocab_size=20, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
                      num_attention_heads=6, num_key_value_heads=2, head_dim=8, rms_norm_eps=0.1)
@@ -56,8 +56,10 @@ def test_in_the_layout_of_onednn_it_computes_the_same(changes, monkeypatch):
     torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
 
 
-def test_so_it_does_with_numbers_rounded_to_bfloat16(monkeypatch):
-    monkeypatch.setattr("engine.fused.product_type", lambda dtype, device: torch.float32)
+@pytest.mark.parametrize("kept", [torch.float32, pytest.param(torch.bfloat16, marks=(
+    pytest.mark.skipif(not has_bfloat16(), reason="needs bfloat16 products of oneDNN")))])
+def test_so_it_does_with_numbers_rounded_to_bfloat16(kept, monkeypatch):
+    monkeypatch.setattr("engine.fused.product_type", lambda dtype, device: kept)
     model = make_model().compute_in(torch.bfloat16)
     usual = logits_of(model, FusedQwen2(model, longest=5))[1]
     monkeypatch.setattr("engine.fused.PACKED", 8)
