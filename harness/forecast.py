@@ -1,5 +1,5 @@
 """Before a large model trains on a CPU: how long a step and an evaluation take, how much memory and
-disk, and whether bfloat16 is slow. The model is not asked: a product is timed, and counted with.
+disk, and which type is faster. The model is not asked: a product is timed, and counted with.
 
 A forward pass is 2 operations a parameter and token, an update 6 (forward, and twice as much
 backward). Answers are taken at their full length: what is told is the most it takes.
@@ -62,12 +62,14 @@ def in_words(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def say_if_bfloat16_is_slow() -> None:
-    """By a product as training makes it: some CPUs that have instructions for it are slower with
-    them. Nothing but this sentence depends on the clock."""
+def compare_types(chosen: str) -> None:
+    """Says if this CPU would be faster in the other type, by a product as training makes it: some
+    that have instructions for bfloat16 are slower with them, others take half the time. Nothing
+    but this sentence depends on the clock."""
+    other = "float32" if chosen == "bfloat16" else "bfloat16"
     matrix = torch.ones(1024, 1024)
-    slow, usual = (min(repeat(partial(linear, matrix[:256].to(dtype), matrix), number=1))
-                   for dtype in (torch.bfloat16, torch.float32))
-    if slow > usual and processes.is_main_process():
-        print(f"this CPU computes bfloat16 slower than float32: a product takes {slow / usual:.1f} "
-              "times as long (--dtype float32)", file=sys.stderr, flush=True)
+    taken, faster = (min(repeat(partial(linear, matrix[:256].to(getattr(torch, name)), matrix),
+                                number=1)) for name in (chosen, other))
+    if taken > 1.25 * faster and processes.is_main_process():
+        print(f"this CPU computes {other} faster: a product in {chosen} takes {taken / faster:.1f} "
+              f"times as long (--dtype {other})", file=sys.stderr, flush=True)

@@ -14,6 +14,7 @@ from engine.optimizer import AdamW
 from engine.policy import Policy, RunSettings, encode_prompts
 from engine.rollouts import Problem, Rollouts
 from engine.tokens import load_tokenizer
+from harness.metrics import keep_memory
 from harness.own_code import place_of
 from harness.record import Json, find_folder
 from harness.run import Run
@@ -37,9 +38,10 @@ def load_policy(s: Settings, checkpoint: Path | None = None) -> Policy:
     model = load_model(s, folder, torch.device("cpu") if s.offload_optimizer else device)
     model.model.checkpointing = s.checkpointing
     set_threads(s.threads, model)
-    if device.type == "cpu" and s.dtype == "bfloat16" and model.is_large:
-        from harness.forecast import say_if_bfloat16_is_slow
-        say_if_bfloat16_is_slow()
+    if device.type == "cpu" and model.is_large:
+        from harness.forecast import compare_types
+        keep_memory()
+        compare_types(s.dtype)
     tokenizer = load_tokenizer(folder, model.config.vocab_size)
     policy = Policy(model, tokenizer, make_task(s.task, s.method_flags), s, folder)
     check_prompts(policy)
