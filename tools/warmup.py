@@ -12,7 +12,8 @@ any other; its recipe.json holds the settings that suit the model in `python tra
 
 A real model rarely solves a problem, and GRPO learns from differences: with this cold start it has
 some. The upper half of its layers is trained, with AdamW, by 120 updates of 8 demonstrations unless
-flags say otherwise: on a CPU a frozen half saves a third of the time and much memory.
+flags say otherwise: on a CPU a frozen half saves a third of the time and much memory. With
+--keep_every 60 the model so far is a folder, too: --start goes on from it, with another --seed.
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.warmup")
@@ -20,7 +21,7 @@ import json
 import random
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,6 +31,7 @@ from tokenizers import Tokenizer
 
 from engine.errors import UserError
 from engine.tokens import load_tokenizer
+from harness.metrics import keep_memory
 from harness.record import find_folder, whole
 from harness.run import TRAVELS_ALONG
 from harness.screen import run_as_program
@@ -52,6 +54,10 @@ FLAGS = {
     "steps": Flag(2000, "updates", least=1, most=10_000_000),
     "batch": Flag(128, "demonstrations an update", least=1, most=10_000),
     "seed": Flag(0, "of the initial weights and the demonstrations"),
+    "keep_every": Flag(0, "updates until the model so far is written as OUT-UPDATES; 0 is never",
+                       least=0, most=10_000_000),
+    "dtype": Flag("float32", "to compute in; parameters stay float32",
+                  choices=("float32", "bfloat16")),
     "threads": Flag(2, "CPU threads", least=1, most=MOST_THREADS)}
 MUON_RATE, ADAM_RATE = 0.02, 3e-3  # learning rates of the matrices, and of all else
 
@@ -83,15 +89,25 @@ def main(argv: list[str]) -> None:
     if "rate" in given and not is_real:
         raise UserError(f"--rate {flags.rate} has no effect: it is of a real model's update")
     torch.set_num_threads(flags.threads)
-    with whole(Path(flags.out)) as unfinished:  # first: can it be written there?
+    out = Path(flags.out)
+    with whole(out) as unfinished:  # first: can it be written there?
         torch.manual_seed(flags.seed)
         model = (Qwen2.from_pretrained(start) if start else
                  make_model(tokenizer.get_vocab_size(), *SIZES[flags.size]))
+        model.compute_in(getattr(torch, flags.dtype))
+        if model.is_large:
+            keep_memory()
         recipe = recipe_for(flags.talk, is_real)
         update = upper_half(model, flags.rate) if is_real else all_parameters(model)
-        train(model, tokenizer, update, flags)
+
+        def write(folder: Path) -> None:
+            save(folder, model, tokenizer, recipe, start if is_real else None)
+        for step in train(model, tokenizer, update, flags):
+            if flags.keep_every and step % flags.keep_every == 0 and step < flags.steps:
+                with whole(out.with_name(f"{out.name}-{step}")) as so_far:
+                    write(so_far)
         evaluate(model, tokenizer, recipe)
-        save(unfinished, model, tokenizer, recipe, start if is_real else None)
+        write(unfinished)
 
 
 def recipe_for(talk: int, is_real: bool = False) -> dict:
@@ -139,7 +155,8 @@ def upper_half(model: Qwen2, rate: float) -> Callable[[float], None]:
 
 
 def train(model: Qwen2, tokenizer: Tokenizer, update: Callable[[float], None],
-          flags: SimpleNamespace) -> None:
+          flags: SimpleNamespace) -> Iterator[int]:
+    """Yields the number of each update that is done."""
     data = batches(tokenizer, random.Random(flags.seed), flags.batch, flags.talk, flags.right)
     start = time.time()
     rise, report = min(50, flags.steps / 10), min(100, -(-flags.steps // 20))
@@ -153,13 +170,14 @@ def train(model: Qwen2, tokenizer: Tokenizer, update: Callable[[float], None],
         if step % report == 0 or step == flags.steps:
             print(f"step {step:6d}/{flags.steps}  loss {loss.item():.4f}  "
                   f"{time.time() - start:6.0f} s", flush=True)
+        yield step
 
 
 def weighted_loss(model: Qwen2, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Cross-entropy of each token after the first, times its weight; over the sum of weights."""
     counts = weights[:, 1:] > 0  # a real vocabulary's logits of the other places are expensive
     logits = model.logits(model.model(ids[:, :-1])[counts])
-    losses = F.cross_entropy(logits, ids[:, 1:][counts], reduction="none")
+    losses = F.cross_entropy(logits.float(), ids[:, 1:][counts], reduction="none")
     return losses @ weights[:, 1:][counts] / weights.sum()
 
 
