@@ -38,7 +38,7 @@ from grpo import grpo, update
 from harness.record import PROJECT, write_credit
 from harness.screen import run_as_program
 from harness.load import load_policy, pick_device
-from harness.metrics import peak_memory
+from harness.metrics import keep_memory, peak_memory
 from harness.settings import MOST_THREADS, Settings, flags_of, make_settings, option
 from qwen2_model import ModelConfig, Qwen2, read_config
 
@@ -86,6 +86,8 @@ def make_model(case: Case) -> Qwen2:
         with torch.device(device):
             model = Qwen2(make_config(case))
     model.model.checkpointing = case.checkpointing
+    if case.device == "cpu" and model.is_large:
+        keep_memory()
     return model.compute_in(getattr(torch, case.dtype))
 
 
@@ -189,7 +191,8 @@ def seconds_of_products(config: ModelConfig, rows: int, case: Case) -> float:
     """Of a forward pass of so many tokens, each matrix in the layout that is read fastest."""
     seconds = 0.0
     for outputs, inputs, times in matrices(config):
-        x, matrix = torch.randn(rows, inputs), torch.randn(outputs, inputs)
+        x, matrix = (torch.randn(shape, dtype=getattr(torch, case.dtype))
+                     for shape in ((rows, inputs), (outputs, inputs)))
         ways = [lambda: F.linear(x, matrix)]
         if torch.backends.mkldnn.is_available():
             packed = torch.ops.mkldnn._reorder_linear_weight(matrix)
