@@ -11,8 +11,10 @@ that of the MLP, H query and K key heads):
     down_proj, + x            down (I, D); the same call adds x
 
 A matrix stands as (inputs, outputs), as a product with few rows reads it fastest, in the type of
-its products. Where it multiplies a norm's output, the norm's weight is multiplied into it: that of
-input i scales line i. The results are those of the model but for rounding.
+its products. In float32 the norm's weight is multiplied into the matrix that follows it: that of
+input i scales line i. In bfloat16 it is not: both would have to round the same matrix, as training
+does, or an update of less than half a digit would be seen here and not there. The results are those
+of the model but for rounding.
 
 In a model of PACKED hidden units or more, a CPU multiplies in oneDNN's own layout, which inductor
 uses for frozen weights: benchmarks/README.md says how much faster.
@@ -41,6 +43,7 @@ class FusedLayer:
     o: Tensor                 # (H * head_dim, D)
     gate_up: Tensor           # (D, 2 I)
     down: Tensor              # (I, D)
+    norms: list[Tensor | None]  # before qkv and before gate_up, in bfloat16
 
 
 class FusedQwen2:
@@ -87,15 +90,17 @@ class FusedQwen2:
         o = self.fuse([attention.o_proj])
         if self.swaps_heads:
             o = o.unflatten(0, (K, H // K, -1)).transpose(0, 1).flatten(0, 2)
-        gate_up = self.fuse([mlp.gate_proj, mlp.up_proj], layer.post_attention_layernorm)
-        return FusedLayer(self.fuse(qkv, layer.input_layernorm), bias, norm, o, gate_up,
-                          self.fuse([mlp.down_proj]))
+        before = [layer.input_layernorm, layer.post_attention_layernorm]
+        gate_up = self.fuse([mlp.gate_proj, mlp.up_proj], before[1])
+        norms = [self.weight_of(one) if self.is_mixed else None for one in before]
+        return FusedLayer(self.fuse(qkv, before[0]), bias, norm, o, gate_up,
+                          self.fuse([mlp.down_proj]), norms)
 
     def fuse(self, parts: list[Linear], norm: RMSNorm | None = None) -> Tensor:
         """(inputs, outputs of all parts)"""
         weights = [full_tensor(part.weight.detach()) for part in parts]
         matrix = torch.cat(weights) if weights[1:] else weights[0]
-        if norm is not None:
+        if norm is not None and not self.is_mixed:
             matrix = matrix * self.weight_of(norm)  # (outputs, inputs)
         matrix = matrix.to(self.dtype).to(self.product_type)
         return self.packed(matrix) if self.is_packed else matrix.t().contiguous()
@@ -110,14 +115,14 @@ class FusedQwen2:
         weight = full_tensor(norm.weight.detach()).to(self.wide)
         return weight if self.is_mixed else weight * len(weight) ** 0.5
 
-    def normed(self, x: Tensor) -> Tensor:
-        """RMSNorm over the last axis, of n numbers, without its weight: a single kernel on a GPU.
-        A CPU is faster with x / sqrt(|x|^2 + n eps), which leaves out sqrt(n), too. hypot(a, b) is
-        sqrt(a^2 + b^2)."""
+    def normed(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
+        """RMSNorm over the last axis, of n numbers: a single kernel on a GPU. A CPU is faster with
+        x / sqrt(|x|^2 + n eps), which leaves out sqrt(n). hypot(a, b) is sqrt(a^2 + b^2)."""
         if self.is_mixed:
-            return F.rms_norm(x, x.shape[-1:], eps=self.config.rms_norm_eps)
+            return F.rms_norm(x, x.shape[-1:], weight, self.config.rms_norm_eps)
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return x / torch.hypot(length, self.least[x.shape[-1]])
+        x = x / torch.hypot(length, self.least[x.shape[-1]])
+        return x if weight is None else x * weight
 
     def hidden(self, ids: Tensor, positions: Tensor, attend: AttendJoined) -> Tensor:
         """(N,) ids and positions -> (N, D): what `Decoder.forward` computes. `attend` gets keys and
@@ -125,14 +130,15 @@ class FusedQwen2:
         x = F.embedding(ids, self.embeddings).to(self.wide)
         cos, sin = self.cos_sin[positions].unbind(1)
         for number, layer in enumerate(self.layers):
-            q, kv = self.heads(layer, self.normed(x), cos, sin)
+            q, kv = self.heads(layer, self.normed(x, layer.norms[0]), cos, sin)
             attended = attend(number, q, kv)
             if self.swaps_heads:  # nothing is copied then
                 attended = attended.transpose(1, 2)
             x = self.add_product(x, attended.flatten(1), layer.o)
-            gate, up = self.product(self.normed(x), layer.gate_up).chunk(2, -1)
+            normed = self.normed(x, layer.norms[1])
+            gate, up = self.product(normed, layer.gate_up).chunk(2, -1)
             x = self.add_product(x, F.silu(gate).mul_(up), layer.down)
-        return (self.normed(x) * self.norm).to(self.dtype)
+        return self.normed(x, self.norm).to(self.dtype)
 
     def heads(self, layer: FusedLayer, x: Tensor, cos: Tensor, sin: Tensor) -> list[Tensor]:
         """Queries (N, H, head_dim), and keys and values side by side (N, 2 K, head_dim)."""
