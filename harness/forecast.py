@@ -14,7 +14,7 @@ import torch
 from engine import processes
 from engine.policy import Policy, encode_prompts
 from harness.settings import Settings
-from qwen2_model import linear
+from qwen2_model import linear, product_type
 
 REACHED = 0.7  # of the rate of one product, by sampling and updating as a whole
 TRAINING, KEPT = 20, 12  # bytes a parameter: weights, gradient, two moments, the sampler's copy;
@@ -44,9 +44,10 @@ def forecast(s: Settings, policy: Policy) -> list[str]:
 
 def seconds_of(operations: float, policy: Policy, rows: int) -> float:
     """By the rate of the largest product of a layer with so many rows."""
-    config = policy.model.config
-    left = torch.ones(rows, config.hidden_size)
-    right = torch.ones(config.hidden_size, 2 * config.intermediate_size)
+    config, device = policy.model.config, policy.model.device
+    dtype = product_type(policy.model.compute_dtype, device)
+    left = torch.ones(rows, config.hidden_size, dtype=dtype)
+    right = torch.ones(config.hidden_size, 2 * config.intermediate_size, dtype=dtype)
     left @ right  # the first one warms up
     start, count = time.perf_counter(), 0
     while time.perf_counter() - start < 0.2:
