@@ -49,8 +49,10 @@ def became(tally: Tally, partition: str) -> Table:
         f"Of the push up {fell:.0%} went to tokens that fell, of the push down {rose:.0%} to "
         f"tokens that rose. {str(names[lost]).capitalize()} tokens were given "
         f"{shares['given'][lost]:.0%} and got {shares['became'][lost]:.0%} of all change.")
+    size = tally.total("all", "abs change")[0] / count.sum()
+    notes = [*NOTES, f"the mean size of what a token became is {size:.3f}"]
     return Table(f"became by {partition}", f"What became of the tokens, by {partition}", columns,
-                 finding if partition == "kind" else "", NOTES + [EARNED] * ("earned" in three),
+                 finding if partition == "kind" else "", notes + [EARNED] * ("earned" in three),
                  {"tokens": "share of the tokens"})
 
 
