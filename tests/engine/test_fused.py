@@ -7,7 +7,7 @@ import torch
 from conftest import copied
 from engine.fused import FusedQwen2
 from engine.packing import SharedPrompts
-from qwen2_model import ModelConfig, Qwen2, has_bfloat16
+from qwen2_model import Linear, ModelConfig, Qwen2, has_bfloat16
 
 CONFIG = ModelConfig(vocab_size=20, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
                      num_attention_heads=6, num_key_value_heads=2, head_dim=8, rms_norm_eps=0.1)
@@ -66,6 +66,24 @@ def test_so_it_does_with_numbers_rounded_to_bfloat16(kept, monkeypatch):
     _, packed = logits_of(model, fused := FusedQwen2(model, longest=5))
     assert fused.layers[0].o.is_mkldnn
     assert (packed - usual).norm() < 2 ** -7 * usual.norm()
+
+
+def test_in_bfloat16_it_rounds_the_matrices_that_training_rounds(monkeypatch):
+    """A change below half a digit of a matrix is seen by neither; one of a norm is by both."""
+    monkeypatch.setattr("engine.fused.product_type", lambda dtype, device: torch.float32)
+    model = make_model().compute_in(torch.bfloat16)
+    linears = [module for module in model.modules() if isinstance(module, Linear)]
+    with torch.no_grad():
+        for linear in linears:
+            linear.weight.copy_(linear.weight.bfloat16())
+        trained, sampled = logits_of(model, FusedQwen2(model, longest=5))
+        for linear in linears:
+            linear.weight.mul_(1 + 2 ** -10)
+        for before, after in zip((trained, sampled), logits_of(model, FusedQwen2(model, 5))):
+            assert torch.equal(before, after)
+        model.model.layers[0].input_layernorm.weight.mul_(1.1)
+        for before, after in zip((trained, sampled), logits_of(model, FusedQwen2(model, 5))):
+            assert not torch.equal(before, after)
 
 
 @pytest.mark.parametrize("kept", [torch.bfloat16, torch.float32])
