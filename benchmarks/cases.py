@@ -86,7 +86,7 @@ def make_model(case: Case) -> Qwen2:
         with torch.device(device):
             model = Qwen2(make_config(case))
     model.model.checkpointing = case.checkpointing
-    if case.device == "cpu" and model.is_large:
+    if case.device == "cpu" and case.dtype == "bfloat16" and model.is_large:
         keep_memory()
     return model.compute_in(getattr(torch, case.dtype))
 

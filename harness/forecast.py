@@ -17,8 +17,9 @@ from harness.settings import Settings
 from qwen2_model import linear, product_type
 
 REACHED = 0.7  # of the rate of one product, by sampling and updating as a whole
-TRAINING, KEPT = 20, 12  # bytes a parameter: weights, gradient, two moments, the sampler's copy;
-                         # and in a checkpoint: weights and moments
+TRAINING, KEPT = 24, 12  # bytes a parameter: weights, gradient, two moments, and a third of it for
+                         # what comes and goes; and in a checkpoint: weights and moments
+REUSED = 4               # more where freed memory is kept (bfloat16)
 TRUNK, FROZEN = 16, 4    # and what else PPO has in memory: the critic as trained, a frozen copy
 
 
@@ -32,7 +33,7 @@ def forecast(s: Settings, policy: Policy) -> list[str]:
     asked = s.eval_tasks * (s.eval_answers + (s.eval_modes == "both"))
     evaluation = seconds_of(2 * size * asked * T, policy, rows) if s.eval_every else 0.0
     count = 1 + -(-s.steps // s.eval_every) if s.eval_every else 0
-    memory = TRAINING + TRUNK * (s.method_flags.get("critic") == "trunk") + FROZEN * (
+    memory = TRAINING + REUSED * (s.dtype == "bfloat16") + TRUNK * (s.method_flags.get("critic") == "trunk") + FROZEN * (
         s.kl > 0 or s.loss == "dpo")
     of_evaluation = f"{in_words(evaluation)} an evaluation, " if count else ""
     return [f"on this CPU at most {in_words(step)} a step, {of_evaluation}"

@@ -95,7 +95,7 @@ def main(argv: list[str]) -> None:
         model = (Qwen2.from_pretrained(start) if start else
                  make_model(tokenizer.get_vocab_size(), *SIZES[flags.size]))
         model.compute_in(getattr(torch, flags.dtype))
-        if model.is_large:
+        if model.is_large and flags.dtype == "bfloat16":
             keep_memory()
         recipe = recipe_for(flags.talk, is_real)
         update = upper_half(model, flags.rate) if is_real else all_parameters(model)

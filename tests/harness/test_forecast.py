@@ -37,10 +37,10 @@ def test_what_is_told_is_what_is_counted(monkeypatch):
 
 
 @pytest.mark.parametrize("flags, gigabytes", [
-    ({}, 20), ({"kl": 0.1}, 24), ({"loss": "dpo"}, 24), ({"advantage": "gae"}, 20),
-    ({"advantage": "gae", "critic": "trunk", "kl": 0.1}, 40)])
+    ({}, 24), ({"kl": 0.1}, 28), ({"loss": "dpo"}, 28), ({"advantage": "gae"}, 24),
+    ({"advantage": "gae", "critic": "trunk", "kl": 0.1}, 44), ({"dtype": "bfloat16"}, 28)])
 def test_all_models_in_memory_are_counted(monkeypatch, flags, gigabytes):
-    """20, 16, 4 and 4 bytes a parameter, of a billion."""
+    """24, 16, 4, 4 and 4 bytes a parameter, of a billion."""
     settings = make_settings(SETTINGS | flags)
     policy = load_policy(settings)
     monkeypatch.setattr(policy.model, "parameters", lambda: [torch.empty(10 ** 9, device="meta")])
@@ -82,13 +82,15 @@ def test_it_is_told_which_type_is_faster_when_a_product_was(monkeypatch, capsys,
     assert said in (told := capsys.readouterr().err) and bool(told) == bool(said)
 
 
-@pytest.mark.parametrize("is_large, asked", [(True, ["keep", "float32"]), (False, [])])
-def test_a_large_model_keeps_its_memory_and_compares_types(monkeypatch, is_large, asked):
+@pytest.mark.parametrize("dtype, is_large, asked", [
+    ("bfloat16", True, ["bfloat16", "keep"]), ("float32", True, ["float32"]),
+    ("bfloat16", False, [])])
+def test_a_large_model_compares_types_and_keeps_its_memory(monkeypatch, dtype, is_large, asked):
     found = []
     monkeypatch.setattr("qwen2_model.Qwen2.is_large", is_large)
     monkeypatch.setattr(forecast, "compare_types", found.append)
     monkeypatch.setattr(load, "keep_memory", lambda: found.append("keep"))
-    load_policy(make_settings(SETTINGS))
+    load_policy(make_settings(SETTINGS | {"dtype": dtype}))
     assert found == asked
 
 
