@@ -33,8 +33,8 @@ def forecast(s: Settings, policy: Policy) -> list[str]:
     asked = s.eval_tasks * (s.eval_answers + (s.eval_modes == "both"))
     evaluation = seconds_of(2 * size * asked * T, policy, rows) if s.eval_every else 0.0
     count = 1 + -(-s.steps // s.eval_every) if s.eval_every else 0
-    memory = TRAINING + REUSED * (s.dtype == "bfloat16") + TRUNK * (s.method_flags.get("critic") == "trunk") + FROZEN * (
-        s.kl > 0 or s.loss == "dpo")
+    memory = (TRAINING + REUSED * (s.dtype == "bfloat16") + FROZEN * (s.kl > 0 or s.loss == "dpo")
+              + TRUNK * (s.method_flags.get("critic") == "trunk"))
     of_evaluation = f"{in_words(evaluation)} an evaluation, " if count else ""
     return [f"on this CPU at most {in_words(step)} a step, {of_evaluation}"
             f"{in_words(s.steps * step + count * evaluation)} in all, if every answer had its {T} "
