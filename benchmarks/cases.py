@@ -37,8 +37,9 @@ from engine.sampler import Generation, generate
 from grpo import grpo, update
 from harness.record import PROJECT, write_credit
 from harness.screen import run_as_program
+from harness.forecast import keep_memory
 from harness.load import load_policy, pick_device
-from harness.metrics import keep_memory, peak_memory
+from harness.metrics import peak_memory
 from harness.settings import MOST_THREADS, Settings, flags_of, make_settings, option
 from qwen2_model import ModelConfig, Qwen2, read_config
 

@@ -14,7 +14,6 @@ from engine.optimizer import AdamW
 from engine.policy import Policy, RunSettings, encode_prompts
 from engine.rollouts import Problem, Rollouts
 from engine.tokens import load_tokenizer
-from harness.metrics import keep_memory
 from harness.own_code import place_of
 from harness.record import Json, find_folder
 from harness.run import Run
@@ -39,7 +38,7 @@ def load_policy(s: Settings, checkpoint: Path | None = None) -> Policy:
     model.model.checkpointing = s.checkpointing
     set_threads(s.threads, model)
     if device.type == "cpu" and model.is_large:
-        from harness.forecast import compare_types
+        from harness.forecast import compare_types, keep_memory
         compare_types(s.dtype)
         if s.dtype == "bfloat16":
             keep_memory()

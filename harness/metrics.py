@@ -1,5 +1,4 @@
 """A step's line of metrics.jsonl: batch, credit, update, time; and the interval of a share."""
-import ctypes
 import math
 import sys
 import time
@@ -74,28 +73,6 @@ def peak_memory(device: torch.device) -> int | None:
     import resource
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def keep_memory() -> None:
-    """Within a step, freed memory is used again. By default glibc gives a large tensor back to the
-    system at once, which fills the next one with zeros. In bfloat16, with a copy of each matrix in
-    each micro-batch, that is a fifth of an update; of one in float32 a fiftieth. A 0.5B takes 1 GB
-    more."""
-    M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of mallopt
-    of_glibc("mallopt", M_MMAP_MAX, 0)
-    of_glibc("mallopt", M_TRIM_THRESHOLD, 2 ** 31 - 1)
-
-
-def return_memory() -> None:
-    """What a step has freed goes back to the system. glibc keeps it, in gaps that the next step's
-    tensors do not fill: 14 steps of a 0.5B grew from 9 to 15 GB."""
-    of_glibc("malloc_trim", 0)
-
-
-def of_glibc(name: str, *values: int) -> None:
-    """Other C libraries have no such function, and need none."""
-    if sys.platform == "linux" and (function := getattr(ctypes.CDLL(None), name, None)):
-        function(*values)
 
 
 def wilson_interval(hits: float, count: int) -> tuple[float, float]:

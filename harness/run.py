@@ -26,7 +26,6 @@ from engine.optimizer import AdamW, optimizer_tensors, parameters_by_name
 from engine.policy import Policy
 from engine.processes import refuse_undefined
 from engine.rollouts import Rollouts
-from harness.metrics import return_memory
 from harness.record import (Json, RunFolder, credit_path, make_run, provenance, read_lines, remove,
                             run_config, whole, write_credit)
 from harness.screen import StopRequest, print_step, python_command, say, tell_outcome
@@ -155,6 +154,7 @@ class Run:
         print_step(line, steps, mean(self.seconds) * (steps - step),
                    with_header=step % 20 == 1 or step == self.done + 1)
         if self.policy.model.is_large:
+            from harness.forecast import return_memory
             return_memory()
 
     def save_if_due(self, step: int) -> None:

@@ -31,7 +31,7 @@ from tokenizers import Tokenizer
 
 from engine.errors import UserError
 from engine.tokens import load_tokenizer
-from harness.metrics import keep_memory
+from harness.forecast import keep_memory
 from harness.record import find_folder, whole
 from harness.run import TRAVELS_ALONG
 from harness.screen import run_as_program

@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import ROOT
 
-from harness import forecast, load, metrics, run
+from harness import forecast, run
 from harness.load import load_policy
 from harness.settings import LAPTOP, LARGE, Settings, make_settings
 
@@ -89,7 +89,7 @@ def test_a_large_model_compares_types_and_keeps_its_memory(monkeypatch, dtype, i
     found = []
     monkeypatch.setattr("qwen2_model.Qwen2.is_large", is_large)
     monkeypatch.setattr(forecast, "compare_types", found.append)
-    monkeypatch.setattr(load, "keep_memory", lambda: found.append("keep"))
+    monkeypatch.setattr(forecast, "keep_memory", lambda: found.append("keep"))
     load_policy(make_settings(SETTINGS | {"dtype": dtype}))
     assert found == asked
 
@@ -100,7 +100,7 @@ def test_memory_that_is_kept_stays_until_it_is_returned():
     afterwards. What is freed beside a smaller tensor that lives is returned, too."""
     program = """
 import resource, torch
-from harness.metrics import keep_memory, return_memory
+from harness.forecast import keep_memory, return_memory
 def held():
     return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
 {}
@@ -121,7 +121,7 @@ print(held() - before)"""
 def test_what_a_step_of_a_large_model_has_freed_goes_back(monkeypatch, is_large, times):
     """A small one's next step takes it again at once."""
     calls = []
-    monkeypatch.setattr(run, "return_memory", lambda: calls.append(1) or metrics.return_memory())
+    monkeypatch.setattr(forecast, "return_memory", lambda: calls.append(1))
     monkeypatch.setattr(run, "print_step", lambda *_, **__: None)
     model = SimpleNamespace(is_large=is_large)
     state = SimpleNamespace(
