@@ -87,9 +87,10 @@ def make_model(case: Case) -> Qwen2:
         with torch.device(device):
             model = Qwen2(make_config(case))
     model.model.checkpointing = case.checkpointing
-    if case.device == "cpu" and case.dtype == "bfloat16" and model.is_large:
-        keep_memory()
-    return model.compute_in(getattr(torch, case.dtype))
+    model.compute_in(getattr(torch, case.dtype))
+    if model.is_large:
+        keep_memory(model)
+    return model
 
 
 def make_prompts(case: Case) -> list[list[int]]:

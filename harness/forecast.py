@@ -16,7 +16,7 @@ import torch
 from engine import processes
 from engine.policy import Policy, encode_prompts
 from harness.settings import Settings
-from qwen2_model import linear, product_type
+from qwen2_model import Qwen2, linear, product_type
 
 REACHED = 0.7  # of the rate of one product, by sampling and updating as a whole
 TRAINING, KEPT = 24, 12  # bytes a parameter: weights, gradient, two moments, and a third of it for
@@ -73,20 +73,21 @@ def compare_types(chosen: str) -> None:
     other = "float32" if chosen == "bfloat16" else "bfloat16"
     matrix = torch.ones(1024, 1024)
     taken, faster = (min(repeat(partial(linear, matrix[:256].to(getattr(torch, name)), matrix),
-                                number=1)) for name in (chosen, other))
-    if taken > 1.25 * faster and processes.is_main_process():
+                                repeat=15, number=1)) for name in (chosen, other))
+    if taken > 1.5 * faster and processes.is_main_process():
         print(f"this CPU computes {other} faster: a product in {chosen} takes {taken / faster:.1f} "
               f"times as long (--dtype {other})", file=sys.stderr, flush=True)
 
 
-def keep_memory() -> None:
-    """Within a step, freed memory is used again. By default glibc gives a large tensor back to the
-    system at once, which fills the next one with zeros. In bfloat16, with a copy of each matrix in
-    each micro-batch, that is a fifth of an update; of one in float32 a fiftieth. A 0.5B takes 1 GB
-    more."""
-    M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of mallopt
-    of_glibc("mallopt", M_MMAP_MAX, 0)
-    of_glibc("mallopt", M_TRIM_THRESHOLD, 2 ** 31 - 1)
+def keep_memory(model: Qwen2) -> None:
+    """Within a step, freed memory is used again; `return_memory` has to follow. By default glibc
+    gives a large tensor back to the system at once, which fills the next one with zeros. On a CPU
+    in bfloat16, with a copy of each matrix in each micro-batch, that is a fifth of an update; in
+    float32 a fiftieth. A 0.5B takes 1 GB more."""
+    if model.device.type == "cpu" and model.compute_dtype == torch.bfloat16:
+        M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of mallopt
+        of_glibc("mallopt", M_MMAP_MAX, 0)
+        of_glibc("mallopt", M_TRIM_THRESHOLD, 2 ** 31 - 1)
 
 
 def return_memory() -> None:

@@ -38,10 +38,8 @@ def load_policy(s: Settings, checkpoint: Path | None = None) -> Policy:
     model.model.checkpointing = s.checkpointing
     set_threads(s.threads, model)
     if device.type == "cpu" and model.is_large:
-        from harness.forecast import compare_types, keep_memory
+        from harness.forecast import compare_types
         compare_types(s.dtype)
-        if s.dtype == "bfloat16":
-            keep_memory()
     tokenizer = load_tokenizer(folder, model.config.vocab_size)
     policy = Policy(model, tokenizer, make_task(s.task, s.method_flags), s, folder)
     check_prompts(policy)

@@ -31,7 +31,6 @@ from tokenizers import Tokenizer
 
 from engine.errors import UserError
 from engine.tokens import load_tokenizer
-from harness.forecast import keep_memory
 from harness.record import find_folder, whole
 from harness.run import TRAVELS_ALONG
 from harness.screen import run_as_program
@@ -95,8 +94,6 @@ def main(argv: list[str]) -> None:
         model = (Qwen2.from_pretrained(start) if start else
                  make_model(tokenizer.get_vocab_size(), *SIZES[flags.size]))
         model.compute_in(getattr(torch, flags.dtype))
-        if model.is_large and flags.dtype == "bfloat16":
-            keep_memory()
         recipe = recipe_for(flags.talk, is_real)
         update = upper_half(model, flags.rate) if is_real else all_parameters(model)
 
