@@ -37,7 +37,7 @@ from engine.sampler import Generation, generate
 from grpo import grpo, update
 from harness.record import PROJECT, write_credit
 from harness.screen import run_as_program
-from harness.forecast import keep_memory
+from harness.forecast import keep_memory, keeps_memory
 from harness.load import load_policy, pick_device
 from harness.metrics import peak_memory
 from harness.settings import MOST_THREADS, Settings, flags_of, make_settings, option
@@ -88,8 +88,8 @@ def make_model(case: Case) -> Qwen2:
             model = Qwen2(make_config(case))
     model.model.checkpointing = case.checkpointing
     model.compute_in(getattr(torch, case.dtype))
-    if model.is_large:
-        keep_memory(model)
+    if model.is_large and keeps_memory(model):
+        keep_memory()
     return model
 
 

@@ -6,6 +6,7 @@ A forward pass is 2 operations a parameter and token, an update 6 (forward, and 
 backward). Answers are taken at their full length: what is told is the most it takes.
 """
 import ctypes
+import os
 import sys
 import time
 from functools import partial
@@ -21,7 +22,7 @@ from qwen2_model import Qwen2, linear, product_type
 REACHED = 0.7  # of the rate of one product, by sampling and updating as a whole
 TRAINING, KEPT = 24, 12  # bytes a parameter: weights, gradient, two moments, and a third of it for
                          # what comes and goes; and in a checkpoint: weights and moments
-REUSED = 4               # more where freed memory is kept (bfloat16)
+REUSED, ROOM = 8, 40     # more where freed memory is kept, and what the machine then has to have
 TRUNK, FROZEN = 16, 4    # and what else PPO has in memory: the critic as trained, a frozen copy
 
 
@@ -35,8 +36,9 @@ def forecast(s: Settings, policy: Policy) -> list[str]:
     asked = s.eval_tasks * (s.eval_answers + (s.eval_modes == "both"))
     evaluation = seconds_of(2 * size * asked * T, policy, rows) if s.eval_every else 0.0
     count = 1 + -(-s.steps // s.eval_every) if s.eval_every else 0
-    memory = (TRAINING + REUSED * (s.dtype == "bfloat16") + FROZEN * (s.kl > 0 or s.loss == "dpo")
-              + TRUNK * (s.method_flags.get("critic") == "trunk"))
+    memory = (TRAINING + REUSED * keeps_memory(policy.model)
+              + TRUNK * (s.method_flags.get("critic") == "trunk")
+              + FROZEN * (s.kl > 0 or s.loss == "dpo"))
     of_evaluation = f"{in_words(evaluation)} an evaluation, " if count else ""
     return [f"on this CPU at most {in_words(step)} a step, {of_evaluation}"
             f"{in_words(s.steps * step + count * evaluation)} in all, if every answer had its {T} "
@@ -79,15 +81,21 @@ def compare_types(chosen: str) -> None:
               f"times as long (--dtype {other})", file=sys.stderr, flush=True)
 
 
-def keep_memory(model: Qwen2) -> None:
+def keeps_memory(model: Qwen2) -> bool:
+    """In bfloat16 each micro-batch makes a copy of each matrix, and memory that is kept saves a
+    fifth of an update; in float32 a fiftieth. The machine has to have room for it."""
+    size = sum(parameter.numel() for parameter in model.parameters())
+    is_mixed = model.device.type == "cpu" and model.compute_dtype == torch.bfloat16
+    return is_mixed and sys.platform == "linux" and (
+        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") > ROOM * size)
+
+
+def keep_memory() -> None:
     """Within a step, freed memory is used again; `return_memory` has to follow. By default glibc
-    gives a large tensor back to the system at once, which fills the next one with zeros. On a CPU
-    in bfloat16, with a copy of each matrix in each micro-batch, that is a fifth of an update; in
-    float32 a fiftieth. A 0.5B takes 1 GB more."""
-    if model.device.type == "cpu" and model.compute_dtype == torch.bfloat16:
-        M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of mallopt
-        of_glibc("mallopt", M_MMAP_MAX, 0)
-        of_glibc("mallopt", M_TRIM_THRESHOLD, 2 ** 31 - 1)
+    gives a large tensor back to the system at once, which fills the next one with zeros."""
+    M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of mallopt
+    of_glibc("mallopt", M_MMAP_MAX, 0)
+    of_glibc("mallopt", M_TRIM_THRESHOLD, 2 ** 31 - 1)
 
 
 def return_memory() -> None:

@@ -92,8 +92,9 @@ class Run:
                 load_state(self.checkpoint, optimizer, self.parameters, methods)
             take_over(self.settings, self.folder, self.done)
         if policy.model.is_large:
-            from harness.forecast import keep_memory
-            keep_memory(policy.model)
+            from harness.forecast import keep_memory, keeps_memory
+            if keeps_memory(policy.model):
+                keep_memory()
         self.stop = self.cleanup.enter_context(StopRequest())
         if self.settings.eval_every:  # the task keeps them, and refuses to train on one
             policy.task.held_out_problems(self.settings.eval_tasks)

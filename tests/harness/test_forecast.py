@@ -4,6 +4,7 @@ import ctypes
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -38,14 +39,26 @@ def test_what_is_told_is_what_is_counted(monkeypatch):
 
 @pytest.mark.parametrize("flags, gigabytes", [
     ({}, 24), ({"kl": 0.1}, 28), ({"loss": "dpo"}, 28), ({"advantage": "gae"}, 24),
-    ({"advantage": "gae", "critic": "trunk", "kl": 0.1}, 44), ({"dtype": "bfloat16"}, 28)])
+    ({"advantage": "gae", "critic": "trunk", "kl": 0.1}, 44), ({"dtype": "bfloat16"}, 32)])
 def test_all_models_in_memory_are_counted(monkeypatch, flags, gigabytes):
-    """24, 16, 4, 4 and 4 bytes a parameter, of a billion."""
+    """24, 16, 4, 4 and 8 bytes a parameter, of a billion."""
+    monkeypatch.setattr(forecast, "keeps_memory", lambda model: "dtype" in flags)
     settings = make_settings(SETTINGS | flags)
     policy = load_policy(settings)
     monkeypatch.setattr(policy.model, "parameters", lambda: [torch.empty(10 ** 9, device="meta")])
     _, space = forecast.forecast(settings, policy)
     assert f"about {gigabytes} GB of memory" in space
+
+
+@pytest.mark.parametrize("dtype, pages, keeps", [
+    (torch.bfloat16, 10 ** 7, True), (torch.bfloat16, 9 * 10 ** 6, False),
+    (torch.float32, 10 ** 7, False)])
+def test_memory_is_kept_in_bfloat16_where_there_is_room(monkeypatch, dtype, pages, keeps):
+    """40 bytes a parameter, of a billion, in pages of 4096 bytes."""
+    monkeypatch.setattr(forecast.os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": pages}.get)
+    model = SimpleNamespace(compute_dtype=dtype, device=torch.device("cpu"),
+                            parameters=lambda: [torch.empty(10 ** 9, device="meta")])
+    assert forecast.keeps_memory(model) == (keeps and sys.platform == "linux")
 
 
 @pytest.mark.parametrize("seconds, words", [
@@ -91,6 +104,7 @@ def test_a_large_model_compares_types(monkeypatch, is_large):
     assert found == ["float32"] * is_large
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is kept on Linux alone")
 @pytest.mark.parametrize("dtype, is_large, called", [
     ("bfloat16", True, ["mallopt", "mallopt", "malloc_trim", "malloc_trim"]),
     ("float32", True, ["malloc_trim", "malloc_trim"]), ("bfloat16", False, [])])
@@ -111,7 +125,6 @@ def test_memory_that_is_kept_stays_until_it_is_returned():
     afterwards. What is freed beside a smaller tensor that lives is returned, too."""
     program = """
 import resource, torch
-from types import SimpleNamespace
 from harness.forecast import keep_memory, return_memory
 def held():
     return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
@@ -124,7 +137,6 @@ return_memory()
 print(held() - before)"""
     usual, kept = (subprocess.run([sys.executable, "-c", program.format(call)], cwd=ROOT, text=True,
                                   check=True, capture_output=True).stdout.split()
-                   for call in ("", "keep_memory(SimpleNamespace(device=torch.device('cpu'), "
-                                "compute_dtype=torch.bfloat16))"))
+                   for call in ("", "keep_memory()"))
     half = 2 ** 25
     assert [int(number) > half for number in usual + kept] == [False, False, True, False]
