@@ -172,7 +172,7 @@ import train  # fills the lists of choices
 from harness.settings import make_settings, read_flags
 from tools import idea, warmup
 
-warmup.train = warmup.evaluate = lambda *_: None  # it takes minutes
+warmup.train, warmup.evaluate = (lambda *_: []), (lambda *_: None)  # they take minutes
 for words in json.loads(sys.argv[1]):
     print(*words)
     if words[0] == "train.py":
