@@ -49,6 +49,6 @@ def test_both_ways_sample_and_train_alike(small_model, rollouts, monkeypatch):
         gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
         found.append((sampled, log_prob.detach(), gradient))
     (one, log_prob, gradient), (other, widened, of_widened) = found
-    torch.testing.assert_close(one.log_prob, other.log_prob, atol=0.02, rtol=0)
+    torch.testing.assert_close(one.log_prob, other.log_prob, atol=0.05, rtol=0)
     torch.testing.assert_close(log_prob, widened, atol=0.05, rtol=0)
     assert (gradient - of_widened).norm() < 2 ** -6 * gradient.norm()
