@@ -35,9 +35,9 @@ from engine.policy import Policy, gather
 from engine.rollouts import Rollouts
 from engine.sampler import Generation, generate
 from grpo import grpo, update
+from harness.forecast import keep_memory, keeps_memory
 from harness.record import PROJECT, write_credit
 from harness.screen import run_as_program
-from harness.forecast import keep_memory, keeps_memory
 from harness.load import load_policy, pick_device
 from harness.metrics import peak_memory
 from harness.settings import MOST_THREADS, Settings, flags_of, make_settings, option

@@ -12,9 +12,9 @@ that of the MLP, H query and K key heads):
 
 A matrix stands as (inputs, outputs), as a product with few rows reads it fastest, in the type of
 its products. In float32 the norm's weight is multiplied into the matrix that follows it: that of
-input i scales line i. In bfloat16 it is not: both would have to round the same matrix, as training
-does, or an update of less than half a digit would be seen here and not there. The results are those
-of the model but for rounding.
+input i scales line i. In bfloat16 it stays apart, so that the matrix that is rounded is the one
+training rounds. Otherwise an update of less than half a digit would change what is sampled and not
+what is trained. The results are those of the model but for rounding.
 
 In a model of PACKED hidden units or more, a CPU multiplies in oneDNN's own layout, which inductor
 uses for frozen weights: benchmarks/README.md says how much faster.
@@ -43,7 +43,7 @@ class FusedLayer:
     o: Tensor                 # (H * head_dim, D)
     gate_up: Tensor           # (D, 2 I)
     down: Tensor              # (I, D)
-    norms: list[Tensor | None]  # before qkv and before gate_up, in bfloat16
+    norms: list[Tensor | None]  # before qkv and gate_up; None in float32, where they are in them
 
 
 class FusedQwen2:

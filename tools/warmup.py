@@ -88,7 +88,12 @@ def main(argv: list[str]) -> None:
     if "rate" in given and not is_real:
         raise UserError(f"--rate {flags.rate} has no effect: it is of a real model's update")
     torch.set_num_threads(flags.threads)
-    out = Path(flags.out)
+    out, every = Path(flags.out), flags.keep_every
+    kept = {step: out.with_name(f"{out.name}-{step}")
+            for step in (range(every, flags.steps, every) if every else ())}
+    for folder in kept.values():
+        if folder.exists():
+            raise UserError(f"{folder} exists already")
     with whole(out) as unfinished:  # first: can it be written there?
         torch.manual_seed(flags.seed)
         model = (Qwen2.from_pretrained(start) if start else
@@ -96,15 +101,13 @@ def main(argv: list[str]) -> None:
         model.compute_in(getattr(torch, flags.dtype))
         recipe = recipe_for(flags.talk, is_real)
         update = upper_half(model, flags.rate) if is_real else all_parameters(model)
-
-        def write(folder: Path) -> None:
-            save(folder, model, tokenizer, recipe, start if is_real else None)
+        source = start if is_real else None
         for step in train(model, tokenizer, update, flags):
-            if flags.keep_every and step % flags.keep_every == 0 and step < flags.steps:
-                with whole(out.with_name(f"{out.name}-{step}")) as so_far:
-                    write(so_far)
+            if step in kept:
+                with whole(kept[step]) as so_far:
+                    save(so_far, model, tokenizer, recipe, source)
         evaluate(model, tokenizer, recipe)
-        write(unfinished)
+        save(unfinished, model, tokenizer, recipe, source)
 
 
 def recipe_for(talk: int, is_real: bool = False) -> dict:

@@ -125,6 +125,10 @@ def test_the_model_so_far_is_kept_and_can_be_gone_on_from(tmp_path, monkeypatch,
     folders = [tmp_path / name for name in ("warm-1", "warm-2", "warm")]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["real", "warm", "warm-1", "warm-2"]
     assert len({(folder / "model.safetensors").read_bytes() for folder in folders}) == 3
+    folders[2].rename(tmp_path / "moved")
+    with pytest.raises(UserError, match="warm-1 exists already"):  # before anything is trained
+        warmup.main([*flags, "--start", str(real), "--out", str(folders[2])])
+    folders[2] = tmp_path / "moved"
     warmup.main([*quick, "--start", str(folders[0]), "--out", str(tmp_path / "on")])
     for folder in folders:
         assert (folder / "recipe.json").read_bytes() == (tmp_path / "on/recipe.json").read_bytes()
