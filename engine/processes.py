@@ -138,6 +138,6 @@ def reshard_layers(model: torch.nn.Module) -> None:
 def refuse_undefined(what: str, *tensors: torch.Tensor) -> None:
     """Raise unless all tensors are finite, in all processes; `what` is "the gradient is", say."""
     own = [local_shard(tensor.detach()) for tensor in tensors if tensor.is_floating_point()]
-    largest = get_total_norm([part for part in own if part.numel()], float("inf"))
-    if not holds_for_all(bool(largest.isfinite()), *tensors):  # a GPU is waited for only once
+    norm = get_total_norm([part for part in own if part.numel()])
+    if not holds_for_all(bool(norm.isfinite()), *tensors):  # a GPU is waited for only once
         raise NotFinite(f"{what} not finite")

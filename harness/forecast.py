@@ -95,7 +95,7 @@ def keep_memory() -> None:
     gives a large tensor back to the system at once, which fills the next one with zeros."""
     M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of mallopt
     of_glibc("mallopt", M_MMAP_MAX, 0)
-    of_glibc("mallopt", M_TRIM_THRESHOLD, 2 ** 31 - 1)
+    of_glibc("mallopt", M_TRIM_THRESHOLD, -1)
 
 
 def return_memory() -> None:
