@@ -26,6 +26,7 @@ from statistics import median
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from engine.errors import UserError
@@ -168,38 +169,51 @@ def work_of_transformers(case: Case) -> Callable[[], dict]:
 
 
 def limit_of(case: Case) -> float:
-    """Seconds that a rollout or an update cannot go below on this CPU."""
-    config, rows = make_config(case), case.questions * case.answers
+    """Seconds that a rollout or an update cannot go below on this CPU. A prompt is computed once,
+    but for the output matrix, which only the tokens of answers need."""
+    config, rows, T = make_config(case), case.questions * case.answers, case.new_tokens
+    *layers, output = matrices(config)
+    prompts = sum(map(len, make_prompts(case)))
     if case.what == "rollout":
-        return case.new_tokens * seconds_of_products(config, rows, case)
-    tokens = case.micro_batch * case.new_tokens
-    parts = rows * case.new_tokens / tokens
+        return (seconds_of_products(layers, prompts, case)
+                + (T - 1) * seconds_of_products(layers, rows, case)  # the last token feeds none
+                + T * seconds_of_products([output], rows, case))
+    parts = rows / case.micro_batch
+    forward = (seconds_of_products(layers, round(prompts / parts) + case.micro_batch * (T - 1), case)
+               + seconds_of_products([output], case.micro_batch * T, case))
     numbers = torch.ones(2 ** 24)
     copied = fastest(lambda: numbers.clone(), case) / numbers.nbytes / 2  # seconds a byte
     parameters = sum(outputs * inputs * times for outputs, inputs, times in matrices(config))
     # AdamW reads four numbers of each parameter and writes three
-    return 3 * parts * seconds_of_products(config, tokens, case) + parameters * 28 * copied
+    return 3 * parts * forward + parameters * 28 * copied
 
 
 def matrices(config: ModelConfig) -> list[tuple[int, int, int]]:
-    """Outputs, inputs and how many there are of each."""
+    """Outputs, inputs and how many there are of each; the output matrix comes last."""
     D, wide, L = config.hidden_size, config.intermediate_size, config.num_hidden_layers
     H, K = config.num_attention_heads, config.num_key_value_heads
     return [((H + 2 * K) * config.head_dim, D, L), (D, H * config.head_dim, L), (2 * wide, D, L),
             (D, wide, L), (config.vocab_size, D, 1)]
 
 
-def seconds_of_products(config: ModelConfig, rows: int, case: Case) -> float:
-    """Of a forward pass of so many tokens, each matrix in the layout that is read fastest."""
+def seconds_of_products(shapes: list[tuple[int, int, int]], rows: int, case: Case) -> float:
+    """Of a forward pass of so many tokens, each matrix in the layout that is read fastest. All of
+    them are there, so that each is read from memory, as in the model."""
+    def pass_through(product: Callable[[Tensor, Tensor], Tensor], matrices: list[Tensor]) -> None:
+        for matrix in matrices:
+            product(x, matrix)
+
     seconds = 0.0
-    for outputs, inputs, times in matrices(config):
-        x, matrix = (torch.randn(shape, dtype=getattr(torch, case.dtype))
-                     for shape in ((rows, inputs), (outputs, inputs)))
-        ways = [lambda: F.linear(x, matrix)]
+    for outputs, inputs, times in shapes:
+        x, *plain = (torch.randn(shape, dtype=getattr(torch, case.dtype))
+                     for shape in ((rows, inputs), *[(outputs, inputs)] * times))
+        ways = [partial(pass_through, F.linear, plain)]
         if torch.backends.mkldnn.is_available():
-            packed = torch.ops.mkldnn._reorder_linear_weight(matrix)
-            ways.append(lambda: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], ""))
-        seconds += times * min(fastest(way, case) for way in ways)
+            ways.append(partial(
+                pass_through,
+                lambda x, packed: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], ""),
+                [torch.ops.mkldnn._reorder_linear_weight(matrix) for matrix in plain]))
+        seconds += min(fastest(way, case) for way in ways)
     return seconds
 
 

@@ -41,19 +41,26 @@ def test_every_part_runs_and_one_that_fails_says_so(monkeypatch, capsys):
 
 
 def test_of_a_models_folder_transformers_samples_beside_us(learner, monkeypatch):
-    """Or a sentence says that it is not there. Of a limit that takes half the time, half is left;
-    four layers and the output matrix, three products each, and 28 bytes a parameter."""
+    """Or a sentence says that it is not there. Of a limit that takes half the time, half is left.
+    It is here as if a product took a second a row: prompts once and without the output matrix, the
+    last token of an answer in no layer; in an update three products, and 28 bytes a parameter."""
     monkeypatch.setattr(cases, "seconds_of", lambda work, case: (1.0, work()))
+    measured = cases.seconds_of_products
+    monkeypatch.setattr(cases, "seconds_of_products", lambda shapes, rows, case:
+                        rows * sum(times for _, _, times in shapes))
     parts = gpu.parts_of(Case("", model=str(learner), new_tokens=4, device="cpu"))
     assert [case.questions * case.answers for case in parts.values()] == [16, 16, 64, 16]
     found = {name: cases.measure(case) for name, case in parts.items()}
     assert [one["tokens"] for one in found.values()] == [64, 64, 256, 64]
     config = cases.make_config(parts["update, 16 answers"])
-    products = 1 + 4 * config.num_hidden_layers  # each taken for a second
+    in_layers = 4 * config.num_hidden_layers
     parameters = sum(outputs * inputs * times for outputs, inputs, times in cases.matrices(config))
-    assert found["sample, 64 answers"]["limit"] == 4 * products
+    of_8, of_4 = (sum(map(len, cases.make_prompts(parts[f"{name}, {rows} answers"])))
+                  for name, rows in (("sample", 64), ("update", 16)))
+    assert found["sample, 64 answers"]["limit"] == in_layers * (of_8 + 3 * 64) + 4 * 64
     assert found["update, 16 answers"]["limit"] == pytest.approx(
-        3 * 2 * products + parameters * 28 / 2 ** 27)
+        3 * (in_layers * (of_4 + 3 * 16) + 4 * 16) + parameters * 28 / 2 ** 27)
+    assert measured(cases.matrices(config), 2, parts["update, 16 answers"]) == 5
     monkeypatch.setattr(gpu, "in_a_process", lambda case, most: {
         "tokens": 40, "seconds": 2.0, "memory": 2 ** 20, "limit": 1.0})
     said = "20 tokens a second, 1 MiB, 50% of the limit"
