@@ -178,9 +178,10 @@ def limit_of(case: Case) -> float:
         return (seconds_of_products(layers, prompts, case)
                 + (T - 1) * seconds_of_products(layers, rows, case)  # the last token feeds none
                 + T * seconds_of_products([output], rows, case))
-    parts = rows / case.micro_batch
-    forward = (seconds_of_products(layers, round(prompts / parts) + case.micro_batch * (T - 1), case)
-               + seconds_of_products([output], case.micro_batch * T, case))
+    answers = case.micro_batch
+    parts = rows / answers
+    forward = (seconds_of_products(layers, round(prompts / parts) + answers * (T - 1), case)
+               + seconds_of_products([output], answers * T, case))
     numbers = torch.ones(2 ** 24)
     copied = fastest(lambda: numbers.clone(), case) / numbers.nbytes / 2  # seconds a byte
     parameters = sum(outputs * inputs * times for outputs, inputs, times in matrices(config))
@@ -209,10 +210,10 @@ def seconds_of_products(shapes: list[tuple[int, int, int]], rows: int, case: Cas
                      for shape in ((rows, inputs), *[(outputs, inputs)] * times))
         ways = [partial(pass_through, F.linear, plain)]
         if torch.backends.mkldnn.is_available():
+            onednn = torch.ops.mkldnn
             ways.append(partial(
-                pass_through,
-                lambda x, packed: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], ""),
-                [torch.ops.mkldnn._reorder_linear_weight(matrix) for matrix in plain]))
+                pass_through, lambda x, m: onednn._linear_pointwise(x, m, None, "none", [], ""),
+                [onednn._reorder_linear_weight(matrix) for matrix in plain]))
         seconds += min(fastest(way, case) for way in ways)
     return seconds
 

@@ -22,6 +22,7 @@ predicts nothing, is left out. If phase 1 measured credit, its pattern would van
 Phase 2 is of the credit files of the run that the checkpoint lies in, all its steps; of another
 model, of the same answers as phase 1.
 """
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,6 +75,7 @@ class Account:
         return Account(**{name: values[kept] for name, values in vars(self).items()})
 
 
+@np.errstate(invalid="ignore", divide="ignore")  # of few answers some shares are of nothing: NaN
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
     policy = policy_of(args)
     progress = Progress(answers=2, phase_1=2, random_text=2, untrained=4)
@@ -182,37 +184,42 @@ def t_by_position(tokens: Account, of: str = "signed") -> np.ndarray:
     return np.abs(t_values(*(values[n > 1] for values in (n, total, square))))
 
 
+def mean_of(values: np.ndarray) -> np.float64:
+    """NaN where there is none, as of a fifth of very short answers."""
+    return values.mean() if len(values) else np.float64(math.nan)
+
+
 def class_ratio(tokens: Account) -> float:
-    mean = [tokens.size[tokens.code == CLASSES.index(name)].mean() for name in (FILLER, REASONING)]
-    return float(mean[0] / mean[1])
+    filler, reasoning = (mean_of(tokens.size[tokens.code == CLASSES.index(name)])
+                         for name in (FILLER, REASONING))
+    return float(filler / reasoning)
 
 
 def ratio_at_like_positions(tokens: Account) -> float:
     """Every fifth of the answers counts the same, for both classes."""
-    filler, reasoning = (sum(tokens.size[(tokens.code == CLASSES.index(name))
-                                         & (tokens.fifth == fifth)].mean()
+    filler, reasoning = (sum(mean_of(tokens.size[(tokens.code == CLASSES.index(name))
+                                                 & (tokens.fifth == fifth)])
                              for fifth in range(FIFTHS)) for name in (FILLER, REASONING))
     return float(filler / reasoning)
 
 
 def early_over_late(tokens: Account) -> float:
-    early, late = (tokens.size[tokens.fifth == fifth].mean() for fifth in (0, FIFTHS - 1))
+    early, late = (mean_of(tokens.size[tokens.fifth == fifth]) for fifth in (0, FIFTHS - 1))
     return float(early / late)
 
 
 MEASURES = {
-    "t of the size above 3": lambda tokens: (t_by_position(tokens, "size") > 3).mean(),
-    "t of the size below 1.5": lambda tokens: (t_by_position(tokens, "size") < 1.5).mean(),
-    "abs(t) above 3": lambda tokens: (t_by_position(tokens) > 3).mean(),
-    "abs(t) below 1.5": lambda tokens: (t_by_position(tokens) < 1.5).mean(),
-    "mean abs(t)": lambda tokens: t_by_position(tokens).mean(),
+    "t of the size above 3": lambda tokens: mean_of(t_by_position(tokens, "size") > 3),
+    "t of the size below 1.5": lambda tokens: mean_of(t_by_position(tokens, "size") < 1.5),
+    "abs(t) above 3": lambda tokens: mean_of(t_by_position(tokens) > 3),
+    "abs(t) below 1.5": lambda tokens: mean_of(t_by_position(tokens) < 1.5),
+    "mean abs(t)": lambda tokens: mean_of(t_by_position(tokens)),
     "early over late": early_over_late, "filler over reasoning": class_ratio,
     "the same at like positions": ratio_at_like_positions}
 
 
 def value_of(tokens: Account, name: str) -> float:
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return float(MEASURES[name](tokens))
+    return float(MEASURES[name](tokens))
 
 
 def phases_table(accounts: dict[str, Account]) -> Table:
@@ -263,11 +270,11 @@ def flaws_table(policy: Policy, rollouts: Rollouts, accounts: dict[str, Account]
          value_of(phase_1, "t of the size above 3")],
         ["the same number with a sign", value_of(phase_1, "abs(t) above 3")],
         ["t grows with the answers: mean t of the size with all over that with half of them",
-         t_by_position(phase_1, "size").mean() / t_by_position(half, "size").mean()],
+         mean_of(t_by_position(phase_1, "size")) / mean_of(t_by_position(half, "size"))],
         ["after the fact: share of it in answers of which training learns nothing (A = 0)",
          phase_1.size[untouched].sum() / phase_1.size.sum()],
         ["crude classes: share of filler that is no word but a tag, a space, an end",
-         (filler != WORD).mean()]]
+         mean_of(filler != WORD)]]
     lines = [f"{rows[place][0]}: {rows[place][1]:.3g}." for place in (0, 2, 4, 7, 8)]
     return Table("flaws", "The five flaws, each with the number that shows it",
                  by_row({"flaw": "", "found": ".3g"}, rows), "\n".join(lines),
@@ -275,15 +282,14 @@ def flaws_table(policy: Policy, rollouts: Rollouts, accounts: dict[str, Account]
 
 
 def correlation(one: np.ndarray, other: np.ndarray) -> float:
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return float(np.corrcoef(one, other)[0, 1])
+    return float(np.corrcoef(one, other)[0, 1])
 
 
 def draw(accounts: dict[str, Account], folder: Path) -> None:
     """Mean size by tenths of the answers, over the mean of all."""
     figure, axis = plt.subplots()
     for (name, tokens), colour in zip(accounts.items(), COLOURS):
-        means = [tokens.size[tokens.fifth == fifth].mean() for fifth in range(FIFTHS)]
+        means = [mean_of(tokens.size[tokens.fifth == fifth]) for fifth in range(FIFTHS)]
         axis.plot(np.arange(1, FIFTHS + 1), np.array(means) / tokens.size.mean(), "o-",
                   color=colour, label=name)
     axis.set(xlabel="fifth of the answer", ylabel="mean size over that of all tokens",

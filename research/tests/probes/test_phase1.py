@@ -99,6 +99,16 @@ def test_controls_keep_what_they_should(policy):
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_answers_of_which_some_measures_know_nothing(tmp_path, learner, capsys, undrawn):
+    """Three tokens have no last fifth, and no reward: in the table stands "-", and no warning."""
+    main(["phase1", "--questions", "2", "--answers", "2", "--threads", "1",
+          "--max_new_tokens", "3", "--out", str(tmp_path / "x"), "--model", str(learner)])
+    phases, flaws = json.loads((tmp_path / "x/numbers.json").read_text())["tables"]
+    assert {row["found"] for row in flaws["rows"]} & {None}
+    assert "nan" not in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_a_run(tmp_path, learner, capsys, undrawn):
     main(["phase1", "--questions", "6", "--answers", "3", "--threads", "1",
           "--max_new_tokens", "12", "--out", str(tmp_path / "x"), "--model", str(learner)])
