@@ -136,9 +136,9 @@ def reshard_layers(model: torch.nn.Module) -> None:
 
 
 def refuse_undefined(what: str, *tensors: torch.Tensor) -> None:
-    """Raise unless all tensors are finite, in all processes; `what` is "the gradient is", say. Their
-    norm says it: a CPU takes ten times as long for the largest number. Its squares make numbers
-    from 1e19 on infinite."""
+    """Raise unless all tensors are finite, in all processes; `what` is "the gradient is", say.
+    Their norm says it: a CPU takes ten times as long for the largest number. Its squares make
+    numbers from 1e19 on infinite."""
     own = [local_shard(tensor.detach()) for tensor in tensors if tensor.is_floating_point()]
     norm = get_total_norm([part for part in own if part.numel()])
     if not holds_for_all(bool(norm.isfinite()), *tensors):  # a GPU is waited for only once

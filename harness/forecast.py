@@ -92,8 +92,8 @@ def keeps_memory(model: Qwen2) -> bool:
 
 def keep_memory() -> None:
     """Within a step, freed memory is used again; `return_memory` has to follow. By default glibc
-    gives a large tensor back to the system at once, which fills the next one with zeros. A threshold
-    of -1 is never reached."""
+    gives a large tensor back to the system at once, which fills the next one with zeros. A
+    threshold of -1 is never reached."""
     M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of mallopt
     of_glibc("mallopt", M_MMAP_MAX, 0)
     of_glibc("mallopt", M_TRIM_THRESHOLD, -1)
