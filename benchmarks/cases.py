@@ -170,14 +170,14 @@ def work_of_transformers(case: Case) -> Callable[[], dict]:
 
 def limit_of(case: Case) -> float:
     """Seconds that a rollout or an update cannot go below on this CPU. A prompt is computed once,
-    but for the output matrix, which only the tokens of answers need."""
+    and needs the output matrix only at its end; the last token of an answer feeds none."""
     config, rows, T = make_config(case), case.questions * case.answers, case.new_tokens
     *layers, output = matrices(config)
     prompts = sum(map(len, make_prompts(case)))
     if case.what == "rollout":
         return (seconds_of_products(layers, prompts, case)
-                + (T - 1) * seconds_of_products(layers, rows, case)  # the last token feeds none
-                + T * seconds_of_products([output], rows, case))
+                + seconds_of_products([output], case.questions, case)
+                + (T - 1) * seconds_of_products([*layers, output], rows, case))
     answers = case.micro_batch
     parts = rows / answers
     forward = (seconds_of_products(layers, round(prompts / parts) + answers * (T - 1), case)
@@ -277,7 +277,7 @@ def measure(case: Case) -> dict:
     work = work_of_transformers(case) if case.what == "transformers" else work_of(case)
     work()
     seconds: list[float] = []
-    least = 3 if case.model else 1  # its memory takes turns until it is where it stays
+    least = 3 if case.model else 1  # its memory still grows in the first ones
     while len(seconds) < least or sum(seconds) < 1 and len(seconds) < 9:
         duration, result = seconds_of(work, case)
         seconds.append(duration)

@@ -138,7 +138,7 @@ def reshard_layers(model: torch.nn.Module) -> None:
 def refuse_undefined(what: str, *tensors: torch.Tensor) -> None:
     """Raise unless all tensors are finite, in all processes; `what` is "the gradient is", say.
     Mostly their norm says so, in a tenth of a CPU's time for the largest number. Only where its
-    squares are too large does that decide."""
+    squares are too large does the largest decide."""
     own = [local_shard(tensor.detach()) for tensor in tensors if tensor.is_floating_point()]
     parts = [part for part in own if part.numel()]
     is_finite = any(bool(get_total_norm(parts, order).isfinite()) for order in (2.0, float("inf")))

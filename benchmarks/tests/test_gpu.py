@@ -43,8 +43,8 @@ def test_every_part_runs_and_one_that_fails_says_so(monkeypatch, capsys):
 
 def test_of_a_models_folder_transformers_samples_beside_us(learner, monkeypatch):
     """Or a sentence says that it is not there. Of a limit that takes half the time, half is left.
-    It is here as if a product took a second a row: prompts once and without the output matrix, the
-    last token of an answer in no layer; in an update three products, and 28 bytes a parameter."""
+    It is here as if a product took a second a row: prompts once and their ends alone by the output
+    matrix, the last token of an answer in no layer; in an update three products, and 28 bytes a parameter."""
     turns = cycle([9.0, 1.0, 2.0])  # of three the median is 2, of four the least 1
     monkeypatch.setattr(cases, "seconds_of", lambda work, case: (next(turns), work()))
     measured = cases.seconds_of_products
@@ -60,7 +60,7 @@ def test_of_a_models_folder_transformers_samples_beside_us(learner, monkeypatch)
     parameters = sum(outputs * inputs * times for outputs, inputs, times in cases.matrices(config))
     of_8, of_4 = (sum(map(len, cases.make_prompts(parts[f"{name}, {rows} answers"])))
                   for name, rows in (("sample", 64), ("update", 16)))
-    assert found["sample, 64 answers"]["limit"] == in_layers * (of_8 + 3 * 64) + 4 * 64
+    assert found["sample, 64 answers"]["limit"] == in_layers * (of_8 + 3 * 64) + 8 + 3 * 64
     assert found["update, 16 answers"]["limit"] == pytest.approx(
         3 * (in_layers * (of_4 + 3 * 16) + 4 * 16) + parameters * 28 / 2 ** 27)
     assert measured(cases.matrices(config), 2, parts["update, 16 answers"]) == 5
