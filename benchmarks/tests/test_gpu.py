@@ -44,7 +44,8 @@ def test_every_part_runs_and_one_that_fails_says_so(monkeypatch, capsys):
 def test_of_a_models_folder_transformers_samples_beside_us(learner, monkeypatch):
     """Or a sentence says that it is not there. Of a limit that takes half the time, half is left.
     It is here as if a product took a second a row: prompts once and their ends alone by the output
-    matrix, the last token of an answer in no layer; in an update three products, and 28 bytes a parameter."""
+    matrix, the last token of an answer in no layer; in an update three products, and 28 bytes a
+    parameter."""
     turns = cycle([9.0, 1.0, 2.0])  # of three the median is 2, of four the least 1
     monkeypatch.setattr(cases, "seconds_of", lambda work, case: (next(turns), work()))
     measured = cases.seconds_of_products
