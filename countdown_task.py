@@ -5,6 +5,9 @@ and parentheses.
     " 3 * 5 = 15, 15 + 7 = 22 yes</think>\\n<answer> ( 3 * 5 ) + 7 </answer><|im_end|>"
     -> {"reward": 1.1, "format": 1.0, "answer": 1.0, "reasoning": 1.0}
 
+With --prompt expression nobody thinks: the answer is "3*5+7<|im_end|>". With --examples 4 the
+prompt begins with four solved problems, as earlier turns of the conversation.
+
 This file holds the problems, the prompt, the reward and its parts, and the labels of every
 generated token: the section it stands in, the kind of text it is. `Task` is all that training sees
 of it. A task of your own is another file with another `Task` (docs/your_own_task.md).
@@ -20,10 +23,11 @@ import random
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from typing import NamedTuple
 
 from engine.errors import UserError
 from engine.tokens import (ANSWER, BRACKET, END, END_OF_TURN, NUMBER, OPERATOR, OTHER, SPACE, TAG,
@@ -60,6 +64,10 @@ tags. And return the final answer in <answer> </answer> tags, for example \
 <|im_start|>assistant
 Let me solve this step by step.
 <think>"""  # word by word that of github.com/policy-gradient/GRPO-Zero, to repeat what it measured
+BRIEF = """<|im_start|>user
+Make {target} from {numbers}.<|im_end|>
+<|im_start|>assistant
+"""
 
 
 def as_numpy_prints(words: list[str]) -> str:
@@ -68,11 +76,19 @@ def as_numpy_prints(words: list[str]) -> str:
     return f"[{' '.join(word.rjust(width) for word in words)}]"
 
 
-# of --prompt: the wording, and how it writes the numbers
-PROMPTS: dict[str, tuple[str, Callable[[list[str]], str]]] = {
-    "short": (SHORT, lambda words: " " + " ".join(words)),
-    "full": (FULL, ", ".join),
-    "original": (ORIGINAL, as_numpy_prints)}
+class Wording(NamedTuple):
+    """A choice of --prompt."""
+    text: str
+    write_numbers: Callable[[list[str]], str]
+    thinks: bool = True  # otherwise the answer is an expression, and nothing else
+
+
+PROMPTS = {
+    "short": Wording(SHORT, lambda words: " " + " ".join(words)),
+    "full": Wording(FULL, ", ".join),
+    "original": Wording(ORIGINAL, as_numpy_prints),
+    "brief": Wording(BRIEF + "<think>", " and ".join),
+    "expression": Wording(BRIEF, " and ".join, thinks=False)}
 # a flag with requires=GENERATED is refused where this test fails, with these words
 GENERATED: tuple[Callable[["Task"], bool], str] = (
     lambda task: task.data is None, "made problems: not with --data")
@@ -92,10 +108,13 @@ class Task:
     """What the lab asks of a task. Its fields are flags of `train.py`."""
     data: str | None = option(
         None, 'JSON lines {"nums": [3, 5, 7], "target": 22}; without it they are made')
-    prompt: str = option("full", "wording of the prompt; original is that of GRPO-Zero",
+    prompt: str = option("full", "wording of the prompt; original is that of GRPO-Zero, and after "
+                         "expression the answer is an expression without any thinking",
                          choices=PROMPTS)
+    examples: int = option(0, "solved problems that stand in the prompt as earlier turns: one for "
+                           "each of - / + * in turn, none of them held out", most=100)
     numbers: str = option("3,4", "how many numbers a made problem has",
-                          choices=("3", "4", "3,4"), requires=GENERATED)
+                          choices=("2", "3", "4", "3,4"), requires=GENERATED)
     min_number: int = option(1, "smallest number", least=1, most=MAX_NUMBER, requires=GENERATED)
     max_number: int = option(99, "largest number", least=1, most=MAX_NUMBER, requires=GENERATED)
     max_target: int = option(99, "largest target", least=1, most=MAX_NUMBER, requires=GENERATED)
@@ -125,9 +144,12 @@ class Task:
             raise UserError(
                 f"{self.data}: {len(self.to_train)} problems to train on and {len(self.to_test)} "
                 "held out by their hash (about a fifth): both are needed, the file is too small")
+        self.wording = PROMPTS[self.prompt]
+        self.shown: set[Content] = set()  # the problems that every prompt shows with a solution
+        self.head = self.solved_turns()   # what every prompt begins with
 
-    solved = ("the expression in <answer> makes the target from the numbers, each used exactly "
-              "once, with + - * /")  # in words, for the page of a run
+    solved = ("the expression makes the target from the numbers, each used exactly once, with "
+              "+ - * /")  # in words, for the page of a run
 
     @property
     def reward(self) -> str:
@@ -142,9 +164,13 @@ class Task:
     def training_problems(self, seed: int, step: int, count: int) -> list[Problem]:
         """They follow from seed and step alone, so a resumed run gets the same ones."""
         rng = random.Random(f"train {seed} {step}")
+        return [self.training_problem(rng) for _ in range(count)]
+
+    def training_problem(self, rng: random.Random) -> Problem:
         if self.to_train:
-            return [rng.choice(self.to_train) for _ in range(count)]
-        return [self.make_problem(rng, lambda problem: not held_out(problem)) for _ in range(count)]
+            return rng.choice(self.to_train)
+        return self.make_problem(rng, lambda problem: not held_out(problem)
+                                 and content_of(problem) not in self.shown)
 
     def held_out_problems(self, count: int) -> list[Problem]:
         """The same distinct problems in every run, fewer where no more are found."""
@@ -188,9 +214,40 @@ class Task:
 
     def prompt_for(self, problem: Problem) -> str:
         """Text that ends where the answer begins."""
-        wording, written = PROMPTS[self.prompt]
-        numbers = written([str(number) for number in problem.numbers])
-        return wording.format(numbers=numbers, target=problem.target)
+        return self.head + self.question(problem)
+
+    def question(self, problem: Problem) -> str:
+        numbers = self.wording.write_numbers([str(number) for number in problem.numbers])
+        return self.wording.text.format(numbers=numbers, target=problem.target)
+
+    def solved_turns(self) -> str:
+        """The --examples, as turns of a conversation that has gone before. With thinking every
+        other one, from the first on, tries something that misses before its solution."""
+        rng = random.Random("examples")
+        turns = []
+        for number in range(self.examples):
+            problem, solution = self.solved_problem(rng, last_sign="-/+*"[number % 4])
+            self.shown.add(content_of(problem))
+            answer = without_spaces(solution.expression)
+            if self.wording.thinks:
+                tries = [f"{written_out(solution)} yes"]
+                misses = [one for one in solutions_of(problem.numbers, self.max_result)
+                          if one.value != problem.target]
+                if number % 2 == 0 and misses:
+                    tries.insert(0, f"{written_out(rng.choice(misses))} no")
+                answer = f"{', '.join(tries)}{ANSWER_BEGINS}{answer}</answer>"
+            turns.append(f"{self.question(problem)}{answer}<|im_end|>\n")
+        return "".join(turns)
+
+    def solved_problem(self, rng: random.Random, last_sign: str) -> tuple[Problem, "Solution"]:
+        """A problem to train on, with a solution whose last step has this operator."""
+        for _ in range(1000):
+            problem = self.training_problem(rng)
+            for solution in solutions_of(problem.numbers, self.max_result):
+                if solution.value == problem.target and solution.steps[-1][1] == last_sign:
+                    return problem, solution
+        raise UserError(f"--examples {self.examples}: of 1,000 problems none has a solution that "
+                        f"ends with {last_sign}")
 
     def show(self, problem: Problem) -> str:
         return f"{' '.join(map(str, problem.numbers))} make {problem.target}"
@@ -204,9 +261,13 @@ class Task:
         return Problem(tuple(numbers), target)
 
     def score(self, problem: Problem, text: str) -> dict[str, float]:
-        opened = "<think>" if PROMPTS[self.prompt][0].endswith("<think>") else ""
-        well_formed = format_score(text, opened)
-        expression = between(text, "<answer>", "</answer>")
+        if self.wording.thinks:
+            opened = "<think>" if self.wording.text.endswith("<think>") else ""
+            well_formed = format_score(text, opened)
+            expression = between(text, "<answer>", "</answer>")
+        else:
+            expression = without_end_of_turn(text)
+            well_formed = float(read_expression(expression) is not None)
         right = float(evaluates_to(expression, problem.numbers, problem.target))
         verdicts = [verdict for _, verdict in steps_of(text, problem.numbers)]
         reasoning = sum(verdicts) / len(verdicts) if verdicts else 0.0
@@ -216,7 +277,7 @@ class Task:
                 "answer": right, "reasoning": reasoning}
 
     def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
-        return annotate(pieces)
+        return annotate(pieces) if self.wording.thinks else annotate_expression(pieces)
 
     def right_steps(self, problem: Problem, pieces: list[bytes]) -> list[int]:
         """The tokens of an answer that hold the last digit of a right step of its reasoning: of
@@ -252,6 +313,47 @@ def legal_steps(x: int, y: int, max_result: int) -> list[Step]:
     return [step for step in steps if 0 < step[3] <= max_result]
 
 
+class Solution(NamedTuple):
+    """A way to make one number of all, and the steps that compute it."""
+    value: int
+    expression: str  # "( 3 * 5 ) + 7"
+    steps: tuple[Step, ...]
+
+
+def solutions_of(numbers: Iterable[int], max_result: int) -> Iterator[Solution]:
+    """Every way to join all of these numbers by legal steps, whatever value it gives."""
+    yield from joined([(number, str(number)) for number in numbers], (), max_result)
+
+
+def joined(items: list[tuple[int, str]], steps: tuple[Step, ...],
+           max_result: int) -> Iterator[Solution]:
+    """Join two of the items, which are (value, expression), in every way, until one is left."""
+    if len(items) == 1:
+        yield Solution(*items[0], steps)
+        return
+    for i, j in itertools.permutations(range(len(items)), 2):
+        (x, left), (y, right) = items[i], items[j]
+        others = [item for k, item in enumerate(items) if k not in (i, j)]
+        for step in legal_steps(x, y, max_result):
+            _, sign, _, result = step
+            expression = f"{in_parentheses(left)} {sign} {in_parentheses(right)}"
+            yield from joined([*others, (result, expression)], (*steps, step), max_result)
+
+
+def in_parentheses(expression: str) -> str:
+    return f"( {expression} )" if " " in expression else expression
+
+
+def without_spaces(expression: str) -> str:
+    """Each space would be a token of its own to a Qwen2.5."""
+    return expression.replace(" ", "")
+
+
+def written_out(solution: Solution) -> str:
+    """Its steps: 3*5=15, 15+7=22"""
+    return ", ".join(f"{x}{sign}{y}={result}" for x, sign, y, result in solution.steps)
+
+
 def content_of(problem: Problem) -> Content:
     return tuple(sorted(problem.numbers)), problem.target
 
@@ -277,14 +379,18 @@ def format_score(text: str, opened: str) -> float:
     `opened`, "<think>" or nothing, counts with the answer, which may repeat it."""
     if not text.startswith("<think>"):
         text = opened + text
-    end = next((end for end in END_OF_TURN if text.endswith(end)), "")
-    text = text.removesuffix(end)
+    text = without_end_of_turn(text)
     every_tag_once = all(text.count(tag.decode()) == 1 for tag in TAGS)
     if every_tag_once and ANSWER_BEGINS in text and text.endswith("</answer>"):
         return 1.0
     has_think = between(text, "<think>", "</think>") is not None
     has_answer = between(text, "<answer>", "</answer>") is not None
     return 0.1 * has_think + 0.5 * has_answer
+
+
+def without_end_of_turn(text: str) -> str:
+    end = next((end for end in END_OF_TURN if text.endswith(end)), "")
+    return text.removesuffix(end)
 
 
 # A step is a op b = c. All of it is in a look-ahead, which consumes nothing, so that the c of one
@@ -318,15 +424,21 @@ OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = 
 
 def evaluates_to(expression: str | None, numbers: Iterable[int], target: int) -> bool:
     """Whether the expression uses every number exactly once and equals the target, exactly."""
-    if (expression is None or not re.fullmatch(r"[0-9+*/() \t\r\n-]*", expression)
-            or len(expression) > MAX_CHARACTERS or expression.count("(") > MAX_PARENTHESES
-            or sorted(re.findall("[0-9]+", expression)) != sorted(map(str, numbers))):
+    if expression is None or read_expression(expression) != target:
         return False
+    return sorted(re.findall("[0-9]+", expression)) == sorted(map(str, numbers))
+
+
+def read_expression(text: str) -> Fraction | None:
+    """The exact value of an expression; None if it has none, is no expression, or is too long."""
+    if (not re.fullmatch(r"[0-9+*/() \t\r\n-]*", text) or len(text) > MAX_CHARACTERS
+            or text.count("(") > MAX_PARENTHESES):
+        return None
     try:
-        tree = ast.parse(" ".join(expression.split()), mode="eval")
-        return value_of(tree.body) == target
+        tree = ast.parse(" ".join(text.split()), mode="eval")
+        return value_of(tree.body)
     except (SyntaxError, ZeroDivisionError, RecursionError):
-        return False
+        return None
 
 
 def value_of(node: ast.expr) -> Fraction:
@@ -367,6 +479,13 @@ def annotate(pieces: list[bytes]) -> tuple[list[int], list[int]]:
         sections.append(section)
         kinds.append(kind)
     return sections, kinds
+
+
+def annotate_expression(pieces: list[bytes]) -> tuple[list[int], list[int]]:
+    """The same of an answer that is an expression alone: all of it but the end of the turn is in
+    the answer section."""
+    kinds = [kind_of(piece) for piece in pieces]
+    return [OTHER if kind == END else ANSWER for kind in kinds], kinds
 
 
 def borders(text: bytes) -> tuple[int, int, int]:

@@ -110,6 +110,13 @@ def has_bfloat16() -> bool:
     return has_onednn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
+def is_fast_in_bfloat16() -> bool:
+    """Whether this CPU has instructions that multiply in bfloat16 (AVX-512's, or AMX). Without them
+    oneDNN converts, which is slower than float32."""
+    return has_bfloat16() and bool(
+        torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
 def linear(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ matrix.T + bias in the type of x, whatever type the weights are kept in."""
     wide = product_type(x.dtype, x.device)

@@ -43,15 +43,18 @@ def last_state(s: Settings, folder: RunFolder,
     *_, (done, checkpoint) = (0, None), *folder.checkpoints().items()
     made = max([done, *(line["step"] for line in metrics)])
     # a checkpoint is written last; somebody may have removed those of a finished run
-    is_whole = not every or not s.steps or not (path / "checkpoints").exists()
+    is_kept = every or before.get("save_model")
+    is_whole = not is_kept or not s.steps or not (path / "checkpoints").exists()
     is_finished = max(checkpoint_folders(path), default=-1) >= s.steps or (
         is_whole and is_complete(s.to_json(), metrics, evaluations))
     if is_finished:
         say(f"{path} has {made} of its {steps} steps, and no more were asked for: --steps N "
             "goes on to N")
     elif not done and made > every and (every or not may_begin_again):
+        models = [f", or begin a new run from its model with --model {shlex.quote(str(folder))}"
+                  for folder in checkpoint_folders(path).values()]
         raise UserError(f"{path} holds a record of {made} steps, and no checkpoint to go on "
-                        "from. Remove it, or name another folder with --out")
+                        f"from. Remove it, or name another folder with --out{''.join(models[-1:])}")
     else:
         say(f"going on after step {done}" if done else
             "no checkpoint to go on from: starting again at step 1")

@@ -189,20 +189,42 @@ class Run:
             for cut in (self.parameters, tensors):  # --shard: the rows that this process keeps
                 write_tensors(None, cut)
             return
-        path, source = self.folder.at("checkpoints") / f"step_{step:06d}", self.policy.folder
         for folder in [*self.folder.checkpoints().values()][:-1]:
             remove(folder / "trainer")
-        with whole(path) as unfinished:
-            self.policy.model.save_pretrained(unfinished, self.parameters)
-            for name in filter(lambda name: (source / name).exists(), TRAVELS_ALONG):
-                shutil.copyfile(source / name, unfinished / name)
+        with whole(self.model_folder(step)) as unfinished:
+            self.write_model(unfinished, self.parameters)
             trainer = unfinished / "trainer"
             trainer.mkdir()
             write_tensors(trainer / "state.safetensors", tensors)
             (trainer / "state.json").write_text(json.dumps({"step": step}) + "\n")
 
+    def model_folder(self, step: int) -> Path:
+        return self.folder.at("checkpoints") / f"step_{step:06d}"
+
+    def write_model(self, folder: Path, parameters: Mapping[str, torch.Tensor]) -> None:
+        self.policy.model.save_pretrained(folder, parameters)
+        source = self.policy.folder
+        for name in TRAVELS_ALONG:
+            if (source / name).exists():
+                shutil.copyfile(source / name, folder / name)
+
+    def save_model(self) -> None:
+        """The trained model alone. Matrices are rounded to the type in which products are made, so
+        this model answers as the run's last evaluation did."""
+        dtype = self.policy.model.compute_dtype
+        rounded = {name: parameter.detach().to(dtype) if parameter.dim() > 1 else parameter
+                   for name, parameter in self.parameters.items()}
+        if not self.folder.writes:
+            write_tensors(None, rounded)  # --shard: its part
+            return
+        remove(self.model_folder(self.settings.steps))
+        with whole(self.model_folder(self.settings.steps)) as unfinished:
+            self.write_model(unfinished, rounded)
+
     def end(self) -> None:
         self.policy.refuse_broken_model()
+        if self.settings.save_model:
+            self.save_model()
         path = self.folder.path
         say(f"done. Everything is in {path}")
         tell_outcome(path, read_lines(path / "evaluations.jsonl"), time.monotonic() - self.start,

@@ -26,6 +26,7 @@ from engine.errors import UserError, read_json
 from harness.own_code import place_of
 from harness.record import Json, find_folder
 from harness.tasks import load_task
+from qwen2_model import is_fast_in_bfloat16
 
 Requirement = tuple[Callable[[typing.Any], bool], str]  # a test of all values, and its words
 KINDS = {int: "a whole number", float: "a number", bool: "yes or no", str: "a text"}
@@ -194,7 +195,8 @@ NOT_SETTINGS = (  # entries of a run's config.json that are no settings
     "columns_temperature")
 CHANGEABLE = (  # in a resumed run: how many steps it has and how it is made, not which run it is
     "steps", "threads", "device", "micro_batch", "checkpointing", "offload_optimizer", "shard",
-    "rollouts", "rollouts_timeout", "sample_every", "change_every", "checkpoint_every")
+    "rollouts", "rollouts_timeout", "sample_every", "change_every", "checkpoint_every",
+    "save_model")
 NOT_IN_NAME = {*CHANGEABLE, "mitigation", "advantage", "seed"} - {"steps"}
 LABELS = {"learning_rate": "lr", "task": "", "model": "", "data": "", "dtype": ""}  # of its parts
 MOST_THREADS = 1024
@@ -203,9 +205,19 @@ TOPICS = {"model": "model and machine", "task": "problems",
           "mitigation": "spreading credit over tokens", "advantage": "from reward to advantage",
           "loss": "loss", "steps": "training", "eval_every": "record"}
 LARGE = 200_000_000  # bytes of weights; on a CPU such a model takes minutes for a step
-LAPTOP: Json = {  # its recipe there, if it has none of its own
+# The recipe of such a model there, if it has none of its own: by --prompt, and for what is not
+# named here three and four numbers, which it rarely solves.
+LAPTOP: Json = {
     "questions": 4, "answers": 8, "max_new_tokens": 128, "micro_batch": 4, "eval_every": 50,
     "eval_tasks": 64, "eval_modes": "sampled", "checkpoint_every": 50}
+TWO_NUMBERS: Json = {
+    "numbers": "2", "min_number": 2, "max_number": 30, "max_target": 900, "examples": 4,
+    "reward_form": "right", "questions": 8, "answers": 8, "micro_batch": 64,
+    "learning_rate": 2e-6, "steps": 20, "eval_every": 10, "eval_tasks": 250,
+    "eval_modes": "sampled", "checkpoint_every": 0, "save_model": True}
+LAPTOP_BY_PROMPT: Json = {
+    "expression": {"prompt": "expression", **TWO_NUMBERS, "max_new_tokens": 16},
+    "brief": {**TWO_NUMBERS, "max_new_tokens": 64, "questions": 4, "micro_batch": 32}}
 NOT_KEYWORDS = ("help", "resume", "continue", "config",  # words of command lines, the tools' too
                 "step", "show", "seeds", "processes", "runs")
 OTHER_NAMES = {  # that other trainers use
@@ -229,6 +241,8 @@ SHUFFLED: Requirement = (
     "--loss policy and, for weights, another --mitigation than none")
 SAMPLED: Requirement = (lambda s: s.pairs is None, "sampled answers: --pairs brings its own")
 SERVED: Requirement = (lambda s: s.rollouts != OWN_SAMPLER, "--rollouts http://HOST:PORT")
+NO_CHECKPOINTS: Requirement = (
+    lambda s: s.checkpoint_every == 0, "--checkpoint_every 0: the last checkpoint has the model")
 EVALUATED: Requirement = (lambda s: s.eval_every > 0, "--eval_every above 0")
 ON_THE_DEVICE: Requirement = (lambda s: not s.offload_optimizer, "--offload_optimizer no")
 
@@ -308,6 +322,9 @@ class Settings:
                                "at the first and the last; 0 is never. Such a step has one more "
                                "forward pass: a sixth of its time on a CPU")
     checkpoint_every: int = option(25, "steps between checkpoints, also at the end; 0 is never")
+    save_model: bool = option(False, "leave the trained model at the end: its matrices in the type "
+                              "that the run computes in, without what a resumed run needs",
+                              requires=NO_CHECKPOINTS)
     out: str | None = option(None, "run folder, by default runs/<mitigation>-<advantage>-s<seed>, "
                              "with the flags that are not at their defaults in between")
     method_flags: Json = field(default_factory=dict)  # of task, weighting and advantage
@@ -368,8 +385,18 @@ def from_files(given: Json) -> tuple[Json, Json]:
     if not recipe and str(chosen["device"]).startswith("cuda"):
         recipe = {"dtype": "bfloat16"}  # a large model: in float32 a GPU is several times slower
     elif not recipe and is_large(path.parent):
-        recipe = LAPTOP
+        recipe = laptop_recipe(config | given)
     return known_values(path, recipe, chosen), known_values(given.get("config"), config, chosen)
+
+
+def laptop_recipe(given: Json) -> Json:
+    """Of a large model on a CPU. Unless something else is asked for, it learns Countdown of two
+    numbers, answered with an expression alone: what it can learn within minutes."""
+    dtype = "bfloat16" if is_fast_in_bfloat16() else "float32"
+    prompt = given.get("prompt", "expression")
+    is_countdown = given.get("task", Settings.task) == Settings.task
+    chosen = LAPTOP_BY_PROMPT.get(prompt, LAPTOP) if is_countdown else LAPTOP
+    return {"dtype": dtype, **chosen}
 
 
 def is_large(folder: Path) -> bool:

@@ -9,10 +9,10 @@ import re
 import numpy as np
 import pytest
 
-from countdown_task import PROMPTS, Problem, Task, annotate, evaluates_to, held_out
+from countdown_task import (PROMPTS, Problem, Task, Wording, annotate, evaluates_to, held_out,
+                            joined)
 from engine.errors import UserError
 from engine.tokens import KINDS, SECTIONS, encode_prompt, load_tokenizer, token_bytes
-from tools.demonstrations import joined
 
 TINY = dict(prompt="short", numbers="3", min_number=1, max_number=15, max_target=99, max_result=150)
 WIDE = dict(numbers="3,4", min_number=1, max_number=99, max_target=99, max_result=10_000)
@@ -49,7 +49,7 @@ def test_format_and_answer(text, form, right):
 def test_a_prompt_of_ones_own_is_one_row_and_opens_the_thinking_or_does_not(
         monkeypatch, opening, text, form):
     wording = "Make {target} of {numbers}." + opening
-    monkeypatch.setitem(PROMPTS, "mine", (wording, " and ".join))
+    monkeypatch.setitem(PROMPTS, "mine", Wording(wording, " and ".join))
     task = Task(prompt="mine")
     assert task.prompt_for(PROBLEM) == "Make 22 of 3 and 5 and 7." + opening
     assert task.score(PROBLEM, text)["format"] == form

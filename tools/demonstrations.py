@@ -22,17 +22,15 @@ A talking teacher also says sentences that mean nothing, such as " okay then see
 step and before the answer. Each word is drawn from four, whatever the problem, so to whoever gives
 credit to tokens they are noise.
 """
-import itertools
 import random
 import re
 from collections.abc import Iterator
 from functools import cache
-from typing import NamedTuple
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from countdown_task import Problem, Step, Task, held_out, legal_steps
+from countdown_task import Problem, Solution, Task, held_out, solutions_of
 
 TASK = Task(prompt="short", numbers="3", min_number=1, max_number=15, max_target=99, max_result=150)
 
@@ -63,48 +61,22 @@ LAPSES = ["</think><answer> {expression}</answer><|im_end|>",   # no new line
 Pieces = list[tuple[str, float]]  # texts of a demonstration, each with the weight of its loss
 
 
-class Candidate(NamedTuple):
-    """A way to make one number of all, and the steps that compute it."""
-    value: int
-    expression: str
-    steps: tuple[Step, ...]
-
-
 @cache
-def candidates(numbers: tuple[int, ...]) -> tuple[Candidate, ...]:
+def candidates(numbers: tuple[int, ...]) -> tuple[Solution, ...]:
     """Every legal expression of the (sorted) numbers. Sums and products name the larger first."""
-    every = joined([(number, str(number)) for number in numbers], (), TASK.max_result)
+    every = solutions_of(numbers, TASK.max_result)
     return tuple({candidate.expression: candidate for candidate in every
                   if not any(sign in "+*" and x < y for x, sign, y, _ in candidate.steps)}.values())
 
 
-def joined(items: list[tuple[int, str]], steps: tuple[Step, ...],
-           max_result: int) -> Iterator[Candidate]:
-    """Join two of the items, which are (value, expression), in every way, until one is left."""
-    if len(items) == 1:
-        yield Candidate(*items[0], steps)
-        return
-    for i, j in itertools.permutations(range(len(items)), 2):
-        (x, left), (y, right) = items[i], items[j]
-        others = [item for k, item in enumerate(items) if k not in (i, j)]
-        for step in legal_steps(x, y, max_result):
-            _, operator, _, result = step
-            expression = f"{in_parentheses(left)} {operator} {in_parentheses(right)}"
-            yield from joined([*others, (result, expression)], (*steps, step), max_result)
-
-
-def in_parentheses(expression: str) -> str:
-    return f"( {expression} )" if " " in expression else expression
-
-
-def draw(problem: Problem, tried: list[Candidate], rng: random.Random) -> Candidate:
+def draw(problem: Problem, tried: list[Solution], rng: random.Random) -> Solution:
     every = candidates(tuple(sorted(problem.numbers)))
     left = [candidate for candidate in every if candidate not in tried] or list(every)
     is_aimed = rng.random() < AIMED
     return rng.choices(left, [chance_of(candidate, problem, is_aimed) for candidate in left])[0]
 
 
-def chance_of(candidate: Candidate, problem: Problem, is_aimed: bool) -> float:
+def chance_of(candidate: Solution, problem: Problem, is_aimed: bool) -> float:
     """Relative to the other candidates: nearness squared, or nearness and a liking for sums."""
     distance = abs(candidate.value - problem.target)
     if is_aimed:
@@ -129,7 +101,7 @@ def demonstration(problem: Problem, rng: random.Random, talk: int = 0) -> Pieces
     return [*pieces, *irrelevant(rng, talk), (ending, ANSWER_WEIGHT)]
 
 
-def one_try(count: str, candidate: Candidate, says_hit: bool, target: int,
+def one_try(count: str, candidate: Solution, says_hit: bool, target: int,
             rng: random.Random, talk: int) -> Pieces:
     """Pieces such as " last try 5 * 3 = 15, 15 + 7 = 22 yes!"."""
     pieces = [(count, 1.0), (rng.choice(STARTERS), 1.0)]
