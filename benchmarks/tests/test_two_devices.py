@@ -20,13 +20,15 @@ from harness.load import pick_device
 from runs import lines
 from train import main
 
-PROMPTS = [[5, 6, 7], [8, 9]]
+PROMPTS = [[5, 6, 7], [5, 9]]
 
 
 @pytest.fixture(autouse=True)
 def both_round_alike(monkeypatch):
-    """A GPU widens no product, so this CPU does not either."""
+    """A GPU widens no product, so this CPU does not either. Prompts that begin with the same token
+    share it."""
     monkeypatch.setattr("qwen2_model.has_bfloat16", lambda: True)
+    monkeypatch.setattr("engine.packing.LEAST_PREFIX", 1)
 
 
 def moved(model):
