@@ -62,6 +62,8 @@ class Case:
     questions: int = option(8, "problems in a batch", least=1, most=10_000)
     answers: int = option(8, "answers to each", least=1, most=1000)
     new_tokens: int = option(128, "tokens of an answer", least=2, most=100_000)
+    prompt_tokens: int = option(0, "tokens of a prompt; 0 is 60 to 100", least=0, most=100_000)
+    prefix: int = option(0, "so many of them begin all prompts", least=0, most=100_000)
     device: str = option("cpu", "cpu, cuda or cuda:N")
     dtype: str = option("float32", "numbers to compute with", choices=DTYPES)
     threads: int = option(1, "CPU threads; 0 is what PyTorch finds", least=0, most=MOST_THREADS)
@@ -95,10 +97,21 @@ def make_model(case: Case) -> Qwen2:
 
 
 def make_prompts(case: Case) -> list[list[int]]:
-    """60 to 100 random tokens for each problem."""
+    """Random tokens for each problem, the first of them the same for all."""
     chance, vocabulary = random.Random(0), make_config(case).vocab_size
-    return [[chance.randrange(3, vocabulary) for _ in range(chance.randint(60, 100))]
+
+    def draw(count: int) -> list[int]:
+        return [chance.randrange(3, vocabulary) for _ in range(count)]
+
+    shared = draw(case.prefix)
+    return [shared + draw((case.prompt_tokens or chance.randint(60, 100)) - case.prefix)
             for _ in range(case.questions)]
+
+
+def tokens_of_prompts(case: Case, problems: float) -> int:
+    """To compute for so many problems, on average: what all prompts begin with counts once."""
+    each = sum(map(len, make_prompts(case))) / case.questions
+    return round(problems * each - (problems - 1) * case.prefix)
 
 
 def make_batch(case: Case) -> Rollouts:
@@ -170,17 +183,18 @@ def work_of_transformers(case: Case) -> Callable[[], dict]:
 
 def limit_of(case: Case) -> float:
     """Seconds that a rollout or an update cannot go below on this CPU. A prompt is computed once,
-    and needs the output matrix only at its end; the last token of an answer feeds none."""
+    and needs the output matrix only at its end, what all prompts begin with not even there; the
+    last token of an answer feeds none."""
     config, rows, T = make_config(case), case.questions * case.answers, case.new_tokens
     *layers, output = matrices(config)
-    prompts = sum(map(len, make_prompts(case)))
     if case.what == "rollout":
-        return (seconds_of_products(layers, prompts, case)
+        return (seconds_of_products(layers, tokens_of_prompts(case, case.questions), case)
                 + seconds_of_products([output], case.questions, case)
                 + (T - 1) * seconds_of_products([*layers, output], rows, case))
-    answers = case.micro_batch
+    answers = min(case.micro_batch, rows)
     parts = rows / answers
-    forward = (seconds_of_products(layers, round(prompts / parts) + answers * (T - 1), case)
+    prompts = tokens_of_prompts(case, max(1, case.questions / parts))
+    forward = (seconds_of_products(layers, prompts + answers * (T - 1), case)
                + seconds_of_products([output], answers * T, case))
     numbers = torch.ones(2 ** 24)
     copied = fastest(lambda: numbers.clone(), case) / numbers.nbytes / 2  # seconds a byte

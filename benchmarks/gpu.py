@@ -8,7 +8,9 @@ second does a model of the size of 0.5B, with random weights in bfloat16, sample
 how much memory? `python -m benchmarks.count` says what is to be expected.
 
 With --model the model is a real one, and `transformers` samples beside us, if it is installed. On a
-CPU, "of the limit" is of what products of these shapes alone would allow, measured here.
+CPU, "of the limit" is of what products of these shapes alone would allow, measured here. Its last
+lines are of short answers to long prompts, which have nothing in common or most of their tokens,
+like examples that come before each problem.
 
 Each part is a process of its own, with a limit on its time. If one fails, its line says why, and
 the others go on.
@@ -27,6 +29,8 @@ from harness.load import pick_device
 from harness.screen import run_as_program, show_status
 
 LONGEST = 150  # seconds of a part
+# answers as short as a number, prompts with examples; of a prompt the tokens that all have
+SHORT, PREFIX = {"new_tokens": 6, "prompt_tokens": 110}, 95
 # how far a gradient may be from the CPU's, as a share of its norm: both round, bfloat16 to 8 bits
 SAME = {"float32": 1e-3, "bfloat16": 0.05}
 FLAGS = {name: replace(cases.FLAGS[name], default=default) for name, default in (
@@ -38,10 +42,15 @@ def parts_of(case: Case) -> dict[str, Case]:
     update = replace(case, what="update")
     if case.model:  # on a CPU each takes minutes
         few = replace(case, what="rollout", questions=4, answers=4)
-        return {"sample, 16 answers": few,
-                "transformers, 16 answers": replace(few, what="transformers"),
-                "sample, 64 answers": replace(few, questions=8, answers=8),
-                "update, 16 answers": replace(few, what="update")}
+        parts = {"sample, 16 answers": few,
+                 "transformers, 16 answers": replace(few, what="transformers"),
+                 "sample, 64 answers": replace(few, questions=8, answers=8),
+                 "update, 16 answers": replace(few, what="update")}
+        short = replace(case, questions=8, answers=8, micro_batch=64, **SHORT)
+        for name, what in (("sample", "rollout"), ("update", "update")):
+            for prefix in (0, PREFIX):
+                parts[f"{name}, short, {prefix} shared"] = replace(short, what=what, prefix=prefix)
+        return parts
     return {
         **{f"models/tiny, {dtype}": replace(case, what="agreement", dtype=dtype)
            for dtype in DTYPES},

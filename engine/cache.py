@@ -2,19 +2,21 @@
 
 Rows that answer the same prompt stand in blocks of G rows, which share one copy of the prompt; in
 training, engine/packing.py shares it for whole answers, with a gradient.
-Example: prompts p (3 tokens) and r (5 tokens), three answers to p and two to r, G = 2. A block with
-too few answers is filled up with copies of the prompt's first row, whose results nobody reads:
+Example: prompts p (3 tokens) and r (5 tokens) begin with the same two tokens, s. There are three
+answers to p and two to r, G = 2. A block with too few answers is filled up with copies of the
+prompt's first row, whose results nobody reads:
 
     row      0   1   2   3   4   5
     answer   p0  p1  p2 (p0) r0  r1        3 blocks; row 3 is a copy
 
 A layer has one tensor (blocks, 2 K, P + slots * G, head_dim): K heads of keys, then K of values. A
-block's prompt comes first, padded to P = 5 tokens. Then come the tokens of its rows, slot by slot:
-slot t holds token t of every row. Where the model has 2 query heads for each key head, a block asks
-with G * 2 = 4 queries, and one call of attention serves a whole layer. Its mask in the step that
-feeds token 1 (x is seen, . is not, _ is not written yet):
+block's prompt comes first, padded to P = 5 tokens: s is computed once, and stands in every block.
+Then come the tokens of its rows, slot by slot: slot t holds token t of every row. Where the model
+has 2 query heads for each key head, a block asks with G * 2 = 4 queries, and one call of attention
+serves a whole layer. Its mask in the step that feeds token 1 (x is seen, . is not, _ is not written
+yet):
 
-                         prompt       slot 0  slot 1  slot 2
+                         s s rest     slot 0  slot 1  slot 2
     row 0, both heads    x x x . .    x .     x .     _ _
     row 1, both heads    x x x . .    . x     . x     _ _
     row 2, both heads    x x x . .    x .     x .     _ _

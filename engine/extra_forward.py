@@ -58,10 +58,10 @@ def attention_within(shared: SharedPrompts, q: Tensor, k: Tensor) -> Tensor:
         keys = to_rows(k, block.keys).repeat_interleave(H // k.shape[1], 1)
         queries = to_rows(q, block.places)
         for window in block.windows():
-            mask = shared.mask_of(block, window, torch.float32)
+            mask = block.mask(window, torch.float32)
             score = queries[:, :, window] @ keys[:, :, :mask.shape[-1]].transpose(-1, -2)
             weight = (score.float() * head_dim ** -0.5 + mask).softmax(-1).mean(1)
-            attention[block.answers, window, :window.stop] = weight[..., -window.stop:]
+            attention[block.rows, window, :window.stop] = weight[..., -window.stop:]
     return attention
 
 

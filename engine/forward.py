@@ -2,8 +2,10 @@
 
 `response_log_probs` is all that the loss needs of the model. It calls, in this order:
 
+    first_of_equals  equal answers to a problem are computed once
     lay_out          the tokens as one flat sequence, and which position predicts token t
-    SharedPrompts    (packing.py) the attention: answers to a problem share its prompt
+    SharedPrompts    (packing.py) the attention: answers to a problem share its prompt, and prompts
+                     share the tokens that all of them begin with
     TokenLogProbs    log softmax of single tokens, without the logits of the whole batch at once
 """
 from typing import Any
@@ -12,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine import processes
-from engine.packing import SharedPrompts, send
+from engine.packing import SharedPrompts, pack, send
 from engine.processes import reshard_layers
 from engine.rollouts import Rollouts
 from qwen2_model import Qwen2, linear
@@ -22,13 +24,38 @@ LOGITS_AT_ONCE = 2 ** 27  # at most so many float32 logits exist at the same tim
 
 def response_log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor) -> Tensor:
     """(rows, T): log-probs of these rows' tokens, with gradient; 0 where masked."""
+    distinct, number = first_of_equals(rollouts, rows)
+    computed = log_probs_of_each(model, rollouts, distinct)  # (distinct, T)
+    return computed.index_select(0, send(number, rollouts.ids.device))
+
+
+def first_of_equals(rollouts: Rollouts, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Those of the rows that differ in tokens or problem, and for each of all rows its number among
+    them (rows,): equal answers have equal log-probs. Both are on the CPU.
+
+        problems 0 0 0 1, answers x x y x, rows 4 5 6 7      distinct 4 6 7, number 0 0 1 2
+    """
+    group_of, tokens = rollouts.lists
+    distinct: dict[tuple[int, ...], int] = {}  # in the order of their first rows
+    answers = []
+    for row in rows.tolist():  # an update waits for a GPU here, in every micro-batch
+        answers.append((group_of[row], *tokens[row]))
+        distinct.setdefault(answers[-1], row)
+    number_of = {answer: number for number, answer in enumerate(distinct)}
+    return (torch.tensor([*distinct.values()], dtype=torch.long),
+            torch.tensor([number_of[answer] for answer in answers], dtype=torch.long))
+
+
+def log_probs_of_each(model: Qwen2, rollouts: Rollouts, rows: Tensor) -> Tensor:
+    """As `response_log_probs`, each row by itself."""
     ids, shared, predicts = lay_out(rollouts, rows)
-    length = torch.tensor([len(rollouts.lists[1][row]) for row in rows.tolist()])
+    answers = [rollouts.lists[1][row] for row in rows.tolist()]
+    length = torch.tensor(list(map(len, answers)))
     is_token = torch.arange(rollouts.ids.shape[1]) < length[:, None]
     places = send(is_token.flatten().nonzero().squeeze(1), ids.device)  # in (rows, T), end to end
     hidden = model.model(ids, shared.positions, shared)          # (N, D)
     states = hidden.index_select(0, predicts.flatten()[places])  # one for each generated token
-    targets = rollouts.ids[rows].flatten()[places]
+    targets = send(torch.tensor(sum(answers, []), dtype=torch.long), ids.device)
     log_prob: Tensor = TokenLogProbs.apply(states, model.output_matrix, targets)
     return log_prob.new_zeros(predicts.numel()).index_copy(0, places, log_prob).view_as(predicts)
 
@@ -44,8 +71,9 @@ def frozen_log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor, micro_batch
 
 
 def lay_out(rollouts: Rollouts, rows: Tensor) -> tuple[Tensor, SharedPrompts, Tensor]:
-    """Pack these rows. Returns the ids of the flat sequence (N,), each prompt once; its attention
-    mask, as SharedPrompts; and for token t the index that predicts it (rows, T).
+    """Pack these rows. Returns the ids of the flat sequence (N,), each prompt once, and once what
+    all of them begin with; its attention mask, as SharedPrompts; and for token t the index that
+    predicts it (rows, T).
 
     This is the one place where the shift is made: the end of the prompt predicts token 0, and token
     t - 1 predicts token t. The last token predicts nothing and is left out. Beyond the mask the
@@ -55,19 +83,16 @@ def lay_out(rollouts: Rollouts, rows: Tensor) -> tuple[Tensor, SharedPrompts, Te
     """
     device = rollouts.ids.device
     group_of, tokens = rollouts.lists
-    numbers = rows.tolist()  # an update waits for a GPU here, in every micro-batch
+    numbers = rows.tolist()
     groups = [group_of[row] for row in numbers]
     distinct = sorted(set(groups))
     prompts = [rollouts.prompt_ids[group] for group in distinct]
-    answers = [tokens[row][:-1] for row in numbers]
-    prompt_lengths = list(map(len, prompts))
     prompt_of = torch.tensor([distinct.index(group) for group in groups], dtype=torch.long)
-    shared = SharedPrompts(prompt_lengths, list(map(len, answers)), prompt_of)
-    ends = torch.tensor(prompt_lengths, dtype=torch.long).cumsum(0) - 1
+    ids, shared = pack(prompts, [tokens[row][:-1] for row in numbers], prompt_of)
+    last = torch.tensor(list(map(len, prompts)), dtype=torch.long) - 1  # of each prompt
     predicts = torch.zeros(len(numbers), rollouts.ids.shape[1], dtype=torch.long)
-    predicts[:, 0] = ends[prompt_of]
+    predicts[:, 0] = shared.prompts[prompt_of, last[prompt_of]]
     predicts[:, 1:1 + shared.answers.shape[1]] = shared.answers
-    ids = torch.tensor(sum(prompts + answers, []), dtype=torch.long)
     return send(ids, device), shared.to(device), send(predicts, device)
 
 

@@ -1,47 +1,54 @@
-"""Packed attention with shared prompts: a prompt stands once, and all its answers attend to it.
+"""Packed attention: a prefix that all prompts share stands once, a prompt once, and all its answers
+attend to it.
 
-Example: prompts p (3 tokens) and r (5 tokens), two answers each: a and b (2 and 1 tokens) go on
-from p, c and d (1 and 3 tokens) from r. The model takes one flat sequence of N = 15 tokens:
+Example: prompts p (3 tokens) and r (5 tokens) begin with the same two tokens, s. They have two
+answers each: a and b (2 and 1 tokens) go on from p, c and d (1 and 3 tokens) from r. The model
+takes one flat sequence of N = 13 tokens:
 
-    token      p0 p1 p2 r0 r1 r2 r3 r4 a0 a1 b0 c0 d0 d1 d2
-    index       0  1  2  3  4  5  6  7  8  9 10 11 12 13 14
-    position    0  1  2  0  1  2  3  4  3  4  3  5  5  6  7
+    token      s0 s1 p2 r2 r3 r4 a0 a1 b0 c0 d0 d1 d2
+    index       0  1  2  3  4  5  6  7  8  9 10 11 12
+    position    0  1  2  2  3  4  3  4  3  5  5  6  7
 
-A token of a prompt attends to that prompt up to itself. A token of an answer attends to the whole
-prompt and to its own answer up to itself (the row attends to the column):
+A token of a prompt attends to that prompt up to itself, the prefix included. A token of an answer
+attends to the whole prompt and to its own answer up to itself (the row attends to the column):
 
-        p p p r r r r r a a b c d d d
-    p0  x . . . . . . . . . . . . . .
-    p1  x x . . . . . . . . . . . . .
-    p2  x x x . . . . . . . . . . . .
-    r0  . . . x . . . . . . . . . . .
-    r1  . . . x x . . . . . . . . . .
-    r2  . . . x x x . . . . . . . . .
-    r3  . . . x x x x . . . . . . . .
-    r4  . . . x x x x x . . . . . . .
-    a0  x x x . . . . . x . . . . . .
-    a1  x x x . . . . . x x . . . . .
-    b0  x x x . . . . . . . x . . . .
-    c0  . . . x x x x x . . . x . . .
-    d0  . . . x x x x x . . . . x . .
-    d1  . . . x x x x x . . . . x x .
-    d2  . . . x x x x x . . . . x x x
+        s s p r r r a a b c d d d
+    s0  x . . . . . . . . . . . .
+    s1  x x . . . . . . . . . . .
+    p2  x x x . . . . . . . . . .
+    r2  x x . x . . . . . . . . .
+    r3  x x . x x . . . . . . . .
+    r4  x x . x x x . . . . . . .
+    a0  x x x . . . x . . . . . .
+    a1  x x x . . . x x . . . . .
+    b0  x x x . . . . . x . . . .
+    c0  x x . x x x . . . x . . .
+    d0  x x . x x x . . . . x . .
+    d1  x x . x x x . . . . x x .
+    d2  x x . x x x . . . . x x x
 
 Most of this (N, N) mask is empty, so it is never built (nor in the sampler, whose blocks of rows
 share a prompt token by token: engine/cache.py). Attention works on padded rows instead (_ is
-padding): first the Q = 2 prompts, whose mask is plain causal, then blocks of at most ROWS answers
-of like length. A row of a block has the answer's tokens as queries; its keys are those of its
-prompt and its own. Here one block holds all four answers, b and c first as they are shortest:
+padding), in three steps. The prefix is one row, whose mask is plain causal. The Q = 2 rests of the
+prompts are a block: its queries are the rests, its keys the prefix and the rests. Then come blocks
+of at most ROWS answers of like length, whose keys are those of the prompt and their own. Here one
+block holds all four answers, b and c first as they are shortest:
 
-    prompts (Q, P) = (2, 5)     block, queries (4, 3)     block, keys (4, P + S) = (4, 8)
-    p0 p1 p2  _  _              b0  _  _                  p0 p1 p2  _  _ b0  _  _
-    r0 r1 r2 r3 r4              c0  _  _                  r0 r1 r2 r3 r4 c0  _  _
-                                a0 a1  _                  p0 p1 p2  _  _ a0 a1  _
-                                d0 d1 d2                  r0 r1 r2 r3 r4 d0 d1 d2
+    prefix (1, 2)   rests, queries (2, 3)   rests, keys (2, P) = (2, 5)
+    s0 s1           p2  _  _                s0 s1 p2  _  _
+                    r2 r3 r4                s0 s1 r2 r3 r4
 
-Where answers are longer than LONG, only some tokens ask at once, and keys that come after all of
-them are left out. The results go back into the flat order, without the padding. The gradient is
-exact: a prompt's keys and values collect it from all their answers.
+    answers, queries (4, S) = (4, 3)   answers, keys (4, P + S) = (4, 8)
+    b0  _  _                           s0 s1 p2  _  _ b0  _  _
+    c0  _  _                           s0 s1 r2 r3 r4 c0  _  _
+    a0 a1  _                           s0 s1 p2  _  _ a0 a1  _
+    d0 d1 d2                           s0 s1 r2 r3 r4 d0 d1 d2
+
+Where no prefix is shared, the whole prompts (Q, P) are causal rows, and there are no rests.
+
+Where rows are longer than LONG, only some tokens ask at once, and keys that come after all of them
+are left out. The results go back into the flat order, without the padding. The gradient is exact:
+keys and values of a prompt collect it from all its answers, those of the prefix from all prompts.
 """
 from typing import NamedTuple
 
@@ -50,91 +57,146 @@ from torch import Tensor
 
 from qwen2_model import attention
 
-LONG, QUERIES = 512, 256  # answers of more than LONG tokens ask in blocks of QUERIES
+LONG, QUERIES = 512, 256  # rows of more than LONG tokens ask in blocks of QUERIES
+LEAST_PREFIX = 16  # to share fewer tokens saves less than the operations for it cost
 
 
 class Block(NamedTuple):
-    """r answers of like length, padded on the right to the longest of them, S tokens."""
-    answers: Tensor  # (r,) which answers
-    places: Tensor   # (r, S) indices of their tokens in the flat sequence
-    keys: Tensor     # (r, P + S) of the prompt's tokens before them, too
-    ask: int         # so many tokens are queries at once
+    """r rows padded on the right to the longest of them, S tokens: answers of like length, or the
+    rests of prompts."""
+    rows: Tensor    # (r,) which answers, or which prompts
+    places: Tensor  # (r, S) indices of their tokens in the flat sequence
+    keys: Tensor    # (r, B + S) of the B tokens before them, too: of the prompt, or of the prefix
+    sees: Tensor    # (r, B), or (1, B) for all rows: False where one of the B is padding
+    ask: int        # so many tokens are queries at once
 
     def windows(self) -> list[slice]:
         S = self.places.shape[1]
         return [slice(start, min(start + self.ask, S)) for start in range(0, S, self.ask)]
 
+    def to(self, device: torch.device) -> "Block":
+        return Block(send(self.rows, device), send(self.places, device), send(self.keys, device),
+                     send(self.sees, device), self.ask)
+
+    def mask(self, window: slice, dtype: torch.dtype, heads: int = 1) -> Tensor:
+        """(r or 1, 1, heads * queries, B + end), to be added to the scores: 0 where a query sees a
+        key, -inf elsewhere. Lines begin at multiples of 16 numbers, as a GPU's kernel wants it."""
+        (r, B), start, end = self.sees.shape, window.start, window.stop
+        mask = torch.full((r, 1, end - start, -(-(B + end) // 16) * 16), float("-inf"),
+                          dtype=dtype, device=self.sees.device)
+        mask[..., :B].masked_fill_(self.sees[:, None, None], 0)
+        mask[..., B:B + end].triu_(start + 1)  # causal
+        return mask.repeat(1, 1, heads, 1)[..., :B + end]
+
 
 class SharedPrompts:
     """Attention over Q prompts and R answers as one flat sequence; call it as a model's `attend`.
-    Answer i, which may have no tokens, goes on from prompt `prompt_of[i]`. It is made on the CPU,
-    where numbers can be read without waiting; `to` sends it where the model is."""
-    ROWS = 8  # of a block, at most
+    All prompts begin with the same `prefix` tokens, and are longer than it. Answer i, which may
+    have no tokens, goes on from prompt `prompt_of[i]`. It is made on the CPU, where numbers can be
+    read without waiting; `to` sends it where the model is."""
+    ROWS = 8  # of a block of answers, at most
 
-    def __init__(self, prompt_lengths: list[int], answer_lengths: list[int], prompt_of: Tensor):
-        self.prompt_of = prompt_of  # (R,)
-        self.prompts, self.prompt_mask = places_of(prompt_lengths, 0)  # (Q, P)
-        start = sum(prompt_lengths)
+    def __init__(self, prompt_lengths: list[int], answer_lengths: list[int], prompt_of: Tensor,
+                 prefix: int = 0):
+        self.prefix, self.prompt_of = prefix, prompt_of  # prompt_of (R,)
+        rest_lengths = [length - prefix for length in prompt_lengths]
+        rests, rest_mask = places_of(rest_lengths, prefix)  # (Q, P - prefix)
+        shared = torch.arange(prefix).expand(len(rests), -1)
+        self.prompts = torch.cat([shared, rests], 1)  # (Q, P)
+        self.prompt_mask = torch.cat([torch.ones_like(shared, dtype=torch.bool), rest_mask], 1)
+        start = prefix + sum(rest_lengths)
         self.answers, self.answer_mask = places_of(answer_lengths, start)  # (R, S)
-        self.positions = positions_of(prompt_lengths, answer_lengths, prompt_of)  # (N,)
+        self.positions = positions_of(prompt_lengths, answer_lengths, prompt_of, prefix)  # (N,)
+        self.causal = shared[:1] if prefix else self.prompts  # rows that see nothing before them
+        self.rests = [self.block_of_rests(rests)] if prefix else []
         self.blocks = [self.block_of(answers, answer_lengths[answers[-1]])
                        for answers in cut_by_length(answer_lengths, self.ROWS)]
         self.padded_index = self.find_padded_index()  # (N,)
-        self.masks: list[list[Tensor]] = []  # of the blocks, once the first layer asks
+        self.masks: list[list[Tensor]] = []  # of rests and blocks, once the first layer asks
+
+    def block_of_rests(self, rests: Tensor) -> Block:
+        Q, longest = rests.shape
+        sees = torch.ones(1, self.prefix, dtype=torch.bool)
+        return Block(torch.arange(Q), rests, self.prompts, sees, queries_at_once(longest))
 
     def block_of(self, numbers: list[int], longest: int) -> Block:
         answers = torch.tensor(numbers)
+        prompt = self.prompt_of[answers]
         places = self.answers[answers, :longest]
-        keys = torch.cat([self.prompts[self.prompt_of[answers]], places], 1)
-        return Block(answers, places, keys, longest if longest <= LONG else QUERIES)
+        keys = torch.cat([self.prompts[prompt], places], 1)
+        return Block(answers, places, keys, self.prompt_mask[prompt], queries_at_once(longest))
 
     def to(self, device: torch.device) -> "SharedPrompts":
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
                 setattr(self, name, send(value, device))
-        self.blocks = [Block(send(block.answers, device), send(block.places, device),
-                             send(block.keys, device), block.ask) for block in self.blocks]
+        self.rests = [block.to(device) for block in self.rests]
+        self.blocks = [block.to(device) for block in self.blocks]
         return self
 
-    def mask_of(self, block: Block, window: slice, dtype: torch.dtype, heads: int = 1) -> Tensor:
-        """(r, 1, heads * queries, P + end), to be added to the scores: 0 where a query sees a key,
-        -inf elsewhere. Lines begin at multiples of 16 numbers, as a GPU's kernel wants it."""
-        r, start, end = len(block.answers), window.start, window.stop
-        sees_prompt = self.prompt_mask[self.prompt_of[block.answers]]  # (r, P)
-        P = sees_prompt.shape[1]
-        mask = torch.full((r, 1, end - start, -(-(P + end) // 16) * 16), float("-inf"),
-                          dtype=dtype, device=block.places.device)
-        mask[..., :P].masked_fill_(sees_prompt[:, None, None], 0)
-        mask[..., P:P + end].triu_(start + 1)  # causal
-        return mask.repeat(1, 1, heads, 1)[..., :P + end]
-
     def find_padded_index(self) -> Tensor:
-        """(N,): where each token of the flat sequence stands among the padded rows of the prompts
-        and of all blocks, laid end to end."""
-        places, is_token = [self.prompts.flatten()], [self.prompt_mask.flatten()]
-        for block in self.blocks:
-            places.append(block.places.flatten())
-            is_token.append(self.answer_mask[block.answers, :block.places.shape[1]].flatten())
-        in_rows = torch.cat(is_token).nonzero().squeeze(1)
-        in_flat = torch.cat(places)[in_rows]
+        """(N,): where each token of the flat sequence stands among the padded rows: those that are
+        causal, the rests and all blocks, laid end to end."""
+        first, length = self.causal.shape  # the prefix, or whole prompts
+        rows = [(self.causal, self.prompt_mask[:first, :length])]
+        rows += [(block.places, self.prompt_mask[:, self.prefix:]) for block in self.rests]
+        rows += [(block.places, self.answer_mask[block.rows, :block.places.shape[1]])
+                 for block in self.blocks]
+        in_rows = torch.cat([is_token.flatten() for _, is_token in rows]).nonzero().squeeze(1)
+        in_flat = torch.cat([places.flatten() for places, _ in rows])[in_rows]
         return torch.empty_like(in_rows).index_copy_(0, in_flat, in_rows)
+
+    def keys_of(self, block: Block, x: Tensor) -> Tensor:
+        """(r, heads, B + S, head_dim): of keys or values x (N, heads, head_dim) those that the rows
+        of a block may see. The prefix is repeated by `expand`, whose gradient is one sum: that of
+        `to_rows` a GPU adds row by row, and in bfloat16 rounds each time."""
+        own = to_rows(x, block.keys[:, self.prefix:])
+        if not self.prefix:
+            return own
+        shared = x[:self.prefix].transpose(0, 1)  # (heads, prefix, head_dim)
+        return torch.cat([shared.expand(len(own), -1, -1, -1), own], 2)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """(N, H, head_dim): attention over flat queries, keys and values (N, heads, head_dim)."""
+        blocks = [*self.rests, *self.blocks]
         if not self.masks:
             heads = q.shape[1] // k.shape[1]
-            self.masks = [[self.mask_of(block, window, q.dtype, heads)
-                           for window in block.windows()] for block in self.blocks]
-        attended = [attention(*(to_rows(x, self.prompts) for x in (q, k, v)))]
-        for block, masks in zip(self.blocks, self.masks):
-            queries, keys, values = (to_rows(x, places) for x, places in zip(
-                (q, k, v), (block.places, block.keys, block.keys)))
+            self.masks = [[block.mask(window, q.dtype, heads) for window in block.windows()]
+                          for block in blocks]
+        attended = [attention(*(to_rows(x, self.causal) for x in (q, k, v)))]
+        for block, masks in zip(blocks, self.masks):
+            queries = to_rows(q, block.places)
+            keys, values = self.keys_of(block, k), self.keys_of(block, v)
             parts = [attention(queries[:, :, window], keys[:, :, :mask.shape[-1]],
                                values[:, :, :mask.shape[-1]], mask)
                      for window, mask in zip(block.windows(), masks)]
             attended.append(torch.cat(parts, 2) if parts[1:] else parts[0])
         end_to_end = torch.cat([rows.transpose(1, 2).flatten(0, 1) for rows in attended])
         return end_to_end.index_select(0, self.padded_index)
+
+
+def pack(prompts: list[list[int]], answers: list[list[int]],
+         prompt_of: Tensor) -> tuple[Tensor, SharedPrompts]:
+    """The ids of the flat sequence (N,), and the attention over it; both on the CPU."""
+    prefix = common_prefix(prompts)
+    rests = [prompt[prefix:] for prompt in prompts]
+    ids = sum([*rests, *answers], prompts[0][:prefix] if prefix else [])
+    shared = SharedPrompts(list(map(len, prompts)), list(map(len, answers)), prompt_of, prefix)
+    return torch.tensor(ids, dtype=torch.long), shared
+
+
+def common_prefix(prompts: list[list[int]]) -> int:
+    """How many tokens all prompts begin with, of which each keeps at least one to itself; 0 if it
+    does not pay to share them."""
+    if len(prompts) < 2:
+        return 0
+    length = 0
+    for tokens in zip(*prompts):  # place by place, up to the end of the shortest
+        if len({*tokens}) > 1:
+            break
+        length += 1
+    length = min(length, min(map(len, prompts)) - 1)
+    return length if length >= LEAST_PREFIX else 0
 
 
 def send(x: Tensor, device: torch.device) -> Tensor:
@@ -155,10 +217,12 @@ def places_of(lengths: list[int], start: int) -> tuple[Tensor, Tensor]:
     return torch.where(is_token, first + step, 0), is_token
 
 
-def positions_of(prompt_lengths: list[int], answer_lengths: list[int], prompt_of: Tensor) -> Tensor:
-    """(N,): a prompt counts from 0, an answer from the end of its prompt."""
-    positions = [torch.arange(0)]  # there may be no prompt
-    positions += [torch.arange(length) for length in prompt_lengths]
+def positions_of(prompt_lengths: list[int], answer_lengths: list[int], prompt_of: Tensor,
+                 prefix: int) -> Tensor:
+    """(N,): the prefix counts from 0, the rest of a prompt from its end, an answer from the end of
+    its prompt."""
+    positions = [torch.arange(prefix)]
+    positions += [torch.arange(prefix, length) for length in prompt_lengths]
     for prompt, length in zip(prompt_of.tolist(), answer_lengths):
         positions.append(prompt_lengths[prompt] + torch.arange(length))
     return torch.cat(positions)
@@ -169,6 +233,11 @@ def cut_by_length(lengths: list[int], size: int) -> list[list[int]]:
     answers = [answer for answer, length in enumerate(lengths) if length]
     answers.sort(key=lambda answer: lengths[answer])
     return [answers[start:start + size] for start in range(0, len(answers), size)]
+
+
+def queries_at_once(length: int) -> int:
+    """Of rows of so many tokens."""
+    return length if length <= LONG else QUERIES
 
 
 def to_rows(x: Tensor, places: Tensor) -> Tensor:

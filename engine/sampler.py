@@ -1,11 +1,12 @@
-"""Sampling answers: every prompt is computed once, then all its answers grow one token a step.
+"""Sampling answers: every prompt is computed once, and once what all prompts begin with; then all
+answers grow one token a step.
 
-Example: prompts p (3 tokens) and r (5 tokens), two answers each, at most 4 new tokens. The
-answers are R = 4 rows: 0 and 1 go on from p, 2 and 3 from r. Row 1 draws the stop token as its
-token 1; V is the vocabulary, D the width.
+Example: prompts p (3 tokens) and r (5 tokens) begin with the same two tokens, s. They have two
+answers each, of at most 4 new tokens. The answers are R = 4 rows: 0 and 1 go on from p, 2 and 3
+from r. Row 1 draws the stop token as its token 1; V is the vocabulary, D the width.
 
                fed to the model             at positions   hidden -> logits      sampled
-    prefill    p0 p1 p2 r0 r1 r2 r3 r4      0 1 2 0 .. 4   (8, D) -> (4, V)      token 0 of 4 rows
+    prefill    s0 s1 p2 r2 r3 r4            0 1 2 2 3 4    (6, D) -> (4, V)      token 0 of 4 rows
     step 1     token 0 of rows 0 1 2 3      3 3 5 5        (4, D) -> (4, V)      token 1 of 4 rows
     (row 1 is done and leaves, if rows are looked for now)
     step 2     token 1 of rows 0 2 3        4 6 6          (3, D) -> (3, V)      token 2 of 3 rows
@@ -22,7 +23,7 @@ until then finished rows are decoded too, and trimmed afterwards.
 
 Answers may also go on from places within a sequence, which is still computed once: its state at
 the place predicts their first token. With `starts=[Start(1, 5), Start(1, 2, without=7)]` the first
-row goes on from r4, the second sees r0 and r1 alone, and may have any first token but 7.
+row goes on from r4, the second sees s0 and s1 alone, and may have any first token but 7.
 
 On a GPU a step is recorded as a CUDA graph and replayed (engine/recording.py), so within a step no
 shape and no decision may depend on what was sampled, and tensors are changed in place. On a CPU it
@@ -39,7 +40,7 @@ from torch import Tensor
 from engine.cache import FIRST_SLOTS, Cache, fill_blocks, rows_of_block
 from engine.errors import UserError
 from engine.fused import FusedQwen2
-from engine.packing import SharedPrompts, to_rows
+from engine.packing import pack, send, to_rows
 from qwen2_model import Qwen2
 
 LONG_VOCABULARY, PART = 4096, 128  # beyond 4096 tokens bytes are what costs, not operations
@@ -195,18 +196,17 @@ class Decoding:
         self.facts = torch.zeros(T * self.columns, 3, device=uniform.device)
 
     def prefill(self, prompts: list[list[int]], without: Tensor | None = None) -> None:
-        """Compute every prompt once, keep its keys and values, sample token 0 of every row; without
+        """Compute each prompt once, keep its keys and values, sample token 0 of every row; without
         (B + 1,): of each answer a token that may not come first, or -1."""
         rows, device = self.rows, self.uniform.device
-        lengths = [len(prompt) for prompt in prompts]
-        packed = SharedPrompts(lengths, [], torch.zeros(0, dtype=torch.long)).to(device)
+        ids, packed = pack(prompts, [], torch.zeros(0, dtype=torch.long))
+        ids, packed = send(ids, device), packed.to(device)
 
         def attend(layer: int, q: Tensor, kv: Tensor) -> Tensor:
             self.cache.add_prompts(to_rows(kv, packed.prompts), rows.prompt)
             attended = packed(layer, q, *kv.chunk(2, 1))
             return torch.unflatten(attended, 1, (kv.shape[1] // 2, -1))
 
-        ids = torch.tensor(sum(prompts, []), device=device)
         hidden = self.model.hidden(ids, packed.positions, attend)           # (N, D)
         last_seen = packed.prompts[rows.prompt, rows.seen - 1]              # (R,)
         self.sample(hidden[last_seen], None if without is None else without[rows.answer])

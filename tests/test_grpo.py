@@ -10,7 +10,7 @@ from conftest import PROMPTS, copied, fill_beyond_the_mask, gradients, hand_made
 from countdown_task import Problem, Task
 from credit.preferences import best_and_worst, dpo
 from engine.choices import ADVANTAGES
-from engine.forward import micro_batches, response_log_probs
+from engine.forward import first_of_equals, lay_out, micro_batches, response_log_probs
 from engine.policy import sample_answers
 from engine.sampler import generate
 from engine.tokens import load_tokenizer
@@ -170,6 +170,44 @@ def test_every_loss_against_autograd_of_its_formula(small_model, rollouts, monke
         torch.testing.assert_close(one, two, atol=2e-6, rtol=1e-4, msg=name)
     assert not torch.equal(next(model.parameters()), next(small_model.parameters()))
     assert result["sampler_gap"] < 1e-5
+
+
+def with_equal_answers(rollouts):
+    """Rows 1, 2 and 3 are as row 0; row 3 answers the other problem. Row 4 is its start alone."""
+    ids, mask = rollouts.ids.clone(), rollouts.mask.clone()
+    ids[1:5], mask[1:5] = ids[0], mask[0]
+    mask[4, int(mask[0].sum()) - 1:] = False
+    return dataclasses.replace(rollouts, ids=ids * mask, mask=mask)
+
+
+def test_equal_answers_to_a_problem_are_found(rollouts):
+    distinct, number = first_of_equals(with_equal_answers(rollouts), torch.tensor([5, 1, 3, 0, 4]))
+    assert distinct.tolist() == [5, 1, 3, 4] and number.tolist() == [0, 1, 2, 1, 3]
+    assert [x.tolist() for x in first_of_equals(rollouts, torch.arange(0))] == [[], []]
+
+
+@pytest.mark.numerics
+@pytest.mark.parametrize("micro_batch, computed", [(6, [0, 3, 4, 5]), (2, [3, 4, 5, 0, 2])])
+def test_equal_answers_are_computed_once_and_each_has_its_gradient(small_model, rollouts,
+                                                                   monkeypatch, micro_batch,
+                                                                   computed):
+    """Every token with a factor of its own, against rows by themselves. Parts of two hold rows 0
+    and 1, 2 and 3, 4 and 5, the longest part first."""
+    batch, seen = with_equal_answers(rollouts), []
+    monkeypatch.setattr("engine.forward.lay_out", lambda rollouts, rows: seen.extend(rows.tolist())
+                        or lay_out(rollouts, rows))
+    factor = torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(6))
+    found, alone = copied(small_model), copied(small_model)
+    for rows in micro_batches(batch, torch.arange(6), micro_batch):
+        log_prob = response_log_probs(found, batch, rows)
+        (log_prob * factor[rows]).sum().backward()
+        for row, values in zip(rows.tolist(), log_prob):
+            expected = row_log_probs(alone, batch, row)
+            torch.testing.assert_close(values[batch.mask[row]], expected, atol=1e-5, rtol=0)
+            assert not values[~batch.mask[row]].any()
+            (expected * factor[row, :len(expected)]).sum().backward()
+    torch.testing.assert_close(gradients(found), gradients(alone), atol=1e-4, rtol=1e-4)
+    assert sorted(seen) == sorted(computed)
 
 
 @pytest.mark.numerics

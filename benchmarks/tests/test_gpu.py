@@ -9,6 +9,7 @@ import torch
 from benchmarks import cases, gpu
 from benchmarks.cases import Case
 from engine.errors import UserError
+from engine.packing import common_prefix
 
 TINY = (512, 32, 32, 1, 2, 1, 16)
 
@@ -52,9 +53,9 @@ def test_of_a_models_folder_transformers_samples_beside_us(learner, monkeypatch)
     monkeypatch.setattr(cases, "seconds_of_products", lambda shapes, rows, case:
                         rows * sum(times for _, _, times in shapes))
     parts = gpu.parts_of(Case("", model=str(learner), new_tokens=4, device="cpu"))
-    assert [case.questions * case.answers for case in parts.values()] == [16, 16, 64, 16]
+    assert [case.questions * case.answers for case in parts.values()] == [16, 16, 64, 16] + 4 * [64]
     found = {name: cases.measure(case) for name, case in parts.items()}
-    assert [one["tokens"] for one in found.values()] == [64, 64, 256, 64]
+    assert [one["tokens"] for one in found.values()] == [64, 64, 256, 64] + 4 * [6 * 64]
     assert {one["seconds"] for one in found.values()} == {2.0}
     config = cases.make_config(parts["update, 16 answers"])
     in_layers = 4 * config.num_hidden_layers
@@ -64,6 +65,12 @@ def test_of_a_models_folder_transformers_samples_beside_us(learner, monkeypatch)
     assert found["sample, 64 answers"]["limit"] == in_layers * (of_8 + 3 * 64) + 8 + 3 * 64
     assert found["update, 16 answers"]["limit"] == pytest.approx(
         3 * (in_layers * (of_4 + 3 * 16) + 4 * 16) + parameters * 28 / 2 ** 27)
+    for prefix, prompts in ((0, 8 * 110), (95, 95 + 8 * 15)):  # one micro-batch of 64 answers of 6
+        sample, of_update = (found[f"{name}, short, {prefix} shared"]["limit"]
+                             for name in ("sample", "update"))
+        assert sample == in_layers * (prompts + 5 * 64) + 8 + 5 * 64
+        assert of_update == pytest.approx(
+            3 * (in_layers * (prompts + 5 * 64) + 6 * 64) + parameters * 28 / 2 ** 27)
     assert measured(cases.matrices(config), 2, parts["update, 16 answers"]) == 5
     monkeypatch.setattr(gpu, "in_a_process", lambda case, most: {
         "tokens": 40, "seconds": 2.0, "memory": 2 ** 20, "limit": 1.0})
@@ -95,4 +102,11 @@ def test_a_model_that_computes_something_else_is_noticed(monkeypatch):
 def test_the_flag_of_a_models_folder_reaches_the_parts(learner, monkeypatch, capsys):
     monkeypatch.setattr(gpu, "outcome", lambda case: case.model)
     gpu.main(["--device", "cpu", "--model", str(learner)])
-    assert capsys.readouterr().out.count(str(learner)) == 4
+    assert capsys.readouterr().out.count(str(learner)) == 8
+
+
+def test_prompts_begin_alike_where_that_is_asked_for():
+    prompts = cases.make_prompts(Case("rollout", questions=3, prompt_tokens=30, prefix=20))
+    assert [len(prompt) for prompt in prompts] == [30] * 3
+    assert common_prefix(prompts) == 20
+    assert common_prefix(cases.make_prompts(Case("rollout"))) == 0

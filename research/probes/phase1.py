@@ -35,7 +35,7 @@ from analysis.plots import COLOURS, legend_below, plt, save
 from analysis.statistics import t_values
 from analysis.tables import Table, by_row
 from analysis.tally import Tokens, read_tokens
-from engine.forward import lay_out, micro_batches, response_log_probs
+from engine.forward import lay_out, log_probs_of_each, micro_batches
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from engine.tokens import KINDS, WORD
@@ -114,7 +114,7 @@ def phase_one(policy: Policy, rollouts: Rollouts) -> Account:
     hook = policy.model.model.embed_tokens.register_forward_hook(
         lambda module, inputs, output: seen.update(embeddings=output))
     for rows in micro_batches(rollouts, rollouts.rows_of_rank(), policy.settings.micro_batch):
-        log_prob = response_log_probs(policy.model, rollouts, rows)
+        log_prob = log_probs_of_each(policy.model, rollouts, rows)
         loss = -(log_prob.sum(1) / rollouts.length[rows]).sum()
         gradient, = torch.autograd.grad(loss, seen["embeddings"])
         _, _, predicts = lay_out(rollouts, rows)

@@ -2,7 +2,7 @@
 import pytest
 import torch
 
-from engine import cache, sampler
+from engine import cache, packing, sampler
 from engine.errors import UserError
 from engine.fused import FusedQwen2
 from engine.sampler import (Distribution, LongDistribution, Pace, Sampling, Start, decode, generate,
@@ -36,9 +36,10 @@ def assert_close(generation, expected, rows=slice(None)):
         torch.testing.assert_close(vars(generation)[name][rows], values[rows], atol=1e-5, rtol=0)
 
 
-def test_the_example_of_the_docstring(small_model, fed, look_at_every_step):
+def test_the_example_of_the_docstring(small_model, fed, look_at_every_step, monkeypatch):
     """What is fed in every step, and at which positions. Row 1 draws a stop token as token 1."""
-    p, r = [5, 6, 7], [8, 9, 10, 11, 12]
+    monkeypatch.setattr(packing, "LEAST_PREFIX", 2)
+    p, r = [5, 6, 7], [5, 6, 8, 9, 10]
     request = dict(answers=2, max_new_tokens=4, seed=0)
     endless = generate(small_model, [p, r], stop_ids=(), **request)
     stop = int(endless.tokens[1, 1])
@@ -48,7 +49,7 @@ def test_the_example_of_the_docstring(small_model, fed, look_at_every_step):
     result = generate(small_model, [p, r], stop_ids=(stop,), **request)
     tokens, stay = endless.tokens, [0, 2, 3]
     assert fed == [
-        (p + r, [0, 1, 2, 0, 1, 2, 3, 4]), (tokens[:, 0].tolist(), [3, 3, 5, 5]),
+        (p + r[2:], [0, 1, 2, 2, 3, 4]), (tokens[:, 0].tolist(), [3, 3, 5, 5]),
         (tokens[stay, 1].tolist(), [4, 6, 6]), (tokens[stay, 2].tolist(), [5, 7, 7])]
     assert result.mask.int().tolist() == [[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1]]
     assert result.finished.tolist() == [False, True, False, False]
@@ -227,3 +228,21 @@ def test_an_answer_from_a_place_is_that_to_the_cut_prompt(small_model):
     cut = [LONG[start.prompt][:start.seen] for start in PLACES]
     result = generate(small_model, LONG, starts=PLACES, **request)
     assert_close(result, generate(small_model, cut, **request))
+
+
+@pytest.mark.numerics
+@pytest.mark.parametrize("request_", [
+    dict(answers=6, max_new_tokens=[9, 25, 14]),
+    dict(max_new_tokens=25, starts=[  # at and behind the prefix of 4 tokens, and within it
+        Start(2, 9), Start(0, 4), Start(1, 2), Start(1, 5), Start(0, 1), Start(2, 2, without=7)])])
+def test_what_prompts_share_is_computed_once_and_changes_no_answer(small_model, fed, monkeypatch,
+                                                                  request_):
+    prompts = [[5, 6, 7, 8, *rest] for rest in ([9, 10], [11, 12, 13], [9, 11, 10, 14, 15])]
+    request = dict(request_, seed=3, stop_ids=MANY_STOPS)
+    alone = generate(small_model, prompts, **request)
+    assert fed[0][0] == sum(prompts, [])
+    fed.clear()
+    monkeypatch.setattr(packing, "LEAST_PREFIX", 4)
+    assert_close(generate(small_model, prompts, **request), alone)
+    assert fed[0] == ([5, 6, 7, 8, 9, 10, 11, 12, 13, 9, 11, 10, 14, 15],
+                      [0, 1, 2, 3, 4, 5, 4, 5, 6, 4, 5, 6, 7, 8])

@@ -1,5 +1,6 @@
 """The gradient at the embeddings against a second way to compute it; statistics by hand; a run."""
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -30,6 +31,9 @@ def gradient_by_hand(model, batch, b):
 
 def test_phase_1_is_the_gradient_of_the_cross_entropy_at_the_embeddings(small_model, policy,
                                                                         rollouts):
+    """Two answers are equal: each has the gradient of its own tokens alone."""
+    rollouts = replace(rollouts, **{name: getattr(rollouts, name)[[0, 1, 1, 3, 4, 5]]
+                                    for name in ("ids", "mask")})
     small = SimpleNamespace(model=small_model, settings=SimpleNamespace(micro_batch=4),
                             tokenizer=policy.tokenizer)
     of_batch = phase_one(small, rollouts)
