@@ -15,6 +15,7 @@ from timeit import repeat
 import torch
 
 from engine import processes
+from engine.packing import common_prefix
 from engine.policy import Policy, encode_prompts
 from harness.settings import Settings
 from qwen2_model import Qwen2, linear, product_type
@@ -28,23 +29,45 @@ TRUNK, FROZEN = 16, 4    # and what else PPO has in memory: the critic as traine
 
 def forecast(s: Settings, policy: Policy) -> list[str]:
     size = sum(parameter.numel() for parameter in policy.model.parameters())
-    problems = policy.task.training_problems(s.seed, 1, 1)
-    prompt = len(encode_prompts(policy.tokenizer, policy.task, problems)[0])
     rows, T = s.questions * s.answers, s.max_new_tokens
-    step = (seconds_of(2 * size * rows * T, policy, rows)
-            + seconds_of(6 * size * rows * (T + prompt / s.answers), policy, 512))
+    sampled = prompt_tokens(s, policy, parts=1) + rows * T
+    trained = prompt_tokens(s, policy, parts=-(-rows // s.micro_batch)) + rows * T
+    step = (seconds_of(2 * size * sampled, policy, rows)
+            + seconds_of(6 * size * trained, policy, 512))
     asked = s.eval_tasks * (s.eval_answers + (s.eval_modes == "both"))
     evaluation = seconds_of(2 * size * asked * T, policy, rows) if s.eval_every else 0.0
     count = 1 + -(-s.steps // s.eval_every) if s.eval_every else 0
-    memory = (TRAINING + REUSED * keeps_memory(policy.model)
-              + TRUNK * (s.method_flags.get("critic") == "trunk")
-              + FROZEN * (s.kl > 0 or s.loss == "dpo"))
     of_evaluation = f"{in_words(evaluation)} an evaluation, " if count else ""
     return [f"on this CPU at most {in_words(step)} a step, {of_evaluation}"
             f"{in_words(s.steps * step + count * evaluation)} in all, if every answer had its {T} "
             "tokens",
-            f"about {memory * size / 1e9:.0f} GB of memory; on disk {KEPT * size / 1e9:.1f} GB "
-            "for each of the two newest checkpoints"]
+            f"about {memory_of(s, policy.model) / 1e9:.0f} GB of memory; {disk_of(s, size)}"]
+
+
+def prompt_tokens(s: Settings, policy: Policy, parts: int) -> int:
+    """Of a step's prompts, as computed in so many parts: what all begin with stands once in each of
+    them (engine/packing.py)."""
+    problems = policy.task.training_problems(s.seed, 1, s.questions)
+    prompts = encode_prompts(policy.tokenizer, policy.task, problems)
+    prefix = common_prefix(prompts)
+    return parts * prefix + sum(len(prompt) - prefix for prompt in prompts)
+
+
+def memory_of(s: Settings, model: Qwen2) -> int:
+    """Bytes that a run takes at its peak."""
+    size = sum(parameter.numel() for parameter in model.parameters())
+    return size * (TRAINING + REUSED * keeps_memory(model)
+                   + TRUNK * (s.method_flags.get("critic") == "trunk")
+                   + FROZEN * (s.kl > 0 or s.loss == "dpo"))
+
+
+def disk_of(s: Settings, size: int) -> str:
+    if s.checkpoint_every:
+        return f"on disk {KEPT * size / 1e9:.1f} GB for each of the two newest checkpoints"
+    if s.save_model:
+        bytes_each = 2 if s.dtype == "bfloat16" else 4
+        return f"on disk {bytes_each * size / 1e9:.1f} GB for the trained model, at the end"
+    return "nothing of the model on disk"
 
 
 def seconds_of(operations: float, policy: Policy, rows: int) -> float:

@@ -252,7 +252,8 @@ def make_run(path: Path, config: Json, tokenizer: Path) -> None:
         unfinished.mkdir()
         (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         shutil.copyfile(tokenizer, unfinished / "tokenizer.json")
-        if config.get("checkpoint_every") or config.get("save_model"):  # without this folder, they were removed
+        if config.get("checkpoint_every") or config.get("save_model"):
+            # where this folder is missing, somebody has removed it
             (unfinished / "checkpoints").mkdir()
 
 

@@ -26,7 +26,6 @@ from engine.errors import UserError, read_json
 from harness.own_code import place_of
 from harness.record import Json, find_folder
 from harness.tasks import load_task
-from qwen2_model import is_fast_in_bfloat16
 
 Requirement = tuple[Callable[[typing.Any], bool], str]  # a test of all values, and its words
 KINDS = {int: "a whole number", float: "a number", bool: "yes or no", str: "a text"}
@@ -216,7 +215,7 @@ TWO_NUMBERS: Json = {
     "learning_rate": 2e-6, "steps": 20, "eval_every": 10, "eval_tasks": 250,
     "eval_modes": "sampled", "checkpoint_every": 0, "save_model": True}
 LAPTOP_BY_PROMPT: Json = {
-    "expression": {"prompt": "expression", **TWO_NUMBERS, "max_new_tokens": 16},
+    "expression": {"prompt": "expression", **TWO_NUMBERS, "max_new_tokens": 12},
     "brief": {**TWO_NUMBERS, "max_new_tokens": 64, "questions": 4, "micro_batch": 32}}
 NOT_KEYWORDS = ("help", "resume", "continue", "config",  # words of command lines, the tools' too
                 "step", "show", "seeds", "processes", "runs")
@@ -392,6 +391,7 @@ def from_files(given: Json) -> tuple[Json, Json]:
 def laptop_recipe(given: Json) -> Json:
     """Of a large model on a CPU. Unless something else is asked for, it learns Countdown of two
     numbers, answered with an expression alone: what it can learn within minutes."""
+    from qwen2_model import is_fast_in_bfloat16  # an analysis reads settings without a model
     dtype = "bfloat16" if is_fast_in_bfloat16() else "float32"
     prompt = given.get("prompt", "expression")
     is_countdown = given.get("task", Settings.task) == Settings.task

@@ -161,20 +161,12 @@ def where(name, line):
     return f"{MODULES[name].relative_to(ROOT)}:{line}"
 
 
-# What the card's command has loaded at its end, what an import loads, and the lab: at most so many
-# files and lines. Whoever needs more takes away. The slack is for what users add around their
-# methods; those in mitigations.py are not counted.
-SLACK = 1.02
+# What an import loads, and what the card's command has loaded at its end: at most so many files.
 COMMAND = ("import sys, train; train.main(['--steps', '1', '--questions', '2', '--answers', '2', "
            "'--max_new_tokens', '8', '--eval_tasks', '2', '--out', sys.argv[1]])")
-CEILINGS = {"train": (25, 4520), "grpo": (7, 830), "analyze": (25, 3650)}
-AT_THE_END = (27, 5160)
-LAB, MOST_LINES = [*SIX, "engine", "harness", "credit", "analysis", "tools"], 11_050
+CEILINGS = {"train": 25, "grpo": 7, "analyze": 25}
+AT_THE_END = 27
 PRINT = "; import json; print(json.dumps(list(sys.modules)))"
-
-
-def lines_of(names):
-    return sum(line != ADDED for name in names for line in lines_in(name))
 
 
 @cache
@@ -185,16 +177,11 @@ def loaded_by(program, *arguments):
     return MODULES.keys() & set(json.loads(printed.splitlines()[-1]))
 
 
-def assert_few(loaded, files, lines):
-    count = lines_of(loaded)
-    assert len(loaded) <= files and count <= SLACK * lines, f"{len(loaded)} files, {count} lines"
-
-
 @pytest.mark.parametrize("program", CEILINGS)
 def test_what_a_program_imports_does_not_grow(program):
     loaded = loaded_by(f"import sys, {program}")
     assert program in loaded  # not one of that name installed elsewhere
-    assert_few(loaded, *CEILINGS[program])
+    assert len(loaded) <= CEILINGS[program], sorted(loaded)
 
 
 def test_what_a_step_has_loaded_at_its_end_does_not_grow(tmp_path):
@@ -202,17 +189,12 @@ def test_what_a_step_has_loaded_at_its_end_does_not_grow(tmp_path):
     loaded = loaded_by(COMMAND, str(tmp_path / "run"))
     assert (tmp_path / "run/checkpoints/step_000001/model.safetensors").exists()
     assert {"train", "harness.record", "engine.optimizer"} <= loaded
-    assert_few(loaded, *AT_THE_END)
+    assert len(loaded) <= AT_THE_END, sorted(loaded)
 
 
 def test_an_analysis_loads_neither_sampler_nor_model():
     model = {"engine.sampler", "engine.forward", "engine.policy", "qwen2_model"}
     assert not loaded_by("import sys, analyze") & model
-
-
-def test_the_lab_does_not_grow():
-    lab = [name for name in NAMES if name.split(".")[0] in LAB]
-    assert lines_of(lab) <= SLACK * MOST_LINES, f"{lines_of(lab)} lines"
 
 
 def test_the_top_level_is_six_files():

@@ -13,7 +13,7 @@ from conftest import ROOT
 import train
 from harness import forecast
 from harness.load import load_policy
-from harness.settings import LAPTOP, LARGE, Settings, make_settings
+from harness.settings import LAPTOP, LAPTOP_BY_PROMPT, LARGE, Settings, make_settings
 
 SETTINGS = {"model": str(ROOT / "models/tiny"), "threads": 1, "questions": 2, "answers": 4,
             "max_new_tokens": 10, "steps": 30, "eval_every": 15, "eval_tasks": 8}
@@ -23,15 +23,15 @@ def test_what_is_told_is_what_is_counted(monkeypatch):
     """A clock by which a pass of all parameters over a token takes half a second for each of its
     operations: 1 s forward, 3 s in an update. A prompt of P tokens, the same for four answers.
 
-    A step: 80 tokens sampled are 80 s, 8 x (10 + P / 4) updated 3 s each. An evaluation: 8
-    problems, sampled and greedy, of 10 tokens: 160 s. There are three."""
+    A step: 80 tokens sampled after two prompts are 80 + 2 P s, as many updated 3 s each. An
+    evaluation: 8 problems, sampled and greedy, of 10 tokens: 160 s. There are three."""
     policy = load_policy(make_settings(SETTINGS))
     size = sum(p.numel() for p in policy.model.parameters())
     monkeypatch.setattr(forecast, "seconds_of", lambda operations, *_: operations / size / 2)
     monkeypatch.setattr(forecast, "in_words", lambda seconds: f"{seconds:g} s")
     [problem] = policy.task.training_problems(0, 1, 1)
     P = len(policy.tokenizer.encode(policy.task.prompt_for(problem)).ids)
-    step = 80 + 3 * 8 * (10 + P / 4)
+    step = (1 + 3) * (80 + 2 * P)
     time, space = forecast.forecast(policy.settings, policy)
     assert f"at most {step:g} s a step, 160 s an evaluation, {30 * step + 480:g} s in all" in time
     assert "of memory" in space and "two newest checkpoints" in space
@@ -48,6 +48,25 @@ def test_all_models_in_memory_are_counted(monkeypatch, flags, gigabytes):
     monkeypatch.setattr(policy.model, "parameters", lambda: [torch.empty(10 ** 9, device="meta")])
     _, space = forecast.forecast(settings, policy)
     assert f"about {gigabytes} GB of memory" in space
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_what_all_prompts_begin_with_is_counted_once_in_each_part(monkeypatch, parts):
+    """Two prompts of 33 and 35 tokens begin with the same 30."""
+    policy = load_policy(make_settings(SETTINGS))
+    prompts = [[*range(30), 40, 41, 42], [*range(30), 50, 51, 52, 53, 54]]
+    monkeypatch.setattr(forecast, "encode_prompts", lambda *_: prompts)
+    assert forecast.prompt_tokens(policy.settings, policy, parts) == 30 * parts + 3 + 5
+
+
+@pytest.mark.parametrize("flags, said", [
+    ({}, "12.0 GB for each of the two newest checkpoints"),
+    ({"checkpoint_every": 0}, "nothing of the model on disk"),
+    ({"checkpoint_every": 0, "save_model": True}, "4.0 GB for the trained model"),
+    ({"checkpoint_every": 0, "save_model": True, "dtype": "bfloat16"}, "2.0 GB for the trained")])
+def test_what_comes_on_disk_is_what_was_asked_for(flags, said):
+    """Of a billion parameters."""
+    assert said in forecast.disk_of(make_settings(SETTINGS | flags), 10 ** 9)
 
 
 @pytest.mark.parametrize("dtype, pages, keeps", [
@@ -67,19 +86,42 @@ def test_durations_in_words(seconds, words):
     assert forecast.in_words(seconds) == words
 
 
-def test_a_large_model_has_a_laptops_settings_on_a_cpu_and_flags_win(tmp_path):
+@pytest.fixture
+def large_model(tmp_path):
     """A file of zeros that takes no room on the disk has the size of the weights."""
     with open(tmp_path / "model.safetensors", "wb") as file:
         os.truncate(file.fileno(), LARGE + 1)
-    model = {"model": str(tmp_path)}
-    chosen = make_settings(model)
-    assert {name: getattr(chosen, name) for name in LAPTOP} == LAPTOP
+    return tmp_path
+
+
+def test_a_large_model_has_a_laptops_settings_on_a_cpu_and_flags_win(large_model):
+    model = {"model": str(large_model)}
+    chosen, usual = make_settings(model), LAPTOP_BY_PROMPT["expression"]
+    found = chosen.to_json()
+    assert {name: found[name] for name in usual} == usual
     assert "questions" not in chosen.folder.name  # they are its defaults
     assert make_settings(model | {"questions": 16}).questions == 16
     on_a_gpu = make_settings(model | {"device": "cuda"})
     assert (on_a_gpu.questions, on_a_gpu.dtype) == (Settings.questions, "bfloat16")
-    os.truncate(tmp_path / "model.safetensors", LARGE)
+    os.truncate(large_model / "model.safetensors", LARGE)
     assert make_settings(model).eval_tasks == Settings.eval_tasks
+
+
+@pytest.mark.parametrize("flags, recipe", [
+    ({"prompt": "brief"}, LAPTOP_BY_PROMPT["brief"]), ({"prompt": "full"}, LAPTOP),
+    ({"prompt": "original"}, LAPTOP), ({"task": "tools.largest_last"}, LAPTOP)])
+def test_another_prompt_or_task_has_its_own_recipe(large_model, flags, recipe):
+    chosen = make_settings({"model": str(large_model), **flags}).to_json()
+    assert {name: chosen[name] for name in recipe} == recipe
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_a_laptop_computes_in_bfloat16_where_the_cpu_has_instructions(large_model, monkeypatch,
+                                                                      is_fast):
+    monkeypatch.setattr("qwen2_model.is_fast_in_bfloat16", lambda: is_fast)
+    model = {"model": str(large_model)}
+    assert make_settings(model).dtype == ("bfloat16" if is_fast else "float32")
+    assert make_settings(model | {"dtype": "float32"}).dtype == "float32"
 
 
 @pytest.mark.parametrize("chosen, seconds, said", [
