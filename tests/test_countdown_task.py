@@ -252,3 +252,75 @@ def test_the_original_prompt_is_the_one_of_the_earlier_experiment():
     for numbers in ((3, 5, 7), (3, 44, 119, 5)):
         assert f"numbers {np.array(numbers)}, create" in Task(prompt="original").prompt_for(
             Problem(numbers, 22))
+
+
+TWO = dict(numbers="2", min_number=2, max_number=30, max_target=900, examples=4)
+
+
+@pytest.mark.parametrize("form", ["brief", "expression", "short"])
+@pytest.mark.parametrize("numbers", ["2", "3"])
+def test_worked_examples_are_right_one_for_each_operator_and_none_is_held_out(form, numbers):
+    task = Task(**TWO | {"numbers": numbers, "prompt": form})
+    turns = task.head.split("<|im_start|>user\n")[1:]
+    assert len(turns) == 4 == len(task.shown)
+    for turn, sign in zip(turns, "-/+*"):
+        question, _, answer = turn.partition("assistant\n")
+        found = sorted(map(int, re.findall("[0-9]+", question)))
+        (numbers_shown, target), = [one for one in task.shown
+                                    if sorted([*one[0], one[1]]) == found]
+        problem = Problem(numbers_shown, target)
+        answer = answer.removeprefix("<think>").removesuffix("\n")
+        score = task.score(problem, answer)
+        assert score["format"] == score["answer"] == 1 and sign in answer
+        assert not held_out(problem)
+        if form != "expression":
+            assert score["reasoning"] == 1  # what is tried first is computed rightly, too
+
+
+def test_worked_examples_are_the_same_in_every_run_and_are_not_trained_on():
+    task, again = Task(prompt="brief", **TWO), Task(prompt="brief", **TWO)
+    assert task.head == again.head and task.head in task.prompt_for(Problem((4, 19), 76))
+    trained = {(tuple(sorted(p.numbers)), p.target)
+               for step in range(60) for p in task.training_problems(0, step, 50)}
+    assert len(trained) > 500 and not trained & task.shown
+    assert Task(prompt="brief", **TWO | {"examples": 0}).head == ""
+
+
+def test_every_other_example_tries_something_that_misses_first():
+    task = Task(prompt="brief", **TWO | {"examples": 6})
+    thoughts = re.findall("<think>(.+?)</think>", task.head)
+    assert [" no, " in thought for thought in thoughts] == [True, False] * 3
+    assert all(thought.endswith(" yes") for thought in thoughts)
+
+
+@pytest.mark.parametrize("text, form, right", [
+    ("4*19", 1, 1), ("4*19<|im_end|>", 1, 1), ("19 * 4<|im_end|>", 1, 1), ("4+19", 1, 0),
+    ("76", 1, 0), ("4*19=76", 0, 0), ("4*19\n<|im_end|><|im_end|>", 0, 0), ("", 0, 0),
+    ("<answer>4*19</answer>", 0, 0), ("4*19*1", 1, 0), ("4**19", 0, 0), ("4/0", 0, 0)])
+def test_an_expression_alone_is_an_answer(text, form, right):
+    task = Task(prompt="expression", reward_form="right", **TWO)
+    expected = {"reward": right, "format": form, "answer": right, "reasoning": 0}
+    assert task.score(Problem((4, 19), 76), text) == expected
+
+
+def test_all_of_an_expression_is_in_the_answer_section():
+    pieces = [b"4", b"*", b" ", b"1", b"(", b"so", b"<|im_end|>"]
+    section, kind = Task(prompt="expression", **TWO).label(pieces)
+    assert [SECTIONS[code] for code in section] == ["answer"] * 6 + ["other"]
+    assert [KINDS[code] for code in kind] == [
+        "number", "operator", "space", "number", "bracket", "word", "end"]
+
+
+def test_examples_of_a_file_come_from_its_training_problems(tmp_path):
+    path = tmp_path / "problems.jsonl"
+    made = Task(**TWO).training_problems(0, 1, 200) + Task(**TWO).held_out_problems(20)
+    path.write_text("".join(json.dumps({"nums": p.numbers, "target": p.target}) + "\n"
+                            for p in made))
+    task = Task(data=str(path), prompt="expression", examples=4)
+    trained = {(tuple(sorted(p.numbers)), p.target) for p in made if not held_out(p)}
+    assert len(task.shown) == 4 and task.shown <= trained
+
+
+def test_examples_that_cannot_be_found_are_told():
+    with pytest.raises(UserError, match="--examples 1: .* none has a solution that ends with -"):
+        Task(prompt="expression", **TWO | {"examples": 1, "min_number": 16, "max_number": 16})
