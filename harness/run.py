@@ -209,8 +209,8 @@ class Run:
                 shutil.copyfile(source / name, folder / name)
 
     def save_model(self) -> None:
-        """The trained model alone. Matrices are rounded to the type in which products are made, so
-        this model answers as the run's last evaluation did."""
+        """The trained model alone, its matrices rounded to the type that products are made in. The
+        run saw no more digits of them, but for those of the embeddings as inputs."""
         dtype = self.policy.model.compute_dtype
         rounded = {name: parameter.detach().to(dtype) if parameter.dim() > 1 else parameter
                    for name, parameter in self.parameters.items()}

@@ -4,6 +4,8 @@ import re
 import shutil
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from conftest import cut, write_lines
 from engine.tokens import load_tokenizer
@@ -94,6 +96,39 @@ def test_killed_before_its_only_checkpoint_a_run_is_not_finished(
     assert "starting again at step 1" in run("--resume", folder).stdout
     last = "checkpoints/step_000006/model.safetensors"
     assert (folder / last).read_bytes() == (whole / last).read_bytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_trained_model_alone_is_left_in_the_type_of_the_products(learner, tmp_path, dtype):
+    """Beside a run that keeps a checkpoint, whose parameters are float32."""
+    for name, flags in (("x", ["--checkpoint_every", 0, "--save_model"]), ("y", [])):
+        run("--model", learner, "--out", tmp_path / name, *WHOLE, "--dtype", dtype, *flags)
+    [model] = (tmp_path / "x/checkpoints").iterdir()
+    assert model.name == "step_000006" and not (model / "trainer").exists()
+    found = load_file(model / "model.safetensors")
+    whole = load_file(tmp_path / "y/checkpoints/step_000006/model.safetensors")
+    for name, parameter in whole.items():
+        expected = parameter.to(getattr(torch, dtype)) if parameter.dim() > 1 else parameter
+        assert found[name].dtype == expected.dtype and torch.equal(found[name], expected)
+    assert load_tokenizer(model).to_str() == load_tokenizer(learner).to_str()
+    assert "has 6 of its 6 steps" in run("--resume", tmp_path / "x").stdout
+    said = run("--resume", tmp_path / "x", "--steps", 7, expect=1).stderr
+    assert f"a new run from its model with --model {model}" in said
+
+
+def test_killed_before_its_model_is_left_a_run_is_not_finished(learner, tmp_path, monkeypatch):
+    folder, flags = tmp_path / "x", [*WHOLE, "--checkpoint_every", 0, "--save_model"]
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Run, "save_model", interrupt)
+        run("--model", learner, "--out", folder, *flags)
+    run("--model", learner, "--out", folder, *flags, "--continue")
+    assert (folder / "checkpoints/step_000006/model.safetensors").exists()
+
+
+def test_a_checkpoint_has_the_model_already(learner, tmp_path):
+    said = run("--model", learner, "--out", tmp_path / "x", *WHOLE, "--checkpoint_every", 3,
+               "--save_model", expect=1).stderr
+    assert "--save_model has no effect without --checkpoint_every 0" in said
 
 
 def test_problems_of_a_file_are_trained_on(learner, tmp_path):
