@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from conftest import ROOT, refusal
+from engine.tokens import KINDS
 from grpo import gradient_size, group_z_score
 from research.probes import became, exact, listed, listed_tables
 from research.probes.common import run_probe
@@ -119,7 +120,12 @@ def test_tables_have_a_row_for_each_model_and_kind(stage, monkeypatch):
         np.corrcoef(known["became"], known["credit 1"])[0, 1])
     shares = [row for row in listed_tables.shares_table(stages).rows if row[0] == "after"]
     assert sum(row[2] for row in shares) == pytest.approx(1)
-    assert sum(row[9] for row in shares) == pytest.approx(1)
+    for kind, column, name in (("number", 3, "given"), ("number", 9, "credit 1"),
+                               ("word", 9, "credit 1")):
+        inside = known["kind"] == KINDS.index(kind)
+        size = np.abs(known[name])
+        [row] = [row for row in shares if row[1] == kind]
+        assert row[column] == pytest.approx(size[inside].sum() / size.sum())
     types = listed_tables.types_table({"only": found}, policy.tokenizer).rows
     assert abs(types[0][5]) == max(abs(row[5]) for row in types)
 

@@ -9,6 +9,7 @@ from conftest import copied, hand_made, refusal
 from engine.fused import FusedQwen2
 from research.probes import tree
 from research.probes.listed import listed_tokens
+from research.probes.listed_tables import WHERE, Stage, listed_table
 from research.probes.scoreboard import decided_table
 from research.probes.tree import as_rollouts, walk, with_values
 
@@ -52,6 +53,18 @@ def test_what_is_decided_sums_to_the_variance_and_each_answer_counts_by_its_prob
     assert shares["word"] == pytest.approx((0.5 / 1.5, 4.5 / 15))
     assert shares["space"] == pytest.approx((0.5 / 1.5, (1.5 + 4.5) / 15))
     assert shares["number"] == pytest.approx((0.5 / 1.5, 4.5 / 15))
+    by_place = decided_table(tokens, "index", WHERE).rows
+    assert [row[0] for row in by_place] == ["1st", "2nd"]
+    assert [row[3] for row in by_place] == pytest.approx([9 / 15, 6 / 15])
+
+
+def test_how_much_is_listed_by_hand():
+    """The bounds of V at the prompt and at a are 0.2 apart, those at the answers' ends 0."""
+    listing = by_hand()
+    stage = Stage(listing, listed_tokens(listing, answers=2), sampled={}, known=1.0)
+    [row] = listed_table({"x": stage}).rows
+    assert row[:3] == ("x", 1, 3) and row[3:6] == pytest.approx((0.8, 0.8, 3/8))
+    assert row[6] == pytest.approx((0.3, 0.5)) and row[7] == pytest.approx(0.2)
 
 
 def test_the_credit_of_an_answer_that_is_not_listed_is_known_as_far_as_its_prefixes_are():
