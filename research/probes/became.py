@@ -146,19 +146,25 @@ def credit_halves(policy: Policy, rollouts: Rollouts, wanted: torch.Tensor,
     return torch.stack(halves), spent["extra_tokens"]
 
 
+def change_in_a_step(policy: Policy, batch: Rollouts, is_plain: bool = True) -> torch.Tensor:
+    """(B, T): each token's log-prob after a step on the batch minus before. The step is one of
+    plain gradient descent, or AdamW's first. The model is put back."""
+    model, s = policy.model, policy.settings
+    optimizer = (torch.optim.SGD(model.parameters(), 1.0) if is_plain
+                 else AdamW(model.parameters(), s.learning_rate))
+    limit = LENGTH if is_plain else s.max_grad_norm
+    _, columns = update(model, optimizer, batch, batch.mask.float(),
+                        replace(s, max_grad_norm=limit), None, True)
+    del optimizer  # a large model has no room for a second copy beside it
+    model.load_state_dict(Qwen2.from_pretrained(policy.folder, "cpu").state_dict())
+    return columns["change"]
+
+
 def changes(policy: Policy, rollouts: Rollouts) -> dict[str, torch.Tensor]:
     """(B, T) by arm: what becomes of each token in a step from the same model."""
-    model, s = policy.model, policy.settings
 
     def after(batch: Rollouts, is_plain: bool = True) -> torch.Tensor:
-        optimizer = (torch.optim.SGD(model.parameters(), 1.0) if is_plain
-                     else AdamW(model.parameters(), s.learning_rate))
-        limit = LENGTH if is_plain else s.max_grad_norm
-        _, columns = update(model, optimizer, batch, batch.mask.float(),
-                            replace(s, max_grad_norm=limit), None, True)
-        del optimizer  # a large model has no room for a second copy beside it
-        model.load_state_dict(Qwen2.from_pretrained(policy.folder, "cpu").state_dict())
-        return columns["change"]
+        return change_in_a_step(policy, batch, is_plain)
 
     positive = replace(rollouts, advantage=rollouts.advantage.clamp(min=0))
     found = {"plain step": after(rollouts), "AdamW's first": after(rollouts, False),

@@ -73,6 +73,7 @@ class MeasuredTokens:
     size: np.ndarray          # of its log-prob's gradient at the logits
     decided: np.ndarray       # squared credit, a product of independent estimates: may be below 0
     codes: dict[str, np.ndarray]  # which kind, section and class it belongs to
+    count: np.ndarray | float = 1.0  # how often it counts: a listed answer by its probability
 
     def by_question(self, values: np.ndarray) -> np.ndarray:
         """Sums over the tokens of each problem."""

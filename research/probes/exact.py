@@ -1,7 +1,11 @@
-"""Bias, direction and noise of every way of spreading credit, in a world small enough to be listed.
+"""Bias, direction and noise of every way of spreading credit, in a world small enough to be listed;
+or, with --model, the exact credit of the tokens of a real model.
 
     python -m research exact --seed 1         # seconds; another seed is another policy
     python -m research exact --policies 20    # the median of twenty, and its 95% interval
+    python -m research exact --model runs/x   # before, in the middle of and after this run: minutes
+
+With --model, listed.py says what is measured, and how. Without it:
 
 The world (world.py) is a Qwen2 of a few hundred parameters with answers of at most four
 tokens out of three. True is the gradient of J, the probability to be right. An --advantage and a
@@ -23,17 +27,37 @@ import torch
 
 from analysis.statistics import Interval
 from analysis.tables import Table, by_row
+from engine.errors import UserError
 from grpo import gradient_size
-from harness.settings import Flag
+from harness.settings import Flag, Requirement, check_value, has_effect
 from research.probes.batches import Batches, Listed, estimator, list_advantages, list_weights
 from research.probes.common import COMMON, Findings, Progress
 from research.probes.world import World, make_world
 
+SMALL: Requirement = (lambda s: not s.model, "the small world: leave --model out")
+REAL: Requirement = (lambda s: bool(s.model), "--model")
 FLAGS = {
-    "length": Flag(4, "most tokens of an answer", least=2, most=5),
-    "answers": Flag(3, "answers in a group", least=2, most=3),
-    "policies": Flag(1, "of this seed and the next ones", least=1, most=1000),
-    "only": Flag(None, "these beside plain GRPO and exact credit, separated by commas"),
+    "model": Flag(None, "a model folder, several of them separated by commas, or a finished run"),
+    "answers": Flag(None, "answers in a group: 2 or 3 in the small world (default 3), with --model "
+                    "2 or more (default 8)", least=2, most=1000, kind=int),
+    "length": Flag(4, "most tokens of an answer", least=2, most=5, requires=SMALL),
+    "policies": Flag(1, "of this seed and the next ones", least=1, most=1000, requires=SMALL),
+    "only": Flag(None, "these beside plain GRPO and exact credit, separated by commas",
+                 requires=SMALL),
+    "config": Flag(None, "a file of settings as train.py takes it, with the task and its flags; by "
+                   "default that of the run that a folder of --model is, or lies in",
+                   requires=REAL),
+    "questions": Flag(24, "problems whose answers are listed", least=2, most=10_000,
+                      requires=REAL),
+    "training": Flag(False, "take the problems of the first step of a training instead of held-out "
+                     "ones", requires=REAL),
+    "above": Flag(1e-4, "answers of at least this probability are listed", above=0, most=0.1,
+                  requires=REAL),
+    "max_new_tokens": Flag(0, "most tokens of an answer; 0 is what suits the model", most=10_000,
+                           requires=REAL),
+    "dtype": Flag("float32", "to compute in; in bfloat16 rounding is part of each change",
+                  choices=("float32", "bfloat16"), requires=REAL),
+    "device": Flag("cpu", "cpu, cuda or cuda:N", requires=REAL),
     **COMMON}
 PLAIN = ("none", "grpo", "dr_grpo", "rloo")
 HOLDS = 1e-5  # an identity holds when its sides differ by less, relative to the right one
@@ -44,6 +68,19 @@ LEGEND = (
 
 
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
+    for name, flag in FLAGS.items():
+        if vars(args)[name] != flag.default and not has_effect(flag, vars(args)):
+            raise UserError(f"--{name} has no effect without {flag.requires[1]}")
+    if args.model:
+        from research.probes.listed import measure_model
+        args.answers = args.answers or 8
+        return measure_model(args, folder)
+    args.answers = args.answers or 3
+    check_value("answers", args.answers, Flag(3, least=2, most=3))
+    return measure_world(args)
+
+
+def measure_world(args: SimpleNamespace) -> Findings:
     torch.set_num_threads(args.threads or torch.get_num_threads())
     seeds = range(args.seed, args.seed + args.policies)
     progress = Progress(**{str(seed): 1.0 for seed in seeds})

@@ -83,15 +83,17 @@ def write_run(path: Path, policy: Policy, rollouts: Rollouts, credit: Credit) ->
                  decided=mean_product(credit.quarters))
 
 
-def decided_table(tokens: MeasuredTokens, partition: str) -> Table:
-    names, title = PARTITIONS[partition]
+def decided_table(tokens: MeasuredTokens, partition: str,
+                  partitions: dict[str, tuple] = PARTITIONS) -> Table:
+    names, title = partitions[partition]
     by, decided, rows = tokens.by_question, tokens.decided, []
     gradient = np.abs(tokens.advantage) * tokens.size
+    count = tokens.count * np.ones(len(gradient))
     for code, name in enumerate(names):
         inside = tokens.codes[partition] == code
         if inside.any():
             shares = [ratio_of_sums(by(whole * inside), by(whole)) for whole in (decided, gradient)]
-            rows.append([name, int(inside.sum()), inside.mean(),
+            rows.append([name, round(count[inside].sum()), count[inside].sum() / count.sum(),
                          *(part for share in shares for part in (share.value, share.interval))])
     formats = {partition: "", "tokens": ",d", "of all": ".1%", "decided": ".1%", "95%": ".1%",
                "gradient": ".1%", "95% ": ".1%"}
