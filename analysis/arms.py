@@ -18,7 +18,7 @@ SETTING = ("model", "task", "reward", "steps", "questions", "answers", "max_new_
 ASIDE = (  # what may differ within an arm
     "seed", "out", "own", "eval_tasks", "eval_answers", "eval_modes", "device", "threads",
     "checkpointing", "offload_optimizer", "shard", "micro_batch", "rollouts_timeout", "eval_every",
-    "sample_every", "change_every", "checkpoint_every")
+    "sample_every", "change_every", "checkpoint_every", "save_model")
 
 
 def finished(runs: list[Run]) -> list[Run]:

@@ -1,6 +1,7 @@
 """What was found with the lab, and how to find it again.
 
     python -m research board         which way of spreading credit is ahead of plain GRPO?
+    python -m research real_board    the same question of a real model, on a laptop
     python -m research notes         experiments 1 to 3 of the notes that this project started from
 
 They are made of many training runs, which can be stopped and gone on with at any moment.
@@ -31,8 +32,8 @@ from research.probes.common import run_probe
 
 PROBES = ("scoreboard", "large", "exact", "dial", "law", "became", "phase1", "rank", "sparsity",
           "baseline")
-OTHERS = {"board": "board", "notes": "notes", "publish": "published", "pages": "pages",
-          "pictures": "pictures"}
+OTHERS = {"board": "board", "real_board": "real_board", "notes": "notes", "publish": "published",
+          "pages": "pages", "pictures": "pictures"}
 
 
 def main(argv: list[str]) -> None:

@@ -1,0 +1,225 @@
+"""The leaderboard of a real model: which weighting or advantage trains it better than plain GRPO?
+
+    python -m research real_board --model models/Qwen2.5-0.5B-Instruct
+    python -m research real_board --model FOLDER --prompt expression    # answers without thinking
+    python -m research real_board --model FOLDER --report_only
+
+The task is Countdown of two numbers with four solved examples in the prompt, with the settings that
+train.py has for a large model on a CPU, and so many steps as plain GRPO needs to be right in three
+answers of four; beyond that most groups have equal rewards, and nothing is compared. Each arm is
+compared with plain GRPO by the mean success of all trained answers, paired by seed, six seeds an
+arm. The arms are made one after the other, so each is whole before the next one begins.
+
+    method    p < 0.05 by Holm's correction over all methods is seen; of the others the table says
+              how far they may be from plain GRPO
+    control   `measured`, credit by Monte Carlo, which must be ahead; four times the answers; and
+              the advantages shuffled within each group, which must not learn. No methods: their p
+              is not corrected
+    predicted from research/results/real_board/predictions.json, written before any run
+
+A run's folder is ARM-sSEED. Runs that are finished are taken as they are, and so are those of the
+published leaderboard, so that one machine goes on where another stopped.
+"""
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from analysis.compare import IN_TRAINING, difference, mean_success, success_by_step, verdict
+from analysis.runs import Run
+from analysis.statistics import Estimate, holm
+from analysis.tables import Table, by_row
+from engine.errors import UserError, read_json
+from harness.screen import python_command, say
+from harness.settings import Flag, make_parser, with_defaults
+from research.experiments.pictures import draw, draw_leads
+from research.experiments.protocol import OF_RUNS, end_with, finished_run
+from research.experiments.published import RESULTS, made_by, read_result
+from research.probes.common import Findings, command_of, print_all, write_findings
+from tools.runs import PlannedRun, make_runs
+
+PLAIN, SHUFFLED = "none", "shuffled"
+ARMS = {  # in the order in which they are made
+    PLAIN: "",
+    "four times": "--questions {four_times}",
+    "measured": "--advantage measured --measured_k 2",
+    "outcome_conditional 0.5": "--mitigation outcome_conditional --think_discount 0.5",
+    "outcome_conditional 0.25": "--mitigation outcome_conditional --think_discount 0.25",
+    "inverse_logprob_as_published": "--mitigation inverse_logprob_as_published",
+    "inverse_logprob": "--mitigation inverse_logprob",
+    "attention_credit": "--mitigation attention_credit",
+    "entropy_weighted": "--mitigation entropy_weighted",
+    "entropy_masking": "--mitigation entropy_masking",
+    "equal_gradient": "--mitigation equal_gradient",
+    "by_kind without words": "--mitigation by_kind --word_weight 0",
+    "random": "--mitigation random",
+    SHUFFLED: "--placebo advantages"}
+CONTROLS = ("four times", "measured", SHUFFLED)
+BY_SECTION = ("outcome_conditional 0.5", "outcome_conditional 0.25", "by_kind without words")
+FORMS = {  # of --prompt: problems a step, steps, and the arms that say nothing there
+    "brief": SimpleNamespace(questions=4, steps=16, without=()),
+    "expression": SimpleNamespace(questions=8, steps=12, without=BY_SECTION)}
+COMMON = "--eval_every 0 --save_model no --sample_every 0 --change_every 0"
+FLAGS = {
+    "model": Flag("models/Qwen2.5-0.5B-Instruct", "folder of a model"),
+    "prompt": Flag("brief", "brief has a short thinking, expression none", choices=tuple(FORMS)),
+    "seeds": Flag(6, "of each arm, from seed 0 on", least=2, most=1000),
+    "arms": Flag(len(ARMS), "how many of them are made, from the first on", least=2,
+                 most=len(ARMS)),
+    "runs": Flag("runs/real_board", "folder of the runs"),
+    "afresh": Flag(False, "make runs that were published, too"),
+    "dry_run": Flag(False, "list what is missing, and start nothing"),
+    **OF_RUNS}
+Arms = dict[str, dict[int, Run]]  # by name and seed
+
+
+def main(argv: list[str]) -> None:
+    typed = make_parser("python -m research real_board [flags]", __doc__, FLAGS).read(argv)
+    args, failed = with_defaults(typed, FLAGS), {}
+    planned = planned_runs(args)
+    known = {} if args.afresh else kept_runs(args)
+    missing = [run for run in planned if (run.arm, run.seed) not in known
+               and not finished_run(run)]
+    say(f"{len(planned) - len(missing)} of {len(planned)} runs are finished")
+    if args.dry_run:
+        for run in missing:
+            print(f"  {run.folder}\n    {python_command(*run.command)}")
+        return
+    if missing and not args.report_only:
+        command = python_command("-m", "research", "real_board", *argv)
+        failed = make_runs(missing, args.processes or 1, command)
+    report(args, finished(planned, known), command_of("real_board", typed))
+    end_with(failed)
+
+
+def arms_of(args: SimpleNamespace) -> dict[str, str]:
+    """The flags of each arm, by its name."""
+    form = FORMS[args.prompt]
+    chosen = {arm: flags.format(four_times=4 * form.questions) for arm, flags in ARMS.items()
+              if arm not in form.without}
+    return dict(list(chosen.items())[:args.arms])
+
+
+def planned_runs(args: SimpleNamespace) -> list[PlannedRun]:
+    """Arm by arm."""
+    steps = FORMS[args.prompt].steps
+    planned = []
+    for arm, flags in arms_of(args).items():
+        for seed in range(args.seeds):
+            name = f"{arm.replace(' ', '-')}-s{seed}"
+            planned.append(PlannedRun(
+                arm, seed, Path(args.runs) / args.prompt / name,
+                ["--model", args.model, "--prompt", args.prompt, *COMMON.split(), *flags.split()],
+                steps))
+    return planned
+
+
+def finished(planned: list[PlannedRun], known: dict[tuple[str, int], Run]) -> Arms:
+    arms: Arms = {}
+    for run in planned:
+        if found := known.get((run.arm, run.seed)) or finished_run(run):
+            arms.setdefault(run.arm, {})[run.seed] = found
+    return arms
+
+
+def report(args: SimpleNamespace, arms: Arms, command: str) -> None:
+    """Into results/real_board_PROMPT, where it takes the place of the one before."""
+    if len(arms.get(PLAIN, {})) < 2:
+        raise UserError(f"{args.runs} has no two finished seeds of {PLAIN} yet")
+    name = f"real_board_{args.prompt}"
+    folder, path = Path("results") / name, RESULTS / "real_board/predictions.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    predicted = read_json(path)[args.prompt] if path.exists() else {}
+    tables = [board_table(arms, predicted), curve_table(arms)]
+    draw(draw_leads, folder / "leads.png", tables[0].to_json())
+    made = {f"{arm}-s{seed}": run["config"] for arm, runs in arms.items()
+            for seed, run in runs.items()}
+    seconds = sum(line["seconds"] for runs in arms.values() for run in runs.values()
+                  for line in run["metrics"])
+    settings = SimpleNamespace(prompt=args.prompt, common=COMMON, arms=arms_of(args),
+                               steps=FORMS[args.prompt].steps, made_by=made_by(made))
+    findings = Findings("Who trains a real model better than plain GRPO?",
+                        [f"{len(made)} runs are finished, --prompt {args.prompt}."], tables,
+                        values_of(arms))
+    write_findings(folder, name, settings, findings, seconds, command)
+    print_all(findings)
+    print(f"picture and numbers: {folder}; python -m research publish {folder} keeps them")
+
+
+def board_table(arms: Arms, predicted: dict[str, float]) -> Table:
+    """The arms that have two pairs, the best first."""
+    leads = {arm: difference(runs, arms[PLAIN], IN_TRAINING) for arm, runs in arms.items()
+             if arm != PLAIN}
+    known = {arm: (len(seeds), lead) for arm, (seeds, lead) in leads.items() if len(seeds) > 1}
+    methods = [arm for arm in known if arm not in CONTROLS]
+    corrected = dict(zip(methods, holm([known[arm][1].p for arm in methods])))
+    plain_seconds = seconds_a_step(arms[PLAIN])
+    rows = []
+    for arm, (pairs, lead) in known.items():
+        p = corrected.get(arm, lead.p)
+        rows.append([arm, pairs, lead.value, lead.interval, p, predicted.get(arm),
+                     seconds_a_step(arms[arm]) / plain_seconds, word_for(lead, p)])
+    rows.sort(key=lambda row: -row[2])
+    formats = {"arm": "", "pairs": "d", "lead": "points", "95%": "points", "p": "p",
+               "predicted": "points", "seconds": ".2f", "verdict": ""}
+    return Table("board", "Mean success of all trained answers, each arm minus plain GRPO, in "
+                 "points", by_row(formats, rows), "",
+                 ["by seed, Student's t; p and verdict by Holm's correction over the methods, of "
+                  "the controls alone; seconds: of a step, over plain GRPO's"],
+                 {"95%": "95% interval", "p": "p, Holm's correction", "seconds": "cost of a step"})
+
+
+def word_for(lead: Estimate, p: float) -> str:
+    return {"better": "ahead", "worse": "behind"}.get(said := verdict(lead, p), said)
+
+
+def curve_table(arms: Arms) -> Table:
+    """Success by quarters of the training, means over seeds."""
+    rows = []
+    for arm, runs in arms.items():
+        curve = np.mean([success_by_step(run) for run in runs.values()], 0)
+        success = float(np.mean([mean_success(run) for run in runs.values()]))
+        rows.append([arm, len(runs), success,
+                     *(float(part.mean()) for part in np.array_split(curve, 4))])
+    formats = {"arm": "", "seeds": "d", "all": ".1%", "first": ".1%", "second": ".1%",
+               "third": ".1%", "last": ".1%"}
+    return Table("curve", "Success of the trained answers by quarters of the training, means over "
+                 "seeds", by_row(formats, rows))
+
+
+def seconds_a_step(runs: dict[int, Run]) -> float:
+    return float(np.mean([line["processor_seconds"] for run in runs.values()
+                          for line in run["metrics"]]))
+
+
+def values_of(arms: Arms) -> dict:
+    """Of each run, by its name: how many answers a step has, seconds a step, and how many answers
+    of each step were right. From them the leaderboard goes on elsewhere (kept_runs)."""
+    runs = {}
+    for arm, of_arm in arms.items():
+        for seed, run in of_arm.items():
+            answers = run["config"]["questions"] * run["config"]["answers"]
+            right = [round(answers * success) for success in success_by_step(run).tolist()]
+            seconds = np.mean([line["processor_seconds"] for line in run["metrics"]])
+            runs[f"{arm}-s{seed}"] = [answers, round(float(seconds), 2), right]
+    return {"runs": runs}
+
+
+def kept_runs(args: SimpleNamespace) -> dict[tuple[str, int], Run]:
+    """Those of the published leaderboard whose flags are still those of the plan."""
+    path = RESULTS / f"real_board_{args.prompt}.json"
+    if not path.exists():
+        return {}
+    result, runs, now = read_result(path), {}, arms_of(args)
+    for name, wanted in {"common": COMMON, "steps": FORMS[args.prompt].steps}.items():
+        if result["settings"][name] != wanted:
+            raise UserError(f"{path.name} was made with other {name}: --afresh makes all runs anew")
+    config = {key: result["made_by"][0][key] for key in ("git_commit", "versions")}
+    for name, (answers, seconds, right) in result["values"]["runs"].items():
+        arm, _, seed = name.rpartition("-s")
+        if now.get(arm) == result["settings"]["arms"].get(arm) and int(seed) < args.seeds:
+            metrics = [{"success": count / answers, "processor_seconds": seconds,
+                        "seconds": seconds} for count in right]
+            runs[arm, int(seed)] = {"metrics": metrics, "config": {
+                **config, "questions": answers, "answers": 1}}
+    return runs
