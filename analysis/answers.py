@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from analysis.account import Numbers, Stage, numbers_of, rounded, stages
 from analysis.runs import read_metrics
 from analysis.tally import Tokens, read_tokens
-from engine.tokens import token_bytes
+from engine.tokens import token_bytes, without_earlier_turns
 from harness.record import Json, run_config
 
 PER_PAGE, STEPS = 10_000, 21  # tokens of training answers on a page, and steps they are from
@@ -99,7 +99,7 @@ def answer_of(tokens: Tokens, tokenizer: Tokenizer, config: Mapping[str, object]
             "own_step": own_step(tokens, step),
             "answer": rounded(tokens["reward_answer"][b]) if "reward_answer" in tokens else None,
             "finished": bool(tokens["finished"][b]),
-            "prompt": b"".join(prompt).decode(errors="replace"),
+            "prompt": without_earlier_turns(b"".join(prompt).decode(errors="replace")),
             "texts": [piece.decode(errors="replace") for piece in pieces],
             "section": tokens["section"][of_answer].tolist(),
             "kind": tokens["kind"][of_answer].tolist(),

@@ -11,6 +11,7 @@ from engine.errors import UserError
 
 END_OF_TURN = ("<|im_end|>", "<|endoftext|>")
 CHATML = ("<|im_start|>", "<|im_end|>")  # around a turn: every prompt is written so
+USER_TURN = "<|im_start|>user\n"
 UNKNOWN = "\N{REPLACEMENT CHARACTER}".encode()
 
 # Codes, as credit files hold them; a task assigns them (its method `label`).
@@ -61,6 +62,14 @@ def encode_prompt(tokenizer: Tokenizer, text: str, problem: str) -> list[int]:
         raise UserError(f"the prompt of the problem {told!r} is empty: there is nothing to go on "
                         "from")
     return ids
+
+
+def without_earlier_turns(prompt: str) -> str:
+    """A prompt for people: of several questions the last one, which is the one that is asked."""
+    *earlier, asked = prompt.split(USER_TURN)
+    if len(earlier) < 2:
+        return prompt
+    return f"[{len(earlier) - 1} earlier turns] {USER_TURN}{asked}"
 
 
 def encode(tokenizer: Tokenizer, text: str, what: str) -> list[int]:

@@ -23,7 +23,7 @@ from analysis.runs import existing
 from engine.errors import UserError
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
-from engine.tokens import load_tokenizer, token_bytes
+from engine.tokens import load_tokenizer, token_bytes, without_earlier_turns
 from grpo import gradient_size
 from harness.record import (PROJECT, checkpoint_folders, credit_steps, find_folder, read_credit,
                             run_config)
@@ -175,10 +175,10 @@ def show_answers(rollouts: Rollouts, weight: torch.Tensor, tokenizer, answers: l
     for b in answers:
         length = len(rollouts.texts[b])
         prompt = b"".join(token_bytes(tokenizer, rollouts.prompt_ids[int(rollouts.group[b])]))
+        asked = one_line(without_earlier_turns(prompt.decode(errors="replace")))
         low, high = rollouts.advantage[b, :length].aminmax()
         span = f"{low:+.2f}" if low == high else f"{low:+.2f} to {high:+.2f}"
-        print(f"\nanswer {b}: reward {rollouts.reward[b]:.2f}, advantage {span}; "
-              f"{one_line(prompt.decode(errors='replace'))}")
+        print(f"\nanswer {b}: reward {rollouts.reward[b]:.2f}, advantage {span}; {asked}")
         put(shaded(rollouts.texts[b], weight[b, :length].tolist(), SHADES,
                    lambda number: f"[{number:.2f}]"))
 

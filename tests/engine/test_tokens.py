@@ -9,7 +9,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from engine.errors import UserError
 from harness.load import load_policy
 from harness.settings import make_settings
-from engine.tokens import encode, encode_prompt, load_tokenizer, token_bytes
+from engine.tokens import (encode, encode_prompt, load_tokenizer, token_bytes,
+                           without_earlier_turns)
 
 
 def byte_level_tokenizer(merges):
@@ -83,3 +84,13 @@ def test_a_turn_that_would_be_spelt_out_is_refused(tmp_path):
 def test_a_prompt_that_no_model_can_take_is_refused(text, words):
     with pytest.raises(UserError, match=re.escape(words)):
         encode_prompt(byte_level_tokenizer([]), text, "this")
+
+
+@pytest.mark.parametrize("prompt, shown", [
+    ("<|im_start|>user\na", "<|im_start|>user\na"), ("no turns", "no turns"), ("", ""),
+    ("<|im_start|>system\ns<|im_end|>\n<|im_start|>user\na",
+     "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\na"),
+    ("<|im_start|>user\na<|im_end|>\n<|im_start|>user\nb<|im_end|>\n<|im_start|>user\nc",
+     "[2 earlier turns] <|im_start|>user\nc")])
+def test_of_several_questions_people_are_shown_the_last(prompt, shown):
+    assert without_earlier_turns(prompt) == shown
