@@ -5,7 +5,7 @@ and parentheses.
     " 3 * 5 = 15, 15 + 7 = 22 yes</think>\\n<answer> ( 3 * 5 ) + 7 </answer><|im_end|>"
     -> {"reward": 1.1, "format": 1.0, "answer": 1.0, "reasoning": 1.0}
 
-With --prompt expression nobody thinks: the answer is "3*5+7<|im_end|>". With --examples 4 the
+With --prompt expression nobody thinks: the answer is "3 * 5 + 7<|im_end|>". With --examples 4 the
 prompt begins with four solved problems, as earlier turns of the conversation.
 
 This file holds the problems, the prompt, the reward and its parts, and the labels of every
@@ -112,7 +112,7 @@ class Task:
                          "expression the answer is an expression without any thinking",
                          choices=PROMPTS)
     examples: int = option(0, "solved problems that stand in the prompt as earlier turns: one for "
-                           "each of - / + * in turn, none of them held out", most=100)
+                           "each of + * - / in turn, none of them held out", most=100)
     numbers: str = option("3,4", "how many numbers a made problem has",
                           choices=("2", "3", "4", "3,4"), requires=GENERATED)
     min_number: int = option(1, "smallest number", least=1, most=MAX_NUMBER, requires=GENERATED)
@@ -226,10 +226,11 @@ class Task:
         rng = random.Random("examples")
         turns = []
         for number in range(self.examples):
-            problem, solution = self.solved_problem(rng, last_sign="-/+*"[number % 4])
+            problem, solution = self.solved_problem(rng, last_sign="+*-/"[number % 4])
             self.shown.add(content_of(problem))
-            answer = without_spaces(solution.expression)
+            answer = solution.expression
             if self.wording.thinks:
+                answer = without_spaces(answer)
                 tries = [f"{written_out(solution)} yes"]
                 misses = [one for one in solutions_of(problem.numbers, self.max_result)
                           if one.value != problem.target]
@@ -345,7 +346,7 @@ def in_parentheses(expression: str) -> str:
 
 
 def without_spaces(expression: str) -> str:
-    """Each space would be a token of its own to a Qwen2.5."""
+    """Each space before a number is a token to a Qwen2.5, and a thinking has many."""
     return expression.replace(" ", "")
 
 

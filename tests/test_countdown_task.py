@@ -263,7 +263,7 @@ def test_worked_examples_are_right_one_for_each_operator_and_none_is_held_out(fo
     task = Task(**TWO | {"numbers": numbers, "prompt": form})
     turns = task.head.split("<|im_start|>user\n")[1:]
     assert len(turns) == 4 == len(task.shown)
-    for turn, sign in zip(turns, "-/+*"):
+    for turn, sign in zip(turns, "+*-/"):
         question, _, answer = turn.partition("assistant\n")
         found = sorted(map(int, re.findall("[0-9]+", question)))
         (numbers_shown, target), = [one for one in task.shown
@@ -322,5 +322,5 @@ def test_examples_of_a_file_come_from_its_training_problems(tmp_path):
 
 
 def test_examples_that_cannot_be_found_are_told():
-    with pytest.raises(UserError, match="--examples 1: .* none has a solution that ends with -"):
-        Task(prompt="expression", **TWO | {"examples": 1, "min_number": 16, "max_number": 16})
+    with pytest.raises(UserError, match="--examples 3: .* none has a solution that ends with -"):
+        Task(prompt="expression", **TWO | {"examples": 3, "min_number": 16, "max_number": 16})
