@@ -8,7 +8,8 @@ They are made of many training runs, which can be stopped and gone on with at an
 
     python -m research scoreboard    which tokens earned the reward, and which weighting finds them
     python -m research large         the same of a model for which that takes days
-    python -m research exact         every weighting and advantage in a world that can be listed
+    python -m research exact         every weighting and advantage in a world that can be listed;
+                                     with --model, the exact credit of a real model's tokens
     python -m research dial          where does credit by token pay? a world with dials
     python -m research law           what should it be worth there? predicted from the noise
     python -m research phase1        a gradient that never saw a reward, beside the contributions

@@ -35,6 +35,7 @@ from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from engine.tokens import KINDS, load_tokenizer
 from grpo import gradient_size, group_z_score, update
+from harness.forecast import return_memory
 from harness.record import checkpoint_folders, whole
 from harness.load import load_policy
 from harness.settings import Flag, make_settings
@@ -155,7 +156,9 @@ def change_in_a_step(policy: Policy, batch: Rollouts, is_plain: bool = True) -> 
     limit = LENGTH if is_plain else s.max_grad_norm
     _, columns = update(model, optimizer, batch, batch.mask.float(),
                         replace(s, max_grad_norm=limit), None, True)
-    del optimizer  # a large model has no room for a second copy beside it
+    optimizer.zero_grad()
+    del optimizer  # a large model has no room for a second copy beside its state and gradient
+    return_memory()
     model.load_state_dict(Qwen2.from_pretrained(policy.folder, "cpu").state_dict())
     return columns["change"]
 
@@ -229,13 +232,18 @@ def by_type(sums: np.ndarray) -> float:
     return float((d * (c1 + c2) / 2).sum() / np.sqrt((d * d).sum() * (c1 * c2).sum()))
 
 
+def of_frequent_types(tokens: dict) -> np.ndarray:
+    """(n,): whether a token is one of a type that has enough of them."""
+    _, type_of, count = np.unique(tokens["id"], return_inverse=True, return_counts=True)
+    runs = max(1, (int(tokens["problem"].max()) + 1) // 16)
+    return (count >= COMMON_TYPE * runs)[type_of]
+
+
 def with_credit(tokens: dict) -> list[Estimate]:
     d, c1, c2 = (tokens[name] for name in ("became", "credit 1", "credit 2"))
     if not c1.any():
         return [Estimate(np.nan)] * 2
-    types, kind_of, count = np.unique(tokens["id"], return_inverse=True, return_counts=True)
-    runs = max(1, (int(tokens["problem"].max()) + 1) // 16)
-    frequent = (count >= COMMON_TYPE * runs)[kind_of]
+    frequent = of_frequent_types(tokens)
     part = {name: values[frequent] for name, values in tokens.items()}
     _, cells = np.unique(part["id"], return_inverse=True)
     each = [np.ones_like(d), d, d * d, c1, c2, c1 * c2, d * (c1 + c2) / 2]

@@ -5,11 +5,14 @@ or, with --model, the exact credit of the tokens of a real model.
     python -m research exact --policies 20    # the median of twenty, and its 95% interval
     python -m research exact --model runs/x   # before, in the middle of and after this run: minutes
 
-With --model, listed.py says what is measured, and how. Without it:
+With --model, every answer to a problem is listed that has a probability of --above or more. So V of
+each prefix is known, and the credit of each token (listed.py). Shown are what each kind of token
+decides beside its share of plain GRPO's gradient, and whether what a step does to a token follows
+its credit. Answers have to be short: of those that think there are too many.
 
-The world (world.py) is a Qwen2 of a few hundred parameters with answers of at most four
-tokens out of three. True is the gradient of J, the probability to be right. An --advantage and a
---mitigation make from a batch, which is one group, by the same functions that train, the estimate
+Without --model, the world (world.py) is a Qwen2 of a few hundred parameters with answers of at most
+four tokens out of three. True is the gradient of J, the probability to be right. An --advantage and
+a --mitigation make from a batch, which is one group, by the same functions that train, the estimate
 
     sum over the group's answers and their tokens of  weight * advantage * grad log pi / G
 

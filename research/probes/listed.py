@@ -52,8 +52,8 @@ def measure_model(args: SimpleNamespace, folder: Path) -> Findings:
     draw_kinds(stages, folder)
     tables = tables_of(stages, load_tokenizer(model), args.answers)
     known = min(stage.known for stage in stages.values())
-    kind = "training" if args.training else "held-out"
-    intro = [f"{', '.join(models)}: {args.questions} {kind} problems; every answer with a "
+    kind, count = "training" if args.training else "held-out", len(stages[name].listing.listed)
+    intro = [f"{', '.join(models)}: {count} {kind} problems; every answer with a "
              f"probability of {args.above:g} or more.",
              f"Batches of {args.answers} answers to each problem; the credit of {known:.1%} of "
              "their tokens is known, or more."]

@@ -8,6 +8,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from analysis.plots import COLOURS, legend_below, plt, save
+from analysis.statistics import FEWEST
 from analysis.tables import Table, by_row
 from engine.tokens import KINDS
 from research.probes import became
@@ -45,12 +46,12 @@ def tables_of(stages: dict[str, Stage], tokenizer: Tokenizer, answers: int) -> l
 
 def draw_kinds(stages: dict[str, Stage], folder: Path) -> None:
     """For each model, the shares of each kind: of the tokens, of the gradient, of what decides."""
-    figure, axes = plt.subplots(1, len(stages), figsize=(1 + 3.2 * len(stages), 3.6), sharey=True,
-                                squeeze=False)
+    width = max(6, 1 + 3.2 * len(stages))
+    figure, axes = plt.subplots(1, len(stages), figsize=(width, 3.6), sharey=True, squeeze=False)
     for axis, (name, stage) in zip(axes[0], stages.items()):
         tokens = stage.tokens
-        sizes = {"of the tokens": tokens.count, "of plain GRPO's gradient":
-                 np.abs(tokens.advantage) * tokens.size, "of what is decided": tokens.decided}
+        sizes = {"tokens": tokens.count, "plain GRPO's gradient":
+                 np.abs(tokens.advantage) * tokens.size, "what is decided": tokens.decided}
         for number, (label, size) in enumerate(sizes.items()):
             total = np.bincount(tokens.codes["kind"], size, len(KINDS))
             axis.barh(np.arange(len(KINDS)) + 0.27 * (number - 1), 100 * total / (total.sum() or 1),
@@ -110,25 +111,26 @@ def follow_table(stages: dict[str, Stage]) -> Table:
     """Do push and change of a token follow its credit?"""
     rows, told = [], []
     for name, stage in stages.items():
-        found = {}
-        for what in ("given", *STEPS):
-            found[what] = became.with_credit(became.pooled([stage.sampled], what))
-            by_token, by_type = found[what]
-            rows.append([name, named(what), by_token.value, by_token.interval,
-                         by_type.value, by_type.interval])
+        tokens = {what: became.pooled([stage.sampled], what) for what in ("given", *STEPS)}
+        found = {what: became.with_credit(part) for what, part in tokens.items()}
+        is_frequent = became.of_frequent_types(tokens["given"])
+        types = len(np.unique(tokens["given"]["id"][is_frequent]))
+        rows += [[name, named(what), by_token.value, by_token.interval, types, by_type.value,
+                  by_type.interval] for what, (by_token, by_type) in found.items()]
         for number, cells in enumerate(("token by token", "summed by type")):
             push, change = (found[what][number].value for what in ("given", "plain step"))
-            if math.isfinite(push + change):
+            if math.isfinite(push + change) and (number == 0 or types >= FEWEST):
                 told.append(f"{name}: {cells}, the correlation with the credit is {change:+.2f} "
                             f"for the change in a plain step, {push:+.2f} for the push.")
-    formats = {"model": "", "what": "", "by token": "+.2f", "by token 95%": "+.2f",
+    formats = {"model": "", "what": "", "by token": "+.2f", "by token 95%": "+.2f", "types": "d",
                "by type": "+.2f", "by type 95%": "+.2f"}
     return Table("follows", "Does what happens to a token follow its credit?",
                  by_row(formats, rows), "\n".join(told),
                  ["correlations with the exact credit: token by token, and of sums with their "
-                  f"sign over all tokens of one spelling, of which there are {became.COMMON_TYPE} "
-                  "or more; intervals: jackknife over problems; tokens without a push are left "
-                  "out"], {"by token 95%": "95% interval", "by type 95%": "95% interval"})
+                  f"sign over all tokens of one spelling, a type; a type has {became.COMMON_TYPE} "
+                  "tokens or more, from 32 problems on in proportion; intervals: jackknife over "
+                  "problems; tokens without a push are left out"],
+                 {"by token 95%": "95% interval", "by type 95%": "95% interval"})
 
 
 def named(what: str) -> str:
