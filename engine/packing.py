@@ -58,7 +58,9 @@ from torch import Tensor
 from qwen2_model import attention
 
 LONG, QUERIES = 512, 256  # rows of more than LONG tokens ask in blocks of QUERIES
-LEAST_PREFIX = 16  # to share fewer tokens saves less than the operations for it cost
+# To share fewer tokens saves less than its operations cost: on a CPU an update of a tiny model with
+# two prompts takes as long with 16 shared as with none, and 1.08 times as long with 8.
+LEAST_PREFIX = 16
 
 
 class Block(NamedTuple):
