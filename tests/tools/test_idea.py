@@ -54,7 +54,7 @@ def test_a_large_model_keeps_its_recipe_and_leaves_no_model(tmp_path):
     _, arms = arms_of("by_kind", [*typed, "--steps", "7", "--checkpoint_every", "3"])
     assert (arms["idea"]["steps"], arms["idea"]["eval_every"]) == (7, 7)
     assert arms["idea"]["checkpoint_every"] == 3
-    (tmp_path / "recipe.json").write_text("{}")  # its own, which names no steps
+    (tmp_path / "recipe.json").write_text('{"eval_tasks": 9}')  # its own, which names no steps
     assert arms_of("by_kind", typed)[1]["plain"]["steps"] == 20
     _, arms = arms_of("by_kind", [*typed, "--device", "cuda"])
     assert arms["plain"]["steps"] == 60 and arms["plain"]["threads"] == 1

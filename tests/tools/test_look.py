@@ -67,7 +67,7 @@ def test_a_forecast_by_the_clock(monkeypatch):
     problems at a time 1 s, too. 10 steps, three evaluations of 16 problems, sampled and greedy:
     10 + 3 x 16 x 2 / 8 = 22 s after the start, for which this process took 100."""
     s = make_settings({"model": str(ROOT / "models/tiny"), "threads": 1, "questions": 2,
-                       "answers": 4, "max_new_tokens": 8, "steps": 10, "eval_every": 5,
+                       "answers": 4, "max_new_tokens": 48, "steps": 10, "eval_every": 5,
                        "eval_tasks": 16, "eval_modes": "both"})
     policy, seconds = load_policy(s), itertools.count()
     before = [parameter.clone() for parameter in policy.model.parameters()]
