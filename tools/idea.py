@@ -38,7 +38,7 @@ from analysis.runs import read_run
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
 from engine.policy import Policy
-from harness.forecast import available_memory, memory_of
+from harness.forecast import available_memory, memory_of, return_memory
 from harness.load import load_policy
 from harness.record import PROJECT, find_folder
 from harness.screen import is_taken_away, python_command, run_as_program, say, show_status
@@ -95,7 +95,8 @@ def main(argv: list[str]) -> None:
         look(name, settings["plain"], settings["idea"], is_weighting=axis == "mitigation")
         for line in on_real_tokens(settings["idea"]) if axis == "mitigation" else []:
             say(textwrap.fill(line, 100, subsequent_indent="    "))
-        torch.cuda.empty_cache()  # for the runs; without a GPU it does nothing
+        return_memory()           # for the runs, what models have taken here
+        torch.cuda.empty_cache()  # without a GPU it does nothing
 
     verdict = Verdict(name, runs_of(range(own.seeds), first_look))
     if verdict.is_ahead():

@@ -142,7 +142,7 @@ class Runs:
                 say(f"finished: {run.name} ({self.finished} of {len(self.planned)})"
                     f"{self.time_left()}")
             else:
-                self.give_up(run, f"{last_line(run.log)} (log: {run.log})")
+                self.give_up(run, f"{why_it_ended(process, run.log)} (log: {run.log})")
 
     def give_up(self, run: PlannedRun, reason: str) -> None:
         if not self.all_or_nothing:
@@ -175,6 +175,12 @@ def stop_with_parent(stop_signal: signal.Signals) -> None:
     also after kill -9."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, stop_signal)
+
+
+def why_it_ended(process: subprocess.Popen, log: Path) -> str:
+    if process.returncode == -signal.SIGKILL:
+        return "it was killed, as the system does when memory runs out. --processes 1 takes least"
+    return last_line(log)
 
 
 def last_line(log: Path) -> str:

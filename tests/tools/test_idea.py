@@ -163,6 +163,8 @@ def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd)
     """Three arms of two seeds; the next idea uses plain GRPO's again, the same one all."""
     argv = ["--model", str(learner), *SMALL, "--runs", str(tmp_path / "ideas")]
     monkeypatch.setattr("tools.runs.Runs.start", train_here)
+    freed = []
+    monkeypatch.setattr(idea, "return_memory", lambda: freed.append(list(tmp_path.rglob("*"))))
     dial = not is_taken_away("research")
     if dial:
         monkeypatch.setattr("research.probes.dial.one_line", lambda *asked: f"dial: {asked}")
@@ -179,6 +181,7 @@ def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd)
     assert picture.stat().st_size > 10_000
     for folder in (tmp_path / "ideas").iterdir():
         assert [len(lines(folder / f"s{seed}/metrics.jsonl")) for seed in (0, 1)] == [2, 2]
+    assert freed == [[]]  # what the look has taken, before the first run begins
     main(["by_kind", "--word_weight", "0.1", *argv])
     assert "0 of 6 runs are to be made" in capfd.readouterr().out
     monkeypatch.setattr("tools.idea.Settings", SimpleNamespace(task="of another task"))

@@ -120,6 +120,16 @@ def test_a_failed_arm_is_left_and_the_others_are_made(planned, capfd):
     assert "finished: none-s0" in capfd.readouterr().out
 
 
+def test_a_run_that_the_system_killed_says_so(tmp_path):
+    """Its log says nothing about it."""
+    program = tmp_path / "program.py"
+    program.write_text("import os; print('step 1', flush=True); os.kill(os.getpid(), 9)\n")
+    run = PlannedRun("none", 0, tmp_path / "run", [], 1, (str(program),))
+    reason = make_runs([run], 1, "")["none"]
+    assert "it was killed, as the system does when memory runs out" in reason
+    assert f"(log: {run.log})" in reason
+
+
 def test_all_or_nothing(planned, capfd):
     """The second arm fails: the third is not begun, and nobody is finished who is not."""
     arms = [planned("good"), planned("bad", more="--model nowhere"), planned("late")]
