@@ -7,9 +7,11 @@ backward). Answers are taken at their full length: what is told is the most it t
 """
 import ctypes
 import os
+import re
 import sys
 import time
 from functools import partial
+from pathlib import Path
 from timeit import repeat
 
 import torch
@@ -25,6 +27,7 @@ TRAINING, KEPT = 24, 12  # bytes a parameter: weights, gradient, two moments, an
                          # what comes and goes; and in a checkpoint: weights and moments
 REUSED, ROOM = 8, 40     # more where freed memory is kept, and what the machine then has to have
 TRUNK, FROZEN = 16, 4    # and what else PPO has in memory: the critic as trained, a frozen copy
+MEMORY = Path("/proc/meminfo")  # of Linux
 
 
 def forecast(s: Settings, policy: Policy) -> list[str]:
@@ -59,6 +62,16 @@ def memory_of(s: Settings, model: Qwen2) -> int:
     return size * (TRAINING + REUSED * keeps_memory(model)
                    + TRUNK * (s.method_flags.get("critic") == "trunk")
                    + FROZEN * (s.kl > 0 or s.loss == "dpo"))
+
+
+def available_memory() -> float:
+    """Bytes that new programs can have before the machine is short of memory: what Linux says, or
+    where the system does not say it half of all there is."""
+    if MEMORY.exists():
+        found = re.search(r"MemAvailable: *(\d+) kB", MEMORY.read_text())
+        if found:
+            return 1024 * float(found[1])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2
 
 
 def disk_of(s: Settings, size: int) -> str:

@@ -169,7 +169,7 @@ def test_every_command_of_a_page_is_taken(project):
 TAKE = """
 import importlib, json, sys
 import train  # fills the lists of choices
-from harness.settings import make_settings, read_flags
+from harness.settings import make_parser, make_settings, read_flags
 from tools import idea, warmup
 
 warmup.train, warmup.evaluate = (lambda *_: []), (lambda *_: None)  # they take minutes
@@ -180,7 +180,8 @@ for words in json.loads(sys.argv[1]):
         if not flags.pop("continue", False):
             make_settings(flags)
     elif words[1] == "tools.idea":  # it trains
-        for flags in idea.arms_of(words[2], words[3:])[1].values():
+        _, of_runs = make_parser("", None, idea.FLAGS).parse_known_args(words[3:])
+        for flags in idea.arms_of(words[2], of_runs)[1].values():
             make_settings(flags)
     else:
         importlib.import_module(words[1]).main(words[2:])

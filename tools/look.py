@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from engine.optimizer import AdamW
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from engine.tokens import KINDS
@@ -26,32 +27,43 @@ BATCHES, TENTH = 4, 0.1
 RARE = 0.005  # share of the gradient: of a kind that has less nothing is said
 
 
-def seconds_of_runs(*settings: Settings) -> list[float]:
-    """A forecast for a run of each, by a step that is tried here and learns nothing."""
-    policy = load_policy(settings[0])
+def seconds_of_runs(policy: Policy, *settings: Settings) -> list[float]:
+    """A forecast for a run of each, by steps that are tried here and learn nothing. Answers are as
+    long as the untrained model's."""
     start = time.process_time()  # a run has to import and to load as much
-    return [start + seconds_after_start(replace(policy, settings=s)) for s in settings]
+    optimizer = load_optimizer(replace(settings[0], learning_rate=0.0), policy)
+    found = []
+    for number, s in enumerate(settings):
+        tried = replace(policy, settings=s)
+        if number == 0 or not policy.model.is_large:
+            seconds_of_step(tried, optimizer)  # the first one warms up
+        of_step = seconds_of_step(tried, optimizer)
+        found.append(start + s.steps * of_step + seconds_of_evaluations(tried))
+    return found
 
 
-def seconds_after_start(policy: Policy) -> float:
+def seconds_of_step(policy: Policy, optimizer: AdamW) -> float:
     s = policy.settings
-    show_status("how long will it take? one step")
+    show_status("how long will it take? a step")
     methods = make_advantage(s, policy), make_weighting(s, policy)
-    optimizer = load_optimizer(replace(s, learning_rate=0.0), policy)
+    begun = time.perf_counter()
+    batch, weight, _ = credited(sample(policy, s, 1), methods, policy, s, 1)
+    update(policy.model, optimizer, batch, weight, replace(s, kl=0.0))
+    return time.perf_counter() - begun
 
-    def a_step() -> tuple[float, float]:
-        begun = time.perf_counter()
-        batch = sample(policy, s, 1)
-        of_answers = time.perf_counter() - begun
-        batch, weight, _ = credited(batch, methods, policy, s, 1)
-        update(policy.model, optimizer, batch, weight, replace(s, kl=0.0))
-        return of_answers, time.perf_counter() - begun
 
-    a_step()  # the first one warms up
-    of_answers, of_step = a_step()
-    evaluations = 1 + -(-s.steps // s.eval_every) if s.eval_every else 0
-    asked = s.eval_tasks * (s.eval_answers + ("greedy" in MODES[s.eval_modes]))
-    return s.steps * of_step + evaluations * asked * of_answers / (s.questions * s.answers)
+def seconds_of_evaluations(policy: Policy) -> float:
+    """Of a whole run, by as many held-out problems as are asked at a time."""
+    s = policy.settings
+    if not s.eval_every:
+        return 0.0
+    show_status("how long will it take? an evaluation")
+    problems = policy.task.held_out_problems(s.eval_tasks)[:s.questions * s.answers]
+    begun = time.perf_counter()
+    policy.ask(problems, 1, derived_seed("evaluation", 0))
+    of_problem = (time.perf_counter() - begun) / len(problems)
+    answers = s.eval_answers + ("greedy" in MODES[s.eval_modes])
+    return (1 + -(-s.steps // s.eval_every)) * s.eval_tasks * answers * of_problem
 
 
 def look(name: str, plain: Settings, idea: Settings, is_weighting: bool) -> None:
@@ -59,8 +71,9 @@ def look(name: str, plain: Settings, idea: Settings, is_weighting: bool) -> None
     policy, found, notes, by_token = load_policy(plain), [], set(), False
     of_plain, of_idea = ((make_advantage(s, policy), make_weighting(s, policy))
                          for s in (plain, idea))
-    for step in range(1, BATCHES + 1):
-        show_status(f"a look at the untrained model, batch {step} of {BATCHES}")
+    count = 1 if policy.model.is_large else BATCHES
+    for step in range(1, count + 1):
+        show_status(f"a look at the untrained model, batch {step} of {count}")
         batch = sample(policy, plain, step)
         usual, ones, _ = credited(batch, of_plain, policy, plain, step)
         mine, weight, note = credited(batch, of_idea, replace(policy, settings=idea), idea, step)
@@ -69,10 +82,15 @@ def look(name: str, plain: Settings, idea: Settings, is_weighting: bool) -> None
         s = gradient_size(batch.log_prob, batch.collision)
         found.append([frame[mine.mask].double() for frame in (
             mine.kind, s, usual.advantage, mine.advantage, weight)])
+    usual, mine = (replace(batch, forward=None) for batch in (usual, mine))
+    del policy, of_plain, of_idea  # the model: of a large one there is no room for two
     kind, *columns = (torch.cat(parts).numpy() for parts in zip(*found))
-    say(f"{BATCHES * len(batch.mask)} answers of the untrained model, {len(kind)} tokens; {name} "
+    say(f"{count * len(batch.mask)} answers of the untrained model, {len(kind)} tokens; {name} "
         "against plain GRPO:")
-    became = about_change(after_a_step(plain, usual, ones), after_a_step(idea, mine, weight))
+    show_status("a look at the untrained model, what becomes of its tokens in plain GRPO")
+    after_plain = after_a_step(plain, usual, ones)
+    show_status(f"a look at the untrained model, what becomes of its tokens with {name}")
+    became = about_change(after_plain, after_a_step(idea, mine, weight))
     lines = about_gradient(is_weighting, kind.astype(int), *columns, by_token)
     for line in [*lines, became, *notes]:
         say(textwrap.fill(f"  {line}", 100, subsequent_indent="    "))

@@ -1,8 +1,9 @@
 """Training runs side by side: what is missing is made, a process for each core.
 
 A planned run is a command of train.py with --continue, so it is made, gone on with, or passed over.
-Everything can be stopped at any moment, and the same command goes on. A run that another process is
-writing fails with a sentence.
+Everything can be stopped at any moment, and the same command goes on. A run that keeps no
+checkpoints is then ended at once, and begins again. A run that another process is writing fails
+with a sentence.
 """
 import ctypes
 import os
@@ -12,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from analysis.runs import is_done, read_run
@@ -32,6 +34,8 @@ class PlannedRun:
     steps: int
     program: tuple[str, ...] = (str(PROJECT / "train.py"),)
     seconds: float = 0.0  # that it will take, if somebody knows
+    threads: int = 1  # unless its flags say so
+    keeps_checkpoints: bool = True  # otherwise it leaves none when it is stopped, either
 
     @property
     def name(self) -> str:
@@ -55,6 +59,16 @@ class PlannedRun:
     def steps_made(self) -> int:
         path = self.folder / "metrics.jsonl"
         return path.read_bytes().count(b"\n") if path.exists() else 0
+
+    def steps_kept(self) -> int:
+        """Those that need not be made again when it is started."""
+        return self.steps_made() if self.keeps_checkpoints else 0
+
+    @property
+    def stop_signal(self) -> signal.Signals:
+        """Told by SIGTERM, a run finishes its step and keeps a checkpoint: of a large model that
+        is gigabytes."""
+        return signal.SIGTERM if self.keeps_checkpoints else signal.SIGKILL
 
 
 class Runs:
@@ -85,8 +99,8 @@ class Runs:
                     self.collect()
                     self.show()
             finally:  # none are running unless it was stopped, or something went wrong
-                for _, process in self.running:
-                    process.terminate()  # told once, a run finishes its step and keeps a checkpoint
+                for run, process in self.running:
+                    process.send_signal(run.stop_signal)  # once
                 for _, process in self.running:
                     process.wait()
                 show_status("")
@@ -95,7 +109,7 @@ class Runs:
     def start_some(self) -> None:
         while self.waiting and len(self.running) < self.processes:
             run = self.waiting.pop(0)
-            self.started[run.name] = time.monotonic(), run.steps_made()
+            self.started[run.name] = time.monotonic(), run.steps_kept()
             try:
                 self.start(run)
             except UserError as error:  # another program writes it
@@ -111,8 +125,9 @@ class Runs:
         with writing(run.log), open(run.log, "ab") as log:
             process = subprocess.Popen(
                 [sys.executable, *run.command], stdin=subprocess.DEVNULL, stdout=log,
-                stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"},
-                start_new_session=True, preexec_fn=stop_with_parent)
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "OMP_NUM_THREADS": str(run.threads)},
+                start_new_session=True, preexec_fn=partial(stop_with_parent, run.stop_signal))
         self.running.append((run, process))
 
     def collect(self) -> None:
@@ -127,7 +142,7 @@ class Runs:
                 say(f"finished: {run.name} ({self.finished} of {len(self.planned)})"
                     f"{self.time_left()}")
             else:
-                self.give_up(run, f"{last_line(run.log)} (log: {run.log})")
+                self.give_up(run, f"{why_it_ended(process, run.log)} (log: {run.log})")
 
     def give_up(self, run: PlannedRun, reason: str) -> None:
         if not self.all_or_nothing:
@@ -147,17 +162,25 @@ class Runs:
         is free first. A run takes what was foretold of it, or once one is finished what those take
         that are, with their imports and evaluations."""
         loads = [0.0] * self.processes
-        for run in (*(run for run, _ in self.running), *self.waiting):
+        missing = [(run, run.steps - run.steps_made()) for run, _ in self.running]
+        missing += [(run, run.steps - run.steps_kept()) for run in self.waiting]
+        for run, steps in missing:
             a_step = self.seconds / self.steps if self.steps else run.seconds / run.steps
-            loads[loads.index(min(loads))] += a_step * (run.steps - run.steps_made())
+            loads[loads.index(min(loads))] += a_step * steps
         return f", {in_words(max(loads))} left" if max(loads) else ""
 
 
-def stop_with_parent() -> None:
+def stop_with_parent(stop_signal: signal.Signals) -> None:
     """In the new process: where the system can do so, it is told to stop when its parent is gone,
     also after kill -9."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, stop_signal)
+
+
+def why_it_ended(process: subprocess.Popen, log: Path) -> str:
+    if process.returncode == -signal.SIGKILL:
+        return "it was killed, as the system does when memory runs out. --processes 1 takes least"
+    return last_line(log)
 
 
 def last_line(log: Path) -> str:

@@ -36,7 +36,7 @@ from research.experiments.pictures import draw, draw_leads
 from research.experiments.protocol import OF_RUNS, end_with, finished_run
 from research.experiments.published import RESULTS, made_by, read_result
 from research.probes.common import Findings, command_of, print_all, write_findings
-from tools.runs import PlannedRun, make_runs
+from tools.runs import PlannedRun, make_runs, usable_cores
 
 PLAIN, SHUFFLED = "none", "shuffled"
 ARMS = {  # in the order in which they are made
@@ -87,9 +87,14 @@ def main(argv: list[str]) -> None:
         return
     if missing and not args.report_only:
         command = python_command("-m", "research", "real_board", *argv)
-        failed = make_runs(missing, args.processes or 1, command)
+        failed = make_runs(missing, at_a_time(args), command)
     report(args, finished(planned, known), command_of("real_board", typed))
     end_with(failed)
+
+
+def at_a_time(args: SimpleNamespace) -> int:
+    """A run of a large model takes half of a laptop's memory, so by default it is alone."""
+    return args.processes or 1
 
 
 def arms_of(args: SimpleNamespace) -> dict[str, str]:
@@ -110,7 +115,8 @@ def planned_runs(args: SimpleNamespace) -> list[PlannedRun]:
             planned.append(PlannedRun(
                 arm, seed, Path(args.runs) / args.prompt / name,
                 ["--model", args.model, "--prompt", args.prompt, *COMMON.split(), *flags.split()],
-                steps))
+                steps, threads=max(1, usable_cores() // at_a_time(args)),
+                keeps_checkpoints=False))
     return planned
 
 

@@ -11,7 +11,8 @@ from research.experiments.published import write_result
 from research.experiments.real_board import (ARMS, COMMON, CONTROLS, FORMS, arms_of, board_table,
                                              curve_table, kept_runs, planned_runs, values_of)
 
-ARGS = SimpleNamespace(model="models/tiny", prompt="brief", seeds=6, arms=len(ARMS), runs="runs/x")
+ARGS = SimpleNamespace(model="models/tiny", prompt="brief", seeds=6, arms=len(ARMS), runs="runs/x",
+                       processes=0)
 
 
 def run_of(curve, seconds=2.0, questions=4):

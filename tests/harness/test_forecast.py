@@ -69,6 +69,17 @@ def test_what_comes_on_disk_is_what_was_asked_for(flags, said):
     assert said in forecast.disk_of(make_settings(SETTINGS | flags), 10 ** 9)
 
 
+def test_available_memory_is_what_linux_says(monkeypatch, tmp_path):
+    """In kB there. Elsewhere half of all pages count, here of 4096 bytes."""
+    (tmp_path / "meminfo").write_text("MemTotal: 24684092 kB\nMemAvailable:   5000000 kB\n")
+    monkeypatch.setattr(forecast, "MEMORY", tmp_path / "meminfo")
+    assert forecast.available_memory() == 5.12e9
+    monkeypatch.setattr(forecast, "MEMORY", tmp_path / "nothing")
+    pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 10 ** 6}
+    monkeypatch.setattr(forecast.os, "sysconf", pages.get)
+    assert forecast.available_memory() == 2.048e9
+
+
 @pytest.mark.parametrize("dtype, pages, keeps", [
     (torch.bfloat16, 10 ** 7, True), (torch.bfloat16, 9 * 10 ** 6, False),
     (torch.float32, 10 ** 7, False)])

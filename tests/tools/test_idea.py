@@ -1,5 +1,6 @@
 """Was my idea better: which runs are made, which are used again, what is refused."""
 import json
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,9 +9,12 @@ import pytest
 from conftest import ROOT, put_in, refusal
 from runs import lines, train_here
 
+from harness.forecast import memory_of
+from harness.load import load_policy
 from harness.screen import is_taken_away
-from harness.settings import make_settings
-from tools.idea import arms_of, digest, is_own, main
+from harness.settings import LARGE, TWO_NUMBERS, make_settings
+from tools import idea
+from tools.idea import arms_of, digest, is_own, main, make_plan
 
 SMALL = ["--questions", "2", "--answers", "4", "--steps", "2", "--eval_tasks", "4",
          "--max_new_tokens", "32", "--seeds", "2", "--processes", "2"]
@@ -27,6 +31,91 @@ def test_the_arms_of_a_weighting_and_of_an_advantage():
     assert axis == "advantage" and arms["plain"]["eval_every"] == 9
     assert arms["plain"]["mitigation"] == "taco" and "advantage" not in arms["plain"]
     assert arms["placebo"]["placebo"] == "advantages" and arms["idea"]["advantage"] == "span"
+
+
+def large_folder(folder):
+    """A file of zeros that takes no room on the disk has the size of the weights."""
+    with open(folder / "model.safetensors", "wb") as file:
+        os.truncate(file.fileno(), LARGE + 1)
+    return folder
+
+
+def test_a_large_model_keeps_its_recipe_and_leaves_no_model(tmp_path):
+    """On a CPU it is the laptop's, but for the evaluation, which is made at the end; on a GPU all
+    is as usual, but for models of gigabytes."""
+    typed = ["--model", str(large_folder(tmp_path))]
+    _, arms = arms_of("by_kind", typed)
+    no_models = {"checkpoint_every": 0, "save_model": False, "eval_modes": "sampled"}
+    assert arms["plain"] == no_models | {"model": str(tmp_path), "steps": 20, "eval_every": 20}
+    known = make_settings(arms["placebo"])
+    others = TWO_NUMBERS.keys() - {"eval_every", "save_model"}
+    assert {name: known.to_json()[name] for name in others} == {
+        name: TWO_NUMBERS[name] for name in others}
+    _, arms = arms_of("by_kind", [*typed, "--steps", "7", "--checkpoint_every", "3"])
+    assert (arms["idea"]["steps"], arms["idea"]["eval_every"]) == (7, 7)
+    assert arms["idea"]["checkpoint_every"] == 3
+    (tmp_path / "recipe.json").write_text('{"eval_tasks": 9}')  # its own, which names no steps
+    assert arms_of("by_kind", typed)[1]["plain"]["steps"] == 20
+    _, arms = arms_of("by_kind", [*typed, "--device", "cuda"])
+    assert arms["plain"]["steps"] == 60 and arms["plain"]["threads"] == 1
+    assert arms["plain"]["checkpoint_every"] == 0
+
+
+@pytest.mark.parametrize("runs_in_memory, asked, expected", [
+    (0.5, 0, (1, 8)), (2.9, 0, (2, 4)), (100, 0, (8, 1)), (0.5, 3, (3, 2)), (0.5, 16, (16, 1))])
+def test_large_runs_side_by_side_share_memory_and_cores(monkeypatch, runs_in_memory, asked,
+                                                        expected):
+    """Eight cores, and memory for so many runs as a forecast counts them. One is always allowed."""
+    s = make_settings({"model": str(ROOT / "models/tiny"), "threads": 0})
+    room = runs_in_memory * memory_of(s, load_policy(s).model)
+    threads = []
+    monkeypatch.setattr(idea, "is_large", lambda folder: True)
+    monkeypatch.setattr(idea, "usable_cores", lambda: 8)
+    monkeypatch.setattr(idea, "available_memory", lambda: room)
+    monkeypatch.setattr(idea, "seconds_of_runs", lambda *_: (3.0, 5.0))
+    monkeypatch.setattr("torch.get_num_threads", lambda: 8)
+    monkeypatch.setattr("torch.set_num_threads", threads.append)
+    plan = make_plan(s, s, asked)
+    assert (plan.processes, plan.threads) == expected
+    assert plan.seconds == {"plain": 3.0, "idea": 5.0, "placebo": 5.0}
+    assert threads[-1] == expected[1]  # as many are timed
+
+
+def test_small_runs_have_a_thread_each(monkeypatch):
+    s = make_settings({"model": str(ROOT / "models/tiny"), "threads": 1})
+    monkeypatch.setattr(idea, "usable_cores", lambda: 8)
+    monkeypatch.setattr(idea, "available_memory", lambda: 0.0)
+    monkeypatch.setattr(idea, "seconds_of_runs", lambda *_: (3.0, 5.0))
+    for asked, expected in ((0, 8), (2, 2)):
+        plan = make_plan(s, s, asked)
+        assert (plan.processes, plan.threads) == (expected, 1)
+
+
+def test_runs_of_a_large_model_have_its_threads_and_are_begun_again(learner, tmp_path,
+                                                                    monkeypatch):
+    """Whether it has memory for one or for two of them, they are the same runs."""
+    planned, settings = [], ["--model", str(learner), "--seeds", "2", "--runs", str(tmp_path)]
+
+    def keep(runs, processes, *_, **__):
+        planned.append(runs)
+        raise SystemExit(f"{processes} at a time")
+
+    monkeypatch.setattr(idea, "make_runs", keep)
+    monkeypatch.setattr(idea, "is_large", lambda folder: True)
+    monkeypatch.setattr(idea, "usable_cores", lambda: 8)
+    monkeypatch.setattr(idea, "seconds_of_runs", lambda *_: (3.0, 5.0))
+    for memory, processes in ((0.0, 1), (1e18, 8)):
+        monkeypatch.setattr(idea, "available_memory", lambda: memory)
+        with pytest.raises(SystemExit, match=f"{processes} at a time"):
+            main(["by_kind", *settings])
+    alone, together = planned
+    assert [run.folder for run in alone] == [run.folder for run in together]
+    assert {run.threads for run in alone} == {8} and {run.threads for run in together} == {1}
+    assert not any(run.keeps_checkpoints for run in alone + together)
+    assert [run.seconds for run in alone] == [3.0, 5.0, 5.0] * 2
+    with pytest.raises(SystemExit):
+        main(["by_kind", *settings, "--checkpoint_every", "3"])
+    assert all(run.keeps_checkpoints for run in planned[-1])
 
 
 @pytest.mark.parametrize("argv, said", [
@@ -74,6 +163,8 @@ def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd)
     """Three arms of two seeds; the next idea uses plain GRPO's again, the same one all."""
     argv = ["--model", str(learner), *SMALL, "--runs", str(tmp_path / "ideas")]
     monkeypatch.setattr("tools.runs.Runs.start", train_here)
+    freed = []
+    monkeypatch.setattr(idea, "return_memory", lambda: freed.append(list(tmp_path.rglob("*"))))
     dial = not is_taken_away("research")
     if dial:
         monkeypatch.setattr("research.probes.dial.one_line", lambda *asked: f"dial: {asked}")
@@ -90,6 +181,7 @@ def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd)
     assert picture.stat().st_size > 10_000
     for folder in (tmp_path / "ideas").iterdir():
         assert [len(lines(folder / f"s{seed}/metrics.jsonl")) for seed in (0, 1)] == [2, 2]
+    assert freed == [[]]  # what the look has taken, before the first run begins
     main(["by_kind", "--word_weight", "0.1", *argv])
     assert "0 of 6 runs are to be made" in capfd.readouterr().out
     monkeypatch.setattr("tools.idea.Settings", SimpleNamespace(task="of another task"))

@@ -1,5 +1,7 @@
 """What an idea does to the gradient, by hand."""
+import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from engine.tokens import NUMBER, WORD
 from harness.load import load_policy, make_advantage, make_weighting
 from harness.settings import make_settings
 from tools.look import (about_change, about_gradient, as_a_batch, credited, differs_within, look,
-                        sample)
+                        sample, seconds_of_runs)
 
 KIND, ONES = np.array([WORD] * 8 + [NUMBER] * 2), np.ones(10)
 
@@ -58,6 +60,40 @@ def test_an_advantage_has_signs():
     lines = about_gradient(False, KIND, ONES, ONES, mine, ONES)
     assert lines[1].endswith("has 17% of all abs(A)")
     assert lines[2].startswith("its sign is not plain GRPO's at 33% ")
+
+
+def test_a_forecast_by_the_clock(monkeypatch):
+    """A clock by which each reading is a second later: a step takes 1 s, an evaluation of 2 x 4
+    problems at a time 1 s, too. 10 steps, three evaluations of 16 problems, sampled and greedy:
+    10 + 3 x 16 x 2 / 8 = 22 s after the start, for which this process took 100."""
+    s = make_settings({"model": str(ROOT / "models/tiny"), "threads": 1, "questions": 2,
+                       "answers": 4, "max_new_tokens": 48, "steps": 10, "eval_every": 5,
+                       "eval_tasks": 16, "eval_modes": "both"})
+    policy, seconds = load_policy(s), itertools.count()
+    before = [parameter.clone() for parameter in policy.model.parameters()]
+    clock = SimpleNamespace(perf_counter=lambda: next(seconds), process_time=lambda: 100.0)
+    monkeypatch.setattr("tools.look.time", clock)
+    assert seconds_of_runs(policy, s, replace(s, eval_every=0)) == [122.0, 110.0]
+    assert all(map(torch.equal, before, policy.model.parameters()))  # nothing is learned
+
+
+@pytest.mark.parametrize("is_large, steps", [(False, 4), (True, 3)])
+def test_a_large_model_is_warm_after_one_step(monkeypatch, is_large, steps):
+    s = make_settings({"model": str(ROOT / "models/tiny"), "eval_every": 0})
+    policy, tried = load_policy(s), []
+    monkeypatch.setattr("qwen2_model.Qwen2.is_large", is_large)
+    monkeypatch.setattr("tools.look.seconds_of_step", lambda *_: tried.append(1) or 1.0)
+    seconds_of_runs(policy, s, s)
+    assert len(tried) == steps
+
+
+def test_of_a_large_model_one_batch_is_looked_at(monkeypatch, capsys):
+    s = make_settings({"model": str(ROOT / "models/tiny"), "threads": 1, "questions": 2,
+                       "answers": 4, "max_new_tokens": 48})
+    monkeypatch.setattr("qwen2_model.Qwen2.is_large", True)
+    look("itself", s, s, True)
+    said = capsys.readouterr().out
+    assert said.startswith("8 answers of") and "what becomes of log p" in said
 
 
 def test_it_is_what_training_gives_the_tokens(capsys):

@@ -1,13 +1,19 @@
 """Runs side by side: made, stopped and gone on with, waited for, failed."""
+import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from harness.record import checkpoint_folders
-from tools.runs import PlannedRun, Runs, make_runs
+from tools.runs import PlannedRun, Runs, make_runs, stop_with_parent
 
 
 @pytest.fixture
@@ -47,12 +53,81 @@ def test_stopped_and_started_again(planned, capfd, monkeypatch):
     assert not Runs([first], 2).waiting
 
 
+def test_a_run_without_checkpoints_leaves_none_and_begins_again(planned, capfd, monkeypatch):
+    """Ctrl-C ends it at once. The finished one before it is kept."""
+    more = "--eval_every 0 --checkpoint_every 0"
+    first, second = (replace(planned(seed=seed, steps=steps, more=more), keeps_checkpoints=False)
+                     for seed, steps in ((0, 2), (1, 80)))
+    monkeypatch.setattr("tools.runs.PAUSE", 0.02)
+    stop_when(lambda: second.steps_made() > 0)
+    with pytest.raises(SystemExit):
+        make_runs([first, second], 1, "the same command")
+    assert "stopped, 1 of 2 runs are finished" in capfd.readouterr().out
+    assert first.is_finished() and not second.is_finished() and second.steps_made() > 0
+    assert not list(second.folder.rglob("*.safetensors"))
+    again = replace(second, steps=second.steps_made() + 1)
+    config = json.loads((second.folder / "config.json").read_text())
+    (second.folder / "config.json").write_text(json.dumps(config | {"steps": again.steps}))
+    before = [(path, path.stat().st_mtime_ns) for path in sorted(first.folder.rglob("*"))]
+    runs = Runs([first, again], 1)
+    assert runs.waiting == [again] and runs.make() and again.is_finished()
+    assert "starting again at step 1" in again.log.read_text()
+    assert runs.steps == again.steps  # which all were made here, for the time that is left
+    assert [(path, path.stat().st_mtime_ns) for path in sorted(first.folder.rglob("*"))] == before
+
+
+def test_the_time_left_counts_steps_that_are_made_again(planned):
+    """100 s a step; 3 of 6 are on record."""
+    run = replace(planned(steps=6), seconds=600.0)
+    run.folder.mkdir(parents=True)
+    (run.folder / "metrics.jsonl").write_text("{}\n" * 3)
+    assert Runs([run], 1).time_left() == ", about 5 min left"
+    assert Runs([replace(run, keeps_checkpoints=False)], 1).time_left() == ", about 10 min left"
+
+
+def test_a_run_has_the_threads_that_are_planned(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("import os; print(os.environ['OMP_NUM_THREADS'])\n")
+    run = PlannedRun("none", 0, tmp_path / "run", [], 1, (str(program),))
+    for threads in (1, 3):
+        Runs([replace(run, threads=threads)], 1).make()
+    assert run.log.read_text().split() == ["1", "3"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells a process of its parent")
+def test_a_run_without_checkpoints_ends_with_its_parent_at_once():
+    """Told by SIGTERM it would finish its step, and keep a checkpoint."""
+    assert stop_signal_of_child(signal.SIGTERM) == signal.SIGTERM
+    assert stop_signal_of_child(signal.SIGKILL) == signal.SIGKILL
+    run = PlannedRun("none", 0, Path("run"), [], 1)
+    assert run.stop_signal == signal.SIGTERM
+    assert replace(run, keeps_checkpoints=False).stop_signal == signal.SIGKILL
+
+
+def stop_signal_of_child(wanted):
+    """What a new process reads from the system."""
+    program = ("import ctypes; PR_GET_PDEATHSIG, found = 2, ctypes.c_int(); "
+               "ctypes.CDLL(None).prctl(PR_GET_PDEATHSIG, ctypes.byref(found)); print(found.value)")
+    return int(subprocess.run([sys.executable, "-c", program], check=True, capture_output=True,
+                              preexec_fn=partial(stop_with_parent, wanted)).stdout)
+
+
 def test_a_failed_arm_is_left_and_the_others_are_made(planned, capfd):
     bad = [planned("bad", seed, more="--model nowhere") for seed in range(2)]
     failed = make_runs([*bad, planned()], 1, "")
     assert list(failed) == ["bad"] and failed["bad"].startswith("bad-s0: train.py: ")
     assert "nowhere" in failed["bad"] and not bad[1].log.exists() and planned().is_finished()
     assert "finished: none-s0" in capfd.readouterr().out
+
+
+def test_a_run_that_the_system_killed_says_so(tmp_path):
+    """Its log says nothing about it."""
+    program = tmp_path / "program.py"
+    program.write_text("import os; print('step 1', flush=True); os.kill(os.getpid(), 9)\n")
+    run = PlannedRun("none", 0, tmp_path / "run", [], 1, (str(program),))
+    reason = make_runs([run], 1, "")["none"]
+    assert "it was killed, as the system does when memory runs out" in reason
+    assert f"(log: {run.log})" in reason
 
 
 def test_all_or_nothing(planned, capfd):

@@ -35,6 +35,17 @@ def test_the_sentences_by_hand():
     assert "worse than chance (-6.0 (-6.2 to -5.8) points)" in behind
 
 
+def test_few_pairs_say_what_they_can_see():
+    """1, 2 and 3 points: their mean has the standard error 1 / sqrt(3). With 2 degrees of freedom
+    5.67 of them are found in 80 of 100 experiments: 3.3 points."""
+    said = Verdict("my_idea", runs_with([0.01, 0.02, 0.03])).sentences()
+    [few] = [sentence for sentence in said if "80 of 100" in sentence]
+    assert few.startswith("3 pairs see little: with their spread, a true difference of 3.3 points")
+    assert "80 of 100" not in verdict_of([0.01, 0.02] * 4)
+    assert "7 pairs see little" in verdict_of([0.01, 0.02] * 3 + [0.03])
+    assert "80 of 100" not in verdict_of([0.0, 0.0, 0.0])  # there is no spread to go by
+
+
 def test_ahead_is_said_after_a_second_look_alone():
     some, none = [0.05, 0.051, 0.049], [0.02, -0.03, 0.04]
     assert Verdict("my_idea", runs_with(some)).is_ahead()
