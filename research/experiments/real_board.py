@@ -41,7 +41,6 @@ from tools.runs import PlannedRun, make_runs, usable_cores
 PLAIN, SHUFFLED = "none", "shuffled"
 ARMS = {  # in the order in which they are made
     PLAIN: "",
-    "four times": "--questions {four_times}",
     "measured": "--advantage measured --measured_k 2",
     "outcome_conditional 0.5": "--mitigation outcome_conditional --think_discount 0.5",
     "outcome_conditional 0.25": "--mitigation outcome_conditional --think_discount 0.25",
@@ -53,12 +52,13 @@ ARMS = {  # in the order in which they are made
     "equal_gradient": "--mitigation equal_gradient",
     "by_kind without words": "--mitigation by_kind --word_weight 0",
     "random": "--mitigation random",
-    SHUFFLED: "--placebo advantages"}
+    SHUFFLED: "--placebo advantages",
+    "four times": "--questions {four_times}"}
 CONTROLS = ("four times", "measured", SHUFFLED)
 BY_SECTION = ("outcome_conditional 0.5", "outcome_conditional 0.25", "by_kind without words")
 FORMS = {  # of --prompt: problems a step, steps, and the arms that say nothing there
     "brief": SimpleNamespace(questions=4, steps=16, without=()),
-    "expression": SimpleNamespace(questions=8, steps=12, without=BY_SECTION)}
+    "expression": SimpleNamespace(questions=8, steps=16, without=BY_SECTION)}
 COMMON = "--eval_every 0 --save_model no --sample_every 0 --change_every 0"
 FLAGS = {
     "model": Flag("models/Qwen2.5-0.5B-Instruct", "folder of a model"),
