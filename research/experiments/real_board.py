@@ -57,7 +57,7 @@ ARMS = {  # in the order in which they are made
 CONTROLS = ("four times", "measured", SHUFFLED)
 BY_SECTION = ("outcome_conditional 0.5", "outcome_conditional 0.25", "by_kind without words")
 FORMS = {  # of --prompt: problems a step, steps, and the arms that say nothing there
-    "brief": SimpleNamespace(questions=4, steps=16, without=()),
+    "brief": SimpleNamespace(questions=4, steps=24, without=()),
     "expression": SimpleNamespace(questions=8, steps=16, without=BY_SECTION)}
 COMMON = "--eval_every 0 --save_model no --sample_every 0 --change_every 0"
 FLAGS = {
