@@ -71,6 +71,9 @@ class StopRequest:
     """Inside `with`, Ctrl-C and SIGTERM set `asked` instead of ending the process."""
     asked = False
 
+    def __init__(self, message: bytes = MESSAGE):
+        self.message = message
+
     def __enter__(self) -> "StopRequest":
         self.handlers_before = {name: signal.signal(name, self.handle)
                                 for name in (signal.SIGINT, signal.SIGTERM)}
@@ -84,7 +87,7 @@ class StopRequest:
         if self.asked and processes.count() == 1:  # torchrun passes on what the terminal has sent
             raise KeyboardInterrupt
         if not self.asked and processes.is_main_process():
-            os.write(sys.stdout.fileno(), MESSAGE)  # print may be busy at this moment
+            os.write(sys.stdout.fileno(), self.message)  # print may be busy at this moment
         self.asked = True
 
 

@@ -19,9 +19,10 @@ from pathlib import Path
 from analysis.runs import is_done, read_run
 from engine.errors import UserError
 from harness.record import PROJECT, locked, writing
-from harness.screen import StopRequest, say, show_status
+from harness.screen import MESSAGE, StopRequest, say, show_status
 
 PAUSE = 0.5             # seconds between two looks at the processes
+AT_ONCE = b"\nstopping; a run that is half made begins again\n"
 PR_SET_PDEATHSIG = 1    # <sys/prctl.h>
 
 
@@ -90,7 +91,8 @@ class Runs:
 
     def make(self) -> bool:
         """Returns whether it came to its end; not if somebody stopped it."""
-        with StopRequest() as stop:
+        keeps_steps = any(run.keeps_checkpoints for run in self.planned)
+        with StopRequest(MESSAGE if keeps_steps else AT_ONCE) as stop:
             try:
                 while not stop.asked and (self.waiting or self.running) and not (
                         self.failed and self.all_or_nothing):

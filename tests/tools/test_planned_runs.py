@@ -62,7 +62,9 @@ def test_a_run_without_checkpoints_leaves_none_and_begins_again(planned, capfd, 
     stop_when(lambda: second.steps_made() > 0)
     with pytest.raises(SystemExit):
         make_runs([first, second], 1, "the same command")
-    assert "stopped, 1 of 2 runs are finished" in capfd.readouterr().out
+    said = capfd.readouterr().out
+    assert "stopped, 1 of 2 runs are finished" in said and "half made begins again" in said
+    assert "after this step" not in said
     assert first.is_finished() and not second.is_finished() and second.steps_made() > 0
     assert not list(second.folder.rglob("*.safetensors"))
     again = replace(second, steps=second.steps_made() + 1)
