@@ -40,6 +40,7 @@ ANSWER_BEGINS = "</think>\n<answer>"
 FORMAT_WEIGHT = 0.1
 REWARDS = {"graded": f"answer + {FORMAT_WEIGHT} format", "right": "answer",
            "signed": "2 answer - 1"}
+MAX_SOLVED = 4  # numbers; more have too many expressions to try them all
 MAX_THINK = 20_000  # characters of a think section in which steps are looked for
 
 SHORT = "<|im_start|>user\n{numbers} make {target}<|im_end|>\n<|im_start|>assistant\n<think>"
@@ -244,6 +245,8 @@ class Task:
         """A problem to train on, with a solution whose last step has this operator."""
         for _ in range(1000):
             problem = self.training_problem(rng)
+            if len(problem.numbers) > MAX_SOLVED:
+                continue
             for solution in solutions_of(problem.numbers, self.max_result):
                 if solution.value == problem.target and solution.steps[-1][1] == last_sign:
                     return problem, solution
@@ -425,9 +428,11 @@ OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = 
 
 def evaluates_to(expression: str | None, numbers: Iterable[int], target: int) -> bool:
     """Whether the expression uses every number exactly once and equals the target, exactly."""
-    if expression is None or read_expression(expression) != target:
+    if expression is None or len(expression) > MAX_CHARACTERS:
         return False
-    return sorted(re.findall("[0-9]+", expression)) == sorted(map(str, numbers))
+    if sorted(re.findall("[0-9]+", expression)) != sorted(map(str, numbers)):
+        return False
+    return read_expression(expression) == target
 
 
 def read_expression(text: str) -> Fraction | None:

@@ -321,6 +321,16 @@ def test_examples_of_a_file_come_from_its_training_problems(tmp_path):
     assert len(task.shown) == 4 and task.shown <= trained
 
 
+def test_examples_have_few_numbers_also_where_problems_have_many(tmp_path):
+    """Of thirty numbers not all expressions can be tried."""
+    path = tmp_path / "problems.jsonl"
+    many = [{"nums": [1] * 30, "target": target} for target in range(1, 200)]
+    few = [{"nums": [a, b], "target": a + b} for a in range(2, 9) for b in range(2, 9)]
+    path.write_text("".join(json.dumps(one) + "\n" for one in [*many, *few]))
+    [(numbers, target)] = Task(data=str(path), prompt="expression", examples=1).shown
+    assert len(numbers) == 2 and sum(numbers) == target
+
+
 def test_examples_that_cannot_be_found_are_told():
     with pytest.raises(UserError, match="--examples 3: .* none has a solution that ends with -"):
         Task(prompt="expression", **TWO | {"examples": 3, "min_number": 16, "max_number": 16})
