@@ -59,7 +59,7 @@ BY_SECTION = ("outcome_conditional 0.5", "outcome_conditional 0.25", "by_kind wi
 FORMS = {  # of --prompt: problems a step, steps, and the arms that say nothing there
     "brief": SimpleNamespace(questions=4, steps=24, without=()),
     "expression": SimpleNamespace(questions=8, steps=16, without=BY_SECTION)}
-COMMON = "--eval_every 0 --save_model no --sample_every 0 --change_every 0"
+COMMON = "--learning_rate 2e-6 --eval_every 0 --save_model no --sample_every 0 --change_every 0"
 FLAGS = {
     "model": Flag("models/Qwen2.5-0.5B-Instruct", "folder of a model"),
     "prompt": Flag("brief", "brief has a short thinking, expression none", choices=tuple(FORMS)),
