@@ -17,6 +17,7 @@ from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from engine.tokens import KINDS
 from grpo import gradient_size, update
+from harness.forecast import return_memory
 from harness.screen import say, show_status
 from harness.load import load_optimizer, load_policy, make_advantage, make_weighting
 from harness.settings import MODES, Settings
@@ -35,20 +36,23 @@ def seconds_of_runs(policy: Policy, *settings: Settings) -> list[float]:
     found = []
     for number, s in enumerate(settings):
         tried = replace(policy, settings=s)
-        if number == 0 or not policy.model.is_large:
-            seconds_of_step(tried, optimizer)  # the first one warms up
-        of_step = seconds_of_step(tried, optimizer)
-        found.append(start + s.steps * of_step + seconds_of_evaluations(tried))
+        if number == 0 or not policy.model.is_large:  # of a large one this takes long
+            of_first = seconds_of_step(tried, optimizer, is_first=True)
+        of_others = (s.steps - 1) * seconds_of_step(tried, optimizer)
+        found.append(start + of_first + of_others + seconds_of_evaluations(tried))
     return found
 
 
-def seconds_of_step(policy: Policy, optimizer: AdamW) -> float:
+def seconds_of_step(policy: Policy, optimizer: AdamW, is_first: bool = False) -> float:
+    """The first one warms up, and it is measured what becomes of its tokens."""
     s = policy.settings
     show_status("how long will it take? a step")
     methods = make_advantage(s, policy), make_weighting(s, policy)
     begun = time.perf_counter()
     batch, weight, _ = credited(sample(policy, s, 1), methods, policy, s, 1)
-    update(policy.model, optimizer, batch, weight, replace(s, kl=0.0))
+    update(policy.model, optimizer, batch, weight, replace(s, kl=0.0), None, is_first)
+    if policy.model.is_large:  # as a run does, whose next step takes it anew
+        return_memory()
     return time.perf_counter() - begun
 
 

@@ -46,8 +46,9 @@ def test_a_large_model_keeps_its_recipe_and_leaves_no_model(tmp_path):
     typed = ["--model", str(large_folder(tmp_path))]
     _, arms = arms_of("by_kind", typed)
     no_models = {"checkpoint_every": 0, "save_model": False, "eval_modes": "sampled"}
-    assert arms["plain"] == no_models | {"model": str(tmp_path), "steps": TWO_NUMBERS["steps"],
-                                         "eval_every": TWO_NUMBERS["steps"]}
+    steps = TWO_NUMBERS["steps"]
+    assert arms["plain"] == no_models | {"model": str(tmp_path), "steps": steps,
+                                         "eval_every": steps}
     known = make_settings(arms["placebo"])
     others = TWO_NUMBERS.keys() - {"eval_every", "save_model"}
     assert {name: known.to_json()[name] for name in others} == {
