@@ -242,13 +242,18 @@ class Task:
         return "".join(turns)
 
     def solved_problem(self, rng: random.Random, last_sign: str) -> tuple[Problem, "Solution"]:
-        """A problem to train on, with a solution whose last step has this operator."""
+        """A problem to train on, with a solution whose last step has this operator. Where the order
+        of the numbers matters, the solution has another one than the problem: otherwise a model
+        would not try that."""
         for _ in range(1000):
             problem = self.training_problem(rng)
             if len(problem.numbers) > MAX_SOLVED:
                 continue
+            as_given = list(map(str, problem.numbers))
             for solution in solutions_of(problem.numbers, self.max_result):
-                if solution.value == problem.target and solution.steps[-1][1] == last_sign:
+                has_moved = re.findall("[0-9]+", solution.expression) != as_given
+                if (solution.value == problem.target and solution.steps[-1][1] == last_sign
+                        and (has_moved or last_sign in "+*")):
                     return problem, solution
         raise UserError(f"--examples {self.examples}: of 1,000 problems none has a solution that "
                         f"ends with {last_sign}")

@@ -286,6 +286,20 @@ def test_worked_examples_are_the_same_in_every_run_and_are_not_trained_on():
     assert Task(prompt="brief", **TWO | {"examples": 0}).head == ""
 
 
+@pytest.mark.parametrize("numbers", ["2", "3"])
+def test_differences_and_quotients_are_shown_with_their_numbers_in_another_order(numbers):
+    """Than that of the question: a model that only copies the order cannot solve half of them."""
+    task = Task(prompt="expression", **TWO | {"numbers": numbers, "examples": 8})
+    turns = task.head.split("<|im_start|>user\n")[1:]
+    for number, turn in enumerate(turns):
+        question, _, answer = turn.partition("assistant\n")
+        asked, used = (re.findall("[0-9]+", text.partition(" from ")[2] or text)
+                       for text in (question, answer))
+        assert sorted(asked) == sorted(used)
+        if number % 4 >= 2:
+            assert asked != used
+
+
 def test_every_other_example_tries_something_that_misses_first():
     task = Task(prompt="brief", **TWO | {"examples": 6})
     thoughts = re.findall("<think>(.+?)</think>", task.head)
