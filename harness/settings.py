@@ -212,7 +212,7 @@ LAPTOP: Json = {
 TWO_NUMBERS: Json = {
     "numbers": "2", "min_number": 2, "max_number": 30, "max_target": 900, "examples": 4,
     "reward_form": "right", "questions": 8, "answers": 8, "micro_batch": 64,
-    "learning_rate": 2e-6, "steps": 32, "eval_every": 16, "eval_tasks": 250,
+    "learning_rate": 2e-6, "steps": 48, "eval_every": 24, "eval_tasks": 250,
     "eval_modes": "sampled", "checkpoint_every": 0, "save_model": True}
 LAPTOP_BY_PROMPT: Json = {
     "expression": {"prompt": "expression", **TWO_NUMBERS, "max_new_tokens": 12},
