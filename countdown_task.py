@@ -222,8 +222,8 @@ class Task:
         return self.wording.text.format(numbers=numbers, target=problem.target)
 
     def solved_turns(self) -> str:
-        """The --examples, as turns of a conversation that has gone before. With thinking every
-        other one, from the first on, tries something that misses before its solution."""
+        """The --examples, as turns of a conversation that has gone before. Where the answer has a
+        thinking, the first and every second example after it show a wrong attempt first."""
         rng = random.Random("examples")
         turns = []
         for number in range(self.examples):
@@ -242,9 +242,9 @@ class Task:
         return "".join(turns)
 
     def solved_problem(self, rng: random.Random, last_sign: str) -> tuple[Problem, "Solution"]:
-        """A problem to train on, with a solution whose last step has this operator. Where the order
-        of the numbers matters, the solution has another one than the problem: otherwise a model
-        would not try that."""
+        """A problem to train on, with a solution whose last step has this operator. For - and / the
+        solution has its numbers in another order than the problem: a model that saw none such did
+        not try it (docs/how_a_run_fails.md)."""
         for _ in range(1000):
             problem = self.training_problem(rng)
             if len(problem.numbers) > MAX_SOLVED:

@@ -1,9 +1,9 @@
 """A large model on a CPU: before it trains, how long a step and an evaluation take, how much memory
-and disk, and which type is faster; and what becomes of memory that was freed. The model is not
-asked: a product is timed, and counted with.
+and disk, and which type is faster; and what becomes of memory that was freed.
 
-A forward pass is 2 operations a parameter and token, an update 6 (forward, and twice as much
-backward). Answers are taken at their full length: what is told is the most it takes.
+The model is not run. One matrix product is timed, and the time is computed from it: a forward pass
+is 2 operations a parameter and token, an update 6 (forward, and twice as much backward). Answers
+are taken at their full length, so a run whose answers are shorter takes less.
 """
 import ctypes
 import os
@@ -22,11 +22,14 @@ from engine.policy import Policy, encode_prompts
 from harness.settings import Settings
 from qwen2_model import Qwen2, linear, product_type
 
-REACHED = 0.7  # of the rate of one product, by sampling and updating as a whole
-TRAINING, KEPT = 24, 12  # bytes a parameter: weights, gradient, two moments, and a third of it for
-                         # what comes and goes; and in a checkpoint: weights and moments
-REUSED, ROOM = 8, 40     # more where freed memory is kept, and what the machine then has to have
-TRUNK, FROZEN = 16, 4    # and what else PPO has in memory: the critic as trained, a frozen copy
+REACHED = 0.7  # a whole step reaches this share of the speed of one product
+# Bytes a parameter.
+TRAINING = 24  # 16 for weights, gradient and two moments, 8 for tensors that come and go
+KEPT = 12      # weights and moments in a checkpoint
+REUSED = 8     # more where freed memory is kept,
+ROOM = 40      # which is done where the machine has so much memory
+TRUNK = 16     # of a critic that is trained, too
+FROZEN = 4     # of a copy that is not
 MEMORY = Path("/proc/meminfo")  # of Linux
 
 
@@ -38,18 +41,20 @@ def forecast(s: Settings, policy: Policy) -> list[str]:
     step = (seconds_of(2 * size * sampled, policy, rows)
             + seconds_of(6 * size * trained, policy, 512))
     asked = s.eval_tasks * (s.eval_answers + (s.eval_modes == "both"))
-    evaluation = seconds_of(2 * size * asked * T, policy, rows) if s.eval_every else 0.0
+    # as many problems at a time as a batch has answers, each with its prompt
+    prompts = asked * prompt_tokens(s, policy, parts=1) / s.questions
+    evaluation = seconds_of(2 * size * (prompts + asked * T), policy, rows) if s.eval_every else 0.0
     count = 1 + -(-s.steps // s.eval_every) if s.eval_every else 0
     of_evaluation = f"{in_words(evaluation)} an evaluation, " if count else ""
-    return [f"on this CPU at most {in_words(step)} a step, {of_evaluation}"
+    return [f"on this CPU about {in_words(step)} a step, {of_evaluation}"
             f"{in_words(s.steps * step + count * evaluation)} in all, if every answer had its {T} "
             "tokens",
             f"about {memory_of(s, policy.model) / 1e9:.0f} GB of memory; {disk_of(s, size)}"]
 
 
 def prompt_tokens(s: Settings, policy: Policy, parts: int) -> int:
-    """Of a step's prompts, as computed in so many parts: what all begin with stands once in each of
-    them (engine/packing.py)."""
+    """How many tokens the prompts of a step have, if they are computed in so many parts: what all
+    of them begin with stands once in each part (engine/packing.py)."""
     problems = policy.task.training_problems(s.seed, 1, s.questions)
     prompts = encode_prompts(policy.tokenizer, policy.task, problems)
     prefix = common_prefix(prompts)

@@ -5,13 +5,13 @@
     python -m research real_board --model FOLDER --report_only
 
 The task is Countdown of two numbers with four solved examples in the prompt, with the settings that
-train.py has for a large model on a CPU, and so many steps as plain GRPO needs to be right in three
-answers of four; beyond that most groups have equal rewards, and nothing is compared. Each arm is
+train.py has for a large model on a CPU. Training is short, because once plain GRPO is right in most
+answers, most groups have equal rewards, and there is nothing to compare. Each arm is
 compared with plain GRPO by the mean success of all trained answers, paired by seed, six seeds an
 arm. The arms are made one after the other, so each is whole before the next one begins.
 
-    method    p < 0.05 by Holm's correction over all methods is seen; of the others the table says
-              how far they may be from plain GRPO
+    method    it differs from plain GRPO if its p, corrected by Holm over all methods that have
+              their six seeds, is below 0.05; of the others the table says how far they may be
     control   `measured`, credit by Monte Carlo, which must be ahead; four times the answers; and
               the advantages shuffled within each group, which must not learn. No methods: their p
               is not corrected
@@ -55,6 +55,7 @@ ARMS = {  # in the order in which they are made
     SHUFFLED: "--placebo advantages",
     "four times": "--questions {four_times}"}
 CONTROLS = ("four times", "measured", SHUFFLED)
+FEWEST = 6  # pairs of an arm that counts
 BY_SECTION = ("outcome_conditional 0.5", "outcome_conditional 0.25", "by_kind without words")
 FORMS = {  # of --prompt: problems a step, steps, and the arms that say nothing there
     "brief": SimpleNamespace(questions=4, steps=24, without=()),
@@ -63,7 +64,7 @@ COMMON = "--learning_rate 2e-6 --eval_every 0 --save_model no --sample_every 0 -
 FLAGS = {
     "model": Flag("models/Qwen2.5-0.5B-Instruct", "folder of a model"),
     "prompt": Flag("brief", "brief has a short thinking, expression none", choices=tuple(FORMS)),
-    "seeds": Flag(6, "of each arm, from seed 0 on", least=2, most=1000),
+    "seeds": Flag(6, "of each arm, from seed 0 on", least=FEWEST, most=1000),
     "arms": Flag(len(ARMS), "how many of them are made, from the first on", least=2,
                  most=len(ARMS)),
     "runs": Flag("runs/real_board", "folder of the runs"),
@@ -153,10 +154,10 @@ def report(args: SimpleNamespace, arms: Arms, command: str) -> None:
 
 
 def board_table(arms: Arms, predicted: dict[str, float]) -> Table:
-    """The arms that have two pairs, the best first."""
+    """The arms that have all of their first six pairs, the best first."""
     leads = {arm: difference(runs, arms[PLAIN], IN_TRAINING) for arm, runs in arms.items()
              if arm != PLAIN}
-    known = {arm: (len(seeds), lead) for arm, (seeds, lead) in leads.items() if len(seeds) > 1}
+    known = {arm: (len(seeds), lead) for arm, (seeds, lead) in leads.items() if len(seeds) >= FEWEST}
     methods = [arm for arm in known if arm not in CONTROLS]
     corrected = dict(zip(methods, holm([known[arm][1].p for arm in methods])))
     plain_seconds = seconds_a_step(arms[PLAIN])

@@ -65,6 +65,9 @@ def test_what_the_table_says():
     assert rows["measured"]["seconds"] == 4 and rows["random"]["predicted"] == -0.03
     alone = {row[0]: row[4] for row in board_table(arms({"random": -0.1}), {}).rows}
     assert rows["random"]["p"] == pytest.approx(2 * alone["random"])  # of two methods
+    begun = arms(leads)
+    del begun["random"][3]
+    assert "random" not in {row[0] for row in board_table(begun, {}).rows}
     assert set(CONTROLS) <= set(ARMS)
     curve = curve_table(arms({})).rows[0]
     assert list(curve[:2]) == ["none", 6] and curve[2] == pytest.approx(0.4)

@@ -24,7 +24,8 @@ def test_what_is_told_is_what_is_counted(monkeypatch):
     operations: 1 s forward, 3 s in an update. A prompt of P tokens, the same for four answers.
 
     A step: 80 tokens sampled after two prompts are 80 + 2 P s, as many updated 3 s each. An
-    evaluation: 8 problems, sampled and greedy, of 10 tokens: 160 s. There are three."""
+    evaluation: 8 problems, sampled and greedy, of 10 tokens and a prompt: 160 + 16 P s. There are
+    three."""
     policy = load_policy(make_settings(SETTINGS))
     size = sum(p.numel() for p in policy.model.parameters())
     monkeypatch.setattr(forecast, "seconds_of", lambda operations, *_: operations / size / 2)
@@ -33,7 +34,9 @@ def test_what_is_told_is_what_is_counted(monkeypatch):
     P = len(policy.tokenizer.encode(policy.task.prompt_for(problem)).ids)
     step = (1 + 3) * (80 + 2 * P)
     time, space = forecast.forecast(policy.settings, policy)
-    assert f"at most {step:g} s a step, 160 s an evaluation, {30 * step + 480:g} s in all" in time
+    evaluation = 160 + 16 * P
+    assert (f"about {step:g} s a step, {evaluation:g} s an evaluation, "
+            f"{30 * step + 3 * evaluation:g} s in all") in time
     assert "of memory" in space and "two newest checkpoints" in space
 
 
