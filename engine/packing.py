@@ -2,8 +2,8 @@
 attend to it.
 
 Example: prompts p (3 tokens) and r (5 tokens) begin with the same two tokens, s, as if two were
-worth sharing (LEAST_PREFIX). They have two answers each: a and b (2 and 1 tokens) go on from p, c and d (1 and 3 tokens) from r. The model
-takes one flat sequence of N = 13 tokens:
+worth sharing (LEAST_PREFIX). They have two answers each: a and b (2 and 1 tokens) go on from p, c
+and d (1 and 3 tokens) from r. The model takes one flat sequence of N = 13 tokens:
 
     token      s0 s1 p2 r2 r3 r4 a0 a1 b0 c0 d0 d1 d2
     index       0  1  2  3  4  5  6  7  8  9 10 11 12
@@ -46,8 +46,8 @@ block holds all four answers, b and c first as they are shortest:
 
 Where no prefix is shared, the whole prompts (Q, P) are causal rows, and there are no rests.
 
-Where rows are longer than LONG, queries are taken QUERIES at a time, and keys after the last of them
-are left out. The results go back into the flat order, without the padding. The gradient is exact:
+Where rows are longer than LONG, queries are taken QUERIES at a time, and keys after the last of
+them are left out. The results go back into the flat order, without the padding. The gradient is exact:
 keys and values of a prompt collect it from all its answers, those of the prefix from all prompts.
 """
 from typing import NamedTuple
@@ -188,8 +188,8 @@ def pack(prompts: list[list[int]], answers: list[list[int]],
 
 
 def common_prefix(prompts: list[list[int]]) -> int:
-    """How many tokens all prompts begin with; at least one token of each prompt is left out of them.
-    0 if it does not pay to share so few."""
+    """How many tokens all prompts begin with; at least one token of each prompt is left out. 0 if
+    it does not pay to share so few."""
     if len(prompts) < 2:
         return 0
     length = 0

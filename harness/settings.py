@@ -204,8 +204,8 @@ TOPICS = {"model": "model and machine", "task": "problems",
           "mitigation": "spreading credit over tokens", "advantage": "from reward to advantage",
           "loss": "loss", "steps": "training", "eval_every": "record"}
 LARGE = 200_000_000  # bytes of weights; on a CPU such a model takes minutes for a step
-# What a large model gets on a CPU, if its folder has no recipe.json. By --prompt: two numbers, which
-# it learns within minutes. For other prompts and tasks: sizes that a laptop can live with.
+# What a large model gets on a CPU, if its folder has no recipe.json. By --prompt: two numbers,
+# which it learns within minutes. For other prompts and tasks: sizes that a laptop can live with.
 LAPTOP: Json = {
     "questions": 4, "answers": 8, "max_new_tokens": 128, "micro_batch": 4, "eval_every": 50,
     "eval_tasks": 64, "eval_modes": "sampled", "checkpoint_every": 50}

@@ -157,7 +157,8 @@ def board_table(arms: Arms, predicted: dict[str, float]) -> Table:
     """The arms that have all of their first six pairs, the best first."""
     leads = {arm: difference(runs, arms[PLAIN], IN_TRAINING) for arm, runs in arms.items()
              if arm != PLAIN}
-    known = {arm: (len(seeds), lead) for arm, (seeds, lead) in leads.items() if len(seeds) >= FEWEST}
+    known = {arm: (len(seeds), lead) for arm, (seeds, lead) in leads.items()
+             if len(seeds) >= FEWEST}
     methods = [arm for arm in known if arm not in CONTROLS]
     corrected = dict(zip(methods, holm([known[arm][1].p for arm in methods])))
     plain_seconds = seconds_a_step(arms[PLAIN])
