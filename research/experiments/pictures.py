@@ -45,15 +45,20 @@ def shown_of(name: str, part: str) -> dict:
     return {**result, **{table["name"]: table for table in result["tables"]}}[part]
 
 
-def draw_leads(table: dict) -> Figure:
-    """The board: each arm's lead, the best at the top; crosses are what was predicted."""
+MEANINGS = {**dict.fromkeys(SCALE, "larger batches"), **dict.fromkeys(CONTROLS, "the control")}
+
+
+def draw_leads(table: dict, meanings: dict[str, str] = MEANINGS,
+               ahead: str = " and, for ahead, a second\nlook") -> Figure:
+    """A leaderboard: each arm's lead, the best at the top; crosses are what was predicted.
+    `meanings` has the arms that are no methods; `ahead`, what else it takes to be called so."""
     rows = sorted(table["rows"], key=lambda row: row["lead"])
     figure, axis = plt.subplots(figsize=(8.0, 1.5 + 0.27 * len(rows)))
     colours = {"ahead": BLUE, "behind": ORANGE, "no difference seen": GREY, **MARKED}
     for word, colour in colours.items():
         axis.plot([], [], "o-", color=colour, lw=2, ms=5, label=word)
     for height, row in enumerate(rows):
-        colour = colours[meaning_of(row)]
+        colour = colours[meanings.get(row["arm"]) or meaning_of(row)]
         axis.plot(100 * np.array(row["95%"]), [height, height], color=colour, lw=2)
         axis.plot(100 * row["lead"], height, "o", color=colour, ms=5)
         if row["predicted"] is not None:
@@ -64,15 +69,13 @@ def draw_leads(table: dict) -> Figure:
              xlabel="points of mean success in training, minus plain GRPO")
     axis.plot([], [], "kx", ms=6, label="predicted")
     legend_below(figure, axis, ncols=3, title="Lines: the 95% interval of one arm alone. Colours: "
-                 "the verdict, by p corrected for the number\nof methods and, for ahead, a second "
-                 "look. So a line beside 0 may be grey.")
+                 f"the verdict, by p corrected for the number\nof methods{ahead}. So a line beside 0 "
+                 "may be grey.")
     return figure
 
 
 def meaning_of(row: dict) -> str:
-    """What its colour stands for."""
-    if row["arm"] in (*SCALE, *CONTROLS):
-        return "larger batches" if row["arm"] in SCALE else "the control"
+    """What the colour of a method stands for."""
     word = row["verdict"].partition(",")[0]
     return word if word in ("ahead", "behind") else "no difference seen"
 

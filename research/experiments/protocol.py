@@ -94,7 +94,8 @@ def finished_run(planned: PlannedRun) -> Run | None:
     run = read_run(planned.folder)
     flags = [*planned.flags, "--steps", str(planned.steps), "--seed", str(planned.seed)]
     wanted, config = make_settings(read_flags(flags)).to_json(), run["config"]
-    for name in wanted.keys() - {"out"}:
+    passed_over = {"out"} if wanted["threads"] else {"out", "threads"}  # 0: what suits the machine
+    for name in wanted.keys() - passed_over:
         if config.get(name) != wanted[name]:
             raise UserError(f"{planned.folder} has --{name} {config.get(name)}, not "
                             f"{wanted[name]}: remove it, and it is made again")

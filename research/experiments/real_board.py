@@ -20,6 +20,7 @@ arm. The arms are made one after the other, so each is whole before the next one
 A run's folder is ARM-sSEED. Runs that are finished are taken as they are, and so are those of the
 published leaderboard, so that one machine goes on where another stopped.
 """
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,6 +31,7 @@ from analysis.runs import Run
 from analysis.statistics import Estimate, holm
 from analysis.tables import Table, by_row
 from engine.errors import UserError, read_json
+from harness.record import find_folder
 from harness.screen import python_command, say
 from harness.settings import Flag, make_parser, with_defaults
 from research.experiments.pictures import draw, draw_leads
@@ -54,13 +56,13 @@ ARMS = {  # in the order in which they are made
     "random": "--mitigation random",
     SHUFFLED: "--placebo advantages",
     "four times": "--questions {four_times}"}
-CONTROLS = ("four times", "measured", SHUFFLED)
+CONTROLS = {"four times": "larger batches", "measured": "the control", SHUFFLED: "the control"}
 FEWEST = 6  # pairs of an arm that counts
 BY_SECTION = ("outcome_conditional 0.5", "outcome_conditional 0.25", "by_kind without words")
 FORMS = {  # of --prompt: problems a step, steps, and the arms that say nothing there
     "brief": SimpleNamespace(questions=4, steps=24, without=()),
     "expression": SimpleNamespace(questions=8, steps=16, without=BY_SECTION)}
-COMMON = "--learning_rate 2e-6 --eval_every 0 --save_model no --sample_every 0 --change_every 0"
+COMMON = "--dtype bfloat16 --learning_rate 2e-6 --eval_every 0 --save_model no --sample_every 0 --change_every 0"
 FLAGS = {
     "model": Flag("models/Qwen2.5-0.5B-Instruct", "folder of a model"),
     "prompt": Flag("brief", "brief has a short thinking, expression none", choices=tuple(FORMS)),
@@ -106,6 +108,11 @@ def arms_of(args: SimpleNamespace) -> dict[str, str]:
     return dict(list(chosen.items())[:args.arms])
 
 
+def name_of(args: SimpleNamespace) -> str:
+    """The model's, wherever its folder lies."""
+    return find_folder(args.model).resolve().name
+
+
 def planned_runs(args: SimpleNamespace) -> list[PlannedRun]:
     """Arm by arm."""
     steps = FORMS[args.prompt].steps
@@ -138,12 +145,13 @@ def report(args: SimpleNamespace, arms: Arms, command: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     predicted = read_json(path)[args.prompt] if path.exists() else {}
     tables = [board_table(arms, predicted), curve_table(arms)]
-    draw(draw_leads, folder / "leads.png", tables[0].to_json())
+    draw(partial(draw_leads, meanings=CONTROLS, ahead=""), folder / "leads.png",
+         tables[0].to_json())
     made = {f"{arm}-s{seed}": run["config"] for arm, runs in arms.items()
             for seed, run in runs.items()}
-    seconds = sum(line["seconds"] for runs in arms.values() for run in runs.values()
+    seconds = sum(line["processor_seconds"] for runs in arms.values() for run in runs.values()
                   for line in run["metrics"])
-    settings = SimpleNamespace(prompt=args.prompt, common=COMMON, arms=arms_of(args),
+    settings = SimpleNamespace(prompt=args.prompt, trained=name_of(args), common=COMMON, arms=arms_of(args),
                                steps=FORMS[args.prompt].steps, made_by=made_by(made))
     findings = Findings("Who trains a real model better than plain GRPO?",
                         [f"{len(made)} runs are finished, --prompt {args.prompt}."], tables,
@@ -178,7 +186,8 @@ def board_table(arms: Arms, predicted: dict[str, float]) -> Table:
 
 
 def word_for(lead: Estimate, p: float) -> str:
-    return {"better": "ahead", "worse": "behind"}.get(said := verdict(lead, p), said)
+    said = verdict(lead, p)
+    return {"better": "ahead", "worse": "behind"}.get(said, said)
 
 
 def curve_table(arms: Arms) -> Table:
@@ -219,15 +228,16 @@ def kept_runs(args: SimpleNamespace) -> dict[tuple[str, int], Run]:
     if not path.exists():
         return {}
     result, runs, now = read_result(path), {}, arms_of(args)
-    for name, wanted in {"common": COMMON, "steps": FORMS[args.prompt].steps}.items():
+    same = {"common": COMMON, "steps": FORMS[args.prompt].steps, "trained": name_of(args)}
+    for name, wanted in same.items():
         if result["settings"][name] != wanted:
             raise UserError(f"{path.name} was made with other {name}: --afresh makes all runs anew")
     config = {key: result["made_by"][0][key] for key in ("git_commit", "versions")}
     for name, (answers, seconds, right) in result["values"]["runs"].items():
         arm, _, seed = name.rpartition("-s")
         if now.get(arm) == result["settings"]["arms"].get(arm) and int(seed) < args.seeds:
-            metrics = [{"success": count / answers, "processor_seconds": seconds,
-                        "seconds": seconds} for count in right]
+            metrics = [{"success": count / answers, "processor_seconds": seconds}
+                       for count in right]
             runs[arm, int(seed)] = {"metrics": metrics, "config": {
                 **config, "questions": answers, "answers": 1}}
     return runs

@@ -3,13 +3,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from conftest import write_log
 
 from engine.errors import UserError
 from harness.settings import make_settings, read_flags
 from research.experiments import real_board
 from research.experiments.published import write_result
 from research.experiments.real_board import (ARMS, COMMON, CONTROLS, FORMS, arms_of, board_table,
-                                             curve_table, kept_runs, planned_runs, values_of)
+                                             curve_table, finished, kept_runs, planned_runs,
+                                             values_of)
 
 ARGS = SimpleNamespace(model="models/tiny", prompt="brief", seeds=6, arms=len(ARMS), runs="runs/x",
                        processes=0)
@@ -74,12 +76,28 @@ def test_what_the_table_says():
     assert curve[3] < curve[4] < curve[5] < curve[6]
 
 
+def test_a_finished_run_is_taken_whatever_number_of_threads_it_had(tmp_path):
+    """The plan names none: what suits a machine is on record."""
+    args = SimpleNamespace(**vars(ARGS) | {"runs": str(tmp_path)})
+    run, other, *_ = planned_runs(args)
+    for one in (run, other):
+        one.flags += ["--threads", "0"]  # as of a model without a recipe of its own
+    flags = [*run.flags, "--steps", str(run.steps), "--seed", str(run.seed)]
+    config = make_settings(read_flags(flags)).to_json() | {"threads": 7}
+    lines = [{"step": step, "success": 0.5, "processor_seconds": 1.0}
+             for step in range(1, run.steps + 1)]
+    write_log(run.folder, {}, config, lines)
+    write_log(other.folder, {}, config | {"seed": other.seed}, lines[:-1])  # not finished
+    [found] = finished([run, other], {})["none"].values()
+    assert len(found["metrics"]) == run.steps
+
+
 def test_a_published_leaderboard_is_gone_on_with(tmp_path, monkeypatch):
     """Where an arm's flags have changed since, it is made again; so is all with other settings."""
     monkeypatch.setattr(real_board, "RESULTS", tmp_path)
     assert kept_runs(ARGS) == {}
     whole = arms({"random": -0.1, "measured": 0.1})
-    settings = {"common": COMMON, "steps": FORMS["brief"].steps, "arms": arms_of(ARGS) | {
+    settings = {"common": COMMON, "steps": FORMS["brief"].steps, "trained": "tiny", "arms": arms_of(ARGS) | {
         "random": "--mitigation other"}}
     result = {"settings": settings, "values": values_of(whole),
               "made_by": [{"git_commit": "x", "versions": {}}]}
@@ -91,6 +109,9 @@ def test_a_published_leaderboard_is_gone_on_with(tmp_path, monkeypatch):
         again[arm][seed] = run
     before, after = (board_table(part, {}).rows for part in (whole, again))
     assert after[0][2] == pytest.approx(before[0][2], abs=0.5 / 32) and after[0][6] == 4
+    other = SimpleNamespace(**vars(ARGS) | {"model": "models/other"})
+    with pytest.raises(UserError, match="made with other trained: --afresh"):
+        kept_runs(other)
     settings["steps"] = 3
     write_result(tmp_path / "real_board_brief.json", result)
     with pytest.raises(UserError, match="made with other steps: --afresh"):
