@@ -148,6 +148,11 @@ class Task:
         self.wording = PROMPTS[self.prompt]
         self.shown: set[Content] = set()  # the problems that every prompt shows with a solution
         self.head = self.solved_turns()   # what every prompt begins with
+        self.to_train = [problem for problem in self.to_train
+                         if content_of(problem) not in self.shown]
+        if self.data and not self.to_train:
+            raise UserError(f"--examples {self.examples}: {self.data} has no other problems to "
+                            "train on")
 
     solved = ("the expression makes the target from the numbers, each used exactly once, with "
               "+ - * /")  # in words, for the page of a run
@@ -168,10 +173,12 @@ class Task:
         return [self.training_problem(rng) for _ in range(count)]
 
     def training_problem(self, rng: random.Random) -> Problem:
+        def is_new(problem: Problem) -> bool:
+            return not held_out(problem) and content_of(problem) not in self.shown
+
         if self.to_train:
             return rng.choice(self.to_train)
-        return self.make_problem(rng, lambda problem: not held_out(problem)
-                                 and content_of(problem) not in self.shown)
+        return self.make_problem(rng, is_new)
 
     def held_out_problems(self, count: int) -> list[Problem]:
         """The same distinct problems in every run, fewer where no more are found."""
@@ -227,7 +234,10 @@ class Task:
         rng = random.Random("examples")
         turns = []
         for number in range(self.examples):
-            problem, solution = self.solved_problem(rng, last_sign="+*-/"[number % 4])
+            found = self.solved_problem(rng, last_sign="+*-/"[number % 4])
+            if found is None:  # the problems of a file may have no quotient, say
+                continue
+            problem, solution = found
             self.shown.add(content_of(problem))
             answer = solution.expression
             if self.wording.thinks:
@@ -239,9 +249,13 @@ class Task:
                     tries.insert(0, f"{written_out(rng.choice(misses))} no")
                 answer = f"{', '.join(tries)}{ANSWER_BEGINS}{answer}</answer>"
             turns.append(f"{self.question(problem)}{answer}<|im_end|>\n")
+        if self.examples and not turns:
+            raise UserError(f"--examples {self.examples}: none of 1,000 problems has a solution of "
+                            f"at most {MAX_SOLVED} numbers: --examples 0 asks without")
         return "".join(turns)
 
-    def solved_problem(self, rng: random.Random, last_sign: str) -> tuple[Problem, "Solution"]:
+    def solved_problem(self, rng: random.Random,
+                       last_sign: str) -> tuple[Problem, "Solution"] | None:
         """A problem to train on, with a solution whose last step has this operator. For - and / the
         solution has its numbers in another order than the problem: a model that saw none such did
         not try it (docs/how_a_run_fails.md)."""
@@ -255,8 +269,7 @@ class Task:
                 if (solution.value == problem.target and solution.steps[-1][1] == last_sign
                         and (has_moved or last_sign in "+*")):
                     return problem, solution
-        raise UserError(f"--examples {self.examples}: of 1,000 problems none has a solution that "
-                        f"ends with {last_sign}")
+        return None
 
     def show(self, problem: Problem) -> str:
         return f"{' '.join(map(str, problem.numbers))} make {problem.target}"

@@ -210,16 +210,19 @@ class Run:
 
     def save_model(self) -> None:
         """The trained model alone, its matrices rounded to the type that products are made in. The
-        run saw no more digits of them, but for those of the embeddings as inputs."""
+        run saw no more digits of them, but for those of the embeddings as inputs. What a stopped
+        run kept to go on from goes: a later resume would go back to it, and past this model."""
         dtype = self.policy.model.compute_dtype
         rounded = {name: parameter.detach().to(dtype) if parameter.dim() > 1 else parameter
                    for name, parameter in self.parameters.items()}
         if not self.folder.writes:
             write_tensors(None, rounded)  # --shard: its part
             return
-        remove(self.model_folder(self.settings.steps))
-        with whole(self.model_folder(self.settings.steps)) as unfinished:
-            self.write_model(unfinished, rounded)
+        if not self.model_folder(self.settings.steps).exists():  # stopped in the last step: it has
+            with whole(self.model_folder(self.settings.steps)) as unfinished:
+                self.write_model(unfinished, rounded)
+        for folder in self.folder.checkpoints().values():
+            remove(folder / "trainer")
 
     def end(self) -> None:
         self.policy.refuse_broken_model()

@@ -211,12 +211,15 @@ LAPTOP: Json = {
     "eval_tasks": 64, "eval_modes": "sampled", "checkpoint_every": 50}
 TWO_NUMBERS: Json = {
     "numbers": "2", "min_number": 2, "max_number": 30, "max_target": 900, "examples": 4,
-    "reward_form": "right", "questions": 8, "answers": 8, "micro_batch": 64,
-    "learning_rate": 2e-6, "steps": 48, "eval_every": 24, "eval_tasks": 250,
+    "reward_form": "right", "questions": 8, "answers": 8, "micro_batch": 64, "steps": 48, "eval_every": 24, "eval_tasks": 250,
     "eval_modes": "sampled", "checkpoint_every": 0, "save_model": True}
 LAPTOP_BY_PROMPT: Json = {
-    "expression": {"prompt": "expression", **TWO_NUMBERS, "max_new_tokens": 12},
+    "expression": {**TWO_NUMBERS, "max_new_tokens": 12},
     "brief": {**TWO_NUMBERS, "max_new_tokens": 64, "questions": 4, "micro_batch": 32}}
+LONGER: Json = {"expression": 32, "brief": 192}  # tokens of an answer with more numbers than two
+# In bfloat16 most of a small update is rounded away. The same rate in float32 ends within ten steps
+# with one operator for all problems.
+LAPTOP_RATE: Json = {"bfloat16": 2e-6, "float32": 5e-7}
 NOT_KEYWORDS = ("help", "resume", "continue", "config",  # words of command lines, the tools' too
                 "step", "show", "seeds", "processes", "runs")
 OTHER_NAMES = {  # that other trainers use
@@ -393,10 +396,16 @@ def laptop_recipe(given: Json) -> Json:
     numbers, answered with an expression alone: what it can learn within minutes."""
     from qwen2_model import is_fast_in_bfloat16  # an analysis reads settings without a model
     dtype = "bfloat16" if is_fast_in_bfloat16() else "float32"
+    if given.get("task", Settings.task) != Settings.task:
+        return {"dtype": dtype, **LAPTOP}
     prompt = given.get("prompt", "expression")
-    is_countdown = given.get("task", Settings.task) == Settings.task
-    chosen = LAPTOP_BY_PROMPT.get(prompt, LAPTOP) if is_countdown else LAPTOP
-    return {"dtype": dtype, **chosen}
+    recipe = {"dtype": dtype, "prompt": "expression", **LAPTOP_BY_PROMPT.get(prompt, LAPTOP)}
+    if prompt in LAPTOP_BY_PROMPT:
+        computed_in = given.get("dtype", dtype)
+        recipe["learning_rate"] = LAPTOP_RATE.get(computed_in, Settings.learning_rate)
+        if "data" in given or given.get("numbers", "2") != "2":
+            recipe["max_new_tokens"] = LONGER[prompt]
+    return recipe
 
 
 def is_large(folder: Path) -> bool:
@@ -470,7 +479,8 @@ def read_flags(argv: list[str]) -> Json:
     from the task and the methods, typed or in a file."""
     first = Parser(allow_abbrev=False, add_help=False, argument_default=argparse.SUPPRESS)
     first.add_argument("-h", "--help", nargs="?", const="")
-    for name in ("model", "device", "task", "config", "resume", *METHODS):
+    of_a_recipe = ("dtype", "prompt", "numbers", "data")  # which recipe a large model gets
+    for name in ("model", "device", "task", "config", "resume", *of_a_recipe, *METHODS):
         first.add_argument(f"--{name}")
     given = vars(first.parse_known_args(argv)[0])
     topic = given.pop("help", None)

@@ -333,6 +333,7 @@ def test_examples_of_a_file_come_from_its_training_problems(tmp_path):
     task = Task(data=str(path), prompt="expression", examples=4)
     trained = {(tuple(sorted(p.numbers)), p.target) for p in made if not held_out(p)}
     assert len(task.shown) == 4 and task.shown <= trained
+    assert not task.shown & {(tuple(sorted(p.numbers)), p.target) for p in task.to_train}
 
 
 def test_examples_have_few_numbers_also_where_problems_have_many(tmp_path):
@@ -345,6 +346,22 @@ def test_examples_have_few_numbers_also_where_problems_have_many(tmp_path):
     assert len(numbers) == 2 and sum(numbers) == target
 
 
-def test_examples_that_cannot_be_found_are_told():
-    with pytest.raises(UserError, match="--examples 3: .* none has a solution that ends with -"):
-        Task(prompt="expression", **TWO | {"examples": 3, "min_number": 16, "max_number": 16})
+def test_an_operator_that_no_problem_needs_has_no_example():
+    """Of 16 and 16 only sum, product and quotient are positive, and the quotient stays as given."""
+    task = Task(prompt="expression", **TWO | {"min_number": 16, "max_number": 16})
+    assert re.findall(r"\n16 (.) 16<", task.head) == ["+", "*"]
+
+
+def test_examples_that_cannot_be_found_are_told(tmp_path):
+    path = tmp_path / "problems.jsonl"
+    path.write_text("".join(json.dumps({"nums": [1] * 30, "target": t}) + "\n"
+                            for t in range(1, 99)))
+    with pytest.raises(UserError, match="--examples 2: none of 1,000 .* --examples 0 asks without"):
+        Task(data=str(path), prompt="expression", examples=2)
+    sums = [{"nums": [a, 40], "target": a + 40} for a in range(2, 12)]
+    kept = [one for one in sums if held_out(Problem(tuple(one["nums"]), one["target"]))]
+    [trained, *_] = [one for one in sums if one not in kept]
+    path.write_text("".join(json.dumps(one) + "\n" for one in [*kept, trained]))
+    assert kept
+    with pytest.raises(UserError, match="--examples 1: .* has no other problems to train on"):
+        Task(data=str(path), prompt="expression", examples=1)

@@ -1,12 +1,15 @@
 """A run goes on only from what is as it was; what is on record is never lost in silence."""
 import errno
+import os
 import re
 import shutil
+import signal
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+import train
 from conftest import cut, write_lines
 from engine.tokens import load_tokenizer
 from harness import run as start
@@ -123,6 +126,27 @@ def test_killed_before_its_model_is_left_a_run_is_not_finished(learner, tmp_path
         run("--model", learner, "--out", folder, *flags)
     run("--model", learner, "--out", folder, *flags, "--continue")
     assert (folder / "checkpoints/step_000006/model.safetensors").exists()
+
+
+@pytest.mark.parametrize("step", [2, 6])
+def test_a_run_that_was_stopped_once_leaves_its_model_and_nothing_to_go_back_to(
+        learner, tmp_path, monkeypatch, step):
+    """Stopped after this step, of six, it keeps a checkpoint; the resumed run makes the rest."""
+    folder, flags = tmp_path / "x", [*WHOLE, "--checkpoint_every", 0, "--save_model"]
+    after_credit_of(step, monkeypatch, lambda: os.kill(os.getpid(), signal.SIGINT))
+    if step < 6:
+        with pytest.raises(SystemExit):
+            train.main([*map(str, ["--model", learner, "--out", folder, *flags])])
+        assert (folder / f"checkpoints/step_{step:06d}/trainer").exists()
+        run("--resume", folder)
+    else:
+        train.main([*map(str, ["--model", learner, "--out", folder, *flags])])
+    assert (folder / "checkpoints/step_000006/model.safetensors").exists()
+    assert not list(folder.glob("checkpoints/*/trainer"))
+    before = everything(folder)
+    assert "and no checkpoint to go on from" in run("--resume", folder, "--steps", 7,
+                                                    expect=1).stderr
+    assert everything(folder) == before
 
 
 def test_a_checkpoint_has_the_model_already(learner, tmp_path):

@@ -13,7 +13,8 @@ from conftest import ROOT
 import train
 from harness import forecast
 from harness.load import load_policy
-from harness.settings import LAPTOP, LAPTOP_BY_PROMPT, LARGE, Settings, make_settings
+from harness.settings import (LAPTOP, LAPTOP_BY_PROMPT, LARGE, Settings, make_settings,
+                              read_flags)
 
 SETTINGS = {"model": str(ROOT / "models/tiny"), "threads": 1, "questions": 2, "answers": 4,
             "max_new_tokens": 10, "steps": 30, "eval_every": 15, "eval_tasks": 8}
@@ -113,7 +114,9 @@ def test_a_large_model_has_a_laptops_settings_on_a_cpu_and_flags_win(large_model
     chosen, usual = make_settings(model), LAPTOP_BY_PROMPT["expression"]
     found = chosen.to_json()
     assert {name: found[name] for name in usual} == usual
+    assert found["prompt"] == "expression"
     assert "questions" not in chosen.folder.name  # they are its defaults
+    assert "promptfull" in make_settings(model | {"prompt": "full"}).folder.name
     assert make_settings(model | {"questions": 16}).questions == 16
     on_a_gpu = make_settings(model | {"device": "cuda"})
     assert (on_a_gpu.questions, on_a_gpu.dtype) == (Settings.questions, "bfloat16")
@@ -134,8 +137,26 @@ def test_a_laptop_computes_in_bfloat16_where_the_cpu_has_instructions(large_mode
                                                                       is_fast):
     monkeypatch.setattr("qwen2_model.is_fast_in_bfloat16", lambda: is_fast)
     model = {"model": str(large_model)}
-    assert make_settings(model).dtype == ("bfloat16" if is_fast else "float32")
-    assert make_settings(model | {"dtype": "float32"}).dtype == "float32"
+    chosen = make_settings(model)
+    assert (chosen.dtype, chosen.learning_rate) == (
+        ("bfloat16", 2e-6) if is_fast else ("float32", 5e-7))
+    typed = make_settings(model | {"dtype": "float32"})
+    assert (typed.dtype, typed.learning_rate) == ("float32", 5e-7)
+    assert ("float32" in typed.folder.name) == is_fast
+
+
+@pytest.mark.parametrize("flags, tokens", [
+    ({}, 12), ({"numbers": "2"}, 12), ({"numbers": "3"}, 32), ({"numbers": "3,4"}, 32),
+    ({"prompt": "brief"}, 64), ({"prompt": "brief", "numbers": "3"}, 192),
+    ({"numbers": "3", "max_new_tokens": 20}, 20)])
+def test_answers_with_more_numbers_may_be_longer(large_model, flags, tokens):
+    assert make_settings({"model": str(large_model), **flags}).max_new_tokens == tokens
+
+
+def test_the_help_of_a_large_model_is_about_the_prompt_that_was_typed(large_model, capsys):
+    with pytest.raises(SystemExit):
+        read_flags(["--model", str(large_model), "--prompt", "brief", "--help"])
+    assert "answer is cut off here (default 64)" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("chosen, seconds, said", [
