@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 from engine.errors import UserError
 from engine.tokens import (ANSWER, BRACKET, END, END_OF_TURN, NUMBER, OPERATOR, OTHER, SPACE, TAG,
-                           THINK, WORD)
+                           THINK, USER_TURN, WORD)
 from harness.settings import option
 
 MAX_NUMBER = 999_999_999  # nine digits, as many as the score of the reasoning reads
@@ -222,11 +222,14 @@ class Task:
 
     def prompt_for(self, problem: Problem) -> str:
         """Text that ends where the answer begins."""
-        return self.head + self.question(problem)
+        return self.head + self.question(problem, is_first=not self.head)
 
-    def question(self, problem: Problem) -> str:
+    def question(self, problem: Problem, is_first: bool) -> str:
+        """The turn that asks it, and how the answer begins. What some wordings tell the system
+        stands before the first one."""
         numbers = self.wording.write_numbers([str(number) for number in problem.numbers])
-        return self.wording.text.format(numbers=numbers, target=problem.target)
+        text = self.wording.text.format(numbers=numbers, target=problem.target)
+        return text if is_first else text[max(text.find(USER_TURN), 0):]
 
     def solved_turns(self) -> str:
         """The --examples, as turns of a conversation that has gone before. Where the answer has a
@@ -248,7 +251,8 @@ class Task:
                 if number % 2 == 0 and misses:
                     tries.insert(0, f"{written_out(rng.choice(misses))} no")
                 answer = f"{', '.join(tries)}{ANSWER_BEGINS}{answer}</answer>"
-            turns.append(f"{self.question(problem)}{answer}<|im_end|>\n")
+            question = self.question(problem, is_first=not turns)
+            turns.append(f"{question}{answer}<|im_end|>\n")
         if self.examples and not turns:
             raise UserError(f"--examples {self.examples}: none of 1,000 problems has a solution of "
                             f"at most {MAX_SOLVED} numbers: --examples 0 asks without")

@@ -98,8 +98,9 @@ def lay_out(rollouts: Rollouts, rows: Tensor) -> tuple[Tensor, SharedPrompts, Te
 
 def micro_batches(rollouts: Rollouts, rows: Tensor, size: int) -> list[Tensor]:
     """Cut rows into parts that fit into memory; answers to one problem stay side by side. The
-    largest part comes first: the others fit into the memory it leaves. A process with fewer parts
-    than another gets empty ones at the end: engine/sharded.py says why.
+    largest part, counted as if no answers were equal, comes first: the others fit into the memory
+    it leaves. A process with fewer parts than another gets empty ones at the end: engine/sharded.py
+    says why.
 
     A GPU starts as many kernels for few tokens as for many: there, parts are joined while they have
     no more tokens, prompts included, than `size` answers of full length.

@@ -47,8 +47,9 @@ block holds all four answers, b and c first as they are shortest:
 Where no prefix is shared, the whole prompts (Q, P) are causal rows, and there are no rests.
 
 Where rows are longer than LONG, queries are taken QUERIES at a time, and keys after the last of
-them are left out. The results go back into the flat order, without the padding. The gradient is exact:
-keys and values of a prompt collect it from all its answers, those of the prefix from all prompts.
+them are left out. The results go back into the flat order, without the padding. The gradient is
+exact: keys and values of a prompt collect it from all its answers, those of the prefix from all
+prompts.
 """
 from typing import NamedTuple
 

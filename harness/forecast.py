@@ -36,13 +36,13 @@ MEMORY = Path("/proc/meminfo")  # of Linux
 def forecast(s: Settings, policy: Policy) -> list[str]:
     size = sum(parameter.numel() for parameter in policy.model.parameters())
     rows, T = s.questions * s.answers, s.max_new_tokens
-    sampled = prompt_tokens(s, policy, parts=1) + rows * T
-    trained = prompt_tokens(s, policy, parts=-(-rows // s.micro_batch)) + rows * T
+    sampled = prompt_tokens(s, policy, rows) + rows * T
+    trained = prompt_tokens(s, policy, s.micro_batch) + rows * T
     step = (seconds_of(2 * size * sampled, policy, rows)
             + seconds_of(6 * size * trained, policy, 512))
     asked = s.eval_tasks * (s.eval_answers + (s.eval_modes == "both"))
     # as many problems at a time as a batch has answers, each with its prompt
-    prompts = asked * prompt_tokens(s, policy, parts=1) / s.questions
+    prompts = asked * prompt_tokens(s, policy, rows) / s.questions
     evaluation = seconds_of(2 * size * (prompts + asked * T), policy, rows) if s.eval_every else 0.0
     count = 1 + -(-s.steps // s.eval_every) if s.eval_every else 0
     of_evaluation = f"{in_words(evaluation)} an evaluation, " if count else ""
@@ -52,13 +52,16 @@ def forecast(s: Settings, policy: Policy) -> list[str]:
             f"about {memory_of(s, policy.model) / 1e9:.0f} GB of memory; {disk_of(s, size)}"]
 
 
-def prompt_tokens(s: Settings, policy: Policy, parts: int) -> int:
-    """How many tokens the prompts of a step have, if they are computed in so many parts: what all
-    of them begin with stands once in each part (engine/packing.py)."""
+def prompt_tokens(s: Settings, policy: Policy, at_once: int) -> int:
+    """How many tokens the prompts of a step have, if so many answers are computed at once: what all
+    begin with stands once in each part, the rest of a prompt in each part that has an answer to it
+    (engine/packing.py)."""
     problems = policy.task.training_problems(s.seed, 1, s.questions)
     prompts = encode_prompts(policy.tokenizer, policy.task, problems)
     prefix = common_prefix(prompts)
-    return parts * prefix + sum(len(prompt) - prefix for prompt in prompts)
+    parts = -(-s.questions * s.answers // at_once)
+    parts_of_problem = -(-s.answers // at_once)
+    return parts * prefix + parts_of_problem * sum(len(prompt) - prefix for prompt in prompts)
 
 
 def memory_of(s: Settings, model: Qwen2) -> int:

@@ -211,8 +211,9 @@ LAPTOP: Json = {
     "eval_tasks": 64, "eval_modes": "sampled", "checkpoint_every": 50}
 TWO_NUMBERS: Json = {
     "numbers": "2", "min_number": 2, "max_number": 30, "max_target": 900, "examples": 4,
-    "reward_form": "right", "questions": 8, "answers": 8, "micro_batch": 64, "steps": 48, "eval_every": 24, "eval_tasks": 250,
-    "eval_modes": "sampled", "checkpoint_every": 0, "save_model": True}
+    "reward_form": "right", "questions": 8, "answers": 8, "micro_batch": 64, "steps": 48,
+    "eval_every": 24, "eval_tasks": 250, "eval_modes": "sampled", "checkpoint_every": 0,
+    "save_model": True}
 LAPTOP_BY_PROMPT: Json = {
     "expression": {**TWO_NUMBERS, "max_new_tokens": 12},
     "brief": {**TWO_NUMBERS, "max_new_tokens": 64, "questions": 4, "micro_batch": 32}}

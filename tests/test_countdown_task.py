@@ -300,6 +300,16 @@ def test_differences_and_quotients_are_shown_with_their_numbers_in_another_order
             assert asked != used
 
 
+@pytest.mark.parametrize("form, system", [("full", 1), ("original", 1), ("brief", 0)])
+def test_what_the_system_is_told_stands_once_before_all_turns(form, system):
+    task = Task(prompt=form, examples=3)
+    text = task.prompt_for(PROBLEM)
+    assert text.count("<|im_start|>system") == system and text.count("<|im_start|>user") == 4
+    assert text.startswith("<|im_start|>" + ("system" if system else "user"))
+    alone = Task(prompt=form).prompt_for(PROBLEM)
+    assert text.endswith(alone[alone.index("<|im_start|>user"):])
+
+
 def test_every_other_example_tries_something_that_misses_first():
     task = Task(prompt="brief", **TWO | {"examples": 6})
     thoughts = re.findall("<think>(.+?)</think>", task.head)

@@ -69,8 +69,8 @@ def draw_leads(table: dict, meanings: dict[str, str] = MEANINGS,
              xlabel="points of mean success in training, minus plain GRPO")
     axis.plot([], [], "kx", ms=6, label="predicted")
     legend_below(figure, axis, ncols=3, title="Lines: the 95% interval of one arm alone. Colours: "
-                 f"the verdict, by p corrected for the number\nof methods{ahead}. So a line beside 0 "
-                 "may be grey.")
+                 f"the verdict, by p corrected for the number\nof methods{ahead}. So a line beside "
+                 "0 may be grey.")
     return figure
 
 

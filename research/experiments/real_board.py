@@ -62,7 +62,8 @@ BY_SECTION = ("outcome_conditional 0.5", "outcome_conditional 0.25", "by_kind wi
 FORMS = {  # of --prompt: problems a step, steps, and the arms that say nothing there
     "brief": SimpleNamespace(questions=4, steps=24, without=()),
     "expression": SimpleNamespace(questions=8, steps=16, without=BY_SECTION)}
-COMMON = "--dtype bfloat16 --learning_rate 2e-6 --eval_every 0 --save_model no --sample_every 0 --change_every 0"
+COMMON = ("--dtype bfloat16 --learning_rate 2e-6 --eval_every 0 --save_model no --sample_every 0 "
+          "--change_every 0")
 FLAGS = {
     "model": Flag("models/Qwen2.5-0.5B-Instruct", "folder of a model"),
     "prompt": Flag("brief", "brief has a short thinking, expression none", choices=tuple(FORMS)),
@@ -151,8 +152,9 @@ def report(args: SimpleNamespace, arms: Arms, command: str) -> None:
             for seed, run in runs.items()}
     seconds = sum(line["processor_seconds"] for runs in arms.values() for run in runs.values()
                   for line in run["metrics"])
-    settings = SimpleNamespace(prompt=args.prompt, trained=name_of(args), common=COMMON, arms=arms_of(args),
-                               steps=FORMS[args.prompt].steps, made_by=made_by(made))
+    settings = SimpleNamespace(
+        prompt=args.prompt, trained=name_of(args), common=COMMON, arms=arms_of(args),
+        steps=FORMS[args.prompt].steps, made_by=made_by(made))
     findings = Findings("Who trains a real model better than plain GRPO?",
                         [f"{len(made)} runs are finished, --prompt {args.prompt}."], tables,
                         values_of(arms))

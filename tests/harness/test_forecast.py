@@ -54,13 +54,27 @@ def test_all_models_in_memory_are_counted(monkeypatch, flags, gigabytes):
     assert f"about {gigabytes} GB of memory" in space
 
 
-@pytest.mark.parametrize("parts", [1, 2, 4])
-def test_what_all_prompts_begin_with_is_counted_once_in_each_part(monkeypatch, parts):
-    """Two prompts of 33 and 35 tokens begin with the same 30."""
+@pytest.mark.parametrize("at_once, expected", [(8, 30 + 8), (4, 60 + 8), (2, 120 + 16)])
+def test_what_prompts_share_is_counted_once_in_each_part_of_an_update(monkeypatch, at_once,
+                                                                     expected):
+    """Two prompts of 33 and 35 tokens begin with the same 30, and have four answers each."""
     policy = load_policy(make_settings(SETTINGS))
     prompts = [[*range(30), 40, 41, 42], [*range(30), 50, 51, 52, 53, 54]]
     monkeypatch.setattr(forecast, "encode_prompts", lambda *_: prompts)
-    assert forecast.prompt_tokens(policy.settings, policy, parts) == 30 * parts + 3 + 5
+    assert forecast.prompt_tokens(policy.settings, policy, at_once) == expected
+
+
+@pytest.mark.parametrize("micro_batch", [2, 8])
+def test_an_update_is_forecast_by_its_micro_batches(monkeypatch, micro_batch):
+    """Of the sizes of SETTINGS, prompts of which as above; an operation takes a second."""
+    policy = load_policy(make_settings(SETTINGS | {"micro_batch": micro_batch}))
+    prompts = [[*range(30), 40, 41, 42], [*range(30), 50, 51, 52, 53, 54]]
+    monkeypatch.setattr(forecast, "encode_prompts", lambda *_: prompts)
+    size = sum(p.numel() for p in policy.model.parameters())
+    monkeypatch.setattr(forecast, "seconds_of", lambda operations, *_: operations / size)
+    monkeypatch.setattr(forecast, "in_words", lambda seconds: f"{seconds:g} s")
+    step = 2 * (38 + 80) + 6 * ({2: 136, 8: 38}[micro_batch] + 80)
+    assert f"about {step} s a step" in forecast.forecast(policy.settings, policy)[0]
 
 
 @pytest.mark.parametrize("flags, said", [
