@@ -235,7 +235,7 @@ class Task:
         """The --examples, as turns of a conversation that has gone before. Where the answer has a
         thinking, the first and every second example after it show a wrong attempt first."""
         rng = random.Random("examples")
-        turns = []
+        turns: list[str] = []
         for number in range(self.examples):
             found = self.solved_problem(rng, last_sign="+*-/"[number % 4])
             if found is None:  # the problems of a file may have no quotient, say

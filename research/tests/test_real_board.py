@@ -97,8 +97,8 @@ def test_a_published_leaderboard_is_gone_on_with(tmp_path, monkeypatch):
     monkeypatch.setattr(real_board, "RESULTS", tmp_path)
     assert kept_runs(ARGS) == {}
     whole = arms({"random": -0.1, "measured": 0.1})
-    settings = {"common": COMMON, "steps": FORMS["brief"].steps, "trained": "tiny", "arms": arms_of(ARGS) | {
-        "random": "--mitigation other"}}
+    settings = {"common": COMMON, "steps": FORMS["brief"].steps, "trained": "tiny",
+                "arms": arms_of(ARGS) | {"random": "--mitigation other"}}
     result = {"settings": settings, "values": values_of(whole),
               "made_by": [{"git_commit": "x", "versions": {}}]}
     write_result(tmp_path / "real_board_brief.json", result)
