@@ -204,8 +204,9 @@ def as_rollouts(problems: Sequence[Problem], prompts: list[list[int]], found: li
 
 
 def with_values(rollouts: Rollouts) -> Listing:
-    """V of every prefix of the listed answers, and its bounds. A reward is between 0 and 1, or
-    the least and the greatest of those that are listed."""
+    """V of every prefix of the listed answers, and its bounds. They take a reward to be between 0
+    and 1, or between the least and the greatest that are listed. So of a reward of up to 1.1 the
+    upper bound can be too low, where no listed answer has 1.1."""
     reward = rollouts.reward.tolist()
     reached = rollouts.log_prob.double().cumsum(1).exp()  # (n, T) with each token
     before = F.pad(reached, (1, 0), value=1.0).tolist()   # (n, T + 1)
