@@ -218,8 +218,8 @@ LAPTOP_BY_PROMPT: Json = {
     "expression": {**TWO_NUMBERS, "max_new_tokens": 12},
     "brief": {**TWO_NUMBERS, "max_new_tokens": 64, "questions": 4, "micro_batch": 32}}
 LONGER: Json = {"expression": 32, "brief": 192}  # tokens of an answer with more numbers than two
-# In bfloat16 most of a small update is rounded away. The same rate in float32 ends within ten steps
-# with one operator for all problems.
+# In bfloat16 most of a small update is rounded away, so in float32 the same rate moves a model
+# several times as far (docs/how_a_run_fails.md).
 LAPTOP_RATE: Json = {"bfloat16": 2e-6, "float32": 5e-7}
 NOT_KEYWORDS = ("help", "resume", "continue", "config",  # words of command lines, the tools' too
                 "step", "show", "seeds", "processes", "runs")
