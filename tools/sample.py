@@ -27,6 +27,7 @@ from tools.terminal import legend, shaded
 SHADES = ((0.1, "48;5;26;38;5;231"), (0.5, "48;5;75;38;5;16"), (0.9, "48;5;153;38;5;16"),
           (float("inf"), ""))
 MARKED_BELOW = 0.5  # where there is no colour
+OF_A_MESSAGE = 128  # tokens that an answer to a message may have, at least
 FLAGS = {
     "answers": Flag(1, "answers of each model", least=1, most=1000),
     "seed": Flag(0, "of the sampling", least=0),
@@ -47,6 +48,9 @@ def main(argv: list[str]) -> None:
     asked = {"task": flags.task} if flags.task else {}
     settings = make_settings({**source, **WITHOUT_TRAINING, **asked, "device": flags.device})
     task, problem = problem_or_message(settings, " ".join(flags.problem))
+    if isinstance(task, Message):  # an expression needs 12 tokens, a conversation more
+        longer = max(settings.max_new_tokens, OF_A_MESSAGE)
+        settings = replace(settings, max_new_tokens=longer)
     policies = {"before training" if is_run(folder) else str(folder): load_policy(settings)}
     for step, checkpoint in sorted(checkpoint_folders(folder).items())[-1:]:
         policies[f"after step {step}"] = load_policy(settings, checkpoint)

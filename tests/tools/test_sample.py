@@ -5,6 +5,7 @@ import pytest
 
 from conftest import ROOT, refusal
 from countdown_task import Problem, Task
+from engine import policy
 from engine.policy import derived_seed
 from harness.load import load_policy
 from harness.settings import make_settings
@@ -94,11 +95,15 @@ def test_kept_samples_name_their_problem(recorded):
 
 
 def test_what_is_no_problem_is_said_to_the_model_as_a_turn_of_chat(ask, monkeypatch):
-    """models/tiny has words for numbers alone; nobody judges the answer."""
-    asked = []
+    """models/tiny has words for numbers alone; nobody judges the answer. It may be longer than one
+    to a problem, of which the recipe says 80 tokens."""
+    asked, limits, generate = [], [], policy.generate
+    monkeypatch.setattr(policy, "generate", lambda *of, max_new_tokens, **more: (
+        limits.append(max_new_tokens) or generate(*of, max_new_tokens=max_new_tokens, **more)))
     monkeypatch.setattr("engine.policy.encode_prompt",
                         lambda tokenizer, text, shown: asked.append(text) or [5, 6])
     printed = ask(TINY, "4 12")
     assert asked[-1] == "<|im_start|>user\n4 12<|im_end|>\n<|im_start|>assistant\n"
+    assert limits == [128]
     assert "no problem of countdown_task, so a message" in printed
     assert "reward" not in printed and " right" not in printed and " tokens" in printed
