@@ -111,7 +111,7 @@ def arms_of(args: SimpleNamespace) -> dict[str, str]:
 
 def name_of(args: SimpleNamespace) -> str:
     """The model's, wherever its folder lies."""
-    return find_folder(args.model).resolve().name
+    return find_folder(args.model).absolute().name
 
 
 def planned_runs(args: SimpleNamespace) -> list[PlannedRun]:
