@@ -158,9 +158,10 @@ def report(args: SimpleNamespace, arms: Arms, command: str) -> None:
     findings = Findings("Who trains a real model better than plain GRPO?",
                         [f"{len(made)} runs are finished, --prompt {args.prompt}."], tables,
                         values_of(arms))
-    write_findings(folder, name, settings, findings, seconds, command)
+    write_findings(folder, "real_board", settings, findings, seconds, command)
     print_all(findings)
-    print(f"picture and numbers: {folder}; python -m research publish {folder} keeps them")
+    print(f"picture and numbers: {folder}; python -m research publish {folder} --name {name} keeps "
+          "them")
 
 
 def board_table(arms: Arms, predicted: dict[str, float]) -> Table:
