@@ -153,7 +153,7 @@ def report(args: SimpleNamespace, arms: Arms, command: str) -> None:
     seconds = sum(line["processor_seconds"] for runs in arms.values() for run in runs.values()
                   for line in run["metrics"])
     settings = SimpleNamespace(
-        prompt=args.prompt, trained=name_of(args), common=COMMON, arms=arms_of(args),
+        prompt=args.prompt, model=name_of(args), common=COMMON, arms=arms_of(args),
         steps=FORMS[args.prompt].steps, made_by=made_by(made))
     findings = Findings("Who trains a real model better than plain GRPO?",
                         [f"{len(made)} runs are finished, --prompt {args.prompt}."], tables,
@@ -231,10 +231,11 @@ def kept_runs(args: SimpleNamespace) -> dict[tuple[str, int], Run]:
     if not path.exists():
         return {}
     result, runs, now = read_result(path), {}, arms_of(args)
-    same = {"common": COMMON, "steps": FORMS[args.prompt].steps, "trained": name_of(args)}
+    same = {"common": COMMON, "steps": FORMS[args.prompt].steps, "model": name_of(args)}
     for name, wanted in same.items():
         if result["settings"][name] != wanted:
-            raise UserError(f"{path.name} was made with other {name}: --afresh makes all runs anew")
+            raise UserError(f"{path.name} was made with another {name}: --afresh makes all runs "
+                            "anew")
     config = {key: result["made_by"][0][key] for key in ("git_commit", "versions")}
     for name, (answers, seconds, right) in result["values"]["runs"].items():
         arm, _, seed = name.rpartition("-s")

@@ -97,7 +97,7 @@ def test_a_published_leaderboard_is_gone_on_with(tmp_path, monkeypatch):
     monkeypatch.setattr(real_board, "RESULTS", tmp_path)
     assert kept_runs(ARGS) == {}
     whole = arms({"random": -0.1, "measured": 0.1})
-    settings = {"common": COMMON, "steps": FORMS["brief"].steps, "trained": "tiny",
+    settings = {"common": COMMON, "steps": FORMS["brief"].steps, "model": "tiny",
                 "arms": arms_of(ARGS) | {"random": "--mitigation other"}}
     result = {"settings": settings, "values": values_of(whole),
               "made_by": [{"git_commit": "x", "versions": {}}]}
@@ -110,9 +110,9 @@ def test_a_published_leaderboard_is_gone_on_with(tmp_path, monkeypatch):
     before, after = (board_table(part, {}).rows for part in (whole, again))
     assert after[0][2] == pytest.approx(before[0][2], abs=0.5 / 32) and after[0][6] == 4
     other = SimpleNamespace(**vars(ARGS) | {"model": "models/other"})
-    with pytest.raises(UserError, match="made with other trained: --afresh"):
+    with pytest.raises(UserError, match="made with another model: --afresh"):
         kept_runs(other)
     settings["steps"] = 3
     write_result(tmp_path / "real_board_brief.json", result)
-    with pytest.raises(UserError, match="made with other steps: --afresh"):
+    with pytest.raises(UserError, match="made with another steps: --afresh"):
         kept_runs(ARGS)
