@@ -2,6 +2,7 @@
 
     python -m research real_board --model models/Qwen2.5-0.5B-Instruct
     python -m research real_board --model FOLDER --prompt expression    # answers without thinking
+    python -m research real_board --model FOLDER --arms "none, four times"    # these alone
     python -m research real_board --model FOLDER --report_only
 
 The task is Countdown of two numbers with four solved examples in the prompt, with the settings that
@@ -12,9 +13,9 @@ arm. The arms are made one after the other, so each is whole before the next one
 
     method    it differs from plain GRPO if its p, corrected by Holm over all methods that have
               their six seeds, is below 0.05; of the others the table says how far they may be
-    control   `measured`, credit by Monte Carlo, which must be ahead; four times the answers; and
-              the advantages shuffled within each group, which must not learn. No methods: their p
-              is not corrected
+    control   `measured`, credit by Monte Carlo, which must be ahead, with two continuations a token
+              and with sixteen; four times the answers; and the advantages shuffled within each
+              group, which must not learn. No methods: their p is not corrected
     predicted from research/results/real_board/predictions.json, written before any run
 
 A run's folder is ARM-sSEED. Runs that are finished are taken as they are, and so are those of the
@@ -44,6 +45,7 @@ PLAIN, SHUFFLED = "none", "shuffled"
 ARMS = {  # in the order in which they are made
     PLAIN: "",
     "measured": "--advantage measured --measured_k 2",
+    "measured 16": "--advantage measured --measured_k 16",
     "outcome_conditional 0.5": "--mitigation outcome_conditional --think_discount 0.5",
     "outcome_conditional 0.25": "--mitigation outcome_conditional --think_discount 0.25",
     "inverse_logprob_as_published": "--mitigation inverse_logprob_as_published",
@@ -56,11 +58,12 @@ ARMS = {  # in the order in which they are made
     "random": "--mitigation random",
     SHUFFLED: "--placebo advantages",
     "four times": "--questions {four_times}"}
-CONTROLS = {"four times": "larger batches", "measured": "the control", SHUFFLED: "the control"}
+CONTROLS = {"four times": "larger batches", "measured": "the control", "measured 16": "the control",
+            SHUFFLED: "the control"}
 FEWEST = 6  # pairs of an arm that counts
 BY_SECTION = ("outcome_conditional 0.5", "outcome_conditional 0.25", "by_kind without words")
 FORMS = {  # of --prompt: problems a step, steps, and the arms that say nothing there
-    "brief": SimpleNamespace(questions=4, steps=24, without=()),
+    "brief": SimpleNamespace(questions=4, steps=24, without=("measured 16",)),
     "expression": SimpleNamespace(questions=8, steps=16, without=BY_SECTION)}
 COMMON = ("--dtype bfloat16 --learning_rate 2e-6 --eval_every 0 --save_model no --sample_every 0 "
           "--change_every 0")
@@ -68,8 +71,7 @@ FLAGS = {
     "model": Flag("models/Qwen2.5-0.5B-Instruct", "folder of a model"),
     "prompt": Flag("brief", "brief has a short thinking, expression none", choices=tuple(FORMS)),
     "seeds": Flag(6, "of each arm, from seed 0 on", least=FEWEST, most=1000),
-    "arms": Flag(len(ARMS), "how many of them are made, from the first on", least=2,
-                 most=len(ARMS)),
+    "arms": Flag("", "only these are made, in this order: names with commas between them"),
     "runs": Flag("runs/real_board", "folder of the runs"),
     "afresh": Flag(False, "make runs that were published, too"),
     "dry_run": Flag(False, "list what is missing, and start nothing"),
@@ -80,11 +82,13 @@ Arms = dict[str, dict[int, Run]]  # by name and seed
 def main(argv: list[str]) -> None:
     typed = make_parser("python -m research real_board [flags]", __doc__, FLAGS).read(argv)
     args, failed = with_defaults(typed, FLAGS), {}
-    planned = planned_runs(args)
+    planned, wanted = planned_runs(args), wanted_arms(args)
     known = {} if args.afresh else kept_runs(args)
-    missing = [run for run in planned if (run.arm, run.seed) not in known
-               and not finished_run(run)]
-    say(f"{len(planned) - len(missing)} of {len(planned)} runs are finished")
+    unfinished = [run for run in planned if (run.arm, run.seed) not in known
+                  and not finished_run(run)]
+    say(f"{len(planned) - len(unfinished)} of {len(planned)} runs are finished")
+    missing = [run for run in unfinished if run.arm in wanted]
+    missing.sort(key=lambda run: wanted.index(run.arm))
     if args.dry_run:
         for run in missing:
             print(f"  {run.folder}\n    {python_command(*run.command)}")
@@ -104,9 +108,21 @@ def at_a_time(args: SimpleNamespace) -> int:
 def arms_of(args: SimpleNamespace) -> dict[str, str]:
     """The flags of each arm, by its name."""
     form = FORMS[args.prompt]
-    chosen = {arm: flags.format(four_times=4 * form.questions) for arm, flags in ARMS.items()
-              if arm not in form.without}
-    return dict(list(chosen.items())[:args.arms])
+    return {arm: flags.format(four_times=4 * form.questions) for arm, flags in ARMS.items()
+            if arm not in form.without}
+
+
+def wanted_arms(args: SimpleNamespace) -> list[str]:
+    """Those of --arms, or all."""
+    known = arms_of(args)
+    if not args.arms:
+        return list(known)
+    wanted = [name.strip() for name in args.arms.split(",")]
+    for name in wanted:
+        if name not in known:
+            raise UserError(f"--arms: there is no arm {name!r}; the arms of --prompt "
+                            f"{args.prompt} are {', '.join(known)}")
+    return wanted
 
 
 def name_of(args: SimpleNamespace) -> str:

@@ -11,9 +11,9 @@ from research.experiments import real_board
 from research.experiments.published import write_result
 from research.experiments.real_board import (ARMS, COMMON, CONTROLS, FORMS, arms_of, board_table,
                                              curve_table, finished, kept_runs, planned_runs,
-                                             values_of)
+                                             values_of, wanted_arms)
 
-ARGS = SimpleNamespace(model="models/tiny", prompt="brief", seeds=6, arms=len(ARMS), runs="runs/x",
+ARGS = SimpleNamespace(model="models/tiny", prompt="brief", seeds=6, arms="", runs="runs/x",
                        processes=0)
 
 
@@ -50,6 +50,15 @@ def test_the_flags_of_every_arm_are_taken_and_arms_come_one_after_the_other(prom
                                             if run.arm == "four times")))
     assert of_four.questions == 4 * FORMS[prompt].questions
     assert ("outcome_conditional 0.5" in arms_of(args)) == (prompt == "brief")
+
+
+def test_the_arms_that_are_made_can_be_chosen():
+    args = SimpleNamespace(**vars(ARGS) | {"arms": "four times, none"})
+    assert wanted_arms(args) == ["four times", "none"]
+    assert wanted_arms(ARGS) == [arm for arm in ARMS if arm != "measured 16"]
+    args.arms = "none, nothing"
+    with pytest.raises(UserError, match="there is no arm 'nothing'; the arms of --prompt brief"):
+        wanted_arms(args)
 
 
 def test_what_the_table_says():
