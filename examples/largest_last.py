@@ -41,7 +41,8 @@ class Task:
 
     def held_out_problems(self, count: int) -> list[tuple[int, ...]]:
         """The same distinct problems in every run, fewer where no more are found."""
-        rng, problems = random.Random("held out"), {}
+        rng = random.Random("held out")
+        problems: dict[tuple[int, ...], None] = {}  # a dict keeps their order
         for _ in range(min(20 * count, MAX_DRAWS)):
             problems[self.draw(rng, wanted_held_out=True)] = None
             if len(problems) == count:
