@@ -12,6 +12,7 @@ from types import SimpleNamespace
 os.environ["HF_HUB_OFFLINE"] = "1"
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+INSTALL = "to run it: pip install -r tests/requirements.txt"  # why a test is skipped
 REMOVABLE = ("research", "bridges", "benchmarks")  # rooms that the lab works without
 
 

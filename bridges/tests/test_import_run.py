@@ -11,6 +11,7 @@ from conftest import ROOT
 import analyze
 from analysis.runs import read_run
 from bridges.import_run import main
+from bridges.tests import INSTALL
 from engine.errors import UserError
 from engine.tokens import OTHER, THINK, load_tokenizer
 from harness.record import credit_steps, read_columns
@@ -139,7 +140,7 @@ def with_template(folder):
 
 def test_a_prompt_of_messages_is_written_by_the_models_template(tmp_path, capsys):
     """A table has each field in each message."""
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers", reason=INSTALL)
     asked = [{"role": "user", "content": " 3 5 7", "tool_calls": None},
              {"role": "assistant", "content": None, "tool_calls": None}, *ASKED]
     line = {**OURS, "prompt": asked, "completion": [SAID]}
@@ -378,7 +379,7 @@ def test_parquet_without_pyarrow_is_one_sentence(tmp_path, monkeypatch):
 
 def test_lines_may_stand_in_a_table(tmp_path):
     """A list of it has a fixed length."""
-    pa = pytest.importorskip("pyarrow")
+    pa = pytest.importorskip("pyarrow", reason=INSTALL)
     from pyarrow import parquet
     ids = {name: pa.array([ID[name]] * 70, pa.list_(pa.int64(), 2))
            for name in ("prompt_ids", "token_ids")}
@@ -398,7 +399,8 @@ def test_lines_may_stand_in_a_table(tmp_path):
 
 def test_what_trl_writes_is_read(tmp_path):
     """One step of its trainer: texts, rewards and advantages are those that it used."""
-    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
+    trl = pytest.importorskip("trl", reason=INSTALL)
+    datasets = pytest.importorskip("datasets", reason=INSTALL)
     from transformers import AutoModelForCausalLM, AutoTokenizer
     seen = []
 
