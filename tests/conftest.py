@@ -47,7 +47,7 @@ from engine.rollouts import Rollouts, score_answers
 from engine.sampler import generate
 from harness.settings import make_settings
 from engine.tokens import ANSWER, NUMBER, encode_prompt
-from tools.demonstrations import make_tokenizer
+from tools.helpers.demonstrations import make_tokenizer
 
 # The tests are of the project's own methods. What a user has added to them is tested for what it
 # returns (test_every_method.py), and is in no other test's way.

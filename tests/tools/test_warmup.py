@@ -11,7 +11,7 @@ from engine.errors import UserError
 from engine.tokens import load_tokenizer
 from qwen2_model import Qwen2
 from tools import warmup
-from tools.demonstrations import make_example, make_tokenizer
+from tools.helpers.demonstrations import make_example, make_tokenizer
 from tools.warmup import orthogonal
 
 TINY = ROOT / "models" / "tiny"
