@@ -40,7 +40,7 @@ def by_entropy(rollouts: Rollouts) -> Tensor:
 def project(tmp_path_factory):
     """A copy of the program with a task, an advantage and a weighting of the pages; and runs
     of it, all in one process, the plain one under the name that the pages use."""
-    folder = copy_project(tmp_path_factory.mktemp("copy"), "models", "docs")
+    folder = copy_project(tmp_path_factory.mktemp("copy"), "models", "docs", "examples")
     (folder / "my_task.py").write_text("\n".join(blocks("docs/your_own_task.md")))
     with open(folder / "mitigations.py", "a") as source:
         source.write("\n\n" + block("README.md", "def my_idea")
