@@ -92,12 +92,14 @@ def preference(candidate: Solution, problem: Problem, is_aimed: bool) -> float:
 
 def demonstration(problem: Problem, rng: random.Random, talk: int = 0) -> Pieces:
     """An answer to the problem, with at most `talk` irrelevant sentences in each place for them."""
-    pieces, tried = [(rng.choice(OPENERS).format(target=problem.target), 1.0)], []
+    pieces = [(rng.choice(OPENERS).format(target=problem.target), 1.0)]
+    tried = []
     for count in COUNTS:
         if tried:
             pieces.append((rng.choice(CONTINUE), 1.0))
         tried.append(draw(problem, tried, rng))
-        says_hit = (tried[-1].value == problem.target) != (rng.random() < WRONG_VERDICT)
+        is_hit = tried[-1].value == problem.target
+        says_hit = not is_hit if rng.random() < WRONG_VERDICT else is_hit
         pieces += one_try(count, tried[-1], says_hit, problem.target, rng, talk)
         if says_hit:
             break
@@ -112,9 +114,10 @@ def one_try(count: str, candidate: Solution, says_hit: bool, target: int,
     """Pieces such as " last try 5 * 3 = 15, 15 + 7 = 22 yes!"."""
     pieces = [(count, 1.0), (rng.choice(STARTERS), 1.0)]
     for index, (a, operator, b, result) in enumerate(candidate.steps):
-        joiner = rng.choice(JOINERS) if index else ""
-        pieces += [(joiner, 1.0), *irrelevant(rng, talk),
-                   (f" {a} {operator} {b} =", 1.0), (f" {result}", RESULT_WEIGHT)]
+        pieces.append((rng.choice(JOINERS) if index else "", 1.0))
+        pieces += irrelevant(rng, talk)
+        pieces.append((f" {a} {operator} {b} =", 1.0))
+        pieces.append((f" {result}", RESULT_WEIGHT))
     verdict = rng.choice(HIT if says_hit else MISS)
     size = "big" if candidate.value > target else "small"
     return [*pieces, (verdict.format(target=target, size=size), VERDICT_WEIGHT)]
@@ -176,14 +179,17 @@ def make_example(tokenizer: Tokenizer, rng: random.Random, talk: int = 0,
 
 def batches(tokenizer: Tokenizer, rng: random.Random, rows: int, talk: int = 0,
             right: bool = False, pool: int = 16) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Endless ids and weights, each (rows, L). The examples of `pool` batches are drawn at once and
-    sorted: those of like length share a batch, which needs less padding."""
+    """Yield ids and weights, each (rows, L), without an end. The examples of `pool` batches are
+    drawn at once and sorted: those of like length share a batch, which needs less padding."""
     while True:
         examples = [make_example(tokenizer, rng, talk, right) for _ in range(pool * rows)]
         examples.sort(key=lambda example: len(example[0]))
         for start in rng.sample(range(0, pool * rows, rows), pool):
             batch = examples[start:start + rows]
             longest = len(batch[-1][0])
-            ids = [ids + [0] * (longest - len(ids)) for ids, _ in batch]
-            weights = [weights + [0.0] * (longest - len(weights)) for _, weights in batch]
-            yield torch.tensor(ids), torch.tensor(weights)
+            ids = torch.zeros(rows, longest, dtype=torch.long)
+            weights = torch.zeros(rows, longest)
+            for row, (row_ids, row_weights) in enumerate(batch):
+                ids[row, :len(row_ids)] = torch.tensor(row_ids)
+                weights[row, :len(row_weights)] = torch.tensor(row_weights)
+            yield ids, weights
