@@ -39,11 +39,11 @@ class dpo:
 
     def __init__(self, policy: Policy):
         self.reference = initial_model(policy.settings)
-        self.metrics: Metrics = {}
+        self.metrics: Metrics = {}  # of the last batch
 
     def __call__(self, rollouts: Rollouts, policy: Policy) -> torch.Tensor:
         s = policy.settings
-        self.metrics = {}
+        self.metrics = {"dpo_loss": None, "pairs": 0, "pairs_in_order": None}
         pairs = best_and_worst(rollouts)                                     # (pairs, 2) rows
         if s.pairs:  # in a batch of --pairs the better one comes first, whatever the rewards
             pairs = torch.arange(len(rollouts.mask), device=rollouts.mask.device).view(-1, 2)

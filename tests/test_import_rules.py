@@ -1,7 +1,7 @@
-"""Import rules: what is at the top level, which package may import which, what no line may hold.
+"""The house: what stands at the top level, who imports whom, and what no line may hold.
 
-They are read from the source with `ast`, imports inside functions included. Nothing is run, except
-to count the files that a program loads.
+Read from the source with `ast`, imports inside functions included; nothing is run but what counts
+the files that a program loads.
 """
 import ast
 import json
@@ -14,17 +14,17 @@ import pytest
 from conftest import LISTED, REMOVABLE, ROOT, project_files
 
 SIX = {"countdown_task", "qwen2_model", "grpo", "mitigations", "train", "analyze"}
-OWN_PACKAGES = ("engine", "harness", "credit", "analysis", "tools", "examples",
-         *(name for name in REMOVABLE if (ROOT / name).exists()))
+ROOMS = ("engine", "harness", "credit", "analysis", "tools", "examples",
+         *(room for room in REMOVABLE if (ROOT / room).exists()))
 UNPICKLERS = {"pickle", "marshal", "shelve", "dill", "joblib"}
-INSTALLED = {"torch", "safetensors", "tokenizers", "numpy", "matplotlib"}
+PACKAGES = {"torch", "safetensors", "tokenizers", "numpy", "matplotlib"}
 DOORS = {  # to other tools, and what they alone import
     "bridges.import_formats": {"pyarrow"},
     "bridges.trl_trainer": {"trl", "transformers", "accelerate"},
     "bridges.messages": {"transformers"},
     "benchmarks.cases": {"transformers"}}
 
-# Package or file -> what it may import. A name stands for itself and for all that is in it.
+# Room or file -> what it may import; a name stands for itself and for all that lies in it.
 ROOT_ROOMS = ["engine", "harness", "credit", "analysis"]
 MAY_IMPORT = {
     "engine": ["qwen2_model", "engine"],
@@ -56,9 +56,9 @@ MAY_NOT_IMPORT = {
 def sources():
     """Every .py of the program, the tests aside."""
     paths = [ROOT / f"{name}.py" for name in SIX]
-    for package in OWN_PACKAGES:
-        paths += [path for path in project_files(f"{package}/**/*.py")
-                  if (ROOT / package / "tests") not in path.parents]
+    for room in ROOMS:
+        paths += [path for path in project_files(f"{room}/**/*.py")
+                  if (ROOT / room / "tests") not in path.parents]
     return sorted(paths)
 
 
@@ -77,7 +77,7 @@ PARTS = {"tokens_until", "Spread", "rescaled_weight", "shuffled", "LOSSES['dpo']
 
 @cache
 def lines_in(name):
-    """The lines of a file that are the project's own: the rules do not hold for a user's."""
+    """The lines of a file, the project's own: a user's break no rule of the house."""
     text = MODULES[name].read_text(encoding="utf-8")
     lines = text.splitlines()
     for node in ast.parse(text).body if name in SIX else ():
@@ -96,7 +96,7 @@ def is_added(node, anywhere):
     an import of a file or a package of theirs among it."""
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         package = (getattr(node, "module", None) or node.names[0].name).split(".")[0]
-        return anywhere and not (is_own(package) or package in INSTALLED | sys.stdlib_module_names)
+        return anywhere and not (is_own(package) or package in PACKAGES | sys.stdlib_module_names)
     is_method = any(ast.unparse(mark).partition("(")[0] in ("mitigation", "advantage")
                     for mark in marks_of(node))
     target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
@@ -120,7 +120,7 @@ def test_what_a_user_adds_is_told_apart(code, elsewhere, in_mitigations):
 
 
 def is_own(name):
-    return name.split(".")[0] in SIX | {*OWN_PACKAGES, *REMOVABLE}
+    return name.split(".")[0] in SIX | {*ROOMS, *REMOVABLE}
 
 
 @cache
@@ -206,16 +206,16 @@ def test_the_top_level_is_six_files():
     assert not wrong, "\n".join(wrong)
 
 
-def test_every_package_is_known():
-    """A new one needs its line in OWN_PACKAGES and MAY_IMPORT."""
-    assert {path.parent.name for path in project_files("*/__init__.py")} == set(OWN_PACKAGES)
+def test_every_package_is_a_known_room():
+    """Rooms are packages; a new one needs its line in ROOMS and MAY_IMPORT."""
+    assert {path.parent.name for path in project_files("*/__init__.py")} == set(ROOMS)
 
 
-def test_every_module_imports_only_what_its_package_may():
+def test_every_module_imports_only_what_its_room_may():
     wrong = []
     for name in NAMES:
-        package = name.split(".")[0]
-        allowed, forbidden = MAY_IMPORT[package], MAY_NOT_IMPORT.get(package, [])
+        room = name.split(".")[0]
+        allowed, forbidden = MAY_IMPORT[room], MAY_NOT_IMPORT.get(room, [])
         wrong += [f"{where(name, line)} imports {what}" for what, line in imports(name)
                   if is_own(what) and (not lies_in(what, allowed) or lies_in(what, forbidden))]
     assert not wrong, "\n".join(wrong)
@@ -226,7 +226,7 @@ def test_only_the_named_packages_are_imported():
     for name in NAMES:
         for what, line in imports(name):
             package = what.split(".")[0]
-            is_known = is_own(what) or package in INSTALLED or package in sys.stdlib_module_names
+            is_known = is_own(what) or package in PACKAGES or package in sys.stdlib_module_names
             is_door = package in DOORS.get(name, ())
             if package in UNPICKLERS or not (is_known or is_door):
                 wrong.append(f"{where(name, line)} imports {what}")
