@@ -20,20 +20,19 @@ Critics, Monte Carlo values and preference pairs (DPO) are in credit/. Left out:
 for off-policy answers, which --rollouts_every above 1 trains on uncorrected.
 """
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from engine import processes
 from engine.choices import Metrics, advantage
+from engine.forward import frozen_log_probs, micro_batches, response_log_probs
+from engine.optimizer import Optimizer, clip_and_step
+from engine.policy import RunSettings
 from engine.rollouts import Rollouts
+from qwen2_model import Qwen2
 
-Columns = dict[str, Tensor]  # (B, T) of each name, for the credit file
-if TYPE_CHECKING:  # an analysis reads the formulas of this file and loads no model
-    from engine.optimizer import Optimizer
-    from engine.policy import RunSettings
-    from qwen2_model import Qwen2
+Columns = dict[str, Tensor]  # a tensor (B, T) for each new column of the credit file
 
 
 def policy_loss(log_prob: Tensor, advantage: Tensor, coefficient: Tensor, mask: Tensor,
@@ -164,45 +163,39 @@ def divergence(log_prob: Tensor, reference: Tensor, kind: str) -> Tensor:
     return d.exp() - d - 1 if kind == "k3" else d.square() / 2
 
 
-def update(model: "Qwen2", optimizer: "Optimizer", rollouts: Rollouts, weight: Tensor,
-           s: "RunSettings", reference: "Qwen2 | None" = None,
-           with_change: bool = False) -> tuple[Metrics, Columns]:
-    """One step of the optimizer on the whole batch, or with --epochs several. `weight` is c w. With
-    a `reference` there is a KL term. Returns the metrics, and (B, T) for the record: after several
-    steps the ratio of new to old probability at the last of them; with `with_change`, what became
-    of each token, its log-prob behind the last step minus that before the first.
+def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tensor, s: RunSettings,
+           reference: Qwen2 | None = None) -> tuple[Metrics, Columns]:
+    """Train the model on the whole batch: one step of the optimizer, or with --epochs several.
 
-    Answers without a gradient are not computed. When no answer is left, nothing is changed.
+    `weight` is c w. With a `reference` model the loss has a KL term. Returns metrics, and columns
+    (B, T) for the credit file: with --epochs the ratio of new to old probability at the last step.
+
+    Answers without a gradient are not computed. If no answer has one, nothing is changed.
     """
-    from engine.forward import frozen_log_probs, micro_batches, response_log_probs
-    from engine.optimizer import clip_and_step
     mask, advantage = rollouts.mask, rollouts.advantage
     N = int(mask.sum())
     length_scale = length_scaling(rollouts.length, s.loss_norm, s.max_new_tokens)  # (B, 1)
-    coefficient = weight * length_scale                                          # (B, T)
-    has_gradient = (mask & ((coefficient * advantage != 0) | (reference is not None))).any(1)
+    coefficient = weight * length_scale                                            # (B, T)
     old, ratio = torch.zeros_like(weight), torch.ones_like(weight)
     columns = {"ratio": ratio} if s.epochs > 1 else {}
-    if with_change:
-        columns["change"] = torch.zeros_like(weight)
-    if not has_gradient.any():
-        return {"N": N, **skipped(rollouts)}, columns
+    trained = has_gradient(rollouts, coefficient, reference is not None)           # (B,)
+    if not trained.any():
+        return skipped(rollouts, N), columns
+
     own = rollouts.rows_of_rank()
-    rows = own[has_gradient[own]]
-    others = own[(~has_gradient & mask.any(1))[own]]  # they are moved by what they share
-    if with_change:
-        old += frozen_log_probs(model, rollouts, others, s.micro_batch)
-    anchor = None if reference is None else (
-        frozen_log_probs(reference, rollouts, rows, s.micro_batch))
+    rows = own[trained[own]]
+    anchor = None  # log-probs of the reference
+    if reference is not None:
+        anchor = frozen_log_probs(reference, rollouts, rows, s.micro_batch)
     clip = (s.clip_low, s.clip_high)
     passes = []
     for epoch in range(s.epochs):
-        sums = []  # over the tokens of each part
         optimizer.zero_grad()
+        sums = []  # of each micro-batch
         for part in micro_batches(rollouts, rows, s.micro_batch):
             log_prob = response_log_probs(model, rollouts, part)
-            if epoch == 0:  # not the sampler's: the ratio starts at exactly 1
-                old[part] = log_prob.detach()
+            if epoch == 0:
+                old[part] = log_prob.detach()  # not the sampler's: the ratio starts at exactly 1
             loss = policy_loss(log_prob, advantage[part], coefficient[part], mask[part], N,
                                old[part] if s.epochs > 1 else None, clip)
             if anchor is not None:
@@ -213,23 +206,24 @@ def update(model: "Qwen2", optimizer: "Optimizer", rollouts: Rollouts, weight: T
             ratio[part] = (log_prob - old[part]).exp()
             sums.append(diagnostics(rollouts, part, loss, log_prob, ratio[part], clip, anchor))
         norm = clip_and_step(optimizer, s.max_grad_norm)
-        total = {name: sum(of_part[name] for of_part in sums) for name in sums[0]}
-        passes.append(processes.all_reduce_numbers(total) | {"norm": norm})
-    metrics = {"N": N, **summary(passes, s.epochs > 1)}
-    if with_change:
-        new = sum(frozen_log_probs(model, rollouts, part, s.micro_batch) for part in (rows, others))
-        columns["change"] = new - old
-        size = gradient_size(rollouts.log_prob, rollouts.collision)
-        given = coefficient * advantage * mask * size.square()
-        metrics |= what_became(columns["change"][own], given[own])
-    return metrics, columns
+        passes.append(add_up(sums) | {"norm": norm})
+    return summary(passes, N, s.epochs > 1), columns
+
+
+def has_gradient(rollouts: Rollouts, coefficient: Tensor, with_kl: bool) -> Tensor:
+    """(B,) bool: whether an answer has a term in the loss whose gradient is not zero."""
+    in_loss = rollouts.mask
+    if not with_kl:  # the KL term has a gradient at every token
+        in_loss = in_loss & (coefficient * rollouts.advantage != 0)
+    return in_loss.any(1)
 
 
 def diagnostics(rollouts: Rollouts, rows: Tensor, loss: Tensor, log_prob: Tensor, ratio: Tensor,
                 clip: tuple[float, float], anchor: Tensor | None) -> dict[str, Tensor]:
-    """Sums over the tokens of a micro-batch: how far training's log-probs are from the sampler's
-    (rounding, or a mistake), and how many tokens are beyond the bound that holds for them. The KL
-    is told as k3, an unbiased estimate, whichever kind the loss has."""
+    """Sums over the tokens of a micro-batch. The gap between training's log-probs and the sampler's
+    is rounding, or a mistake. A token is clipped if its ratio is beyond the bound for the sign of
+    its advantage. The KL is always measured as k3, which is unbiased; --kl_kind is about the loss.
+    """
     mask, advantage = rollouts.mask[rows], rollouts.advantage[rows]
     gap = (log_prob - rollouts.log_prob[rows]) * mask
     too_low, too_high = ratio < 1 - clip[0], ratio > 1 + clip[1]
@@ -241,40 +235,98 @@ def diagnostics(rollouts: Rollouts, rows: Tensor, loss: Tensor, log_prob: Tensor
     return sums
 
 
-def summary(passes: list[dict[str, float]], with_ratio: bool) -> Metrics:
+def add_up(sums: list[dict[str, Tensor]]) -> dict[str, float]:
+    """The sums of all micro-batches, over all processes."""
+    total = {}
+    for name in sums[0]:
+        total[name] = sum(of_part[name] for of_part in sums)
+    return processes.all_reduce_numbers(total)
+
+
+def summary(passes: list[dict[str, float]], N: int, with_ratio: bool) -> Metrics:
     """Loss, norm and gap of the first pass over the batch; ratio, clipping and KL of the last."""
     first, last = passes[0], passes[-1]
     metrics: Metrics = {
-        "loss": first["loss"], "gradient_norm": first["norm"],
+        "N": N, "skipped": None, "loss": first["loss"], "gradient_norm": first["norm"],
         "sampler_gap": first["gap"] / first["tokens"], "trained_tokens": first["tokens"]}
     if with_ratio:
-        metrics |= {"ratio_mean": last["ratio"] / last["tokens"],
-                    "clipped_share": last["clipped"] / last["tokens"],
-                    "gradient_norm_last": last["norm"]}
+        metrics["ratio_mean"] = last["ratio"] / last["tokens"]
+        metrics["clipped_share"] = last["clipped"] / last["tokens"]
+        metrics["gradient_norm_last"] = last["norm"]
     if "kl" in last:
         metrics["kl"] = last["kl"] / last["tokens"]
-    return metrics | {"skipped": None}
+    return metrics
 
 
-def what_became(change: Tensor, given: Tensor) -> Metrics:
-    """In all processes: of what pushed tokens up, the share at tokens that fell, and of what pushed
-    down at those that rose; the correlation of change and given, A c w m s^2, how each token's own
-    gradient would move its log-prob. A count would be of tokens so sure that nothing moves them."""
-    d, g = change[given != 0].double(), given[given != 0].double()
-    up, down = g.clamp(min=0), -g.clamp(max=0)
-    numbers = {"up": up, "fell": up * (d < 0), "down": down, "rose": down * (d > 0),
-               "n": torch.ones_like(g), "d": d, "g": g, "dd": d * d, "gg": g * g, "dg": d * g}
-    of = processes.all_reduce_numbers({name: values.sum() for name, values in numbers.items()})
-    dg, dd, gg = (of[a + b] - of[a] * of[b] / max(of["n"], 1) for a, b in ("dg", "dd", "gg"))
-    return {"fell_of_positive": of["fell"] / of["up"] if of["up"] else math.nan,
-            "rose_of_negative": of["rose"] / of["down"] if of["down"] else math.nan,
-            "change_correlation": dg / math.sqrt(dd * gg) if min(dd, gg) > 0 else math.nan}
+def skipped(rollouts: Rollouts, N: int) -> Metrics:
+    """The metrics of an update that had nothing to train on, with the reason."""
+    reason = "no token has both a weight and an advantage"
+    if not rollouts.advantage.any():
+        reason = "every group's answers had equal rewards"
+    if not rollouts.mask.any():
+        reason = "no answer was finished"
+    return {"N": N, "skipped": reason, "loss": 0.0, "trained_tokens": 0,
+            "gradient_norm": None, "sampler_gap": None}
 
 
-def skipped(rollouts: Rollouts) -> Metrics:
-    reasons = {"no answer was finished": rollouts.mask,
-               "every group's answers had equal rewards": rollouts.advantage}
-    reason = next((words for words, tensor in reasons.items() if not tensor.any()),
-                  "no token has both a weight and an advantage")
-    return {"loss": 0.0, "gradient_norm": None, "sampler_gap": None, "trained_tokens": 0,
-            "skipped": reason}
+def update_with_change(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tensor,
+                       s: RunSettings, reference: Qwen2 | None = None) -> tuple[Metrics, Columns]:
+    """`update`, and how it changed each token: the column `change` is the token's log-prob after
+    the update minus before, at the same prefix. It costs a forward pass before and one after."""
+    coefficient = weight * length_scaling(rollouts.length, s.loss_norm, s.max_new_tokens)
+    trained = has_gradient(rollouts, coefficient, reference is not None)
+    if not trained.any():
+        metrics, columns = update(model, optimizer, rollouts, weight, s, reference)
+        return metrics, {**columns, "change": torch.zeros_like(weight)}
+    own = rollouts.rows_of_rank()
+    # answers without a gradient change too: they share the parameters with the others
+    untrained = ~trained & rollouts.mask.any(1)
+    rows_of = own[trained[own]], own[untrained[own]]
+
+    def log_probs() -> Tensor:
+        parts = [frozen_log_probs(model, rollouts, rows, s.micro_batch) for rows in rows_of]
+        return parts[0] + parts[1]  # each is 0 in the rows of the other
+
+    before = log_probs()
+    metrics, columns = update(model, optimizer, rollouts, weight, s, reference)
+    change = log_probs() - before
+    size = gradient_size(rollouts.log_prob, rollouts.collision)
+    push = coefficient * rollouts.advantage * rollouts.mask * size.square()
+    return {**metrics, **change_metrics(change[own], push[own])}, {**columns, "change": change}
+
+
+def change_metrics(change: Tensor, push: Tensor) -> Metrics:
+    """How well the tokens of all processes followed their pushes, A c w m s^2. A push is what the
+    token's own term of the loss would do to its log-prob.
+
+    Tokens count by the size of their push, because most tokens are so probable that nothing moves
+    them: of the pushes up, the share at tokens that fell; of those down, the share at tokens that
+    rose; and the correlation of change and push. All are over the tokens that have a push.
+    """
+    pushed = push != 0
+    change, push = change[pushed].double(), push[pushed].double()
+    up, down = push.clamp(min=0), -push.clamp(max=0)
+    total = processes.all_reduce_numbers({
+        "up": up.sum(), "fell": (up * (change < 0)).sum(),
+        "down": down.sum(), "rose": (down * (change > 0)).sum(),
+        "tokens": pushed.sum(), "change": change.sum(), "push": push.sum(),
+        "change^2": (change * change).sum(), "push^2": (push * push).sum(),
+        "change*push": (change * push).sum()})
+    return {"fell_of_positive": total["fell"] / total["up"] if total["up"] else math.nan,
+            "rose_of_negative": total["rose"] / total["down"] if total["down"] else math.nan,
+            "change_correlation": correlation(
+                total["tokens"], total["change"], total["push"], total["change^2"],
+                total["push^2"], total["change*push"])}
+
+
+def correlation(count: float, sum_x: float, sum_y: float, sum_xx: float, sum_yy: float,
+                sum_xy: float) -> float:
+    """Pearson's correlation of x and y from their sums, which several processes can add up; NaN if
+    x or y does not vary."""
+    count = max(count, 1)
+    variance_x = sum_xx - sum_x * sum_x / count
+    variance_y = sum_yy - sum_y * sum_y / count
+    covariance = sum_xy - sum_x * sum_y / count
+    if min(variance_x, variance_y) <= 0:
+        return math.nan
+    return covariance / math.sqrt(variance_x * variance_y)

@@ -32,14 +32,12 @@ from torch import Tensor
 
 from engine.choices import (ADVANTAGES, LOSSES, MITIGATIONS, Method, Metrics, advantage, mitigation)
 from engine.errors import UserError
+from engine.policy import Policy
 from engine.rollouts import Rollouts
 from engine.tokens import ANSWER, NUMBER, OPERATOR, TAG, THINK, WORD
 from grpo import centred, gradient_size, rescaling, to_every_token
 from harness.settings import Count, NotNegative, Percent, Positive, Range, Share
 from harness.own_code import checked_credit, metrics_of
-
-if typing.TYPE_CHECKING:  # an analysis reads this file and loads no model
-    from engine.policy import Policy
 
 
 @mitigation
@@ -255,7 +253,7 @@ def span(rollouts: Rollouts) -> Tensor:
 
 
 @torch.no_grad()
-def rescaled_weight(chosen: Method, name: str, rollouts: Rollouts, policy: "Policy | None" = None,
+def rescaled_weight(chosen: Method, name: str, rollouts: Rollouts, policy: Policy | None = None,
                     rescale_to: str = "mean", placebo: str = "none") -> tuple[Tensor, Metrics]:
     """c w (B, T), the weights of the loss and of the record, and what there is to tell about them.
     They are what the weighting returned: checked, without gradient, 0 beyond the mask, shuffled for

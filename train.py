@@ -29,7 +29,7 @@ import torch
 from engine.choices import WHOLE_ANSWERS, Method
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
-from grpo import update
+from grpo import update, update_with_change
 from harness.load import (answers_from, initial_model, load_optimizer, load_policy,
                           make_advantage, make_weighting)
 from harness.metrics import Clock, step_metrics, wilson_interval
@@ -65,8 +65,8 @@ def train(run: Run) -> None:
             weight, weight_metrics = rescaled_weight(                           # (B, T)
                 weighting, s.mitigation, batch, policy, s.rescale, s.placebo)
         with clock("update"):
-            metrics, columns = update(policy.model, optimizer, batch, weight, s, reference,
-                                      is_watched(s, step))
+            update_now = update_with_change if is_change_measured(s, step) else update
+            metrics, columns = update_now(policy.model, optimizer, batch, weight, s, reference)
         with clock("record"):
             run.record(step, rollouts, weight, columns)  # dropped answers, too: weight 0
         run.log(step_metrics(clock, rollouts, metrics, advantage, weight_metrics))
@@ -95,10 +95,12 @@ def drop_unfinished(rollouts: Rollouts) -> Rollouts:
     return replace(rollouts, mask=rollouts.mask & rollouts.finished[:, None])
 
 
-def is_watched(s: Settings, step: int) -> bool:
-    """Whether it is measured what becomes of each token: at step 1 and every so many steps after
-    it, as the model before is a checkpoint then; and at the last."""
-    return bool(s.change_every) and ((step - 1) % s.change_every == 0 or step == s.steps)
+def is_change_measured(s: Settings, step: int) -> bool:
+    """Whether the step measures how it changed each token's log-prob: step 1, every --change_every
+    steps after it, and the last. The model before such a step is often a checkpoint."""
+    if not s.change_every:
+        return False
+    return (step - 1) % s.change_every == 0 or step == s.steps
 
 
 def evaluate(policy: Policy, run: Run, step: int) -> None:

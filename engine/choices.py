@@ -17,12 +17,11 @@ for a choice that keeps a state or samples more:
 import importlib
 from collections import UserDict
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
+from typing import Any, Protocol, TypeVar, overload
 
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from engine.rollouts import Rollouts
+from engine.rollouts import Rollouts
 
 Choice = Callable[..., Tensor] | type  # a function or a class below a decorator
 Metrics = dict[str, Any]  # numbers for a line of metrics.jsonl, by name
@@ -32,7 +31,7 @@ Same = TypeVar("Same", bound=Choice)
 class Method(Protocol):
     """What a choice is made into for a run, its flags given. The policy is None where none is
     loaded, as in a preview."""
-    def __call__(self, rollouts: "Rollouts", policy: object, /) -> Tensor: ...
+    def __call__(self, rollouts: Rollouts, policy: object, /) -> Tensor: ...
 
 
 class Choices(UserDict[str, str | Choice]):

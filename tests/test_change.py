@@ -10,7 +10,7 @@ import torch
 
 import train
 from conftest import copied, hand_made
-from grpo import update, what_became
+from grpo import change_metrics, update_with_change
 from harness.record import read_columns
 from qwen2_model import ModelConfig, Qwen2
 from runs import lines, run, timeless
@@ -42,8 +42,8 @@ def stepped(model, batch, rate=RATE, weight=None, **changed):
     """The model after a plain step, and what update says of it."""
     copy = copied(model)
     weight = batch.mask.float() if weight is None else weight
-    result = update(copy, torch.optim.SGD(copy.parameters(), lr=rate), batch, weight,
-                    settings(**changed), None, True)
+    sgd = torch.optim.SGD(copy.parameters(), lr=rate)
+    result = update_with_change(copy, sgd, batch, weight, settings(**changed))
     return copy, *result
 
 
@@ -71,12 +71,12 @@ def test_the_account_of_what_became_against_numpy():
     generator = torch.Generator().manual_seed(0)
     change, given = torch.randn(2, 5, 7, generator=generator)
     given[0] = 0.0
-    found = what_became(change, given)
+    found = change_metrics(change, given)
     d, g = (values[1:].flatten().double().numpy() for values in (change, given))
     assert found["change_correlation"] == pytest.approx(np.corrcoef(d, g)[0, 1])
     assert found["fell_of_positive"] == pytest.approx(np.average(d[g > 0] < 0, weights=g[g > 0]))
     assert found["rose_of_negative"] == pytest.approx(np.average(d[g < 0] > 0, weights=-g[g < 0]))
-    nothing = what_became(change, 0 * given)
+    nothing = change_metrics(change, 0 * given)
     assert all(math.isnan(value) for value in nothing.values())
 
 
@@ -112,7 +112,7 @@ def test_dropped_answers_have_no_change(small_model, rollouts):
     (2, 6, [1, 3, 5, 6]), (10, 6, [1, 6]), (1, 3, [1, 2, 3]), (0, 3, [])])
 def test_the_first_step_every_so_many_and_the_last(every, steps, measured):
     s = SimpleNamespace(change_every=every, steps=steps)
-    assert [n for n in range(1, steps + 1) if train.is_watched(s, n)] == measured
+    assert [n for n in range(1, steps + 1) if train.is_change_measured(s, n)] == measured
 
 
 def test_a_run_is_the_same_with_and_without(learner, tmp_path):
