@@ -260,7 +260,8 @@ def rescaled_weight(chosen: Method, name: str, rollouts: Rollouts, policy: Polic
     a placebo, and multiplied by one number for the batch (grpo.rescaling)."""
     if not rollouts.mask.any():  # every answer was dropped
         nothing: Metrics = {"weight_factor": 1.0, "weight_max": 0.0, "weight_note": None}
-        return torch.zeros_like(rollouts.log_prob), nothing
+        unknown = dict.fromkeys(metrics_of(chosen))  # the weighting was not asked
+        return torch.zeros_like(rollouts.log_prob), unknown | nothing
     note = None
     weight = checked_credit(chosen, f"the weighting {name}", rollouts, policy, is_weight=True)
     if not weight.any():

@@ -127,7 +127,7 @@ class gae:
         is_head = critic == "head"
         module = Head(policy.model) if is_head else Trunk(policy.model, critic_layers)
         self.critic = Trained(module, critic_lr if is_head else trunk_lr, policy.model.device)
-        self.metrics: Metrics = {}
+        self.metrics: Metrics = {"explained_variance": None, "value_loss": None}
         self.state_dict, self.load_state_dict = self.critic.state_dict, self.critic.load_state_dict
 
     def __call__(self, rollouts: Rollouts, policy: Policy) -> torch.Tensor:

@@ -29,7 +29,7 @@ class lambda_grpo:
         scalar = nn.ParameterDict({"lambda": torch.tensor(float(lambda_init))})
         self.scalar = Trained(scalar, lambda_lr, policy.model.device)
         self.state_dict, self.load_state_dict = self.scalar.state_dict, self.scalar.load_state_dict
-        self.metrics: Metrics = {}
+        self.metrics: Metrics = {"lambda": None}
 
     def __call__(self, rollouts: Rollouts, policy: Policy) -> torch.Tensor:
         s, exponent, mask = policy.settings, self.scalar.module["lambda"], rollouts.mask

@@ -41,13 +41,14 @@ class learned_importance:
         self.net = Trained(net, importance_lr, policy.model.device)
         self.state_dict, self.load_state_dict = self.net.state_dict, self.net.load_state_dict
         self.warmup = importance_warmup
+        self.metrics: Metrics = {"importance_loss": None}
 
     def __call__(self, rollouts: Rollouts, policy: Policy) -> torch.Tensor:
         with torch.no_grad():
             weight = self.net.module.importance(rollouts.hidden)
         with torch.enable_grad():
             loss = self.loss(rollouts)
-        self.metrics: Metrics = {"importance_loss": loss.item()}
+        self.metrics = {"importance_loss": loss.item()}
         self.net.gradient_step(loss)
         return weight if rollouts.step > self.warmup else torch.ones_like(weight)
 

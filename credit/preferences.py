@@ -38,10 +38,11 @@ class dpo:
 
     def __init__(self, policy: Policy):
         self.reference = initial_model(policy.settings)
-        self.metrics: Metrics = {}
+        self.metrics: Metrics = {}  # of the last batch
 
     def __call__(self, rollouts: Rollouts, policy: Policy) -> torch.Tensor:
-        s, self.metrics = policy.settings, {}
+        s = policy.settings
+        self.metrics = {"dpo_loss": None, "pairs": 0, "pairs_in_order": None}
         pairs = best_and_worst(rollouts)
         if s.pairs:  # in their batch the better one comes first, whatever the rewards
             pairs = torch.arange(len(rollouts.mask), device=rollouts.mask.device).view(-1, 2)

@@ -12,7 +12,7 @@ for a choice that keeps a state or samples more:
 
         def state_dict(self) -> tensors by name     # these two if it has a state
         def load_state_dict(self, tensors)
-        metrics: dict                               # if it has numbers for metrics.jsonl
+        metrics: dict         # if it has numbers for metrics.jsonl: the same names in each step
 """
 import importlib
 from collections import UserDict
