@@ -1,23 +1,35 @@
-"""GRPO (2402.03300) in the open: one reward an answer, compared within its group, given to every
-token.
+"""GRPO (2402.03300): one reward per answer, compared with the rewards of the other answers to the
+same problem, and given to every token of the answer.
 
     A_i  = (R_i - mean of the group) / (std of the group + 1e-4)
-    loss = - sum_it  c w_it m_i A_it log pi(y_it | prompt, y_i<t)  / N
+    loss = - sum over answers i and tokens t of  c w_it m_i A_it log pi(y_it | prompt, y_i<t)  / N
 
-    A_it  advantage: chosen by --advantage; here those that are the same for all t, as in GRPO
-    w_it  weight of a token: mitigations.py, chosen by --mitigation; 1 in GRPO
-    c     one number for the batch, after which weights have mean 1 (`rescaling`)
-    m_i   length_scale: 1, or what --loss_norm makes of an answer's length (`length_scaling`). The
-          weight on record is c w; m is in a token's account (analysis/account.py)
-    N     the batch's generated tokens; with --drop_unfinished those of the answers that ended
+    A_it  the advantage of a token, chosen by --advantage. The advantages in this file are the same
+          for all tokens of an answer, as in GRPO
+    w_it  the weight of a token, chosen by --mitigation (mitigations.py); 1 in GRPO
+    c     one number for the whole batch, which gives the weights a mean of 1 (`rescaling`)
+    m_i   the length scale of an answer: 1, unless --loss_norm counts long and short answers
+          differently (`length_scaling`)
+    N     the number of generated tokens in the batch; with --drop_unfinished only those of the
+          answers that ended
 
-Start at `policy_loss`: it is the formula, and it never changes. What goes in changes. Advantages
-and weights are made for the whole batch before it is cut into micro-batches, so the size of a
-micro-batch changes rounding alone. With one update a batch, the ratio of new to old probability is
-exactly 1 and clipping would do nothing; --epochs above 1 brings in both.
+Start at `policy_loss`. It is the formula above, and it never changes; what changes is what goes
+into it. Advantages and weights are computed for the whole batch before it is cut into
+micro-batches, so --micro_batch changes nothing but rounding. `update` is the training step, and
+`update_with_change` measures around it how the log-prob of each token changed.
 
-Critics, Monte Carlo values and preference pairs (DPO) are in credit/. Left out: importance sampling
-for off-policy answers, which --rollouts_every above 1 trains on uncorrected.
+Left out of GRPO as published; the first three come back with a flag:
+
+    ratio and clipping   a batch is trained on once, so the ratio of new to old probability is
+                         exactly 1 and clipping would do nothing; --epochs above 1 brings both back
+    the KL term          --kl above 0 adds it, and a frozen copy of the initial model
+    1 / length           here every token of the batch counts the same; in the paper every answer
+                         does, which is --loss_norm sequence
+    the reward model     a program checks the answer, so no reward has to be learned
+
+There is no importance sampling either: answers that older weights have sampled (--rollouts_every
+above 1) are trained on as if they were new. Other ways to spread credit over the tokens, such as
+critics and Monte Carlo values, are in credit/.
 """
 import math
 
@@ -38,12 +50,12 @@ Columns = dict[str, Tensor]  # a tensor (B, T) for each new column of the credit
 def policy_loss(log_prob: Tensor, advantage: Tensor, coefficient: Tensor, mask: Tensor,
                 total: float, old: Tensor | None = None,
                 clip: tuple[float, float] = (0.2, 0.28)) -> Tensor:
-    """The formula above for some answers, each argument (answers, T): `coefficient` is c w m,
+    """The formula above for some answers. Tensors are (answers, T), `coefficient` is c w m and
     `total` is N.
 
-    `old` are the log-probs from before the batch's first update. With them, the clipped ratio of
-    PPO (1707.06347; a wider upper bound as in DAPO, 2503.14476) takes the place of log_prob. At
-    ratio 1 its gradient is the same.
+    `old` are the log-probs from before the first update on this batch. If they are given, PPO's
+    clipped ratio (1707.06347, with a wider upper bound as in DAPO, 2503.14476) takes the place of
+    log_prob. At ratio 1 the gradient is the same.
     """
     if old is None:
         objective = coefficient * advantage * log_prob
@@ -55,11 +67,12 @@ def policy_loss(log_prob: Tensor, advantage: Tensor, coefficient: Tensor, mask: 
 
 
 def rescaling(weight: Tensor, rollouts: Rollouts, rescale_to: str) -> float:
-    """The number c by which a batch's weights are multiplied.
+    """The number c by which the weights of a batch are multiplied, as --rescale says:
 
-    mean      the batch's tokens weigh 1 on average
-    gradient  the gradients at the logits have the same sum of sizes as without weights
-    none      1
+    mean      the mean weight of the batch's tokens becomes 1
+    gradient  the sizes of the tokens' gradients at the logits, abs(A) w s, get the same sum as
+              without weights
+    none      c is 1
     """
     if rescale_to == "none":
         return 1.0
@@ -74,78 +87,86 @@ def rescaling(weight: Tensor, rollouts: Rollouts, rescale_to: str) -> float:
 
 
 def length_scaling(length: Tensor, loss_norm: str, max_new_tokens: int) -> Tensor:
-    """The number m of each answer (B, 1) by its tokens, because `policy_loss` divides by N.
+    """The factor m of each answer (B, 1). `policy_loss` divides every term by N; m turns that into
+    the normalisation that --loss_norm asks for.
 
-    token      1: every token counts 1 / N
-    sequence   every kept answer counts the same, each of its tokens 1 / (kept * length)
-    constant   every token counts 1 / (B * max_new_tokens), B with the dropped answers
+    token      every token counts 1 / N, so m is 1
+    sequence   every answer counts the same, each of its tokens 1 / (answers * its length), where
+               answers that --drop_unfinished drops are not counted
+    constant   every token counts 1 / (B * max_new_tokens), and B counts dropped answers too
     """
     N, per_answer = length.sum(), length[:, None]
     if loss_norm == "sequence":
-        kept = (length > 0).sum()  # without those that --drop_unfinished drops
+        kept = (length > 0).sum()  # a dropped answer has no tokens left
         return torch.where(per_answer > 0, N / (kept * per_answer.clamp(min=1)), 0.0)
-    scale = N / (len(length) * max_new_tokens) if loss_norm == "constant" else 1.0
-    return scale * torch.ones_like(per_answer).float()
+    m = 1.0
+    if loss_norm == "constant":
+        m = N / (len(length) * max_new_tokens)
+    return m * torch.ones_like(per_answer).float()
 
 
 def group_mean(value: Tensor, group: Tensor) -> Tensor:
-    """(B,) -> (B,): for each answer the mean of its group. In float64, because in float32 the mean
-    of equal rewards can differ from them in the last digit."""
+    """(B,) -> (B,): the mean of each answer's group. It is computed in float64, because in float32
+    the mean of equal rewards can differ from them in the last digit."""
     count = torch.bincount(group)
     total = torch.zeros_like(count, dtype=torch.float64).index_add(0, group, value.double())
     return (total / count)[group]
 
 
 def centred(value: Tensor, group: Tensor) -> Tensor:
-    """(B,) -> (B,): value minus its group's mean; exactly 0 where a group's values are equal."""
+    """(B,) -> (B,): value minus its group's mean; exactly 0 if all values of the group are equal."""
     difference = value.double() - group_mean(value, group)
     return torch.where(difference.abs() < 1e-8, 0.0, difference).float()
 
 
 def group_z_score(value: Tensor, group: Tensor, epsilon: float = 1e-4) -> Tensor:
-    """(B,) -> (B,): (value - mean) / (std + epsilon) in its group, with the std that divides by G;
-    exactly 0 where a group's values are equal."""
+    """(B,) -> (B,): (value - mean) / (std + epsilon) within its group, where the std divides by the
+    number of answers; exactly 0 if all values of the group are equal."""
     difference = value.double() - group_mean(value, group)
     std = group_mean(difference.square(), group).sqrt()
     return torch.where(std < 1e-8, 0.0, difference / (std + epsilon)).float()
 
 
 def to_every_token(value: Tensor, rollouts: Rollouts) -> Tensor:
-    """(B,) -> (B, T): the same number to every token of an answer."""
+    """(B,) -> (B, T): the same number at every token of an answer."""
     return value[:, None] * rollouts.mask
 
 
 @advantage(whole_answers=True)
 def grpo(rollouts: Rollouts) -> Tensor:
-    """The z-score of the reward in its group."""
+    """The z-score of the reward within its group."""
     return to_every_token(group_z_score(rollouts.reward, rollouts.group), rollouts)
 
 
 @advantage(whole_answers=True)
 def dr_grpo(rollouts: Rollouts) -> Tensor:
-    """Reward minus the group's mean (2503.20783): no problem counts more than another."""
+    """Reward minus the group's mean (2503.20783). Nothing divides by the group's std, which would
+    make problems with similar rewards count more."""
     return to_every_token(centred(rollouts.reward, rollouts.group), rollouts)
 
 
 @advantage(whole_answers=True)
 def rloo(rollouts: Rollouts) -> Tensor:
-    """Reward minus the mean of the others (2402.14740), which is G / (G - 1) (R - mean)."""
+    """Reward minus the mean of the group's other rewards (2402.14740). In a group of G answers it
+    is G / (G - 1) (R - mean)."""
     size = torch.bincount(rollouts.group)[rollouts.group]
     return to_every_token(centred(rollouts.reward, rollouts.group) * size / (size - 1), rollouts)
 
 
 @advantage(whole_answers=True)
 def batch_mean(rollouts: Rollouts) -> Tensor:
-    """Reward minus the mean of the whole batch, as without groups: answers to easy problems are
-    pushed up, those to hard ones down."""
+    """Reward minus the mean of the whole batch, as if there were no groups: answers to easy
+    problems are pushed up, and answers to hard ones down."""
     one_group = torch.zeros_like(rollouts.group)
     return to_every_token(centred(rollouts.reward, one_group), rollouts)
 
 
 def gradient_size(log_prob: Tensor, collision: Tensor) -> Tensor:
-    """norm(onehot - p) = sqrt(1 - 2 p + sum p^2): the size of a log-prob's gradient at the logits.
+    """s = norm(onehot - p) = sqrt(1 - 2 p + sum p^2): the size at the logits of the gradient of a
+    token's log-prob.
 
-    Clamped to its exact range [1 - p, sqrt2 (1 - p)]: the formula cancels when p is near 1.
+    It is clamped to its exact range [1 - p, sqrt2 (1 - p)], because the formula loses its digits to
+    cancellation when p is near 1.
     """
     rest = -torch.expm1(log_prob)  # 1 - p
     square = 1 - 2 * log_prob.exp() + collision
@@ -153,11 +174,12 @@ def gradient_size(log_prob: Tensor, collision: Tensor) -> Tensor:
 
 
 def divergence(log_prob: Tensor, reference: Tensor, kind: str) -> Tensor:
-    """KL(policy || reference) at each place, estimated from the token that the policy sampled.
+    """KL(policy || reference) at each position, estimated from the token that was sampled there.
 
     k2 = d^2 / 2 and k3 = exp(d) - d - 1 with d = reference - log_prob (Schulman, "Approximating KL
-    divergence", 2020). As a loss at a fixed prefix k2 has the gradient of KL(policy || reference),
-    k3 that of KL(reference || policy). Both drop the gradient through the state distribution.
+    divergence", 2020). As a loss at a fixed prefix, k2 has the gradient of KL(policy || reference)
+    and k3 that of KL(reference || policy). Both leave out that the policy also decides which
+    prefixes it reaches.
     """
     d = reference - log_prob
     return d.exp() - d - 1 if kind == "k3" else d.square() / 2
@@ -220,9 +242,11 @@ def has_gradient(rollouts: Rollouts, coefficient: Tensor, with_kl: bool) -> Tens
 
 def diagnostics(rollouts: Rollouts, rows: Tensor, loss: Tensor, log_prob: Tensor, ratio: Tensor,
                 clip: tuple[float, float], anchor: Tensor | None) -> dict[str, Tensor]:
-    """Sums over the tokens of a micro-batch. The gap between training's log-probs and the sampler's
-    is rounding, or a mistake. A token is clipped if its ratio is beyond the bound for the sign of
-    its advantage. The KL is always measured as k3, which is unbiased; --kl_kind is about the loss.
+    """Sums over the tokens of a micro-batch, for the metrics.
+
+    The gap between training's log-probs and the sampler's should be rounding; if it is more, there
+    is a mistake. A token is clipped if its ratio is beyond the bound that holds for the sign of its
+    advantage. The KL is measured as k3, which is unbiased, whichever kind the loss has.
     """
     mask, advantage = rollouts.mask[rows], rollouts.advantage[rows]
     gap = (log_prob - rollouts.log_prob[rows]) * mask
@@ -259,7 +283,7 @@ def summary(passes: list[dict[str, float]], N: int, with_ratio: bool) -> Metrics
 
 
 def skipped(rollouts: Rollouts, N: int) -> Metrics:
-    """The metrics of an update that had nothing to train on, with the reason."""
+    """Metrics of a batch without anything to train on, with the reason."""
     reason = "no token has both a weight and an advantage"
     if not rollouts.advantage.any():
         reason = "every group's answers had equal rewards"
@@ -271,8 +295,8 @@ def skipped(rollouts: Rollouts, N: int) -> Metrics:
 
 def update_with_change(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tensor,
                        s: RunSettings, reference: Qwen2 | None = None) -> tuple[Metrics, Columns]:
-    """`update`, and how it changed each token: the column `change` is the token's log-prob after
-    the update minus before, at the same prefix. It costs a forward pass before and one after."""
+    """`update`, with a measurement around it: the column `change` is each token's log-prob after
+    the update minus before, at the same prefix. It costs one forward pass before and one after."""
     coefficient = weight * length_scaling(rollouts.length, s.loss_norm, s.max_new_tokens)
     trained = has_gradient(rollouts, coefficient, reference is not None)
     if not trained.any():
@@ -296,12 +320,12 @@ def update_with_change(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, w
 
 
 def change_metrics(change: Tensor, push: Tensor) -> Metrics:
-    """How well the tokens of all processes followed their pushes, A c w m s^2. A push is what the
-    token's own term of the loss would do to its log-prob.
+    """How well changes follow pushes, over the tokens of all processes that have a push.
 
-    Tokens count by the size of their push, because most tokens are so probable that nothing moves
-    them: of the pushes up, the share at tokens that fell; of those down, the share at tokens that
-    rose; and the correlation of change and push. All are over the tokens that have a push.
+    A push, A c w m s^2, is what the token's own term of the loss would do to its log-prob; the
+    change is what the step on the whole batch did. The shares say how much of all pushes up went to
+    tokens that fell, and how much of all pushes down to tokens that rose. They do not count tokens,
+    because most tokens are so probable that nothing moves them.
     """
     pushed = push != 0
     change, push = change[pushed].double(), push[pushed].double()
