@@ -99,10 +99,10 @@ def length_scaling(length: Tensor, loss_norm: str, max_new_tokens: int) -> Tenso
     if loss_norm == "sequence":
         kept = (length > 0).sum()  # a dropped answer has no tokens left
         return torch.where(per_answer > 0, N / (kept * per_answer.clamp(min=1)), 0.0)
-    m = 1.0
+    one = torch.ones_like(per_answer).float()
     if loss_norm == "constant":
-        m = N / (len(length) * max_new_tokens)
-    return m * torch.ones_like(per_answer).float()
+        return N / (len(length) * max_new_tokens) * one
+    return one
 
 
 def group_mean(value: Tensor, group: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ def group_mean(value: Tensor, group: Tensor) -> Tensor:
 
 
 def centred(value: Tensor, group: Tensor) -> Tensor:
-    """(B,) -> (B,): value minus its group's mean; exactly 0 if all values of the group are equal."""
+    """(B,) -> (B,): value minus its group's mean; exactly 0 if the group's values are equal."""
     difference = value.double() - group_mean(value, group)
     return torch.where(difference.abs() < 1e-8, 0.0, difference).float()
 
