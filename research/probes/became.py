@@ -29,7 +29,7 @@ import torch
 
 from analysis.statistics import Estimate, jackknife
 from analysis.tables import Table, by_row
-from credit.measured import chain, chance_of_others, deviations
+from credit.measured import chain, probability_of_others, deviations
 from engine.optimizer import AdamW
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
@@ -136,7 +136,7 @@ def with_groups(rollouts: Rollouts, size: int) -> Rollouts:
 def credit_halves(policy: Policy, rollouts: Rollouts, wanted: torch.Tensor,
                   k: int) -> tuple[torch.Tensor, int]:
     """(2, B, T): the credit of the wanted tokens, from each half of the continuations."""
-    other = chance_of_others(rollouts)
+    other = probability_of_others(rollouts)
     places = (wanted & (other > SURE)).nonzero().tolist()
     counts = [2 * int(np.ceil(k * other[b, t].item() / 2)) for b, t in places]
     rewards, spent = deviations(policy, rollouts, places, counts)
