@@ -330,27 +330,23 @@ def change_metrics(change: Tensor, push: Tensor) -> Metrics:
     pushed = push != 0
     change, push = change[pushed].double(), push[pushed].double()
     up, down = push.clamp(min=0), -push.clamp(max=0)
-    total = processes.all_reduce_numbers({
-        "up": up.sum(), "fell": (up * (change < 0)).sum(),
-        "down": down.sum(), "rose": (down * (change > 0)).sum(),
-        "tokens": pushed.sum(), "change": change.sum(), "push": push.sum(),
-        "change^2": (change * change).sum(), "push^2": (push * push).sum(),
-        "change*push": (change * push).sum()})
+    fell, rose = up * (change < 0), down * (change > 0)
+    total = processes.all_reduce_numbers(
+        {"up": up.sum(), "fell": fell.sum(), "down": down.sum(), "rose": rose.sum()})
     return {"fell_of_positive": total["fell"] / total["up"] if total["up"] else math.nan,
             "rose_of_negative": total["rose"] / total["down"] if total["down"] else math.nan,
-            "change_correlation": correlation(
-                total["tokens"], total["change"], total["push"], total["change^2"],
-                total["push^2"], total["change*push"])}
+            "change_correlation": correlation(change, push)}
 
 
-def correlation(count: float, sum_x: float, sum_y: float, sum_xx: float, sum_yy: float,
-                sum_xy: float) -> float:
-    """Pearson's correlation of x and y from their sums, which several processes can add up; NaN if
-    x or y does not vary."""
-    count = max(count, 1)
-    variance_x = sum_xx - sum_x * sum_x / count
-    variance_y = sum_yy - sum_y * sum_y / count
-    covariance = sum_xy - sum_x * sum_y / count
+def correlation(x: Tensor, y: Tensor) -> float:
+    """Pearson's correlation of the values (n,) of all processes; NaN if x or y does not vary."""
+    total = processes.all_reduce_numbers({
+        "n": x.numel(), "x": x.sum(), "y": y.sum(),
+        "xx": (x * x).sum(), "yy": (y * y).sum(), "xy": (x * y).sum()})
+    n = max(total["n"], 1)
+    variance_x = total["xx"] - total["x"] * total["x"] / n
+    variance_y = total["yy"] - total["y"] * total["y"] / n
+    covariance = total["xy"] - total["x"] * total["y"] / n
     if min(variance_x, variance_y) <= 0:
         return math.nan
     return covariance / math.sqrt(variance_x * variance_y)

@@ -72,7 +72,7 @@ def test_measured_credit_is_that_of_temperature_1(measured):
     _, policy, rollouts = measured
     hot = replace(policy, settings=replace(policy.settings, temperature=0.7))
     for ask in (lambda: measured_advantage(hot), lambda: true_credit(hot, rollouts, 4)):
-        with pytest.raises(UserError, match="--temperature 0.7: the chance of leaving"):
+        with pytest.raises(UserError, match="--temperature 0.7: measured credit"):
             ask()
 
 
