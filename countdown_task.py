@@ -108,7 +108,8 @@ Content = tuple[tuple[int, ...], int]  # sorted numbers and target: the same for
 
 @dataclass
 class Task:
-    """What training needs of a task. Its fields are flags of `train.py`."""
+    """The Countdown task, with the methods that training calls. Its fields are flags of `train.py`.
+    """
     data: str | None = option(
         None, 'JSON lines {"nums": [3, 5, 7], "target": 22}; without it problems are generated')
     prompt: str = option("full", "wording of the prompt; original is that of GRPO-Zero, and after "
@@ -459,11 +460,16 @@ def steps_of(text: str, numbers: Iterable[int]) -> list[tuple[int, bool]]:
         a, sign, b, c = int(match[1]), match[2], int(match[3]), int(match[4])
         is_available = all(number in results or of_problem[number] >= times
                            for number, times in Counter((a, b)).items())
-        is_result = {"+": a + b == c, "-": a - b == c, "*": a * b == c,
-                     "/": b != 0 and a == b * c}[sign]
-        steps.append((match.end(4), is_available and is_result))
+        steps.append((match.end(4), is_available and is_result(a, sign, b, c)))
         results.add(c)
     return steps
+
+
+def is_result(a: int, sign: str, b: int, c: int) -> bool:
+    """Whether a op b = c."""
+    if sign == "/":
+        return b != 0 and a == b * c
+    return c == {"+": a + b, "-": a - b, "*": a * b}[sign]
 
 
 MAX_CHARACTERS, MAX_PARENTHESES = 400, 30
@@ -536,8 +542,8 @@ def annotate(pieces: list[bytes]) -> tuple[list[int], list[int]]:
 
 
 def annotate_expression(pieces: list[bytes]) -> tuple[list[int], list[int]]:
-    """As `annotate`, for an answer that is nothing but an expression: all of it is in the answer
-    section, except the end of the turn."""
+    """The same for an answer that is nothing but an expression: all of it is in the answer section,
+    except the end of the turn."""
     kinds = [kind_of(piece) for piece in pieces]
     sections = [OTHER if kind == END else ANSWER for kind in kinds]
     return sections, kinds

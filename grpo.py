@@ -320,7 +320,7 @@ def update_with_change(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, w
 
 
 def change_metrics(change: Tensor, push: Tensor) -> Metrics:
-    """How well changes follow pushes, over the tokens of all processes that have a push.
+    """Metrics of how well changes follow pushes, over the tokens of all processes that have a push.
 
     A push, A c w m s^2, is what the token's own term of the loss would do to its log-prob; the
     change is what the step on the whole batch did. The shares say how much of all pushes up went to

@@ -63,8 +63,8 @@ def outcome_conditional(rollouts: Rollouts, *, think_discount: Share = 0.5) -> T
 
 
 def tokens_until(texts: list[str], tag: str) -> int:
-    """How many tokens there are up to the end of the tag, which may be cut into several tokens; the
-    number of all tokens if there is no tag."""
+    """The number of tokens up to the end of the tag, which may be cut into several tokens; of all
+    tokens if there is no tag."""
     start = "".join(texts).find(tag)
     if start < 0:
         return len(texts)
@@ -150,8 +150,8 @@ def entropy_ratio(rollouts: Rollouts, *, entropy_beta: NotNegative = 1.0) -> Ten
 @mitigation
 def by_kind(rollouts: Rollouts, *, word_weight: NotNegative = 0.5,
             number_weight: NotNegative = 1.0) -> Tensor:
-    """In the think section, word_weight for words (filler) and number_weight for numbers and
-    operators (reasoning); 1 elsewhere."""
+    """Weight word_weight for words (filler) and number_weight for numbers and operators (reasoning)
+    of the think section; 1 elsewhere."""
     in_think = rollouts.section == THINK
     is_word = rollouts.kind == WORD
     is_number = (rollouts.kind == NUMBER) | (rollouts.kind == OPERATOR)

@@ -185,12 +185,15 @@ class Attention(Layer):
             self.k_norm = RMSNorm(size, config.rms_norm_eps)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        q, k, v = (project(x).unflatten(-1, (-1, self.head_dim))  # (..., heads, head_dim)
-                   for project in (self.q_proj, self.k_proj, self.v_proj))
+        heads = (-1, self.head_dim)
+        q = self.q_proj(x).unflatten(-1, heads)  # (..., H, head_dim)
+        k = self.k_proj(x).unflatten(-1, heads)  # (..., K, head_dim)
+        v = self.v_proj(x).unflatten(-1, heads)
         if hasattr(self, "q_norm"):
             q, k = self.q_norm(q), self.k_norm(k)
-        both = torch.cat([q, k], -2)  # rotated together, with half the operations
-        q, k = rotate(both, cos, sin).type_as(v).split([q.shape[-2], k.shape[-2]], -2)
+        sizes = [q.shape[-2], k.shape[-2]]
+        turned = rotate(torch.cat([q, k], -2), cos, sin)  # together, with half the operations
+        q, k = turned.type_as(v).split(sizes, -2)
         return self.o_proj(attend(self.layer, q, k, v).flatten(-2))
 
 
@@ -230,7 +233,7 @@ class MLP(Layer):
 
 
 class Block(Layer):
-    """One layer: attention, then the MLP, each added to x after a norm."""
+    """A layer: attention, then the MLP, each applied to the normalised x and added to x."""
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()

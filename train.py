@@ -151,7 +151,7 @@ def answer_held_out(policy: Policy, s: Settings, step: int, mode: str) -> Json:
 
 
 def example(rollouts: Rollouts, row: int, problem: str) -> Json:
-    """One answer, with the log-prob of each of its tokens."""
+    """An answer for the record, with the log-prob of each of its tokens."""
     log_prob = rollouts.log_prob[row, :rollouts.length[row]].tolist()
     return {"problem": problem, "text": rollouts.answers[row],
             "answer": int(rollouts.scores["answer"][row] > 0), "texts": rollouts.texts[row],

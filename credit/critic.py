@@ -154,7 +154,7 @@ class gae:
 
 
 def quality(error: torch.Tensor, target: torch.Tensor) -> Metrics:
-    """How well the critic predicted the targets of this batch, before it is trained on them."""
+    """Metrics of how well the critic predicts the targets, before it is trained on them."""
     explained, variance = None, target.var(correction=0)
     if variance > 0:
         explained = (1 - error.var(correction=0) / variance).item()

@@ -106,7 +106,7 @@ def credit_at(policy: Policy, rollouts: Rollouts, positions: Positions,
 def deviations(policy: Policy, rollouts: Rollouts, positions: Positions, counts: list[int],
                progress: Callable[[float], None] = lambda share: None
                ) -> tuple[list[torch.Tensor], Metrics]:
-    """For each position (b, t) the rewards of answers that have another token there and are then
+    """The rewards, for each position (b, t), of answers that have another token there and are then
     continued by the policy; and how much was sampled."""
     if not counts:
         return [], {}

@@ -101,8 +101,10 @@ def continuation_rewards(policy: Policy, rollouts: Rollouts, prefixes: list[Pref
     """
     ends = stop_ids(policy.model, policy.tokenizer)
     seed = int(torch.randint(2 ** 62, (1,), generator=rollouts.generator))
-    room = [0 if ids and ids[-1] in ends else policy.settings.max_new_tokens - len(ids)
-            for _, ids in prefixes]  # how many tokens may follow
+    room = []  # how many tokens may follow
+    for _, ids in prefixes:
+        has_ended = ids and ids[-1] in ends
+        room.append(0 if has_ended else policy.settings.max_new_tokens - len(ids))
     rewards, spent = torch.zeros(len(prefixes) * k), 0
     cells: list[int] = []  # the indices in `rewards` of the answers that have to be sampled
     for i in sort_by_length(prefixes):
@@ -141,7 +143,8 @@ def continuation_rewards(policy: Policy, rollouts: Rollouts, prefixes: list[Pref
 
 
 def rows_at_once(policy: Policy) -> int:
-    """How many continuations fit into the cache and as rows of logits, if all reach the limit."""
+    """The number of continuations that fit into the cache, and as rows of logits, if all of them
+    reach the limit."""
     config, dtype = policy.model.config, policy.model.compute_dtype
     numbers = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
     row = numbers * dtype.itemsize * policy.settings.max_new_tokens
@@ -183,7 +186,7 @@ def sort_by_length(prefixes: list[Prefix]) -> list[int]:
 
 
 def sequences(prefixes: list[Prefix]) -> dict[Prefix, Prefix]:
-    """For each prefix the longest sequence that begins with it: a prefix that begins no other."""
+    """The longest sequence that begins with each prefix: a prefix that begins no other."""
     sequence_of: dict[Prefix, Prefix] = {}
     longest: Prefix = (-1, ())
     for prefix in sorted(set(prefixes), reverse=True):  # longer ones come before their beginnings

@@ -140,8 +140,8 @@ def rows_of_block(answers: list[int], P: int, slots: int) -> int:
 
 
 def fill_blocks(answers: Tensor, G: int) -> tuple[Tensor, Tensor]:
-    """For each place in the blocks the number of the row that takes it, and whether it is a copy.
-    answers (Q,): how many rows each prompt has, in their order."""
+    """The number of the row that takes each place in the blocks, and whether it is a copy. answers
+    (Q,): how many rows each prompt has, in their order."""
     places = -(-answers // G) * G  # of each prompt, copies included
     first_place = (places.cumsum(0) - places).repeat_interleave(places)
     first_row = (answers.cumsum(0) - answers).repeat_interleave(places)

@@ -1,4 +1,4 @@
-"""One more forward pass over a batch: hidden states and attention, for methods that use them; or
+"""Extra forward passes over a batch: hidden states and attention, for methods that use them; or
 log-prob, entropy and collision, for answers that another program has sampled."""
 from dataclasses import replace
 

@@ -49,7 +49,7 @@ def first_of_equals(rollouts: Rollouts, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def log_probs_of_each(model: Qwen2, rollouts: Rollouts, rows: Tensor) -> Tensor:
-    """As `response_log_probs`, but equal rows are computed several times."""
+    """The same as `response_log_probs`, but equal rows are computed several times."""
     ids, shared, predicts = lay_out(rollouts, rows)
     _, tokens = rollouts.lists
     answers = [tokens[row] for row in rows.tolist()]
@@ -114,8 +114,9 @@ def micro_batches(rollouts: Rollouts, rows: Tensor, size: int) -> list[Tensor]:
 
     def count_tokens(part: slice) -> int:
         groups = {group_of[row] for row in numbers[part]}
-        return (sum(len(rollouts.prompt_ids[group]) for group in groups)
-                + sum(len(tokens[row]) for row in numbers[part]))
+        of_prompts = sum(len(rollouts.prompt_ids[group]) for group in groups)
+        of_answers = sum(len(tokens[row]) for row in numbers[part])
+        return of_prompts + of_answers
 
     most = size * rollouts.ids.shape[1] if rows.device.type == "cuda" else 0
     parts: list[slice] = []

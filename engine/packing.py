@@ -89,8 +89,9 @@ class Block(NamedTuple):
         """(r or 1, 1, heads * queries, B + end), to be added to the scores: 0 where a query sees a
         key, -inf elsewhere. Its lines begin at multiples of 16 numbers, as a GPU's kernel needs."""
         (r, B), start, end = self.sees.shape, window.start, window.stop
-        mask = torch.full((r, 1, end - start, -(-(B + end) // 16) * 16), float("-inf"),
-                          dtype=dtype, device=self.sees.device)
+        width = -(-(B + end) // 16) * 16  # rounded up
+        mask = torch.full((r, 1, end - start, width), float("-inf"), dtype=dtype,
+                          device=self.sees.device)
         mask[..., :B].masked_fill_(self.sees[:, None, None], 0)
         mask[..., B:B + end].triu_(start + 1)  # causal
         return mask.repeat(1, 1, heads, 1)[..., :B + end]
@@ -202,8 +203,8 @@ def pack(prompts: list[list[int]], answers: list[list[int]],
 
 
 def common_prefix(prompts: list[list[int]]) -> int:
-    """How many tokens all prompts begin with, such that at least one token of each prompt is left;
-    0 if they are too few to be worth sharing."""
+    """The number of tokens that all prompts begin with, such that at least one token of each prompt
+    is left; 0 if they are too few to be worth sharing."""
     if len(prompts) < 2:
         return 0
     length = 0
@@ -253,7 +254,7 @@ def cut_by_length(lengths: list[int], size: int) -> list[list[int]]:
 
 
 def queries_at_once(length: int) -> int:
-    """How many queries are taken at a time in rows of so many tokens."""
+    """The number of queries that are taken at a time in rows of so many tokens."""
     return length if length <= LONG else QUERIES
 
 

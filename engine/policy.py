@@ -42,7 +42,7 @@ class RunSettings(Protocol):
 
 
 class Forward:
-    """One extra forward pass over a batch, made only if a method needs it, and only once."""
+    """An extra forward pass over a batch, made only if a method needs it, and only once."""
 
     def __init__(self, model: Qwen2, micro_batch: int):
         self.model, self.micro_batch = model, micro_batch

@@ -70,7 +70,7 @@ def is_main_process() -> bool:
 
 
 def shard_of(n: int) -> range:
-    """This process's share of n things."""
+    """The share of n things that this process takes."""
     return range(n * rank() // count(), n * (rank() + 1) // count())
 
 

@@ -40,7 +40,7 @@ class Task(Protocol[Kind]):
 
 
 class Forward(Protocol):
-    """One more forward pass over a batch, if a method needs it (engine/policy.py)."""
+    """Access to one more forward pass over a batch (engine/policy.py)."""
     def look(self, rollouts: "Rollouts", attention: bool = False) -> dict[str, Tensor]: ...
 
 
@@ -128,8 +128,10 @@ class Rollouts:
 
     def with_each(self, change: Callable[[Tensor], Tensor]) -> "Rollouts":
         """The batch with every tensor changed."""
-        changed: dict[str, Any] = {name: change(value) for name, value in vars(self).items()
-                                   if isinstance(value, Tensor) and value.dim()}
+        changed: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor) and value.dim():  # NOTHING has no dimension
+                changed[name] = change(value)
         scores = {part: change(score) for part, score in self.scores.items()}
         return replace(self, **changed, scores=scores)
 

@@ -50,7 +50,7 @@ IN_CACHE = 4  # rows of a long vocabulary that a CPU takes through all passes be
 
 
 class Pace(NamedTuple):
-    """How often a step may change. On a GPU it is then recorded again."""
+    """The intervals at which a step may change. On a GPU it is then recorded again."""
     look: int    # finished rows are looked for every so many steps
     window: int  # the part of the cache that steps read grows by so many tokens
     leave: int   # finished rows are dropped once they are 1 / leave of all: it moves the cache
@@ -114,9 +114,9 @@ class Distribution:
 
 
 def pick_by_parts(share: Tensor, e: Tensor, sums: Tensor) -> Tensor:
-    """As `index_at` with the cumulative sum of e (R, V), for which a GPU has only a slow kernel.
-    First the part, of PART tokens, is found by the sums or means of the parts (R, parts), and then
-    the token within the part."""
+    """Do what `index_at` does with the cumulative sum of e (R, V), for which a GPU has only a slow
+    kernel. First the part, of PART tokens, is found by the sums or means of the parts (R, parts),
+    and then the token within the part."""
     cumulative = sums.cumsum(-1)                                           # (R, parts)
     part = index_at(share, cumulative)
     beyond = cumulative.gather(1, part) - share * cumulative[:, -1:]       # up to the part's end
@@ -167,7 +167,7 @@ def index_at(share: Tensor, cumulative: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn, and which of them end an answer."""
+    """Settings: how tokens are drawn, and which tokens end an answer."""
     stop: Tensor     # ids of the stop tokens
     temperature: float
     greedy: bool
@@ -318,7 +318,7 @@ def step_until_done(decoding: Decoding, longest: int) -> None:
 
 
 def stream_of(device: torch.device) -> AbstractContextManager[None]:
-    """On a GPU a stream on which a step can be recorded, for `with`; on a CPU nothing."""
+    """A context in which a GPU's steps can be recorded; on a CPU it does nothing."""
     if device.type == "cpu":
         return nullcontext()
     from engine.recording import ready_to_record

@@ -66,8 +66,10 @@ def whole_model(model: Qwen2, dtype: torch.dtype) -> Qwen2:
     if not any(is_sharded(parameter) for parameter in model.parameters()):
         return model
     reshard_layers(model)
-    gathered = {name: full_tensor(p.detach().to(dtype if p.dim() == 2 else torch.float32))
-                for name, p in model.named_parameters()}
+    gathered = {}
+    for name, p in model.named_parameters():
+        kept_in = dtype if p.dim() == 2 else torch.float32
+        gathered[name] = full_tensor(p.detach().to(kept_in))
     with torch.device("meta"):
         copy = type(model)(model.config)
     copy.load_state_dict(gathered, assign=True)
