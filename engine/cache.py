@@ -145,7 +145,7 @@ def fill_blocks(answers: Tensor, G: int) -> tuple[Tensor, Tensor]:
     places = -(-answers // G) * G  # of each prompt, copies included
     first_place = (places.cumsum(0) - places).repeat_interleave(places)
     first_row = (answers.cumsum(0) - answers).repeat_interleave(places)
-    # the how-manieth place of its prompt
+    # counts the places of each prompt from 0
     number = torch.arange(len(first_place), device=answers.device) - first_place
     is_copy = number >= answers.repeat_interleave(places)
     return first_row + number.masked_fill(is_copy, 0), is_copy

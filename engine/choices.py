@@ -1,7 +1,7 @@
 """The lists of choices that people can add to: --mitigation and --advantage.
 
 A function under a decorator becomes a choice, its keyword-only parameters become flags, and its
-docstring becomes the help. A choice is either a function of the batch, or, if it keeps a state or
+docstring becomes the help. A choice is either a function of the batch or, if it keeps a state or
 samples more, a class, of which a run makes one object:
 
     def my_idea(rollouts: Rollouts, *, strength: Positive = 1.0) -> Tensor   # (B, T)

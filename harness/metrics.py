@@ -87,7 +87,7 @@ def step_metrics(clock: Clock, rollouts: Rollouts, update: Json, advantage: Meth
     extra = {}
     for name in SAMPLED:
         sampled_by = credit.pop(name, 0), weights.pop(name, 0)
-        extra[name] = sum(count or 0 for count in sampled_by)  # None where none was asked
+        extra[name] = sum(count or 0 for count in sampled_by)  # None if a method was not called
     batch = batch_metrics(rollouts)
     speed = {"rollout_tokens_per_second": batch["tokens"] / clock.seconds["rollout"],
              "update_tokens_per_second": update["trained_tokens"] / clock.seconds["update"],

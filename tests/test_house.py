@@ -1,7 +1,8 @@
-"""The house: what stands at the top level, who imports whom, and what no line may hold.
+"""The import rules: which files are at the top level, which package may import which, how many files
+a program loads, and what no line may contain.
 
-Read from the source with `ast`, imports inside functions included; nothing is run but what counts
-the files that a program loads.
+They are read from the source with `ast`, including imports inside functions. Only the counts of
+loaded files run a program.
 """
 import ast
 import json
@@ -18,18 +19,18 @@ ROOMS = ("engine", "harness", "credit", "analysis", "tools",
          *(room for room in REMOVABLE if (ROOT / room).exists()))
 UNPICKLERS = {"pickle", "marshal", "shelve", "dill", "joblib"}
 PACKAGES = {"torch", "safetensors", "tokenizers", "numpy", "matplotlib"}
-DOORS = {  # to other tools, and what they alone import
+DOORS = {  # files that talk to other tools, and what only they may import
     "bridges.import_formats": {"pyarrow"},
     "bridges.trl_trainer": {"trl", "transformers", "accelerate"},
     "bridges.messages": {"transformers"},
     "benchmarks.cases": {"transformers"}}
 
-# Room or file -> what it may import; a name stands for itself and for all that lies in it.
+# Package or file -> what it may import; a name means itself and everything within it.
 ROOT_ROOMS = ["engine", "harness", "credit", "analysis"]
 MAY_IMPORT = {
     "engine": ["qwen2_model", "engine"],
     "harness": ["qwen2_model", "engine", "harness",
-                # doors, for who asks for them: --rollouts, --pairs
+                # only when a flag needs them: --rollouts, --pairs
                 "bridges.remote_rollouts.connect", "bridges.pairs.GivenPairs"],
     "credit": ["engine", "harness", "qwen2_model", "grpo", "credit"],
     "analysis": ["engine", "harness", "grpo", "analysis"],
