@@ -22,8 +22,8 @@ OF_CHANGE = {"fell_of_positive", "rose_of_negative", "change_correlation"}
 
 @pytest.fixture
 def coin():
-    """A model that writes 0 or 1. Every hidden state is (1, ..., 1), so only the last matrix learns:
-    a step changes the logits by rate x width x (onehot - p) x A / N."""
+    """A model that writes 0 or 1. All hidden states are (1, ..., 1), so only the last matrix
+    learns: a step changes the logits by rate x width x (onehot - p) x A / N."""
     model = Qwen2(ModelConfig(vocab_size=2, hidden_size=WIDTH, intermediate_size=8, head_dim=8,
                               num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1))
     with torch.no_grad():

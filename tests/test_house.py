@@ -1,5 +1,5 @@
-"""The import rules: which files are at the top level, which package may import which, how many files
-a program loads, and what no line may contain.
+"""The import rules: which files are at the top level, which package may import which, how many
+files a program loads, and what no line may contain.
 
 They are read from the source with `ast`, including imports inside functions. Only the counts of
 loaded files run a program.
