@@ -190,7 +190,7 @@ def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tenso
     """Train the model on the whole batch: one step of the optimizer, or with --epochs several.
 
     `weight` is c w. With a `reference` model the loss has a KL term. Returns metrics, and columns
-    (B, T) for the credit file: with --epochs the ratio of new to old probability at the last step.
+    (B, T) for the credit file: with --epochs the ratio of new to old probability in the last pass.
 
     Answers without a gradient are not computed. If no answer has one, nothing is changed.
     """
@@ -200,7 +200,7 @@ def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tenso
     coefficient = weight * length_scale                                            # (B, T)
     old, ratio = torch.zeros_like(weight), torch.ones_like(weight)
     columns = {"ratio": ratio} if s.epochs > 1 else {}
-    trained = has_gradient(rollouts, coefficient, reference is not None)           # (B,)
+    trained = has_gradient(mask, coefficient * advantage, reference is not None)   # (B,)
     if not trained.any():
         return skipped(rollouts, N), columns
 
@@ -216,8 +216,8 @@ def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tenso
         sums = []  # of each micro-batch
         for part in micro_batches(rollouts, rows, s.micro_batch):
             log_prob = response_log_probs(model, rollouts, part)
-            if epoch == 0:
-                old[part] = log_prob.detach()  # not the sampler's: the ratio starts at exactly 1
+            if epoch == 0:  # not the sampler's log-probs, so that the ratio starts at exactly 1
+                old[part] = log_prob.detach()
             loss = policy_loss(log_prob, advantage[part], coefficient[part], mask[part], N,
                                old[part] if s.epochs > 1 else None, clip)
             if anchor is not None:
@@ -232,12 +232,11 @@ def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tenso
     return summary(passes, N, s.epochs > 1), columns
 
 
-def has_gradient(rollouts: Rollouts, coefficient: Tensor, with_kl: bool) -> Tensor:
-    """(B,) bool: whether an answer has a term in the loss whose gradient is not zero."""
-    in_loss = rollouts.mask
-    if not with_kl:  # the KL term has a gradient at every token
-        in_loss = in_loss & (coefficient * rollouts.advantage != 0)
-    return in_loss.any(1)
+def has_gradient(mask: Tensor, factor: Tensor, with_kl: bool) -> Tensor:
+    """(B,) bool: whether some token of an answer has a gradient. `factor` (B, T) is c w m A."""
+    if with_kl:  # the KL term has a gradient at every token
+        return mask.any(1)
+    return (mask & (factor != 0)).any(1)
 
 
 def diagnostics(rollouts: Rollouts, rows: Tensor, loss: Tensor, log_prob: Tensor, ratio: Tensor,
@@ -297,8 +296,9 @@ def update_with_change(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, w
                        s: RunSettings, reference: Qwen2 | None = None) -> tuple[Metrics, Columns]:
     """`update`, with a measurement around it: the column `change` is each token's log-prob after
     the update minus before, at the same prefix. It costs one forward pass before and one after."""
-    coefficient = weight * length_scaling(rollouts.length, s.loss_norm, s.max_new_tokens)
-    trained = has_gradient(rollouts, coefficient, reference is not None)
+    length_scale = length_scaling(rollouts.length, s.loss_norm, s.max_new_tokens)  # (B, 1)
+    factor = weight * length_scale * rollouts.advantage                            # (B, T)
+    trained = has_gradient(rollouts.mask, factor, reference is not None)
     if not trained.any():
         metrics, columns = update(model, optimizer, rollouts, weight, s, reference)
         return metrics, {**columns, "change": torch.zeros_like(weight)}
@@ -315,7 +315,7 @@ def update_with_change(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, w
     metrics, columns = update(model, optimizer, rollouts, weight, s, reference)
     change = log_probs() - before
     size = gradient_size(rollouts.log_prob, rollouts.collision)
-    push = coefficient * rollouts.advantage * rollouts.mask * size.square()
+    push = factor * rollouts.mask * size.square()
     return {**metrics, **change_metrics(change[own], push[own])}, {**columns, "change": change}
 
 

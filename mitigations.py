@@ -48,7 +48,7 @@ from harness.own_code import checked_credit, metrics_of
 
 @mitigation
 def none(rollouts: Rollouts) -> Tensor:
-    """Weight 1 at every token: plain GRPO."""
+    """Weight 1 everywhere: plain GRPO."""
     return torch.ones_like(rollouts.log_prob)
 
 

@@ -100,7 +100,7 @@ def drop_unfinished(rollouts: Rollouts) -> Rollouts:
 
 def is_change_measured(s: Settings, step: int) -> bool:
     """Whether the change of each token is measured in this step: in step 1, every --change_every
-    steps after it, and in the last. The model before such a step is often a checkpoint."""
+    steps after it, and in the last. The model before such a step is often kept as a checkpoint."""
     if not s.change_every:
         return False
     return (step - 1) % s.change_every == 0 or step == s.steps
