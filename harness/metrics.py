@@ -46,9 +46,10 @@ METRICS = {
     "ratio_mean": "mean ratio of new to old probability in the last pass, with `--epochs`",
     "clipped_share": "share of trained tokens that are clipped in the last pass, with `--epochs`",
     "kl": "mean estimate over the trained tokens of the KL to the initial model, with `--kl`",
-    "fell_of_positive": "of the pushes up, the share at tokens that fell, every `--change_every`",
-    "rose_of_negative": "of the pushes down, the share at tokens that rose, every `--change_every`",
-    "change_correlation": "correlation of push and change over tokens, every `--change_every`",
+    # these three are measured in the first step, every --change_every steps after it, and the last
+    "fell_of_positive": "of all pushes up, the share that went to tokens that fell",
+    "rose_of_negative": "of all pushes down, the share that went to tokens that rose",
+    "change_correlation": "correlation of push and change over the tokens that have a push",
     "skipped": "why the model was not updated, or null",
     "rollout_seconds": "seconds of sampling and scoring",
     "credit_seconds": "seconds of computing advantages and weights",
