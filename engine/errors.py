@@ -1,20 +1,21 @@
-"""The errors that people see as a sentence instead of a traceback; a file of JSON is read, or is
-one."""
+"""The errors that people see as a sentence instead of a traceback, and reading JSON files, which
+raises them."""
 import json
 from pathlib import Path
 from typing import Any
 
 
 class UserError(ValueError):
-    """Something about a file, a flag or a folder that the user can put right."""
+    """A problem with a file, a flag or a folder that the user can put right."""
 
 
 class NotFinite(UserError):
-    """The run stops at the first such number: it would spread to every parameter."""
+    """A number that is not finite. The run stops at the first one, because it would spread to every
+    parameter."""
 
 
 class BadCredit(NotFinite):
-    """It is a weight or an advantage."""
+    """A weight or an advantage that is not finite."""
 
 
 def read_text(path: Path) -> str:

@@ -2,17 +2,14 @@
 import inspect
 from copy import deepcopy
 from reprlib import repr as brief
-from typing import TYPE_CHECKING
 
 import torch
 
 from engine.choices import Method, Metrics
 from engine.errors import BadCredit, UserError
+from engine.policy import Policy
 from engine.rollouts import Rollouts
 from harness.record import PROJECT
-
-if TYPE_CHECKING:
-    from engine.policy import Policy
 
 LARGEST_CREDIT = 1e12  # the squares of its gradient, in float32, are still finite
 
@@ -29,7 +26,7 @@ def place_of(chosen: object) -> str:
     return f"{file.removeprefix(f'{PROJECT}/')}:{line}"
 
 
-def checked_credit(chosen: Method, whose: str, rollouts: Rollouts, policy: "Policy | None" = None,
+def checked_credit(chosen: Method, whose: str, rollouts: Rollouts, policy: Policy | None = None,
                    is_weight: bool = False) -> torch.Tensor:
     """(B, T) float32 without gradient, finite, 0 beyond the mask. `whose` is "the weighting
     my_idea", say. It gets a copy of the batch: what it changes in place, nobody else reads. It may

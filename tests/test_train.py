@@ -196,7 +196,7 @@ def test_flags_reach_the_sampler_and_the_optimizer(learner, tmp_path, monkeypatc
     monkeypatch.setattr(
         "engine.policy.sample_answers",
         lambda *args, **given: sampling.update(given) or sample_answers(*args, **given))
-    monkeypatch.setattr(train, "update", lambda *args: updating.extend(args) or update(*args))
+    monkeypatch.setattr("grpo.update", lambda *args: updating.extend(args) or update(*args))
     run("--model", learner, "--out", tmp_path / "x", "--steps", 1, "--eval_every", 0,
         "--temperature", 0.7, "--weight_decay", 0.25, "--max_grad_norm", 0.125, "--micro_batch", 3,
         "--learning_rate", 0.5, "--checkpointing", "--checkpoint_every", 0)

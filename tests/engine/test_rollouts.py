@@ -1,4 +1,4 @@
-"""Scores and labels of a task, as they stand in the batch."""
+"""Scores and labels of a task, as the batch stores them."""
 from types import SimpleNamespace
 
 import numpy as np

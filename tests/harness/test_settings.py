@@ -296,7 +296,7 @@ def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices
     ("--mitigation inverse_logprob_as_published --rescale mean",
      "--rescale has no effect without a --mitigation that is rescaled"),
     ("--placebo weights", "no effect without --loss policy and, for weights, another --mitigation"),
-    ("--data x.jsonl --max_number 9", "no effect without made problems: not with --data"),
+    ("--data x.jsonl --max_number 9", "no effect without generated problems: not with --data"),
     ("--eval_every 0 --eval_tasks 9", "--eval_tasks has no effect without --eval_every above 0"),
     ("--clip_low 0.3", "--clip_low has no effect without --epochs above 1"),
     ("--loss dpo --mitigation random", "--mitigation has no effect without --loss policy"),
