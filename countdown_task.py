@@ -32,7 +32,7 @@ from typing import NamedTuple
 from engine.errors import UserError
 from engine.tokens import (ANSWER, BRACKET, END, END_OF_TURN, NUMBER, OPERATOR, OTHER, SPACE, TAG,
                            THINK, USER_TURN, WORD)
-from harness.settings import option
+from harness.flags import option
 
 MAX_NUMBER = 999_999_999  # nine digits, as many as the score of the reasoning reads
 TAGS = (b"<think>", b"</think>", b"<answer>", b"</answer>")

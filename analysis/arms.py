@@ -8,17 +8,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from analysis.runs import PLAIN, Run, is_done, steps_done, task_of
-from engine.choices import NEVER_RESCALED
 from engine.errors import UserError
 from harness.record import Json
-from harness.settings import METHODS, NOT_SETTINGS, OPTIONS, Flag, flags_of, has_effect
+from harness.flags import Flag, flags_of
+from harness.settings import METHODS, NOT_SETTINGS, OPTIONS
 
-SETTING = ("model", "task", "reward", "steps", "questions", "answers", "max_new_tokens",
-           "temperature")  # and the flags of the task
-ASIDE = (  # what may differ within an arm
-    "seed", "out", "own", "eval_tasks", "eval_answers", "eval_modes", "device", "threads",
-    "checkpointing", "offload_optimizer", "shard", "micro_batch", "rollouts_timeout", "eval_every",
-    "sample_every", "change_every", "checkpoint_every", "save_model")
+# runs that differ in one of these are not compared; nor are those that differ in a flag of the task
+SETTING = ("reward", *(name for name, flag in OPTIONS.items() if flag.compared == "setting"))
+ASIDE = tuple(name for name, flag in OPTIONS.items() if flag.compared == "aside")
 
 
 def finished(runs: list[Run]) -> list[Run]:
@@ -40,10 +37,8 @@ def effective_settings(config: Mapping[str, object]) -> Json:
         name = str(config.get(axis, OPTIONS[axis].default))
         flags |= flags_of(choices[name]) if name in choices else {}
     settings = {name: flag.default for name, flag in flags.items()} | dict(config)
-    idle = {name for name, flag in flags.items() if not has_effect(flag, settings)}
+    idle = {name for name, flag in flags.items() if not flag.has_effect(settings)}
     idle |= set(NOT_SETTINGS) - {"reward", "trainer"}
-    if config["mitigation"] in NEVER_RESCALED:
-        idle.add("rescale")
     return {name: value for name, value in settings.items() if name not in idle}
 
 

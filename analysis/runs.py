@@ -11,8 +11,7 @@ import numpy as np
 from engine.errors import UserError
 from harness.record import (Json, credit_steps, is_complete, read_columns, read_lines, run_config)
 from harness.screen import put
-from harness.settings import Settings
-from harness.tasks import load_task
+from harness.settings import Settings, load_task
 
 MEASURED = ("success", "finished", "reward", "entropy", "loss", "N", "length", "gradient_norm",
             "sampler_gap", "weight_factor", "seconds", "processor_seconds", "skipped")

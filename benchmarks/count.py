@@ -38,7 +38,8 @@ from engine.forward import TokenLogProbs
 from engine.fused import FusedQwen2
 from engine.optimizer import AdamW
 from engine.sampler import Decoding, Rows, Sampling
-from harness.settings import Flag, make_parser, with_defaults
+from harness.flags import Flag
+from harness.parser import make_parser, with_defaults
 from harness.screen import run_as_program
 from qwen2_model import Qwen2
 

@@ -27,8 +27,9 @@ from engine.rollouts import Rollouts
 from engine.tokens import encode, encode_prompt, load_tokenizer
 from harness.record import credit_steps, read_credit, read_given, replace_text
 from harness.screen import run_as_program
-from harness.settings import make_parser, make_settings
-from harness.tasks import make_task
+from harness.parser import make_parser
+from harness.settings import make_settings
+from harness.load import make_task
 
 KEYS = ("problem", "chosen", "rejected")
 EXPECTED = "expected {" + ", ".join(f'"{key}": "..."' for key in KEYS) + "}"

@@ -22,7 +22,7 @@ from engine.forward import LOGITS_AT_ONCE
 from engine.policy import Policy, stop_ids
 from engine.rollouts import Rollouts
 from engine.sampler import Generation, Start, generate
-from harness.settings import Flag
+from harness.flags import Flag
 
 Prefix = tuple[int, tuple[int, ...]]  # a problem, and the first tokens of an answer to it
 Places = list[tuple[int, int]]         # (answer, index) of single tokens
@@ -137,7 +137,7 @@ def rows_at_once(policy: Policy) -> int:
     """As many as fit, were all to reach the limit: in the cache, and as rows of logits."""
     config, dtype = policy.model.config, policy.model.compute_dtype
     numbers = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    row = numbers * dtype.itemsize * policy.settings.max_new_tokens
+    row: int = numbers * dtype.itemsize * policy.settings.max_new_tokens
     return max(1, min(ROWS_AT_ONCE, CACHE_AT_ONCE // row, LOGITS_AT_ONCE // config.vocab_size))
 
 

@@ -1,30 +1,25 @@
-"""What a run works with, made from its settings: policy, optimizer, methods, source of answers."""
+"""What a run works with, made from its settings: policy, task, optimizer and methods."""
+import math
 import re
-from collections.abc import Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import torch
 
 from engine import processes
 from engine.choices import ADVANTAGES, LOSSES, MITIGATIONS, Choice, Method
-from engine.errors import UserError
+from engine.errors import UserError, place_of
 from engine.optimizer import AdamW
-from engine.policy import Policy, RunSettings, encode_prompts
-from engine.rollouts import Problem, Rollouts
-from engine.tokens import load_tokenizer
-from harness.own_code import place_of
+from engine.policy import Policy, encode_prompts
+from engine.rollouts import Problem, Task
+from engine.tokens import KINDS, SECTIONS, load_tokenizer
+from harness.flags import flags_of
 from harness.record import Json, find_folder
-from harness.run import Run
-from harness.settings import OWN_SAMPLER, Settings
-from harness.tasks import make_task
+from harness.settings import Settings, load_task
 from qwen2_model import Qwen2
 
-
-class Source(Protocol):
-    """Who answers the problems: the policy itself, a server, or a file."""
-    def sample(self, problems: Sequence[Problem], answers: int, seed: int) -> Rollouts: ...
+PARTS = {"reward", "format", "answer", "reasoning"}  # that every score has
 
 
 def load_policy(s: Settings, checkpoint: Path | None = None) -> Policy:
@@ -46,7 +41,7 @@ def load_policy(s: Settings, checkpoint: Path | None = None) -> Policy:
     return policy
 
 
-def load_model(s: RunSettings, folder: Path, device: torch.device) -> Qwen2:
+def load_model(s: Settings, folder: Path, device: torch.device) -> Qwen2:
     """With --shard this process's part of it."""
     dtype = getattr(torch, s.dtype)
     if not s.shard:
@@ -66,7 +61,7 @@ def load_optimizer(s: Settings, policy: Policy) -> AdamW:
     return OffloadedAdamW(policy.model, device_of(s), s.learning_rate, s.weight_decay)
 
 
-def initial_model(s: RunSettings) -> Qwen2:
+def initial_model(s: Settings) -> Qwen2:
     model = load_model(s, find_folder(s.model), device_of(s)).requires_grad_(False)
     if s.offload_optimizer:
         from engine.offload import cast_weights
@@ -94,17 +89,6 @@ def make_weighting(s: Settings, policy: Policy) -> Method:
     return make(MITIGATIONS[s.mitigation], s.flags_for(MITIGATIONS[s.mitigation]), policy)
 
 
-def answers_from(run: Run, policy: Policy, optimizer: AdamW) -> Source:
-    s = run.settings
-    if s.pairs:
-        from bridges.pairs import GivenPairs
-        return GivenPairs(s.pairs, policy, run)
-    if s.rollouts != OWN_SAMPLER:
-        from bridges.remote_rollouts import connect
-        return connect(policy, optimizer, run)
-    return policy
-
-
 def set_threads(threads: int, model: Qwen2) -> None:
     """0 is one for every 64 hidden units: small products get slower with more."""
     by_size = min(torch.get_num_threads(), max(1, model.config.hidden_size // 64))
@@ -121,7 +105,7 @@ def check_prompts(policy: Policy) -> None:
                         f"the answer exceed the {limit} that {s.model} takes")
 
 
-def device_of(s: RunSettings) -> torch.device:
+def device_of(s: Settings) -> torch.device:
     """--device; of several processes each has its own."""
     return pick_device(processes.start(s.device))
 
@@ -138,3 +122,55 @@ def pick_device(name: str) -> torch.device:
         # plans half a second for every new shape, and every few tokens shapes are new
         torch.backends.cuda.enable_cudnn_sdp(False)
     return torch.device(name)
+
+
+def make_task(name: str, flags: Json) -> "CheckedTask":
+    """The task that --task names; `flags` has the flags of all methods of a run."""
+    task = load_task(name)
+    return CheckedTask(task(**{flag: flags[flag] for flag in flags_of(task)}))
+
+
+class CheckedTask:
+    """Somebody's Task, of which two things are checked: training does not meet the problems that
+    were handed out as held out, and `score` and `label` return what they should."""
+
+    def __init__(self, task: Task[Any]):
+        self.task = task
+        self.held_out: dict[int, list[Problem]] = {}  # by their number
+        self.held_out_prompts: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.task, name)
+
+    def held_out_problems(self, count: int) -> list[Problem]:
+        if count not in self.held_out:
+            self.held_out[count] = problems = list(self.task.held_out_problems(count))
+            self.held_out_prompts |= set(map(self.task.prompt_for, problems))
+        return self.held_out[count]
+
+    def training_problems(self, seed: int, step: int, count: int) -> list[Problem]:
+        problems = list(self.task.training_problems(seed, step, count))
+        for problem in problems:
+            if self.task.prompt_for(problem) in self.held_out_prompts:
+                raise UserError(f"training_problems gives {self.task.show(problem)} in step "
+                                f"{step}, which is among the held_out_problems, too: what is "
+                                "evaluated may not be trained on")
+        return problems
+
+    def score(self, problem: Problem, text: str) -> dict[str, float]:
+        score = self.task.score(problem, text)
+        is_whole = PARTS <= score.keys() and all(map(math.isfinite, score.values()))
+        if not is_whole or score["answer"] not in (0, 1):
+            raise UserError(f"score ({place_of(type(self.task))}) should return finite numbers, "
+                            f"{', '.join(sorted(PARTS))} among them, answer 0 or 1: got {score}")
+        return score
+
+    def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
+        labels = self.task.label(pieces)
+        for codes, names in zip(labels, (SECTIONS, KINDS)):
+            is_known = {*codes} <= {*range(len(names))}
+            if len(codes) != len(pieces) or not is_known:
+                raise UserError(f"label ({place_of(type(self.task))}) should return two lists with "
+                                f"a code for each token: sections, 0 to {len(SECTIONS) - 1}, and "
+                                f"kinds, 0 to {len(KINDS) - 1} (docs/your_own_task.md)")
+        return labels

@@ -27,14 +27,13 @@ import tokenizers
 import torch
 
 from engine import processes
-from engine.errors import UserError, parse_object, read_json, read_text
+from engine.errors import PROJECT, UserError, parse_object, read_json, read_text
 from engine.rollouts import NOTHING, Forward, Problem, Rollouts
 from engine.tokens import token_bytes
 
 Json = dict[str, Any]  # an object in a JSON file
 Columns = dict[str, np.ndarray]
 Parsed = TypeVar("Parsed")
-PROJECT = Path(__file__).resolve().parent.parent  # the folder of the six files
 LOGS = ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl")
 PART = "reward_"  # begins the column of a part of the reward: reward_answer, reward_format, ...
 TYPES: dict[str, Any] = {  # of the columns that are not float32

@@ -12,10 +12,11 @@ import json
 import shutil
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import mean
+from typing import Protocol
 
 import torch
 
@@ -25,11 +26,12 @@ from engine.errors import NotFinite, UserError
 from engine.optimizer import AdamW, optimizer_tensors, parameters_by_name
 from engine.policy import Policy
 from engine.processes import refuse_undefined
-from engine.rollouts import Rollouts
+from engine.rollouts import Problem, Rollouts
 from harness.record import (Json, RunFolder, credit_path, make_run, provenance, read_lines, remove,
                             run_config, whole, write_credit)
 from harness.screen import StopRequest, print_step, python_command, say, tell_outcome
-from harness.settings import CHANGEABLE, Settings, is_large, make_settings, read_flags
+from harness.settings import (CHANGEABLE, OWN_SAMPLER, Settings, is_large, make_settings,
+                              read_flags)
 from qwen2_model import write_tensors
 
 TRAVELS_ALONG = (  # from the model's folder to every checkpoint
@@ -44,8 +46,9 @@ def open_run(argv: list[str]) -> Iterator["Run"]:
     may_continue, resume = given.pop("continue", False), given.pop("resume", None)
     if resume:
         for name in sorted(given.keys() - {*CHANGEABLE}):
-            flags = ", ".join(f"--{flag}" for flag in CHANGEABLE)
-            raise UserError(f"--{name} cannot be changed in a resumed run, only {flags} can")
+            others = ", ".join(f"--{flag}" for flag in CHANGEABLE if flag != "steps")
+            raise UserError(f"--{name} cannot be changed in a resumed run, only --steps can, and "
+                            f"flags that say how the run is made: {others}")
         run_config(Path(resume))
         given |= {"config": Path(resume) / "config.json", "out": resume}
     settings = make_settings(given)
@@ -67,6 +70,11 @@ def open_run(argv: list[str]) -> Iterator["Run"]:
             raise UserError(f"{error}, in step {run.step} at --learning_rate "
                             f"{settings.learning_rate:g}. The last good checkpoint, which --model "
                             f"can name: {last}") from error
+
+
+class Source(Protocol):
+    """Who answers the problems: the policy itself, a server, or a file."""
+    def sample(self, problems: Sequence[Problem], answers: int, seed: int) -> Rollouts: ...
 
 
 class Run:
@@ -92,8 +100,8 @@ class Run:
                 load_state(self.checkpoint, optimizer, self.parameters, methods)
             take_over(self.settings, self.folder, self.done)
         if policy.model.is_large:
-            from harness.forecast import keep_memory, keeps_memory
-            if keeps_memory(policy.model):
+            from harness.memory import keep_memory, should_keep_memory
+            if should_keep_memory(policy.model):
                 keep_memory()
         self.stop = self.cleanup.enter_context(StopRequest())
         if self.settings.eval_every:  # the task keeps them, and refuses to train on one
@@ -158,7 +166,7 @@ class Run:
         print_step(line, steps, mean(self.seconds) * (steps - step),
                    with_header=step % 20 == 1 or step == self.done + 1)
         if self.policy.model.is_large:
-            from harness.forecast import return_memory
+            from harness.memory import return_memory
             return_memory()
 
     def save_if_due(self, step: int) -> None:
@@ -232,3 +240,14 @@ class Run:
         say(f"done. Everything is in {path}")
         tell_outcome(path, read_lines(path / "evaluations.jsonl"), time.monotonic() - self.start,
                      self.done)
+
+
+def answers_from(run: Run, policy: Policy, optimizer: AdamW) -> Source:
+    s = run.settings
+    if s.pairs:
+        from bridges.pairs import GivenPairs
+        return GivenPairs(s.pairs, policy, run)
+    if s.rollouts != OWN_SAMPLER:
+        from bridges.remote_rollouts import connect
+        return connect(policy, optimizer, run)
+    return policy

@@ -17,8 +17,8 @@ from typing import Any, TextIO
 import torch
 
 from engine import processes
-from engine.errors import UserError
-from harness.record import PROJECT, Json
+from engine.errors import PROJECT, UserError
+from harness.record import Json
 
 EXAMPLES, MOST_OF_ANSWER = 3, 300  # answers shown at an evaluation, and characters of each
 BOLD, GREEN, RED = "1", "1;32", "1;31"

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from conftest import ROOT, StateIdea, put_in, refusal
-from harness.own_code import checked_credit
-from harness.tasks import load_task
+from engine.choices import checked_credit
+from harness.settings import load_task
 from runs import SHORT, arrays, lines, run
 
 ONE_STEP = [*SHORT, "--steps", "1", "--checkpoint_every", "0", "--eval_every", "0"]
@@ -131,7 +131,7 @@ def own_task(tmp_path, monkeypatch):
                    "--out", tmp_path / "runs/x", *flags, expect=1).stderr
 
     (tmp_path / "countdown_task.py").touch()  # the default task, imported already
-    monkeypatch.setattr("harness.tasks.PROJECT", tmp_path)
+    monkeypatch.setattr("harness.settings.PROJECT", tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     load_task.cache_clear()

@@ -18,7 +18,7 @@ import re
 from dataclasses import dataclass
 
 from countdown_task import annotate, between
-from harness.settings import option
+from harness.flags import option
 from tools.countdown_data import read_numbers
 
 PROMPT = "<|im_start|>user\n{numbers} make {total}<|im_end|>\n<|im_start|>assistant\n<think>"

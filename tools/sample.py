@@ -19,9 +19,10 @@ from engine.policy import derived_seed
 from engine.rollouts import Rollouts
 from harness.record import checkpoint_folders, find_folder
 from harness.screen import BOLD, put, right_or_wrong, run_as_program, styled, visible
-from harness.load import load_policy
-from harness.settings import Flag, Settings, make_parser, make_settings, with_defaults
-from harness.tasks import make_task
+from harness.load import load_policy, make_task
+from harness.flags import Flag
+from harness.parser import make_parser, with_defaults
+from harness.settings import OPTIONS, Settings, make_settings
 from tools.terminal import legend, shaded
 
 SHADES = ((0.1, "48;5;26;38;5;231"), (0.5, "48;5;75;38;5;16"), (0.9, "48;5;153;38;5;16"),
@@ -33,8 +34,7 @@ FLAGS = {
     "seed": Flag(0, "of the sampling", least=0),
     "task": Flag(None, "by default that of the run, or of the model's recipe.json"),
     "device": Flag("cpu", "cpu, cuda or cuda:N")}
-WITHOUT_TRAINING = {"mitigation": "none", "advantage": "grpo", "loss": "policy",
-                    "placebo": "none", "kl": 0.0, "offload_optimizer": False, "shard": False}
+WITHOUT_TRAINING = {name: flag.default for name, flag in OPTIONS.items() if flag.sample_drops}
 
 
 def main(argv: list[str]) -> None:
