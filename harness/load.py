@@ -23,7 +23,7 @@ PARTS = {"reward", "format", "answer", "reasoning"}  # that every score has
 
 
 def load_policy(s: Settings, checkpoint: Path | None = None) -> Policy:
-    """`checkpoint` is loaded instead of --model where a run is resumed."""
+    """The policy of a run; that of a resumed one is loaded from its `checkpoint`."""
     device = device_of(s)
     if s.questions < processes.count():
         raise UserError(f"--questions {s.questions} cannot be shared by {processes.count()} "
@@ -42,19 +42,19 @@ def load_policy(s: Settings, checkpoint: Path | None = None) -> Policy:
 
 
 def load_model(s: Settings, folder: Path, device: torch.device) -> Qwen2:
-    """With --shard this process's part of it."""
+    """The model of a folder; with --shard the part of this process."""
     dtype = getattr(torch, s.dtype)
     if not s.shard:
         return Qwen2.from_pretrained(folder, device).compute_in(dtype)
     if processes.count() == 1:
-        raise UserError("--shard shares a model between processes, and this one is alone: start "
-                        "several with torchrun (docs/large_models.md), or say --shard no")
+        raise UserError("--shard splits a model between processes, and there is only one: start "
+                        "several with torchrun (docs/large_models.md), or use --shard no")
     from engine.sharded import load_shard
     return load_shard(folder, device, dtype).compute_in(dtype)
 
 
 def load_optimizer(s: Settings, policy: Policy) -> AdamW:
-    """With --offload_optimizer the model is moved to its device here."""
+    """AdamW for the model; with --offload_optimizer the model is moved to its device here."""
     if not s.offload_optimizer:
         return AdamW(policy.model.parameters(), s.learning_rate, s.weight_decay)
     from engine.offload import OffloadedAdamW
@@ -62,6 +62,7 @@ def load_optimizer(s: Settings, policy: Policy) -> AdamW:
 
 
 def initial_model(s: Settings) -> Qwen2:
+    """A frozen copy of the model before training, for KL terms and preferences."""
     model = load_model(s, find_folder(s.model), device_of(s)).requires_grad_(False)
     if s.offload_optimizer:
         from engine.offload import cast_weights
@@ -70,7 +71,7 @@ def initial_model(s: Settings) -> Qwen2:
 
 
 def make(function: Choice, values: Json, policy: Policy) -> Method:
-    """Bring a choice with the values of its flags into the form (rollouts, policy) -> (B, T)."""
+    """Make a method, (rollouts, policy) -> (B, T), of a choice and the values of its flags."""
     if not isinstance(function, type):
         return wraps(function)(lambda rollouts, policy: function(rollouts, **values))
     if hasattr(function, "state_dict") != hasattr(function, "load_state_dict"):
@@ -90,15 +91,18 @@ def make_weighting(s: Settings, policy: Policy) -> Method:
 
 
 def set_threads(threads: int, model: Qwen2) -> None:
-    """0 is one for every 64 hidden units: small products get slower with more."""
+    """Set the number of threads; 0 means one for every 64 hidden units, because small products get
+    slower with more."""
     by_size = min(torch.get_num_threads(), max(1, model.config.hidden_size // 64))
     torch.set_num_threads(threads or by_size)
 
 
 def check_prompts(policy: Policy) -> None:
-    """Can the tokenizer spell the longest prompts, does the model take prompt and answer?"""
+    """Raise an error if the tokenizer cannot spell the longest prompts, or the model cannot take
+    prompt and answer."""
     s, task = policy.settings, policy.task
-    longest = max(map(len, encode_prompts(policy.tokenizer, task, task.extreme_problems())))
+    prompts = encode_prompts(policy.tokenizer, task, task.extreme_problems())
+    longest = max(len(prompt) for prompt in prompts)
     limit = policy.model.config.max_position_embeddings
     if longest + s.max_new_tokens > limit:
         raise UserError(f"--max_new_tokens {s.max_new_tokens}: a prompt of {longest} tokens and "
@@ -106,20 +110,21 @@ def check_prompts(policy: Policy) -> None:
 
 
 def device_of(s: Settings) -> torch.device:
-    """--device; of several processes each has its own."""
+    """The device of --device; each of several processes has its own."""
     return pick_device(processes.start(s.device))
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of a flag. A GPU is made the present one, on which PyTorch records graphs."""
+    """The device with this name. A GPU becomes PyTorch's current one, on which graphs are
+    recorded."""
     if not re.fullmatch("cpu|cuda(:[0-9]+)?", name):
         raise UserError(f"--device {name}: only cpu, cuda and cuda:N are implemented")
-    number, count = int(name.partition(":")[2] or 0), torch.cuda.device_count()
     if name != "cpu":
+        number, count = int(name.partition(":")[2] or 0), torch.cuda.device_count()
         if number >= count:
             raise UserError(f"--device {name}: PyTorch sees {count} CUDA devices here")
         torch.cuda.set_device(number)
-        # plans half a second for every new shape, and every few tokens shapes are new
+        # cuDNN plans for half a second for every new shape, and shapes change every few tokens
         torch.backends.cuda.enable_cudnn_sdp(False)
     return torch.device(name)
 
@@ -152,8 +157,8 @@ class CheckedTask:
         problems = list(self.task.training_problems(seed, step, count))
         for problem in problems:
             if self.task.prompt_for(problem) in self.held_out_prompts:
-                raise UserError(f"training_problems gives {self.task.show(problem)} in step "
-                                f"{step}, which is among the held_out_problems, too: what is "
+                raise UserError(f"training_problems returns {self.task.show(problem)} in step "
+                                f"{step}, which is one of the held_out_problems, too: what is "
                                 "evaluated may not be trained on")
         return problems
 

@@ -49,7 +49,7 @@ def test_stopped_and_started_again(planned, capfd, monkeypatch):
     done = max(checkpoint_folders(first.folder))
     assert 0 < done < 80 and not first.is_finished() and not second.folder.exists()
     assert make_runs([first], 2, "") == {} and first.is_finished()
-    assert f"going on after step {done}" in first.log.read_text()
+    assert f"continuing after step {done}" in first.log.read_text()
     assert not Runs([first], 2).waiting
 
 
