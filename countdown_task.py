@@ -108,7 +108,7 @@ Content = tuple[tuple[int, ...], int]  # of a problem, whatever the order of its
 class Task:
     """What the lab asks of a task. Its fields are flags of `train.py`."""
     data: str | None = option(
-        None, 'JSON lines {"nums": [3, 5, 7], "target": 22}; without it they are made')
+        None, 'JSON lines {"nums": [3, 5, 7], "target": 22}; without it they are made', label="")
     prompt: str = option("full", "wording of the prompt; original is that of GRPO-Zero, and after "
                          "expression the answer is an expression without any thinking",
                          choices=PROMPTS)

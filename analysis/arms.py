@@ -1,4 +1,4 @@
-"""Which runs can be compared, and which of them are one arm.
+"""Runs as arms: which runs can be compared, and which of them are one arm.
 
 Runs that differ in model, data, length of training, sampling or reward are not compared with each
 other. An arm is the runs that differ in nothing but their seed.

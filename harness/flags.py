@@ -1,4 +1,4 @@
-"""What a flag is: its values, when it has an effect, and what the programs do with it.
+"""A flag: its values, when it has an effect, and what the programs do with it.
 
     settings, tasks      answers: int = option(8, "answers in a group", least=2)
     weightings           def my_idea(rollouts, *, strength: Positive = 1.0)
@@ -26,7 +26,7 @@ MOST_THREADS = 1024
 
 @dataclass(frozen=True)
 class Flag:
-    """What is not said of a flag holds for an ordinary setting: it tells one run from another."""
+    """A flag. What is not said of it holds for an ordinary setting, which tells runs apart."""
     default: typing.Any
     text: str = ""
 
@@ -70,7 +70,7 @@ class Flag:
         parts = [self.text]
         if 0 < len(self.choices) < 10:
             parts.append(f": {' | '.join(self.choices)}")
-        if self.default not in (None, False):
+        if self.default is not None and self.default is not False and self.default != "":
             parts.append(f" (default {self.default})")
         if self.requires:
             parts.append(f"; needs {self.requires[1]}")
@@ -108,8 +108,10 @@ def flags_of(owner: typing.Any) -> dict[str, Flag]:
         hints = typing.get_type_hints(owner)
     else:
         function = owner.__init__ if inspect.isclass(owner) else owner
-        flags = {name: Flag(one.default, least=-math.inf) for name, one in
-                 inspect.signature(function).parameters.items() if one.kind is one.KEYWORD_ONLY}
+        flags = {}
+        for name, one in inspect.signature(function).parameters.items():
+            if one.kind is one.KEYWORD_ONLY:
+                flags[name] = Flag(one.default, least=-math.inf)
         hints = typing.get_type_hints(function, include_extras=True)
     return {name: as_flag(owner, name, flag, hints.get(name)) for name, flag in flags.items()}
 

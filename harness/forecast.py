@@ -39,9 +39,10 @@ def forecast(s: Settings, policy: Policy) -> list[str]:
     evaluations = 1 + -(-s.steps // s.eval_every) if s.eval_every else 0
     of_evaluation = f"{in_words(evaluation)} an evaluation, " if evaluations else ""
     in_all = in_words(s.steps * step + evaluations * evaluation)
-    return [f"on this CPU about {in_words(step)} a step, {of_evaluation}{in_all} in all, if every "
-            f"answer had its {s.max_new_tokens} tokens",
-            f"about {memory_of(s, policy.model) / 1e9:.0f} GB of memory; {disk_of(s, size)}"]
+    gigabytes = memory_of(s, policy.model) / 1e9
+    return [f"forecast for this CPU: about {in_words(step)} a step, {of_evaluation}{in_all} in "
+            f"all, if every answer has the full {s.max_new_tokens} tokens",
+            f"it needs about {gigabytes:.0f} GB of memory; {disk_of(s, size)}"]
 
 
 def seconds_of_step(s: Settings, policy: Policy, size: int) -> float:
@@ -64,7 +65,7 @@ def seconds_of_evaluation(s: Settings, policy: Policy, size: int) -> float:
 
 
 def prompt_tokens(s: Settings, policy: Policy, at_once: int) -> int:
-    """How many tokens of prompts a step computes, if so many answers are computed at a time.
+    """The number of prompt tokens that a step computes, if so many answers are computed at a time.
 
     The tokens that all prompts begin with are computed once in each part of the batch, the others
     of a prompt once in each part that has an answer to it (engine/packing.py).

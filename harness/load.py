@@ -1,4 +1,4 @@
-"""What a run works with, made from its settings: policy, task, optimizer and methods."""
+"""The parts of a run, made from its settings: policy, task, optimizer and methods."""
 import math
 import re
 from functools import wraps

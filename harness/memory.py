@@ -1,4 +1,4 @@
-"""What becomes of memory that was freed: kept for the next tensor, or returned to the system.
+"""Memory that was freed: it is kept for the next tensor, or returned to the system.
 
 By default glibc returns a large tensor's memory at once. The system then fills it with zeros for
 the next tensor, which takes a noticeable part of a step of a large model.
@@ -30,7 +30,7 @@ def should_keep_memory(model: Qwen2) -> bool:
 
 
 def keep_memory() -> None:
-    """From now on freed memory stays with this process, until `return_memory` is called."""
+    """Keep freed memory in this process from now on, until `return_memory` is called."""
     never = -1
     call_glibc("mallopt", M_MMAP_MAX, 0)  # no tensor gets memory of its own from the system
     call_glibc("mallopt", M_TRIM_THRESHOLD, never)

@@ -1,4 +1,4 @@
-"""How all programs read their flags from a command line."""
+"""The parser with which all programs read their command lines."""
 import argparse
 import difflib
 import re
@@ -60,7 +60,7 @@ def make_parser(usage: str, description: str | None, flags: Mapping[str, Flag], 
 
 
 def value_of(text: str, flag: Flag) -> object:
-    """What was typed, in the flag's type; or as it is, and then `check_value` refuses it."""
+    """The text as a value of the flag's type; or the text itself, which `check_value` refuses."""
     if flag.type is bool:
         return {"yes": True, "true": True, "no": False, "false": False}.get(text.lower(), text)
     try:

@@ -184,8 +184,8 @@ class Runs:
 
 
 def stop_with_parent(stop_signal: signal.Signals) -> None:
-    """In the new process: where the system can do so, it gets this signal when its parent is gone,
-    also after kill -9."""
+    """Called in the new process: it will get this signal when its parent is gone, also after
+    kill -9, if the system can do that."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, stop_signal)
 

@@ -1,4 +1,4 @@
-"""What a run leaves, written and read: config.json, logs, a credit file a step, checkpoints.
+"""The files of a run, written and read: config.json, logs, a credit file a step, checkpoints.
 
 Files and folders are written under another name and then renamed, so that after a kill each is
 whole or not there. Lines are appended; a last line that was cut off is ignored.
@@ -179,7 +179,7 @@ def write_credit(path: Path, rollouts: Rollouts, weight: torch.Tensor,
 
 
 def starts(sizes: list[int]) -> np.ndarray:
-    """Where each part begins, if parts of these sizes follow one another."""
+    """The index at which each part begins, if parts of these sizes follow one another."""
     return np.cumsum([0, *sizes[:-1]])
 
 

@@ -33,7 +33,7 @@ def refuse_other(s: Settings, may_continue: bool) -> None:
 
 def last_state(s: Settings, folder: RunFolder,
                may_begin_again: bool) -> tuple[int, Path | None, bool]:
-    """How many steps are done up to the last checkpoint, that checkpoint, and whether the run is
+    """The number of steps up to the last checkpoint, that checkpoint, and whether the run is
     finished. A run without a checkpoint starts again, if none was due yet or none ever is."""
     path, before = folder.path, run_config(folder.path)
     if not {"steps", "checkpoint_every"} <= before.keys():

@@ -74,7 +74,7 @@ def open_run(argv: list[str]) -> Iterator["Run"]:
 
 
 class Source(Protocol):
-    """What answers the problems: the policy itself, a server, or a file."""
+    """A source of answers to the problems: the policy itself, a server, or a file."""
     def sample(self, problems: Sequence[Problem], answers: int, seed: int) -> Rollouts: ...
 
 

@@ -1,4 +1,4 @@
-"""What people see, and how a program ends.
+"""The terminal: what people see of a program, and how it ends.
 
 A mistake of the user is one line, a mistake in the code is a traceback. What a model wrote cannot
 steer the terminal. Ctrl-C once stops after the current step, twice at once; several processes stop

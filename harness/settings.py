@@ -97,8 +97,8 @@ class Settings:
         "none", "how the advantage of an answer is spread over its tokens; listed below",
         choices=MITIGATIONS, requires=POLICY, topic=SPREADING, in_name=False, sample_drops=True)
     rescale: str = option(
-        "mean", "rescale the weights to a mean of 1 over the tokens of the batch (mean), to "
-        "the sum of gradient sizes of plain GRPO (gradient), or not at all (none)",
+        "mean", "rescale the weights to a mean of 1 over the tokens of the batch (mean), to the "
+        "sum of gradient sizes that weights of 1 have (gradient), or not at all (none)",
         choices=("mean", "gradient", "none"), requires=RESCALED, topic=SPREADING,
         otherwise=lambda s: "none" if s.mitigation in NEVER_RESCALED else "mean")
     placebo: str = option(
@@ -144,7 +144,7 @@ class Settings:
         "file, instead of sampled answers", requires=DPO, topic=LOSS, idea_takes=False)
 
     steps: int = option(
-        100, "steps of training; with 0 the model is evaluated and nothing else is done",
+        100, "steps of training; with 0 the model is only evaluated",
         topic=TRAINING, changeable=True, compared="setting")
     questions: int = option(
         8, "problems in a step", least=1, topic=TRAINING, compared="setting")
@@ -158,14 +158,14 @@ class Settings:
         1.0, "temperature of sampling; training and the recorded columns are at temperature 1, "
         "whatever this is", least=0.01, most=100, topic=TRAINING, compared="setting")
     rollouts: str = option(
-        OWN_SAMPLER, "what samples the answers of a step: own for this program, or the http://HOST:"
-        "PORT of a server by vLLM (bridges/rollouts_by_a_server.md)", requires=SAMPLED,
+        OWN_SAMPLER, "where the answers of a step are sampled: own is this program, "
+        "http://HOST:PORT a server by vLLM (bridges/rollouts_by_a_server.md)", requires=SAMPLED,
         topic=TRAINING, changeable=True, in_name=False)
     rollouts_every: int = option(
-        1, "steps after which the server gets the new weights", least=1, requires=SERVED,
+        1, "the server gets the new weights every so many steps", least=1, requires=SERVED,
         topic=TRAINING)
     rollouts_timeout: float = option(
-        600.0, "most seconds that the server may take to answer a step, or to load weights",
+        600.0, "seconds that the server may take to answer a step, or to load weights",
         above=0, most=1500, requires=SERVED, topic=TRAINING, **HOW_IT_IS_MADE)
     learning_rate: float = option(
         5e-6, "learning rate of AdamW", above=0, most=10, topic=TRAINING, label="lr")
@@ -192,7 +192,7 @@ class Settings:
         "both", "evaluate sampled answers alone, or greedy ones as well", choices=MODES,
         requires=EVALUATED, topic=RECORD, compared="aside")
     sample_every: int = option(
-        10, "steps after which a few answers are written to samples.jsonl; 0 means never",
+        10, "a few answers are written to samples.jsonl every so many steps; 0 means never",
         topic=RECORD, **HOW_IT_IS_MADE)
     change_every: int = option(
         10, "steps between measurements of each token's change, which are also made at the first "
@@ -349,7 +349,7 @@ def known_values(path: object, values: Json, chosen: Json) -> Json:
 
 
 def owners(values: Values) -> list[typing.Any]:
-    """What brings flags of its own: the task, the weighting and the advantage."""
+    """The task, the weighting and the advantage, which bring flags of their own."""
     for choices in METHODS.values():
         for clash, *both in choices.clashes:
             places = " and ".join(one if isinstance(one, str) else place_of(one) for one in both)
@@ -372,7 +372,8 @@ def all_flags(values: Values) -> dict[str, Flag]:
 
 
 def about_unknown(name: str, chosen: Json) -> str:
-    """What to say about a flag of a method that is not chosen, or one of other trainers."""
+    """A sentence about a flag of another method, or of another trainer; an empty one if it is
+    neither."""
     for axis, choices in METHODS.items():
         found = [owner for owner in choices if name in flags_of(choices[owner])]
         if found:
@@ -382,8 +383,8 @@ def about_unknown(name: str, chosen: Json) -> str:
 
 
 def read_flags(argv: list[str]) -> Json:
-    """What was typed, `resume`, `config` and `continue` among it. Which flags there are follows
-    from the task and the methods, typed or in a file."""
+    """The flags that were typed, with `resume`, `config` and `continue`. Which flags there are
+    follows from the task and the methods, which are typed or in a file."""
     given = read_what_decides(argv)
     topic = given.pop("help", None)
     if "resume" in given:

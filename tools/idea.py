@@ -161,7 +161,7 @@ class Plan:
 
 
 def make_plan(plain: Settings, idea: Settings, processes: int) -> Plan:
-    """How many runs at a time, and how long they take. `processes` is what was typed, or 0."""
+    """The number of runs at a time, and how long they take. `processes` is what was typed, or 0."""
     available = available_memory()  # before a model is loaded here
     policy = load_policy(plain)
     processes = processes or runs_at_a_time(plain, policy, available)
@@ -175,7 +175,7 @@ def make_plan(plain: Settings, idea: Settings, processes: int) -> Plan:
 
 
 def runs_at_a_time(s: Settings, policy: Policy, available: float) -> int:
-    """One for each core, and of a large model as many as there is memory for; at least one."""
+    """The number of cores; of a large model only as many as there is memory for, and at least 1."""
     if s.device != "cpu":
         return 1
     if not is_large_on_cpu(s):
@@ -250,7 +250,7 @@ def as_typed(flags: dict) -> list[str]:
 
 
 def digest(s: Settings) -> str:
-    """Eight characters that are others as soon as a run would come out otherwise, its seed aside.
+    """Eight characters, which change with whatever a run depends on, except its seed.
 
     They follow from the settings, from the files of what computes a step, and from those that its
     task uses. Plain GRPO's runs are used by every idea, so of mitigations.py only the functions of
@@ -289,8 +289,8 @@ def files_of(modules: Iterable[str]) -> list[Path]:
 
 
 def with_imports(files: set[Path]) -> set[Path]:
-    """These files and those that they import, also those that a function imports when it is called,
-    which are not loaded yet."""
+    """Add to these files those that they import, also those that a function imports when it is
+    called, which are not loaded yet."""
     known, new = set(), files
     while new:
         known |= new

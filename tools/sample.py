@@ -96,7 +96,7 @@ class Message:
 
 
 def problem_or_message(settings: Settings, text: str) -> tuple[object, object]:
-    """What was typed, read by the task; or a message to the model, if it is not a problem."""
+    """The typed problem, read by the task; or a message to the model, if it is not a problem."""
     task = make_task(settings.task, settings.method_flags)
     try:
         if not hasattr(task, "read"):

@@ -383,6 +383,7 @@ def test_a_value_that_would_hold_anyway_may_be_typed():
     # models/tiny learns at 0.00025; without a recipe 5e-06 is the default
     ("--learning_rate 0.00025 --questions 16", "none-grpo-s0"),
     ("--model models/Bare-0.5B --learning_rate 5e-6", "none-grpo-Bare-0.5B-s0"),
+    ("--data x/problems.jsonl", "none-grpo-problems.jsonl-s0"),
     # how a run is made is not what it is
     ("--threads 3 --micro_batch 2 --checkpoint_every 7", "none-grpo-s0")])
 def test_what_is_not_at_its_default_is_in_the_folders_name(argv, name):
