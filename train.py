@@ -30,10 +30,11 @@ from engine.choices import WHOLE_ANSWERS, Method, checked_credit
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from grpo import update
-from harness.load import initial_model, load_optimizer, load_policy, make_advantage, make_weighting
+from harness.load import (answers_from, initial_model, load_optimizer, load_policy, make_advantage,
+                          make_weighting)
 from harness.metrics import Clock, step_metrics, wilson_interval
 from harness.record import Json
-from harness.run import Run, answers_from, open_run
+from harness.run import Run, open_run
 from harness.screen import most_varied, print_evaluation, run_as_program, show_status
 from harness.settings import MODES, Settings
 from mitigations import rescaled_weight, shuffled

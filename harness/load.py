@@ -1,9 +1,11 @@
-"""The parts of a run, made from its settings: policy, task, optimizer and methods."""
+"""The parts of a run, made from its settings: policy, task, optimizer, methods and source of
+answers."""
 import math
 import re
+from collections.abc import Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -12,14 +14,20 @@ from engine.choices import ADVANTAGES, LOSSES, MITIGATIONS, Choice, Method
 from engine.errors import UserError, place_of
 from engine.optimizer import AdamW
 from engine.policy import Policy, encode_prompts
-from engine.rollouts import Problem, Task
+from engine.rollouts import Problem, Rollouts, Task
 from engine.tokens import KINDS, SECTIONS, load_tokenizer
 from harness.flags import flags_of
 from harness.record import Json, find_folder
-from harness.settings import Settings, load_task
+from harness.run import Run
+from harness.settings import OWN_SAMPLER, Settings, load_task
 from qwen2_model import Qwen2
 
 PARTS = {"reward", "format", "answer", "reasoning"}  # that every score has
+
+
+class Source(Protocol):
+    """A source of answers to the problems: the policy itself, a server, or a file."""
+    def sample(self, problems: Sequence[Problem], answers: int, seed: int) -> Rollouts: ...
 
 
 def load_policy(s: Settings, checkpoint: Path | None = None) -> Policy:
@@ -88,6 +96,18 @@ def make_advantage(s: Settings, policy: Policy) -> Method:
 
 def make_weighting(s: Settings, policy: Policy) -> Method:
     return make(MITIGATIONS[s.mitigation], s.flags_for(MITIGATIONS[s.mitigation]), policy)
+
+
+def answers_from(run: Run, policy: Policy, optimizer: AdamW) -> Source:
+    """The source of a run's answers, by --pairs and --rollouts."""
+    s = run.settings
+    if s.pairs:
+        from credit.pairs import GivenPairs
+        return GivenPairs(s.pairs, policy, run)
+    if s.rollouts != OWN_SAMPLER:
+        from bridges.remote_rollouts import connect
+        return connect(policy, optimizer, run)
+    return policy
 
 
 def set_threads(threads: int, model: Qwen2) -> None:

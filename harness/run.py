@@ -12,11 +12,10 @@ import json
 import shutil
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import mean
-from typing import Protocol
 
 import torch
 
@@ -26,12 +25,11 @@ from engine.errors import NotFinite, UserError
 from engine.optimizer import AdamW, optimizer_tensors, parameters_by_name
 from engine.policy import Policy
 from engine.processes import refuse_undefined
-from engine.rollouts import Problem, Rollouts
+from engine.rollouts import Rollouts
 from harness.record import (Json, RunFolder, credit_path, make_run, provenance, read_lines, remove,
                             run_config, whole, write_credit)
 from harness.screen import StopRequest, print_step, python_command, say, tell_outcome
-from harness.settings import (CHANGEABLE, OWN_SAMPLER, Settings, is_large, make_settings,
-                              read_flags)
+from harness.settings import CHANGEABLE, Settings, is_large, make_settings, read_flags
 from qwen2_model import write_tensors
 
 TRAVELS_ALONG = (  # from the model's folder to every checkpoint
@@ -71,11 +69,6 @@ def open_run(argv: list[str]) -> Iterator["Run"]:
                 "there is no checkpoint before it")
             raise UserError(f"{error}, in step {run.step} at --learning_rate "
                             f"{settings.learning_rate:g}; {last}") from error
-
-
-class Source(Protocol):
-    """A source of answers to the problems: the policy itself, a server, or a file."""
-    def sample(self, problems: Sequence[Problem], answers: int, seed: int) -> Rollouts: ...
 
 
 class Run:
@@ -260,15 +253,3 @@ class Run:
         say(f"done. Everything is in {path}")
         tell_outcome(path, read_lines(path / "evaluations.jsonl"), time.monotonic() - self.start,
                      self.done)
-
-
-def answers_from(run: Run, policy: Policy, optimizer: AdamW) -> Source:
-    """The source of a run's answers, by --pairs and --rollouts."""
-    s = run.settings
-    if s.pairs:
-        from bridges.pairs import GivenPairs
-        return GivenPairs(s.pairs, policy, run)
-    if s.rollouts != OWN_SAMPLER:
-        from bridges.remote_rollouts import connect
-        return connect(policy, optimizer, run)
-    return policy

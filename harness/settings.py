@@ -90,8 +90,8 @@ class Settings:
         topic=MODEL, **HOW_IT_IS_MADE)
 
     task: str = option(
-        "countdown_task", "countdown_task, tools.largest_last, or my_task for your file my_task.py "
-        "(docs/your_own_task.md)", topic=PROBLEMS, label="", compared="setting")
+        "countdown_task", "countdown_task, examples.largest_last, or my_task for your file "
+        "my_task.py (docs/your_own_task.md)", topic=PROBLEMS, label="", compared="setting")
 
     mitigation: str = option(
         "none", "how the advantage of an answer is spread over its tokens; listed below",
@@ -272,7 +272,7 @@ def load_task(name: str) -> type:
     path = PROJECT.joinpath(*name.split(".")).with_suffix(".py")
     if not path.is_file():
         raise UserError(f"--task {name}: there is no such module in the project's folder (the file "
-                        "tools/my_task.py is the module tools.my_task)")
+                        "examples/my_task.py is the module examples.my_task)")
     module: typing.Any = importlib.import_module(name)
     if hasattr(module, "problems") and hasattr(module, "reward"):
         from harness.short_task import short_task

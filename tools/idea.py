@@ -50,9 +50,9 @@ from harness.screen import is_taken_away, python_command, run_as_program, say, s
 from harness.settings import (CONTINUE, METHODS, OPTIONS, Settings, is_large, make_settings,
                               read_flags)
 from mitigations import rescaled_weight
-from tools.look import look, seconds_of_runs
+from tools.helpers.look import look, seconds_of_runs
 from tools.preview import on_real_tokens
-from tools.verdict import Verdict
+from tools.helpers.verdict import Verdict
 
 FLAGS = {
     "seeds": Flag(8, "seeds of each arm; an idea that is better is trained on as many new ones",

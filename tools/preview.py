@@ -32,8 +32,8 @@ from harness.flags import Flag, check_value, flags_of
 from harness.parser import make_parser, with_defaults
 from harness.settings import OPTIONS, Settings, make_settings
 from mitigations import rescaled_weight
-from tools.look import about_gradient, differs_within
-from tools.terminal import check_place, legend, one_line, shaded
+from tools.helpers.look import about_gradient, differs_within
+from tools.helpers.terminal import check_place, legend, one_line, shaded
 from train import drop_unfinished
 
 FLAGS = {

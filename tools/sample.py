@@ -23,7 +23,7 @@ from harness.parser import make_parser, with_defaults
 from harness.record import checkpoint_folders, find_folder
 from harness.screen import BOLD, put, right_or_wrong, run_as_program, styled, visible
 from harness.settings import OPTIONS, Settings, make_settings
-from tools.terminal import legend, shaded
+from tools.helpers.terminal import legend, shaded
 
 SHADES = ((0.1, "48;5;26;38;5;231"), (0.5, "48;5;75;38;5;16"), (0.9, "48;5;153;38;5;16"),
           (float("inf"), ""))
