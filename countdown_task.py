@@ -36,7 +36,7 @@ from engine.errors import UserError
 from engine.tokens import (ANSWER, BRACKET, END, END_OF_TURN, NUMBER, OPERATOR, OTHER, SPACE, TAG,
                            THINK, USER_TURN, WORD)
 from harness.record import read_given
-from harness.settings import option
+from harness.flags import option
 
 MAX_NUMBER = 999_999_999  # nine digits, because the score of the reasoning reads no more
 MAX_NUMBERS = 30  # the most numbers in a problem of a file
@@ -114,7 +114,8 @@ class Task:
     """The Countdown task, with the methods that training calls. Its fields are flags of `train.py`.
     """
     data: str | None = option(
-        None, 'JSON lines {"nums": [3, 5, 7], "target": 22}; without it problems are generated')
+        None, 'JSON lines {"nums": [3, 5, 7], "target": 22}; without it problems are generated',
+        label="")
     prompt: str = option("full", "wording of the prompt; original is that of GRPO-Zero, and after "
                          "expression the answer is an expression without any thinking",
                          choices=PROMPTS)

@@ -36,14 +36,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.choices import (ADVANTAGES, LOSSES, MITIGATIONS, Method, Metrics, advantage, mitigation)
+from engine.choices import (ADVANTAGES, LOSSES, MITIGATIONS, Method, Metrics, advantage,
+                            checked_credit, metrics_of, mitigation)
 from engine.errors import UserError
 from engine.policy import Policy
 from engine.rollouts import Rollouts
 from engine.tokens import ANSWER, NUMBER, OPERATOR, TAG, THINK, WORD
 from grpo import centred, gradient_size, rescaling, to_every_token
-from harness.settings import Count, NotNegative, Percent, Positive, Range, Share
-from harness.own_code import checked_credit, metrics_of
+from harness.flags import Count, NotNegative, Percent, Positive, Range, Share
 
 
 @mitigation

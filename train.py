@@ -28,14 +28,13 @@ from statistics import mean
 import engine  # noqa: F401  before torch: it sets how torch's threads wait
 import torch
 
-from engine.choices import WHOLE_ANSWERS, Method
+from engine.choices import WHOLE_ANSWERS, Method, checked_credit
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from grpo import update, update_with_change
 from harness.load import (answers_from, initial_model, load_optimizer, load_policy,
                           make_advantage, make_weighting)
 from harness.metrics import Clock, step_metrics, wilson_interval
-from harness.own_code import checked_credit
 from harness.record import Json
 from harness.run import Run, open_run
 from harness.screen import most_varied, print_evaluation, run_as_program, show_status

@@ -12,8 +12,7 @@ from engine.errors import UserError
 from harness.metrics import METRICS
 from harness.record import (Json, credit_steps, is_complete, read_columns, read_lines, run_config)
 from harness.screen import put
-from harness.settings import Settings
-from harness.tasks import load_task
+from harness.settings import Settings, load_task
 
 PLAIN = {"mitigation": "none", "advantage": "grpo", "loss": "policy", "placebo": "none"}
 

@@ -20,7 +20,7 @@ from engine.forward import frozen_log_probs
 from engine.policy import Policy
 from engine.rollouts import Rollouts
 from engine.tokens import ANSWER
-from harness.settings import Count, Flag
+from harness.flags import Count, Flag
 
 Ablation = typing.Annotated[str, Flag("resample", "resample or delete the token",
                                       choices=("resample", "delete"))]

@@ -21,7 +21,7 @@ from engine.policy import Policy
 from engine.rollouts import Problem, Rollouts
 from engine.sharded import whole_model
 from engine.tokens import token_bytes
-from harness.settings import Flag
+from harness.flags import Flag
 from qwen2_model import Qwen2
 
 Gamma = typing.Annotated[float, Flag(1.0, "discount of later rewards", least=0, most=1)]

@@ -12,7 +12,7 @@ import torch
 from engine.choices import advantage
 from engine.rollouts import Rollouts
 from grpo import centred, group_z_score
-from harness.settings import NotNegative
+from harness.flags import NotNegative
 
 LEAST_ENTROPY = 1e-6  # 1 / entropy stays finite
 

@@ -9,7 +9,7 @@ from engine.choices import Metrics, mitigation
 from engine.policy import Policy
 from engine.rollouts import Rollouts
 from grpo import group_z_score, length_scaling, policy_loss
-from harness.settings import LearningRate, Range
+from harness.flags import LearningRate, Range
 
 Exponent = typing.Annotated[float, Range(least=-100, most=100)]
 

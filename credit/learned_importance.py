@@ -8,7 +8,7 @@ from credit.critic import Trained
 from engine.choices import Metrics, mitigation
 from engine.policy import Policy
 from engine.rollouts import Rollouts
-from harness.settings import CountOrNone, LearningRate
+from harness.flags import CountOrNone, LearningRate
 
 
 class ImportanceNet(nn.Module):

@@ -23,7 +23,7 @@ from engine.choices import Metrics, advantage, mitigation
 from engine.errors import UserError
 from engine.policy import Policy
 from engine.rollouts import Rollouts
-from harness.settings import Flag
+from harness.flags import Flag
 
 Count = typing.Annotated[int, Flag(4, "continuations with another token, for each undecided token",
                                    least=1, most=10_000)]

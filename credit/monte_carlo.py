@@ -23,7 +23,7 @@ from engine.forward import LOGITS_AT_ONCE
 from engine.policy import Policy, stop_ids
 from engine.rollouts import Rollouts
 from engine.sampler import Generation, Start, generate
-from harness.settings import Flag
+from harness.flags import Flag
 
 Prefix = tuple[int, tuple[int, ...]]  # a problem, and the first tokens of an answer to it
 Positions = list[tuple[int, int]]      # (answer, index) of single tokens
@@ -147,7 +147,7 @@ def rows_at_once(policy: Policy) -> int:
     reach the limit."""
     config, dtype = policy.model.config, policy.model.compute_dtype
     numbers = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    row = numbers * dtype.itemsize * policy.settings.max_new_tokens
+    row: int = numbers * dtype.itemsize * policy.settings.max_new_tokens
     return max(1, min(ROWS_AT_ONCE, CACHE_AT_ONCE // row, LOGITS_AT_ONCE // config.vocab_size))
 
 

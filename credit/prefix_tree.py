@@ -12,7 +12,7 @@ import torch
 from engine.choices import advantage, mitigation
 from engine.rollouts import Rollouts
 from grpo import group_mean, group_z_score, to_every_token
-from harness.settings import NotNegative
+from harness.flags import NotNegative
 
 
 @advantage

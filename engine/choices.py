@@ -1,4 +1,5 @@
-"""The lists of choices that people can add to: --mitigation and --advantage.
+"""The lists of choices that people can add to, --mitigation and --advantage; and the check of what
+the choices return.
 
 A function under a decorator becomes a choice, its keyword-only parameters become flags, and its
 docstring becomes the help. A choice is either a function of the batch or, if it keeps a state or
@@ -17,11 +18,16 @@ samples more, a class, of which a run makes one object:
 import importlib
 from collections import UserDict
 from collections.abc import Callable, Mapping
+from copy import deepcopy
+from reprlib import repr as brief
 from typing import Any, Protocol, TypeVar, overload
 
 from torch import Tensor
 
+from engine.errors import BadCredit, UserError, place_of
 from engine.rollouts import Rollouts
+
+LARGEST_CREDIT = 1e12  # the squares of its gradient, in float32, are still finite
 
 Choice = Callable[..., Tensor] | type  # a function or a class below a decorator
 Metrics = dict[str, Any]  # numbers for a line of metrics.jsonl, by name
@@ -100,3 +106,49 @@ def add_to(choices: Choices, function: Choice | None, marked: set[str], is_marke
     else:
         marked.discard(name)  # a notebook's cell may be run again, with another decorator
     return function
+
+
+def checked_credit(chosen: Method, whose: str, rollouts: Rollouts, policy: object = None,
+                   is_weight: bool = False) -> Tensor:
+    """Credit (B, T) in float32, without gradient, finite, and 0 beyond the mask.
+
+    `whose` is "the weighting my_idea", say. It gets a copy of the batch, so what it changes in
+    place has no effect elsewhere. It may return a single row or column: (B, 1) is a number for
+    each answer, while (B,) would spread over T.
+    """
+    shared, mask = (rollouts.generator, rollouts.forward), rollouts.mask
+    values = chosen(deepcopy(rollouts, {id(part): part for part in shared}), policy)
+    if not fits_frame(values, mask):
+        about = " ".join(brief(values).split())[:200]
+        if isinstance(values, Tensor):
+            about = f"a tensor {tuple(values.shape)} of {values.dtype} on {values.device}"
+        raise UserError(f"{whose} ({place_of(chosen)}) should return a tensor (B, T) = "
+                        f"{tuple(mask.shape)} of real numbers on {mask.device}, got {about}")
+    frame = values.detach().float().expand(mask.shape).masked_fill(~mask, 0.0)
+    too_large = f"{whose} is not finite, or beyond {LARGEST_CREDIT:g},"
+    refuse_tokens(~(frame.abs() <= LARGEST_CREDIT), too_large, mask, place_of(chosen), BadCredit)
+    if is_weight:
+        refuse_tokens(frame < 0, f"{whose} is negative", mask, f"{place_of(chosen)}; credit with a "
+                      "sign is an advantage: see docs/weightings.md")
+    return frame
+
+
+def fits_frame(values: Tensor, mask: Tensor) -> bool:
+    if not isinstance(values, Tensor) or values.dim() != 2 or values.is_complex():
+        return False
+    (B, T), (rows, columns) = mask.shape, values.shape
+    return rows in (1, B) and columns in (1, T) and values.device == mask.device
+
+
+def refuse_tokens(wrong: Tensor, what: str, mask: Tensor, place: str,
+                  kind: type[UserError] = UserError) -> None:
+    if wrong.any():
+        row, t = wrong.nonzero()[0].tolist()
+        raise kind(f"{what} at {int(wrong.sum())} of {int(mask.sum())} tokens, first at answer "
+                   f"{row}, token {t} ({place})")
+
+
+def metrics_of(chosen: object) -> Metrics:
+    """The numbers for metrics.jsonl that a choice has, as plain numbers."""
+    return {name: value.item() if hasattr(value, "item") else value  # of torch or numpy
+            for name, value in getattr(chosen, "metrics", {}).items()}

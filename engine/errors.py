@@ -1,8 +1,11 @@
-"""The errors that people see as a sentence instead of a traceback, and reading JSON files, which
-raises them."""
+"""The errors that people see as a sentence instead of a traceback, and what such a sentence needs:
+where somebody's function is, and what is wrong with a file of JSON."""
+import inspect
 import json
 from pathlib import Path
 from typing import Any
+
+PROJECT = Path(__file__).resolve().parent.parent  # the folder of the six files
 
 
 class UserError(ValueError):
@@ -37,3 +40,15 @@ def parse_object(text: str, where: object) -> dict[str, Any]:
 
 def read_json(path: Path) -> dict[str, Any]:
     return parse_object(read_text(path), path)
+
+
+def place_of(chosen: object) -> str:
+    """Where somebody's function, class, or call of an instance begins: mitigations.py:57."""
+    made = inspect.unwrap(chosen) if callable(chosen) else chosen
+    if not (inspect.isroutine(made) or inspect.isclass(made)):
+        made = type(made).__call__
+    try:
+        file, line = inspect.getfile(made), inspect.getsourcelines(made)[1]
+    except (OSError, TypeError):  # typed into a shell
+        return made.__module__
+    return f"{file.removeprefix(f'{PROJECT}/')}:{line}"

@@ -12,10 +12,9 @@ from contextlib import contextmanager
 
 import torch
 
-from engine.choices import Method
+from engine.choices import Method, metrics_of
 from engine.errors import UserError
 from engine.rollouts import Rollouts
-from harness.own_code import metrics_of
 from harness.record import Json, column_of_part
 from harness.screen import show_status
 

@@ -35,10 +35,11 @@ from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from engine.tokens import KINDS, load_tokenizer
 from grpo import gradient_size, group_z_score, update_with_change
-from harness.forecast import return_memory
+from harness.memory import return_memory
 from harness.record import checkpoint_folders, whole
 from harness.load import load_policy
-from harness.settings import Flag, make_settings
+from harness.flags import Flag
+from harness.settings import make_settings
 from qwen2_model import Qwen2
 from research.dial.arms import EXACT, PLAIN, TRUE, arm_of
 from research.dial.training import by_context, gradients, random_numbers

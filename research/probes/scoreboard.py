@@ -30,7 +30,7 @@ from engine.tokens import KINDS, SECTIONS
 from harness.load import load_optimizer
 from harness.record import credit_path, make_run, provenance, write_credit
 from engine.policy import Policy
-from harness.settings import Flag
+from harness.flags import Flag
 from engine.rollouts import Rollouts
 from grpo import update_with_change
 from research.probes.common import OF_A_MODEL, Findings, Progress, policy_of, sample_batch

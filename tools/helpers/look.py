@@ -17,7 +17,7 @@ from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from engine.tokens import KINDS
 from grpo import gradient_size, update, update_with_change
-from harness.forecast import return_memory
+from harness.memory import return_memory
 from harness.screen import say, show_status
 from harness.load import load_optimizer, load_policy, make_advantage, make_weighting
 from harness.settings import MODES, Settings
