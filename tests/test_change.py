@@ -84,7 +84,10 @@ def test_the_metrics_of_change_against_numpy():
 @pytest.mark.numerics
 def test_a_push_is_a_w_m_s_squared(small_model, rollouts):
     """Tokens differ in all four. With loss_norm sequence m is N / (answers * length)."""
-    weight = torch.rand(rollouts.mask.shape, generator=torch.Generator().manual_seed(0))
+    mask = rollouts.mask.clone()
+    mask[0, 3:] = False  # a short answer
+    rollouts = dataclasses.replace(rollouts, mask=mask)
+    weight = torch.rand(mask.shape, generator=torch.Generator().manual_seed(0)) * mask
     _, metrics, columns = stepped(small_model, rollouts, weight=weight, loss_norm="sequence")
     s_square = 1 - 2 * rollouts.log_prob.exp() + rollouts.collision
     m = rollouts.mask.sum() / (6 * rollouts.length[:, None])
