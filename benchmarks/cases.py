@@ -29,19 +29,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
-from engine.errors import UserError
+from engine.errors import PROJECT, UserError
 from engine.offload import OffloadedAdamW
 from engine.optimizer import AdamW
 from engine.policy import Policy, gather
 from engine.rollouts import Rollouts
 from engine.sampler import Generation, generate
 from grpo import grpo, update
-from harness.forecast import keep_memory, keeps_memory
-from harness.record import PROJECT, write_credit
+from harness.memory import keep_memory, should_keep_memory
+from harness.record import write_credit
 from harness.screen import run_as_program
 from harness.load import load_policy, pick_device
 from harness.metrics import peak_memory
-from harness.settings import MOST_THREADS, Settings, flags_of, make_settings, option
+from harness.flags import MOST_THREADS, flags_of, option
+from harness.settings import Settings, make_settings
 from qwen2_model import ModelConfig, Qwen2, read_config
 
 SIZES = {  # vocabulary, width, MLP width, layers, heads, key heads, head width
@@ -91,7 +92,7 @@ def make_model(case: Case) -> Qwen2:
             model = Qwen2(make_config(case))
     model.model.checkpointing = case.checkpointing
     model.compute_in(getattr(torch, case.dtype))
-    if model.is_large and keeps_memory(model):
+    if model.is_large and should_keep_memory(model):
         keep_memory()
     return model
 

@@ -23,7 +23,7 @@ import torch
 from benchmarks import cases
 from benchmarks.cases import DTYPES, Case, in_a_process
 from engine.errors import UserError
-from harness.settings import make_parser, with_defaults
+from harness.parser import make_parser, with_defaults
 from harness.load import pick_device
 from harness.screen import run_as_program, show_status
 

@@ -31,19 +31,18 @@ from safetensors.torch import load_file, save_file
 
 from engine.choices import MITIGATIONS, NEVER_RESCALED
 from bridges.import_run import labelled, named_parts
-from engine.errors import UserError
+from engine.errors import PROJECT, UserError
 from engine.processes import refuse_undefined
 from engine.policy import derived_seed
 from engine.rollouts import Rollouts
 from engine.tokens import load_tokenizer
 from grpo import to_every_token
-from harness.record import (PROJECT, RunFolder, credit_path, make_run, provenance, run_config,
-                            write_credit)
+from harness.record import RunFolder, credit_path, make_run, provenance, run_config, write_credit
 from harness.screen import python_command, say
-from harness.settings import Flag, check_value, check_values, flags_of
+from harness.flags import Flag, check_value, check_values, flags_of
 from harness.metrics import batch_metrics
-from harness.load import make
-from harness.tasks import CheckedTask, load_task
+from harness.load import CheckedTask, make
+from harness.settings import load_task
 from mitigations import rescaled_weight
 
 INSTALL = "pip install trl==1.16.0 transformers==5.23.0"

@@ -41,7 +41,7 @@ import mitigations  # noqa: F401  fills the lists of choices
 from grpo import grpo
 from harness.load import load_policy, make
 from qwen2_model import ModelConfig, Qwen2
-from harness.settings import check_value, flags_of
+from harness.flags import check_value, flags_of
 from engine.errors import UserError
 from engine.policy import Forward
 from engine.rollouts import Rollouts, score_answers

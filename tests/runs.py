@@ -44,7 +44,7 @@ def run(*argv, expect=0):
 
 
 def train_here(runs, run):
-    """In the place of tools.runs.Runs.start: in this process, which has imported PyTorch."""
+    """In the place of harness.planned.Runs.start: in this process, which has imported PyTorch."""
     train.main(run.command[1:])
     runs.running.append((run, SimpleNamespace(poll=lambda: 0)))
 

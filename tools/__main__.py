@@ -1,7 +1,7 @@
 """List the tools."""
 import ast
 
-from harness.record import PROJECT
+from engine.errors import PROJECT
 
 if __name__ == "__main__":
     print("Tools; each says with --help what it takes:\n")
