@@ -237,7 +237,7 @@ def forks(tally: Tally) -> Table:
                "abs(A) w s": (".4f", means["abs gradient"][chosen])}
     return Table("forks", "Forking tokens (highest mean entropy) and following tokens (lowest)",
                  columns, "",
-                 ["of vocabulary items that make up at least 0.05% of the run's tokens and occur at "
+                 ["vocabulary items that make up at least 0.05% of the run's tokens and occur at "
                   "least ten times; the entropy is that of the distribution they were drawn from"],
                  {"entropy": "mean entropy", "log p": "mean log p",
                   "abs(A) w s": "mean abs(A) w s"})

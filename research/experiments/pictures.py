@@ -189,18 +189,18 @@ def draw_kinds(values: dict) -> Figure:
     return figure
 
 
-def draw_became(table: dict) -> Figure:
-    """Shares of given, became and earned: a panel for each of the kinds that differ most."""
+def draw_change(table: dict) -> Figure:
+    """Shares of push, change and credit: a panel for each of the kinds that differ most."""
     kinds = list(dict.fromkeys(row["kind"] for row in table["rows"]))
     figure, axes = plt.subplots(1, len(kinds), sharey=True, squeeze=False, figsize=(10, 3.8))
-    names = {"given": BLUE, "plain step": ORANGE, "AdamW": COLOURS[3], "earned": COLOURS[2]}
+    names = {"push": BLUE, "plain step": ORANGE, "AdamW": COLOURS[3], "credit": COLOURS[2]}
     for axis, kind in zip(axes[0], kinds):
         rows = [row for row in table["rows"] if row["kind"] == kind]
         for number, (name, colour) in enumerate(names.items()):
             share = 100 * np.array([row[name] for row in rows])
             low, high = 100 * np.array([row[f"{name} 95%"] for row in rows]).T
             axis.bar(np.arange(len(rows)) + 0.2 * (number - 1.5), share, 0.19, color=colour,
-                     label=name if name in ("given", "earned") else f"became, {name}",
+                     label=name if name in ("push", "credit") else f"change, {name}",
                      yerr=[share - low, high - share], ecolor=GREY)
         axis.set(title=f"{kind}s: {rows[0]['tokens']:.0%} of the tokens", xlabel="step",
                  xticks=range(len(rows)), xticklabels=[row["step"] for row in rows])
@@ -214,6 +214,6 @@ PUBLISHED = {  # picture -> how it is drawn, and which table or values of which 
     "research/results/board-leads.png": (draw_leads, "board", "board"),
     "research/results/notes-curves.png": (draw_curves, "notes_2", "values"),
     "research/results/real-kinds.png": (draw_kinds, "real", "values"),
-    "research/results/became.png": (draw_became, "became", "kinds"),
+    "research/results/change.png": (draw_change, "change", "kinds"),
     "research/results/dial-law.png": (draw_law, "dial", "law"),
     "research/results/dial-shares.png": (draw_dials, "dial", "values")}

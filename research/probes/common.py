@@ -12,7 +12,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -133,13 +133,35 @@ def sample_batch(policy: Policy, questions: int, answers: int, step: int = 1) ->
     return replace(rollouts, advantage=grpo(rollouts))
 
 
-def jackknifed(statistic: Callable[[np.ndarray], float], problem: np.ndarray) -> Estimate:
-    """A statistic of the rows that a mask keeps, its interval from what it becomes without each
-    problem."""
+def jackknife_by_problem(statistic: Callable[[np.ndarray], float], problem: np.ndarray) -> Estimate:
+    """A statistic of the rows that a mask keeps; its interval from the values that it has without
+    each problem."""
     numbers = np.unique(problem)
     with np.errstate(invalid="ignore", divide="ignore"):
         return jackknife(statistic(np.ones(len(problem), bool)),
                          np.array([statistic(problem != number) for number in numbers]))
+
+
+def jackknife_of_sums(problem: np.ndarray, values: Sequence[np.ndarray],
+                      statistic: Callable[[np.ndarray], float],
+                      cell: np.ndarray | None = None) -> Estimate:
+    """A statistic of the sums (values, cells) of some columns (n,) over the tokens of each cell; its
+    interval from the values that it has without each problem."""
+    problems = int(problem.max()) + 1
+    if cell is None:
+        cell = np.zeros(len(problem), int)
+    cells = int(cell.max()) + 1
+    of_problem = np.stack([np.bincount(problem * cells + cell, value, problems * cells)
+                           for value in values]).reshape(len(values), problems, cells)
+    total = of_problem.sum(1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        without = [statistic(total - of_problem[:, number]) for number in range(problems)]
+        return jackknife(statistic(total), np.array(without))
+
+
+def share_of(problem: np.ndarray, part: np.ndarray, whole: np.ndarray) -> Estimate:
+    """The sum of a part over the sum of the whole, with its interval over problems."""
+    return jackknife_of_sums(problem, [part, whole], lambda sums: float(sums[0, 0] / sums[1, 0]))
 
 
 def rank_correlation(one: list | np.ndarray, two: list | np.ndarray) -> float:
