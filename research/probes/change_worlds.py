@@ -1,5 +1,5 @@
-"""Push, change and credit in synthetic tasks in which every context is listed, so that all three are
-exact (research/dial/world.py)."""
+"""Push, change and credit in synthetic tasks in which every context is listed, so that all three
+are exact (research/dial/world.py)."""
 from types import SimpleNamespace
 
 import torch
@@ -99,7 +99,8 @@ def cosine_over_tokens(world: World, p: Tensor, change: Tensor, credit: Tensor) 
 
 
 def share_that_cancels(world: World, log_prob: Tensor, draws: list) -> float:
-    """The share of plain GRPO's push that equal tokens in equal contexts cancel among each other."""
+    """The share of plain GRPO's push that equal tokens in equal contexts cancel among each
+    other."""
     p = log_prob.exp()
     sample = world.sample(log_prob, random_numbers(world, arm_of(PLAIN), 1, draws))
     policies, answers = sample.reward.shape

@@ -145,8 +145,8 @@ def jackknife_by_problem(statistic: Callable[[np.ndarray], float], problem: np.n
 def jackknife_of_sums(problem: np.ndarray, values: Sequence[np.ndarray],
                       statistic: Callable[[np.ndarray], float],
                       cell: np.ndarray | None = None) -> Estimate:
-    """A statistic of the sums (values, cells) of some columns (n,) over the tokens of each cell; its
-    interval from the values that it has without each problem."""
+    """A statistic of the sums (values, cells) of some columns (n,) over the tokens of each cell;
+    its interval from the values that it has without each problem."""
     problems = int(problem.max()) + 1
     if cell is None:
         cell = np.zeros(len(problem), int)

@@ -15,7 +15,7 @@ from engine.policy import Policy
 from harness.settings import Settings
 from research.probes.common import share_of
 from research.probes.credit import squared_credit, true_credit
-from research.probes.world import TEXTS, make_world
+from research.probes.enumerated import TEXTS, make_task
 
 
 class WorldPolicy(Policy):
@@ -28,7 +28,7 @@ class WorldPolicy(Policy):
 
 @pytest.fixture(scope="module")
 def measured():
-    world = make_world(seed=1, length=3)
+    world = make_task(seed=1, length=3)
     s = Settings(model="world", max_new_tokens=3, questions=40, answers=40)
     vocabulary = {text: i for i, text in enumerate(TEXTS)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=TEXTS[0]))
