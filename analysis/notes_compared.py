@@ -4,7 +4,7 @@ import numpy as np
 
 from analysis.arms import Comparison
 from analysis.compare import IN_TRAINING, difference, final_lines, mean_success
-from analysis.notes import FILLER, REASONING, SIZES, UNDEFINED, UNITS, Notes, look
+from analysis.notes import FILLER, REASONING, SIZES, UNDEFINED, UNITS, Notes, same_or_other
 from analysis.statistics import Estimate, mean_over
 from analysis.tables import Row, Table, by_row
 from analysis.tally import Tally
@@ -68,7 +68,7 @@ def summary(known: dict[str, list[Notes]]) -> Table:
                     for unit in UNITS)
         sizes, is_theirs = SIZES[all_notes[0].published], all_notes[0].is_of_the_notes
         theirs = sizes[FILLER] / sizes[REASONING] if is_theirs else None
-        rows.append([name, *old, old[0] / old[1], theirs, look(old[0] / old[1], theirs, 1),
+        rows.append([name, *old, old[0] / old[1], theirs, same_or_other(old[0] / old[1], theirs, 1),
                      *new, new[0] / new[1]])
     formats = {"arm": "", "filler": ".3f", "reasoning": ".3f", "ratio": ".2f", "theirs": ".2f",
                "look": "", "new filler": ".3f", "new reasoning": ".3f", "new ratio": ".2f"}

@@ -21,7 +21,7 @@ ONE, OPENING, END = range(3)
 PROMPT = [ONE]
 ROUNDING = 1e-6  # entropies this close are equal: float32 knows a sum of a few terms to about 1e-7
 
-Answer = tuple[int, ...]
+Tokens = tuple[int, ...]
 
 
 @dataclass
@@ -46,7 +46,7 @@ class EnumeratedTask:
         return self.worth.diff()
 
 
-def make_task(seed: int, length: int) -> EnumeratedTask:
+def make_enumerated(seed: int, length: int) -> EnumeratedTask:
     model, answers = make_policy(seed), all_answers(length)
     T = max(map(len, answers))
     # beyond its end a prefix is all of the answer
@@ -56,7 +56,7 @@ def make_task(seed: int, length: int) -> EnumeratedTask:
     log_prob = {choice: log_prob_of(model, choice) for choice in choices}
     total = torch.stack([sum(log_prob[answer[:t + 1]] for t in range(len(answer)))
                          for answer in answers])
-    rollouts = as_rollouts(model, answers)
+    rollouts = every_answer(model, answers)
     V = values_of_prefixes(answers, rollouts.reward.tolist(), log_prob)
     worth = torch.tensor([[V[answer[:t]] for t in range(T + 1)] for answer in answers]).double()
     score = torch.stack([parameter_gradient(model, log_prob[choice]) for choice in choices])
@@ -84,22 +84,22 @@ def make_policy(seed: int) -> Qwen2:
     return model
 
 
-def all_answers(length: int) -> list[Answer]:
+def all_answers(length: int) -> list[Tokens]:
     """All answers that end with the end, and all that the limit cuts off."""
-    answers: list[Answer] = []
+    answers: list[Tokens] = []
     for n in range(length):
         answers += [(*body, END) for body in itertools.product((ONE, OPENING), repeat=n)]
     return answers + list(itertools.product((ONE, OPENING), repeat=length))
 
 
-def log_prob_of(model: Qwen2, choice: Answer) -> torch.Tensor:
+def log_prob_of(model: Qwen2, choice: Tokens) -> torch.Tensor:
     """The log-prob of a choice's last token, with its graph."""
     ids = torch.tensor([PROMPT + list(choice[:-1])])
     return model(ids)[0, -1].double().log_softmax(-1)[choice[-1]]
 
 
-def values_of_prefixes(answers: list[Answer], rewards: list[float],
-                       log_prob: dict[Answer, torch.Tensor]) -> dict[Answer, float]:
+def values_of_prefixes(answers: list[Tokens], rewards: list[float],
+                       log_prob: dict[Tokens, torch.Tensor]) -> dict[Tokens, float]:
     """V of each prefix, from the end: an answer's own reward, or the mean over what may follow."""
     V = dict(zip(answers, rewards))
     prefixes = {answer[:t] for answer in answers for t in range(len(answer))}
@@ -109,7 +109,7 @@ def values_of_prefixes(answers: list[Answer], rewards: list[float],
     return V
 
 
-def as_rollouts(model: Qwen2, answers: list[Answer]) -> Rollouts:
+def every_answer(model: Qwen2, answers: list[Tokens]) -> Rollouts:
     """Every answer once, with the sampler's numbers and the labels that the task would give it."""
     texts = [[TEXTS[i] for i in answer] for answer in answers]
     labels = [annotate([text.encode() for text in row]) for row in texts]
@@ -157,7 +157,7 @@ def without_rounding(values: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(result).scatter(0, order, result).view_as(values)
 
 
-def rewards_of(answers: list[Answer]) -> dict[str, torch.Tensor]:
+def rewards_of(answers: list[Tokens]) -> dict[str, torch.Tensor]:
     """(n,) of each part: right is a "1" after the first tag; the format wants a tag and the
     end."""
     right = [has_right_end(answer) for answer in answers]
@@ -167,7 +167,7 @@ def rewards_of(answers: list[Answer]) -> dict[str, torch.Tensor]:
     return {name: torch.tensor(part).float() for name, part in parts.items()}
 
 
-def has_right_end(answer: Answer) -> bool:
+def has_right_end(answer: Tokens) -> bool:
     if OPENING not in answer:
         return False
     after = answer.index(OPENING) + 1

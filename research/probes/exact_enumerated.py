@@ -11,7 +11,7 @@ from analysis.statistics import Interval
 from analysis.tables import Columns, Row, Table, by_row
 from research.probes.batches import Batches, Listed, estimator, list_advantages, list_weights
 from research.probes.common import Findings, Progress
-from research.probes.enumerated import EnumeratedTask, make_task
+from research.probes.enumerated import EnumeratedTask, make_enumerated
 from research.probes.identities import HOLDS, identities_table
 
 PLAIN = ("none", "grpo", "dr_grpo", "rloo")
@@ -40,7 +40,7 @@ def measure_enumerated(args: SimpleNamespace) -> Findings:
 
 def of_policy(seed: int, args: SimpleNamespace, only: list[str] | None,
               progress: Callable[[float], None]) -> Findings:
-    task = make_task(seed, args.length)
+    task = make_enumerated(seed, args.length)
     batches = Batches.all(task, args.answers)
     advantages = list_advantages(task, batches, seed, lambda share: progress(share / 4), only)
     weights = list_weights(task, batches, advantages.values["grpo"],

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 
 from analysis.notes import class_codes
-from analysis.tokens import TokenTable, joined, read_tokens, table_of_frames
+from analysis.tokens import TokenTable, joined_tables, read_tokens, table_of_frames
 from engine.forward import lay_out, log_probs_of_each, micro_batches
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
@@ -131,7 +131,7 @@ def phase_two(run: Path, policy: Policy) -> TokenTable:
         kept = ("problem", "answer", "position", "length", "token_id")
         steps.append(TokenTable({**{name: tokens[name] for name in kept},
                                  "signed": contribution, "size": np.abs(contribution)}))
-    return with_classes(joined(steps), policy)
+    return with_classes(joined_tables(steps), policy)
 
 
 def gradient_of_shuffled_rewards(policy: Policy, rollouts: Rollouts) -> TokenTable:

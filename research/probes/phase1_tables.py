@@ -24,7 +24,7 @@ PUBLISHED = {  # what the earlier experiment found in phase 1 and phase 2
     "mean abs(t)": ("-", "1.92"), "early over late": ("4", "1.6"),
     "filler over reasoning": ("1.75", "1.31"),
     "the same at like positions": ("-", "1.24")}  # from its table of five bins
-Found = Mapping[str, TokenTable]  # phase 1, phase 2 and the controls, by name
+TokensByName = Mapping[str, TokenTable]  # phase 1, phase 2 and the controls, by name
 
 
 def t_by_position(tokens: TokenTable, column: str = "signed") -> np.ndarray:
@@ -85,7 +85,7 @@ STATISTICS = {
     "the same at like positions": ratio_at_like_positions}
 
 
-def phases_table(found: Found) -> Table:
+def phases_table(found: TokensByName) -> Table:
     rows: list[Row] = []
     sentences = []
     phase_1, phase_2 = found[PHASE_1], found[PHASE_2]
@@ -109,7 +109,7 @@ def phases_table(found: Found) -> Table:
                   "95%": "95% interval"})
 
 
-def flaws_table(found: Found, with_shuffled_rewards: TokenTable) -> Table:
+def flaws_table(found: TokensByName, with_shuffled_rewards: TokenTable) -> Table:
     phase_1, gradient = found[PHASE_1], found[GRADIENT]
     changed = np.abs(with_shuffled_rewards["signed"] - gradient["signed"]).sum()
     without_gradient = gradient["size"] == 0
@@ -146,7 +146,7 @@ def correlation(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.corrcoef(one, other)[0, 1])
 
 
-def draw_positions(found: Found, folder: Path) -> None:
+def draw_positions(found: TokensByName, folder: Path) -> None:
     """Draw the mean size by fifths of the answers, over the mean of all tokens."""
     figure, axis = plt.subplots()
     for (name, tokens), colour in zip(found.items(), COLOURS):

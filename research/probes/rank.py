@@ -59,8 +59,8 @@ from grpo import group_z_score
 from harness.settings import Flag
 from harness.load import make
 from research.probes.common import OF_A_MODEL, Findings, Progress, policy_of, sample_batch
-from research.probes.rank_tables import (CRITIC, ONES, PLANTED, RANKS, Z, Found, ranks_by_advantage,
-                                         sizes_table)
+from research.probes.rank_tables import (CRITIC, ONES, PLANTED, RANKS, Z, FoundRanks,
+                                         ranks_by_advantage, ranks_by_size)
 
 GROUP_SIZES = (2, 4, 8, 16)
 COLUMNS_AT_ONCE = 2 ** 15  # of more of them float32 loses the last digits
@@ -104,7 +104,7 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
         intro.append(f"The critic ({args.critic}) explained {learned:.2f} of the variance of its "
                      "targets in the last batch that it learned from.")
     return Findings("Has GRPO's gradient rank 2?", intro,
-                    [sizes_table(found), ranks_by_advantage(found)])
+                    [ranks_by_size(found), ranks_by_advantage(found)])
 
 
 def critic_of(policy: Policy, args: SimpleNamespace, progress: Progress) -> gae:
@@ -195,7 +195,7 @@ def gram(rows: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def add_ranks(rollouts: Rollouts, grams: Kinds, rows: Kinds, found: Found) -> None:
+def add_ranks(rollouts: Rollouts, grams: Kinds, rows: Kinds, found: FoundRanks) -> None:
     for R in (R for R in GROUP_SIZES if R <= len(rollouts.mask)):
         factors = advantages_of(rollouts, R)
         if not factors[Z].any():

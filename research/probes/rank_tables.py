@@ -9,7 +9,7 @@ from analysis.tables import Row, Table, by_row
 MAIN = 8  # the group size at which advantages are compared
 Z, ONES, PLANTED, CRITIC = "z-score", "all equal", "planted rewards by token", "a critic (gae)"
 # (matrix, advantage, R): the ranks for each problem
-Found = dict[tuple[str, str, int], list[dict[str, float]]]
+FoundRanks = dict[tuple[str, str, int], list[dict[str, float]]]
 
 
 def energy_rank(s: torch.Tensor, share: float) -> float:
@@ -24,15 +24,15 @@ RANKS: dict[str, Callable[[torch.Tensor], float]] = {
     "threshold": lambda s: float((s > 0.01 * s[0]).sum())}
 
 
-def mean_rank(found: Found, matrix: str, arm: str, R: int, rank: str) -> Estimate:
+def mean_rank(found: FoundRanks, matrix: str, arm: str, R: int, rank: str) -> Estimate:
     return mean_over([of_problem[rank] for of_problem in found.get((matrix, arm, R), [])])
 
 
-def main_size(found: Found) -> int:
+def main_size(found: FoundRanks) -> int:
     return max(R for _, _, R in found if R <= MAIN)
 
 
-def sizes_table(found: Found) -> Table:
+def ranks_by_size(found: FoundRanks) -> Table:
     """The ranks with the z-score, by the size of the group."""
     sizes, main = sorted({R for _, _, R in found}), main_size(found)
     rows, sentences = list[Row](), []
@@ -56,7 +56,7 @@ def sizes_table(found: Found) -> Table:
                  {"95%": f"95% interval, R={main}", ONES: f"all equal, R={main}"})
 
 
-def ranks_by_advantage(found: Found) -> Table:
+def ranks_by_advantage(found: FoundRanks) -> Table:
     """Entropy and stable rank with every advantage; and by problem the entropy rank minus that with
     the z-score."""
     R, rows, sentences = main_size(found), list[Row](), []

@@ -20,12 +20,12 @@ from research.probes.batches import (
 from research.probes.common import run_probe
 from research.probes.exact_enumerated import median_of
 from research.probes.identities import identities_table
-from research.probes.enumerated import make_task, without_rounding
+from research.probes.enumerated import make_enumerated, without_rounding
 
 
 @pytest.fixture(scope="module")
 def world():
-    return make_task(seed=3, length=2)
+    return make_enumerated(seed=3, length=2)
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_bias_cosine_and_noise_by_hand():
 
 def test_the_last_bit_of_an_entropy_does_not_decide_what_is_kept():
     """Prefixes share a distribution: computed with other rounding, entropy_masking is the same."""
-    world = make_task(0, 3)
+    world = make_enumerated(0, 3)
     bit = torch.randint(-1, 2, world.node.shape, generator=torch.Generator().manual_seed(0))
     entropy = world.rollouts.entropy + 6e-8 * bit * world.rollouts.mask
     levelled = without_rounding(entropy)

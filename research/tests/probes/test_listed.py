@@ -121,7 +121,7 @@ def test_tables_have_a_row_for_each_model_and_kind(stage, monkeypatch):
     known = live_tokens(found.sampled, PLAIN_STEP)
     assert follows.rows[1][2] == pytest.approx(
         np.corrcoef(known["change"], known["credit 1"])[0, 1])
-    shares = [row for row in listed_tables.sizes_table(stages).rows if row[0] == "after"]
+    shares = [row for row in listed_tables.shares_table_of_models(stages).rows if row[0] == "after"]
     assert sum(row[2] for row in shares) == pytest.approx(1)
     for kind, column, name in (("number", 3, "push"), ("number", 9, "credit 1"),
                                ("word", 9, "credit 1")):

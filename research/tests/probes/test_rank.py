@@ -18,7 +18,7 @@ from research.probes.rank import (
     MEASURED, NO_BASELINE, add_ranks, advantages_of, gradients_of_answers, gram, parameter_parts,
     planted, ranks_of)
 from research.probes.rank_tables import (
-    CRITIC, ONES, PLANTED, RANKS, Z, ranks_by_advantage, sizes_table)
+    CRITIC, ONES, PLANTED, RANKS, Z, ranks_by_advantage, ranks_by_size)
 
 
 def by_definition(singular_values):
@@ -85,7 +85,8 @@ def test_what_is_measured_is_what_one_would_write_down(policy, memory):
     the parameters are taken in parts."""
     rollouts, args = spoken(policy), SimpleNamespace(memory=memory, answers=6, layer="mlp.up_proj")
     noise = torch.randn(rollouts.mask.shape, generator=rollouts.generator) * rollouts.mask
-    grams, kept = gradients_of_answers(policy, rollouts, {ONES: rollouts.mask.float(), "noise": noise}, args)
+    kinds = {ONES: rollouts.mask.float(), "noise": noise}
+    grams, kept = gradients_of_answers(policy, rollouts, kinds, args)
     for kind, coefficient in ((ONES, rollouts.mask), ("noise", noise)):
         rows, matrices = [], []
         for b in range(6):
@@ -116,7 +117,7 @@ def test_groups_without_spread_are_left_out_and_tables_say_what_is_there():
     assert ("A", Z, 2) not in found
     assert found["A", Z, 4][0]["entropy"] == pytest.approx(4)
     assert found["B", Z, 4][0]["entropy"] == pytest.approx(1)  # one row
-    sizes = {row[0]: row[1] for row in sizes_table(found).rows}
+    sizes = {row[0]: row[1] for row in ranks_by_size(found).rows}
     assert sizes["A: stable"] == pytest.approx(4) and sizes["B: stable"] == pytest.approx(1)
     arms = {row[0]: row for row in ranks_by_advantage(found).rows}
     assert arms[PLANTED][3] == pytest.approx(0) and arms[ONES][1] == pytest.approx(4)
