@@ -13,7 +13,7 @@ FoundRanks = dict[tuple[str, str, int], list[dict[str, float]]]
 
 
 def energy_rank(s: torch.Tensor, share: float) -> float:
-    """How many of the largest singular values reach the share; rounding is none of them."""
+    """The number of largest singular values that reach the share; rounding is none of them."""
     return 1.0 + float((s.square().cumsum(0) / s.square().sum() < share - 1e-9).sum())
 
 
