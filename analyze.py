@@ -344,8 +344,8 @@ def compare_set(comparison: "Comparison", folder: Path, left_out: list[str], wit
     pictures = [learning_curves(comparison, folder)]
     intro = [report.compared(comparison.runs), *comparison.twins, *left_out]
     if notes_alone:
-        from analysis.notes_compared import compared
-        chapters[report.NOTES] = compared(comparison)
+        from analysis.notes_compared import notes_tables_of_arms
+        chapters[report.NOTES] = notes_tables_of_arms(comparison)
     page = report.comparison_page(intro, chapters, pictures)
     write_page(folder / "report.html", "Runs compared", page)
     if notes_alone:

@@ -28,13 +28,13 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from analysis.statistics import jackknife
 from analysis.tables import Table, by_row
 from engine.forward import response_log_probs
 from engine.policy import Policy
 from engine.rollouts import Rollouts
 from harness.settings import Flag
-from research.probes.common import (OF_A_MODEL, Findings, Progress, jackknifed, policy_of,
-                                    sample_batch)
+from research.probes.common import OF_A_MODEL, Findings, Progress, policy_of, sample_batch
 
 FLAGS = {
     **OF_A_MODEL,
@@ -114,7 +114,7 @@ def others_table(reward: np.ndarray, square: np.ndarray, length: np.ndarray) -> 
              for name, baseline in estimators(reward, square, length).items()}
     plain, rows, lines = noise["mean of the others (RLOO)"], [], []
     for name, moment in noise.items():
-        change = jackknifed(lambda kept: moment[kept].sum() / plain[kept].sum() - 1, problem)
+        change = jackknife(lambda kept: moment[kept].sum() / plain[kept].sum() - 1, problem)
         rows.append([name, moment.mean(), change.value, change.interval])
         if moment is not plain:
             lines.append(f"{name}: {change.value:+.1%} ({change.low:+.1%} to {change.high:+.1%}) "

@@ -209,10 +209,7 @@ def jackknifed(tokens: dict, values: list[np.ndarray], statistic: Callable,
     width = int(cell.max()) + 1
     sums = np.stack([np.bincount(tokens["problem"] * width + cell, value, problems * width)
                      for value in values]).reshape(len(values), problems, width)
-    total = sums.sum(1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return jackknife(statistic(total), np.array([statistic(total - sums[:, n])
-                                                     for n in range(problems)]))
+    return jackknife(lambda kept: statistic(sums[:, kept].sum(1)), np.arange(problems))
 
 
 def ratio(sums: np.ndarray) -> float:

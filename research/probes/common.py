@@ -20,7 +20,6 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from analysis.statistics import Estimate, jackknife
 from analysis.tables import Table, show, show_in_short
 from engine.errors import UserError
 from engine.policy import Policy, derived_seed
@@ -131,15 +130,6 @@ def sample_batch(policy: Policy, questions: int, answers: int, step: int = 1) ->
     generator = torch.Generator().manual_seed(derived_seed("probe credit", seed, step))
     rollouts = replace(rollouts, step=step, generator=generator, forward=policy.extra_forward())
     return replace(rollouts, advantage=grpo(rollouts))
-
-
-def jackknifed(statistic: Callable[[np.ndarray], float], problem: np.ndarray) -> Estimate:
-    """A statistic of the rows that a mask keeps, its interval from what it becomes without each
-    problem."""
-    numbers = np.unique(problem)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return jackknife(statistic(np.ones(len(problem), bool)),
-                         np.array([statistic(problem != number) for number in numbers]))
 
 
 def rank_correlation(one: list | np.ndarray, two: list | np.ndarray) -> float:

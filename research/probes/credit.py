@@ -120,5 +120,4 @@ def mean_product(quarters):
 def ratio_of_sums(above: np.ndarray, below: np.ndarray) -> Estimate:
     """Sum over sum, from a pair of numbers a problem; the error by the jackknife, from what it
     becomes without each of them."""
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return jackknife(above.sum() / below.sum(), (above.sum() - above) / (below.sum() - below))
+    return jackknife(lambda kept: above[kept].sum() / below[kept].sum(), np.arange(len(above)))

@@ -32,7 +32,7 @@ import torch
 
 from analysis.notes import CLASSES, FILLER, REASONING, class_codes
 from analysis.plots import COLOURS, legend_below, plt, save
-from analysis.statistics import t_values
+from analysis.statistics import jackknife, t_values
 from analysis.tables import Table, by_row
 from analysis.tally import Tokens, read_tokens
 from engine.forward import lay_out, log_probs_of_each, micro_batches
@@ -43,7 +43,7 @@ from grpo import gradient_size, grpo
 from harness.record import credit_steps
 from harness.settings import Flag
 from qwen2_model import Qwen2
-from research.probes.common import (OF_A_MODEL, Findings, Progress, jackknifed, policy_of, run_of,
+from research.probes.common import (OF_A_MODEL, Findings, Progress, policy_of, run_of,
                                     sample_batch)
 
 FLAGS = {
@@ -231,7 +231,7 @@ def phases_table(accounts: dict[str, Account]) -> Table:
         for said, one in zip(NOTES.get(name, ("-", "-")), (PHASE_1, PHASE_2)):
             tokens = accounts[one]
             # of a whole training the problems are too many to leave out one by one
-            e = jackknifed(lambda kept: statistic(tokens.of(kept)), tokens.problem) if (
+            e = jackknife(lambda kept: statistic(tokens.of(kept)), tokens.problem) if (
                 one == PHASE_1) else None
             row += [said, value_of(tokens, name), *([e.interval] if e else [])]
         rows.append([*row, *(value_of(accounts[one], name) for one in controls)])
