@@ -27,8 +27,8 @@ WINDOW = 5  # steps whose mean is a point of a curve, but in a short run
 PAIRED_BY_SEED = "paired by seed; interval: Student's t over the seeds"
 MEASURE_NOTES = {
     IN_TRAINING: f"the mean over all answers that training sampled, {PAIRED_BY_SEED}",
-    AT_THE_END: "answers are sampled; interval: Student's t, over seeds and held-out problems; with "
-                "one seed over problems alone"}
+    AT_THE_END: "answers are sampled; interval: Student's t, over seeds and held-out problems; "
+                "with one seed over problems alone"}
 VERDICT_NOTE = (
     "the verdict goes by p, which Holm's method corrects for all arms of the table; no difference "
     "seen: the interval says how large a gain or a loss may still be; could see: the gain that 80 "

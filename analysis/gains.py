@@ -126,8 +126,9 @@ def over_baseline(arms: Mapping[str, Arm], baseline: str) -> dict[str, tuple[Arm
     return {name: (arm, arms[baseline]) for name, arm in arms.items() if name != baseline}
 
 
-def gain_table(name: str, title: str, found: Mapping[str, Gain | None], beside: Columns | None = None,
-               over: str = "plain GRPO", verdicts: list[str] | None = None, finding: str = "",
+def gain_table(name: str, title: str, found: Mapping[str, Gain | None],
+               beside: Columns | None = None, over: str = "plain GRPO",
+               verdicts: list[str] | None = None, finding: str = "",
                notes: list[str] | None = None, headings: dict[str, str] | None = None) -> Table:
     """A row for each arm: pairs, gain, p, what the caller has `beside` them, and the verdict.
 

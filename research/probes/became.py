@@ -40,9 +40,9 @@ from harness.record import checkpoint_folders, whole
 from harness.load import load_policy
 from harness.settings import Flag, make_settings
 from qwen2_model import Qwen2
-from research.dial.arms import EXACT, PLAIN, TRUE, arm_of
-from research.dial.training import by_context, gradients, random_numbers
-from research.dial.world import Dials, World
+from research.dial.arms import EXACT, PLAIN, TRUE, named_arm
+from research.dial.task import SyntheticTask, TaskSpec
+from research.dial.training import batch_gradients, by_context, random_numbers
 from research.experiments.published import table_rows
 from research.probes.common import COMMON, Findings, rank_correlation
 
@@ -312,32 +312,33 @@ def types_table(stages: dict[int, list[dict]], tokenizer) -> Table:
 
 
 def worlds_table(args: SimpleNamespace) -> Table:
-    predicted, leads = ({row["world"]: row for row in table_rows(*of) if row["arm"] == TRUE}
+    predicted, gains = ({row["world"]: row for row in table_rows(*of) if row["arm"] == TRUE}
                         for of in (("law", "predictions"), ("dial", "board")))
     rows = []
     for world in WORLDS:
-        of = predicted.get(world, {"ratio": None, "lead": None})
-        rows.append([world, *cancelled(world, args), of["ratio"], of["lead"], leads[world]["lead"]])
+        of = predicted.get(world, {"ratio": None, "gain": None})
+        gain = gains[world]["gain"]["value"]
+        rows.append([world, *cancelled(world, args), of["ratio"], of["gain"], gain])
     asked = [row for row in rows if row[5] is not None]
     told = [f"{name} {rank_correlation([row[i] for row in asked], [row[-1] for row in asked]):+.2f}"
             for i, name in ((1, "share that cancels"), (3, "cosine of a batch"),
-                            (5, "noise ratio"), (6, "the law"))]
+                            (5, "noise ratio"), (6, "the prediction"))]
     formats = {"world": "", "cancels": ".0%", "exact": ".2f", "batch": ".2f", "true": ".2f",
-               "ratio": ".2g", "foretold": "points", "lead": "points"}
+               "ratio": ".2g", "foretold": "points", "gain": "points"}
     return Table("worlds", "Where all is exact: what becomes of the credit", by_row(formats, rows),
-                 f"Rank correlation with the true credit's lead, over {len(asked)} worlds: "
+                 f"Rank correlation with the true credit's gain, over {len(asked)} worlds: "
                  f"{', '.join(told)}.",
                  ["cancels: of what plain GRPO gives, among equal tokens in equal contexts; cosine "
                   "of what becomes with the credit: exact gradient, a batch of plain GRPO, of true "
-                  "credit; ratio, foretold: python -m research law; lead: python -m research dial"])
+                  "credit; ratio, foretold: python -m research law; gain: python -m research dial"])
 
 
 def cancelled(name: str, args: SimpleNamespace) -> list[float]:
     """The share that cancels, and three cosines: means over batches of one untrained policy."""
-    world = World(Dials.read(name), [args.seed] * args.batches)
+    world = SyntheticTask(TaskSpec.read(name), [args.seed] * args.batches)
     draws = [("became", args.seed, number) for number in range(args.batches)]
-    steps = [gradients(world, arm_of(arm), start and start(world), 1, draws)[0]
-             for arm in (EXACT, PLAIN, TRUE) for start in [arm_of(arm).start]]
+    steps = [batch_gradients(world, named_arm(arm), start and start(world), 1, draws)[0]
+             for arm in (EXACT, PLAIN, TRUE) for start in [named_arm(arm).start]]
     with torch.no_grad():
         _, log_prob = world.forward(world.parameters)
     p = log_prob.exp()
@@ -346,8 +347,8 @@ def cancelled(name: str, args: SimpleNamespace) -> list[float]:
     for j, key in enumerate(world.keys.tolist()):
         right, cue = world.right[:, j], world.cue_of[key]
         row = torch.arange(len(p))
-        credit[:, cue] = -p[row, cue, right, None] / world.dials.decide
-        credit[row, cue, right] += 1 / world.dials.decide
+        credit[:, cue] = -p[row, cue, right, None] / world.spec.decide
+        credit[row, cue, right] += 1 / world.spec.decide
     cosines = []
     for step in steps:
         _, change = torch.func.jvp(lambda w: world.forward(w)[1], (world.parameters,), (-step,))
@@ -355,7 +356,7 @@ def cancelled(name: str, args: SimpleNamespace) -> list[float]:
         inner = [(places * a * b).sum((1, 2)) for a, b in (
             (change, credit), (change, change), (credit, credit))]
         cosines.append(float((inner[0] / (inner[1] * inner[2]).sqrt()).mean()))
-    sample = world.sample(log_prob, random_numbers(world, arm_of(PLAIN), 1, draws))
+    sample = world.sample(log_prob, random_numbers(world, named_arm(PLAIN), 1, draws))
     group = torch.arange(sample.reward.shape[1]) // 8
     z = group_z_score(sample.reward.flatten(), (group + 8 * torch.arange(args.batches)[:, None]
                                                 ).flatten()).view(args.batches, -1, 1)

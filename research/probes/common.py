@@ -66,11 +66,7 @@ def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[...
         show_status("")
         seconds = time.monotonic() - start
         write_findings(unfinished, name, args, findings, seconds, command_of(name, typed))
-    if args.all:
-        print_all(findings)
-    else:
-        print(f"{findings.title}\n")
-        show_in_short([*findings.intro[:1], *summary_of(findings)], findings.tables[:1])
+    print_findings(findings, with_all=args.all)
     more = "" if args.all else "; --all prints every table"
     print(f"\n{seconds:.0f} s; numbers: {folder / 'numbers.json'}{more}")
 
@@ -91,7 +87,12 @@ def write_findings(folder: Path, name: str, args: SimpleNamespace, findings: Fin
     replace_text(folder / "numbers.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")
 
 
-def print_all(findings: Findings) -> None:
+def print_findings(findings: Findings, with_all: bool = True) -> None:
+    """Print what was found, with all tables or with the first."""
+    if not with_all:
+        print(f"{findings.title}\n")
+        show_in_short([*findings.intro[:1], *summary_of(findings)], findings.tables[:1])
+        return
     show([findings.title, *findings.intro], [])
     show_in_short(summary_of(findings), [])
     print()
