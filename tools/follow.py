@@ -4,7 +4,8 @@
     python -m tools.follow runs/none-grpo-s0 --step 1 --answer 5    the answer, shaded
     python -m tools.follow runs/none-grpo-s0 --step 1               its answers, problem by problem
 
-With --moved the change of one token in the step is taken apart, by who pushed it (tools/moved.py).
+With --moved the change of one token in the step is taken apart, by who pushed it
+(tools/helpers/moved.py).
 
 The numbers are those of the credit file, and behind each line stands the function that computes it.
 Answers and tokens are counted from 0, as there and on the page of analyze.py. What else could have
@@ -31,8 +32,8 @@ from harness.record import checkpoint_folders, find_folder, read_credit
 from harness.screen import BOLD, has_colour, put, run_as_program, styled, visible
 from harness.settings import Flag, make_parser, with_defaults
 from qwen2_model import Qwen2
-from tools.moved import who_moved
-from tools.terminal import check_place, legend, one_line, shaded
+from tools.helpers.moved import who_moved
+from tools.helpers.terminal import check_place, legend, one_line, shaded
 from train import drop_unfinished
 
 FLAGS = {

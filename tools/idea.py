@@ -45,10 +45,10 @@ from harness.screen import is_taken_away, python_command, run_as_program, say, s
 from harness.settings import (MOST_THREADS, Flag, Settings, flags_of, is_large, make_parser,
                               make_settings, read_flags, with_defaults)
 from mitigations import rescaled_weight
-from tools.look import look, seconds_of_runs
+from tools.helpers.look import look, seconds_of_runs
 from tools.preview import on_real_tokens
 from tools.runs import PlannedRun, make_runs, usable_cores
-from tools.verdict import Verdict
+from tools.helpers.verdict import Verdict
 
 FLAGS = {
     "seeds": Flag(8, "seeds of each arm; a second look has as many new ones", least=2, most=1000),

@@ -1,6 +1,6 @@
 """What is said of paired runs, by hand."""
 import mitigations  # noqa: F401  fills the lists of choices
-from tools.verdict import Verdict
+from tools.helpers.verdict import Verdict
 
 
 def runs_with(gains, start=0, base=0.3, ends=None):
