@@ -17,13 +17,12 @@ import numpy as np
 
 from analysis.runs import Run, evaluations
 from analysis.statistics import Estimate, Floats, holm, mean_over, paired_difference
-from analysis.tables import Columns, Row, Table, shown
+from analysis.tables import WITH_INTERVAL, Columns, Row, Table, shown
 from harness.record import Json
 
 IN_TRAINING, AT_THE_END = MEASURES = ("success in training", "held-out success at the end")
 SEEN = 0.05         # a difference is called real if its corrected p is below
 NOT_SEEN = "no difference seen"
-WITH_INTERVAL = " (95% interval)"  # ends the heading of a column of estimates
 
 Arm = Mapping[int, Run]  # the runs of one arm, by seed
 

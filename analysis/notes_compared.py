@@ -5,10 +5,10 @@ from collections.abc import Iterable
 import numpy as np
 
 from analysis.arms import Comparison
-from analysis.gains import WITH_INTERVAL, Gain, final_lines, gains, mean_success, over_baseline
+from analysis.gains import Gain, final_lines, gains, mean_success, over_baseline
 from analysis.notes import FILLER, REASONING, SIZES, UNDEFINED, UNITS, Notes, look
 from analysis.statistics import Floats, mean_over
-from analysis.tables import Row, Table, by_row
+from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from analysis.tally import Tally
 
 BROKEN = 0.0, "equal credit, may destabilise; broken at step 60, norm 0.6 to 0.7"

@@ -9,6 +9,7 @@ from itertools import zip_longest
 from analysis.statistics import Estimate, Interval
 
 WIDTH = 100        # of a terminal
+WITH_INTERVAL = " (95% interval)"  # ends the heading of a column of estimates
 LONGEST_WORD = 30  # in a table; a longer one is cut where there is no room
 NOTHING = ("Too few groups to say: it takes six with different rewards, and gradients of known "
            "size.")

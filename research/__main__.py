@@ -16,7 +16,7 @@ They are made of many training runs, which can be stopped and gone on with at an
     python -m research rank          has GRPO's gradient rank 2?
     python -m research sparsity      does it become sparse over a training?
     python -m research baseline      when is the group's mean the best number to subtract?
-    python -m research became        does what a step does to the tokens follow what they earned?
+    python -m research change        does the change of a token's log-prob follow its credit?
 
 These are probes: each asks one question, prints its findings and writes a folder with numbers.json
 and its picture. On a CPU a probe takes minutes. NAME --help lists the flags of one.
@@ -30,7 +30,7 @@ from engine.errors import UserError
 from harness.screen import run_as_program
 from research.probes.common import run_probe
 
-PROBES = ("scoreboard", "large", "exact", "dial", "law", "became", "phase1", "rank", "sparsity",
+PROBES = ("scoreboard", "large", "exact", "dial", "law", "change", "phase1", "rank", "sparsity",
           "baseline")
 OTHERS = {"board": "board", "real_board": "real_board", "notes": "notes", "publish": "publish"}
 

@@ -21,9 +21,9 @@ published leaderboard, so that one machine continues where another stopped.
 from pathlib import Path
 from types import SimpleNamespace
 
-from analysis.gains import WITH_INTERVAL, Gain, gain_table
+from analysis.gains import Gain, gain_table
 from analysis.runs import Run
-from analysis.tables import Row, Table
+from analysis.tables import WITH_INTERVAL, Row, Table
 from engine.errors import UserError
 from harness.screen import python_command, say
 from harness.settings import Flag, make_parser, with_defaults

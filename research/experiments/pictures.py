@@ -220,7 +220,7 @@ def draw_kinds_of_models(values: dict) -> Figure:
     return figure
 
 
-def draw_became(table: dict) -> Figure:
+def draw_change(table: dict) -> Figure:
     """Shares of push, change and credit: a panel for each of the kinds that differ most."""
     kinds = list(dict.fromkeys(row["kind"] for row in table["rows"]))
     figure, axes = plt.subplots(1, len(kinds), sharey=True, squeeze=False, figsize=(10, 3.8))
@@ -245,6 +245,6 @@ PUBLISHED = {  # picture -> how it is drawn, and which table or values of which 
     "research/results/board-leads.png": (draw_gains, "board", "board"),
     "research/results/notes-curves.png": (draw_curves, "notes_2", "values"),
     "research/results/real-kinds.png": (draw_kinds_of_models, "real", "values"),
-    "research/results/became.png": (draw_became, "became", "kinds"),
+    "research/results/change.png": (draw_change, "change", "kinds"),
     "research/results/dial-law.png": (draw_predicted_gains, "dial", "law"),
     "research/results/dial-shares.png": (draw_dial_shares, "dial", "values")}

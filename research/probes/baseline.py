@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from analysis.statistics import jackknife
-from analysis.tables import Table, by_row
+from analysis.tables import WITH_INTERVAL, Table, by_row
 from engine.forward import response_log_probs
 from engine.policy import Policy
 from engine.rollouts import Rollouts
@@ -115,14 +115,14 @@ def others_table(reward: np.ndarray, square: np.ndarray, length: np.ndarray) -> 
     plain, rows, lines = noise["mean of the others (RLOO)"], [], []
     for name, moment in noise.items():
         change = jackknife(lambda kept: moment[kept].sum() / plain[kept].sum() - 1, problem)
-        rows.append([name, moment.mean(), change.value, change.interval])
+        rows.append([name, moment.mean(), change])
         if moment is not plain:
             lines.append(f"{name}: {change.value:+.1%} ({change.low:+.1%} to {change.high:+.1%}) "
                          "of the noise of the mean of the others.")
     return Table("others", "Noise E|(R - b) g|^2 of each baseline",
-                 by_row({"baseline": "", "noise": ".3g", "change": "+.1%", "95%": "+.1%"}, rows),
+                 by_row({"baseline": "", "noise": ".3g", "change": "+.1%"}, rows),
                  "\n".join(lines), ["interval: over problems (jackknife)"],
-                 {"change": "beside the mean of the others", "95%": "95% interval"})
+                 {"change": f"beside the mean of the others{WITH_INTERVAL}"})
 
 
 def bandit(logits: list[float], reward: list[float]) -> tuple[float, float, float]:

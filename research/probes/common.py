@@ -12,7 +12,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +20,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from analysis.statistics import Estimate, jackknife
 from analysis.tables import Table, show, show_in_short
 from engine.errors import UserError
 from engine.policy import Policy, derived_seed
@@ -131,6 +132,25 @@ def sample_batch(policy: Policy, questions: int, answers: int, step: int = 1) ->
     generator = torch.Generator().manual_seed(derived_seed("probe credit", seed, step))
     rollouts = replace(rollouts, step=step, generator=generator, forward=policy.extra_forward())
     return replace(rollouts, advantage=grpo(rollouts))
+
+
+def jackknife_of_sums(problem: np.ndarray, values: Sequence[np.ndarray],
+                      statistic: Callable[[np.ndarray], float],
+                      cell: np.ndarray | None = None) -> Estimate:
+    """A statistic of the sums (values, cells) of some columns (n,) over the tokens of each cell;
+    its interval from the values that it has without each problem."""
+    problems = int(problem.max()) + 1
+    if cell is None:
+        cell = np.zeros(len(problem), int)
+    cells = int(cell.max()) + 1
+    of_problem = np.stack([np.bincount(problem * cells + cell, value, problems * cells)
+                           for value in values]).reshape(len(values), problems, cells)
+    return jackknife(lambda kept: statistic(of_problem[:, kept].sum(1)), np.arange(problems))
+
+
+def share_of(problem: np.ndarray, part: np.ndarray, whole: np.ndarray) -> Estimate:
+    """The sum of a part over the sum of the whole, with its interval over problems."""
+    return jackknife_of_sums(problem, [part, whole], lambda sums: float(sums[0, 0] / sums[1, 0]))
 
 
 def rank_correlation(one: list | np.ndarray, two: list | np.ndarray) -> float:

@@ -22,9 +22,8 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from analysis.gains import WITH_INTERVAL
 from analysis.statistics import Estimate, mean_over
-from analysis.tables import Row, Table, by_row, shown
+from analysis.tables import WITH_INTERVAL, Row, Table, by_row, shown
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
 from harness.settings import Flag, flags_of, make_parser

@@ -19,7 +19,6 @@ a --mitigation make from a batch, which is one group, by the same functions that
 All batches that can be drawn are listed with their probability (batches.py). An idea that is a
 class keeps a state or samples more: it is shown as n/a.
 """
-import itertools
 import math
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -28,8 +27,8 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from analysis.statistics import Interval
-from analysis.tables import Table, by_row
+from analysis.statistics import Estimate
+from analysis.tables import WITH_INTERVAL, Table, by_row
 from engine.errors import UserError
 from grpo import gradient_size
 from harness.settings import Flag, Requirement, check_value, has_effect
@@ -123,26 +122,27 @@ def over_policies(tables: Sequence[Table], plain: str) -> Table:
         of = {name: values for name, *values in table.rows if values[-1] != "n/a"}
         for name, values in of.items():
             numbers.setdefault(name, []).append([*values, values[-1] / of[plain][-1]])
-    rows = [[name, *itertools.chain(*(median_of(column) for column in zip(*of)))]
-            for name, of in numbers.items()]
+    rows = [[name, *(median_of(column) for column in zip(*of))] for name, of in numbers.items()]
     formats = {next(iter(tables[0].columns)): ""}
     for column, spec in (("bias", ".3f"), ("cosine", ".3f"), ("noise", ".2f"), ("times", ".2f")):
-        formats |= {column: spec, f"{column} 95%": spec}
+        formats[column] = spec
     return Table(tables[0].name, f"{tables[0].title}: medians of {len(tables)} policies",
                  by_row(formats, rows), "",
                  [f"with 95% intervals of the median; times: noise over that of {plain} on the "
                   "same policy", *tables[0].notes[:1]],
-                 {"times": f"noise over {plain}'s", **{f"{column} 95%": "95% interval" for column in
-                  ("bias", "cosine", "noise", "times")}})
+                 {"bias": f"bias{WITH_INTERVAL}", "cosine": f"cosine{WITH_INTERVAL}",
+                  "noise": f"noise{WITH_INTERVAL}",
+                  "times": f"noise over {plain}'s{WITH_INTERVAL}"})
 
 
-def median_of(values: Collection[float]) -> tuple[float, Interval]:
-    """And its 95% interval, between two of the values: the k-th from each end, of which the median
-    lies outside with the chance of less than k heads among so many coins. None of fewer than 6."""
+def median_of(values: Collection[float]) -> Estimate:
+    """The median and its 95% interval, which ends at the k-th value from each end: the median lies
+    outside with the probability of less than k heads among so many coins. Fewer than 6 values have
+    no interval."""
     order, n = sorted(values), len(values)
     k = next(k for k in range(n + 1) if sum(math.comb(n, i) for i in range(k + 1)) > 0.025 * 2 ** n)
-    interval = (order[k - 1], order[n - k]) if k else (math.nan, math.nan)
-    return float(np.median(order)), interval
+    median = float(np.median(order))
+    return Estimate(median, order[k - 1], order[n - k]) if k else Estimate(median)
 
 
 def measured_rows(world: World, batches: Batches, listed: Listed,

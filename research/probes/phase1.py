@@ -33,7 +33,7 @@ import torch
 from analysis.notes import CLASSES, FILLER, REASONING, class_codes
 from analysis.plots import COLOURS, legend_below, plt, save
 from analysis.statistics import jackknife, t_values
-from analysis.tables import Table, by_row
+from analysis.tables import WITH_INTERVAL, Table, by_row
 from analysis.tally import Tokens, read_tokens
 from engine.forward import lay_out, log_probs_of_each, micro_batches
 from engine.policy import Policy, derived_seed
@@ -231,11 +231,13 @@ def phases_table(accounts: dict[str, Account]) -> Table:
         for said, one in zip(NOTES.get(name, ("-", "-")), (PHASE_1, PHASE_2)):
             tokens = accounts[one]
             # of a whole training the problems are too many to leave out one by one
-            e = jackknife(lambda kept: statistic(tokens.of(kept)), tokens.problem) if (
-                one == PHASE_1) else None
-            row += [said, value_of(tokens, name), *([e.interval] if e else [])]
+            if one == PHASE_1:
+                value = jackknife(lambda kept: statistic(tokens.of(kept)), tokens.problem)
+            else:
+                value = value_of(tokens, name)
+            row += [said, value]
         rows.append([*row, *(value_of(accounts[one], name) for one in controls)])
-    formats = {"measure": "", "notes 1": "", PHASE_1: ".3g", "95%": ".3g", "notes 2": "",
+    formats = {"measure": "", "notes 1": "", PHASE_1: ".3g", "notes 2": "",
                PHASE_2: ".3g", **dict.fromkeys(controls, ".3g")}
     lines = [f"{name}: phase 1 {real:.3g}, random text {other:.3g}."
              for name, (real, other) in found.items() if "over" in name or "above 3" in name]
@@ -243,7 +245,7 @@ def phases_table(accounts: dict[str, Account]) -> Table:
                  by_row(formats, rows), "\n".join(lines),
                  ["interval: over problems (jackknife). t by position; ratios of mean sizes"],
                  {"notes 1": "phase 1 in the notes", "notes 2": "phase 2 in the notes",
-                  "95%": "95% interval"})
+                  PHASE_1: f"{PHASE_1}{WITH_INTERVAL}"})
 
 
 def flaws_table(policy: Policy, rollouts: Rollouts, accounts: dict[str, Account]) -> Table:

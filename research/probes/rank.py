@@ -48,7 +48,7 @@ import numpy as np
 import torch
 
 from analysis.statistics import Estimate, mean_over
-from analysis.tables import Table, by_row
+from analysis.tables import WITH_INTERVAL, Table, by_row
 from credit.critic import gae
 from engine.choices import ADVANTAGES
 from engine.errors import UserError
@@ -254,20 +254,20 @@ def sizes_table(found: Found) -> Table:
     for matrix in "AB":
         for rank in RANKS:
             of_size = [mean_rank(found, matrix, Z, R, rank) for R in sizes]
-            at_main, ones = (mean_rank(found, matrix, arm, main, rank) for arm in (Z, ONES))
-            rows.append([f"{matrix}: {rank}", *(e.value for e in of_size), at_main.interval,
-                         ones.value])
+            ones = mean_rank(found, matrix, ONES, main, rank)
+            values = [e if R == main else e.value for R, e in zip(sizes, of_size)]
+            rows.append([f"{matrix}: {rank}", *values, ones.value])
             if rank in ("entropy", "stable"):
                 by_size = ", ".join(f"{e.value:.2f}" for e in of_size)
                 lines.append(f"{rank} rank of {matrix} at R = {', '.join(map(str, sizes))}: "
                              f"{by_size}; with all advantages 1 {ones.value:.2f}.")
-    formats = {"rank": "", **{f"R={R}": ".2f" for R in sizes}, "95%": ".2f", ONES: ".2f"}
+    formats = {"rank": "", **{f"R={R}": ".2f" for R in sizes}, ONES: ".2f"}
     problems = len(found["A", Z, main])
     return Table("sizes", "Ranks of the z-score's gradient, by the size of the group",
                  by_row(formats, rows), "\n".join(lines),
                  [f"means over problems whose answers differ in reward ({problems} at R = {main}); "
                   "a matrix of R rows has rank R at most, so R = 2 says nothing of A"],
-                 {"95%": f"95% interval, R={main}", ONES: f"all equal, R={main}"})
+                 {f"R={main}": f"R={main}{WITH_INTERVAL}", ONES: f"all equal, R={main}"})
 
 
 def arms_table(found: Found) -> Table:
@@ -279,8 +279,7 @@ def arms_table(found: Found) -> Table:
             pairs = zip(found[matrix, arm, R], found[matrix, Z, R])
             change = mean_over([one["entropy"] - z["entropy"] for one, z in pairs])
             row += [mean_rank(found, matrix, arm, R, "entropy").value,
-                    mean_rank(found, matrix, arm, R, "stable").value, change.value,
-                    change.interval]
+                    mean_rank(found, matrix, arm, R, "stable").value, change]
             if arm in (PLANTED, CRITIC):
                 lines.append(f"Entropy rank of {matrix}, {arm} minus z-score: {change.value:+.2f} "
                              f"({change.low:+.2f} to {change.high:+.2f}).")
@@ -288,8 +287,8 @@ def arms_table(found: Found) -> Table:
     formats = {"advantage": ""}
     for matrix in "AB":
         formats |= {f"{matrix} entropy": ".2f", f"{matrix} stable": ".2f",
-                    f"{matrix} change": "+.2f", f"{matrix} 95%": "+.2f"}
-    headings = {f"{matrix} {name}": text for matrix in "AB" for name, text in (
-        ("change", f"{matrix} entropy minus z-score's"), ("95%", "95% interval"))}
+                    f"{matrix} change": "+.2f"}
+    headings = {f"{matrix} change": f"{matrix} entropy minus z-score's{WITH_INTERVAL}"
+                for matrix in "AB"}
     return Table("arms", f"Does credit by token raise it? R = {R}", by_row(formats, rows),
                  "\n".join(lines), ["paired by problem; intervals are of one comparison"], headings)

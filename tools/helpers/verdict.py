@@ -12,10 +12,10 @@ from pathlib import Path
 from matplotlib.axes import Axes
 
 from analysis.compare import curves_of_arm, doubt_about_training
-from analysis.gains import (AT_THE_END, IN_TRAINING, WITH_INTERVAL, Gain, gain_over, room_left)
+from analysis.gains import AT_THE_END, IN_TRAINING, Gain, gain_over, room_left
 from analysis.plots import BLUE, GREY, ORANGE, legend_below, plt, save, whole_steps
 from analysis.statistics import Estimate
-from analysis.tables import Row, Table, by_row, shown
+from analysis.tables import WITH_INTERVAL, Row, Table, by_row, shown
 from engine.choices import WHOLE_ANSWERS
 from harness.screen import say
 
