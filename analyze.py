@@ -25,8 +25,9 @@ from analysis.page import Picture, write_page
 from analysis.plots import BLUE, COLOURS, GREY, ORANGE, legend_below, save, whole_steps
 from analysis.runs import Run, evaluations, read_runs
 from analysis.statistics import mean_over, paired_difference
-from analysis.tables import NOTHING, Columns, Row, Table, by_row
-from analysis.tally import OVER_REST, PARTITIONS, RARE, Tally, early_over_late, rest_columns
+from analysis.tables import NOTHING, WITH_INTERVAL, Columns, Row, Table, by_row
+from analysis.tally import (OVER_REST, PARTITIONS, RARE, Tally, early_over_late, over_rest,
+                            rest_columns)
 from harness.record import PART, Json
 from harness.screen import run_as_program, show_status
 from engine.tokens import KINDS
@@ -41,7 +42,7 @@ A_OR_S = ("abs(A): how large the advantages are; s: how uncertain the model was;
           "squares: of the sum of (A w s)^2, from which the variance of the gradient comes")
 REST_WORDS = {  # full headings of columns
     "abs(A) w s": "mean abs(A) w s", "abs(A)": "mean abs(A)", "s": "mean s",
-    "over rest": "over all other tokens", "95%": "95% interval"}
+    "over rest": f"over all other tokens{WITH_INTERVAL}"}
 AXES = ("kind", "section", "position")
 CURVES = (("sampled", BLUE), ("greedy", ORANGE))  # modes of evaluations, with their colours
 
@@ -147,15 +148,15 @@ def gains(run: Run) -> Table:
         start, end = lines[0], lines[-1]
         change = np.array(end["answer"], float) - np.array(start["answer"], float)
         gain = paired_difference(change[None])  # of one seed
-        rows.append([mode, len(end["answer"]), start["success"], end["success"], gain.value,
-                     gain.interval, end["format_mean"], end["finished_mean"], end["length_mean"]])
+        rows.append([mode, len(end["answer"]), start["success"], end["success"], gain,
+                     end["format_mean"], end["finished_mean"], end["length_mean"]])
     formats = {"mode": "", "problems": ",d", "start": ".1%", "end": ".1%", "gain": "+.1%",
-               "95% interval": "+.1%", "format": ".2f", "finished": ".1%", "length": ".0f"}
+               "format": ".2f", "finished": ".1%", "length": ".0f"}
     return Table("gains", "Held-out success, from the first evaluation to the last",
                  by_row(formats, rows), "",
                  ["the gain is paired, because the problems are the same at the start and at the "
                   "end; format, finished and tokens are those of the end"],
-                 {"95% interval": "95% interval of the gain", "length": "tokens an answer"})
+                 {"gain": f"gain{WITH_INTERVAL}", "length": "tokens an answer"})
 
 
 def learning_curve(run: Run, folder: Path) -> Picture:
@@ -349,9 +350,9 @@ def position_gradients(tally: Tally) -> Table:
 
 def position_bars(tally: Tally, folder: Path) -> Picture:
     figure, axis = plt.subplots()
-    found = rest_columns(tally, "position", range(10))
-    ratio, bounds = (np.array(found[name][1], float) for name in ("over rest", "95%"))
-    axis.bar(range(1, 11), ratio, 0.85, yerr=np.abs(bounds.T - ratio), color=BLUE,
+    found = over_rest(tally, "position", range(10))
+    ratio, low, high = np.array([(one.value, one.low, one.high) for one in found]).T
+    axis.bar(range(1, 11), ratio, 0.85, yerr=[ratio - low, high - ratio], color=BLUE,
              error_kw={"lw": 0.8, "capsize": 2})
     axis.axhline(1, color=GREY, lw=0.8)
     axis.set(xlabel="tenth of the answer", ylabel="mean abs(A) w s over that of all other tokens",
@@ -382,8 +383,8 @@ def compare_set(comparison: "Comparison", folder: Path, left_out: list[str], wit
     pictures = [learning_curves(comparison, folder)]
     intro = [report.describe_comparison(comparison.runs), *comparison.twins, *left_out]
     if notes_alone:
-        from analysis.notes_compared import compared
-        chapters[report.NOTES] = compared(comparison)
+        from analysis.notes_compared import notes_tables_of_arms
+        chapters[report.NOTES] = notes_tables_of_arms(comparison)
     page = report.comparison_page(intro, chapters, pictures)
     write_page(folder / "report.html", "Runs compared", page)
     if notes_alone:

@@ -18,6 +18,7 @@ and a minus sign, and computes in exact fractions; anything large is given up be
 import ast
 import hashlib
 import itertools
+import json
 import operator
 import random
 import re
@@ -32,9 +33,11 @@ from typing import NamedTuple
 from engine.errors import UserError
 from engine.tokens import (ANSWER, BRACKET, END, END_OF_TURN, NUMBER, OPERATOR, OTHER, SPACE, TAG,
                            THINK, USER_TURN, WORD)
+from harness.record import read_given
 from harness.settings import option
 
 MAX_NUMBER = 999_999_999  # nine digits, as many as the score of the reasoning reads
+MAX_NUMBERS = 30  # in a problem of a file
 TAGS = (b"<think>", b"</think>", b"<answer>", b"</answer>")
 ANSWER_BEGINS = "</think>\n<answer>"
 FORMAT_WEIGHT = 0.1
@@ -134,8 +137,7 @@ class Task:
                 f"--min_number {self.min_number} is above --max_number {self.max_number}")
         problems = []
         if self.data:
-            from tools.countdown_data import read_problems
-            problems = [Problem(*given) for given in read_problems(self.data, MAX_NUMBER)]
+            problems = read_problems(self.data)
         self.to_train = [problem for problem in problems if not held_out(problem)]
         tested: dict[Content, Problem] = {}  # a problem counts once
         for problem in filter(held_out, problems):
@@ -280,7 +282,6 @@ class Task:
 
     def read(self, words: list[str]) -> Problem:
         """A problem that somebody typed: 4 12 10 18, or 4 12 10 make 18 as `show` writes it."""
-        from tools.countdown_data import read_numbers
         if words[-2:-1] == ["make"]:
             words = words[:-2] + words[-1:]
         *numbers, target = read_numbers(words, 3, "numbers and then the target, such as 4 12 10 18")
@@ -314,6 +315,35 @@ class Task:
 
 
 Step = tuple[int, str, int, int]  # x, operator, y and the result
+
+
+def read_problems(name: str) -> list[Problem]:
+    """The problems of a file, JSON lines {"nums": [3, 5, 7], "target": 22}."""
+    return read_given(name, "problems", parse_problem)
+
+
+def parse_problem(line: str, where: str) -> Problem:
+    try:
+        raw = json.loads(line)
+        numbers, target = raw["nums"], raw["target"]
+        is_right = (isinstance(numbers, list) and 0 < len(numbers) <= MAX_NUMBERS and
+                    all(type(n) is int and 0 < n <= MAX_NUMBER for n in [*numbers, target]))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        is_right = False
+    if not is_right:
+        raise UserError(f'{where}: expected {{"nums": [3, 5, 7], "target": 22}} with at most '
+                        f"{MAX_NUMBERS} whole numbers from 1 to {MAX_NUMBER}, got {line[:80]!r}")
+    return Problem(tuple(numbers), target)
+
+
+def read_numbers(words: list[str], least: int, expected: str) -> list[int]:
+    """The whole positive numbers that somebody typed, `least` of them or more."""
+    for word in words:
+        if not re.fullmatch("[0-9]{1,9}", word) or int(word) == 0:
+            raise UserError(f"{word[:20]!r} is not a whole positive number: expected {expected}")
+    if len(words) < least:
+        raise UserError(f"{' '.join(words)!r} is too short: expected {expected}")
+    return [int(word) for word in words]
 
 
 @lru_cache(maxsize=4096)

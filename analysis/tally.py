@@ -206,8 +206,9 @@ class Tally:
         return ratio(mine - theirs, self.error(partition, slope - their_slope), groups)
 
 
-def rest_columns(tally: Tally, partition: str, cells: Iterable[int]) -> Columns:
-    """Columns of a table that has a row for each of these cells; OVER_REST is their note."""
+def over_rest(tally: Tally, partition: str, cells: Iterable[int]) -> list[Estimate]:
+    """The mean gradient in each of these cells over that in all others; nan where a cell is
+    rare."""
     each, common = np.eye(len(PARTITIONS[partition])), tally.is_common(partition)
     found = []
     for cell in cells:
@@ -215,9 +216,13 @@ def rest_columns(tally: Tally, partition: str, cells: Iterable[int]) -> Columns:
             found.append(tally.over(partition, each[cell], 1 - each[cell]))
         else:
             found.append(Estimate(np.nan))
-    return {"over rest": (".2f", [one.value for one in found]),
-            "95%": (".2f", [one.interval for one in found]),
-            "difference": ("", verdicts(found))}
+    return found
+
+
+def rest_columns(tally: Tally, partition: str, cells: Iterable[int]) -> Columns:
+    """Columns of a table that has a row for each of these cells; OVER_REST is their note."""
+    found = over_rest(tally, partition, cells)
+    return {"over rest": (".2f", found), "difference": ("", verdicts(found))}
 
 
 def early_over_late(tally: Tally) -> Estimate:

@@ -5,7 +5,7 @@
 
 Does models/tiny sample the same answers as on the CPU, and get the same gradient; how many tokens a
 second does a model of the size of 0.5B, with random weights in bfloat16, sample and train on, in
-how much memory? `python -m benchmarks.count` says what is to be expected.
+how much memory?
 
 With --model the model is a real one, and `transformers` samples beside us, if it is installed. On a
 CPU, "of the limit" is of what products of these shapes alone would allow, measured here. Its last
@@ -22,13 +22,13 @@ import torch
 
 from benchmarks import cases
 from benchmarks.cases import DTYPES, Case, in_a_process
-from benchmarks.count import ROWS
 from engine.errors import UserError
 from harness.settings import make_parser, with_defaults
 from harness.load import pick_device
 from harness.screen import run_as_program, show_status
 
 LONGEST = 150  # seconds of a part
+ROWS = (64, 256, 1024)  # answers that are sampled at the same time
 # answers as short as a number, prompts with examples; of a prompt the tokens that all have
 SHORT, PREFIX = {"new_tokens": 6, "prompt_tokens": 110}, 95
 # how far a gradient may be from the CPU's, as a share of its norm: both round, bfloat16 to 8 bits
@@ -87,8 +87,8 @@ def main(argv: list[str]) -> None:
     parser = make_parser("python -m benchmarks.gpu [flags]", __doc__, FLAGS)
     given = with_defaults(parser.read(argv), FLAGS)
     if given.device.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError("PyTorch sees no GPU here, so there is nothing to measure; `python -m "
-                        "benchmarks.count` says what one would do, by arithmetic")
+        raise UserError("PyTorch sees no GPU here, so there is nothing to measure; --device cpu "
+                        "--model FOLDER measures this CPU")
     device = pick_device(given.device)
     gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else "no GPU"
     print(f"PyTorch {torch.__version__}, {gpu}\n")

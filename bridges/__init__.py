@@ -1,3 +1,2 @@
-"""What talks to other programs: answers by a server, runs and settings of other trainers, pairs
-of preferences, weightings for TRL."""
+"""What talks to other programs: a server that answers, files of other trainers, TRL's trainer."""
 import engine  # noqa: F401  before torch: it says how threads wait

@@ -1,11 +1,11 @@
-"""Make a run folder of the answers that another trainer wrote, for analyze.py.
+"""Make a run folder from the answers that another trainer wrote, for analyze.py.
 
     python -m bridges.import_run FILES... --model FOLDER --out runs/mine
     python analyze.py runs/mine
 
 FILES are those of another trainer (bridges/import_formats.py), or JSON lines with the fields that
-bridges/your_own_run.md lists. What they lack is computed, and the page says so: tokens by the
-tokenizer of --model, log-prob, entropy and collision by a forward pass of its weights, the
+bridges/your_own_run.md lists. What they lack is computed, and the page of the run says so: tokens
+by the tokenizer of --model, log-prob, entropy and collision by a forward pass of its weights, the
 advantage from the rewards of the group. One step is in memory at a time.
 """
 if not __package__:
@@ -39,126 +39,151 @@ from harness.load import pick_device
 from qwen2_model import Qwen2
 
 MODELS = ("qwen2", "qwen3")  # the model_type of those that are implemented
-AT_ONCE = 8                  # answers of a forward pass
-FACTS = ("log_prob", "entropy", "collision")  # what that tells of a token
+AT_ONCE = 8                  # answers in a forward pass
+FACTS = ("log_prob", "entropy", "collision")  # what a forward pass says about a token
 FLAGS = {"device": Flag("cpu", "cpu, cuda or cuda:N, for the forward pass"),
          "temperature": Flag(None, "of sampling, and of that pass", kind=float, above=0, most=100)}
 
 
 class Reader:
-    """Makes answers of lines and batches of answers, and counts what it computes for that."""
+    """Makes answers from lines and batches from answers, and counts what it had to compute."""
 
     def __init__(self, folder: Path, device: str, temperature: float = 1):
-        self.folder, self.tokenizer = folder, load_tokenizer(folder)
+        self.folder = folder
+        self.tokenizer = load_tokenizer(folder)
         self.kind = read_json(folder / "config.json").get("model_type")
-        self.device, self.temperature, self.model = pick_device(device), temperature, None
+        self.device = pick_device(device)
+        self.temperature = temperature
+        self.model = None
         if self.kind in MODELS:
             self.model = Qwen2.from_pretrained(folder, self.device)
             self.model.model.norm.weight.data /= temperature  # and so the logits
         added = self.tokenizer.get_added_tokens_decoder()
         self.special = {i for i, token in added.items() if token.special}
-        self.count, self.passed_over = Counter(), set()
-        self.queue, self.trainer = Queue(), None  # of TRL; who wrote the files
+        self.count = Counter()     # how many answers or steps lacked what
+        self.passed_over = set()   # names of fields that nothing here knows
+        self.trainer = None        # who wrote the files
+        self.queue = Queue()       # if it was TRL: what was written once more
 
     def steps(self, files: list[Path]) -> Iterator[tuple[int, list[dict]]]:
         """The answers of each step. A run that counts its steps from 0 counts from 1 here."""
-        answers, seen = (self.answer(*found) for found in lines_of(files)), []
+        answers = (self.answer(*found) for found in lines_of(files))
+        seen = []
         for step, of_step in groupby(answers, key=lambda answer: answer["step"]):
             rows = list(of_step)
             if step in seen or step == 0 and seen:
                 raise UserError(f"{rows[0]['where']}: step {step} comes after others: name the "
                                 "files in the order of their steps")
             seen.append(step)
-            numbered = step + (seen[0] == 0)
-            if self.trainer != "TRL" or self.queue.is_new(numbered, rows):
-                yield numbered, rows
+            number = step + 1 if seen[0] == 0 else step
+            if self.trainer != "TRL" or self.queue.is_new(number, rows):
+                yield number, rows
         if not seen:
             raise UserError(f"there is no answer in {', '.join(map(str, files))}")
 
     def answer(self, where: str, trainer: str, line: dict) -> dict:
-        """A line with its tokens, and where it stands."""
+        """A line with its tokens, and the place in its file."""
         self.trainer = self.trainer or trainer
         if trainer != self.trainer:
             raise UserError(f"{where} is of {trainer}, and what was read before of {self.trainer}: "
                             "import the files of one run")
         self.passed_over |= line.keys() - FIELDS.keys()
-        prompt, ids = self.tokens_of(line, where)
-        if not (prompt and ids):
-            raise UserError(f"{where} has no {'answer' if prompt else 'prompt'}")
+        prompt = self.prompt_of(line, where)
+        ids = self.answer_of(line, where)
+        if not prompt:
+            raise UserError(f"{where} has no prompt")
+        if not ids:
+            raise UserError(f"{where} has no answer")
         for name in PER_TOKEN:
             if isinstance(line.get(name), list) and len(line[name]) != len(ids):
                 raise UserError(f"{where}: its {name} has {len(line[name])} values, the answer "
                                 f"{len(ids)} tokens")
-        if self.model:
-            config, whole = self.model.config, prompt + ids
-            if max(whole) >= config.vocab_size or len(whole) > config.max_position_embeddings:
-                raise UserError(
-                    f"{where} has {len(whole)} tokens up to number {max(whole)}; {self.folder} "
-                    f"takes {config.max_position_embeddings}, of {config.vocab_size}")
-        is_text = "token_ids" not in line  # that does not say whether it was cut off
+        self.refuse_unfit(prompt + ids, where)
+        is_text = "token_ids" not in line  # a text does not say whether it was cut off
         return {"finished": is_text or ids[-1] in self.special, "group": tuple(prompt), **line,
                 "where": where, "is_text": is_text, "prompt_ids": prompt, "token_ids": ids}
 
-    def tokens_of(self, line: dict, where: str) -> tuple[list[int], list[int]]:
-        """Those of the prompt and of the answer, given or by their texts."""
-        prompt, answer = line.get("prompt_ids"), line.get("token_ids")
-        if prompt is None:
-            text = line.get("prompt", "")
-            self.count["messages"] += not isinstance(text, str)
-            text = text if isinstance(text, str) else prompt_text(text, self.folder)
-            prompt = encode(self.tokenizer, text, f"the prompt of {where}")
-        if answer is None and "completion" in line:
-            text = line["completion"]
-            text = text if isinstance(text, str) else own_text(text, where)
-            # of an end of turn alone nothing is left in a text
-            answer = encode(self.tokenizer, text, f"the completion of {where}") or [
-                end for end in map(self.tokenizer.token_to_id, END_OF_TURN) if end is not None][:1]
-        return prompt, answer or []
+    def refuse_unfit(self, tokens: list[int], where: str) -> None:
+        """Refuse prompt and answer that the model cannot take."""
+        if self.model is None:
+            return
+        vocabulary = self.model.config.vocab_size
+        longest = self.model.config.max_position_embeddings
+        if max(tokens) >= vocabulary or len(tokens) > longest:
+            raise UserError(f"{where} has {len(tokens)} tokens up to number {max(tokens)}; "
+                            f"{self.folder} takes {longest}, of {vocabulary}")
+
+    def prompt_of(self, line: dict, where: str) -> list[int]:
+        """The prompt's tokens, which are given, or made from its text or its messages."""
+        if "prompt_ids" in line:
+            return line["prompt_ids"]
+        text = line.get("prompt", "")
+        if not isinstance(text, str):
+            self.count["messages"] += 1
+            text = prompt_text(text, self.folder)
+        return encode(self.tokenizer, text, f"the prompt of {where}")
+
+    def answer_of(self, line: dict, where: str) -> list[int]:
+        """The answer's tokens, which are given, or made from its text or its one message."""
+        if "token_ids" in line:
+            return line["token_ids"]
+        if "completion" not in line:
+            return []
+        text = line["completion"]
+        if not isinstance(text, str):
+            text = own_text(text, where)
+        ids = encode(self.tokenizer, text, f"the completion of {where}")
+        return ids or self.end_of_turn()  # an empty text was an end of turn, which it leaves out
+
+    def end_of_turn(self) -> list[int]:
+        """The first token of this tokenizer that ends a turn, or nothing."""
+        known = [self.tokenizer.token_to_id(name) for name in END_OF_TURN]
+        return [token for token in known if token is not None][:1]
 
     def batch(self, answers: list[dict], step: int) -> tuple[Rollouts, torch.Tensor]:
-        """The answers of a step, group by group; and their weights."""
-        numbers = {key: g for g, key in enumerate(dict.fromkeys(a["group"] for a in answers))}
-        answers = sorted(answers, key=lambda answer: numbers[answer["group"]])
-        prompts = {}
+        """The answers of a step, group by group; and their weights (B, T)."""
+        numbers = {}  # of the groups, in the order in which they come
         for answer in answers:
-            if prompts.setdefault(answer["group"], answer["prompt_ids"]) != answer["prompt_ids"]:
-                raise UserError(f"{answer['where']}: its prompt is not that of its group")
+            numbers.setdefault(answer["group"], len(numbers))
+        answers = sorted(answers, key=lambda answer: numbers[answer["group"]])
+        prompts = prompts_of_groups(answers)
         length = torch.tensor([len(answer["token_ids"]) for answer in answers])
         mask = torch.arange(int(length.max())) < length[:, None]
-
-        def frame(values, dtype=torch.float32) -> torch.Tensor:
-            """(B, T) of lists, or of numbers that hold for an answer; None is nan."""
-            rows = [row if isinstance(row, list) else [math.nan if row is None else row] * n
-                    for row, n in zip(values, length.tolist())]
-            known = torch.tensor(list(chain(*rows)), dtype=dtype)
-            return torch.zeros(mask.shape, dtype=dtype).masked_scatter(mask, known)
-
-        given = {name: frame([answer.get(name) for answer in answers]) for name in PER_TOKEN}
+        given = {name: column_of(answers, name, mask) for name in PER_TOKEN}
         scores = scores_of(answers)
         batch = Rollouts(
             problems=list(prompts), prompt_ids=list(prompts.values()), step=step, mask=mask,
             group=torch.tensor([numbers[answer["group"]] for answer in answers]),
-            ids=frame([answer["token_ids"] for answer in answers], torch.long),
+            ids=column_of(answers, "token_ids", mask, torch.long),
             finished=torch.tensor([answer["finished"] for answer in answers]),
-            **{name: given[name] for name in (*FACTS, "advantage")})
-        self.count.update({"steps": 1, "answers": len(answers), "tokens": int(mask.sum()),
-                           "texts": sum(answer["is_text"] for answer in answers),
-                           "no reward": int(scores["reward"].isnan().sum()),
-                           "unsolved": int(scores.get("answer", NOTHING).isnan().sum())})
+            log_prob=given["log_prob"], entropy=given["entropy"], collision=given["collision"],
+            advantage=given["advantage"])
+        self.count["steps"] += 1
+        self.count["answers"] += len(answers)
+        self.count["tokens"] += int(mask.sum())
+        self.count["texts"] += sum(answer["is_text"] for answer in answers)
+        self.count["no reward"] += int(scores["reward"].isnan().sum())
+        self.count["unsolved"] += int(scores.get("answer", NOTHING).isnan().sum())
         batch = replace(labelled(batch, self.tokenizer), scores=scores)
-        batch = self.add_advantage(self.add_facts(batch))
-        batch = replace(batch, scores={part: or_unknown(score) for part, score in scores.items()})
-        return batch, given["weight"].nan_to_num(1)
+        batch = self.add_facts(batch)
+        batch = self.add_advantage(batch)
+        recorded = {part: or_unknown(score) for part, score in scores.items()}
+        return replace(batch, scores=recorded), given["weight"].nan_to_num(1)
 
     def add_facts(self, batch: Rollouts) -> Rollouts:
-        """With log-prob, entropy and collision where the files do not say them of all answers."""
+        """The batch with log-prob, entropy and collision, also where the files lack them for some
+        answers. Without a model these stay unknown."""
         missing = [name for name in FACTS if getattr(batch, name).isnan().any()]
-        self.count.update(name if self.model else f"no {name}" for name in missing)
-        computed = with_facts(self.model, batch.to(self.device),
-                              AT_ONCE).to("cpu") if self.model and missing else batch
+        computed = batch
+        if missing and self.model:
+            computed = with_facts(self.model, batch.to(self.device), AT_ONCE).to("cpu")
+        for name in missing:
+            self.count[name if self.model else f"no {name}"] += 1
         return replace(batch, **{name: or_unknown(getattr(computed, name)) for name in missing})
 
     def add_advantage(self, batch: Rollouts) -> Rollouts:
+        """The batch with an advantage for every token: the given one, or the z-score of the reward
+        in its group."""
         missing = batch.advantage.isnan()
         z_score = to_every_token(group_z_score(batch.reward, batch.group), batch)
         advantage = torch.where(missing, z_score, batch.advantage)
@@ -169,50 +194,84 @@ class Reader:
         return replace(batch, advantage=advantage)
 
     def notes(self, files: int) -> list[str]:
-        """What the page says of where its numbers come from."""
+        """The sentences in which the page says where its numbers come from."""
         count, model = self.count, self.folder
-        computed = ", ".join(name for name in FACTS if count[name])
-        unknown = ", ".join(name for name in (*FACTS, "reward") if count[f"no {name}"])
-        why = "" if self.model or unknown == "reward" else f" ({model} is of type {self.kind})"
-        sentences = (
-            (True, f"Imported from {files} file{'s' * (files > 1)} of {self.trainer}."),
-            (count["unsolved"], "Which answers are right is not known."),
-            (count["texts"], f"{count['texts']:,} answers were texts, split by the tokenizer of "
-             f"{model}: into other tokens, perhaps, than were sampled. Where a text lacks the end "
-             "of its turn, so do they, and whether it was cut off is not known."),
-            (count["messages"], f"Prompts were written by the chat template of {model}."),
-            (computed, f"Computed with the weights of {model}, which need not be those that "
-             f"sampled, at temperature {self.temperature:g}: {computed}."),
-            (count["advantage"], f"Computed from rewards: the advantage of {count['advantage']:,} "
-             "answers, a z-score in the group."),
-            (self.passed_over, f"No fields of a line: {', '.join(sorted(self.passed_over))}."),
-            (unknown, f"Not known, and left out: {unknown}{why}."))
-        return [*(sentence for holds, sentence in sentences if holds), *self.queue.notes()]
+        said = [f"Imported from {files} file{'s' if files > 1 else ''} of {self.trainer}."]
+        if count["unsolved"]:
+            said.append("Which answers are right is not known.")
+        if count["texts"]:
+            said.append(f"{count['texts']:,} answers were texts, split by the tokenizer of "
+                        f"{model}: into other tokens, perhaps, than were sampled. Where a text "
+                        "lacks the end of its turn, so do they, and whether it was cut off is not "
+                        "known.")
+        if count["messages"]:
+            said.append(f"Prompts were written by the chat template of {model}.")
+        computed = [name for name in FACTS if count[name]]
+        if computed:
+            said.append(f"Computed with the weights of {model}, which need not be those that "
+                        f"sampled, at temperature {self.temperature:g}: {', '.join(computed)}.")
+        if count["advantage"]:
+            said.append(f"Computed from rewards: the advantage of {count['advantage']:,} answers, "
+                        "a z-score in the group.")
+        if self.passed_over:
+            said.append(f"No fields of a line: {', '.join(sorted(self.passed_over))}.")
+        unknown = [name for name in (*FACTS, "reward") if count[f"no {name}"]]
+        if unknown:
+            needs_model = unknown != ["reward"]
+            why = f" ({model} is of type {self.kind})" if needs_model and not self.model else ""
+            said.append(f"Not known, and left out: {', '.join(unknown)}{why}.")
+        return said + self.queue.notes()
+
+
+def prompts_of_groups(answers: list[dict]) -> dict:
+    """The prompt of each group, which all its answers share."""
+    prompts = {}
+    for answer in answers:
+        prompt = prompts.setdefault(answer["group"], answer["prompt_ids"])
+        if prompt != answer["prompt_ids"]:
+            raise UserError(f"{answer['where']}: its prompt is not that of its group")
+    return prompts
+
+
+def column_of(answers: list[dict], name: str, mask: torch.Tensor,
+              dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A field of the answers as (B, T). It is a list, or one number for all tokens of an answer; an
+    answer without it gets nan."""
+    known = []  # end to end
+    for answer, length in zip(answers, mask.sum(1).tolist()):
+        value = answer.get(name, math.nan)
+        known += value if isinstance(value, list) else [value] * length
+    values = torch.tensor(known, dtype=dtype)
+    return torch.zeros(mask.shape, dtype=dtype).masked_scatter(mask, values)
 
 
 def or_unknown(values: torch.Tensor) -> torch.Tensor:
-    """As credit files have it: what is not known of one of a step is nan of all."""
+    """The values; or, if one of them is not known, nan for all, as credit files have it."""
     return torch.full_like(values, math.nan) if values.isnan().any() else values
 
 
 def scores_of(lines: list[dict]) -> dict[str, torch.Tensor]:
-    """The reward and its parts (B,); None is nan."""
-    def column(values) -> torch.Tensor:
-        return torch.tensor([math.nan if value is None else value for value in values],
-                            dtype=torch.float32)
+    """The reward and its parts (B,); nan where a line does not say them."""
+    def column(rows: list[dict], name: str) -> torch.Tensor:
+        values = [row.get(name, math.nan) for row in rows]
+        return torch.tensor(values, dtype=torch.float32)
 
-    names = dict.fromkeys(chain(*(line.get("parts", ()) for line in lines)))
-    scores = named_parts(names, [column(line.get("parts", {}).get(name) for line in lines)
-                                 for name in names])
+    parts = [line.get("parts", {}) for line in lines]
+    names = list(dict.fromkeys(chain(*parts)))  # each once, in the order of the lines
+    scores = named_parts(names, [column(parts, name) for name in names])
     if any("solved" in line for line in lines):
-        scores["answer"] = column(line.get("solved") for line in lines)
-    return scores | {"reward": column(line.get("reward") for line in lines)}
+        scores["answer"] = column(lines, "solved")
+    scores["reward"] = column(lines, "reward")
+    return scores
 
 
 def named_parts(names: Iterable[str], columns: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Rewards by the names of their functions. `reward` is the lab's name of the sum, `answer` that
-    of whether an answer is right, which a function called so says by 1 or more. Of several with one
-    name the later ones get a number."""
+    """Rewards by the names of their functions.
+
+    `reward` is the lab's name for the sum, and `answer` for whether an answer is right, which a
+    function called `answer` says by 1 or more: the functions' own values get the names own_reward
+    and own_answer. When several functions share a name, the later ones get a number.
+    """
     parts = {}
     for number, (name, values) in enumerate(zip(names, columns), 1):
         if name == "answer":
@@ -223,13 +282,14 @@ def named_parts(names: Iterable[str], columns: Iterable[torch.Tensor]) -> dict[s
 
 
 def labelled(batch: Rollouts, tokenizer: Tokenizer, task=None) -> Rollouts:
-    """With section and kind of each token, by a task, or by tags and text alone. Without a tag, in
-    the answer or at the end of the prompt, nothing is called thinking."""
-    prompt = b"".join(token_bytes(tokenizer, batch.prompt_ids[0]))  # they end alike
+    """The batch with section and kind of each token: by a task, or by tags and text alone. Without
+    a tag, in the answer or at the end of the prompt, nothing is called thinking."""
+    prompt = b"".join(token_bytes(tokenizer, batch.prompt_ids[0]))  # all prompts end alike
+    opens_thinking = prompt.rstrip().endswith(b"<think>")
 
     def by_tags(pieces: list[bytes]) -> tuple[list[int], list[int]]:
         sections, kinds = annotate(pieces)
-        if not (prompt.rstrip().endswith(b"<think>") or b"think>" in b"".join(pieces)):
+        if not opens_thinking and b"think>" not in b"".join(pieces):
             sections = [OTHER if code == THINK else code for code in sections]
         return sections, kinds
 
@@ -263,17 +323,26 @@ def main(argv: list[str]) -> None:
     model, out = given.pop("model"), Path(given.pop("out"))
     source = find_folder(model)
     flags = with_defaults(given, FLAGS)
-    reader = Reader(source, flags.device, flags.temperature or 1)
-    *_, line = next(lines_of(files), [{}])
+    temperature = flags.temperature or 1
+    reader = Reader(source, flags.device, temperature)
     import_run(files, out, reader, {
         "mitigation": out.name, "advantage": "grpo", "seed": 0, "steps": 0, "model": model,
-        **provenance(), "temperature": flags.temperature or 1,
-        "columns_temperature": flags.temperature or (None if line.keys() & set(FACTS) else 1)})
+        **provenance(), "temperature": temperature,
+        "columns_temperature": flags.temperature or (None if has_own_facts(files) else 1)})
     show_status("")
     count = reader.count
+    steps = "step" if count["steps"] == 1 else "steps"
     print(f"{out}: {count['answers']:,} answers, {count['tokens']:,} tokens, {count['steps']:,} "
-          f"step{'s' * (count['steps'] > 1)}", *reader.notes(len(files)),
-          f"python analyze.py {out}", sep="\n")
+          f"{steps}")
+    print(*reader.notes(len(files)), f"python analyze.py {out}", sep="\n")
+
+
+def has_own_facts(files: list[Path]) -> bool:
+    """Whether the first line says itself how probable its tokens were, at a temperature that no
+    file names."""
+    for _, _, line in lines_of(files):
+        return not line.keys().isdisjoint(FACTS)
+    return False
 
 
 if __name__ == "__main__":

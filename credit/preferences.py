@@ -1,5 +1,5 @@
 """DPO (2305.18290) on pairs from the batch, the best and the worst answer of each group, or as it
-was published, on pairs of a file that were there before training (bridges/pairs.py).
+was published, on pairs of a file that were there before training (credit/pairs.py).
 
     loss = - mean over pairs of  log sigmoid( beta (margin of the better - margin of the worse) )
 

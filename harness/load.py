@@ -97,7 +97,7 @@ def make_weighting(s: Settings, policy: Policy) -> Method:
 def answers_from(run: Run, policy: Policy, optimizer: AdamW) -> Source:
     s = run.settings
     if s.pairs:
-        from bridges.pairs import GivenPairs
+        from credit.pairs import GivenPairs
         return GivenPairs(s.pairs, policy, run)
     if s.rollouts != OWN_SAMPLER:
         from bridges.remote_rollouts import connect

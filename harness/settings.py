@@ -263,7 +263,7 @@ class Settings:
     shard: bool = option(False, "under torchrun: every process keeps a part of parameters, "
                          "gradients and moments", requires=ON_THE_DEVICE)
     threads: int = option(0, "of the CPU; 0 is one for every 64 hidden units", most=MOST_THREADS)
-    task: str = option("countdown_task", "countdown_task, tools.largest_last, or my_task for a "
+    task: str = option("countdown_task", "countdown_task, examples.largest_last, or my_task for a "
                        "file my_task.py of yours (docs/your_own_task.md)")
     mitigation: str = option("none", "how an answer's advantage is spread over its tokens, listed "
                              "below", choices=MITIGATIONS, requires=POLICY)

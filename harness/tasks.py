@@ -28,7 +28,7 @@ def load_task(name: str) -> type:
     path = PROJECT.joinpath(*name.split(".")).with_suffix(".py")
     if not path.is_file():
         raise UserError(f"--task {name}: there is no such module in the project's folder (the file "
-                        "tools/my_task.py is the module tools.my_task)")
+                        "examples/my_task.py is the module examples.my_task)")
     module: Any = importlib.import_module(name)
     if hasattr(module, "problems") and hasattr(module, "reward"):
         from harness.short_task import short_task

@@ -21,9 +21,8 @@ They are made of many training runs, which can be stopped and gone on with at an
 These are probes: each asks one question, prints its findings and writes a folder with numbers.json
 and its picture. On a CPU a probe takes minutes. NAME --help lists the flags of one.
 
-    python -m research publish FOLDER    keep what was measured, beside the pages
-    python -m research pages             write its numbers into them
-    python -m research pictures          draw its pictures
+    python -m research publish [FOLDER]  keep what was measured, and bring pages and pictures up to
+                                         date with it
 """
 from importlib import import_module
 
@@ -33,8 +32,7 @@ from research.probes.common import run_probe
 
 PROBES = ("scoreboard", "large", "exact", "dial", "law", "change", "phase1", "rank", "sparsity",
           "baseline")
-OTHERS = {"board": "board", "real_board": "real_board", "notes": "notes", "publish": "published",
-          "pages": "pages", "pictures": "pictures"}
+OTHERS = {"board": "board", "real_board": "real_board", "notes": "notes", "publish": "publish"}
 
 
 def main(argv: list[str]) -> None:

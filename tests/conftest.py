@@ -12,6 +12,7 @@ from types import SimpleNamespace
 os.environ["HF_HUB_OFFLINE"] = "1"
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+INSTALL = "to run it: pip install -r tests/requirements.txt"  # why a test is skipped
 REMOVABLE = ("research", "bridges", "benchmarks")  # rooms that the lab works without
 
 
@@ -47,7 +48,7 @@ from engine.rollouts import Rollouts, score_answers
 from engine.sampler import generate
 from harness.settings import make_settings
 from engine.tokens import ANSWER, NUMBER, encode_prompt
-from tools.demonstrations import make_tokenizer
+from tools.helpers.demonstrations import make_tokenizer
 
 # The tests are of the project's own methods. What a user has added to them is tested for what it
 # returns (test_every_method.py), and is in no other test's way.

@@ -12,8 +12,8 @@ import pytest
 import mitigations
 
 from conftest import REMOVABLE, ROOT, is_taken_away, project_files
+from countdown_task import Problem, read_problems
 from runs import SHORT, block, blocks, copy_project, printed_by, program
-from tools.countdown_data import read_problems
 
 TRAIN = """
 import json, sys
@@ -40,7 +40,7 @@ def by_entropy(rollouts: Rollouts) -> Tensor:
 def project(tmp_path_factory):
     """A copy of the program with a task, an advantage and a weighting of the pages; and runs
     of it, all in one process, the plain one under the name that the pages use."""
-    folder = copy_project(tmp_path_factory.mktemp("copy"), "models", "docs")
+    folder = copy_project(tmp_path_factory.mktemp("copy"), "models", "docs", "examples")
     (folder / "my_task.py").write_text("\n".join(blocks("docs/your_own_task.md")))
     with open(folder / "mitigations.py", "a") as source:
         source.write("\n\n" + block("README.md", "def my_idea")
@@ -131,8 +131,8 @@ def test_what_a_page_does_with_other_packages_fits_what_a_run_leaves(project):
               (project / "runs/none-grpo-s0/metrics.jsonl").read_text().splitlines()]
     assert [line for line in told if line.startswith("rows ")] == [
         f"rows {count}" for count in counts]
-    problems = read_problems(str(project / "Countdown-Tasks-3to4.jsonl"), 999)
-    assert problems == [((44, 19, 35), 98), ((3, 7, 5, 9), 24)]
+    problems = read_problems(str(project / "Countdown-Tasks-3to4.jsonl"))
+    assert problems == [Problem((44, 19, 35), 98), Problem((3, 7, 5, 9), 24)]
 
 
 def test_the_derivative_of_one_token_follows_from_the_record(project, folder_of):

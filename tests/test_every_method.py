@@ -5,8 +5,8 @@ from functools import cache
 import pytest
 import torch
 
-from conftest import (ASKED, OWN, ROOT, SPOKEN, copied, fill_beyond_the_mask, make_weighting,
-                      spoken)
+from conftest import (ASKED, INSTALL, OWN, ROOT, SPOKEN, copied, fill_beyond_the_mask,
+                      make_weighting, spoken)
 from engine import packing
 from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
 from harness.own_code import checked_credit
@@ -92,7 +92,7 @@ def test_hidden_and_attention_are_those_of_a_plain_forward_pass(policy, monkeypa
     predicted. Long answers ask in blocks of 2 tokens."""
     monkeypatch.setattr(packing, "LONG", long)
     monkeypatch.setattr(packing, "QUERIES", 2)
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers", reason=INSTALL)
     referee = transformers.AutoModelForCausalLM.from_pretrained(ROOT / "models/tiny",
                                                                 attn_implementation="eager")
     rollouts = spoken(policy, micro_batch=4)

@@ -14,7 +14,7 @@ import pytest
 from conftest import LISTED, REMOVABLE, ROOT, project_files
 
 SIX = {"countdown_task", "qwen2_model", "grpo", "mitigations", "train", "analyze"}
-ROOMS = ("engine", "harness", "credit", "analysis", "tools",
+ROOMS = ("engine", "harness", "credit", "analysis", "tools", "examples",
          *(room for room in REMOVABLE if (ROOT / room).exists()))
 UNPICKLERS = {"pickle", "marshal", "shelve", "dill", "joblib"}
 PACKAGES = {"torch", "safetensors", "tokenizers", "numpy", "matplotlib"}
@@ -29,12 +29,12 @@ ROOT_ROOMS = ["engine", "harness", "credit", "analysis"]
 MAY_IMPORT = {
     "engine": ["qwen2_model", "engine"],
     "harness": ["qwen2_model", "engine", "harness",
-                # doors, for who asks for them: --rollouts, --pairs
-                "bridges.remote_rollouts.connect", "bridges.pairs.GivenPairs"],
+                # imported where a flag asks for them: --pairs, --rollouts
+                "credit.pairs.GivenPairs", "bridges.remote_rollouts.connect"],
     "credit": ["engine", "harness", "qwen2_model", "grpo", "credit"],
     "analysis": ["engine", "harness", "grpo", "analysis"],
     "countdown_task": ["engine.errors", "engine.tokens", "harness.settings",
-                       "tools.countdown_data"],
+                       "harness.record.read_given"],
     "qwen2_model": ["engine.errors", "engine.processes"],
     "grpo": ["engine", "qwen2_model"],
     "mitigations": ["engine", "harness", "grpo"],
@@ -42,6 +42,7 @@ MAY_IMPORT = {
     "analyze": ["analysis", "engine", "harness", "grpo", "mitigations"],
     "research": [*SIX, *ROOT_ROOMS, "research", "tools.runs"],
     "tools": [*SIX, *ROOT_ROOMS, "tools"],
+    "examples": [*SIX, "engine", "harness.settings"],
     "bridges": [*SIX, *ROOT_ROOMS, "tools", "bridges"],
     "benchmarks": [*SIX, *ROOT_ROOMS, "benchmarks"],
 }

@@ -122,9 +122,9 @@ def test_a_state_may_be_a_count(monkeypatch, tmp_path):
 
 @pytest.fixture
 def own_task(tmp_path, monkeypatch):
-    """Train with the task of tools/largest_last.py after a change; returns what was said."""
+    """Train with the task of examples/largest_last.py after a change; returns what was said."""
     def train_on(old, new, *flags):
-        task = (ROOT / "tools/largest_last.py").read_text()
+        task = (ROOT / "examples/largest_last.py").read_text()
         assert old in task
         (tmp_path / "changed_task.py").write_text(task.replace(old, new))
         return run(*ONE_STEP, "--eval_every", "1", "--eval_tasks", "4", "--task", "changed_task",

@@ -2,12 +2,12 @@
 import pytest
 import torch
 
-from conftest import hand_made
+from conftest import INSTALL, hand_made
 from engine.forward import response_log_probs
 from qwen2_model import Qwen2
 from runs import edit_config
 
-transformers = pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers", reason=INSTALL)
 pytestmark = pytest.mark.numerics
 SHAPE = dict(vocab_size=97, hidden_size=48, intermediate_size=80, num_hidden_layers=3,
              num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=256)

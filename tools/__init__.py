@@ -1,2 +1,2 @@
-"""Asking a model, previewing a weighting, a second task to start from, making the tiny model."""
+"""Programs beside training: ask a model, follow a token, preview or try an idea, make a model."""
 import engine  # noqa: F401  before torch: it says how threads wait

@@ -10,5 +10,4 @@ if __name__ == "__main__":
         if "\nif not __package__" in source:  # it is a program: how it begins
             says = " ".join(ast.get_docstring(ast.parse(source)).split("\n\n")[0].split())
             print(f"  python -m tools.{path.stem:11s} {says.partition(':')[0].rstrip('.')}")
-    print("\ntools/largest_last.py is a task to start from: python train.py --task "
-          "tools.largest_last")
+    print("\nexamples/ has a task to start from: python train.py --task examples.largest_last")

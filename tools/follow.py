@@ -5,7 +5,7 @@
     python -m tools.follow runs/none-grpo-s0 --step 1               its answers, problem by problem
 
 With --moved the change of the token's log-prob in the step is split into what each group of tokens
-contributed to it (tools/moved.py).
+contributed to it (tools/helpers/moved.py).
 
 The numbers are those of the credit file, and after each line stands the function that computes it.
 Answers and tokens are counted from 0, as in the file and on the page of analyze.py. The other
@@ -33,8 +33,8 @@ from harness.record import checkpoint_folders, find_folder, read_credit
 from harness.screen import BOLD, has_colour, put, run_as_program, styled, visible
 from harness.settings import Flag, make_parser, with_defaults
 from qwen2_model import Qwen2
-from tools.moved import what_moved
-from tools.terminal import check_place, legend, one_line, shaded
+from tools.helpers.moved import what_moved
+from tools.helpers.terminal import check_place, legend, one_line, shaded
 from train import drop_unfinished
 
 FLAGS = {

@@ -45,10 +45,10 @@ from harness.screen import is_taken_away, python_command, run_as_program, say, s
 from harness.settings import (MOST_THREADS, Flag, Settings, flags_of, is_large, make_parser,
                               make_settings, read_flags, with_defaults)
 from mitigations import rescaled_weight
-from tools.look import look, seconds_of_runs
+from tools.helpers.look import look, seconds_of_runs
 from tools.preview import on_real_tokens
 from tools.runs import PlannedRun, make_runs, usable_cores
-from tools.verdict import Verdict
+from tools.helpers.verdict import Verdict
 
 FLAGS = {
     "seeds": Flag(8, "seeds of each arm; a second look has as many new ones", least=2, most=1000),
@@ -107,13 +107,13 @@ def main(argv: list[str]) -> None:
     runs = " ".join(f"{folder}/s*/" for folder in folders.values())
     say(f"tables and a page: python analyze.py {runs}")
     if settings["plain"].task == Settings.task and not is_taken_away("research"):
-        show_status("a world in which it is known which tokens decide")
+        show_status("a synthetic task in which it is known which tokens decide")
         of_method = flags_of(AXES[axis][name])
         flags = {flag: value for flag, value in arms["idea"].items() if flag in of_method}
-        said = import_module("research.probes.dial").one_line(name, flags)
+        said = import_module("research.probes.dial").worth_in_a_sentence(name, flags)
         say(textwrap.fill(said, 100))
         typed = " ".join([name, *as_typed(flags)])
-        say("more worlds: " + python_command("-m", "research", "dial", "--only", typed))
+        say("more tasks: " + python_command("-m", "research", "dial", "--only", typed))
 
 
 @dataclass

@@ -32,8 +32,8 @@ from harness.load import load_policy, make_weighting
 from harness.settings import (OPTIONS, Flag, Settings, check_value, flags_of, make_parser,
                               make_settings, with_defaults)
 from mitigations import rescaled_weight
-from tools.look import about_gradient, differs_within
-from tools.terminal import check_place, legend, one_line, shaded
+from tools.helpers.look import about_gradient, differs_within
+from tools.helpers.terminal import check_place, legend, one_line, shaded
 from train import drop_unfinished
 
 FLAGS = {

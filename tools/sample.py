@@ -22,7 +22,7 @@ from harness.screen import BOLD, put, right_or_wrong, run_as_program, styled, vi
 from harness.load import load_policy
 from harness.settings import Flag, Settings, make_parser, make_settings, with_defaults
 from harness.tasks import make_task
-from tools.terminal import legend, shaded
+from tools.helpers.terminal import legend, shaded
 
 SHADES = ((0.1, "48;5;26;38;5;231"), (0.5, "48;5;75;38;5;16"), (0.9, "48;5;153;38;5;16"),
           (float("inf"), ""))

@@ -6,9 +6,9 @@
         --steps 600 --batch 32 --threads 1 --out models/talk
     python -m tools.warmup --start models/Qwen2.5-0.5B-Instruct --right --out models/warm
 
-What it learns from is in tools/demonstrations.py; this file trains, evaluates and saves. Matrices
-are trained with Muon (Jordan et al. 2024), all else with Adam. The result is a model folder like
-any other; its recipe.json holds the settings that suit the model in `python train.py`.
+What it learns from is in tools/helpers/demonstrations.py; this file trains, evaluates and saves.
+Matrices are trained with Muon (Jordan et al. 2024), all else with Adam. The result is a model
+folder like any other; its recipe.json holds the settings that suit the model in `python train.py`.
 
 A real model rarely solves a problem, and GRPO learns from differences: with this cold start it has
 some. The upper half of its layers is trained, with AdamW, by 120 updates of 8 demonstrations unless
@@ -38,7 +38,7 @@ from harness.settings import MOST_THREADS, Flag, make_parser, with_defaults
 from engine.policy import sample_answers
 from engine.rollouts import score_answers
 from qwen2_model import ModelConfig, Qwen2
-from tools.demonstrations import COUNTS, TALK, TASK, batches, make_tokenizer
+from tools.helpers.demonstrations import COUNTS, TALK, TASK, batches, make_tokenizer
 
 SIZES = {"small": (2, 64), "medium": (3, 128), "large": (4, 192)}  # blocks, hidden size
 FLAGS = {

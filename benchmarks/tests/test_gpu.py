@@ -82,7 +82,7 @@ def test_of_a_models_folder_transformers_samples_beside_us(learner, monkeypatch)
 
 def test_without_a_gpu_a_sentence_says_what_there_is_instead(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserError, match="sees no GPU here.*benchmarks.count"):
+    with pytest.raises(UserError, match="sees no GPU here.*--device cpu"):
         gpu.main([])
 
 

@@ -1,4 +1,4 @@
-"""Runs of other trainers become run folders: of files written by hand, by this lab, and by TRL."""
+"""Runs of other trainers become run folders: files written by hand, by this lab, and by TRL."""
 import builtins
 import json
 import shutil
@@ -11,6 +11,7 @@ from conftest import ROOT
 import analyze
 from analysis.runs import read_run
 from bridges.import_run import main
+from bridges.tests import INSTALL
 from engine.errors import UserError
 from engine.tokens import OTHER, THINK, load_tokenizer
 from harness.record import credit_steps, read_columns
@@ -81,27 +82,19 @@ def test_verl_has_texts_and_scores_and_the_rest_is_computed(tmp_path):
 VERL = {"input": PROMPT, "output": WRONG, "score": 1.0, "step": 1}
 
 
-def prime_rl(**more):
-    """Two tokens of a prompt, four behind it, of which the third came from a tool. Numbers before
-    the answer, and behind it, are fillers."""
-    line = {"schema_version": 1, "step": 4, "export_step": 0, "rank": 0, "env_name": "countdown",
-            "token_ids": [5, 6, 10, 11, 12, 2, 0],
-            "loss_mask": [False, False, True, True, False, True, False],
-            "advantages": [0, 0, 0.5, 0.5, 0.5, 0.25, 0.0], "rewards": [0.75] * 7,
-            "inference_logprobs": [-5, -5, -1, -2, -3, -0.5, -5],
-            "trainer_logprobs": [-5, -5, -1.5, -2, -3, -0.5, -5],
-            "entropy": [9, 9, 1, 2, 3, 0.5, 9],
-            "is_masked": [False, False, False, True, False, False, False],
-            "rl_weights": [1, 1, 1, 1, 1, 2, 1]}
-    return {**line, **more}
+FACTS = {"prompt_ids": [5, 6], "token_ids": [10, 11, 12, 2], "log_prob": [-1, -2, -3, -0.5],
+         "entropy": [1, 2, 3, 0.5]}
 
 
-def test_prime_rl_says_all_but_the_collision(tmp_path):
-    """Its steps count from 0, ours from 1."""
-    absent = {"rl_weights": [None] * 7, "is_masked": [None] * 7, "rewards": [0.25] * 7}
-    first = write(tmp_path / "step_0/rank_0.jsonl", prime_rl(), prime_rl(**absent))
-    second = write(tmp_path / "step_1/rank_0.jsonl", prime_rl(export_step=1, rewards=None))
-    folder = imported(tmp_path, first, second)
+def test_json_lines_say_all_but_the_collision(tmp_path):
+    """Their steps count from 0, ours from 1. What one line of a step lacks is not known of the
+    step; a weight is 1 unless it is said."""
+    usual = {**FACTS, "advantage": [0.5, 0.5, 0.5, 0.25]}
+    file = write(tmp_path / "t.jsonl",
+                 {**usual, "step": 0, "reward": 0.75, "weight": [1, 0, 0, 2]},
+                 {**usual, "step": 0, "reward": 0.25},
+                 {**usual, "step": 1, "reward": None})
+    folder = imported(tmp_path, file)
     assert credit_steps(folder) == [1, 2]
     columns = read_columns(folder, 1)
     assert columns["prompt_ids"].tolist() == [5, 6] and columns["group"].tolist() == [0, 0]
@@ -109,7 +102,7 @@ def test_prime_rl_says_all_but_the_collision(tmp_path):
     assert columns["log_prob"].tolist() == [-1, -2, -3, -0.5] * 2
     assert columns["entropy"].tolist() == [1, 2, 3, 0.5] * 2
     assert columns["advantage"].tolist() == [0.5, 0.5, 0.5, 0.25] * 2
-    assert columns["weight"].tolist() == [1, 0, 0, 2, 1, 1, 0, 1]
+    assert columns["weight"].tolist() == [1, 0, 0, 2, 1, 1, 1, 1]
     assert columns["reward"].tolist() == [0.75, 0.25] and columns["finished"].all()
     collision = facts_of([10, 11, 12, 2], [5, 6])[2]
     assert np.allclose(columns["collision"][:4], collision, atol=1e-5)
@@ -121,7 +114,7 @@ def test_prime_rl_says_all_but_the_collision(tmp_path):
 
 def test_a_forward_pass_is_at_the_temperature_of_the_sampling(tmp_path, capsys, undrawn):
     """If somebody says it. The own numbers of the files are at that."""
-    file = write(tmp_path / "step_0/rank_0.jsonl", prime_rl())
+    file = write(tmp_path / "t.jsonl", {**FACTS, "step": 1, "reward": 0.75, "advantage": 0.5})
     said = "at temperature 0.5: collision."
     folder = imported(tmp_path, file, flags=["--temperature", "0.5"])
     assert said in capsys.readouterr().out
@@ -132,37 +125,6 @@ def test_a_forward_pass_is_at_the_temperature_of_the_sampling(tmp_path, capsys, 
     analyzed(folder, capsys)
     page = (folder / "analysis/report.html").read_text()
     assert "entropy and s are those of temperature 0.5" in page
-
-
-def nemo_rl(**more):
-    """As NeMo-RL 0.6 writes it (commit 7ea279abf, grpo.py and utils/logger.py): lists of one, the
-    padding included. Two tokens of a prompt, two of the model, one of a tool, one of the model."""
-    line = {"content": ["..."], "rewards": [0.5], "input_lengths": [6],
-            "token_ids": [[5, 6, 10, 11, 12, 2, 0]], "token_loss_mask": [[0, 0, 1, 1, 0, 1, 0]],
-            "sample_loss_mask": [1.0], "advantages": [[0.7] * 7],
-            "generation_logprobs": [[0, 0, -1, -2, 0, -0.5, 0]],
-            "prev_logprobs": [[0, -4, -1, -2.5, -3, -0.5, 0]], "idx": 0}
-    return {**line, **more}
-
-
-def test_nemo_rl_says_tokens_and_log_probs_of_both(tmp_path):
-    first = write(tmp_path / "train_data_step2.jsonl", nemo_rl(), nemo_rl(sample_loss_mask=[0.0]))
-    second = write(tmp_path / "train_data_step12.jsonl", nemo_rl(prev_logprobs=[[0.0] * 7]))
-    folder = imported(tmp_path, first, second)
-    assert credit_steps(folder) == [2, 12]
-    columns = read_columns(folder, 2)
-    assert columns["prompt_ids"].tolist() == [5, 6] and columns["group"].tolist() == [0, 0]
-    assert columns["token_id"].tolist() == [10, 11, 12, 2] * 2
-    assert columns["log_prob"].tolist() == [-1, -2, 0, -0.5] * 2
-    assert columns["weight"].tolist() == [1, 1, 0, 1, 0, 0, 0, 0]
-    assert columns["reward"].tolist() == [0.5, 0.5]
-
-
-def areal(task, version, completion, reward, **more):
-    """As AReaL 1.0.4 writes it (commit 4aef98d8d, infra/workflow_executor.py), by VERSION/TASK."""
-    return {"task_id": task, "sample_idx": 0, "seqlen": 40, "prompt_len": 20, "head_version": -1,
-            "tail_version": version, "reward": reward, "prompt": PROMPT, "completion": completion,
-            **more}
 
 
 TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
@@ -178,7 +140,7 @@ def with_template(folder):
 
 def test_a_prompt_of_messages_is_written_by_the_models_template(tmp_path, capsys):
     """A table has each field in each message."""
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers", reason=INSTALL)
     asked = [{"role": "user", "content": " 3 5 7", "tool_calls": None},
              {"role": "assistant", "content": None, "tool_calls": None}, *ASKED]
     line = {**OURS, "prompt": asked, "completion": [SAID]}
@@ -195,14 +157,14 @@ ASKED = [{"role": "user", "content": " 3 5 7 make 22"}]
 SAID = {"role": "assistant", "content": " hmm.", "tool_calls": None}
 
 
-def test_areal_says_which_weights_sampled_and_which_task(tmp_path, capsys):
-    """Its versions count from 0, our steps from 1; two tasks may have one prompt. Its texts have
-    their special tokens."""
+def test_groups_may_share_a_prompt_and_texts_have_their_special_tokens(tmp_path, capsys):
+    """Two groups have one prompt. An answer that is an end of turn alone is one token."""
     end = "<|im_end|>"
-    files = [write(tmp_path / "0/17.jsonl", areal(17, 0, RIGHT + end, 1.0), areal(17, 0, end, 0.0)),
-             write(tmp_path / "0/18.jsonl", areal(18, 0, WRONG + end, 2.0)),
-             write(tmp_path / "3/19.jsonl", areal(19, 3, WRONG, 2.0))]
-    folder = imported(tmp_path, *files)
+    lines = [{**OURS, "step": step, "group": group, "completion": text, "reward": reward}
+             for step, group, text, reward in (
+                 (0, 17, RIGHT + end, 1.0), (0, 17, end, 0.0), (0, 18, WRONG + end, 2.0),
+                 (3, 19, WRONG, 2.0))]
+    folder = imported(tmp_path, write(tmp_path / "t.jsonl", *lines))
     assert credit_steps(folder) == [1, 4]
     columns = read_columns(folder, 1)
     assert columns["group"].tolist() == [0, 0, 1] and columns["reward"].tolist() == [1, 0, 2]
@@ -210,9 +172,6 @@ def test_areal_says_which_weights_sampled_and_which_task(tmp_path, capsys):
     first = columns["advantage"][columns["episode_start"]]
     assert np.allclose(first, [1, -1, 0], atol=1e-3)
     assert "No fields" not in capsys.readouterr().out
-    with pytest.raises(UserError, match="5.jsonl, line 2: its prompt is not that of its group"):
-        imported(tmp_path / "turns", write(tmp_path / "4/5.jsonl", areal(5, 4, WRONG, 1.0),
-                                           areal(5, 4, WRONG, 1.0, prompt=PROMPT + WRONG)))
 
 
 TRL = {"step": 1, "prompt": PROMPT, "completion": WRONG, "right": 0.5, "advantage": 0.7}
@@ -397,10 +356,8 @@ def test_a_damaged_line_says_file_and_line_and_leaves_nothing(tmp_path, line, sa
     ([ID, {**ID, "step": 0}], "line 2: step 0 comes after"),
     ([{**ID, "group": 1}, {**ID, "group": 1, "prompt_ids": [5]}], "line 2: its prompt is not that"),
     ([{**ID, "reward": None, "advantage": 1}, ID], "step 1: an answer has no advantage"),
-    ([nemo_rl(sample_loss_mask="no")], "line 1: its weight should be"),
-    ([{**prime_rl(), "token_ids": 5}], "line 1 is no line of prime-rl: TypeError"),
-    ([VERL, TRL], "line 2 is of JSON lines, and what was read before of verl"),
-    ([prime_rl(loss_mask=[False] * 7)], "prime-rl: ValueError: its loss_mask")])
+    ([{**ID, "token_ids": 5}], "line 1: its token_ids should be a list of token numbers"),
+    ([VERL, TRL], "line 2 is of JSON lines, and what was read before of verl")])
 def test_lines_that_do_not_go_together(tmp_path, lines, said):
     with pytest.raises(UserError, match=said):
         imported(tmp_path, write(tmp_path / "step1.jsonl", *lines))
@@ -422,7 +379,7 @@ def test_parquet_without_pyarrow_is_one_sentence(tmp_path, monkeypatch):
 
 def test_lines_may_stand_in_a_table(tmp_path):
     """A list of it has a fixed length."""
-    pa = pytest.importorskip("pyarrow")
+    pa = pytest.importorskip("pyarrow", reason=INSTALL)
     from pyarrow import parquet
     ids = {name: pa.array([ID[name]] * 70, pa.list_(pa.int64(), 2))
            for name in ("prompt_ids", "token_ids")}
@@ -442,7 +399,8 @@ def test_lines_may_stand_in_a_table(tmp_path):
 
 def test_what_trl_writes_is_read(tmp_path):
     """One step of its trainer: texts, rewards and advantages are those that it used."""
-    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
+    trl = pytest.importorskip("trl", reason=INSTALL)
+    datasets = pytest.importorskip("datasets", reason=INSTALL)
     from transformers import AutoModelForCausalLM, AutoTokenizer
     seen = []
 

@@ -1,5 +1,5 @@
-"""TRL's trainer with a weighting of ours: TRL's own run without one, our gradient with one. All but
-the first test are skipped where TRL is not installed."""
+"""TRL's trainer with a weighting of ours: TRL's own run without one, our gradient with one. Most of
+these tests are skipped where TRL is not installed; .ci/run installs it."""
 import re
 import sys
 from importlib.util import find_spec
@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import analyze
+from bridges.tests import INSTALL
 from conftest import ASKED, ROOT, StateIdea, copied, put_in
 from countdown_task import Problem
 from engine.choices import MITIGATIONS
@@ -34,7 +35,7 @@ if find_spec("trl"):
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 else:
     trl, TrainerCallback = None, object
-needs_trl = pytest.mark.skipif(trl is None, reason="TRL is not installed")
+needs_trl = pytest.mark.skipif(trl is None, reason=INSTALL)
 TINY = str(ROOT / "models/tiny")
 PROBLEMS = [ASKED[0], Problem((2, 4, 6, 8), 20), ASKED[1]]  # one prompt is longer
 
@@ -241,7 +242,7 @@ def test_reward_functions_of_one_name_keep_a_column_each():
 @needs_trl
 def test_lora_alone_is_trained_and_the_model_with_it_on_record(policy, tmp_path, undrawn, capsys):
     """Before the first step an adapter changes nothing; on the way it says what is on record."""
-    peft = pytest.importorskip("peft")
+    peft = pytest.importorskip("peft", reason=INSTALL)
     lora = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     folder = tmp_path / "run"
     _, gradients = trained(policy, tmp_path / "out", steps=3, credit=folder, peft_config=lora)

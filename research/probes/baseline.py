@@ -30,13 +30,13 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from analysis.tables import Table, by_row
+from analysis.statistics import jackknife
+from analysis.tables import WITH_INTERVAL, Table, by_row
 from engine.forward import response_log_probs
 from engine.policy import Policy
 from engine.rollouts import Rollouts
 from harness.settings import Flag
-from research.probes.common import (OF_A_MODEL, Findings, Progress, jackknife_by_problem,
-                                    policy_of, sample_batch)
+from research.probes.common import OF_A_MODEL, Findings, Progress, policy_of, sample_batch
 
 FLAGS = {
     **OF_A_MODEL,
@@ -122,17 +122,17 @@ def others_table(reward: np.ndarray, square: np.ndarray, length: np.ndarray) -> 
         def difference(kept: np.ndarray) -> float:
             return float(own[kept].sum() / usual[kept].sum() - 1)
 
-        change = jackknife_by_problem(difference, problem)
-        rows.append([name, own.mean(), change.value, change.interval])
+        change = jackknife(difference, problem)
+        rows.append([name, own.mean(), change])
         if own is not usual:
             sentences.append(f"{name}: the mean square is {change.value:+.1%} (95% interval "
                              f"{change.low:+.1%} to {change.high:+.1%}) beside that with the mean "
                              "of the others.")
     return Table("others", "Mean square E|(R - b) g|^2 with each baseline",
-                 by_row({"baseline": "", "noise": ".3g", "change": "+.1%", "95%": "+.1%"}, rows),
+                 by_row({"baseline": "", "noise": ".3g", "change": "+.1%"}, rows),
                  "\n".join(sentences), ["interval: over problems (jackknife)"],
-                 {"noise": "mean square", "change": "beside the mean of the others",
-                  "95%": "95% interval"})
+                 {"noise": "mean square",
+                  "change": f"beside the mean of the others{WITH_INTERVAL}"})
 
 
 def bandit(logits: list[float], reward: list[float]) -> tuple[float, float, float]:

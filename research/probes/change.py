@@ -17,7 +17,7 @@ times its sign by the other half, and its variance is a product of halves, so th
 the estimate adds nothing. Correlations are token by token, and of sums with their sign over all
 tokens of one spelling, a vocabulary item. Intervals are by the jackknife over problems.
 
-Then synthetic tasks in which everything is exact (research/dial/world.py): the cosine of the change
+Then synthetic tasks in which everything is exact (research/dial/task.py): the cosine of the change
 of each context and symbol with its credit, and the share of the push that equal tokens in equal
 contexts cancel among each other.
 """

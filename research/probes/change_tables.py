@@ -6,7 +6,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from analysis.statistics import Estimate
-from analysis.tables import Row, Table, by_row
+from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from analysis.tokens import TokenTable, joined_tables
 from engine.tokens import KINDS
 from research.probes.change_batches import (ADAMW_STEP, PLAIN_STEP, PUSH, SMALL_GROUPS, STEPS,
@@ -81,14 +81,6 @@ def correlation_by_item(sums: np.ndarray) -> float:
     return float(covariance / np.sqrt((d * d).sum() * (c1 * c2).sum()))
 
 
-def with_interval(estimates: Sequence[Estimate]) -> Row:
-    """Two cells for each: its value and its interval."""
-    cells: Row = []
-    for one in estimates:
-        cells += [one.value, one.interval]
-    return cells
-
-
 def kinds_table(batches: ByStep) -> Table:
     rows: list[Row] = []
     for step, of_step in batches.items():
@@ -98,7 +90,7 @@ def kinds_table(batches: ByStep) -> Table:
         for kind in SHOWN:
             inside = tokens["kind"] == KINDS.index(kind)
             shares = [share_of_sums(tokens["problem"], size * inside, size) for size in sizes]
-            rows.append([step, kind, inside.mean(), *with_interval(shares)])
+            rows.append([step, kind, inside.mean(), *shares])
     names = ("push", "plain step", "AdamW", "credit")
     formats = {"step": "d", "kind": "", "tokens": ".0%"}
     headings = {"tokens": "share of the tokens", "push": "share of the push",
@@ -106,8 +98,8 @@ def kinds_table(batches: ByStep) -> Table:
                 "AdamW": "share of the change, AdamW's first step",
                 "credit": "share of the credit"}
     for name in names:
-        formats |= {name: ".0%", f"{name} 95%": ".0%"}
-        headings[f"{name} 95%"] = "95% interval"
+        formats[name] = ".0%"
+        headings[name] += WITH_INTERVAL
     return Table("kinds", "Which kinds of token get the push, the change and the credit",
                  by_row(formats, rows), "",
                  ["push: A s^2, what a token's own term of the loss would do to its log-prob; "
@@ -127,16 +119,13 @@ def fell_and_rose_table(batches: ByStep) -> Table:
                 up, down = push.clip(0), push.clip(None, 0)
                 against_push = [share_of_sums(problem, up * (change < 0), up),
                                 share_of_sums(problem, down * (change > 0), down)]
-            rows.append([step, arm, *with_interval(against_push),
-                         *with_interval(correlations_with_credit(tokens))])
-    formats = {"step": "d", "what": ""}
+            rows.append([step, arm, *against_push, *correlations_with_credit(tokens)])
+    formats = {"step": "d", "what": "", "fell": ".0%", "rose": ".0%", "by token": "+.2f",
+               "by type": "+.2f"}
     headings = {"fell": "pushed up, but fell", "rose": "pushed down, but rose",
                 "by token": "correlation with credit, by token",
                 "by type": "correlation with credit, by vocabulary item"}
-    for name, spec in (("fell", ".0%"), ("rose", ".0%"), ("by token", "+.2f"),
-                       ("by type", "+.2f")):
-        formats |= {name: spec, f"{name} 95%": spec}
-        headings[f"{name} 95%"] = "95% interval"
+    headings = {name: f"{text}{WITH_INTERVAL}" for name, text in headings.items()}
     return Table("arms", "Which log-probs fell and rose, and whether the change follows the credit",
                  by_row(formats, rows), "",
                  ["pushed up, but fell: the share of the upward push that went to tokens whose "

@@ -1,5 +1,5 @@
 """Push, change and credit in synthetic tasks in which every context is listed, so that all three
-are exact (research/dial/world.py)."""
+are exact (research/dial/task.py)."""
 from types import SimpleNamespace
 
 import torch
@@ -7,9 +7,9 @@ from torch import Tensor
 
 from analysis.tables import Row, Table, by_row
 from grpo import group_z_score
-from research.dial.arms import ANSWERS, EXACT, PLAIN, TRUE, arm_of
-from research.dial.training import by_context, gradients, random_numbers
-from research.dial.world import Dials, World
+from research.dial.arms import ANSWERS, EXACT, PLAIN, TRUE, named_arm
+from research.dial.task import SyntheticTask, TaskSpec
+from research.dial.training import batch_gradients, by_context, random_numbers
 from research.experiments.published import table_rows
 from research.probes.change_batches import SEED_NAME
 from research.probes.common import rank_correlation
@@ -23,17 +23,18 @@ def worlds_table(args: SimpleNamespace) -> Table:
     measured = of_true_credit("dial", "board")
     rows: list[Row] = []
     for name in WORLDS:
-        of = predicted.get(name, {"ratio": None, "lead": None})
-        rows.append([name, *cancelled(name, args), of["ratio"], of["lead"], measured[name]["lead"]])
+        of = predicted.get(name, {"ratio": None, "gain": None})
+        gain = measured[name]["gain"]["value"]
+        rows.append([name, *cancelled(name, args), of["ratio"], of["gain"], gain])
     with_prediction = [row for row in rows if row[5] is not None]
-    gain = [row[-1] for row in with_prediction]
+    gains = [row[-1] for row in with_prediction]
     found = {}
     for column, name in ((1, "the share that cancels"), (3, "the cosine of a batch"),
                          (5, "the noise ratio"), (6, "the noise-to-batch-size prediction")):
-        found[name] = rank_correlation([row[column] for row in with_prediction], gain)
+        found[name] = rank_correlation([row[column] for row in with_prediction], gains)
     *first, last = [f"{value:+.2f} for {name}" for name, value in found.items()]
     formats = {"world": "", "cancels": ".0%", "exact": ".2f", "batch": ".2f", "true": ".2f",
-               "ratio": ".2g", "foretold": "points", "lead": "points"}
+               "ratio": ".2g", "predicted": "points", "gain": "points"}
     return Table("worlds", "Where everything is exact: what the push turns into",
                  by_row(formats, rows),
                  f"Over {len(with_prediction)} synthetic tasks, the rank correlation with the gain "
@@ -45,8 +46,8 @@ def worlds_table(args: SimpleNamespace) -> Table:
                   "python -m research dial"],
                  {"world": "synthetic task", "exact": "cosine, exact gradient",
                   "batch": "cosine, batch of plain GRPO", "true": "cosine, true credit",
-                  "ratio": "noise ratio", "foretold": "predicted gain of true credit",
-                  "lead": "measured gain of true credit"})
+                  "ratio": "noise ratio", "predicted": "predicted gain of true credit",
+                  "gain": "measured gain of true credit"})
 
 
 def of_true_credit(result: str, table: str) -> dict[str, dict]:
@@ -57,7 +58,7 @@ def of_true_credit(result: str, table: str) -> dict[str, dict]:
 def cancelled(name: str, args: SimpleNamespace) -> list[float]:
     """The share of the push that cancels, and three cosines of change and credit: means over
     batches of one untrained policy."""
-    world = World(Dials.read(name), [args.seed] * args.batches)
+    world = SyntheticTask(TaskSpec.read(name), [args.seed] * args.batches)
     draws = [(SEED_NAME, args.seed, number) for number in range(args.batches)]
     with torch.no_grad():
         _, log_prob = world.forward(world.parameters)
@@ -65,9 +66,9 @@ def cancelled(name: str, args: SimpleNamespace) -> list[float]:
     credit = credit_of_contexts(world, p)
     cosines = []
     for arm_name in (EXACT, PLAIN, TRUE):
-        arm = arm_of(arm_name)
+        arm = named_arm(arm_name)
         method = arm.start and arm.start(world)
-        gradient, _ = gradients(world, arm, method, 1, draws)
+        gradient, _ = batch_gradients(world, arm, method, 1, draws)
         _, change = torch.func.jvp(lambda w: world.forward(w)[1], (world.parameters,),
                                    (-gradient,))
         change = change.nan_to_num() * (p > 0)
@@ -75,18 +76,18 @@ def cancelled(name: str, args: SimpleNamespace) -> list[float]:
     return [share_that_cancels(world, log_prob, draws), *cosines]
 
 
-def credit_of_contexts(world: World, p: Tensor) -> Tensor:
+def credit_of_contexts(world: SyntheticTask, p: Tensor) -> Tensor:
     """(S, U, V): the credit of each symbol in each context."""
     credit = torch.zeros_like(p)
     policy = torch.arange(len(p))
     for j, key in enumerate(world.keys.tolist()):
         right, cue = world.right[:, j], world.cue_of[key]
-        credit[:, cue] = -p[policy, cue, right, None] / world.dials.decide
-        credit[policy, cue, right] += 1 / world.dials.decide
+        credit[:, cue] = -p[policy, cue, right, None] / world.spec.decide
+        credit[policy, cue, right] += 1 / world.spec.decide
     return credit
 
 
-def cosine_over_tokens(world: World, p: Tensor, change: Tensor, credit: Tensor) -> float:
+def cosine_over_tokens(world: SyntheticTask, p: Tensor, change: Tensor, credit: Tensor) -> float:
     """The cosine of change and credit, with each symbol of each context counted as often as it
     occurs; the mean over policies."""
     positions = torch.bincount(world.cue_of, minlength=p.shape[1]).view(1, -1, 1)
@@ -98,11 +99,10 @@ def cosine_over_tokens(world: World, p: Tensor, change: Tensor, credit: Tensor) 
     return float(cosine.mean())
 
 
-def share_that_cancels(world: World, log_prob: Tensor, draws: list) -> float:
-    """The share of plain GRPO's push that equal tokens in equal contexts cancel among each
-    other."""
+def share_that_cancels(world: SyntheticTask, log_prob: Tensor, draws: list) -> float:
+    """The share of plain GRPO's push that cancels among equal tokens in equal contexts."""
     p = log_prob.exp()
-    sample = world.sample(log_prob, random_numbers(world, arm_of(PLAIN), 1, draws))
+    sample = world.sample(log_prob, random_numbers(world, named_arm(PLAIN), 1, draws))
     policies, answers = sample.reward.shape
     group = torch.arange(answers) // ANSWERS + answers * torch.arange(policies)[:, None]
     z = group_z_score(sample.reward.flatten(), group.flatten()).view(policies, answers, 1)

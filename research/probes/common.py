@@ -67,11 +67,7 @@ def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[...
         show_status("")
         seconds = time.monotonic() - start
         write_findings(unfinished, name, args, findings, seconds, command_of(name, typed))
-    if args.all:
-        print_all(findings)
-    else:
-        print(f"{findings.title}\n")
-        show_in_short([*findings.intro[:1], *summary_of(findings)], findings.tables[:1])
+    print_findings(findings, with_all=args.all)
     more = "" if args.all else "; --all prints every table"
     print(f"\n{seconds:.0f} s; numbers: {folder / 'numbers.json'}{more}")
 
@@ -92,7 +88,12 @@ def write_findings(folder: Path, name: str, args: SimpleNamespace, findings: Fin
     replace_text(folder / "numbers.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")
 
 
-def print_all(findings: Findings) -> None:
+def print_findings(findings: Findings, with_all: bool = True) -> None:
+    """Print what was found, with all tables or with the first."""
+    if not with_all:
+        print(f"{findings.title}\n")
+        show_in_short([*findings.intro[:1], *summary_of(findings)], findings.tables[:1])
+        return
     show([findings.title, *findings.intro], [])
     show_in_short(summary_of(findings), [])
     print()
@@ -133,15 +134,6 @@ def sample_batch(policy: Policy, questions: int, answers: int, step: int = 1) ->
     return replace(rollouts, advantage=grpo(rollouts))
 
 
-def jackknife_by_problem(statistic: Callable[[np.ndarray], float], problem: np.ndarray) -> Estimate:
-    """A statistic of the rows that a mask keeps; its interval from the values that it has without
-    each problem."""
-    numbers = np.unique(problem)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return jackknife(statistic(np.ones(len(problem), bool)),
-                         np.array([statistic(problem != number) for number in numbers]))
-
-
 def jackknife_of_sums(problem: np.ndarray, values: Sequence[np.ndarray],
                       statistic: Callable[[np.ndarray], float],
                       cell: np.ndarray | None = None) -> Estimate:
@@ -153,10 +145,7 @@ def jackknife_of_sums(problem: np.ndarray, values: Sequence[np.ndarray],
     cells = int(cell.max()) + 1
     of_problem = np.stack([np.bincount(problem * cells + cell, value, problems * cells)
                            for value in values]).reshape(len(values), problems, cells)
-    total = of_problem.sum(1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        without = [statistic(total - of_problem[:, number]) for number in range(problems)]
-        return jackknife(statistic(total), np.array(without))
+    return jackknife(lambda kept: statistic(of_problem[:, kept].sum(1)), np.arange(problems))
 
 
 def share_of_sums(problem: np.ndarray, part: np.ndarray, whole: np.ndarray) -> Estimate:

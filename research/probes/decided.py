@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from analysis.notes import CLASSES, class_codes
-from analysis.tables import Row, Table, by_row
+from analysis.tables import WITH_INTERVAL, Row, Table, by_row, shown
 from analysis.tokens import TokenTable, joined_tables, table_of_frames
 from engine.policy import Policy
 from engine.rollouts import Rollouts
@@ -73,28 +73,28 @@ def decided_table(tokens: TokenTable, partition: str,
             decided = share_of_sums(tokens["problem"], squared * inside, squared)
             of_gradient = share_of_sums(tokens["problem"], gradient * inside, gradient)
             rows.append([name, round(count[inside].sum()), count[inside].sum() / count.sum(),
-                         decided.value, decided.interval, of_gradient.value, of_gradient.interval])
-    formats = {partition: "", "tokens": ",d", "of all": ".1%", "decided": ".1%", "95%": ".1%",
-               "gradient": ".1%", "95% ": ".1%"}
+                         decided, of_gradient])
+    formats = {partition: "", "tokens": ",d", "of all": ".1%", "decided": ".1%",
+               "gradient": ".1%"}
     return Table(
         partition, title, by_row(formats, rows), decided_in_words(rows),
         ["the share it decides: of the sum of squared credits; the share of plain GRPO's gradient: "
          "of the sum of abs(A) s, the gradient's sizes at the logits"],
-        {"of all": "of all tokens", "decided": "the share it decides", "95%": "95% interval",
-         "gradient": "of plain GRPO's gradient", "95% ": "95% interval"})
+        {"of all": "of all tokens", "decided": f"the share it decides{WITH_INTERVAL}",
+         "gradient": f"of plain GRPO's gradient{WITH_INTERVAL}"})
 
 
 def decided_in_words(rows: list[Row]) -> str:
     """A sentence about filler, or else about the tokens that decide most."""
     filler = [row for row in rows if row[0] == "filler"]
-    chosen = filler[0] if filler else max(rows, key=lambda row: row[3])
-    name, _, _, decided, (low, high), gradient, (least, most) = chosen
-    if not high - low < 1:
+    chosen = filler[0] if filler else max(rows, key=lambda row: row[3].value)
+    name, _, _, decided, gradient = chosen
+    if not decided.high - decided.low < 1:
         return ("There are too few problems, continuations or differences in reward to say which "
                 "tokens decide it.")
-    return (f"The {name} tokens decide {decided:.0%} (95% interval {low:.0%} to {high:.0%}) of the "
-            f"reward's variance and get {gradient:.0%} ({least:.0%} to {most:.0%}) of plain GRPO's "
-            "gradient.")
+    return (f"The {name} tokens decide {decided.value:.0%} (95% interval {decided.low:.0%} to "
+            f"{decided.high:.0%}) of the reward's variance and get {shown(gradient, '.0%')} of "
+            "plain GRPO's gradient.")
 
 
 def write_run(path: Path, policy: Policy, measured: Sequence[MeasuredAnswers],

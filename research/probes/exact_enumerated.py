@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from analysis.statistics import Interval
-from analysis.tables import Columns, Row, Table, by_row
+from analysis.statistics import Estimate
+from analysis.tables import WITH_INTERVAL, Columns, Row, Table, by_row
 from research.probes.batches import Batches, Listed, estimator, list_advantages, list_weights
 from research.probes.common import Findings, Progress
 from research.probes.enumerated import EnumeratedTask, make_enumerated
@@ -67,31 +67,28 @@ def over_policies(tables: Sequence[Table], plain: str) -> Table:
             numbers.setdefault(name, []).append([*values, times])
     rows: list[Row] = []
     for name, policies in numbers.items():
-        row: Row = [name]
-        for column in zip(*policies):
-            row += median_of(column)
-        rows.append(row)
-    formats = {next(iter(tables[0].columns)): ""}
-    headings = {"noise": SHORT, "times": f"{SHORT}, times {plain}'s"}
-    for column, spec in (("bias", ".3f"), ("cosine", ".3f"), ("noise", ".2f"), ("times", ".2f")):
-        formats |= {column: spec, f"{column} 95%": spec}
-        headings[f"{column} 95%"] = "95% interval"
+        rows.append([name, *(median_of(column) for column in zip(*policies))])
+    formats = {next(iter(tables[0].columns)): "", "bias": ".3f", "cosine": ".3f", "noise": ".2f",
+               "times": ".2f"}
+    headings = {"bias": f"bias{WITH_INTERVAL}", "cosine": f"cosine{WITH_INTERVAL}",
+                "noise": f"{SHORT}{WITH_INTERVAL}",
+                "times": f"{SHORT}, times {plain}'s{WITH_INTERVAL}"}
     return Table(tables[0].name, f"{tables[0].title}: medians of {len(tables)} policies",
                  by_row(formats, rows), "",
                  ["with 95% intervals of the median; the last ratio is taken on the same policy",
                   *tables[0].notes[:1]], headings)
 
 
-def median_of(values: Collection[float]) -> tuple[float, Interval]:
+def median_of(values: Collection[float]) -> Estimate:
     """The median and its 95% interval, between two of the values: the k-th from each end. The
-    median lies outside with the probability of fewer than k heads among so many coins. There is no
-    interval of fewer than 6 values."""
+    median lies outside with the probability of fewer than k heads among so many coins. Fewer than 6
+    values have no interval."""
     order, n = sorted(values), len(values)
     k = 0
     while sum(math.comb(n, heads) for heads in range(k + 1)) <= 0.025 * 2 ** n:
         k += 1
-    interval = (order[k - 1], order[n - k]) if k else (math.nan, math.nan)
-    return float(np.median(order)), interval
+    median = float(np.median(order))
+    return Estimate(median, order[k - 1], order[n - k]) if k else Estimate(median)
 
 
 def measured_rows(task: EnumeratedTask, batches: Batches, listed: Listed,

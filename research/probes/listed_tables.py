@@ -10,12 +10,12 @@ from tokenizers import Tokenizer
 
 from analysis.plots import COLOURS, legend_below, plt, save
 from analysis.statistics import FEWEST
-from analysis.tables import Row, Table, by_row
+from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from analysis.tokens import TokenTable
 from engine.tokens import KINDS
 from research.probes import change_tables
 from research.probes.change_batches import ADAMW_STEP, PLAIN_STEP, PUSH
-from research.probes.change_tables import correlations_with_credit, live_tokens, with_interval
+from research.probes.change_tables import correlations_with_credit, live_tokens
 from research.probes.common import share_of_sums
 from research.probes.decided import PARTITIONS, decided_table
 from research.probes.tree import Listing
@@ -132,24 +132,22 @@ def follow_table(models: Models) -> Table:
         frequent = change_tables.of_frequent_items(pushed)
         items = len(np.unique(pushed["token_id"][frequent]))
         for arm, (by_token, by_item) in found.items():
-            rows.append([name, ARMS[arm], by_token.value, by_token.interval, items, by_item.value,
-                         by_item.interval])
+            rows.append([name, ARMS[arm], by_token, items, by_item])
         for number, how in enumerate(("token by token", "summed over vocabulary items")):
             push, change = (found[arm][number].value for arm in (PUSH, PLAIN_STEP))
             is_known = math.isfinite(push + change) and (number == 0 or items >= FEWEST)
             if is_known:
                 sentences.append(f"{name}: {how}, the correlation with the credit is {change:+.2f} "
                                  f"for the change in a plain step and {push:+.2f} for the push.")
-    formats = {"model": "", "what": "", "by token": "+.2f", "by token 95%": "+.2f", "types": "d",
-               "by type": "+.2f", "by type 95%": "+.2f"}
+    formats = {"model": "", "what": "", "by token": "+.2f", "types": "d", "by type": "+.2f"}
     return Table("follows", "Do push and change of a token follow its credit?",
                  by_row(formats, rows), "\n".join(sentences),
                  ["correlations with the exact credit: token by token, and of sums with their "
                   "sign over all tokens of one spelling, a vocabulary item, of which there are "
                   f"{change_tables.COMMON_ITEM} or more, from 32 problems on in proportion; "
                   "intervals: jackknife over problems; tokens without a push are left out"],
-                 {"by token 95%": "95% interval", "types": "vocabulary items",
-                  "by type": "by vocabulary item", "by type 95%": "95% interval"})
+                 {"by token": f"by token{WITH_INTERVAL}", "types": "vocabulary items",
+                  "by type": f"by vocabulary item{WITH_INTERVAL}"})
 
 
 def shares_table_of_models(models: Models) -> Table:
@@ -163,12 +161,12 @@ def shares_table_of_models(models: Models) -> Table:
             inside = tokens["kind"] == code
             if inside.any():
                 shares = [share_of_sums(tokens["problem"], size * inside, size) for size in sizes]
-                rows.append([name, kind, inside.mean(), *with_interval(shares)])
+                rows.append([name, kind, inside.mean(), *shares])
     formats = {"model": "", "kind": "", "tokens": ".1%"}
     headings = {"tokens": "of all tokens"}
     for column in ("push", "plain step", "AdamW's first", "credit"):
-        formats |= {column: ".1%", f"{column} 95%": ".1%"}
-        headings[f"{column} 95%"] = "95% interval"
+        formats[column] = ".1%"
+        headings[column] = f"{column}{WITH_INTERVAL}"
     return Table("shares", "Shares of the sizes of push, change and credit",
                  by_row(formats, rows), "",
                  ["of the batch's tokens that have a push and a known credit; change: in a plain "

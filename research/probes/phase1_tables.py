@@ -8,11 +8,10 @@ import numpy as np
 
 from analysis.notes import CLASSES, FILLER, REASONING
 from analysis.plots import COLOURS, legend_below, plt, save
-from analysis.statistics import t_values
-from analysis.tables import Row, Table, by_row
+from analysis.statistics import jackknife, t_values
+from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from analysis.tokens import TokenTable
 from engine.tokens import KINDS, WORD
-from research.probes.common import jackknife_by_problem
 
 FIFTHS = 5
 PHASE_1, PHASE_2 = "phase 1", "phase 2"
@@ -91,22 +90,20 @@ def phases_table(found: TokensByName) -> Table:
     phase_1, phase_2 = found[PHASE_1], found[PHASE_2]
     for name, statistic in STATISTICS.items():
         published_1, published_2 = PUBLISHED[name]
-        value = float(statistic(phase_1))
         # of a whole training, phase 2, the problems are too many to leave out one by one
-        interval = jackknife_by_problem(lambda kept: statistic(phase_1.where(kept)),
-                                        phase_1["problem"]).interval
-        rows.append([name, published_1, value, interval, published_2, float(statistic(phase_2)),
+        value = jackknife(lambda kept: statistic(phase_1.where(kept)), phase_1["problem"])
+        rows.append([name, published_1, value, published_2, float(statistic(phase_2)),
                      *(float(statistic(found[control])) for control in CONTROLS)])
         if "over" in name or "above 3" in name:
             other = float(statistic(found[RANDOM_TEXT]))
-            sentences.append(f"{name}: {value:.3g} in phase 1, {other:.3g} for random text.")
-    formats = {"measure": "", "notes 1": "", PHASE_1: ".3g", "95%": ".3g", "notes 2": "",
+            sentences.append(f"{name}: {value.value:.3g} in phase 1, {other:.3g} for random text.")
+    formats = {"measure": "", "notes 1": "", PHASE_1: ".3g", "notes 2": "",
                PHASE_2: ".3g", **dict.fromkeys(CONTROLS, ".3g")}
     return Table("phases", "Phase 1 beside phase 2 and numbers that hold no credit",
                  by_row(formats, rows), "\n".join(sentences),
                  ["interval: over problems (jackknife). t by position; ratios of mean sizes"],
                  {"notes 1": "phase 1, published", "notes 2": "phase 2, published",
-                  "95%": "95% interval"})
+                  PHASE_1: f"{PHASE_1}{WITH_INTERVAL}"})
 
 
 def flaws_table(found: TokensByName, with_shuffled_rewards: TokenTable) -> Table:

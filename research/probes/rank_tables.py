@@ -4,7 +4,7 @@ from collections.abc import Callable
 import torch
 
 from analysis.statistics import Estimate, mean_over
-from analysis.tables import Row, Table, by_row
+from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 
 MAIN = 8  # the group size at which advantages are compared
 Z, ONES, PLANTED, CRITIC = "z-score", "all equal", "planted rewards by token", "a critic (gae)"
@@ -39,21 +39,21 @@ def ranks_by_size(found: FoundRanks) -> Table:
     for matrix in "AB":
         for rank in RANKS:
             of_size = [mean_rank(found, matrix, Z, R, rank) for R in sizes]
-            at_main, ones = (mean_rank(found, matrix, arm, main, rank) for arm in (Z, ONES))
-            rows.append([f"{matrix}: {rank}", *(e.value for e in of_size), at_main.interval,
-                         ones.value])
+            ones = mean_rank(found, matrix, ONES, main, rank)
+            cells = [one if R == main else one.value for R, one in zip(sizes, of_size)]
+            rows.append([f"{matrix}: {rank}", *cells, ones.value])
             if rank in ("entropy", "stable"):
                 by_size = ", ".join(f"{e.value:.2f}" for e in of_size)
                 sentences.append(f"{rank.capitalize()} rank of {matrix} at R = "
                                  f"{', '.join(map(str, sizes))}: {by_size}; with all advantages 1, "
                                  f"at R = {main}: {ones.value:.2f}.")
-    formats = {"rank": "", **{f"R={R}": ".2f" for R in sizes}, "95%": ".2f", ONES: ".2f"}
+    formats = {"rank": "", **{f"R={R}": ".2f" for R in sizes}, ONES: ".2f"}
     problems = len(found["A", Z, main])
     return Table("sizes", "Ranks of the z-score's gradient, by the size of the group",
                  by_row(formats, rows), "\n".join(sentences),
                  [f"means over problems whose answers differ in reward ({problems} at R = {main}); "
                   "a matrix of R rows has rank R at most, so R = 2 says nothing about A"],
-                 {"95%": f"95% interval, R={main}", ONES: f"all equal, R={main}"})
+                 {f"R={main}": f"R={main}{WITH_INTERVAL}", ONES: f"all equal, R={main}"})
 
 
 def ranks_by_advantage(found: FoundRanks) -> Table:
@@ -66,8 +66,7 @@ def ranks_by_advantage(found: FoundRanks) -> Table:
             pairs = zip(found[matrix, arm, R], found[matrix, Z, R])
             change = mean_over([one["entropy"] - z["entropy"] for one, z in pairs])
             row += [mean_rank(found, matrix, arm, R, "entropy").value,
-                    mean_rank(found, matrix, arm, R, "stable").value, change.value,
-                    change.interval]
+                    mean_rank(found, matrix, arm, R, "stable").value, change]
             if arm in (PLANTED, CRITIC):
                 sentences.append(f"The entropy rank of {matrix} with {arm}, minus that with the "
                                  f"z-score, is {change.value:+.2f} (95% interval {change.low:+.2f} "
@@ -76,9 +75,8 @@ def ranks_by_advantage(found: FoundRanks) -> Table:
     formats, headings = {"advantage": ""}, {}
     for matrix in "AB":
         formats |= {f"{matrix} entropy": ".2f", f"{matrix} stable": ".2f",
-                    f"{matrix} change": "+.2f", f"{matrix} 95%": "+.2f"}
-        headings |= {f"{matrix} change": f"{matrix} entropy minus z-score's",
-                     f"{matrix} 95%": "95% interval"}
+                    f"{matrix} change": "+.2f"}
+        headings[f"{matrix} change"] = f"{matrix} entropy minus z-score's{WITH_INTERVAL}"
     return Table("arms", f"Does credit by token raise the rank? R = {R}", by_row(formats, rows),
                  "\n".join(sentences),
                  ["paired by problem; each interval is of one comparison"], headings)

@@ -65,7 +65,7 @@ def test_each_set_of_comparable_runs_has_its_tables_and_the_same_arm_twice_count
 
 @pytest.mark.parametrize("name", [*SETTING, "data"])
 def test_every_setting_that_matters_keeps_runs_apart(tmp_path, name):
-    another = {"task": "tools.largest_last", "reward": "another", "model": "elsewhere",
+    another = {"task": "examples.largest_last", "reward": "another", "model": "elsewhere",
                "data": "problems.jsonl"}.get(name, 5)
     runs = read(tmp_path, {}, {}, {name: another})
     assert len(alike(runs, setting_of)) == 2

@@ -8,7 +8,7 @@ import torch
 from conftest import hand_made
 from engine.rollouts import score_answers
 from harness.tasks import CheckedTask
-from tools.demonstrations import make_tokenizer
+from tools.helpers.demonstrations import make_tokenizer
 
 FINE = {"reward": 1.5, "format": 0.5, "answer": 1.0, "reasoning": 0.0}
 TOKENIZER = make_tokenizer()

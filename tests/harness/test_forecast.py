@@ -140,7 +140,7 @@ def test_a_large_model_has_a_laptops_settings_on_a_cpu_and_flags_win(large_model
 
 @pytest.mark.parametrize("flags, recipe", [
     ({"prompt": "brief"}, LAPTOP_BY_PROMPT["brief"]), ({"prompt": "full"}, LAPTOP),
-    ({"prompt": "original"}, LAPTOP), ({"task": "tools.largest_last"}, LAPTOP)])
+    ({"prompt": "original"}, LAPTOP), ({"task": "examples.largest_last"}, LAPTOP)])
 def test_another_prompt_or_task_has_its_own_recipe(large_model, flags, recipe):
     chosen = make_settings({"model": str(large_model), **flags}).to_json()
     assert {name: chosen[name] for name in recipe} == recipe

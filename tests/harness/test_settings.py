@@ -16,9 +16,10 @@ from countdown_task import Task
 from engine.choices import ADVANTAGES, MITIGATIONS, Choices, mitigation
 from harness.settings import (OPTIONS, OTHER_NAMES, Flag, Positive, Range, check_value, flags_of,
                               make_parser, make_settings, option, read_flags)
-from tools import largest_last, preview, warmup
+from examples import largest_last
+from tools import preview, warmup
 
-LARGEST_LAST = "tools.largest_last"
+LARGEST_LAST = "examples.largest_last"
 COUNTDOWN = {"max_number": 15, "steps": 7, "questions": 5}  # a recipe
 AS_PUBLISHED = {"mitigation": "inverse_logprob_as_published", "epsilon": 3.0, "rescale": "none"}
 ABSENT = object()
@@ -288,7 +289,8 @@ def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices
     ("--mitigation entropy_maskin", "--mitigation entropy_maskin is not one of: entropy_masking, "),
     ("--count 5", "unknown argument --count"), ("--config=", "cannot read .: Is a directory"),
     ("--task my_tsk", "there is no such module"), ("--task ../my_task", "there is no such module"),
-    ("--task tools/largest_last.py", "the file tools/my_task.py is the module tools.my_task"),
+    ("--task examples/largest_last.py",
+     "the file examples/my_task.py is the module examples.my_task"),
     ("--think_discount 0.5", "belongs to outcome_conditional, --mitigation is none"),
     ("--mitigation entropy_masking --mask_percentile 120", "120.0 should be at least 0, at "),
     ("--mitigation inverse_logprob_as_published --rescale mean",
@@ -311,7 +313,7 @@ def test_a_value_that_would_hold_anyway_may_be_typed():
 
 @pytest.mark.parametrize("argv, name", [
     ("--learning_rate 0.00015", "none-grpo-lr0.00015-s0"),
-    ("--task tools.largest_last --largest 9", "none-grpo-tools.largest_last-largest9-s0"),
+    ("--task examples.largest_last --largest 9", "none-grpo-examples.largest_last-largest9-s0"),
     ("--max_number 9 --steps 30 --kl 0.1 --seed 2", "none-grpo-kl0.1-steps30-max_number9-s2"),
     ("--mitigation entropy_masking --mask_percentile 70 --rescale none --placebo weights",
      "entropy_masking-mask_percentile70.0-grpo-rescalenone-placeboweights-s0"),

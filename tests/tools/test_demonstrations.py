@@ -6,8 +6,8 @@ import pytest
 
 from countdown_task import Problem, held_out
 from engine.tokens import encode_prompt
-from tools import demonstrations as teacher
-from tools.demonstrations import (HIT, TALK, TASK, candidates, chance_of, demonstration,
+from tools.helpers import demonstrations as teacher
+from tools.helpers.demonstrations import (HIT, TALK, TASK, candidates, chance_of, demonstration,
                                   draw, make_example, make_tokenizer)
 from tools.warmup import RECIPE, recipe_for
 

@@ -143,7 +143,8 @@ def test_every_line_is_what_the_function_it_names_computes(recorded, batch, foll
     assert numbers(lines["rank"][0])[:2] == [1 + int(larger.sum()), int(batch.length[b])]
 
 
-@pytest.mark.skipif(not shutil.which("node"), reason="node runs the page's part")
+@pytest.mark.skipif(not shutil.which("node"),
+                    reason="to run it: install node, which runs the page's part")
 def test_the_page_puts_the_same_numbers_in(recorded, tmp_path):
     answers = answers_of(recorded, load_tokenizer(recorded), [STEP])
     assert answers[0]["stages"] == stages(run_config(recorded))

@@ -12,8 +12,8 @@ from conftest import ROOT
 from engine.tokens import NUMBER, WORD
 from harness.load import load_optimizer, load_policy, make_advantage, make_weighting
 from harness.settings import make_settings
-from tools.look import (about_change, about_gradient, as_a_batch, credited, differs_within, look,
-                        sample, seconds_of_runs, seconds_of_step)
+from tools.helpers.look import (about_change, about_gradient, as_a_batch, credited, differs_within,
+                                look, sample, seconds_of_runs, seconds_of_step)
 
 KIND, ONES = np.array([WORD] * 8 + [NUMBER] * 2), np.ones(10)
 
@@ -75,7 +75,7 @@ def test_a_forecast_by_the_clock(monkeypatch):
     policy, seconds = load_policy(s), itertools.count()
     before = [parameter.clone() for parameter in policy.model.parameters()]
     clock = SimpleNamespace(perf_counter=lambda: next(seconds), process_time=lambda: 100.0)
-    monkeypatch.setattr("tools.look.time", clock)
+    monkeypatch.setattr("tools.helpers.look.time", clock)
     assert seconds_of_runs(policy, s, replace(s, eval_every=0)) == [122.0, 110.0]
     assert all(map(torch.equal, before, policy.model.parameters()))  # nothing is learned
 
@@ -85,8 +85,8 @@ def test_a_large_model_is_warm_after_one_step(monkeypatch, is_large, steps):
     s = make_settings({"model": str(ROOT / "models/tiny"), "eval_every": 0})
     policy, tried = load_policy(s), []
     monkeypatch.setattr("qwen2_model.Qwen2.is_large", is_large)
-    monkeypatch.setattr("tools.look.time.process_time", lambda: 100.0)
-    monkeypatch.setattr("tools.look.seconds_of_step",
+    monkeypatch.setattr("tools.helpers.look.time.process_time", lambda: 100.0)
+    monkeypatch.setattr("tools.helpers.look.seconds_of_step",
                         lambda *_, is_first=False: tried.append(1) or (7.0 if is_first else 2.0))
     assert seconds_of_runs(policy, s, s) == [100 + 7 + 99 * 2.0] * 2  # of 100 steps
     assert len(tried) == steps
@@ -98,7 +98,7 @@ def test_a_step_is_timed_with_the_memory_that_a_run_gives_back(monkeypatch, is_l
                        "max_new_tokens": 8})
     policy, given_back = load_policy(s), []
     monkeypatch.setattr("qwen2_model.Qwen2.is_large", is_large)
-    monkeypatch.setattr("tools.look.return_memory", lambda: given_back.append(1))
+    monkeypatch.setattr("tools.helpers.look.return_memory", lambda: given_back.append(1))
     seconds_of_step(policy, load_optimizer(s, policy))
     assert len(given_back) == is_large
 

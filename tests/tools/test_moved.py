@@ -10,7 +10,7 @@ from harness.record import read_columns, read_credit
 from test_change import RATE, WIDTH, coin, thrown  # noqa: F401  coin is a fixture
 from test_grpo import row_log_probs, settings
 from tools import follow
-from tools.moved import movers, what_moved
+from tools.helpers.moved import movers, what_moved
 
 
 def account(model, folder, rollouts, b, t, rate, **changed):

@@ -10,7 +10,9 @@ from engine.policy import derived_seed
 from harness.load import load_policy
 from harness.settings import make_settings
 from runs import everything, lines
-from tools import largest_last, sample, terminal
+from examples import largest_last
+from tools import sample
+from tools.helpers import terminal
 
 TINY = str(ROOT / "models/tiny")
 

@@ -6,12 +6,12 @@ import random
 import pytest
 import torch
 
-from conftest import ROOT
+from conftest import INSTALL, ROOT
 from engine.errors import UserError
 from engine.tokens import load_tokenizer
 from qwen2_model import Qwen2
 from tools import warmup
-from tools.demonstrations import make_example, make_tokenizer
+from tools.helpers.demonstrations import make_example, make_tokenizer
 from tools.warmup import orthogonal
 
 TINY = ROOT / "models" / "tiny"
@@ -34,7 +34,7 @@ def test_the_shipped_model_is_the_one_its_readme_describes():
 
 
 def test_transformers_reads_the_shipped_tokenizer_the_same_way():
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers", reason=INSTALL)
     ours = load_tokenizer(TINY)
     ids, _ = make_example(ours, random.Random(0))
     theirs = transformers.AutoTokenizer.from_pretrained(TINY)
@@ -87,7 +87,7 @@ def test_a_talking_model_goes_on_from_the_weights_of_a_folder(
 @pytest.fixture
 def real(learner, tmp_path):
     """A folder that transformers wrote: its own tokenizer, two ends of a turn, no recipe."""
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers", reason=INSTALL)
     torch.manual_seed(0)
     config = transformers.Qwen2Config(
         vocab_size=load_tokenizer(learner).get_vocab_size(), hidden_size=64, intermediate_size=128,

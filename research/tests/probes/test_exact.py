@@ -10,6 +10,7 @@ import torch
 
 import grpo
 from conftest import StateIdea, gradients
+from analysis.statistics import Estimate
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.forward import response_log_probs
 from grpo import policy_loss
@@ -151,9 +152,9 @@ def test_any_idea_is_listed_or_named(monkeypatch, tmp_path, capsys):
 def test_the_median_of_policies_lies_between_two_of_them_in_95_of_100_cases():
     """Of twenty the sixth and the fifteenth: fewer than 6 heads of 20 coins have a chance of 2.1%,
     fewer than 7 one of 5.8%. Of five coins none is a head in 3.1%."""
-    assert median_of(range(1, 21)) == (10.5, (6, 15))
-    assert median_of([3, 1, 2, 6, 5, 4]) == (3.5, (1, 6))
-    assert median_of(range(5))[0] == 2 and math.isnan(median_of(range(5))[1][0])
+    assert median_of(range(1, 21)) == Estimate(10.5, 6, 15)
+    assert median_of([3, 1, 2, 6, 5, 4]) == Estimate(3.5, 1, 6)
+    assert median_of(range(5)).value == 2 and math.isnan(median_of(range(5)).low)
 
 
 def test_several_policies_are_those_of_several_seeds(tmp_path, capsys):
@@ -165,8 +166,8 @@ def test_several_policies_are_those_of_several_seeds(tmp_path, capsys):
         tables = json.loads((tmp_path / name / "numbers.json").read_text())["tables"]
         found[name] = {row["mitigation"]: row for row in tables[0]["rows"]}
     of_3, of_4, both = (rows["entropy_masking"]["noise"] for rows in found.values())
-    assert both == pytest.approx((of_3 + of_4) / 2) and of_3 != of_4
+    assert both["value"] == pytest.approx((of_3 + of_4) / 2) and of_3 != of_4
     assert found["both"].keys() == {"none", "entropy_masking"}
     times = [found[seed]["entropy_masking"]["noise"] / found[seed]["none"]["noise"]
              for seed in "34"]
-    assert found["both"]["entropy_masking"]["times"] == pytest.approx(sum(times) / 2)
+    assert found["both"]["entropy_masking"]["times"]["value"] == pytest.approx(sum(times) / 2)

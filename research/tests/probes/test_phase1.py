@@ -124,6 +124,6 @@ def test_a_run(tmp_path, learner, capsys, undrawn):
           "--max_new_tokens", "12", "--out", str(tmp_path / "x"), "--model", str(learner)])
     phases, flaws = json.loads((tmp_path / "x/numbers.json").read_text())["tables"]
     rows = {row["measure"]: row for row in phases["rows"]}
-    assert rows["early over late"]["phase 1"] > 0
+    assert rows["early over late"]["phase 1"]["value"] > 0
     assert rows["early over late"]["loss terms"] > rows["early over late"]["random text"]
     assert len(flaws["rows"]) == 9 and "phase 1" in capsys.readouterr().out

@@ -34,8 +34,8 @@ def test_shares_of_what_is_decided_and_of_the_gradient():
     table = decided_table(by_hand(copies=8), "class")
     row = dict(zip(table.columns, table.rows[0]))
     assert row["class"] == "filler" and row["tokens"] == 24 and row["of all"] == 0.6
-    assert row["decided"] == pytest.approx(0.25 / 0.29)
-    assert row["gradient"] == pytest.approx(3.5 / 4.5)
+    assert row["decided"].value == pytest.approx(0.25 / 0.29)
+    assert row["gradient"].value == pytest.approx(3.5 / 4.5)
     assert table.finding.startswith("The filler tokens decide 86% (95% interval ")
     assert "get 78% (" in table.finding
 
@@ -44,9 +44,9 @@ def test_the_index_of_a_method():
     """Weights 1 2 3 and 1 2: of 0.29 there are 0.16 at the bottom, 0.04 and 0.09 at the top. A
     method that is constant in an answer has none."""
     table = scores_table(by_hand(), {"rising": np.array([1.0, 2, 3, 1, 2]), "flat": np.ones(5)})
-    (_, rising, interval), flat = table.rows
-    assert rising == pytest.approx((-0.16 + 0.04 + 0.09) / 0.29)
-    assert interval[0] < rising < interval[1] and flat == ("flat", None, None)
+    (_, rising), flat = table.rows
+    assert rising.value == pytest.approx((-0.16 + 0.04 + 0.09) / 0.29)
+    assert rising.low < rising.value < rising.high and flat == ("flat", None)
 
 
 @pytest.fixture(scope="module")

@@ -84,7 +84,7 @@ def test_a_small_measurement(recorded, tmp_path, monkeypatch):
     shares = {row["kind"]: row for row in tables[0].to_json()["rows"]}
     word = known & (tokens["kind"] == 0)
     push = np.abs(tokens["push"])
-    assert shares["word"]["push"] == pytest.approx(push[word].sum() / push[known].sum())
+    assert shares["word"]["push"]["value"] == pytest.approx(push[word].sum() / push[known].sum())
 
 
 def test_a_plain_step_has_its_length_and_the_model_is_put_back(policy):

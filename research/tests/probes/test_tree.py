@@ -49,13 +49,13 @@ def test_what_is_decided_sums_to_the_variance_and_each_answer_counts_by_its_prob
     tokens = listed_tokens(by_hand(), answers=2)
     assert tokens.sums_by_problem(tokens["squared credit"]) == pytest.approx([15 / 64])
     table = decided_table(tokens, "kind")
-    shares = {row[0]: (row[2], row[3]) for row in table.rows}
+    shares = {row[0]: (row[2], row[3].value) for row in table.rows}
     assert shares["word"] == pytest.approx((0.5 / 1.5, 4.5 / 15))
     assert shares["space"] == pytest.approx((0.5 / 1.5, (1.5 + 4.5) / 15))
     assert shares["number"] == pytest.approx((0.5 / 1.5, 4.5 / 15))
     by_place = decided_table(tokens, "index", WHERE).rows
     assert [row[0] for row in by_place] == ["1st", "2nd"]
-    assert [row[3] for row in by_place] == pytest.approx([9 / 15, 6 / 15])
+    assert [row[3].value for row in by_place] == pytest.approx([9 / 15, 6 / 15])
 
 
 def test_how_much_is_listed_by_hand():

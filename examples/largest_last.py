@@ -7,7 +7,7 @@
 It names every number once, in whatever order; what stands between them does not count. So the tiny
 model, which writes expressions, can be trained on it as it is:
 
-    python train.py --task tools.largest_last --steps 30
+    python train.py --task examples.largest_last --steps 30
 
 The same task in a few lines, without flags, is in docs/your_own_task.md. For one of your own with
 flags copy this file to my_task.py beside train.py and change what the methods do.
@@ -17,9 +17,8 @@ import random
 import re
 from dataclasses import dataclass
 
-from countdown_task import annotate, between
+from countdown_task import annotate, between, read_numbers
 from harness.settings import option
-from tools.countdown_data import read_numbers
 
 PROMPT = "<|im_start|>user\n{numbers} make {total}<|im_end|>\n<|im_start|>assistant\n<think>"
 FORMAT_WEIGHT = 0.1
@@ -42,7 +41,8 @@ class Task:
 
     def held_out_problems(self, count: int) -> list[tuple[int, ...]]:
         """The same distinct problems in every run, fewer where no more are found."""
-        rng, problems = random.Random("held out"), {}
+        rng = random.Random("held out")
+        problems: dict[tuple[int, ...], None] = {}  # a dict keeps their order
         for _ in range(min(20 * count, MAX_DRAWS)):
             problems[self.draw(rng, wanted_held_out=True)] = None
             if len(problems) == count:

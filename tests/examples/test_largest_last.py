@@ -5,7 +5,7 @@ import pytest
 
 from conftest import ROOT
 from engine.tokens import encode_prompt, load_tokenizer
-from tools.largest_last import Task, is_held_out
+from examples.largest_last import Task, is_held_out
 
 TINY = ROOT / "models" / "tiny"
 

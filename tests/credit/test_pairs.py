@@ -1,19 +1,18 @@
 """Preference pairs of a file: read, checked, laid out as a batch, trained on, made from a run."""
 import json
 import shutil
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 import train
-from bridges import pairs as tool
-from bridges.pairs import GivenPairs
 from conftest import SPOKEN, refusal
 from countdown_task import Problem
+from credit.pairs import KEYS, GivenPairs
 from engine.tokens import load_tokenizer
 from harness.record import read_credit
 from runs import SHORT, assert_same_run, lines
+from tools import pairs as tool
 
 GOOD, BAD, *_ = SPOKEN
 UNFINISHED = " hmm. first 3 * 5 = 15"
@@ -28,10 +27,9 @@ def written(path, *pairs):
 
 def test_a_step_takes_pairs_of_the_file(policy, tmp_path):
     """Two answers to each problem, the better one first; the next step takes others."""
-    policy = replace(policy, settings=replace(policy.settings, questions=8))
-    run = SimpleNamespace(step=1)
+    run, asked = SimpleNamespace(step=1), [None] * 8
     pairs = GivenPairs(written(tmp_path / "pairs.jsonl", PAIR, OTHER), policy, run)
-    batch = policy.score(pairs.sample())
+    batch = policy.score(pairs.sample(asked, 2, seed=0))
     texts = {Problem((3, 5, 7), 15): [GOOD, BAD], Problem((2, 4, 6), 2): [UNFINISHED, GOOD]}
     assert set(batch.problems) == set(texts) and batch.group.tolist() == [i // 2 for i in range(16)]
     for row in range(16):
@@ -40,9 +38,9 @@ def test_a_step_takes_pairs_of_the_file(policy, tmp_path):
         assert bool(batch.finished[row]) == (batch.answers[row] != UNFINISHED)
         prompt = policy.tokenizer.encode(policy.task.prompt_for(problem)).ids
         assert batch.prompt_ids[row // 2] == prompt
-    assert pairs.sample().problems == batch.problems
+    assert pairs.sample(asked, 2, seed=1).problems == batch.problems
     run.step = 2
-    assert pairs.sample().problems != batch.problems
+    assert pairs.sample(asked, 2, seed=0).problems != batch.problems
 
 
 @pytest.mark.parametrize("line, said", [
@@ -55,7 +53,7 @@ def test_a_step_takes_pairs_of_the_file(policy, tmp_path):
 def test_a_bad_line_is_named(policy, tmp_path, line, said):
     path = tmp_path / "pairs.jsonl"
     path.write_text(json.dumps(PAIR) + "\n" + line + "\n")
-    assert said in refusal(GivenPairs, str(path), policy)
+    assert said in refusal(GivenPairs, str(path), policy, None)
 
 
 def test_files_that_hold_no_pairs(policy, tmp_path):
@@ -64,7 +62,7 @@ def test_files_that_hold_no_pairs(policy, tmp_path):
             (written(tmp_path / "empty.jsonl"), policy, "holds no pairs"),
             ("nowhere.jsonl", policy, "cannot read nowhere.jsonl: No such file"),
             ("nowhere.jsonl", of_another, "--task some_task has no method read")):
-        assert said in refusal(GivenPairs, name, asked)
+        assert said in refusal(GivenPairs, name, asked, None)
 
 
 def test_training_on_pairs_goes_on_as_if_never_stopped(tmp_path):
@@ -98,6 +96,6 @@ def test_pairs_of_a_run_can_be_trained_on(policy, tmp_path, capsys):
         trained += map(policy.task.show, policy.task.training_problems(0, step, 4))
     for pair in pairs:
         problem = policy.task.read(pair["problem"].split())
-        better, worse = (policy.task.score(problem, pair[key])["reward"] for key in tool.KEYS[1:])
+        better, worse = (policy.task.score(problem, pair[key])["reward"] for key in KEYS[1:])
         assert pair["problem"] in trained and better > worse
-    assert len(GivenPairs(str(path), policy).pairs) == len(pairs)
+    assert len(GivenPairs(str(path), policy, None).pairs) == len(pairs)

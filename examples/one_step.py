@@ -1,0 +1,141 @@
+"""One step of GRPO from top to bottom: one problem, sixteen answers, one update of the model.
+
+    python examples/one_step.py                    # models/tiny: a few seconds
+    python examples/one_step.py FOLDER             # any Qwen2, Qwen2.5 or dense Qwen3 model
+    python examples/one_step.py models/tiny 2      # another problem, that of train.py's step 2
+
+It uses the model (qwen2_model.py), the task (countdown_task.py), the formulas (grpo.py) and the
+sampler (engine/sampler.py), and writes no file. Its gradient is the one that
+`python train.py --questions 1 --answers 16` computes in its first step; a test compares the two.
+
+What the lab adds to such a step, and why:
+
+    evaluation         answers to held-out problems, because the rewards of a batch are partly luck
+                       and the problems change from step to step
+    a record           each token's credit in a file, because questions come up after the training
+    resuming           checkpoints, and random numbers that follow from the step alone, because a
+                       run that is killed should go on as if nothing had happened
+    several processes  each with its share of the problems, because one GPU may be too slow
+    micro-batches      because the answers to many problems do not fit into memory at once
+    shared prompts     because sixteen answers need the prompt computed once, not sixteen times
+    choices            weightings, advantages, a KL term, several updates with a batch: ideas to try
+"""
+import argparse
+import json
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+PROJECT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(PROJECT))  # so that it can be started from any folder
+
+import engine  # noqa: F401  before torch: it says how threads wait
+import torch
+from torch import Tensor
+
+from countdown_task import Task
+from engine.errors import UserError
+from engine.policy import derived_seed, stop_ids
+from engine.sampler import generate
+from engine.tokens import encode_prompt, load_tokenizer
+from grpo import group_z_score, policy_loss
+from qwen2_model import Qwen2
+
+ANSWERS = 16
+SEED = 0
+MAX_GRAD_NORM = 1.0
+DEFAULTS: dict[str, Any] = {"learning_rate": 5e-6, "max_new_tokens": 512}
+# For a model whose folder has no recipe.json: problems of two numbers, four of them solved in the
+# prompt, and an answer that is the bare expression.
+WITHOUT_RECIPE: dict[str, Any] = {
+    "prompt": "expression", "examples": 4, "numbers": "2", "min_number": 2, "max_number": 30,
+    "max_target": 900, "reward_form": "right", "learning_rate": 5e-7, "max_new_tokens": 12}
+
+
+def one_step(folder: Path, step: int = 1) -> Qwen2:
+    """Print what happens in a step, and return the model as it is afterwards.
+
+    Shapes: B is 16, the number of answers; P is the prompt's tokens, T those of the longest answer.
+    """
+    # Stage 1: load the model and its tokenizer, and make the task in a form that suits the model.
+    recipe = folder / "recipe.json"
+    settings = DEFAULTS | json.loads(recipe.read_text()) if recipe.exists() else WITHOUT_RECIPE
+    model = Qwen2.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
+    names = [field.name for field in fields(Task)]
+    task = Task(**{name: settings[name] for name in names if name in settings})
+
+    # Stage 2: draw a problem, and write the prompt, which ends where the answer begins.
+    [problem] = task.training_problems(SEED, step, count=1)
+    prompt = encode_prompt(tokenizer, task.prompt_for(problem), task.show(problem))  # P token ids
+
+    # Stage 3: sample the answers. The mask says which places hold a token of the answer.
+    sampled = generate(model, [prompt], answers=ANSWERS, stop_ids=stop_ids(model, tokenizer),
+                       max_new_tokens=settings["max_new_tokens"],
+                       seed=derived_seed("train", SEED, step))
+    ids, mask = sampled.tokens, sampled.mask                                         # (B, T) each
+
+    # Stage 4: reward each answer by its text.
+    texts = [tokenizer.decode(row[inside].tolist(), skip_special_tokens=False)
+             for row, inside in zip(ids, mask)]
+    reward = torch.tensor([task.score(problem, text)["reward"] for text in texts])   # (B,)
+
+    # Stage 5: compare the answers with each other. Every token gets its answer's advantage.
+    group = torch.zeros(ANSWERS, dtype=torch.long)  # all of them answer problem number 0
+    advantage = group_z_score(reward, group)[:, None] * mask                         # (B, T)
+
+    # Stage 6: weight the tokens. In plain GRPO each weighs 1; your own idea would stand here.
+    weight = torch.ones_like(sampled.log_prob)                                       # (B, T)
+    weight = weight / weight[mask].mean()  # their mean stays 1
+
+    # Stage 7: compute the loss and its gradient.
+    log_prob = log_probs(model, prompt, ids)                                         # (B, T)
+    loss = policy_loss(log_prob, advantage, weight, mask, total=int(mask.sum()))
+    loss.backward()
+
+    # Stage 8: limit the gradient, and move the parameters.
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings["learning_rate"], weight_decay=0)
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
+    optimizer.step()
+
+    # Stage 9: ask the changed model how probable it finds the same answers now.
+    with torch.no_grad():
+        before = (log_prob * mask).sum(1)                                            # (B,)
+        after = (log_probs(model, prompt, ids) * mask).sum(1)                        # (B,)
+
+    print(f"problem {task.show(problem)}: rewards have mean {reward.mean():.4f} and standard "
+          f"deviation {reward.std(correction=0):.4f}, the gradient has norm {norm:.3g}\n")
+    print("answer  tokens  reward  advantage   log-prob before    after   change")
+    for b in range(ANSWERS):
+        print(f"{b:6}  {mask[b].sum():6}  {reward[b]:6.2f}  {advantage[b, 0]:+9.3f}  "
+              f"{before[b]:16.3f} {after[b]:8.3f}  {after[b] - before[b]:+7.3f}")
+    if reward.max() == reward.min():
+        print("\nAll answers have the same reward, so this problem teaches nothing. Take another: "
+              f"python examples/one_step.py {folder} {step + 1}")
+    return model
+
+
+def log_probs(model: Qwen2, prompt: list[int], answers: Tensor) -> Tensor:
+    """(B, T): the log-prob of each token, given the prompt and the tokens before it.
+
+    The logits at a position are a prediction of the next token, so those at the prompt's last
+    position belong to the answer's first token, and those at the answer's last one to no token.
+    """
+    prompts = torch.tensor([prompt] * len(answers))                                  # (B, P)
+    logits = model(torch.cat([prompts, answers], dim=1))            # (B, P + T, vocabulary)
+    predictions = logits[:, len(prompt) - 1:-1]                     # (B, T, vocabulary)
+    return predictions.log_softmax(-1).gather(2, answers[:, :, None]).squeeze(2)     # (B, T)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="One step of GRPO, from top to bottom.")
+    parser.add_argument("folder", nargs="?", type=Path, default=PROJECT / "models" / "tiny",
+                        help="a model folder; models/tiny if none is named")
+    parser.add_argument("step", nargs="?", type=int, default=1,
+                        help="another number is another problem")
+    given = parser.parse_args()
+    try:
+        one_step(given.folder, given.step)
+    except UserError as error:
+        raise SystemExit(f"one_step.py: {error}") from None

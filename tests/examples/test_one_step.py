@@ -1,0 +1,82 @@
+"""The page that is one step of GRPO: what it computes is what train.py computes."""
+import re
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+import train
+from conftest import ROOT
+from engine.tokens import byte_alphabet
+from examples.one_step import one_step
+from harness.record import read_columns
+from qwen2_model import ModelConfig, Qwen2
+from runs import program
+
+TINY = ROOT / "models" / "tiny"
+NUMBERS = re.compile(r"[-+]?\d+(?:\.\d+)?")
+
+
+def table_of(printed):
+    """The numbers of each line below the table's head."""
+    return [[float(number) for number in NUMBERS.findall(line)]
+            for line in printed.partition("change\n")[2].splitlines() if line.strip()]
+
+
+def test_a_step_is_the_first_one_of_training_gradient_for_gradient(tmp_path, monkeypatch, capsys):
+    """Before it is limited. So are the log-probs of the answers before the step and after it."""
+    clip, seen = torch.nn.utils.clip_grad_norm_, []
+
+    def noted(parameters, limit):
+        parameters = list(parameters)
+        seen.append([parameter.grad.clone() for parameter in parameters])
+        return clip(parameters, limit)
+
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", noted)
+    train.main(["--questions", "1", "--answers", "16", "--steps", "1", "--eval_every", "0",
+                "--change_every", "1", "--out", str(tmp_path / "run")])
+    capsys.readouterr()
+    one_step(TINY)
+    wanted, found = seen
+    for theirs, ours in zip(wanted, found, strict=True):
+        assert (theirs - ours).norm() <= 1e-4 * theirs.norm()
+    columns = read_columns(tmp_path / "run", 1)
+    starts = columns["episode_start"]
+    before, change = (np.add.reduceat(columns[name], starts) for name in ("log_prob", "change"))
+    length = np.diff([*starts, len(columns["token_id"])])
+    expected = np.stack([np.arange(16), length, columns["reward"], columns["advantage"][starts],
+                         before, before + change, change], axis=1)
+    printed = table_of(capsys.readouterr().out)
+    np.testing.assert_allclose(printed, expected, rtol=0, atol=0.006)  # two digits of a reward
+
+
+@pytest.fixture(scope="module")
+def bare_model(tmp_path_factory):
+    """A folder without a recipe.json, whose tokenizer can spell everything, byte by byte."""
+    folder = tmp_path_factory.mktemp("bare")
+    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(byte_alphabet())}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(name, special=True)
+                                  for name in ("<|im_start|>", "<|im_end|>")])
+    torch.manual_seed(0)
+    Qwen2(ModelConfig(vocab_size=tokenizer.get_vocab_size(), hidden_size=32, intermediate_size=32,
+                      num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+                      head_dim=16, tie_word_embeddings=True)).save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def test_any_model_can_be_asked_from_any_folder(bare_model, tmp_path):
+    """One that knows nothing solves nothing, and is told so: nothing changes."""
+    printed = program(tmp_path, ROOT / "examples/one_step.py", bare_model, 2)
+    table = table_of(printed.partition("\n\nAll")[0])
+    assert len(table) == 16 and all(row[2:4] == [0, 0] and row[6] == 0 for row in table)
+    assert f"python examples/one_step.py {bare_model} 3" in printed
+
+
+def test_a_folder_that_is_none_is_one_sentence(tmp_path):
+    program(tmp_path, ROOT / "examples/one_step.py", expect=0)
+    said = program(tmp_path, ROOT / "examples/one_step.py", tmp_path / "none", expect=1)
+    assert said.startswith("one_step.py: ") and said.count("\n") == 1

@@ -1,0 +1,57 @@
+"""Make preference pairs from a run: the best and the worst of its answers to each problem.
+
+    python -m tools.pairs runs/none-grpo-s0
+    python train.py --loss dpo --pairs runs/none-grpo-s0/pairs.jsonl
+
+The pairs come from the run's credit files, and pairs.jsonl is written into its folder. What a line
+of it holds is in credit/pairs.py.
+"""
+if not __package__:
+    raise SystemExit("start it with: python -m tools.pairs")
+import json
+from pathlib import Path
+
+import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
+from credit.pairs import KEYS
+from credit.preferences import best_and_worst
+from engine.errors import UserError
+from engine.tokens import load_tokenizer
+from harness.record import credit_steps, read_credit, replace_text
+from harness.screen import run_as_program
+from harness.settings import Settings, make_parser, make_settings
+from harness.tasks import make_task
+
+
+def main(argv: list[str]) -> None:
+    parser = make_parser("python -m tools.pairs RUN", __doc__, {})
+    parser.add_argument("run", metavar="RUN", help="a run folder")
+    folder = Path(parser.read(argv)["run"])
+    settings = make_settings({"config": folder / "config.json"})
+    if settings.pairs:
+        raise UserError(f"{folder} was trained on the pairs of {settings.pairs}, and sampled none")
+    pairs = pairs_of(folder, settings)
+    if not pairs:
+        raise UserError(f"{folder} has no pairs: in no group of its credit files do rewards differ")
+    output = folder / "pairs.jsonl"
+    replace_text(output, "".join(f"{json.dumps(pair)}\n" for pair in pairs))
+    print(f"{len(pairs):,} pairs: {output}")
+
+
+def pairs_of(folder: Path, settings: Settings) -> list[dict[str, str]]:
+    """A pair for each group of the run whose rewards differ. The problems are those that the run
+    trained on."""
+    tokenizer = load_tokenizer(folder)
+    task = make_task(settings.task, settings.method_flags)
+    pairs = []
+    for step in credit_steps(folder):
+        batch = read_credit(folder, step, tokenizer)
+        problems = task.training_problems(settings.seed, step, settings.questions)
+        for best, worst in best_and_worst(batch).tolist():
+            problem = problems[int(batch.group[best])]
+            texts = (task.show(problem), batch.answers[best], batch.answers[worst])
+            pairs.append(dict(zip(KEYS, texts)))
+    return pairs
+
+
+if __name__ == "__main__":
+    run_as_program("pairs", main)
