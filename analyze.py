@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from analysis import report
-from analysis.answers import Answer, answers_of
+from analysis.answers import ShownAnswer, answers_of
 from analysis.change import CREDIT, SIZES, change_table, known
 from analysis.page import Picture, write_page
 from analysis.plots import BLUE, COLOURS, GREY, ORANGE, legend_below, save, whole_steps
@@ -49,7 +49,7 @@ CURVES = (("sampled", BLUE), ("greedy", ORANGE))  # modes of evaluations, with t
 
 def main(argv: list[str]) -> None:
     import mitigations  # noqa: F401  fills the lists of choices
-    flags = report.read_flags(argv, __doc__)
+    flags = report.read_analysis_flags(argv, __doc__)
     runs = read_runs(flags.runs)
     first_folder = runs[0]["folder"]
     if len(runs) == 1:
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> None:
 def analyze_run(run: Run, folder: Path, with_all: bool, notes_alone: bool = False) -> None:
     """Write the tables, pictures and page of one run into the folder, and print the main ones."""
     tally: Tally | None = None
-    answers: list[Answer] = []
+    answers: list[ShownAnswer] = []
     if run["steps"]:
         tally = Tally(run["folder"])
         steps = tally.steps_with_change or run["steps"]
@@ -105,7 +105,7 @@ def earlier_experiment(run: Run, tally: Tally, folder: Path) -> tuple[list[Table
 def with_answers(run: Run) -> list[Json]:
     """The evaluations with their answers to a few held-out problems."""
     return [{name: line[name] for name in ("step", "mode", "success", "shown")}
-            for line in report.headline(run) if line["shown"]]
+            for line in report.main_evaluations(run) if line["shown"]]
 
 
 def run_chapters(run: Run, tally: Tally | None) -> dict[str, list[Table]]:
@@ -381,7 +381,7 @@ def compare_set(comparison: "Comparison", folder: Path, left_out: list[str], wit
     chapters = chapters_of(comparison)
     folder.mkdir(parents=True, exist_ok=True)
     pictures = [learning_curves(comparison, folder)]
-    intro = [report.compared(comparison.runs), *comparison.twins, *left_out]
+    intro = [report.describe_comparison(comparison.runs), *comparison.twins, *left_out]
     if notes_alone:
         from analysis.notes_compared import notes_tables_of_arms
         chapters[report.NOTES] = notes_tables_of_arms(comparison)

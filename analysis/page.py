@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-from analysis.answers import MEANING, Answer
+from analysis.answers import MEANING, ShownAnswer
 from analysis.tables import Table
 from engine.tokens import KINDS, SECTIONS, TAG
 from harness.record import Json, replace_text
@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 Picture = tuple[Path, str] | tuple[Path, str, str]  # path, caption; of a curve its scale
 
 
-def write_page(path: Path, title: str, body: list[str], answers: Sequence[Answer] = (),
+def write_page(path: Path, title: str, body: list[str], answers: Sequence[ShownAnswer] = (),
                evaluations: Sequence[Json] = ()) -> None:
     """Write one file, whole or not at all; nothing in it is fetched. `answers` of training and
     `evaluations` with theirs are those that the viewer shows, if the body has one."""

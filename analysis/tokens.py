@@ -96,7 +96,7 @@ def flat(frame: torch.Tensor, mask: torch.Tensor) -> np.ndarray:
     return (values.double() if values.is_floating_point() else values.long()).numpy()
 
 
-def joined(tables: Sequence[TokenTable]) -> TokenTable:
+def joined_tables(tables: Sequence[TokenTable]) -> TokenTable:
     """The tokens of all tables, one after the other; problems and answers are numbered on."""
     columns = {}
     for name in tables[0].columns:

@@ -20,7 +20,7 @@ from engine.tokens import OPERATOR, THINK, WORD
 from grpo import group_z_score
 from harness.load import make
 from research.dial.task import Sample, SyntheticTask
-from research.probes.methods import Method
+from research.probes.methods import ComparedMethod
 
 PLAIN, TRUE, EXACT = "plain GRPO", "true credit", "exact gradient"
 QUESTIONS, ANSWERS = 8, 8
@@ -166,7 +166,8 @@ def listed(name: str, flags: dict):
     def start(task):
         chosen = MITIGATIONS[name] if is_weighting else ADVANTAGES[name]
         policies = [stand_in_policy(task, s) for s in range(len(task.seeds))]
-        methods = [Method(name, make(chosen, flags, policy), is_weighting) for policy in policies]
+        methods = [ComparedMethod(name, make(chosen, flags, policy), is_weighting)
+                   for policy in policies]
 
         def coefficients(batch):
             rows = []

@@ -7,17 +7,17 @@ from tokenizers import Tokenizer
 
 from analysis.statistics import Estimate
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
-from analysis.tokens import TokenTable, joined
+from analysis.tokens import TokenTable, joined_tables
 from engine.tokens import KINDS
 from research.probes.change_batches import (ADAMW_STEP, PLAIN_STEP, PUSH, SMALL_GROUPS, STEPS,
                                             MeasuredBatch)
-from research.probes.common import jackknife_of_sums, rank_correlation, share_of
+from research.probes.common import jackknife_of_sums, rank_correlation, share_of_sums
 
 COMMON_ITEM = 20  # tokens of a vocabulary item, in each run
 MOST_ITEMS = 6    # that are shown
 SHOWN = ("word", "number", "operator")
 ARMS = (PUSH, *STEPS)
-Batches = Mapping[int, Sequence[MeasuredBatch]]  # by step, one of each run
+ByStep = Mapping[int, Sequence[MeasuredBatch]]  # by step, one of each run
 
 
 def live_tokens(tokens: TokenTable, arm: str) -> TokenTable:
@@ -32,7 +32,7 @@ def live_tokens(tokens: TokenTable, arm: str) -> TokenTable:
 
 
 def pooled(batches: Sequence[MeasuredBatch], arm: str) -> TokenTable:
-    return joined([live_tokens(batch.tokens, arm) for batch in batches])
+    return joined_tables([live_tokens(batch.tokens, arm) for batch in batches])
 
 
 def size_of_credit(tokens: TokenTable) -> np.ndarray:
@@ -81,7 +81,7 @@ def correlation_by_item(sums: np.ndarray) -> float:
     return float(covariance / np.sqrt((d * d).sum() * (c1 * c2).sum()))
 
 
-def kinds_table(batches: Batches) -> Table:
+def kinds_table(batches: ByStep) -> Table:
     rows: list[Row] = []
     for step, of_step in batches.items():
         tokens = pooled(of_step, PUSH)
@@ -89,7 +89,7 @@ def kinds_table(batches: Batches) -> Table:
         sizes.append(size_of_credit(tokens))
         for kind in SHOWN:
             inside = tokens["kind"] == KINDS.index(kind)
-            shares = [share_of(tokens["problem"], size * inside, size) for size in sizes]
+            shares = [share_of_sums(tokens["problem"], size * inside, size) for size in sizes]
             rows.append([step, kind, inside.mean(), *shares])
     names = ("push", "plain step", "AdamW", "credit")
     formats = {"step": "d", "kind": "", "tokens": ".0%"}
@@ -108,7 +108,7 @@ def kinds_table(batches: Batches) -> Table:
                   "sign taken from other continuations"], headings)
 
 
-def fell_and_rose_table(batches: Batches) -> Table:
+def fell_and_rose_table(batches: ByStep) -> Table:
     rows: list[Row] = []
     for step, of_step in batches.items():
         for arm in ARMS:
@@ -117,8 +117,8 @@ def fell_and_rose_table(batches: Batches) -> Table:
             if arm != PUSH:
                 problem, push, change = tokens["problem"], tokens["push"], tokens["change"]
                 up, down = push.clip(0), push.clip(None, 0)
-                against_push = [share_of(problem, up * (change < 0), up),
-                                share_of(problem, down * (change > 0), down)]
+                against_push = [share_of_sums(problem, up * (change < 0), up),
+                                share_of_sums(problem, down * (change > 0), down)]
             rows.append([step, arm, *against_push, *correlations_with_credit(tokens)])
     formats = {"step": "d", "what": "", "fell": ".0%", "rose": ".0%", "by token": "+.2f",
                "by type": "+.2f"}
@@ -134,7 +134,7 @@ def fell_and_rose_table(batches: Batches) -> Table:
                   "and of sums with their sign over all tokens of one spelling"], headings)
 
 
-def items_table(batches: Batches, tokenizer: Tokenizer) -> Table:
+def items_table(batches: ByStep, tokenizer: Tokenizer) -> Table:
     """The vocabulary items with the largest credit, up or down: sums over their tokens, as shares
     of all sizes."""
     rows: list[Row] = []

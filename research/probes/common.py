@@ -1,4 +1,4 @@
-"""What every probe needs: flags, a folder for its findings, and how they are shown.
+"""What every probe needs: flags, a folder for its findings, and a way to show them.
 
 A probe is a module whose docstring says what it asks, how it measures and how to read it, with two
 things; python -m research NAME runs it:
@@ -33,7 +33,7 @@ from harness.settings import MOST_THREADS, Flag, make_parser, make_settings, wit
 
 COMMON = {
     "threads": Flag(0, "CPU threads; 0 is what suits the probe", least=0, most=MOST_THREADS),
-    "seed": Flag(0, "of all that is drawn; the same seed gives the same numbers")}
+    "seed": Flag(0, "seed of all random numbers; the same seed gives the same results")}
 OF_A_MODEL = {
     "model": Flag("models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model, say a checkpoint"),
     "max_new_tokens": Flag(0, "most tokens of an answer; 0 is what suits the model"),
@@ -43,11 +43,12 @@ OF_A_MODEL = {
 
 @dataclass
 class Findings:
-    """What a probe has to show. What its tables found, a line for each idea, is its summary."""
+    """What a probe has to show. The findings of its tables, a line for each idea, are its
+    summary."""
     title: str
     intro: list[str]
     tables: list[Table]
-    values: dict = field(default_factory=dict)  # that tables were made of, for whoever asks
+    values: dict = field(default_factory=dict)  # what the tables were made of, for further use
 
 
 def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[..., Findings],
@@ -148,7 +149,7 @@ def jackknife_of_sums(problem: np.ndarray, values: Sequence[np.ndarray],
     return jackknife(lambda kept: statistic(of_problem[:, kept].sum(1)), np.arange(problems))
 
 
-def share_of(problem: np.ndarray, part: np.ndarray, whole: np.ndarray) -> Estimate:
+def share_of_sums(problem: np.ndarray, part: np.ndarray, whole: np.ndarray) -> Estimate:
     """The sum of a part over the sum of the whole, with its interval over problems."""
     return jackknife_of_sums(problem, [part, whole], lambda sums: float(sums[0, 0] / sums[1, 0]))
 

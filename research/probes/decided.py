@@ -14,14 +14,14 @@ import torch
 
 from analysis.notes import CLASSES, class_codes
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row, shown
-from analysis.tokens import TokenTable, joined, table_of_frames
+from analysis.tokens import TokenTable, joined_tables, table_of_frames
 from engine.policy import Policy
 from engine.rollouts import Rollouts
 from engine.tokens import KINDS, SECTIONS
 from grpo import gradient_size, update
 from harness.load import load_optimizer
 from harness.record import credit_path, make_run, provenance, write_credit
-from research.probes.common import share_of
+from research.probes.common import share_of_sums
 from research.probes.credit import MeasuredCredit, squared_credit
 
 PARTITIONS = {"kind": (KINDS, "What each kind of token decides, and what gradient it gets"),
@@ -56,7 +56,7 @@ def tokens_of(policy: Policy, measured: Sequence[MeasuredAnswers]) -> TokenTable
             "count": np.ones(len(tokens)),
             "advantage": tokens["advantage"] * times,
             "squared credit": tokens["squared credit"] * times}))
-    return joined(tables)
+    return joined_tables(tables)
 
 
 def decided_table(tokens: TokenTable, partition: str,
@@ -70,8 +70,8 @@ def decided_table(tokens: TokenTable, partition: str,
     for code, name in enumerate(names):
         inside = tokens[partition] == code
         if inside.any():
-            decided = share_of(tokens["problem"], squared * inside, squared)
-            of_gradient = share_of(tokens["problem"], gradient * inside, gradient)
+            decided = share_of_sums(tokens["problem"], squared * inside, squared)
+            of_gradient = share_of_sums(tokens["problem"], gradient * inside, gradient)
             rows.append([name, round(count[inside].sum()), count[inside].sum() / count.sum(),
                          decided, of_gradient])
     formats = {partition: "", "tokens": ",d", "of all": ".1%", "decided": ".1%",

@@ -66,7 +66,7 @@ def named_models(text: str) -> dict[str, Path]:
     models: dict[str, Path] = {}
     for part in text.split(","):
         path = find_folder(part)
-        named = models_of_run(path) if is_run(path) else {name_of_model(path): path}
+        named = models_of_run(path) if is_run_folder(path) else {name_of_model(path): path}
         for name, folder in named.items():
             if not (folder / "config.json").exists():
                 raise UserError(f"--model {folder}: there is no model in this folder")
@@ -92,14 +92,14 @@ def models_of_run(run: Path) -> dict[str, Path]:
             **{name_of_model(checkpoints[step]): checkpoints[step] for step in (middle, last)}}
 
 
-def is_run(path: Path) -> bool:
+def is_run_folder(path: Path) -> bool:
     return (path / "checkpoints").is_dir() and (path / "config.json").exists()
 
 
 def config_of(text: str) -> str | None:
     """The settings of the first run among the folders, which has the task and its flags."""
     paths = [find_folder(part) for part in text.split(",")]
-    runs = [path if is_run(path) else run_of(path) for path in paths]
+    runs = [path if is_run_folder(path) else run_of(path) for path in paths]
     return next((str(run / "config.json") for run in runs if run), None)
 
 

@@ -16,7 +16,7 @@ from engine.tokens import KINDS
 from research.probes import change_tables
 from research.probes.change_batches import ADAMW_STEP, PLAIN_STEP, PUSH
 from research.probes.change_tables import correlations_with_credit, live_tokens
-from research.probes.common import share_of
+from research.probes.common import share_of_sums
 from research.probes.decided import PARTITIONS, decided_table
 from research.probes.tree import Listing
 
@@ -49,7 +49,8 @@ def listed_model_tables(models: Models, tokenizer: Tokenizer, answers: int) -> l
     tables.append(listed_table(models))
     moved = {name: one for name, one in models.items() if one.sampled["push"].any()}
     if moved:
-        tables += [follow_table(moved), sizes_table(moved), largest_items_table(moved, tokenizer)]
+        tables += [follow_table(moved), shares_table_of_models(moved),
+                   largest_items_table(moved, tokenizer)]
     return tables
 
 
@@ -149,7 +150,7 @@ def follow_table(models: Models) -> Table:
                   "by type": f"by vocabulary item{WITH_INTERVAL}"})
 
 
-def sizes_table(models: Models) -> Table:
+def shares_table_of_models(models: Models) -> Table:
     """The share of each kind in the sizes of push, change and credit."""
     rows: list[Row] = []
     for name, one in models.items():
@@ -159,7 +160,7 @@ def sizes_table(models: Models) -> Table:
         for code, kind in enumerate(KINDS):
             inside = tokens["kind"] == code
             if inside.any():
-                shares = [share_of(tokens["problem"], size * inside, size) for size in sizes]
+                shares = [share_of_sums(tokens["problem"], size * inside, size) for size in sizes]
                 rows.append([name, kind, inside.mean(), *shares])
     formats = {"model": "", "kind": "", "tokens": ".1%"}
     headings = {"tokens": "of all tokens"}

@@ -31,7 +31,7 @@ from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from analysis.tokens import TokenTable, flat
 from harness.settings import Flag
 from research.probes.common import (OF_A_MODEL, Findings, Progress, policy_of, sample_batch,
-                                    share_of)
+                                    share_of_sums)
 from research.probes.credit import true_credit
 from research.probes.decided import (PARTITIONS, MeasuredAnswers, decided_table, tokens_of,
                                      write_run)
@@ -75,7 +75,7 @@ def scores_table(tokens: TokenTable, sizes: dict[str, np.ndarray]) -> Table:
     for name, size in sizes.items():
         rank = tokens.rank_in_answer(size)
         if rank.any():
-            index = share_of(tokens["problem"], squared * rank, squared)
+            index = share_of_sums(tokens["problem"], squared * rank, squared)
             rows.append([name, index])
         else:
             rows.append([name, None])

@@ -282,7 +282,7 @@ def test_top_tokens(log):
     (1.7, 1.31, 1, "same"), (0.9, 1.31, 1, "other"), (-3, -0.56, 0, "same"),
     (np.nan, 1, None, ""), (1.0, None, None, "")])
 def test_the_look(ours, theirs, border, said):
-    assert notes.look(ours, theirs, border) == said
+    assert notes.same_or_other(ours, theirs, border) == said
 
 
 def test_the_looks_of_the_tables(log):

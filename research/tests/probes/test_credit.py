@@ -13,9 +13,9 @@ from credit.measured import measured as measured_advantage
 from engine.errors import UserError
 from engine.policy import Policy
 from harness.settings import Settings
-from research.probes.common import share_of
+from research.probes.common import share_of_sums
 from research.probes.credit import squared_credit, true_credit
-from research.probes.world import TEXTS, make_world
+from research.probes.enumerated import TEXTS, make_enumerated
 
 
 class WorldPolicy(Policy):
@@ -28,7 +28,7 @@ class WorldPolicy(Policy):
 
 @pytest.fixture(scope="module")
 def measured():
-    world = make_world(seed=1, length=3)
+    world = make_enumerated(seed=1, length=3)
     s = Settings(model="world", max_new_tokens=3, questions=40, answers=40)
     vocabulary = {text: i for i, text in enumerate(TEXTS)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=TEXTS[0]))
@@ -112,7 +112,7 @@ def test_parts_are_independent_estimates(measured):
 
 def test_a_ratio_of_sums_by_hand():
     """(1 + 3) / (2 + 4); without one 3 / 4, without the other 1 / 2; error |3/4 - 1/2| / 2."""
-    found = share_of(np.array([0, 1]), np.array([1.0, 3.0]), np.array([2.0, 4.0]))
+    found = share_of_sums(np.array([0, 1]), np.array([1.0, 3.0]), np.array([2.0, 4.0]))
     assert found.value == pytest.approx(4 / 6)
     assert found.high - found.value == pytest.approx(12.7062 * 0.125, rel=1e-4)
 

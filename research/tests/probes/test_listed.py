@@ -17,6 +17,7 @@ from research.probes import change_tables, exact, listed, listed_tables
 from research.probes.change_batches import PLAIN_STEP, change_in_a_step, with_groups
 from research.probes.change_tables import live_tokens
 from research.probes.common import run_probe
+from research.probes.identities import z_score_factor
 from research.probes.listed import config_of, mean_sizes, named_models
 
 TINY = str(ROOT / "models/tiny")
@@ -37,7 +38,7 @@ def test_the_mean_size_of_an_advantage_is_that_over_all_groups():
 def test_of_right_and_wrong_answers_it_is_the_z_score_of_the_small_world():
     """The mean advantage of a right answer minus that of a wrong one."""
     wrong, right = mean_sizes(np.array([0.0, 1.0]), np.array([0.7, 0.3]), 8)
-    assert wrong + right == pytest.approx(exact.z_score_factor(0.3, 8), rel=1e-4)
+    assert wrong + right == pytest.approx(z_score_factor(0.3, 8), rel=1e-4)
     assert 0.3 * right == pytest.approx(0.7 * wrong, rel=1e-4)
 
 
@@ -120,7 +121,7 @@ def test_tables_have_a_row_for_each_model_and_kind(stage, monkeypatch):
     known = live_tokens(found.sampled, PLAIN_STEP)
     assert follows.rows[1][2].value == pytest.approx(
         np.corrcoef(known["change"], known["credit 1"])[0, 1])
-    shares = [row for row in listed_tables.sizes_table(stages).rows if row[0] == "after"]
+    shares = [row for row in listed_tables.shares_table_of_models(stages).rows if row[0] == "after"]
     assert sum(row[2] for row in shares) == pytest.approx(1)
     for kind, column, name in (("number", 3, "push"), ("number", 6, "credit 1"),
                                ("word", 6, "credit 1")):
@@ -172,7 +173,7 @@ def run(folder, *flags):
 
 def test_flags_and_folders_that_do_not_go_together_are_refused(tmp_path):
     out = tmp_path / "x"
-    assert "--length has no effect without the small world" in refusal(
+    assert "--length has no effect without the synthetic task" in refusal(
         run, out, "--model", TINY, "--length", "3")
     assert "--above has no effect without --model" in refusal(run, out, "--above", "0.01")
     assert "--answers 5 should be at least 2, at most 3" in refusal(run, out, "--answers", "5")

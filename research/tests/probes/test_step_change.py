@@ -12,13 +12,13 @@ from research.probes import change_batches, change_tables
 from research.probes.change_batches import BETTER_ONLY, PLAIN_STEP, PUSH, changes, with_groups
 from research.probes.change_tables import correlation_by_item, correlation_by_token
 from research.probes.change_worlds import cancelled
-from research.probes.common import rank_correlation, share_of
+from research.probes.common import rank_correlation, share_of_sums
 
 
 def test_a_share_and_its_jackknife():
     """Sums 1, 2, 3 of 2, 2, 6 by problem: 6 / 10; without one of them 5/8, 4/8, 3/4."""
     problem = np.array([0, 0, 1, 2])
-    found = share_of(problem, np.array([0.5, 0.5, 2, 3]), np.array([1.0, 1, 2, 6]))
+    found = share_of_sums(problem, np.array([0.5, 0.5, 2, 3]), np.array([1.0, 1, 2, 6]))
     left = np.array([5 / 8, 4 / 8, 3 / 4])
     assert found.value == pytest.approx(0.6)
     error = np.sqrt(2 / 3 * ((left - left.mean()) ** 2).sum())
