@@ -79,8 +79,8 @@ def size_by_class(known: Sums) -> Table:
             sizes = SIZES[sums[0].published]
             theirs = sizes[FILLER] / sizes[REASONING]
         ratio = old[0] / old[1]
-        rows.append([name, *old, ratio, theirs, same_or_other(ratio, theirs, 1), *new,
-                     new[0] / new[1]])
+        agrees = same_or_other(ratio, theirs, 1)
+        rows.append([name, *old, ratio, theirs, agrees, *new, new[0] / new[1]])
     formats = {"arm": "", "filler": ".3f", "reasoning": ".3f", "ratio": ".2f", "theirs": ".2f",
                "look": "", "new filler": ".3f", "new reasoning": ".3f", "new ratio": ".2f"}
     return Table("notes summary", "The notes' summary table: mean abs(A w log p) by class",

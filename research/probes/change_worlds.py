@@ -100,7 +100,8 @@ def cosine_over_tokens(world: SyntheticTask, p: Tensor, change: Tensor, credit: 
 
 
 def share_that_cancels(world: SyntheticTask, log_prob: Tensor, draws: list) -> float:
-    """The share of plain GRPO's push that cancels among equal tokens in equal contexts."""
+    """The share of plain GRPO's push that equal tokens in equal contexts cancel among each
+    other."""
     p = log_prob.exp()
     sample = world.sample(log_prob, random_numbers(world, named_arm(PLAIN), 1, draws))
     policies, answers = sample.reward.shape

@@ -67,12 +67,16 @@ def over_policies(tables: Sequence[Table], plain: str) -> Table:
             numbers.setdefault(name, []).append([*values, times])
     rows: list[Row] = []
     for name, policies in numbers.items():
-        rows.append([name, *(median_of(column) for column in zip(*policies))])
-    formats = {next(iter(tables[0].columns)): "", "bias": ".3f", "cosine": ".3f", "noise": ".2f",
-               "times": ".2f"}
-    headings = {"bias": f"bias{WITH_INTERVAL}", "cosine": f"cosine{WITH_INTERVAL}",
-                "noise": f"{SHORT}{WITH_INTERVAL}",
-                "times": f"{SHORT}, times {plain}'s{WITH_INTERVAL}"}
+        row: Row = [name]
+        for column in zip(*policies):
+            row.append(median_of(column))
+        rows.append(row)
+    formats = {next(iter(tables[0].columns)): ""}
+    headings = {"bias": "bias", "cosine": "cosine", "noise": SHORT,
+                "times": f"{SHORT}, times {plain}'s"}
+    for column, spec in (("bias", ".3f"), ("cosine", ".3f"), ("noise", ".2f"), ("times", ".2f")):
+        formats[column] = spec
+        headings[column] += WITH_INTERVAL
     return Table(tables[0].name, f"{tables[0].title}: medians of {len(tables)} policies",
                  by_row(formats, rows), "",
                  ["with 95% intervals of the median; the last ratio is taken on the same policy",
@@ -81,8 +85,8 @@ def over_policies(tables: Sequence[Table], plain: str) -> Table:
 
 def median_of(values: Collection[float]) -> Estimate:
     """The median and its 95% interval, between two of the values: the k-th from each end. The
-    median lies outside with the probability of fewer than k heads among so many coins. Fewer than 6
-    values have no interval."""
+    median lies outside with the probability of fewer than k heads among so many coins. There is no
+    interval of fewer than 6 values."""
     order, n = sorted(values), len(values)
     k = 0
     while sum(math.comb(n, heads) for heads in range(k + 1)) <= 0.025 * 2 ** n:

@@ -91,12 +91,13 @@ def phases_table(found: TokensByName) -> Table:
     for name, statistic in STATISTICS.items():
         published_1, published_2 = PUBLISHED[name]
         # of a whole training, phase 2, the problems are too many to leave out one by one
-        value = jackknife(lambda kept: statistic(phase_1.where(kept)), phase_1["problem"])
-        rows.append([name, published_1, value, published_2, float(statistic(phase_2)),
+        of_phase_1 = jackknife(lambda kept: statistic(phase_1.where(kept)), phase_1["problem"])
+        rows.append([name, published_1, of_phase_1, published_2, float(statistic(phase_2)),
                      *(float(statistic(found[control])) for control in CONTROLS)])
         if "over" in name or "above 3" in name:
             other = float(statistic(found[RANDOM_TEXT]))
-            sentences.append(f"{name}: {value.value:.3g} in phase 1, {other:.3g} for random text.")
+            sentences.append(f"{name}: {of_phase_1.value:.3g} in phase 1, {other:.3g} for random "
+                             "text.")
     formats = {"measure": "", "notes 1": "", PHASE_1: ".3g", "notes 2": "",
                PHASE_2: ".3g", **dict.fromkeys(CONTROLS, ".3g")}
     return Table("phases", "Phase 1 beside phase 2 and numbers that hold no credit",

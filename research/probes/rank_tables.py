@@ -13,7 +13,7 @@ FoundRanks = dict[tuple[str, str, int], list[dict[str, float]]]
 
 
 def energy_rank(s: torch.Tensor, share: float) -> float:
-    """The number of largest singular values that reach the share; rounding is none of them."""
+    """How many of the largest singular values reach the share; rounding is none of them."""
     return 1.0 + float((s.square().cumsum(0) / s.square().sum() < share - 1e-9).sum())
 
 
@@ -40,8 +40,8 @@ def ranks_by_size(found: FoundRanks) -> Table:
         for rank in RANKS:
             of_size = [mean_rank(found, matrix, Z, R, rank) for R in sizes]
             ones = mean_rank(found, matrix, ONES, main, rank)
-            cells = [one if R == main else one.value for R, one in zip(sizes, of_size)]
-            rows.append([f"{matrix}: {rank}", *cells, ones.value])
+            values = [e if R == main else e.value for R, e in zip(sizes, of_size)]
+            rows.append([f"{matrix}: {rank}", *values, ones.value])
             if rank in ("entropy", "stable"):
                 by_size = ", ".join(f"{e.value:.2f}" for e in of_size)
                 sentences.append(f"{rank.capitalize()} rank of {matrix} at R = "
