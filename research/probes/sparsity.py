@@ -95,11 +95,12 @@ def of_checkpoint(policy: Policy, rollouts: Rollouts, R: int) -> list[float]:
     mask, n = rollouts.mask, len(rollouts.mask) // len(rollouts.prompt_ids)
     right = rollouts.scores["answer"].view(-1, n).sum(1).long().tolist()
     alike = [(comb(k, R) + comb(n - k, R)) / comb(n, R) for k in right]
-    return [rollouts.scores["answer"].mean().item(), float(np.mean(alike)),
-            (rollouts.log_prob[mask].exp() > CONFIDENT).float().mean().item(),
-            (1 - rollouts.collision[mask]).mean().item(),
-            hoyer_of_gradient(policy, rollouts),
-            hoyer_of_gradient(policy, replace(rollouts, advantage=mask.float()))]
+    success = rollouts.scores["answer"].mean().item()
+    confident = (rollouts.log_prob[mask].exp() > CONFIDENT).float().mean().item()
+    squared_size = (1 - rollouts.collision[mask]).mean().item()
+    of_grpo = hoyer_of_gradient(policy, rollouts)
+    of_log_probs = hoyer_of_gradient(policy, replace(rollouts, advantage=mask.float()))
+    return [success, float(np.mean(alike)), confident, squared_size, of_grpo, of_log_probs]
 
 
 def hoyer_of_gradient(policy: Policy, rollouts: Rollouts) -> float:
