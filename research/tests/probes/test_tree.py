@@ -55,7 +55,7 @@ def test_what_is_decided_sums_to_the_variance_and_each_answer_counts_by_its_prob
     assert shares["number"] == pytest.approx((0.5 / 1.5, 4.5 / 15))
     by_place = decided_table(tokens, "index", WHERE).rows
     assert [row[0] for row in by_place] == ["1st", "2nd"]
-    assert [row[3] for row in by_place] == pytest.approx([9 / 15, 6 / 15])
+    assert [row[3].value for row in by_place] == pytest.approx([9 / 15, 6 / 15])
 
 
 def test_how_much_is_listed_by_hand():
