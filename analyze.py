@@ -1,4 +1,4 @@
-"""What the credit files of a run say. Reads run folders, never a model.
+"""Tables, pictures and a page from the credit files of a run. It reads run folders, never a model.
 
     python analyze.py runs/none-grpo-s0         # findings, pictures, report.html in its analysis/
     python analyze.py runs/*                    # the arms compared, paired by seed
@@ -195,7 +195,7 @@ def rewards(tally: Tally) -> Table:
 
 
 def growth(run: Run, tally: Tally) -> Table:
-    """How the run's averages developed: training in at most ten parts, a row each."""
+    """The development of the run's averages: training in at most ten parts, a row each."""
     by_step = {line["step"]: line for line in run["metrics"]}
     rows: list[Row] = []
     for blocks in np.array_split(np.arange(len(tally.blocks)), min(10, len(tally.blocks))):
@@ -262,8 +262,8 @@ def over_training(tally: Tally, folder: Path) -> Picture:
 
 
 def gradient_table(tally: Tally, partition: str) -> Table:
-    """Where the gradient went, by kind of token or by section. The last columns compare a token of
-    each with the mean of all other tokens."""
+    """The shares of the gradient, by kind of token or by section. The last columns compare a token
+    of each with the mean of all other tokens."""
     tokens, share = tally.count(partition), tally.shares(partition)
     used = np.flatnonzero(tokens)  # those that occur in this run
     names = [PARTITIONS[partition][i] for i in used]

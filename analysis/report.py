@@ -1,4 +1,4 @@
-"""What stands around the tables of analyze.py: its flags, sentences, the page, what is printed."""
+"""The surroundings of analyze.py's tables: its flags, sentences, the page, what is printed."""
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace

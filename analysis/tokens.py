@@ -45,7 +45,7 @@ class TokenTable:
 
     @property
     def problems(self) -> int:
-        """How many problems there are, numbered from 0."""
+        """The number of problems, which are numbered from 0."""
         return int(self["problem"].max()) + 1 if len(self) else 0
 
     def where(self, kept: np.ndarray | slice) -> "TokenTable":

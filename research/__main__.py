@@ -1,22 +1,23 @@
-"""What was found with the lab, and how to find it again.
+"""Experiments and probes: what was found with the lab, and the commands that find it again.
 
     python -m research board         which way of spreading credit trains the tiny model better than
                                      plain GRPO? the leaderboard
     python -m research real_board    the same question for a real model, on a laptop
-    python -m research notes         the three parts of the earlier experiment that this project
-                                     started from, made again
+    python -m research notes         experiments 1 to 3 of the earlier experiment that this project
+                                     started from
 
-These experiments consist of many training runs. You can stop them at any moment, and the same
-command continues.
+These experiments consist of many training runs. They can be stopped at any moment, and the same
+command continues them.
 
     python -m research scoreboard    which tokens decide the reward, and which weighting finds them?
-    python -m research large         the same for a model for which that takes days
-    python -m research exact         every weighting and advantage in a task whose answers can all
-                                     be listed; with --model, the exact credit of a real model
+    python -m research large         the same for a model for which that would take days
+    python -m research exact         bias and variance of every weighting and advantage, in a task
+                                     whose answers are all listed; with --model, the exact credit of
+                                     a real model's tokens
     python -m research dial          where does credit by token pay? in synthetic tasks
     python -m research law           what should it be worth there? predicted from the variance of
                                      the gradient
-    python -m research phase1        a gradient that never saw a reward, beside the contributions
+    python -m research phase1        a gradient that never saw a reward, beside A log p
     python -m research rank          has GRPO's gradient rank 2?
     python -m research sparsity      does the gradient become sparse over a training?
     python -m research baseline      when is the group's mean the best number to subtract?

@@ -41,7 +41,7 @@ class Batches:
 
 
 def orders_of(group: tuple[int, ...]) -> float:
-    """In how many orders these numbers can be drawn."""
+    """The number of orders in which these numbers can be drawn."""
     repeated = [math.factorial(count) for count in Counter(group).values()]
     return math.factorial(len(group)) / math.prod(repeated)
 
@@ -126,7 +126,8 @@ def numbers_of_all(method: ComparedMethod, task: EnumeratedTask, batches: Batche
 
 def as_loss_takes(method: ComparedMethod, numbers: torch.Tensor,
                   mask: torch.Tensor) -> torch.Tensor:
-    """What a method returned (M, G, T): 0 beyond the mask, weights of mean 1 over each batch."""
+    """A method's numbers (M, G, T) as the loss takes them: 0 beyond the mask, weights with mean 1
+    over each batch."""
     numbers = numbers.float().view(mask.shape).masked_fill(~mask, 0)
     if not method.is_weighting or method.name in NEVER_RESCALED:
         return numbers

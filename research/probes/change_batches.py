@@ -1,4 +1,4 @@
-"""How one step changes the log-probs of a batch: what `python -m research change` measures.
+"""The change of a batch's log-probs in one step: what `python -m research change` measures.
 
 A batch of a finished run is sampled again by the checkpoint before the step. From that model one
 step is made on the batch, or on a part of it, and the model is put back. The columns of a batch:

@@ -1,4 +1,4 @@
-"""What every probe needs: flags, a folder for its findings, and a way to show them.
+"""The common parts of all probes: flags, a folder for its findings, and a way to show them.
 
 A probe is a module whose docstring says what it asks, how it measures and how to read it, with two
 things; python -m research NAME runs it:
@@ -43,8 +43,7 @@ OF_A_MODEL = {
 
 @dataclass
 class Findings:
-    """What a probe has to show. The findings of its tables, a line for each idea, are its
-    summary."""
+    """The results of a probe. The findings of its tables, a line for each idea, are its summary."""
     title: str
     intro: list[str]
     tables: list[Table]
@@ -115,8 +114,8 @@ def run_of(model: Path) -> Path | None:
 
 
 def policy_of(args: SimpleNamespace) -> Policy:
-    """The model with its problems, those of its run where it is a checkpoint. A probe asks about
-    the policy itself, so at temperature 1."""
+    """The model with its problems, those of its run where it is a checkpoint. It is sampled at
+    temperature 1, because a probe asks about the policy itself."""
     chosen = {name: vars(args)[name] for name in OF_A_MODEL}
     if not args.max_new_tokens:
         del chosen["max_new_tokens"]

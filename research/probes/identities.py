@@ -1,5 +1,5 @@
-"""What theory says of the credit and the gradient in a synthetic task whose answers are all listed
-(enumerated.py): each identity with both of its sides."""
+"""Identities of theory about credit and gradient, in a synthetic task whose answers are all listed
+(enumerated.py): each with both of its sides."""
 import math
 
 import torch
@@ -46,7 +46,8 @@ def rows_of_credit(task: EnumeratedTask) -> list[Row]:
 
 def rows_of_batches(task: EnumeratedTask, batches: Batches,
                     advantage: dict[str, Tensor]) -> list[Row]:
-    """What a weight does to the mean depends on whether it looks at the token that was drawn."""
+    """The mean of the gradient with weights: it depends on whether a weight looks at the token that
+    was drawn."""
     true, which, rollouts, rloo = task.gradient, batches.which, task.rollouts, advantage["rloo"]
     G = which.shape[1]
 

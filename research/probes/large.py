@@ -117,7 +117,7 @@ def some_of_each(lists: list[list[int]], count: int, rng: random.Random) -> list
 
 
 def correlation_of_halves(measured: list[MeasuredAnswers]) -> float:
-    """How well two halves of the continuations agree about the credit of the measured tokens."""
+    """The correlation of the measured tokens' credit by two halves of the continuations."""
     halves = [part.credit.parts[:, part.rollouts.mask].view(2, 2, -1).mean(1).cpu().numpy()
               for part in measured]
     credit = np.concatenate(halves, 1)  # (2, n)

@@ -29,7 +29,7 @@ MOST_ITEMS = 8  # vocabulary items that are shown
 
 @dataclass
 class MeasuredModel:
-    """What was measured with one model."""
+    """Measurements of one model."""
     listing: Listing
     tokens: TokenTable    # of the listed answers
     sampled: TokenTable   # of the batch, those whose credit is known
@@ -55,8 +55,8 @@ def listed_model_tables(models: Models, tokenizer: Tokenizer, answers: int) -> l
 
 
 def draw_shares(models: Models, folder: Path) -> None:
-    """For each model, the shares of each kind: of the tokens, of the gradient, and that it
-    decides."""
+    """Draw a panel for each model: the share of the tokens that each kind of token has, of the
+    gradient, and the share it decides."""
     width = max(6, 1 + 3.2 * len(models))
     figure, axes = plt.subplots(1, len(models), figsize=(width, 3.6), sharey=True, squeeze=False)
     for axis, (name, one) in zip(axes[0], models.items()):

@@ -164,8 +164,8 @@ def middle_layer(policy: Policy) -> int:
 
 def gradients_of_answers(policy: Policy, rollouts: Rollouts, kinds: Kinds,
                          args: SimpleNamespace) -> tuple[Kinds, Kinds]:
-    """For each kind the Gram matrix (B, B) of the answers' gradients, and their gradients in the
-    one weight matrix (B, rows, columns)."""
+    """The Gram matrices (B, B) of the answers' gradients, one for each kind, and the gradients in
+    the one weight matrix (B, rows, columns)."""
     matrix = policy.model.model.layers[middle_layer(policy)].get_submodule(args.layer).weight
     B = len(rollouts.mask)
     grams = {kind: torch.zeros(B, B, dtype=torch.float64) for kind in kinds}

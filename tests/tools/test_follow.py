@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import ROOT, credit_columns, write_log
 
-from analysis.account import NOT_TRAINED, stages, told
+from analysis.account import NOT_TRAINED, stages, with_numbers
 from analysis.answers import answer_of, answers_of
 from analysis.runs import read_run
 from analysis.tokens import read_step
@@ -149,16 +149,17 @@ def test_the_page_puts_the_same_numbers_in(recorded, tmp_path):
     answers = answers_of(recorded, load_tokenizer(recorded), [STEP])
     assert answers[0]["stages"] == stages(run_config(recorded))
     source = (ROOT / "analysis/page.js").read_text()
-    [function] = re.findall(r"^function told\(.*?^}", source, flags=re.M | re.S)
-    (tmp_path / "told.js").write_text(function + f"""
+    [function] = re.findall(r"^function withNumbers\(.*?^}", source, flags=re.M | re.S)
+    (tmp_path / "numbers.js").write_text(function + f"""
     const answers = {json.dumps(answers)};
     console.log(JSON.stringify(answers.map(a => a.texts.map((_, t) =>
-      answers[0].stages.map(stage => told(stage[1], a, t)).filter(text => text !== null)))));""")
-    printed = subprocess.run(["node", tmp_path / "told.js"], capture_output=True, check=True)
+      answers[0].stages.map(stage => withNumbers(stage[1], a, t))
+        .filter(text => text !== null)))));""")
+    printed = subprocess.run(["node", tmp_path / "numbers.js"], capture_output=True, check=True)
     of_page = json.loads(printed.stdout)
     for answer, rows in zip(answers, of_page):
         for t, texts in enumerate(rows):
-            ours = [text for _, text, _ in told(answers[0]["stages"], answer, t)]
+            ours = [text for _, text, _ in with_numbers(answers[0]["stages"], answer, t)]
             assert [re.sub(NUMBER, "#", text) for text in texts] == [
                 re.sub(NUMBER, "#", text) for text in ours]
             assert [n for text in texts for n in numbers(text)] == pytest.approx(
