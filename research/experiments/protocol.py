@@ -114,7 +114,7 @@ def close_rates(first: dict[str, float]) -> list[str]:
     return [best, second] if first[best] - first[second] <= CLOSE else [best]
 
 
-def stages(board: Board) -> Iterator[tuple[str, list[Key]]]:
+def board_stages(board: Board) -> Iterator[tuple[str, list[Key]]]:
     """The title and the runs of each stage. What a stage has depends on the runs of those before
     it, so one is asked for when they are finished."""
     yield "learning rates", [(arm, rate, TUNED) for arm in ARMS for rate in RATES]

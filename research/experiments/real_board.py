@@ -100,7 +100,8 @@ def main(argv: list[str]) -> None:
 
 
 def at_a_time(args: SimpleNamespace) -> int:
-    """A run of a large model takes half of a laptop's memory, so by default it is alone."""
+    """How many runs are made at a time. A run of a large model takes half of a laptop's memory, so
+    by default it is alone."""
     return args.processes or 1
 
 
