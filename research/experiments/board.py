@@ -26,7 +26,8 @@ from analysis.runs import Run
 from analysis.tables import WITH_INTERVAL, Row, Table
 from engine.errors import UserError
 from harness.screen import python_command, say
-from harness.settings import Flag, make_parser, with_defaults
+from harness.flags import Flag
+from harness.parser import make_parser, with_defaults
 from research.experiments.arms import ARMS, CONTROLS, METHODS, PLAIN, SCALE
 from research.experiments.common import (FLAGS_OF_LEADERBOARD, FLAGS_OF_RUNS, end_with,
                                          from_short_form, leaderboard, list_missing,
@@ -37,7 +38,7 @@ from research.experiments.protocol import (AGAIN, COMMON, FIRST, RATES, REPORTED
                                            board_stages)
 from research.experiments.published import RESULTS, read_result
 from research.probes.common import Findings, command_of
-from tools.runs import make_runs, usable_cores
+from harness.planned import make_runs, usable_cores
 
 KEPT = RESULTS / "board.json"
 ANSWERS = 64  # to a step of every arm, but for those with larger batches

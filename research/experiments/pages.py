@@ -20,8 +20,7 @@ from pathlib import Path
 
 from analysis.statistics import Estimate
 from analysis.tables import Cell, Table, by_row, escaped, shown
-from engine.errors import UserError
-from harness.record import PROJECT
+from engine.errors import PROJECT, UserError
 from research.experiments.published import RESULTS, pages, read_result
 
 MARKED = re.compile(r"<!-- (table|text|words|source|number|interval) ((?:(?!-->).)+?) -->"

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from analysis.plots import BLUE, COLOURS, GREY, ORANGE, legend_below, plt, save, style_of
 from analysis.statistics import mean_over
-from harness.record import PROJECT
+from engine.errors import PROJECT
 from research.experiments.arms import CONTROLS, SCALE
 from research.experiments.published import RESULTS, fingerprint, read_result
 

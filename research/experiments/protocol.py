@@ -18,7 +18,7 @@ from analysis.gains import Gain, gain_over, gains, mean_success
 from analysis.runs import Run
 from research.experiments.arms import ARMS, METHODS, PLAIN, placebos
 from research.experiments.common import finished_run
-from tools.runs import PlannedRun
+from harness.planned import PlannedRun
 
 RATES = ("1.25e-4", "2.5e-4", "5e-4")
 TUNED, TUNED_TOO, CLOSE = 100, 101, 0.01

@@ -26,7 +26,8 @@ from analysis.statistics import Estimate, mean_over
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row, shown
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
-from harness.settings import Flag, flags_of, make_parser
+from harness.flags import Flag, flags_of
+from harness.parser import make_parser
 from research.dial.arms import PLAIN, TRUE, Arm, named_arm
 from research.dial.task import TaskSpec
 from research.dial.training import train_policies

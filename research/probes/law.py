@@ -36,7 +36,7 @@ import torch
 from analysis.tables import Row, Table, by_row
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
-from harness.settings import Flag
+from harness.flags import Flag
 from research.dial.arms import EXACT, PLAIN, TRUE, Arm, named_arm
 from research.dial.task import SyntheticTask, TaskSpec
 from research.dial.training import AdamWOfRows, batch_gradients
