@@ -1,17 +1,17 @@
-// The viewer: a slider through the run; at each stop what it answered to a few held-out problems,
-// and panes with one training answer at a time, its tokens shaded by a number. What a model wrote
-// is put in as text, never as HTML.
+// The viewer: a slider through the run; at each stop the answers to a few held-out problems, and
+// panes with one training answer at a time, its tokens shaded by a number. What a model wrote is put
+// in as text, never as HTML.
 const $ = id => document.getElementById(id);
 const { answers, evaluations, SECTIONS, KINDS, TAG, MEANING } = JSON.parse($('data').textContent);
 const STAGES = answers[0]?.stages ?? [];
-const quantities = Object.keys(answers[0]?.values ?? {})  // those that are known of any token
+const quantities = Object.keys(answers[0]?.values ?? {})  // those that are known for some token
   .filter(name => answers.some(answer => answer.values[name].some(value => value !== null)));
 const stops = [...new Set([...evaluations, ...answers].map(line => line.step))]
   .sort((a, b) => a - b);
-const SIDES = ['given', 'became'];  // of the switch
+const SIDES = ['push', 'change'];  // the two sides of the switch
 const BLUE = 'var(--blue)', ORANGE = 'var(--orange)', YELLOW = 'var(--yellow)';
 
-// Of lines with a step; the earlier of two.
+// The line whose step is nearest to this one; the earlier of two.
 function nearest(lines, step) {
   const away = line => Math.abs(line.step - step);
   return lines.reduce((a, b) => away(b) < away(a) ? b : a);
@@ -24,14 +24,14 @@ function element(tag, name, ...children) {
   return made;
 }
 
-// The full colour: the largest on this page.
+// The number that has the full colour: the largest one on this page.
 const limit = {};
 for (const name of quantities) {
   const values = answers.flatMap(answer => answer.values[name]);
   limit[name] = values.reduce((most, value) => Math.max(most, Math.abs(value ?? 0)), 0) || 1;
 }
 
-// By the square root: so small numbers can be seen beside the largest, and all are told apart.
+// The square root makes small numbers visible beside the largest.
 function strength(share) {
   return (0.8 * Math.sqrt(share)).toFixed(3);
 }
@@ -48,8 +48,8 @@ function tokenSpan(text, title, colour, name = '') {
   return span;
 }
 
-// Held-out answers get no gradient: 1 - p says how unsure the model was of a token.
-function toldAnswer(shown) {
+// Held-out answers get no gradient: 1 - p says how uncertain the model was about a token.
+function heldOutAnswer(shown) {
   const is = shown.answer ? 'right' : 'wrong';
   const tokens = shown.texts.map((text, t) => {
     const p = Math.exp(shown.log_prob[t]);
@@ -59,28 +59,32 @@ function toldAnswer(shown) {
                  element('div', 'tokens', ...tokens));
 }
 
-function tellHeldOut(evaluation) {
+function showHeldOut(evaluation) {
   const time = evaluation.step ? `at step ${evaluation.step}` : 'before training';
   $('held-out').textContent = `Held-out problems ${time}: `
-    + `${(100 * evaluation.success).toFixed(1)}% solved, ${evaluation.mode}. Some of them`
-    + (evaluation.step ? ', at the first evaluation (left) and now' : '')
-    + "; the stronger a token's colour, the less sure the model was of it.";
+    + `${(100 * evaluation.success).toFixed(1)}% were solved by ${evaluation.mode} answers. `
+    + `Here are some of them${evaluation.step ? ', at the first evaluation (left) and now' : ''}. `
+    + "The stronger a token's colour, the less certain the model was of it.";
   const before = evaluations.find(line => line.mode === evaluation.mode);
-  $('told').replaceChildren(...evaluation.shown.map((shown, i) => evaluation === before
-    ? toldAnswer(shown) : element('div', 'pair', toldAnswer(before.shown[i]), toldAnswer(shown))));
+  const answers = evaluation.shown.map((shown, i) => {
+    const now = heldOutAnswer(shown);
+    return evaluation === before ? now
+      : element('div', 'pair', heldOutAnswer(before.shown[i]), now);
+  });
+  $('held-out-answers').replaceChildren(...answers);
 }
 
-// A step is a batch of answers; another trainer numbers its updates.
+// A step is a batch of answers here; another trainer may number its updates.
 function named(step) {
   const own = answers.find(answer => answer.step === step)?.own_step ?? step;
   return own === step ? `step ${step}` : `step ${step} (${own} of the trainer)`;
 }
 
-// All that stands at a stop of the slider.
+// Everything that is shown at a stop of the slider.
 function show(step) {
   $('step').textContent = $('stop').ariaValueText = `${named(step)} of ${stops.at(-1)}`;
   $('mark')?.style.setProperty('--at', step);
-  if (evaluations.length) tellHeldOut(nearest(evaluations, step));
+  if (evaluations.length) showHeldOut(nearest(evaluations, step));
   for (const pane of panes) pane.choose(nearest(answers, step).step);
   if (panes.length && stops.length > 1)
     $('answers-title').textContent = `Training answers of ${named(panes[0].step)}, token by token`;
@@ -94,9 +98,9 @@ function stopOfAddress() {
   show(step);
 }
 
-// A line of a token's account with its numbers put in, as told() in account.py does it; null if one
-// of them is not known.
-function told(text, answer, t) {
+// A line of a token's account with its numbers put in, as with_numbers() in account.py does it; null
+// if a number is not known.
+function withNumbers(text, answer, t) {
   const known = { ...answer.account, ...answer.values }, used = [];
   const filled = text.replace(/\[\[(.+?)\]\]/g, (_, name) => {
     used.push(Array.isArray(known[name]) ? known[name][t] : known[name] ?? null);
@@ -105,13 +109,13 @@ function told(text, answer, t) {
   return used.includes(null) ? null : filled;
 }
 
-// What a reader wants to know first: the reward, and what the others got.
+// What a reader wants to know first: the reward, and the rewards of the other answers.
 function verdict(answer) {
   const solved = answer.answer === null ? '' : answer.answer > 0 ? ': solved' : ': not solved';
-  const cut = answer.finished ? '' : ', cut off by the limit';
+  const cut = answer.finished ? '' : ', cut off by the limit on tokens';
   if (answer.reward === null) return `Reward unknown${cut}.`;
   return `Reward ${answer.reward}${solved}${cut}. The ${answer.account.answers} answers to this `
-    + `problem got ${answer.account.mean.toPrecision(2)} on average.`;
+    + `problem have a mean reward of ${answer.account.mean.toPrecision(2)}.`;
 }
 
 class Pane {
@@ -154,10 +158,10 @@ class Pane {
     this.part('previous').disabled = this.at <= 0;
     this.part('next').disabled = this.at >= this.shown.length - 1;
     if (!answer) {
-      this.part('place').textContent = 'There is none among those of this step on the page.';
+      this.part('position').textContent = 'This page has no such answer of this step.';
       return;
     }
-    this.part('place').textContent = `${verdict(answer)} (${this.at + 1} of ${this.shown.length})`;
+    this.part('position').textContent = `${verdict(answer)} (${this.at + 1} of ${this.shown.length})`;
     this.spans = answer.texts.map((text, t) => {
       const value = answer.values[name][t];
       return tokenSpan(text, `${name} ${value ?? 'unknown'}`, shade(value, limit[name]),
@@ -166,7 +170,7 @@ class Pane {
     this.part('tokens').append(...this.spans);
   }
 
-  // The account of token t, if there is one.
+  // Show the account of token t, if there is one.
   follow(t) {
     if (!this.spans[t]) return;
     this.spans[this.token]?.classList.remove('chosen');
@@ -179,11 +183,11 @@ class Pane {
       `In ${named(answer.step)}, answer ${answer.episode}, token ${t}, `
       + `${JSON.stringify(answer.texts[t])}: ${KINDS[answer.kind[t]]} in `
       + SECTIONS[answer.section[t]];
-    for (const [label, text, place] of STAGES) {
-      const line = told(text, answer, t);
+    for (const [label, text, computedBy] of STAGES) {
+      const line = withNumbers(text, answer, t);
       if (line === null) continue;
       const row = account.insertRow(), where = document.createElement('code');
-      where.textContent = place;
+      where.textContent = computedBy;
       row.insertCell().textContent = label;
       row.insertCell().append(line, document.createElement('br'), where);
     }
@@ -212,11 +216,11 @@ function drawKey() {
   $('least').textContent = `-${most}`;
   const same = answers.every(answer => new Set(answer.values[name]).size < 2);
   $('meaning').textContent = `The stronger a token's colour, ${MEANING[name]}.`
-    + (same ? ' Here all tokens of an answer have the same.' : '');
+    + (same ? ' Here all tokens of an answer have the same number.' : '');
 }
 
 for (const name of quantities) $('quantity').add(new Option(name));
-// A solved answer beside one that is not: what the reward tells apart.
+// A solved answer beside one that is not solved.
 const rewards = answers.some(answer => answer.answer > 0) ? ['solved', 'not solved'] : ['all'];
 const panes = answers.length ? rewards.map(reward => new Pane(reward)) : [];
 $('quantity').onchange = () => {
@@ -227,7 +231,7 @@ for (const side of SIDES) $(side).onclick = () => {
   $('quantity').value = side;
   $('quantity').onchange();
 };
-$('switch').hidden = !quantities.includes('became');
+$('switch').hidden = !quantities.includes('change');
 $('stop').max = stops.length - 1;
 $('stop').oninput = () => show(stops[$('stop').value]);
 $('watch-title').hidden = $('slide').hidden = $('how').hidden = stops.length < 2;
