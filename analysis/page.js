@@ -8,7 +8,7 @@ const quantities = Object.keys(answers[0]?.values ?? {})  // those that are know
   .filter(name => answers.some(answer => answer.values[name].some(value => value !== null)));
 const stops = [...new Set([...evaluations, ...answers].map(line => line.step))]
   .sort((a, b) => a - b);
-const SIDES = ['given', 'became'];  // of the switch
+const SIDES = ['push', 'change'];  // of the switch
 const BLUE = 'var(--blue)', ORANGE = 'var(--orange)', YELLOW = 'var(--yellow)';
 
 // Of lines with a step; the earlier of two.
@@ -227,7 +227,7 @@ for (const side of SIDES) $(side).onclick = () => {
   $('quantity').value = side;
   $('quantity').onchange();
 };
-$('switch').hidden = !quantities.includes('became');
+$('switch').hidden = !quantities.includes('change');
 $('stop').max = stops.length - 1;
 $('stop').oninput = () => show(stops[$('stop').value]);
 $('watch-title').hidden = $('slide').hidden = $('how').hidden = stops.length < 2;

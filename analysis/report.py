@@ -1,4 +1,4 @@
-"""Around the tables of analyze.py: its flags, sentences, the page, what is printed."""
+"""What stands around the tables of analyze.py: its flags, sentences, the page, what is printed."""
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,26 +12,29 @@ from harness.record import Json
 from harness.screen import change, show_status
 from harness.settings import OPTIONS, Flag, make_parser, with_defaults
 
-GRADIENT, NOTES = "Where the gradient went", "The notes' tables"  # chapters of the page
+TRAINING = "What training changed"  # these three are the chapters of a run's page
+GRADIENT = "Where the gradient went"
+NOTES = "The earlier experiment's tables"
 LEGENDS = {GRADIENT: [
-    "A is the advantage of a token, w its weight, p its probability, s = norm(onehot - p) the size "
-    "of the gradient of log p at the logits. The gradient of a token has the size abs(A) w s; "
-    "shares are of summed sizes, directions do not enter. What --loss_norm sequence, a KL term, "
-    "clipping and later epochs do to the loss is not in it.",
-    "Intervals: over this run's groups. They do not cover seed-to-seed variation."], NOTES: [
-    "The notes are those of an earlier experiment (github.com/Ja-Crispy/GRPO-Zero): Qwen2.5-0.5B, "
-    "100 steps of Countdown, 303,042 tokens. They called A log p the contribution of a token and "
-    "took it for its gradient; the gradient has the size abs(A) w s, which stands beside it. The "
-    "notes' figures are of that run. Same: within a quarter of theirs, or as a table says."]}
-PLACES = {  # the table of the page that a picture stands below; two others have their own place
+    "A is the advantage of a token, w its weight, p its probability, and s = norm(onehot - p) the "
+    "size of the gradient of log p at the logits. The gradient's size at the logits is abs(A) w s. "
+    "Shares are of summed sizes: directions do not enter. What --loss_norm sequence, a KL term, "
+    "clipping and later epochs do to the loss is not included.",
+    "Intervals are over this run's groups. They do not cover seed-to-seed variation."], NOTES: [
+    "The earlier experiment (github.com/Ja-Crispy/GRPO-Zero) trained Qwen2.5-0.5B for 100 steps of "
+    "Countdown, with 303,042 tokens. Its notes called A log p the contribution of a token and took "
+    "it for the token's gradient. The gradient's size at the logits is abs(A) w s, which stands "
+    "beside it. The published figures are those of that run. Ours is the same if it lies within a "
+    "quarter of the published figure, or as a table says."]}
+PICTURE_BELOW = {  # table: the picture below it; two other pictures stand elsewhere on the page
     "growth": "over_training", "gradient by position": "position", "notes bins": "notes",
     "arms": "learning_curves"}
 FLAGS = {
     "output_dir": Flag(None, "folder for pictures and report.html; by default analysis/ in the "
                        "run, or comparison/ beside the runs"),
     "baseline": Flag(None, "the arm that the others are compared with (default: plain GRPO)"),
-    "notes": Flag(False, "print the tables of the notes that this lab began with"),
-    "all": Flag(False, "print every table, not only findings")}
+    "notes": Flag(False, "print the tables of the earlier experiment that this lab began with"),
+    "all": Flag(False, "print every table, those of the earlier experiment among them")}
 
 
 def read_flags(argv: list[str], description: str) -> SimpleNamespace:
@@ -46,15 +49,16 @@ def read_flags(argv: list[str], description: str) -> SimpleNamespace:
 
 def compared(runs: list[Run]) -> str:
     config, lines = runs[0]["config"], runs[0]["evaluations"]
-    success = (f"Held-out success is that on the same {len(lines[0]['answer']):,} problems, which "
-               "none of the runs trained on." if lines
-               else "They were not evaluated on held-out problems.")
+    success = "They were not evaluated on held-out problems."
+    if lines:
+        success = (f"Held-out success is that on the same {len(lines[0]['answer']):,} problems, "
+                   "which none of the runs trained on.")
     return (f"{len(runs)} runs of {config['model']}, {config['steps']} steps. "
             f"{task_in_words(config)}. {success}")
 
 
 def task_in_words(config: Mapping[str, object]) -> str:
-    """A task says what a right answer is in its `solved`."""
+    """A sentence that says which task a run has, and what solves one of its problems."""
     if {"imported", "trainer"} & config.keys():
         return "A run of another program"
     means = getattr(task_of(config), "solved", "the score that its task calls answer is 1")
@@ -74,7 +78,7 @@ def opening(run: Run) -> list[str]:
         sentences.append(f"{lines[0]['mode'].capitalize()} answers solved "
                          f"{change(lines[0], lines[-1])}.")
     if not run["steps"]:
-        sentences.append("There are no credit files, so nothing is known of single tokens.")
+        sentences.append("There are no credit files, so nothing is known about single tokens.")
     return sentences
 
 
@@ -93,7 +97,7 @@ def describe(run: Run, tally: Tally | None) -> str:
                  f"{tally.groups:,} problems, steps {tally.steps[0]} to {tally.steps[-1]}")
     sampled, on_record = config.get("temperature", 1), config.get("columns_temperature", 1)
     if on_record is None:
-        text += "; of which temperature log p, entropy and s are, its files do not say"
+        text += "; its files do not say at which temperature log p, entropy and s were computed"
     elif not sampled == on_record == 1:
         text += (f"; sampled at temperature {sampled}; log p, entropy and s are those of "
                  f"temperature {on_record}")
@@ -102,10 +106,11 @@ def describe(run: Run, tally: Tally | None) -> str:
 
 def run_page(sentences: list[str], findings: list[str], chapters: dict[str, list[Table]],
              pictures: list[Picture]) -> list[str]:
-    """What the run did, step by step; where the gradient went. Then the other tables, folded."""
+    """The body of a run's page: what the run did, step by step, and where the gradient went; then
+    the other tables, folded."""
     figures, others = figures_of(pictures), dict(chapters)
-    method, description, *told = sentences
-    body = [paragraphs([method]), paragraphs(told, "lead"), paragraphs([description], "note"),
+    task, description, *outcome = sentences
+    body = [paragraphs([task]), paragraphs(outcome, "lead"), paragraphs([description], "note"),
             viewer(figures.get("learning_curve", ""))]
     if "credit_by_kind" in figures:
         tables = chapter_body(GRADIENT, others.pop(GRADIENT), figures)
@@ -117,7 +122,8 @@ def run_page(sentences: list[str], findings: list[str], chapters: dict[str, list
 
 def comparison_page(intro: list[str], chapters: dict[str, list[Table]],
                     pictures: Sequence[Picture]) -> list[str]:
-    """Which arm is better, with the curves; then the other tables, folded."""
+    """The body of a comparison's page: which arm is better, with the curves; then the other tables,
+    folded."""
     figures, ((_, first), *others) = figures_of(pictures), chapters.items()
     return [paragraphs(intro), *chapter_body("", first, figures),
             *folded_chapters(dict(others), figures)]
@@ -133,13 +139,16 @@ def folded_chapters(chapters: dict[str, list[Table]], figures: dict[str, str]) -
 
 
 def chapter_body(title: str, tables: list[Table], figures: dict[str, str]) -> list[str]:
-    return [paragraphs(LEGENDS.get(title, []), "note"),
-            *(section_of(table, figures.get(PLACES.get(table.name, ""), "")) for table in tables)]
+    body = [paragraphs(LEGENDS.get(title, []), "note")]
+    for table in tables:
+        picture = PICTURE_BELOW.get(table.name, "")
+        body.append(section_of(table, figures.get(picture, "")))
+    return body
 
 
-def tell(texts: list[str], first: list[Table], chapters: dict[str, list[Table]], folder: Path,
-         with_all: bool) -> None:
-    """Print what is said and the tables that come first, or all; and what lies in the folder."""
+def print_report(texts: list[str], first: list[Table], chapters: dict[str, list[Table]],
+                 folder: Path, with_all: bool) -> None:
+    """Print the texts, and the first tables or all of them; then say where the page lies."""
     show_status("")
     if with_all:
         show(texts, [])

@@ -59,6 +59,7 @@ def plain_rows(folder, files):
                         "id": token, "text": tokenizer.decode([token], skip_special_tokens=False)}
                 row["s"] = (1 - 2 * np.exp(row["log_prob"]) + row["collision"]) ** 0.5
                 row["gradient"] = row["advantage"] * row["weight"] * row["s"]
+                row["push"] = row["gradient"] * row["s"]
                 row |= {f"abs {name}": abs(row[name]) for name in ("advantage", "gradient")}
                 rows.append({**row, "middle": (row["position"] + 0.5) / row["length"]})
     return rows

@@ -12,13 +12,13 @@ from logs import plain_rows, random_log, rows_in
 import analyze
 from analysis.notes import Notes
 from analysis.tally import Tally
-from analysis import answers, report, tally
+from analysis import answers, report, tokens
 from analysis.runs import read_run
 
 
 def test_one_step_at_a_time(tmp_path, monkeypatch):
     """What was read for one step is gone before the next is read."""
-    alive, read_columns = [], tally.read_columns
+    alive, read_columns = [], tokens.read_columns
 
     def watched(*args):
         assert not any(reference() is not None for reference in alive)
@@ -26,7 +26,7 @@ def test_one_step_at_a_time(tmp_path, monkeypatch):
         alive.append(weakref.ref(columns["log_prob"]))
         return columns
 
-    monkeypatch.setattr(tally, "read_columns", watched)
+    monkeypatch.setattr(tokens, "read_columns", watched)
     folder, _ = random_log(tmp_path / "run", steps=4)
     Notes(read_run(folder), Tally(folder))
     assert len(alive) == 8
@@ -124,7 +124,7 @@ def test_the_page_holds_the_answers_and_refers_to_nothing_outside(tmp_path, monk
         assert e["reward"] == pytest.approx(files[e["step"]]["reward"][e["episode"]])
         for shown, name in {"gradient size": "abs gradient", "log-prob": "log_prob",
                             "advantage": "advantage", "weight": "weight",
-                            "entropy": "entropy"}.items():
+                            "entropy": "entropy", "push": "push"}.items():
             expected = [row[name] for row in tokens]
             assert e["values"].pop(shown) == pytest.approx(expected, rel=2e-3, abs=1e-6)
         assert not e["values"]  # no true credit
@@ -134,7 +134,8 @@ def test_the_page_holds_the_answers_and_refers_to_nothing_outside(tmp_path, monk
     ({}, ""), ({"temperature": 0.8}, "at temperature 0.8; log p, entropy and s are those of "
                                      "temperature 1"),
     ({"temperature": 0.8, "columns_temperature": 0.8}, "and s are those of temperature 0.8"),
-    ({"columns_temperature": None}, "temperature log p, entropy and s are, its files do not say")])
+    ({"columns_temperature": None}, "its files do not say at which temperature log p, entropy and "
+                                    "s were computed")])
 def test_the_temperature_is_that_which_the_columns_are_at(known, said):
     """Whoever writes a record says it; without a word it is 1."""
     text = report.describe({"folder": "x", "config": {"mitigation": "none", **known}}, None)

@@ -69,7 +69,7 @@ def main(argv: list[str]) -> None:
     rollouts, weight, metrics = weighed(folder, step, settings)
     print(headline(folder, rollouts, settings, metrics))
     print("\n".join(f"  {line}" for line in about_weights(rollouts, weight)))
-    groups = groups_in_order({"group": rollouts.group.numpy(), "reward": rollouts.reward.numpy()})
+    groups = groups_in_order(rollouts.group.numpy(), rollouts.reward.numpy())
     answers = np.concatenate(groups)[:flags.show].tolist()
     show_answers(rollouts, weight, load_tokenizer(folder), answers)
 

@@ -59,10 +59,10 @@ def test_groups_without_advantages_do_not_make_intervals_narrower(tmp_path):
         assert {row["difference"] for row in tables[name]} == {"too few"}, name
 
 
-def test_the_share_of_the_noise_by_hand(tmp_path):
+def test_the_share_of_the_squares_by_hand(tmp_path):
     """Two words of weight 1 and a number of weight 2, s alike: sizes 1 + 1 and 2, squares 1 + 1
     and 4."""
     columns = credit_columns([3], [0], kind=[0, 0, 2], weight=[1, 1, 2])
     word, number = tables_of(write_log(tmp_path / "x", {1: columns}))["gradient by kind"]
     assert (word["gradient"], number["gradient"]) == pytest.approx((1 / 2, 1 / 2))
-    assert (word["noise"], number["noise"]) == pytest.approx((1 / 3, 2 / 3))
+    assert (word["squares"], number["squares"]) == pytest.approx((1 / 3, 2 / 3))

@@ -1,4 +1,5 @@
-"""The notes' tables: every number again from the tokens one by one, and small ones by hand."""
+"""The earlier experiment's tables: every number again from the tokens one by one, and small ones by
+hand."""
 import statistics
 
 import numpy as np
@@ -11,6 +12,7 @@ from analysis import notes, notes_compared, notes_tables
 from analysis.runs import read_run
 from analysis.statistics import Estimate
 from analysis.tally import Tally
+from analysis.tokens import StepRecord, TokenTable
 
 UNITS = {"contribution": "old", "gradient": "new"}
 
@@ -42,7 +44,7 @@ def log(tmp_path_factory):
         np.savez_compressed(folder / f"credit/step_{step:06d}.npz", **columns)
     rows = with_the_notes_columns(plain_rows(folder, files))
     found = notes_of(folder)
-    return rows, found, by_name(notes_tables.tables_of(found))
+    return rows, found, by_name(notes_tables.notes_tables(found))
 
 
 def sizes(rows, name):
@@ -89,7 +91,7 @@ def test_by_the_sign_of_advantage_and_of_normalised_reward(log):
             mean(sizes(part, "gradient"))])
 
 
-def t_by_place(rows, unit, fewest):
+def t_by_position(rows, unit, fewest):
     found = []
     for place in range(max(row["length"] for row in rows)):
         values = np.array([row[unit] for row in rows if row["position"] == place])
@@ -99,15 +101,15 @@ def t_by_place(rows, unit, fewest):
     return np.array(found)
 
 
-def test_t_of_places(log):
+def test_t_of_positions(log):
     rows, _, tables = log
     for fewest in (2, 30):
         table = [row for row in tables["notes t"] if row["fewest"].startswith(f"{fewest} (")]
         for unit, column in UNITS.items():
-            t = t_by_place(rows, unit, fewest)
+            t = t_by_position(rows, unit, fewest)
             assert [row[column] for row in table] == close(
                 [(t > 3).mean(), (t < 1.5).mean(), t.mean()])
-            assert f"({len(t)} places)" in table[0]["fewest"]
+            assert f"({len(t)} positions)" in table[0]["fewest"]
 
 
 def test_t_by_hand(tmp_path):
@@ -142,11 +144,13 @@ def test_a_shuffled_advantage_keeps_its_share_of_the_length():
     shuffle each has its own or both change."""
     class Pair:
         longest, over, rng = 4, np.zeros((30, 2, 2, 4)), np.random.default_rng(0)
-    tokens = {"group": np.array([0, 0]), "length": np.array([2, 4]),
-              "answer": np.repeat([0, 1], [2, 4]), "place": np.array([0, 1, 0, 1, 2, 3]),
-              "episode_start": np.array([0, 2]), "advantage": np.array([5.0, 7, 1, 2, 3, 4]),
-              "weight": np.ones(6), "log_prob": np.array([0.0, 0, 1, 1, 1, 1]), "s": np.ones(6)}
-    notes.Notes.add_draws(Pair, tokens)
+    tokens = TokenTable({
+        "problem": np.zeros(6, int), "answer": np.repeat([0, 1], [2, 4]),
+        "position": np.array([0, 1, 0, 1, 2, 3]), "advantage": np.array([5.0, 7, 1, 2, 3, 4]),
+        "weight": np.ones(6), "log_prob": np.array([0.0, 0, 1, 1, 1, 1]), "s": np.ones(6)})
+    answers = {"group": np.array([0, 0]), "length": np.array([2, 4]),
+               "episode_start": np.array([0, 2])}
+    notes.Notes.add_draws(Pair, StepRecord(1, 1, tokens, answers, []))
     assert Pair.over[0, 0, 0].tolist() == [1, 2, 3, 4]
     drawn = {tuple(sums) for sums in Pair.over[:, 0, 0].tolist()}
     assert drawn == {(1, 2, 3, 4), (5, 5, 7, 7)}
@@ -248,8 +252,8 @@ def test_filler_over_reasoning(log):
 def test_the_notes_own_figures_follow_from_their_tables():
     """1.24 at like places and 1.48 at like classes, from their counts; their 1.31, 1.13, 1.63."""
     counts = [56173, 41634, 44111, 26507, 36985, 7016, 18880, 16635, 34007, 21094, *[0] * 5]
-    fifths = notes_tables.FIFTHS[1.0]
-    ratio = notes_tables.at_like_places(np.array(counts),
+    fifths = notes_tables.SIZE_OF_FIFTHS[1.0]
+    ratio = notes_tables.at_like_positions(np.array(counts),
                                  np.array([*fifths["filler"], *fifths["reasoning"], *[np.nan] * 5]))
     assert ratio == pytest.approx(1.24, abs=0.005)
     early_over_late = notes_tables.at_like_classes(np.array(counts), np.array(
@@ -319,7 +323,7 @@ def test_pictures_show_what_the_tables_say(log, tmp_path, monkeypatch):
     rows, found, tables = log
     kept = []
     monkeypatch.setattr(notes_tables, "save", lambda figure, *_: kept.append(figure))
-    notes_tables.draw(found, tmp_path)
+    notes_tables.draw_notes(found, tmp_path)
     bars, histogram, cloud, classes, _ = kept[0].axes
     whole = mean(sizes(rows, "contribution"))
     assert [bar.get_height() for bar in bars.patches[:10]] == close(
@@ -381,8 +385,9 @@ def test_the_flag_prints_the_notes_tables_alone(tmp_path, capsys):
     assert printed.count("\n## ") == 9 and "Over training" not in printed
     assert max(len(line) for line in printed.splitlines() if str(tmp_path) not in line) <= 100
     page = (folder / "analysis/report.html").read_text()
-    assert "<details id=the-notes-tables>" in page and "alt=\"The notes&#x27; pictures" in page
+    assert "<details id=the-earlier-experiment-s-tables>" in page
+    assert "alt=\"The earlier experiment&#x27;s pictures" in page
     folders = make(tmp_path, {"a": (0.5, {}), "b": (0.2, {"mitigation": "random"})}, seeds=2)
     analyze.main([*folders, "--notes", "--output_dir", str(tmp_path / "both")])
     assert capsys.readouterr().out.count("\n## ") == 3
-    assert "id=the-notes-tables" in (tmp_path / "both/report.html").read_text()
+    assert "id=the-earlier-experiment-s-tables" in (tmp_path / "both/report.html").read_text()

@@ -95,4 +95,4 @@ def test_a_share_of_the_gradient_has_an_interval_over_groups(tmp_path):
     assert found.high - found.value == pytest.approx(2.5706 * 0.03578, rel=1e-3)
     few = Tally(write_log(tmp_path / "few", {1: credit_columns([1] * 5, list(range(5)))}))
     assert np.isnan(few.share("kind", 0).low)
-    assert "Too few groups" in analyze.class_gradients(few, "kind").finding
+    assert "Too few groups" in analyze.gradient_table(few, "kind").finding
