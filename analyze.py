@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 
 from analysis import report
 from analysis.answers import Answer, answers_of
 from analysis.change import CREDIT, SIZES, change_table, known
 from analysis.page import Picture, write_page
-from analysis.plots import BLUE, COLOURS, GREY, ORANGE, legend_below, save, whole_steps
+from analysis.plots import (COLOURS, GREY, OF_CHANGE, OF_CREDIT, OF_GRADIENT, OF_PUSH, OF_TOKENS,
+                            Style, legend_below, save, whole_steps)
 from analysis.runs import Run, evaluations, read_runs
 from analysis.statistics import mean_over, paired_difference
 from analysis.tables import NOTHING, Columns, Row, Table, by_row
@@ -43,7 +45,8 @@ REST_WORDS = {  # full headings of columns
     "abs(A) w s": "mean abs(A) w s", "abs(A)": "mean abs(A)", "s": "mean s",
     "over rest": "over all other tokens", "95%": "95% interval"}
 AXES = ("kind", "section", "position")
-CURVES = (("sampled", BLUE), ("greedy", ORANGE))  # modes of evaluations, with their colours
+CURVES: dict[str, Style] = {  # the lines of an evaluation's modes
+    "sampled": {"color": "black", "ls": "-"}, "greedy": {"color": "black", "ls": "--"}}
 
 
 def main(argv: list[str]) -> None:
@@ -78,16 +81,18 @@ def analyze_run(run: Run, folder: Path, with_all: bool, notes_alone: bool = Fals
     by_name = {table.name: table for tables in chapters.values() for table in tables}
     description = report.describe(run, tally)
     sentences = [f"{report.task_in_words(run['config'])}.", description, *report.opening(run)]
-    found = [by_name[name].finding for name in FINDINGS if name in by_name]
-    findings = [text for text in found if text != NOTHING] or found[:1]
+    found = {name: by_name[name].finding for name in FINDINGS if name in by_name}
+    findings = {name: text for name, text in found.items() if text != NOTHING}
+    if not findings:
+        findings = dict(list(found.items())[:1])
     page = report.run_page(sentences, findings, chapters, pictures)
-    write_page(folder / "report.html", run["folder"].name, page, answers, with_answers(run))
+    write_page(folder / "report.html", report.title_of(run), page, answers, with_answers(run))
     if notes_alone:
         of_notes = {title: tables for title, tables in chapters.items() if title == report.NOTES}
         report.print_report([description], [], of_notes, folder, with_all=True)
     else:
         first = [by_name[name] for name in IN_SHORT if name in by_name]
-        report.print_report([*sentences, *findings], first, chapters, folder, with_all)
+        report.print_report([*sentences, *findings.values()], first, chapters, folder, with_all)
 
 
 def earlier_experiment(run: Run, tally: Tally, folder: Path) -> tuple[list[Table], list[Picture]]:
@@ -109,7 +114,7 @@ def with_answers(run: Run) -> list[Json]:
 
 def run_chapters(run: Run, tally: Tally | None) -> dict[str, list[Table]]:
     of_training, of_gradient = list[Table](), list[Table]()
-    if any(len(evaluations(run, mode)) > 1 for mode, _ in CURVES):
+    if any(len(evaluations(run, mode)) > 1 for mode in CURVES):
         of_training.append(gains(run))
     if tally is None:
         return {report.TRAINING: of_training}
@@ -126,11 +131,13 @@ def run_chapters(run: Run, tally: Tally | None) -> dict[str, list[Table]]:
 
 
 def draw_run(run: Run, tally: Tally | None, folder: Path) -> list[Picture]:
-    points = max(len(run["metrics"]), *(len(evaluations(run, mode)) for mode, _ in CURVES))
+    points = max(len(run["metrics"]), *(len(evaluations(run, mode)) for mode in CURVES))
     pictures = [learning_curve(run, folder)] if points > 1 else []
     if tally and tally.total("all", "abs gradient")[0] > 0:
         if tally.has_cells("kind"):
-            pictures.append(shares_by_kind(tally, folder))
+            pictures.append(gradient_by_kind(tally, folder))
+            if tally.steps_with_change:
+                pictures.append(change_by_kind(tally, folder))
             if len(tally.blocks) > 1:
                 pictures.append(over_training(tally, folder))
         pictures.append(position_bars(tally, folder))
@@ -140,7 +147,7 @@ def draw_run(run: Run, tally: Tally | None, folder: Path) -> list[Picture]:
 def gains(run: Run) -> Table:
     """Held-out success at the start and at the end, paired: the problems are the same."""
     rows: list[Row] = []
-    for mode, _ in CURVES:
+    for mode in CURVES:
         lines = evaluations(run, mode)
         if len(lines) < 2:
             continue
@@ -164,13 +171,12 @@ def learning_curve(run: Run, folder: Path) -> Picture:
              if line["success"] is not None]
     if known:
         axis.plot(*zip(*known), color=GREY, lw=1.0, label="in training")
-    for mode, colour in CURVES:
+    for mode, style in CURVES.items():
         if lines := evaluations(run, mode):
             success = np.array([line["success"] for line in lines])
             bounds = np.array([[line["success_low"], line["success_high"]] for line in lines])
             axis.errorbar([line["step"] for line in lines], success, np.abs(bounds.T - success),
-                          color=colour, marker="o", ms=3, lw=1.4, capsize=2,
-                          label=f"held-out, {mode}")
+                          **style, marker="o", ms=3, lw=1.4, capsize=2, label=f"held-out, {mode}")
     axis.set(xlabel="step", ylabel="share of answers that are right", ylim=(0, 1.03),
              title="Success while training")
     whole_steps(axis)
@@ -237,7 +243,7 @@ def forks(tally: Tally) -> Table:
                "abs(A) w s": (".4f", means["abs gradient"][chosen])}
     return Table("forks", "Forking tokens (highest mean entropy) and following tokens (lowest)",
                  columns, "",
-                 ["of vocabulary items that make up at least 0.05% of the run's tokens and occur at "
+                 ["vocabulary items that make up at least 0.05% of the run's tokens and occur at "
                   "least ten times; the entropy is that of the distribution they were drawn from"],
                  {"entropy": "mean entropy", "log p": "mean log p",
                   "abs(A) w s": "mean abs(A) w s"})
@@ -295,16 +301,40 @@ def most_of_the_gradient(tally: Tally, partition: str) -> str:
             f"interval {part.low:.1%} to {part.high:.1%}), for {of_tokens:.1%} of the tokens.")
 
 
-def shares_by_kind(tally: Tally, folder: Path) -> Picture:
-    """Bars for each kind of token: its share of the tokens and of the gradient, and where they were
-    measured of the change and of what credit decides."""
+def gradient_by_kind(tally: Tally, folder: Path) -> Picture:
     tokens, gradient = tally.count("kind") / tally.tokens, tally.shares("kind")
-    bars = {"share of the tokens": (tokens, GREY), "share of the gradient": (gradient, BLUE)}
-    if tally.steps_with_change:
-        bars["share of the change"] = tally.shares("kind", SIZES["change"]), ORANGE
-    if CREDIT in known(tally):
-        bars["share it decides"] = tally.shares("kind", SIZES[CREDIT]), COLOURS[2]
+    most = int(gradient.argmax())
+    figure = bars_by_kind(
+        tally, {"share of the tokens": (tokens, OF_TOKENS),
+                "share of the gradient": (gradient, OF_GRADIENT)},
+        f"{KINDS[most].capitalize()} tokens: {tokens[most]:.0%} of all tokens, "
+        f"{gradient[most]:.0%} of the gradient")
+    return save(figure, folder, "gradient_by_kind",
+                "Each kind of token: its share of all tokens, and of the gradient (sums of "
+                f"abs(A) w s). Kinds below {RARE:.1%} of the tokens are left out")
 
+
+def change_by_kind(tally: Tally, folder: Path) -> Picture:
+    """Shares in the steps in which the change was measured."""
+    count = tally.total("kind", "measured")
+    push, change = (tally.shares("kind", SIZES[name]) for name in ("push", "change"))
+    bars = {"share of the tokens": (count / count.sum(), OF_TOKENS),
+            "share of the push": (push, OF_PUSH), "share of the change": (change, OF_CHANGE)}
+    meaning = "the push (sums of abs(A) w s^2) and of the change (sums of sizes)"
+    if CREDIT in known(tally):
+        bars["share it decides"] = tally.shares("kind", SIZES[CREDIT]), OF_CREDIT
+        meaning += ", and of what is decided (sums of squared credits)"
+    most = int((push - change).argmax())
+    figure = bars_by_kind(
+        tally, bars, f"{KINDS[most].capitalize()} tokens: {push[most]:.0%} of the push, "
+                     f"{change[most]:.0%} of the change")
+    return save(figure, folder, "change_by_kind",
+                "Each kind of token, in the steps in which the change was measured: its share of "
+                f"the tokens, of {meaning}. Kinds below {RARE:.1%} of the tokens are left out")
+
+
+def bars_by_kind(tally: Tally, bars: dict[str, tuple[np.ndarray, str]], title: str) -> Figure:
+    """For each kind of token a bar for each of `bars`: label -> shares by kind, colour."""
     used = np.flatnonzero(tally.is_common("kind"))
     figure, axis = plt.subplots(figsize=(5.6, 3.8))
     width = 0.84 / len(bars)
@@ -314,21 +344,13 @@ def shares_by_kind(tally: Tally, folder: Path) -> Picture:
                          label=label)
         axis.bar_label(drawn, [f"{value:.0%}" for value in values[used]], padding=1,
                        fontsize=8.5 if len(bars) < 3 else 7)
-    most = int(gradient.argmax())
-    axis.set(xticks=range(len(used)), xticklabels=[KINDS[k] for k in used],
-             ylabel="share of all tokens or gradient",
-             title=f"{KINDS[most].capitalize()} tokens: {tokens[most]:.0%} of all tokens, "
-                   f"{gradient[most]:.0%} of the gradient")
+    axis.set(xticks=range(len(used)), xticklabels=[KINDS[k] for k in used], ylabel="share",
+             title=title)
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axis.margins(y=0.12)
     axis.grid(axis="x", visible=False)
     legend_below(figure, axis, ncols=2)
-    and_change = ""
-    if tally.steps_with_change:
-        and_change = ", and of the changes of log p in the steps where those were measured"
-    return save(figure, folder, "credit_by_kind",
-                "Each kind of token: its share of all tokens, of the gradient (the summed sizes "
-                f"abs(A) w s){and_change}; kinds below {RARE:.1%} of the tokens are left out")
+    return figure
 
 
 def position_gradients(tally: Tally) -> Table:
@@ -351,7 +373,7 @@ def position_bars(tally: Tally, folder: Path) -> Picture:
     figure, axis = plt.subplots()
     found = rest_columns(tally, "position", range(10))
     ratio, bounds = (np.array(found[name][1], float) for name in ("over rest", "95%"))
-    axis.bar(range(1, 11), ratio, 0.85, yerr=np.abs(bounds.T - ratio), color=BLUE,
+    axis.bar(range(1, 11), ratio, 0.85, yerr=np.abs(bounds.T - ratio), color=OF_GRADIENT,
              error_kw={"lw": 0.8, "capsize": 2})
     axis.axhline(1, color=GREY, lw=0.8)
     axis.set(xlabel="tenth of the answer", ylabel="mean abs(A) w s over that of all other tokens",

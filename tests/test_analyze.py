@@ -130,6 +130,19 @@ def test_the_page_holds_the_answers_and_refers_to_nothing_outside(tmp_path, monk
         assert not e["values"]  # no true credit
 
 
+@pytest.mark.parametrize("known, steps, said", [
+    ({}, 100, "Plain GRPO on Countdown, 100 steps, seed 0"),
+    ({"seed": 3, "task": "my_task"}, 40, "Plain GRPO on My, 40 of 100 steps, seed 3"),
+    ({"mitigation": "random", "advantage": "rloo"}, 100,
+     "Weighting random, advantage rloo on Countdown, 100 steps, seed 0"),
+    ({"placebo": "weights"}, 100, "Placebo weights on Countdown, 100 steps, seed 0"),
+    ({"imported": ["x"]}, 100, "run, a run of another program")])
+def test_the_heading_says_what_the_run_is(tmp_path, known, steps, said):
+    folder = write_log(tmp_path / "run", {}, {"steps": 100, "eval_every": 0, **known},
+                       [{"step": steps}])
+    assert report.title_of(read_run(folder)) == said
+
+
 @pytest.mark.parametrize("known, said", [
     ({}, ""), ({"temperature": 0.8}, "at temperature 0.8; log p, entropy and s are those of "
                                      "temperature 1"),
