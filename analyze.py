@@ -39,8 +39,9 @@ if TYPE_CHECKING:
 FINDINGS = (  # the tables whose findings are printed and stand beside the picture
     "gradient by kind", "change by kind", "gradient by section", "gradient by position")
 IN_SHORT = ("gradient by kind", "gains")  # the tables that are printed
-A_OR_S = ("abs(A): how large the advantages are; s: how uncertain the model was; share of the "
-          "squares: of the sum of (A w s)^2, from which the variance of the gradient comes")
+A_OR_S = ("Abs(A) says how large the advantages are, and s how uncertain the model was. The share "
+          "of the squares is that of the sum of (A w s)^2, from which the variance of the gradient "
+          "comes")
 REST_WORDS = {  # full headings of columns
     "abs(A) w s": "mean abs(A) w s", "abs(A)": "mean abs(A)", "s": "mean s",
     "over rest": "over all other tokens", "95%": "95% interval"}
@@ -160,8 +161,8 @@ def gains(run: Run) -> Table:
                "95% interval": "+.1%", "format": ".2f", "finished": ".1%", "length": ".0f"}
     return Table("gains", "Held-out success, from the first evaluation to the last",
                  by_row(formats, rows), "",
-                 ["the gain is paired, because the problems are the same at the start and at the "
-                  "end; format, finished and tokens are those of the end"],
+                 ["The gain is paired, because the problems are the same at the start and at the "
+                  "end. Format, finished and tokens are those of the end"],
                  {"95% interval": "95% interval of the gain", "length": "tokens an answer"})
 
 
@@ -219,7 +220,7 @@ def growth(run: Run, tally: Tally) -> Table:
     formats = {"steps": "", "success": ".1%", "finished": ".1%", "length": ".1f",
                "entropy": ".3f", "norm": ".3f", "flat": ".0%", "new": ".4f"}
     return Table("growth", "Over training", by_row(formats, rows), "",
-                 ["a group without spread: all its rewards are equal, so its advantages are 0"],
+                 ["All rewards of a group without spread are equal, so its advantages are 0"],
                  {"success": "success in training batches", "length": "tokens an answer",
                   "norm": "gradient norm", "flat": "answers in groups without spread",
                   "new": "mean abs(A) w s"})
@@ -243,7 +244,7 @@ def forks(tally: Tally) -> Table:
                "abs(A) w s": (".4f", means["abs gradient"][chosen])}
     return Table("forks", "Forking tokens (highest mean entropy) and following tokens (lowest)",
                  columns, "",
-                 ["vocabulary items that make up at least 0.05% of the run's tokens and occur at "
+                 ["Vocabulary items that make up at least 0.05% of the run's tokens and occur at "
                   "least ten times; the entropy is that of the distribution they were drawn from"],
                  {"entropy": "mean entropy", "log p": "mean log p",
                   "abs(A) w s": "mean abs(A) w s"})
@@ -364,8 +365,8 @@ def position_gradients(tally: Tally) -> Table:
     return Table("gradient by position", "The gradient by position in the answer", columns,
                  f"The first fifth of an answer gets {early.value:.2f} times the gradient of the "
                  f"last fifth (95% interval {early.low:.2f} to {early.high:.2f}).",
-                 [OVER_REST, "a token belongs to the part in which its middle stands, (t + 1/2) / "
-                  "length"],
+                 [OVER_REST, "A token belongs to the part of the answer in which its middle lies, "
+                  "(t + 1/2) / length"],
                  {**REST_WORDS, "bin": "part of the answer"})
 
 
@@ -379,7 +380,8 @@ def position_bars(tally: Tally, folder: Path) -> Picture:
     axis.set(xlabel="tenth of the answer", ylabel="mean abs(A) w s over that of all other tokens",
              xticks=range(1, 11), title="The gradient by position")
     return save(figure, folder, "position",
-                "Each tenth of the answer over the rest, with the intervals of the table")
+                "Mean abs(A) w s in each tenth of the answer, divided by that of all other tokens "
+                "(with the 95% intervals of the table)")
 
 
 def compare_runs(runs: list[Run], folder: Path, baseline: str | None, with_all: bool,

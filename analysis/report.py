@@ -12,16 +12,16 @@ from harness.record import Json
 from harness.screen import change, show_status
 from harness.settings import OPTIONS, Flag, make_parser, with_defaults
 
-TRAINING = "What training changed"  # these three are the chapters of a run's page
+TRAINING = "How the run went"  # these three are the chapters of a run's page
 GRADIENT = "Where the gradient went"
 CHANGE = "What a step changed"  # a part of GRADIENT with a picture of its own
 NOTES = "The earlier experiment's tables"
 LEGENDS = {GRADIENT: [
     "A is the advantage of a token, w its weight, p its probability, and s = norm(onehot - p) the "
     "size of the gradient of log p at the logits. The gradient's size at the logits is abs(A) w s. "
-    "Shares are of summed sizes: directions do not enter. What --loss_norm sequence, a KL term, "
-    "clipping and later epochs do to the loss is not included.",
-    "Intervals are over this run's groups. They do not cover seed-to-seed variation."], NOTES: [
+    "A share is that of the sum of sizes, so the directions of gradients do not enter. The sizes "
+    "leave out what --loss_norm sequence, a KL term, clipping and later epochs do to the loss.",
+    "Intervals are over this run's groups. They do not cover differences between seeds."], NOTES: [
     "The earlier experiment (github.com/Ja-Crispy/GRPO-Zero) trained Qwen2.5-0.5B for 100 steps of "
     "Countdown, with 303,042 tokens. Its notes called A log p the contribution of a token and took "
     "it for the token's gradient. The gradient's size at the logits is abs(A) w s, which stands "
@@ -89,13 +89,13 @@ def headline(run: Run) -> list[Json]:
 
 def describe(run: Run, tally: Tally | None) -> str:
     config = run["config"]
-    made = (f"{config['mitigation']}, {config.get('advantage', 'grpo')}, seed "
+    made = (f"weighting {config['mitigation']}, advantage {config.get('advantage', 'grpo')}, seed "
             f"{config.get('seed', 0)}")
-    text = (f"{run['folder']}: {'imported' if 'imported' in config else made}, "
-            f"{config.get('model', 'unknown model')}")
+    text = (f"{run['folder']}: {'imported' if 'imported' in config else made}, model "
+            f"{config.get('model', 'unknown')}")
     if tally:
         text += (f"; {tally.tokens:,} tokens of {tally.answers.sum():,} answers to "
-                 f"{tally.groups:,} problems, steps {tally.steps[0]} to {tally.steps[-1]}")
+                 f"{tally.groups:,} problems in steps {tally.steps[0]} to {tally.steps[-1]}")
     sampled, on_record = config.get("temperature", 1), config.get("columns_temperature", 1)
     if on_record is None:
         text += "; its files do not say at which temperature log p, entropy and s were computed"
