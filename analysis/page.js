@@ -1,14 +1,14 @@
-// The viewer: a slider through the run; at each stop what it answered to a few held-out problems,
-// and panes with one training answer at a time, its tokens shaded by a number. What a model wrote
-// is put in as text, never as HTML.
+// The viewer: a slider through the run; at each stop the answers to a few held-out problems, and
+// panes with one training answer at a time, its tokens shaded by a number. What a model wrote is put
+// in as text, never as HTML.
 const $ = id => document.getElementById(id);
 const { answers, evaluations, SECTIONS, KINDS, TAG, MEANING } = JSON.parse($('data').textContent);
 const STAGES = answers[0]?.stages ?? [];
-const quantities = Object.keys(answers[0]?.values ?? {})  // those that are known of any token
+const quantities = Object.keys(answers[0]?.values ?? {})  // those that are known for some token
   .filter(name => answers.some(answer => answer.values[name].some(value => value !== null)));
 const stops = [...new Set([...evaluations, ...answers].map(line => line.step))]
   .sort((a, b) => a - b);
-const SIDES = ['push', 'change'];  // of the switch
+const SIDES = ['push', 'change'];  // the two sides of the switch
 // The colours of values above and below 0. Each has one meaning in all pictures (page.css).
 const UP_AND_DOWN = ['--up', '--down'];
 const COLOURS = {
@@ -110,8 +110,8 @@ function timeOf(evaluation) {
   return evaluation.step ? `after step ${evaluation.step}` : 'before training';
 }
 
-// One answer to a held-out problem. It gets no gradient: 1 - p says how unsure the model was of a
-// token.
+// One answer to a held-out problem. It gets no gradient: 1 - p says how uncertain the model was
+// about a token.
 function heldOutAnswer(evaluation, shown) {
   const outcome = shown.answer ? 'right' : 'wrong';
   const tokens = element('div', 'tokens'), chosen = element('p', 'note chance');
@@ -137,7 +137,7 @@ function showHeldOut(step) {
   $('held-out').textContent = `${capital(timeOf(evaluation))}, ${success} of the held-out `
     + `problems were solved (${evaluation.mode} answers).`;
   $('nearest').textContent = evaluation.step === step ? ''
-    : `There was no evaluation at step ${step}. This is the nearest one.`;
+    : `There was no evaluation at step ${step}, so this is the nearest one.`;
   $('held-out-answers').replaceChildren(...evaluation.shown.map((shown, i) => {
     const pair = element('div', evaluation === first ? '' : 'pair');
     if (evaluation !== first) pair.append(heldOutAnswer(first, first.shown[i]));
@@ -146,7 +146,7 @@ function showHeldOut(step) {
   }));
 }
 
-// A step is a batch of answers. Another trainer numbers its updates, and both numbers are shown.
+// A step is a batch of answers here; another trainer may number its updates, and then both are shown.
 function named(step) {
   const own = answers.find(answer => answer.step === step)?.own_step ?? step;
   return own === step ? `step ${step}` : `step ${step} (${own} of the trainer)`;
@@ -172,8 +172,8 @@ function showAddress() {
   if (wanted) show(nearest([...evaluations, ...answers], wanted).step);
 }
 
-// A line of a token's account with its numbers put in, as told() in account.py does it; null if one
-// of the numbers is not known.
+// A line of a token's account with its numbers put in, as told() in account.py does it; null if a
+// number is not known.
 function told(text, answer, t) {
   const known = { ...answer.account, ...answer.values }, used = [];
   const filled = text.replace(/\[\[(.+?)\]\]/g, (_, name) => {
@@ -183,14 +183,14 @@ function told(text, answer, t) {
   return used.includes(null) ? null : filled;
 }
 
-// What a reader wants to know first: the reward, and what the others got.
+// What a reader wants to know first: the reward, and the rewards of the other answers.
 function verdict(answer) {
   let solved = '';
   if (answer.answer !== null) solved = answer.answer > 0 ? ', solved' : ', not solved';
-  const cut = answer.finished ? '' : ', cut off by the limit';
+  const cut = answer.finished ? '' : ', cut off by the limit on tokens';
   if (answer.reward === null) return `reward unknown${cut}.`;
   return `reward ${answer.reward}${solved}${cut}. The ${answer.account.answers} answers to this `
-    + `problem got ${answer.account.mean.toPrecision(2)} on average.`;
+    + `problem have a mean reward of ${answer.account.mean.toPrecision(2)}.`;
 }
 
 class Pane {
@@ -230,10 +230,10 @@ class Pane {
     this.part('previous').disabled = this.at <= 0;
     this.part('next').disabled = this.at >= this.shown.length - 1;
     if (!answer) {
-      this.part('place').textContent = `This page has no such answer of ${named(shownStep)}.`;
+      this.part('position').textContent = `This page has no such answer of ${named(shownStep)}.`;
       return;
     }
-    this.part('place').textContent =
+    this.part('position').textContent =
       `${capital(named(shownStep))}, answer ${this.at + 1} of ${this.shown.length}: `
       + verdict(answer);
     const full = fullSize(answer.step, name);
@@ -253,11 +253,11 @@ class Pane {
       `${capital(named(answer.step))}, answer ${answer.episode}, token ${t}, `
       + `${JSON.stringify(answer.texts[t])}: ${KINDS[answer.kind[t]]} token, section `
       + `${SECTIONS[answer.section[t]]}, ${name} ${answer.values[name][t] ?? 'unknown'}`;
-    for (const [label, text, place] of STAGES) {
+    for (const [label, text, computedBy] of STAGES) {
       const line = told(text, answer, t);
       if (line === null) continue;
       const row = account.insertRow(), where = document.createElement('code');
-      where.textContent = place;
+      where.textContent = computedBy;
       row.insertCell().textContent = label;
       row.insertCell().append(line, document.createElement('br'), where);
     }

@@ -137,8 +137,8 @@ def test_the_slider_goes_through_the_steps_and_each_pane_says_what_it_shows(run_
     page.keyboard.press("ArrowRight")
     assert step.inner_text() == page.locator("#stop").get_attribute("aria-valuetext") == (
         "step 1 of 4")
-    assert nearest.inner_text() == "There was no evaluation at step 1. This is the nearest one."
-    assert page.locator("#panes .place").first.inner_text().startswith("Step 1, answer 1 of 1: ")
+    assert nearest.inner_text() == "There was no evaluation at step 1, so this is the nearest one."
+    assert page.locator("#panes .position").first.inner_text().startswith("Step 1, answer 1 of 1: ")
     one_step = page.locator("#mark").bounding_box()["x"] - start
 
     page.keyboard.press("End")
@@ -257,9 +257,9 @@ def test_more_answers_than_one_are_behind_the_buttons(tmp_path, visit):
     page = visit(tmp_path / "run/analysis/report.html")
     headings = page.locator("#panes h3").all_inner_texts()
     assert headings == ["Answers that solved their problem", "Answers that did not"]
-    place, following = page.locator("#panes .place"), page.locator("#panes .next")
+    place, following = page.locator("#panes .position"), page.locator("#panes .next")
     assert place.nth(0).inner_text() == ("Step 1, answer 1 of 2: reward 1.1, solved. The 3 answers "
-                                         "to this problem got 0.77 on average.")
+                                         "to this problem have a mean reward of 0.77.")
     assert following.nth(1).is_disabled()
     following.nth(0).click()
     assert place.nth(0).inner_text().startswith("Step 1, answer 2 of 2")
