@@ -1,4 +1,4 @@
-"""What the credit files of a run say. Reads run folders, never a model.
+"""Tables, pictures and a page from the credit files of a run. It reads run folders, never a model.
 
     python analyze.py runs/none-grpo-s0         # findings, pictures, report.html in its analysis/
     python analyze.py runs/*                    # the arms compared, paired by seed
@@ -20,15 +20,16 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from analysis import report
-from analysis.answers import Answer, answers_of
+from analysis.answers import ShownAnswer, answers_of
 from analysis.change import CREDIT, SIZES, change_table, known
 from analysis.page import Picture, write_page
 from analysis.plots import (COLOURS, GREY, OF_CHANGE, OF_CREDIT, OF_GRADIENT, OF_PUSH, OF_TOKENS,
                             Style, legend_below, save, whole_steps)
 from analysis.runs import Run, evaluations, read_runs
 from analysis.statistics import mean_over, paired_difference
-from analysis.tables import NOTHING, Columns, Row, Table, by_row
-from analysis.tally import OVER_REST, PARTITIONS, RARE, Tally, early_over_late, rest_columns
+from analysis.tables import NOTHING, WITH_INTERVAL, Columns, Row, Table, by_row
+from analysis.tally import (OVER_REST, PARTITIONS, RARE, Tally, early_over_late, over_rest,
+                            rest_columns)
 from harness.record import PART, Json
 from harness.screen import run_as_program, show_status
 from engine.tokens import KINDS
@@ -44,7 +45,7 @@ A_OR_S = ("Abs(A) says how large the advantages are, and s how uncertain the mod
           "comes")
 REST_WORDS = {  # full headings of columns
     "abs(A) w s": "mean abs(A) w s", "abs(A)": "mean abs(A)", "s": "mean s",
-    "over rest": "over all other tokens", "95%": "95% interval"}
+    "over rest": f"over all other tokens{WITH_INTERVAL}"}
 AXES = ("kind", "section", "position")
 CURVES: dict[str, Style] = {  # the lines of an evaluation's modes
     "sampled": {"color": "black", "ls": "-"}, "greedy": {"color": "black", "ls": "--"}}
@@ -52,7 +53,7 @@ CURVES: dict[str, Style] = {  # the lines of an evaluation's modes
 
 def main(argv: list[str]) -> None:
     import mitigations  # noqa: F401  fills the lists of choices
-    flags = report.read_flags(argv, __doc__)
+    flags = report.read_analysis_flags(argv, __doc__)
     runs = read_runs(flags.runs)
     first_folder = runs[0]["folder"]
     if len(runs) == 1:
@@ -66,7 +67,7 @@ def main(argv: list[str]) -> None:
 def analyze_run(run: Run, folder: Path, with_all: bool, notes_alone: bool = False) -> None:
     """Write the tables, pictures and page of one run into the folder, and print the main ones."""
     tally: Tally | None = None
-    answers: list[Answer] = []
+    answers: list[ShownAnswer] = []
     if run["steps"]:
         tally = Tally(run["folder"])
         steps = tally.steps_with_change or run["steps"]
@@ -110,7 +111,7 @@ def earlier_experiment(run: Run, tally: Tally, folder: Path) -> tuple[list[Table
 def with_answers(run: Run) -> list[Json]:
     """The evaluations with their answers to a few held-out problems."""
     return [{name: line[name] for name in ("step", "mode", "success", "shown")}
-            for line in report.headline(run) if line["shown"]]
+            for line in report.main_evaluations(run) if line["shown"]]
 
 
 def run_chapters(run: Run, tally: Tally | None) -> dict[str, list[Table]]:
@@ -155,15 +156,15 @@ def gains(run: Run) -> Table:
         start, end = lines[0], lines[-1]
         change = np.array(end["answer"], float) - np.array(start["answer"], float)
         gain = paired_difference(change[None])  # of one seed
-        rows.append([mode, len(end["answer"]), start["success"], end["success"], gain.value,
-                     gain.interval, end["format_mean"], end["finished_mean"], end["length_mean"]])
+        rows.append([mode, len(end["answer"]), start["success"], end["success"], gain,
+                     end["format_mean"], end["finished_mean"], end["length_mean"]])
     formats = {"mode": "", "problems": ",d", "start": ".1%", "end": ".1%", "gain": "+.1%",
-               "95% interval": "+.1%", "format": ".2f", "finished": ".1%", "length": ".0f"}
+               "format": ".2f", "finished": ".1%", "length": ".0f"}
     return Table("gains", "Held-out success, from the first evaluation to the last",
                  by_row(formats, rows), "",
                  ["The gain is paired, because the problems are the same at the start and at the "
                   "end. Format, finished and tokens are those of the end"],
-                 {"95% interval": "95% interval of the gain", "length": "tokens an answer"})
+                 {"gain": f"gain{WITH_INTERVAL}", "length": "tokens an answer"})
 
 
 def learning_curve(run: Run, folder: Path) -> Picture:
@@ -201,7 +202,7 @@ def rewards(tally: Tally) -> Table:
 
 
 def growth(run: Run, tally: Tally) -> Table:
-    """How the run's averages developed: training in at most ten parts, a row each."""
+    """The development of the run's averages: training in at most ten parts, a row each."""
     by_step = {line["step"]: line for line in run["metrics"]}
     rows: list[Row] = []
     for blocks in np.array_split(np.arange(len(tally.blocks)), min(10, len(tally.blocks))):
@@ -268,8 +269,8 @@ def over_training(tally: Tally, folder: Path) -> Picture:
 
 
 def gradient_table(tally: Tally, partition: str) -> Table:
-    """Where the gradient went, by kind of token or by section. The last columns compare a token of
-    each with the mean of all other tokens."""
+    """The shares of the gradient, by kind of token or by section. The last columns compare a token
+    of each with the mean of all other tokens."""
     tokens, share = tally.count(partition), tally.shares(partition)
     used = np.flatnonzero(tokens)  # those that occur in this run
     names = [PARTITIONS[partition][i] for i in used]
@@ -372,9 +373,9 @@ def position_gradients(tally: Tally) -> Table:
 
 def position_bars(tally: Tally, folder: Path) -> Picture:
     figure, axis = plt.subplots()
-    found = rest_columns(tally, "position", range(10))
-    ratio, bounds = (np.array(found[name][1], float) for name in ("over rest", "95%"))
-    axis.bar(range(1, 11), ratio, 0.85, yerr=np.abs(bounds.T - ratio), color=OF_GRADIENT,
+    found = over_rest(tally, "position", range(10))
+    ratio, low, high = np.array([(one.value, one.low, one.high) for one in found]).T
+    axis.bar(range(1, 11), ratio, 0.85, yerr=[ratio - low, high - ratio], color=OF_GRADIENT,
              error_kw={"lw": 0.8, "capsize": 2})
     axis.axhline(1, color=GREY, lw=0.8)
     axis.set(xlabel="tenth of the answer", ylabel="mean abs(A) w s over that of all other tokens",
@@ -404,10 +405,10 @@ def compare_set(comparison: "Comparison", folder: Path, left_out: list[str], wit
     chapters = chapters_of(comparison)
     folder.mkdir(parents=True, exist_ok=True)
     pictures = [learning_curves(comparison, folder)]
-    intro = [report.compared(comparison.runs), *comparison.twins, *left_out]
+    intro = [report.describe_comparison(comparison.runs), *comparison.twins, *left_out]
     if notes_alone:
-        from analysis.notes_compared import compared
-        chapters[report.NOTES] = compared(comparison)
+        from analysis.notes_compared import notes_tables_of_arms
+        chapters[report.NOTES] = notes_tables_of_arms(comparison)
     page = report.comparison_page(intro, chapters, pictures)
     write_page(folder / "report.html", "Runs compared", page)
     if notes_alone:

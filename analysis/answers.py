@@ -34,7 +34,7 @@ SHADED_BY = {  # what a page can shade tokens by, the first one to begin with: i
 MEANING = {name: meaning for name, (_, meaning) in SHADED_BY.items()}
 
 
-class Answer(TypedDict):
+class ShownAnswer(TypedDict):
     """A training answer on the page; the first one has the lines of every token's account."""
     step: int
     own_step: int  # as another trainer numbers it
@@ -53,10 +53,10 @@ class Answer(TypedDict):
 
 
 def answers_of(run: Path, tokenizer: Tokenizer, steps: list[int],
-               most_tokens: int = PER_PAGE) -> list[Answer]:
+               most_tokens: int = PER_PAGE) -> list[ShownAnswer]:
     """The answers that the viewer shows, of evenly spaced steps: as many as fit, and never fewer
     than two of a step. Groups whose rewards differ come first."""
-    answers: list[Answer] = []
+    answers: list[ShownAnswer] = []
     config, metrics = run_config(run), metrics_by_step(run)
     chosen = sorted({round(index) for index in np.linspace(0, len(steps) - 1, STEPS)})
     for index in chosen:
@@ -90,7 +90,7 @@ def groups_in_order(group: np.ndarray, reward: np.ndarray) -> list[np.ndarray]:
 
 
 def answer_of(record: StepRecord, tokenizer: Tokenizer, config: Mapping[str, object],
-              line: Json | None, b: int) -> Answer:
+              line: Json | None, b: int) -> ShownAnswer:
     """Answer b: its texts, labels and numbers token by token, and those of its account. `line` is
     the step's in metrics.jsonl."""
     tokens, answers = record.tokens_of(b), record.answers

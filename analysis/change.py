@@ -39,7 +39,7 @@ ABOUT_CREDIT = ("The credit is V after the token minus V before it. The share it
 
 
 def known(tally: Tally) -> list[str]:
-    """Those of push, change and credit that were measured in this run."""
+    """The names of push, change and credit, as far as they were measured in this run."""
     if not tally.steps_with_change:
         return []
     has_credit = tally.total("all", "abs credit")[0] > 0

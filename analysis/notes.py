@@ -195,7 +195,7 @@ def quantile(counts: Floats, share: float) -> float:
     return float(low + (rank % 1) * (high - low))
 
 
-def look(ours: float, theirs: float | None, border: float | None = None) -> str:
+def same_or_other(ours: float, theirs: float | None, border: float | None = None) -> str:
     """Same: within a quarter of the published figure; where a border is given, on the same side of
     it."""
     if theirs is None or not np.isfinite(ours):

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 
 from analysis.notes import (ADVANTAGES, CLASSES, FILLER, LOG_PROBS, REASONING, SIZES, STRUCTURE,
-                            UNDEFINED, UNITS, VALUES, Notes, class_codes, look, quantile)
+                            UNDEFINED, UNITS, VALUES, Notes, class_codes, same_or_other, quantile)
 from analysis.page import Picture
 from analysis.plots import BLUE, COLOURS, ORANGE, save, whole_steps
 from analysis.statistics import Floats
@@ -68,7 +68,7 @@ def contributions(notes: Notes) -> Table:
                          notes.mean("all", f"abs {unit}")[0], *notes.extremes[unit]])
     rows: list[Row] = []
     for (name, (theirs, why)), old, new in zip(CONTRIBUTION.items(), *of_units):
-        rows.append([name, old, theirs, look(old, theirs), new, why])
+        rows.append([name, old, theirs, same_or_other(old, theirs), new, why])
     formats = {"": "", "old": ".3f", "theirs": ".3f", "look": "", "new": ".3f", "why": ""}
     return Table("notes contribution", "The contribution of a token", by_row(formats, rows), "", [
         "It can say how large the terms of the objective are. It cannot say what credit a token "
@@ -86,7 +86,7 @@ def signs(notes: Notes) -> Table:
         for cell, (sign, theirs) in enumerate(zip(signs, published)):
             if tokens[cell]:
                 rows.append([f"{name} {sign}", tokens[cell], old[cell], theirs,
-                             look(old[cell], theirs, 0), size[cell], new[cell]])
+                             same_or_other(old[cell], theirs, 0), size[cell], new[cell]])
     formats = {"": "", "tokens": ",.0f", "old": "+.3f", "theirs": "+.3f", "look": "",
                "size": ".3f", "new size": ".4f"}
     return Table("notes sign", "By the sign of the advantage", by_row(formats, rows), "", [
@@ -106,7 +106,8 @@ def t_statistics(notes: Notes) -> Table:
             (of_old, old_shuffled), (of_new, new_shuffled) = (
                 t_in_one_number(name, t) for t in (old, new))
             rows.append([f"{fewest} ({positions:,} positions)", name, of_old, theirs,
-                         look(of_old, theirs), old_shuffled, no_effect, of_new, new_shuffled])
+                         same_or_other(of_old, theirs), old_shuffled, no_effect, of_new,
+                         new_shuffled])
     formats = {"fewest": "", "abs(t)": "", "old": ".3f", "theirs": ".2f", "look": "",
                "shuffled": ".3f", "normal": ".3f", "new": ".3f", "shuffled s": ".3f"}
     return Table("notes t", "t of each position in the answer, over all answers of all steps",
@@ -138,7 +139,8 @@ def bins(notes: Notes) -> Table:
         "sd": (".3f", notes.spread("bin", "contribution")),
         "size": (".4f", size),
         "notes' size": (".3f", OF_BINS),
-        "look": ("", [look(ours, theirs, 1) for ours, theirs in zip(over_mean, published)]),
+        "look": ("", [same_or_other(ours, theirs, 1)
+                      for ours, theirs in zip(over_mean, published)]),
         "lp": (".3f", notes.mean("bin", "log_prob")),
         "notes' lp": (".2f", LOG_PROB_OF_BINS),
         "new size": (".4f", new_size)}
@@ -163,7 +165,7 @@ def early_over_late_in_notes(notes: Notes) -> Table:
              1 / 3 if is_discounted else None, "late positions are those of long answers alone"),
             ("first over last fifth, classes alike", alike, None if is_discounted else 1.48,
              "not on which class stands where")):
-        rows.append([name, old, theirs, look(old, theirs, 1), new, why])
+        rows.append([name, old, theirs, same_or_other(old, theirs, 1), new, why])
     return Table("notes early", "Early over late: the two published definitions, and classes alike",
                  by_row(OF_RATIOS, rows), "", [
         "It can say that a run's early tokens were less certain than its late ones. One definition "
@@ -211,7 +213,7 @@ def classes(notes: Notes) -> Table:
         name = CLASSES[c]
         published = [*OF_CLASSES.get(name, [None] * 3), SIZES[notes.published].get(name)]
         for (row, why), theirs, old, new in zip(OF_A_CLASS.items(), published, *of_units):
-            rows.append([name, row, old[c], theirs, look(old[c], theirs), new[c], why])
+            rows.append([name, row, old[c], theirs, same_or_other(old[c], theirs), new[c], why])
     formats = {"class": "", "": "", "old": ".4f", "theirs": ".4f", "look": "", "new": ".4f",
                "why": ""}
     return Table("notes classes", "Classes of tokens, by the published regular expressions",
@@ -228,7 +230,7 @@ def classes_by_fifth(notes: Notes) -> Table:
     published = SIZE_OF_FIFTHS[notes.published]
     rows: list[Row] = []
     for fifth in range(5):
-        is_ahead = look(size[0, fifth] / size[1, fifth],
+        is_ahead = same_or_other(size[0, fifth] / size[1, fifth],
                         published[FILLER][fifth] / published[REASONING][fifth], 1)
         for c, name in enumerate(CLASSES):
             if not tokens[c, fifth]:
@@ -267,7 +269,7 @@ def filler_over_reasoning(notes: Notes) -> Table:
              "the same, in each of five bins"),
             ("how uncertain: mean log p, mean s", uncertain, 0.555 / 0.489,
              "not all of the ratio: A varies with the class, too")):
-        rows.append([name, old, theirs, look(old, theirs, 1), new, why])
+        rows.append([name, old, theirs, same_or_other(old, theirs, 1), new, why])
     return Table("notes filler", "Filler over reasoning", by_row(OF_RATIOS, rows), "", [
         "It can say that filler is written with less certainty than reasoning. It cannot say that "
         "this is waste, because the credit of a token stands in no credit file. At like positions: "

@@ -1,4 +1,4 @@
-"""What stands around the tables of analyze.py: its flags, sentences, the page, what is printed."""
+"""The surroundings of analyze.py's tables: its flags, sentences, the page, what is printed."""
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,7 +38,7 @@ FLAGS = {
     "all": Flag(False, "print every table, those of the earlier experiment among them")}
 
 
-def read_flags(argv: list[str], description: str) -> SimpleNamespace:
+def read_analysis_flags(argv: list[str], description: str) -> SimpleNamespace:
     parser = make_parser("python analyze.py [RUN ...] [flags]", description, FLAGS)
     parser.add_argument("runs", nargs="*", metavar="RUN", default=[],
                         help="run folders; several are compared; by default the newest in runs/")
@@ -48,7 +48,7 @@ def read_flags(argv: list[str], description: str) -> SimpleNamespace:
     return flags
 
 
-def compared(runs: list[Run]) -> str:
+def describe_comparison(runs: list[Run]) -> str:
     config, lines = runs[0]["config"], runs[0]["evaluations"]
     success = "They were not evaluated on held-out problems."
     if lines:
@@ -74,7 +74,7 @@ def opening(run: Run) -> list[str]:
     if not is_done(run):
         sentences.append(f"This run is not finished: step {steps_done(run)} of "
                          f"{run['config']['steps']} so far.")
-    lines = headline(run)
+    lines = main_evaluations(run)
     if len(lines) > 1:
         sentences.append(f"{lines[0]['mode'].capitalize()} answers solved "
                          f"{change(lines[0], lines[-1])}.")
@@ -83,7 +83,7 @@ def opening(run: Run) -> list[str]:
     return sentences
 
 
-def headline(run: Run) -> list[Json]:
+def main_evaluations(run: Run) -> list[Json]:
     return evaluations(run, "sampled") or evaluations(run, "greedy")
 
 

@@ -1,13 +1,13 @@
-"""From the credit files of a run to sums over its tokens: a step in memory at a time.
+"""Sums over the tokens of a run, from its credit files, with one step in memory at a time.
 
     tally = Tally(run)
     tally.mean("kind", "abs gradient")      # (7,) the mean size of each kind of token's gradient
-    rest_columns(tally, "kind", range(7))   # of each kind over all other tokens, with intervals
+    rest_columns(tally, "kind", range(7))   # each kind over all other tokens, with intervals
 
 The gradient of a token at the logits is A w (onehot - p), of size abs(A) w s (analyze.py).
 
 Sums are made by blocks of training. Beside them stand the sums over groups of the products of a
-group's own sums: what varies is the group, and from these products the intervals follow.
+group's own sums. Groups are what varies, so the intervals follow from these products.
 """
 from collections import defaultdict
 from collections.abc import Iterable
@@ -42,7 +42,7 @@ OVER_REST = ("Over all other tokens: a row's mean abs(A) w s divided by that of 
 
 
 def measured_of(tokens: TokenTable) -> dict[str, np.ndarray]:
-    """What is summed: one value a token for each of MEASURES. Where no change was measured, push,
+    """The values (n,) that are summed, for each of MEASURES. Where no change was measured, push,
     change and credit count as 0, so that their shares are of the same tokens."""
     nothing = np.zeros(len(tokens))
     found = {"tokens": nothing + 1, "entropy": tokens["entropy"], "s": tokens["s"],
@@ -65,7 +65,7 @@ def measured_of(tokens: TokenTable) -> dict[str, np.ndarray]:
 
 
 class Tally:
-    """What is known of a run: of[partition][block, cell, measure], and for OF_A_MEAN the
+    """Sums over a run: of[partition][block, cell, measure], and for OF_A_MEAN the
     products[partition][cell and measure, cell and measure]."""
 
     def __init__(self, run: Path):
@@ -146,7 +146,7 @@ class Tally:
             self.products[name] += of_group.T @ of_group
 
     def total(self, partition: str, measure: str, blocks: SomeBlocks = slice(None)) -> Floats:
-        """(cells,) over all of training, or some blocks of it."""
+        """(cells,) the sum over all of training, or over some blocks of it."""
         return np.asarray(self.by_block(partition, measure)[blocks].sum(0))
 
     def by_block(self, partition: str, measure: str) -> Floats:
@@ -162,7 +162,7 @@ class Tally:
             return total / tokens
 
     def shares(self, partition: str, measure: str = "abs gradient") -> Floats:
-        """(cells,) of the gradient, or of another sum."""
+        """(cells,) each cell's share of the gradient, or of another sum."""
         sizes = self.total(partition, measure)
         return sizes / max(float(sizes.sum()), 1e-300)
 
@@ -171,7 +171,7 @@ class Tally:
         return int((self.count(partition) > 0).sum()) > 1
 
     def is_common(self, partition: str) -> np.ndarray:
-        """(cells,) whether there are enough tokens to say something of them."""
+        """(cells,) whether there are enough tokens to say something about them."""
         return self.count(partition) >= max(1, RARE * self.tokens)
 
     def log_mean(self, partition: str, cells: Floats) -> tuple[float, Floats]:
@@ -183,7 +183,8 @@ class Tally:
             return float(np.log(sizes / tokens)), slope
 
     def error(self, partition: str, slope: Floats) -> float:
-        """By the delta method: of what has this slope by each sum over groups."""
+        """The standard error, by the delta method, of a number with this slope by each sum over
+        groups."""
         with np.errstate(invalid="ignore"):  # nothing is known where a sum is 0
             return float(np.sqrt(np.maximum(slope @ self.products[partition] @ slope, 0)))
 
@@ -199,21 +200,30 @@ class Tally:
 
     def over(self, partition: str, cells: Floats, others: Floats) -> Estimate:
         """The mean gradient in some cells over that in others. Groups without advantages say
-        nothing, and do not make it surer."""
+        nothing, so they do not make the interval narrower."""
         (mine, slope), (theirs, their_slope) = (
             self.log_mean(partition, part) for part in (cells, others))
         groups = int(self.live[partition][cells == 1].min())
         return ratio(mine - theirs, self.error(partition, slope - their_slope), groups)
 
 
+def over_rest(tally: Tally, partition: str, cells: Iterable[int]) -> list[Estimate]:
+    """The mean gradient in each of these cells over that in all others; nan where a cell is
+    rare."""
+    each, common = np.eye(len(PARTITIONS[partition])), tally.is_common(partition)
+    found = []
+    for cell in cells:
+        if common[cell]:
+            found.append(tally.over(partition, each[cell], 1 - each[cell]))
+        else:
+            found.append(Estimate(np.nan))
+    return found
+
+
 def rest_columns(tally: Tally, partition: str, cells: Iterable[int]) -> Columns:
     """Columns of a table that has a row for each of these cells; OVER_REST is their note."""
-    each, common = np.eye(len(PARTITIONS[partition])), tally.is_common(partition)
-    found = [tally.over(partition, each[cell], 1 - each[cell]) if common[cell] else Estimate(np.nan)
-             for cell in cells]
-    return {"over rest": (".2f", [one.value for one in found]),
-            "95%": (".2f", [one.interval for one in found]),
-            "difference": ("", verdicts(found))}
+    found = over_rest(tally, partition, cells)
+    return {"over rest": (".2f", found), "difference": ("", verdicts(found))}
 
 
 def early_over_late(tally: Tally) -> Estimate:

@@ -45,7 +45,7 @@ class TokenTable:
 
     @property
     def problems(self) -> int:
-        """How many problems there are, numbered from 0."""
+        """The number of problems, which are numbered from 0."""
         return int(self["problem"].max()) + 1 if len(self) else 0
 
     def where(self, kept: np.ndarray | slice) -> "TokenTable":
@@ -96,7 +96,7 @@ def flat(frame: torch.Tensor, mask: torch.Tensor) -> np.ndarray:
     return (values.double() if values.is_floating_point() else values.long()).numpy()
 
 
-def joined(tables: Sequence[TokenTable]) -> TokenTable:
+def joined_tables(tables: Sequence[TokenTable]) -> TokenTable:
     """The tokens of all tables, one after the other; problems and answers are numbered on."""
     columns = {}
     for name in tables[0].columns:

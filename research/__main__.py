@@ -16,14 +16,13 @@ They are made of many training runs, which can be stopped and gone on with at an
     python -m research rank          has GRPO's gradient rank 2?
     python -m research sparsity      does it become sparse over a training?
     python -m research baseline      when is the group's mean the best number to subtract?
-    python -m research became        does what a step does to the tokens follow what they earned?
+    python -m research change        does the change of a token's log-prob follow its credit?
 
 These are probes: each asks one question, prints its findings and writes a folder with numbers.json
 and its picture. On a CPU a probe takes minutes. NAME --help lists the flags of one.
 
-    python -m research publish FOLDER    keep what was measured, beside the pages
-    python -m research pages             write its numbers into them
-    python -m research pictures          draw its pictures
+    python -m research publish [FOLDER]  keep what was measured, and bring pages and pictures up to
+                                         date with it
 """
 from importlib import import_module
 
@@ -31,10 +30,9 @@ from engine.errors import UserError
 from harness.screen import run_as_program
 from research.probes.common import run_probe
 
-PROBES = ("scoreboard", "large", "exact", "dial", "law", "became", "phase1", "rank", "sparsity",
+PROBES = ("scoreboard", "large", "exact", "dial", "law", "change", "phase1", "rank", "sparsity",
           "baseline")
-OTHERS = {"board": "board", "real_board": "real_board", "notes": "notes", "publish": "published",
-          "pages": "pages", "pictures": "pictures"}
+OTHERS = {"board": "board", "real_board": "real_board", "notes": "notes", "publish": "publish"}
 
 
 def main(argv: list[str]) -> None:

@@ -8,7 +8,8 @@ from tokenizers import Tokenizer
 import analyze
 from analysis.tally import Tally
 from analysis.arms import Comparison
-from analysis.compare import IN_TRAINING, differences
+from analysis.compare import differences
+from analysis.gains import IN_TRAINING
 from analysis.runs import read_run
 from engine.tokens import load_tokenizer
 

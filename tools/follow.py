@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 
 import mitigations  # noqa: F401  fills the lists of choices
 from analysis.account import settings_of, stages, told, where
-from analysis.answers import Answer, answer_of, groups_in_order, metrics_by_step
+from analysis.answers import ShownAnswer, answer_of, groups_in_order, metrics_by_step
 from analysis.runs import Run, existing, read_run
 from analysis.tables import Table, by_row
 from analysis.tokens import StepRecord, read_step
@@ -115,7 +115,7 @@ def show_problems(record: StepRecord, tokenizer: Tokenizer, most: int) -> None:
         print(f"\n--show {len(groups)} shows all {len(groups)} problems")
 
 
-def show_answer(answer: Answer) -> None:
+def show_answer(answer: ShownAnswer) -> None:
     """Print the answer shaded, and a line for each of the tokens with the largest gradients."""
     known, texts = answer["values"] | answer["account"], answer["texts"]
     sizes = [size or 0 for size in known["gradient size"]]
@@ -134,7 +134,7 @@ def show_answer(answer: Answer) -> None:
     print(f"\n{Table('largest', '', by_row(formats, rows)).to_text()}")
 
 
-def show_token(answer: Answer, t: int) -> None:
+def show_token(answer: ShownAnswer, t: int) -> None:
     texts = list(map(visible, answer["texts"]))
     marked = styled(texts[t], BOLD) if has_colour() else f"[{texts[t]}]"
     put(f"\n{''.join(texts[:t])}{marked}{''.join(texts[t + 1:])}\n")
@@ -159,7 +159,8 @@ def sampled_by(run: Run, step: int) -> str | Path:
 
 
 @torch.no_grad()
-def likeliest(run: Run, record: StepRecord, tokenizer: Tokenizer, answer: Answer, t: int) -> str:
+def likeliest(run: Run, record: StepRecord, tokenizer: Tokenizer, answer: ShownAnswer,
+              t: int) -> str:
     """The likeliest other tokens in the place of token t, by the model that sampled the step."""
     try:
         name = sampled_by(run, record.step)

@@ -107,13 +107,13 @@ def main(argv: list[str]) -> None:
     runs = " ".join(f"{folder}/s*/" for folder in folders.values())
     say(f"tables and a page: python analyze.py {runs}")
     if settings["plain"].task == Settings.task and not is_taken_away("research"):
-        show_status("a world in which it is known which tokens decide")
+        show_status("a synthetic task in which it is known which tokens decide")
         of_method = flags_of(AXES[axis][name])
         flags = {flag: value for flag, value in arms["idea"].items() if flag in of_method}
-        said = import_module("research.probes.dial").one_line(name, flags)
+        said = import_module("research.probes.dial").worth_in_a_sentence(name, flags)
         say(textwrap.fill(said, 100))
         typed = " ".join([name, *as_typed(flags)])
-        say("more worlds: " + python_command("-m", "research", "dial", "--only", typed))
+        say("more tasks: " + python_command("-m", "research", "dial", "--only", typed))
 
 
 @dataclass

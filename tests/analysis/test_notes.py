@@ -10,6 +10,7 @@ from logs import by_name, comparison_of, ids_of, make, plain_rows, random_log, r
 import analyze
 from analysis import notes, notes_compared, notes_tables
 from analysis.runs import read_run
+from analysis.gains import Gain
 from analysis.statistics import Estimate
 from analysis.tally import Tally
 from analysis.tokens import StepRecord, TokenTable
@@ -281,7 +282,7 @@ def test_top_tokens(log):
     (1.7, 1.31, 1, "same"), (0.9, 1.31, 1, "other"), (-3, -0.56, 0, "same"),
     (np.nan, 1, None, ""), (1.0, None, None, "")])
 def test_the_look(ours, theirs, border, said):
-    assert notes.look(ours, theirs, border) == said
+    assert notes.same_or_other(ours, theirs, border) == said
 
 
 def test_the_looks_of_the_tables(log):
@@ -344,10 +345,10 @@ def test_expected_against_found(tmp_path):
     arms = {"a": (0.5, {}), "b": (0.2, {"mitigation": "inverse_logprob"}),
             "c": (0.5, {"mitigation": "random"})}
     comparison = comparison_of(make(tmp_path, arms, seeds=3))
-    tables = by_name(notes_compared.compared(comparison))
+    tables = by_name(notes_compared.notes_tables_of_arms(comparison))
     plain, inverse, random = tables["notes expected"]
     assert plain["speed"] == pytest.approx(0.55 * 0.5, abs=0.03)
-    assert inverse["minus"] == close(inverse["speed"] - plain["speed"])
+    assert inverse["gain"]["value"] == close(inverse["speed"] - plain["speed"])
     assert (inverse["theirs"], inverse["look"], random["theirs"], random["look"]) == (
         0.0, "same", None, "")
     assert plain["norm"] == close(0.55) and plain["end"] == pytest.approx(0.5, abs=0.1)
@@ -358,7 +359,8 @@ def test_expected_against_found(tmp_path):
     (-3, -1, 0.12, "same"), (1, 3, 0.12, "other"), (-1, 3, 0.12, "not seen"),
     (-3, -1, None, ""), (np.nan, np.nan, 0.12, "")])
 def test_an_interval_that_holds_0_has_seen_nothing(low, high, theirs, said):
-    assert notes_compared.seen(Estimate((low + high) / 2, low, high), theirs) == said
+    gain = Gain((0, 1), Estimate((low + high) / 2, low, high))
+    assert notes_compared.as_they_saw(gain, theirs) == said
 
 
 def test_summary_and_shares_are_of_the_credit_files(tmp_path):
@@ -368,11 +370,11 @@ def test_summary_and_shares_are_of_the_credit_files(tmp_path):
                              log_prob=[-2, -2, -2, -1], collision=np.full(4, 0.5))
     found = {"none": [notes_of(write_log(tmp_path / "run", {1: columns}), draws=0)]}
     with np.errstate(invalid="ignore"):
-        [row] = rows_in(notes_compared.summary(found))
+        [row] = rows_in(notes_compared.size_by_class(found))
     s = [(1.5 - 2 * np.exp(log_prob)) ** 0.5 for log_prob in (-2, -1)]
     assert list(row.values()) == ["none", *map(pytest.approx, (2, 1, 2, 0.333 / 0.254)), "same",
                                   *map(pytest.approx, (*s, s[0] / s[1]))]
-    [row] = rows_in(notes_compared.shares(found))
+    [row] = rows_in(notes_compared.shares_by_class(found))
     of_s = 3 * s[0] / (3 * s[0] + s[1])
     assert list(row.values())[1:] == close([3 / 4, 1 / 4, 6 / 7, 1 / 7, of_s, 1 - of_s])
 

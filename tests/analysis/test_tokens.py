@@ -3,7 +3,7 @@ import numpy as np
 import torch
 from conftest import credit_columns, write_log
 
-from analysis.tokens import TokenTable, joined, read_step, read_tokens, table_of_frames
+from analysis.tokens import TokenTable, joined_tables, read_step, read_tokens, table_of_frames
 
 
 def table_of(answer, **columns):
@@ -41,7 +41,7 @@ def test_frames_become_columns_and_whole_numbers_stay_whole():
 def test_problems_and_answers_of_joined_tables_are_numbered_on():
     """Numbers that a table does not use leave no gap."""
     first, second = table_of([0, 2, 2], x=[1, 2, 3]), table_of([1, 0], x=[4, 5])
-    both = joined([first, second])
+    both = joined_tables([first, second])
     assert both["problem"].tolist() == both["answer"].tolist() == [0, 1, 1, 3, 2]
     assert both["x"].tolist() == [1, 2, 3, 4, 5] and both.problems == 4
     assert both.sums_by_problem(both["x"]).tolist() == [1, 5, 5, 4]

@@ -169,13 +169,14 @@ def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd)
     monkeypatch.setattr(idea, "return_memory", lambda: freed.append(list(tmp_path.rglob("*"))))
     dial = not is_taken_away("research")
     if dial:
-        monkeypatch.setattr("research.probes.dial.one_line", lambda *asked: f"dial: {asked}")
+        monkeypatch.setattr("research.probes.dial.worth_in_a_sentence",
+                            lambda *asked: f"dial: {asked}")
     main(["by_kind", "--word_weight", "0.1", *argv])
     said = capfd.readouterr().out
     for part in ("6 of 6 runs are to be made, 2 at a time, about ", "finished: by_kind-placebo-s1",
                  "by_kind minus"):
         assert part in said
-    assert ("dial: ('by_kind', {'word_weight': 0.1})\nmore worlds: python -m research dial --only "
+    assert ("dial: ('by_kind', {'word_weight': 0.1})\nmore tasks: python -m research dial --only "
             "'by_kind --word_weight 0.1'\n" in said) == dial
     folders = sorted(path.name.rpartition("-")[0] for path in (tmp_path / "ideas").iterdir())
     assert folders == ["by_kind", "by_kind-placebo", "plain"]

@@ -48,7 +48,7 @@ def what_moved(folder: Path, trainer: Path | None, rollouts: Rollouts, weight: T
     """The change of token t of answer b, in the step that trained on these rollouts. `folder` has
     the model that sampled them, `trainer` the file of its optimizer's state: None before the first
     step."""
-    s = with_values(s, epochs=1, kl=0.0)
+    s = with_settings(s, epochs=1, kl=0.0)
     model, scale, after, measured = Qwen2.from_pretrained(folder, "cpu"), [], [], []
     if trainer is None or trainer.exists():
         optimizer = load_adamw(model, trainer, s)
@@ -57,7 +57,7 @@ def what_moved(folder: Path, trainer: Path | None, rollouts: Rollouts, weight: T
         after = [p.detach() for p in model.parameters()]
         del optimizer
         model = Qwen2.from_pretrained(folder, "cpu")
-    s = with_values(s, max_grad_norm=0.0)
+    s = with_settings(s, max_grad_norm=0.0)
     own = gradient_of_token(model, rollouts, b, t, s)
     moved_by = (a - p.detach() for a, p in zip(after, model.parameters()))
     total = inner(own, moved_by)
@@ -94,10 +94,10 @@ def gradient_of_token(model: Qwen2, rollouts: Rollouts, b: int, t: int,
     one = torch.zeros_like(rollouts.log_prob)
     one[b, t] = -rollouts.mask.sum()
     return gradient(model, replace(rollouts, advantage=one), abs(one).clamp(max=1),
-                    with_values(s, loss_norm="token"))
+                    with_settings(s, loss_norm="token"))
 
 
-def with_values(s: SimpleNamespace, **values: object) -> SimpleNamespace:
+def with_settings(s: SimpleNamespace, **values: object) -> SimpleNamespace:
     return SimpleNamespace(**{**vars(s), **values})
 
 
