@@ -1,6 +1,6 @@
 // The viewer: a slider through the run; at each stop the answers to a few held-out problems, and
-// panes with one training answer at a time, its tokens shaded by a number. What a model wrote is put
-// in as text, never as HTML.
+// panes with one training answer at a time, its tokens shaded by a number. What a model wrote is
+// put in as text, never as HTML.
 const $ = id => document.getElementById(id);
 const { answers, evaluations, SECTIONS, KINDS, TAG, MEANING } = JSON.parse($('data').textContent);
 const STAGES = answers[0]?.stages ?? [];
@@ -121,7 +121,8 @@ function heldOutAnswer(evaluation, shown) {
   chosen.role = 'status';
   const p = shown.log_prob.map(Math.exp);
   const box = new TokenBox(tokens, t => {
-    chosen.textContent = `token ${t}, ${JSON.stringify(shown.texts[t])}: p = ${p[t].toPrecision(2)}`;
+    chosen.textContent =
+      `token ${t}, ${JSON.stringify(shown.texts[t])}: p = ${p[t].toPrecision(2)}`;
   });
   box.fill(shown.texts.map((text, t) =>
     tokenSpan(text, `p = ${p[t].toPrecision(2)}`, colour('--unsure', 1 - p[t]))));
@@ -146,7 +147,8 @@ function showHeldOut(step) {
   }));
 }
 
-// A step is a batch of answers here; another trainer may number its updates, and then both are shown.
+// A step is a batch of answers here; another trainer may number its updates, and then both numbers
+// are shown.
 function named(step) {
   const own = answers.find(answer => answer.step === step)?.own_step ?? step;
   return own === step ? `step ${step}` : `step ${step} (${own} of the trainer)`;
@@ -284,8 +286,10 @@ function drawKey() {
     + (same ? ' In this run all tokens of an answer have the same value.' : '');
   const sizes = sizesIn(shownStep, name);
   const larger = sizes.filter(value => value > full).length;
-  const beyond = larger ? `, and for the ${larger} of ${sizes.length} tokens that have more (at most `
-    + `${sizes.at(-1).toPrecision(3)})` : '';
+  let beyond = '';
+  if (larger)
+    beyond = `, and for the ${larger} of ${sizes.length} tokens that have more (at most `
+      + `${sizes.at(-1).toPrecision(3)})`;
   $('scale').textContent =
     `The scale is that of ${named(shownStep)}: the full colour stands for ${size}${beyond}.`;
 }
