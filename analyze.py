@@ -260,7 +260,7 @@ def over_training(tally: Tally, folder: Path) -> Picture:
         if shares[:, kind].max() >= 0.01:
             axis.plot(steps, shares[:, kind], color=COLOURS[kind], lw=1.4, label=KINDS[kind])
     axis.set(xlabel="step", ylabel="share of the gradient", ylim=(0, None),
-             title=f"Most of it goes to {KINDS[shares.mean(0).argmax()]} tokens")
+             title=f"The largest share goes to {KINDS[shares.mean(0).argmax()]} tokens")
     whole_steps(axis)
     legend_below(figure, axis, ncols=len(KINDS))
     return save(figure, folder, "over_training",
@@ -298,9 +298,10 @@ def most_of_the_gradient(tally: Tally, partition: str) -> str:
     part = tally.share(partition, most)
     of_tokens = tally.count(partition)[most] / tally.tokens
     name = PARTITIONS[partition][most]
-    where = f"{name} tokens" if partition == "kind" else f"the {name} section"
-    return (f"Most of the gradient went to {where}: {part.value:.1%} of the summed sizes (95% "
-            f"interval {part.low:.1%} to {part.high:.1%}), for {of_tokens:.1%} of the tokens.")
+    they = f"{name.capitalize()} tokens are" if partition == "kind" else f"The {name} section has"
+    return (f"{they} {of_tokens:.1%} of all tokens and got the largest share of the gradient: "
+            f"{part.value:.1%} of the sum of abs(A) w s (95% interval {part.low:.1%} to "
+            f"{part.high:.1%}).")
 
 
 def gradient_by_kind(tally: Tally, folder: Path) -> Picture:

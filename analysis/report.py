@@ -9,7 +9,7 @@ from analysis.tables import Table, show, show_in_short
 from analysis.tally import Tally
 from engine.errors import UserError
 from harness.record import Json
-from harness.screen import change, show_status
+from harness.screen import show_status
 from harness.settings import OPTIONS, Flag, make_parser, with_defaults
 
 TRAINING = "How the run went"  # these three are the chapters of a run's page
@@ -76,11 +76,20 @@ def opening(run: Run) -> list[str]:
                          f"{run['config']['steps']} so far.")
     lines = main_evaluations(run)
     if len(lines) > 1:
-        sentences.append(f"{lines[0]['mode'].capitalize()} answers solved "
-                         f"{change(lines[0], lines[-1])}.")
+        first, last = lines[0], lines[-1]
+        sentences.append(
+            f"{first['mode'].capitalize()} answers solved {success(first)} of "
+            f"{len(first['answer']):,} held-out problems at step {first['step']}, and "
+            f"{success(last)} at step {last['step']}.")
     if not run["steps"]:
         sentences.append("There are no credit files, so nothing is known about single tokens.")
     return sentences
+
+
+def success(line: Json) -> str:
+    """49.7% (95% interval 47.2% to 52.3%)"""
+    return (f"{line['success']:.1%} (95% interval {line['success_low']:.1%} to "
+            f"{line['success_high']:.1%})")
 
 
 def main_evaluations(run: Run) -> list[Json]:
