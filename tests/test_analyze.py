@@ -69,8 +69,8 @@ def test_a_screen_says_what_the_run_did_and_the_page_goes_from_there_to_tables(t
     page = (folder / "analysis/report.html").read_text()
     page = re.sub(r"data:image/png;base64,[^\"]*", "", page)
     said = ("not finished: step 3 of 4 so far",
-            "Sampled answers solved 50.0% (95% interval 0.0% to 100.0%) of 2 held-out problems at step "
-            "0, and 100.0% (95% interval 30.0% to 95.4%) at step 3.")
+            "Sampled answers solved 50.0% (95% interval 0.0% to 100.0%) of 2 held-out problems at "
+            "step 0, and 100.0% (95% interval 30.0% to 95.4%) at step 3.")
     assert not [words for words in said
                 for text in (" ".join(printed.split()), html.unescape(page)) if words not in text]
     places = [page.index(text) for text in (
