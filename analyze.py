@@ -208,16 +208,14 @@ def growth(run: Run, tally: Tally) -> Table:
     for blocks in np.array_split(np.arange(len(tally.blocks)), min(10, len(tally.blocks))):
         steps = np.concatenate([tally.blocks[block] for block in blocks])
         lines = [by_step[step] for step in steps if step in by_step]
+        name = f"{steps[0]}-{steps[-1]}" if len(steps) > 1 else f"{steps[0]}"
+        success, finished, norm = (mean_over([line[metric] for line in lines]).value
+                                   for metric in ("success", "finished", "gradient_norm"))
         answers = tally.answers[blocks].sum()
-        rows.append([
-            f"{steps[0]}-{steps[-1]}" if len(steps) > 1 else f"{steps[0]}",
-            mean_over([line["success"] for line in lines]).value,
-            mean_over([line["finished"] for line in lines]).value,
-            tally.total("all", "tokens", blocks)[0] / answers,
-            tally.mean("all", "entropy", blocks)[0],
-            mean_over([line["gradient_norm"] for line in lines]).value,
-            tally.flat_answers[blocks].sum() / answers,
-            tally.mean("all", "abs gradient", blocks)[0]])
+        length = tally.total("all", "tokens", blocks)[0] / answers
+        flat = tally.flat_answers[blocks].sum() / answers
+        rows.append([name, success, finished, length, tally.mean("all", "entropy", blocks)[0],
+                     norm, flat, tally.mean("all", "abs gradient", blocks)[0]])
     formats = {"steps": "", "success": ".1%", "finished": ".1%", "length": ".1f",
                "entropy": ".3f", "norm": ".3f", "flat": ".0%", "new": ".4f"}
     return Table("growth", "Over training", by_row(formats, rows), "",
@@ -236,13 +234,15 @@ def forks(tally: Tally) -> Table:
     chosen = np.concatenate([order[:10], order[::-1][:10]])
     ids, half = common[chosen], len(chosen) // 2
     texts = [tally.tokenizer.decode([i], skip_special_tokens=False) for i in ids.tolist()]
-    columns: Columns = {"": ("", ["forking"] * half + ["following"] * half),
-               "token": ("", list(map(repr, texts))),
-               "kind": ("", [KINDS[k] for k in tally.kinds_of_id[ids].argmax(1)]),
-               "count": (",.0f", count[ids]),
-               "entropy": (".3f", means["entropy"][chosen]),
-               "log p": (".3f", means["log_prob"][chosen]),
-               "abs(A) w s": (".4f", means["abs gradient"][chosen])}
+    kinds = [KINDS[k] for k in tally.kinds_of_id[ids].argmax(1)]  # the most frequent of each
+    columns: Columns = {
+        "": ("", ["forking"] * half + ["following"] * half),
+        "token": ("", list(map(repr, texts))),
+        "kind": ("", kinds),
+        "count": (",.0f", count[ids]),
+        "entropy": (".3f", means["entropy"][chosen]),
+        "log p": (".3f", means["log_prob"][chosen]),
+        "abs(A) w s": (".4f", means["abs gradient"][chosen])}
     return Table("forks", "Forking tokens (highest mean entropy) and following tokens (lowest)",
                  columns, "",
                  ["Vocabulary items that make up at least 0.05% of the run's tokens and occur at "

@@ -2,8 +2,8 @@
 order in which the stages happen.
 
 `stages` has the lines; names of numbers stand in [[ ]]. `numbers_of` has the numbers of an answer.
-`told` puts those of one token in; on the page, page.js does. A line with a number that is not known
-is left out, because a run of another trainer does not have every column.
+`with_numbers` puts those of one token in; on the page, page.js does. A line with a number that is
+not known is left out, because a run of another trainer does not have every column.
 """
 import inspect
 import textwrap
@@ -216,7 +216,7 @@ def rounded(value: float | torch.Tensor | None, digits: int = 4) -> float | None
     return int(number) if number.is_integer() else number
 
 
-def told(lines: list[Stage], answer: Mapping[str, Numbers], t: int) -> list[Stage]:
+def with_numbers(lines: list[Stage], answer: Mapping[str, Numbers], t: int) -> list[Stage]:
     """The lines, with the numbers of token t of an answer (answers.answer_of) put in."""
     known, filled = answer["account"] | answer["values"], []
     for label, text, function in lines:

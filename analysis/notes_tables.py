@@ -230,16 +230,16 @@ def classes_by_fifth(notes: Notes) -> Table:
     published = SIZE_OF_FIFTHS[notes.published]
     rows: list[Row] = []
     for fifth in range(5):
-        is_ahead = same_or_other(size[0, fifth] / size[1, fifth],
-                        published[FILLER][fifth] / published[REASONING][fifth], 1)
+        theirs = published[FILLER][fifth] / published[REASONING][fifth]
+        is_ahead = same_or_other(size[0, fifth] / size[1, fifth], theirs, 1)
         for c, name in enumerate(CLASSES):
             if not tokens[c, fifth]:
                 continue
-            is_published = name in published
+            their_log_prob, their_size = None, None
+            if name in published:
+                their_log_prob, their_size = LOG_PROB_OF_FIFTHS[name][fifth], published[name][fifth]
             rows.append([f"{20 * fifth}-{20 * fifth + 20}%", name, tokens[c, fifth],
-                         log_prob[c, fifth],
-                         LOG_PROB_OF_FIFTHS[name][fifth] if is_published else None,
-                         size[c, fifth], published[name][fifth] if is_published else None,
+                         log_prob[c, fifth], their_log_prob, size[c, fifth], their_size,
                          is_ahead if name == FILLER else "", new[c, fifth]])
     formats = {"part": "", "class": "", "tokens": ",.0f", "lp": ".3f", "notes' lp": ".2f",
                "size": ".4f", "notes' size": ".3f", "look": "", "new size": ".4f"}

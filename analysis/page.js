@@ -174,9 +174,9 @@ function showAddress() {
   if (wanted) show(nearest([...evaluations, ...answers], wanted).step);
 }
 
-// A line of a token's account with its numbers put in, as told() in account.py does it; null if a
-// number is not known.
-function told(text, answer, t) {
+// A line of a token's account with its numbers put in, as with_numbers() in account.py does it; null
+// if a number is not known.
+function withNumbers(text, answer, t) {
   const known = { ...answer.account, ...answer.values }, used = [];
   const filled = text.replace(/\[\[(.+?)\]\]/g, (_, name) => {
     used.push(Array.isArray(known[name]) ? known[name][t] : known[name] ?? null);
@@ -256,7 +256,7 @@ class Pane {
       + `${JSON.stringify(answer.texts[t])}: ${KINDS[answer.kind[t]]} token, section `
       + `${SECTIONS[answer.section[t]]}, ${name} ${answer.values[name][t] ?? 'unknown'}`;
     for (const [label, text, computedBy] of STAGES) {
-      const line = told(text, answer, t);
+      const line = withNumbers(text, answer, t);
       if (line === null) continue;
       const row = account.insertRow(), where = document.createElement('code');
       where.textContent = computedBy;

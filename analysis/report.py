@@ -97,20 +97,23 @@ def main_evaluations(run: Run) -> list[Json]:
 
 
 def describe(run: Run, tally: Tally | None) -> str:
+    """Sentences that say what was trained, how, and what is on record."""
     config = run["config"]
-    made = (f"weighting {config['mitigation']}, advantage {config.get('advantage', 'grpo')}, seed "
-            f"{config.get('seed', 0)}")
-    text = (f"{run['folder']}: {'imported' if 'imported' in config else made}, model "
-            f"{config.get('model', 'unknown')}")
+    model = config.get("model", "an unknown model")
+    if "imported" in config:
+        text = f"{run['folder']} is an imported run of {model}."
+    else:
+        text = (f"{run['folder']} trained {model} with the weighting {config['mitigation']} and "
+                f"the advantage {config.get('advantage', 'grpo')}, seed {config.get('seed', 0)}.")
     if tally:
-        text += (f"; {tally.tokens:,} tokens of {tally.answers.sum():,} answers to "
-                 f"{tally.groups:,} problems in steps {tally.steps[0]} to {tally.steps[-1]}")
+        text += (f" On record are {tally.tokens:,} tokens of {tally.answers.sum():,} answers to "
+                 f"{tally.groups:,} problems, steps {tally.steps[0]} to {tally.steps[-1]}.")
     sampled, on_record = config.get("temperature", 1), config.get("columns_temperature", 1)
     if on_record is None:
-        text += "; its files do not say at which temperature log p, entropy and s were computed"
+        text += " Its files do not say at which temperature log p, entropy and s were computed."
     elif not sampled == on_record == 1:
-        text += (f"; sampled at temperature {sampled}; log p, entropy and s are those of "
-                 f"temperature {on_record}")
+        text += (f" It was sampled at temperature {sampled}; log p, entropy and s are those of "
+                 f"temperature {on_record}.")
     return text
 
 

@@ -22,7 +22,7 @@ import torch
 from tokenizers import Tokenizer
 
 import mitigations  # noqa: F401  fills the lists of choices
-from analysis.account import settings_of, stages, told, where
+from analysis.account import settings_of, stages, where, with_numbers
 from analysis.answers import ShownAnswer, answer_of, groups_in_order, metrics_by_step
 from analysis.runs import Run, existing, read_run
 from analysis.tables import Table, by_row
@@ -84,7 +84,7 @@ def main(argv: list[str]) -> None:
     if flags.token is None:
         return show_answer(answer)
     show_token(answer, flags.token)
-    for label, text, function in told(stages(run["config"]), answer, flags.token):
+    for label, text, function in with_numbers(stages(run["config"]), answer, flags.token):
         print_stage(label, text, function)
         if label == "p":
             others = likeliest(run, record, tokenizer, answer, flags.token)

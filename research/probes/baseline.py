@@ -125,9 +125,9 @@ def others_table(reward: np.ndarray, square: np.ndarray, length: np.ndarray) -> 
         change = jackknife(difference, problem)
         rows.append([name, own.mean(), change])
         if own is not usual:
-            sentences.append(f"{name}: the mean square is {change.value:+.1%} (95% interval "
-                             f"{change.low:+.1%} to {change.high:+.1%}) beside that with the mean "
-                             "of the others.")
+            sentences.append(f"{name}: the mean square differs by {change.value:+.1%} (95% "
+                             f"interval {change.low:+.1%} to {change.high:+.1%}) from that with "
+                             "the mean of the others.")
     return Table("others", "Mean square E|(R - b) g|^2 with each baseline",
                  by_row({"baseline": "", "noise": ".3g", "change": "+.1%"}, rows),
                  "\n".join(sentences), ["interval: over problems (jackknife)"],

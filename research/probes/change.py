@@ -30,7 +30,7 @@ from engine.tokens import load_tokenizer
 from harness.settings import Flag
 from research.probes.change_batches import MeasuredBatch, batch_of
 from research.probes.change_tables import fell_and_rose_table, items_table, kinds_table
-from research.probes.change_worlds import worlds_table
+from research.probes.change_synthetic import synthetic_table
 from research.probes.common import COMMON, Findings
 
 FLAGS = {
@@ -67,7 +67,7 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
         tables += [kinds_table(by_step), fell_and_rose_table(by_step),
                    items_table(by_step, load_tokenizer(runs[0]))]
     if args.batches:
-        tables.append(worlds_table(args))
+        tables.append(synthetic_table(args))
     intro = [f"{len(units)} batches of {args.questions} x {args.answers} answers, "
              f"{sum(batch.spent for batch in found):,} tokens sampled for their credit."]
     return Findings("Push, change and credit", intro, tables)

@@ -54,11 +54,13 @@ def make_enumerated(seed: int, length: int) -> EnumeratedTask:
     choices = list(dict.fromkeys(choice for row in prefixes for choice in row))
     number = {choice: i for i, choice in enumerate(choices)}
     log_prob = {choice: log_prob_of(model, choice) for choice in choices}
-    total = torch.stack([sum(log_prob[answer[:t + 1]] for t in range(len(answer)))
-                         for answer in answers])
     rollouts = every_answer(model, answers)
     V = values_of_prefixes(answers, rollouts.reward.tolist(), log_prob)
-    worth = torch.tensor([[V[answer[:t]] for t in range(T + 1)] for answer in answers]).double()
+    totals, worths = [], []  # of each answer: its log-prob; V of each of its prefixes
+    for answer in answers:
+        totals.append(sum(log_prob[answer[:t + 1]] for t in range(len(answer))))
+        worths.append([V[answer[:t]] for t in range(T + 1)])
+    total, worth = torch.stack(totals), torch.tensor(worths).double()
     score = torch.stack([parameter_gradient(model, log_prob[choice]) for choice in choices])
     J = (total.exp() * rollouts.reward).sum()
     return EnumeratedTask(

@@ -198,12 +198,18 @@ def write_answers(path: Path, policy: Policy, listing: Listing) -> None:
     likely_first = sorted(range(len(ids)), key=lambda row: (groups[row], -listing.probability[row]))
     lines = []
     for row in likely_first:
-        prefixes = [(groups[row], tuple(ids[row][:t])) for t in range(len(ids[row]) + 1)]
+        problem, answer = groups[row], ids[row]
+        values, bounds = [], []
+        for t in range(len(answer) + 1):
+            prefix = problem, tuple(answer[:t])
+            values.append(round(listing.value[prefix], 6))
+            bounds.append([round(end, 6) for end in listing.bounds[prefix]])
         lines.append({
-            "problem": policy.task.show(rollouts.problems[groups[row]]),
-            "tokens": rollouts.texts[row], "probability": round(listing.probability[row], 6),
+            "problem": policy.task.show(rollouts.problems[problem]),
+            "tokens": rollouts.texts[row],
+            "probability": round(listing.probability[row], 6),
             "reward": rewards[row],
-            "credit": [round(value, 6) for value in credit[row][:len(ids[row])]],
-            "V": [round(listing.value[prefix], 6) for prefix in prefixes],
-            "bounds": [[round(end, 6) for end in listing.bounds[prefix]] for prefix in prefixes]})
+            "credit": [round(value, 6) for value in credit[row][:len(answer)]],
+            "V": values,
+            "bounds": bounds})
     replace_text(path, "".join(json.dumps(line) + "\n" for line in lines))

@@ -96,8 +96,8 @@ def phases_table(found: TokensByName) -> Table:
                      *(float(statistic(found[control])) for control in CONTROLS)])
         if "over" in name or "above 3" in name:
             other = float(statistic(found[RANDOM_TEXT]))
-            sentences.append(f"{name}: {of_phase_1.value:.3g} in phase 1, {other:.3g} for random "
-                             "text.")
+            sentences.append(f"{name}: it is {of_phase_1.value:.3g} in phase 1, and {other:.3g} "
+                             "for random text, in which there is no credit.")
     formats = {"measure": "", "notes 1": "", PHASE_1: ".3g", "notes 2": "",
                PHASE_2: ".3g", **dict.fromkeys(CONTROLS, ".3g")}
     return Table("phases", "Phase 1 beside phase 2 and numbers that hold no credit",
@@ -114,29 +114,40 @@ def flaws_table(found: TokensByName, with_shuffled_rewards: TokenTable) -> Table
     filler = phase_1["kind"][is_of_class(phase_1, FILLER)]
     half = phase_1.where(phase_1["answer"] % 2 == 0)
     t_of_all, t_of_half = (mean_of(t_by_position(tokens, "size")) for tokens in (phase_1, half))
-    wrong = ["wrong gradient: shuffled rewards change GRPO's gradient by this share, phase 1 by 0",
-             changed / gradient["size"].sum()]
-    like_gradient = ["correlation of its size with abs(A) s",
-                     correlation(phase_1["size"], gradient["size"])]
-    position = ["position: early over late where there is nothing to credit, untrained and random "
-                "text", first_over_last_fifth(found[UNTRAINED_RANDOM])]
-    like_terms = ["correlation of its size with the number of loss terms",
-                  correlation(phase_1["size"], found[LOSS_TERMS]["size"])]
-    t_of_size = ["t: share above 3 of the size, which is never negative",
-                 float(STATISTICS["t of the size above 3"](phase_1))]
-    t_signed = ["the same number with a sign", float(STATISTICS["abs(t) above 3"](phase_1))]
-    t_grows = ["t grows with the answers: mean t of the size with all over that with half of them",
-               t_of_all / t_of_half]
-    after_the_fact = ["after the fact: share of it in answers from which training learns nothing "
-                      "(A = 0)", phase_1["size"][without_gradient].sum() / phase_1["size"].sum()]
-    crude = ["crude classes: share of filler that is no word but a tag, a space, an end",
-             mean_of(filler != WORD)]
-    main = [wrong, position, t_of_size, after_the_fact, crude]
-    rows = [wrong, like_gradient, position, like_terms, t_of_size, t_signed, t_grows,
-            after_the_fact, crude]
+    changed = float(changed / gradient["size"].sum())
+    early_over_late = first_over_last_fifth(found[UNTRAINED_RANDOM])
+    t_of_size = float(STATISTICS["t of the size above 3"](phase_1))
+    t_signed = float(STATISTICS["abs(t) above 3"](phase_1))
+    without_learning = phase_1["size"][without_gradient].sum() / phase_1["size"].sum()
+    not_a_word = mean_of(filler != WORD)
+    rows = [
+        ["wrong gradient: shuffled rewards change GRPO's gradient by this share, phase 1 by 0",
+         changed],
+        ["correlation of its size with abs(A) s", correlation(phase_1["size"], gradient["size"])],
+        ["position: early over late where there is nothing to credit, untrained and random text",
+         early_over_late],
+        ["correlation of its size with the number of loss terms",
+         correlation(phase_1["size"], found[LOSS_TERMS]["size"])],
+        ["t: share above 3 of the size, which is never negative", t_of_size],
+        ["the same number with a sign", t_signed],
+        ["t grows with the answers: mean t of the size with all over that with half of them",
+         t_of_all / t_of_half],
+        ["after the fact: share of it in answers from which training learns nothing (A = 0)",
+         without_learning],
+        ["crude classes: share of filler that is no word but a tag, a space, an end", not_a_word]]
+    sentences = [
+        f"Wrong gradient: shuffled rewards change GRPO's gradient by {changed:.3g} of its size, and "
+        "phase 1's by 0.",
+        "Position: for random text by an untrained model, where there is nothing to credit, early "
+        f"tokens have {early_over_late:.3g} times the size of late ones.",
+        f"t: the share of positions with t above 3 is {t_of_size:.3g} for the size, which is never "
+        f"negative, and {t_signed:.3g} for the number with a sign.",
+        f"After the fact: a share of {without_learning:.3g} of it lies in answers from which "
+        "training learns nothing (A = 0).",
+        f"Crude classes: a share of {not_a_word:.3g} of filler is no word but a tag, a space or an "
+        "end."]
     return Table("flaws", "The five flaws, each with the number that shows it",
-                 by_row({"flaw": "", "found": ".3g"}, rows),
-                 "\n".join(f"{flaw}: {number:.3g}." for flaw, number in main),
+                 by_row({"flaw": "", "found": ".3g"}, rows), "\n".join(sentences),
                  [f"kinds of token: {', '.join(KINDS)}"])
 
 

@@ -12,16 +12,31 @@ Z, ONES, PLANTED, CRITIC = "z-score", "all equal", "planted rewards by token", "
 FoundRanks = dict[tuple[str, str, int], list[dict[str, float]]]
 
 
+def entropy_rank(s: torch.Tensor) -> float:
+    share = s / s.sum()
+    return float(torch.special.entr(share).sum().exp())
+
+
+def stable_rank(s: torch.Tensor) -> float:
+    return float(s.square().sum() / s[0].square())
+
+
+def threshold_rank(s: torch.Tensor) -> float:
+    return float((s > 0.01 * s[0]).sum())
+
+
 def energy_rank(s: torch.Tensor, share: float) -> float:
-    """How many of the largest singular values reach the share; rounding is none of them."""
-    return 1.0 + float((s.square().cumsum(0) / s.square().sum() < share - 1e-9).sum())
+    """The number of largest singular values that reach the share; rounding is none of them."""
+    reached = s.square().cumsum(0) / s.square().sum()
+    return 1.0 + float((reached < share - 1e-9).sum())
 
 
-RANKS: dict[str, Callable[[torch.Tensor], float]] = {
-    "entropy": lambda s: float(torch.special.entr(s / s.sum()).sum().exp()),
-    "stable": lambda s: float(s.square().sum() / s[0].square()),
-    "90%": lambda s: energy_rank(s, 0.9), "99%": lambda s: energy_rank(s, 0.99),
-    "threshold": lambda s: float((s > 0.01 * s[0]).sum())}
+RANKS: dict[str, Callable[[torch.Tensor], float]] = {  # of singular values, the largest first
+    "entropy": entropy_rank,
+    "stable": stable_rank,
+    "90%": lambda s: energy_rank(s, 0.9),
+    "99%": lambda s: energy_rank(s, 0.99),
+    "threshold": threshold_rank}
 
 
 def mean_rank(found: FoundRanks, matrix: str, arm: str, R: int, rank: str) -> Estimate:

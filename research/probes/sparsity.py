@@ -45,7 +45,11 @@ FLAGS = {
 CONFIDENT = 0.99
 MEASURED = ("success", "groups without spread", "of success alone", "p > 0.99", "1 - sum p^2",
          "Hoyer, GRPO", "Hoyer, log-probs")
-SPARSER = {"groups without spread": 1, "p > 0.99": 1, "1 - sum p^2": -1, "Hoyer, GRPO": 1}
+SPARSER = {  # the measures that would show it, in words, and whether they would grow or fall
+    "groups without spread": ("The share of groups without spread", 1),
+    "p > 0.99": ("The share of tokens with p > 0.99", 1),
+    "1 - sum p^2": ("The mean of 1 - sum p^2", -1),
+    "Hoyer, GRPO": ("Hoyer's sparsity of GRPO's gradient", 1)}
 
 
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
@@ -95,11 +99,12 @@ def of_checkpoint(policy: Policy, rollouts: Rollouts, R: int) -> list[float]:
     mask, n = rollouts.mask, len(rollouts.mask) // len(rollouts.prompt_ids)
     right = rollouts.scores["answer"].view(-1, n).sum(1).long().tolist()
     alike = [(comb(k, R) + comb(n - k, R)) / comb(n, R) for k in right]
-    return [rollouts.scores["answer"].mean().item(), float(np.mean(alike)),
-            (rollouts.log_prob[mask].exp() > CONFIDENT).float().mean().item(),
-            (1 - rollouts.collision[mask]).mean().item(),
-            hoyer_of_gradient(policy, rollouts),
-            hoyer_of_gradient(policy, replace(rollouts, advantage=mask.float()))]
+    success = rollouts.scores["answer"].mean().item()
+    confident = (rollouts.log_prob[mask].exp() > CONFIDENT).float().mean().item()
+    squared_size = (1 - rollouts.collision[mask]).mean().item()
+    of_grpo = hoyer_of_gradient(policy, rollouts)
+    of_log_probs = hoyer_of_gradient(policy, replace(rollouts, advantage=mask.float()))
+    return [success, float(np.mean(alike)), confident, squared_size, of_grpo, of_log_probs]
 
 
 def hoyer_of_gradient(policy: Policy, rollouts: Rollouts) -> float:
@@ -124,13 +129,14 @@ def hoyer(parts: list[torch.Tensor]) -> float:
 def steps_table(rows: list[Row]) -> Table:
     columns = dict(zip(("step", *MEASURED), zip(*rows)))
     sentences = []
-    for name, sign in SPARSER.items():
+    for name, (in_words, sign) in SPARSER.items():
         known = [value for value in columns[name] if value is not None]
         if len(known) > 1:
-            word = "sparser" if sign * (known[-1] - known[0]) > 0 else "not sparser"
-            sentences.append(f"{name}: {known[0]:.3f} to {known[-1]:.3f}, {word}.")
+            is_sparser = sign * (known[-1] - known[0]) > 0
+            sentences.append(f"{in_words} went from {known[0]:.3f} to {known[-1]:.3f}: by this "
+                             f"the gradient became {'sparser' if is_sparser else 'no sparser'}.")
     of_success = columns["of success alone"]
-    sentences.append("groups without spread that follow from success alone: "
+    sentences.append("The share of groups without spread that follows from success alone went from "
                      f"{of_success[0]:.3f} to {of_success[-1]:.3f}.")
     formats = {"step": "d", **dict.fromkeys(MEASURED, ".3f")}
     return Table("steps", "At each checkpoint", by_row(formats, rows), "\n".join(sentences),

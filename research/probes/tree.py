@@ -184,7 +184,7 @@ def list_answers(policy: Policy, problems: Sequence[Problem], least: float,
 
 
 def listed_rollouts(problems: Sequence[Problem], prompts: list[list[int]], found: list[list[Path]],
-                ends: tuple[int, ...]) -> Rollouts:
+                    ends: tuple[int, ...]) -> Rollouts:
     """The answers to each problem, as if each had been sampled once."""
     paths = [path for of_problem in found for path in of_problem]
     counts = torch.tensor([len(of_problem) for of_problem in found])
@@ -195,12 +195,14 @@ def listed_rollouts(problems: Sequence[Problem], prompts: list[list[int]], found
         return pad_sequence([torch.tensor(row, dtype=dtype) for row in rows], batch_first=True)
 
     log_prob = padded([path.log_prob for path in paths], torch.float64)
-    return Rollouts(problems, prompts, group,
-                    ids=padded([path.ids for path in paths], torch.long),
-                    mask=torch.arange(log_prob.shape[1]) < lengths[:, None],
-                    finished=torch.tensor([path.ids[-1] in ends for path in paths]),
-                    log_prob=log_prob, entropy=torch.full_like(log_prob, math.nan),
-                    collision=padded([path.collision for path in paths], torch.float64))
+    return Rollouts(
+        problems, prompts, group,
+        ids=padded([path.ids for path in paths], torch.long),
+        mask=torch.arange(log_prob.shape[1]) < lengths[:, None],
+        finished=torch.tensor([path.ids[-1] in ends for path in paths]),
+        log_prob=log_prob,
+        entropy=torch.full_like(log_prob, math.nan),
+        collision=padded([path.collision for path in paths], torch.float64))
 
 
 def with_prefix_values(rollouts: Rollouts) -> Listing:

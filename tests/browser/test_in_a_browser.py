@@ -10,7 +10,7 @@ from conftest import INSTALL, ROOT, credit_columns, evaluation, write_log
 from tokenizers import AddedToken, Tokenizer
 
 import analyze
-from analysis.account import told
+from analysis.account import with_numbers
 from analysis.answers import answers_of
 from engine.tokens import load_tokenizer
 
@@ -322,13 +322,13 @@ def test_the_page_puts_the_same_numbers_in_as_the_command_does(recorded, tmp_pat
     answers = page.evaluate("answers")
     assert answers[0]["stages"] and len({answer["step"] for answer in answers}) > 1
     of_page = page.evaluate("""answers.map(answer => answer.texts.map((_, t) =>
-        STAGES.map(stage => told(stage[1], answer, t)).filter(text => text !== null)))""")
+        STAGES.map(stage => withNumbers(stage[1], answer, t)).filter(text => text !== null)))""")
     steps = sorted({answer["step"] for answer in answers})
     ours = answers_of(recorded, load_tokenizer(recorded), steps)
     assert len(ours) == len(answers)
     for answer, rows in zip(ours, of_page):
         for t, texts in enumerate(rows):
-            expected = [text for _, text, _ in told(ours[0]["stages"], answer, t)]
+            expected = [text for _, text, _ in with_numbers(ours[0]["stages"], answer, t)]
             assert [re.sub(number, "#", text) for text in texts] == [
                 re.sub(number, "#", text) for text in expected]
             assert [float(n) for text in texts for n in re.findall(number, text)] == pytest.approx(

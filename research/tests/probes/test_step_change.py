@@ -11,7 +11,7 @@ from engine.tokens import load_tokenizer
 from research.probes import change_batches, change_tables
 from research.probes.change_batches import BETTER_ONLY, PLAIN_STEP, PUSH, changes, with_groups
 from research.probes.change_tables import correlation_by_item, correlation_by_token
-from research.probes.change_worlds import cancelled
+from research.probes.change_synthetic import cancelled
 from research.probes.common import rank_correlation, share_of_sums
 
 

@@ -14,15 +14,15 @@ from research.experiments.published import table_rows
 from research.probes.change_batches import SEED_NAME
 from research.probes.common import rank_correlation
 
-WORLDS = ("128/3", "128/12", "128/42", "128/128", "512/12", "512/48", "512/170", "512/48 own",
+TASKS = ("128/3", "128/12", "128/42", "128/128", "512/12", "512/48", "512/170", "512/48 own",
           "128/42 own", "512/48 sure 4", "512/48 sure 6", "128/12 found")  # no context is a prefix
 
 
-def worlds_table(args: SimpleNamespace) -> Table:
+def synthetic_table(args: SimpleNamespace) -> Table:
     predicted = of_true_credit("law", "predictions")
     measured = of_true_credit("dial", "board")
     rows: list[Row] = []
-    for name in WORLDS:
+    for name in TASKS:
         of = predicted.get(name, {"ratio": None, "gain": None})
         gain = measured[name]["gain"]["value"]
         rows.append([name, *cancelled(name, args), of["ratio"], of["gain"], gain])
@@ -58,39 +58,39 @@ def of_true_credit(result: str, table: str) -> dict[str, dict]:
 def cancelled(name: str, args: SimpleNamespace) -> list[float]:
     """The share of the push that cancels, and three cosines of change and credit: means over
     batches of one untrained policy."""
-    world = SyntheticTask(TaskSpec.read(name), [args.seed] * args.batches)
+    task = SyntheticTask(TaskSpec.read(name), [args.seed] * args.batches)
     draws = [(SEED_NAME, args.seed, number) for number in range(args.batches)]
     with torch.no_grad():
-        _, log_prob = world.forward(world.parameters)
+        _, log_prob = task.forward(task.parameters)
     p = log_prob.exp()
-    credit = credit_of_contexts(world, p)
+    credit = credit_of_contexts(task, p)
     cosines = []
     for arm_name in (EXACT, PLAIN, TRUE):
         arm = named_arm(arm_name)
-        method = arm.start and arm.start(world)
-        gradient, _ = batch_gradients(world, arm, method, 1, draws)
-        _, change = torch.func.jvp(lambda w: world.forward(w)[1], (world.parameters,),
+        method = arm.start and arm.start(task)
+        gradient, _ = batch_gradients(task, arm, method, 1, draws)
+        _, change = torch.func.jvp(lambda w: task.forward(w)[1], (task.parameters,),
                                    (-gradient,))
         change = change.nan_to_num() * (p > 0)
-        cosines.append(cosine_over_tokens(world, p, change, credit))
-    return [share_that_cancels(world, log_prob, draws), *cosines]
+        cosines.append(cosine_over_tokens(task, p, change, credit))
+    return [share_that_cancels(task, log_prob, draws), *cosines]
 
 
-def credit_of_contexts(world: SyntheticTask, p: Tensor) -> Tensor:
+def credit_of_contexts(task: SyntheticTask, p: Tensor) -> Tensor:
     """(S, U, V): the credit of each symbol in each context."""
     credit = torch.zeros_like(p)
     policy = torch.arange(len(p))
-    for j, key in enumerate(world.keys.tolist()):
-        right, cue = world.right[:, j], world.cue_of[key]
-        credit[:, cue] = -p[policy, cue, right, None] / world.spec.decide
-        credit[policy, cue, right] += 1 / world.spec.decide
+    for j, key in enumerate(task.keys.tolist()):
+        right, cue = task.right[:, j], task.cue_of[key]
+        credit[:, cue] = -p[policy, cue, right, None] / task.spec.decide
+        credit[policy, cue, right] += 1 / task.spec.decide
     return credit
 
 
-def cosine_over_tokens(world: SyntheticTask, p: Tensor, change: Tensor, credit: Tensor) -> float:
+def cosine_over_tokens(task: SyntheticTask, p: Tensor, change: Tensor, credit: Tensor) -> float:
     """The cosine of change and credit, with each symbol of each context counted as often as it
     occurs; the mean over policies."""
-    positions = torch.bincount(world.cue_of, minlength=p.shape[1]).view(1, -1, 1)
+    positions = torch.bincount(task.cue_of, minlength=p.shape[1]).view(1, -1, 1)
 
     def inner(one: Tensor, two: Tensor) -> Tensor:
         return (positions * p * one * two).sum((1, 2))
@@ -99,14 +99,14 @@ def cosine_over_tokens(world: SyntheticTask, p: Tensor, change: Tensor, credit: 
     return float(cosine.mean())
 
 
-def share_that_cancels(world: SyntheticTask, log_prob: Tensor, draws: list) -> float:
+def share_that_cancels(task: SyntheticTask, log_prob: Tensor, draws: list) -> float:
     """The share of plain GRPO's push that equal tokens in equal contexts cancel among each
     other."""
     p = log_prob.exp()
-    sample = world.sample(log_prob, random_numbers(world, named_arm(PLAIN), 1, draws))
+    sample = task.sample(log_prob, random_numbers(task, named_arm(PLAIN), 1, draws))
     policies, answers = sample.reward.shape
     group = torch.arange(answers) // ANSWERS + answers * torch.arange(policies)[:, None]
     z = group_z_score(sample.reward.flatten(), group.flatten()).view(policies, answers, 1)
     s_squared = 1 - 2 * p + p.square().sum(-1, keepdim=True)
-    net, gross = (by_context(world, sample, A.expand(sample.ids.shape)) for A in (z, z.abs()))
+    net, gross = (by_context(task, sample, A.expand(sample.ids.shape)) for A in (z, z.abs()))
     return 1 - float((net.abs() * s_squared).sum() / (gross * s_squared).sum())
