@@ -117,7 +117,7 @@ def with_answers(run: Run) -> list[Json]:
 def run_chapters(run: Run, tally: Tally | None) -> dict[str, list[Table]]:
     of_training, of_gradient = list[Table](), list[Table]()
     if any(len(evaluations(run, mode)) > 1 for mode in CURVES):
-        of_training.append(gains(run))
+        of_training.append(held_out_gains(run))
     if tally is None:
         return {report.TRAINING: of_training}
     of_training += [growth(run, tally), rewards(tally)]
@@ -146,7 +146,7 @@ def draw_run(run: Run, tally: Tally | None, folder: Path) -> list[Picture]:
     return pictures
 
 
-def gains(run: Run) -> Table:
+def held_out_gains(run: Run) -> Table:
     """Held-out success at the start and at the end, paired: the problems are the same."""
     rows: list[Row] = []
     for mode in CURVES:

@@ -25,7 +25,8 @@ Sums = dict[str, list[Notes]]  # of each run of an arm, by the arm's name
 
 @UNDEFINED
 def notes_tables_of_arms(comparison: Comparison) -> list[Table]:
-    """What the notes expected of each weighting, and what was found; their summary table."""
+    """Three tables: what the notes expected of each weighting and what was found, their summary
+    table, and the shares of the classes."""
     known: Sums = {}
     for name, arm in comparison.arms.items():
         sums = [Notes(run, Tally(run["folder"]), draws=0) for run in arm.values() if run["steps"]]
@@ -51,9 +52,9 @@ def expected_and_found(comparison: Comparison) -> Table:
     return Table("notes expected", "Expected against found", by_row(formats, rows), "", [
         "Learning speed is the mean success of all answers of the training, and the gain is its "
         "difference from the baseline's, with a 95% interval over seeds. It can say how these runs "
-        "learned. One seed says nothing of a weighting, and the notes had one: 15% and 12% of 128 "
-        "problems are z = 0.74. Same: the interval lies on the notes' side of 0; other: on the far "
-        "side."],
+        "learned. One seed says nothing about a weighting, and the earlier experiment had one: 15% "
+        "and 12% of 128 problems are z = 0.74. Same: the interval lies on the side of 0 that the "
+        "notes saw; other: on the other side."],
         {"speed": "learning speed", "gain": f"gain over {comparison.baseline}{WITH_INTERVAL}",
          "end": "held out at the end", "theirs": "notes'", "norm": "norm before clipping",
          "words": "the notes expected; and saw"})

@@ -37,7 +37,8 @@ class Style(TypedDict):
 
 def save(figure: Figure, folder: Path, name: str, caption: str,
          shows: str = "") -> tuple[Path, str]:
-    """Path and caption of the picture, which appears whole or not at all. `shows` is kept in it."""
+    """Write the picture, which appears whole or not at all, and return its path and caption.
+    `shows` is kept in it."""
     path = folder / f"{name}.png"
     with whole(path) as unfinished:
         figure.savefig(unfinished, dpi=DPI, format="png", metadata={"Shows": shows})
@@ -46,12 +47,12 @@ def save(figure: Figure, folder: Path, name: str, caption: str,
 
 
 def style_of(number: int) -> Style:
-    """Of the line with this number, from 0: 32 can be told apart."""
+    """The style of the line with this number, from 0: 32 can be told apart."""
     return {"color": COLOURS[number % len(COLOURS)], "ls": LINES[number // len(COLOURS) % 4]}
 
 
 def whole_steps(*axes: Axes) -> None:
-    """No tick between two steps."""
+    """Keep ticks off the places between two steps."""
     for axis in axes:
         axis.locator_params(axis="x", integer=True)
 

@@ -58,7 +58,7 @@ class Table:
         widths = narrowed(rows, left, limit - 3 * len(left) - 1)
         rule = ["-" * (width + 1) + ("-" if on_left else ":")
                 for width, on_left in zip(widths, left)]
-        head, *body = [lines_of(row, widths, left) for row in rows]
+        head, *body = [wrapped_row(row, widths, left) for row in rows]
         return "\n".join([head, f"|{'|'.join(rule)}|", *body])
 
     def to_json(self) -> dict[str, object]:
@@ -94,7 +94,7 @@ def longest_word(texts: list[str]) -> int:
     return max(map(len, " ".join(texts).split()), default=0)
 
 
-def lines_of(row: list[str], widths: list[int], left: list[bool]) -> str:
+def wrapped_row(row: list[str], widths: list[int], left: list[bool]) -> str:
     """A row of a table, over as many lines as its longest text needs."""
     wrapped = [textwrap.wrap(text, width) or [""] for text, width in zip(row, widths)]
     formats = [f"{'<' if on_left else '>'}{width}" for width, on_left in zip(widths, left)]

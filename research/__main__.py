@@ -1,6 +1,7 @@
 """Experiments and probes: what was found with the lab, and the commands that find it again.
 
-    python -m research board         which way of spreading credit is ahead of plain GRPO?
+    python -m research board         which way of spreading credit trains the tiny model better than
+                                     plain GRPO? the leaderboard
     python -m research real_board    the same question for a real model, on a laptop
     python -m research notes         experiments 1 to 3 of the earlier experiment that this project
                                      started from
@@ -14,15 +15,16 @@ command continues them.
                                      whose answers are all listed; with --model, the exact credit of
                                      a real model's tokens
     python -m research dial          where does credit by token pay? in synthetic tasks
-    python -m research law           what should it be worth there? predicted from the noise
+    python -m research law           what should it be worth there? predicted from the variance of
+                                     the gradient
     python -m research phase1        a gradient that never saw a reward, beside A log p
     python -m research rank          has GRPO's gradient rank 2?
     python -m research sparsity      does the gradient become sparse over a training?
     python -m research baseline      when is the group's mean the best number to subtract?
     python -m research change        does the change of a token's log-prob follow its credit?
 
-These are probes: each asks one question, prints its findings and writes a folder with numbers.json
-and its picture. On a CPU a probe takes minutes. NAME --help lists the flags of one.
+These are probes: each asks one question, prints its findings, and writes a folder with numbers.json
+and its picture. On a CPU a probe takes minutes. NAME --help lists the flags of a command.
 
     python -m research publish [FOLDER]  keep what was measured, and bring pages and pictures up to
                                          date with it
@@ -52,5 +54,5 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_as_program("research", main, interrupted="stopped at once; the same command "
-                   "continues a board, and begins a probe again")
+    run_as_program("research", main, interrupted="stopped at once; the same command of an "
+                   "experiment continues, a probe begins again")

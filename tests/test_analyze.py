@@ -39,7 +39,7 @@ def test_a_run_without_credit_files_has_its_gains_paired_by_problem(tmp_path, ca
     folder = write_log(tmp_path / "run", {}, evaluations=lines)
     analyze.main([str(folder)])
     assert "no credit files" in capsys.readouterr().out
-    [row] = rows_in(analyze.gains(read_run(folder)))
+    [row] = rows_in(analyze.held_out_gains(read_run(folder)))
     assert (row["start"], row["end"]) == (0.25, 0.5)
     assert list(row["gain"].values()) == pytest.approx([0.25, 0.25 - 0.387, 0.25 + 0.387], abs=1e-3)
 

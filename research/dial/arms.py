@@ -79,11 +79,11 @@ class Batch:
             scores={"reward": reward, "answer": reward, "reasoning": reward,
                     "format": torch.zeros_like(reward)},
             advantage=self.advantage[s].expand(ids.shape),
-            forward=SimpleNamespace(look=look_at(self.hidden[s][context])),
+            forward=SimpleNamespace(look=known_hidden_states(self.hidden[s][context])),
             generator=torch.Generator().manual_seed(seed))
 
 
-def look_at(hidden: torch.Tensor) -> Callable[..., dict[str, torch.Tensor]]:
+def known_hidden_states(hidden: torch.Tensor) -> Callable[..., dict[str, torch.Tensor]]:
     """The extra forward pass of a run, which here is known already."""
     def look(rollouts: Rollouts, attention: bool = False) -> dict[str, torch.Tensor]:
         if attention:

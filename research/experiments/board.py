@@ -26,7 +26,8 @@ from analysis.runs import Run
 from analysis.tables import WITH_INTERVAL, Row, Table
 from engine.errors import UserError
 from harness.screen import python_command, say
-from harness.settings import Flag, make_parser, with_defaults
+from harness.flags import Flag
+from harness.parser import make_parser, with_defaults
 from research.experiments.arms import ARMS, CONTROLS, METHODS, PLAIN, SCALE
 from research.experiments.common import (FLAGS_OF_LEADERBOARD, FLAGS_OF_RUNS, end_with,
                                          from_short_form, leaderboard, list_missing,
@@ -34,10 +35,10 @@ from research.experiments.common import (FLAGS_OF_LEADERBOARD, FLAGS_OF_RUNS, en
                                          short_form, total_seconds, write_report)
 from research.experiments.pictures import draw_gains, draw_published
 from research.experiments.protocol import (AGAIN, COMMON, FIRST, RATES, REPORTED, STEPS, Board, Key,
-                                           stages)
+                                           board_stages)
 from research.experiments.published import RESULTS, read_result
 from research.probes.common import Findings, command_of
-from tools.runs import make_runs, usable_cores
+from harness.planned import make_runs, usable_cores
 
 KEPT = RESULTS / "board.json"
 ANSWERS = 64  # to a step of every arm, but for those with larger batches
@@ -61,7 +62,7 @@ def main(argv: list[str]) -> None:
 
 def make_stages(board: Board, args: SimpleNamespace, command: str) -> dict[str, str]:
     """Make what each stage lacks; stop where runs failed, and return them."""
-    for title, keys in stages(board):
+    for title, keys in board_stages(board):
         missing = [board.planned(*key) for key in keys if not board.run(*key)]
         say(f"{title}: {len(keys) - len(missing)} of {len(keys)} runs are finished")
         if missing and args.dry_run:

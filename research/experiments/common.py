@@ -11,10 +11,11 @@ from analysis.runs import Run, is_done, read_run
 from analysis.tables import Columns, Table
 from engine.errors import UserError, read_json
 from harness.screen import python_command, say
-from harness.settings import MOST_THREADS, Flag, make_settings, read_flags
+from harness.flags import MOST_THREADS, Flag
+from harness.settings import make_settings, read_flags
 from research.experiments.published import RESULTS, made_by
 from research.probes.common import Findings, print_findings, write_findings
-from tools.runs import PlannedRun
+from harness.planned import PlannedRun
 
 FLAGS_OF_RUNS = {
     "processes": Flag(0, "runs at a time; 0 is one for each core that this program may use",

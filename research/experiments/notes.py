@@ -33,13 +33,14 @@ from analysis.tally import Tally
 from engine.errors import UserError
 from engine.tokens import ANSWER
 from harness.screen import python_command
-from harness.settings import Flag, make_parser, with_defaults
+from harness.flags import Flag
+from harness.parser import make_parser, with_defaults
 from research.experiments.common import (FLAGS_OF_RUNS, Arms, end_with, finished_arms, predictions,
                                          success_by_parts, total_seconds, write_report)
 from research.experiments.pictures import draw_curves, draw_published
 from research.experiments.protocol import COMMON
 from research.probes.common import Findings, command_of
-from tools.runs import PlannedRun, make_runs, usable_cores
+from harness.planned import PlannedRun, make_runs, usable_cores
 
 PLAIN, FIRST_SEED, PARTS = "none", 300, 5  # seeds that no board has
 FEWEST_SEEDS = 3  # two agree now and then by luck

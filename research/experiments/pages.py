@@ -20,8 +20,7 @@ from pathlib import Path
 
 from analysis.statistics import Estimate
 from analysis.tables import Cell, Table, by_row, escaped, shown
-from engine.errors import UserError
-from harness.record import PROJECT
+from engine.errors import PROJECT, UserError
 from research.experiments.published import RESULTS, pages, read_result
 
 MARKED = re.compile(r"<!-- (table|text|words|source|number|interval) ((?:(?!-->).)+?) -->"
@@ -44,18 +43,18 @@ def check_marks(name: str) -> None:
     for page in pages():
         for kind, words, _ in MARKED.findall(page.read_text(encoding="utf-8")):
             if words.split()[0] == name:
-                content_of(kind, words, page.name)
+                content_of_mark(kind, words, page.name)
 
 
 def fill(text: str, page: str) -> str:
     """The page with everything that is marked made again."""
     def made_again(match: re.Match) -> str:
         kind, words, _ = match.groups()
-        return f"<!-- {kind} {words} -->{content_of(kind, words, page)}<!-- end -->"
+        return f"<!-- {kind} {words} -->{content_of_mark(kind, words, page)}<!-- end -->"
     return MARKED.sub(made_again, text)
 
 
-def content_of(kind: str, words: str, page: str) -> str:
+def content_of_mark(kind: str, words: str, page: str) -> str:
     """What a mark stands for; the page is named in an error."""
     try:
         return MAKERS[kind](words)

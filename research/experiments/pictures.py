@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from analysis.plots import (BLUE, COLOURS, GREY, OF_CHANGE, OF_CREDIT, OF_GRADIENT, OF_PUSH,
                             OF_TOKENS, ORANGE, legend_below, plt, save, style_of)
 from analysis.statistics import mean_over
-from harness.record import PROJECT
+from engine.errors import PROJECT
 from research.experiments.arms import CONTROLS, SCALE
 from research.experiments.published import RESULTS, fingerprint, read_result
 

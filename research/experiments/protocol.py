@@ -18,7 +18,7 @@ from analysis.gains import Gain, gain_over, gains, mean_success
 from analysis.runs import Run
 from research.experiments.arms import ARMS, METHODS, PLAIN, placebos
 from research.experiments.common import finished_run
-from tools.runs import PlannedRun
+from harness.planned import PlannedRun
 
 RATES = ("1.25e-4", "2.5e-4", "5e-4")
 TUNED, TUNED_TOO, CLOSE = 100, 101, 0.01
@@ -114,7 +114,7 @@ def close_rates(first: dict[str, float]) -> list[str]:
     return [best, second] if first[best] - first[second] <= CLOSE else [best]
 
 
-def stages(board: Board) -> Iterator[tuple[str, list[Key]]]:
+def board_stages(board: Board) -> Iterator[tuple[str, list[Key]]]:
     """The title and the runs of each stage. What a stage has depends on the runs of those before
     it, so one is asked for when they are finished."""
     yield "learning rates", [(arm, rate, TUNED) for arm in ARMS for rate in RATES]

@@ -15,7 +15,8 @@ from pathlib import Path
 from engine.errors import UserError, read_json
 from harness.record import replace_text
 from harness.screen import say
-from harness.settings import Flag, make_parser, with_defaults
+from harness.flags import Flag
+from harness.parser import make_parser, with_defaults
 from research.experiments.pages import check_marks, filled_pages
 from research.experiments.pictures import draw_all_published, outdated_pictures
 from research.experiments.published import RESULTS, result_of, write_result

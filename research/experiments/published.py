@@ -8,8 +8,8 @@ import json
 from datetime import date
 from pathlib import Path
 
-from engine.errors import UserError, read_json
-from harness.record import PROJECT, replace_text
+from engine.errors import PROJECT, UserError, read_json
+from harness.record import replace_text
 
 RESULTS = PROJECT / "research/results"
 KEPT = ("measured", "command", "git_commit", "versions", "seconds", "in_short", "tables", "values")

@@ -32,7 +32,8 @@ from analysis.tables import Row, Table, by_row
 from engine.errors import UserError
 from harness.record import find_folder
 from harness.screen import python_command, say
-from harness.settings import Flag, make_parser, with_defaults
+from harness.flags import Flag
+from harness.parser import make_parser, with_defaults
 from research.experiments.common import (FLAGS_OF_LEADERBOARD, FLAGS_OF_RUNS, Arms, end_with,
                                          finished_arms, finished_run, from_short_form, leaderboard,
                                          list_missing, mean_step_seconds, predictions,
@@ -41,7 +42,7 @@ from research.experiments.common import (FLAGS_OF_LEADERBOARD, FLAGS_OF_RUNS, Ar
 from research.experiments.pictures import draw_gains, draw_published
 from research.experiments.published import RESULTS, read_result
 from research.probes.common import Findings, command_of
-from tools.runs import PlannedRun, make_runs, usable_cores
+from harness.planned import PlannedRun, make_runs, usable_cores
 
 PLAIN, SHUFFLED = "none", "shuffled"
 ARMS = {  # in the order in which they are made
@@ -100,7 +101,8 @@ def main(argv: list[str]) -> None:
 
 
 def at_a_time(args: SimpleNamespace) -> int:
-    """A run of a large model takes half of a laptop's memory, so by default it is alone."""
+    """How many runs are made at a time. A run of a large model takes half of a laptop's memory, so
+    by default it is alone."""
     return args.processes or 1
 
 

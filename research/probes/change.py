@@ -27,7 +27,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from engine.tokens import load_tokenizer
-from harness.settings import Flag
+from harness.flags import Flag
 from research.probes.change_batches import MeasuredBatch, batch_of
 from research.probes.change_tables import fell_and_rose_table, items_table, kinds_table
 from research.probes.change_synthetic import synthetic_table

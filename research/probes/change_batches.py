@@ -19,8 +19,8 @@ from analysis.tokens import TokenTable, table_of_frames
 from engine.optimizer import AdamW
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
-from grpo import gradient_size, group_z_score, update
-from harness.forecast import return_memory
+from grpo import gradient_size, group_z_score, update_with_change
+from harness.memory import return_memory
 from harness.load import load_policy
 from harness.record import checkpoint_folders, whole
 from harness.settings import make_settings
@@ -132,7 +132,7 @@ def change_in_a_step(policy: Policy, batch: Rollouts, is_plain: bool = True) -> 
         s = replace(s, max_grad_norm=STEP_LENGTH)
     else:
         optimizer = AdamW(model.parameters(), s.learning_rate)
-    _, columns = update(model, optimizer, batch, batch.mask.float(), s, None, True)
+    _, columns = update_with_change(model, optimizer, batch, batch.mask.float(), s)
     optimizer.zero_grad()
     del optimizer  # a large model has no room for a second copy beside its state and gradient
     return_memory()

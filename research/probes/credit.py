@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from credit.measured import chain, chance_of_others, deviations, refuse_other_temperatures
+from credit.measured import chain, probability_of_others, deviations, refuse_other_temperatures
 from engine.policy import Policy
 from engine.rollouts import Rollouts
 
@@ -40,7 +40,7 @@ def true_credit(policy: Policy, rollouts: Rollouts, k: int,
     for another token: at least one for each part. A token with 1 - p of `certain` or less has
     credit 0."""
     refuse_other_temperatures(policy)
-    other_probability = chance_of_others(rollouts)
+    other_probability = probability_of_others(rollouts)
     is_measured = other_probability > certain
     if wanted is not None:
         is_measured &= wanted.cpu()

@@ -18,7 +18,7 @@ from analysis.tokens import TokenTable, joined_tables, table_of_frames
 from engine.policy import Policy
 from engine.rollouts import Rollouts
 from engine.tokens import KINDS, SECTIONS
-from grpo import gradient_size, update
+from grpo import gradient_size, update_with_change
 from harness.load import load_optimizer
 from harness.record import credit_path, make_run, provenance, write_credit
 from research.probes.common import share_of_sums
@@ -109,7 +109,8 @@ def write_run(path: Path, policy: Policy, measured: Sequence[MeasuredAnswers],
         columns = {"true_credit": part.credit.value, "true_credit_se": part.credit.error,
                    "decided": squared_credit(part.credit.parts)}
         if with_change:
-            _, changes = update(policy.model, load_optimizer(policy.settings, policy),
-                                part.rollouts, weight, policy.settings, None, True)
+            optimizer = load_optimizer(policy.settings, policy)
+            _, changes = update_with_change(policy.model, optimizer, part.rollouts, weight,
+                                            policy.settings)
             columns |= changes
         write_credit(credit_path(path, step), part.rollouts, weight, {}, **columns)

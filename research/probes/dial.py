@@ -26,7 +26,8 @@ from analysis.statistics import Estimate, mean_over
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row, shown
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
-from harness.settings import Flag, flags_of, make_parser
+from harness.flags import Flag, flags_of
+from harness.parser import make_parser
 from research.dial.arms import PLAIN, TRUE, Arm, named_arm
 from research.dial.task import TaskSpec
 from research.dial.training import train_policies
@@ -34,9 +35,9 @@ from research.experiments.pictures import draw_dial_shares, draw_published
 from research.experiments.published import table_rows
 from research.probes.common import COMMON, Findings, Progress
 
-WORLDS = ("128/3", "128/12", "128/42", "128/128", "512/12", "512/48", "512/170", "512/48 own",
-          "128/42 own", "512/48 sure 4", "512/48 sure 6", "128/6 all", "128/12 seen",
-          "128/12 found")
+TASKS = ("128/3", "128/12", "128/42", "128/128", "512/12", "512/48", "512/170", "512/48 own",
+         "128/42 own", "512/48 sure 4", "512/48 sure 6", "128/6 all", "128/12 seen",
+         "128/12 found")  # in stored results a task is found under the name `world`
 BEYOND = ("mask 0.1", "mask 0", "half known 0.1", "placebo 0.1")
 LARGEST_BATCH = "batch 16x"
 SCALE = ("batch 2x", "batch 4x", LARGEST_BATCH)
@@ -44,7 +45,7 @@ SCALE = ("batch 2x", "batch 4x", LARGEST_BATCH)
 ALIKE = ("none", "grpo", "span", "rloo")
 FLAGS = {
     **COMMON,
-    "worlds": Flag(",".join(WORLDS), "the synthetic tasks, separated by commas"),
+    "worlds": Flag(",".join(TASKS), "the synthetic tasks, separated by commas"),
     "only": Flag(None, "these arms beside plain GRPO, true credit and the scale, separated by "
                        "commas"),
     "steps": Flag(60, "steps of 8 x 8 answers", least=2, most=100_000),
@@ -57,19 +58,19 @@ IN_POINTS = f"points of mean success over plain GRPO{WITH_INTERVAL}"
 
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
     torch.set_num_threads(args.threads or 1)  # a step is too small for more
-    worlds, cells, reasons = args.worlds.split(","), [], {}
+    tasks, cells, reasons = args.worlds.split(","), [], {}
     names = [PLAIN, TRUE, *SCALE, *arms_asked(args.only)]
-    progress = Progress(**{world: TaskSpec.read(world).tokens for world in worlds})
-    for world in worlds:
+    progress = Progress(**{task: TaskSpec.read(task).tokens for task in tasks})
+    for task in tasks:
         for i, name in enumerate(names):
-            progress(world, i / len(names), f"{world}: {name}")
+            progress(task, i / len(names), f"{task}: {name}")
             try:
-                cells.append(trained_cell(world, arm_as_typed(name), name, args))
+                cells.append(trained_cell(task, arm_as_typed(name), name, args))
             except UserError as error:
                 if args.only:
                     raise UserError(f"{name} cannot be asked here: {error}") from None
                 reasons[name] = str(error)
-    board = dial_leaderboard(worlds, cells)
+    board = dial_leaderboard(tasks, cells)
     board.notes += [f"{name} cannot be asked: {reason}" for name, reason in reasons.items()]
     draw_published(draw_dial_shares, folder / "shares.png", {"cells": cells})
     tables = [gains_by_task(board), board]
@@ -102,14 +103,14 @@ def arm_as_typed(text: str) -> Arm:
     return named_arm(name, parser.read(words))
 
 
-def trained_cell(world: str, arm: Arm, name: str, args: SimpleNamespace,
+def trained_cell(task: str, arm: Arm, name: str, args: SimpleNamespace,
                  first: int = SEEDS_FROM) -> dict:
     """The arm in the task: by seed the mean of its training at its own rate."""
-    spec, start = TaskSpec.read(world), time.process_time()
+    spec, start = TaskSpec.read(task), time.process_time()
     rate = best_rate(spec, arm, args)
     seeds = [args.seed + first + n for n in range(args.seeds)]
     means = train_policies(spec, arm, seeds, [rate] * len(seeds), args.steps)
-    return {"world": world, "arm": name, "rate": rate, "mean": means,
+    return {"world": task, "arm": name, "rate": rate, "mean": means,
             "seconds": round(time.process_time() - start, 2)}
 
 
@@ -124,18 +125,18 @@ def best_rate(spec: TaskSpec, arm: Arm, args: SimpleNamespace) -> float:
     return rates[means.index(max(means))]
 
 
-def dial_leaderboard(worlds: list[str], cells: list[dict]) -> Table:
+def dial_leaderboard(tasks: list[str], cells: list[dict]) -> Table:
     """Each arm's gain over plain GRPO in each task, and its share of the true credit's gain."""
     rows: list[Row] = []
-    for world in worlds:
-        arms = {cell["arm"]: cell for cell in cells if cell["world"] == world}
+    for task in tasks:
+        arms = {cell["arm"]: cell for cell in cells if cell["world"] == task}
         gains = {name: np.subtract(cell["mean"], arms[PLAIN]["mean"])
                  for name, cell in arms.items()}
         for name, cell in arms.items():
             gain, share = mean_over(gains[name]), share_of_gain(gains[name], gains[TRUE])
             if name == PLAIN:
                 gain, share = Estimate(0.0), None
-            rows.append([world, name, cell["rate"], fmean(cell["mean"]), gain, share,
+            rows.append([task, name, cell["rate"], fmean(cell["mean"]), gain, share,
                          cell["seconds"]])
     formats = {"world": "", "arm": "", "rate": "g", "mean": ".1%", "gain": "points",
                "share": ".0%", "seconds": ".1f"}
@@ -162,10 +163,10 @@ def shares_by_task(cells: list[dict]) -> Table:
     means = {(cell["world"], cell["arm"]): np.array(cell["mean"]) for cell in cells}
     names = BEYOND[:2]
     rows: list[Row] = []
-    for world in dict.fromkeys(world for world, _ in means):
-        plain, true = means[world, PLAIN], means[world, TRUE]
-        shares = [share_of_gain(means[world, name] - plain, true - plain) for name in names]
-        rows.append([world, *shares, mean_over(true - means[world, LARGEST_BATCH])])
+    for task in dict.fromkeys(task for task, _ in means):
+        plain, true = means[task, PLAIN], means[task, TRUE]
+        shares = [share_of_gain(means[task, name] - plain, true - plain) for name in names]
+        rows.append([task, *shares, mean_over(true - means[task, LARGEST_BATCH])])
     formats = {"world": "", **dict.fromkeys(names, ".0%"), "beyond": "points"}
     return Table("shares", "Shares of the true credit's gain, and its gain over 16 times the batch",
                  by_row(formats, rows), "", ["intervals over seeds; a share's by the delta method"],
@@ -177,10 +178,10 @@ def gains_by_task(board: Table) -> Table:
     """The arms beyond the lists, a line for each task."""
     names = (TRUE, *BEYOND, *SCALE)
     lines: dict[str, dict[str, float | Estimate]] = {}
-    for world, arm, _, mean, gain, *_ in board.rows:
-        lines.setdefault(world, {})[arm] = mean if arm == PLAIN else gain
-    rows = [[world, line[PLAIN], *(line.get(name) for name in names)]
-            for world, line in lines.items()]
+    for task, arm, _, mean, gain, *_ in board.rows:
+        lines.setdefault(task, {})[arm] = mean if arm == PLAIN else gain
+    rows = [[task, line[PLAIN], *(line.get(name) for name in names)]
+            for task, line in lines.items()]
     formats = {"world": "", PLAIN: "size", **dict.fromkeys(names, "points")}
     return Table("gains", "Gains in points of mean success over plain GRPO, by tokens and how many "
                  "decide", by_row(formats, rows), "", ["with 95% intervals over seeds"],
@@ -194,20 +195,20 @@ def predicted_gains_table(board: Table) -> list[Table]:
     published = {(row["world"], row["arm"]): row for row in table_rows("law", "predictions")}
     rows: list[Row] = []
     errors: dict[str, list[float]] = {}
-    for world, arm, _, _, gain, *_ in board.rows:
-        said = published.get((world, arm))
+    for task, arm, _, _, gain, *_ in board.rows:
+        said = published.get((task, arm))
         if said is None or arm == PLAIN:
             continue
         is_inside = gain.low <= said["gain"] <= gain.high
         error = gain.value - said["gain"]
-        errors.setdefault(world, []).append(abs(error))
-        rows.append([world, arm, said["ratio"], said["cosine"], said["gain"], gain, error,
+        errors.setdefault(task, []).append(abs(error))
+        rows.append([task, arm, said["ratio"], said["cosine"], said["gain"], gain, error,
                      "" if is_inside else "off"])
     if not rows:
         return []
     outside = sum(row[-1] == "off" for row in rows)
     mean_error = fmean(abs(row[-2]) for row in rows)
-    by_task = ", ".join(f"{world} {100 * fmean(off):.1f}" for world, off in errors.items())
+    by_task = ", ".join(f"{task} {100 * fmean(off):.1f}" for task, off in errors.items())
     finding = (f"{outside} of {len(rows)} predictions lie outside the 95% interval of what was "
                f"measured; the mean absolute deviation is {shown(mean_error, 'size')} points "
                f"({by_task}).")
@@ -220,12 +221,12 @@ def predicted_gains_table(board: Table) -> list[Table]:
 
 def worth_in_a_sentence(name: str, flags: dict | None = None, seeds: int = 8) -> str:
     """What a method is worth in one synthetic task, after some seconds."""
-    world = "128/12"
-    spec = TaskSpec.read(world)
+    task = "128/12"
+    spec = TaskSpec.read(task)
     args = SimpleNamespace(seed=0, steps=60, rates="1e-2,3e-2", seeds=seeds, rate_seeds=4)
     try:
         mine, plain, true = (
-            np.array(trained_cell(world, arm, arm.name, args)["mean"])
+            np.array(trained_cell(task, arm, arm.name, args)["mean"])
             for arm in (named_arm(name, flags), named_arm(PLAIN), named_arm(TRUE)))
     except UserError as error:
         return f"{name} cannot be asked in a synthetic task: {error}"

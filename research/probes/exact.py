@@ -25,7 +25,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from engine.errors import UserError
-from harness.settings import Flag, Requirement, check_value, has_effect
+from harness.flags import Flag, Requirement, check_value
 from research.probes.common import COMMON, Findings
 from research.probes.exact_enumerated import measure_enumerated
 from research.probes.listed import measure_model
@@ -59,7 +59,7 @@ FLAGS = {
 
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
     for name, flag in FLAGS.items():
-        if vars(args)[name] != flag.default and not has_effect(flag, vars(args)):
+        if vars(args)[name] != flag.default and not flag.has_effect(vars(args)):
             raise UserError(f"--{name} has no effect without {flag.requires[1]}")
     if args.model:
         args.answers = args.answers or 8

@@ -36,7 +36,7 @@ import torch
 from analysis.tables import Row, Table, by_row
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
-from harness.settings import Flag
+from harness.flags import Flag
 from research.dial.arms import EXACT, PLAIN, TRUE, Arm, named_arm
 from research.dial.task import SyntheticTask, TaskSpec
 from research.dial.training import AdamWOfRows, batch_gradients
@@ -95,23 +95,23 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
         predictions, measured = args.against.split(",")
         return compare_rules(predictions, measured, dial.arms_asked(args.only or ASKED))
     torch.set_num_threads(args.threads or 1)
-    worlds, curves, rows = args.worlds.split(","), {}, []
-    progress = Progress(**{world: TaskSpec.read(world).tokens for world in worlds})
+    tasks, curves, rows = args.worlds.split(","), {}, []
+    progress = Progress(**{task: TaskSpec.read(task).tokens for task in tasks})
     arms = {name: dial.arm_as_typed(name) for name in [TRUE, *dial.arms_asked(args.only)]
             if not keeps_state(name)}
     first = args.seed + NOISE_FROM
-    for world in worlds:
+    for task in tasks:
         cells = {}
         for i, name in enumerate(SIZES):
-            progress(world, i / (len(SIZES) + 4), f"{world}: {name}")
-            cells[name] = dial.trained_cell(world, named_arm(name), name, args, CURVE_FROM)
+            progress(task, i / (len(SIZES) + 4), f"{task}: {name}")
+            cells[name] = dial.trained_cell(task, named_arm(name), name, args, CURVE_FROM)
         plain = fmean(cells[PLAIN]["mean"])
         curve = {size: fmean(cells[name]["mean"]) - plain for name, size in SIZES.items()}
-        curves[world] = {str(size): gain for size, gain in curve.items()}
-        progress(world, 0.8, f"{world}: noise")
-        found = noise_of_arms(TaskSpec.read(world), arms, cells[PLAIN]["rate"], args.steps,
+        curves[task] = {str(size): gain for size, gain in curve.items()}
+        progress(task, 0.8, f"{task}: noise")
+        found = noise_of_arms(TaskSpec.read(task), arms, cells[PLAIN]["rate"], args.steps,
                               range(first, first + args.policies), bool(args.only))
-        rows += [prediction_row(world, name, means, curve) for name, means in found.items()
+        rows += [prediction_row(task, name, means, curve) for name, means in found.items()
                  if means]
     return Findings("What should credit by token be worth?", [dial.training_in_words(args)],
                     [predictions_table(rows)], {"curves": curves})
@@ -210,13 +210,13 @@ def noise_beside(found: torch.Tensor, true: torch.Tensor) -> tuple[float, float]
     return variance / max(along, 1e-6 * variance ** 0.5) ** 2, cosine
 
 
-def prediction_row(world: str, name: str, means: dict[str, tuple[float, float]],
+def prediction_row(task: str, name: str, means: dict[str, tuple[float, float]],
                    curve: Curve) -> Row:
     untrained, cosine = means.get("untrained", (None, None))
     half, cosine_half = means.get("half", (None, None))
     known = [noise for noise, _ in means.values()]
     ratio = math.prod(known) ** (1 / len(known))
-    return [world, name, untrained, half, cosine, cosine_half, ratio,
+    return [task, name, untrained, half, cosine, cosine_half, ratio,
             noise_ratio_to_gain(ratio, curve)]
 
 
@@ -234,8 +234,8 @@ def predictions_table(rows: list[Row]) -> Table:
 def compare_rules(predictions: str, measured: str, arms: list[str]) -> Findings:
     """What each rule predicted for these arms, and what was measured."""
     curves = {}
-    for world, curve in read_result(RESULTS / f"{predictions}.json")["values"]["curves"].items():
-        curves[world] = {float(size): gain for size, gain in curve.items()}
+    for task, curve in read_result(RESULTS / f"{predictions}.json")["values"]["curves"].items():
+        curves[task] = {float(size): gain for size, gain in curve.items()}
     gains = {(row["world"], row["arm"]): row["gain"] for row in table_rows(measured, "board")}
     rows: list[Row] = []
     for arm in arms:

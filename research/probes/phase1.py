@@ -38,7 +38,7 @@ from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from grpo import gradient_size, grpo
 from harness.record import credit_steps
-from harness.settings import Flag
+from harness.flags import Flag
 from qwen2_model import Qwen2
 from research.probes.common import (OF_A_MODEL, Findings, Progress, policy_of, run_of,
                                     sample_batch)

@@ -136,8 +136,8 @@ def flaws_table(found: TokensByName, with_shuffled_rewards: TokenTable) -> Table
          without_learning],
         ["crude classes: share of filler that is no word but a tag, a space, an end", not_a_word]]
     sentences = [
-        f"Wrong gradient: shuffled rewards change GRPO's gradient by {changed:.3g} of its size, and "
-        "phase 1's by 0.",
+        f"Wrong gradient: shuffled rewards change GRPO's gradient by {changed:.3g} of its size, "
+        "and phase 1's by 0.",
         "Position: for random text by an untrained model, where there is nothing to credit, early "
         f"tokens have {early_over_late:.3g} times the size of late ones.",
         f"t: the share of positions with t above 3 is {t_of_size:.3g} for the size, which is never "

@@ -29,7 +29,7 @@ import numpy as np
 
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from analysis.tokens import TokenTable, flat
-from harness.settings import Flag
+from harness.flags import Flag
 from research.probes.common import (OF_A_MODEL, Findings, Progress, policy_of, sample_batch,
                                     share_of_sums)
 from research.probes.credit import true_credit

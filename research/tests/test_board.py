@@ -14,7 +14,7 @@ from research.experiments import arms, protocol
 from research.experiments.board import (board_leaderboard, board_values, published_board_runs,
                                          second_look_table)
 from research.experiments.protocol import (AGAIN, FIRST, RATES, REPORTED, Board, close_rates,
-                                           stages)
+                                           board_stages)
 
 MIDDLE = RATES[1]
 
@@ -96,7 +96,7 @@ def test_the_stages_follow_from_the_runs(monkeypatch):
     monkeypatch.setattr(protocol, "ARMS", few)
     monkeypatch.setattr(protocol, "METHODS", {name: few[name] for name in list(few)[2:]})
     board = board_of({"measured": 0.04, "by_kind": 0.02, "span": -0.05, "gtpo": 0.0})
-    found = {title: keys for title, keys in stages(board)}
+    found = {title: keys for title, keys in board_stages(board)}
     assert len(found["learning rates"]) == 15 and found["close learning rates"] == []
     assert {key[2] for key in found["six seeds"]} == set(FIRST)
     later = {key[0] for key in found["twelve seeds"] if key[2] not in FIRST}

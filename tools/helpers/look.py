@@ -18,8 +18,8 @@ from engine.optimizer import AdamW
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from engine.tokens import KINDS
-from grpo import gradient_size, update
-from harness.forecast import return_memory
+from grpo import gradient_size, update, update_with_change
+from harness.memory import return_memory
 from harness.screen import say, show_status
 from harness.load import load_optimizer, load_policy, make_advantage, make_weighting
 from harness.settings import MODES, Settings
@@ -52,7 +52,8 @@ def seconds_of_step(policy: Policy, optimizer: AdamW, is_first: bool = False) ->
     methods = make_advantage(s, policy), make_weighting(s, policy)
     begun = time.perf_counter()
     batch, weight, _ = credited(sample(policy, s, 1), methods, policy, s, 1)
-    update(policy.model, optimizer, batch, weight, replace(s, kl=0.0), None, is_first)
+    update_now = update_with_change if is_first else update
+    update_now(policy.model, optimizer, batch, weight, replace(s, kl=0.0))
     if policy.model.is_large:  # as a run does, whose next step takes it anew
         return_memory()
     return time.perf_counter() - begun
@@ -125,8 +126,8 @@ def differs_within(weight: torch.Tensor, mask: torch.Tensor) -> bool:
 def tokens_after_a_step(s: Settings, batch: Rollouts, weight: torch.Tensor) -> TokenTable:
     """The tokens with their push A c w s^2 and the change of their log-prob in a step."""
     policy = load_policy(s)
-    _, columns = update(policy.model, load_optimizer(s, policy), batch, weight, replace(s, kl=0.0),
-                        None, True)
+    _, columns = update_with_change(policy.model, load_optimizer(s, policy), batch, weight,
+                                    replace(s, kl=0.0))
     s_squared = gradient_size(batch.log_prob, batch.collision).square()
     return table_of_frames(batch.mask, batch.group, {
         "kind": batch.kind, "push": batch.advantage * weight * s_squared,

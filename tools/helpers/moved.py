@@ -22,7 +22,7 @@ from torch import Tensor
 from analysis.tables import Row, Table, by_row
 from engine.optimizer import (STATE, AdamW, Optimizer, load_optimizer_tensors, parameters_by_name)
 from engine.rollouts import Rollouts
-from grpo import update
+from grpo import update, update_with_change
 from qwen2_model import Qwen2, opened
 
 NOTE = "the plain step is as long as one that moves every parameter by the learning rate"
@@ -114,7 +114,7 @@ def step(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tensor,
          s: SimpleNamespace) -> tuple[float, Tensor]:
     """Take a step. Returns the norm of the gradient before clipping, and the change (B, T) of each
     token's log p."""
-    metrics, columns = update(model, optimizer, rollouts, weight, s, None, True)
+    metrics, columns = update_with_change(model, optimizer, rollouts, weight, s)
     return float(metrics["gradient_norm"] or 0), columns["change"]
 
 

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, models
 
 from conftest import hand_made
 from analysis.notes import class_of
-from credit.measured import chain, chance_of_others
+from credit.measured import chain, probability_of_others
 from credit.measured import measured as measured_advantage
 from engine.errors import UserError
 from engine.policy import Policy
@@ -65,7 +65,7 @@ def test_the_advantage_measured_is_the_enumerated_credit_on_average(measured):
     error = draws.std(0)[mask] / 150 ** 0.5
     assert (off < 4.5 * error + 1e-5).all() and error.max() < 0.05
     some = measured_advantage(policy, measured_k=2, measured_above=0.6)(batch, policy)
-    undecided = chance_of_others(rollouts) > 0.6
+    undecided = probability_of_others(rollouts) > 0.6
     assert not some[~undecided].any() and some[undecided].any()
 
 
@@ -73,7 +73,7 @@ def test_measured_credit_is_that_of_temperature_1(measured):
     _, policy, rollouts = measured
     hot = replace(policy, settings=replace(policy.settings, temperature=0.7))
     for ask in (lambda: measured_advantage(hot), lambda: true_credit(hot, rollouts, 4)):
-        with pytest.raises(UserError, match="--temperature 0.7: the chance of leaving"):
+        with pytest.raises(UserError, match="--temperature 0.7: measured credit"):
             ask()
 
 
@@ -122,7 +122,7 @@ def test_a_part_of_the_tokens_from_halves(measured):
     world, policy, rollouts = measured
     wanted = rollouts.mask & (torch.arange(len(rollouts.mask)) % 2 == 0)[:, None]
     credit = true_credit(policy, rollouts, 40, certain=0.3, parts=2, wanted=wanted)
-    unknown = ~wanted.cpu() | (chance_of_others(rollouts) <= 0.3)
+    unknown = ~wanted.cpu() | (probability_of_others(rollouts) <= 0.3)
     assert len(credit.parts) == 2 and not credit.parts[:, unknown].any()
     assert (credit.parts[:, ~unknown] != 0).any(1).all()
     assert torch.allclose(credit.parts.mean(0).float(), credit.value)
