@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 
 from analysis import report
 from analysis.answers import ShownAnswer, answers_of
 from analysis.change import CREDIT, SIZES, change_table, known
 from analysis.page import Picture, write_page
-from analysis.plots import BLUE, COLOURS, GREY, ORANGE, legend_below, save, whole_steps
+from analysis.plots import (COLOURS, GREY, OF_CHANGE, OF_CREDIT, OF_GRADIENT, OF_PUSH, OF_TOKENS,
+                            Style, legend_below, save, whole_steps)
 from analysis.runs import Run, evaluations, read_runs
 from analysis.statistics import mean_over, paired_difference
 from analysis.tables import NOTHING, WITH_INTERVAL, Columns, Row, Table, by_row
@@ -38,13 +40,15 @@ if TYPE_CHECKING:
 FINDINGS = (  # the tables whose findings are printed and stand beside the picture
     "gradient by kind", "change by kind", "gradient by section", "gradient by position")
 IN_SHORT = ("gradient by kind", "gains")  # the tables that are printed
-A_OR_S = ("abs(A): how large the advantages are; s: how uncertain the model was; share of the "
-          "squares: of the sum of (A w s)^2, from which the variance of the gradient comes")
+A_OR_S = ("Abs(A) says how large the advantages are, and s how uncertain the model was. The share "
+          "of the squares is that of the sum of (A w s)^2, from which the variance of the gradient "
+          "comes")
 REST_WORDS = {  # full headings of columns
     "abs(A) w s": "mean abs(A) w s", "abs(A)": "mean abs(A)", "s": "mean s",
     "over rest": f"over all other tokens{WITH_INTERVAL}"}
 AXES = ("kind", "section", "position")
-CURVES = (("sampled", BLUE), ("greedy", ORANGE))  # modes of evaluations, with their colours
+CURVES: dict[str, Style] = {  # the lines of an evaluation's modes
+    "sampled": {"color": "black", "ls": "-"}, "greedy": {"color": "black", "ls": "--"}}
 
 
 def main(argv: list[str]) -> None:
@@ -79,16 +83,18 @@ def analyze_run(run: Run, folder: Path, with_all: bool, notes_alone: bool = Fals
     by_name = {table.name: table for tables in chapters.values() for table in tables}
     description = report.describe(run, tally)
     sentences = [f"{report.task_in_words(run['config'])}.", description, *report.opening(run)]
-    found = [by_name[name].finding for name in FINDINGS if name in by_name]
-    findings = [text for text in found if text != NOTHING] or found[:1]
+    found = {name: by_name[name].finding for name in FINDINGS if name in by_name}
+    findings = {name: text for name, text in found.items() if text != NOTHING}
+    if not findings:
+        findings = dict(list(found.items())[:1])
     page = report.run_page(sentences, findings, chapters, pictures)
-    write_page(folder / "report.html", run["folder"].name, page, answers, with_answers(run))
+    write_page(folder / "report.html", report.title_of(run), page, answers, with_answers(run))
     if notes_alone:
         of_notes = {title: tables for title, tables in chapters.items() if title == report.NOTES}
         report.print_report([description], [], of_notes, folder, with_all=True)
     else:
         first = [by_name[name] for name in IN_SHORT if name in by_name]
-        report.print_report([*sentences, *findings], first, chapters, folder, with_all)
+        report.print_report([*sentences, *findings.values()], first, chapters, folder, with_all)
 
 
 def earlier_experiment(run: Run, tally: Tally, folder: Path) -> tuple[list[Table], list[Picture]]:
@@ -110,7 +116,7 @@ def with_answers(run: Run) -> list[Json]:
 
 def run_chapters(run: Run, tally: Tally | None) -> dict[str, list[Table]]:
     of_training, of_gradient = list[Table](), list[Table]()
-    if any(len(evaluations(run, mode)) > 1 for mode, _ in CURVES):
+    if any(len(evaluations(run, mode)) > 1 for mode in CURVES):
         of_training.append(held_out_gains(run))
     if tally is None:
         return {report.TRAINING: of_training}
@@ -127,11 +133,13 @@ def run_chapters(run: Run, tally: Tally | None) -> dict[str, list[Table]]:
 
 
 def draw_run(run: Run, tally: Tally | None, folder: Path) -> list[Picture]:
-    points = max(len(run["metrics"]), *(len(evaluations(run, mode)) for mode, _ in CURVES))
+    points = max(len(run["metrics"]), *(len(evaluations(run, mode)) for mode in CURVES))
     pictures = [learning_curve(run, folder)] if points > 1 else []
     if tally and tally.total("all", "abs gradient")[0] > 0:
         if tally.has_cells("kind"):
-            pictures.append(shares_by_kind(tally, folder))
+            pictures.append(gradient_by_kind(tally, folder))
+            if tally.steps_with_change:
+                pictures.append(change_by_kind(tally, folder))
             if len(tally.blocks) > 1:
                 pictures.append(over_training(tally, folder))
         pictures.append(position_bars(tally, folder))
@@ -141,7 +149,7 @@ def draw_run(run: Run, tally: Tally | None, folder: Path) -> list[Picture]:
 def held_out_gains(run: Run) -> Table:
     """Held-out success at the start and at the end, paired: the problems are the same."""
     rows: list[Row] = []
-    for mode, _ in CURVES:
+    for mode in CURVES:
         lines = evaluations(run, mode)
         if len(lines) < 2:
             continue
@@ -154,8 +162,8 @@ def held_out_gains(run: Run) -> Table:
                "format": ".2f", "finished": ".1%", "length": ".0f"}
     return Table("gains", "Held-out success, from the first evaluation to the last",
                  by_row(formats, rows), "",
-                 ["the gain is paired, because the problems are the same at the start and at the "
-                  "end; format, finished and tokens are those of the end"],
+                 ["The gain is paired, because the problems are the same at the start and at the "
+                  "end. Format, finished and tokens are those of the end"],
                  {"gain": f"gain{WITH_INTERVAL}", "length": "tokens an answer"})
 
 
@@ -165,13 +173,12 @@ def learning_curve(run: Run, folder: Path) -> Picture:
              if line["success"] is not None]
     if known:
         axis.plot(*zip(*known), color=GREY, lw=1.0, label="in training")
-    for mode, colour in CURVES:
+    for mode, style in CURVES.items():
         if lines := evaluations(run, mode):
             success = np.array([line["success"] for line in lines])
             bounds = np.array([[line["success_low"], line["success_high"]] for line in lines])
             axis.errorbar([line["step"] for line in lines], success, np.abs(bounds.T - success),
-                          color=colour, marker="o", ms=3, lw=1.4, capsize=2,
-                          label=f"held-out, {mode}")
+                          **style, marker="o", ms=3, lw=1.4, capsize=2, label=f"held-out, {mode}")
     axis.set(xlabel="step", ylabel="share of answers that are right", ylim=(0, 1.03),
              title="Success while training")
     whole_steps(axis)
@@ -212,7 +219,7 @@ def growth(run: Run, tally: Tally) -> Table:
     formats = {"steps": "", "success": ".1%", "finished": ".1%", "length": ".1f",
                "entropy": ".3f", "norm": ".3f", "flat": ".0%", "new": ".4f"}
     return Table("growth", "Over training", by_row(formats, rows), "",
-                 ["a group without spread: all its rewards are equal, so its advantages are 0"],
+                 ["All rewards of a group without spread are equal, so its advantages are 0"],
                  {"success": "success in training batches", "length": "tokens an answer",
                   "norm": "gradient norm", "flat": "answers in groups without spread",
                   "new": "mean abs(A) w s"})
@@ -238,7 +245,7 @@ def forks(tally: Tally) -> Table:
         "abs(A) w s": (".4f", means["abs gradient"][chosen])}
     return Table("forks", "Forking tokens (highest mean entropy) and following tokens (lowest)",
                  columns, "",
-                 ["vocabulary items that make up at least 0.05% of the run's tokens and occur at "
+                 ["Vocabulary items that make up at least 0.05% of the run's tokens and occur at "
                   "least ten times; the entropy is that of the distribution they were drawn from"],
                  {"entropy": "mean entropy", "log p": "mean log p",
                   "abs(A) w s": "mean abs(A) w s"})
@@ -253,7 +260,7 @@ def over_training(tally: Tally, folder: Path) -> Picture:
         if shares[:, kind].max() >= 0.01:
             axis.plot(steps, shares[:, kind], color=COLOURS[kind], lw=1.4, label=KINDS[kind])
     axis.set(xlabel="step", ylabel="share of the gradient", ylim=(0, None),
-             title=f"Most of it goes to {KINDS[shares.mean(0).argmax()]} tokens")
+             title=f"The largest share goes to {KINDS[shares.mean(0).argmax()]} tokens")
     whole_steps(axis)
     legend_below(figure, axis, ncols=len(KINDS))
     return save(figure, folder, "over_training",
@@ -291,21 +298,46 @@ def most_of_the_gradient(tally: Tally, partition: str) -> str:
     part = tally.share(partition, most)
     of_tokens = tally.count(partition)[most] / tally.tokens
     name = PARTITIONS[partition][most]
-    where = f"{name} tokens" if partition == "kind" else f"the {name} section"
-    return (f"Most of the gradient went to {where}: {part.value:.1%} of the summed sizes (95% "
-            f"interval {part.low:.1%} to {part.high:.1%}), for {of_tokens:.1%} of the tokens.")
+    they = f"{name.capitalize()} tokens are" if partition == "kind" else f"The {name} section has"
+    return (f"{they} {of_tokens:.1%} of all tokens and got the largest share of the gradient: "
+            f"{part.value:.1%} of the sum of abs(A) w s (95% interval {part.low:.1%} to "
+            f"{part.high:.1%}).")
 
 
-def shares_by_kind(tally: Tally, folder: Path) -> Picture:
-    """Bars for each kind of token: its share of the tokens and of the gradient, and where they were
-    measured of the change and of what credit decides."""
+def gradient_by_kind(tally: Tally, folder: Path) -> Picture:
     tokens, gradient = tally.count("kind") / tally.tokens, tally.shares("kind")
-    bars = {"share of the tokens": (tokens, GREY), "share of the gradient": (gradient, BLUE)}
-    if tally.steps_with_change:
-        bars["share of the change"] = tally.shares("kind", SIZES["change"]), ORANGE
-    if CREDIT in known(tally):
-        bars["share it decides"] = tally.shares("kind", SIZES[CREDIT]), COLOURS[2]
+    most = int(gradient.argmax())
+    figure = bars_by_kind(
+        tally, {"share of the tokens": (tokens, OF_TOKENS),
+                "share of the gradient": (gradient, OF_GRADIENT)},
+        f"{KINDS[most].capitalize()} tokens: {tokens[most]:.0%} of all tokens, "
+        f"{gradient[most]:.0%} of the gradient")
+    return save(figure, folder, "gradient_by_kind",
+                "Each kind of token: its share of all tokens, and of the gradient (sums of "
+                f"abs(A) w s). Kinds below {RARE:.1%} of the tokens are left out")
 
+
+def change_by_kind(tally: Tally, folder: Path) -> Picture:
+    """Shares in the steps in which the change was measured."""
+    count = tally.total("kind", "measured")
+    push, change = (tally.shares("kind", SIZES[name]) for name in ("push", "change"))
+    bars = {"share of the tokens": (count / count.sum(), OF_TOKENS),
+            "share of the push": (push, OF_PUSH), "share of the change": (change, OF_CHANGE)}
+    meaning = "the push (sums of abs(A) w s^2) and of the change (sums of sizes)"
+    if CREDIT in known(tally):
+        bars["share it decides"] = tally.shares("kind", SIZES[CREDIT]), OF_CREDIT
+        meaning += ", and of what is decided (sums of squared credits)"
+    most = int((push - change).argmax())
+    figure = bars_by_kind(
+        tally, bars, f"{KINDS[most].capitalize()} tokens: {push[most]:.0%} of the push, "
+                     f"{change[most]:.0%} of the change")
+    return save(figure, folder, "change_by_kind",
+                "Each kind of token, in the steps in which the change was measured: its share of "
+                f"the tokens, of {meaning}. Kinds below {RARE:.1%} of the tokens are left out")
+
+
+def bars_by_kind(tally: Tally, bars: dict[str, tuple[np.ndarray, str]], title: str) -> Figure:
+    """For each kind of token a bar for each of `bars`: label -> shares by kind, colour."""
     used = np.flatnonzero(tally.is_common("kind"))
     figure, axis = plt.subplots(figsize=(5.6, 3.8))
     width = 0.84 / len(bars)
@@ -315,21 +347,13 @@ def shares_by_kind(tally: Tally, folder: Path) -> Picture:
                          label=label)
         axis.bar_label(drawn, [f"{value:.0%}" for value in values[used]], padding=1,
                        fontsize=8.5 if len(bars) < 3 else 7)
-    most = int(gradient.argmax())
-    axis.set(xticks=range(len(used)), xticklabels=[KINDS[k] for k in used],
-             ylabel="share of all tokens or gradient",
-             title=f"{KINDS[most].capitalize()} tokens: {tokens[most]:.0%} of all tokens, "
-                   f"{gradient[most]:.0%} of the gradient")
+    axis.set(xticks=range(len(used)), xticklabels=[KINDS[k] for k in used], ylabel="share",
+             title=title)
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axis.margins(y=0.12)
     axis.grid(axis="x", visible=False)
     legend_below(figure, axis, ncols=2)
-    and_change = ""
-    if tally.steps_with_change:
-        and_change = ", and of the changes of log p in the steps where those were measured"
-    return save(figure, folder, "credit_by_kind",
-                "Each kind of token: its share of all tokens, of the gradient (the summed sizes "
-                f"abs(A) w s){and_change}; kinds below {RARE:.1%} of the tokens are left out")
+    return figure
 
 
 def position_gradients(tally: Tally) -> Table:
@@ -343,8 +367,8 @@ def position_gradients(tally: Tally) -> Table:
     return Table("gradient by position", "The gradient by position in the answer", columns,
                  f"The first fifth of an answer gets {early.value:.2f} times the gradient of the "
                  f"last fifth (95% interval {early.low:.2f} to {early.high:.2f}).",
-                 [OVER_REST, "a token belongs to the part in which its middle stands, (t + 1/2) / "
-                  "length"],
+                 [OVER_REST, "A token belongs to the part of the answer in which its middle lies, "
+                  "(t + 1/2) / length"],
                  {**REST_WORDS, "bin": "part of the answer"})
 
 
@@ -352,13 +376,14 @@ def position_bars(tally: Tally, folder: Path) -> Picture:
     figure, axis = plt.subplots()
     found = over_rest(tally, "position", range(10))
     ratio, low, high = np.array([(one.value, one.low, one.high) for one in found]).T
-    axis.bar(range(1, 11), ratio, 0.85, yerr=[ratio - low, high - ratio], color=BLUE,
+    axis.bar(range(1, 11), ratio, 0.85, yerr=[ratio - low, high - ratio], color=OF_GRADIENT,
              error_kw={"lw": 0.8, "capsize": 2})
     axis.axhline(1, color=GREY, lw=0.8)
     axis.set(xlabel="tenth of the answer", ylabel="mean abs(A) w s over that of all other tokens",
              xticks=range(1, 11), title="The gradient by position")
     return save(figure, folder, "position",
-                "Each tenth of the answer over the rest, with the intervals of the table")
+                "Mean abs(A) w s in each tenth of the answer, divided by that of all other tokens "
+                "(with the 95% intervals of the table)")
 
 
 def compare_runs(runs: list[Run], folder: Path, baseline: str | None, with_all: bool,

@@ -27,14 +27,15 @@ HEADINGS = {"tokens": "share of the tokens", "push": "share of the push",
             "change": "share of the change", CREDIT: "share it decides",
             "net push": "net push", "net change": "net change", f"net {CREDIT}": "net credit",
             "fell": "pushed up, but fell", "rose": "pushed down, but rose"}
-NOTES = ["push: A w s^2, what a token's own term of the loss would do to its log-prob; change: its "
-         "log-prob after the step minus before, at the same prefix, in the steps where that was "
-         "measured",
-         "net: the sum with its sign, divided by the sum of sizes; pushed up, but fell: the share "
-         "of the upward push that went to tokens whose log-prob fell; pushed down, but rose: the "
-         "share of the downward push that went to tokens whose log-prob rose"]
-ABOUT_CREDIT = ("credit: V after the token minus V before it; share it decides: the share of the "
-                "sum of squared credits, which over an answer is on average the reward's variance")
+NOTES = ["The push is A w s^2: what a token's own term of the loss would do to its log-prob. The "
+         "change is its log-prob after the step minus before, at the same prefix, in the steps in "
+         "which that was measured",
+         "Net is the sum with its sign, divided by the sum of sizes. Pushed up, but fell: the "
+         "share of the upward push that went to tokens whose log-prob fell. Pushed down, but rose: "
+         "the share of the downward push that went to tokens whose log-prob rose"]
+ABOUT_CREDIT = ("The credit is V after the token minus V before it. The share it decides is that "
+                "of the sum of squared credits, which over an answer is on average the reward's "
+                "variance")
 
 
 def known(tally: Tally) -> list[str]:
@@ -63,7 +64,7 @@ def change_table(tally: Tally, partition: str) -> Table:
 
     finding = finding_of(tally, names, shares) if partition == "kind" else ""
     size = tally.total("all", "abs change")[0] / count.sum()
-    notes = [*NOTES, f"the mean size of a token's change is {size:.3f}"]
+    notes = [*NOTES, f"The mean size of a token's change is {size:.3f}"]
     if CREDIT in shares:
         notes.append(ABOUT_CREDIT)
     title = "kind of token" if partition == "kind" else partition

@@ -13,7 +13,7 @@ from matplotlib.colors import LogNorm
 from analysis.notes import (ADVANTAGES, CLASSES, FILLER, LOG_PROBS, REASONING, SIZES, STRUCTURE,
                             UNDEFINED, UNITS, VALUES, Notes, class_codes, same_or_other, quantile)
 from analysis.page import Picture
-from analysis.plots import BLUE, COLOURS, ORANGE, save, whole_steps
+from analysis.plots import COLOURS, OF_GRADIENT, save, whole_steps
 from analysis.statistics import Floats
 from analysis.tables import Columns, Row, Table, by_row
 
@@ -332,8 +332,8 @@ def draw_notes(notes: Notes, folder: Path) -> Picture:
 
 def draw_bins(axis: Axes, notes: Notes) -> None:
     heads = notes.heads
-    for unit, head, colour, shift in (("contribution", "size", BLUE, -0.2),
-                                      ("gradient", "new size", ORANGE, 0.2)):
+    for unit, head, colour, shift in (("contribution", "size", "black", -0.2),
+                                      ("gradient", "new size", OF_GRADIENT, 0.2)):
         relative = notes.mean("bin", f"abs {unit}") / notes.mean("all", f"abs {unit}")[0]
         axis.bar(np.arange(10) + shift, relative, 0.4, color=colour, label=heads[head])
     axis.set(xlabel="bin of position", xticks=range(10), ylabel="times the mean of all tokens",
@@ -341,8 +341,8 @@ def draw_bins(axis: Axes, notes: Notes) -> None:
 
 
 def draw_values(axis: Axes, notes: Notes) -> None:
-    axis.stairs(notes.values["contribution"], VALUES, color=BLUE, label=notes.heads["old"])
-    axis.stairs(notes.values["gradient"], VALUES, color=ORANGE, label=notes.heads["new"])
+    axis.stairs(notes.values["contribution"], VALUES, color="black", label=notes.heads["old"])
+    axis.stairs(notes.values["gradient"], VALUES, color=OF_GRADIENT, label=notes.heads["new"])
     axis.set(xlabel="value of a token (beyond: in the last bar)", ylabel="tokens", yscale="log",
              title="Contributions")
     axis.yaxis.set_major_formatter("{x:g}")

@@ -14,6 +14,12 @@ from harness.record import whole
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7",  # Okabe and Ito
            "#e69f00", "#56b4e9", "#000000", "#999999")
 BLUE, ORANGE, GREY = COLOURS[0], COLOURS[1], COLOURS[7]
+# A colour with a name has one meaning in all pictures and on the page (page.css). Arms and kinds of
+# tokens are too many for that: they take COLOURS in order, and a legend says which is which.
+UP, DOWN = BLUE, ORANGE  # more and less probable; right and wrong
+UNSURE = COLOURS[4]
+OF_TOKENS, OF_GRADIENT, OF_PUSH, OF_CHANGE, OF_CREDIT = (
+    GREY, COLOURS[5], "#332288", COLOURS[2], COLOURS[3])  # shares, and what is a sum of them
 LINES = ("-", "--", ":", "-.")
 DPI = 108
 plt.rcParams.update({

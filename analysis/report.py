@@ -4,25 +4,26 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from analysis.page import Picture, bullets, figure_of, folded, paragraphs, section_of, viewer
-from analysis.runs import Run, evaluations, is_done, steps_done, task_of
+from analysis.runs import PLAIN, Run, evaluations, is_done, steps_done, task_of
 from analysis.tables import Table, show, show_in_short
 from analysis.tally import Tally
 from engine.errors import UserError
 from harness.record import Json
-from harness.screen import change, show_status
+from harness.screen import show_status
 from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
 from harness.settings import OPTIONS
 
-TRAINING = "What training changed"  # these three are the chapters of a run's page
+TRAINING = "How the run went"  # these three are the chapters of a run's page
 GRADIENT = "Where the gradient went"
+CHANGE = "What a step changed"  # a part of GRADIENT with a picture of its own
 NOTES = "The earlier experiment's tables"
 LEGENDS = {GRADIENT: [
     "A is the advantage of a token, w its weight, p its probability, and s = norm(onehot - p) the "
     "size of the gradient of log p at the logits. The gradient's size at the logits is abs(A) w s. "
-    "Shares are of summed sizes: directions do not enter. What --loss_norm sequence, a KL term, "
-    "clipping and later epochs do to the loss is not included.",
-    "Intervals are over this run's groups. They do not cover seed-to-seed variation."], NOTES: [
+    "A share is that of the sum of sizes, so the directions of gradients do not enter. The sizes "
+    "leave out what --loss_norm sequence, a KL term, clipping and later epochs do to the loss.",
+    "Intervals are over this run's groups. They do not cover differences between seeds."], NOTES: [
     "The earlier experiment (github.com/Ja-Crispy/GRPO-Zero) trained Qwen2.5-0.5B for 100 steps of "
     "Countdown, with 303,042 tokens. Its notes called A log p the contribution of a token and took "
     "it for the token's gradient. The gradient's size at the logits is abs(A) w s, which stands "
@@ -77,11 +78,20 @@ def opening(run: Run) -> list[str]:
                          f"{run['config']['steps']} so far.")
     lines = main_evaluations(run)
     if len(lines) > 1:
-        sentences.append(f"{lines[0]['mode'].capitalize()} answers solved "
-                         f"{change(lines[0], lines[-1])}.")
+        first, last = lines[0], lines[-1]
+        sentences.append(
+            f"{first['mode'].capitalize()} answers solved {success(first)} of "
+            f"{len(first['answer']):,} held-out problems at step {first['step']}, and "
+            f"{success(last)} at step {last['step']}.")
     if not run["steps"]:
         sentences.append("There are no credit files, so nothing is known about single tokens.")
     return sentences
+
+
+def success(line: Json) -> str:
+    """49.7% (95% interval 47.2% to 52.3%)"""
+    return (f"{line['success']:.1%} (95% interval {line['success_low']:.1%} to "
+            f"{line['success_high']:.1%})")
 
 
 def main_evaluations(run: Run) -> list[Json]:
@@ -109,20 +119,47 @@ def describe(run: Run, tally: Tally | None) -> str:
     return text
 
 
-def run_page(sentences: list[str], findings: list[str], chapters: dict[str, list[Table]],
+def title_of(run: Run) -> str:
+    """Plain GRPO on Countdown, 100 steps, seed 0"""
+    config = run["config"]
+    if {"imported", "trainer"} & config.keys():
+        return f"{run['folder'].name}, a run of another program"
+    words = []
+    for axis, plain in PLAIN.items():
+        name = config.get(axis, plain)
+        if name != plain:
+            words.append(f"{axis.replace('mitigation', 'weighting')} {name}")
+    method = ", ".join(words) or "plain GRPO"
+    task = str(config.get("task", OPTIONS["task"].default))
+    task = task.removesuffix("_task").replace("_", " ").capitalize()
+    count = f"{config['steps']} steps"
+    if not is_done(run):
+        count = f"{steps_done(run)} of {count}"
+    return f"{method[0].upper()}{method[1:]} on {task}, {count}, seed {config.get('seed', 0)}"
+
+
+def run_page(sentences: list[str], findings: dict[str, str], chapters: dict[str, list[Table]],
              pictures: list[Picture]) -> list[str]:
-    """The body of a run's page: what the run did, step by step, and where the gradient went; then
-    the other tables, folded."""
+    """The body of a run's page: what the run did, step by step, where the gradient went, and what a
+    step changed; then the other tables, folded. `findings` has the name of the table of each."""
     figures, others = figures_of(pictures), dict(chapters)
     task, description, *outcome = sentences
     body = [paragraphs([task]), paragraphs(outcome, "lead"), paragraphs([description], "note"),
             viewer(figures.get("learning_curve", ""))]
-    if "credit_by_kind" in figures:
+    if "gradient_by_kind" in figures:
+        of_change = [text for name, text in findings.items() if name == "change by kind"]
+        others_found = [text for text in findings.values() if text not in of_change]
+        body += beside(GRADIENT, figures["gradient_by_kind"], others_found)
+        if "change_by_kind" in figures:
+            body += beside(CHANGE, figures["change_by_kind"], of_change)
         tables = chapter_body(GRADIENT, others.pop(GRADIENT), figures)
-        body += [f"<h2>{GRADIENT}</h2>",
-                 f"<div class=beside><div>{figures['credit_by_kind']}</div>"
-                 f"<div>{bullets(findings)}</div></div>", folded("Its tables", tables, 3)]
+        body.append(folded("The tables behind these pictures", tables, 3))
     return [*body, *folded_chapters(others, figures)]
+
+
+def beside(title: str, figure: str, findings: list[str]) -> list[str]:
+    return [f"<h2>{title}</h2>",
+            f"<div class=beside><div>{figure}</div><div>{bullets(findings)}</div></div>"]
 
 
 def comparison_page(intro: list[str], chapters: dict[str, list[Table]],

@@ -35,9 +35,10 @@ MEASURES = (*OF_A_MEAN, "squared gradient", "abs advantage", "entropy", "s", *OF
 OF_AN_ID = ("entropy", "log_prob", "abs gradient")  # summed for each token id
 BLOCKS = 50      # parts of training that the curves are drawn from
 RARE = 0.001     # share of the tokens: what is rarer has neither a ratio nor a bar
-OVER_REST = ("over all other tokens: mean abs(A) w s over that of all other tokens, for rows with "
-             f"at least {RARE:.1%} of the tokens; the intervals are over groups, and the last "
-             "column has Holm's correction over the rows of this table")
+OVER_REST = ("Over all other tokens: a row's mean abs(A) w s divided by that of all other tokens, "
+             f"if the row has at least {RARE:.1%} of the tokens. Its 95% interval is over groups. "
+             "The difference is called more or less after Holm's correction for the rows of this "
+             "table alone")
 
 
 def measured_of(tokens: TokenTable) -> dict[str, np.ndarray]:

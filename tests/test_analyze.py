@@ -69,8 +69,8 @@ def test_a_screen_says_what_the_run_did_and_the_page_goes_from_there_to_tables(t
     page = (folder / "analysis/report.html").read_text()
     page = re.sub(r"data:image/png;base64,[^\"]*", "", page)
     said = ("not finished: step 3 of 4 so far",
-            "Sampled answers solved 50.0% (95% interval ",
-            "-> 100.0% (30.0% to 95.4%) of 2 held-out")
+            "Sampled answers solved 50.0% (95% interval 0.0% to 100.0%) of 2 held-out problems at "
+            "step 0, and 100.0% (95% interval 30.0% to 95.4%) at step 3.")
     assert not [words for words in said
                 for text in (" ".join(printed.split()), html.unescape(page)) if words not in text]
     places = [page.index(text) for text in (
@@ -128,6 +128,19 @@ def test_the_page_holds_the_answers_and_refers_to_nothing_outside(tmp_path, monk
             expected = [row[name] for row in tokens]
             assert e["values"].pop(shown) == pytest.approx(expected, rel=2e-3, abs=1e-6)
         assert not e["values"]  # no true credit
+
+
+@pytest.mark.parametrize("known, steps, said", [
+    ({}, 100, "Plain GRPO on Countdown, 100 steps, seed 0"),
+    ({"seed": 3, "task": "my_task"}, 40, "Plain GRPO on My, 40 of 100 steps, seed 3"),
+    ({"mitigation": "random", "advantage": "rloo"}, 100,
+     "Weighting random, advantage rloo on Countdown, 100 steps, seed 0"),
+    ({"placebo": "weights"}, 100, "Placebo weights on Countdown, 100 steps, seed 0"),
+    ({"imported": ["x"]}, 100, "run, a run of another program")])
+def test_the_heading_says_what_the_run_is(tmp_path, known, steps, said):
+    folder = write_log(tmp_path / "run", {}, {"steps": 100, "eval_every": 0, **known},
+                       [{"step": steps}])
+    assert report.title_of(read_run(folder)) == said
 
 
 @pytest.mark.parametrize("known, said", [

@@ -3,9 +3,10 @@ draws them.
 
 A picture carries a fingerprint of what it shows, so a test sees one that is older than its result.
 
-README's answer, docs/answer.png, was drawn at commit 99d9392, which has its program and its data.
-It was chosen by a rule, not by its looks: of the first step on record the first answer that solved
-its problem at its second try. The bars below it are results/scoreboard.json's.
+README's answer, docs/answer.png, was drawn with the program and the data of commit 99d9392, in the
+colours of analysis/plots.py. It was chosen by a rule, not by its looks: of the first step on record
+the first answer that solved its problem at its second try. The bars below it are
+results/scoreboard.json's.
 """
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.plots import BLUE, COLOURS, GREY, ORANGE, legend_below, plt, save, style_of
+from analysis.plots import (BLUE, COLOURS, GREY, OF_CHANGE, OF_CREDIT, OF_GRADIENT, OF_PUSH,
+                            OF_TOKENS, ORANGE, legend_below, plt, save, style_of)
 from analysis.statistics import mean_over
 from engine.errors import PROJECT
 from research.experiments.arms import CONTROLS, SCALE
@@ -211,8 +213,9 @@ def draw_kinds_of_models(values: dict) -> Figure:
     figure, axes = plt.subplots(1, len(values), figsize=(9.0, 3.2), sharey=True)
     for axis, (title, shares) in zip(axes, values.items()):
         places = np.arange(len(shares["kinds"]))
-        axis.bar(places - 0.2, shares["tokens"], 0.4, color=GREY, label="of the tokens")
-        axis.bar(places + 0.2, shares["gradient"], 0.4, color=BLUE, label="of the gradient")
+        axis.bar(places - 0.2, shares["tokens"], 0.4, color=OF_TOKENS, label="of the tokens")
+        axis.bar(places + 0.2, shares["gradient"], 0.4, color=OF_GRADIENT,
+                 label="of the gradient")
         axis.set_xticks(places, shares["kinds"], rotation=35, fontsize=8)
         axis.set_title(title, fontsize=9)
     axes[0].set_ylabel("%")
@@ -224,8 +227,8 @@ def draw_change(table: dict) -> Figure:
     """Shares of push, change and credit: a panel for each of the kinds that differ most."""
     kinds = list(dict.fromkeys(row["kind"] for row in table["rows"]))
     figure, axes = plt.subplots(1, len(kinds), sharey=True, squeeze=False, figsize=(10, 3.8))
-    columns = {"push": ("push", BLUE), "plain step": ("change, plain step", ORANGE),
-               "AdamW": ("change, AdamW", COLOURS[3]), "credit": ("credit", COLOURS[2])}
+    columns = {"push": ("push", OF_PUSH), "plain step": ("change, plain step", OF_CHANGE + "80"),
+               "AdamW": ("change, AdamW", OF_CHANGE), "credit": ("credit", OF_CREDIT)}
     for axis, kind in zip(axes[0], kinds):
         rows = [row for row in table["rows"] if row["kind"] == kind]
         for number, (name, (label, colour)) in enumerate(columns.items()):

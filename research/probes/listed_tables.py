@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from analysis.plots import COLOURS, legend_below, plt, save
+from analysis.plots import OF_CREDIT, OF_GRADIENT, OF_TOKENS, legend_below, plt, save
 from analysis.statistics import FEWEST
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from analysis.tokens import TokenTable
@@ -61,13 +61,14 @@ def draw_shares(models: Models, folder: Path) -> None:
     figure, axes = plt.subplots(1, len(models), figsize=(width, 3.6), sharey=True, squeeze=False)
     for axis, (name, one) in zip(axes[0], models.items()):
         tokens = one.tokens
-        sizes = {"tokens": tokens["count"],
-                 "plain GRPO's gradient": np.abs(tokens["advantage"]) * tokens["s"],
-                 "the share it decides": tokens["squared credit"]}
-        for number, (label, size) in enumerate(sizes.items()):
+        gradient = np.abs(tokens["advantage"]) * tokens["s"]
+        sizes = {"tokens": (tokens["count"], OF_TOKENS),
+                 "plain GRPO's gradient": (gradient, OF_GRADIENT),
+                 "the share it decides": (tokens["squared credit"], OF_CREDIT)}
+        for number, (label, (size, colour)) in enumerate(sizes.items()):
             total = np.bincount(tokens["kind"], size, len(KINDS))
             axis.barh(np.arange(len(KINDS)) + 0.27 * (number - 1), 100 * total / (total.sum() or 1),
-                      0.25, color=COLOURS[number], label=label)
+                      0.25, color=colour, label=label)
         axis.set(title=name, yticks=range(len(KINDS)), yticklabels=KINDS, xlabel="share, %")
     axes[0, 0].invert_yaxis()
     legend_below(figure, axes[0, 0], ncols=3)

@@ -1,20 +1,18 @@
-"""One token followed: every line is what the function it names computes, on the page, too."""
+"""One token followed: every line is what the function it names computes."""
 import dataclasses
 import importlib
-import json
 import math
 import operator
 import re
 import shutil
-import subprocess
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, credit_columns, write_log
+from conftest import credit_columns, write_log
 
-from analysis.account import NOT_TRAINED, stages, with_numbers
-from analysis.answers import answer_of, answers_of
+from analysis.account import NOT_TRAINED
+from analysis.answers import answer_of
 from analysis.runs import read_run
 from analysis.tokens import read_step
 from engine.tokens import load_tokenizer
@@ -141,29 +139,6 @@ def test_every_line_is_what_the_function_it_names_computes(recorded, batch, foll
     sizes = batch.advantage[b].abs() * (weight * rescale)[b] * size
     larger = (sizes > sizes[t]) & batch.mask[b]
     assert numbers(lines["rank"][0])[:2] == [1 + int(larger.sum()), int(batch.length[b])]
-
-
-@pytest.mark.skipif(not shutil.which("node"),
-                    reason="to run it: install node, which runs the page's part")
-def test_the_page_puts_the_same_numbers_in(recorded, tmp_path):
-    answers = answers_of(recorded, load_tokenizer(recorded), [STEP])
-    assert answers[0]["stages"] == stages(run_config(recorded))
-    source = (ROOT / "analysis/page.js").read_text()
-    [function] = re.findall(r"^function withNumbers\(.*?^}", source, flags=re.M | re.S)
-    (tmp_path / "numbers.js").write_text(function + f"""
-    const answers = {json.dumps(answers)};
-    console.log(JSON.stringify(answers.map(a => a.texts.map((_, t) =>
-      answers[0].stages.map(stage => withNumbers(stage[1], a, t))
-        .filter(text => text !== null)))));""")
-    printed = subprocess.run(["node", tmp_path / "numbers.js"], capture_output=True, check=True)
-    of_page = json.loads(printed.stdout)
-    for answer, rows in zip(answers, of_page):
-        for t, texts in enumerate(rows):
-            ours = [text for _, text, _ in with_numbers(answers[0]["stages"], answer, t)]
-            assert [re.sub(NUMBER, "#", text) for text in texts] == [
-                re.sub(NUMBER, "#", text) for text in ours]
-            assert [n for text in texts for n in numbers(text)] == pytest.approx(
-                [n for text in ours for n in numbers(text)], rel=2e-3)
 
 
 def test_a_model_that_was_not_kept_is_not_asked(recorded, batch, follow_it, tmp_path):
