@@ -1,19 +1,21 @@
 """The Countdown task: reach a target from a few numbers, each used exactly once, with + - * /
 and parentheses.
 
-    numbers 3 5 7, target 22     the prompt ends with an opened <think>, the answer follows:
+    numbers 3 5 7, target 22     the prompt ends with an opened <think>, and the answer may be
     " 3 * 5 = 15, 15 + 7 = 22 yes</think>\\n<answer> ( 3 * 5 ) + 7 </answer><|im_end|>"
     -> {"reward": 1.1, "format": 1.0, "answer": 1.0, "reasoning": 1.0}
 
-With --prompt expression nobody thinks: the answer is "3 * 5 + 7<|im_end|>". With --examples 4 the
-prompt begins with four solved problems, as earlier turns of the conversation.
+With --prompt expression there is no thinking: the answer is "3 * 5 + 7<|im_end|>". With
+--examples 4 the prompt begins with four solved problems, as earlier turns of the conversation.
 
-This file holds the problems, the prompt, the reward and its parts, and the labels of every
-generated token: the section it stands in, the kind of text it is. `Task` is all that training sees
-of it. A task of your own is another file with another `Task` (docs/your_own_task.md).
+This file holds the problems, the prompt, the reward and its parts, and two labels of every
+generated token: the section of the answer that it is in, and its category (`kind`: word, number,
+...). Training sees nothing of it but `Task`. A task of your own is another file with another `Task`
+(docs/your_own_task.md).
 
-What a model wrote is never executed: of its syntax tree `value_of` knows numbers, four operators
-and a minus sign, and computes in exact fractions; anything large is given up before.
+What a model wrote is never executed. `value_of` reads its syntax tree, accepts numbers, four
+operators and a minus sign, and computes with exact fractions. Text that is too long is refused
+before it is parsed.
 """
 import ast
 import hashlib
@@ -34,17 +36,17 @@ from engine.errors import UserError
 from engine.tokens import (ANSWER, BRACKET, END, END_OF_TURN, NUMBER, OPERATOR, OTHER, SPACE, TAG,
                            THINK, USER_TURN, WORD)
 from harness.record import read_given
-from harness.settings import option
+from harness.flags import option
 
-MAX_NUMBER = 999_999_999  # nine digits, as many as the score of the reasoning reads
-MAX_NUMBERS = 30  # in a problem of a file
+MAX_NUMBER = 999_999_999  # nine digits, because the score of the reasoning reads no more
+MAX_NUMBERS = 30  # the most numbers in a problem of a file
 TAGS = (b"<think>", b"</think>", b"<answer>", b"</answer>")
 ANSWER_BEGINS = "</think>\n<answer>"
 FORMAT_WEIGHT = 0.1
 REWARDS = {"graded": f"answer + {FORMAT_WEIGHT} format", "right": "answer",
            "signed": "2 answer - 1"}
-MAX_SOLVED = 4  # numbers; more have too many expressions to try them all
-MAX_THINK = 20_000  # characters of a think section in which steps are looked for
+MAX_SOLVED = 4  # numbers in a solved example: more have too many expressions to try them all
+MAX_THINK = 20_000  # only so many characters of a think section are searched for steps
 
 SHORT = "<|im_start|>user\n{numbers} make {target}<|im_end|>\n<|im_start|>assistant\n<think>"
 FULL = """<|im_start|>system
@@ -67,7 +69,7 @@ tags. And return the final answer in <answer> </answer> tags, for example \
 <answer> (1 + 2) / 3 </answer>.<|im_end|>
 <|im_start|>assistant
 Let me solve this step by step.
-<think>"""  # word by word that of github.com/policy-gradient/GRPO-Zero, to repeat what it measured
+<think>"""  # word for word the prompt of github.com/policy-gradient/GRPO-Zero, to repeat its runs
 BRIEF = """<|im_start|>user
 Make {target} from {numbers}.<|im_end|>
 <|im_start|>assistant
@@ -75,7 +77,7 @@ Make {target} from {numbers}.<|im_end|>
 
 
 def as_numpy_prints(words: list[str]) -> str:
-    """[ 3 15  7]: numbers of equal width."""
+    """The numbers padded to equal width, as numpy prints an array: [ 3 15  7]"""
     width = max(map(len, words))
     return f"[{' '.join(word.rjust(width) for word in words)}]"
 
@@ -93,9 +95,9 @@ PROMPTS = {
     "original": Wording(ORIGINAL, as_numpy_prints),
     "brief": Wording(BRIEF + "<think>", " and ".join),
     "expression": Wording(BRIEF, " and ".join, thinks=False)}
-# a flag with requires=GENERATED is refused where this test fails, with these words
+# A flag with requires=GENERATED is refused with these words if the test is not true.
 GENERATED: tuple[Callable[["Task"], bool], str] = (
-    lambda task: task.data is None, "made problems: not with --data")
+    lambda task: task.data is None, "generated problems: not with --data")
 
 
 @dataclass(frozen=True)
@@ -104,20 +106,22 @@ class Problem:
     target: int
 
 
-Content = tuple[tuple[int, ...], int]  # of a problem, whatever the order of its numbers
+Content = tuple[tuple[int, ...], int]  # sorted numbers and target: the same for any order
 
 
 @dataclass
 class Task:
-    """What the lab asks of a task. Its fields are flags of `train.py`."""
+    """The Countdown task, with the methods that training calls. Its fields are flags of `train.py`.
+    """
     data: str | None = option(
-        None, 'JSON lines {"nums": [3, 5, 7], "target": 22}; without it they are made')
+        None, 'JSON lines {"nums": [3, 5, 7], "target": 22}; without it problems are generated',
+        label="")
     prompt: str = option("full", "wording of the prompt; original is that of GRPO-Zero, and after "
                          "expression the answer is an expression without any thinking",
                          choices=PROMPTS)
-    examples: int = option(0, "solved problems that stand in the prompt as earlier turns: one for "
-                           "each of + * - / in turn, none of them held out", most=100)
-    numbers: str = option("3,4", "how many numbers a made problem has",
+    examples: int = option(0, "solved problems in the prompt, as earlier turns: one for each of "
+                           "+ * - / in turn, none of them held out", most=100)
+    numbers: str = option("3,4", "how many numbers a generated problem has",
                           choices=("2", "3", "4", "3,4"), requires=GENERATED)
     min_number: int = option(1, "smallest number", least=1, most=MAX_NUMBER, requires=GENERATED)
     max_number: int = option(99, "largest number", least=1, most=MAX_NUMBER, requires=GENERATED)
@@ -125,10 +129,10 @@ class Task:
     max_result: int = option(10_000, "largest intermediate result of the known solution",
                              least=1, most=MAX_NUMBER, requires=GENERATED)
     reward_form: str = option(
-        "graded", f"{REWARDS['graded']}, 1 for a right answer and else 0, or 1 and else -1",
+        "graded", f"{REWARDS['graded']}; or 1 for a right answer and otherwise 0; or 1 and -1",
         choices=REWARDS)
     reasoning_weight: float = option(
-        0.0, "what the share of right steps counts for in the reward, beside the answer",
+        0.0, "what the share of right steps counts in the reward, added to the answer",
         least=0, most=1000)
 
     def __post_init__(self) -> None:
@@ -148,8 +152,8 @@ class Task:
                 f"{self.data}: {len(self.to_train)} problems to train on and {len(self.to_test)} "
                 "held out by their hash (about a fifth): both are needed, the file is too small")
         self.wording = PROMPTS[self.prompt]
-        self.shown: set[Content] = set()  # the problems that every prompt shows with a solution
-        self.head = self.solved_turns()   # what every prompt begins with
+        self.shown: set[Content] = set()  # the solved problems in every prompt
+        self.head = self.solved_turns()   # the text that every prompt begins with
         self.to_train = [problem for problem in self.to_train
                          if content_of(problem) not in self.shown]
         if self.data and not self.to_train:
@@ -157,11 +161,11 @@ class Task:
                             "train on")
 
     solved = ("the expression makes the target from the numbers, each used exactly once, with "
-              "+ - * /")  # in words, for the page of a run
+              "+ - * /")  # what a right answer is, in words, for the page of a run
 
     @property
     def reward(self) -> str:
-        """The formula, for config.json: only runs with the same one are compared."""
+        """The formula of the reward, for config.json: only runs with the same one are compared."""
         steps = f" + {self.reasoning_weight:g} reasoning" if self.reasoning_weight else ""
         return REWARDS[self.reward_form] + steps
 
@@ -170,7 +174,8 @@ class Task:
         return tuple(int(count) for count in self.numbers.split(","))
 
     def training_problems(self, seed: int, step: int, count: int) -> list[Problem]:
-        """They follow from seed and step alone, so a resumed run gets the same ones."""
+        """The problems of a step. They depend on seed and step alone, so a resumed run gets the
+        same ones."""
         rng = random.Random(f"train {seed} {step}")
         return [self.training_problem(rng) for _ in range(count)]
 
@@ -183,7 +188,7 @@ class Task:
         return self.make_problem(rng, is_new)
 
     def held_out_problems(self, count: int) -> list[Problem]:
-        """The same distinct problems in every run, fewer where no more are found."""
+        """Distinct problems, the same in every run; fewer than `count` if no more are found."""
         rng = random.Random("held out")
         if self.to_test:
             return rng.sample(self.to_test, min(count, len(self.to_test)))
@@ -213,67 +218,81 @@ class Task:
             f"max_result {self.max_result}")
 
     def extreme_problems(self) -> list[Problem]:
-        """The longest prompts: can the tokenizer write them, and does the model take them? Of given
-        problems one for every number that occurs; made ones stop at the largest."""
-        given = self.to_train + self.to_test
-        if not given:
+        """Problems with the longest prompts, to check that the tokenizer can write them and that
+        they fit into the model. For problems from a file there is one for every number that occurs
+        in it; for generated ones, one with the largest numbers."""
+        from_file = self.to_train + self.to_test
+        if not from_file:
             return [Problem((self.max_number,) * max(self.counts), self.max_target)]
-        most = max(len(problem.numbers) for problem in given)
-        numbers = {number for problem in given for number in (*problem.numbers, problem.target)}
+        most = max(len(problem.numbers) for problem in from_file)
+        numbers: set[int] = set()
+        for problem in from_file:
+            numbers.update(problem.numbers, [problem.target])
         return [Problem((number,) * most, number) for number in numbers]
 
     def prompt_for(self, problem: Problem) -> str:
-        """Text that ends where the answer begins."""
+        """The text up to the point where the model's answer begins."""
         return self.head + self.question(problem, is_first=not self.head)
 
     def question(self, problem: Problem, is_first: bool) -> str:
-        """The turn that asks it, and how the answer begins. What some wordings tell the system
-        stands before the first one."""
+        """The turn that asks the problem, and the beginning of the answer. The system turn that
+        some wordings have is kept only before the first question."""
         numbers = self.wording.write_numbers([str(number) for number in problem.numbers])
         text = self.wording.text.format(numbers=numbers, target=problem.target)
         return text if is_first else text[max(text.find(USER_TURN), 0):]
 
     def solved_turns(self) -> str:
-        """The --examples, as turns of a conversation that has gone before. Where the answer has a
-        thinking, the first and every second example after it show a wrong attempt first."""
+        """The --examples, as earlier turns of the conversation. If the wording has a think section,
+        the first example and every second one after it show a wrong attempt first."""
         rng = random.Random("examples")
         turns: list[str] = []
         for number in range(self.examples):
             found = self.solved_problem(rng, last_sign="+*-/"[number % 4])
-            if found is None:  # the problems of a file may have no quotient, say
+            if found is None:  # the problems of a file may have no quotient, for example
                 continue
             problem, solution = found
             self.shown.add(content_of(problem))
             answer = solution.expression
             if self.wording.thinks:
-                answer = without_spaces(answer)
-                tries = [f"{written_out(solution)} yes"]
-                misses = [one for one in solutions_of(problem.numbers, self.max_result)
-                          if one.value != problem.target]
-                if number % 2 == 0 and misses:
-                    tries.insert(0, f"{written_out(rng.choice(misses))} no")
-                answer = f"{', '.join(tries)}{ANSWER_BEGINS}{answer}</answer>"
+                shows_miss = number % 2 == 0
+                answer = self.answer_with_thinking(problem, solution, shows_miss, rng)
             question = self.question(problem, is_first=not turns)
             turns.append(f"{question}{answer}<|im_end|>\n")
         if self.examples and not turns:
             raise UserError(f"--examples {self.examples}: none of 1,000 problems has a solution of "
-                            f"at most {MAX_SOLVED} numbers: --examples 0 asks without")
+                            f"at most {MAX_SOLVED} numbers; --examples 0 asks without examples")
         return "".join(turns)
+
+    def answer_with_thinking(self, problem: Problem, solution: "Solution", shows_miss: bool,
+                             rng: random.Random) -> str:
+        """The solution, after a wrong attempt if one is wanted and exists:
+
+            3*7=21, 21-5=16 no, 3*5=15, 15+7=22 yes</think>
+            <answer>(3*5)+7</answer>
+        """
+        attempts = [f"{written_out(solution)} yes"]
+        misses = [one for one in solutions_of(problem.numbers, self.max_result)
+                  if one.value != problem.target]
+        if shows_miss and misses:
+            attempts.insert(0, f"{written_out(rng.choice(misses))} no")
+        expression = without_spaces(solution.expression)
+        return f"{', '.join(attempts)}{ANSWER_BEGINS}{expression}</answer>"
 
     def solved_problem(self, rng: random.Random,
                        last_sign: str) -> tuple[Problem, "Solution"] | None:
         """A problem to train on, with a solution whose last step has this operator. For - and / the
-        solution has its numbers in another order than the problem: a model that saw none such did
-        not try it (docs/how_a_run_fails.md)."""
+        solution has the numbers in another order than the problem, because a model that saw no such
+        example did not try other orders (docs/how_a_run_fails.md)."""
         for _ in range(1000):
             problem = self.training_problem(rng)
             if len(problem.numbers) > MAX_SOLVED:
                 continue
-            as_given = list(map(str, problem.numbers))
+            order = [str(number) for number in problem.numbers]
             for solution in solutions_of(problem.numbers, self.max_result):
-                has_moved = re.findall("[0-9]+", solution.expression) != as_given
-                if (solution.value == problem.target and solution.steps[-1][1] == last_sign
-                        and (has_moved or last_sign in "+*")):
+                is_right = solution.value == problem.target
+                ends_with_sign = solution.steps[-1][1] == last_sign
+                is_reordered = re.findall("[0-9]+", solution.expression) != order
+                if is_right and ends_with_sign and (is_reordered or last_sign in "+*"):
                     return problem, solution
         return None
 
@@ -281,13 +300,14 @@ class Task:
         return f"{' '.join(map(str, problem.numbers))} make {problem.target}"
 
     def read(self, words: list[str]) -> Problem:
-        """A problem that somebody typed: 4 12 10 18, or 4 12 10 make 18 as `show` writes it."""
+        """The problem that a person typed: 4 12 10 18, or 4 12 10 make 18 as `show` writes it."""
         if words[-2:-1] == ["make"]:
             words = words[:-2] + words[-1:]
         *numbers, target = read_numbers(words, 3, "numbers and then the target, such as 4 12 10 18")
         return Problem(tuple(numbers), target)
 
     def score(self, problem: Problem, text: str) -> dict[str, float]:
+        """The reward of an answer and the parts it is made of."""
         if self.wording.thinks:
             opened = "<think>" if self.wording.text.endswith("<think>") else ""
             well_formed = format_score(text, opened)
@@ -304,10 +324,11 @@ class Task:
                 "answer": right, "reasoning": reasoning}
 
     def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
+        """The section and the kind of each token, as codes (engine/tokens.py)."""
         return annotate(pieces) if self.wording.thinks else annotate_expression(pieces)
 
     def right_steps(self, problem: Problem, pieces: list[bytes]) -> list[int]:
-        """The tokens of an answer that hold the last digit of a right step of its reasoning: of
+        """The indices of the tokens with the last digit of a right step of the reasoning. In
         " 3", " *", " 5", " =", " 1", "5", "," it is [5], the second digit of 15."""
         text = b"".join(pieces).decode("latin-1")  # one character a byte; steps are plain ASCII
         ends = list(itertools.accumulate(map(len, pieces)))
@@ -323,11 +344,13 @@ def read_problems(name: str) -> list[Problem]:
 
 
 def parse_problem(line: str, where: str) -> Problem:
+    """The problem in a line of a file; `where` names the line in the message."""
     try:
         raw = json.loads(line)
         numbers, target = raw["nums"], raw["target"]
-        is_right = (isinstance(numbers, list) and 0 < len(numbers) <= MAX_NUMBERS and
-                    all(type(n) is int and 0 < n <= MAX_NUMBER for n in [*numbers, target]))
+        is_right = isinstance(numbers, list) and 0 < len(numbers) <= MAX_NUMBERS
+        for number in [*numbers, target]:
+            is_right = is_right and type(number) is int and 0 < number <= MAX_NUMBER
     except (ValueError, KeyError, TypeError, RecursionError):
         is_right = False
     if not is_right:
@@ -337,7 +360,7 @@ def parse_problem(line: str, where: str) -> Problem:
 
 
 def read_numbers(words: list[str], least: int, expected: str) -> list[int]:
-    """The whole positive numbers that somebody typed, `least` of them or more."""
+    """The positive whole numbers that a person typed, at least `least` of them."""
     for word in words:
         if not re.fullmatch("[0-9]{1,9}", word) or int(word) == 0:
             raise UserError(f"{word[:20]!r} is not a whole positive number: expected {expected}")
@@ -348,7 +371,7 @@ def read_numbers(words: list[str], least: int, expected: str) -> list[int]:
 
 @lru_cache(maxsize=4096)
 def reachable(numbers: tuple[int, ...], max_result: int) -> frozenset[int]:
-    """Every value that can be made from all of the (sorted) numbers, found by trying everything."""
+    """Every value that can be made from all of the (sorted) numbers, found by trying all ways."""
     if len(numbers) == 1:
         return frozenset(numbers)
     values: set[int] = set()
@@ -361,8 +384,8 @@ def reachable(numbers: tuple[int, ...], max_result: int) -> frozenset[int]:
 
 
 def legal_steps(x: int, y: int, max_result: int) -> list[Step]:
-    """Those with this order of x and y and a whole positive result of at most `max_result`. A model
-    may take others, and is right with them."""
+    """The steps `x op y`, in this order, with a positive whole result of at most `max_result`. They
+    are used to make solvable problems; a model may take other steps and still be right."""
     steps = [(x, "*", y, x * y), (x, "+", y, x + y), (x, "-", y, x - y)]
     if x % y == 0:
         steps.append((x, "/", y, x // y))
@@ -370,20 +393,20 @@ def legal_steps(x: int, y: int, max_result: int) -> list[Step]:
 
 
 class Solution(NamedTuple):
-    """A way to make one number of all, and the steps that compute it."""
+    """A way to make one value from all numbers, and the steps that compute it."""
     value: int
     expression: str  # "( 3 * 5 ) + 7"
     steps: tuple[Step, ...]
 
 
 def solutions_of(numbers: Iterable[int], max_result: int) -> Iterator[Solution]:
-    """Every way to join all of these numbers by legal steps, whatever value it gives."""
+    """Every way to combine all of these numbers by legal steps, whatever its value is."""
     yield from joined([(number, str(number)) for number in numbers], (), max_result)
 
 
 def joined(items: list[tuple[int, str]], steps: tuple[Step, ...],
            max_result: int) -> Iterator[Solution]:
-    """Join two of the items, which are (value, expression), in every way, until one is left."""
+    """Combine two of the items, (value, expression), in every way, and so on until one is left."""
     if len(items) == 1:
         yield Solution(*items[0], steps)
         return
@@ -401,12 +424,13 @@ def in_parentheses(expression: str) -> str:
 
 
 def without_spaces(expression: str) -> str:
-    """Each space before a number is a token to a Qwen2.5, and a thinking has many."""
+    """The expression without spaces: to a Qwen2.5 each space before a number is one more token, and
+    a think section has many."""
     return expression.replace(" ", "")
 
 
 def written_out(solution: Solution) -> str:
-    """Its steps: 3*5=15, 15+7=22"""
+    """The steps of a solution: 3*5=15, 15+7=22"""
     return ", ".join(f"{x}{sign}{y}={result}" for x, sign, y, result in solution.steps)
 
 
@@ -415,24 +439,24 @@ def content_of(problem: Problem) -> Content:
 
 
 def held_out(problem: Problem) -> bool:
-    """Whether a problem is only evaluated, never trained on: a fifth of all, chosen by a hash, so
-    they are the same in every run and program."""
+    """Whether a problem is only evaluated and never trained on. A hash chooses a fifth of all
+    problems, so they are the same in every run and every program."""
     numbers, target = content_of(problem)
     key = f"{','.join(map(str, numbers))}={target}"
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") % 5 == 0
 
 
 def between(text: str, opening: str, closing: str) -> str | None:
-    """What stands between the first opening tag and the first closing tag after it."""
+    """The text between the first opening tag and the first closing tag after it."""
     _, opened, rest = text.partition(opening)
     content, closed, _ = rest.partition(closing)
     return content if opened and closed else None
 
 
 def format_score(text: str, opened: str) -> float:
-    """1 for exactly <think>...</think>, a new line, <answer>...</answer>, with every tag once.
-    Otherwise 0.1 for a pair of think tags and 0.5 for a pair of answer tags. What the prompt has
-    `opened`, "<think>" or nothing, counts with the answer, which may repeat it."""
+    """The format part of the reward: 1 for exactly <think>...</think>, a new line and
+    <answer>...</answer>, with every tag once. Otherwise 0.1 for a pair of think tags plus 0.5 for a
+    pair of answer tags. If the prompt has `opened` the "<think>", the answer need not repeat it."""
     if not text.startswith("<think>"):
         text = opened + text
     text = without_end_of_turn(text)
@@ -449,27 +473,36 @@ def without_end_of_turn(text: str) -> str:
     return text.removesuffix(end)
 
 
-# A step is a op b = c. All of it is in a look-ahead, which consumes nothing, so that the c of one
+# A step is a op b = c. The pattern is all look-ahead, which consumes no text, so that the c of one
 # step can be the a of the next: "3 * 5 = 15 + 7 = 22" is two steps.
 STEP = re.compile(r"(?<![0-9])(?=([0-9]{1,9}) {0,2}([-+*/]) {0,2}([0-9]{1,9})"
                   r" {0,2}= {0,2}(-?[0-9]{1,9})(?![0-9]))")
 
 
 def steps_of(text: str, numbers: Iterable[int]) -> list[tuple[int, bool]]:
-    """Where in an answer each step `a op b = c` of the think section ends, and whether it is right:
-    c is the result, and a and b could be used, each the result of a step before, or a given number
-    (3 + 3 needs two given threes)."""
-    think = text.partition("</think>")[0] if "</think>" in text else ""  # not closed: no steps
-    given, results, steps = Counter(map(int, numbers)), set(), []
+    """The index at which each step `a op b = c` of the think section ends, and whether it is right:
+    c is the result, and a and b were available. A number is available if it is the result of an
+    earlier step or one of the problem's (3 + 3 needs two threes in the problem)."""
+    if "</think>" not in text:  # a section that was not closed counts for nothing
+        return []
+    think = text.partition("</think>")[0]
+    of_problem = Counter(map(int, numbers))
+    results: set[int] = set()
+    steps = []
     for match in STEP.finditer(think[:MAX_THINK]):
         a, sign, b, c = int(match[1]), match[2], int(match[3]), int(match[4])
-        available = all(number in results or given[number] >= times
-                        for number, times in Counter((a, b)).items())
-        is_right = {"+": a + b == c, "-": a - b == c, "*": a * b == c,
-                    "/": b != 0 and a == b * c}[sign]
-        steps.append((match.end(4), available and is_right))
+        is_available = all(number in results or of_problem[number] >= times
+                           for number, times in Counter((a, b)).items())
+        steps.append((match.end(4), is_available and is_result(a, sign, b, c)))
         results.add(c)
     return steps
+
+
+def is_result(a: int, sign: str, b: int, c: int) -> bool:
+    """Whether a op b = c."""
+    if sign == "/":
+        return b != 0 and a == b * c
+    return c == {"+": a + b, "-": a - b, "*": a * b}[sign]
 
 
 MAX_CHARACTERS, MAX_PARENTHESES = 400, 30
@@ -479,7 +512,7 @@ OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = 
 
 
 def evaluates_to(expression: str | None, numbers: Iterable[int], target: int) -> bool:
-    """Whether the expression uses every number exactly once and equals the target, exactly."""
+    """Whether the expression uses every number exactly once and is exactly equal to the target."""
     if expression is None or len(expression) > MAX_CHARACTERS:
         return False
     if sorted(re.findall("[0-9]+", expression)) != sorted(map(str, numbers)):
@@ -488,7 +521,8 @@ def evaluates_to(expression: str | None, numbers: Iterable[int], target: int) ->
 
 
 def read_expression(text: str) -> Fraction | None:
-    """The exact value of an expression; None if it has none, is no expression, or is too long."""
+    """The exact value of an expression; None if it has no value, is not an expression, or is too
+    long."""
     if (not re.fullmatch(r"[0-9+*/() \t\r\n-]*", text) or len(text) > MAX_CHARACTERS
             or text.count("(") > MAX_PARENTHESES):
         return None
@@ -500,8 +534,8 @@ def read_expression(text: str) -> Fraction | None:
 
 
 def value_of(node: ast.expr) -> Fraction:
-    """Of a syntax tree, which is read and never run. "2**3" fails, its operator is not listed;
-    "7//2" and "+3" likewise."""
+    """The exact value of an arithmetic syntax tree, which is inspected and never executed. "2**3"
+    raises SyntaxError, because its operator is not in OPERATORS; so do "7//2" and "+3"."""
     match node:
         case ast.Constant(value=int(number)):
             return Fraction(number)
@@ -513,11 +547,12 @@ def value_of(node: ast.expr) -> Fraction:
 
 
 def annotate(pieces: list[bytes]) -> tuple[list[int], list[int]]:
-    """Section and kind of each token of an answer, from one pass over the tokens' bytes.
+    """The section and the kind of each token of an answer, from the bytes of its tokens.
 
-    think runs to the token before </think> (or before <answer>, if that comes first), answer from
-    the first token after the <answer> tag to the token before </answer>. A token that touches a tag
-    is a tag: tokenizers cut "<think>" into "<", "think", ">" and glue ">" to a newline.
+    The think section ends at the token before </think> (or before <answer>, if that comes first).
+    The answer section is from the first token after the <answer> tag to the token before </answer>.
+    A token that touches a tag is of kind tag, because tokenizers cut "<think>" into "<", "think"
+    and ">", and may join the ">" with a newline.
     """
     text = b"".join(pieces)
     is_tag = bytearray(len(text))  # 1 for each byte of a tag
@@ -540,25 +575,26 @@ def annotate(pieces: list[bytes]) -> tuple[list[int], list[int]]:
 
 
 def annotate_expression(pieces: list[bytes]) -> tuple[list[int], list[int]]:
-    """The same of an answer that is an expression alone: all of it but the end of the turn is in
-    the answer section."""
+    """The same for an answer that is nothing but an expression: all of it is in the answer section,
+    except the end of the turn."""
     kinds = [kind_of(piece) for piece in pieces]
-    return [OTHER if kind == END else ANSWER for kind in kinds], kinds
+    sections = [OTHER if kind == END else ANSWER for kind in kinds]
+    return sections, kinds
 
 
 def borders(text: bytes) -> tuple[int, int, int]:
-    """Where in an answer the think section ends, and where the answer section begins and ends."""
+    """The indices where the think section ends, and where the answer section begins and ends."""
     end = len(text)
     opening = text.find(b"<answer>")
+    think_to = min(index for index in (text.find(b"</think>"), opening, end) if index >= 0)
     answer_from = opening + len(b"<answer>") if opening >= 0 else end
-    closing = text.find(b"</answer>", answer_from)
-    think_to = min(place for place in (text.find(b"</think>"), opening, end) if place >= 0)
-    return think_to, answer_from, closing if closing >= 0 else end
+    answer_to = text.find(b"</answer>", answer_from)
+    return think_to, answer_from, answer_to if answer_to >= 0 else end
 
 
 def kind_of(piece: bytes) -> int:
-    """The kind of a token by its first character that is no space. "=" counts as a bracket, and
-    what is nothing else, punctuation too, as a word."""
+    """The kind of a token, by its first character that is not a space. "=" counts as a bracket, and
+    everything without a kind of its own, such as punctuation, as a word."""
     text = piece.decode(errors="replace")
     first = text.strip()[:1]
     if text in END_OF_TURN:

@@ -2,24 +2,30 @@
 
     loss = - sum( weight * advantage * log_prob ) / N
 
-A function with the decorator is a choice of `--mitigation`. Its keyword-only parameters are flags,
-their types the ranges that are allowed, its docstring the help:
+A function under the decorator becomes a choice of `--mitigation`. Its keyword-only parameters
+become flags, their types say which values are allowed, and its docstring is the help:
 
     @mitigation
     def my_idea(rollouts: Rollouts, *, strength: Positive = 1.0) -> Tensor:
         \"\"\"One line that becomes the help text.\"\"\"
         return 1 + strength * rollouts.entropy        # (B, T)
 
-`rollouts` is the whole batch (engine/rollouts.py). Of each token it has ids, texts, mask, log_prob,
-entropy, collision (sum of p^2), advantage, section, kind; of each answer length, finished, group,
-reward, scores (its parts), answers (texts); then problems, step and generator. `hidden` and
-`attention` cost one more forward pass. Padding is ignored. What becomes of weights is
-`rescaled_weight` below: those of the loss have a mean of 1, or what --rescale says. They are not
-negative: signed credit is an advantage, and is written here, too, with @advantage, as `span` is.
+`rollouts` is the whole batch (engine/rollouts.py). It holds
 
-An answer is all that was generated; what stands between <answer> and </answer> is its answer
-section. Weightings that keep a state or sample more are classes in credit/, in the same list. To
-see weights on recorded tokens without training:
+    for each token    ids, texts, mask, log_prob, entropy, collision (sum of p^2), advantage,
+                      section, kind; `hidden` and `attention` cost one more forward pass
+    for each answer   length, finished, group, reward, scores (the parts of the reward), answers
+                      (the texts)
+    for the batch     problems, step, generator (for random numbers)
+
+The weight of padding is ignored. `rescaled_weight` below turns the returned weights into those of
+the loss: with a mean of 1 over the batch, unless --rescale says otherwise. Weights may not be
+negative. Credit with a sign is an advantage: it is written in this file too, under @advantage, as
+`span` is.
+
+An answer is everything that was generated; its answer section is the part between <answer> and
+</answer>. Weightings that keep a state or sample more are classes in credit/, and choices of the
+same flag. To see weights on recorded tokens without training:
 
     python -m tools.preview runs/none-grpo-s0 --mitigation my_idea --strength 2
 """
@@ -30,16 +36,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.choices import (ADVANTAGES, LOSSES, MITIGATIONS, Method, Metrics, advantage, mitigation)
+from engine.choices import (ADVANTAGES, LOSSES, MITIGATIONS, Method, Metrics, advantage,
+                            checked_credit, metrics_of, mitigation)
 from engine.errors import UserError
+from engine.policy import Policy
 from engine.rollouts import Rollouts
 from engine.tokens import ANSWER, NUMBER, OPERATOR, TAG, THINK, WORD
 from grpo import centred, gradient_size, rescaling, to_every_token
-from harness.settings import Count, NotNegative, Percent, Positive, Range, Share
-from harness.own_code import checked_credit, metrics_of
-
-if typing.TYPE_CHECKING:  # an analysis reads this file and loads no model
-    from engine.policy import Policy
+from harness.flags import Count, NotNegative, Percent, Positive, Range, Share
 
 
 @mitigation
@@ -50,8 +54,8 @@ def none(rollouts: Rollouts) -> Tensor:
 
 @mitigation
 def outcome_conditional(rollouts: Rollouts, *, think_discount: Share = 0.5) -> Tensor:
-    """Weight 1 after `<answer>`; `think_discount` before it, and everywhere if there is no tag
-    (before rescaling)."""
+    """Weight 1 after `<answer>` and `think_discount` before it, or at every token if there is no
+    tag (before rescaling)."""
     weight = torch.full_like(rollouts.log_prob, think_discount)
     for row, texts in enumerate(rollouts.texts):
         weight[row, tokens_until(texts, "<answer>"):] = 1
@@ -59,18 +63,19 @@ def outcome_conditional(rollouts: Rollouts, *, think_discount: Share = 0.5) -> T
 
 
 def tokens_until(texts: list[str], tag: str) -> int:
-    """How many tokens there are up to the end of the tag, which may be cut into several; all if
-    there is no tag."""
-    place = "".join(texts).find(tag)
-    if place < 0:
+    """The number of tokens up to the end of the tag, which may be cut into several tokens; of all
+    tokens if there is no tag."""
+    start = "".join(texts).find(tag)
+    if start < 0:
         return len(texts)
     token_ends = np.cumsum([len(text) for text in texts])
-    return int(np.searchsorted(token_ends, place + len(tag))) + 1
+    last_of_tag = int(np.searchsorted(token_ends, start + len(tag)))
+    return last_of_tag + 1
 
 
 @mitigation
 def inverse_logprob(rollouts: Rollouts, *, epsilon: Positive = 0.1) -> Tensor:
-    """1 / (|log p| + epsilon): divides by abs(log p). That is not the gradient's size: confident
+    """1 / (|log p| + epsilon): divides by abs(log p), which is not the gradient's size. Confident
     tokens get the largest weight."""
     return 1 / (rollouts.log_prob.abs() + epsilon)
 
@@ -87,7 +92,8 @@ def inverse_logprob_as_published(rollouts: Rollouts, *, epsilon: Positive = 0.1)
 
 @mitigation
 def equal_gradient(rollouts: Rollouts, *, epsilon: Positive = 0.1) -> Tensor:
-    """1 / (s + epsilon), s = norm(onehot - p): equalises the gradient norms at the logits."""
+    """1 / (s + epsilon) with s = norm(onehot - p): makes the tokens' gradient norms at the logits
+    about equal."""
     return 1 / (gradient_size(rollouts.log_prob, rollouts.collision) + epsilon)
 
 
@@ -96,8 +102,9 @@ def attention_credit(rollouts: Rollouts, *, credit_scale: NotNegative = 2.0) -> 
     """0.5 + credit_scale * attention that the answer section pays to the token, relative to the
     mean over the answer's tokens.
 
-    Attention of the last layer, mean over heads and over the later tokens of the answer section;
-    clamped to [0.1, 0.5 + 3 credit_scale]. Answers without an answer section get the mean weight.
+    The attention is that of the last layer, averaged over heads and over the later tokens of the
+    answer section. The weight is clamped to [0.1, 0.5 + 3 credit_scale]. Answers without an answer
+    section get the mean weight of the others.
     """
     section = ((rollouts.section == ANSWER) & rollouts.mask).float()
     later = section.sum(1, keepdim=True) - section.cumsum(1)  # (B, T) section tokens after t
@@ -106,22 +113,24 @@ def attention_credit(rollouts: Rollouts, *, credit_scale: NotNegative = 2.0) -> 
     relative = torch.where(mean > 0, received / mean, 0.0)
     weight = (0.5 + credit_scale * relative).clamp(0.1, 0.5 + 3 * credit_scale)
     has_section = section.any(1)[:, None]
-    usual = weight[has_section & rollouts.mask].mean() if has_section.any() else 1.0
-    return torch.where(has_section, weight, usual)
+    if not has_section.any():
+        return torch.ones_like(weight)
+    mean_weight = weight[has_section & rollouts.mask].mean()
+    return torch.where(has_section, weight, mean_weight)
 
 
 @mitigation
 def entropy_weighted(rollouts: Rollouts, *, entropy_temp: Positive = 1.0) -> Tensor:
-    """softmax(entropy / entropy_temp) over the batch's tokens, times their number: high-entropy
-    (forking) tokens weigh more."""
+    """softmax(entropy / entropy_temp) over the batch's tokens, times their number: tokens of high
+    entropy, where the answer forks, weigh more."""
     score = (rollouts.entropy / entropy_temp).masked_fill(~rollouts.mask, float("-inf"))
     return score.flatten().softmax(0).view_as(score) * rollouts.mask.sum()
 
 
 @mitigation
 def entropy_masking(rollouts: Rollouts, *, mask_percentile: Percent = 80.0) -> Tensor:
-    """1 where the entropy is at or above this percentile of the batch, else 0 (2506.01939, which
-    does not rescale: --rescale none)."""
+    """1 if the entropy is at or above this percentile of the batch, else 0 (2506.01939; there
+    weights are not rescaled, which is --rescale none)."""
     entropy = rollouts.entropy.double()
     threshold = float(np.percentile(entropy[rollouts.mask].cpu().numpy(), mask_percentile))
     return (entropy >= threshold).float()
@@ -141,19 +150,20 @@ def entropy_ratio(rollouts: Rollouts, *, entropy_beta: NotNegative = 1.0) -> Ten
 @mitigation
 def by_kind(rollouts: Rollouts, *, word_weight: NotNegative = 0.5,
             number_weight: NotNegative = 1.0) -> Tensor:
-    """In the think section, word_weight for words (filler), number_weight for numbers and operators
-    (reasoning); 1 elsewhere."""
+    """Weight word_weight for words (filler) and number_weight for numbers and operators (reasoning)
+    of the think section; 1 elsewhere."""
     in_think = rollouts.section == THINK
+    is_word = rollouts.kind == WORD
     is_number = (rollouts.kind == NUMBER) | (rollouts.kind == OPERATOR)
     weight = torch.ones_like(rollouts.log_prob)
-    weight[in_think & (rollouts.kind == WORD)] = word_weight
+    weight[in_think & is_word] = word_weight
     weight[in_think & is_number] = number_weight
     return weight
 
 
 @mitigation
 def low_probability(rollouts: Rollouts, *, probability_share: Share = 0.2) -> Tensor:
-    """share * p + 1 - share: low-probability tokens, whose gradients are large, weigh less
+    """share * p + 1 - share: tokens of low probability, whose gradients are large, weigh less
     (Advantage Reweighting, 2505.12929)."""
     return probability_share * rollouts.log_prob.exp() + 1 - probability_share
 
@@ -161,9 +171,9 @@ def low_probability(rollouts: Rollouts, *, probability_share: Share = 0.2) -> Te
 @mitigation
 def taco(rollouts: Rollouts, *, tail_strictness: Positive = 0.01,
          tail_damping: Share = 0.9) -> Tensor:
-    """1 - damping (1 - exp(-r)), r = -log p - entropy + log(strictness), where advantage and r are
-    positive, else 1: less reinforcement of tokens improbable even at their position (2607.07976).
-    """
+    """1 - damping (1 - exp(-r)) with r = -log p - entropy + log(strictness), if advantage and r are
+    positive, else 1: tokens that are improbable even for their position are reinforced less
+    (2607.07976)."""
     risk = -rollouts.log_prob - rollouts.entropy + math.log(tail_strictness)
     damped = (risk > 0) & (rollouts.advantage > 0)
     return torch.where(damped, 1 + tail_damping * torch.expm1(-risk), 1.0)
@@ -171,11 +181,12 @@ def taco(rollouts: Rollouts, *, tail_strictness: Positive = 0.01,
 
 @mitigation
 def planning(rollouts: Rollouts, *, planning_boost: Share = 0.2) -> Tensor:
-    """1 + boost * sign(advantage) on words of the think section, which open, continue or end a
-    try; 1 elsewhere.
+    """1 + boost * sign(advantage) on words of the think section, which open, continue or end an
+    attempt; 1 elsewhere.
 
-    After HICRA (2509.03646, known here from reimplementations): A + boost |A| on planning tokens.
-    There they are phrases from a list made for mathematics ("let's try"); here all words.
+    After HICRA (2509.03646, known here from reimplementations), where planning tokens get the
+    advantage A + boost |A|. There they are phrases from a list made for mathematics ("let's try");
+    here they are all words.
     """
     plans = (rollouts.kind == WORD) & (rollouts.section == THINK)
     return 1 + planning_boost * rollouts.advantage.sign() * plans
@@ -186,17 +197,17 @@ def future_attention(rollouts: Rollouts, *, future_window: Count = 4) -> Tensor:
     """Attention received from tokens more than future_window positions later, relative to the
     answer's mean.
 
-    After 2510.13554, known here from summaries: there it is taken from long-range heads, and its
-    peaks are raised. Here it is the mean over all heads of the last layer, and the weight itself.
-    Tokens without such later tokens get 1.
+    After 2510.13554, known here from summaries: there the attention is that of long-range heads,
+    and only its peaks are raised. Here it is the mean over all heads of the last layer, and is used
+    as the weight. Tokens without such later tokens get 1.
     """
-    place = torch.arange(rollouts.mask.shape[1], device=rollouts.mask.device)
-    is_far = place[:, None] - place > future_window         # (T, T) token i is far behind token j
-    lookers = (is_far * rollouts.mask[:, :, None]).sum(1)     # (B, T) how many look at j from afar
-    received = (rollouts.attention * is_far).sum(1) / lookers.clamp(min=1)
-    count = (lookers > 0).sum(1, keepdim=True)
+    position = torch.arange(rollouts.mask.shape[1], device=rollouts.mask.device)
+    is_far = position[:, None] - position > future_window  # (T, T) token i is far after token j
+    far_tokens = (is_far * rollouts.mask[:, :, None]).sum(1)  # (B, T) how many are far after j
+    received = (rollouts.attention * is_far).sum(1) / far_tokens.clamp(min=1)
+    count = (far_tokens > 0).sum(1, keepdim=True)
     mean = received.sum(1, keepdim=True) / count.clamp(min=1)
-    return torch.where((lookers > 0) & (mean > 0), received / mean, 1.0)
+    return torch.where((far_tokens > 0) & (mean > 0), received / mean, 1.0)
 
 
 Spread = typing.Annotated[float, Range(least=0.01, most=100)]
@@ -205,10 +216,10 @@ Spread = typing.Annotated[float, Range(least=0.01, most=100)]
 @mitigation
 def random(rollouts: Rollouts, *, placebo_std: Spread = 1.0) -> Tensor:
     """Gamma noise of mean 1 and standard deviation placebo_std: a placebo."""
-    # torch's gamma takes no generator, so numpy draws, from a seed of the batch's
+    # torch's gamma takes no generator, so numpy draws, with a seed from the batch's generator
     seed = int(torch.randint(2 ** 62, (1,), generator=rollouts.generator))
-    chance = np.random.default_rng(seed)
-    noise = chance.gamma(placebo_std ** -2, placebo_std ** 2, rollouts.mask.shape)
+    shape, scale = placebo_std ** -2, placebo_std ** 2  # mean 1
+    noise = np.random.default_rng(seed).gamma(shape, scale, rollouts.mask.shape)
     return torch.tensor(noise, dtype=torch.float32, device=rollouts.mask.device)
 
 
@@ -219,8 +230,8 @@ def covariance(rollouts: Rollouts, *, covariance_share: Share = 0.0002,
     """0 for a few random tokens of high covariance between log p and advantage, which lower the
     policy's entropy fastest; 1 elsewhere (Clip-Cov, 2505.22617).
 
-    They are drawn where (log p - mean) (advantage - mean), with means over the batch, lies between
-    low and high: as many as this share of the batch's tokens, at least one.
+    They are drawn from the tokens whose (log p - mean) (advantage - mean), with means over the
+    batch, is between low and high. Their number is this share of the batch's tokens, at least one.
     """
     if covariance_low >= covariance_high:
         raise UserError(f"--covariance_low {covariance_low} should be below --covariance_high "
@@ -229,7 +240,7 @@ def covariance(rollouts: Rollouts, *, covariance_share: Share = 0.0002,
     mean_advantage = rollouts.advantage[rollouts.mask].mean()
     product = (rollouts.log_prob - mean_log_prob) * (rollouts.advantage - mean_advantage)
     is_inside = (product > covariance_low) & (product < covariance_high) & rollouts.mask
-    inside = is_inside.flatten().nonzero().squeeze(1)  # places in the flattened batch
+    inside = is_inside.flatten().nonzero().squeeze(1)  # indices in the flattened batch
     count = max(1, int(covariance_share * rollouts.mask.sum()))
     order = torch.randperm(len(inside), generator=rollouts.generator).to(inside.device)
     drawn = inside[order[:count]]
@@ -240,10 +251,11 @@ def covariance(rollouts: Rollouts, *, covariance_share: Share = 0.0002,
 
 @advantage
 def span(rollouts: Rollouts) -> Tensor:
-    """Each part of the score minus its group's mean, given to its own span: format to tags,
-    reasoning (a process reward) to think tokens, the answer to answer tokens.
+    """Each part of the reward minus its group's mean, at the tokens of its own span: format at
+    tags, reasoning (a process reward) at think tokens, the answer at answer tokens.
 
-    Biased: think tokens get nothing for the answer that they lead to. Other tokens get 0.
+    It is biased, because think tokens get nothing for the answer that they lead to. Tokens outside
+    the three spans get 0.
     """
     spans = {"format": rollouts.kind == TAG, "reasoning": rollouts.section == THINK,
              "answer": rollouts.section == ANSWER}
@@ -255,14 +267,17 @@ def span(rollouts: Rollouts) -> Tensor:
 
 
 @torch.no_grad()
-def rescaled_weight(chosen: Method, name: str, rollouts: Rollouts, policy: "Policy | None" = None,
+def rescaled_weight(chosen: Method, name: str, rollouts: Rollouts, policy: Policy | None = None,
                     rescale_to: str = "mean", placebo: str = "none") -> tuple[Tensor, Metrics]:
-    """c w (B, T), the weights of the loss and of the record, and what there is to tell about them.
-    They are what the weighting returned: checked, without gradient, 0 beyond the mask, shuffled for
-    a placebo, and multiplied by one number for the batch (grpo.rescaling)."""
+    """The weights c w (B, T) that the loss uses and the credit file stores, and metrics about them.
+
+    They are what the weighting `chosen` returned: checked, without gradient, 0 beyond the mask,
+    shuffled for --placebo weights, and multiplied by one number for the batch (grpo.rescaling).
+    """
     if not rollouts.mask.any():  # every answer was dropped
         nothing: Metrics = {"weight_factor": 1.0, "weight_max": 0.0, "weight_note": None}
-        return torch.zeros_like(rollouts.log_prob), nothing
+        unknown = dict.fromkeys(metrics_of(chosen))  # the weighting was not called
+        return torch.zeros_like(rollouts.log_prob), unknown | nothing
     note = None
     weight = checked_credit(chosen, f"the weighting {name}", rollouts, policy, is_weight=True)
     if not weight.any():
@@ -280,9 +295,9 @@ def rescaled_weight(chosen: Method, name: str, rollouts: Rollouts, policy: "Poli
 
 def shuffled(value: Tensor, mask: Tensor, group: Tensor, generator: torch.Generator,
              whole_answers: bool = False) -> Tensor:
-    """A placebo (B, T): the same values in another order, so that only the choice is lost. They
-    change places among a group's tokens, with `whole_answers` among its answers; for weights the
-    batch is one group."""
+    """A placebo (B, T): the same values in random order, so that only the choice of tokens is lost.
+    The values of a group are shuffled over its tokens, or with `whole_answers` over its answers;
+    for weights the whole batch is one group."""
     result = torch.zeros_like(value)
     for number in group.unique():
         rows = (group == number).nonzero().squeeze(1)
@@ -296,8 +311,8 @@ def shuffled(value: Tensor, mask: Tensor, group: Tensor, generator: torch.Genera
     return result
 
 
-# Methods that keep a state or sample more are classes in credit/. Here stands the module of each,
-# which is imported when the method is chosen, or asked about.
+# Methods that keep a state or sample more are classes in credit/. These are their modules, which
+# are imported when a method is chosen or its help is printed.
 MITIGATIONS.update({
     "learned_importance": "credit.learned_importance", "lambda_grpo": "credit.lambda_grpo",
     "causal_ablation": "credit.causal_ablation", "oracle": "credit.measured",

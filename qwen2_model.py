@@ -1,20 +1,20 @@
 """Qwen2, Qwen2.5 and Qwen3 (dense) written out by hand.
 
-The module names are those of the published safetensors files, so a checkpoint loads key by key,
-and one that we write opens in `transformers`. Left out on purpose: rope scaling, sliding windows,
-dropout and mixtures of experts; a folder that needs one of them is refused. The second half of the
-file reads and writes such folders.
+The modules have the names of the published safetensors files, so a checkpoint loads key by key,
+and one that is written here opens in `transformers`. Left out on purpose: rope scaling, sliding
+windows, dropout and mixtures of experts; a folder that needs one of them is refused. The first half
+of the file is the model, the second half reads and writes model folders.
 
-Everything but attention treats each token alone, so tokens may stand in any shape: rows (B, L),
-or all answers end to end (N,). Only one function knows which tokens see each other. It is handed
+Everything but attention treats each token alone, so tokens may come in any shape: as rows (B, L),
+or as all answers end to end (N,). Only one function knows which tokens see each other. It is passed
 in as `attend`:
 
     causal         (this file)          each token sees its own row up to itself
-    SharedPrompts  (engine/packing.py)  training: a prompt stands once, all its answers see it
-    Cache          (engine/cache.py)    sampling: one new token a row sees all before it
+    SharedPrompts  (engine/packing.py)  training: a prompt is there once, and all its answers see it
+    Cache          (engine/cache.py)    sampling: one new token in each row sees all before it
 
-Shapes: B rows, L positions, N tokens (of a pass; in grpo.py N counts a batch's generated ones),
-D width, H query heads, K key/value heads, V vocabulary.
+Shapes: B rows, L positions, N tokens of a forward pass (in grpo.py N is the number of generated
+tokens in a batch), D width, H query heads, K key/value heads, V vocabulary.
 """
 import json
 import sys
@@ -36,7 +36,7 @@ from engine.errors import UserError, read_json
 from engine.processes import full_tensor, is_main_process
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # layer, q, k, v
-Copy = Callable[[Tensor, Tensor], bool]  # into place, tensor -> whether it is finite
+Copy = Callable[[Tensor, Tensor], bool]  # (parameter, tensor to copy into it) -> is it finite?
 Number = TypeVar("Number", bound=float)  # int and bool, too
 
 
@@ -61,12 +61,13 @@ class ModelConfig:
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """Tokens that end an answer. A sampled pad is one of them: nothing may follow it."""
+        """The tokens that end an answer. The pad token is one of them, because nothing may follow
+        it."""
         pad = () if self.pad_token_id is None else (self.pad_token_id,)
         return tuple(dict.fromkeys([*self.eos_token_id, *pad]))
 
     def to_json(self) -> dict[str, object]:
-        """What config.json holds, with the keys of `transformers` version 4 and of version 5."""
+        """The content of config.json, with the keys of `transformers` version 4 and version 5."""
         name = "Qwen3ForCausalLM" if self.model_type == "qwen3" else "Qwen2ForCausalLM"
         rope = {"rope_type": "default", "rope_theta": self.rope_theta}
         stop = list(self.eos_token_id) or None
@@ -77,8 +78,8 @@ class ModelConfig:
 
 def rotary(positions: Tensor, config: ModelConfig,
            dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of position times frequency (2104.09864), each (..., 1, head_dim). The sine's
-    first half is negated, as `rotate` needs it."""
+    """Cosine and sine of position times frequency (2104.09864), each (..., 1, head_dim). The first
+    half of the sine is negated, because `rotate` needs it so."""
     steps = torch.arange(0, config.head_dim, 2, device=positions.device, dtype=dtype)
     frequency = 1.0 / config.rope_theta ** (steps / config.head_dim)
     angle = positions[..., None, None].to(dtype) * frequency  # (..., 1, frequencies)
@@ -87,9 +88,9 @@ def rotary(positions: Tensor, config: ModelConfig,
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor | None = None) -> Tensor:
-    """Turn every pair (a, b) of a head, a from its first half and b at the same place of its second
-    half: into (a cos - b sin, b cos + a sin). `out` may be x."""
-    swapped = x.roll(x.shape[-1] // 2, -1)  # the halves change places; -sin is in `sin`
+    """Rotate every pair (a, b) of a head into (a cos - b sin, b cos + a sin), where a is in the
+    head's first half and b at the same index of its second half. `out` may be x."""
+    swapped = x.roll(x.shape[-1] // 2, -1)  # (b, a); the minus sign is already in `sin`
     return torch.addcmul(x * cos, swapped, sin, out=out)
 
 
@@ -98,8 +99,9 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
 
 
 def product_type(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """The type to make products in: float32 for bfloat16 on a CPU that has no instructions for it
-    and would be 40 times slower. Only the order of a sum differs."""
+    """The type in which to multiply matrices. It is `dtype`, except for bfloat16 on a CPU without
+    instructions for it, which would be 40 times slower than float32. The result differs only by the
+    order of its sums."""
     is_slow = dtype == torch.bfloat16 and device.type == "cpu" and not has_bfloat16()
     return torch.float32 if is_slow else dtype
 
@@ -124,13 +126,14 @@ def linear(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x.to(wide), matrix.to(x.dtype).to(wide), bias).to(x.dtype)
 
 
-class Layer(nn.Module):  # its call gives a tensor
+class Layer(nn.Module):
+    """A module whose call returns a tensor, for the type checker."""
     __call__: Callable[..., Tensor]
 
 
 class RMSNorm(Layer):
     """x / sqrt(mean of x^2 + eps) * weight (1910.07467). In mixed precision the norm casts its
-    output, and each Linear follows its input."""
+    output to the compute type, and each Linear computes in the type of its input."""
     output_dtype = torch.float32  # `Qwen2.compute_in` sets it
 
     def __init__(self, size: int, eps: float):
@@ -146,7 +149,8 @@ class RMSNorm(Layer):
 
 
 class Linear(nn.Linear):
-    """Computes in the type of its input: weights kept in float32 can be multiplied in bfloat16."""
+    """A linear layer that computes in the type of its input, so that weights which are kept in
+    float32 can be multiplied in bfloat16."""
     __call__: Callable[..., Tensor]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -154,8 +158,8 @@ class Linear(nn.Linear):
 
 
 class Embedding(nn.Embedding):
-    """Draws no initial weights on the device "meta", where there is no memory for them: torch would
-    import its whole compiler to do nothing."""
+    """An embedding that draws no initial weights on the device "meta". There is no memory for them,
+    and torch would import its whole compiler to do nothing."""
     __call__: Callable[..., Tensor]
 
     def reset_parameters(self) -> None:
@@ -181,19 +185,25 @@ class Attention(Layer):
             self.k_norm = RMSNorm(size, config.rms_norm_eps)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        q, k, v = (project(x).unflatten(-1, (-1, self.head_dim))  # (..., heads, head_dim)
-                   for project in (self.q_proj, self.k_proj, self.v_proj))
+        heads = (-1, self.head_dim)
+        q = self.q_proj(x).unflatten(-1, heads)  # (..., H, head_dim)
+        k = self.k_proj(x).unflatten(-1, heads)  # (..., K, head_dim)
+        v = self.v_proj(x).unflatten(-1, heads)
         if hasattr(self, "q_norm"):
             q, k = self.q_norm(q), self.k_norm(k)
-        turned = rotate(torch.cat([q, k], -2), cos, sin).type_as(v)  # together: half the operations
-        q, k = turned.split([q.shape[-2], k.shape[-2]], -2)
+        sizes = [q.shape[-2], k.shape[-2]]
+        turned = rotate(torch.cat([q, k], -2), cos, sin)  # together, with half the operations
+        q, k = turned.type_as(v).split(sizes, -2)
         return self.o_proj(attend(self.layer, q, k, v).flatten(-2))
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Softmax attention over (rows, heads, length, head_dim), causal unless a mask is given: it is
-    added to the scores (0 or -inf), and is (rows, 1, H / K * length, keys). Query heads that share
-    a key head stand behind each other in it, as if they were more queries."""
+    """Softmax attention over (rows, heads, length, head_dim); without a mask it is causal.
+
+    A mask, of 0 and -inf, is added to the scores. Its shape is (rows, 1, H / K * length, keys): the
+    query heads that share a key head are stacked along the axis of the queries, as if they were
+    more queries.
+    """
     H, K = q.shape[1], k.shape[1]
     if mask is None:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=H != K)
@@ -210,7 +220,7 @@ def causal(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class MLP(Layer):
-    """SwiGLU (2002.05202)."""
+    """The feed-forward part of a layer, SwiGLU (2002.05202)."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -223,7 +233,7 @@ class MLP(Layer):
 
 
 class Block(Layer):
-    """One layer: attention, then the MLP, each added to x after a norm."""
+    """A layer: attention, then the MLP, each applied to the normalised x and added to x."""
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
@@ -238,8 +248,8 @@ class Block(Layer):
 
 
 class Decoder(Layer):
-    """The layers, without the output matrix: `model.` in the published names."""
-    checkpointing = False  # True: a layer's inside is not kept but computed again for the gradient
+    """The embeddings and the layers, without the output matrix: `model.` in the published names."""
+    checkpointing = False  # True: activations within a layer are computed again, not kept
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -250,11 +260,11 @@ class Decoder(Layer):
 
     def forward(self, ids: Tensor, positions: Tensor | None = None,
                 attend: Attend = causal) -> Tensor:
-        """Ids of any shape -> hidden states (..., D). By default rows (B, L) that begin at
-        position 0."""
+        """Ids of any shape -> hidden states (..., D). Without `positions` they are rows (B, L) that
+        begin at position 0."""
         if positions is None:
             positions = torch.arange(ids.shape[-1], device=ids.device)
-        wide = at_least_float32(self.norm.output_dtype)  # x has this type from layer to layer
+        wide = at_least_float32(self.norm.output_dtype)  # the type of x between the layers
         cos, sin = rotary(positions, self.config, wide)
         x = self.embed_tokens(ids).to(wide)
         for layer in self.layers:
@@ -267,7 +277,7 @@ class Decoder(Layer):
 
 
 class Qwen2(Layer):
-    """The whole model, and a Qwen3 too where `config.model_type` says so."""
+    """The whole model; a Qwen3 if `config.model_type` says so."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -280,7 +290,7 @@ class Qwen2(Layer):
             self.draw_parameters()
 
     def draw_parameters(self) -> None:
-        """For a new model: normal matrices, zero biases; norms begin at 1."""
+        """Draw the parameters of a new model: matrices are normal, biases 0; norms stay at 1."""
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 nn.init.normal_(parameter, std=0.02)
@@ -296,7 +306,7 @@ class Qwen2(Layer):
 
     @property
     def output_matrix(self) -> Tensor:
-        """(V, D): the embedding itself where the two are tied."""
+        """(V, D): the matrix that makes logits, which is the embedding itself if they are tied."""
         return (self.lm_head or self.model.embed_tokens).weight
 
     @property
@@ -305,7 +315,7 @@ class Qwen2(Layer):
 
     @property
     def is_large(self) -> bool:
-        """Large enough to say what takes long."""
+        """More than 100 million parameters: what takes long with such a model is announced."""
         return sum(parameter.numel() for parameter in self.parameters()) > 1e8
 
     @property
@@ -313,8 +323,8 @@ class Qwen2(Layer):
         return self.model.norm.output_dtype
 
     def compute_in(self, dtype: torch.dtype) -> "Qwen2":
-        """Make products in this type, whatever the parameters are kept in: every Linear computes
-        in the type of its input, and a norm says which that is."""
+        """Multiply matrices in this type, whatever type the parameters are kept in. It is enough to
+        set the output type of the norms, because every Linear computes in the type of its input."""
         for module in self.modules():
             if isinstance(module, RMSNorm):
                 module.output_dtype = dtype
@@ -324,15 +334,17 @@ class Qwen2(Layer):
     def from_pretrained(cls, folder: Path | str, device: torch.device | str = "cpu",
                         shard_fn: "Callable[[Qwen2], None] | None" = None,
                         copy: Copy | None = None) -> "Qwen2":
-        """Load the model of a folder. For --shard (engine/sharded.py): `shard_fn` is called on the
-        model before it takes memory, `copy` fills a parameter with its part of a tensor."""
+        """Load the model of a folder. The last two arguments are for --shard (engine/sharded.py):
+        `shard_fn` is called on the model before it takes memory, and `copy` fills a parameter with
+        its part of a tensor."""
         folder = Path(folder)
         if not folder.is_dir():
             raise UserError(f"there is no model folder {folder} (docs/large_models.md says how to "
                             "get one)")
         config, found = read_config(folder), stored_tensors(folder)
         last = f"model.layers.{config.num_hidden_layers - 1}."
-        if not any(name.startswith(last) for name in found):  # a million would take hours to make
+        # checked first, because to make a million layers would take hours
+        if not any(name.startswith(last) for name in found):
             raise UserError(f"{folder} lacks {last[:-1]}: config.json asks for "
                             f"{config.num_hidden_layers} layers")
         with torch.device("meta"):  # no memory until the files are known to fit
@@ -349,8 +361,8 @@ class Qwen2(Layer):
 
     def save_pretrained(self, folder: Path | str,
                         parameters: Mapping[str, Tensor] | None = None) -> None:
-        """Write config and weights. `parameters`, where given, are written instead of the model's
-        own: the optimizer may keep them with more digits."""
+        """Write config and weights. If `parameters` are given, they are written instead of the
+        model's own, because the optimizer may keep them with more digits."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tensors = parameters or self.state_dict()
@@ -360,13 +372,14 @@ class Qwen2(Layer):
         write_tensors(folder / "model.safetensors", tensors, format="pt")
 
 
-# float32, of positions, has all whole numbers up to 2^24
+# The largest number that config.json may hold. Positions are computed in float32, which has all
+# whole numbers up to 2^24.
 LARGEST: dict[type, float] = {int: 2 ** 24, float: 1e12}
 OUTPUT, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """config.json and generation_config.json, each value checked."""
+    """Read config.json and generation_config.json, and check each value."""
     path = folder / "config.json"
     raw = read_json(path)
     model_type = raw.get("model_type")
@@ -387,7 +400,7 @@ def read_config(folder: Path) -> ModelConfig:
         raise UserError(f"{path} has no sensible value for {key} {shortened(value)}")
 
     hidden_size, heads = number("hidden_size", int), number("num_attention_heads", int)
-    if raw.get("head_dim") is None:  # what `transformers` takes
+    if raw.get("head_dim") is None:  # the same default as in `transformers`
         raw["head_dim"] = 128 if model_type == "qwen3" else hidden_size // heads
     config = ModelConfig(
         number("vocab_size", int), hidden_size, number("intermediate_size", int),
@@ -402,8 +415,8 @@ def read_config(folder: Path) -> ModelConfig:
 
 def not_implemented(raw: dict[str, object], rope: dict[str, object],
                     config: ModelConfig) -> str | None:
-    """The first setting of another model, which would change what is computed. One that is absent
-    or empty counts as the value here."""
+    """The name of the first setting that this file does not implement and that would change what is
+    computed, or None. A setting that is absent or empty counts as supported."""
     only = {"partial_rotary_factor": 1.0, "use_sliding_window": False, "hidden_act": "silu",
             "attention_dropout": 0.0, "quantization_config": None,
             "attention_bias": config.model_type == "qwen2",
@@ -421,25 +434,32 @@ def not_implemented(raw: dict[str, object], rope: dict[str, object],
 
 
 def with_tokens(config: ModelConfig, raw: dict[str, object], folder: Path) -> ModelConfig:
-    """With bos, pad and the tokens that end an answer. Of these the generation config of an
-    instruct model lists more than config.json."""
+    """Add bos, pad and the tokens that end an answer. The latter are read from the generation
+    config if there is one, because that of an instruct model lists more of them than config.json.
+    """
     generation = folder / "generation_config.json"
     ends = read_json(generation).get("eos_token_id") if generation.exists() else None
 
-    def tokens(key: str, given: object) -> tuple[int, ...]:
-        numbers = given if isinstance(given, list) else [given] * (given is not None)
+    def tokens(key: str, value: object) -> tuple[int, ...]:
+        """The checked token numbers in a value: a list, a single number, or null."""
+        numbers = value if isinstance(value, list) else [value]
+        if value is None:
+            numbers = []
         if not all(type(token) is int and 0 <= token < config.vocab_size for token in numbers):
-            raise UserError(f"{folder}: {key} {shortened(given)} should hold a token number below "
+            raise UserError(f"{folder}: {key} {shortened(value)} should hold a token number below "
                             f"vocab_size {config.vocab_size}")
         return tuple(numbers)
 
-    bos, pad = (next(iter(tokens(key, raw.get(key))), None)
-                for key in ("bos_token_id", "pad_token_id"))
+    def first_token(key: str) -> int | None:
+        return next(iter(tokens(key, raw.get(key))), None)
+
+    bos, pad = first_token("bos_token_id"), first_token("pad_token_id")
     eos = tokens("eos_token_id", raw.get("eos_token_id") if ends is None else ends)
     return replace(config, bos_token_id=bos, pad_token_id=pad, eos_token_id=eos)
 
 
 def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a model folder, which may be one or several with an index."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.exists():
         return [single]
@@ -462,6 +482,7 @@ def opened(path: Path) -> Iterator[safe_open]:
 
 
 class StoredTensor(NamedTuple):
+    """A tensor in a safetensors file, not read yet."""
     path: Path
     shape: tuple[int, ...]
     type: str
@@ -483,9 +504,9 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 def check_tensors(folder: Path, found: dict[str, StoredTensor], model: Qwen2) -> None:
-    """Stop before memory is taken, unless every tensor has a parameter of its name and shape, and
-    every parameter a tensor. Tied embeddings may be there a second time, as output matrix."""
-    shapes = {name: tuple(place.shape) for name, place in model.named_parameters()}
+    """Raise, before memory is taken, unless tensors and parameters are the same by name and shape.
+    Tied embeddings may be stored a second time, as the output matrix."""
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     if missing := sorted(set(shapes) - set(found)):
         raise UserError(f"{folder} lacks {', '.join(missing[:5])}")
     shapes.setdefault(OUTPUT, shapes[EMBEDDINGS])
@@ -501,18 +522,19 @@ def check_tensors(folder: Path, found: dict[str, StoredTensor], model: Qwen2) ->
 
 
 def take_memory(model: Qwen2, device: torch.device | str) -> None:
-    """As Module.to_empty, which first imports a library of symbolic mathematics."""
+    """Give the parameters memory, as Module.to_empty does, which would first import a library of
+    symbolic mathematics."""
     for module in model.modules():
-        for name, place in module.named_parameters(recurse=False):
-            if place.is_meta:
-                setattr(module, name, nn.Parameter(torch.empty(place.shape, device=device)))
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.is_meta:
+                setattr(module, name, nn.Parameter(torch.empty(parameter.shape, device=device)))
 
 
 def load_weights(model: Qwen2, found: dict[str, StoredTensor], copy: Copy) -> None:
-    for name, place in model.named_parameters():
-        if not copy(place, found[name].read(name)):
+    for name, parameter in model.named_parameters():
+        if not copy(parameter, found[name].read(name)):
             raise UserError(f"{found[name].path}: {name} holds numbers that are not finite in "
-                            f"{place.dtype}")
+                            f"{parameter.dtype}")
     if OUTPUT in found and model.lm_head is None:  # a second copy of tied embeddings
         if not torch.equal(*(found[name].read(name) for name in (OUTPUT, EMBEDDINGS))):
             raise UserError(f"{found[OUTPUT].path} has, beyond what config.json asks for, {OUTPUT} "
@@ -520,16 +542,19 @@ def load_weights(model: Qwen2, found: dict[str, StoredTensor], copy: Copy) -> No
 
 
 @torch.no_grad()
-def copy_whole(place: Tensor, tensor: Tensor) -> bool:
-    """Copy a tensor to its place; whether its numbers are finite in the type of the place."""
-    place.copy_(tensor)
-    ends = torch.stack(torch.aminmax(place)) if place.numel() else place  # NaN if any number is
-    return bool(ends.isfinite().all())
+def copy_whole(parameter: Tensor, tensor: Tensor) -> bool:
+    """Copy a tensor into a parameter. Returns whether its numbers are finite in the parameter's
+    type."""
+    parameter.copy_(tensor)
+    if not parameter.numel():
+        return True
+    extremes = torch.stack(torch.aminmax(parameter))  # NaN if any number is
+    return bool(extremes.isfinite().all())
 
 
 def write_tensors(path: Path | None, tensors: Mapping[str, Tensor], **metadata: str) -> None:
-    """Write a safetensors file. With --shard all processes have to call this: every tensor is
-    gathered, and kept where there is a path."""
+    """Write a safetensors file. With --shard all processes have to call this, because every tensor
+    is gathered from all of them; the process that has a path writes it."""
     gathered = {}
     for name, tensor in tensors.items():
         whole = full_tensor(tensor.detach())

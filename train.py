@@ -1,10 +1,12 @@
-"""The loop: sample, score, advantage, weight, loss, update, record; evaluate, and never lose a run.
+"""The training loop: sample answers, score them, compute advantages and weights, update the model,
+record the step; evaluate and save a checkpoint when that is due.
 
     python train.py --mitigation none
     python train.py --resume runs/none-grpo-s0
 
-Read `train` from top to bottom: what is built, then the step, again and again. Everything per token
-is a tensor (B, T): B answers, T the longest one's tokens. Token 17 of answer 3, with plain GRPO:
+Read `train` from top to bottom: first what a run needs is built, then the same step is repeated.
+Everything per token is a tensor (B, T): B answers, and as many positions T as the longest answer
+has tokens. Where the numbers of token 17 of answer 3 are computed, with plain GRPO:
 
     ids[3, 17]         engine/sampler.py: generate
     reward[3]          engine/rollouts.py: score_answers; countdown_task.py: Task.score
@@ -13,11 +15,11 @@ is a tensor (B, T): B answers, T the longest one's tokens. Token 17 of answer 3,
     the loss           grpo.py: update, policy_loss
     its gradient       engine/forward.py: response_log_probs, TokenLogProbs.backward
 
-Every random draw of step n follows from (seed, n) alone, so a resumed run needs no random state: it
-samples what the uninterrupted run would have sampled, bit for bit on the same CPU.
+Every random draw of step n depends on (seed, n) alone, so a resumed run needs no random state: on
+the same CPU it samples, bit for bit, what the uninterrupted run would have sampled.
 
-Left out: a replay buffer, a reward model, and sampling while training goes on. Every answer is
-sampled from the weights that are updated with it (unless --rollouts_every says less often).
+Left out: a replay buffer, a reward model, and sampling while the model is being updated. Every
+answer is sampled by the weights that it then updates, unless --rollouts_every is above 1.
 """
 import time
 from dataclasses import replace
@@ -26,14 +28,13 @@ from statistics import mean
 import engine  # noqa: F401  before torch: it sets how torch's threads wait
 import torch
 
-from engine.choices import WHOLE_ANSWERS, Method
+from engine.choices import WHOLE_ANSWERS, Method, checked_credit
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
-from grpo import update
+from grpo import update, update_with_change
 from harness.load import (answers_from, initial_model, load_optimizer, load_policy,
                           make_advantage, make_weighting)
 from harness.metrics import Clock, step_metrics, wilson_interval
-from harness.own_code import checked_credit
 from harness.record import Json
 from harness.run import Run, open_run
 from harness.screen import most_varied, print_evaluation, run_as_program, show_status
@@ -45,9 +46,9 @@ def train(run: Run) -> None:
     s = run.settings
     policy = load_policy(s, run.checkpoint)         # model, tokenizer, task
     optimizer = load_optimizer(s, policy)           # AdamW
-    reference = initial_model(s) if s.kl else None  # what the KL term compares with
-    advantage = make_advantage(s, policy)           # rollouts -> (B, T), of --advantage or --loss
-    weighting = make_weighting(s, policy)           # rollouts -> (B, T), of --mitigation
+    reference = initial_model(s) if s.kl else None  # the model that the KL term compares with
+    advantage = make_advantage(s, policy)           # --advantage or --loss: rollouts -> (B, T)
+    weighting = make_weighting(s, policy)           # --mitigation: rollouts -> (B, T)
     source = answers_from(run, policy, optimizer)   # the policy itself, a server, or a file
     run.begin(policy, optimizer, {"advantage": advantage, "mitigation": weighting})
 
@@ -65,10 +66,10 @@ def train(run: Run) -> None:
             weight, weight_metrics = rescaled_weight(                           # (B, T)
                 weighting, s.mitigation, batch, policy, s.rescale, s.placebo)
         with clock("update"):
-            metrics, columns = update(policy.model, optimizer, batch, weight, s, reference,
-                                      is_watched(s, step))
+            update_now = update_with_change if is_change_measured(s, step) else update
+            metrics, columns = update_now(policy.model, optimizer, batch, weight, s, reference)
         with clock("record"):
-            run.record(step, rollouts, weight, columns)  # dropped answers, too: weight 0
+            run.record(step, rollouts, weight, columns)  # dropped answers too, with weight 0
         run.log(step_metrics(clock, rollouts, metrics, advantage, weight_metrics))
 
         if run.is_due(s.eval_every, step):
@@ -79,8 +80,8 @@ def train(run: Run) -> None:
 
 def with_advantage(rollouts: Rollouts, advantage: Method, policy: Policy, s: Settings,
                    step: int) -> Rollouts:
-    """Add the advantage (B, T) that --advantage makes from the rewards; and before, what a method
-    may ask for: the step, random numbers, one more forward pass."""
+    """Add the advantage (B, T) that --advantage computes from the rewards. Before that, add what a
+    method may need: the step's number, a random generator, access to one more forward pass."""
     generator = torch.Generator().manual_seed(derived_seed("credit", s.seed, step))
     rollouts = replace(rollouts, step=step, generator=generator, forward=policy.extra_forward())
     values = checked_credit(advantage, f"the advantage {s.advantage}", rollouts, policy)
@@ -91,18 +92,21 @@ def with_advantage(rollouts: Rollouts, advantage: Method, policy: Policy, s: Set
 
 
 def drop_unfinished(rollouts: Rollouts) -> Rollouts:
-    """Answers that the limit cut off stay in their group's statistics, and are not trained on."""
+    """Mask the answers that were cut off by the limit. They are not trained on, but the advantages
+    of the other answers were computed with their rewards."""
     return replace(rollouts, mask=rollouts.mask & rollouts.finished[:, None])
 
 
-def is_watched(s: Settings, step: int) -> bool:
-    """Whether it is measured what becomes of each token: at step 1 and every so many steps after
-    it, as the model before is a checkpoint then; and at the last."""
-    return bool(s.change_every) and ((step - 1) % s.change_every == 0 or step == s.steps)
+def is_change_measured(s: Settings, step: int) -> bool:
+    """Whether the change of each token is measured in this step: in step 1, every --change_every
+    steps after it, and in the last. The model before such a step is often kept as a checkpoint."""
+    if not s.change_every:
+        return False
+    return (step - 1) % s.change_every == 0 or step == s.steps
 
 
 def evaluate(policy: Policy, run: Run, step: int) -> None:
-    """Answers to every held-out problem, first sampled, then a greedy one."""
+    """Answer every held-out problem, first with sampled answers, then with a greedy one."""
     for mode in MODES[run.settings.eval_modes]:
         start = time.perf_counter()
         line = answer_held_out(policy, run.settings, step, mode)
@@ -111,16 +115,19 @@ def evaluate(policy: Policy, run: Run, step: int) -> None:
 
 
 def answer_held_out(policy: Policy, s: Settings, step: int, mode: str) -> Json:
-    """The line of evaluations.jsonl. As many problems are asked at a time as a training batch has
-    answers. Random numbers follow from the problem's place alone: neither from step nor --seed."""
+    """Answer the held-out problems and return the line of evaluations.jsonl.
+
+    A part of the problems is answered at a time, as many as a training batch has answers. Random
+    numbers depend on a problem's index alone, neither on the step nor on --seed.
+    """
     problems = policy.task.held_out_problems(s.eval_tasks)
     is_greedy = mode == "greedy"
     each = 1 if is_greedy else s.eval_answers
     at_once = s.questions * s.answers
-    asked = [policy.task.show(problem) for problem in problems]
-    places = most_varied(asked)
-    shown: dict[int, Json] = {}
-    found: dict[str, list[float]] = {  # a number a problem
+    titles = [policy.task.show(problem) for problem in problems]
+    to_show = most_varied(titles)  # indices of the problems whose answers are printed
+    examples: dict[int, Json] = {}
+    found: dict[str, list[float]] = {  # one number a problem: the mean over its answers
         "format": [], "length": [], "finished": [], "answer": []}
     for start in range(0, len(problems), at_once):
         show_status(f"held-out problems, {mode}: {start} of {len(problems)}")
@@ -129,20 +136,21 @@ def answer_held_out(policy: Policy, s: Settings, step: int, mode: str) -> Json:
         known = {**part.scores, "length": part.length, "finished": part.finished}
         for name, values in found.items():
             values += known[name].double().view(-1, each).mean(1).tolist()
-        shown |= {place: example(part, (place - start) * each, asked[place])
-                  for place in places if start <= place < start + at_once}
+        for index in to_show:
+            if start <= index < start + at_once:
+                examples[index] = example(part, (index - start) * each, titles[index])
     answer = found["answer"]
-    # over problems: where each has several answers it is too wide, never too narrow
+    # the count is of problems: with several answers each, the interval is too wide, not too narrow
     low, high = wilson_interval(sum(answer), len(answer))
     return {"step": step, "mode": mode, "success": mean(answer), "success_low": low,
             "success_high": high, "format_mean": mean(found["format"]),
             "length_mean": mean(found["length"]), "finished_mean": mean(found["finished"]),
             "answer": answer, "format": found["format"], "length": found["length"],
-            "shown": [shown[place] for place in places]}
+            "shown": [examples[index] for index in to_show]}
 
 
 def example(rollouts: Rollouts, row: int, problem: str) -> Json:
-    """One answer, and how sure the model was of each of its tokens."""
+    """An answer for the record, with the log-prob of each of its tokens."""
     log_prob = rollouts.log_prob[row, :rollouts.length[row]].tolist()
     return {"problem": problem, "text": rollouts.answers[row],
             "answer": int(rollouts.scores["answer"][row] > 0), "texts": rollouts.texts[row],
@@ -156,5 +164,5 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_as_program("train.py", main, interrupted="stopped at once; --resume goes on from the last "
-                   "checkpoint of a run that has one")
+    run_as_program("train.py", main, interrupted="stopped at once; --resume continues a run from "
+                   "its last checkpoint, if it has one")

@@ -22,7 +22,8 @@ from engine.choices import ADVANTAGES, MITIGATIONS, Choices
 from grpo import (centred, gradient_size, group_mean, group_z_score, length_scaling, policy_loss,
                   rescaling)
 from harness.record import PART, Json
-from harness.settings import DEFAULTS, flags_of
+from harness.flags import flags_of
+from harness.settings import DEFAULTS
 
 FACTS = "engine/sampler.py: Distribution.facts"  # names: an analysis loads no sampler, no model
 GRADIENT = "engine/forward.py: TokenLogProbs.backward"

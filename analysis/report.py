@@ -10,7 +10,9 @@ from analysis.tally import Tally
 from engine.errors import UserError
 from harness.record import Json
 from harness.screen import change, show_status
-from harness.settings import OPTIONS, Flag, make_parser, with_defaults
+from harness.flags import Flag
+from harness.parser import make_parser, with_defaults
+from harness.settings import OPTIONS
 
 GRADIENT, NOTES = "Where the gradient went", "The notes' tables"  # chapters of the page
 LEGENDS = {GRADIENT: [

@@ -9,13 +9,11 @@ from typing import TypedDict
 import numpy as np
 
 from engine.errors import UserError
+from harness.metrics import METRICS
 from harness.record import (Json, credit_steps, is_complete, read_columns, read_lines, run_config)
 from harness.screen import put
-from harness.settings import Settings
-from harness.tasks import load_task
+from harness.settings import Settings, load_task
 
-MEASURED = ("success", "finished", "reward", "entropy", "loss", "N", "length", "gradient_norm",
-            "sampler_gap", "weight_factor", "seconds", "processor_seconds", "skipped")
 PLAIN = {"mitigation": "none", "advantage": "grpo", "loss": "policy", "placebo": "none"}
 
 
@@ -73,7 +71,7 @@ def read_run(folder: str | Path) -> Run:
 
 def read_metrics(folder: Path) -> list[Json]:
     """What another trainer does not know is None."""
-    return [dict.fromkeys(MEASURED) | line for line in read_lines(folder / "metrics.jsonl")]
+    return [dict.fromkeys(METRICS) | line for line in read_lines(folder / "metrics.jsonl")]
 
 
 def evaluations(run: Run, mode: str) -> list[Json]:

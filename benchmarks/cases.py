@@ -1,16 +1,16 @@
-"""The work that is measured: one kind on one model, in a process of its own.
+"""The work that is measured, one kind on one model in a process of its own.
 
-That is how its peak memory is known: `python -m benchmarks.cases CASE` takes a case as JSON, and
-prints what it measured as JSON.
+Each case has its own process, so that its peak memory is known: `python -m benchmarks.cases CASE`
+takes a case as JSON, and prints what it measured as JSON.
 
-    rollout          all answers have the same length
-    update           one, of random answers
-    step             rollout, advantage, update, credit file; rewards are random
+    rollout          sampling, where all answers have the same length
+    update           one update with random answers
+    step             rollout, advantage, update and credit file; rewards are random
     agreement        models/tiny on the device and on the CPU: the same answers and gradient?
-    transformers     as rollout, by its `generate`
+    transformers     as rollout, by `transformers` and its `generate`
 
-Of a rollout and an update of a real model on a CPU it also measures the limit: how long products of
-these shapes take by themselves, and in an update AdamW, as fast as memory is copied.
+For a rollout and an update of a real model on a CPU it also measures the limit: how long the
+products of these shapes take by themselves, and in an update AdamW, as fast as memory is copied.
 """
 import json
 import random
@@ -29,19 +29,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
-from engine.errors import UserError
+from engine.errors import PROJECT, UserError
 from engine.offload import OffloadedAdamW
 from engine.optimizer import AdamW
 from engine.policy import Policy, gather
 from engine.rollouts import Rollouts
 from engine.sampler import Generation, generate
 from grpo import grpo, update
-from harness.forecast import keep_memory, keeps_memory
-from harness.record import PROJECT, write_credit
+from harness.memory import keep_memory, should_keep_memory
+from harness.record import write_credit
 from harness.screen import run_as_program
 from harness.load import load_policy, pick_device
 from harness.metrics import peak_memory
-from harness.settings import MOST_THREADS, Settings, flags_of, make_settings, option
+from harness.flags import MOST_THREADS, flags_of, option
+from harness.settings import Settings, make_settings
 from qwen2_model import ModelConfig, Qwen2, read_config
 
 SIZES = {  # vocabulary, width, MLP width, layers, heads, key heads, head width
@@ -55,7 +56,7 @@ NO_LEARNING = 1e-12  # as good as zero: every turn does the same work on the sam
 
 @dataclass(frozen=True)
 class Case:
-    """Its fields are flags of the programs, but for `what`."""
+    """A case; all fields but `what` are flags of the programs."""
     what: str
     size: str = option("tiny", "of the model", choices=tuple(SIZES))
     model: str = option("", "folder of a model, instead of --size and random weights")
@@ -91,34 +92,40 @@ def make_model(case: Case) -> Qwen2:
             model = Qwen2(make_config(case))
     model.model.checkpointing = case.checkpointing
     model.compute_in(getattr(torch, case.dtype))
-    if model.is_large and keeps_memory(model):
+    if model.is_large and should_keep_memory(model):
         keep_memory()
     return model
 
 
 def make_prompts(case: Case) -> list[list[int]]:
     """Random tokens for each problem, the first of them the same for all."""
-    chance, vocabulary = random.Random(0), make_config(case).vocab_size
+    rng = random.Random(0)
+    vocabulary = make_config(case).vocab_size
 
     def draw(count: int) -> list[int]:
-        return [chance.randrange(3, vocabulary) for _ in range(count)]
+        return [rng.randrange(3, vocabulary) for _ in range(count)]
 
     shared = draw(case.prefix)
-    return [shared + draw((case.prompt_tokens or chance.randint(60, 100)) - case.prefix)
-            for _ in range(case.questions)]
+    prompts = []
+    for _ in range(case.questions):
+        length = case.prompt_tokens or rng.randint(60, 100)
+        prompts.append(shared + draw(length - case.prefix))
+    return prompts
 
 
 def tokens_of_prompts(case: Case, problems: float) -> int:
-    """To compute for so many problems, on average: what all prompts begin with counts once."""
-    each = sum(map(len, make_prompts(case))) / case.questions
+    """The mean number of prompt tokens to compute for so many problems. What all prompts begin with
+    is computed once."""
+    each = sum(len(prompt) for prompt in make_prompts(case)) / case.questions
     return round(problems * each - (problems - 1) * case.prefix)
 
 
 def make_batch(case: Case) -> Rollouts:
     """Random tokens, as if sampled."""
     shape = (case.questions * case.answers, case.new_tokens)
-    chance = torch.Generator().manual_seed(0)
-    ids = torch.randint(3, make_config(case).vocab_size, shape, generator=chance).to(case.device)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(3, make_config(case).vocab_size, shape, generator=generator)
+    ids = ids.to(case.device)
     full = ids.new_full(shape[:1], case.new_tokens)
     nothing = torch.zeros(3, *shape, device=case.device)
     return with_rewards(case, Generation.of_tokens(ids, nothing, full, stop=ids.new_zeros(0)))
@@ -128,9 +135,9 @@ def with_rewards(case: Case, sampled: Generation) -> Rollouts:
     """A batch with random rewards, and with the advantages that follow from them."""
     rollouts = gather([None] * case.questions, make_prompts(case), case.answers, sampled)
     reward = torch.rand(len(rollouts.ids), generator=torch.Generator().manual_seed(0))
+    scores = dict.fromkeys(("reward", "format", "answer", "reasoning"), reward.to(case.device))
     no_code = torch.zeros_like(rollouts.ids, dtype=torch.uint8)
-    rollouts = replace(rollouts, section=no_code, kind=no_code, scores=dict.fromkeys(
-        ("reward", "format", "answer", "reasoning"), reward.to(case.device)))
+    rollouts = replace(rollouts, section=no_code, kind=no_code, scores=scores)
     return replace(rollouts, advantage=grpo(rollouts))
 
 
@@ -140,14 +147,17 @@ def work_of(case: Case) -> Callable[[], dict]:
     model, prompts = make_model(case), make_prompts(case)
     batch = make_batch(case) if case.what == "update" else None
     optimizer = None
-    if case.what != "rollout":
-        optimizer = (OffloadedAdamW(model, case.device, NO_LEARNING, 0.0) if case.offload_optimizer
-                     else AdamW(model.parameters(), NO_LEARNING))
+    if case.what != "rollout" and case.offload_optimizer:
+        optimizer = OffloadedAdamW(model, case.device, NO_LEARNING, 0.0)
+    elif case.what != "rollout":
+        optimizer = AdamW(model.parameters(), NO_LEARNING)
 
     def work() -> dict:
-        rollouts = batch or with_rewards(case, generate(
-            model, prompts, answers=case.answers, stop_ids=(), max_new_tokens=case.new_tokens,
-            seed=1))
+        rollouts = batch
+        if rollouts is None:
+            sampled = generate(model, prompts, answers=case.answers, stop_ids=(),
+                               max_new_tokens=case.new_tokens, seed=1)
+            rollouts = with_rewards(case, sampled)
         if optimizer:
             train_on(model, optimizer, rollouts, case)
         if case.what == "step":
@@ -158,7 +168,7 @@ def work_of(case: Case) -> Callable[[], dict]:
 
 
 def train_on(model: Qwen2, optimizer: AdamW, batch: Rollouts, case: Case) -> None:
-    """One update, every token with weight 1."""
+    """Update the model once, every token with weight 1."""
     update(model, optimizer, batch, batch.mask.float(), Settings(micro_batch=case.micro_batch))
 
 
@@ -166,11 +176,13 @@ def work_of_transformers(case: Case) -> Callable[[], dict]:
     from transformers import AutoModelForCausalLM
     model = AutoModelForCausalLM.from_pretrained(case.model, dtype=getattr(torch, case.dtype))
     prompts = make_prompts(case)
-    longest = max(map(len, prompts))
-    ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
-    is_token = torch.tensor([[longest - len(prompt) <= place for place in range(longest)]
-                             for prompt in prompts])
-    model, ids, is_token = (one.to(case.device) for one in (model, ids, is_token.long()))
+    longest = max(len(prompt) for prompt in prompts)
+    ids = torch.zeros(len(prompts), longest, dtype=torch.long, device=case.device)
+    is_token = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):  # padded on the left
+        ids[row, longest - len(prompt):] = torch.tensor(prompt)
+        is_token[row, longest - len(prompt):] = 1
+    model = model.to(case.device)
 
     def work() -> dict:
         made = model.generate(
@@ -185,51 +197,73 @@ def limit_of(case: Case) -> float:
     """Seconds that a rollout or an update cannot go below on this CPU. A prompt is computed once,
     and needs the output matrix only at its end, what all prompts begin with not even there; the
     last token of an answer feeds none."""
+    return limit_of_rollout(case) if case.what == "rollout" else limit_of_update(case)
+
+
+def limit_of_rollout(case: Case) -> float:
+    *layers, output = matrices(make_config(case))
+    prompts = seconds_of_products(layers, tokens_of_prompts(case, case.questions), case)
+    first = seconds_of_products([output], case.questions, case)
+    later = seconds_of_products([*layers, output], case.questions * case.answers, case)
+    return prompts + first + (case.new_tokens - 1) * later
+
+
+def limit_of_update(case: Case) -> float:
+    """Three times the products of a forward pass, for each micro-batch, and AdamW."""
     config, rows, T = make_config(case), case.questions * case.answers, case.new_tokens
     *layers, output = matrices(config)
-    if case.what == "rollout":
-        return (seconds_of_products(layers, tokens_of_prompts(case, case.questions), case)
-                + seconds_of_products([output], case.questions, case)
-                + (T - 1) * seconds_of_products([*layers, output], rows, case))
-    answers = min(case.micro_batch, rows)
+    answers = min(case.micro_batch, rows)  # in a micro-batch
     parts = rows / answers
     prompts = tokens_of_prompts(case, max(1, case.questions / parts))
-    forward = (seconds_of_products(layers, prompts + answers * (T - 1), case)
-               + seconds_of_products([output], answers * T, case))
+    in_layers = seconds_of_products(layers, prompts + answers * (T - 1), case)
+    in_output = seconds_of_products([output], answers * T, case)
     numbers = torch.ones(2 ** 24)
     copied = fastest(lambda: numbers.clone(), case) / numbers.nbytes / 2  # seconds a byte
     parameters = sum(outputs * inputs * times for outputs, inputs, times in matrices(config))
-    # AdamW reads four numbers of each parameter and writes three
-    return 3 * parts * forward + parameters * 28 * copied
+    adamw = parameters * 28 * copied  # it reads four numbers of each parameter and writes three
+    return 3 * parts * (in_layers + in_output) + adamw
 
 
 def matrices(config: ModelConfig) -> list[tuple[int, int, int]]:
-    """Outputs, inputs and how many there are of each; the output matrix comes last."""
+    """The shapes of the model's matrices: outputs, inputs, and how many there are of this shape.
+    The output matrix comes last."""
     D, wide, L = config.hidden_size, config.intermediate_size, config.num_hidden_layers
     H, K = config.num_attention_heads, config.num_key_value_heads
-    return [((H + 2 * K) * config.head_dim, D, L), (D, H * config.head_dim, L), (2 * wide, D, L),
-            (D, wide, L), (config.vocab_size, D, 1)]
+    qkv = ((H + 2 * K) * config.head_dim, D, L)
+    attention_out = (D, H * config.head_dim, L)
+    gate_and_up = (2 * wide, D, L)
+    down = (D, wide, L)
+    output = (config.vocab_size, D, 1)
+    return [qkv, attention_out, gate_and_up, down, output]
 
 
 def seconds_of_products(shapes: list[tuple[int, int, int]], rows: int, case: Case) -> float:
-    """Of a forward pass of so many tokens, each matrix in the layout that is read fastest. All of
-    them are there, so that each is read from memory, as in the model."""
-    def pass_through(product: Callable[[Tensor, Tensor], Tensor], matrices: list[Tensor]) -> None:
-        for matrix in matrices:
-            product(x, matrix)
-
+    """Seconds of a forward pass of so many tokens through matrices, each in the layout that is read
+    fastest. All matrices exist at the same time, so that each is read from memory, as in a model.
+    """
     seconds = 0.0
     for outputs, inputs, times in shapes:
-        x, *plain = (torch.randn(shape, dtype=getattr(torch, case.dtype))
-                     for shape in ((rows, inputs), *[(outputs, inputs)] * times))
-        ways = [partial(pass_through, F.linear, plain)]
+        dtype = getattr(torch, case.dtype)
+        x = torch.randn(rows, inputs, dtype=dtype)
+        plain = [torch.randn(outputs, inputs, dtype=dtype) for _ in range(times)]
+        ways = [partial(pass_through, x, F.linear, plain)]
         if torch.backends.mkldnn.is_available():
-            onednn = torch.ops.mkldnn
-            ways.append(partial(
-                pass_through, lambda x, m: onednn._linear_pointwise(x, m, None, "none", [], ""),
-                [onednn._reorder_linear_weight(matrix) for matrix in plain]))
+            packed = [torch.ops.mkldnn._reorder_linear_weight(matrix) for matrix in plain]
+            ways.append(partial(pass_through, x, packed_linear, packed))
         seconds += min(fastest(way, case) for way in ways)
     return seconds
+
+
+def pass_through(x: Tensor, product: Callable[[Tensor, Tensor], Tensor],
+                 matrices: list[Tensor]) -> None:
+    for matrix in matrices:
+        product(x, matrix)
+
+
+def packed_linear(x: Tensor, matrix: Tensor) -> Tensor:
+    """The product with a matrix in oneDNN's own layout."""
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, matrix, None, "none", [], "")
+    return product
 
 
 def fastest(work: Callable[[], object], case: Case) -> float:
@@ -242,12 +276,15 @@ def agreement(case: Case) -> dict:
                      for device in ("cpu", case.device))
     expected, found = ask(on_cpu, case), ask(there, case).to("cpu")
     equal = (expected.ids == found.ids).all(1)
+    gap = (expected.log_prob - found.log_prob)[equal]
     gradient = gradient_of(on_cpu, expected, case)
     difference = gradient_of(there, expected, case) - gradient
-    return {"answers": len(equal), "equal": int(equal.sum()),
-            "log_prob": (expected.log_prob - found.log_prob)[equal].abs().sum().item(),
-            "tokens": int(expected.mask[equal].sum()),
-            "gradient": (difference.norm() / gradient.norm()).item()}
+    return {
+        "answers": len(equal),
+        "equal": int(equal.sum()),
+        "log_prob": gap.abs().sum().item(),
+        "tokens": int(expected.mask[equal].sum()),
+        "gradient": (difference.norm() / gradient.norm()).item()}
 
 
 def ask(policy: Policy, case: Case) -> Rollouts:
@@ -257,7 +294,7 @@ def ask(policy: Policy, case: Case) -> Rollouts:
 
 
 def gradient_of(policy: Policy, batch: Rollouts, case: Case) -> torch.Tensor:
-    """That of all parameters, on the CPU."""
+    """The gradient of all parameters, end to end on the CPU."""
     model = policy.model
     train_on(model, AdamW(model.parameters(), NO_LEARNING), batch.to(model.device), case)
     return torch.cat([p.grad.flatten().double().cpu() for p in model.parameters()])
@@ -302,8 +339,8 @@ def measure(case: Case) -> dict:
 
 
 def in_a_process(case: Case, most: float | None = None) -> dict:
-    """What is measured of a case, in at most so many seconds; or the last line that the process
-    complained with."""
+    """Measure a case in a process of its own, in at most so many seconds. If it fails, the last
+    line that it printed is the error."""
     command = [sys.executable, "-m", "benchmarks.cases", json.dumps(asdict(case))]
     what = f"{case.model or case.size}, {case.what}"
     try:

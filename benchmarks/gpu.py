@@ -1,4 +1,4 @@
-"""Ten minutes for whoever has a GPU: is it right, how fast is it, how much memory does it take?
+"""A check of ten minutes on a GPU: is it right, how fast is it, how much memory does it take?
 
     python -m benchmarks.gpu
     python -m benchmarks.gpu --device cpu --model FOLDER --dtype float32 --new_tokens 40  # of a CPU
@@ -7,10 +7,10 @@ Does models/tiny sample the same answers as on the CPU, and get the same gradien
 second does a model of the size of 0.5B, with random weights in bfloat16, sample and train on, in
 how much memory?
 
-With --model the model is a real one, and `transformers` samples beside us, if it is installed. On a
-CPU, "of the limit" is of what products of these shapes alone would allow, measured here. Its last
-lines are of short answers to long prompts, which have nothing in common or most of their tokens,
-like examples that come before each problem.
+With --model the model is a real one, and `transformers` samples beside us if it is installed. On a
+CPU each line also says the share of the limit, which is the speed that the products of these shapes
+alone would allow, measured here. The last lines have short answers to long prompts, which have
+nothing in common or most of their tokens, as with examples that come before each problem.
 
 Each part is a process of its own, with a limit on its time. If one fails, its line says why, and
 the others go on.
@@ -23,7 +23,7 @@ import torch
 from benchmarks import cases
 from benchmarks.cases import DTYPES, Case, in_a_process
 from engine.errors import UserError
-from harness.settings import make_parser, with_defaults
+from harness.parser import make_parser, with_defaults
 from harness.load import pick_device
 from harness.screen import run_as_program, show_status
 
@@ -33,38 +33,49 @@ ROWS = (64, 256, 1024)  # answers that are sampled at the same time
 SHORT, PREFIX = {"new_tokens": 6, "prompt_tokens": 110}, 95
 # how far a gradient may be from the CPU's, as a share of its norm: both round, bfloat16 to 8 bits
 SAME = {"float32": 1e-3, "bfloat16": 0.05}
-FLAGS = {name: replace(cases.FLAGS[name], default=default) for name, default in (
-    ("device", "cuda"), ("size", "0.5B"), ("new_tokens", 512), ("dtype", "bfloat16"),
-    ("threads", 0), ("model", ""))}
+DEFAULTS = {"device": "cuda", "size": "0.5B", "new_tokens": 512, "dtype": "bfloat16", "threads": 0,
+            "model": ""}
+FLAGS = {name: replace(cases.FLAGS[name], default=default) for name, default in DEFAULTS.items()}
 
 
 def parts_of(case: Case) -> dict[str, Case]:
+    """The cases to measure, by what is printed before each."""
+    return parts_of_real_model(case) if case.model else parts_of_random_model(case)
+
+
+def parts_of_random_model(case: Case) -> dict[str, Case]:
+    parts = {}
+    for dtype in DTYPES:
+        parts[f"models/tiny, {dtype}"] = replace(case, what="agreement", dtype=dtype)
+    for rows in ROWS:
+        answers = rows // case.questions
+        parts[f"sample, {rows:,} answers"] = replace(case, what="rollout", answers=answers)
     update = replace(case, what="update")
-    if case.model:  # on a CPU each takes minutes
-        few = replace(case, what="rollout", questions=4, answers=4)
-        parts = {"sample, 16 answers": few,
-                 "transformers, 16 answers": replace(few, what="transformers"),
-                 "sample, 64 answers": replace(few, questions=8, answers=8),
-                 "update, 16 answers": replace(few, what="update")}
-        short = replace(case, questions=8, answers=8, micro_batch=64, **SHORT)
-        for name, what in (("sample", "rollout"), ("update", "update")):
-            for prefix in (0, PREFIX):
-                parts[f"{name}, short, {prefix} shared"] = replace(short, what=what, prefix=prefix)
-        return parts
-    return {
-        **{f"models/tiny, {dtype}": replace(case, what="agreement", dtype=dtype)
-           for dtype in DTYPES},
-        **{f"sample, {rows:,} answers": replace(case, what="rollout", answers=rows // 8)
-           for rows in ROWS},
-        "update": update,
-        "update --checkpointing": replace(update, checkpointing=True),
-        "update --offload_optimizer": replace(update, offload_optimizer=True),
-        "step": replace(case, what="step")}
+    parts["update"] = update
+    parts["update --checkpointing"] = replace(update, checkpointing=True)
+    parts["update --offload_optimizer"] = replace(update, offload_optimizer=True)
+    parts["step"] = replace(case, what="step")
+    return parts
+
+
+def parts_of_real_model(case: Case) -> dict[str, Case]:
+    """Few answers, because on a CPU each of these takes minutes."""
+    few = replace(case, what="rollout", questions=4, answers=4)
+    parts = {
+        "sample, 16 answers": few,
+        "transformers, 16 answers": replace(few, what="transformers"),
+        "sample, 64 answers": replace(few, questions=8, answers=8),
+        "update, 16 answers": replace(few, what="update")}
+    short = replace(case, questions=8, answers=8, micro_batch=64, **SHORT)
+    for name, what in (("sample", "rollout"), ("update", "update")):
+        for prefix in (0, PREFIX):
+            parts[f"{name}, short, {prefix} shared"] = replace(short, what=what, prefix=prefix)
+    return parts
 
 
 def outcome(case: Case) -> str:
-    """In words; also the error that a process ended with. It may print what is no JSON, or
-    nothing."""
+    """The sentence of a case, or the error that its process ended with. That process may also have
+    printed nothing, or something that is no JSON."""
     if case.what == "transformers" and not find_spec("transformers"):
         return "skipped: transformers is not installed (pip install -r tests/requirements.txt)"
     try:
@@ -73,9 +84,10 @@ def outcome(case: Case) -> str:
         return f"FAILED: {error}"
     if case.what == "agreement":
         is_same = found["equal"] and found["gradient"] < SAME[case.dtype]
-        return (f"{found['equal']} of {found['answers']} answers equal, their log-probs "
-                f"{found['log_prob'] / max(1, found['tokens']):.0e} apart, the gradient "
-                f"{found['gradient']:.0e} of its norm: {'as' if is_same else 'NOT AS'} on the CPU")
+        gap = found["log_prob"] / max(1, found["tokens"])
+        return (f"{found['equal']} of {found['answers']} answers equal, their log-probs {gap:.0e} "
+                f"apart, the gradient {found['gradient']:.0e} of its norm: "
+                f"{'as' if is_same else 'NOT AS'} on the CPU")
     said = (f"{found['tokens'] / found['seconds']:,.0f} tokens a second, "
             f"{found['memory'] / 2 ** 20:,.0f} MiB")
     if "limit" in found:

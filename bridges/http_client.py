@@ -1,4 +1,4 @@
-"""JSON to the server of --rollouts and back, and one sentence for all that can go wrong on the way.
+"""JSON to the server of --rollouts and back, and a sentence for whatever goes wrong on the way.
 
 http.client follows no redirect and asks the environment for no proxy, so this talks to the address
 that was given and to nothing else. Requests run side by side, since a server batches what arrives
@@ -20,7 +20,7 @@ ADDRESS = re.compile(r"http://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?/?")
 
 
 def read_address(text: str) -> str:
-    """http://HOST:PORT. A password in it is refused, and not repeated."""
+    """Check an address, http://HOST:PORT. A password in it is refused, and not repeated."""
     if "@" in text:
         raise UserError(f"{FLAG}: an address cannot hold a user or a password, it is kept in "
                         "config.json")
@@ -32,16 +32,16 @@ def read_address(text: str) -> str:
 
 @dataclass(frozen=True)
 class Client:
-    """What talks to the server at an address."""
+    """A client of the server at an address."""
     address: str    # http://HOST:PORT
-    seconds: float  # for all that is asked at once
+    seconds: float  # the time for all requests that are made together
 
     def ask(self, method: str, path: str, content: dict | None = None) -> dict:
         return self.all([(method, path, content)])[0]
 
     def all(self, requests: list[tuple[str, str, dict | None]]) -> list[dict]:
-        """The answers to requests (method, path, content), in their order. The first request that
-        fails ends the waiting for all."""
+        """Make requests (method, path, content) side by side, and return their answers in the same
+        order. The first that fails ends the waiting for all."""
         done: queue.SimpleQueue = queue.SimpleQueue()
         turns = threading.Semaphore(AT_ONCE)
 
@@ -49,17 +49,18 @@ class Client:
             with turns:
                 try:
                     done.put((number, self.exchange(*request)))
-                except Exception as error:  # whatever it is, somebody waits for it
+                except Exception as error:  # whatever it is, the caller waits for it
                     done.put((number, error))
 
         deadline = time.monotonic() + self.seconds
-        for numbered in enumerate(requests):  # as daemons: none of them delays an exit
+        for numbered in enumerate(requests):
+            # a daemon does not delay the exit of the program
             threading.Thread(target=work, args=numbered, daemon=True).start()
         answers: dict[int, dict] = {}
         while len(answers) < len(requests):
             try:
                 number, answer = done.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:  # also where a server sends a byte now and then
+            except queue.Empty:  # also if a server keeps sending a byte now and then
                 raise self.too_late() from None
             if isinstance(answer, Exception):
                 raise answer
@@ -67,7 +68,7 @@ class Client:
         return [answers[number] for number in range(len(requests))]
 
     def exchange(self, method: str, path: str, content: dict | None) -> dict:
-        """Send one request; the JSON object that the server replies."""
+        """Send one request, and return the JSON object of the reply."""
         body = None if content is None else json.dumps(content)
         connection = HTTPConnection(self.address.removeprefix("http://"), timeout=self.seconds)
         try:
@@ -93,5 +94,5 @@ class Client:
 
 
 def one_line(text: object) -> str:
-    """What another program said, short enough to be shown."""
-    return f"{' '.join(str(text).split()):.200}"
+    """The words of another program, short enough to be shown."""
+    return " ".join(str(text).split())[:200]

@@ -1,4 +1,4 @@
-"""How other trainers write the answers of a run, and how a line of theirs becomes one of ours.
+"""Formats in which other trainers write their answers, and the way from theirs to ours.
 
 A file is read line by line. A line that cannot be read ends the import in one sentence.
 """
@@ -66,7 +66,7 @@ def fits_column(value, low: float, high: float) -> bool:
 
 
 class Check(NamedTuple):
-    """What the value of a field has to be: as a test, and in words."""
+    """A test of a field's value, and in words what it has to be."""
     is_right: Callable[..., bool]
     words: str
 
@@ -145,7 +145,7 @@ FORMATS = (Format("verl", is_of_verl, from_verl), Format("TRL", is_of_trl, from_
 
 
 def in_our_fields(row: dict, where: str, path: Path) -> tuple[str, dict]:
-    """Who wrote a line, and what it says, without the fields that are null."""
+    """The trainer that wrote a line, and what the line says in our fields, without its nulls."""
     for form in FORMATS:
         if form.recognises(row, path):
             return form.name, checked(form.translate(row), where)
@@ -171,7 +171,7 @@ def checked(line: dict, where: str) -> dict:
 
 
 def lines_of(files: list[Path]) -> Iterator[tuple[str, str, dict]]:
-    """The lines of the files, one at a time: where it is, who wrote it, and our fields of it."""
+    """Yield the lines of the files: the place of each, its writer, and its fields in our names."""
     for path in files:
         if not path.is_file():
             raise UserError(f"cannot read {path}: there is no such file")

@@ -34,7 +34,8 @@ from engine.tokens import END_OF_TURN, OTHER, THINK, encode, load_tokenizer, tok
 from grpo import group_z_score, to_every_token
 from harness.record import credit_path, find_folder, provenance, replace_text, whole, write_credit
 from harness.screen import run_as_program, show_status
-from harness.settings import Flag, make_parser, with_defaults
+from harness.flags import Flag
+from harness.parser import make_parser, with_defaults
 from harness.load import pick_device
 from qwen2_model import Qwen2
 

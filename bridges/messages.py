@@ -1,5 +1,5 @@
 """Messages of other trainers as texts: a prompt by the chat template of the model's folder, which
-transformers fills in. Nothing is downloaded, no code of a folder runs."""
+`transformers` fills in. Nothing is downloaded, and no code of a folder runs."""
 from functools import cache
 from pathlib import Path
 
@@ -14,7 +14,7 @@ def tokenizer_of(folder: Path):
 
 
 def prompt_text(messages: list[dict], folder: Path) -> str:
-    """With the beginning of an answer."""
+    """The text of a prompt, up to where the answer begins."""
     try:
         return tokenizer_of(folder).apply_chat_template(messages, tokenize=False,
                                                         add_generation_prompt=True)
@@ -24,10 +24,11 @@ def prompt_text(messages: list[dict], folder: Path) -> str:
 
 
 def own_text(messages: list[dict], where: str) -> str:
-    """Of an answer that is one text of the model. Between several turns stands what a template made
-    of them, and nobody knows which of it was sampled."""
-    known = [{key for key, value in message.items() if value is not None} for message in messages]
-    if known != [{"role", "content"}] or messages[0]["role"] != "assistant":
+    """The text of an answer that is a single message of the model. Between several turns stands
+    what a template made of them, and nobody knows which of it was sampled."""
+    message = messages[0] if len(messages) == 1 else {}
+    known = {key for key, value in message.items() if value is not None}
+    if known != {"role", "content"} or message["role"] != "assistant":
         raise UserError(f"{where}: its answer is more than one text of the model; turns, thoughts "
                         "and calls of tools that stand beside it are not imported")
-    return messages[0]["content"]
+    return message["content"]

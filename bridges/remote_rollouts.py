@@ -1,13 +1,13 @@
-"""Answers from a server that people already run: --rollouts http://HOST:PORT, of vLLM.
+"""Answers from a vLLM server that is already running: --rollouts http://HOST:PORT.
 
     hand_over   writes the model folder RUN/serve/step_000012 and tells the server to load it
     ask         POST /v1/completions for each problem: token ids go out, ids and log-probs come back
-    refuse_gap  its log-probs have to be ours, rounding aside: where a server kept weights, or
-                somebody else had it load theirs, it shows here
+    refuse_gap  ends the run if its log-probs are not ours, rounding aside: a server that kept old
+                weights, or was told by somebody else to load theirs, shows here
 
-One forward pass of our own gives those log-probs, and entropy and collision, which servers do not
-return. Evaluations, and whatever goes on from the middle of an answer (vine, oracle, measured ...),
-use our own sampler.
+One forward pass of our own gives the log-probs to compare with, and entropy and collision, which
+servers do not return. Evaluations, and whatever goes on from the middle of an answer (vine, oracle,
+measured ...), use our own sampler.
 """
 import os
 import secrets
@@ -39,8 +39,8 @@ TIMES = 3             # the most that a difference may be of that at first
 
 
 def connect(policy, optimizer, run) -> "RolloutServer":
-    """The server of --rollouts, with the weights that training begins with. A server that is not
-    there, or takes no weights, ends the run here."""
+    """Connect to the server of --rollouts and give it the weights that training begins with. A
+    server that does not answer, or takes no weights, ends the run here."""
     s = policy.settings
     if s.temperature != 1:
         raise UserError(f"{FLAG}: --temperature {s.temperature} has to be 1, because vLLM's "
@@ -55,29 +55,33 @@ def connect(policy, optimizer, run) -> "RolloutServer":
 
 
 def usual_before(settings) -> float | None:
-    """How far log-probs were apart in a run that goes on as it was; None of a new run, or where
-    another server or another type makes other differences."""
+    """The difference of log-probs that was usual in a resumed run. None for a new run, and when
+    another server or number type makes other differences."""
     folder = settings.folder
     config = run_config(folder) if folder.exists() else {}
     if any(config.get(name) != getattr(settings, name) for name in ("rollouts", "dtype")):
         return None
     last = read_lines(folder / "metrics.jsonl")[-settings.rollouts_every:]
-    return min((line["sampler_gap"] for line in last if line["sampler_gap"] is not None),
-               default=None)
+    gaps = [line["sampler_gap"] for line in last if line["sampler_gap"] is not None]
+    return min(gaps, default=None)
 
 
 class RolloutServer:
+    """A source of answers, as the policy itself is one."""
+
     def __init__(self, policy, optimizer, run):
         s = policy.settings
-        self.policy, self.optimizer, self.run = policy, optimizer, run
+        self.policy = policy
+        self.optimizer = optimizer
+        self.run = run
         self.client = Client(read_address(s.rollouts), s.rollouts_timeout)
-        self.model = ""         # as the server calls it
-        self.salt = ""          # see `ask_to_load`
-        self.weights_of = run.step + 1  # the step before which it got its weights
-        self.usual = None       # difference from its log-probs, with the weights of the step
+        self.model = ""                 # its name at the server
+        self.salt = ""                  # see `ask_to_load`
+        self.weights_of = run.step + 1  # the step before which the server got its weights
+        self.usual = None               # mean gap of log-probs where both have the same weights
 
     def introduce(self) -> None:
-        """Ask which model it serves, and whether there is a server at all."""
+        """Ask which model is served; this also finds out whether there is a server at all."""
         try:
             self.model = self.client.ask("GET", "/v1/models")["data"][0]["id"]
         except (LookupError, TypeError):
@@ -86,11 +90,12 @@ class RolloutServer:
             "evaluations from the sampler of this program")
 
     def hand_over(self, step: int) -> None:
-        """Give the server the weights as they are after step - 1, matrices in the type of the
-        products."""
+        """Give the server the weights after step - 1, matrices in the type that products have."""
         model = self.policy.model
-        parameters = {name: value.detach().to(model.compute_dtype) if value.dim() == 2 else value
-                      for name, value in parameters_by_name(model, self.optimizer).items()}
+        parameters = dict(parameters_by_name(model, self.optimizer))
+        for name, value in parameters.items():
+            if value.dim() == 2:
+                parameters[name] = value.detach().to(model.compute_dtype)
         folder = self.run.folder.path / "serve" / f"step_{step - 1:06d}"
         write_weights(folder, model, parameters)
         if processes.rank() == 0:
@@ -99,8 +104,8 @@ class RolloutServer:
         self.weights_of = step
 
     def ask_to_load(self, folder: Path) -> None:
-        """Have the server load a model folder, and wait until it has. Its cache of prompts belongs
-        to the weights before; requests with a new salt do not use it."""
+        """Have the server load a model folder, and wait until it has. Its cache of prompts was made
+        with the weights before; requests with a new salt do not use it."""
         path = os.path.abspath(folder)
         try:
             self.client.ask("POST", "/collective_rpc", {"method": "reload_weights",
@@ -113,7 +118,7 @@ class RolloutServer:
         self.salt = secrets.token_hex(16)
 
     def sample(self, problems: Sequence, answers: int, seed: int) -> Rollouts:
-        """So many answers to each problem, in the frame that our own sampler writes in."""
+        """`answers` answers to each problem, in the frame that our own sampler writes in."""
         policy, step = self.policy, self.run.step
         s = policy.settings
         if step - self.weights_of >= s.rollouts_every:
@@ -121,8 +126,9 @@ class RolloutServer:
         prompts = encode_prompts(policy.tokenizer, policy.task, problems)
         limits = Limits(answers, s.max_new_tokens, policy.model.config.vocab_size,
                         stop_ids(policy.model, policy.tokenizer))
-        # an error of another process would not be printed
-        completions = self.ask(prompts, limits, seed) if processes.rank() == 0 else []
+        completions = []
+        if processes.rank() == 0:  # an error of another process would not be printed
+            completions = self.ask(prompts, limits, seed)
         sampled = laid_out(completions, len(prompts) * answers, limits, policy.model.device)
         rollouts = gather(problems, prompts, answers, sampled)
         ours = with_facts(policy.model, rollouts, s.micro_batch)
@@ -131,23 +137,29 @@ class RolloutServer:
         return replace(ours, log_prob=rollouts.log_prob)
 
     def refuse_gap(self, theirs: torch.Tensor, ours: Rollouts) -> None:
-        """Stop where log-probs (B, T) are further from ours, on average, than rounding explains.
-        What rounding does is seen at first."""
-        gap = ((theirs - ours.log_prob).abs() * ours.mask).sum().item() / int(ours.mask.sum())
-        largest = LARGE_AT_FIRST if self.usual is None else TIMES * self.usual + ROUNDING
+        """End the run if log-probs (B, T) are further from ours, on average, than rounding can
+        explain. How far that is, the first comparison shows."""
+        difference = (theirs - ours.log_prob).abs() * ours.mask
+        gap = difference.sum().item() / int(ours.mask.sum())
+        largest = LARGE_AT_FIRST
+        if self.usual is not None:
+            largest = TIMES * self.usual + ROUNDING
         if gap > largest:
             raise self.client.error(
                 f"its log-probs of its answers are {gap:.2g} from ours on average, and rounding "
                 f"explains {largest:.2g}: it has not all of the weights that it was told to load, "
                 "or takes those of another training as well, or does not sample from the "
                 "distribution as it is (bridges/rollouts_by_a_server.md)")
-        self.usual = gap if self.usual is None else self.usual
+        if self.usual is None:
+            self.usual = gap
 
     def ask(self, prompts: list[list[int]], limits: "Limits", seed: int) -> list["Answer"]:
-        """The answers to all prompts, asked for at once, and checked."""
-        requests = [("POST", "/v1/completions",  # vLLM draws answer i of a request by seed + i
-                     self.request(prompt, limits, seed + number * limits.answers))
-                    for number, prompt in enumerate(prompts)]
+        """The answers to all prompts, asked for at the same time, and checked."""
+        requests = []
+        for number, prompt in enumerate(prompts):
+            # vLLM draws answer i of a request by the seed + i
+            request = self.request(prompt, limits, seed + number * limits.answers)
+            requests.append(("POST", "/v1/completions", request))
         answers: list[Answer] = []
         for number, response in enumerate(self.client.all(requests), 1):
             try:
@@ -158,13 +170,22 @@ class RolloutServer:
         return answers
 
     def request(self, prompt: list[int], limits: "Limits", seed: int) -> dict:
-        return {"model": self.model, "prompt": prompt, "n": limits.answers, "seed": seed,
-                "max_tokens": limits.tokens, "stop_token_ids": list(limits.ends), "logprobs": 0,
-                "return_token_ids": True, "cache_salt": self.salt, **AS_SAMPLED}
+        return {
+            "model": self.model,
+            "prompt": prompt,
+            "n": limits.answers,
+            "seed": seed,
+            "max_tokens": limits.tokens,
+            "stop_token_ids": list(limits.ends),
+            "logprobs": 0,
+            "return_token_ids": True,
+            "cache_salt": self.salt,
+            **AS_SAMPLED}
 
 
 def write_weights(folder: Path, model: Qwen2, parameters: dict[str, torch.Tensor]) -> None:
-    """In place of the folder before. All processes call it: a shard comes together in rank 0."""
+    """Write the model folder, and remove the one before it. All processes call this, because the
+    parts of a sharded model come together in rank 0."""
     if processes.rank() > 0:
         return write_tensors(None, parameters)
     remove(folder.parent)
@@ -177,10 +198,10 @@ Answer = tuple[list[int], list[float]]  # token ids, and the log-prob of each
 
 @dataclass(frozen=True)
 class Limits:
-    """What the answers to a prompt have to keep to."""
-    answers: int
-    tokens: int        # the most that one may have
-    vocabulary: int
+    """Limits that the answers to a prompt have to keep to."""
+    answers: int           # how many there have to be
+    tokens: int            # the most that one may have
+    vocabulary: int        # token ids are below it
     ends: tuple[int, ...]  # the tokens that end an answer
 
 
@@ -198,7 +219,7 @@ def read_answers(response: dict, limits: Limits) -> list[Answer]:
 
 
 def flaw_of(ids: list | None, log_probs: list, limits: Limits) -> str:
-    """What is wrong with an answer; empty if nothing is."""
+    """Say what is wrong with an answer; empty if nothing is."""
     if not ids:
         return "has no token_ids: the server is too old for return_token_ids"
     if not all(type(token) is int and 0 <= token < limits.vocabulary for token in ids):
@@ -206,19 +227,22 @@ def flaw_of(ids: list | None, log_probs: list, limits: Limits) -> str:
     if len(ids) > limits.tokens or len(ids) < limits.tokens and ids[-1] not in limits.ends:
         return (f"has {len(ids)} tokens, and none that ends it: does the server allow "
                 f"{limits.tokens}?")
-    known = [type(value) in (int, float) and LOWEST < value < ROUNDING for value in log_probs]
-    if known != [True] * len(ids):
+    known = [value for value in log_probs
+             if type(value) in (int, float) and LOWEST < value < ROUNDING]
+    if len(known) < len(log_probs) or len(known) != len(ids):
         return f"should have a log-prob for each token, not {one_line(log_probs)}"
     return ""
 
 
 def laid_out(answers: list[Answer], B: int, limits: Limits, device: torch.device) -> Generation:
-    """As our sampler would write them. Of a process that did not ask there are none."""
+    """The answers as our sampler would write them. A process that did not ask has none."""
     tokens = torch.zeros(B, limits.tokens, dtype=torch.long)
-    facts, length = torch.zeros(3, B, limits.tokens), torch.zeros(B, dtype=torch.long)
+    facts = torch.zeros(3, B, limits.tokens)  # log-prob, and zeros for entropy and collision
+    length = torch.zeros(B, dtype=torch.long)
     for row, (ids, log_probs) in enumerate(answers):
         length[row] = len(ids)
         tokens[row, :len(ids)] = torch.tensor(ids)
         facts[0, row, :len(ids)] = torch.tensor(log_probs).clamp(max=0.0)
-    return Generation.of_tokens(*(part.to(device) for part in (
-        tokens, facts, length, torch.tensor(limits.ends))))
+    ends = torch.tensor(limits.ends)
+    return Generation.of_tokens(tokens.to(device), facts.to(device), length.to(device),
+                                ends.to(device))

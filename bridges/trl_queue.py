@@ -1,14 +1,15 @@
-"""Training and evaluation told apart in TRL's tables of completions, by how they are written.
+"""Which of TRL's tables of completions are training batches, told by how TRL writes them.
 
 TRL keeps the last M answers in a queue, M as many as a batch has, and writes all of it at every
-update: training puts M answers in at once, an evaluation as many as it has. So of a file beside the
-one before it
+update: training puts M answers in at once, an evaluation as many as it has. So the answers of a
+file, compared with those of the file before it, are
 
-    nothing is new                   the batch serves one more update: passed over
-    less than M are new, at the end  they are an evaluation's: passed over with the old ones
-    all are new                      a batch; or an evaluation, or both, and no file says which
+    all old                          the batch serves one more update: passed over
+    old, then fewer than M new       an evaluation's: passed over with the old ones
+    all new                          a batch; or an evaluation, or both, and no file says which
 
-Of the last kind those are named whose prompts come again at the end of another file.
+Files of the last sort may hold an evaluation where their prompts come again at the end of another
+file. These are named.
 """
 from collections import defaultdict
 from hashlib import sha256
@@ -19,60 +20,82 @@ def digest(value) -> str:
 
 
 class Queue:
+    """The files of a run so far, and which of their steps were batches."""
+
     def __init__(self):
-        self.rows = []         # of the file before
-        self.prompts = {}      # of each step that was all new: its prompts, in their order
-        self.evaluated = []    # those of evaluations that are known to be
-        self.again, self.evaluations = [], {}  # steps; and how many answers of each
+        self.rows = []         # the digests of the answers in the file before
+        self.prompts = {}      # step that was all new -> digests of its prompts, in their order
+        self.evaluated = []    # the prompts of evaluations that are known to be some
+        self.again = []        # steps that were written once more
+        self.evaluations = {}  # step -> how many answers of an evaluation
 
     def is_new(self, step: int, rows: list[dict]) -> bool:
-        """Whether a file, rows in our fields, is a batch of its own. It is asked in their order."""
-        before, size = self.rows, len(rows)
+        """Whether a file, rows in our fields, is a batch of its own. Ask in the files' order."""
+        before = self.rows
         self.rows = [digest({**row, "step": 0, "where": ""}) for row in rows]
         prompts = [digest(row["prompt_ids"]) for row in rows]
-        old = next((n for n in range(min(size, len(before)), 0, -1)
-                    if before[-n:] == self.rows[:n]), 0)
-        if old == size:
+        old = overlap(before, self.rows)
+        if old == len(rows):
             self.again.append(step)
-        elif len(set(self.rows[:old])) > 1:  # one equal answer may be chance
-            self.evaluations[step] = size - old
+        elif len(set(self.rows[:old])) > 1:  # a single answer may be equal by chance
+            self.evaluations[step] = len(rows) - old
             self.evaluated.append(prompts[old:])
         else:
             self.prompts[step] = prompts
         return step in self.prompts
 
     def perhaps(self) -> dict[int, int]:
-        """Steps that may hold an evaluation, and how many of their answers may be of it. Where the
-        prompts of most steps come again, as in a small data set, they tell nothing."""
-        ends = defaultdict(list)
+        """Steps that may hold an evaluation -> how many of their answers may be of it. Where the
+        prompts of most steps come again, as in a small data set, that says nothing."""
+        by_last_prompt = defaultdict(list)
         for prompts in [*self.evaluated, *self.prompts.values()]:
-            ends[prompts[-1]].append(prompts)
-        found = {step: max((common_end(prompts, other) for other in ends[prompts[-1]]
-                            if other is not prompts), default=0)
-                 for step, prompts in self.prompts.items()}
-        found = {step: count for step, count in found.items() if count}
+            by_last_prompt[prompts[-1]].append(prompts)
+        found = {}
+        for step, prompts in self.prompts.items():
+            others = [other for other in by_last_prompt[prompts[-1]] if other is not prompts]
+            if others:
+                found[step] = max(common_end(prompts, other) for other in others)
         return found if 2 * len(found) <= len(self.prompts) else {}
 
     def notes(self) -> list[str]:
-        """What the page says of it."""
-        perhaps, answers = self.perhaps(), sum(map(len, self.prompts.values()))
-        sentences = (
-            (self.again, f"Passed over as written once more, at an update: {some(self.again)}."),
-            (self.evaluations, f"Left out as evaluations: {sum(self.evaluations.values()):,} "
-             f"answers, {some(self.evaluations)}."),
-            (self.prompts, "TRL writes an evaluation over answers of the training step before it, "
-             "and where a file is all new, no file says so."),
-            (perhaps, "Perhaps evaluations, by prompts that come again: "
-             f"{sum(perhaps.values()):,} of {answers:,} answers, {some(perhaps)}."))
-        return [sentence for holds, sentence in sentences if holds]
+        """The sentences in which the page says what was passed over."""
+        said = []
+        if self.again:
+            said.append(f"Passed over as written once more, at an update: {some(self.again)}.")
+        if self.evaluations:
+            said.append(f"Left out as evaluations: {sum(self.evaluations.values()):,} answers, "
+                        f"{some(self.evaluations)}.")
+        if self.prompts:
+            said.append("TRL writes an evaluation over answers of the training step before it, and "
+                        "where a file is all new, no file says so.")
+        perhaps = self.perhaps()
+        if perhaps:
+            answers = sum(len(prompts) for prompts in self.prompts.values())
+            said.append("Perhaps evaluations, by prompts that come again: "
+                        f"{sum(perhaps.values()):,} of {answers:,} answers, {some(perhaps)}.")
+        return said
+
+
+def overlap(before: list[str], rows: list[str]) -> int:
+    """How many rows at the beginning are the last ones of the file before."""
+    for count in range(min(len(rows), len(before)), 0, -1):
+        if before[-count:] == rows[:count]:
+            return count
+    return 0
 
 
 def common_end(prompts: list[str], others: list[str]) -> int:
-    pairs = zip(reversed(prompts), reversed(others))
-    return next((n for n, (one, other) in enumerate(pairs) if one != other),
-                min(len(prompts), len(others)))
+    """How many prompts at the end are the same in both."""
+    count = 0
+    for one, other in zip(reversed(prompts), reversed(others)):
+        if one != other:
+            break
+        count += 1
+    return count
 
 
 def some(steps) -> str:
-    """The first of them, and how many there are."""
-    return f"step {', '.join(map(str, [*steps][:8]))}" + f", ... ({len(steps)})" * (len(steps) > 8)
+    """The first eight steps, and how many there are if there are more."""
+    first = ", ".join(str(step) for step in list(steps)[:8])
+    more = f", ... ({len(steps)})" if len(steps) > 8 else ""
+    return f"step {first}{more}"

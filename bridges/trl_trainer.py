@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer, with a record of where the credit went, and a weighting if one is asked for.
+"""TRL's GRPOTrainer with a record of where the credit went, and a weighting if one is asked for.
 
     from bridges.trl_trainer import CreditGRPOTrainer
 
@@ -6,20 +6,21 @@
                                 credit="runs/mine")
     trainer.train()               # at any time: python analyze.py runs/mine
 
-TRL samples, rewards, compares and updates. Where it knows the advantage (B,) of each answer, this
-file makes it (B, T), and TRL's loss takes that:
+TRL samples, rewards, compares and updates. Once it has the advantage (B,) of each answer, this file
+makes it (B, T), and TRL's loss takes that:
 
     TRL's batch -> Rollouts (engine/rollouts.py) -> weight (B, T) -> weight * advantage -> its loss
                                                         |
                                                         +-> credit file -> analyze.py
 
-A weighting sees the whole batch of all processes, as in train.py. One forward pass more a batch
-tells log_prob, entropy and collision, at the temperature of TRL's sampling. With `none` nothing of
-TRL's is touched. Evaluations are not weighted. Refused are answers with tokens that the model did
-not write (tools, environments) or with images, and weightings that sample or compute with this
-lab's own model.
+A weighting sees the whole batch of all processes, as in train.py. One more forward pass for each
+batch computes log_prob, entropy and collision, at the temperature of TRL's sampling. With `none`
+nothing of TRL's is changed. Evaluations are not weighted. Answers with tokens that the model did
+not write (tools, environments) or with images are refused, and so are weightings that sample or
+compute with this lab's own model.
 """
 import inspect
+import math
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,19 +31,18 @@ from safetensors.torch import load_file, save_file
 
 from engine.choices import MITIGATIONS, NEVER_RESCALED
 from bridges.import_run import labelled, named_parts
-from engine.errors import UserError
+from engine.errors import PROJECT, UserError
 from engine.processes import refuse_undefined
 from engine.policy import derived_seed
 from engine.rollouts import Rollouts
 from engine.tokens import load_tokenizer
 from grpo import to_every_token
-from harness.record import (PROJECT, RunFolder, credit_path, make_run, provenance, run_config,
-                            write_credit)
+from harness.record import RunFolder, credit_path, make_run, provenance, run_config, write_credit
 from harness.screen import python_command, say
-from harness.settings import Flag, check_value, check_values, flags_of
+from harness.flags import Flag, check_value, check_values, flags_of
 from harness.metrics import batch_metrics
-from harness.load import make
-from harness.tasks import CheckedTask, load_task
+from harness.load import CheckedTask, make
+from harness.settings import load_task
 from mitigations import rescaled_weight
 
 INSTALL = "pip install trl==1.16.0 transformers==5.23.0"
@@ -56,7 +56,7 @@ except (ImportError, RuntimeError) as error:
     raise UserError("bridges.trl_trainer needs TRL, which is not among this project's packages: "
                     f"{INSTALL} ({' '.join(str(error).split())})") from None
 
-KNOWN = {  # what a batch of TRL holds of answers that are text of the model alone
+KNOWN = {  # what a batch of TRL holds when its answers are text of the model alone
     "prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages",
     "num_items_in_batch", "old_per_token_logps", "importance_sampling_ratio",
     "sampling_per_token_logps", "ref_per_token_logps"}
@@ -94,8 +94,8 @@ class CreditGRPOTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         """Keep what TRL forgets: the rewards, of all processes, and the answers' lengths."""
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        self.scored = SimpleNamespace(rewards=rewards, problems=inputs,
-                                      lengths=list(map(len, completion_ids_list)))
+        lengths = [len(ids) for ids in completion_ids_list]
+        self.scored = SimpleNamespace(rewards=rewards, problems=inputs, lengths=lengths)
         return rewards
 
     def _generate_and_score_completions(self, inputs):
@@ -120,25 +120,29 @@ class CreditGRPOTrainer(GRPOTrainer):
 
 
 class Credit:
-    """What a trainer gives the tokens of its batches, and all that it needs for that."""
+    """The weighting of a trainer's batches, their record, and all that both need."""
 
     def __init__(self, trainer, function, values: dict, rescale: str, folder, task):
-        self.trainer, self.name, self.rescale = trainer, function.__name__, rescale
+        self.trainer = trainer
+        self.name = function.__name__
+        self.rescale = rescale
         self.tokenizer = tokenizer_of(trainer)
         self.task = CheckedTask(load_task(task)()) if task else None
         self.policy = policy_of(trainer)
         self.weighting = make(function, values, self.policy)
         self.batches: int | None = None  # how many there were
-        settings = {"mitigation": self.name, **values, "rescale": rescale}
-        self.record = Record(trainer, Path(folder), settings, self.tokenizer) if folder else None
+        self.record = None
+        if folder:
+            settings = {"mitigation": self.name, **values, "rescale": rescale}
+            self.record = Record(trainer, Path(folder), settings, self.tokenizer)
         add_fused_lm_head(model_of(trainer), temperature=trainer.temperature,
                           cast_lm_head_to_fp32=trainer.args.cast_lm_head_to_fp32,
                           outputs=("log_probs", "entropy", "log_sum_sq_probs"))
 
     def spread(self, output: dict, scored) -> torch.Tensor:
-        """weight * advantage (B, T) of this process's rows. All rows go on record."""
+        """weight * advantage (B, T) for this process's rows. The rows of all are recorded."""
         trainer = self.trainer
-        if self.batches is None:  # numbered from 1, also where a run is resumed
+        if self.batches is None:  # numbered from 1, also in a run that is resumed
             self.batches = batches_in(trainer, trainer.state.global_step)
         self.batches += 1
         rollouts = self.rollouts_of(output, scored)
@@ -158,28 +162,34 @@ class Credit:
         if others := sorted(set(output) - KNOWN):
             raise UserError(f"TRL's batch has {', '.join(others)}: answers with images, or with "
                             "tokens of tools or an environment, are not weighted here")
-        trainer, ids = self.trainer, output["completion_ids"]
-        lengths = torch.tensor(scored.lengths, device=ids.device)
-        mask = (torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]).long()
-        look = Look(trainer, output, mask)
-        facts = look.facts()
-        refuse_undefined("the model's probabilities are", *facts)
-        prompts, given = (gathered(trainer, output[name]) for name in ("prompt_ids", "prompt_mask"))
-        ids, mask = gathered(trainer, ids), gathered(trainer, mask).bool()
-        last = ids.gather(1, mask.sum(1, keepdim=True) - 1)
+        trainer = self.trainer
+        own_ids = output["completion_ids"]
+        lengths = torch.tensor(scored.lengths, device=own_ids.device)
+        place = torch.arange(own_ids.shape[1], device=own_ids.device)
+        own_mask = (place < lengths[:, None]).long()
+        look = Look(trainer, output, own_mask)
+        log_prob, entropy, collision = look.facts()
+        refuse_undefined("the model's probabilities are", log_prob, entropy, collision)
+
+        ids = gathered(trainer, own_ids)                                    # (B, T)
+        mask = gathered(trainer, own_mask).bool()
+        last = ids.gather(1, mask.sum(1, keepdim=True) - 1)                 # (B, 1)
         ends = [*trainer.eos_token_ids, trainer._tokenizer.pad_token_id]
-        group = torch.arange(len(ids), device=ids.device) // trainer.num_generations
-        first = slice(None, None, trainer.num_generations)  # of each group
+        finished = torch.isin(last, last.new_tensor(ends)).squeeze(1)       # (B,)
+
+        size = trainer.num_generations  # of a group, whose rows have one prompt
+        prompt_ids = gathered(trainer, output["prompt_ids"])[::size]
+        prompt_mask = gathered(trainer, output["prompt_mask"])[::size].bool()
+        prompts = [row[inside].tolist() for row, inside in zip(prompt_ids, prompt_mask)]
         seed = derived_seed("credit", trainer.args.seed, self.batches)
         rollouts = Rollouts(
-            gather_object(scored.problems)[first],
-            [prompt[is_given.bool()].tolist()
-             for prompt, is_given in zip(prompts[first], given[first])],
-            group, ids * mask, mask, torch.isin(last, last.new_tensor(ends)).squeeze(1), *facts,
+            problems=gather_object(scored.problems)[::size], prompt_ids=prompts,
+            group=torch.arange(len(ids), device=ids.device) // size, ids=ids * mask, mask=mask,
+            finished=finished, log_prob=log_prob, entropy=entropy, collision=collision,
             step=self.batches, generator=torch.Generator().manual_seed(seed), forward=look)
+        rollouts = labelled(rollouts, self.tokenizer, self.task)
         advantage = trainer.accelerator.gather(output["advantages"]).float()
-        return replace(labelled(rollouts, self.tokenizer, self.task),
-                       scores=scores_of(trainer, scored.rewards),
+        return replace(rollouts, scores=scores_of(trainer, scored.rewards),
                        advantage=to_every_token(advantage, rollouts))
 
     def save_state(self, path: Path) -> None:
@@ -196,22 +206,25 @@ class Credit:
 
 
 class Look:
-    """What TRL's own forward pass of a batch can tell, of the rows of all processes.
+    """TRL's own forward pass of a batch, and what it computes for the rows of all processes.
 
     TRL makes the shift: it runs over prompt and answer, and its last T values belong to the answer.
     """
 
     def __init__(self, trainer, output: dict, mask: torch.Tensor):
-        self.trainer, self.mask, self.T = trainer, mask, mask.shape[1]
+        self.trainer = trainer
+        self.mask = mask
+        self.T = mask.shape[1]
         self.ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)
         self.attended = torch.cat([output["prompt_mask"], mask], 1)
         self.results = {}
 
     @torch.no_grad()
     def run(self, module, pick):
-        """One pass. Returns log-probs and entropies, and what `pick` takes from each output of the
-        module. TRL's random numbers stay as they were, should the model have dropout."""
-        trainer, caught, device = self.trainer, [], self.ids.device
+        """Make a pass. Returns log-probs and entropies, and what `pick` takes from each output of
+        the module. TRL's random numbers stay as they were, should the model have dropout."""
+        trainer, device = self.trainer, self.ids.device
+        caught = []
         devices = [device] if device.type == "cuda" else []
         hook = module.register_forward_hook(lambda *parts: caught.append(pick(parts[-1])))
         try:
@@ -225,13 +238,15 @@ class Look:
 
     def facts(self) -> list[torch.Tensor]:
         """log_prob, entropy and collision (B, T)."""
-        log_prob, entropy, log_collision = self.run(
-            self.trainer.model, lambda made: made.log_sum_sq_probs[:, -self.T:])
-        return [gathered(self.trainer, fact.float() * self.mask)
-                for fact in (log_prob, entropy, log_collision.exp())]
+        def pick(made):
+            return made.log_sum_sq_probs[:, -self.T:]
+
+        log_prob, entropy, log_collision = self.run(self.trainer.model, pick)
+        facts = (log_prob, entropy, log_collision.exp())
+        return [gathered(self.trainer, fact.float() * self.mask) for fact in facts]
 
     def look(self, rollouts: Rollouts, attention: bool = False) -> dict[str, torch.Tensor]:
-        """For `Rollouts.forward`: hidden (B, T, D) or attention (B, T, T), when somebody asks."""
+        """Compute hidden (B, T, D) or attention (B, T, T) when somebody asks `Rollouts` for it."""
         name = "attention" if attention else "hidden"
         if name not in self.results:
             values = self.attention() if attention else self.hidden()
@@ -239,11 +254,15 @@ class Look:
         return self.results
 
     def hidden(self) -> torch.Tensor:
-        return self.run(model_of(self.trainer).base_model,
-                        lambda made: made.last_hidden_state[:, -self.T - 1:-1])[2]
+        def pick(made):
+            return made.last_hidden_state[:, -self.T - 1:-1]  # what predicted the answer's tokens
+
+        _, _, states = self.run(model_of(self.trainer).base_model, pick)
+        return states
 
     def attention(self) -> torch.Tensor:
-        """Of the last layer. Only transformers' slowest way of computing it shows the matrix."""
+        """The attention of the last layer, a mean over its heads. Of the ways in which
+        `transformers` computes attention only the slowest shows the matrix."""
         model, T = model_of(self.trainer), self.T
         layers = [module for name, module in model.named_modules() if name.endswith("self_attn")]
         before = model.config._attn_implementation
@@ -257,34 +276,40 @@ class Look:
             raise UserError(f"{type(model).__name__} has no attention that a weighting could see")
         model.set_attn_implementation("eager")
         try:
-            return self.run(layers[-1], pick)[2]
+            _, _, attention = self.run(layers[-1], pick)
+            return attention
         finally:
             model.set_attn_implementation(before)
 
 
 class Record:
-    """The run folder: written by the main process, with the first batch."""
+    """The run folder, which the main process makes with the first batch."""
 
     def __init__(self, trainer, path: Path, settings: dict, tokenizer):
-        self.trainer, self.path, self.settings = trainer, path, settings
-        self.tokenizer, self.run = tokenizer, None
+        self.trainer = trainer
+        self.path = path
+        self.settings = settings
+        self.tokenizer = tokenizer
+        self.run = None
 
     def write(self, batch: int, rollouts: Rollouts, weight: torch.Tensor, numbers: dict) -> None:
         if self.run is None:
             self.run = self.begin(batch)
             say(f"{self.path} keeps a record. To see at any time where the credit went: "
                 f"{python_command(PROJECT / 'analyze.py', self.path)}")
-        steps = {"step": batch, "trainer_step": self.trainer.state.global_step + 1}  # its update
+        update = self.trainer.state.global_step + 1  # the first of TRL's that uses this batch
         write_credit(credit_path(self.run.path, batch), rollouts, weight,
-                     {"trainer_step": steps["trainer_step"]})  # one file for all processes
+                     {"trainer_step": update})  # one file for all processes
+        steps = {"step": batch, "trainer_step": update}
         self.run.append("metrics.jsonl", numbers | steps | batch_metrics(rollouts))
 
     def begin(self, batch: int) -> RunFolder:
-        """Make the folder; where the run was resumed, forget what will be made again."""
+        """Make the folder; in a resumed run, forget what will be made again."""
         config = self.config()
         if batch > 1 and self.path.exists():
-            known, aside = run_config(self.path), {"git_commit", "versions"}
-            if any(known.get(name) != config[name] for name in config.keys() - aside):
+            known = run_config(self.path)
+            compared = config.keys() - {"git_commit", "versions"}
+            if any(known.get(name) != config[name] for name in compared):
                 raise UserError(f"{self.path} is of a run with other settings: name another folder")
             run = RunFolder(self.path)
             run.forget_after(batch - 1)
@@ -295,24 +320,31 @@ class Record:
         return RunFolder(self.path)
 
     def config(self) -> dict:
-        """config.json: the flags of train.py where TRL has the same, and what made it."""
+        """What config.json holds: the flags of train.py that TRL has too, and what made the run."""
         trainer, args = self.trainer, self.trainer.args
+        model = model_of(trainer)
         config = {
-            **self.settings, "advantage": f"trl_{trainer.scale_rewards}",
+            **self.settings,
+            "advantage": f"trl_{trainer.scale_rewards}",
             "trainer": f"trl {trainer.loss_type}",
-            "model": model_of(trainer).config._name_or_path or type(model_of(trainer)).__name__,
-            "seed": args.seed, "steps": batches_in(trainer, trainer.state.max_steps),
+            "model": model.config._name_or_path or type(model).__name__,
+            "seed": args.seed,
+            "steps": batches_in(trainer, trainer.state.max_steps),
             "questions": args.generation_batch_size // trainer.num_generations,
-            "answers": trainer.num_generations, "max_new_tokens": trainer.max_completion_length,
-            "temperature": float(trainer.temperature), "learning_rate": args.learning_rate,
+            "answers": trainer.num_generations,
+            "max_new_tokens": trainer.max_completion_length,
+            "temperature": float(trainer.temperature),
+            "learning_rate": args.learning_rate,
             "columns_temperature": float(trainer.temperature),
-            "eval_every": 0, "reward": " + ".join(trainer.reward_func_names), **provenance()}
+            "eval_every": 0,
+            "reward": " + ".join(trainer.reward_func_names)}
+        config |= provenance()
         config["versions"] |= {"trl": trl.__version__, "transformers": transformers.__version__}
         return config
 
 
 class Only:
-    """The part of a policy that there is. Whatever else is asked for is an error that says so."""
+    """The known part of a policy. Asking for anything else is an error that says so."""
 
     def __init__(self, what: str, **known):
         vars(self).update(known, what=what)
@@ -325,15 +357,15 @@ class Only:
 
 
 def scores_of(trainer, rewards: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The weighted sum that TRL compares, and each function's own. An answer that no function could
-    score is nan in TRL, has no advantage, and gets 0 here."""
+    """The weighted sum of rewards that TRL compares, and the reward of each function. An answer
+    that no function could score is nan in TRL, has no advantage, and gets 0 here."""
     parts = rewards.float().nan_to_num(nan=0.0)
     summed = (parts * trainer.reward_weights.to(parts.device)).sum(1)
     return named_parts(trainer.reward_func_names, parts.T) | {"reward": summed}
 
 
 def gathered(trainer, tensor: torch.Tensor) -> torch.Tensor:
-    """The rows of all processes, padded to the longest."""
+    """A tensor with the rows of all processes, padded to the longest."""
     accelerator = trainer.accelerator
     for dim in range(1, tensor.dim()):
         tensor = accelerator.pad_across_processes(tensor, dim=dim)
@@ -341,10 +373,11 @@ def gathered(trainer, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def batches_in(trainer, updates: int) -> int:
-    """How many batches of answers so many updates take, rounded up. A batch may serve several
-    updates (num_iterations), and several batches one."""
-    for_each = trainer.args.steps_per_generation * trainer.num_iterations
-    return -(-updates * trainer.args.gradient_accumulation_steps // for_each)
+    """The number of batches of answers that so many updates take, rounded up. A batch may serve
+    several updates (num_iterations), and an update may take several batches."""
+    passes = updates * trainer.args.gradient_accumulation_steps
+    passes_of_batch = trainer.args.steps_per_generation * trainer.num_iterations
+    return math.ceil(passes / passes_of_batch)
 
 
 def model_of(trainer):
@@ -354,7 +387,7 @@ def model_of(trainer):
 
 
 def policy_of(trainer) -> Only:
-    """What a weighting that is a class gets beside the batch."""
+    """The policy that a weighting which is a class is given, as far as it exists here."""
     settings = {"seed": trainer.args.seed, "temperature": trainer.temperature,
                 "max_new_tokens": trainer.max_completion_length}
     config = Only("policy.model.config", **model_of(trainer).config.get_text_config().to_dict())
@@ -374,7 +407,7 @@ def tokenizer_of(trainer):
 
 
 def weighting_of(mitigation):
-    """The function or class of a choice of --mitigation; or the one that was given."""
+    """The function or class behind a name of --mitigation, or the function that was given."""
     if callable(mitigation):
         return mitigation
     check_value("mitigation", mitigation, Flag("none", choices=MITIGATIONS))
@@ -383,17 +416,19 @@ def weighting_of(mitigation):
 
 def flag_values(function, given: dict) -> dict:
     flags = flags_of(function)
-    if unknown := [name for name in given if name not in flags]:
-        raise UserError(f"mitigation_flags: {function.__name__} has no flag {unknown[0]}, it has "
-                        f"{', '.join(flags) or 'none'}")
+    for name in given:
+        if name not in flags:
+            raise UserError(f"mitigation_flags: {function.__name__} has no flag {name}, it has "
+                            f"{', '.join(flags) or 'none'}")
     values = {name: given.get(name, flag.default) for name, flag in flags.items()}
     check_values(values, flags)
     return values
 
 
 def refuse_other_trl() -> None:
-    """In a TRL that never calls what stands in for a method of its own, or whose loss spreads an
-    advantage over the tokens once more, something else would be trained. Other changes show."""
+    """Refuse a TRL that would silently train something else: because it never calls a method that
+    is replaced here, or because its loss spreads an advantage over the tokens once more. Other
+    changes end in an error by themselves."""
     here = f"trl {trl.__version__} is not as this file knows it ({INSTALL}): its GRPOTrainer"
     for name in vars(CreditGRPOTrainer):
         if not hasattr(GRPOTrainer, name):

@@ -1,4 +1,4 @@
 """Weightings and advantages that need more than one function: a critic, fresh samples, a state.
 
-mitigations.py names the file of each, which is imported when its method is chosen.
+mitigations.py names the module of each, which is imported when the method is chosen.
 """

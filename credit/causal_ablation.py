@@ -1,8 +1,10 @@
-"""Credit by ablation (intervention): what becomes of the answer without a token?
+"""Credit by ablation (intervention): what changes if a token is replaced or deleted?
 
-    causal_ablation   a weighting: another token there, a continuation, abs(change of reward);
-                      --ablation delete: without it, abs(change of log p(answer section))
-    deletion          an advantage: without it the rest is scored as a text, change of reward
+    causal_ablation   a weighting. The token is replaced and the answer continued: the weight is the
+                      size of the change of reward. With --ablation delete the token is deleted: the
+                      weight is the size of the change of log p(answer section)
+    deletion          an advantage. The token is deleted and the rest scored as a text: the
+                      advantage is the change of reward
 """
 import typing
 from dataclasses import replace
@@ -11,14 +13,14 @@ from itertools import islice
 import numpy as np
 import torch
 
-from credit.monte_carlo import Places, continuation_rewards
+from credit.monte_carlo import Positions, continuation_rewards
 from engine import processes
 from engine.choices import Metrics, advantage, mitigation
 from engine.forward import frozen_log_probs
 from engine.policy import Policy
 from engine.rollouts import Rollouts
 from engine.tokens import ANSWER
-from harness.settings import Count, Flag
+from harness.flags import Count, Flag
 
 Ablation = typing.Annotated[str, Flag("resample", "resample or delete the token",
                                       choices=("resample", "delete"))]
@@ -26,11 +28,11 @@ Ablation = typing.Annotated[str, Flag("resample", "resample or delete the token"
 
 @mitigation
 class causal_ablation:
-    """abs(change of reward) when every n-th token is resampled and the answer goes on; or
-    abs(change of log p(answer section)) when it is deleted and the rest is scored again.
+    """abs(change of reward) if every n-th token is resampled and the answer continued; or
+    abs(change of log p(answer section)) if the token is deleted and the rest computed again.
 
-    The replacement is drawn from the policy with the token ruled out. One continuation for each;
-    linear interpolation in between.
+    The replacement is drawn from the policy, with the token itself excluded, and gets one
+    continuation. Weights of the tokens in between are interpolated linearly.
     """
 
     def __init__(self, policy: Policy, *, ablate_every: Count = 8, ablation: Ablation = "resample"):
@@ -39,45 +41,52 @@ class causal_ablation:
         self.changes = {"resample": self.after_resampling, "delete": after_deletion}[ablation]
 
     def __call__(self, rollouts: Rollouts, policy: Policy) -> torch.Tensor:
-        answers = [(row, length, range(0, length, self.every))
-                   for row, length in enumerate(rollouts.length.tolist()) if length]
-        places = [(row, t) for row, _, at in answers for t in at]
-        changes = iter(self.changes(rollouts, policy, places).abs().tolist())
+        lengths = rollouts.length.tolist()
+        positions = [(row, t) for row, length in enumerate(lengths)
+                     for t in range(0, length, self.every)]
+        changes = iter(self.changes(rollouts, policy, positions).abs().tolist())
         weight = torch.zeros_like(rollouts.log_prob)
-        for row, length, at in answers:
-            between = np.interp(range(length), at, list(islice(changes, len(at))))
-            weight[row, :length] = torch.tensor(between)
+        for row, length in enumerate(lengths):
+            if not length:
+                continue
+            ablated = range(0, length, self.every)
+            of_ablated = list(islice(changes, len(ablated)))
+            weight[row, :length] = torch.tensor(np.interp(range(length), ablated, of_ablated))
         return weight
 
-    def after_resampling(self, rollouts: Rollouts, policy: Policy, places: Places) -> torch.Tensor:
-        """(places,): reward with the token minus reward without it."""
+    def after_resampling(self, rollouts: Rollouts, policy: Policy,
+                         positions: Positions) -> torch.Tensor:
+        """(positions,): reward with the token minus reward without it."""
         groups, ids = rollouts.lists
-        prefixes = [(groups[row], tuple(ids[row][:t])) for row, t in places]
+        prefixes = [(groups[row], tuple(ids[row][:t])) for row, t in positions]
+        own_tokens = [ids[row][t] for row, t in positions]
         rewards, self.metrics = continuation_rewards(policy, rollouts, prefixes, 1,
-                                                     without=[ids[row][t] for row, t in places])
-        return rollouts.reward[[row for row, _ in places]] - rewards[:, 0]
+                                                     without=own_tokens)
+        return rollouts.reward[[row for row, _ in positions]] - rewards[:, 0]
 
 
-def after_deletion(rollouts: Rollouts, policy: Policy, places: Places) -> torch.Tensor:
-    """(places,): log p of the later tokens of the answer section, with the token minus without it;
-    0 where there are none. Part of it is surprise at the gap itself, which no answer has."""
-    shorter, later = without(rollouts, places)
-    asked = later.any(1).nonzero().squeeze(1)
-    share = processes.shard_of(len(asked))
-    log_prob = frozen_log_probs(policy.model, shorter, asked[share.start:share.stop],
+def after_deletion(rollouts: Rollouts, policy: Policy, positions: Positions) -> torch.Tensor:
+    """(positions,): log p of the later tokens of the answer section, with the token minus without
+    it; 0 if there are no such tokens. A part of it is surprise at the gap itself, because no
+    sampled answer has one."""
+    shorter, later = without(rollouts, positions)
+    needed = later.any(1).nonzero().squeeze(1)
+    share = processes.shard_of(len(needed))
+    log_prob = frozen_log_probs(policy.model, shorter, needed[share.start:share.stop],
                                 policy.settings.micro_batch)
     processes.all_reduce(log_prob)
     return ((shorter.log_prob - log_prob) * later).sum(1)
 
 
-def without(rollouts: Rollouts, places: Places) -> tuple[Rollouts, torch.Tensor]:
-    """An answer for each place, the token there deleted; and which of its tokens (places, T) come
-    later in the answer section. Its log_prob is still that of before the deletion."""
+def without(rollouts: Rollouts, positions: Positions) -> tuple[Rollouts, torch.Tensor]:
+    """A batch with one answer for each position, in which the token there is deleted; and which of
+    its tokens (positions, T) come later in the answer section. The batch's log_prob is still that
+    from before the deletion."""
     device, T = rollouts.mask.device, rollouts.mask.shape[1]
-    rows = torch.tensor([row for row, _ in places], device=device)
-    at = torch.tensor([t for _, t in places], device=device)[:, None]
-    index = torch.arange(T, device=device).expand(len(places), T)
-    source = (index + (index >= at)).clamp(max=T - 1)  # where a token stood before
+    rows = torch.tensor([row for row, _ in positions], device=device)
+    at = torch.tensor([t for _, t in positions], device=device)[:, None]
+    index = torch.arange(T, device=device).expand(len(positions), T)
+    source = (index + (index >= at)).clamp(max=T - 1)  # the token's index before the deletion
     mask = index < rollouts.length[rows, None] - 1
     shorter = replace(rollouts, mask=mask, group=rollouts.group[rows],
                       ids=rollouts.ids[rows].gather(1, source) * mask,
@@ -88,12 +97,12 @@ def without(rollouts: Rollouts, places: Places) -> tuple[Rollouts, torch.Tensor]
 
 @advantage
 class deletion:
-    """Reward of the answer minus the reward of its text without the token: on which tokens the
-    scoring of the text depends.
+    """Reward of the answer minus the reward of its text without the token: it shows on which tokens
+    the scoring of the text depends.
 
-    Nobody asks what the policy would have written instead, so a step of the reasoning that led to
-    the answer gets 0. Not centred, or tokens without effect would get something: right answers are
-    reinforced where they are read, and hardly anything of a wrong one is.
+    The policy does not write anything instead, so a step of the reasoning that led to the answer
+    gets 0. The advantage is not centred, or tokens without effect would get something. So right
+    answers are reinforced at the tokens that the scoring reads, and wrong ones hardly anywhere.
     """
 
     def __init__(self, policy: Policy):

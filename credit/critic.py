@@ -1,8 +1,8 @@
 """PPO's critic: a learned value V(prefix) at every token, trained beside the policy.
 
-    head    linear in the policy's hidden state (detached)
-    trunk   a network of its own, as PPO has it: a copy of the model's first layers, or of all,
-            in float32 with AdamW's state, 16 bytes a parameter
+    head    a linear function of the policy's hidden state, which is detached
+    trunk   a network of its own, as in PPO: a copy of the model's first layers, or of all layers,
+            in float32 with AdamW's state, which takes 16 bytes a parameter
 """
 import copy
 import typing
@@ -21,7 +21,7 @@ from engine.policy import Policy
 from engine.rollouts import Problem, Rollouts
 from engine.sharded import whole_model
 from engine.tokens import token_bytes
-from harness.settings import Flag
+from harness.flags import Flag
 from qwen2_model import Qwen2
 
 Gamma = typing.Annotated[float, Flag(1.0, "discount of later rewards", least=0, most=1)]
@@ -37,13 +37,13 @@ Layers = typing.Annotated[int, Flag(0, "the model's first layers in a trunk, 0 f
                                     most=1000, requires=TRUNK)]
 Process = typing.Annotated[float, Flag(0.0, "reward of each right step, where it ends", least=0,
                                        most=1000)]
-PARTS = 8  # of a batch, one after another: the critic's steps, and what it has in memory
+PARTS = 8  # a batch is cut into so many: the critic takes a step on each, and keeps one in memory
 Module = typing.TypeVar("Module", bound=nn.Module)
 
 
 class Trained(typing.Generic[Module]):
     """A small module that is trained beside the policy, with an AdamW of its own. `state_dict`
-    holds both, so that a resumed run forgets nothing."""
+    contains both, so that a resumed run forgets nothing."""
 
     def __init__(self, module: Module, learning_rate: float, device: torch.device):
         self.module = module.to(device)
@@ -54,7 +54,7 @@ class Trained(typing.Generic[Module]):
         self.optimizer.zero_grad()
         loss.backward()
         for parameter in self.module.parameters():
-            if parameter.grad is None:  # not in this loss: AdamW makes its state all the same
+            if parameter.grad is None:  # not in this loss, but AdamW should make its state
                 parameter.grad = torch.zeros_like(parameter)
         self.optimizer.step()
         refuse_undefined("after its update, what is trained beside the policy is",
@@ -71,8 +71,8 @@ class Trained(typing.Generic[Module]):
 
 
 class Head(nn.Linear):
-    """Linear in the normalised hidden state that predicted the token: so the learning rate does not
-    depend on the model's scale."""
+    """A linear function of the hidden state that predicted the token. The state is normalised, so
+    that the learning rate does not depend on the model's scale."""
 
     def __init__(self, model: Qwen2):
         super().__init__(model.config.hidden_size, 1)
@@ -80,14 +80,14 @@ class Head(nn.Linear):
         nn.init.zeros_(self.bias)
 
     def values(self, rollouts: Rollouts, rows: torch.Tensor) -> torch.Tensor:
-        """(tokens of these rows,)"""
+        """(tokens of these rows,): the value before each token."""
         states = rollouts.hidden[rows][rollouts.mask[rows]]
         value: torch.Tensor = self(F.normalize(states, dim=-1))
         return value.squeeze(-1)
 
 
 class Trunk(nn.Module):
-    """A copy of the model's first layers, all for 0, and a linear value head."""
+    """A copy of the model's first layers (0 is all of them) and a linear value head."""
 
     def __init__(self, model: Qwen2, layers: int):
         super().__init__()
@@ -99,7 +99,7 @@ class Trunk(nn.Module):
         self.read = Head(model)
 
     def values(self, rollouts: Rollouts, rows: torch.Tensor) -> torch.Tensor:
-        """(tokens of these rows,)"""
+        """(tokens of these rows,): the value before each token."""
         ids, shared, predicts = lay_out(rollouts, rows)
         hidden = self.decoder(ids, shared.positions, shared).float()
         value: torch.Tensor = self.read(hidden[predicts[rollouts.mask[rows]]])
@@ -112,9 +112,10 @@ class gae:
 
     No gradient flows from the critic's loss to the policy.
 
-    With a process reward (2305.20050) r_t is paid where a right step ends, R with the last token.
-    At gamma = lambda = 1 the advantage is the reward-to-go minus V. So every right step pays,
-    needed or not, and an answer of many steps earns most.
+    With --process_reward (2305.20050) a reward is paid at the token where a right step ends, beside
+    R at the last token. At gamma = lambda = 1 the advantage is the sum of the rewards from the
+    token on, minus V. So every right step pays, needed or not, and an answer of many steps gets
+    the most.
     """
 
     def __init__(self, policy: Policy, *, gamma: Gamma = 1.0, gae_lambda: Lambda = 1.0,
@@ -127,24 +128,24 @@ class gae:
         is_head = critic == "head"
         module = Head(policy.model) if is_head else Trunk(policy.model, critic_layers)
         self.critic = Trained(module, critic_lr if is_head else trunk_lr, policy.model.device)
-        self.metrics: Metrics = {}
+        self.metrics: Metrics = {"explained_variance": None, "value_loss": None}
         self.state_dict, self.load_state_dict = self.critic.state_dict, self.critic.load_state_dict
 
     def __call__(self, rollouts: Rollouts, policy: Policy) -> torch.Tensor:
-        """Advantages by the critic as it was; then eight steps of regression on this batch."""
+        """Compute advantages with the critic as it is; then train the critic on this batch, by
+        eight steps of regression."""
         mask, values = rollouts.mask, self.critic.module.values
         value = torch.zeros_like(rollouts.log_prob)
         with torch.no_grad():
             for rows in torch.arange(len(mask), device=mask.device).chunk(PARTS):
                 value[rows] = value[rows].masked_scatter(mask[rows], values(rollouts, rows))
-        earned = self.process_reward * steps_ended(rollouts, policy) if self.process_reward else 0.0
+        step_reward: torch.Tensor | float = 0.0
+        if self.process_reward:
+            step_reward = self.process_reward * steps_ended(rollouts, policy)
         advantage = generalised_advantage(value, rollouts.reward, mask, self.gamma, self.gae_lambda,
-                                          earned)
+                                          step_reward)
         target = advantage + value
-        error = (target - value)[mask]
-        variance = target[mask].var(correction=0)
-        explained = (1 - error.var(correction=0) / variance).item() if variance > 0 else None
-        self.metrics = {"explained_variance": explained, "value_loss": error.square().mean().item()}
+        self.metrics = quality((target - value)[mask], target[mask])
         order = torch.randperm(len(mask), generator=rollouts.generator).to(mask.device)
         for rows in order.chunk(PARTS):
             error = values(rollouts, rows) - target[rows][mask[rows]]
@@ -152,8 +153,16 @@ class gae:
         return advantage
 
 
+def quality(error: torch.Tensor, target: torch.Tensor) -> Metrics:
+    """Metrics of how well the critic predicts the targets, before it is trained on them."""
+    explained, variance = None, target.var(correction=0)
+    if variance > 0:
+        explained = (1 - error.var(correction=0) / variance).item()
+    return {"explained_variance": explained, "value_loss": error.square().mean().item()}
+
+
 def steps_ended(rollouts: Rollouts, policy: Policy) -> torch.Tensor:
-    """(B, T): how many right steps of its reasoning end with a token."""
+    """(B, T): how many right steps of the reasoning end with the token."""
     right_steps: Callable[[Problem, list[bytes]], list[int]] = getattr(policy.task, "right_steps")
     ended = torch.zeros(rollouts.mask.shape)
     for row, (group, ids) in enumerate(zip(*rollouts.lists)):
@@ -164,15 +173,17 @@ def steps_ended(rollouts: Rollouts, policy: Policy) -> torch.Tensor:
 
 def generalised_advantage(value: torch.Tensor, reward: torch.Tensor, mask: torch.Tensor,
                           gamma: float, gae_lambda: float,
-                          earned: torch.Tensor | float = 0.0) -> torch.Tensor:
+                          step_reward: torch.Tensor | float = 0.0) -> torch.Tensor:
     """GAE (1506.02438): A_t = delta_t + gamma lambda A_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t.
 
-    The reward (B,) comes with the last token, which is terminal: an answer cut off by the limit is
-    not bootstrapped. gamma = lambda = 1 gives R - V_t. `earned` (B, T) are intermediate rewards.
+    The reward (B,) comes with the last token, and there the value of what follows is 0, also for an
+    answer that was cut off by the limit. `step_reward` (B, T) are rewards of earlier tokens. With
+    gamma = lambda = 1 and without them A_t is R - V_t.
     """
     B, T = mask.shape
     value, last = value * mask, mask.sum(1) - 1
-    rewards = earned + reward[:, None] * (torch.arange(T, device=mask.device) == last[:, None])
+    is_last = torch.arange(T, device=mask.device) == last[:, None]
+    rewards = step_reward + reward[:, None] * is_last
     advantage = torch.zeros_like(value)
     following = torch.zeros(B, device=value.device)  # A_{t+1}
     for t in range(T - 1, -1, -1):

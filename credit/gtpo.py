@@ -3,15 +3,16 @@
     right:   r_t =   1 + part * H_t / (sum of H_t over the right answers) * d_t
     wrong:   r_t = -(1 + part * (1 / H_t) / (sum of 1 / H_t over the wrong ones) * h_t)
 
-d_t and h_t count the right and the wrong answers that have a token t: on average a token gets
-1 + part. High entropy is reinforced in right answers, low entropy penalised in wrong ones.
+d_t and h_t are the numbers of right and wrong answers that have a token t, so that on average a
+token gets 1 + part. In right answers high entropy is reinforced, in wrong ones low entropy is
+penalised.
 """
 import torch
 
 from engine.choices import advantage
 from engine.rollouts import Rollouts
 from grpo import centred, group_z_score
-from harness.settings import NotNegative
+from harness.flags import NotNegative
 
 LEAST_ENTROPY = 1e-6  # 1 / entropy stays finite
 
@@ -21,21 +22,23 @@ def gtpo(rollouts: Rollouts, *, entropy_part: NotNegative = 0.1) -> torch.Tensor
     """Token rewards shaped by entropy, among the right answers and among the wrong ones, each
     standardised over the group's tokens (GTPO, 2508.04349).
 
-    Known here from reimplementations. The paper's two factors are 1 and 0.1: only their ratio
-    matters. Right are answers with more than the group's mean reward. In the standardisation the
-    tokens of wrong answers have a right reward of 0, as they have in the definition. Read without
-    them, as the reimplementations do, right answers would have mean 0, and so would wrong ones:
-    nothing would be learned from being right. """
+    Known here from reimplementations. The paper's two factors are 1 and 0.1, of which only the
+    ratio matters. An answer is right if its reward is above the group's mean. The rewards of right
+    answers are standardised together with zeros for the tokens of wrong answers, as in the
+    definition, and the other way round. The reimplementations leave the zeros out; then the tokens
+    of right answers have mean 0, and so do those of wrong answers, and nothing is learned from
+    being right."""
     difference = centred(rollouts.reward, rollouts.group)
     entropy = rollouts.entropy.clamp(min=LEAST_ENTROPY)
-    return (shaped(rollouts, difference > 0, entropy, entropy_part)
-            - shaped(rollouts, difference < 0, 1 / entropy, entropy_part))
+    right = shaped(rollouts, difference > 0, entropy, entropy_part)
+    wrong = shaped(rollouts, difference < 0, 1 / entropy, entropy_part)
+    return right - wrong
 
 
 def shaped(rollouts: Rollouts, rows: torch.Tensor, signal: torch.Tensor,
            part: float) -> torch.Tensor:
-    """(B, T): 1 + part * share * count at the tokens of these rows (B,), 0 at others, standardised
-    over each group's tokens; then 0 in other rows."""
+    """(B, T): 1 + part * share * count at the tokens of these rows (B,) and 0 at the others,
+    standardised over each group's tokens; after that, other rows are set to 0 again."""
     mask = rollouts.mask & rows[:, None]
     total = over_group(signal * mask, rollouts)
     count = over_group(mask.float(), rollouts)
@@ -47,6 +50,6 @@ def shaped(rollouts: Rollouts, rows: torch.Tensor, signal: torch.Tensor,
 
 
 def over_group(value: torch.Tensor, rollouts: Rollouts) -> torch.Tensor:
-    """(B, T): the sum over the group's answers, at each position."""
+    """(B, T): at each position the sum over the group's answers."""
     groups = torch.zeros(len(rollouts.prompt_ids), value.shape[1], device=value.device)
     return groups.index_add(0, rollouts.group, value)[rollouts.group]

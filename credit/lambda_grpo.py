@@ -1,4 +1,4 @@
-"""lambda-GRPO (2510.06870): a learned exponent of the answers' lengths."""
+"""lambda-GRPO (2510.06870): a weight by the length of the answer, with a learned exponent."""
 import typing
 
 import torch
@@ -9,19 +9,19 @@ from engine.choices import Metrics, mitigation
 from engine.policy import Policy
 from engine.rollouts import Rollouts
 from grpo import group_z_score, length_scaling, policy_loss
-from harness.settings import LearningRate, Range
+from harness.flags import LearningRate, Range
 
 Exponent = typing.Annotated[float, Range(least=-100, most=100)]
 
 
 @mitigation
 class lambda_grpo:
-    """G softmax((1 + z/9)^lambda) over a group's answers, z their standardised lengths; lambda is
-    learned.
+    """G softmax((1 + z/9)^lambda) over a group's G answers, where z are their standardised lengths
+    and lambda is learned.
 
-    It is one number about lengths, not a network about tokens. The formula is known here from
-    reimplementations. After the weights of a batch are made, lambda takes a step down the same
-    loss, through the weights, with log_prob fixed.
+    What is learned is one number about lengths, not a network about tokens. The formula is known
+    here from reimplementations. After the weights of a batch are computed, lambda takes a gradient
+    step on the same loss, whose gradient flows through the weights while log_prob is fixed.
     """
 
     def __init__(self, policy: Policy, *, lambda_init: Exponent = 0.0,
@@ -29,7 +29,7 @@ class lambda_grpo:
         scalar = nn.ParameterDict({"lambda": torch.tensor(float(lambda_init))})
         self.scalar = Trained(scalar, lambda_lr, policy.model.device)
         self.state_dict, self.load_state_dict = self.scalar.state_dict, self.scalar.load_state_dict
-        self.metrics: Metrics = {}
+        self.metrics: Metrics = {"lambda": None}
 
     def __call__(self, rollouts: Rollouts, policy: Policy) -> torch.Tensor:
         s, exponent, mask = policy.settings, self.scalar.module["lambda"], rollouts.mask
@@ -39,13 +39,13 @@ class lambda_grpo:
             weight = answer_weights(rollouts, exponent)[:, None].expand_as(mask)
             loss = policy_loss(rollouts.log_prob.detach(), rollouts.advantage,
                                weight * length_scale, mask, int(mask.sum()))
-        if (rollouts.advantage * mask).any():  # else momentum alone would move it
+        if (rollouts.advantage * mask).any():  # otherwise momentum alone would change lambda
             self.scalar.gradient_step(loss)
         return weight.detach()
 
 
 def answer_weights(rollouts: Rollouts, exponent: torch.Tensor) -> torch.Tensor:
-    """(B,): the weight of each answer that has tokens; their mean in a group is 1."""
+    """(B,): the weight of each answer that has tokens; its mean over a group is 1."""
     kept, group = rollouts.length > 0, rollouts.group
     z = torch.zeros(len(group), device=group.device)
     z[kept] = group_z_score(rollouts.length[kept], group[kept], epsilon=0.0)
@@ -53,5 +53,6 @@ def answer_weights(rollouts: Rollouts, exponent: torch.Tensor) -> torch.Tensor:
     nothing = torch.zeros(len(rollouts.prompt_ids), device=group.device)
     largest = nothing.scatter_reduce(0, group, power.detach(), "amax")[group]
     share = torch.where(kept, (power - largest).exp(), 0.0)
-    total, size = (nothing.index_add(0, group, value) for value in (share, kept.float()))
+    total = nothing.index_add(0, group, share)
+    size = nothing.index_add(0, group, kept.float())
     return share / total.clamp(min=1e-30)[group] * size[group]

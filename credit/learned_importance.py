@@ -1,4 +1,5 @@
-"""Weights from attention pooling: a small net predicts the advantage from a weighted mean."""
+"""Weights from attention pooling: a small network learns to predict an answer's advantage from a
+weighted mean of its hidden states, and these weights are used in the loss."""
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -7,11 +8,11 @@ from credit.critic import Trained
 from engine.choices import Metrics, mitigation
 from engine.policy import Policy
 from engine.rollouts import Rollouts
-from harness.settings import CountOrNone, LearningRate
+from harness.flags import CountOrNone, LearningRate
 
 
 class ImportanceNet(nn.Module):
-    """A positive importance for each hidden state, and a linear head on their weighted mean."""
+    """A positive importance of each hidden state, and a linear head on their weighted mean."""
 
     def __init__(self, width: int, seed: int):
         super().__init__()
@@ -29,10 +30,10 @@ class ImportanceNet(nn.Module):
 
 @mitigation
 class learned_importance:
-    """Attention pooling: a small net on the hidden states, trained to predict an answer's advantage
-    from their weighted mean.
+    """Attention pooling: a small network on the hidden states, trained to predict an answer's
+    advantage from their weighted mean.
 
-    Weight 1 during the warm-up. Importance is predictive, not causal.
+    During the warm-up the weight is 1. The importance is predictive, not causal.
     """
 
     def __init__(self, policy: Policy, *, importance_warmup: CountOrNone = 10,
@@ -41,13 +42,14 @@ class learned_importance:
         self.net = Trained(net, importance_lr, policy.model.device)
         self.state_dict, self.load_state_dict = self.net.state_dict, self.net.load_state_dict
         self.warmup = importance_warmup
+        self.metrics: Metrics = {"importance_loss": None}
 
     def __call__(self, rollouts: Rollouts, policy: Policy) -> torch.Tensor:
         with torch.no_grad():
             weight = self.net.module.importance(rollouts.hidden)
         with torch.enable_grad():
             loss = self.loss(rollouts)
-        self.metrics: Metrics = {"importance_loss": loss.item()}
+        self.metrics = {"importance_loss": loss.item()}
         self.net.gradient_step(loss)
         return weight if rollouts.step > self.warmup else torch.ones_like(weight)
 
@@ -57,6 +59,6 @@ class learned_importance:
         pooled = torch.einsum("bt,btd->bd", importance, rollouts.hidden) / total
         predicted: torch.Tensor = self.net.module.read(pooled).squeeze(-1)
         has_tokens = rollouts.length > 0
-        # one number for each answer, also where its tokens differ
+        # one number for each answer, also if the advantages of its tokens differ
         advantage = (rollouts.advantage * rollouts.mask).sum(1) / rollouts.length.clamp(min=1)
         return (predicted - advantage)[has_tokens].square().mean()

@@ -1,16 +1,16 @@
-"""A token's advantage by Monte Carlo: the value of the prefix with it, minus the value without.
+"""Credit measured by Monte Carlo: the value of the prefix with a token, minus the value without it.
 
     A_t = V(prefix and y_t) - V(prefix),   V(prefix) = E[reward | prefix]
 
-Estimated from the end. Let p be the probability of y_t, and O_t the mean reward of answers that
-have the same prefix, some other token in its place, and go on as the policy likes:
+It is estimated from the end of the answer. Let p be the probability of y_t, and O_t the mean reward
+of answers that have the same prefix and then another token than y_t, continued by the policy:
 
     V_t = p V_{t+1} + (1 - p) O_t,   V_T = R,   A_t = V_{t+1} - V_t = (1 - p) (V_{t+1} - O_t)
 
-Only O_t is sampled. This is the difference of two Monte Carlo values with the part they share
-computed instead of drawn: a token that is nearly certain needs hardly an answer, and where every
-O_t is a mean of independent answers A_t is unbiased. `measured` is A_t, an advantage; `oracle` is
-its size alone, a weight.
+Only O_t is sampled. This is the difference of two Monte Carlo values, in which the part that they
+share is computed instead of sampled. So a token that is nearly certain needs hardly any answers,
+and if every O_t is a mean of independent answers, A_t is unbiased. The advantage `measured` is A_t;
+the weighting `oracle` is only its size.
 """
 import math
 import typing
@@ -18,29 +18,31 @@ from collections.abc import Callable
 
 import torch
 
-from credit.monte_carlo import Places, continuation_rewards
+from credit.monte_carlo import Positions, continuation_rewards
 from engine.choices import Metrics, advantage, mitigation
 from engine.errors import UserError
 from engine.policy import Policy
 from engine.rollouts import Rollouts
-from harness.settings import Flag
+from harness.flags import Flag
 
-Count = typing.Annotated[int, Flag(4, "continuations that leave each undecided token", least=1,
-                                   most=10_000)]
-Most = typing.Annotated[int, Flag(8, "continuations that leave a token which is a free choice; of "
-                                     "the others fewer", least=1, most=10_000)]
+Count = typing.Annotated[int, Flag(4, "continuations with another token, for each undecided token",
+                                   least=1, most=10_000)]
+Most = typing.Annotated[int, Flag(8, "continuations with another token, for a token of probability "
+                                     "near 0; the others get fewer", least=1, most=10_000)]
 Above = typing.Annotated[float, Flag(0.15, "tokens whose 1 - p is above this are measured, the "
                                            "others get credit 0", least=0, most=1)]
-SURE = 1e-3  # a token with 1 - p below this is taken to have no credit
+CONFIDENT = 1e-3  # a token with 1 - p below this is taken to have no credit
 
 
 @advantage
 class measured:
-    """Monte Carlo advantage of each undecided token, against continuations that deviate there.
+    """Monte Carlo advantage of each undecided token, compared with continuations that have another
+    token there.
 
-    A token that is not measured gets 0, and the value passes it unchanged. The advantage is a
-    difference of rewards, not standardised: most are small beside plain GRPO's. AdamW is invariant
-    to a constant factor, unless --max_grad_norm clips or the gradient is near its epsilon.
+    A token that is not measured gets 0, and the value stays the same over it. The advantage is a
+    difference of rewards and not standardised, so most advantages are small beside plain GRPO's.
+    AdamW is invariant to a constant factor, unless --max_grad_norm clips or the gradient is near
+    its epsilon.
     """
 
     def __init__(self, policy: Policy, *, measured_k: Count = 4, measured_above: Above = 0.15):
@@ -49,8 +51,9 @@ class measured:
         self.metrics: Metrics = {}
 
     def __call__(self, rollouts: Rollouts, policy: Policy) -> torch.Tensor:
-        places = (chance_of_others(rollouts) > self.above).nonzero().tolist()
-        credit, self.metrics = credit_at(policy, rollouts, places, [self.k] * len(places))
+        positions = (probability_of_others(rollouts) > self.above).nonzero().tolist()
+        counts = [self.k] * len(positions)
+        credit, self.metrics = credit_at(policy, rollouts, positions, counts)
         return credit
 
 
@@ -58,10 +61,10 @@ class measured:
 class oracle:
     """|V(after) - V(before)|, measured by Monte Carlo: expensive, a reference for the others.
 
-    Measured as --advantage measured does it, at every token with 1 - p above a thousandth, by
-    oracle_k (1 - p) continuations, rounded up. A token of probability p cannot be credited with
-    more than (1 - p) of the reward's range, so the others get 0. The sign stays the outcome's, so
-    this is no upper bound; that is --advantage measured.
+    It is measured as by --advantage measured, at every token with 1 - p above a thousandth, with
+    oracle_k (1 - p) continuations, rounded up. A token of probability p cannot have more credit
+    than (1 - p) times the range of the reward, so the other tokens get 0. The sign is still that
+    of the answer's advantage, so this weighting is no upper bound; --advantage measured is.
     """
 
     def __init__(self, policy: Policy, *, oracle_k: Most = 8):
@@ -70,63 +73,64 @@ class oracle:
         self.metrics: Metrics = {}
 
     def __call__(self, rollouts: Rollouts, policy: Policy) -> torch.Tensor:
-        other_chance = chance_of_others(rollouts)
-        places = (other_chance > SURE).nonzero().tolist()
-        counts = [math.ceil(self.k * other_chance[b, t].item()) for b, t in places]
-        credit, self.metrics = credit_at(policy, rollouts, places, counts)
+        other_probability = probability_of_others(rollouts)
+        positions = (other_probability > CONFIDENT).nonzero().tolist()
+        counts = [math.ceil(self.k * other_probability[b, t].item()) for b, t in positions]
+        credit, self.metrics = credit_at(policy, rollouts, positions, counts)
         return credit.abs()
 
 
 def refuse_other_temperatures(policy: Policy) -> None:
     if policy.settings.temperature != 1:
-        raise UserError(f"--temperature {policy.settings.temperature}: the chance of leaving a "
-                        "token is that of temperature 1")
+        raise UserError(f"--temperature {policy.settings.temperature}: measured credit needs the "
+                        "probabilities of temperature 1")
 
 
-def chance_of_others(rollouts: Rollouts) -> torch.Tensor:
-    """(B, T) on the CPU: 1 - p of each token, 0 beyond the mask."""
+def probability_of_others(rollouts: Rollouts) -> torch.Tensor:
+    """(B, T) on the CPU: the probability of another token, 1 - p; 0 beyond the mask."""
     return (-torch.expm1(rollouts.log_prob.double()) * rollouts.mask).cpu()
 
 
-def credit_at(policy: Policy, rollouts: Rollouts, places: Places,
+def credit_at(policy: Policy, rollouts: Rollouts, positions: Positions,
               counts: list[int]) -> tuple[torch.Tensor, Metrics]:
-    """(B, T) credit, 0 but at these places (b, t), from so many continuations at each; and what was
-    sampled for it."""
-    rewards, spent = deviations(policy, rollouts, places, counts)
+    """(B, T) the credit at these positions (b, t), from `counts` continuations at each, and 0
+    elsewhere; and how much was sampled for it."""
+    rewards, spent = deviations(policy, rollouts, positions, counts)
     others = torch.full(rollouts.mask.shape, float("nan"), dtype=torch.float64)
-    for (b, t), reward in zip(places, rewards):
+    for (b, t), reward in zip(positions, rewards):
         others[b, t] = reward.mean()
-    credit, _ = chain(rollouts, chance_of_others(rollouts), others, torch.zeros_like(others))
+    credit, _ = chain(rollouts, probability_of_others(rollouts), others, torch.zeros_like(others))
     return credit.to(rollouts.log_prob), spent
 
 
-def deviations(policy: Policy, rollouts: Rollouts, places: Places, counts: list[int],
+def deviations(policy: Policy, rollouts: Rollouts, positions: Positions, counts: list[int],
                progress: Callable[[float], None] = lambda share: None
                ) -> tuple[list[torch.Tensor], Metrics]:
-    """Rewards of answers that have another token at each place (b, t) and go on from there."""
+    """The rewards, for each position (b, t), of answers that have another token there and are then
+    continued by the policy; and how much was sampled."""
     if not counts:
         return [], {}
     ids, groups = rollouts.ids.tolist(), rollouts.group.tolist()
     prefixes, own_tokens = [], []
-    for (b, t), count in zip(places, counts):
+    for (b, t), count in zip(positions, counts):
         prefixes += [(groups[b], tuple(ids[b][:t]))] * count
         own_tokens += [ids[b][t]] * count
     rewards, spent = continuation_rewards(policy, rollouts, prefixes, 1, progress, own_tokens)
     return list(rewards[:, 0].double().cpu().split(counts)), spent
 
 
-def chain(rollouts: Rollouts, other_chance: torch.Tensor, others: torch.Tensor,
+def chain(rollouts: Rollouts, other_probability: torch.Tensor, others: torch.Tensor,
           variance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(B, T) each: credit, and its variance.
+    """(B, T) each: the credit, and its variance, by the recursion at the top of this file.
 
-    From the end, where the value is the reward. All is linear in `others`, whose variance is given;
-    where `others` is NaN the credit is 0.
+    It starts from the end, where the value is the reward. `others` are the O_t, NaN if they were
+    not measured, and there the credit is 0. The credit is linear in them; `variance` is theirs.
     """
     mask, worth = rollouts.mask.cpu(), rollouts.reward.double().cpu()
     credit = torch.zeros(mask.shape, dtype=torch.float64)
     credit_variance, worth_variance = torch.zeros_like(credit), torch.zeros_like(worth)
     for t in range(mask.shape[1] - 1, -1, -1):
-        q = other_chance[:, t] * ~others[:, t].isnan()
+        q = other_probability[:, t] * ~others[:, t].isnan()
         credit[:, t] = q * (worth - others[:, t].nan_to_num(0.0))
         credit_variance[:, t] = q.square() * (worth_variance + variance[:, t])
         worth_variance = (1 - q).square() * worth_variance + q.square() * variance[:, t]

@@ -1,12 +1,13 @@
 """Values of prefixes by Monte Carlo: V(prefix) is the mean reward of k continuations.
 
-What prefixes have in common is computed once. With p for the prompt of their problem and
+The common beginnings of prefixes are computed once. With p for the prompt of their problem and
 
     prefixes     a b     a b c     a b c d     a e
 
-the model reads two sequences, p a b c d and p a e. The first three prefixes are places in the
-first one: what goes on from a b sees p a b and no more (`starts` of engine/sampler.py).
+the model reads two sequences, p a b c d and p a e. The first three prefixes end at positions within
+the first sequence: a continuation of a b sees p a b and no more (`starts` of engine/sampler.py).
 """
+import itertools
 import re
 import typing
 from collections.abc import Callable
@@ -22,13 +23,13 @@ from engine.forward import LOGITS_AT_ONCE
 from engine.policy import Policy, stop_ids
 from engine.rollouts import Rollouts
 from engine.sampler import Generation, Start, generate
-from harness.settings import Flag
+from harness.flags import Flag
 
 Prefix = tuple[int, tuple[int, ...]]  # a problem, and the first tokens of an answer to it
-Places = list[tuple[int, int]]         # (answer, index) of single tokens
-K = typing.Annotated[int, Flag(9, "fresh continuations behind each value", least=1, most=10_000)]
-# Twice as many are a few percent faster on a CPU and take twice the memory; half as many are a
-# sixth slower. A model of 0.5B has 12 MB of cache for each row of 512 tokens.
+Positions = list[tuple[int, int]]      # (answer, index) of single tokens
+K = typing.Annotated[int, Flag(9, "new continuations for each value", least=1, most=10_000)]
+# Twice as many are a few percent faster on a CPU and take twice the memory; half as many are slower
+# by a sixth. A model of 0.5B has 12 MB of cache for each row of 512 tokens.
 ROWS_AT_ONCE = 1024
 CACHE_AT_ONCE = 2 ** 30  # bytes
 Every = typing.Annotated[str, Flag("line", "a value at every new line, or every so many tokens")]
@@ -38,8 +39,8 @@ Every = typing.Annotated[str, Flag("line", "a value at every new line, or every 
 class vine:
     """Monte Carlo values (VinePPO, 2410.01679): a segment's advantage is V after it minus V before.
 
-    The last segment ends with the reward itself. Unbiased for any number of continuations; the
-    variance is about 2 p (1 - p) / k for a reward of 1 with probability p.
+    After the last segment V is the reward itself. The advantage is unbiased for any number k of
+    continuations. Its variance is about 2 p (1 - p) / k for a reward of 1 with probability p.
     """
 
     def __init__(self, policy: Policy, *, values_k: K = 9, values_every: Every = "line"):
@@ -62,7 +63,8 @@ class vine:
 
 
 def segment_starts(texts: list[str], every: str) -> list[int]:
-    """0 and then every so many tokens, or after each token with a new line in it."""
+    """The indices at which segments begin: 0, and then every so many tokens, or after each token
+    with a new line in it."""
     if every != "line":
         return list(range(0, len(texts), int(every)))
     return [0] + [t + 1 for t, text in enumerate(texts[:-1]) if "\n" in text]
@@ -70,37 +72,44 @@ def segment_starts(texts: list[str], every: str) -> list[int]:
 
 def prefix_values(policy: Policy, rollouts: Rollouts, cuts: list[list[int]],
                   k: int) -> tuple[list[list[float]], Metrics]:
-    """Values of answer b's first cuts[b][j] tokens, and what was sampled for them. Equal prefixes
-    of one problem share theirs."""
-    prefixes = [[(group, tuple(answer[:n])) for n in at]  # of each answer
-                for group, answer, at in zip(*rollouts.lists, cuts)]
-    distinct = list(dict.fromkeys(prefix for of_answer in prefixes for prefix in of_answer))
+    """The value of the first cuts[b][j] tokens of each answer b, and how much was sampled for it.
+    Equal prefixes of a problem have one value."""
+    prefixes: list[list[Prefix]] = []  # of each answer
+    for group, answer, lengths in zip(*rollouts.lists, cuts):
+        prefixes.append([(group, tuple(answer[:length])) for length in lengths])
+    distinct = list(dict.fromkeys(itertools.chain(*prefixes)))
     if not distinct:
         return [[] for _ in cuts], {}
     rewards, spent = continuation_rewards(policy, rollouts, distinct, k)
     value = dict(zip(distinct, rewards.mean(1).tolist()))
-    return [[value[prefix] for prefix in of_answer] for of_answer in prefixes], spent
+    values = []
+    for of_answer in prefixes:
+        values.append([value[prefix] for prefix in of_answer])
+    return values, spent
 
 
 @torch.no_grad()
 def continuation_rewards(policy: Policy, rollouts: Rollouts, prefixes: list[Prefix], k: int,
                          progress: Callable[[float], None] = lambda share: None,
                          without: list[int] | None = None) -> tuple[torch.Tensor, Metrics]:
-    """Rewards (n, k) of k continuations of each prefix, and the price: how many
-    answers were sampled and scored, and their tokens.
+    """The rewards (n, k) of k continuations of each prefix, and the price: how many answers were
+    sampled and scored, and their tokens.
 
-    `without` names for each prefix a token that may not come next, -1 for none. A prefix that has
-    ended, or that has reached the limit, is worth its own reward. Random numbers follow from the
+    `without` has for each prefix a token that may not come next, -1 for none. The value of a prefix
+    that has ended, or has reached the limit, is its own reward. Random numbers depend on the
     batch's generator alone.
     """
     ends = stop_ids(policy.model, policy.tokenizer)
     seed = int(torch.randint(2 ** 62, (1,), generator=rollouts.generator))
-    room = [0 if ids and ids[-1] in ends else policy.settings.max_new_tokens - len(ids)
-            for _, ids in prefixes]  # how many tokens may follow
+    room = []  # how many tokens may follow
+    for _, ids in prefixes:
+        has_ended = ids and ids[-1] in ends
+        room.append(0 if has_ended else policy.settings.max_new_tokens - len(ids))
     rewards, spent = torch.zeros(len(prefixes) * k), 0
-    # where in `rewards` the answers stand that have to be sampled
-    cells = [cell for i in sort_by_length(prefixes) if room[i] > 0
-             for cell in range(i * k, i * k + k)]
+    cells: list[int] = []  # the indices in `rewards` of the answers that have to be sampled
+    for i in sort_by_length(prefixes):
+        if room[i] > 0:
+            cells += range(i * k, i * k + k)
 
     @cache  # many continuations are the same
     def reward_of(answer: Prefix) -> float:
@@ -117,10 +126,10 @@ def continuation_rewards(policy: Policy, rollouts: Rollouts, prefixes: list[Pref
         fresh = continue_from(policy, rollouts, started, excluded, ends, seed=seed + start,
                               share=share)
         own = part[share.start:share.stop]
-        worth = [reward_of(answer) for answer in whole_answers(started, fresh, share)]
-        rewards[own] = torch.tensor(worth, dtype=torch.float32)
+        scores = [reward_of(answer) for answer in whole_answers(started, fresh, share)]
+        rewards[own] = torch.tensor(scores, dtype=torch.float32)
         if not fresh.log_prob.isfinite().all():
-            rewards[own] = float("nan")  # so that all processes see it, below
+            rewards[own] = float("nan")  # so that all processes see it and stop, below
         spent += int(fresh.mask.sum())
     total = torch.tensor(float(spent))
     processes.all_reduce(rewards, total)
@@ -134,16 +143,17 @@ def continuation_rewards(policy: Policy, rollouts: Rollouts, prefixes: list[Pref
 
 
 def rows_at_once(policy: Policy) -> int:
-    """As many as fit, were all to reach the limit: in the cache, and as rows of logits."""
+    """The number of continuations that fit into the cache, and as rows of logits, if all of them
+    reach the limit."""
     config, dtype = policy.model.config, policy.model.compute_dtype
     numbers = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    row = numbers * dtype.itemsize * policy.settings.max_new_tokens
+    row: int = numbers * dtype.itemsize * policy.settings.max_new_tokens
     return max(1, min(ROWS_AT_ONCE, CACHE_AT_ONCE // row, LOGITS_AT_ONCE // config.vocab_size))
 
 
 def continue_from(policy: Policy, rollouts: Rollouts, prefixes: list[Prefix], excluded: list[int],
                   ends: tuple[int, ...], seed: int, share: range) -> Generation:
-    """Sample an answer for each of these prefixes, and compute what they share once."""
+    """Sample a continuation of each of these prefixes; what they share is computed once."""
     s, sequence_of = policy.settings, sequences(prefixes)
     number = {prefix: i for i, prefix in enumerate(dict.fromkeys(sequence_of.values()))}
     prompts = [[*rollouts.prompt_ids[group], *ids] for group, ids in number]
@@ -158,24 +168,28 @@ def continue_from(policy: Policy, rollouts: Rollouts, prefixes: list[Prefix], ex
 
 
 def whole_answers(prefixes: list[Prefix], fresh: Generation, share: range) -> list[Prefix]:
-    """Each prefix of the share with what follows it."""
+    """Each prefix of the share together with its continuation."""
     tokens, lengths = fresh.tokens.tolist(), fresh.mask.sum(1).tolist()
-    return [(prefixes[row][0], (*prefixes[row][1], *tokens[row][:lengths[row]])) for row in share]
+    answers = []
+    for row in share:
+        group, ids = prefixes[row]
+        answers.append((group, (*ids, *tokens[row][:lengths[row]])))
+    return answers
 
 
 def sort_by_length(prefixes: list[Prefix]) -> list[int]:
-    """Their numbers, those of one sequence side by side and short sequences first: rows of a batch
-    share what they can, and have about as much padding."""
+    """The numbers of the prefixes, ordered so that those of one sequence are side by side and short
+    sequences come first. Then rows of a batch share what they can and need little padding."""
     sequence_of = sequences(prefixes)
     longest = [sequence_of[prefix] for prefix in prefixes]
     return sorted(range(len(longest)), key=lambda i: (len(longest[i][1]), longest[i]))
 
 
 def sequences(prefixes: list[Prefix]) -> dict[Prefix, Prefix]:
-    """For each prefix one that it begins and that begins no other."""
+    """The longest sequence that begins with each prefix: a prefix that begins no other."""
     sequence_of: dict[Prefix, Prefix] = {}
     longest: Prefix = (-1, ())
-    for prefix in sorted(set(prefixes), reverse=True):  # what a prefix begins comes before it
+    for prefix in sorted(set(prefixes), reverse=True):  # longer ones come before their beginnings
         group, ids = longest
         if group != prefix[0] or ids[:len(prefix[1])] != prefix[1]:
             longest = prefix

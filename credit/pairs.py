@@ -34,7 +34,7 @@ class Pair(NamedTuple):
 
 
 class GivenPairs:
-    """The pairs of a file, all of them read and checked before the first step."""
+    """A source of answers: the pairs of a file, all read and checked before the first step."""
 
     def __init__(self, name: str, policy: Policy, run: Run):
         self.policy, self.run = policy, run

@@ -1,5 +1,6 @@
-"""DPO (2305.18290) on pairs from the batch, the best and the worst answer of each group, or as it
-was published, on pairs of a file that were there before training (credit/pairs.py).
+"""DPO (2305.18290) on pairs of answers, a better one and a worse one. The pairs are the best and
+the worst answer of each group of the batch; or, as it was published, those of a file that were
+there before training (credit/pairs.py).
 
     loss = - mean over pairs of  log sigmoid( beta (margin of the better - margin of the worse) )
 
@@ -38,27 +39,31 @@ class dpo:
 
     def __init__(self, policy: Policy):
         self.reference = initial_model(policy.settings)
-        self.metrics: Metrics = {}
+        self.metrics: Metrics = {}  # of the last batch
 
     def __call__(self, rollouts: Rollouts, policy: Policy) -> torch.Tensor:
-        s, self.metrics = policy.settings, {}
-        pairs = best_and_worst(rollouts)
-        if s.pairs:  # in their batch the better one comes first, whatever the rewards
+        s = policy.settings
+        self.metrics = {"dpo_loss": None, "pairs": 0, "pairs_in_order": None}
+        pairs = best_and_worst(rollouts)                                     # (pairs, 2) rows
+        if s.pairs:  # in a batch of --pairs the better one comes first, whatever the rewards
             pairs = torch.arange(len(rollouts.mask), device=rollouts.mask.device).view(-1, 2)
-        pull = torch.zeros_like(rollouts.log_prob[:, 0])
+        advantage = torch.zeros_like(rollouts.log_prob[:, 0])                # (B,)
         if not len(pairs):
-            return pull[:, None]
+            return advantage[:, None]
         own = pairs[torch.isin(pairs[:, 0], rollouts.rows_of_rank())].flatten()
-        log_prob, anchor = (frozen_log_probs(model, rollouts, own, s.micro_batch)
-                            for model in (policy.model, self.reference))
-        margin = (log_prob - anchor).sum(1)
+        log_prob = frozen_log_probs(policy.model, rollouts, own, s.micro_batch)
+        anchor = frozen_log_probs(self.reference, rollouts, own, s.micro_batch)
+        margin = (log_prob - anchor).sum(1)                                  # (B,)
         processes.all_reduce(margin)
-        difference = s.dpo_beta * (margin[pairs[:, 0]] - margin[pairs[:, 1]])
+        better, worse = pairs.unbind(1)
+        difference = s.dpo_beta * (margin[better] - margin[worse])           # (pairs,)
         size = s.dpo_beta * torch.sigmoid(-difference) * rollouts.mask.sum() / len(pairs)
-        pull[pairs] = torch.stack([size, -size], 1)
-        self.metrics = {"dpo_loss": -F.logsigmoid(difference).mean().item(), "pairs": len(pairs),
-                        "pairs_in_order": (difference > 0).float().mean().item()}
-        return pull[:, None]
+        advantage[pairs] = torch.stack([size, -size], 1)
+        self.metrics = {
+            "dpo_loss": -F.logsigmoid(difference).mean().item(),
+            "pairs": len(pairs),
+            "pairs_in_order": (difference > 0).float().mean().item()}
+        return advantage[:, None]
 
 
 LOSSES["dpo"] = dpo

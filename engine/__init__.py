@@ -1,13 +1,13 @@
-"""What a training step computes: sampling, the packed forward pass, the optimizer, processes.
+"""The computations of a training step: sampling, the packed forward pass, the optimizer, processes.
 
-Import it before torch, which reads two settings when it is imported:
+Import this package before torch, which reads two settings when it is imported:
 
-    GOMP_SPINCOUNT         how its threads wait for each other, hundreds of times a step. By default
-                           they spin, which beside a busy process makes a run many times slower,
-                           and one that sleeps at once takes long to wake. Here they spin for a
-                           moment and then sleep.
-    THP_MEM_ALLOC_ENABLE   Linux gives large tensors memory in pages of 2 MB instead of 4 KB: to
-                           fill a new one then takes a quarter of the time
+    GOMP_SPINCOUNT         how torch's threads wait for each other, hundreds of times a step. By
+                           default they spin, which makes a run many times slower if another process
+                           is busy; threads that sleep at once take long to wake. With this value
+                           they spin for a moment and then sleep.
+    THP_MEM_ALLOC_ENABLE   makes Linux give large tensors memory in pages of 2 MB instead of 4 KB,
+                           so that filling a new one takes a quarter of the time
 """
 import os
 

@@ -1,19 +1,20 @@
-"""The cache of the sampler: keys and values of all earlier tokens, and the attention to them.
+"""The cache of the sampler: the keys and values of all earlier tokens, and the attention to them.
 
-Rows that answer the same prompt stand in blocks of G rows, which share one copy of the prompt; in
-training, engine/packing.py shares it for whole answers, with a gradient.
+Rows that answer the same prompt are put into blocks of G rows, which share one copy of the prompt.
+(In training, engine/packing.py shares a prompt between whole answers, with a gradient.)
+
 Example: prompts p (3 tokens) and r (5 tokens) begin with the same two tokens, s. There are three
-answers to p and two to r, G = 2. A block with too few answers is filled up with copies of the
+answers to p and two to r, and G = 2. A block with too few answers is filled up with copies of the
 prompt's first row, whose results nobody reads:
 
     row      0   1   2   3   4   5
     answer   p0  p1  p2 (p0) r0  r1        3 blocks; row 3 is a copy
 
 A layer has one tensor (blocks, 2 K, P + slots * G, head_dim): K heads of keys, then K of values. A
-block's prompt comes first, padded to P = 5 tokens: s is computed once, and stands in every block.
-Then come the tokens of its rows, slot by slot: slot t holds token t of every row. Where the model
-has 2 query heads for each key head, a block asks with G * 2 = 4 queries, and one call of attention
-serves a whole layer. Its mask in the step that feeds token 1 (x is seen, . is not, _ is not written
+block's prompt comes first, padded to P = 5 tokens; s is computed once and copied into every block.
+Then come the tokens of its rows, slot by slot: slot t holds token t of every row. If the model has
+2 query heads for each key head, a block has G * 2 = 4 queries, and one call of attention computes a
+whole layer. This is its mask in the step that feeds token 1 (x is seen, . is not, _ is not written
 yet):
 
                          s s rest     slot 0  slot 1  slot 2
@@ -24,11 +25,11 @@ yet):
     row 4, both heads    x x x x x    x .     x .     _ _
     row 5, both heads    x x x x x    . x     . x     _ _
 
-A larger G reads a prompt less often, but of G scores in the slots G - 1 are masked. So G falls
-while the answers grow (`rows_of_block`). Rows may also go on from within a prompt: then they see
-only its first tokens.
+With a larger G a prompt is read less often, but of every G scores in the slots G - 1 are masked. So
+G falls while the answers grow (`rows_of_block`). Rows may also continue from within a prompt; then
+they see only its first tokens.
 
-When rows leave or the slots run out, the rows that stay are arranged anew (`arrange`).
+When rows are dropped or the slots run out, the remaining rows are arranged again (`arrange`).
 """
 import torch
 import torch.nn.functional as F
@@ -36,36 +37,39 @@ from torch import Tensor
 
 from qwen2_model import ModelConfig
 
-FIRST_SLOTS = 64  # the cache begins with so many and grows: most answers end long before the limit
-# of G^2 slots and P; measured on a CPU, heads of models/tiny, prompts of 40 to 360 tokens
+FIRST_SLOTS = 64  # the cache begins with these and grows, as most answers end far below the limit
+# Blocks of G pay while G^2 slots / P is below this; measured on a CPU with the heads of models/tiny
+# and prompts of 40 to 360 tokens.
 BREAK_EVEN = 24
 
 
 class Cache:
     """Keys and values of R rows in blocks of G, and of the prompts that they answer.
 
-    First `arrange`, and `add_prompts` for one layer after the other. After `set_window`, each step
-    calls `open_slot`, and `attend` in every layer. Between two arrangements tensors stay where they
-    are in memory: a CUDA graph repeats what it recorded at the same addresses."""
+    Call `arrange` first, and then `add_prompts` for one layer after the other. After `set_window`,
+    each step calls `open_slot`, and `attend` in every layer. Between two calls of `arrange` tensors
+    keep their addresses, because a CUDA graph repeats what it recorded at the same addresses."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, longest_prompt: int):
         self.heads = config.num_attention_heads // config.num_key_value_heads  # for each key head
         self.dtype = dtype
         self.P, self.G, self.slots = longest_prompt, 1, 0
-        self.stored: list[Tensor] = []  # of each layer (blocks, 2 K, P + slots * G, head_dim)
-        self.mask: Tensor       # (blocks, 1, G * heads, P + slots * G): 0 where seen, else -inf
-        self.columns: Tensor    # (G,) where the tokens of the present slot stand
+        self.stored: list[Tensor] = []  # for each layer (blocks, 2 K, P + slots * G, head_dim)
+        self.mask: Tensor       # (blocks, 1, G * heads, P + slots * G): 0 if seen, else -inf
+        self.columns: Tensor    # (G,) indices of the present slot's tokens
         self.slot_mask: Tensor  # (blocks, 1, G * heads, G): a row sees its own token alone
-        self.end = 0         # the steps look at what stands before it
+        self.end = 0            # the steps see only what is stored before this index
 
     def add_prompts(self, new: Tensor, prompt: Tensor) -> None:
-        """The next layer of the prompts (Q, 2 K, P, head_dim); row r answers prompt[r]."""
+        """Store the next layer's keys and values of the prompts (Q, 2 K, P, head_dim). Row r
+        answers prompt[r]."""
         of_blocks = new[prompt[::self.G]]
         self.stored.append(F.pad(of_blocks, (0, 0, 0, self.slots * self.G)))
 
     def arrange(self, rows: Tensor, seen: Tensor, G: int, slots: int, written: int) -> None:
-        """Let place r be taken by what is row rows[r] now, in blocks of G, with room for `slots`,
-        of which so many are written. seen (R,): how many tokens of its prompt each row sees."""
+        """Rearrange the rows: the new row r is the present row rows[r]. Blocks have G rows and room
+        for `slots` tokens a row, of which `written` are there already. seen (R,): how many tokens
+        of its prompt each row sees."""
         for layer, stored in enumerate(self.stored):
             self.stored[layer] = self.moved(stored, rows, G, slots, written)
         self.G, self.slots = G, slots
@@ -73,23 +77,23 @@ class Cache:
         self.make_mask(seen, written)
 
     def moved(self, old: Tensor, rows: Tensor, G: int, slots: int, written: int) -> Tensor:
-        """A copy of a layer in which row rows[r] stands at place r, in blocks of G."""
-        block, place = rows // self.G, rows % self.G  # in the old blocks, which have self.G rows
+        """A copy of a layer in which the present row rows[r] is row r, in blocks of G."""
+        block, within = rows // self.G, rows % self.G  # in the old blocks, which have self.G rows
         P = self.P
         _, K, _, size = old.shape
         new = old.new_empty(len(rows) // G, K, P + slots * G, size)
         new[:, :, :P] = old[block[::G], :, :P]
         new[:, :, P + written * G:] = 0
         old_slots = old[:, :, P:P + written * self.G].unflatten(2, (written, self.G))
-        of_rows = old_slots[block, :, :, place]  # (R, 2 K, written, head_dim)
+        of_rows = old_slots[block, :, :, within]  # (R, 2 K, written, head_dim)
         new_slots = new[:, :, P:P + written * G].unflatten(2, (written, G))
         new_slots.copy_(of_rows.unflatten(0, (-1, G)).permute(0, 2, 3, 1, 4))
         return new
 
     def make_mask(self, seen: Tensor, written: int) -> None:
-        """The mask before the next slot is written."""
+        """Make the mask as it is before the next slot is written."""
         blocks, P, G = len(seen) // self.G, self.P, self.G
-        # a GPU's kernel asks for lines that begin at multiples of 16 numbers
+        # a GPU's kernel needs lines that begin at multiples of 16 numbers
         width = -(-(P + self.slots * G) // 16) * 16
         hidden = torch.full((blocks, G, width), float("-inf"), dtype=self.dtype, device=seen.device)
         in_prompt = torch.arange(P, device=seen.device) < seen.view(blocks, G, 1)
@@ -97,22 +101,22 @@ class Cache:
         slot = hidden[..., :G].masked_fill(same_row, 0)
         hidden[..., :P].masked_fill_(in_prompt, 0)
         hidden[..., P:P + written * G].unflatten(2, (written, G)).masked_fill_(same_row[:, None], 0)
-        self.slot_mask, self.mask = (mask.repeat_interleave(self.heads, 1)[:, None]
-                                     for mask in (slot, hidden))
+        self.slot_mask = slot.repeat_interleave(self.heads, 1)[:, None]
+        self.mask = hidden.repeat_interleave(self.heads, 1)[:, None]
 
     def set_window(self, end: int) -> None:
-        """Let the coming steps look at slots 0 to end - 1, of those that are written by then."""
+        """Let the next steps read slots 0 to end - 1, as far as they are written by then."""
         self.end = self.P + end * self.G
 
     def open_slot(self) -> None:
-        """Go on to the next slot, where every row sees its own token."""
+        """Go to the next slot, in which every row sees its own token."""
         self.columns += self.G
         self.mask.index_copy_(3, self.columns, self.slot_mask)
 
     def attend(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
-        """(R, K, H / K, head_dim): one softmax for each of a row's queries q (R, H, head_dim), over
-        its prompt's and its own keys. Keys and values of the new tokens, kv (R, 2 K, head_dim), are
-        stored first."""
+        """(R, K, H / K, head_dim): the attention of queries q (R, H, head_dim) to the keys of the
+        row's prompt and of the row itself. Before it, the keys and values of the new tokens, kv
+        (R, 2 K, head_dim), are stored."""
         new = kv.unflatten(0, (-1, self.G)).transpose(1, 2)  # (blocks, 2 K, G, head_dim)
         self.stored[layer].index_copy_(2, self.columns, new)
         keys, values = self.stored[layer][:, :, :self.end].chunk(2, 1)
@@ -123,21 +127,25 @@ class Cache:
 
 
 def rows_of_block(answers: list[int], P: int, slots: int) -> int:
-    """G for prompts of P tokens with so many answers each, of which few are copies. A row reads
-    P / G keys of its prompt and G for each slot, so a larger G pays while G^2 slots <= 24 P."""
+    """G for prompts of P tokens, each with its number of answers.
+
+    A row reads P / G keys of its prompt and G keys for each slot, so a larger G pays while
+    G^2 slots <= 24 P. At most one row in 17 may be a copy.
+    """
     for G in (4, 2):
-        places = sum(-(-count // G) * G for count in answers)
-        if G * G * slots <= BREAK_EVEN * P and 16 * places <= 17 * sum(answers):
+        rows = sum(-(-count // G) * G for count in answers)  # with the copies
+        if G * G * slots <= BREAK_EVEN * P and 16 * rows <= 17 * sum(answers):
             return G
     return 1
 
 
 def fill_blocks(answers: Tensor, G: int) -> tuple[Tensor, Tensor]:
-    """Which row stands at each place of the blocks, and whether it is a copy. answers (Q,): how
-    many rows each prompt has, in their order."""
-    places = -(-answers // G) * G  # of each prompt
+    """The number of the row that takes each place in the blocks, and whether it is a copy. answers
+    (Q,): how many rows each prompt has, in their order."""
+    places = -(-answers // G) * G  # of each prompt, copies included
     first_place = (places.cumsum(0) - places).repeat_interleave(places)
     first_row = (answers.cumsum(0) - answers).repeat_interleave(places)
-    number = torch.arange(len(first_place), device=answers.device) - first_place  # in its prompt
+    # counts the places of each prompt from 0
+    number = torch.arange(len(first_place), device=answers.device) - first_place
     is_copy = number >= answers.repeat_interleave(places)
     return first_row + number.masked_fill(is_copy, 0), is_copy

@@ -1,20 +1,24 @@
-"""The errors that people see as a sentence instead of a traceback; a file of JSON is read, or is
-one."""
+"""The errors that people see as a sentence instead of a traceback, and what such a sentence needs:
+where somebody's function is, and what is wrong with a file of JSON."""
+import inspect
 import json
 from pathlib import Path
 from typing import Any
 
+PROJECT = Path(__file__).resolve().parent.parent  # the folder of the six files
+
 
 class UserError(ValueError):
-    """Something about a file, a flag or a folder that the user can put right."""
+    """A problem with a file, a flag or a folder that the user can put right."""
 
 
 class NotFinite(UserError):
-    """The run stops at the first such number: it would spread to every parameter."""
+    """A number that is not finite. The run stops at the first one, because it would spread to every
+    parameter."""
 
 
 class BadCredit(NotFinite):
-    """It is a weight or an advantage."""
+    """A weight or an advantage that is not finite."""
 
 
 def read_text(path: Path) -> str:
@@ -36,3 +40,15 @@ def parse_object(text: str, where: object) -> dict[str, Any]:
 
 def read_json(path: Path) -> dict[str, Any]:
     return parse_object(read_text(path), path)
+
+
+def place_of(chosen: object) -> str:
+    """Where somebody's function, class, or call of an instance begins: mitigations.py:57."""
+    made = inspect.unwrap(chosen) if callable(chosen) else chosen
+    if not (inspect.isroutine(made) or inspect.isclass(made)):
+        made = type(made).__call__
+    try:
+        file, line = inspect.getfile(made), inspect.getsourcelines(made)[1]
+    except (OSError, TypeError):  # typed into a shell
+        return made.__module__
+    return f"{file.removeprefix(f'{PROJECT}/')}:{line}"

@@ -1,11 +1,11 @@
-"""The training forward pass, in the frame of a batch.
+"""The training forward pass, in the coordinates of a batch: index t is the t-th generated token.
 
-`response_log_probs` is all that the loss needs of the model. It calls, in this order:
+`response_log_probs` is all that the loss needs of the model. It uses, in this order:
 
-    first_of_equals  equal answers to a problem are computed once
-    lay_out          the tokens as one flat sequence, and which position predicts token t
-    SharedPrompts    (packing.py) the attention: answers to a problem share its prompt, and prompts
-                     share the tokens that all of them begin with
+    first_of_equals  so that equal answers to a problem are computed once
+    lay_out          puts the tokens into one flat sequence and says which index predicts token t
+    SharedPrompts    (packing.py) the attention, in which answers to a problem share its prompt, and
+                     prompts share the tokens that all of them begin with
     TokenLogProbs    log softmax of single tokens, without the logits of the whole batch at once
 """
 from typing import Any
@@ -19,50 +19,55 @@ from engine.processes import reshard_layers
 from engine.rollouts import Rollouts
 from qwen2_model import Qwen2, linear
 
-LOGITS_AT_ONCE = 2 ** 27  # at most so many float32 logits exist at the same time, or twice bfloat16
+LOGITS_AT_ONCE = 2 ** 27  # at most so many logits in float32 exist at a time, in bfloat16 twice
 
 
 def response_log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor) -> Tensor:
-    """(rows, T): log-probs of these rows' tokens, with gradient; 0 where masked."""
+    """(rows, T): the log-probs of these rows' tokens, with gradient; 0 beyond the mask."""
     distinct, number = first_of_equals(rollouts, rows)
     computed = log_probs_of_each(model, rollouts, distinct)  # (distinct, T)
     return computed.index_select(0, send(number, rollouts.ids.device))
 
 
 def first_of_equals(rollouts: Rollouts, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Those of the rows that differ in tokens or problem, and for each of all rows its number among
-    them (rows,): equal answers have equal log-probs. Both are on the CPU.
+    """The rows without repetitions, and for each row (rows,) the index of its equal among them:
+    equal answers to the same problem have equal log-probs. Both are on the CPU.
 
         problems 0 0 0 1, answers x x y x, rows 4 5 6 7      distinct 4 6 7, number 0 0 1 2
     """
     group_of, tokens = rollouts.lists
-    distinct: dict[tuple[int, ...], int] = {}  # in the order of their first rows
+    distinct: dict[tuple[int, ...], int] = {}  # the first row of each answer
     answers = []
-    for row in rows.tolist():  # an update waits for a GPU here, in every micro-batch
-        answers.append((group_of[row], *tokens[row]))
-        distinct.setdefault(answers[-1], row)
+    for row in rows.tolist():  # the CPU waits for the GPU here, in every micro-batch
+        answer = (group_of[row], *tokens[row])
+        answers.append(answer)
+        distinct.setdefault(answer, row)
     number_of = {answer: number for number, answer in enumerate(distinct)}
-    return (torch.tensor([*distinct.values()], dtype=torch.long),
-            torch.tensor([number_of[answer] for answer in answers], dtype=torch.long))
+    first_rows = torch.tensor(list(distinct.values()), dtype=torch.long)
+    numbers = torch.tensor([number_of[answer] for answer in answers], dtype=torch.long)
+    return first_rows, numbers
 
 
 def log_probs_of_each(model: Qwen2, rollouts: Rollouts, rows: Tensor) -> Tensor:
-    """As `response_log_probs`, each row by itself."""
+    """The same as `response_log_probs`, but equal rows are computed several times."""
     ids, shared, predicts = lay_out(rollouts, rows)
-    answers = [rollouts.lists[1][row] for row in rows.tolist()]
-    length = torch.tensor(list(map(len, answers)))
+    _, tokens = rollouts.lists
+    answers = [tokens[row] for row in rows.tolist()]
+    length = torch.tensor([len(answer) for answer in answers])
     is_token = torch.arange(rollouts.ids.shape[1]) < length[:, None]
-    places = send(is_token.flatten().nonzero().squeeze(1), ids.device)  # in (rows, T), end to end
-    hidden = model.model(ids, shared.positions, shared)          # (N, D)
-    states = hidden.index_select(0, predicts.flatten()[places])  # one for each generated token
+    # the indices of tokens in a flattened (rows, T)
+    cells = send(is_token.flatten().nonzero().squeeze(1), ids.device)
+    hidden = model.model(ids, shared.positions, shared)         # (N, D)
+    states = hidden.index_select(0, predicts.flatten()[cells])  # one for each generated token
     targets = send(torch.tensor(sum(answers, []), dtype=torch.long), ids.device)
     log_prob: Tensor = TokenLogProbs.apply(states, model.output_matrix, targets)
-    return log_prob.new_zeros(predicts.numel()).index_copy(0, places, log_prob).view_as(predicts)
+    flat = log_prob.new_zeros(predicts.numel()).index_copy(0, cells, log_prob)
+    return flat.view_as(predicts)
 
 
 @torch.no_grad()
 def frozen_log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor, micro_batch: int) -> Tensor:
-    """(B, T): log-probs of these rows' tokens, detached; 0 in other rows."""
+    """(B, T): the log-probs of these rows' tokens, without gradient; 0 in other rows."""
     log_prob = torch.zeros_like(rollouts.log_prob)
     for part in micro_batches(rollouts, rows, micro_batch):
         log_prob[part] = response_log_probs(model, rollouts, part)
@@ -71,13 +76,12 @@ def frozen_log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor, micro_batch
 
 
 def lay_out(rollouts: Rollouts, rows: Tensor) -> tuple[Tensor, SharedPrompts, Tensor]:
-    """Pack these rows. Returns the ids of the flat sequence (N,), each prompt once, and once what
-    all of them begin with; its attention mask, as SharedPrompts; and for token t the index that
-    predicts it (rows, T).
+    """Put these rows into one flat sequence. Returns its ids (N,), with each prompt once and the
+    beginning of all prompts once; its attention; and for token t of a row the index in the sequence
+    that predicts it (rows, T).
 
-    This is the one place where the shift is made: the end of the prompt predicts token 0, and token
-    t - 1 predicts token t. The last token predicts nothing and is left out. Beyond the mask the
-    index is 0.
+    Only here are indices shifted: the end of the prompt predicts token 0, and token t - 1 predicts
+    token t. The last token predicts nothing and is left out. Beyond the mask the index is 0.
 
         prompt a b c, answer x y z       ids a b c x y,  predicts 2 3 4
     """
@@ -89,7 +93,7 @@ def lay_out(rollouts: Rollouts, rows: Tensor) -> tuple[Tensor, SharedPrompts, Te
     prompts = [rollouts.prompt_ids[group] for group in distinct]
     prompt_of = torch.tensor([distinct.index(group) for group in groups], dtype=torch.long)
     ids, shared = pack(prompts, [tokens[row][:-1] for row in numbers], prompt_of)
-    last = torch.tensor(list(map(len, prompts)), dtype=torch.long) - 1  # of each prompt
+    last = torch.tensor([len(prompt) - 1 for prompt in prompts], dtype=torch.long)
     predicts = torch.zeros(len(numbers), rollouts.ids.shape[1], dtype=torch.long)
     predicts[:, 0] = shared.prompts[prompt_of, last[prompt_of]]
     predicts[:, 1:1 + shared.answers.shape[1]] = shared.answers
@@ -97,21 +101,22 @@ def lay_out(rollouts: Rollouts, rows: Tensor) -> tuple[Tensor, SharedPrompts, Te
 
 
 def micro_batches(rollouts: Rollouts, rows: Tensor, size: int) -> list[Tensor]:
-    """Cut rows into parts that fit into memory; answers to one problem stay side by side. The
-    largest part, counted as if no answers were equal, comes first: the others fit into the memory
-    it leaves. A process with fewer parts than another gets empty ones at the end: engine/sharded.py
-    says why.
+    """Cut the rows into parts of `size` that fit into memory, with the answers to a problem side by
+    side. The part with most tokens, as if no answers were equal, comes first, because the others
+    then fit into the memory that it has taken. All processes get the same number of parts (see
+    engine/sharded.py), some of them empty.
 
-    A GPU starts as many kernels for few tokens as for many: there, parts are joined while they have
-    no more tokens, prompts included, than `size` answers of full length.
+    A GPU needs as many kernels for few tokens as for many. So there parts are joined as long as
+    they have no more tokens, prompts included, than `size` answers of full length.
     """
     group_of, tokens = rollouts.lists
     numbers = rows.tolist()
 
     def count_tokens(part: slice) -> int:
         groups = {group_of[row] for row in numbers[part]}
-        return (sum(len(rollouts.prompt_ids[group]) for group in groups)
-                + sum(len(tokens[row]) for row in numbers[part]))
+        of_prompts = sum(len(rollouts.prompt_ids[group]) for group in groups)
+        of_answers = sum(len(tokens[row]) for row in numbers[part])
+        return of_prompts + of_answers
 
     most = size * rollouts.ids.shape[1] if rows.device.type == "cuda" else 0
     parts: list[slice] = []
@@ -129,8 +134,9 @@ def micro_batches(rollouts: Rollouts, rows: Tensor, size: int) -> list[Tensor]:
 class TokenLogProbs(torch.autograd.Function):
     """log softmax(W h)_y of n tokens: (n, D), (V, D), (n,) -> (n,).
 
-    The gradient at the logits is g (onehot(y) - p), so p (n, V) is all that is saved for backward.
-    Above LOGITS_AT_ONCE nothing is: p is computed in the backward pass, in chunks of tokens.
+    The gradient at the logits is g (onehot(y) - p), so p (n, V) is saved for the backward pass. If
+    it has more than LOGITS_AT_ONCE numbers, it is not saved but computed again in the backward
+    pass, in chunks of tokens.
     """
 
     @staticmethod
@@ -142,9 +148,12 @@ class TokenLogProbs(torch.autograd.Function):
             ctx.save_for_backward(hidden, matrix, targets, p)
             return log_prob
         ctx.save_for_backward(hidden, matrix, targets)
-        return torch.cat([
-            linear(h, cast).log_softmax(-1, dtype=torch.float32).gather(1, y[:, None])
-            for h, y in zip(hidden.split(ctx.chunk), targets.split(ctx.chunk))]).squeeze(1)
+        parts = []
+        for h, y in zip(hidden.split(ctx.chunk), targets.split(ctx.chunk)):
+            log_p = linear(h, cast).log_softmax(-1, dtype=torch.float32)
+            parts.append(log_p.gather(1, y[:, None]))
+            del log_p  # before the next chunk takes memory
+        return torch.cat(parts).squeeze(1)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
@@ -155,7 +164,8 @@ class TokenLogProbs(torch.autograd.Function):
         parts = zip(hidden.split(ctx.chunk), targets.split(ctx.chunk), gradient.split(ctx.chunk))
         for h, y, g in parts:
             p = kept[0] if kept else linear(h, cast).softmax(-1, dtype=torch.float32)
-            # float32, but for what is written; p stays: another backward pass may ask for it
+            # computed in float32 and written in h's type; not into p, which another backward pass
+            # may need
             at_logits = torch.mul(p, -g[:, None], out=torch.empty_like(p, dtype=h.dtype))
             at_target = p.gather(1, y[:, None]) * -g[:, None] + g[:, None]
             at_logits.scatter_(1, y[:, None], at_target.to(h.dtype))
@@ -167,7 +177,7 @@ class TokenLogProbs(torch.autograd.Function):
 
 
 def token_distribution(hidden: Tensor, matrix: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """log p of the targets (n,), and p (n, V) of the whole vocabulary."""
+    """log p of the targets (n,), and p of the whole vocabulary (n, V)."""
     logits = linear(hidden, matrix).float()
     normaliser = logits.logsumexp(-1, keepdim=True)
     log_prob = (logits.gather(1, targets[:, None]) - normaliser).squeeze(1)

@@ -1,8 +1,8 @@
 """The model as the sampler computes it: with joined matrices, in few operations.
 
-A token step has only one row for each answer. To start an operation then takes as long as to carry
-it out, so what counts is how many there are. The products with matrices in a layer (D the width, I
-that of the MLP, H query and K key heads):
+A token step has only one row for each answer, so starting an operation takes as long as carrying it
+out, and fewer operations are faster. These are the matrix products of a layer (D is the width, I
+the width of the MLP, H and K the numbers of query and key heads):
 
     qwen2_model.py            here
     q_proj, k_proj, v_proj    qkv (D, (H + 2 K) * head_dim); q and k are then rotated together
@@ -10,14 +10,14 @@ that of the MLP, H query and K key heads):
     gate_proj, up_proj        gate_up (D, 2 I)
     down_proj, + x            down (I, D); the same call adds x
 
-A matrix stands as (inputs, outputs), as a product with few rows reads it fastest, in the type of
-its products. In float32 the norm's weight is multiplied into the matrix that follows it: that of
-input i scales line i. In bfloat16 it stays apart, so that the matrix that is rounded is the one
-training rounds. Otherwise an update of less than half a digit would change what is sampled and not
-what is trained. The results are those of the model but for rounding.
+A matrix is stored as (inputs, outputs), because a product with few rows reads it fastest so, and in
+the type of its products. In float32 the norm's weight is multiplied into the matrix that follows
+it: the weight of input i scales line i. In bfloat16 it is kept apart, so that the sampler rounds
+the same matrix as training does. Otherwise an update of less than half a digit would change what is
+sampled but not what is trained. The results are those of the model, apart from rounding.
 
 In a model of PACKED hidden units or more, a CPU multiplies in oneDNN's own layout, which inductor
-uses for frozen weights: benchmarks/README.md says how much faster.
+uses for frozen weights; benchmarks/README.md says how much faster it is.
 """
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,48 +31,51 @@ from engine.processes import full_tensor, is_sharded, reshard_layers
 from qwen2_model import (Block, Linear, Qwen2, RMSNorm, at_least_float32, product_type, rotary,
                          rotate)
 
-AttendJoined = Callable[[int, Tensor, Tensor], Tensor]  # layer, q, k and v
+AttendJoined = Callable[[int, Tensor, Tensor], Tensor]  # layer, q, k and v in one tensor
 PACKED, PACKED_TYPES = 512, (torch.float32, torch.bfloat16)
 
 
 @dataclass
 class FusedLayer:
+    """The matrices of one layer."""
     qkv: Tensor               # (D, (H + 2 K) * head_dim)
-    qkv_bias: Tensor | None   # of Qwen2
-    qk_norm: Tensor | None    # of Qwen3: (H + K, head_dim)
+    qkv_bias: Tensor | None   # Qwen2 has it
+    qk_norm: Tensor | None    # Qwen3 has it: (H + K, head_dim)
     o: Tensor                 # (H * head_dim, D)
     gate_up: Tensor           # (D, 2 I)
     down: Tensor              # (I, D)
-    norms: list[Tensor | None]  # before qkv and gate_up; None in float32, where they are in them
+    norms: list[Tensor | None]  # of qkv and gate_up; None in float32, as the matrices contain them
 
 
 class FusedQwen2:
     """A copy of a Qwen2 to sample from. If the model is sharded, every process has to make it."""
 
     def __init__(self, model: Qwen2, longest: int):
-        """`longest` is the number of positions that may be asked for."""
-        reshard_layers(model)  # what is left of the last pass is in another type
+        """`longest` is the number of positions that may be used."""
+        reshard_layers(model)  # layers that are still gathered from the last pass have another type
         self.config = model.config
         self.dtype = model.compute_dtype
-        self.wide = at_least_float32(self.dtype)  # the type of what goes from layer to layer
+        self.wide = at_least_float32(self.dtype)  # the type of x between the layers
         self.is_mixed = self.dtype != self.wide
         self.product_type = product_type(self.dtype, model.output_matrix.device)
-        output = full_tensor(model.output_matrix.detach().to(self.dtype))
+        output = full_tensor(model.output_matrix.detach().to(self.dtype))  # (V, D)
         self.is_packed = (output.device.type == "cpu" and torch.backends.mkldnn.is_available()
                           and self.product_type in PACKED_TYPES
                           and self.config.hidden_size >= PACKED)
-        # lines of `o` in the order (H / K, K); float32 keeps the order of the model's sums
+        # whether the lines of `o` are in the order (H / K, K); in float32 they are as in the model,
+        # which keeps the order of its sums
         self.swaps_heads = self.is_mixed and not self.is_packed
-        self.output = output.to(self.product_type)  # (V, D)
-        self.output = self.packed(self.output) if self.is_packed else self.output.t()
+        output = output.to(self.product_type)
+        self.output = self.packed(output) if self.is_packed else output.t()
         self.embeddings = model.model.embed_tokens.weight.detach()
         if is_sharded(self.embeddings):
             self.embeddings = full_tensor(self.embeddings.to(self.dtype))
         self.layers = [self.fuse_layer(layer) for layer in model.model.layers
                        if isinstance(layer, Block)]
         self.norm = self.weight_of(model.model.norm)
-        self.least = {n: (n * self.norm.new_tensor(self.config.rms_norm_eps)).sqrt()
-                      for n in (self.config.hidden_size, self.config.head_dim)}  # see `normed`
+        epsilon = self.norm.new_tensor(self.config.rms_norm_eps)
+        self.least = {n: (n * epsilon).sqrt()  # see `normed`
+                      for n in (self.config.hidden_size, self.config.head_dim)}
         positions = torch.arange(longest, device=self.embeddings.device)
         cos_sin = rotary(positions, self.config, self.wide)
         self.cos_sin = torch.stack(cos_sin, 1)  # (longest, 2, 1, head_dim)
@@ -97,7 +100,7 @@ class FusedQwen2:
                           self.fuse([mlp.down_proj]), norms)
 
     def fuse(self, parts: list[Linear], norm: RMSNorm | None = None) -> Tensor:
-        """(inputs, outputs of all parts)"""
+        """The joined matrix of the parts, (inputs, outputs of all parts)."""
         weights = [full_tensor(part.weight.detach()) for part in parts]
         matrix = torch.cat(weights) if weights[1:] else weights[0]
         if norm is not None and not self.is_mixed:
@@ -106,18 +109,19 @@ class FusedQwen2:
         return self.packed(matrix) if self.is_packed else matrix.t().contiguous()
 
     def packed(self, matrix: Tensor) -> Tensor:
-        """(outputs, inputs) in oneDNN's layout, which only `_linear_pointwise` reads."""
+        """A matrix (outputs, inputs) in oneDNN's layout, which only `_linear_pointwise` reads."""
         result: Tensor = torch.ops.mkldnn._reorder_linear_weight(matrix.contiguous())
         return result
 
     def weight_of(self, norm: RMSNorm) -> Tensor:
-        """The weight, and the sqrt(n) that `normed` leaves out."""
+        """The norm's weight, times the sqrt(n) that `normed` leaves out in float32."""
         weight = full_tensor(norm.weight.detach()).to(self.wide)
         return weight if self.is_mixed else weight * len(weight) ** 0.5
 
     def normed(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
-        """RMSNorm over the last axis, of n numbers: a single kernel on a GPU. A CPU is faster with
-        x / sqrt(|x|^2 + n eps), which leaves out sqrt(n). hypot(a, b) is sqrt(a^2 + b^2)."""
+        """RMSNorm over the last axis, of n numbers. In mixed precision it is torch's own, a single
+        kernel on a GPU. In float32 x / sqrt(|x|^2 + n eps), which leaves out sqrt(n), is faster on
+        a CPU; hypot(a, b) is sqrt(a^2 + b^2)."""
         if self.is_mixed:
             return F.rms_norm(x, x.shape[-1:], weight, self.config.rms_norm_eps)
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
@@ -125,14 +129,14 @@ class FusedQwen2:
         return x if weight is None else x * weight
 
     def hidden(self, ids: Tensor, positions: Tensor, attend: AttendJoined) -> Tensor:
-        """(N,) ids and positions -> (N, D): what `Decoder.forward` computes. `attend` gets keys and
-        values as one tensor (N, 2 K, head_dim), and returns (N, K, H / K, head_dim)."""
+        """(N,) ids and positions -> (N, D), as `Decoder.forward` computes it. `attend` gets keys
+        and values as one tensor (N, 2 K, head_dim) and returns (N, K, H / K, head_dim)."""
         x = F.embedding(ids, self.embeddings).to(self.wide)
         cos, sin = self.cos_sin[positions].unbind(1)
         for number, layer in enumerate(self.layers):
             q, kv = self.heads(layer, self.normed(x, layer.norms[0]), cos, sin)
             attended = attend(number, q, kv)
-            if self.swaps_heads:  # nothing is copied then
+            if self.swaps_heads:  # so that the flattening below copies nothing
                 attended = attended.transpose(1, 2)
             x = self.add_product(x, attended.flatten(1), layer.o)
             normed = self.normed(x, layer.norms[1])
@@ -151,7 +155,7 @@ class FusedQwen2:
         return [qkv[:, :H], qkv[:, H:]]
 
     def product(self, x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x @ matrix + bias: both factors and the result have the digits of the compute type."""
+        """x @ matrix + bias. Both factors and the result have the digits of the compute type."""
         x = x.to(self.dtype).to(self.product_type)
         bias = None if bias is None else bias.to(x.dtype)
         product: Tensor
@@ -162,8 +166,7 @@ class FusedQwen2:
         return product.to(self.dtype)
 
     def add_product(self, x: Tensor, y: Tensor, matrix: Tensor) -> Tensor:
-        """x += y @ matrix, in one call where there is one. A GPU that may not write to x copies
-        it."""
+        """x += y @ matrix, in a single call if there is one for these types."""
         y = y.to(self.product_type)
         if self.is_packed:
             added: Tensor = torch.ops.mkldnn._linear_pointwise(y, matrix, None, "none", [], "")
@@ -181,8 +184,8 @@ class FusedQwen2:
 
 @cache
 def adds_to_float32(device: torch.device) -> bool:
-    """Whether `addmm` adds a product in bfloat16 to float32: on CUDA, in newer versions of torch.
-    It is tried, as their signatures do not tell."""
+    """Whether `addmm` adds a product in bfloat16 to float32, as it does on CUDA in newer versions
+    of torch. It is found out by trying, because the signature does not say."""
     x = torch.ones(16, 16, device=device)
     try:
         y = x.bfloat16()

@@ -10,14 +10,15 @@ from engine import processes
 from engine.processes import full_tensor, is_sharded, local_shard, refuse_undefined, shard_like
 from qwen2_model import Qwen2
 
-STATE = ("step", "exp_avg", "exp_avg_sq")  # of AdamW, for each parameter
+STATE = ("step", "exp_avg", "exp_avg_sq")  # the tensors that AdamW keeps for each parameter
 
 
 def clip_and_step(optimizer: "Optimizer", max_grad_norm: float) -> float:
-    """All-reduce the gradient, clip it, step; returns its norm before clipping.
-    Where the gradient is not finite nothing is changed, and the run stops."""
+    """Sum the gradient over all processes, clip it, and let the optimizer step. Returns the norm of
+    the gradient before clipping. If the gradient is not finite, nothing is changed and the run
+    stops."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if processes.count() > 1 and not is_sharded(parameters[0]):  # FSDP reduces them itself
+    if processes.count() > 1 and not is_sharded(parameters[0]):  # FSDP sums gradients itself
         for p in parameters:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         processes.all_reduce(*(p.grad for p in parameters if p.grad is not None))
@@ -30,14 +31,14 @@ def clip_and_step(optimizer: "Optimizer", max_grad_norm: float) -> float:
 
 
 class AdamW:
-    """The step of torch.optim.AdamW with fused=True, to the bit. torch's own would import the whole
-    compiler: more than a second and 70 MB at every start."""
+    """An optimizer with the same step, to the bit, as torch.optim.AdamW with fused=True. torch's
+    own would import the whole compiler: more than a second and 70 MB at every start."""
     BETAS, EPSILON = (0.9, 0.999), 1e-8
 
     def __init__(self, parameters: Iterable[nn.Parameter], learning_rate: float,
                  weight_decay: float = 0.0):
-        self.param_groups = [{"params": list(parameters)}]  # named as torch's optimizers have it
-        # of each parameter that has had a gradient, STATE by name
+        self.param_groups = [{"params": list(parameters)}]  # the names of torch's optimizers
+        # for each parameter that has had a gradient, the tensors of STATE by name
         self.state: dict[nn.Parameter, dict[str, Tensor]] = defaultdict(dict)
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
 
@@ -50,8 +51,9 @@ class AdamW:
         gradients = {p: p.grad for p in self.param_groups[0]["params"] if p.grad is not None}
         for p in gradients:
             if not self.state[p]:
-                count = torch.zeros((), dtype=torch.float32, device=p.device)
-                self.state[p] = dict(zip(STATE, (count, torch.zeros_like(p), torch.zeros_like(p))))
+                self.state[p] = {
+                    "step": torch.zeros((), dtype=torch.float32, device=p.device),
+                    "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
         counts, means, squares = ([self.state[p][name] for p in gradients] for name in STATE)
         adamw(list(gradients), list(gradients.values()), means, squares, [], counts, fused=True,
               amsgrad=False, maximize=False, lr=self.learning_rate, beta1=self.BETAS[0],
@@ -62,23 +64,31 @@ Optimizer = AdamW | torch.optim.Optimizer
 
 
 def parameters_by_name(model: Qwen2, optimizer: AdamW) -> dict[str, nn.Parameter]:
-    """The float32 parameters that the optimizer moves. With --offload_optimizer they are copies on
-    the CPU, not the model's own."""
+    """The float32 parameters that the optimizer changes. With --offload_optimizer they are copies
+    on the CPU, not the model's own."""
     names = dict(model.named_parameters())
     return dict(zip(names, optimizer.param_groups[0]["params"], strict=True))
 
 
 def optimizer_tensors(optimizer: AdamW, parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
-    """Empty before its first step."""
-    return {f"{key}.{name}": value for name, parameter in parameters.items()
-            for key, value in optimizer.state[parameter].items()}
+    """The optimizer's state for a checkpoint; empty before its first step."""
+    tensors = {}
+    for name, parameter in parameters.items():
+        for key, value in optimizer.state[parameter].items():
+            tensors[f"{key}.{name}"] = value
+    return tensors
 
 
 def load_optimizer_tensors(optimizer: AdamW, parameters: dict[str, nn.Parameter],
                            tensors: dict[str, Tensor]) -> None:
-    for name, parameter in parameters.items() if tensors else ():
-        moments = {key: torch.empty_like(parameter, requires_grad=False) for key in STATE[1:]}
-        for key, copy in moments.items():  # cut if the parameter is (--shard)
-            local_shard(copy).copy_(shard_like(parameter, tensors[f"{key}.{name}"]))
+    """Put back what `optimizer_tensors` returned."""
+    if not tensors:
+        return
+    for name, parameter in parameters.items():
         count = tensors[f"step.{name}"].clone().to(parameter.device)
-        optimizer.state[parameter] = {"step": count, **moments}
+        optimizer.state[parameter] = {"step": count}
+        for key in ("exp_avg", "exp_avg_sq"):
+            moment = torch.empty_like(parameter, requires_grad=False)
+            # with --shard only the rows of this process
+            local_shard(moment).copy_(shard_like(parameter, tensors[f"{key}.{name}"]))
+            optimizer.state[parameter][key] = moment

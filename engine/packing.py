@@ -1,16 +1,16 @@
-"""Packed attention: a prefix that all prompts share stands once, a prompt once, and all its answers
-attend to it.
+"""Packed attention: the prefix that all prompts share is computed once, each prompt once, and all
+answers to a prompt attend to it.
 
-Example: prompts p (3 tokens) and r (5 tokens) begin with the same two tokens, s, as if two were
-worth sharing (LEAST_PREFIX). They have two answers each: a and b (2 and 1 tokens) go on from p, c
-and d (1 and 3 tokens) from r. The model takes one flat sequence of N = 13 tokens:
+Example: prompts p (3 tokens) and r (5 tokens) begin with the same two tokens, s. (In fact so short
+a prefix is not shared, see LEAST_PREFIX.) They have two answers each: a and b (2 and 1 tokens)
+continue p, c and d (1 and 3 tokens) continue r. The model takes one flat sequence of N = 13 tokens:
 
     token      s0 s1 p2 r2 r3 r4 a0 a1 b0 c0 d0 d1 d2
     index       0  1  2  3  4  5  6  7  8  9 10 11 12
     position    0  1  2  2  3  4  3  4  3  5  5  6  7
 
-A token of a prompt attends to that prompt up to itself, the prefix included. A token of an answer
-attends to the whole prompt and to its own answer up to itself (the row attends to the column):
+A token of a prompt attends to this prompt up to itself, including the prefix. A token of an answer
+attends to the whole prompt and to its own answer up to itself. The row attends to the column:
 
         s s p r r r a a b c d d d
     s0  x . . . . . . . . . . . .
@@ -27,12 +27,11 @@ attends to the whole prompt and to its own answer up to itself (the row attends 
     d1  x x . x x x . . . . x x .
     d2  x x . x x x . . . . x x x
 
-Most of this (N, N) mask is empty, so it is never built (nor in the sampler, whose blocks of rows
-share a prompt token by token: engine/cache.py). Attention works on padded rows instead (_ is
-padding), in three steps. The prefix is one row, whose mask is plain causal. The Q = 2 rests of the
-prompts are a block: its queries are the rests, its keys the prefix and the rests. Then come blocks
-of at most ROWS answers of like length, whose keys are those of the prompt and their own. Here one
-block holds all four answers, b and c first as they are shortest:
+Most of this (N, N) mask is empty, so it is never built. Attention works on padded rows instead (_
+is padding), in three steps. First the prefix is one row, whose mask is plain causal. Then the rests
+of the Q = 2 prompts are a block: its queries are the rests, its keys the prefix and the rests. Last
+come blocks of at most ROWS answers of similar length, whose keys are those of their prompt and
+their own. Here one block holds all four answers, b and c first because they are the shortest:
 
     prefix (1, 2)   rests, queries (2, 3)   rests, keys (2, P) = (2, 5)
     s0 s1           p2  _  _                s0 s1 p2  _  _
@@ -44,12 +43,15 @@ block holds all four answers, b and c first as they are shortest:
     a0 a1  _                           s0 s1 p2  _  _ a0 a1  _
     d0 d1 d2                           s0 s1 r2 r3 r4 d0 d1 d2
 
-Where no prefix is shared, the whole prompts (Q, P) are causal rows, and there are no rests.
+If no prefix is shared, the whole prompts (Q, P) are causal rows, and there are no rests.
 
-Where rows are longer than LONG, queries are taken QUERIES at a time, and keys after the last of
-them are left out. The results go back into the flat order, without the padding. The gradient is
-exact: keys and values of a prompt collect it from all its answers, those of the prefix from all
+In rows longer than LONG, queries are taken QUERIES at a time, and keys after the last of them are
+left out. The results are put back into the flat order, without the padding. The gradient is exact:
+the keys and values of a prompt collect it from all its answers, those of the prefix from all
 prompts.
+
+The sampler does not use this file for its answers: there a prompt is shared token by token, by
+blocks of rows (engine/cache.py).
 """
 from typing import NamedTuple
 
@@ -58,64 +60,69 @@ from torch import Tensor
 
 from qwen2_model import attention
 
-LONG, QUERIES = 512, 256  # rows of more than LONG tokens ask in blocks of QUERIES
-# To share fewer tokens saves less than its operations cost: on a CPU an update of a tiny model with
-# two prompts takes as long with 16 shared as with none, and 1.08 times as long with 8.
+LONG, QUERIES = 512, 256  # in rows of more than LONG tokens, QUERIES queries are taken at a time
+# Sharing fewer tokens saves less than its operations cost: on a CPU an update of a tiny model with
+# two prompts takes as long with 16 shared tokens as with none, and 1.08 times as long with 8.
 LEAST_PREFIX = 16
 
 
 class Block(NamedTuple):
-    """r rows padded on the right to the longest of them, S tokens: answers of like length, or the
-    rests of prompts."""
-    rows: Tensor    # (r,) which answers, or which prompts
-    places: Tensor  # (r, S) indices of their tokens in the flat sequence
-    keys: Tensor    # (r, B + S) of the B tokens before them, too: of the prompt, or of the prefix
-    sees: Tensor    # (r, B), or (1, B) for all rows: False where one of the B is padding
-    ask: int        # so many tokens are queries at once
+    """r rows, padded on the right to the longest of them, which has S tokens: answers of similar
+    length, or the rests of prompts. Before each row come B tokens: those of its prompt, or of the
+    prefix."""
+    rows: Tensor     # (r,) the numbers of the answers, or of the prompts
+    indices: Tensor  # (r, S) where the rows' tokens are in the flat sequence
+    keys: Tensor     # (r, B + S) where the tokens before them and their own are
+    sees: Tensor     # (r, B), or (1, B) for all rows: False if one of the B is padding
+    at_once: int     # how many queries are taken at a time
 
     def windows(self) -> list[slice]:
-        S = self.places.shape[1]
-        return [slice(start, min(start + self.ask, S)) for start in range(0, S, self.ask)]
+        """The parts of the queries, each taken at a time."""
+        S = self.indices.shape[1]
+        return [slice(start, min(start + self.at_once, S)) for start in range(0, S, self.at_once)]
 
     def to(self, device: torch.device) -> "Block":
-        return Block(send(self.rows, device), send(self.places, device), send(self.keys, device),
-                     send(self.sees, device), self.ask)
+        return Block(send(self.rows, device), send(self.indices, device), send(self.keys, device),
+                     send(self.sees, device), self.at_once)
 
     def mask(self, window: slice, dtype: torch.dtype, heads: int = 1) -> Tensor:
         """(r or 1, 1, heads * queries, B + end), to be added to the scores: 0 where a query sees a
-        key, -inf elsewhere. Lines begin at multiples of 16 numbers, as a GPU's kernel wants it."""
+        key, -inf elsewhere. Its lines begin at multiples of 16 numbers, as a GPU's kernel needs."""
         (r, B), start, end = self.sees.shape, window.start, window.stop
-        mask = torch.full((r, 1, end - start, -(-(B + end) // 16) * 16), float("-inf"),
-                          dtype=dtype, device=self.sees.device)
+        width = -(-(B + end) // 16) * 16  # rounded up
+        mask = torch.full((r, 1, end - start, width), float("-inf"), dtype=dtype,
+                          device=self.sees.device)
         mask[..., :B].masked_fill_(self.sees[:, None, None], 0)
         mask[..., B:B + end].triu_(start + 1)  # causal
         return mask.repeat(1, 1, heads, 1)[..., :B + end]
 
 
 class SharedPrompts:
-    """Attention over Q prompts and R answers as one flat sequence; call it as a model's `attend`.
-    All prompts begin with the same `prefix` tokens, and are longer than it. Answer i, which may
-    have no tokens, goes on from prompt `prompt_of[i]`. It is made on the CPU, where numbers can be
-    read without waiting; `to` sends it where the model is."""
-    ROWS = 8  # of a block of answers, at most
+    """Attention over Q prompts and R answers in one flat sequence. It is a model's `attend`.
+
+    All prompts begin with the same `prefix` tokens, and are longer than this. Answer i, which may
+    have no tokens, continues prompt `prompt_of[i]`. The object is made on the CPU, where numbers
+    can be read without waiting; `to` sends it to the model's device.
+    """
+    ROWS = 8  # the most answers in a block
 
     def __init__(self, prompt_lengths: list[int], answer_lengths: list[int], prompt_of: Tensor,
                  prefix: int = 0):
         self.prefix, self.prompt_of = prefix, prompt_of  # prompt_of (R,)
         rest_lengths = [length - prefix for length in prompt_lengths]
-        rests, rest_mask = places_of(rest_lengths, prefix)  # (Q, P - prefix)
+        rests, rest_mask = indices_of(rest_lengths, prefix)  # (Q, P - prefix)
         shared = torch.arange(prefix).expand(len(rests), -1)
         self.prompts = torch.cat([shared, rests], 1)  # (Q, P)
         self.prompt_mask = torch.cat([torch.ones_like(shared, dtype=torch.bool), rest_mask], 1)
         start = prefix + sum(rest_lengths)
-        self.answers, self.answer_mask = places_of(answer_lengths, start)  # (R, S)
+        self.answers, self.answer_mask = indices_of(answer_lengths, start)  # (R, S)
         self.positions = positions_of(prompt_lengths, answer_lengths, prompt_of, prefix)  # (N,)
-        self.causal = shared[:1] if prefix else self.prompts  # rows that see nothing before them
+        self.causal = shared[:1] if prefix else self.prompts  # rows with nothing before them
         self.rests = [self.block_of_rests(rests)] if prefix else []
         self.blocks = [self.block_of(answers, answer_lengths[answers[-1]])
                        for answers in cut_by_length(answer_lengths, self.ROWS)]
         self.padded_index = self.find_padded_index()  # (N,)
-        self.masks: list[list[Tensor]] = []  # of rests and blocks, once the first layer asks
+        self.masks: list[list[Tensor]] = []  # of rests and blocks, made for the first layer
 
     def block_of_rests(self, rests: Tensor) -> Block:
         Q, longest = rests.shape
@@ -125,9 +132,9 @@ class SharedPrompts:
     def block_of(self, numbers: list[int], longest: int) -> Block:
         answers = torch.tensor(numbers)
         prompt = self.prompt_of[answers]
-        places = self.answers[answers, :longest]
-        keys = torch.cat([self.prompts[prompt], places], 1)
-        return Block(answers, places, keys, self.prompt_mask[prompt], queries_at_once(longest))
+        indices = self.answers[answers, :longest]
+        keys = torch.cat([self.prompts[prompt], indices], 1)
+        return Block(answers, indices, keys, self.prompt_mask[prompt], queries_at_once(longest))
 
     def to(self, device: torch.device) -> "SharedPrompts":
         for name, value in vars(self).items():
@@ -138,21 +145,24 @@ class SharedPrompts:
         return self
 
     def find_padded_index(self) -> Tensor:
-        """(N,): where each token of the flat sequence stands among the padded rows: those that are
-        causal, the rests and all blocks, laid end to end."""
+        """(N,): for each token of the flat sequence its index in the padded rows, which are laid
+        end to end: the causal ones, the rests, and all blocks."""
         first, length = self.causal.shape  # the prefix, or whole prompts
-        rows = [(self.causal, self.prompt_mask[:first, :length])]
-        rows += [(block.places, self.prompt_mask[:, self.prefix:]) for block in self.rests]
-        rows += [(block.places, self.answer_mask[block.rows, :block.places.shape[1]])
-                 for block in self.blocks]
-        in_rows = torch.cat([is_token.flatten() for _, is_token in rows]).nonzero().squeeze(1)
-        in_flat = torch.cat([places.flatten() for places, _ in rows])[in_rows]
+        indices, masks = [self.causal], [self.prompt_mask[:first, :length]]
+        for block in self.rests:
+            indices.append(block.indices)
+            masks.append(self.prompt_mask[:, self.prefix:])
+        for block in self.blocks:
+            indices.append(block.indices)
+            masks.append(self.answer_mask[block.rows, :block.indices.shape[1]])
+        in_rows = torch.cat([mask.flatten() for mask in masks]).nonzero().squeeze(1)
+        in_flat = torch.cat([of_rows.flatten() for of_rows in indices])[in_rows]
         return torch.empty_like(in_rows).index_copy_(0, in_flat, in_rows)
 
     def keys_of(self, block: Block, x: Tensor) -> Tensor:
-        """(r, heads, B + S, head_dim): of keys or values x (N, heads, head_dim) those that the rows
-        of a block may see. The prefix is repeated by `expand`, whose gradient is one sum: that of
-        `to_rows` a GPU adds row by row, and in bfloat16 rounds each time."""
+        """(r, heads, B + S, head_dim): the part of the keys or values x (N, heads, head_dim) that
+        the rows of a block may see. The prefix is repeated by `expand`, because its gradient is
+        then one sum; with `to_rows` a GPU would add row by row, and in bfloat16 round each time."""
         own = to_rows(x, block.keys[:, self.prefix:])
         if not self.prefix:
             return own
@@ -164,15 +174,19 @@ class SharedPrompts:
         blocks = [*self.rests, *self.blocks]
         if not self.masks:
             heads = q.shape[1] // k.shape[1]
-            self.masks = [[block.mask(window, q.dtype, heads) for window in block.windows()]
-                          for block in blocks]
-        attended = [attention(*(to_rows(x, self.causal) for x in (q, k, v)))]
+            for block in blocks:
+                self.masks.append([block.mask(window, q.dtype, heads)
+                                   for window in block.windows()])
+        attended = [attention(to_rows(q, self.causal), to_rows(k, self.causal),
+                              to_rows(v, self.causal))]
         for block, masks in zip(blocks, self.masks):
-            queries = to_rows(q, block.places)
+            queries = to_rows(q, block.indices)
             keys, values = self.keys_of(block, k), self.keys_of(block, v)
-            parts = [attention(queries[:, :, window], keys[:, :, :mask.shape[-1]],
-                               values[:, :, :mask.shape[-1]], mask)
-                     for window, mask in zip(block.windows(), masks)]
+            parts = []
+            for window, mask in zip(block.windows(), masks):
+                end = mask.shape[-1]  # later keys are not seen
+                parts.append(attention(queries[:, :, window], keys[:, :, :end], values[:, :, :end],
+                                       mask))
             attended.append(torch.cat(parts, 2) if parts[1:] else parts[0])
         end_to_end = torch.cat([rows.transpose(1, 2).flatten(0, 1) for rows in attended])
         return end_to_end.index_select(0, self.padded_index)
@@ -189,12 +203,12 @@ def pack(prompts: list[list[int]], answers: list[list[int]],
 
 
 def common_prefix(prompts: list[list[int]]) -> int:
-    """How many tokens all prompts begin with; at least one token of each prompt is left out. 0 if
-    it does not pay to share so few."""
+    """The number of tokens that all prompts begin with, such that at least one token of each prompt
+    is left; 0 if they are too few to be worth sharing."""
     if len(prompts) < 2:
         return 0
     length = 0
-    for tokens in zip(*prompts):  # place by place, up to the end of the shortest
+    for tokens in zip(*prompts):  # up to the end of the shortest
         if len({*tokens}) > 1:
             break
         length += 1
@@ -203,16 +217,16 @@ def common_prefix(prompts: list[list[int]]) -> int:
 
 
 def send(x: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the CPU on the device. From page-locked memory a GPU takes it when it comes to
-    it; nobody waits."""
+    """Send a tensor from the CPU to the device. A GPU reads it from page-locked memory when it gets
+    there, so that nothing waits."""
     if device.type == "cpu":
         return x
     return x.pin_memory().to(device, non_blocking=True)
 
 
-def places_of(lengths: list[int], start: int) -> tuple[Tensor, Tensor]:
-    """Where each row's tokens stand in a flat sequence that begins at `start`: (rows, longest). The
-    second tensor is False for padding, whose place is given as 0."""
+def indices_of(lengths: list[int], start: int) -> tuple[Tensor, Tensor]:
+    """The indices of each row's tokens (rows, longest) if the rows lie end to end from `start` on.
+    The second tensor is False for padding, whose index is 0."""
     length = torch.tensor(lengths, dtype=torch.long)[:, None]
     first = start + length.cumsum(0) - length  # (rows, 1)
     step = torch.arange(max(lengths, default=0))
@@ -222,8 +236,8 @@ def places_of(lengths: list[int], start: int) -> tuple[Tensor, Tensor]:
 
 def positions_of(prompt_lengths: list[int], answer_lengths: list[int], prompt_of: Tensor,
                  prefix: int) -> Tensor:
-    """(N,): the prefix counts from 0, the rest of a prompt from its end, an answer from the end of
-    its prompt."""
+    """(N,): the position of each token. The prefix counts from 0, the rest of a prompt from the end
+    of the prefix, an answer from the end of its prompt."""
     positions = [torch.arange(prefix)]
     positions += [torch.arange(prefix, length) for length in prompt_lengths]
     for prompt, length in zip(prompt_of.tolist(), answer_lengths):
@@ -232,17 +246,20 @@ def positions_of(prompt_lengths: list[int], answer_lengths: list[int], prompt_of
 
 
 def cut_by_length(lengths: list[int], size: int) -> list[list[int]]:
-    """The answers that have tokens, the shortest first, cut into lists of at most `size`."""
+    """The numbers of the answers that have tokens, the shortest first, in lists of at most `size`.
+    """
     answers = [answer for answer, length in enumerate(lengths) if length]
     answers.sort(key=lambda answer: lengths[answer])
     return [answers[start:start + size] for start in range(0, len(answers), size)]
 
 
 def queries_at_once(length: int) -> int:
-    """Of rows of so many tokens."""
+    """The number of queries that are taken at a time in rows of so many tokens."""
     return length if length <= LONG else QUERIES
 
 
-def to_rows(x: Tensor, places: Tensor) -> Tensor:
-    """(N, heads, head_dim) -> (rows, heads, length, head_dim)"""
-    return x.index_select(0, places.flatten()).view(*places.shape, *x.shape[1:]).transpose(1, 2)
+def to_rows(x: Tensor, indices: Tensor) -> Tensor:
+    """Take tokens by indices (rows, length): (N, heads, head_dim) -> (rows, heads, length,
+    head_dim)."""
+    taken = x.index_select(0, indices.flatten())
+    return taken.view(*indices.shape, *x.shape[1:]).transpose(1, 2)

@@ -1,10 +1,10 @@
-"""The policy: the model, its tokenizer, its task, and how answers are sampled. Weightings and
-advantages get it with each batch, for whatever else they need of the model."""
+"""The policy: the model with its tokenizer and its task, and how answers are sampled. Weightings
+and advantages get it with each batch, for whatever they need of the model."""
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -18,31 +18,13 @@ from engine.tokens import END_OF_TURN, encode_prompt, token_bytes
 from qwen2_model import Qwen2
 
 
-class RunSettings(Protocol):
-    """Those flags of harness/settings.py that `policy.settings` is asked for."""
-    task: str
-    seed: int
-    model: str
-    device: str
-    dtype: str
-    shard: bool
-    offload_optimizer: bool
-    micro_batch: int
-    max_new_tokens: int
-    temperature: float
-    epochs: int
-    max_grad_norm: float
-    loss_norm: str
-    clip_low: float
-    clip_high: float
-    kl: float
-    kl_kind: str
-    dpo_beta: float
-    pairs: str | None
+# The settings of a run, which harness/settings.py declares: the engine knows no flags, and reads
+# max_new_tokens, temperature and micro_batch of them. Methods may read any.
+RunSettings = Any
 
 
 class Forward:
-    """One extra forward pass over a batch, when somebody looks, and once."""
+    """An extra forward pass over a batch, made only if a method needs it, and only once."""
 
     def __init__(self, model: Qwen2, micro_batch: int):
         self.model, self.micro_batch = model, micro_batch
@@ -57,37 +39,40 @@ class Forward:
 
 @dataclass
 class Policy:
+    """A model that answers the problems of a task."""
     model: Qwen2
     tokenizer: Tokenizer
     task: Task[Problem]
     settings: RunSettings
-    folder: Path           # the model was read from here
+    folder: Path           # the folder that the model was read from
 
     def sample(self, problems: Sequence[Problem], answers: int, seed: int,
                greedy: bool = False) -> Rollouts:
+        """Sample answers to each problem, without scores."""
         return sample_answers(self.model, self.tokenizer, self.task, problems, answers,
                               max_new_tokens=self.settings.max_new_tokens, greedy=greedy,
                               temperature=self.settings.temperature, seed=seed)
 
     def score(self, rollouts: Rollouts) -> Rollouts:
-        """The batch with the reward of each answer, and the section and kind of each token."""
+        """Add the reward of each answer, and the section and kind of each token."""
         return score_answers(rollouts, self.tokenizer, self.task)
 
     def ask(self, problems: Sequence[Problem], answers: int, seed: int,
             greedy: bool = False) -> Rollouts:
+        """Sample answers to each problem and score them."""
         return self.score(self.sample(problems, answers, seed, greedy))
 
     def extra_forward(self) -> Forward:
         return Forward(self.model, self.settings.micro_batch)
 
     def reward_of(self, problem: Problem, ids: Iterable[int]) -> float:
-        """The reward of any answer to this problem, whole or cut off."""
+        """The reward of any answer to this problem, finished or cut off."""
         text = b"".join(token_bytes(self.tokenizer, ids)).decode(errors="replace")
         return self.task.score(problem, text)["reward"]
 
     @torch.no_grad()
     def refuse_broken_model(self) -> None:
-        """Finite parameters can still overflow: compute the logits of one prompt."""
+        """Raise if the logits of one prompt are not finite, as finite parameters can overflow."""
         problem = self.task.held_out_problems(1)[0]
         prompt = encode_prompt(self.tokenizer, self.task.prompt_for(problem), "")
         logits = self.model(torch.tensor([prompt], device=self.model.device))
@@ -97,7 +82,7 @@ class Policy:
 def sample_answers(model: Qwen2, tokenizer: Tokenizer, task: Task[Problem],
                    problems: Sequence[Problem], answers: int, *, max_new_tokens: int,
                    temperature: float = 1.0, greedy: bool = False, seed: int = 0) -> Rollouts:
-    """`answers` answers to each problem. With several processes, each samples its share."""
+    """Sample `answers` answers to each problem. Of several processes each samples its share."""
     prompts = encode_prompts(tokenizer, task, problems)
     sampled = generate(model, prompts, answers=answers, stop_ids=stop_ids(model, tokenizer),
                        share=processes.shard_of(len(prompts)), max_new_tokens=max_new_tokens,
@@ -113,7 +98,7 @@ def encode_prompts(tokenizer: Tokenizer, task: Task[Problem],
 
 def gather(problems: Sequence[Problem], prompts: list[list[int]], answers: int,
            sampled: Generation) -> Rollouts:
-    """The whole batch, from all processes."""
+    """The whole batch, put together from what all processes have sampled."""
     processes.all_reduce(*vars(sampled).values())
     refuse_undefined("the model's probabilities are", sampled.log_prob, sampled.entropy,
                      sampled.collision)
@@ -123,11 +108,16 @@ def gather(problems: Sequence[Problem], prompts: list[list[int]], answers: int,
 
 
 def stop_ids(model: Qwen2, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Those of the model's config, and the end of a turn, which that of a base model lacks."""
-    ends = [tokenizer.token_to_id(token) for token in END_OF_TURN]
-    return tuple({*model.config.stop_ids, *(end for end in ends if end is not None)})
+    """The tokens that end an answer: those of the model's config, and the end of a turn, which the
+    config of a base model lacks."""
+    stop = set(model.config.stop_ids)
+    for token in END_OF_TURN:
+        number = tokenizer.token_to_id(token)
+        if number is not None:
+            stop.add(number)
+    return tuple(stop)
 
 
 def derived_seed(*parts: object) -> int:
-    """A number that follows from these parts alone, for a random generator."""
+    """A seed for a random generator that depends on these parts alone."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:6], "big")

@@ -1,9 +1,9 @@
-"""Data parallelism, a process a GPU:  torchrun --nproc_per_node 8 train.py ...
+"""Data parallelism, with one process for each GPU:  torchrun --nproc_per_node 8 train.py ...
 
-Every rank holds the whole model (but with --shard, engine/sharded.py) and samples the answers to
-its shard of the problems. They are gathered, so credit is computed as in a single process. Each
-rank computes the gradient of its own answers; gradients are all-reduced (summed). Rank 0 prints and
-writes; the others write their credit.
+Every process (rank) holds the whole model, unless --shard cuts it (engine/sharded.py), and samples
+the answers to its shard of the problems. The answers are gathered, so credit is computed as in a
+single process. Each rank computes the gradient of its own answers, and gradients are all-reduced
+(summed). Rank 0 prints and writes the files; the others write only their credit files.
 """
 import os
 import sys
@@ -40,12 +40,12 @@ def start(device: str) -> str:
 
 
 def is_alone() -> bool:
-    """Whether no other process shares the run, as the environment that torchrun sets has it."""
+    """Whether this process runs alone, by the environment that torchrun sets."""
     return os.environ.get("WORLD_SIZE", "") in ("", "1")
 
 
 def stop() -> None:
-    """Leave the others, at the end. An error ends the process without waiting for them."""
+    """Leave the other processes at the end. After an error, do not wait for them."""
     if dist.is_initialized():
         if sys.exc_info()[0] is None:
             dist.barrier()  # a process that left early would abort those that still communicate
@@ -53,34 +53,42 @@ def stop() -> None:
 
 
 def count() -> int:
+    """The number of processes."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def rank() -> int:
+    """The number of this process, from 0."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def is_main_process() -> bool:
-    """Whether this process prints. The environment knows it before the processes have met. A RANK
-    that another program left there does not silence a run that is alone."""
+    """Whether this process prints. It is read from the environment, because it is needed before the
+    processes are connected. A RANK that another program left there does not silence a single run.
+    """
     return is_alone() or os.environ.get("RANK", "0") == "0"
 
 
 def shard_of(n: int) -> range:
+    """The share of n things that this process takes."""
     return range(n * rank() // count(), n * (rank() + 1) // count())
 
 
 def all_reduce(*tensors: torch.Tensor) -> None:
-    """Sum over all processes, in place. With 0 in the rows of the others it gathers shards."""
-    for tensor in tensors if count() > 1 else ():
-        is_whole = tensor.dtype in (torch.bool, torch.long)
-        summed = tensor.float() if is_whole else tensor  # token numbers are below 2^24
+    """Sum over all processes, in place. If each process has 0 in the rows of the others, this puts
+    their shards together."""
+    if count() == 1:
+        return
+    for tensor in tensors:
+        is_integer = tensor.dtype in (torch.bool, torch.long)
+        summed = tensor.float() if is_integer else tensor  # exact: token numbers are below 2^24
         dist.all_reduce(summed)
-        if is_whole:
+        if is_integer:
             tensor.copy_(summed)
 
 
 def all_reduce_numbers(numbers: Mapping[str, float | torch.Tensor]) -> dict[str, float]:
+    """The sum of each number over all processes, in float64."""
     values = torch.tensor([float(value) for value in numbers.values()], dtype=torch.float64)
     all_reduce(values)
     return dict(zip(numbers, values.tolist()))
@@ -92,6 +100,7 @@ def barrier() -> None:
 
 
 def all_reduce_max(number: int) -> int:
+    """The largest of the processes' numbers."""
     largest = torch.tensor(number)
     if count() > 1:
         dist.all_reduce(largest, dist.ReduceOp.MAX)
@@ -99,46 +108,54 @@ def all_reduce_max(number: int) -> int:
 
 
 def any_of(asked: bool) -> bool:
-    """Whether any process was asked, by Ctrl-C say: all have to stop after the same step."""
+    """Whether any process was asked to stop, by Ctrl-C for example. All have to stop after the same
+    step."""
     return bool(all_reduce_max(int(asked)))
 
 
 def is_sharded(tensor: torch.Tensor) -> "TypeGuard[DTensor]":
+    """Whether this process holds only some rows of the tensor (--shard)."""
     return hasattr(tensor, "to_local")
 
 
 def local_shard(tensor: torch.Tensor) -> torch.Tensor:
+    """The rows of a tensor that this process holds."""
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
-def shard_like(place: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """The rows of a whole tensor that belong in this process's part of `place`."""
-    if not is_sharded(place):
+def shard_like(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """The rows of a whole tensor that this process holds of `parameter`."""
+    if not is_sharded(parameter):
         return tensor
-    rows = -(-len(tensor) // count())  # a process; the last ones get fewer, or none
+    rows = -(-len(tensor) // count())  # of each process; the last ones get fewer, or none
     return tensor[rows * rank():rows * (rank() + 1)]
 
 
 def holds_for_all(is_true: bool, *tensors: torch.Tensor) -> bool:
-    """Whether `is_true` in every process, if a tensor is sharded; otherwise in this one."""
-    return not any_of(not is_true) if any(map(is_sharded, tensors)) else is_true
+    """Whether `is_true` in every process if a tensor is sharded, and otherwise in this one."""
+    if not any(map(is_sharded, tensors)):
+        return is_true
+    return not any_of(not is_true)
 
 
 def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """The whole tensor, all rows of it. Every process has to call this."""
+    """The tensor with all its rows. Every process has to call this."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
 def reshard_layers(model: torch.nn.Module) -> None:
-    """Those still gathered after a forward pass. A backward pass reshards by itself."""
+    """Free the layers that are still gathered after a forward pass (--shard). A backward pass does
+    that by itself."""
     for module in model.modules():
         getattr(module, "reshard", lambda: None)()
 
 
 def refuse_undefined(what: str, *tensors: torch.Tensor) -> None:
-    """Raise unless all tensors are finite, in all processes; `what` is "the gradient is", say.
-    Mostly their norm says so, in a tenth of a CPU's time for the largest number. Only where its
-    squares are too large does the largest decide."""
+    """Raise unless all tensors are finite, in all processes; `what` may be "the gradient is".
+
+    A finite norm is enough, and on a CPU takes a tenth of the time that the largest number takes.
+    Only if the squares of finite numbers are too large does the largest number decide.
+    """
     own = [local_shard(tensor.detach()) for tensor in tensors if tensor.is_floating_point()]
     parts = [part for part in own if part.numel()]
     is_finite = any(bool(get_total_norm(parts, order).isfinite()) for order in (2.0, float("inf")))

@@ -1,7 +1,7 @@
-"""A batch of rollouts (sampled answers), and all that is known about each of their tokens.
+"""A batch of rollouts (sampled answers), with everything that is known about each token.
 
-Everything per token is (B, T): index t is the t-th generated token. The sampler writes in this
-frame, `lay_out` in forward.py makes the one shift that brings a training forward pass into it.
+Everything per token is (B, T): index t is the t-th generated token. The sampler writes these
+coordinates, and `lay_out` in forward.py makes the one shift that a training forward pass needs.
 
     3 5 7 make 22 -> " 3 * 5 = 15 ...", " no ..."   two answers to one problem, 30 and 8 tokens
     ids, mask, log_prob, ... (2, 30)                mask[1, 8:] is False
@@ -20,14 +20,14 @@ from engine import processes
 from engine.errors import UserError
 from engine.tokens import token_bytes
 
-Problem = object  # of whatever type a task has: the lab only hands it back
-Kind = TypeVar("Kind")
-NOTHING = torch.tensor(float("nan"))  # what is not known yet: its use is told as "not finite"
+Problem = object  # any type that a task likes: it is only passed back to the task
+Kind = TypeVar("Kind")  # the type of a task's problems
+NOTHING = torch.tensor(float("nan"))  # not known yet; if it is used, the run ends with "not finite"
 
 
 class Task(Protocol[Kind]):
-    """What --task names, with problems of some kind. `read` and `right_steps` it may have, too:
-    docs/your_own_task.md."""
+    """The methods that a class must have to be named by --task. It may also have `read` and
+    `right_steps` (docs/your_own_task.md)."""
     @property
     def reward(self) -> str: ...
     def training_problems(self, seed: int, step: int, count: int) -> list[Kind]: ...
@@ -39,15 +39,16 @@ class Task(Protocol[Kind]):
     def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]: ...
 
 
-class Forward(Protocol):  # engine/policy.py has the one of the model
+class Forward(Protocol):
+    """Access to one more forward pass over a batch (engine/policy.py)."""
     def look(self, rollouts: "Rollouts", attention: bool = False) -> dict[str, Tensor]: ...
 
 
 @dataclass(frozen=True)
 class Rollouts:
     """B answers to Q problems; group g holds the answers to problem g."""
-    problems: Sequence[Problem]     # Q of them
-    prompt_ids: list[list[int]]     # of each problem
+    problems: Sequence[Problem]     # the Q problems
+    prompt_ids: list[list[int]]     # the prompt of each problem
     group: Tensor                   # (B,) 0..Q-1
     ids: Tensor                     # (B, T) int64, 0 beyond the mask
     mask: Tensor                    # (B, T) bool
@@ -57,18 +58,18 @@ class Rollouts:
     collision: Tensor               # (B, T) sum p^2
 
     # empty until the answers are scored
-    answers: list[str] = field(default_factory=list)      # of each answer its text
-    texts: list[list[str]] = field(default_factory=list)  # of each answer, token by token
+    answers: list[str] = field(default_factory=list)      # the text of each answer
+    texts: list[list[str]] = field(default_factory=list)  # the same, token by token
     section: Tensor = NOTHING                             # (B, T) uint8, codes in engine/tokens.py
     kind: Tensor = NOTHING                                # (B, T) uint8
-    scores: dict[str, Tensor] = field(default_factory=dict)  # of each part of the reward (B,)
+    scores: dict[str, Tensor] = field(default_factory=dict)  # (B,) each part of the reward
 
     # empty until credit is spread
     step: int = 0
     advantage: Tensor = NOTHING                           # (B, T)
-    generator: torch.Generator = field(default_factory=torch.Generator)  # for random numbers; CPU
-    forward: Forward | None = None                        # makes hidden and attention
-    true_credit: Tensor = NOTHING                         # (B, T), where a probe measured it
+    generator: torch.Generator = field(default_factory=torch.Generator)  # on the CPU
+    forward: Forward | None = None                        # computes hidden and attention
+    true_credit: Tensor = NOTHING                         # (B, T), if a probe has measured it
 
     @property
     def length(self) -> Tensor:
@@ -76,7 +77,7 @@ class Rollouts:
 
     @cached_property
     def lists(self) -> tuple[list[int], list[list[int]]]:
-        """The group and the tokens of each answer, fetched from a GPU once."""
+        """The group of each answer and its tokens, read from a GPU only once."""
         rows = zip(self.ids.tolist(), self.length.tolist())
         return self.group.tolist(), [ids[:length] for ids, length in rows]
 
@@ -86,13 +87,14 @@ class Rollouts:
 
     @property
     def hidden(self) -> Tensor:
-        """(B, T, D): the state that predicted token t. Costs one extra forward pass."""
+        """(B, T, D): the hidden state that predicted token t. It costs one extra forward pass."""
         return self.look(attention=False)["hidden"]
 
     @property
     def attention(self) -> Tensor:
         """(B, T, T): [b, i, j] is the attention that token j received when token i was predicted,
-        0 unless j < i. Last layer, mean over heads. Costs one extra forward pass."""
+        and 0 unless j < i. It is that of the last layer, averaged over heads, and costs one extra
+        forward pass."""
         return self.look(attention=True)["attention"]
 
     def look(self, attention: bool) -> dict[str, Tensor]:
@@ -105,31 +107,38 @@ class Rollouts:
 
     def of_problems(self, problems: range) -> "Rollouts":
         """The part of the batch that answers these problems, which are numbered from 0 again."""
-        part, asked = self.of_rows(self.rows_of(problems)), slice(problems.start, problems.stop)
-        return replace(part, group=part.group - problems.start, problems=self.problems[asked],
-                       prompt_ids=self.prompt_ids[asked])
+        part, chosen = self.of_rows(self.rows_of(problems)), slice(problems.start, problems.stop)
+        return replace(part, group=part.group - problems.start, problems=self.problems[chosen],
+                       prompt_ids=self.prompt_ids[chosen])
 
     def of_rows(self, rows: Tensor) -> "Rollouts":
+        """The part of the batch that consists of these answers."""
         part = self.with_each(lambda tensor: tensor[rows])
         return replace(part, answers=[self.answers[row] for row in rows.tolist()],
                        texts=[self.texts[row] for row in rows.tolist()])
 
     def rows_of(self, problems: range) -> Tensor:
+        """The rows that answer these problems."""
         inside = (self.group >= problems.start) & (self.group < problems.stop)
         return inside.nonzero().squeeze(1)
 
     def rows_of_rank(self) -> Tensor:
+        """The rows that this process has sampled and trains on."""
         return self.rows_of(processes.shard_of(len(self.prompt_ids)))
 
     def with_each(self, change: Callable[[Tensor], Tensor]) -> "Rollouts":
-        changed: dict[str, Any] = {name: change(value) for name, value in vars(self).items()
-                                   if isinstance(value, Tensor) and value.dim()}
+        """The batch with every tensor changed."""
+        changed: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor) and value.dim():  # NOTHING has no dimension
+                changed[name] = change(value)
         scores = {part: change(score) for part, score in self.scores.items()}
         return replace(self, **changed, scores=scores)
 
 
 def score_answers(rollouts: Rollouts, tokenizer: Tokenizer, task: Task[Problem]) -> Rollouts:
-    """Add what follows from the text: scores of each answer, section and kind of each token."""
+    """Add what depends on the text: the scores of each answer, the section and kind of each token.
+    """
     section, kind = torch.zeros(2, *rollouts.mask.shape, dtype=torch.uint8)
     texts, answers, scores = [], [], []
     for row, (group, ids) in enumerate(zip(*rollouts.lists)):
@@ -141,10 +150,12 @@ def score_answers(rollouts: Rollouts, tokenizer: Tokenizer, task: Task[Problem])
         answers.append(b"".join(pieces).decode(errors="replace"))
         scores.append(task.score(rollouts.problems[group], answers[-1]))
     device = rollouts.mask.device
-    # a task may give more parts than the lab needs, but all of them always
+    # a task may return more parts than are needed, but the same ones for every answer
     if any(score.keys() != scores[0].keys() for score in scores):
         raise UserError("score should have the same names for every answer")
-    columns = {part: torch.tensor([score[part] for score in scores], dtype=torch.float32,
-                                  device=device) for part in scores[0]}
+    columns = {}
+    for part in scores[0]:
+        values = [score[part] for score in scores]
+        columns[part] = torch.tensor(values, dtype=torch.float32, device=device)
     return replace(rollouts, texts=texts, answers=answers, scores=columns,
                    section=section.to(device), kind=kind.to(device))

@@ -1,14 +1,14 @@
-"""Sampling answers: every prompt is computed once, and once what all prompts begin with; then all
-answers grow one token a step.
+"""Sampling answers: first every prompt is computed once, and the beginning that all prompts share
+only once; then all answers grow by one token in each step.
 
 Example: prompts p (3 tokens) and r (5 tokens) begin with the same two tokens, s. They have two
-answers each, of at most 4 new tokens. The answers are R = 4 rows: 0 and 1 go on from p, 2 and 3
-from r. Row 1 draws the stop token as its token 1; V is the vocabulary, D the width.
+answers each, of at most 4 new tokens. The answers are R = 4 rows: rows 0 and 1 continue p, rows 2
+and 3 continue r. Row 1 draws the stop token as its token 1. V is the vocabulary, D the width.
 
                fed to the model             at positions   hidden -> logits      sampled
     prefill    s0 s1 p2 r2 r3 r4            0 1 2 2 3 4    (6, D) -> (4, V)      token 0 of 4 rows
     step 1     token 0 of rows 0 1 2 3      3 3 5 5        (4, D) -> (4, V)      token 1 of 4 rows
-    (row 1 is done and leaves, if rows are looked for now)
+    (row 1 is done and is dropped, if this is a step in which finished rows are looked for)
     step 2     token 1 of rows 0 2 3        4 6 6          (3, D) -> (3, V)      token 2 of 3 rows
     step 3     token 2 of rows 0 2 3        5 7 7          (3, D) -> (3, V)      token 3 of 3 rows
 
@@ -17,17 +17,19 @@ from r. Row 1 draws the stop token as its token 1; V is the vocabulary, D the wi
                               1 1 1 1
                               1 1 1 1
 
-Step t feeds token t - 1 and samples token t. What a fed token sees is in engine/cache.py. EOS is
-looked for every 4 steps, and rows leave once an eighth of all is done (CUDA: 16 steps, a quarter);
-until then finished rows are decoded too, and trimmed afterwards.
+Step t feeds token t - 1 and samples token t. engine/cache.py says which tokens a fed token sees.
+Stop tokens are looked for every 4 steps, and finished rows are dropped once they are an eighth of
+all (on CUDA every 16 steps, and a quarter). Until then finished rows are decoded with the others,
+and what they draw is cut off afterwards.
 
-Answers may also go on from places within a sequence, which is still computed once: its state at
-the place predicts their first token. With `starts=[Start(1, 5), Start(1, 2, without=7)]` the first
-row goes on from r4, the second sees s0 and s1 alone, and may have any first token but 7.
+Answers may also continue a sequence from a position within it. The sequence is still computed once,
+and its hidden state at that position predicts their first token. With
+`starts=[Start(1, 5), Start(1, 2, without=7)]` the first row continues from r4; the second sees only
+s0 and s1, and its first token may be any but 7.
 
-On a GPU a step is recorded as a CUDA graph and replayed (engine/recording.py), so within a step no
-shape and no decision may depend on what was sampled, and tensors are changed in place. On a CPU it
-is simply called.
+On a GPU a step is recorded as a CUDA graph and replayed (engine/recording.py). So within a step no
+shape and no decision may depend on what was sampled, and tensors are changed in place. On a CPU the
+step is simply called.
 """
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -43,22 +45,22 @@ from engine.fused import FusedQwen2
 from engine.packing import pack, send, to_rows
 from qwen2_model import Qwen2
 
-LONG_VOCABULARY, PART = 4096, 128  # beyond 4096 tokens bytes are what costs, not operations
-IN_CACHE = 4  # rows of a long vocabulary that a CPU looks at together, all passes before the next
+LONG_VOCABULARY, PART = 4096, 128  # beyond 4096 tokens the cost is in bytes, not in operations
+IN_CACHE = 4  # rows of a long vocabulary that a CPU takes through all passes before the next rows
 
 
 class Pace(NamedTuple):
-    """How often a step may change; on a GPU it is recorded anew then."""
-    look: int    # steps until finished rows are looked for
-    window: int  # tokens by which the part of the cache grows that steps look at
-    leave: int   # rows leave once a row in so many is done, since a departure moves the cache
+    """The intervals at which a step may change. On a GPU it is then recorded again."""
+    look: int    # finished rows are looked for every so many steps
+    window: int  # the part of the cache that steps read grows by so many tokens
+    leave: int   # finished rows are dropped once they are 1 / leave of all: it moves the cache
 
 
 PACE = {"cpu": Pace(4, 4, 8), "cuda": Pace(16, 128, 4)}
 
 
 class Start(NamedTuple):
-    """Where an answer goes on from: after the first `seen` tokens of a prompt."""
+    """The position that an answer continues from: after the first `seen` tokens of a prompt."""
     prompt: int
     seen: int
     without: int = -1  # a token that may not come first; -1 is none
@@ -66,9 +68,9 @@ class Start(NamedTuple):
 
 @dataclass
 class Generation:
-    """What was sampled, in answer coordinates: index t is the t-th generated token. Log-prob,
-    entropy -sum p log p and collision sum p^2 are those at temperature 1, as training sees them.
-    Beyond the mask everything is 0."""
+    """The sampled tokens, in answer coordinates: index t is the t-th generated token. Log-prob,
+    entropy -sum p log p and collision sum p^2 are those at temperature 1, at which training
+    computes. Beyond the mask everything is 0."""
     tokens: Tensor     # (B, T) int64
     mask: Tensor       # (B, T) bool, the stop token included
     finished: Tensor   # (B,) bool, the row ended with a stop token
@@ -89,7 +91,7 @@ class Generation:
 
 
 class Distribution:
-    """softmax(logits) for each row. z_v = logit_v - max logit, e_v = exp(z_v), Z = sum e: then
+    """softmax(logits) of each row. With z_v = logit_v - max logit, e_v = exp(z_v) and Z = sum e,
     p_v = e_v / Z."""
 
     def __init__(self, logits: Tensor):
@@ -98,11 +100,11 @@ class Distribution:
         self.Z = self.e.sum(-1)                                            # (R,)
 
     def pick(self, uniform: Tensor, temperature: float = 1.0) -> Tensor:
-        """(R,) tokens by inverse-CDF sampling, with each row's own random number in [0, 1)."""
+        """(R,) tokens by inverse-CDF sampling; `uniform` has a random number in [0, 1) a row."""
         e = self.e if temperature == 1 else (self.z / temperature).exp()
         if e.shape[1] > LONG_VOCABULARY:
             return pick_by_parts(uniform[:, None], e, in_parts(e).sum(-1)).squeeze(1)
-        return place_of(uniform[:, None], e.cumsum(-1)).squeeze(1)
+        return index_at(uniform[:, None], e.cumsum(-1)).squeeze(1)
 
     def facts(self, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """log p of the token, entropy -sum p log p = log Z - sum(e z) / Z, collision sum p^2."""
@@ -112,24 +114,25 @@ class Distribution:
 
 
 def pick_by_parts(share: Tensor, e: Tensor, sums: Tensor) -> Tensor:
-    """As `place_of` the cumulative sum of e (R, V), which a GPU makes in its slowest kernel: first
-    the part of PART tokens, by the parts' sums or means (R, parts), then the token within."""
+    """Do what `index_at` does with the cumulative sum of e (R, V), for which a GPU has only a slow
+    kernel. First the part, of PART tokens, is found by the sums or means of the parts (R, parts),
+    and then the token within the part."""
     cumulative = sums.cumsum(-1)                                           # (R, parts)
-    part = place_of(share, cumulative)
+    part = index_at(share, cumulative)
     beyond = cumulative.gather(1, part) - share * cumulative[:, -1:]       # up to the part's end
     inside = in_parts(e).gather(1, part[..., None].expand(-1, -1, PART)).squeeze(1)
-    token = place_of(1 - beyond / sums.gather(1, part), inside.cumsum(-1))
+    token = index_at(1 - beyond / sums.gather(1, part), inside.cumsum(-1))
     return token.add_(part, alpha=PART).clamp(max=e.shape[1] - 1)
 
 
 class LongDistribution(Distribution):
-    """The same of a long vocabulary on a GPU, with few passes over it: softmax reads the logits,
-    and only p is kept."""
+    """The same distribution for a long vocabulary on a GPU, with few passes over it: softmax reads
+    the logits, and only p is kept."""
 
     def __init__(self, logits: Tensor):
         self.logits = logits
         self.p = logits.softmax(-1, dtype=torch.float32)                   # (R, V)
-        # of each part; the correction leaves the sum of squared deviations undivided
+        # for each part; with this correction the sum of squared deviations is divided by 1
         self.deviation, self.mean = torch.var_mean(in_parts(self.p), -1, correction=PART - 1)
 
     def pick(self, uniform: Tensor, temperature: float = 1.0) -> Tensor:
@@ -138,7 +141,8 @@ class LongDistribution(Distribution):
         return pick_by_parts(uniform[:, None], self.p, self.mean).squeeze(1)
 
     def facts(self, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of a token that was drawn: float32 has no p below e^-87. entr(p) is -p log p."""
+        """As above, for a token that was drawn. Its p is clamped, because float32 has no p below
+        e^-87. entr(p) is -p log p."""
         p = self.p.gather(1, token[:, None]).squeeze(1)
         squares = torch.addcmul(self.deviation, self.mean, self.mean, value=PART)  # sums of p^2
         log_prob = p.clamp(min=torch.finfo(p.dtype).tiny).log()
@@ -148,20 +152,22 @@ class LongDistribution(Distribution):
 def in_parts(p: Tensor) -> Tensor:
     """(R, V) -> (R, parts, PART), the last part filled up with zeros."""
     missing = -p.shape[-1] % PART
-    return torch.unflatten(F.pad(p, (0, missing)) if missing else p, -1, (-1, PART))
+    if missing:
+        p = F.pad(p, (0, missing))
+    return torch.unflatten(p, -1, (-1, PART))
 
 
-def place_of(share: Tensor, cumulative: Tensor) -> Tensor:
-    """(R, 1) the first place where the cumulative sum (R, n) is above this share of the whole:
-    never one that adds nothing to it."""
+def index_at(share: Tensor, cumulative: Tensor) -> Tensor:
+    """(R, 1) the first index at which the cumulative sum (R, n) is above this share of the whole
+    sum. It is never an index that adds nothing to the sum."""
     height = share.clamp(0, 1 - 2 ** -23) * cumulative[:, -1:]  # below the whole, also rounded
-    place = torch.searchsorted(cumulative, height, right=True)
-    return place.clamp(max=cumulative.shape[1] - 1)  # NaN is beyond
+    index = torch.searchsorted(cumulative, height, right=True)
+    return index.clamp(max=cumulative.shape[1] - 1)  # NaN would be beyond
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn, and which of them end an answer."""
+    """Settings: how tokens are drawn, and which tokens end an answer."""
     stop: Tensor     # ids of the stop tokens
     temperature: float
     greedy: bool
@@ -169,21 +175,23 @@ class Sampling:
 
 @dataclass
 class Rows:
-    """The R answers that are still growing, by prompt. Some are copies, which fill up a block of
-    the cache: they are computed like the others, and nobody reads what they draw."""
-    answer: Tensor    # (R,) which row of the Generation each is; B for a copy
-    prompt: Tensor    # (R,) ascending
+    """The R answers that are still growing, in the order of their prompts. Some rows are copies,
+    which fill up a block of the cache: they are computed like the others, and nobody reads what
+    they draw."""
+    answer: Tensor    # (R,) which row of the Generation it is; B for a copy
+    prompt: Tensor    # (R,) the number of its prompt, ascending
     seen: Tensor      # (R,) how many tokens of its prompt it sees
     limit: Tensor     # (R,) the most tokens it may have
-    token: Tensor     # (R,) the token sampled last
-    position: Tensor  # (R,) of that token
-    done: Tensor      # (R,) bool; copies are
+    token: Tensor     # (R,) the token that was sampled last
+    position: Tensor  # (R,) the position of that token
+    done: Tensor      # (R,) bool, True for copies
 
 
 class Decoding:
-    """Answers being sampled: `prefill` samples the first token of every row, each `step` one more.
-    What is drawn goes into tables of T lines with B + 1 columns: a line for each token, a column
-    for each answer, the last column for copies. They are kept flat, with token t at `line`."""
+    """Answers that are being sampled: `prefill` samples the first token of every row, and each
+    `step` one more. What is drawn is written into tables of T lines and B + 1 columns: a line for
+    each token index, a column for each answer, and the last column for copies. The tables are flat,
+    and `line` is where the line of the present token begins."""
 
     def __init__(self, model: FusedQwen2, rows: Rows, cache: Cache, uniform: Tensor,
                  sampling: Sampling):
@@ -191,13 +199,13 @@ class Decoding:
         self.model, self.rows, self.cache, self.sampling = model, rows, cache, sampling
         self.columns = B + 1
         self.line = torch.zeros(1, dtype=torch.long, device=uniform.device)
-        self.uniform = F.pad(uniform.t(), (0, 1)).flatten()  # a random number in [0, 1) for each
+        self.uniform = F.pad(uniform.t(), (0, 1)).flatten()  # random numbers in [0, 1), a table
         self.tokens = torch.zeros(T * self.columns, dtype=torch.long, device=uniform.device)
         self.facts = torch.zeros(T * self.columns, 3, device=uniform.device)
 
     def prefill(self, prompts: list[list[int]], without: Tensor | None = None) -> None:
-        """Compute each prompt once, keep its keys and values, sample token 0 of every row; without
-        (B + 1,): of each answer a token that may not come first, or -1."""
+        """Compute each prompt once, keep its keys and values, and sample token 0 of every row.
+        `without` (B + 1,) has for each answer a token that may not come first, or -1."""
         rows, device = self.rows, self.uniform.device
         ids, packed = pack(prompts, [], torch.zeros(0, dtype=torch.long))
         ids, packed = send(ids, device), packed.to(device)
@@ -212,7 +220,7 @@ class Decoding:
         self.sample(hidden[last_seen], None if without is None else without[rows.answer])
 
     def step(self) -> None:
-        """Feed the last token of every row, sample the next: what a CUDA graph records."""
+        """Feed the last token of every row and sample the next one. A CUDA graph records this."""
         rows = self.rows
         rows.position += 1
         self.cache.open_slot()
@@ -228,31 +236,37 @@ class Decoding:
         self.line += self.columns
 
     def draw(self, logits: Tensor, some: slice, without: Tensor | None) -> None:
-        """Of some rows."""
+        """Draw and record the next token of some rows, from the logits (R, V) of all rows."""
         rows, sampling, logits = self.rows, self.sampling, logits[some]
-        has_few_passes = logits.shape[1] > LONG_VOCABULARY and without is None and not logits.is_cpu
-        distribution = allowed = (LongDistribution if has_few_passes else Distribution)(logits)
+        is_long = logits.shape[1] > LONG_VOCABULARY
+        if is_long and without is None and not logits.is_cpu:
+            distribution: Distribution = LongDistribution(logits)
+        else:
+            distribution = Distribution(logits)
+        allowed = distribution
         if without is not None:  # the other tokens keep their proportions
             every = torch.arange(logits.shape[1], device=logits.device)
             logits = logits.masked_fill(every == without[some, None], float("-inf"))
             allowed = Distribution(logits)
-        place = self.line + rows.answer[some]
-        uniform = self.uniform.index_select(0, place)
-        token = logits.argmax(-1) if sampling.greedy else (
-            allowed.pick(uniform, sampling.temperature))
+        cell = self.line + rows.answer[some]  # in the flat tables
+        uniform = self.uniform.index_select(0, cell)
+        if sampling.greedy:
+            token = logits.argmax(-1)
+        else:
+            token = allowed.pick(uniform, sampling.temperature)
         rows.token[some] = token
-        self.tokens.index_copy_(0, place, token)
-        self.facts.index_copy_(0, place, torch.stack(distribution.facts(token), 1))
+        self.tokens.index_copy_(0, cell, token)
+        self.facts.index_copy_(0, cell, torch.stack(distribution.facts(token), 1))
 
     def find_done(self, t: int, count: int) -> None:
-        """Mark rows that reached their limit, or drew EOS in the last `count` steps."""
+        """Mark rows that reached their limit, or drew a stop token in the last `count` steps."""
         rows = self.rows
         drawn = self.tokens.view(-1, self.columns)[t - count:t, rows.answer]  # (count, R)
         rows.done |= torch.isin(drawn, self.sampling.stop).any(0) | (rows.limit <= t)
 
     def arrange(self, slots: int, written: int) -> None:
-        """Drop the rows that are done, put the others into blocks of the cache, with room for
-        `slots` tokens each; `written` of them are there already."""
+        """Drop the rows that are done and put the others into blocks of the cache, with room for
+        `slots` tokens each, of which `written` are there already."""
         stay = (~self.rows.done).nonzero().squeeze(1)
         answers = self.rows.prompt[stay].unique_consecutive(return_counts=True)[1]
         G = rows_of_block(answers.tolist(), self.cache.P, slots)
@@ -263,7 +277,8 @@ class Decoding:
         self.cache.arrange(stay[row], self.rows.seen, G, slots, written)
 
     def result(self, limits: Tensor) -> Generation:
-        """limits (B,): the most tokens of each answer; 0 if it was not asked for."""
+        """All that was sampled. limits (B,): the most tokens of each answer; 0 if it was not to be
+        sampled here."""
         tokens = self.tokens.view(-1, self.columns)[:, :-1].t()                # (B, T)
         facts = self.facts.view(-1, self.columns, 3)[:, :-1].permute(2, 1, 0)  # (3, B, T)
         return Generation.of_tokens(tokens, facts, limits, self.sampling.stop)
@@ -285,7 +300,7 @@ def step_until_done(decoding: Decoding, longest: int) -> None:
         if done == rows:
             return
         count = min(pace.look, longest - t)
-        needed = t + count - 1  # slots: the last of these steps feeds token t + count - 2
+        needed = t + count - 1  # slots, because the last of these steps feeds token t + count - 2
         slots = cache.slots
         if needed > slots:
             slots = min(max(needed, 2 * slots), longest - 1)
@@ -303,6 +318,7 @@ def step_until_done(decoding: Decoding, longest: int) -> None:
 
 
 def stream_of(device: torch.device) -> AbstractContextManager[None]:
+    """A context in which a GPU's steps can be recorded; on a CPU it does nothing."""
     if device.type == "cpu":
         return nullcontext()
     from engine.recording import ready_to_record
@@ -317,50 +333,54 @@ def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | li
 
     max_new_tokens: one number for all prompts, or one for each
     stop_ids:       tokens that end an answer, by default the model's own
-    share:          only these prompts are answered (by default all), other rows stay 0
-    starts:         instead of `answers`, the places to go on from: a row for each, in their order;
-                    max_new_tokens and share are then about starts
+    share:          only these prompts are answered (by default all); the rows of others stay 0
+    starts:         positions to continue from, each with `answers` rows, instead of the ends of the
+                    prompts; max_new_tokens and share are then about starts
 
-    The random numbers of all tokens of all rows are drawn before the first token. So what a row
+    The random numbers for all tokens of all rows are drawn before the first token. So what a row
     samples depends neither on which other rows are still growing nor on the share.
     """
     starts = starts or [Start(number, len(prompt)) for number, prompt in enumerate(prompts)]
-    limits = [max_new_tokens] * len(starts) if isinstance(max_new_tokens, int) else max_new_tokens
+    limits = max_new_tokens
+    if isinstance(limits, int):
+        limits = [limits] * len(starts)
     most = model.config.max_position_embeddings
     longest = max(start.seen + limit for start, limit in zip(starts, limits, strict=True))
     if longest > most:
         raise UserError(f"prompt and answer can reach {longest} tokens, the model takes {most}")
     stop_ids = model.config.stop_ids if stop_ids is None else stop_ids
     share = range(len(starts)) if share is None else share
-    # all processes have to make it, those with an empty share, too
+    # all processes have to make it, including those with an empty share
     fused = FusedQwen2(model, longest=max(map(len, prompts)) + max(limits))
     starts = [start for start in starts for _ in range(answers)]
     limits = [limit for limit in limits for _ in range(answers)]
-    asked = range(share.start * answers, share.stop * answers)
-    # drawn on the CPU: the same ones whatever the device is
-    chance = torch.Generator().manual_seed(seed)
-    uniform = torch.rand(len(starts), max(limits), generator=chance).to(model.device)
-    limit = torch.tensor([limit if row in asked else 0 for row, limit in enumerate(limits)],
+    wanted = range(share.start * answers, share.stop * answers)  # the rows to sample here
+    # drawn on the CPU, so that they are the same on any device
+    generator = torch.Generator().manual_seed(seed)
+    uniform = torch.rand(len(starts), max(limits), generator=generator).to(model.device)
+    limit = torch.tensor([limit if row in wanted else 0 for row, limit in enumerate(limits)],
                          device=model.device)
     stop = torch.tensor(stop_ids, dtype=torch.long, device=model.device)
-    if not asked:
+    if not wanted:
         nothing = torch.zeros(uniform.shape, dtype=torch.long, device=model.device)
         return Generation.of_tokens(nothing, nothing.expand(3, -1, -1).float(), limit, stop)
     with stream_of(model.device), torch.inference_mode():  # cheaper than no_grad
-        decoding = decode(fused, prompts, starts, limits, asked, uniform,
+        decoding = decode(fused, prompts, starts, limits, wanted, uniform,
                           Sampling(stop, temperature, greedy))
     return decoding.result(limit)
 
 
 def decode(model: FusedQwen2, prompts: list[list[int]], starts: list[Start], limits: list[int],
-           asked: range, uniform: Tensor, sampling: Sampling) -> Decoding:
-    """Sample the rows that are asked for. Only the prompts that they go on from are computed."""
+           wanted: range, uniform: Tensor, sampling: Sampling) -> Decoding:
+    """Sample the wanted rows. Only the prompts that they continue are computed."""
     device, longest = uniform.device, uniform.shape[1]
-    needed = sorted({starts[row].prompt for row in asked})
+    needed = sorted({starts[row].prompt for row in wanted})
     number_of = {prompt: number for number, prompt in enumerate(needed)}
-    order = sorted(asked, key=lambda row: starts[row].prompt)
-    columns = [(row, number_of[starts[row].prompt], starts[row].seen, limits[row]) for row in order]
-    answer, prompt, seen, limit = torch.tensor(columns, device=device).unbind(1)
+    table = []
+    for row in sorted(wanted, key=lambda row: starts[row].prompt):
+        start = starts[row]
+        table.append((row, number_of[start.prompt], start.seen, limits[row]))
+    answer, prompt, seen, limit = torch.tensor(table, device=device).unbind(1)
     rows = Rows(answer, prompt, seen, limit, token=torch.zeros_like(answer), position=seen - 1,
                 done=torch.zeros_like(answer, dtype=torch.bool))
     prompts = [prompts[prompt] for prompt in needed]

@@ -1,5 +1,5 @@
-"""Byte-level tokenizers (Qwen's): the ids of a prompt, the bytes of each token; and what a token is
-called: the section of the answer it stands in, the kind of text it is."""
+"""Byte-level tokenizers (Qwen's): the ids of a prompt and the bytes of each token. And the names of
+the two labels of a token: the section of the answer that it is in, and its kind (its category)."""
 import json
 from collections.abc import Iterable
 from functools import lru_cache
@@ -10,11 +10,11 @@ from tokenizers import Tokenizer
 from engine.errors import UserError
 
 END_OF_TURN = ("<|im_end|>", "<|endoftext|>")
-CHATML = ("<|im_start|>", "<|im_end|>")  # around a turn: every prompt is written so
+CHATML = ("<|im_start|>", "<|im_end|>")  # around a turn, in every prompt
 USER_TURN = "<|im_start|>user\n"
 UNKNOWN = "\N{REPLACEMENT CHARACTER}".encode()
 
-# Codes, as credit files hold them; a task assigns them (its method `label`).
+# Codes, as credit files store them. A task assigns them in its method `label`.
 OTHER, THINK, ANSWER = range(3)                                # section codes
 WORD, SPACE, NUMBER, OPERATOR, BRACKET, TAG, END = range(7)    # kind codes
 SECTIONS = ("other", "think", "answer")
@@ -22,8 +22,9 @@ KINDS = ("word", "space", "number", "operator", "bracket", "tag", "end")
 
 
 def load_tokenizer(folder: str | Path, vocabulary: int | None = None) -> Tokenizer:
-    """A model that knows `vocabulary` tokens can take no others, and is asked in ChatML; without a
-    model the tokenizer only has to spell what was sampled."""
+    """Read tokenizer.json. For a model that knows `vocabulary` tokens it may have no others, and it
+    must have those of ChatML, in which prompts are written. Without a model, the tokenizer is only
+    needed to spell what was sampled."""
     path = Path(folder) / "tokenizer.json"
     if not path.exists():
         raise UserError(f"{path} does not exist: the folder needs the model's own tokenizer")
@@ -55,57 +56,62 @@ def refuse_tokens(bytes_of: dict[int, bytes | None], vocabulary: int | None, pat
 
 
 def encode_prompt(tokenizer: Tokenizer, text: str, problem: str) -> list[int]:
-    """The ids of a prompt. `problem` says whose it is, should the tokenizer lack a word of it."""
-    told = problem if len(problem) <= 100 else f"{problem[:100]}..."
-    ids = encode(tokenizer, text, f"the prompt of the problem {told}")
+    """The ids of a prompt. `problem` names it in the message if the tokenizer lacks a word."""
+    named = problem if len(problem) <= 100 else f"{problem[:100]}..."
+    ids = encode(tokenizer, text, f"the prompt of the problem {named}")
     if not ids:
-        raise UserError(f"the prompt of the problem {told!r} is empty: there is nothing to go on "
-                        "from")
+        raise UserError(f"the prompt of the problem {named!r} is empty: there is nothing for the "
+                        "model to continue")
     return ids
 
 
 def without_earlier_turns(prompt: str) -> str:
-    """A prompt for people: of several questions the last one, which is the one that is asked."""
-    *earlier, asked = prompt.split(USER_TURN)
+    """A prompt as it is printed for people: of several user turns, only the last one."""
+    *earlier, last = prompt.split(USER_TURN)
     if len(earlier) < 2:
         return prompt
-    return f"[{len(earlier) - 1} earlier turns] {USER_TURN}{asked}"
+    return f"[{len(earlier) - 1} earlier turns] {USER_TURN}{last}"
 
 
 def encode(tokenizer: Tokenizer, text: str, what: str) -> list[int]:
+    """The ids of a text, checked to spell the same text; `what` names it in messages."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise UserError(f"{what} has half a character: {text[error.start]!r}") from None
     ids = tokenizer.encode(text, add_special_tokens=False).ids
-    rules = tokenizer.normalizer  # Qwen's composes accents: another spelling, but nothing is lost
-    if b"".join(token_bytes(tokenizer, ids)).decode(errors="replace") != (
-            rules.normalize_str(text) if rules else text):
+    if tokenizer.normalizer:  # Qwen's composes accents: it is another spelling of the same text
+        text = tokenizer.normalizer.normalize_str(text)
+    if b"".join(token_bytes(tokenizer, ids)).decode(errors="replace") != text:
         raise UserError(f"the tokenizer cannot spell {what}: its {tokenizer.get_vocab_size()} "
                         "tokens are all the words and numbers that this model knows")
     return ids
 
 
 def token_bytes(tokenizer: Tokenizer, ids: Iterable[int]) -> list[bytes]:
-    """The bytes of each token. A character may be spread over several tokens, bytes never are."""
+    """The bytes of each token. A character may be spread over several tokens, a byte never is."""
     known = spellings(tokenizer)
-    # an embedding matrix is often larger than the vocabulary: a model may sample an unknown token
+    # A model can sample a token that the tokenizer does not know, because an embedding matrix is
+    # often larger than the vocabulary.
     return [known.get(i) or UNKNOWN for i in ids]
 
 
 @lru_cache(maxsize=4)
 def spellings(tokenizer: Tokenizer) -> dict[int, bytes | None]:
-    """The bytes of every token; None of a token that is not written in the byte-level alphabet."""
+    """The bytes of every token; None for a token that is not written in the byte-level alphabet."""
     alphabet = byte_alphabet()
-    bytes_of = {i: bytes(alphabet[c] for c in word) if alphabet.keys() >= set(word) else None
-                for word, i in tokenizer.get_vocab(with_added_tokens=False).items()}
-    added = tokenizer.get_added_tokens_decoder().items()
-    return bytes_of | {i: token.content.encode() for i, token in added}
+    bytes_of: dict[int, bytes | None] = {}
+    for word, number in tokenizer.get_vocab(with_added_tokens=False).items():
+        is_spelt = alphabet.keys() >= set(word)
+        bytes_of[number] = bytes(alphabet[c] for c in word) if is_spelt else None
+    for number, token in tokenizer.get_added_tokens_decoder().items():
+        bytes_of[number] = token.content.encode()
+    return bytes_of
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The byte behind each of the 256 characters of byte-level tokenizers (GPT-2's table)."""
+    """The byte that each of the 256 characters of byte-level tokenizers means (GPT-2's table)."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable}
-    return alphabet | {chr(256 + place): byte for place, byte in enumerate(hidden)}
+    return alphabet | {chr(256 + index): byte for index, byte in enumerate(hidden)}

@@ -4,8 +4,8 @@
     " hmm. first 7 - 3 = 4, ...</think>\\n<answer> ( 7 - 3 ) + 12</answer><|im_end|>"
     -> {"reward": 1.1, "format": 1.0, "answer": 1.0, "reasoning": 0.0}
 
-It names every number once, in whatever order; what stands between them does not count. So the tiny
-model, which writes expressions, can be trained on it as it is:
+It names every number once, the others in any order; what is between the numbers does not count. So
+the tiny model, which writes expressions, can be trained on it as it is:
 
     python train.py --task examples.largest_last --steps 30
 
@@ -18,7 +18,7 @@ import re
 from dataclasses import dataclass
 
 from countdown_task import annotate, between, read_numbers
-from harness.settings import option
+from harness.flags import option
 
 PROMPT = "<|im_start|>user\n{numbers} make {total}<|im_end|>\n<|im_start|>assistant\n<think>"
 FORMAT_WEIGHT = 0.1
@@ -27,15 +27,16 @@ MAX_DRAWS = 100_000  # of held-out problems: a few seconds
 
 @dataclass
 class Task:
-    """Its fields are flags of train.py. A problem is a tuple of numbers; it could be anything."""
+    """A task, whose fields are flags of train.py. A problem is a tuple of numbers here; it could be
+    anything."""
     count: int = option(3, "how many numbers", least=2, most=5)
     largest: int = option(15, "largest number", least=5, most=75)
 
     solved = "the answer names each number once, the largest last"
-    reward = f"largest last + {FORMAT_WEIGHT} format"  # in config.json: tells comparable runs
+    reward = f"largest last + {FORMAT_WEIGHT} format"  # only runs with the same one are compared
 
     def training_problems(self, seed: int, step: int, count: int) -> list[tuple[int, ...]]:
-        """The problems of a step. They follow from seed and step alone."""
+        """The problems of a step, which follow from seed and step alone."""
         rng = random.Random(f"train {seed} {step}")
         return [self.draw(rng, wanted_held_out=False) for _ in range(count)]
 
@@ -85,11 +86,12 @@ class Task:
                 "answer": right, "reasoning": 0.0}
 
     def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
-        """Section and kind of each token, for the tables: Countdown's fit this task, too."""
+        """Section and category of each token, for the tables. Those of Countdown fit here, too."""
         return annotate(pieces)
 
 
 def is_held_out(numbers: tuple[int, ...]) -> bool:
-    """A fifth of all sets of numbers, whatever their order. Training never meets them."""
+    """Whether numbers are held out, whatever their order. A fifth of all sets is, and training
+    never meets them."""
     key = ",".join(map(str, sorted(numbers)))
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") % 5 == 0

@@ -1,34 +1,37 @@
-"""What a run works with, made from its settings: policy, optimizer, methods, source of answers."""
+"""The parts of a run, made from its settings: policy, task, optimizer, methods and source of
+answers."""
+import math
 import re
 from collections.abc import Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from engine import processes
 from engine.choices import ADVANTAGES, LOSSES, MITIGATIONS, Choice, Method
-from engine.errors import UserError
+from engine.errors import UserError, place_of
 from engine.optimizer import AdamW
-from engine.policy import Policy, RunSettings, encode_prompts
-from engine.rollouts import Problem, Rollouts
-from engine.tokens import load_tokenizer
-from harness.own_code import place_of
+from engine.policy import Policy, encode_prompts
+from engine.rollouts import Problem, Rollouts, Task
+from engine.tokens import KINDS, SECTIONS, load_tokenizer
+from harness.flags import flags_of
 from harness.record import Json, find_folder
 from harness.run import Run
-from harness.settings import OWN_SAMPLER, Settings
-from harness.tasks import make_task
+from harness.settings import OWN_SAMPLER, Settings, load_task
 from qwen2_model import Qwen2
+
+PARTS = {"reward", "format", "answer", "reasoning"}  # that every score has
 
 
 class Source(Protocol):
-    """Who answers the problems: the policy itself, a server, or a file."""
+    """A source of answers to the problems: the policy itself, a server, or a file."""
     def sample(self, problems: Sequence[Problem], answers: int, seed: int) -> Rollouts: ...
 
 
 def load_policy(s: Settings, checkpoint: Path | None = None) -> Policy:
-    """`checkpoint` is loaded instead of --model where a run is resumed."""
+    """The policy of a run; that of a resumed one is loaded from its `checkpoint`."""
     device = device_of(s)
     if s.questions < processes.count():
         raise UserError(f"--questions {s.questions} cannot be shared by {processes.count()} "
@@ -46,27 +49,28 @@ def load_policy(s: Settings, checkpoint: Path | None = None) -> Policy:
     return policy
 
 
-def load_model(s: RunSettings, folder: Path, device: torch.device) -> Qwen2:
-    """With --shard this process's part of it."""
+def load_model(s: Settings, folder: Path, device: torch.device) -> Qwen2:
+    """The model of a folder; with --shard the part of this process."""
     dtype = getattr(torch, s.dtype)
     if not s.shard:
         return Qwen2.from_pretrained(folder, device).compute_in(dtype)
     if processes.count() == 1:
-        raise UserError("--shard shares a model between processes, and this one is alone: start "
-                        "several with torchrun (docs/large_models.md), or say --shard no")
+        raise UserError("--shard splits a model between processes, and there is only one: start "
+                        "several with torchrun (docs/large_models.md), or use --shard no")
     from engine.sharded import load_shard
     return load_shard(folder, device, dtype).compute_in(dtype)
 
 
 def load_optimizer(s: Settings, policy: Policy) -> AdamW:
-    """With --offload_optimizer the model is moved to its device here."""
+    """AdamW for the model; with --offload_optimizer the model is moved to its device here."""
     if not s.offload_optimizer:
         return AdamW(policy.model.parameters(), s.learning_rate, s.weight_decay)
     from engine.offload import OffloadedAdamW
     return OffloadedAdamW(policy.model, device_of(s), s.learning_rate, s.weight_decay)
 
 
-def initial_model(s: RunSettings) -> Qwen2:
+def initial_model(s: Settings) -> Qwen2:
+    """A frozen copy of the model before training, for KL terms and preferences."""
     model = load_model(s, find_folder(s.model), device_of(s)).requires_grad_(False)
     if s.offload_optimizer:
         from engine.offload import cast_weights
@@ -75,7 +79,7 @@ def initial_model(s: RunSettings) -> Qwen2:
 
 
 def make(function: Choice, values: Json, policy: Policy) -> Method:
-    """Bring a choice with the values of its flags into the form (rollouts, policy) -> (B, T)."""
+    """Make a method, (rollouts, policy) -> (B, T), of a choice and the values of its flags."""
     if not isinstance(function, type):
         return wraps(function)(lambda rollouts, policy: function(rollouts, **values))
     if hasattr(function, "state_dict") != hasattr(function, "load_state_dict"):
@@ -95,6 +99,7 @@ def make_weighting(s: Settings, policy: Policy) -> Method:
 
 
 def answers_from(run: Run, policy: Policy, optimizer: AdamW) -> Source:
+    """The source of a run's answers, by --pairs and --rollouts."""
     s = run.settings
     if s.pairs:
         from credit.pairs import GivenPairs
@@ -106,35 +111,91 @@ def answers_from(run: Run, policy: Policy, optimizer: AdamW) -> Source:
 
 
 def set_threads(threads: int, model: Qwen2) -> None:
-    """0 is one for every 64 hidden units: small products get slower with more."""
+    """Set the number of threads; 0 means one for every 64 hidden units, because small products get
+    slower with more."""
     by_size = min(torch.get_num_threads(), max(1, model.config.hidden_size // 64))
     torch.set_num_threads(threads or by_size)
 
 
 def check_prompts(policy: Policy) -> None:
-    """Can the tokenizer spell the longest prompts, does the model take prompt and answer?"""
+    """Raise an error if the tokenizer cannot spell the longest prompts, or the model cannot take
+    prompt and answer."""
     s, task = policy.settings, policy.task
-    longest = max(map(len, encode_prompts(policy.tokenizer, task, task.extreme_problems())))
+    prompts = encode_prompts(policy.tokenizer, task, task.extreme_problems())
+    longest = max(len(prompt) for prompt in prompts)
     limit = policy.model.config.max_position_embeddings
     if longest + s.max_new_tokens > limit:
         raise UserError(f"--max_new_tokens {s.max_new_tokens}: a prompt of {longest} tokens and "
                         f"the answer exceed the {limit} that {s.model} takes")
 
 
-def device_of(s: RunSettings) -> torch.device:
-    """--device; of several processes each has its own."""
+def device_of(s: Settings) -> torch.device:
+    """The device of --device; each of several processes has its own."""
     return pick_device(processes.start(s.device))
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of a flag. A GPU is made the present one, on which PyTorch records graphs."""
+    """The device with this name. A GPU becomes PyTorch's current one, on which graphs are
+    recorded."""
     if not re.fullmatch("cpu|cuda(:[0-9]+)?", name):
         raise UserError(f"--device {name}: only cpu, cuda and cuda:N are implemented")
-    number, count = int(name.partition(":")[2] or 0), torch.cuda.device_count()
     if name != "cpu":
+        number, count = int(name.partition(":")[2] or 0), torch.cuda.device_count()
         if number >= count:
             raise UserError(f"--device {name}: PyTorch sees {count} CUDA devices here")
         torch.cuda.set_device(number)
-        # plans half a second for every new shape, and every few tokens shapes are new
+        # cuDNN plans for half a second for every new shape, and shapes change every few tokens
         torch.backends.cuda.enable_cudnn_sdp(False)
     return torch.device(name)
+
+
+def make_task(name: str, flags: Json) -> "CheckedTask":
+    """The task that --task names; `flags` has the flags of all methods of a run."""
+    task = load_task(name)
+    return CheckedTask(task(**{flag: flags[flag] for flag in flags_of(task)}))
+
+
+class CheckedTask:
+    """Somebody's Task, of which two things are checked: training does not meet the problems that
+    were handed out as held out, and `score` and `label` return what they should."""
+
+    def __init__(self, task: Task[Any]):
+        self.task = task
+        self.held_out: dict[int, list[Problem]] = {}  # by their number
+        self.held_out_prompts: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.task, name)
+
+    def held_out_problems(self, count: int) -> list[Problem]:
+        if count not in self.held_out:
+            self.held_out[count] = problems = list(self.task.held_out_problems(count))
+            self.held_out_prompts |= set(map(self.task.prompt_for, problems))
+        return self.held_out[count]
+
+    def training_problems(self, seed: int, step: int, count: int) -> list[Problem]:
+        problems = list(self.task.training_problems(seed, step, count))
+        for problem in problems:
+            if self.task.prompt_for(problem) in self.held_out_prompts:
+                raise UserError(f"training_problems returns {self.task.show(problem)} in step "
+                                f"{step}, which is one of the held_out_problems, too: what is "
+                                "evaluated may not be trained on")
+        return problems
+
+    def score(self, problem: Problem, text: str) -> dict[str, float]:
+        score = self.task.score(problem, text)
+        is_whole = PARTS <= score.keys() and all(map(math.isfinite, score.values()))
+        if not is_whole or score["answer"] not in (0, 1):
+            raise UserError(f"score ({place_of(type(self.task))}) should return finite numbers, "
+                            f"{', '.join(sorted(PARTS))} among them, answer 0 or 1: got {score}")
+        return score
+
+    def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
+        labels = self.task.label(pieces)
+        for codes, names in zip(labels, (SECTIONS, KINDS)):
+            is_known = {*codes} <= {*range(len(names))}
+            if len(codes) != len(pieces) or not is_known:
+                raise UserError(f"label ({place_of(type(self.task))}) should return two lists with "
+                                f"a code for each token: sections, 0 to {len(SECTIONS) - 1}, and "
+                                f"kinds, 0 to {len(KINDS) - 1} (docs/your_own_task.md)")
+        return labels

@@ -1,4 +1,9 @@
-"""A step's line of metrics.jsonl: batch, credit, update, time; and the interval of a share."""
+"""A step's line of metrics.jsonl, and the interval of a share.
+
+METRICS is the one list of what a line holds. To add a metric, give it a name and a sentence there,
+compute it where its numbers are known (`batch_metrics` here, `summary` or `change_metrics` in
+grpo.py), and add its row to docs/what_a_run_leaves.md.
+"""
 import math
 import sys
 import time
@@ -7,12 +12,55 @@ from contextlib import contextmanager
 
 import torch
 
-from engine.choices import Method
+from engine.choices import Method, metrics_of
 from engine.errors import UserError
 from engine.rollouts import Rollouts
-from harness.own_code import metrics_of
 from harness.record import Json, column_of_part
 from harness.screen import show_status
+
+# Every line has all of these, null where one is undefined, as most of an update's are in a skipped
+# step. Further names are the parts of the reward (reward_format, ...) and what a weighting or an
+# advantage measures of itself.
+METRICS = {
+    "step": "number of the step, from 1",
+    "reward": "mean reward of the answers",
+    "success": "share of right answers",
+    "tokens": "number of sampled tokens",
+    "length": "mean number of tokens of an answer",
+    "finished": "share of answers that ended before the limit",
+    "groups_without_spread": "share of problems whose answers all got the same reward",
+    "entropy": "mean over the tokens of -sum p log p, of the distribution each was drawn from",
+    "collision": "mean over the tokens of sum p^2, of the same distribution",
+    "weight_factor": "c, by which the weights were multiplied (`--rescale`)",
+    "weight_max": "the largest weight after that",
+    "weight_note": "a sentence if the weights were replaced or could not be rescaled",
+    "extra_tokens": "tokens that the weighting and the advantage sampled for themselves",
+    "extra_answers": "answers that they sampled for themselves",
+    "N": "number of tokens that the loss divides by",
+    "trained_tokens": "tokens of the answers that have a gradient",
+    "loss": "loss of the whole batch, before the update",
+    "gradient_norm": "norm of the gradient before clipping",
+    "gradient_norm_last": "the same in the last pass over the batch, with `--epochs`",
+    "sampler_gap": "mean absolute difference of log-probs between training and sampling",
+    "ratio_mean": "mean ratio of new to old probability in the last pass, with `--epochs`",
+    "clipped_share": "share of trained tokens that are clipped in the last pass, with `--epochs`",
+    "kl": "mean estimate over the trained tokens of the KL to the initial model, with `--kl`",
+    # these three are measured in the first step, every --change_every steps after it, and the last
+    "fell_of_positive": "of all pushes up, the share that went to tokens that fell",
+    "rose_of_negative": "of all pushes down, the share that went to tokens that rose",
+    "change_correlation": "correlation of push and change over the tokens that have a push",
+    "skipped": "why the model was not updated, or null",
+    "rollout_seconds": "seconds of sampling and scoring",
+    "credit_seconds": "seconds of computing advantages and weights",
+    "update_seconds": "seconds of the update, with the measurement of the change",
+    "record_seconds": "seconds of writing the credit file",
+    "seconds": "seconds of the step",
+    "processor_seconds": "processor seconds of the step, over all threads",
+    "rollout_tokens_per_second": "sampled tokens in a second of rollout_seconds",
+    "update_tokens_per_second": "trained tokens in a second of update_seconds",
+    "peak_memory_bytes": "most memory so far, of the GPU or of the process; null on Windows",
+}
+SAMPLED = ("extra_tokens", "extra_answers")  # a weighting's and an advantage's are added up
 
 
 class Clock:
@@ -33,36 +81,53 @@ class Clock:
 
 def step_metrics(clock: Clock, rollouts: Rollouts, update: Json, advantage: Method,
                  weights: Json) -> Json:
-    """Of batch, update, advantage and weights; what the last two sampled for themselves adds up."""
-    batch, credit = batch_metrics(rollouts), metrics_of(advantage)
-    extra = {name: credit.pop(name, 0) + weights.pop(name, 0)
-             for name in ("extra_tokens", "extra_answers")}
-    speed = {**{f"{stage}_seconds": seconds for stage, seconds in clock.seconds.items()},
-             "seconds": time.perf_counter() - clock.begin,
-             "processor_seconds": time.process_time() - clock.processor_begin,
-             "rollout_tokens_per_second": batch["tokens"] / clock.seconds["rollout"],
+    """The line of a step: METRICS, the parts of the reward, and what the weighting (in `weights`)
+    and the advantage measured of themselves."""
+    credit = metrics_of(advantage)
+    extra = {}
+    for name in SAMPLED:
+        sampled_by = credit.pop(name, 0), weights.pop(name, 0)
+        extra[name] = sum(count or 0 for count in sampled_by)  # None if a method was not called
+    batch = batch_metrics(rollouts)
+    speed = {"rollout_tokens_per_second": batch["tokens"] / clock.seconds["rollout"],
              "update_tokens_per_second": update["trained_tokens"] / clock.seconds["update"],
              "peak_memory_bytes": peak_memory(rollouts.mask.device)}
+
     line: Json = {"step": clock.step}
-    for part in (weights, credit, extra, batch, update, speed):
+    for part in (weights, credit, extra, batch, update, time_metrics(clock), speed):
         for name in line.keys() & part.keys():
             raise UserError(f"the metric {name} of a weighting or an advantage needs another name")
         line |= part
-    return line
+    return dict.fromkeys(METRICS) | line
+
+
+def time_metrics(clock: Clock) -> dict[str, float]:
+    stages = {f"{stage}_seconds": seconds for stage, seconds in clock.seconds.items()}
+    return {**stages, "seconds": time.perf_counter() - clock.begin,
+            "processor_seconds": time.process_time() - clock.processor_begin}
 
 
 def batch_metrics(rollouts: Rollouts) -> dict[str, float]:
-    means = {column_of_part(part): score.mean().item() for part, score in rollouts.scores.items()}
-    right = rollouts.scores.get("answer", torch.tensor(math.nan))
-    is_known = bool(((right == 0) | (right == 1)).all())  # TRL has functions of any name
-    reward = rollouts.reward.view(len(rollouts.prompt_ids), -1)  # (problems, answers)
+    """Means over the sampled answers, those of dropped answers too."""
+    parts = {column_of_part(part): score.mean().item() for part, score in rollouts.scores.items()}
     tokens = rollouts.mask.sum().item()
-    return {**means, "success": right.mean().item() if is_known else math.nan, "tokens": tokens,
+    reward = rollouts.reward.view(len(rollouts.prompt_ids), -1)  # (problems, answers)
+    is_without_spread = (reward == reward[:, :1]).all(1)
+    return {**parts, "success": success(rollouts), "tokens": tokens,
             "length": tokens / len(rollouts.texts),
             "finished": rollouts.finished.float().mean().item(),
-            "groups_without_spread": (reward == reward[:, :1]).all(1).float().mean().item(),
+            "groups_without_spread": is_without_spread.float().mean().item(),
             "entropy": rollouts.entropy.sum().item() / tokens,
             "collision": rollouts.collision.sum().item() / tokens}
+
+
+def success(rollouts: Rollouts) -> float:
+    """The share of right answers; NaN if the part of the reward called `answer` is missing, or is
+    not always 0 or 1. With TRL a reward function of any kind may have this name."""
+    right = rollouts.scores.get("answer")
+    if right is None or not ((right == 0) | (right == 1)).all():
+        return math.nan
+    return right.mean().item()
 
 
 def peak_memory(device: torch.device) -> int | None:
@@ -76,7 +141,7 @@ def peak_memory(device: torch.device) -> int | None:
 
 
 def wilson_interval(hits: float, count: int) -> tuple[float, float]:
-    """95% interval of a proportion (Wilson 1927); unlike the plain one it stays inside 0..1."""
+    """The 95% interval of a proportion (Wilson 1927); unlike the usual one it stays inside 0..1."""
     z = 1.959964
     p, spread = hits / count, z * z / count
     centre = p + spread / 2

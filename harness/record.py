@@ -1,10 +1,11 @@
-"""What a run leaves, written and read: config.json, logs, a credit file a step, checkpoints.
+"""The files of a run, written and read: config.json, logs, a credit file a step, checkpoints.
 
-Files and folders are written under another name, then renamed: after a kill each is whole or not
-there. Lines are appended; a last one that was cut off is ignored. docs/what_a_run_leaves.md lists
-the columns of a credit file: values stand end to end, one for each token, answer after answer, then
-one for each answer, then one for each problem. `episode_start` says where an answer begins. Each
-process of a run writes a file of its own problems; they are read as one.
+Files and folders are written under another name and then renamed, so that after a kill each is
+whole or not there. Lines are appended; a last line that was cut off is ignored.
+
+docs/what_a_run_leaves.md lists the columns of a credit file. A column has one value for each token,
+answer after answer, or one for each answer, or one for each problem; `episode_start` says where an
+answer begins. Each process of a run writes a file of its own problems; they are read as one.
 """
 import json
 import math
@@ -27,38 +28,44 @@ import tokenizers
 import torch
 
 from engine import processes
-from engine.errors import UserError, parse_object, read_json, read_text
+from engine.errors import PROJECT, UserError, parse_object, read_json, read_text
 from engine.rollouts import NOTHING, Forward, Problem, Rollouts
 from engine.tokens import token_bytes
 
 Json = dict[str, Any]  # an object in a JSON file
 Columns = dict[str, np.ndarray]
 Parsed = TypeVar("Parsed")
-PROJECT = Path(__file__).resolve().parent.parent  # the folder of the six files
 LOGS = ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl")
-PART = "reward_"  # begins the column of a part of the reward: reward_answer, reward_format, ...
+PART = "reward_"  # the beginning of a column of the reward's parts: reward_answer, ...
 TYPES: dict[str, Any] = {  # of the columns that are not float32
-    "section": np.uint8, "kind": np.uint8, "finished": np.bool_, **dict.fromkeys((
-        "token_id", "episode_start", "group", "prompt_ids", "prompt_start", "trainer_step"),
-        np.int32)}
+    "section": np.uint8, "kind": np.uint8, "finished": np.bool_, "token_id": np.int32,
+    "episode_start": np.int32, "group": np.int32, "prompt_ids": np.int32,
+    "prompt_start": np.int32, "trainer_step": np.int32}
+# columns of indices, each into another column
 COUNTS = {"episode_start": "token_id", "prompt_start": "prompt_ids", "group": "prompt_start"}
 
 
 def find_folder(name: str) -> Path:
     """A folder as it was typed, or the one of that name that ships with the project."""
-    return Path(name) if Path(name).exists() or not (PROJECT / name).exists() else PROJECT / name
+    shipped = PROJECT / name
+    return shipped if shipped.exists() and not Path(name).exists() else Path(name)
 
 
 def read_lines(path: Path) -> list[Json]:
-    """Of a log, if there is one, without a last line that a kill cut off."""
-    texts = read_text(path).split("\n")[:-1] if path.exists() else []
+    """The lines of a log, without a last one that a kill cut off; none if there is no log."""
+    if not path.exists():
+        return []
+    texts = read_text(path).split("\n")[:-1]
     return [parse_object(text, f"{path}, line {number}") for number, text in enumerate(texts, 1)]
 
 
 def read_given(name: str, what: str, parse: Callable[[str, str], Parsed]) -> list[Parsed]:
-    """What `parse(line, where)` makes of each line of a file that a person brings."""
-    found = [parse(line.strip(), f"{name}, line {number}") for number, line in
-             enumerate(read_text(find_folder(name)).split("\n"), 1) if line.strip()]
+    """Read a file that a person brings, each line by `parse(line, where)`; empty lines are left
+    out."""
+    found = []
+    for number, line in enumerate(read_text(find_folder(name)).split("\n"), 1):
+        if line.strip():
+            found.append(parse(line.strip(), f"{name}, line {number}"))
     if not found:
         raise UserError(f"{name} holds no {what}")
     return found
@@ -74,16 +81,20 @@ def run_config(run: Path) -> Json:
 
 def is_complete(config: Json, metrics: Sequence[Json], evaluations: Sequence[Json]) -> bool:
     """Whether all steps are on record, and the evaluations after the last one."""
-    steps, modes = config["steps"], 1 if config.get("eval_modes") == "sampled" else 2
-    made = max((line["step"] for line in metrics), default=0)
-    last = [line for line in evaluations if line["step"] == steps]
-    return made >= steps and (not config.get("eval_every") or len(last) >= modes)
+    steps = config["steps"]
+    if max((line["step"] for line in metrics), default=0) < steps:
+        return False
+    if not config.get("eval_every"):
+        return True
+    modes = 1 if config.get("eval_modes") == "sampled" else 2
+    return len([line for line in evaluations if line["step"] == steps]) >= modes
 
 
 def provenance() -> Json:
     """The versions a run was made with, and the commit of this code (null outside a checkout)."""
-    versions = {"python": platform.python_version()} | {
-        package.__name__: package.__version__ for package in (torch, np, safetensors, tokenizers)}
+    versions = {"python": platform.python_version()}
+    for package in (torch, np, safetensors, tokenizers):
+        versions[package.__name__] = package.__version__
     commit = None
     with suppress(FileNotFoundError, subprocess.CalledProcessError):  # no git, or no checkout
         commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=PROJECT, text=True,
@@ -93,7 +104,8 @@ def provenance() -> Json:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """A full disk, or a folder that cannot be written, becomes one sentence that names the path."""
+    """Turn the error of a full disk, or of a folder that cannot be written, into one sentence that
+    names the path."""
     try:
         yield
     except (OSError, safetensors.SafetensorError) as error:
@@ -103,8 +115,7 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Make a file or a folder whole or not at all: write the one that `with` names, which is then
-    renamed."""
+    """Make a file or a folder whole or not at all: what `with` gives is written, then renamed."""
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     if path.is_dir() and any(path.iterdir()):
         raise UserError(f"{path} exists already")
@@ -118,7 +129,7 @@ def whole(path: Path) -> Iterator[Path]:
 
 
 def remove(path: Path) -> None:
-    """A file, or a folder with all in it, if it is there."""
+    """Remove a file, or a folder with everything in it, if it exists."""
     if path.exists():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
@@ -130,7 +141,7 @@ def replace_text(path: Path, text: str) -> None:
 
 @contextmanager
 def locked(path: Path, alone: bool = True) -> Iterator[int]:
-    """Lock a folder for this process, also when it is moved; a lock ends with its process."""
+    """Lock a folder for this process, also when it is moved; the lock ends with the process."""
     import fcntl  # Windows has none, and can analyse runs
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -145,19 +156,22 @@ def locked(path: Path, alone: bool = True) -> Iterator[int]:
 
 def write_credit(path: Path, rollouts: Rollouts, weight: torch.Tensor,
                  of_file: Mapping[str, int] = {}, **more: torch.Tensor) -> None:
-    """Write a batch's record. `more`: further (B, T); `of_file`: numbers of the file."""
-    tokens = {"token_id": rollouts.ids, "log_prob": rollouts.log_prob, "entropy": rollouts.entropy,
+    """Write a batch's record. `more` are further (B, T), `of_file` numbers of the whole file."""
+    frames = {"token_id": rollouts.ids, "log_prob": rollouts.log_prob, "entropy": rollouts.entropy,
               "collision": rollouts.collision, "weight": weight, "advantage": rollouts.advantage,
               **more, "section": rollouts.section, "kind": rollouts.kind}
-    columns: dict[str, Any] = {name: values[rollouts.mask].cpu().numpy()
-                               for name, values in tokens.items()}
-    columns |= {column_of_part(part): s.cpu().numpy() for part, s in rollouts.scores.items()}
-    columns |= {
-        "episode_start": starts(rollouts.length.tolist()), "group": rollouts.group.cpu().numpy(),
-        "finished": rollouts.finished.cpu().numpy(),
-        "prompt_ids": np.concatenate(rollouts.prompt_ids),
-        "prompt_start": starts([len(prompt) for prompt in rollouts.prompt_ids]),
-        **{name: [value] for name, value in of_file.items()}}
+    columns: dict[str, Any] = {}
+    for name, values in frames.items():
+        columns[name] = values[rollouts.mask].cpu().numpy()
+    for part, score in rollouts.scores.items():
+        columns[column_of_part(part)] = score.cpu().numpy()
+    columns["episode_start"] = starts(rollouts.length.tolist())
+    columns["group"] = rollouts.group.cpu().numpy()
+    columns["finished"] = rollouts.finished.cpu().numpy()
+    columns["prompt_ids"] = np.concatenate(rollouts.prompt_ids)
+    columns["prompt_start"] = starts([len(prompt) for prompt in rollouts.prompt_ids])
+    for name, value in of_file.items():
+        columns[name] = [value]
     typed = {name: np.asarray(values, TYPES.get(name, np.float32))
              for name, values in columns.items()}
     with whole(path) as unfinished, open(unfinished, "wb") as file:
@@ -165,7 +179,7 @@ def write_credit(path: Path, rollouts: Rollouts, weight: torch.Tensor,
 
 
 def starts(sizes: list[int]) -> np.ndarray:
-    """Where each part begins when parts of these sizes stand end to end."""
+    """The index at which each part begins, if parts of these sizes follow one another."""
     return np.cumsum([0, *sizes[:-1]])
 
 
@@ -180,9 +194,12 @@ def credit_path(run: Path, step: int, rank: int = 0) -> Path:
 
 def credit_files(run: Path) -> list[tuple[int, int]]:
     """Step and rank of every credit file. Names that people gave, of a backup say, do not count."""
-    found = [re.fullmatch("step_([0-9]+)(_rank([0-9]+))?[.]npz", path.name)
-             for path in Path(run).glob("credit/*")]
-    return sorted((int(match[1]), int(match[3] or 0)) for match in found if match)
+    found = []
+    for path in Path(run).glob("credit/*"):
+        match = re.fullmatch("step_([0-9]+)(_rank([0-9]+))?[.]npz", path.name)
+        if match:
+            found.append((int(match[1]), int(match[3] or 0)))
+    return sorted(found)
 
 
 def credit_steps(run: Path) -> list[int]:
@@ -191,11 +208,12 @@ def credit_steps(run: Path) -> list[int]:
 
 
 def read_columns(run: Path, step: int) -> Columns:
-    """A step's record as it is: one file, or those of several processes as if they were one."""
+    """The columns of a step: those of one file, or of several processes as if they were one."""
     ranks = [rank for of_step, rank in credit_files(run) if of_step == step]
     parts = [read_file(credit_path(run, step, rank)) for rank in ranks or [0]]
-    for name, counted in COUNTS.items():  # what each file counts from 0 goes on
-        for part, offset in zip(parts, np.cumsum([0, *(len(part[counted]) for part in parts)])):
+    for name, counted in COUNTS.items():  # each file counts from 0
+        offsets = starts([len(part[counted]) for part in parts])
+        for part, offset in zip(parts, offsets):
             part[name] = part[name] + offset.astype(part[name].dtype)
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
@@ -212,7 +230,8 @@ def read_file(path: Path) -> Columns:
 def read_credit(run: Path, step: int, tokenizer: tokenizers.Tokenizer,
                 problems: Sequence[Problem] = (), forward: Forward | None = None,
                 generator: torch.Generator | None = None) -> Rollouts:
-    """The batch of a step; a file holds neither problems nor a model nor random numbers."""
+    """The batch of a step. A file has neither problems nor a model nor random numbers: whoever
+    needs them passes them."""
     columns = {name: torch.from_numpy(values) for name, values in read_columns(run, step).items()}
     tokens = columns["episode_start"].new_tensor([len(columns["token_id"])])
     lengths = torch.diff(columns["episode_start"], append=tokens)
@@ -222,43 +241,49 @@ def read_credit(run: Path, step: int, tokenizer: tokenizers.Tokenizer,
         values = columns[name]
         return torch.zeros(mask.shape, dtype=values.dtype).masked_scatter(mask, values)
 
-    answers = columns["token_id"].split(lengths.tolist())
-    pieces = [token_bytes(tokenizer, ids.tolist()) for ids in answers]
+    texts, answers = [], []
+    for ids in columns["token_id"].split(lengths.tolist()):
+        pieces = token_bytes(tokenizer, ids.tolist())
+        texts.append([piece.decode(errors="replace") for piece in pieces])
+        answers.append(b"".join(pieces).decode(errors="replace"))
     prompts = columns["prompt_ids"].tensor_split(columns["prompt_start"][1:].long())
+    scores = {name.removeprefix(PART): values for name, values in columns.items()
+              if name.startswith("reward")}
+    names = ("log_prob", "entropy", "collision", "section", "kind", "advantage")
+    frames = {name: frame(name) for name in names}
+    frames["true_credit"] = frame("true_credit") if "true_credit" in columns else NOTHING
     return Rollouts(
         problems=problems, prompt_ids=[prompt.tolist() for prompt in prompts],
         group=columns["group"].long(), ids=frame("token_id").long(), mask=mask,
-        finished=columns["finished"], log_prob=frame("log_prob"), entropy=frame("entropy"),
-        collision=frame("collision"), section=frame("section"), kind=frame("kind"), step=step,
-        advantage=frame("advantage"), forward=forward, generator=generator or torch.Generator(),
-        true_credit=frame("true_credit") if "true_credit" in columns else NOTHING,
-        answers=[b"".join(row).decode(errors="replace") for row in pieces],
-        texts=[[piece.decode(errors="replace") for piece in row] for row in pieces],
-        scores={name.removeprefix(PART): values for name, values in columns.items()
-                if name.startswith("reward")})
+        finished=columns["finished"], step=step, forward=forward,
+        generator=generator or torch.Generator(), answers=answers, texts=texts, scores=scores,
+        **frames)
 
 
 def checkpoint_folders(run: Path) -> dict[int, Path]:
     """The folders of a run's checkpoints by their step, oldest first; no backups of other names."""
-    found = [(re.fullmatch("step_([0-9]+)", path.name), path)
-             for path in Path(run).glob("checkpoints/*")]
-    return dict(sorted((int(match[1]), path) for match, path in found
-                       if match and (path / "config.json").exists()))
+    found = {}
+    for path in Path(run).glob("checkpoints/*"):
+        match = re.fullmatch("step_([0-9]+)", path.name)
+        if match and (path / "config.json").exists():
+            found[int(match[1])] = path
+    return dict(sorted(found.items()))
 
 
 def make_run(path: Path, config: Json, tokenizer: Path) -> None:
-    """The folder of a new run."""
+    """Make the folder of a new run."""
     with whole(path) as unfinished:
         unfinished.mkdir()
         (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         shutil.copyfile(tokenizer, unfinished / "tokenizer.json")
         if config.get("checkpoint_every") or config.get("save_model"):
-            # where this folder is missing, somebody has removed it
+            # so that it is known that somebody has removed it, if it is missing later
             (unfinished / "checkpoints").mkdir()
 
 
 class RunFolder:
-    """Of several processes rank 0 writes; the others write their own credit, and nothing else."""
+    """The folder of a run that is written. Of several processes rank 0 writes it; the others write
+    their own credit, and nothing else."""
 
     def __init__(self, path: Path):
         self.path, self.writes = Path(path), processes.rank() == 0
@@ -266,39 +291,45 @@ class RunFolder:
 
     @contextmanager
     def opened(self) -> Iterator["RunFolder"]:
-        """No other process writes it, and it is noticed when another folder takes its name."""
+        """Lock the folder: no other process writes it, and it is noticed if another folder takes
+        its name."""
         with locked(self.path, self.writes) as self.descriptor:
             yield self
 
     def is_here(self) -> bool:
-        """A lock follows its folder when that is moved, a path does not: under the old name there
-        may be another run by now."""
-        return self.descriptor is None or (self.path.exists() and os.path.samestat(
-            self.path.stat(), os.fstat(self.descriptor)))
+        """Whether the folder still has its name. A lock follows a folder that is moved, a path does
+        not: under the old name there may be another run by now."""
+        if self.descriptor is None:
+            return True
+        return self.path.exists() and os.path.samestat(self.path.stat(),
+                                                       os.fstat(self.descriptor))
 
     def at(self, name: str) -> Path:
-        """Where to write."""
+        """The path to write to."""
         if not self.is_here():
-            raise UserError(f"{self.path} was moved or removed while this run was writing it. "
-                            "Where it is now, --resume goes on with it")
+            raise UserError(f"{self.path} was moved or removed while this run was writing it. If "
+                            "it was moved, --resume and its new name continue the run")
         return self.path / name
 
     def append(self, name: str, line: Mapping[str, object]) -> None:
-        """A number that is undefined becomes null."""
-        line = {key: None if isinstance(value, float) and not math.isfinite(value) else value
-                for key, value in line.items()}
-        if self.writes:
-            path, text = self.at(name), json.dumps(line, allow_nan=False)
-            with writing(path), open(path, "a", encoding="utf-8") as file:
-                file.write(text + "\n")
+        """Append a line to a log. A number that is undefined becomes null."""
+        if not self.writes:
+            return
+        known = {}
+        for key, value in line.items():
+            is_undefined = isinstance(value, float) and not math.isfinite(value)
+            known[key] = None if is_undefined else value
+        path, text = self.at(name), json.dumps(known, allow_nan=False)
+        with writing(path), open(path, "a", encoding="utf-8") as file:
+            file.write(text + "\n")
 
     def checkpoints(self) -> dict[int, Path]:
-        """Those that a run can go on from, by their step."""
+        """The checkpoints from which a run can continue, by their step."""
         return {step: folder for step, folder in checkpoint_folders(self.path).items()
                 if (folder / "trainer" / "state.safetensors").exists()}
 
     def forget_after(self, step: int) -> None:
-        """Remove what a stopped run wrote past its last checkpoint: it will be made again."""
+        """Remove what a stopped run wrote after its last checkpoint: it will be made again."""
         for name in LOGS:
             kept = [line for line in read_lines(self.path / name) if line["step"] <= step]
             if (self.path / name).exists():
@@ -307,7 +338,7 @@ class RunFolder:
             if known > step:
                 remove(credit_path(self.path, known, rank))
         for known, folder in checkpoint_folders(self.path).items():
-            if known > step:  # it has lost its trainer's state
+            if known > step:  # one that has lost its trainer's state
                 remove(folder)
         for folder in (self.path, self.path / "credit", self.path / "checkpoints"):
             for path in folder.glob(".*.tmp"):

@@ -1,11 +1,11 @@
-"""A run from its first step to its last: begun or gone on with, recorded, stopped.
+"""A run from its first step to its last: started or resumed, recorded, stopped.
 
-    with open_run(argv) as run:      a new one, or one that is there already
-        run.begin(...)               the folder appears, or the trainer's state is read back
+    with open_run(argv) as run:      a new run, or one whose folder exists
+        run.begin(...)               make the folder, or read back the trainer's state
         for step in run.steps():     from the first step, or the one after the checkpoint
-            run.record(...)          credit file and sample answers
-            run.log(...)             a line of metrics.jsonl, and one for people
-            run.save_if_due(step)    a checkpoint; after Ctrl-C also the end
+            run.record(...)          write the credit file and sample answers
+            run.log(...)             write a line of metrics.jsonl, and print one
+            run.save_if_due(step)    write a checkpoint; after Ctrl-C end here
         run.end()
 """
 import json
@@ -44,12 +44,13 @@ def open_run(argv: list[str]) -> Iterator["Run"]:
     may_continue, resume = given.pop("continue", False), given.pop("resume", None)
     if resume:
         for name in sorted(given.keys() - {*CHANGEABLE}):
-            flags = ", ".join(f"--{flag}" for flag in CHANGEABLE)
-            raise UserError(f"--{name} cannot be changed in a resumed run, only {flags} can")
+            others = ", ".join(f"--{flag}" for flag in CHANGEABLE if flag != "steps")
+            raise UserError(f"--{name} cannot be changed in a resumed run, only --steps can, and "
+                            f"flags that say how the run is made: {others}")
         run_config(Path(resume))
         given |= {"config": Path(resume) / "config.json", "out": resume}
     settings = make_settings(given)
-    exists = settings.folder.exists()  # asked before the processes meet: one may make it then
+    exists = settings.folder.exists()  # before the processes meet: then one of them may make it
     run = Run(settings)
     with run.cleanup:
         if exists:
@@ -63,14 +64,16 @@ def open_run(argv: list[str]) -> Iterator["Run"]:
         try:
             yield run
         except NotFinite as error:
-            *_, last = "none", *run.folder.checkpoints().values()
+            kept = list(run.folder.checkpoints().values())
+            last = f"the last good checkpoint, for --model, is {kept[-1]}" if kept else (
+                "there is no checkpoint before it")
             raise UserError(f"{error}, in step {run.step} at --learning_rate "
-                            f"{settings.learning_rate:g}. The last good checkpoint, which --model "
-                            f"can name: {last}") from error
+                            f"{settings.learning_rate:g}; {last}") from error
 
 
 class Run:
-    """`done` steps are on record, up to `checkpoint`. A new run has no folder before it begins."""
+    """A run, of which `done` steps are on record, up to `checkpoint`. A new one has no folder until
+    it begins."""
 
     def __init__(self, settings: Settings):
         processes.start(settings.device)  # who is rank 0, and writes, is known from here on
@@ -82,7 +85,8 @@ class Run:
         self.start, self.cleanup = time.monotonic(), ExitStack()
 
     def begin(self, policy: Policy, optimizer: AdamW, methods: Mapping[str, Method]) -> None:
-        """A checkpoint keeps the state of all three. From now on Ctrl-C waits for a step's end."""
+        """Make the folder, or read back the state of these three, which checkpoints keep. From now
+        on Ctrl-C waits for the end of a step."""
         self.policy, self.optimizer, self.methods = policy, optimizer, methods
         if self.is_new:
             self.begin_folder()
@@ -92,19 +96,21 @@ class Run:
                 load_state(self.checkpoint, optimizer, self.parameters, methods)
             take_over(self.settings, self.folder, self.done)
         if policy.model.is_large:
-            from harness.forecast import keep_memory, keeps_memory
-            if keeps_memory(policy.model):
+            from harness.memory import keep_memory, should_keep_memory
+            if should_keep_memory(policy.model):
                 keep_memory()
         self.stop = self.cleanup.enter_context(StopRequest())
-        if self.settings.eval_every:  # the task keeps them, and refuses to train on one
+        if self.settings.eval_every:  # the task remembers them, and refuses to train on one
             policy.task.held_out_problems(self.settings.eval_tasks)
 
     def begin_folder(self) -> None:
-        """A first step that fails leaves nothing in the way of the next attempt."""
+        """Make the folder of a new run. If the first step fails, it is removed again, so that it is
+        not in the way of the next attempt."""
         s, policy, model = self.settings, self.policy, self.policy.model
-        say(f"{s.model}: {sum(p.numel() for p in model.parameters()) / 1e6:.2f} million parameters "
-            f"on {s.device} in {s.dtype}, {torch.get_num_threads()} threads; {s.questions} "
-            f"problems x {s.answers} answers a step; writing to {s.folder}")
+        size = sum(parameter.numel() for parameter in model.parameters())
+        say(f"{s.model}: {size / 1e6:.2f} million parameters on {s.device} in {s.dtype}, "
+            f"{torch.get_num_threads()} threads; {s.questions} problems x {s.answers} answers a "
+            f"step; writing to {s.folder}")
         if s.device == "cpu" and is_large(policy.folder):
             from harness.forecast import forecast
             for sentence in forecast(s, policy):
@@ -128,12 +134,15 @@ class Run:
             yield self.step
 
     def is_due(self, every: int, step: int) -> bool:
-        """Something happens every so many steps, and at the end; 0 is never."""
-        return bool(every) and (step == self.settings.steps or step % every == 0)
+        """Whether something is due that happens every so many steps, and at the end; 0 is never."""
+        if not every:
+            return False
+        return step == self.settings.steps or step % every == 0
 
     def record(self, step: int, rollouts: Rollouts, weight: torch.Tensor,
                columns: dict[str, torch.Tensor]) -> None:
-        """Each process writes of its own problems, rank 0 last: where its file is, all are."""
+        """Write the credit file, each process of its own problems, and some answers. Rank 0 writes
+        last: where its file is, all are."""
         if self.folder.writes:
             processes.barrier()
         problems = processes.shard_of(len(rollouts.prompt_ids))
@@ -143,34 +152,40 @@ class Run:
                      rollouts.of_problems(problems), weight[rows], {}, **own)
         if not self.folder.writes:
             processes.barrier()
-        if (every := self.settings.sample_every) and step % every == 0:
-            for row in sorted({0, int(rollouts.reward.argmax())}):
-                problem = self.policy.task.show(rollouts.problems[int(rollouts.group[row])])
-                self.folder.append("samples.jsonl", {
-                    "step": step, "problem": problem, "episode": row,
-                    "reward": rollouts.reward[row].item(),
-                    "answer": rollouts.scores["answer"][row].item(), "text": rollouts.answers[row]})
+        every = self.settings.sample_every
+        if every and step % every == 0:
+            self.record_samples(step, rollouts)
+
+    def record_samples(self, step: int, rollouts: Rollouts) -> None:
+        """Write the first answer to samples.jsonl, and the one with the highest reward."""
+        for row in sorted({0, int(rollouts.reward.argmax())}):
+            problem = rollouts.problems[int(rollouts.group[row])]
+            self.folder.append("samples.jsonl", {
+                "step": step, "problem": self.policy.task.show(problem), "episode": row,
+                "reward": rollouts.reward[row].item(),
+                "answer": rollouts.scores["answer"][row].item(), "text": rollouts.answers[row]})
 
     def log(self, line: Json) -> None:
+        """Write a line of metrics.jsonl, and print one."""
         steps, step = self.settings.steps, self.step
         self.folder.append("metrics.jsonl", line)
         self.seconds.append(line["seconds"])
         print_step(line, steps, mean(self.seconds) * (steps - step),
                    with_header=step % 20 == 1 or step == self.done + 1)
         if self.policy.model.is_large:
-            from harness.forecast import return_memory
+            from harness.memory import return_memory
             return_memory()
 
     def save_if_due(self, step: int) -> None:
-        """A checkpoint, when it is due or somebody asked to stop. Then the run ends here."""
+        """Write a checkpoint if it is due, or if somebody asked to stop: then the run ends here."""
         stopped = processes.any_of(self.stop.asked)
         if stopped or self.is_due(self.settings.checkpoint_every, step):
             self.policy.refuse_broken_model()
             self.save_checkpoint(step)
         if stopped and step < self.settings.steps:
-            say(f"stopped at step {step}. Go on with: "
+            say(f"stopped at step {step}. Continue with: "
                 f"{python_command('train.py', '--resume', self.folder.path)}")
-            processes.barrier()  # torchrun stops all as soon as one has ended
+            processes.barrier()  # torchrun stops all processes as soon as one has ended
             raise SystemExit(130)
 
     @property
@@ -178,16 +193,16 @@ class Run:
         return parameters_by_name(self.policy.model, self.optimizer)
 
     def save_checkpoint(self, step: int) -> None:
-        """A model folder, with the trainer's state below it in the two newest."""
+        """Write a model folder; in the two newest the trainer's state lies below it."""
         tensors = optimizer_tensors(self.optimizer, self.parameters)
         for part, method in self.methods.items():
             state: dict[str, torch.Tensor] = getattr(method, "state_dict", dict)()
             tensors |= {f"{part}.{name}": value for name, value in state.items()}
-        refuse_undefined("what a resumed run would go on from is",
+        refuse_undefined("the state that a resumed run would continue from is",
                          *(value for value in tensors.values() if value.is_floating_point()))
         if not self.folder.writes:
-            for cut in (self.parameters, tensors):  # --shard: the rows that this process keeps
-                write_tensors(None, cut)
+            for own_rows in (self.parameters, tensors):  # with --shard
+                write_tensors(None, own_rows)
             return
         for folder in [*self.folder.checkpoints().values()][:-1]:
             remove(folder / "trainer")
@@ -209,17 +224,23 @@ class Run:
                 shutil.copyfile(source / name, folder / name)
 
     def save_model(self) -> None:
-        """The trained model alone, its matrices rounded to the type that products are made in. The
-        run saw no more digits of them, but for those of the embeddings as inputs. What a stopped
-        run kept to go on from goes: a later resume would go back to it, and past this model."""
+        """Write the trained model alone, its matrices rounded to the type that products are made
+        in: apart from the embeddings as inputs, the run used no more digits of them.
+
+        The trainer's state that a stopped run has kept is removed, because a later resume would go
+        back to it and train past this model.
+        """
         dtype = self.policy.model.compute_dtype
-        rounded = {name: parameter.detach().to(dtype) if parameter.dim() > 1 else parameter
-                   for name, parameter in self.parameters.items()}
+        rounded = {}
+        for name, parameter in self.parameters.items():
+            is_matrix = parameter.dim() > 1
+            rounded[name] = parameter.detach().to(dtype) if is_matrix else parameter
         if not self.folder.writes:
-            write_tensors(None, rounded)  # --shard: its part
+            write_tensors(None, rounded)  # --shard: the rows that this process keeps
             return
-        if not self.model_folder(self.settings.steps).exists():  # stopped in the last step: it has
-            with whole(self.model_folder(self.settings.steps)) as unfinished:
+        folder = self.model_folder(self.settings.steps)
+        if not folder.exists():  # a run that was stopped in its last step has a checkpoint there
+            with whole(folder) as unfinished:
                 self.write_model(unfinished, rounded)
         for folder in self.folder.checkpoints().values():
             remove(folder / "trainer")

@@ -1,8 +1,8 @@
-"""What people see, and how a program ends: a mistake of the user is one line, one of the code a
-traceback. What a model wrote cannot steer the terminal.
+"""The terminal: what people see of a program, and how it ends.
 
-Ctrl-C: once to stop after the current step, twice to stop at once; several processes stop together,
-after the same step.
+A mistake of the user is one line, a mistake in the code is a traceback. What a model wrote cannot
+steer the terminal. Ctrl-C once stops after the current step, twice at once; several processes stop
+together, after the same step.
 """
 import os
 import shlex
@@ -17,19 +17,20 @@ from typing import Any, TextIO
 import torch
 
 from engine import processes
-from engine.errors import UserError
-from harness.record import PROJECT, Json
+from engine.errors import PROJECT, UserError
+from harness.record import Json
 
 EXAMPLES, MOST_OF_ANSWER = 3, 300  # answers shown at an evaluation, and characters of each
 BOLD, GREEN, RED = "1", "1;32", "1;31"
-MESSAGE = b"\nstopping after this step (once more: at once, back to the last checkpoint)\n"
-# No loss among these: its value says nothing about progress (docs/reading_a_run.md).
+MESSAGE = b"\nstopping after this step (Ctrl-C again stops at once, at the last checkpoint)\n"
+# The loss is not among these: its value says nothing about progress (docs/reading_a_run.md).
 HEADER = ("    step  reward  success  format  length  finished  entropy  grad norm  tokens/s"
           "      left")
 
 
 def run_as_program(name: str, main: Callable[[list[str]], object], interrupted: str = "") -> None:
-    """Run main(argv). An error of the user or of the system is one line; so is `interrupted`."""
+    """Run main(argv). An error of the user or of the system is printed as one line; `interrupted`
+    is printed after Ctrl-C."""
     sys.stdout, sys.stderr = Visible(sys.stdout), Visible(sys.stderr)
     try:
         main(sys.argv[1:])
@@ -48,27 +49,30 @@ def run_as_program(name: str, main: Callable[[list[str]], object], interrupted: 
 
 
 def sentence_about(error: Exception) -> str:
-    """One line; nothing about a mistake in this code."""
+    """The line about an error; an empty one about a mistake in this code."""
     if isinstance(error, UserError):
         return " ".join(str(error).split())
     if isinstance(error, OSError):
         return str(error)
-    if isinstance(error, ModuleNotFoundError) and is_taken_away(
-            room := str(error.name).partition(".")[0]):
-        return f"this needs {room}/, a folder of this project that is not here"
+    if isinstance(error, ModuleNotFoundError):
+        room = str(error.name).partition(".")[0]
+        if is_taken_away(room):
+            return f"this needs {room}/, a folder of this project that is not here"
     if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
         return "there is not enough memory: a smaller --micro_batch or --questions needs less"
     return ""
 
 
 def is_taken_away(room: str) -> bool:
-    """Whether it is one that all others work without, and not here. A folder alone is none."""
+    """Whether a package is one that all others work without, and it is not here. A folder without
+    code does not count."""
     return (room in ("research", "bridges", "benchmarks")
             and not (PROJECT / room / "__init__.py").exists())
 
 
 class StopRequest:
-    """Inside `with`, Ctrl-C and SIGTERM set `asked` instead of ending the process."""
+    """A request to stop: inside `with`, Ctrl-C and SIGTERM set `asked` instead of ending the
+    process."""
     asked = False
 
     def __init__(self, message: bytes = MESSAGE):
@@ -96,7 +100,8 @@ class Visible:
 
     def __init__(self, stream: TextIO):
         self.stream = stream
-        getattr(stream, "reconfigure", dict)(errors="backslashreplace")  # no character ends a run
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # no character ends a run
 
     def write(self, text: str) -> int:
         return self.stream.write(visible(text))
@@ -107,18 +112,23 @@ class Visible:
 
 def visible(text: str) -> str:
     """The text with control characters written out, as \\x1b; new lines and tabs stay."""
-    return "".join(character if character.isprintable() or character in "\n\t"
-                   else character.encode("unicode_escape").decode() for character in text)
+    shown = []
+    for character in text:
+        is_shown = character.isprintable() or character in "\n\t"
+        shown.append(character if is_shown else character.encode("unicode_escape").decode())
+    return "".join(shown)
 
 
 def put(line: str, stream: TextIO | None = None, end: str = "\n") -> None:
-    """Print a line whose escape sequences are ours: what a model wrote is `visible` before."""
+    """Print a line with our own escape sequences. What a model wrote has to go through `visible`
+    before."""
     stream = stream or sys.stdout
     print(line, file=getattr(stream, "stream", stream), end=end, flush=True)
 
 
 def say(text: str, mark: str = "") -> None:
-    """Print a line at once, from the first process. `mark` before it is ours, maybe coloured."""
+    """Print a line at once, from the first process. `mark`, which may be coloured, is put before
+    it."""
     show_status("")
     if processes.is_main_process():
         put(mark + visible(text))
@@ -127,7 +137,8 @@ def say(text: str, mark: str = "") -> None:
 def show_status(text: str) -> None:
     """Show a line that the next one overwrites, at a terminal only. An empty text clears it."""
     if sys.stderr.isatty() and processes.is_main_process():
-        put(f"\r\033[K  {text[:90]}\r" if text else "\r\033[K", sys.stderr, end="")
+        clear = "\r\033[K"
+        put(f"{clear}  {text[:90]}\r" if text else clear, sys.stderr, end="")
 
 
 def has_colour() -> bool:
@@ -164,7 +175,7 @@ def print_step(line: Json, steps: int, seconds_left: float, with_header: bool) -
 
 
 def print_evaluation(line: Json, seconds: float) -> None:
-    """A line of evaluations.jsonl, for people, and some of its sampled answers."""
+    """Print a line of evaluations.jsonl for people, and some of its sampled answers."""
     say(f"  held-out, {line['mode']:7s} {line['success']:6.1%}  95% interval "
         f"{line['success_low']:.1%} to {line['success_high']:.1%}  "
         f"({len(line['answer'])} problems, format {line['format_mean']:.2f}, length "
@@ -176,19 +187,26 @@ def print_evaluation(line: Json, seconds: float) -> None:
 
 
 def most_varied(shown: list[str]) -> list[int]:
-    """The first problems with the fewest words that repeat: 11 11 11 shows little."""
-    repeats = [len(words) - len(set(words)) for words in map(str.split, shown)]
-    return sorted(range(len(shown)), key=repeats.__getitem__)[:EXAMPLES]
+    """The first problems in which the fewest words repeat: 11 11 11 shows little."""
+    repeats = []
+    for text in shown:
+        words = text.split()
+        repeats.append(len(words) - len(set(words)))
+    return sorted(range(len(shown)), key=lambda number: repeats[number])[:EXAMPLES]
 
 
 def tell_outcome(path: Path, evaluations: Sequence[Json], duration: float, done: int) -> None:
-    """`done` steps were there before."""
+    """Print how success has changed, how long that took (since step `done`, if the run was
+    resumed), and what to look at next."""
     sampled = [line for line in evaluations if line["mode"] == "sampled"]
-    since = f" since step {done}" if done else ""
     minutes, seconds = divmod(round(duration), 60)
-    took = (f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s") + since
-    say(f"  {change(sampled[0], sampled[-1])}, {took}" if len(sampled) > 1 else f"  {took}")
-    say("What every token got, and what one of them got:")
+    took = f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"
+    if done:
+        took += f" since step {done}"
+    if len(sampled) > 1:
+        took = f"{change(sampled[0], sampled[-1])}, {took}"
+    say(f"  {took}")
+    say("Tables of all tokens, and one token followed through a step:")
     say(f"  {python_command('analyze.py', path)}")
     say(f"  {python_command('-m', 'tools.follow', path)}")
 

@@ -1,228 +1,34 @@
-"""Every setting of a run, with its range and its help; and how all programs read their flags.
-
-    settings, tasks      answers: int = option(8, "answers in a group", least=2)
-    weightings           def my_idea(rollouts, *, strength: Positive = 1.0)
-    programs             FLAGS = {"answers": Flag(8, "answers in a group", least=2)}
+"""Every setting of a run, and where its value comes from.
 
 Defaults < the model folder's recipe.json < --config < what was typed. The task, the weighting and
-the advantage bring flags of their own: `method_flags` holds their values.
+the advantage bring flags of their own: `method_flags` holds their values. What a flag can say of
+itself is in harness/flags.py.
 """
 import argparse
 import dataclasses
-import difflib
+import importlib
 import inspect
-import math
 import re
 import textwrap
 import typing
-from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
-from types import SimpleNamespace
 
 from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
-from engine.errors import UserError, read_json
-from harness.own_code import place_of
+from engine.errors import PROJECT, UserError, place_of, read_json
+from harness.flags import (MOST_THREADS, Flag, Requirement, Values, check_value, check_values,
+                           flags_of, option, settled)
+from harness.parser import Parser, make_parser
 from harness.record import Json, find_folder
-from harness.tasks import load_task
-
-Requirement = tuple[Callable[[typing.Any], bool], str]  # a test of all values, and its words
-KINDS = {int: "a whole number", float: "a number", bool: "yes or no", str: "a text"}
-
-
-@dataclass(frozen=True)
-class Flag:
-    default: typing.Any
-    text: str = ""
-    least: float = 0  # these three of a number
-    above: float = -math.inf
-    most: float = 10 ** 9
-    choices: Collection[str] = ()
-    kind: type | None = None             # where it is not the type of the default
-    requires: Requirement | None = None  # otherwise it has no effect
-
-    @property
-    def type(self) -> type:
-        return self.kind or (str if self.default is None else type(self.default))
-
-    def limits(self) -> str:
-        low = f"above {self.above}" if self.above > -math.inf else f"at least {self.least}"
-        return f"{low}, at most {self.most}"
-
-    def help(self) -> str:
-        choices = f": {' | '.join(self.choices)}" if 0 < len(self.choices) < 10 else ""
-        default = "" if self.default in (None, False) else f" (default {self.default})"
-        needed = f"; needs {self.requires[1]}" if self.requires else ""
-        return f"{self.text}{choices}{default}{needed}"
-
-
-Range = partial(Flag, None)  # of a parameter: the default stands beside it
-NotNegative = typing.Annotated[float, Range()]
-Positive = typing.Annotated[float, Range(above=0)]
-Share = typing.Annotated[float, Range(most=1)]
-Percent = typing.Annotated[float, Range(most=100)]
-Count = typing.Annotated[int, Range(least=1)]
-CountOrNone = typing.Annotated[int, Range()]
-LearningRate = typing.Annotated[float, Range(above=0, most=10)]
-
-
-def option(default: typing.Any, text: str, **more: typing.Any) -> typing.Any:
-    return field(default=default, metadata={"flag": Flag(default, text, **more)})
-
-
-@cache  # a comparison of runs asks a hundred thousand times
-def flags_of(owner: typing.Any) -> dict[str, Flag]:
-    """The fields of a dataclass; the keyword-only parameters of a method, which may be a class."""
-    if dataclasses.is_dataclass(owner):
-        flags = {one.name: one.metadata["flag"] for one in dataclasses.fields(owner)
-                 if "flag" in one.metadata}
-        hints = typing.get_type_hints(owner)
-    else:
-        function = owner.__init__ if inspect.isclass(owner) else owner
-        flags = {name: Flag(one.default, least=-math.inf) for name, one in
-                 inspect.signature(function).parameters.items() if one.kind is one.KEYWORD_ONLY}
-        hints = typing.get_type_hints(function, include_extras=True)
-    return {name: as_flag(owner, name, flag, hints.get(name)) for name, flag in flags.items()}
-
-
-def as_flag(owner: typing.Any, name: str, flag: Flag, hint: object) -> Flag:
-    """The hint is float, or float | None, or Annotated[float, Flag(...)], whose flag counts."""
-    parts = typing.get_args(hint) or (hint,)
-    kind = next((part for part in parts if isinstance(part, type) and part in KINDS), None)
-    if (kind or type(flag.default)) not in KINDS or flag.default is inspect.Parameter.empty:
-        raise UserError(f"{name} of {owner.__name__} ({place_of(owner)}) becomes a flag: it needs "
-                        "a default and a type that is int, float, bool or str")
-    declared = next((part for part in parts if isinstance(part, Flag)), flag)
-    return replace(declared, default=flag.default, kind=kind)
-
-
-def check_values(values: Mapping[str, object], flags: Mapping[str, Flag]) -> None:
-    for name, flag in flags.items():
-        check_value(name, values[name], flag)
-
-
-def check_value(name: str, value: typing.Any, flag: Flag) -> None:
-    """Refuse a value of another type, one out of range, and one that is no choice."""
-    if value is None and flag.default is None:
-        return
-    if not has_type(value, flag):
-        untyped = flag.type is int and not (flag.kind or flag.text)  # a parameter: strength=1
-        way_out = f", as its default {flag.default} is: write {flag.default}.0 there" * untyped
-        raise UserError(f"--{name} {value!r:.80} should be {KINDS[flag.type]}{way_out}")
-    if flag.choices and value not in flag.choices:
-        nearest = difflib.get_close_matches(str(value), flag.choices, len(flag.choices), cutoff=0)
-        raise UserError(f"--{name} {value:.80} is not one of: {', '.join(nearest)}")
-    if flag.type in (int, float) and not flag.above < value >= flag.least <= value <= flag.most:
-        raise UserError(f"--{name} {value} should be {flag.limits()}")
-
-
-def has_type(value: typing.Any, flag: Flag) -> bool:
-    """A whole number will do for a float."""
-    if flag.type is str:
-        return isinstance(value, str) and (value.strip() != "" or flag.default == "")
-    is_kind = type(value) is flag.type or (type(value) is int and flag.type is float)
-    return is_kind and -math.inf < value < math.inf
-
-
-def value_of(text: str, flag: Flag) -> object:
-    """What was typed, in the flag's type; as it is where that cannot be: check_value says so."""
-    if flag.type is bool:
-        return {"yes": True, "true": True, "no": False, "false": False}.get(text.lower(), text)
-    try:
-        return flag.type(text)
-    except ValueError:
-        return text
-
-
-def with_defaults(given: Json, flags: Mapping[str, Flag]) -> SimpleNamespace:
-    values = {name: flag.default for name, flag in flags.items()} | given
-    check_values(values, flags)
-    return SimpleNamespace(**values)
-
-
-class Parser(argparse.ArgumentParser):
-    """Say what is wrong in one sentence, and never guess what a shortened flag means."""
-    flags: Mapping[str, Flag] = {}
-
-    def error(self, message: str) -> typing.NoReturn:
-        raise UserError(f"{message} (--help lists the flags)")
-
-    def read(self, argv: list[str], about_unknown: Callable[[str], str] = lambda _: "") -> Json:
-        """What was typed, --max-new-tokens too; `about_unknown` may say more of what is no flag."""
-        typed = [re.sub("(?<=^--)[^= ]*", lambda name: name[0].replace("-", "_"), argument)
-                 for argument in argv]
-        found, unknown = self.parse_known_intermixed_args(typed)  # RUN --flag 1 PROBLEM, too
-        if unknown:
-            name = unknown[0].partition("=")[0]
-            near = difflib.get_close_matches(name, self._option_string_actions, 1, cutoff=0.75)
-            question = f", did you mean {near[0]}?" if near else ""
-            said = about_unknown(name.removeprefix("--"))
-            self.error(said or f"unknown argument {unknown[0]}{question}")
-        return self.values(found)
-
-    def values(self, found: argparse.Namespace) -> Json:
-        given = dict(vars(found))
-        for name in given.keys() & self.flags.keys():
-            given[name] = value_of(given[name], self.flags[name])
-            check_value(name, given[name], self.flags[name])
-        return given
-
-
-def make_parser(usage: str, description: str | None, flags: Mapping[str, Flag],
-                topics: Mapping[str, str] | None = None, epilog: str = "",
-                add_help: bool = True) -> Parser:
-    """`topics` has what stands above a flag and those that follow it."""
-    parser = Parser(usage=usage, description=description, epilog=epilog, add_help=add_help,
-                    allow_abbrev=False, argument_default=argparse.SUPPRESS,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
-    group: typing.Any = parser
-    parser.flags = flags
-    for name, flag in flags.items():
-        if topics and name in topics:
-            group = parser.add_argument_group(topics[name])
-        alone = {"nargs": "?", "const": "yes"} if flag.type is bool else {}
-        text = flag.help().replace("%", "%%")  # argparse fills in %(default)s
-        group.add_argument(f"--{name}", help=text, metavar=flag.type.__name__.upper(), **alone)
-    return parser
-
 
 METHODS = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}
 MODES = {"both": ("sampled", "greedy"), "sampled": ("sampled",)}  # of an evaluation
+OWN_SAMPLER = "own"  # --rollouts
+LARGE = 200_000_000  # bytes of weights; on a CPU such a model takes minutes for a step
 NOT_SETTINGS = (  # entries of a run's config.json that are no settings
     "versions", "git_commit", "model_config", "reward", "ranks", "imported", "trainer",
     "columns_temperature")
-CHANGEABLE = (  # in a resumed run: how many steps it has and how it is made, not which run it is
-    "steps", "threads", "device", "micro_batch", "checkpointing", "offload_optimizer", "shard",
-    "rollouts", "rollouts_timeout", "sample_every", "change_every", "checkpoint_every",
-    "save_model")
-NOT_IN_NAME = {*CHANGEABLE, "mitigation", "advantage", "seed"} - {"steps"}
-LABELS = {"learning_rate": "lr", "task": "", "model": "", "data": "", "dtype": ""}  # of its parts
-MOST_THREADS = 1024
-OWN_SAMPLER = "own"  # --rollouts
-TOPICS = {"model": "model and machine", "task": "problems",
-          "mitigation": "spreading credit over tokens", "advantage": "from reward to advantage",
-          "loss": "loss", "steps": "training", "eval_every": "record"}
-LARGE = 200_000_000  # bytes of weights; on a CPU such a model takes minutes for a step
-# What a large model gets on a CPU, if its folder has no recipe.json. By --prompt: two numbers,
-# which it learns within minutes. For other prompts and tasks: sizes that a laptop can live with.
-LAPTOP: Json = {
-    "questions": 4, "answers": 8, "max_new_tokens": 128, "micro_batch": 4, "eval_every": 50,
-    "eval_tasks": 64, "eval_modes": "sampled", "checkpoint_every": 50}
-TWO_NUMBERS: Json = {
-    "numbers": "2", "min_number": 2, "max_number": 30, "max_target": 900, "examples": 4,
-    "reward_form": "right", "questions": 8, "answers": 8, "micro_batch": 64, "steps": 48,
-    "eval_every": 24, "eval_tasks": 250, "eval_modes": "sampled", "checkpoint_every": 0,
-    "save_model": True}
-LAPTOP_BY_PROMPT: Json = {
-    "expression": {**TWO_NUMBERS, "max_new_tokens": 12},
-    "brief": {**TWO_NUMBERS, "max_new_tokens": 64, "questions": 4, "micro_batch": 32}}
-LONGER: Json = {"expression": 32, "brief": 192}  # tokens of an answer with more numbers than two
-# In bfloat16 most of a small update is rounded away, so in float32 the same rate moves a model
-# several times as far (docs/how_a_run_fails.md).
-LAPTOP_RATE: Json = {"bfloat16": 2e-6, "float32": 5e-7}
-NOT_KEYWORDS = ("help", "resume", "continue", "config",  # words of command lines, the tools' too
-                "step", "show", "seeds", "processes", "runs")
 OTHER_NAMES = {  # that other trainers use
     "lr": "--learning_rate", "batch_size": "--questions times --answers", "n": "--answers",
     "group_size": "--answers", "num_generations": "--answers", "max_steps": "--steps",
@@ -231,7 +37,7 @@ OTHER_NAMES = {  # that other trainers use
     "wandb": "metrics.jsonl in the run's folder, a line a step",
     "strength": "a keyword of your function: after the * in (rollouts, *, strength)"}
 
-# when a setting has an effect; what may be set back itself stands above those that look at it
+# when a setting has an effect
 POLICY: Requirement = (lambda s: s.loss == "policy", "--loss policy")
 DPO: Requirement = (lambda s: s.loss == "dpo", "--loss dpo")
 KL: Requirement = (lambda s: s.loss == "policy" and s.kl > 0, "--kl above 0")
@@ -249,105 +55,183 @@ NO_CHECKPOINTS: Requirement = (
 EVALUATED: Requirement = (lambda s: s.eval_every > 0, "--eval_every above 0")
 ON_THE_DEVICE: Requirement = (lambda s: not s.offload_optimizer, "--offload_optimizer no")
 
+# a setting that says how a run is made, not which run it is
+HOW_IT_IS_MADE: Json = {"changeable": True, "in_name": False, "compared": "aside"}
+
+# headings of the help
+MODEL, PROBLEMS, SPREADING = "model and machine", "problems", "spreading credit over tokens"
+FROM_REWARD, LOSS, TRAINING = "from reward to advantage", "loss", "training"
+RECORD, CONTINUING = "evaluations, record and checkpoints", "continuing a run"
+OWN_FLAGS = "flags of the task, the weighting and the advantage"
+
 
 @dataclass
 class Settings:
-    model: str = option("models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model")
-    device: str = option("cpu", "cpu, cuda or cuda:N")
-    dtype: str = option("float32", "to compute in; parameters stay float32. On CUDA bfloat16, "
-                        "unless the model has a recipe", choices=("float32", "bfloat16"))
-    checkpointing: bool = option(False, "one state a layer is kept for the backward pass: less "
-                                 "memory, a third more time in the update")
-    offload_optimizer: bool = option(False, "parameters in float32, gradients and AdamW's state on "
-                                     "the CPU: in bfloat16 2 bytes a parameter on the device")
-    shard: bool = option(False, "under torchrun: every process keeps a part of parameters, "
-                         "gradients and moments", requires=ON_THE_DEVICE)
-    threads: int = option(0, "of the CPU; 0 is one for every 64 hidden units", most=MOST_THREADS)
-    task: str = option("countdown_task", "countdown_task, examples.largest_last, or my_task for a "
-                       "file my_task.py of yours (docs/your_own_task.md)")
-    mitigation: str = option("none", "how an answer's advantage is spread over its tokens, listed "
-                             "below", choices=MITIGATIONS, requires=POLICY)
-    rescale: str = option("mean", "weights to mean 1 over the batch's tokens, to the same sum of "
-                          "gradient sizes, or not", choices=("mean", "gradient", "none"),
-                          requires=RESCALED)
-    placebo: str = option("none", "shuffle weights over the batch's tokens, or advantages within "
-                          "each group", choices=("none", "weights", "advantages"),
-                          requires=SHUFFLED)
-    advantage: str = option("grpo", "what an answer, or a token, is compared with, listed below",
-                            choices=ADVANTAGES, requires=POLICY)
-    loss: str = option("policy", "weight * advantage * log_prob, or preference pairs: the best and "
-                       "the worst answer of a group", choices=("policy", "dpo"))
-    loss_norm: str = option("token", "divide by the batch's tokens (DAPO), average per answer "
-                            "first, or divide by answers times max_new_tokens (Dr. GRPO)",
-                            choices=("token", "sequence", "constant"), requires=POLICY)
-    epochs: int = option(1, "updates from one batch; weights and advantages stay as they are",
-                         least=1, requires=POLICY)
-    clip_low: float = option(0.2, "the ratio new/old, 1 in the first epoch, counts down to 1 minus "
-                             "this", most=1, requires=REUSED)
-    clip_high: float = option(0.28, "and up to 1 plus this", requires=REUSED)
-    kl: float = option(0.0, "coefficient of the divergence from the initial model, of which a copy "
-                       "is kept", requires=POLICY)
-    kl_kind: str = option("k3", "its gradient is that of KL(initial || policy) for k3, of "
-                          "KL(policy || initial) for k2", choices=("k3", "k2"), requires=KL)
-    drop_unfinished: bool = option(False, "answers cut off by the limit are not trained on",
-                                   requires=POLICY)
-    dpo_beta: float = option(0.1, "the smaller, the further preferences may lead from the initial "
-                             "model", above=0, requires=DPO)
-    pairs: str | None = option(None, 'JSON lines {"problem": ..., "chosen": ..., "rejected": ...}: '
-                               "to train on, instead of sampled answers", requires=DPO)
-    steps: int = option(100, "batches; 0 evaluates and stops")
-    questions: int = option(8, "problems a step", least=1)
-    answers: int = option(8, "answers to each problem", least=2, requires=SAMPLED)
-    max_new_tokens: int = option(512, "an answer is cut off here", least=1)
-    temperature: float = option(1.0, "of the sampling; training and the columns on record are at "
-                                "temperature 1 whatever this is", least=0.01, most=100)
-    rollouts: str = option(OWN_SAMPLER, "who answers the problems of a step: this program, or a "
-                           "server by vLLM, http://HOST:PORT (bridges/rollouts_by_a_server.md)",
-                           requires=SAMPLED)
-    rollouts_every: int = option(1, "steps between hand-overs of the weights to it", least=1,
-                                 requires=SERVED)
-    rollouts_timeout: float = option(600.0, "seconds that its answers to a step may take, or its "
-                                     "loading of weights", above=0, most=1500, requires=SERVED)
-    learning_rate: float = option(5e-6, "of AdamW", above=0, most=10)
-    weight_decay: float = option(0.0, "of AdamW")
-    micro_batch: int = option(8, "full answers held at once in an update; changes rounding alone",
-                              least=1)
-    max_grad_norm: float = option(1.0, "the gradient is clipped to this norm, 0 for never")
-    seed: int = option(0, "of problems and sampling; evaluations draw the same numbers anyway")
-    eval_every: int = option(25, "steps between evaluations, also at the start and end; 0 is never")
-    eval_tasks: int = option(500, "held-out problems of an evaluation", least=1, requires=EVALUATED)
-    eval_answers: int = option(1, "sampled answers to each of them: success is the share that is "
-                               "right", least=1, requires=EVALUATED)
-    eval_modes: str = option("both", "sampled answers alone, or greedy ones as well",
-                             choices=MODES, requires=EVALUATED)
-    sample_every: int = option(10, "steps between answers kept in samples.jsonl, 0 for never")
-    change_every: int = option(10, "steps between measurements of what became of each token, also "
-                               "at the first and the last; 0 is never. Such a step has one more "
-                               "forward pass: a sixth of its time on a CPU")
-    checkpoint_every: int = option(25, "steps between checkpoints, also at the end; 0 is never")
-    save_model: bool = option(False, "leave the trained model at the end: its matrices in the type "
-                              "that the run computes in, without what a resumed run needs",
-                              requires=NO_CHECKPOINTS)
-    out: str | None = option(None, "run folder, by default runs/<mitigation>-<advantage>-s<seed>, "
-                             "with the flags that are not at their defaults in between")
+    model: str = option(
+        "models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model",
+        topic=MODEL, label="", compared="setting")
+    device: str = option(
+        "cpu", "cpu, cuda or cuda:N", topic=MODEL, **HOW_IT_IS_MADE)
+    dtype: str = option(
+        "float32", "type to compute in; parameters stay float32. On CUDA it is bfloat16 unless the "
+        "model has a recipe", choices=("float32", "bfloat16"), topic=MODEL, label="")
+    checkpointing: bool = option(
+        False, "keep only one state of each layer for the backward pass, and compute the others "
+        "again: less memory, but an update takes a third longer", topic=MODEL, **HOW_IT_IS_MADE)
+    offload_optimizer: bool = option(
+        False, "keep float32 parameters, gradients and AdamW's state on the CPU: in bfloat16 the "
+        "device then holds 2 bytes a parameter",
+        topic=MODEL, sample_drops=True, **HOW_IT_IS_MADE)
+    shard: bool = option(
+        False, "under torchrun, let every process keep a part of the parameters, gradients and "
+        "moments", requires=ON_THE_DEVICE, topic=MODEL, sample_drops=True, **HOW_IT_IS_MADE)
+    threads: int = option(
+        0, "CPU threads; 0 means one for every 64 hidden units", most=MOST_THREADS,
+        topic=MODEL, **HOW_IT_IS_MADE)
+
+    task: str = option(
+        "countdown_task", "countdown_task, examples.largest_last, or my_task for your file "
+        "my_task.py (docs/your_own_task.md)", topic=PROBLEMS, label="", compared="setting")
+
+    mitigation: str = option(
+        "none", "how the advantage of an answer is spread over its tokens; listed below",
+        choices=MITIGATIONS, requires=POLICY, topic=SPREADING, in_name=False, sample_drops=True)
+    rescale: str = option(
+        "mean", "rescale the weights to a mean of 1 over the tokens of the batch (mean), to the "
+        "sum of gradient sizes that weights of 1 have (gradient), or not at all (none)",
+        choices=("mean", "gradient", "none"), requires=RESCALED, topic=SPREADING,
+        otherwise=lambda s: "none" if s.mitigation in NEVER_RESCALED else "mean")
+    placebo: str = option(
+        "none", "shuffle the weights over the tokens of the batch, or the advantages within "
+        "each group", choices=("none", "weights", "advantages"), requires=SHUFFLED,
+        topic=SPREADING, idea_takes=False, sample_drops=True)
+
+    advantage: str = option(
+        "grpo", "what an answer, or a token, is compared with; listed below", choices=ADVANTAGES,
+        requires=POLICY, topic=FROM_REWARD, in_name=False, sample_drops=True)
+
+    loss: str = option(
+        "policy", "policy: weight * advantage * log_prob. dpo: preference pairs, the best and the "
+        "worst answer of each group", choices=("policy", "dpo"), topic=LOSS,
+        idea_takes=False, sample_drops=True)
+    loss_norm: str = option(
+        "token", "divide the loss by the number of tokens in the batch (token, as DAPO), average "
+        "it within each answer first (sequence), or divide by answers times max_new_tokens "
+        "(constant, as Dr. GRPO)", choices=("token", "sequence", "constant"), requires=POLICY,
+        topic=LOSS)
+    epochs: int = option(
+        1, "updates with each batch; its weights and advantages are not computed again", least=1,
+        requires=POLICY, topic=LOSS)
+    clip_low: float = option(
+        0.2, "below 1 minus this, the ratio of new to old probability (1 in the first epoch) is "
+        "clipped", most=1, requires=REUSED, topic=LOSS)
+    clip_high: float = option(
+        0.28, "above 1 plus this, the ratio is clipped", requires=REUSED, topic=LOSS)
+    kl: float = option(
+        0.0, "coefficient of the divergence from the initial model, of which a copy is kept",
+        requires=POLICY, topic=LOSS, sample_drops=True)
+    kl_kind: str = option(
+        "k3", "estimate of the divergence; its gradient is that of KL(initial || policy) with k3, "
+        "of KL(policy || initial) with k2", choices=("k3", "k2"), requires=KL, topic=LOSS)
+    drop_unfinished: bool = option(
+        False, "do not train on answers that were cut off by the limit", requires=POLICY,
+        topic=LOSS)
+    dpo_beta: float = option(
+        0.1, "the smaller it is, the further preferences may move the policy from the initial "
+        "model", above=0, requires=DPO, topic=LOSS)
+    pairs: str | None = option(
+        None, 'train on the JSON lines {"problem": ..., "chosen": ..., "rejected": ...} of this '
+        "file, instead of sampled answers", requires=DPO, topic=LOSS, idea_takes=False)
+
+    steps: int = option(
+        100, "steps of training; with 0 the model is only evaluated",
+        topic=TRAINING, changeable=True, compared="setting")
+    questions: int = option(
+        8, "problems in a step", least=1, topic=TRAINING, compared="setting")
+    answers: int = option(
+        8, "answers to each problem", least=2, requires=SAMPLED, topic=TRAINING,
+        compared="setting", otherwise=lambda s: 2)  # the two of a pair
+    max_new_tokens: int = option(
+        512, "most tokens in an answer; it is cut off here", least=1, topic=TRAINING,
+        compared="setting")
+    temperature: float = option(
+        1.0, "temperature of sampling; training and the recorded columns are at temperature 1, "
+        "whatever this is", least=0.01, most=100, topic=TRAINING, compared="setting")
+    rollouts: str = option(
+        OWN_SAMPLER, "where the answers of a step are sampled: own is this program, "
+        "http://HOST:PORT a server by vLLM (bridges/rollouts_by_a_server.md)", requires=SAMPLED,
+        topic=TRAINING, changeable=True, in_name=False)
+    rollouts_every: int = option(
+        1, "the server gets the new weights every so many steps", least=1, requires=SERVED,
+        topic=TRAINING)
+    rollouts_timeout: float = option(
+        600.0, "seconds that the server may take to answer a step, or to load weights",
+        above=0, most=1500, requires=SERVED, topic=TRAINING, **HOW_IT_IS_MADE)
+    learning_rate: float = option(
+        5e-6, "learning rate of AdamW", above=0, most=10, topic=TRAINING, label="lr")
+    weight_decay: float = option(0.0, "weight decay of AdamW", topic=TRAINING)
+    micro_batch: int = option(
+        8, "full answers that an update computes at a time; it changes the rounding, and nothing "
+        "else", least=1, topic=TRAINING, **HOW_IT_IS_MADE)
+    max_grad_norm: float = option(
+        1.0, "the gradient is clipped to this norm; 0 means never", topic=TRAINING)
+    seed: int = option(
+        0, "seed of problems and sampling; evaluations use the same random numbers with any seed",
+        topic=TRAINING, in_name=False, compared="aside", idea_takes=False)
+
+    eval_every: int = option(
+        25, "steps between evaluations, which are also made at the start and at the end; 0 means "
+        "never", topic=RECORD, compared="aside")
+    eval_tasks: int = option(
+        500, "held-out problems in an evaluation", least=1, requires=EVALUATED, topic=RECORD,
+        compared="aside")
+    eval_answers: int = option(
+        1, "sampled answers to each of these problems; success is the share that is right",
+        least=1, requires=EVALUATED, topic=RECORD, compared="aside")
+    eval_modes: str = option(
+        "both", "evaluate sampled answers alone, or greedy ones as well", choices=MODES,
+        requires=EVALUATED, topic=RECORD, compared="aside")
+    sample_every: int = option(
+        10, "a few answers are written to samples.jsonl every so many steps; 0 means never",
+        topic=RECORD, **HOW_IT_IS_MADE)
+    change_every: int = option(
+        10, "steps between measurements of each token's change, which are also made at the first "
+        "and the last step; 0 means never. A measured step has one more forward pass, which on a "
+        "CPU is a sixth of its time", topic=RECORD, **HOW_IT_IS_MADE)
+    checkpoint_every: int = option(
+        25, "steps between checkpoints; there is also one at the end. 0 means never",
+        topic=RECORD, **HOW_IT_IS_MADE)
+    save_model: bool = option(
+        False, "keep the trained model at the end, its matrices in the type that the run computes "
+        "in, without what a resumed run needs", requires=NO_CHECKPOINTS, topic=RECORD,
+        **HOW_IT_IS_MADE)
+    out: str | None = option(
+        None, "folder of the run; by default runs/<mitigation>-<advantage>-s<seed>, with the flags "
+        "that are not at their defaults in between", topic=RECORD, in_name=False, compared="aside",
+        idea_takes=False)
+
     method_flags: Json = field(default_factory=dict)  # of task, weighting and advantage
     defaults: Json = field(default_factory=dict, compare=False)  # those of the model's recipe.json
 
     @property
     def folder(self) -> Path:
-        """The same command names the same folder: runs/none-grpo-lr0.001-steps30-s0."""
-        values = self.to_json()
-        changed = {name: LABELS.get(name, name) + Path(str(values[name])).name
-                   for name, flag in all_flags(values).items()
-                   if name not in NOT_IN_NAME and has_effect(flag, values)
-                   and values[name] != self.defaults.get(name, flag.default)}
+        """The folder of the run. The same command names the same one:
+        runs/none-grpo-lr0.001-steps30-s0."""
+        if self.out:
+            return Path(self.out)
+        values, changed = self.to_json(), {}
+        for name, flag in all_flags(values).items():
+            usual = self.defaults.get(name, flag.default)
+            if flag.in_name and flag.has_effect(values) and values[name] != usual:
+                label = name if flag.label is None else flag.label
+                changed[name] = label + Path(str(values[name])).name
         parts = []
         for axis, choices in METHODS.items():
-            name = getattr(self, axis)
-            parts += [name, *(changed.pop(flag) for flag in flags_of(choices[name])
-                              if flag in changed)]
+            chosen = getattr(self, axis)
+            parts.append(chosen)
+            parts += [changed.pop(name) for name in flags_of(choices[chosen]) if name in changed]
         parts += [*changed.values(), f"s{self.seed}"]
-        return Path(self.out or "runs/" + re.sub(r"[^\w.+-]", "_", "-".join(parts)))
+        return Path("runs/" + re.sub(r"[^\w.+-]", "_", "-".join(parts)))
 
     def flags_for(self, function: typing.Any) -> Json:
         return {name: self.method_flags[name] for name in flags_of(function)}
@@ -358,75 +242,114 @@ class Settings:
 
 OPTIONS = flags_of(Settings)
 DEFAULTS = {name: flag.default for name, flag in OPTIONS.items()}
+CHANGEABLE = [name for name, flag in OPTIONS.items() if flag.changeable]
+# read with the settings, and none of them
+CONTINUE = {
+    "resume": Flag(None, "continue the run in this folder; besides it only --steps may be given, "
+                   "and flags that say how the run is made, as --threads",
+                   topic=CONTINUING, metavar="RUN", idea_takes=False),
+    "continue": Flag(False, "if the run's folder exists and has these settings, resume it; a "
+                     "finished run is left as it is", topic=CONTINUING, idea_takes=False),
+    "config": Flag(None, "take the settings of a run's config.json; flags override them",
+                   topic=CONTINUING, metavar="FILE", idea_takes=False)}
+NOT_KEYWORDS = (  # words of command lines, the tools' too, which no method may have as a flag
+    *CONTINUE, "help", "step", "show", "seeds", "processes", "runs")
+
+
+@cache
+def load_task(name: str) -> type:
+    """The class Task of the module that --task names, whose fields are flags; or one made for it.
+
+    The module is a file in the project's folder with a class Task, or with no more than a list of
+    problems and a reward, as in TRL:
+
+        problems = [...]              prompts; or dicts with "prompt" and whatever the reward uses
+        def reward(problem, text):    a number for an answer; 1 or more counts as success
+
+    A prompt is the whole text that ends where the answer begins. Of these two the rest follows
+    (harness/short_task.py).
+    """
+    path = PROJECT.joinpath(*name.split(".")).with_suffix(".py")
+    if not path.is_file():
+        raise UserError(f"--task {name}: there is no such module in the project's folder (the file "
+                        "examples/my_task.py is the module examples.my_task)")
+    module: typing.Any = importlib.import_module(name)
+    if hasattr(module, "problems") and hasattr(module, "reward"):
+        from harness.short_task import short_task
+        return short_task(module)
+    if not dataclasses.is_dataclass(getattr(module, "Task", None)):
+        raise UserError(f"--task {name}: this module has neither `problems` and a function "
+                        "`reward(problem, text)` nor a dataclass Task (docs/your_own_task.md)")
+    task: type = module.Task
+    return task
 
 
 def make_settings(given: Json) -> Settings:
+    """The settings of a run, from what was typed and from the files that this names."""
     recipe, config = from_files(given)
     typed = {name: value for name, value in given.items() if name != "config"}
     values = DEFAULTS | recipe | config | typed
     check_values(values, OPTIONS)
-    apply_implied(values, OPTIONS, typed)  # it may be the method that has no effect
-    flags = all_flags(values)
+    held = settled(values, OPTIONS)  # a method without effect is not the one that was named
+    refuse_without_effect(typed, held, OPTIONS)
+    flags = all_flags(held)
     for name in sorted(typed.keys() - flags.keys()):
-        raise UserError(about_unknown(name, values) or f"--{name} is no flag of {values['task']}")
+        raise UserError(about_unknown(name, held) or f"--{name} is no flag of {held['task']}")
     values = {name: values.get(name, flag.default) for name, flag in flags.items()}
     check_values(values, flags)
-    apply_implied(values, flags, typed)
-    values = {name: float(value) if type(value) is int and flags[name].type is float else value
-              for name, value in values.items()}
-    own = {name: values.pop(name) for name in flags if name not in OPTIONS}
-    return Settings(**values, method_flags=own, defaults=recipe)
+    held = settled(values, flags)
+    refuse_without_effect(typed, held, flags)
+    for name, flag in flags.items():
+        if flag.type is float and type(held[name]) is int:
+            held[name] = float(held[name])
+    own = {name: held.pop(name) for name in flags if name not in OPTIONS}
+    return Settings(**held, method_flags=own, defaults=recipe)
+
+
+def refuse_without_effect(typed: Json, held: Json, flags: dict[str, Flag]) -> None:
+    """Refuse a flag that was typed and has no effect, unless it has the value that holds anyway."""
+    for name, flag in flags.items():
+        value = typed.get(name, held[name])
+        if value != held[name] and flag.requires and not flag.has_effect({**held, name: value}):
+            raise UserError(f"--{name} has no effect without {flag.requires[1]}")
 
 
 def from_files(given: Json) -> tuple[Json, Json]:
     """The settings of the model folder's recipe.json and of --config, without the flags of another
     task, weighting or advantage than those that are chosen."""
     config = read_json(Path(given["config"])) if "config" in given else {}
-    path = find_folder(str((config | given).get("model", Settings.model))) / "recipe.json"
+    folder = find_folder(str((config | given).get("model", Settings.model)))
+    path = folder / "recipe.json"
     recipe = read_json(path) if path.exists() else {}
     chosen = DEFAULTS | recipe | config | given
     if not recipe and str(chosen["device"]).startswith("cuda"):
         recipe = {"dtype": "bfloat16"}  # a large model: in float32 a GPU is several times slower
-    elif not recipe and is_large(path.parent):
-        recipe = laptop_recipe(config | given)
+    elif not recipe and is_large(folder):
+        from harness.laptop import laptop_recipe
+        recipe = laptop_recipe(config | given, chosen["task"] == Settings.task)
     return known_values(path, recipe, chosen), known_values(given.get("config"), config, chosen)
 
 
-def laptop_recipe(given: Json) -> Json:
-    """Of a large model on a CPU. Unless something else is asked for, it learns Countdown of two
-    numbers, answered with an expression alone: what it can learn within minutes."""
-    from qwen2_model import is_fast_in_bfloat16  # an analysis reads settings without a model
-    dtype = "bfloat16" if is_fast_in_bfloat16() else "float32"
-    if given.get("task", Settings.task) != Settings.task:
-        return {"dtype": dtype, **LAPTOP}
-    prompt = given.get("prompt", "expression")
-    recipe = {"dtype": dtype, "prompt": "expression", **LAPTOP_BY_PROMPT.get(prompt, LAPTOP)}
-    if prompt in LAPTOP_BY_PROMPT:
-        computed_in = given.get("dtype", dtype)
-        recipe["learning_rate"] = LAPTOP_RATE.get(computed_in, Settings.learning_rate)
-        if "data" in given or given.get("numbers", "2") != "2":
-            recipe["max_new_tokens"] = LONGER[prompt]
-    return recipe
-
-
 def is_large(folder: Path) -> bool:
-    """By its weights, as nothing else of a model folder is read yet."""
+    """Whether a model is large, by its files of weights: nothing else of the folder is read yet."""
     return sum(file.stat().st_size for file in folder.glob("*.safetensors")) > LARGE
 
 
 def known_values(path: object, values: Json, chosen: Json) -> Json:
+    """The values of a file that are settings of this run; an error if one is of no run at all."""
     # a method of the file may be gone since, or another trainer's: then its flags are not known
     gone = {axis for axis in METHODS if values.get(axis, chosen[axis]) not in METHODS[axis]}
     theirs = owners(DEFAULTS | {name: values[name] for name in values.keys() - gone})
     flags, mine = all_flags(chosen), owners(chosen)
     others = {name for owner in theirs if owner not in mine for name in flags_of(owner)}
-    for name in sorted(values.keys() - {*flags, *others, *NOT_SETTINGS}) if not gone else ():
-        raise UserError(f"{path} has the unknown setting {name}")
+    unknown = values.keys() - {*flags, *others, *NOT_SETTINGS}
+    if unknown and not gone:
+        raise UserError(f"{path} has the unknown setting {min(unknown)}")
     return {name: value for name, value in values.items() if name in flags.keys() - others}
 
 
-def owners(values: Json) -> list[typing.Any]:
-    """What brings flags of its own: the task, the weighting and the advantage."""
+def owners(values: Values) -> list[typing.Any]:
+    """The task, the weighting and the advantage, which bring flags of their own."""
     for choices in METHODS.values():
         for clash, *both in choices.clashes:
             places = " and ".join(one if isinstance(one, str) else place_of(one) for one in both)
@@ -436,8 +359,8 @@ def owners(values: Json) -> list[typing.Any]:
     return [load_task(values["task"]), *(METHODS[axis][values[axis]] for axis in METHODS)]
 
 
-def all_flags(values: Json) -> dict[str, Flag]:
-    """Settings and the flags of the chosen task and methods; a name has one meaning."""
+def all_flags(values: Values) -> dict[str, Flag]:
+    """The settings, and the flags of the chosen task and methods; a name has one meaning."""
     flags = dict(OPTIONS)
     for owner in owners(values):
         for name in flags_of(owner).keys() & {*flags, *NOT_SETTINGS, *NOT_KEYWORDS}:
@@ -448,25 +371,9 @@ def all_flags(values: Json) -> dict[str, Flag]:
     return flags
 
 
-def has_effect(flag: Flag, values: Json) -> bool:
-    return not flag.requires or flag.requires[0](SimpleNamespace(**values))
-
-
-def apply_implied(values: Json, flags: dict[str, Flag], typed: Json) -> None:
-    """A flag without effect gets the value that then holds; to have typed another is an error."""
-    implied: Json = {"answers": 2}  # of a pair
-    if values["mitigation"] in NEVER_RESCALED:
-        implied["rescale"] = "none"
-    for name, flag in flags.items():
-        if flag.requires and not has_effect(flag, values):
-            value = implied.get(name, flag.default)
-            if typed.get(name, value) != value:
-                raise UserError(f"--{name} has no effect without {flag.requires[1]}")
-            values[name] = value
-
-
 def about_unknown(name: str, chosen: Json) -> str:
-    """About a flag of a method that is not chosen, and one that other trainers have."""
+    """A sentence about a flag of another method, or of another trainer; an empty one if it is
+    neither."""
     for axis, choices in METHODS.items():
         found = [owner for owner in choices if name in flags_of(choices[owner])]
         if found:
@@ -476,49 +383,49 @@ def about_unknown(name: str, chosen: Json) -> str:
 
 
 def read_flags(argv: list[str]) -> Json:
-    """What was typed, `resume`, `config` and `continue` among it. Which flags there are follows
-    from the task and the methods, typed or in a file."""
-    first = Parser(allow_abbrev=False, add_help=False, argument_default=argparse.SUPPRESS)
-    first.add_argument("-h", "--help", nargs="?", const="")
-    of_a_recipe = ("dtype", "prompt", "numbers", "data")  # which recipe a large model gets
-    for name in ("model", "device", "task", "config", "resume", *of_a_recipe, *METHODS):
-        first.add_argument(f"--{name}")
-    given = vars(first.parse_known_args(argv)[0])
+    """The flags that were typed, with `resume`, `config` and `continue`. Which flags there are
+    follows from the task and the methods, which are typed or in a file."""
+    given = read_what_decides(argv)
     topic = given.pop("help", None)
     if "resume" in given:
         given["config"] = Path(given.pop("resume")) / "config.json"
     recipe, config = from_files(given)
     defaults = DEFAULTS | recipe | config | given
-    flags = {name: replace(flag, default=defaults.get(name, flag.default))
-             for name, flag in all_flags(defaults).items()}
-    own = [name for name in flags if name not in OPTIONS]
+    flags = {}
+    for name, flag in all_flags(defaults).items():
+        flags[name] = replace(flag, default=defaults.get(name, flag.default),
+                              topic=flag.topic or OWN_FLAGS)
     parser = make_parser(
-        "python train.py [flags]", "Train with GRPO and write down what every token was given.",
-        flags, TOPICS | {name: "of the task, weighting and advantage" for name in own[:1]},
-        epilog="" if topic is None else about_methods(), add_help=False)
-    group = parser.add_argument_group("going on")
-    group.add_argument("--resume", metavar="RUN", help="continue this run folder; with it only "
-                       "--steps may be given, and flags that say how it is made, as --threads")
-    group.add_argument("--continue", action="store_true", help="if the run folder exists and has "
-                       "these settings, resume it (a finished run is passed over)")
-    group.add_argument("--config", metavar="FILE", help="take the settings of a run's config.json; "
-                       "flags override them")
+        "python train.py [flags]", "Train with GRPO, and record the credit of every token.",
+        flags | CONTINUE, epilog="" if topic is None else about_methods(), add_help=False)
     if topic is not None:
         print(about_method(topic) if topic else parser.format_help())
         raise SystemExit(0)
     return parser.read(argv, partial(about_unknown, chosen=defaults))
 
 
+def read_what_decides(argv: list[str]) -> Json:
+    """The flags, unchecked, on which it depends which others there are and what their defaults are;
+    and --help."""
+    first = Parser(allow_abbrev=False, add_help=False, argument_default=argparse.SUPPRESS)
+    first.add_argument("-h", "--help", nargs="?", const="")
+    of_a_recipe = ("dtype", "prompt", "numbers", "data")  # which recipe a large model gets
+    for name in ("model", "device", "task", "config", "resume", *of_a_recipe, *METHODS):
+        first.add_argument(f"--{name}")
+    return vars(first.parse_known_args(argv)[0])
+
+
 def about_methods() -> str:
+    """The end of the help: each weighting and advantage, its flags, and what it does."""
     lines = []
     for axis, choices in METHODS.items():
-        lines.append(f"choices of --{axis}, each with its own flags (--help NAME tells all of it):")
+        lines.append(f"choices of --{axis}, each with its own flags (--help NAME explains one):")
         for name in choices:
             flags = "".join(f" --{flag}" for flag in flags_of(choices[name]))
             text = " ".join((inspect.getdoc(choices[name]) or "").split("\n\n")[0].split())
             lines.append(textwrap.fill(f"{name}{flags}: {text}", 99, initial_indent="  ",
                                        subsequent_indent=" " * 6))
-    lines.append("Defaults are those of this command: recipe.json and --config set their own.")
+    lines.append("The defaults are those of this command, with its recipe.json and --config.")
     return "\n".join(lines)
 
 
@@ -526,7 +433,8 @@ def about_method(name: str) -> str:
     for axis, choices in METHODS.items():
         if name in choices:
             lines = [f"--{axis} {name}", "", inspect.getdoc(choices[name]) or "", ""]
-            lines += [f"  --{flag} {known.help()} {known.limits() * (known.type in (int, float))}"
-                      for flag, known in flags_of(choices[name]).items()]
+            for flag, known in flags_of(choices[name]).items():
+                limits = known.limits() if known.type in (int, float) else ""
+                lines.append(f"  --{flag} {known.help()} {limits}")
             return "\n".join(lines)
     raise UserError(f"--help {name}: there is no method of this name (--help lists them)")

@@ -1,5 +1,6 @@
-"""The task of a module that has no more than `problems` and a function `reward`: what follows from
-these two. A function of the module with the name of a method takes its place."""
+"""The task of a module that has no more than `problems` and a function `reward`. All else follows
+from these two, unless the module has a function with the name of a method, which takes its place.
+"""
 import dataclasses
 import hashlib
 import random
@@ -25,16 +26,19 @@ class ShortTask:
     module: ClassVar[Any]
 
     def __post_init__(self) -> None:
-        vars(self).update({name: getattr(self.module, name) for name in METHODS
-                           if callable(getattr(self.module, name, None))})
+        for name in METHODS:
+            if callable(getattr(self.module, name, None)):
+                setattr(self, name, getattr(self.module, name))
         self.reward = f"reward of {self.module.__name__}"
         # the fifth with the lowest hashes of the prompt is held out: the same in every run
-        by_hash = {hashlib.sha256(self.prompt_for(problem).encode()).hexdigest(): problem
-                   for problem in self.module.problems}
-        every, count = [by_hash[key] for key in sorted(by_hash)], -(-len(by_hash) // 5)
+        by_hash = {}
+        for problem in self.module.problems:
+            by_hash[hashlib.sha256(self.prompt_for(problem).encode()).hexdigest()] = problem
+        every = [by_hash[key] for key in sorted(by_hash)]
         if len(every) < 2:
             raise UserError(f"{self.module.__name__}: `problems` has {len(every)} different "
                             "prompts: training needs one and the evaluation another")
+        count = -(-len(every) // 5)  # rounded up
         self.to_train, self.to_test = every[count:], every[:count]
 
     def training_problems(self, seed: int, step: int, count: int) -> list[Problem]:
@@ -62,7 +66,8 @@ class ShortTask:
                         f"{self.show(self.to_test[0])} is one")
 
     def score(self, problem: Problem, text: str) -> dict[str, float]:
-        """Success is a reward of 1 or more. Format and reasoning are not judged."""
+        """The parts of the reward. Success is a reward of 1 or more; format and reasoning are not
+        scored."""
         end = next((end for end in END_OF_TURN if text.endswith(end)), "")
         reward = float(self.module.reward(problem, text.removesuffix(end)))
         return {"reward": reward, "format": 0.0, "answer": float(reward >= 1), "reasoning": 0.0}

@@ -13,13 +13,13 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 INSTALL = "to run it: pip install -r tests/requirements.txt"  # why a test is skipped
-REMOVABLE = ("research", "bridges", "benchmarks")  # rooms that the lab works without
+REMOVABLE = ("research", "bridges", "benchmarks")  # packages that the lab works without
 
 
 def is_taken_away(path):
-    """It lies in a room that is not here; a folder without code is none."""
-    room = path.relative_to(ROOT).parts[:1]
-    return bool(room) and room[0] in REMOVABLE and not (ROOT / room[0] / "__init__.py").exists()
+    """Whether it is in a package that is not here. A folder without code is no package."""
+    first = path.relative_to(ROOT).parts[:1]
+    return bool(first) and first[0] in REMOVABLE and not (ROOT / first[0] / "__init__.py").exists()
 
 
 def project_files(pattern, root=ROOT):
@@ -41,7 +41,7 @@ import mitigations  # noqa: F401  fills the lists of choices
 from grpo import grpo
 from harness.load import load_policy, make
 from qwen2_model import ModelConfig, Qwen2
-from harness.settings import check_value, flags_of
+from harness.flags import check_value, flags_of
 from engine.errors import UserError
 from engine.policy import Forward
 from engine.rollouts import Rollouts, score_answers

@@ -44,7 +44,7 @@ def run(*argv, expect=0):
 
 
 def train_here(runs, run):
-    """In the place of tools.runs.Runs.start: in this process, which has imported PyTorch."""
+    """In the place of harness.planned.Runs.start: in this process, which has imported PyTorch."""
     train.main(run.command[1:])
     runs.running.append((run, SimpleNamespace(poll=lambda: 0)))
 
@@ -114,14 +114,14 @@ def without_own_methods(source: str) -> str:
 
 
 def copy_project(folder: Path, *more: str) -> Path:
-    """The program without its tests and models, to be changed; `more` are other rooms of it."""
+    """The program without its tests and models, to be changed; `more` are other packages of it."""
     for path in project_files("*.py"):
         shutil.copy(path, folder)
     methods = folder / "mitigations.py"
     methods.write_text(without_own_methods(methods.read_text()))
     left_out = shutil.ignore_patterns("__pycache__", "tests")
-    for room in ("engine", "harness", "credit", "analysis", "tools", *more):
-        shutil.copytree(ROOT / room, folder / room, ignore=left_out)
+    for package in ("engine", "harness", "credit", "analysis", "tools", *more):
+        shutil.copytree(ROOT / package, folder / package, ignore=left_out)
     return folder
 
 
@@ -154,14 +154,15 @@ def says(*argv: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, *argv], cwd=ROOT, capture_output=True, text=True)
 
 
-def assert_programs_say_how_to_start(room: str) -> list[str]:
-    """Those that are started as a file; returns their names."""
-    names = [path.stem for path in project_files(f"{room}/*.py")
+def assert_programs_say_how_to_start(package: str) -> list[str]:
+    """Start each program of a package as a file; returns their names."""
+    names = [path.stem for path in project_files(f"{package}/*.py")
              if "run_as_program(" in path.read_text()]
     assert names
     for name in names:
-        ended = says(f"{room}/{name}.py")
-        assert (ended.returncode, ended.stderr) == (1, f"start it with: python -m {room}.{name}\n")
+        ended = says(f"{package}/{name}.py")
+        said = f"start it with: python -m {package}.{name}\n"
+        assert (ended.returncode, ended.stderr) == (1, said)
     return sorted(names)
 
 

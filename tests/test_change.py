@@ -1,5 +1,5 @@
-"""What became of each token: by hand where all weights but the last are fixed, against other passes
-of the model, in runs."""
+"""The change of each token in a step: by hand for a model of which only the last matrix learns,
+against other forward passes, and in runs."""
 import dataclasses
 import math
 from types import SimpleNamespace
@@ -10,19 +10,20 @@ import torch
 
 import train
 from conftest import copied, hand_made
-from grpo import update, what_became
+from grpo import change_metrics, update_with_change
 from harness.record import read_columns
 from qwen2_model import ModelConfig, Qwen2
 from runs import lines, run, timeless
 from test_grpo import row_log_probs, settings
 
 WIDTH, RATE = 8, 0.25
+OF_CHANGE = {"fell_of_positive", "rose_of_negative", "change_correlation"}
 
 
 @pytest.fixture
 def coin():
-    """A model that writes 0 or 1. The state behind everything is (1, ..., 1), so only the last
-    matrix learns: a step moves the logits by rate x width x (onehot - p) x A / N."""
+    """A model that writes 0 or 1. All hidden states are (1, ..., 1), so only the last matrix
+    learns: a step changes the logits by rate x width x (onehot - p) x A / N."""
     model = Qwen2(ModelConfig(vocab_size=2, hidden_size=WIDTH, intermediate_size=8, head_dim=8,
                               num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1))
     with torch.no_grad():
@@ -39,22 +40,22 @@ def thrown(ids, advantage):
 
 
 def stepped(model, batch, rate=RATE, weight=None, **changed):
-    """The model after a plain step, and what update says of it."""
+    """The model after a step of plain gradient descent, with its metrics and columns."""
     copy = copied(model)
     weight = batch.mask.float() if weight is None else weight
-    result = update(copy, torch.optim.SGD(copy.parameters(), lr=rate), batch, weight,
-                    settings(**changed), None, True)
+    sgd = torch.optim.SGD(copy.parameters(), lr=rate)
+    result = update_with_change(copy, sgd, batch, weight, settings(**changed))
     return copy, *result
 
 
 @pytest.mark.parametrize("ids, advantage, net", [
     ([0, 1], [1.0, -1.0], 1.0),                       # both push 0 up: (1 + 1) / 2
-    ([0, 0], [1.0, -1.0], 0.0),                       # what both answers share cancels
+    ([0, 0], [1.0, -1.0], 0.0),                       # the same token in both answers: they cancel
     ([0, 0, 0, 0], [1.0, -0.6, -0.6, -0.6], -0.2),    # so a token of the better answer falls
-    ([0, 1, 0, 1], [1.0, 1.0, -1.0, 0.0], -0.25)])    # the last was given nothing, and rises
+    ([0, 1, 0, 1], [1.0, 1.0, -1.0, 0.0], -0.25)])    # the last has no push, and rises
 def test_a_coin_by_hand(coin, ids, advantage, net):
-    """Of p = 1/2: the logits part by rate x width x net, `net` being the mean of A for 0, -A for 1;
-    p becomes 1 / (1 + exp(-that))."""
+    """It begins at p = 1/2. The difference of the logits grows by rate x width x net, where `net`
+    is the mean of A for 0 and of -A for 1; then p is 1 / (1 + exp(-difference))."""
     _, metrics, columns = stepped(coin, thrown(ids, advantage))
     apart = RATE * WIDTH * net
     of = {0: math.log(2 / (1 + math.exp(-apart))), 1: math.log(2 / (1 + math.exp(apart)))}
@@ -67,23 +68,23 @@ def test_a_coin_by_hand(coin, ids, advantage, net):
     assert metrics["rose_of_negative"] == pytest.approx(rose / sum(A for _, A in down))
 
 
-def test_the_account_of_what_became_against_numpy():
+def test_the_metrics_of_change_against_numpy():
     generator = torch.Generator().manual_seed(0)
-    change, given = torch.randn(2, 5, 7, generator=generator)
-    given[0] = 0.0
-    found = what_became(change, given)
-    d, g = (values[1:].flatten().double().numpy() for values in (change, given))
-    assert found["change_correlation"] == pytest.approx(np.corrcoef(d, g)[0, 1])
-    assert found["fell_of_positive"] == pytest.approx(np.average(d[g > 0] < 0, weights=g[g > 0]))
-    assert found["rose_of_negative"] == pytest.approx(np.average(d[g < 0] > 0, weights=-g[g < 0]))
-    nothing = what_became(change, 0 * given)
+    change, push = torch.randn(2, 5, 7, generator=generator)
+    push[0] = 0.0
+    found = change_metrics(change, push)
+    d, p = (values[1:].flatten().double().numpy() for values in (change, push))
+    assert found["change_correlation"] == pytest.approx(np.corrcoef(d, p)[0, 1])
+    assert found["fell_of_positive"] == pytest.approx(np.average(d[p > 0] < 0, weights=p[p > 0]))
+    assert found["rose_of_negative"] == pytest.approx(np.average(d[p < 0] > 0, weights=-p[p < 0]))
+    nothing = change_metrics(change, 0 * push)
     assert all(math.isnan(value) for value in nothing.values())
 
 
 @pytest.mark.numerics
 @pytest.mark.parametrize("changed", [{}, {"epochs": 2}, {"micro_batch": 1, "epochs": 3}])
 def test_it_is_the_log_prob_after_minus_before(small_model, rollouts, changed):
-    """Of all tokens: those of the second group were given nothing, and are moved all the same."""
+    """It is measured for all tokens: those of the second group have no push and change too."""
     model, _, columns = stepped(small_model, rollouts, **changed)
     for row in range(6):
         n = int(rollouts.mask[row].sum())
@@ -93,7 +94,8 @@ def test_it_is_the_log_prob_after_minus_before(small_model, rollouts, changed):
 
 
 def test_a_step_that_does_nothing_changes_nothing(small_model, rollouts):
-    """To the bit: both passes cut the batch alike. Nor is anything computed for a skipped step."""
+    """The change is exactly 0, because both passes cut the batch in the same way. For a skipped
+    step nothing is computed."""
     for rate, weight in ((0.0, None), (1.0, torch.zeros_like(rollouts.log_prob))):
         _, metrics, columns = stepped(small_model, rollouts, rate, weight, micro_batch=2)
         assert not columns["change"].any() and metrics.get("fell_of_positive", 0) == 0
@@ -112,25 +114,22 @@ def test_dropped_answers_have_no_change(small_model, rollouts):
     (2, 6, [1, 3, 5, 6]), (10, 6, [1, 6]), (1, 3, [1, 2, 3]), (0, 3, [])])
 def test_the_first_step_every_so_many_and_the_last(every, steps, measured):
     s = SimpleNamespace(change_every=every, steps=steps)
-    assert [n for n in range(1, steps + 1) if train.is_watched(s, n)] == measured
+    assert [n for n in range(1, steps + 1) if train.is_change_measured(s, n)] == measured
 
 
 def test_a_run_is_the_same_with_and_without(learner, tmp_path):
-    """The record has one column more where it is due, and no other number differs."""
+    """The credit file has one more column when it is due, and no other number differs."""
     folders = [tmp_path / name for name in ("with", "without")]
     for folder, every in zip(folders, (2, 0)):
         run("--model", learner, "--out", folder, "--steps", 4, "--eval_every", 0,
             "--change_every", every)
     ours, theirs = (lines(folder / "metrics.jsonl") for folder in folders)
-    news = {"fell_of_positive", "rose_of_negative", "change_correlation"}
     for step, (one, two) in enumerate(zip(ours, theirs), 1):
         columns, plain = (read_columns(folder, step) for folder in folders)
-        more = {"change"} if step in (1, 3, 4) and not one["skipped"] else set()
         assert columns.keys() - plain.keys() == ({"change"} if step != 2 else set())
-        assert one.keys() - two.keys() == (news if more else set())
-        one, two = timeless(one), timeless(two)
-        assert {name: one[name] for name in two.keys() - {"run_id"}} == {
-            name: two[name] for name in two.keys() - {"run_id"}}
+        measured = {name for name in OF_CHANGE if one[name] is not None}
+        assert measured == (OF_CHANGE if step != 2 and not one["skipped"] else set())
+        assert timeless(one) | dict.fromkeys(OF_CHANGE) == timeless(two)
         for name in plain:
             np.testing.assert_array_equal(columns[name], plain[name], name)
     a, b = (folder / "checkpoints/step_000004/model.safetensors" for folder in folders)

@@ -229,9 +229,9 @@ def test_editors_and_uv_are_told_the_same_packages():
 
 
 def all_pages():
-    """Those of the lab, and of the other rooms that are there."""
+    """The pages of the lab, and of the other packages that are there."""
     return [*project_files("*.md"), NOTEBOOK,
-            *(page for room in ("docs", *REMOVABLE) for page in project_files(f"{room}/*.md"))]
+            *(page for folder in ("docs", *REMOVABLE) for page in project_files(f"{folder}/*.md"))]
 
 
 def test_every_test_that_a_page_names_exists():

@@ -51,7 +51,7 @@ def test_a_record_without_checkpoints_is_not_erased(finished, learner, way, ever
     cut(finished / "metrics.jsonl", 5)
     before = everything(finished)
     said = run(*argv, "--checkpoint_every", 100, expect=1).stderr
-    assert "holds a record of 5 steps, and no checkpoint to go on from" in said
+    assert "has a record of 5 steps, and no checkpoint to continue from" in said
     assert everything(finished) == before
 
 
@@ -84,7 +84,7 @@ def test_a_checkpoint_that_lost_its_trainer_is_made_again(whole, finished):
     last = "checkpoints/step_000006/model.safetensors"
     shutil.rmtree((finished / last).parent / "trainer")
     assert "has 6 of its 6 steps" in run("--resume", finished).stdout
-    assert "going on after step 4" in run("--resume", finished, "--steps", 7).stdout
+    assert "continuing after step 4" in run("--resume", finished, "--steps", 7).stdout
     assert (finished / last).read_bytes() == (whole / last).read_bytes()
     assert [line["step"] for line in lines(finished / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6, 7]
 
@@ -144,7 +144,7 @@ def test_a_run_that_was_stopped_once_leaves_its_model_and_nothing_to_go_back_to(
     assert (folder / "checkpoints/step_000006/model.safetensors").exists()
     assert not list(folder.glob("checkpoints/*/trainer"))
     before = everything(folder)
-    assert "and no checkpoint to go on from" in run("--resume", folder, "--steps", 7,
+    assert "and no checkpoint to continue from" in run("--resume", folder, "--steps", 7,
                                                     expect=1).stderr
     assert everything(folder) == before
 
@@ -238,4 +238,4 @@ def test_a_folder_of_another_program_is_not_gone_on_with(learner, tmp_path, way)
     (tmp_path / "config.json").write_text('{"mitigation": "none", "steps": 0}')
     argv = {"--resume": ["--resume", tmp_path],
             "--continue": ["--model", learner, "--out", tmp_path, "--continue", "--steps", 0]}[way]
-    assert "config.json is of no run of train.py" in run(*argv, expect=1).stderr
+    assert "config.json was not written by train.py" in run(*argv, expect=1).stderr

@@ -160,7 +160,7 @@ def written_out(model, reference, old, rollouts, weight, s):
     (True, {"epochs": 2, "loss_norm": "sequence"}), (False, {"max_grad_norm": 0.01})])
 def test_every_loss_against_autograd_of_its_formula(small_model, rollouts, monkeypatch, drop,
                                                     changed):
-    """Plain gradient descent on both sides: after the last update all parameters agree. What stands
+    """Plain gradient descent on both sides: after the last update all parameters agree. What is
     beyond the mask is junk. The logits of four tokens are made at a time. The norm that is reported
     is the one before clipping."""
     monkeypatch.setattr("engine.forward.LOGITS_AT_ONCE", 50 * 4)

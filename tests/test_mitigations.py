@@ -121,9 +121,9 @@ def test_kinds_of_tokens_are_told_apart_inside_the_think_section(name, own, adva
 
 
 def test_future_attention_by_hand():
-    """Four tokens, a window of 1: token 0 is looked at from 2 and 3, token 1 from 3; tokens 2 and 3
-    from nowhere far, so they get 1. What is near counts for nothing. The second answer has three
-    tokens: its token 0 is looked at from token 2 alone."""
+    """Four tokens, a window of 1: token 0 receives attention from 2 and 3, token 1 from 3. Tokens 2
+    and 3 have no tokens far enough behind them, so they get 1. Attention from near tokens does not
+    count. The second answer has three tokens: its token 0 receives attention only from token 2."""
     attention = torch.zeros(2, 4, 4)
     attention[:, 1, 0] = attention[:, 2, 1] = attention[0, 3, 2] = 0.9  # near
     attention[:, 2, 0], attention[0, 3, :2] = 0.5, 0.1
@@ -139,7 +139,7 @@ PRODUCTS = [0.5, 2.0, 3.0, 4.0, 6.0, -7.75, -7.75]  # of (log p - mean) and (adv
 
 def with_products(**known):
     """Advantages are 3 + 1 and 3 - 1, one each for every product, so the mean of log-probs is -3
-    and that of advantages 3. What stands beyond the mask is junk."""
+    and that of advantages 3. What is beyond the mask is junk."""
     junk = torch.full((2, 1), -1000.0)
     log_prob = torch.tensor([PRODUCTS, [-product for product in PRODUCTS]]) - 3
     advantage = torch.tensor([[4.0] * 7, [2.0] * 7])

@@ -82,7 +82,7 @@ def test_a_model_that_is_broken_from_the_start_is_not_evaluated(learner, tmp_pat
     (MITIGATIONS, ["--mitigation", "mine", "--rescale", "none"], 3e38,
      r"the weighting mine is .* beyond 1e\+12, at .* \(tests/"),
     (ADVANTAGES, ["--advantage", "mine"], float("inf"),
-     r"the advantage mine is not finite.*, in step 3 at --learning_rate 0.001\. ")])
+     r"the advantage mine is not finite.*, in step 3 at --learning_rate 0.001; the last good ")])
 def test_methods_that_break_something_end_the_run(start, tmp_path, monkeypatch, choices, flags,
                                                   value, words):
     def mine(rollouts, *, power: float = 2.0):
@@ -107,7 +107,7 @@ def test_a_state_that_is_not_finite_is_not_saved(start, tmp_path, monkeypatch):
     """A number that counts may be whole."""
     state = {"count": torch.tensor(1), "square": torch.tensor(float("inf"))}
     monkeypatch.setattr("harness.run.optimizer_tensors", lambda *_: state)
-    assert "what a resumed run would go on from is not finite, in step 1 " in start()
+    assert "the state that a resumed run would continue from is not finite, in step 1 " in start()
     assert saved(tmp_path / "x") == []
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from conftest import ROOT, StateIdea, put_in, refusal
-from harness.own_code import checked_credit
-from harness.tasks import load_task
+from engine.choices import checked_credit
+from harness.settings import load_task
 from runs import SHORT, arrays, lines, run
 
 ONE_STEP = [*SHORT, "--steps", "1", "--checkpoint_every", "0", "--eval_every", "0"]
@@ -131,7 +131,7 @@ def own_task(tmp_path, monkeypatch):
                    "--out", tmp_path / "runs/x", *flags, expect=1).stderr
 
     (tmp_path / "countdown_task.py").touch()  # the default task, imported already
-    monkeypatch.setattr("harness.tasks.PROJECT", tmp_path)
+    monkeypatch.setattr("harness.settings.PROJECT", tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     load_task.cache_clear()
@@ -144,7 +144,7 @@ DRAWN = "self.draw(rng, wanted_held_out=False)"
 
 
 @pytest.mark.parametrize("old, new, words", [
-    (DRAWN, "self.held_out_problems(1)[0]", "training_problems gives 11 1 7 in step 1"),
+    (DRAWN, "self.held_out_problems(1)[0]", "training_problems returns 11 1 7 in step 1"),
     ("annotate(pieces)", "annotate(pieces[1:])", r"label \(.*changed_task.py:\d+\) should return")])
 def test_what_a_task_returns_is_checked(own_task, tmp_path, old, new, words):
     said = own_task(old, new)
@@ -156,6 +156,6 @@ def test_a_held_out_problem_in_a_later_step_ends_the_run(own_task, tmp_path):
     """The record up to there stays. Resumed, it ends there again."""
     said = own_task(DRAWN, f"(self.held_out_problems(1)[0] if step == 3 else {DRAWN})",
                     "--steps", "4", "--checkpoint_every", "1", "--eval_every", "4")
-    assert re.search("training_problems gives .* in step 3, which is among the held_out", said)
+    assert re.search("training_problems returns .* in step 3, which is one of the held_out", said)
     assert run("--resume", tmp_path / "runs/x", expect=1).stderr == said
     assert [line["step"] for line in lines(tmp_path / "runs/x/metrics.jsonl")] == [1, 2]

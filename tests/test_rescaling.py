@@ -1,4 +1,4 @@
-"""The number that rescales the weights of a batch, and weights or advantages that change places."""
+"""The number that rescales the weights of a batch, and placebos, whose values are shuffled."""
 import dataclasses
 
 import numpy as np
@@ -75,7 +75,7 @@ def test_the_placebo_of_the_advantages_stays_within_the_group():
     mask = torch.arange(6) < torch.tensor([2, 6, 3, 4, 1, 5])[:, None]
     answers, group = torch.arange(1.0, 7)[:, None] * mask, torch.tensor([0, 1, 0, 1, 0, 1])
     permuted = shuffled(answers, mask, group, generator, whole_answers=True)
-    assert torch.equal(permuted, permuted[:, :1] * mask)  # whole answers change places
+    assert torch.equal(permuted, permuted[:, :1] * mask)  # whole answers are shuffled
     assert sorted(permuted[::2, 0].tolist()) == [1, 3, 5]
     assert sorted(permuted[1::2, 0].tolist()) == [2, 4, 6]
     advantage = torch.rand(6, 6, generator=generator) * mask

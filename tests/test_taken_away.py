@@ -1,24 +1,24 @@
-"""Without the rooms that can be taken away the lab trains, analyses, and its own tests hold."""
+"""Without the packages that can be taken away the lab trains and analyses, and its tests hold."""
 import shutil
 
 import pytest
 from conftest import REMOVABLE, ROOT, project_files
 from runs import program
 
-LAB = ("*", "models/*", "models/tiny/*", *(f"{room}/**/*" for room in (
+LAB = ("*", "models/*", "models/tiny/*", *(f"{package}/**/*" for package in (
     "engine", "harness", "credit", "analysis", "tools", "examples", "docs", "tests")))
 PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    """A copy of all that is not in those rooms."""
+    """A copy of all that is not in those packages."""
     folder = tmp_path_factory.mktemp("lab")
     for path in (path for pattern in LAB for path in project_files(pattern) if path.is_file()):
         place = folder / path.relative_to(ROOT)
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, place)
-    assert not [room for room in REMOVABLE if (folder / room).exists()]
+    assert not [package for package in REMOVABLE if (folder / package).exists()]
     return folder
 
 
@@ -38,9 +38,9 @@ PAGES = ["tests/test_docs.py::test_every_test_that_a_page_names_exists",
          "tests/test_docs.py::test_every_link_of_a_page_leads_somewhere"]
 
 
-def test_the_house_and_the_pages_hold(lab):
-    """The tests that look at other rooms."""
-    program(lab, *PYTEST, "-k", "not loads", "tests/test_house.py", *PAGES)
+def test_the_import_rules_and_the_pages_hold(lab):
+    """The tests that look at other packages."""
+    program(lab, *PYTEST, "-k", "not loads", "tests/test_import_rules.py", *PAGES)
 
 
 def test_what_needs_one_of_them_says_so(lab):

@@ -126,9 +126,9 @@ def test_ctrl_c_ends_well_and_the_run_goes_on(whole, learner, tmp_path, monkeypa
         after_credit_of(1, patch, lambda: os.kill(os.getpid(), signal.SIGINT))
         train.main(["--model", str(learner), "--out", str(folder), *WHOLE])
     printed = capfd.readouterr().out
-    assert ended.value.code == 130 and "stopping after this step (once more:" in printed
+    assert ended.value.code == 130 and "stopping after this step (Ctrl-C again" in printed
     assert (folder / "checkpoints/step_000001/trainer/state.json").exists()
-    command = re.search(r"stopped at step 1. Go on with: (.*)\n", printed)[1]
+    command = re.search(r"stopped at step 1. Continue with: (.*)\n", printed)[1]
     program, script, *flags = shlex.split(command)
     assert (program, script) == ("python", "train.py")
     run(*flags)
@@ -167,14 +167,14 @@ def test_a_loop_can_be_started_again(learner, tmp_path, monkeypatch):
     train.main(flags)
     assert (folder / "metrics.jsonl").read_text() == whole
     (tmp_path / "notes").mkdir()
-    on = f"go on with --resume {shlex.quote(str(folder))}"
+    on = f"continue it with --resume {shlex.quote(str(folder))}"
     for more, said in (
             (["--learning_rate", "0.5"], "with learning_rate 0.001 instead of 0.5: name another"),
             (["--temperature", "0.3"], "with temperature 1.0 instead of 0.3: name another"),
             (["--steps", "6"], "with steps 3 instead of 6: name another"),
             (["--out", str(tmp_path / "notes")], "notes is not a run folder")):
         assert said in run(*flags, *more, expect=1).stderr
-    assert f"exists already: {on}, or name another" in run(*flags[:-1], expect=1).stderr
+    assert f"exists already: {on}, or name another folder" in run(*flags[:-1], expect=1).stderr
 
 
 def test_nothing_grows_with_the_number_of_steps(learner, tmp_path, monkeypatch):
@@ -196,7 +196,7 @@ def test_flags_reach_the_sampler_and_the_optimizer(learner, tmp_path, monkeypatc
     monkeypatch.setattr(
         "engine.policy.sample_answers",
         lambda *args, **given: sampling.update(given) or sample_answers(*args, **given))
-    monkeypatch.setattr(train, "update", lambda *args: updating.extend(args) or update(*args))
+    monkeypatch.setattr("grpo.update", lambda *args: updating.extend(args) or update(*args))
     run("--model", learner, "--out", tmp_path / "x", "--steps", 1, "--eval_every", 0,
         "--temperature", 0.7, "--weight_decay", 0.25, "--max_grad_norm", 0.125, "--micro_batch", 3,
         "--learning_rate", 0.5, "--checkpointing", "--checkpoint_every", 0)

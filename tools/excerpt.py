@@ -16,7 +16,8 @@ from engine.errors import UserError, read_json
 from harness.record import (Columns, Json, credit_path, credit_steps, read_columns, read_lines,
                             run_config, whole)
 from harness.screen import put, run_as_program
-from harness.settings import Flag, make_parser, with_defaults
+from harness.flags import Flag
+from harness.parser import make_parser, with_defaults
 
 FLAGS = {"steps": Flag(None, "such as 1,100; by default the first and the last", kind=str),
          "model": Flag(None, "what the model is called there, by default as in the run", kind=str)}

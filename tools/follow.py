@@ -30,7 +30,8 @@ from engine.errors import UserError
 from engine.tokens import KINDS, SECTIONS, load_tokenizer, token_bytes
 from harness.record import checkpoint_folders, find_folder, read_credit
 from harness.screen import BOLD, has_colour, put, run_as_program, styled, visible
-from harness.settings import Flag, make_parser, with_defaults
+from harness.flags import Flag
+from harness.parser import make_parser, with_defaults
 from qwen2_model import Qwen2
 from tools.helpers.moved import who_moved
 from tools.helpers.terminal import check_place, legend, one_line, shaded

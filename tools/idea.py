@@ -1,24 +1,25 @@
-"""Was my idea better? Trains it beside plain GRPO and its own placebo, and says what is seen.
+"""Is my idea better? Trains it beside plain GRPO and a placebo, and says what was found.
 
     python -m tools.idea my_idea --strength 2
 
 NAME is a weighting or an advantage. Its own flags and --rescale are the idea's; all other flags of
-train.py hold for every arm. Eight seeds, 8 problems x 8 answers, 60 steps, unless flags say so.
-A large model on a CPU has the settings that train.py gives it there. Runs of a large model leave no
-model, and one that is stopped begins again.
+train.py hold for every arm. Unless flags say otherwise there are eight seeds, and a run is 60
+steps of 8 problems x 8 answers. A large model on a CPU has the settings that train.py gives it
+there. Runs of a large model leave no model behind, so one that is stopped starts again from step 1.
 
-1. How long it will take, and a look at a few batches of the untrained model: what the idea does to
-   the gradient.
-2. Training, a process for each core, or as many as memory holds: plain GRPO, the idea, and its
-   placebo, which has the same numbers at other tokens, or at other answers if an answer has one
-   number. Runs that are there are used again, plain GRPO's also by the next idea.
-3. The verdict, by the mean success of all answers of the training, paired by seed. An idea that is
-   ahead is looked at again on as many new seeds before that is said of it.
+1. It prints how long all will take, and what the idea does to the gradient in a few batches of the
+   untrained model.
+2. It trains plain GRPO, the idea and its placebo, a process for each core, or as many as there is
+   memory for. The placebo has the same numbers at other tokens, or at other answers if an answer
+   has one number. Runs that exist are used again, plain GRPO's also by the next idea.
+3. It prints a verdict, by the mean success of all answers in training, in pairs of the same seed.
+   An idea that is better is trained again on as many new seeds, and these alone decide.
 
-Ctrl-C stops it, and the same command goes on.
+Ctrl-C stops it, and the same command continues.
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.idea")
+import ast
 import hashlib
 import inspect
 import json
@@ -26,9 +27,9 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
 
@@ -36,33 +37,36 @@ import torch
 
 from analysis.runs import read_run
 from engine.choices import ADVANTAGES, MITIGATIONS
-from engine.errors import UserError
+from engine.errors import PROJECT, UserError
 from engine.policy import Policy
-from harness.forecast import available_memory, memory_of, return_memory
+from harness.flags import MOST_THREADS, Flag, flags_of
+from harness.forecast import available_memory, memory_of
 from harness.load import load_policy
-from harness.record import PROJECT, find_folder
+from harness.memory import return_memory
+from harness.parser import make_parser, with_defaults
+from harness.planned import PlannedRun, make_runs, usable_cores
+from harness.record import find_folder
 from harness.screen import is_taken_away, python_command, run_as_program, say, show_status
-from harness.settings import (MOST_THREADS, Flag, Settings, flags_of, is_large, make_parser,
-                              make_settings, read_flags, with_defaults)
+from harness.settings import (CONTINUE, METHODS, OPTIONS, Settings, is_large, make_settings,
+                              read_flags)
 from mitigations import rescaled_weight
 from tools.helpers.look import look, seconds_of_runs
 from tools.preview import on_real_tokens
-from tools.runs import PlannedRun, make_runs, usable_cores
 from tools.helpers.verdict import Verdict
 
 FLAGS = {
-    "seeds": Flag(8, "seeds of each arm; a second look has as many new ones", least=2, most=1000),
-    "processes": Flag(0, "runs at a time; 0 is one for each core that this program may use, of a "
-                      "large model as many as there is memory for, and one on a GPU", least=0,
-                      most=MOST_THREADS),
+    "seeds": Flag(8, "seeds of each arm; an idea that is better is trained on as many new ones",
+                  least=2, most=1000),
+    "processes": Flag(0, "runs at a time; 0 means one for each core that this program may use, "
+                      "with a large model as many as there is memory for, and on a GPU one",
+                      least=0, most=MOST_THREADS),
     "runs": Flag("runs/ideas", "folder of the runs")}
-AXES = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}
 PLACEBOS = {"mitigation": "weights", "advantage": "advantages"}
 PLAIN = ("none", "grpo")
 USUAL = {"questions": 8, "answers": 8, "steps": 60, "threads": 1}
 NO_MODELS = {"checkpoint_every": 0, "save_model": False}  # of a large one each has gigabytes
 STEPS_OF_LARGE = 20  # on a CPU, where its recipe names none
-NOT_TAKEN = ("seed", "out", "resume", "continue", "config", "placebo", "loss", "pairs")
+NOT_TAKEN = {name for name, flag in {**OPTIONS, **CONTINUE}.items() if not flag.idea_takes}
 NOT_OF_A_STEP = ("analysis", "harness", "research", "tools")  # rooms
 
 
@@ -71,60 +75,93 @@ def main(argv: list[str]) -> None:
                          FLAGS)
     parser.add_argument("name", metavar="NAME", help="a weighting or an advantage; it comes first")
     given, typed = parser.parse_known_args(argv)
-    own, name = with_defaults(parser.values(given), FLAGS), given.name
-    axis, arms = arms_of(name, typed)
-    settings = {arm: make_settings(flags) for arm, flags in arms.items()}
-    plan = make_plan(settings["plain"], settings["idea"], own.processes)
-    labels = {"plain": "plain", "idea": name, "placebo": f"{name}-placebo"}
-    folders = {arm: Path(own.runs) / f"{labels[arm]}-{digest(settings[arm])}" for arm in arms}
-
-    def runs_of(seeds: range, before: Callable[[], None] = lambda: None
-                ) -> dict[str, dict[int, dict]]:
-        """Trained where they are missing: look[arm][seed], all arms of a seed before the next."""
-        planned = [PlannedRun(labels[arm], seed, folders[arm] / f"s{seed}", as_typed(arms[arm]),
-                              settings[arm].steps, seconds=plan.seconds[arm], threads=plan.threads,
-                              keeps_checkpoints=settings[arm].checkpoint_every > 0)
-                   for seed in seeds for arm in arms]
-        command = python_command("-m", "tools.idea", *argv)
-        failed = make_runs(planned, plan.processes, command, before, all_or_nothing=True)
-        for reason in failed.values():
-            raise UserError(reason)
-        return {arm: {seed: read_run(folders[arm] / f"s{seed}") for seed in seeds} for arm in arms}
-
-    def first_look() -> None:
-        look(name, settings["plain"], settings["idea"], is_weighting=axis == "mitigation")
-        for line in on_real_tokens(settings["idea"]) if axis == "mitigation" else []:
-            say(textwrap.fill(line, 100, subsequent_indent="    "))
-        return_memory()           # for the runs, what models have taken here
-        torch.cuda.empty_cache()  # without a GPU it does nothing
-
-    verdict = Verdict(name, runs_of(range(own.seeds), first_look))
+    own = with_defaults(parser.values(given), FLAGS)
+    command = python_command("-m", "tools.idea", *argv)
+    experiment = Experiment(given.name, typed, Path(own.runs), own.processes, command)
+    verdict = Verdict(given.name, experiment.runs_of(range(own.seeds), experiment.first_look))
     if verdict.is_ahead():
-        say(f"{name} is ahead on these seeds: looking again on {own.seeds} new ones")
-        verdict.looks.append(runs_of(range(own.seeds, 2 * own.seeds)))
+        say(f"{given.name} is better than plain GRPO on these seeds: it is trained again on "
+            f"{own.seeds} new ones")
+        verdict.looks.append(experiment.runs_of(range(own.seeds, 2 * own.seeds)))
     verdict.tell()
+    folders = experiment.folders
     say(f"\npicture: {verdict.draw(folders['idea'])}")
     runs = " ".join(f"{folder}/s*/" for folder in folders.values())
     say(f"tables and a page: python analyze.py {runs}")
-    if settings["plain"].task == Settings.task and not is_taken_away("research"):
-        show_status("a world in which it is known which tokens decide")
-        of_method = flags_of(AXES[axis][name])
-        flags = {flag: value for flag, value in arms["idea"].items() if flag in of_method}
-        said = import_module("research.probes.dial").one_line(name, flags)
+    if experiment.settings["plain"].task == Settings.task and not is_taken_away("research"):
+        experiment.try_synthetic_task()
+
+
+class Experiment:
+    """The runs of plain GRPO, the idea and its placebo: flags, settings and folders of each arm."""
+
+    def __init__(self, name: str, typed: list[str], folder: Path, processes: int, command: str):
+        self.name, self.processes, self.command = name, processes, command
+        self.axis, self.flags = arms_of(name, typed)
+        self.settings = {arm: make_settings(flags) for arm, flags in self.flags.items()}
+        self.labels = {"plain": "plain", "idea": name, "placebo": f"{name}-placebo"}
+        self.folders = {arm: folder / f"{self.labels[arm]}-{digest(s)}"
+                        for arm, s in self.settings.items()}
+
+    @cached_property
+    def plan(self) -> "Plan":
+        """Computed when a run is missing: for a large model that takes most of a minute."""
+        return make_plan(self.settings["plain"], self.settings["idea"], self.processes)
+
+    def runs_of(self, seeds: range, before: Callable[[], None] = lambda: None
+                ) -> dict[str, dict[int, dict]]:
+        """The runs as look[arm][seed]; those that are missing are trained, all arms of a seed
+        before the next seed."""
+        arms = [(arm, seed) for seed in seeds for arm in self.flags]
+        planned, processes = [self.planned_run(*one) for one in arms], 1
+        if not all(run.is_finished() for run in planned):
+            plan = self.plan
+            processes = plan.processes
+            planned = [replace(run, threads=plan.threads, seconds=plan.seconds[arm])
+                       for run, (arm, _) in zip(planned, arms)]
+        failed = make_runs(planned, processes, self.command, before, all_or_nothing=True)
+        if failed:
+            raise UserError("; ".join(failed.values()))
+        return {arm: {seed: read_run(self.folders[arm] / f"s{seed}") for seed in seeds}
+                for arm in self.flags}
+
+    def planned_run(self, arm: str, seed: int) -> PlannedRun:
+        s = self.settings[arm]
+        return PlannedRun(self.labels[arm], seed, self.folders[arm] / f"s{seed}",
+                          as_typed(self.flags[arm]), s.steps,
+                          keeps_checkpoints=s.checkpoint_every > 0)
+
+    def first_look(self) -> None:
+        """Print what the idea does to the gradient of the untrained model."""
+        idea, is_weighting = self.settings["idea"], self.axis == "mitigation"
+        look(self.name, self.settings["plain"], idea, is_weighting=is_weighting)
+        if is_weighting:
+            for line in on_real_tokens(idea):
+                say(textwrap.fill(line, 100, subsequent_indent="    "))
+        return_memory()           # the runs need the memory that models have taken here
+        torch.cuda.empty_cache()  # without a GPU it does nothing
+
+    def try_synthetic_task(self) -> None:
+        """Print what the idea is worth where it is known which tokens decide."""
+        show_status("training on a synthetic task, in which it is known which tokens decide")
+        of_method = flags_of(METHODS[self.axis][self.name])
+        flags = {flag: value for flag, value in self.flags["idea"].items() if flag in of_method}
+        said = import_module("research.probes.dial").one_line(self.name, flags)
         say(textwrap.fill(said, 100))
-        typed = " ".join([name, *as_typed(flags)])
-        say("more worlds: " + python_command("-m", "research", "dial", "--only", typed))
+        typed = " ".join([self.name, *as_typed(flags)])
+        command = python_command("-m", "research", "dial", "--only", typed)
+        say(f"more synthetic tasks: {command}")
 
 
 @dataclass
 class Plan:
     processes: int  # runs at a time
-    threads: int    # of each
-    seconds: dict[str, float]  # that a run of an arm takes
+    threads: int    # of each run
+    seconds: dict[str, float]  # a forecast for a run of each arm
 
 
 def make_plan(plain: Settings, idea: Settings, processes: int) -> Plan:
-    """`processes` are those that were asked for, or 0."""
+    """The number of runs at a time, and how long they take. `processes` is what was typed, or 0."""
     available = available_memory()  # before a model is loaded here
     policy = load_policy(plain)
     processes = processes or runs_at_a_time(plain, policy, available)
@@ -138,7 +175,7 @@ def make_plan(plain: Settings, idea: Settings, processes: int) -> Plan:
 
 
 def runs_at_a_time(s: Settings, policy: Policy, available: float) -> int:
-    """One for each core; of a large model as many as there is memory for, and always one."""
+    """The number of cores; of a large model only as many as there is memory for, and at least 1."""
     if s.device != "cpu":
         return 1
     if not is_large_on_cpu(s):
@@ -151,76 +188,97 @@ def is_large_on_cpu(s: Settings) -> bool:
 
 
 def usual_settings(given: dict) -> dict:
-    """What holds unless something else is typed. For a large model on a CPU it is the recipe that
-    train.py has for it there."""
+    """The settings of all arms, unless something else is typed. A large model on a CPU has the
+    recipe that train.py has for it there."""
     s = make_settings(given)
     if is_large_on_cpu(s):
         return {"steps": s.defaults.get("steps", STEPS_OF_LARGE)} | NO_MODELS
-    return USUAL | NO_MODELS if is_large(find_folder(s.model)) else USUAL
+    if is_large(find_folder(s.model)):
+        return USUAL | NO_MODELS
+    return USUAL
 
 
 def arms_of(name: str, typed: list[str]) -> tuple[str, dict[str, dict]]:
     """The axis of the idea, and the flags of train.py of each arm."""
-    axis = next((axis for axis, choices in AXES.items() if name in choices), None)
-    if name in PLAIN:
-        raise UserError(f"{name} is what an idea is compared with: give another name")
-    if axis is None:
-        near = get_close_matches(name, [*MITIGATIONS, *ADVANTAGES], 1)
-        raise UserError(f"there is no weighting and no advantage {name}"
-                        + (f"; did you mean {near[0]}?" if near else ", which comes first: is its "
-                           "function in mitigations.py, below @mitigation or @advantage?"))
+    axis = axis_of(name)
     for word in typed:
         flag = word.partition("=")[0].replace("-", "_").removeprefix("__")
         if word.startswith("--") and flag in NOT_TAKEN:
-            raise UserError(f"--{flag} is not for this program: it chooses seeds, folders, placebo "
-                            f"and loss of plain GRPO, {name} and its placebo itself")
+            raise UserError(f"--{flag} cannot be given to this program, which itself chooses "
+                            f"seeds, folders, loss and placebo of plain GRPO, {name} and its "
+                            "placebo")
     given = read_flags([f"--{axis}", name, *typed])
-    own = (axis, "rescale", *flags_of(AXES[axis][name]))
+    own = (axis, "rescale", *flags_of(METHODS[axis][name]))
     of_idea = {flag: given.pop(flag) for flag in own if flag in given}
     common = usual_settings(given) | given
     common = {"eval_every": common["steps"], "checkpoint_every": common["steps"]} | common
     if common["steps"] < 1:
         raise UserError(f"--steps {common['steps']}: then nothing is trained")
     if not common["eval_every"]:
-        raise UserError("--eval_every 0: the evaluation at the end decides where training cannot, "
-                        "as with problems that are asked again. --eval_tasks 100 makes it short")
+        raise UserError("--eval_every 0: the verdict needs the evaluation at the end, because "
+                        "success in training cannot decide if problems repeat. --eval_tasks 100 "
+                        "makes it short")
     common.setdefault("eval_modes", "sampled")
     return axis, {"plain": common, "idea": common | of_idea,
                   "placebo": common | of_idea | {"placebo": PLACEBOS[axis]}}
 
 
+def axis_of(name: str) -> str:
+    """mitigation or advantage: the flag that the idea is a choice of."""
+    if name in PLAIN:
+        raise UserError(f"{name} is what an idea is compared with: give another name")
+    for axis, choices in METHODS.items():
+        if name in choices:
+            return axis
+    near = get_close_matches(name, [*MITIGATIONS, *ADVANTAGES], 1)
+    if near:
+        hint = f"; did you mean {near[0]}?"
+    else:
+        hint = (", which comes first: is its function in mitigations.py, below @mitigation or "
+                "@advantage?")
+    raise UserError(f"there is no weighting and no advantage {name}{hint}")
+
+
 def as_typed(flags: dict) -> list[str]:
-    """Of an arm, without what a planned run adds."""
-    words = {name: "yes" if value is True else "no" if value is False else str(value)
-             for name, value in flags.items() if name != "steps"}
-    return [part for name, word in words.items() for part in (f"--{name}", word)]
+    """The flags of an arm as words of a command, without those that a planned run adds."""
+    words = []
+    for name, value in flags.items():
+        if name != "steps":
+            text = {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+            words += [f"--{name}", text]
+    return words
 
 
 def digest(s: Settings) -> str:
-    """Of all that a run of these settings follows from, but its seed: the files of what computes a
-    step, and of what its task uses. Plain GRPO's runs are used by every idea, so of mitigations.py
-    their functions count. Of any other run every file does that is loaded: an idea may use what
-    stands anywhere."""
+    """Eight characters, which change with whatever a run depends on, except its seed.
+
+    They follow from the settings, from the files of what computes a step, and from those that its
+    task uses. Plain GRPO's runs are used by every idea, so of mitigations.py only the functions of
+    plain GRPO count. For any other run each file that is loaded counts, because an idea may use
+    whatever it imports.
+    """
     values = {name: value for name, value in s.to_json().items() if name not in ("seed", "out")}
-    chosen = (MITIGATIONS[s.mitigation], ADVANTAGES[s.advantage], rescaled_weight)
-    is_plain = (s.mitigation, s.advantage) == PLAIN
     files = {PROJECT / name for name in ("train.py", "grpo.py", "qwen2_model.py")}
     files |= set((PROJECT / "engine").glob("*.py"))
     used = {getattr(one, "__module__", None) for one in vars(sys.modules[s.task]).values()}
     files |= set(files_of({s.task, *used}))  # by the task, say for problems
-    files |= set() if is_plain else set(filter(is_own, files_of(sys.modules)))
     files |= {path for value in values.values() if (path := Path(str(value))).is_file()}  # problems
     files |= {path for path in find_folder(s.model).iterdir() if path.is_file()}
-    known = {"values": values,
-             "files": {os.path.relpath(path, PROJECT): digest_of_file(path, path.stat().st_mtime_ns)
-                       for path in files},
-             "functions": [inspect.getsource(function) for function in chosen if is_plain]}
+    functions = []
+    if (s.mitigation, s.advantage) == PLAIN:
+        chosen = (MITIGATIONS[s.mitigation], ADVANTAGES[s.advantage], rescaled_weight)
+        functions = [inspect.getsource(function) for function in chosen]
+    else:
+        files |= with_imports(set(filter(is_own, files_of(sys.modules))))
+    digests = {os.path.relpath(path, PROJECT): digest_of_file(path, path.stat().st_mtime_ns)
+               for path in files}
+    known = {"values": values, "files": digests, "functions": functions}
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:8]
 
 
 @cache  # the weights of a large model are read for seconds
 def digest_of_file(path: Path, changed: int) -> str:
-    """`changed`: when it was."""
+    """`changed` is the time of the last change: a changed file is read again."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -230,8 +288,37 @@ def files_of(modules: Iterable[str]) -> list[Path]:
     return [Path(name) for name in files if name and name.endswith(".py") and os.path.isabs(name)]
 
 
+def with_imports(files: set[Path]) -> set[Path]:
+    """Add to these files those that they import, also those that a function imports when it is
+    called, which are not loaded yet."""
+    known, new = set(), files
+    while new:
+        known |= new
+        new = {path for file in new for path in imported_by(file) if is_own(path)} - known
+    return known
+
+
+def imported_by(file: Path) -> set[Path]:
+    """The files of the project, or beside this one, that it imports."""
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except SyntaxError:  # Python says so when it is imported
+        return set()
+    names = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        if isinstance(node, ast.ImportFrom):
+            module = [node.module] if node.module else []
+            names += module + [".".join([*module, alias.name]) for alias in node.names]
+    paths = {folder.joinpath(*name.split(".")).with_suffix(".py")
+             for name in names for folder in (PROJECT, file.parent)}
+    return {path for path in paths if path.is_file()}
+
+
 def is_own(path: Path) -> bool:
-    """Not Python's, nor that of a package that was installed, nor of a room without influence."""
+    """Whether a run may follow from this file: not if it is Python's or of an installed package, or
+    of a room that computes nothing of a step."""
     if {"site-packages", "dist-packages"} & set(path.parts):
         return False
     if PROJECT in path.parents:
@@ -240,4 +327,4 @@ def is_own(path: Path) -> bool:
 
 
 if __name__ == "__main__":
-    run_as_program("idea", main, interrupted="stopped at once; the same command goes on")
+    run_as_program("idea", main, interrupted="stopped at once; the same command continues")

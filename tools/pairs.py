@@ -18,8 +18,9 @@ from engine.errors import UserError
 from engine.tokens import load_tokenizer
 from harness.record import credit_steps, read_credit, replace_text
 from harness.screen import run_as_program
-from harness.settings import Settings, make_parser, make_settings
-from harness.tasks import make_task
+from harness.parser import make_parser
+from harness.settings import Settings, make_settings
+from harness.load import make_task
 
 
 def main(argv: list[str]) -> None:

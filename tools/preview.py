@@ -20,17 +20,17 @@ import torch
 from engine.choices import ADVANTAGES, MITIGATIONS
 from analysis.answers import groups_in_order
 from analysis.runs import existing
-from engine.errors import UserError
+from engine.errors import PROJECT, UserError
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from engine.tokens import load_tokenizer, token_bytes, without_earlier_turns
 from grpo import gradient_size
-from harness.record import (PROJECT, checkpoint_folders, credit_steps, find_folder, read_credit,
-                            run_config)
+from harness.record import checkpoint_folders, credit_steps, find_folder, read_credit, run_config
 from harness.screen import put, run_as_program
 from harness.load import load_policy, make_weighting
-from harness.settings import (OPTIONS, Flag, Settings, check_value, flags_of, make_parser,
-                              make_settings, with_defaults)
+from harness.flags import Flag, check_value, flags_of
+from harness.parser import make_parser, with_defaults
+from harness.settings import OPTIONS, Settings, make_settings
 from mitigations import rescaled_weight
 from tools.helpers.look import about_gradient, differs_within
 from tools.helpers.terminal import check_place, legend, one_line, shaded

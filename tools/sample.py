@@ -4,9 +4,9 @@
     python -m tools.sample models/tiny 4 12 10 18            a model folder answers once
     python -m tools.sample models/Qwen2.5-0.5B-Instruct "What is credit assignment?"
 
-The answers show which tokens the model was unsure of: shaded at a terminal, elsewhere with their
-probability behind them. The same seed gives the same answers; --seed 1 gives others. Nothing is
-written.
+The answers show which tokens the model was unsure of: at a terminal they are shaded, elsewhere
+their probability is printed after them. The same seed gives the same answers; --seed 1 gives
+others. No file is written.
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.sample")
@@ -15,48 +15,46 @@ from pathlib import Path
 
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from engine.errors import UserError, read_json
-from engine.policy import derived_seed
+from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
+from harness.flags import Flag
+from harness.load import load_policy, make_task
+from harness.parser import make_parser, with_defaults
 from harness.record import checkpoint_folders, find_folder
 from harness.screen import BOLD, put, right_or_wrong, run_as_program, styled, visible
-from harness.load import load_policy
-from harness.settings import Flag, Settings, make_parser, make_settings, with_defaults
-from harness.tasks import make_task
+from harness.settings import OPTIONS, Settings, make_settings
 from tools.helpers.terminal import legend, shaded
 
 SHADES = ((0.1, "48;5;26;38;5;231"), (0.5, "48;5;75;38;5;16"), (0.9, "48;5;153;38;5;16"),
           (float("inf"), ""))
-MARKED_BELOW = 0.5  # where there is no colour
-OF_A_MESSAGE = 128  # tokens that an answer to a message may have, at least
+MARKED_BELOW = 0.5  # without colour, the probability of a token is printed if it is below this
+OF_A_MESSAGE = 128  # an answer to a message may have at least so many tokens
 FLAGS = {
     "answers": Flag(1, "answers of each model", least=1, most=1000),
-    "seed": Flag(0, "of the sampling", least=0),
-    "task": Flag(None, "by default that of the run, or of the model's recipe.json"),
+    "seed": Flag(0, "seed of the sampling", least=0),
+    "task": Flag(None, "task of the problem; by default that of the run, or of the model's "
+                       "recipe.json"),
     "device": Flag("cpu", "cpu, cuda or cuda:N")}
-WITHOUT_TRAINING = {"mitigation": "none", "advantage": "grpo", "loss": "policy",
-                    "placebo": "none", "kl": 0.0, "offload_optimizer": False, "shard": False}
+WITHOUT_TRAINING = {name: flag.default for name, flag in OPTIONS.items() if flag.sample_drops}
 
 
 def main(argv: list[str]) -> None:
     parser = make_parser("python -m tools.sample RUN PROBLEM [flags]", __doc__, FLAGS)
     parser.add_argument("run", metavar="RUN", help="a run folder, or the folder of a model")
     parser.add_argument("problem", metavar="PROBLEM", nargs="+",
-                        help="such as 4 12 10 18; anything else is a message")
+                        help="a problem such as 4 12 10 18; any other text is a message")
     flags = with_defaults(parser.read(argv), FLAGS)
     folder = find_folder(flags.run)
-    source = {"config": folder / "config.json"} if is_run(folder) else {"model": str(folder)}
-    asked = {"task": flags.task} if flags.task else {}
-    settings = make_settings({**source, **WITHOUT_TRAINING, **asked, "device": flags.device})
+    settings = settings_of(folder, flags.task, flags.device)
     task, problem = problem_or_message(settings, " ".join(flags.problem))
     if isinstance(task, Message):  # an expression needs 12 tokens, a conversation more
         longer = max(settings.max_new_tokens, OF_A_MESSAGE)
         settings = replace(settings, max_new_tokens=longer)
-    policies = {"before training" if is_run(folder) else str(folder): load_policy(settings)}
-    for step, checkpoint in sorted(checkpoint_folders(folder).items())[-1:]:
-        policies[f"after step {step}"] = load_policy(settings, checkpoint)
+    policies = policies_of(folder, settings)
     put(visible(f"{folder}, sampled at temperature {settings.temperature:g}, seed {flags.seed}"))
     at = "" if settings.temperature == 1 else " at temperature 1"
-    put(f"probability of a token{at}: {legend(SHADES) or '[13%] behind it, where below 50%'}\n")
+    marks = legend(SHADES) or f"[13%] after it, if it is below {MARKED_BELOW:.0%}"
+    put(f"probability of a token{at}: {marks}\n")
     put(styled(visible(task.show(problem)), BOLD))
     seed, widest = derived_seed("sample", flags.seed), max(map(len, policies))
     for title, policy in policies.items():
@@ -64,8 +62,27 @@ def main(argv: list[str]) -> None:
         print_answers(f"{title:{widest}}", asked.ask([problem], flags.answers, seed))
 
 
+def settings_of(folder: Path, task: str | None, device: str) -> Settings:
+    """The settings of a run or of a model's recipe, without those that only training needs."""
+    given = {"config": folder / "config.json"} if is_run(folder) else {"model": str(folder)}
+    given |= {**WITHOUT_TRAINING, "device": device}
+    if task:
+        given["task"] = task
+    return make_settings(given)
+
+
+def policies_of(folder: Path, settings: Settings) -> dict[str, Policy]:
+    """The model, or that of a run before training and after it, by what it is called."""
+    policies = {"before training" if is_run(folder) else str(folder): load_policy(settings)}
+    checkpoints = checkpoint_folders(folder)
+    if checkpoints:
+        last = max(checkpoints)
+        policies[f"after step {last}"] = load_policy(settings, checkpoints[last])
+    return policies
+
+
 class Message:
-    """A task whose problems are messages of a user; nobody scores an answer."""
+    """A task whose problems are messages of a user; an answer is not scored."""
     show = staticmethod(str)
 
     def prompt_for(self, text: str) -> str:
@@ -79,14 +96,15 @@ class Message:
 
 
 def problem_or_message(settings: Settings, text: str) -> tuple[object, object]:
-    """What was typed, as the task reads it; else it is said to the model as it is."""
+    """The typed problem, read by the task; or a message to the model, if it is not a problem."""
     task = make_task(settings.task, settings.method_flags)
     try:
         if not hasattr(task, "read"):
             raise UserError("its class Task has no method `read` (docs/your_own_task.md)")
         return task, task.read(text.split())
     except UserError as error:
-        put(visible(f"no problem of {settings.task}, so a message: {error}"))
+        put(visible(f"this is not a problem of {settings.task}, so it is sent as a message: "
+                    f"{error}"))
         return Message(), text
 
 
@@ -101,8 +119,8 @@ def is_run(folder: Path) -> bool:
 
 def print_answers(title: str, rollouts: Rollouts) -> None:
     right, is_scored = rollouts.scores["answer"] > 0, not rollouts.reward.isnan().any()
-    told = f"   {int(right.sum())} of {len(right)} right" if is_scored else ""
-    put(f"\n{styled(visible(title), BOLD)}{told}")
+    count = f"   {int(right.sum())} of {len(right)} right" if is_scored else ""
+    put(f"\n{styled(visible(title), BOLD)}{count}")
     for b, texts in enumerate(rollouts.texts):
         cut_off = "" if rollouts.finished[b] else ", cut off"
         score = f"{right_or_wrong(right[b])}   reward {rollouts.reward[b]:.2f}   "
@@ -112,7 +130,7 @@ def print_answers(title: str, rollouts: Rollouts) -> None:
 
 
 def percent(probability: float) -> str:
-    """Written behind an unsure token; nothing behind a sure one."""
+    """The mark after an unsure token; none after a confident one."""
     if probability >= MARKED_BELOW:
         return ""
     return f"[{probability:.0%}]" if probability >= 0.005 else "[<1%]"

@@ -6,14 +6,16 @@
         --steps 600 --batch 32 --threads 1 --out models/talk
     python -m tools.warmup --start models/Qwen2.5-0.5B-Instruct --right --out models/warm
 
-What it learns from is in tools/helpers/demonstrations.py; this file trains, evaluates and saves.
-Matrices are trained with Muon (Jordan et al. 2024), all else with Adam. The result is a model
-folder like any other; its recipe.json holds the settings that suit the model in `python train.py`.
+The demonstrations are made in tools/helpers/demonstrations.py; this file trains, evaluates and
+saves. Matrices are trained with Muon (Jordan et al. 2024), all other parameters with Adam. The
+result is a model folder like any other; its recipe.json has the settings that suit the model in
+`python train.py`.
 
-A real model rarely solves a problem, and GRPO learns from differences: with this cold start it has
-some. The upper half of its layers is trained, with AdamW, by 120 updates of 8 demonstrations unless
-flags say otherwise: on a CPU a frozen half saves a third of the time and much memory. With
---keep_every 60 the model so far is a folder, too: --start goes on from it, with another --seed.
+A real model rarely solves a problem, and GRPO learns from differences between answers: after this
+cold start there are some. Unless flags say otherwise it gets 120 updates with AdamW, of 8
+demonstrations each, in the upper half of its layers: on a CPU the frozen half saves a third of the
+time and much memory. With --keep_every 60 the model so far is written as a folder, too: --start
+continues from it, with another --seed.
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.warmup")
@@ -34,7 +36,8 @@ from engine.tokens import load_tokenizer
 from harness.record import find_folder, whole
 from harness.run import TRAVELS_ALONG
 from harness.screen import run_as_program
-from harness.settings import MOST_THREADS, Flag, make_parser, with_defaults
+from harness.flags import MOST_THREADS, Flag
+from harness.parser import make_parser, with_defaults
 from engine.policy import sample_answers
 from engine.rollouts import score_answers
 from qwen2_model import ModelConfig, Qwen2
@@ -42,20 +45,20 @@ from tools.helpers.demonstrations import COUNTS, TALK, TASK, batches, make_token
 
 SIZES = {"small": (2, 64), "medium": (3, 128), "large": (4, 192)}  # blocks, hidden size
 FLAGS = {
-    "size": Flag("medium", "of the model: medium is what ships", choices=SIZES),
-    "start": Flag(None, "folder of a model to go on from, made by this program or a real one; not "
-                        "with --size"),
+    "size": Flag("medium", "size of the model; models/tiny is medium", choices=SIZES),
+    "start": Flag(None, "folder of a model to start from, made by this program or a real one; "
+                        "without --size"),
     "rate": Flag(5e-5, "learning rate of a real model", above=0, most=10),
-    "right": Flag(False, "only demonstrations whose answer is right and well formed"),
-    "talk": Flag(0, "most irrelevant sentences before each step and before the answer; 5 make "
-                    "answers of about 100 tokens", least=0, most=20),
-    "out": Flag("models/new", "folder to write; must not exist"),
+    "right": Flag(False, "use only demonstrations whose answer is right and well formed"),
+    "talk": Flag(0, "at most so many irrelevant sentences before each step and before the answer; "
+                    "5 make answers of about 100 tokens", least=0, most=20),
+    "out": Flag("models/new", "folder to write; it must not exist"),
     "steps": Flag(2000, "updates", least=1, most=10_000_000),
-    "batch": Flag(128, "demonstrations an update", least=1, most=10_000),
-    "seed": Flag(0, "of the initial weights and the demonstrations"),
-    "keep_every": Flag(0, "updates until the model so far is written as OUT-UPDATES; 0 is never",
-                       least=0, most=10_000_000),
-    "dtype": Flag("float32", "to compute in; parameters stay float32",
+    "batch": Flag(128, "demonstrations in an update", least=1, most=10_000),
+    "seed": Flag(0, "seed of the initial weights and the demonstrations"),
+    "keep_every": Flag(0, "updates after which the model so far is written as OUT-UPDATES; 0 means "
+                          "never", least=0, most=10_000_000),
+    "dtype": Flag("float32", "type to compute in; parameters stay float32",
                   choices=("float32", "bfloat16")),
     "threads": Flag(2, "CPU threads", least=1, most=MOST_THREADS)}
 MUON_RATE, ADAM_RATE = 0.02, 3e-3  # learning rates of the matrices, and of all else
@@ -84,17 +87,13 @@ def main(argv: list[str]) -> None:
     is_real = tokenizer.to_str() != make_tokenizer().to_str()
     flags = with_defaults({**REAL_FLAGS, **given} if is_real else given, FLAGS)
     if start and "size" in given:
-        raise UserError(f"--size {flags.size} has no effect: {start} has its size")
+        raise UserError(f"--size {flags.size} has no effect: the model of {start} has its own size")
     if "rate" in given and not is_real:
-        raise UserError(f"--rate {flags.rate} has no effect: it is of a real model's update")
+        raise UserError(f"--rate {flags.rate} has no effect: only a real model is trained with it")
     torch.set_num_threads(flags.threads)
-    out, every = Path(flags.out), flags.keep_every
-    kept = {step: out.with_name(f"{out.name}-{step}")
-            for step in (range(every, flags.steps, every) if every else ())}
-    for folder in kept.values():
-        if folder.exists():
-            raise UserError(f"{folder} exists already")
-    with whole(out) as unfinished:  # first: can it be written there?
+    out = Path(flags.out)
+    kept = folders_of_updates(out, flags.keep_every, flags.steps)
+    with whole(out) as unfinished:  # before all else, so that it is known that it can be written
         torch.manual_seed(flags.seed)
         model = (Qwen2.from_pretrained(start) if start else
                  make_model(tokenizer.get_vocab_size(), *SIZES[flags.size]))
@@ -110,8 +109,20 @@ def main(argv: list[str]) -> None:
         save(unfinished, model, tokenizer, recipe, source)
 
 
+def folders_of_updates(out: Path, every: int, steps: int) -> dict[int, Path]:
+    """The folders of --keep_every by the number of the update; none of them may exist."""
+    if not every:
+        return {}
+    folders = {step: out.with_name(f"{out.name}-{step}") for step in range(every, steps, every)}
+    for folder in folders.values():
+        if folder.exists():
+            raise UserError(f"{folder} exists already")
+    return folders
+
+
 def recipe_for(talk: int, is_real: bool = False) -> dict:
-    """The recipe, with room for all that is said before two steps a try and before the answer."""
+    """The recipe, with room for the irrelevant sentences of --talk: before two steps in each try,
+    and before the answer."""
     recipe = {**RECIPE, **REAL_RECIPE} if is_real else RECIPE
     most_words = (2 * len(COUNTS) + 1) * talk * len(TALK)
     return {**recipe, "max_new_tokens": recipe["max_new_tokens"] + most_words}
@@ -126,11 +137,13 @@ def make_model(vocabulary: int, layers: int, width: int) -> Qwen2:
 
 
 def all_parameters(model: Qwen2) -> Callable[[float], None]:
-    """An update of all parameters, by this share of the learning rates."""
+    """A function that updates all parameters, at a share of their learning rates."""
     matrices, others = [], []
     for name, parameter in model.named_parameters():
-        is_matrix = parameter.dim() == 2 and "embed" not in name
-        (matrices if is_matrix else others).append(parameter)
+        if parameter.dim() == 2 and "embed" not in name:
+            matrices.append(parameter)
+        else:
+            others.append(parameter)
     muon = Muon(matrices)
     adam = torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0)
 
@@ -142,7 +155,7 @@ def all_parameters(model: Qwen2) -> Callable[[float], None]:
 
 
 def upper_half(model: Qwen2, rate: float) -> Callable[[float], None]:
-    """An update of the upper half of the layers; all else is frozen."""
+    """A function that updates the upper half of the layers; all other parameters are frozen."""
     layers = model.requires_grad_(False).model.layers
     trained = list(layers[len(layers) // 2:].requires_grad_(True).parameters())
     adam = torch.optim.AdamW(trained, betas=(0.9, 0.98), weight_decay=0.0)
@@ -156,7 +169,7 @@ def upper_half(model: Qwen2, rate: float) -> Callable[[float], None]:
 
 def train(model: Qwen2, tokenizer: Tokenizer, update: Callable[[float], None],
           flags: SimpleNamespace) -> Iterator[int]:
-    """Yields the number of each update that is done."""
+    """Train, and yield the number of each update that was made."""
     data = batches(tokenizer, random.Random(flags.seed), flags.batch, flags.talk, flags.right)
     start = time.time()
     rise, report = min(50, flags.steps / 10), min(100, -(-flags.steps // 20))
@@ -174,8 +187,8 @@ def train(model: Qwen2, tokenizer: Tokenizer, update: Callable[[float], None],
 
 
 def weighted_loss(model: Qwen2, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy of each token after the first, times its weight; over the sum of weights."""
-    counts = weights[:, 1:] > 0  # a real vocabulary's logits of the other places are expensive
+    """The mean of the tokens' cross-entropy by these weights, without the first token."""
+    counts = weights[:, 1:] > 0  # with a real vocabulary, logits at other positions are expensive
     logits = model.logits(model.model(ids[:, :-1])[counts])
     losses = F.cross_entropy(logits.float(), ids[:, 1:][counts], reduction="none")
     return losses @ weights[:, 1:][counts] / weights.sum()
@@ -199,7 +212,7 @@ class Muon:
 
 
 def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
-    """About U V^T of a matrix U S V^T: five Newton-Schulz steps bring all of S near 1."""
+    """An approximation of U V^T for a matrix U S V^T: five Newton-Schulz steps bring S near 1."""
     is_tall = matrix.shape[0] > matrix.shape[1]
     x = matrix / (matrix.norm() + 1e-7)
     x = x.T if is_tall else x
@@ -210,7 +223,7 @@ def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def evaluate(model: Qwen2, tokenizer: Tokenizer, recipe: dict) -> None:
-    """Answer held-out problems once each; print the results and three answers."""
+    """Answer each held-out problem once, and print the results and three answers."""
     rollouts = sample_answers(model, tokenizer, TASK, TASK.held_out_problems(recipe["eval_tasks"]),
                               1, max_new_tokens=recipe["max_new_tokens"])
     rollouts = score_answers(rollouts, tokenizer, TASK)
@@ -224,15 +237,17 @@ def evaluate(model: Qwen2, tokenizer: Tokenizer, recipe: dict) -> None:
 
 def save(folder: Path, model: Qwen2, tokenizer: Tokenizer, recipe: dict,
          source: Path | None = None) -> None:
-    """A real model's template, end of a turn and so on come from its `source`."""
+    """Write a model folder. The chat template of a real model, its end of a turn and so on come
+    from the folder `source`."""
     model.save_pretrained(folder)
     (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     for name, content in (("tokenizer_config", TOKENIZER_CONFIG), ("recipe", recipe)):
         text = json.dumps(content, indent=2) + "\n"
         (folder / f"{name}.json").write_text(text, encoding="utf-8")
-    for name in {*TRAVELS_ALONG} - {"recipe.json"} if source else ():
-        if (source / name).exists():
-            shutil.copyfile(source / name, folder / name)
+    if source:
+        for name in {*TRAVELS_ALONG} - {"recipe.json"}:
+            if (source / name).exists():
+                shutil.copyfile(source / name, folder / name)
 
 
 if __name__ == "__main__":

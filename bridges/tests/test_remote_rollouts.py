@@ -224,7 +224,7 @@ def test_a_run_whose_server_failed_goes_on_as_if_it_had_not(served, tmp_path, ad
         assert "IncompleteRead" in run(*argv, expect=1).stderr
     assert len(lines(tmp_path / "broken/metrics.jsonl")) == 2
     behave("")
-    assert "going on after step 2" in run(*argv, "--continue").stdout
+    assert "continuing after step 2" in run(*argv, "--continue").stdout
     assert_same_run(served, tmp_path / "broken")
 
 

@@ -21,7 +21,7 @@ from engine.forward import response_log_probs
 from engine.policy import Forward, derived_seed
 from grpo import length_scaling, policy_loss
 from harness.record import read_credit, read_file
-from harness.settings import flags_of
+from harness.flags import flags_of
 from harness.load import make
 from mitigations import rescaled_weight
 from runs import PRINTING, block, copy_project, lines, program, start_ranks

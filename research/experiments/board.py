@@ -28,14 +28,15 @@ from analysis.statistics import Estimate
 from analysis.tables import Table, by_row, shown
 from engine.errors import UserError, read_json
 from harness.screen import python_command, say
-from harness.settings import Flag, make_parser, with_defaults
+from harness.flags import Flag
+from harness.parser import make_parser, with_defaults
 from research.experiments.arms import ARMS, CONTROLS, METHODS, PLAIN, SCALE
 from research.experiments.pictures import draw, draw_leads
 from research.probes.common import Findings, command_of, print_all, write_findings
 from research.experiments.protocol import (AGAIN, COMMON, FIRST, OF_RUNS, RATES, REPORTED, STEPS,
                                            Board, Key, ahead_at_first, end_with, looked_at, stages)
 from research.experiments.published import RESULTS, made_by, read_result
-from tools.runs import make_runs, usable_cores
+from harness.planned import make_runs, usable_cores
 
 KEPT = RESULTS / "board.json"
 SIZES = {"none-16x8": 2, "none-32x8": 4}  # batches of 64 answers

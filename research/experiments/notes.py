@@ -36,12 +36,13 @@ from engine.tokens import ANSWER
 from grpo import gradient_size
 from harness.record import read_columns
 from harness.screen import python_command
-from harness.settings import Flag, make_parser, with_defaults
+from harness.flags import Flag
+from harness.parser import make_parser, with_defaults
 from research.experiments.pictures import draw, draw_curves
 from research.experiments.protocol import COMMON, OF_RUNS, end_with, finished_run
 from research.experiments.published import RESULTS, made_by
 from research.probes.common import Findings, command_of, print_all, write_findings
-from tools.runs import PlannedRun, make_runs, usable_cores
+from harness.planned import PlannedRun, make_runs, usable_cores
 
 PLAIN, FIRST_SEED, PARTS = "none", 300, 5  # seeds that no board has
 FEWEST_SEEDS = 3  # two agree now and then by luck

@@ -19,10 +19,10 @@ import re
 import textwrap
 
 from analysis.tables import Table, by_row, escaped
-from engine.errors import UserError
-from harness.record import PROJECT, replace_text
+from engine.errors import PROJECT, UserError
+from harness.record import replace_text
 from harness.screen import say
-from harness.settings import make_parser
+from harness.parser import make_parser
 from research.experiments.published import RESULTS, pages, read_result
 
 MARKED = re.compile(r"<!-- (table|text|words|source|number|interval) ((?:(?!-->).)+?) -->"

@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 
 from analysis.plots import BLUE, COLOURS, GREY, ORANGE, legend_below, plt, save, style_of
 from analysis.statistics import mean_over
-from harness.record import PROJECT
+from engine.errors import PROJECT
 from harness.screen import say
-from harness.settings import make_parser
+from harness.parser import make_parser
 from research.experiments.arms import CONTROLS, SCALE
 from research.experiments.published import RESULTS, fingerprint, read_result
 

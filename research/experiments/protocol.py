@@ -17,9 +17,10 @@ from analysis.runs import Run, is_done, read_run
 from analysis.statistics import Estimate, holm
 from engine.errors import UserError
 from harness.screen import say
-from harness.settings import MOST_THREADS, Flag, make_settings, read_flags
+from harness.flags import MOST_THREADS, Flag
+from harness.settings import make_settings, read_flags
 from research.experiments.arms import ARMS, METHODS, PLAIN, placebos
-from tools.runs import PlannedRun
+from harness.planned import PlannedRun
 
 RATES = ("1.25e-4", "2.5e-4", "5e-4")
 TUNED, TUNED_TOO, CLOSE = 100, 101, 0.01

@@ -9,10 +9,11 @@ import json
 from datetime import date
 from pathlib import Path
 
-from engine.errors import UserError, read_json
-from harness.record import PROJECT, replace_text
+from engine.errors import PROJECT, UserError, read_json
+from harness.record import replace_text
 from harness.screen import say
-from harness.settings import Flag, make_parser, with_defaults
+from harness.flags import Flag
+from harness.parser import make_parser, with_defaults
 
 RESULTS = PROJECT / "research/results"
 KEPT = ("measured", "command", "git_commit", "versions", "seconds", "in_short", "tables", "values")

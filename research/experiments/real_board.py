@@ -34,12 +34,13 @@ from analysis.tables import Table, by_row
 from engine.errors import UserError, read_json
 from harness.record import find_folder
 from harness.screen import python_command, say
-from harness.settings import Flag, make_parser, with_defaults
+from harness.flags import Flag
+from harness.parser import make_parser, with_defaults
 from research.experiments.pictures import draw, draw_leads
 from research.experiments.protocol import OF_RUNS, end_with, finished_run
 from research.experiments.published import RESULTS, made_by, read_result
 from research.probes.common import Findings, command_of, print_all, write_findings
-from tools.runs import PlannedRun, make_runs, usable_cores
+from harness.planned import PlannedRun, make_runs, usable_cores
 
 PLAIN, SHUFFLED = "none", "shuffled"
 ARMS = {  # in the order in which they are made

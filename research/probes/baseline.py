@@ -32,7 +32,7 @@ from analysis.tables import Table, by_row
 from engine.forward import response_log_probs
 from engine.policy import Policy
 from engine.rollouts import Rollouts
-from harness.settings import Flag
+from harness.flags import Flag
 from research.probes.common import (OF_A_MODEL, Findings, Progress, jackknifed, policy_of,
                                     sample_batch)
 

@@ -29,16 +29,17 @@ import torch
 
 from analysis.statistics import Estimate, jackknife
 from analysis.tables import Table, by_row
-from credit.measured import chain, chance_of_others, deviations
+from credit.measured import chain, probability_of_others, deviations
 from engine.optimizer import AdamW
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from engine.tokens import KINDS, load_tokenizer
-from grpo import gradient_size, group_z_score, update
-from harness.forecast import return_memory
+from grpo import gradient_size, group_z_score, update_with_change
+from harness.memory import return_memory
 from harness.record import checkpoint_folders, whole
 from harness.load import load_policy
-from harness.settings import Flag, make_settings
+from harness.flags import Flag
+from harness.settings import make_settings
 from qwen2_model import Qwen2
 from research.dial.arms import EXACT, PLAIN, TRUE, arm_of
 from research.dial.training import by_context, gradients, random_numbers
@@ -136,7 +137,7 @@ def with_groups(rollouts: Rollouts, size: int) -> Rollouts:
 def credit_halves(policy: Policy, rollouts: Rollouts, wanted: torch.Tensor,
                   k: int) -> tuple[torch.Tensor, int]:
     """(2, B, T): the credit of the wanted tokens, from each half of the continuations."""
-    other = chance_of_others(rollouts)
+    other = probability_of_others(rollouts)
     places = (wanted & (other > SURE)).nonzero().tolist()
     counts = [2 * int(np.ceil(k * other[b, t].item() / 2)) for b, t in places]
     rewards, spent = deviations(policy, rollouts, places, counts)
@@ -154,8 +155,8 @@ def change_in_a_step(policy: Policy, batch: Rollouts, is_plain: bool = True) -> 
     optimizer = (torch.optim.SGD(model.parameters(), 1.0) if is_plain
                  else AdamW(model.parameters(), s.learning_rate))
     limit = LENGTH if is_plain else s.max_grad_norm
-    _, columns = update(model, optimizer, batch, batch.mask.float(),
-                        replace(s, max_grad_norm=limit), None, True)
+    _, columns = update_with_change(model, optimizer, batch, batch.mask.float(),
+                                    replace(s, max_grad_norm=limit))
     optimizer.zero_grad()
     del optimizer  # a large model has no room for a second copy beside its state and gradient
     return_memory()

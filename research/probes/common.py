@@ -29,7 +29,9 @@ from grpo import grpo
 from harness.load import load_policy
 from harness.record import provenance, replace_text, whole
 from harness.screen import show_status
-from harness.settings import MOST_THREADS, Flag, make_parser, make_settings, with_defaults
+from harness.flags import MOST_THREADS, Flag
+from harness.parser import make_parser, with_defaults
+from harness.settings import make_settings
 
 COMMON = {
     "threads": Flag(0, "CPU threads; 0 is what suits the probe", least=0, most=MOST_THREADS),

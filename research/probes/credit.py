@@ -14,7 +14,7 @@ import torch
 
 from analysis.notes import class_codes
 from analysis.statistics import Estimate, jackknife
-from credit.measured import chain, chance_of_others, deviations, refuse_other_temperatures
+from credit.measured import chain, probability_of_others, deviations, refuse_other_temperatures
 from engine.policy import Policy
 from engine.rollouts import Rollouts
 from grpo import gradient_size
@@ -36,7 +36,7 @@ def true_credit(policy: Policy, rollouts: Rollouts, k: int,
                 certain: float = CERTAIN) -> Credit:
     """Measure each token by about k (1 - p) answers that leave it for another one, at least 4."""
     refuse_other_temperatures(policy)
-    other_chance = chance_of_others(rollouts)
+    other_chance = probability_of_others(rollouts)
     places = (other_chance > certain).nonzero().tolist()
     counts = [4 * math.ceil(k * other_chance[b, t].item() / 4) for b, t in places]
     rewards, spent = deviations(policy, rollouts, places, counts, progress)

@@ -27,7 +27,8 @@ from analysis.statistics import mean_over
 from analysis.tables import Table, by_row
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
-from harness.settings import Flag, flags_of, make_parser
+from harness.flags import Flag, flags_of
+from harness.parser import make_parser
 from research.dial.arms import PLAIN, TRUE, Arm, arm_of
 from research.dial.training import train
 from research.dial.world import Dials

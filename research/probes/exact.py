@@ -32,7 +32,7 @@ from analysis.statistics import Interval
 from analysis.tables import Table, by_row
 from engine.errors import UserError
 from grpo import gradient_size
-from harness.settings import Flag, Requirement, check_value, has_effect
+from harness.flags import Flag, Requirement, check_value
 from research.probes.batches import Batches, Listed, estimator, list_advantages, list_weights
 from research.probes.common import COMMON, Findings, Progress
 from research.probes.world import World, make_world
@@ -72,7 +72,7 @@ LEGEND = (
 
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
     for name, flag in FLAGS.items():
-        if vars(args)[name] != flag.default and not has_effect(flag, vars(args)):
+        if vars(args)[name] != flag.default and not flag.has_effect(vars(args)):
             raise UserError(f"--{name} has no effect without {flag.requires[1]}")
     if args.model:
         from research.probes.listed import measure_model

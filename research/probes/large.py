@@ -28,7 +28,7 @@ from engine.errors import UserError
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from harness.record import credit_path, make_run, provenance, write_credit
-from harness.settings import Flag
+from harness.flags import Flag
 from research.probes.common import OF_A_MODEL, Findings, Progress, policy_of, sample_batch
 from research.probes.credit import (
     Credit, MeasuredTokens, mean_product, measured_tokens, true_credit)

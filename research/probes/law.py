@@ -35,7 +35,7 @@ import torch
 from analysis.tables import Table, by_row
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
-from harness.settings import Flag
+from harness.flags import Flag
 from research.dial.arms import EXACT, PLAIN, TRUE, Arm, arm_of
 from research.dial.training import AdamW, gradients
 from research.dial.world import Dials, World

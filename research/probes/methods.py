@@ -5,8 +5,7 @@ from types import SimpleNamespace
 
 import torch
 
-from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
-from harness.own_code import checked_credit
+from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, checked_credit
 from engine.policy import Policy, derived_seed
 from harness.load import make
 from engine.rollouts import Rollouts

@@ -41,7 +41,7 @@ from engine.rollouts import Rollouts
 from engine.tokens import KINDS, WORD
 from grpo import gradient_size, grpo
 from harness.record import credit_steps
-from harness.settings import Flag
+from harness.flags import Flag
 from qwen2_model import Qwen2
 from research.probes.common import (OF_A_MODEL, Findings, Progress, jackknifed, policy_of, run_of,
                                     sample_batch)

@@ -57,7 +57,7 @@ from engine.policy import Policy
 from engine.rollouts import Rollouts
 from engine.tokens import NUMBER
 from grpo import group_z_score
-from harness.settings import Flag
+from harness.flags import Flag
 from harness.load import make
 from research.probes.common import OF_A_MODEL, Findings, Progress, policy_of, sample_batch
 

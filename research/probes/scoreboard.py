@@ -30,9 +30,9 @@ from engine.tokens import KINDS, SECTIONS
 from harness.load import load_optimizer
 from harness.record import credit_path, make_run, provenance, write_credit
 from engine.policy import Policy
-from harness.settings import Flag
+from harness.flags import Flag
 from engine.rollouts import Rollouts
-from grpo import update
+from grpo import update_with_change
 from research.probes.common import OF_A_MODEL, Findings, Progress, policy_of, sample_batch
 from research.probes.credit import (Credit, MeasuredTokens, flat_tokens, mean_product,
                                     measured_tokens, ratio_of_sums, true_credit)
@@ -76,8 +76,9 @@ def write_run(path: Path, policy: Policy, rollouts: Rollouts, credit: Credit) ->
               "model_config": policy.model.config.to_json()}
     make_run(path, config, policy.folder / "tokenizer.json")
     weight = rollouts.mask.float()
-    _, columns = update(policy.model, load_optimizer(policy.settings, policy), rollouts, weight,
-                        policy.settings, None, True)  # it is the last that the model is needed for
+    optimizer = load_optimizer(policy.settings, policy)
+    # nothing needs the model after this step
+    _, columns = update_with_change(policy.model, optimizer, rollouts, weight, policy.settings)
     write_credit(credit_path(path, 1), rollouts, weight, {}, **columns,
                  true_credit=credit.value, true_credit_se=credit.error,
                  decided=mean_product(credit.quarters))

@@ -33,7 +33,7 @@ from engine.forward import micro_batches, response_log_probs
 from engine.policy import Policy
 from engine.rollouts import Rollouts
 from harness.record import (checkpoint_folders, credit_steps, find_folder, read_columns, run_config)
-from harness.settings import Flag
+from harness.flags import Flag
 from research.probes.common import OF_A_MODEL, Findings, Progress, policy_of, sample_batch
 
 FLAGS = {

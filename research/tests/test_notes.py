@@ -4,7 +4,8 @@ import pytest
 from conftest import credit_columns, write_log
 
 from engine.tokens import ANSWER
-from harness.settings import read_flags, with_defaults
+from harness.parser import with_defaults
+from harness.settings import read_flags
 from harness.settings import make_settings
 from research.__main__ import main
 from research.experiments.notes import (

@@ -1,4 +1,4 @@
-"""Other tokens in the place of some, or none, by hand."""
+"""Tokens that are replaced or deleted, by hand."""
 import pytest
 import torch
 

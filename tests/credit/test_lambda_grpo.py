@@ -1,4 +1,4 @@
-"""One learned exponent of the lengths, by hand."""
+"""The learned exponent of the lengths, by hand."""
 import dataclasses
 import math
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""The net that learns which tokens tell the outcome."""
+"""The network that learns which tokens predict the outcome."""
 import dataclasses
 
 import pytest

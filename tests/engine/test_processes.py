@@ -164,7 +164,7 @@ def test_a_run_of_two_ranks_leaves_the_folder_of_one(flags, tmp_path):
     assert [len(lines(folder / "evaluations.jsonl")) for folder in folders] == [4, 4]
     assert json.loads((two / "config.json").read_text())["ranks"] == 2
     output = side_by_side(tmp_path, "--resume", one, "--steps", 2)
-    assert output.count("going on after step 1") == 1, output
+    assert output.count("continuing after step 1") == 1, output
     main(["--resume", str(two), "--steps", "2"])
     for folder, count in ((one, 2), (two, 1)):
         assert [line["step"] for line in lines(folder / "metrics.jsonl")] == [1, 2]

@@ -1,4 +1,4 @@
-"""Scores and labels of a task, as they stand in the batch."""
+"""Scores and labels of a task, as the batch stores them."""
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,7 +7,7 @@ import torch
 
 from conftest import hand_made
 from engine.rollouts import score_answers
-from harness.tasks import CheckedTask
+from harness.load import CheckedTask
 from tools.helpers.demonstrations import make_tokenizer
 
 FINE = {"reward": 1.5, "format": 0.5, "answer": 1.0, "reasoning": 0.0}

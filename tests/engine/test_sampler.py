@@ -6,7 +6,7 @@ from engine import cache, packing, sampler
 from engine.errors import UserError
 from engine.fused import FusedQwen2
 from engine.sampler import (Distribution, LongDistribution, Pace, Sampling, Start, decode, generate,
-                            place_of)
+                            index_at)
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12, 13], [14]]
 MANY_STOPS = (2, 4, 9, 17, 30)
@@ -210,7 +210,7 @@ def test_no_random_number_draws_a_token_without_probability(kind, long, monkeypa
 
 def test_the_whole_is_above_every_height():
     """A share within a part is rounded, and can be 1."""
-    assert place_of(torch.ones(1, 1), torch.tensor([[0.0, 1.9, 1.9]])).tolist() == [[1]]
+    assert index_at(torch.ones(1, 1), torch.tensor([[0.0, 1.9, 1.9]])).tolist() == [[1]]
 
 
 def test_an_answer_beyond_the_models_positions_is_refused(small_model):

@@ -112,5 +112,6 @@ def far_apart(folder, name: str, prefix: str) -> float:
 
 
 def test_a_process_alone_has_nothing_to_share(learner):
-    with pytest.raises(UserError, match="--shard shares a model between processes, and this one"):
+    said = "--shard splits a model between processes, and there is only one"
+    with pytest.raises(UserError, match=said):
         sharded_policy(str(learner))

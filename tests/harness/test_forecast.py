@@ -11,10 +11,10 @@ import torch
 from conftest import ROOT
 
 import train
-from harness import forecast
+from harness import forecast, memory
 from harness.load import load_policy
-from harness.settings import (LAPTOP, LAPTOP_BY_PROMPT, LARGE, Settings, make_settings,
-                              read_flags)
+from harness.laptop import LAPTOP, LAPTOP_BY_PROMPT
+from harness.settings import LARGE, Settings, make_settings, read_flags
 
 SETTINGS = {"model": str(ROOT / "models/tiny"), "threads": 1, "questions": 2, "answers": 4,
             "max_new_tokens": 10, "steps": 30, "eval_every": 15, "eval_tasks": 8}
@@ -46,7 +46,7 @@ def test_what_is_told_is_what_is_counted(monkeypatch):
     ({"advantage": "gae", "critic": "trunk", "kl": 0.1}, 44), ({"dtype": "bfloat16"}, 32)])
 def test_all_models_in_memory_are_counted(monkeypatch, flags, gigabytes):
     """24, 16, 4, 4 and 8 bytes a parameter, of a billion."""
-    monkeypatch.setattr(forecast, "keeps_memory", lambda model: "dtype" in flags)
+    monkeypatch.setattr(forecast, "should_keep_memory", lambda model: "dtype" in flags)
     settings = make_settings(SETTINGS | flags)
     policy = load_policy(settings)
     monkeypatch.setattr(policy.model, "parameters", lambda: [torch.empty(10 ** 9, device="meta")])
@@ -79,7 +79,7 @@ def test_an_update_is_forecast_by_its_micro_batches(monkeypatch, micro_batch):
 
 @pytest.mark.parametrize("flags, said", [
     ({}, "12.0 GB for each of the two newest checkpoints"),
-    ({"checkpoint_every": 0}, "nothing of the model on disk"),
+    ({"checkpoint_every": 0}, "nothing of the model is written to disk"),
     ({"checkpoint_every": 0, "save_model": True}, "4.0 GB for the trained model"),
     ({"checkpoint_every": 0, "save_model": True, "dtype": "bfloat16"}, "2.0 GB for the trained")])
 def test_what_comes_on_disk_is_what_was_asked_for(flags, said):
@@ -103,10 +103,10 @@ def test_available_memory_is_what_linux_says(monkeypatch, tmp_path):
     (torch.float32, 10 ** 7, False)])
 def test_memory_is_kept_in_bfloat16_where_there_is_room(monkeypatch, dtype, pages, keeps):
     """40 bytes a parameter, of a billion, in pages of 4096 bytes."""
-    monkeypatch.setattr(forecast.os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": pages}.get)
+    monkeypatch.setattr(memory.os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": pages}.get)
     model = SimpleNamespace(compute_dtype=dtype, device=torch.device("cpu"),
                             parameters=lambda: [torch.empty(10 ** 9, device="meta")])
-    assert forecast.keeps_memory(model) == (keeps and sys.platform == "linux")
+    assert memory.should_keep_memory(model) == (keeps and sys.platform == "linux")
 
 
 @pytest.mark.parametrize("seconds, words", [
@@ -149,7 +149,7 @@ def test_another_prompt_or_task_has_its_own_recipe(large_model, flags, recipe):
 @pytest.mark.parametrize("is_fast", [True, False])
 def test_a_laptop_computes_in_bfloat16_where_the_cpu_has_instructions(large_model, monkeypatch,
                                                                       is_fast):
-    monkeypatch.setattr("qwen2_model.is_fast_in_bfloat16", lambda: is_fast)
+    monkeypatch.setattr("harness.laptop.is_fast_in_bfloat16", lambda: is_fast)
     model = {"model": str(large_model)}
     chosen = make_settings(model)
     assert (chosen.dtype, chosen.learning_rate) == (
@@ -170,7 +170,7 @@ def test_answers_with_more_numbers_may_be_longer(large_model, flags, tokens):
 def test_the_help_of_a_large_model_is_about_the_prompt_that_was_typed(large_model, capsys):
     with pytest.raises(SystemExit):
         read_flags(["--model", str(large_model), "--prompt", "brief", "--help"])
-    assert "answer is cut off here (default 64)" in " ".join(capsys.readouterr().out.split())
+    assert "it is cut off here (default 64)" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("chosen, seconds, said", [
@@ -204,7 +204,7 @@ def test_memory_is_kept_within_a_step_and_then_goes_back(monkeypatch, tmp_path, 
     """Of two steps. A small model's next step takes it again at once."""
     found = []
     monkeypatch.setattr("qwen2_model.Qwen2.is_large", is_large)
-    monkeypatch.setattr(forecast, "of_glibc", lambda name, *_: found.append(name))
+    monkeypatch.setattr(memory, "call_glibc", lambda name, *_: found.append(name))
     flags = SETTINGS | {"steps": 2, "dtype": dtype, "out": tmp_path / "run"}
     train.main([word for name, value in flags.items() for word in (f"--{name}", str(value))])
     assert found == called
@@ -216,7 +216,7 @@ def test_memory_that_is_kept_stays_until_it_is_returned():
     afterwards. What is freed beside a smaller tensor that lives is returned, too."""
     program = """
 import resource, torch
-from harness.forecast import keep_memory, return_memory
+from harness.memory import keep_memory, return_memory
 def held():
     return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
 {}

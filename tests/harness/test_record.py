@@ -7,9 +7,9 @@ import torch
 
 from conftest import hand_made, refusal
 from engine import processes
-from engine.errors import UserError, read_json
-from harness.record import (PROJECT, RunFolder, credit_path, credit_steps, find_folder, locked,
-                            make_run, read_columns, read_lines, whole, write_credit, writing)
+from engine.errors import PROJECT, UserError, read_json
+from harness.record import (RunFolder, credit_path, credit_steps, find_folder, locked, make_run,
+                            read_columns, read_lines, whole, write_credit, writing)
 
 
 def test_a_folder_appears_when_it_is_whole(tmp_path):

@@ -11,12 +11,13 @@ import typing
 
 import pytest
 
-from conftest import ROOT, assert_bounded, refusal
+from conftest import ROOT, assert_bounded, project_files, refusal
 from countdown_task import Task
-from engine.choices import ADVANTAGES, MITIGATIONS, Choices, mitigation
-from harness.settings import (OPTIONS, OTHER_NAMES, Flag, Positive, Range, check_value, flags_of,
-                              make_parser, make_settings, option, read_flags)
 from examples import largest_last
+from engine.choices import ADVANTAGES, MITIGATIONS, Choices, mitigation
+from harness.flags import Flag, Positive, Range, check_value, flags_of, option, settled
+from harness.parser import make_parser
+from harness.settings import OPTIONS, OTHER_NAMES, make_settings, read_flags
 from tools import preview, warmup
 
 LARGEST_LAST = "examples.largest_last"
@@ -125,6 +126,70 @@ def test_what_a_large_run_would_use_is_allowed():
         "max_new_tokens": 32_768, "learning_rate": 1e-7, "kl": 0.04, "clip_high": 100.0,
         "max_grad_norm": 1e6, "weight_decay": 0.1, "eval_tasks": 50_000, "steps": 10_000,
         "seed": 20_261_121, "micro_batch": 512})
+
+
+def with_property(name, value):
+    return {flag for flag, declared in OPTIONS.items() if getattr(declared, name) == value}
+
+
+def test_an_ordinary_flag_tells_runs_apart():
+    """Whoever adds a flag and says nothing of it gets this; and where it stands in the help has to
+    be said of each setting."""
+    flag = Flag(1.0)
+    assert (flag.changeable, flag.in_name, flag.label, flag.compared) == (False, True, None, "arm")
+    assert flag.idea_takes and not flag.sample_drops and flag.has_effect({})
+    assert all(declared.topic and declared.text for declared in OPTIONS.values())
+
+
+def test_every_setting_says_what_it_is():
+    """Two runs of the same numbers may differ in how they are made, and in nothing else."""
+    how_it_is_made = {"device", "checkpointing", "offload_optimizer", "shard", "threads",
+                      "micro_batch", "rollouts_timeout", "sample_every", "change_every",
+                      "checkpoint_every", "save_model"}
+    assert with_property("changeable", True) == how_it_is_made | {"steps", "rollouts"}
+    assert with_property("in_name", False) == how_it_is_made | {
+        "rollouts", "mitigation", "advantage", "seed", "out"}
+    assert with_property("compared", "aside") == how_it_is_made | {
+        "seed", "out", "eval_every", "eval_tasks", "eval_answers", "eval_modes"}
+    assert with_property("compared", "setting") == {
+        "model", "task", "steps", "questions", "answers", "max_new_tokens", "temperature"}
+    assert with_property("idea_takes", False) == {"seed", "out", "placebo", "loss", "pairs"}
+    assert with_property("sample_drops", True) == {
+        "mitigation", "advantage", "loss", "placebo", "kl", "offload_optimizer", "shard"}
+
+
+def in_any_order(flags: dict):
+    names = sorted(flags)
+    return [{name: flags[name] for name in order}
+            for order in (names, names[::-1], names[1::2] + names[::2])]
+
+
+@pytest.mark.parametrize("given, held", [
+    # without --loss dpo there are no pairs, so --answers counts
+    ({"pairs": "x.jsonl", "answers": 5}, {"pairs": None, "answers": 5}),
+    ({"pairs": "x.jsonl", "answers": 5, "loss": "dpo"}, {"pairs": "x.jsonl", "answers": 2}),
+    # a chain of three: dpo has no weighting, which then is not rescaled, nor shuffled
+    ({"loss": "dpo", "mitigation": "taco", "rescale": "gradient", "placebo": "weights"},
+     {"mitigation": "none", "rescale": "mean", "placebo": "none"}),
+    ({"mitigation": "inverse_logprob_as_published", "rescale": "mean"}, {"rescale": "none"}),
+    ({"loss": "dpo", "kl": 0.1, "kl_kind": "k2"}, {"kl": 0.0, "kl_kind": "k3"}),
+    ({"placebo": "weights"}, {"placebo": "none"})])
+def test_what_holds_does_not_depend_on_the_order_of_flags(given, held):
+    values = {name: flag.default for name, flag in OPTIONS.items()} | given
+    for flags in in_any_order(OPTIONS):
+        assert settled(values, flags) == values | held
+
+
+def test_what_the_policy_is_asked_for_are_settings():
+    """The engine knows no flags: which of them it and the methods read is checked here."""
+    read = set()
+    for path in (*project_files("engine/*.py"), *project_files("credit/*.py"), ROOT / "grpo.py"):
+        text = path.read_text()
+        read |= {*re.findall(r"[.]settings[.](\w+)", text)}
+        if re.search(r"\bs\b.*= .*\bsettings\b|\bs: .?RunSettings", text):
+            read |= {*re.findall(r"\bs\.([a-z]\w+)", text)}
+    assert {"max_new_tokens", "temperature", "micro_batch", "kl_kind", "dpo_beta"} <= read
+    assert read <= OPTIONS.keys()
 
 
 def write(path, values: dict):
@@ -296,7 +361,7 @@ def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices
     ("--mitigation inverse_logprob_as_published --rescale mean",
      "--rescale has no effect without a --mitigation that is rescaled"),
     ("--placebo weights", "no effect without --loss policy and, for weights, another --mitigation"),
-    ("--data x.jsonl --max_number 9", "no effect without made problems: not with --data"),
+    ("--data x.jsonl --max_number 9", "no effect without generated problems: not with --data"),
     ("--eval_every 0 --eval_tasks 9", "--eval_tasks has no effect without --eval_every above 0"),
     ("--clip_low 0.3", "--clip_low has no effect without --epochs above 1"),
     ("--loss dpo --mitigation random", "--mitigation has no effect without --loss policy"),
@@ -320,6 +385,7 @@ def test_a_value_that_would_hold_anyway_may_be_typed():
     # models/tiny learns at 0.00025; without a recipe 5e-06 is the default
     ("--learning_rate 0.00025 --questions 16", "none-grpo-s0"),
     ("--model models/Bare-0.5B --learning_rate 5e-6", "none-grpo-Bare-0.5B-s0"),
+    ("--data x/problems.jsonl", "none-grpo-problems.jsonl-s0"),
     # how a run is made is not what it is
     ("--threads 3 --micro_batch 2 --checkpoint_every 7", "none-grpo-s0")])
 def test_what_is_not_at_its_default_is_in_the_folders_name(argv, name):

@@ -8,7 +8,8 @@ import pytest
 from conftest import refusal
 from engine.errors import UserError
 from harness.short_task import short_task
-from harness.tasks import CheckedTask, load_task
+from harness.load import CheckedTask
+from harness.settings import load_task
 
 PROMPT = "<|im_start|>user\n say {}<|im_end|>\n<|im_start|>assistant\n"
 PROMPTS = [PROMPT.format(number) for number in range(20)]
@@ -63,7 +64,7 @@ def test_one_problem_is_too_few(problems):
 
 
 def test_the_task_of_a_module_is_made_once(monkeypatch, tmp_path):
-    monkeypatch.setattr("harness.tasks.PROJECT", tmp_path)
+    monkeypatch.setattr("harness.settings.PROJECT", tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "whole_task.py").write_text("problems = ['a', 'b']\nreward = len\n")
     assert load_task("whole_task") is load_task("whole_task")  # its flags are looked up by it
@@ -75,7 +76,7 @@ CLASS = "import dataclasses\n@dataclasses.dataclass\nclass Task: 0\n"
 @pytest.mark.parametrize("more", ["", CLASS])
 def test_problems_without_a_reward_are_no_task(monkeypatch, tmp_path, more):
     """But a class Task may stand beside them."""
-    monkeypatch.setattr("harness.tasks.PROJECT", tmp_path)
+    monkeypatch.setattr("harness.settings.PROJECT", tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     name = f"half_task{len(more)}"
     (tmp_path / f"{name}.py").write_text(f"problems = ['a', 'b']\n{more}")

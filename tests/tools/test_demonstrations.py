@@ -7,7 +7,7 @@ import pytest
 from countdown_task import Problem, held_out
 from engine.tokens import encode_prompt
 from tools.helpers import demonstrations as teacher
-from tools.helpers.demonstrations import (HIT, TALK, TASK, candidates, chance_of, demonstration,
+from tools.helpers.demonstrations import (HIT, TALK, TASK, candidates, preference, demonstration,
                                   draw, make_example, make_tokenizer)
 from tools.warmup import RECIPE, recipe_for
 
@@ -103,8 +103,8 @@ def test_the_teacher_does_not_look_at_the_solution():
     aimed = {8: 1 / 4.5 ** 2, 12: 1 / 0.5 ** 2, 4: 1 / 8.5 ** 2, 3: 1 / 9.5 ** 2}
     others = {8: 4 / 24, 12: 1 / 20, 4: 1 / 28, 3: 1 / 29}
     for candidate in candidates((2, 6)):
-        assert chance_of(candidate, problem, True) == pytest.approx(aimed[candidate.value])
-        assert chance_of(candidate, problem, False) == pytest.approx(others[candidate.value])
+        assert preference(candidate, problem, True) == pytest.approx(aimed[candidate.value])
+        assert preference(candidate, problem, False) == pytest.approx(others[candidate.value])
     rng = random.Random(0)
     drawn = [draw(problem, [], rng).value for _ in range(20_000)]
     for value in aimed:

@@ -12,7 +12,8 @@ from runs import lines, train_here
 from harness.forecast import memory_of
 from harness.load import load_policy
 from harness.screen import is_taken_away
-from harness.settings import LARGE, TWO_NUMBERS, make_settings
+from harness.laptop import TWO_NUMBERS
+from harness.settings import LARGE, make_settings
 from tools import idea
 from tools.idea import arms_of, digest, is_own, main, make_plan
 
@@ -125,8 +126,8 @@ def test_runs_of_a_large_model_have_its_threads_and_are_begun_again(learner, tmp
     (["no_such"], "there is no weighting and no advantage no_such, which comes first"),
     (["none"], "none is what an idea is compared with"),
     (["by_kin"], "no weighting and no advantage by_kin; did you mean by_kind?"),
-    (["by_kind", "--seed", "3"], "--seed is not for this program"),
-    (["by_kind", "--eval_every", "0"], "the evaluation at the end decides where training cannot")])
+    (["by_kind", "--seed", "3"], "--seed cannot be given to this program"),
+    (["by_kind", "--eval_every", "0"], "the verdict needs the evaluation at the end")])
 def test_what_is_refused(argv, said):
     assert said in refusal(main, argv)
 
@@ -149,6 +150,13 @@ def test_a_changed_file_has_runs_of_its_own(tmp_path, monkeypatch):
         changed, same = digests()
         assert changed != idea and same == plain
         idea = changed
+    # imported when the weighting is called: when the digest is taken it is not loaded yet
+    (tmp_path / "own_idea.py").write_text("def weighting(rollouts):\n    from own_late import f\n")
+    late = []
+    for text in ("# one\n", "# another\n"):
+        (tmp_path / "own_late.py").write_text(text)
+        late.append(digests()[0])
+    assert "own_late" not in sys.modules and late[0] != late[1]
     helper = tmp_path / "own_data.py"  # of a task: problems follow from it
     helper.write_text("# one\n")
     monkeypatch.setitem(sys.modules, "own_data", SimpleNamespace(__file__=str(helper)))
@@ -164,7 +172,7 @@ def test_a_changed_file_has_runs_of_its_own(tmp_path, monkeypatch):
 def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd):
     """Three arms of two seeds; the next idea uses plain GRPO's again, the same one all."""
     argv = ["--model", str(learner), *SMALL, "--runs", str(tmp_path / "ideas")]
-    monkeypatch.setattr("tools.runs.Runs.start", train_here)
+    monkeypatch.setattr("harness.planned.Runs.start", train_here)
     freed = []
     monkeypatch.setattr(idea, "return_memory", lambda: freed.append(list(tmp_path.rglob("*"))))
     dial = not is_taken_away("research")
@@ -175,8 +183,8 @@ def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd)
     for part in ("6 of 6 runs are to be made, 2 at a time, about ", "finished: by_kind-placebo-s1",
                  "by_kind minus"):
         assert part in said
-    assert ("dial: ('by_kind', {'word_weight': 0.1})\nmore worlds: python -m research dial --only "
-            "'by_kind --word_weight 0.1'\n" in said) == dial
+    assert ("dial: ('by_kind', {'word_weight': 0.1})\nmore synthetic tasks: python -m research "
+            "dial --only 'by_kind --word_weight 0.1'\n" in said) == dial
     folders = sorted(path.name.rpartition("-")[0] for path in (tmp_path / "ideas").iterdir())
     assert folders == ["by_kind", "by_kind-placebo", "plain"]
     [picture] = (tmp_path / "ideas").glob("by_kind-*/verdict.png")
@@ -184,7 +192,9 @@ def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd)
     for folder in (tmp_path / "ideas").iterdir():
         assert [len(lines(folder / f"s{seed}/metrics.jsonl")) for seed in (0, 1)] == [2, 2]
     assert freed == [[]]  # what the look has taken, before the first run begins
-    main(["by_kind", "--word_weight", "0.1", *argv])
+    with monkeypatch.context() as patch:  # all are there: nothing has to be planned
+        patch.setattr(idea, "make_plan", None)
+        main(["by_kind", "--word_weight", "0.1", *argv])
     assert "0 of 6 runs are to be made" in capfd.readouterr().out
     monkeypatch.setattr("tools.idea.Settings", SimpleNamespace(task="of another task"))
     main(["by_kind", "--word_weight", "0.2", *argv])

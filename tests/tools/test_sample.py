@@ -107,5 +107,5 @@ def test_what_is_no_problem_is_said_to_the_model_as_a_turn_of_chat(ask, monkeypa
     printed = ask(TINY, "4 12")
     assert asked[-1] == "<|im_start|>user\n4 12<|im_end|>\n<|im_start|>assistant\n"
     assert limits == [128]
-    assert "no problem of countdown_task, so a message" in printed
+    assert "not a problem of countdown_task, so it is sent as a message" in printed
     assert "reward" not in printed and " right" not in printed and " tokens" in printed

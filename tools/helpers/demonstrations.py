@@ -1,4 +1,4 @@
-"""What the tiny model learned from: a teacher, its vocabulary, its demonstrations in batches.
+"""A teacher for the tiny model: its vocabulary, and its demonstrations in batches.
 
 A demonstration thinks aloud. It tries an expression, states each result, says whether it hits, and
 tries once more if not. Then it answers:
@@ -7,20 +7,20 @@ tries once more if not. Then it answers:
     <answer> ( 5 * 3 ) + 7</answer><|im_end|>
 
 The teacher sometimes does well and sometimes badly, so that the model does both at the start, and
-training can find the better one. All that the teacher computes is right. The rest is not always:
+training can find the better one. Its arithmetic is always right; this is not always:
 
     aim        four tries in ten are drawn near the target, the others anywhere, mostly sums
     verdict    one in seven says the opposite of what is true; after "yes" no other try follows
     answer     one in three is another expression than the one tried last
     form       one in twelve lacks a part
 
-Two tries are the most, so reinforcement learning gains little by trying longer: it has to choose.
-The teacher never looks at a solution; it draws legal expressions and finds out by computing. (One
-that knows the solution teaches to write "= target" after wrong arithmetic.)
+There are at most two tries, so reinforcement learning gains little by trying longer: it has to
+choose. The teacher never looks at a solution; it draws legal expressions and finds out by
+computing. (One that knows the solution teaches to write "= target" after wrong arithmetic.)
 
 A talking teacher also says sentences that mean nothing, such as " okay then see what.", before each
-step and before the answer. Each word is drawn from four, whatever the problem, so to whoever gives
-credit to tokens they are noise.
+step and before the answer. Each of their words is drawn from four, whatever the problem, so they
+deserve no credit.
 """
 import random
 import re
@@ -46,7 +46,7 @@ TALK = [[" okay", " hmm", " so", " maybe"], [" now", " then", " again", " next"]
         [" try", " take", " see", " need"], [" the", " that", " what", " about"], [",", "."]]
 
 AIMED = 0.4            # share of the tries that aim at the target
-AIM, HABIT = 0.5, 4.0  # how well those aim, and how much the others like sums: see chance_of
+AIM, HABIT = 0.5, 4.0  # how well those aim, and how much the others like sums: see preference
 WRONG_VERDICT, OTHER_ANSWER, LAPSE = 0.15, 0.35, 0.08  # shares of verdicts, and of demonstrations
 
 # the weight of a token's loss; all other words weigh 1, the prompt 0
@@ -64,20 +64,26 @@ Pieces = list[tuple[str, float]]  # texts of a demonstration, each with the weig
 @cache
 def candidates(numbers: tuple[int, ...]) -> tuple[Solution, ...]:
     """Every legal expression of the (sorted) numbers. Sums and products name the larger first."""
-    every = solutions_of(numbers, TASK.max_result)
-    return tuple({candidate.expression: candidate for candidate in every
-                  if not any(sign in "+*" and x < y for x, sign, y, _ in candidate.steps)}.values())
+    found = {}
+    for candidate in solutions_of(numbers, TASK.max_result):
+        larger_first = all(x >= y for x, sign, y, _ in candidate.steps if sign in "+*")
+        if larger_first:
+            found[candidate.expression] = candidate
+    return tuple(found.values())
 
 
 def draw(problem: Problem, tried: list[Solution], rng: random.Random) -> Solution:
+    """An expression that was not tried yet, if there is one."""
     every = candidates(tuple(sorted(problem.numbers)))
     left = [candidate for candidate in every if candidate not in tried] or list(every)
     is_aimed = rng.random() < AIMED
-    return rng.choices(left, [chance_of(candidate, problem, is_aimed) for candidate in left])[0]
+    weights = [preference(candidate, problem, is_aimed) for candidate in left]
+    return rng.choices(left, weights)[0]
 
 
-def chance_of(candidate: Solution, problem: Problem, is_aimed: bool) -> float:
-    """Relative to the other candidates: nearness squared, or nearness and a liking for sums."""
+def preference(candidate: Solution, problem: Problem, is_aimed: bool) -> float:
+    """The weight with which the teacher draws a candidate: its nearness to the target, squared; or,
+    if it does not aim, its nearness and a liking for sums."""
     distance = abs(candidate.value - problem.target)
     if is_aimed:
         return 1 / (AIM + distance) ** 2
@@ -86,12 +92,14 @@ def chance_of(candidate: Solution, problem: Problem, is_aimed: bool) -> float:
 
 def demonstration(problem: Problem, rng: random.Random, talk: int = 0) -> Pieces:
     """An answer to the problem, with at most `talk` irrelevant sentences in each place for them."""
-    pieces, tried = [(rng.choice(OPENERS).format(target=problem.target), 1.0)], []
+    pieces = [(rng.choice(OPENERS).format(target=problem.target), 1.0)]
+    tried = []
     for count in COUNTS:
         if tried:
             pieces.append((rng.choice(CONTINUE), 1.0))
         tried.append(draw(problem, tried, rng))
-        says_hit = (tried[-1].value == problem.target) != (rng.random() < WRONG_VERDICT)
+        is_hit = tried[-1].value == problem.target
+        says_hit = not is_hit if rng.random() < WRONG_VERDICT else is_hit
         pieces += one_try(count, tried[-1], says_hit, problem.target, rng, talk)
         if says_hit:
             break
@@ -106,23 +114,24 @@ def one_try(count: str, candidate: Solution, says_hit: bool, target: int,
     """Pieces such as " last try 5 * 3 = 15, 15 + 7 = 22 yes!"."""
     pieces = [(count, 1.0), (rng.choice(STARTERS), 1.0)]
     for index, (a, operator, b, result) in enumerate(candidate.steps):
-        joiner = rng.choice(JOINERS) if index else ""
-        pieces += [(joiner, 1.0), *irrelevant(rng, talk),
-                   (f" {a} {operator} {b} =", 1.0), (f" {result}", RESULT_WEIGHT)]
+        pieces.append((rng.choice(JOINERS) if index else "", 1.0))
+        pieces += irrelevant(rng, talk)
+        pieces.append((f" {a} {operator} {b} =", 1.0))
+        pieces.append((f" {result}", RESULT_WEIGHT))
     verdict = rng.choice(HIT if says_hit else MISS)
     size = "big" if candidate.value > target else "small"
     return [*pieces, (verdict.format(target=target, size=size), VERDICT_WEIGHT)]
 
 
 def irrelevant(rng: random.Random, most: int) -> Pieces:
-    """One to `most` sentences that are drawn without a look at the problem; none for 0."""
+    """Sentences that are drawn without a look at the problem: one to `most`, or none if it is 0."""
     count = rng.randint(1, most) if most else 0
     return [("".join(map(rng.choice, TALK)), 1.0) for _ in range(count)]
 
 
 def make_tokenizer() -> Tokenizer:
-    """One token for each word or number, its leading space included; tags are cut in pieces, as
-    Qwen's own tokenizer cuts them: "</", "think", ">" and a new line in one.
+    """The teacher's tokenizer: one token for each word or number, its leading space included. Tags
+    are cut in pieces, as Qwen's own tokenizer cuts them: "</", "think", ">" and a new line in one.
 
     The words are added tokens over an empty byte-level vocabulary. In this form they stay whole
     when `transformers` rebuilds a Qwen tokenizer, which splits all other numbers into digits.
@@ -138,8 +147,8 @@ def make_tokenizer() -> Tokenizer:
 def vocabulary() -> list[str]:
     """Pieces of tags, the words of the prompt and of all phrases, numbers and signs."""
     tags = ["<", "</", ">", ">\n", "think", "answer", "\n", "user", "assistant"]
-    phrases = "".join([*OPENERS, *COUNTS, *STARTERS, *CONTINUE, *JOINERS, *MISS, *HIT,
-                       " make", " big", " small"])
+    spoken = OPENERS + COUNTS + STARTERS + CONTINUE + JOINERS + MISS + HIT
+    phrases = "".join([*spoken, " make", " big", " small"])
     phrases = phrases.replace(" {target}", "").replace(" {size}", "")
     words = re.findall(r" ?[a-z]+|[.,!]", phrases)
     numbers = [f" {number}" for number in range(TASK.max_result + 1)]
@@ -170,14 +179,17 @@ def make_example(tokenizer: Tokenizer, rng: random.Random, talk: int = 0,
 
 def batches(tokenizer: Tokenizer, rng: random.Random, rows: int, talk: int = 0,
             right: bool = False, pool: int = 16) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Endless ids and weights, each (rows, L). The examples of `pool` batches are drawn at once and
-    sorted: those of like length share a batch, which needs less padding."""
+    """Yield ids and weights, each (rows, L), without an end. The examples of `pool` batches are
+    drawn at once and sorted: those of like length share a batch, which needs less padding."""
     while True:
         examples = [make_example(tokenizer, rng, talk, right) for _ in range(pool * rows)]
         examples.sort(key=lambda example: len(example[0]))
         for start in rng.sample(range(0, pool * rows, rows), pool):
             batch = examples[start:start + rows]
             longest = len(batch[-1][0])
-            ids = [ids + [0] * (longest - len(ids)) for ids, _ in batch]
-            weights = [weights + [0.0] * (longest - len(weights)) for _, weights in batch]
-            yield torch.tensor(ids), torch.tensor(weights)
+            ids = torch.zeros(rows, longest, dtype=torch.long)
+            weights = torch.zeros(rows, longest)
+            for row, (row_ids, row_weights) in enumerate(batch):
+                ids[row, :len(row_ids)] = torch.tensor(row_ids)
+                weights[row, :len(row_weights)] = torch.tensor(row_weights)
+            yield ids, weights

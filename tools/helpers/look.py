@@ -16,8 +16,8 @@ from engine.optimizer import AdamW
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from engine.tokens import KINDS
-from grpo import gradient_size, update
-from harness.forecast import return_memory
+from grpo import gradient_size, update, update_with_change
+from harness.memory import return_memory
 from harness.screen import say, show_status
 from harness.load import load_optimizer, load_policy, make_advantage, make_weighting
 from harness.settings import MODES, Settings
@@ -50,7 +50,8 @@ def seconds_of_step(policy: Policy, optimizer: AdamW, is_first: bool = False) ->
     methods = make_advantage(s, policy), make_weighting(s, policy)
     begun = time.perf_counter()
     batch, weight, _ = credited(sample(policy, s, 1), methods, policy, s, 1)
-    update(policy.model, optimizer, batch, weight, replace(s, kl=0.0), None, is_first)
+    update_now = update_with_change if is_first else update
+    update_now(policy.model, optimizer, batch, weight, replace(s, kl=0.0))
     if policy.model.is_large:  # as a run does, whose next step takes it anew
         return_memory()
     return time.perf_counter() - begun
@@ -122,8 +123,8 @@ def differs_within(weight: torch.Tensor, mask: torch.Tensor) -> bool:
 def after_a_step(s: Settings, batch: Rollouts, weight: torch.Tensor) -> tuple[np.ndarray, ...]:
     """Of each token the kind, what it was given, A c w s^2, and what became of it in a step."""
     policy = load_policy(s)
-    _, columns = update(policy.model, load_optimizer(s, policy), batch, weight, replace(s, kl=0.0),
-                        None, True)
+    _, columns = update_with_change(policy.model, load_optimizer(s, policy), batch, weight,
+                                    replace(s, kl=0.0))
     s_square = gradient_size(batch.log_prob, batch.collision).square()
     frames = batch.kind.long(), batch.advantage * weight * s_square, columns["change"]
     return tuple(frame[batch.mask].cpu().numpy() for frame in frames)

@@ -21,7 +21,7 @@ from torch import Tensor
 from analysis.tables import Table, by_row
 from engine.optimizer import (STATE, AdamW, Optimizer, load_optimizer_tensors, parameters_by_name)
 from engine.rollouts import Rollouts
-from grpo import update
+from grpo import update, update_with_change
 from qwen2_model import Qwen2, opened
 
 NOTE = "the plain step is as long as one that moves every parameter by the learning rate"
@@ -90,7 +90,7 @@ def load_adamw(model: Qwen2, trainer: Path | None, s: SimpleNamespace) -> AdamW:
 def step(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tensor,
          s: SimpleNamespace) -> tuple[float, Tensor]:
     """Take it. Returns the norm of the gradient before clipping and (B, T) the change of log p."""
-    metrics, columns = update(model, optimizer, rollouts, weight, s, None, True)
+    metrics, columns = update_with_change(model, optimizer, rollouts, weight, s)
     return float(metrics["gradient_norm"] or 0), columns["change"]
 
 

@@ -1,4 +1,4 @@
-"""What a model wrote, in a terminal: tokens shaded by a number that each has, say its probability.
+"""Tokens in a terminal, each shaded by a number that it has, such as its probability.
 
     first 7 * 3 = 21 wrong       tokens with their probabilities, here without colour:
     -> first[47%] 7 * 3[46%] = 21 wrong[37%]
@@ -14,8 +14,9 @@ Shades = tuple[tuple[float, str], ...]
 
 
 def shaded(texts: list[str], numbers: list[float], shades: Shades, mark) -> str:
-    """The tokens, each in the colour of its number; or where there is no colour with `mark(number)`
-    behind it, before its line break if it has one. Control characters are written out."""
+    """The tokens, each in the colour of its number. A terminal without colours gets `mark(number)`
+    after the token instead, before its line break if it has one. Control characters are written
+    out."""
     result = ""
     for text, number in zip(map(visible, texts), numbers):
         body = text.rstrip("\n")
@@ -26,7 +27,7 @@ def shaded(texts: list[str], numbers: list[float], shades: Shades, mark) -> str:
 
 
 def legend(shades: Shades) -> str:
-    """What the colours say; empty where there are none."""
+    """The meaning of the colours; empty where there are none."""
     if not has_colour():
         return ""
     *below, (_, most) = shades
@@ -39,6 +40,6 @@ def one_line(text: str) -> str:
 
 
 def check_place(name: str, value: int, known, whose) -> None:
-    """Refuse a step, an answer or a token that is not there."""
+    """Refuse a step, an answer or a token that does not exist."""
     if value not in known:
         raise UserError(f"--{name} {value}: {whose} has {name}s {known[0]} to {known[-1]}")

@@ -7,7 +7,7 @@ import pytest
 from analysis.tables import Table
 from conftest import assert_bounded
 from engine.errors import UserError
-from harness.settings import Flag
+from harness.flags import Flag
 from research import __main__ as overview
 from research.probes.common import COMMON, Findings, command_of, run_probe
 

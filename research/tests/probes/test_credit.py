@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, models
 
 from conftest import hand_made
 from analysis.notes import class_of
-from credit.measured import chain, chance_of_others
+from credit.measured import chain, probability_of_others
 from credit.measured import measured as measured_advantage
 from engine.errors import UserError
 from engine.policy import Policy
@@ -64,7 +64,7 @@ def test_the_advantage_measured_is_the_enumerated_credit_on_average(measured):
     error = draws.std(0)[mask] / 150 ** 0.5
     assert (off < 4.5 * error + 1e-5).all() and error.max() < 0.05
     some = measured_advantage(policy, measured_k=2, measured_above=0.6)(batch, policy)
-    undecided = chance_of_others(rollouts) > 0.6
+    undecided = probability_of_others(rollouts) > 0.6
     assert not some[~undecided].any() and some[undecided].any()
 
 
@@ -72,7 +72,7 @@ def test_measured_credit_is_that_of_temperature_1(measured):
     _, policy, rollouts = measured
     hot = replace(policy, settings=replace(policy.settings, temperature=0.7))
     for ask in (lambda: measured_advantage(hot), lambda: true_credit(hot, rollouts, 4)):
-        with pytest.raises(UserError, match="--temperature 0.7: the chance of leaving"):
+        with pytest.raises(UserError, match="--temperature 0.7: measured credit"):
             ask()
 
 

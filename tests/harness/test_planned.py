@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness.record import checkpoint_folders
-from tools.runs import PlannedRun, Runs, make_runs, stop_with_parent
+from harness.planned import PlannedRun, Runs, make_runs, stop_with_parent
 
 
 @pytest.fixture
@@ -39,17 +39,17 @@ def test_stopped_and_started_again(planned, capfd, monkeypatch):
     goes on from there, and what is finished is passed over."""
     more = "--eval_every 0 --checkpoint_every 1000"
     first, second = planned(steps=80, more=more), planned(seed=1, steps=80, more=more)
-    monkeypatch.setattr("tools.runs.PAUSE", 0.02)
+    monkeypatch.setattr("harness.planned.PAUSE", 0.02)
     stop_when(lambda: first.steps_made() > 0)
     with pytest.raises(SystemExit) as ended:
         make_runs([first, second], 1, "the same command")
     assert ended.value.code == 130
     said = capfd.readouterr().out
-    assert "stopped, 0 of 2 runs are finished. Go on with: the same command" in said
+    assert "stopped; 0 of 2 runs are finished. Continue with: the same command" in said
     done = max(checkpoint_folders(first.folder))
     assert 0 < done < 80 and not first.is_finished() and not second.folder.exists()
     assert make_runs([first], 2, "") == {} and first.is_finished()
-    assert f"going on after step {done}" in first.log.read_text()
+    assert f"continuing after step {done}" in first.log.read_text()
     assert not Runs([first], 2).waiting
 
 
@@ -58,12 +58,12 @@ def test_a_run_without_checkpoints_leaves_none_and_begins_again(planned, capfd, 
     more = "--eval_every 0 --checkpoint_every 0"
     first, second = (replace(planned(seed=seed, steps=steps, more=more), keeps_checkpoints=False)
                      for seed, steps in ((0, 2), (1, 80)))
-    monkeypatch.setattr("tools.runs.PAUSE", 0.02)
+    monkeypatch.setattr("harness.planned.PAUSE", 0.02)
     stop_when(lambda: second.steps_made() > 0)
     with pytest.raises(SystemExit):
         make_runs([first, second], 1, "the same command")
     said = capfd.readouterr().out
-    assert "stopped, 1 of 2 runs are finished" in said and "half made begins again" in said
+    assert "stopped; 1 of 2 runs are finished" in said and "will start again from step 1" in said
     assert "after this step" not in said
     assert first.is_finished() and not second.is_finished() and second.steps_made() > 0
     assert not list(second.folder.rglob("*.safetensors"))
@@ -128,13 +128,35 @@ def test_a_run_that_the_system_killed_says_so(tmp_path):
     program.write_text("import os; print('step 1', flush=True); os.kill(os.getpid(), 9)\n")
     run = PlannedRun("none", 0, tmp_path / "run", [], 1, (str(program),))
     reason = make_runs([run], 1, "")["none"]
-    assert "it was killed, as the system does when memory runs out" in reason
+    assert "it was killed, as the system does when there is not enough memory" in reason
     assert f"(log: {run.log})" in reason
 
 
-def test_all_or_nothing(planned, capfd):
-    """The second arm fails: the third is not begun, and nobody is finished who is not."""
-    arms = [planned("good"), planned("bad", more="--model nowhere"), planned("late")]
-    runs = Runs(arms, 1, all_or_nothing=True)
+SLOW_RUN = """
+import json, sys, time
+from pathlib import Path
+folder = Path(sys.argv[sys.argv.index("--out") + 1])
+folder.mkdir(parents=True)
+(folder / "config.json").write_text(json.dumps({"mitigation": "none", "steps": 1}))
+time.sleep(1)
+(folder / "metrics.jsonl").write_text('{"step": 1}\\n')
+"""
+
+
+def test_all_or_nothing_starts_no_other_run_and_lets_those_that_started_finish(
+        tmp_path, capfd, monkeypatch):
+    """One fails at once, while another, which keeps no checkpoints, takes a second. The third is
+    not started."""
+    monkeypatch.setattr("harness.planned.PAUSE", 0.02)
+    (tmp_path / "slow.py").write_text(SLOW_RUN)
+    (tmp_path / "bad.py").write_text("print('it cannot')\n")
+    good, bad, late = (
+        PlannedRun(arm, 0, tmp_path / arm, [], 1, (str(tmp_path / program),),
+                   keeps_checkpoints=False)
+        for arm, program in (("good", "slow.py"), ("bad", "bad.py"), ("late", "slow.py")))
+    runs = Runs([good, bad, late], 2, all_or_nothing=True)
     assert runs.make() and list(runs.failed) == ["bad"] and runs.finished == 1
-    assert not arms[2].log.exists() and "failed" not in capfd.readouterr().out
+    assert good.is_finished() and not late.log.exists()
+    said = capfd.readouterr().out
+    assert "failed: bad-s0: it cannot" in said
+    assert "no other run is started; these are finished first: good-s0\n" in said

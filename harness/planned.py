@@ -1,8 +1,8 @@
-"""Training runs side by side: what is missing is made, a process for each core.
+"""Training runs side by side: those that are missing are made, in a process for each core.
 
-A planned run is a command of train.py with --continue, so it is made, gone on with, or passed over.
-Everything can be stopped at any moment, and the same command goes on. A run that keeps no
-checkpoints is then ended at once, and begins again. A run that another process is writing fails
+A planned run is a command of train.py with --continue, so it is made, resumed, or left as it is.
+Everything can be stopped at any moment, and the same command continues. A run that keeps no
+checkpoints is then ended at once, and starts again. A run that another process is writing fails
 with a sentence.
 """
 import ctypes
@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from analysis.runs import is_done, read_run
-from engine.errors import UserError
-from harness.record import PROJECT, locked, writing
+from engine.errors import PROJECT, UserError
+from harness.record import is_complete, locked, read_lines, run_config, writing
 from harness.screen import MESSAGE, StopRequest, say, show_status
 
 PAUSE = 0.5             # seconds between two looks at the processes
-AT_ONCE = b"\nstopping; a run that is half made begins again\n"
+AT_ONCE = b"\nstopping; a run that is not finished will start again from step 1\n"
 PR_SET_PDEATHSIG = 1    # <sys/prctl.h>
 
 
@@ -31,11 +30,11 @@ class PlannedRun:
     arm: str
     seed: int
     folder: Path
-    flags: list[str]  # of train.py, --out, --seed and --steps aside
+    flags: list[str]  # of train.py, without --out, --seed and --steps
     steps: int
     program: tuple[str, ...] = (str(PROJECT / "train.py"),)
-    seconds: float = 0.0  # that it will take, if somebody knows
-    threads: int = 1  # unless its flags say so
+    seconds: float = 0.0  # a forecast of what it will take; 0 if there is none
+    threads: int = 1      # unless its flags say so
     keeps_checkpoints: bool = True  # otherwise it leaves none when it is stopped, either
 
     @property
@@ -52,8 +51,11 @@ class PlannedRun:
                 "--steps", str(self.steps), "--seed", str(self.seed)]
 
     def is_finished(self) -> bool:
+        if not (self.folder / "config.json").exists():
+            return False
         try:
-            return (self.folder / "config.json").exists() and is_done(read_run(self.folder))
+            return is_complete(run_config(self.folder), read_lines(self.folder / "metrics.jsonl"),
+                               read_lines(self.folder / "evaluations.jsonl"))
         except UserError as error:
             raise UserError(f"{error}. Remove {self.folder}, and it is made again") from None
 
@@ -62,45 +64,47 @@ class PlannedRun:
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
     def steps_kept(self) -> int:
-        """Those that need not be made again when it is started."""
+        """The steps that need not be made again when it is started."""
         return self.steps_made() if self.keeps_checkpoints else 0
 
     @property
     def stop_signal(self) -> signal.Signals:
-        """Told by SIGTERM, a run finishes its step and keeps a checkpoint: of a large model that
-        is gigabytes."""
+        """SIGTERM, after which a run finishes its step and writes a checkpoint; SIGKILL for one
+        that keeps no checkpoints, because that of a large model is gigabytes."""
         return signal.SIGTERM if self.keeps_checkpoints else signal.SIGKILL
 
 
 class Runs:
-    """`make` makes what is not finished. `failed` has what went wrong, by arm: the others of that
-    arm are not begun, and with `all_or_nothing` no others at all."""
+    """The planned runs, of which `make` makes those that are not finished.
+
+    `failed` has what went wrong, by arm. When a run has failed, the others of its arm are not
+    started; with `all_or_nothing` no others at all. Those that have started are finished.
+    """
 
     def __init__(self, planned: list[PlannedRun], processes: int, all_or_nothing: bool = False):
         self.planned, self.processes, self.all_or_nothing = planned, processes, all_or_nothing
         self.waiting = [run for run in planned if not run.is_finished()]
-        self.running: list[tuple[PlannedRun, subprocess.Popen]] = []
+        self.running: list[tuple[PlannedRun, subprocess.Popen[bytes]]] = []
         self.failed: dict[str, str] = {}
         self.given_up = 0
         self.started: dict[str, tuple[float, int]] = {}  # when, after how many steps
-        self.seconds, self.steps = 0.0, 0  # of all that was finished here
+        self.seconds, self.steps = 0.0, 0  # of all that were finished here
 
     @property
     def finished(self) -> int:
         return len(self.planned) - len(self.waiting) - len(self.running) - self.given_up
 
     def make(self) -> bool:
-        """Returns whether it came to its end; not if somebody stopped it."""
+        """Make them; returns False if somebody stopped it."""
         keeps_steps = any(run.keeps_checkpoints for run in self.planned)
         with StopRequest(MESSAGE if keeps_steps else AT_ONCE) as stop:
             try:
-                while not stop.asked and (self.waiting or self.running) and not (
-                        self.failed and self.all_or_nothing):
+                while (self.waiting or self.running) and not stop.asked:
                     self.start_some()
                     time.sleep(PAUSE)
                     self.collect()
                     self.show()
-            finally:  # none are running unless it was stopped, or something went wrong
+            finally:  # none are running unless it was stopped, or something went wrong here
                 for run, process in self.running:
                     process.send_signal(run.stop_signal)  # once
                 for _, process in self.running:
@@ -118,12 +122,12 @@ class Runs:
                 self.give_up(run, str(error))
 
     def start(self, run: PlannedRun) -> None:
-        """In a session of its own: Ctrl-C at the terminal reaches this program alone, which tells
-        its runs, so that they are told once."""
+        """Start a run in a session of its own. Ctrl-C at the terminal then reaches this program
+        alone, which signals each of its runs once."""
         run.log.parent.mkdir(parents=True, exist_ok=True)
         if run.folder.is_dir():
             with locked(run.folder):
-                pass  # its log is the other's, so that what our program says there can be missed
+                pass  # otherwise it is another program's, whose log it would write
         with writing(run.log), open(run.log, "ab") as log:
             process = subprocess.Popen(
                 [sys.executable, *run.command], stdin=subprocess.DEVNULL, stdout=log,
@@ -147,12 +151,16 @@ class Runs:
                 self.give_up(run, f"{why_it_ended(process, run.log)} (log: {run.log})")
 
     def give_up(self, run: PlannedRun, reason: str) -> None:
-        if not self.all_or_nothing:
-            say(f"failed: {run.name}: {reason}")
+        """Keep the reason, and drop the runs that are not started because of it."""
         self.failed.setdefault(run.arm, f"{run.name}: {reason}")
-        others = [other for other in self.waiting if other.arm != run.arm]
-        self.given_up += 1 + len(self.waiting) - len(others)
-        self.waiting = others
+        dropped = [other for other in self.waiting
+                   if self.all_or_nothing or other.arm == run.arm]
+        self.waiting = [other for other in self.waiting if other not in dropped]
+        self.given_up += 1 + len(dropped)
+        say(f"failed: {run.name}: {reason}")
+        if self.all_or_nothing and self.running:
+            names = ", ".join(other.name for other, _ in self.running)
+            say(f"no other run is started; these are finished first: {names}")
 
     def show(self) -> None:
         parts = [f"{self.finished} of {len(self.planned)} finished{self.time_left()}"]
@@ -160,28 +168,32 @@ class Runs:
         show_status(", ".join(parts))
 
     def time_left(self) -> str:
-        """", about 9 min left": of the busiest process, if each run that waits goes to the one that
-        is free first. A run takes what was foretold of it, or once one is finished what those take
-        that are, with their imports and evaluations."""
-        loads = [0.0] * self.processes
+        """The time until all are finished, as ", about 9 min left"; "" if nobody knows.
+
+        It is that of the busiest process, if each waiting run goes to the one that is free first.
+        A step takes what it took in the runs that were finished here, their imports and
+        evaluations included; before the first is finished, what was forecast.
+        """
         missing = [(run, run.steps - run.steps_made()) for run, _ in self.running]
         missing += [(run, run.steps - run.steps_kept()) for run in self.waiting]
+        loads = [0.0] * self.processes
         for run, steps in missing:
             a_step = self.seconds / self.steps if self.steps else run.seconds / run.steps
             loads[loads.index(min(loads))] += a_step * steps
-        return f", {in_words(max(loads))} left" if max(loads) else ""
+        return f", {rounded_duration(max(loads))} left" if max(loads) else ""
 
 
 def stop_with_parent(stop_signal: signal.Signals) -> None:
-    """In the new process: where the system can do so, it is told to stop when its parent is gone,
-    also after kill -9."""
+    """Called in the new process: it will get this signal when its parent is gone, also after
+    kill -9, if the system can do that."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, stop_signal)
 
 
-def why_it_ended(process: subprocess.Popen, log: Path) -> str:
+def why_it_ended(process: subprocess.Popen[bytes], log: Path) -> str:
     if process.returncode == -signal.SIGKILL:
-        return "it was killed, as the system does when memory runs out. --processes 1 takes least"
+        return ("it was killed, as the system does when there is not enough memory; "
+                "--processes 1 needs the least")
     return last_line(log)
 
 
@@ -193,15 +205,15 @@ def last_line(log: Path) -> str:
 def make_runs(planned: list[PlannedRun], processes: int, command: str,
               before: Callable[[], None] = lambda: None,
               all_or_nothing: bool = False) -> dict[str, str]:
-    """Returns those that failed, with the reason. `command` is the command that was typed, `before`
-    is done once it is said how long it will take."""
+    """Make the runs that are missing; returns those that failed, with the reason. `command` is the
+    command that was typed. `before` is called after it was printed how long all will take."""
     runs = Runs(planned, processes, all_or_nothing)
     say(f"{len(runs.waiting)} of {len(planned)} runs are to be made, {processes} at a time"
         f"{runs.time_left()}")
     before()
     if not runs.make():
         finished = sum(run.is_finished() for run in planned)
-        say(f"stopped, {finished} of {len(planned)} runs are finished. Go on with: {command}")
+        say(f"stopped; {finished} of {len(planned)} runs are finished. Continue with: {command}")
         raise SystemExit(130)
     return runs.failed
 
@@ -212,7 +224,7 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def in_words(seconds: float) -> str:
-    """1 h 20 min of 4,800; half a minute counts as one."""
+def rounded_duration(seconds: float) -> str:
+    """about 1 h 20 min, for 4,800; at least a minute."""
     hours, minutes = divmod(max(1, round(seconds / 60)), 60)
     return f"about {hours} h {minutes:02d} min" if hours else f"about {minutes} min"

@@ -1,0 +1,177 @@
+"""A flag: its values, when it has an effect, and what the programs do with it.
+
+    settings, tasks      answers: int = option(8, "answers in a group", least=2)
+    weightings           def my_idea(rollouts, *, strength: Positive = 1.0)
+    programs             FLAGS = {"answers": Flag(8, "answers in a group", least=2)}
+
+Everything about a flag is said where it is declared, and nowhere else.
+"""
+import dataclasses
+import difflib
+import inspect
+import math
+import typing
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from types import SimpleNamespace
+
+from engine.errors import UserError, place_of
+
+Requirement = tuple[Callable[[typing.Any], bool], str]  # a test of all values, and its words
+Values = Mapping[str, typing.Any]                       # the value of each flag, by its name
+KINDS = {int: "a whole number", float: "a number", bool: "yes or no", str: "a text"}
+MOST_THREADS = 1024
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag. What is not said of it holds for an ordinary setting, which tells runs apart."""
+    default: typing.Any
+    text: str = ""
+
+    # which values are allowed
+    least: float = 0         # these three are limits of a number
+    above: float = -math.inf
+    most: float = 10 ** 9
+    choices: Collection[str] = ()
+    kind: type | None = None  # the type of the values, if it is not the type of the default
+
+    # when it has an effect, and which value it has otherwise; both are asked with all values
+    requires: Requirement | None = None                         # without one: always
+    otherwise: Callable[[typing.Any], object] | None = None     # without one: its default
+
+    # where the help shows it
+    topic: str = ""    # the heading above it
+    metavar: str = ""  # the word for its value, if it is not the type
+
+    # what the programs do with it
+    changeable: bool = False   # a resumed run may have another value
+    in_name: bool = True       # a run's folder is named after it, if it is not at its default
+    label: str | None = None   # what stands before the value in that name, if it is not the flag
+    compared: typing.Literal[
+        "setting",             # runs that differ in it are not compared
+        "arm",                 # runs that differ in it are compared, as different arms
+        "aside"] = "arm"       # runs of one arm may differ in it
+    idea_takes: bool = True    # python -m tools.idea takes it, and passes it on to its runs
+    sample_drops: bool = False  # python -m tools.sample, which does not train, sets it back
+
+    @property
+    def type(self) -> type:
+        if self.kind:
+            return self.kind
+        return str if self.default is None else type(self.default)
+
+    def limits(self) -> str:
+        low = f"above {self.above}" if self.above > -math.inf else f"at least {self.least}"
+        return f"{low}, at most {self.most}"
+
+    def help(self) -> str:
+        parts = [self.text]
+        if 0 < len(self.choices) < 10:
+            parts.append(f": {' | '.join(self.choices)}")
+        if self.default is not None and self.default is not False and self.default != "":
+            parts.append(f" (default {self.default})")
+        if self.requires:
+            parts.append(f"; needs {self.requires[1]}")
+        return "".join(parts)
+
+    def has_effect(self, values: Values) -> bool:
+        return not self.requires or self.requires[0](SimpleNamespace(**values))
+
+    def value_without_effect(self, values: Values) -> object:
+        return self.otherwise(SimpleNamespace(**values)) if self.otherwise else self.default
+
+
+# Types of the keyword parameters of a weighting or an advantage; their defaults stand beside them.
+Range = partial(Flag, None)
+NotNegative = typing.Annotated[float, Range()]
+Positive = typing.Annotated[float, Range(above=0)]
+Share = typing.Annotated[float, Range(most=1)]
+Percent = typing.Annotated[float, Range(most=100)]
+Count = typing.Annotated[int, Range(least=1)]
+CountOrNone = typing.Annotated[int, Range()]
+LearningRate = typing.Annotated[float, Range(above=0, most=10)]
+
+
+def option(default: typing.Any, text: str, **more: typing.Any) -> typing.Any:
+    """A field of a dataclass that is a flag; `more` are fields of Flag."""
+    return field(default=default, metadata={"flag": Flag(default, text, **more)})
+
+
+@cache  # a comparison of runs asks a hundred thousand times
+def flags_of(owner: typing.Any) -> dict[str, Flag]:
+    """The options of a dataclass; the keyword-only parameters of a method, which may be a class."""
+    if dataclasses.is_dataclass(owner):
+        flags = {one.name: one.metadata["flag"] for one in dataclasses.fields(owner)
+                 if "flag" in one.metadata}
+        hints = typing.get_type_hints(owner)
+    else:
+        function = owner.__init__ if inspect.isclass(owner) else owner
+        flags = {}
+        for name, one in inspect.signature(function).parameters.items():
+            if one.kind is one.KEYWORD_ONLY:
+                flags[name] = Flag(one.default, least=-math.inf)
+        hints = typing.get_type_hints(function, include_extras=True)
+    return {name: as_flag(owner, name, flag, hints.get(name)) for name, flag in flags.items()}
+
+
+def as_flag(owner: typing.Any, name: str, flag: Flag, hint: object) -> Flag:
+    """The flag with the type of its hint: float, float | None, or Annotated[float, Flag(...)],
+    where the annotated flag has the limits."""
+    parts = typing.get_args(hint) or (hint,)
+    kind = next((part for part in parts if isinstance(part, type) and part in KINDS), None)
+    if (kind or type(flag.default)) not in KINDS or flag.default is inspect.Parameter.empty:
+        raise UserError(f"{name} of {owner.__name__} ({place_of(owner)}) becomes a flag: it needs "
+                        "a default and a type that is int, float, bool or str")
+    declared = next((part for part in parts if isinstance(part, Flag)), flag)
+    return replace(declared, default=flag.default, kind=kind)
+
+
+def check_values(values: Values, flags: Mapping[str, Flag]) -> None:
+    for name, flag in flags.items():
+        check_value(name, values[name], flag)
+
+
+def check_value(name: str, value: typing.Any, flag: Flag) -> None:
+    """Refuse a value of another type, one out of range, and one that is none of the choices."""
+    if value is None and flag.default is None:
+        return
+    if not has_type(value, flag):
+        way_out = ""
+        if flag.type is int and not (flag.kind or flag.text):  # a parameter without type: power=1
+            way_out = f", as its default {flag.default} is: write {flag.default}.0 there"
+        raise UserError(f"--{name} {value!r:.80} should be {KINDS[flag.type]}{way_out}")
+    if flag.choices and value not in flag.choices:
+        nearest = difflib.get_close_matches(str(value), flag.choices, len(flag.choices), cutoff=0)
+        raise UserError(f"--{name} {value:.80} is not one of: {', '.join(nearest)}")
+    is_number = flag.type in (int, float)
+    if is_number and not (flag.above < value and flag.least <= value <= flag.most):
+        raise UserError(f"--{name} {value} should be {flag.limits()}")
+
+
+def has_type(value: typing.Any, flag: Flag) -> bool:
+    """Whether a value is of the flag's type, where a whole number will do for a float."""
+    if flag.type is str:
+        return isinstance(value, str) and (value.strip() != "" or flag.default == "")
+    is_kind = type(value) is flag.type or (type(value) is int and flag.type is float)
+    return is_kind and -math.inf < value < math.inf
+
+
+def settled(values: Values, flags: Mapping[str, Flag]) -> dict[str, typing.Any]:
+    """The values that hold: a flag without effect has the value that it then has.
+
+    Whether one flag has an effect may depend on another, which may have none itself. So all are
+    asked again, from the values as they were given, until nothing changes: their order is of no
+    importance.
+    """
+    held = dict(values)
+    for _ in range(1 + len(flags)):  # as long as the longest chain of flags could be
+        without_effect = {}
+        for name, flag in flags.items():
+            if not flag.has_effect({**held, name: values[name]}):
+                without_effect[name] = flag.value_without_effect(held)
+        before, held = held, {**values, **without_effect}
+        if held == before:
+            break
+    return held

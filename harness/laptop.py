@@ -1,0 +1,40 @@
+"""Settings of a large model on a CPU, if its folder has no recipe.json: they suit a laptop.
+
+Unless something else is asked for, the model learns Countdown with two numbers, which it answers
+with an expression alone: that it can learn within minutes.
+"""
+from harness.record import Json
+from qwen2_model import is_fast_in_bfloat16
+
+# for any prompt and any task
+LAPTOP: Json = {
+    "questions": 4, "answers": 8, "max_new_tokens": 128, "micro_batch": 4, "eval_every": 50,
+    "eval_tasks": 64, "eval_modes": "sampled", "checkpoint_every": 50}
+TWO_NUMBERS: Json = {
+    "numbers": "2", "min_number": 2, "max_number": 30, "max_target": 900, "examples": 4,
+    "reward_form": "right", "questions": 8, "answers": 8, "micro_batch": 64, "steps": 48,
+    "eval_every": 24, "eval_tasks": 250, "eval_modes": "sampled", "checkpoint_every": 0,
+    "save_model": True}
+LAPTOP_BY_PROMPT: Json = {
+    "expression": {**TWO_NUMBERS, "max_new_tokens": 12},
+    "brief": {**TWO_NUMBERS, "max_new_tokens": 64, "questions": 4, "micro_batch": 32}}
+LONGER: Json = {"expression": 32, "brief": 192}  # max_new_tokens with more numbers than two
+# In bfloat16 most of a small update is rounded away, so in float32 the same rate moves a model
+# several times as far (docs/how_a_run_fails.md).
+LAPTOP_RATE: Json = {"bfloat16": 2e-6, "float32": 5e-7}
+
+
+def laptop_recipe(given: Json, is_countdown: bool) -> Json:
+    """The recipe that suits the settings that are given."""
+    dtype = "bfloat16" if is_fast_in_bfloat16() else "float32"
+    if not is_countdown:
+        return {"dtype": dtype, **LAPTOP}
+    prompt = given.get("prompt", "expression")
+    recipe = {"dtype": dtype, "prompt": "expression", **LAPTOP_BY_PROMPT.get(prompt, LAPTOP)}
+    if prompt in LAPTOP_BY_PROMPT:
+        computed_in = given.get("dtype", dtype)
+        if computed_in in LAPTOP_RATE:
+            recipe["learning_rate"] = LAPTOP_RATE[computed_in]
+        if "data" in given or given.get("numbers", "2") != "2":
+            recipe["max_new_tokens"] = LONGER[prompt]
+    return recipe

@@ -1,0 +1,76 @@
+"""The parser with which all programs read their command lines."""
+import argparse
+import difflib
+import re
+import typing
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+
+from engine.errors import UserError
+from harness.flags import Flag, check_value, check_values
+from harness.record import Json
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one sentence, and never guesses what a shortened flag means."""
+    flags: Mapping[str, Flag] = {}
+
+    def error(self, message: str) -> typing.NoReturn:
+        raise UserError(f"{message} (--help lists the flags)")
+
+    def read(self, argv: list[str], about_unknown: Callable[[str], str] = lambda _: "") -> Json:
+        """The values that were typed; --max-new-tokens is --max_new_tokens. `about_unknown` may
+        say more about a name that is no flag."""
+        typed = [re.sub("(?<=^--)[^= ]*", lambda name: name[0].replace("-", "_"), argument)
+                 for argument in argv]
+        found, unknown = self.parse_known_intermixed_args(typed)  # RUN --flag 1 PROBLEM, too
+        if unknown:
+            name = unknown[0].partition("=")[0]
+            near = difflib.get_close_matches(name, self._option_string_actions, 1, cutoff=0.75)
+            question = f", did you mean {near[0]}?" if near else ""
+            said = about_unknown(name.removeprefix("--"))
+            self.error(said or f"unknown argument {unknown[0]}{question}")
+        return self.values(found)
+
+    def values(self, found: argparse.Namespace) -> Json:
+        given = dict(vars(found))
+        for name in given.keys() & self.flags.keys():
+            given[name] = value_of(given[name], self.flags[name])
+            check_value(name, given[name], self.flags[name])
+        return given
+
+
+def make_parser(usage: str, description: str | None, flags: Mapping[str, Flag], epilog: str = "",
+                add_help: bool = True) -> Parser:
+    parser = Parser(usage=usage, description=description, epilog=epilog, add_help=add_help,
+                    allow_abbrev=False, argument_default=argparse.SUPPRESS,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.flags = flags
+    groups: dict[str, typing.Any] = {"": parser}  # by topic
+    for name, flag in flags.items():
+        if flag.topic not in groups:
+            groups[flag.topic] = parser.add_argument_group(flag.topic)
+        more = {}
+        if flag.type is bool:  # alone it means yes
+            more = {"nargs": "?", "const": "yes"}
+        text = flag.help().replace("%", "%%")  # argparse fills in %(default)s
+        metavar = flag.metavar or flag.type.__name__.upper()
+        groups[flag.topic].add_argument(f"--{name}", help=text, metavar=metavar, **more)
+    return parser
+
+
+def value_of(text: str, flag: Flag) -> object:
+    """The text as a value of the flag's type; or the text itself, which `check_value` refuses."""
+    if flag.type is bool:
+        return {"yes": True, "true": True, "no": False, "false": False}.get(text.lower(), text)
+    try:
+        return flag.type(text)
+    except ValueError:
+        return text
+
+
+def with_defaults(given: Json, flags: Mapping[str, Flag]) -> SimpleNamespace:
+    """The values of all flags, checked."""
+    values = {name: flag.default for name, flag in flags.items()} | given
+    check_values(values, flags)
+    return SimpleNamespace(**values)

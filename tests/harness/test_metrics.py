@@ -1,0 +1,37 @@
+"""Every line of metrics.jsonl has the names of one list, and the page lists the same."""
+import re
+
+import pytest
+
+from conftest import ROOT
+from harness.metrics import METRICS
+from runs import SHORT, lines, run
+
+PARTS = {"reward_format", "reward_answer", "reward_reasoning"}
+NOTHING_LEFT = "--max_new_tokens 1 --drop_unfinished"
+
+
+@pytest.mark.parametrize("flags, own, is_skipped", [
+    ("--steps 3 --change_every 3", set(), False),  # step 2 measures no change
+    ("--steps 1 --kl 0.1 --epochs 2", set(), False),
+    (f"--steps 1 {NOTHING_LEFT}", set(), True),
+    (f"--steps 1 --epochs 2 --mitigation lambda_grpo {NOTHING_LEFT}", {"lambda"}, True),
+    (f"--steps 1 --mitigation learned_importance {NOTHING_LEFT}", {"importance_loss"}, True),
+    ("--steps 1 --loss dpo --max_new_tokens 1", {"dpo_loss", "pairs", "pairs_in_order"}, True)])
+def test_every_line_has_the_same_names(tmp_path, flags, own, is_skipped):
+    """In any run, in steps that are skipped too; what is undefined there is null."""
+    run(*SHORT, *flags.split(), "--out", tmp_path / "x")
+    for line in lines(tmp_path / "x/metrics.jsonl"):
+        assert line.keys() == METRICS.keys() | PARTS | own
+        assert bool(line["skipped"]) == is_skipped
+        undefined = {name for name, value in line.items() if value is None}
+        assert not is_skipped or {"kl", "ratio_mean", "gradient_norm", "change_correlation",
+                                  "sampler_gap"} <= undefined
+        assert undefined.isdisjoint({"kl", "ratio_mean"}) == ("--kl" in flags)
+
+
+def test_the_page_lists_the_metrics():
+    page = (ROOT / "docs/what_a_run_leaves.md").read_text("utf-8")
+    section = page.partition("## The metrics of a step")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.M))
+    assert rows == METRICS
