@@ -85,7 +85,7 @@ def test_the_metrics_of_change_against_numpy():
 def test_a_push_is_a_w_m_s_squared(small_model, rollouts):
     """Tokens differ in all four. With loss_norm sequence m is N / (answers * length)."""
     mask = rollouts.mask.clone()
-    mask[0, 3:] = False  # a short answer
+    mask[0, 1:] = False  # a shorter answer than the others
     rollouts = dataclasses.replace(rollouts, mask=mask)
     weight = torch.rand(mask.shape, generator=torch.Generator().manual_seed(0)) * mask
     _, metrics, columns = stepped(small_model, rollouts, weight=weight, loss_norm="sequence")
