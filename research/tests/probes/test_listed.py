@@ -14,7 +14,8 @@ from conftest import ROOT, refusal
 from engine.tokens import KINDS
 from grpo import gradient_size, group_z_score
 from research.probes import change_tables, exact, listed, listed_tables
-from research.probes.change_batches import PLAIN_STEP, change_in_a_step, with_groups
+from research.probes.change_batches import (ADAMW_STEP, PLAIN_STEP, change_in_a_step,
+                                           with_groups)
 from research.probes.change_tables import live_tokens
 from research.probes.common import run_probe
 from research.probes.identities import z_score_factor
