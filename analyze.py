@@ -1,32 +1,35 @@
-"""What the credit files of a run say. Reads run folders, never a model.
+"""Tables, pictures and a page from the credit files of a run. It reads run folders, never a model.
 
     python analyze.py runs/none-grpo-s0         # findings, pictures, report.html in its analysis/
     python analyze.py runs/*                    # the arms compared, paired by seed
 
 1. Read the run: settings, metrics, evaluations (analysis/runs.py).
-2. Go through its credit files once and sum up what tokens were given (analysis/tally.py).
-3. Make the tables and pictures, in the order in which the page tells them.
+2. Go through its credit files once and sum up the numbers of its tokens (analysis/tally.py).
+3. Make the tables and pictures, in the order in which the page shows them.
 4. Write the page (analysis/report.py).
 
-A is the advantage of a token, w its weight, p its probability, s = norm(onehot - p) the size of the
-gradient of its log-prob at the logits. The size of a token's gradient is abs(A) w s. Several runs
-are compared in analysis/compare.py.
+A is the advantage of a token, w its weight, p its probability, and s = norm(onehot - p) the size of
+the gradient of its log-prob at the logits. The gradient's size at the logits is abs(A) w s. Several
+runs are compared in analysis/compare.py.
 """
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 
 from analysis import report
-from analysis.answers import Answer, answers_of
-from analysis.became import THREE, became, known
+from analysis.answers import ShownAnswer, answers_of
+from analysis.change import CREDIT, SIZES, change_table, known
 from analysis.page import Picture, write_page
-from analysis.plots import BLUE, COLOURS, GREY, ORANGE, legend_below, save, whole_steps
+from analysis.plots import (COLOURS, GREY, OF_CHANGE, OF_CREDIT, OF_GRADIENT, OF_PUSH, OF_TOKENS,
+                            Style, legend_below, save, whole_steps)
 from analysis.runs import Run, evaluations, read_runs
 from analysis.statistics import mean_over, paired_difference
-from analysis.tables import NOTHING, Columns, Row, Table, by_row
-from analysis.tally import OVER_REST, PARTITIONS, RARE, Tally, early_over_late, rest_columns
+from analysis.tables import NOTHING, WITH_INTERVAL, Columns, Row, Table, by_row
+from analysis.tally import (OVER_REST, PARTITIONS, RARE, Tally, early_over_late, over_rest,
+                            rest_columns)
 from harness.record import PART, Json
 from harness.screen import run_as_program, show_status
 from engine.tokens import KINDS
@@ -34,20 +37,23 @@ from engine.tokens import KINDS
 if TYPE_CHECKING:
     from analysis.arms import Comparison
 
-FINDINGS = (  # said in a sentence
-    "gradient by kind", "became by kind", "gradient by section", "gradient by position")
+FINDINGS = (  # the tables whose findings are printed and stand beside the picture
+    "gradient by kind", "change by kind", "gradient by section", "gradient by position")
 IN_SHORT = ("gradient by kind", "gains")  # the tables that are printed
-A_OR_S = "abs(A): how large the advantages are; s: how unsure the model was; noise: sum (A w s)^2"
+A_OR_S = ("Abs(A) says how large the advantages are, and s how uncertain the model was. The share "
+          "of the squares is that of the sum of (A w s)^2, from which the variance of the gradient "
+          "comes")
 REST_WORDS = {  # full headings of columns
-    "abs(A) w s": "mean size abs(A) w s", "abs(A)": "mean abs(A)", "s": "mean s",
-    "over rest": "over all other tokens", "95%": "95% interval"}
+    "abs(A) w s": "mean abs(A) w s", "abs(A)": "mean abs(A)", "s": "mean s",
+    "over rest": f"over all other tokens{WITH_INTERVAL}"}
 AXES = ("kind", "section", "position")
-CURVES = (("sampled", BLUE), ("greedy", ORANGE))  # modes of evaluations, with their colours
+CURVES: dict[str, Style] = {  # the lines of an evaluation's modes
+    "sampled": {"color": "black", "ls": "-"}, "greedy": {"color": "black", "ls": "--"}}
 
 
 def main(argv: list[str]) -> None:
     import mitigations  # noqa: F401  fills the lists of choices
-    flags = report.read_flags(argv, __doc__)
+    flags = report.read_analysis_flags(argv, __doc__)
     runs = read_runs(flags.runs)
     first_folder = runs[0]["folder"]
     if len(runs) == 1:
@@ -59,88 +65,106 @@ def main(argv: list[str]) -> None:
 
 
 def analyze_run(run: Run, folder: Path, with_all: bool, notes_alone: bool = False) -> None:
-    """Tables, pictures and the page of one run into the folder; what matters on the screen."""
+    """Write the tables, pictures and page of one run into the folder, and print the main ones."""
     tally: Tally | None = None
-    answers: list[Answer] = []
+    answers: list[ShownAnswer] = []
     if run["steps"]:
         tally = Tally(run["folder"])
-        answers = answers_of(run["folder"], tally.tokenizer, tally.watched or run["steps"])
+        steps = tally.steps_with_change or run["steps"]
+        answers = answers_of(run["folder"], tally.tokenizer, steps)
     chapters = run_chapters(run, tally)
     folder.mkdir(parents=True, exist_ok=True)  # now it is known that there is something to write
     show_status("pictures and page")
     pictures = draw_run(run, tally, folder)
-    if tally:
-        from analysis import notes_tables
-        from analysis.notes import Notes
-        notes = Notes(run, tally)
-        chapters[report.NOTES] = notes_tables.tables_of(notes)
-        if notes.cloud.any():  # some log p is known
-            pictures.append(notes_tables.draw(notes, folder))
-    tables = {table.name: table for table in sum(chapters.values(), [])}
-    sentences = [f"{report.task_in_words(run['config'])}.", report.describe(run, tally),
-                 *report.opening(run)]
-    found = [tables[name].finding for name in FINDINGS if name in tables]
-    findings = [text for text in found if text != NOTHING] or found[:1]
+    if tally and (with_all or notes_alone):  # they take as long as all other tables together
+        tables, drawn = earlier_experiment(run, tally, folder)
+        chapters[report.NOTES] = tables
+        pictures += drawn
+    by_name = {table.name: table for tables in chapters.values() for table in tables}
+    description = report.describe(run, tally)
+    sentences = [f"{report.task_in_words(run['config'])}.", description, *report.opening(run)]
+    found = {name: by_name[name].finding for name in FINDINGS if name in by_name}
+    findings = {name: text for name, text in found.items() if text != NOTHING}
+    if not findings:
+        findings = dict(list(found.items())[:1])
     page = report.run_page(sentences, findings, chapters, pictures)
-    write_page(folder / "report.html", run["folder"].name, page, answers, with_answers(run))
-    first = [tables[name] for name in IN_SHORT if name in tables]
+    write_page(folder / "report.html", report.title_of(run), page, answers, with_answers(run))
     if notes_alone:
-        sentences, findings, chapters = sentences[1:2], [], {
-            title: tables for title, tables in chapters.items() if title == report.NOTES}
-    report.tell([*sentences, *findings], first, chapters, folder, with_all or notes_alone)
+        of_notes = {title: tables for title, tables in chapters.items() if title == report.NOTES}
+        report.print_report([description], [], of_notes, folder, with_all=True)
+    else:
+        first = [by_name[name] for name in IN_SHORT if name in by_name]
+        report.print_report([*sentences, *findings.values()], first, chapters, folder, with_all)
+
+
+def earlier_experiment(run: Run, tally: Tally, folder: Path) -> tuple[list[Table], list[Picture]]:
+    """The tables and pictures of the experiment that this lab began with."""
+    from analysis import notes_tables
+    from analysis.notes import Notes
+    notes = Notes(run, tally)
+    pictures = []
+    if notes.cloud.any():  # some log p is known
+        pictures.append(notes_tables.draw_notes(notes, folder))
+    return notes_tables.notes_tables(notes), pictures
 
 
 def with_answers(run: Run) -> list[Json]:
     """The evaluations with their answers to a few held-out problems."""
     return [{name: line[name] for name in ("step", "mode", "success", "shown")}
-            for line in report.headline(run) if line["shown"]]
+            for line in report.main_evaluations(run) if line["shown"]]
 
 
 def run_chapters(run: Run, tally: Tally | None) -> dict[str, list[Table]]:
-    change, change_title = list[Table](), "What training changed"
-    if any(len(evaluations(run, mode)) > 1 for mode, _ in CURVES):
-        change.append(gains(run))
+    of_training, of_gradient = list[Table](), list[Table]()
+    if any(len(evaluations(run, mode)) > 1 for mode in CURVES):
+        of_training.append(held_out_gains(run))
     if tally is None:
-        return {change_title: change}
-    return {
-        change_title: [*change, growth(run, tally), rewards(tally)],
-        report.GRADIENT: [
-            *(class_gradients(tally, name) for name in ("kind", "section")
-              if tally.has_cells(name)),
-            *(became(tally, name) for name in AXES
-              if tally.watched and (name == "position" or tally.has_cells(name))),
-            position_gradients(tally), forks(tally)]}
+        return {report.TRAINING: of_training}
+    of_training += [growth(run, tally), rewards(tally)]
+    for name in ("kind", "section"):
+        if tally.has_cells(name):
+            of_gradient.append(gradient_table(tally, name))
+    if tally.steps_with_change:
+        for name in AXES:
+            if name == "position" or tally.has_cells(name):
+                of_gradient.append(change_table(tally, name))
+    of_gradient += [position_gradients(tally), forks(tally)]
+    return {report.TRAINING: of_training, report.GRADIENT: of_gradient}
 
 
 def draw_run(run: Run, tally: Tally | None, folder: Path) -> list[Picture]:
-    points = max(len(run["metrics"]), *(len(evaluations(run, mode)) for mode, _ in CURVES))
+    points = max(len(run["metrics"]), *(len(evaluations(run, mode)) for mode in CURVES))
     pictures = [learning_curve(run, folder)] if points > 1 else []
     if tally and tally.total("all", "abs gradient")[0] > 0:
         if tally.has_cells("kind"):
-            pictures.append(credit_by_kind(tally, folder))
-            pictures += [over_training(tally, folder)] if len(tally.blocks) > 1 else []
+            pictures.append(gradient_by_kind(tally, folder))
+            if tally.steps_with_change:
+                pictures.append(change_by_kind(tally, folder))
+            if len(tally.blocks) > 1:
+                pictures.append(over_training(tally, folder))
         pictures.append(position_bars(tally, folder))
     return pictures
 
 
-def gains(run: Run) -> Table:
-    """The gain is paired: the same held-out problems at the start and at the end."""
+def held_out_gains(run: Run) -> Table:
+    """Held-out success at the start and at the end, paired: the problems are the same."""
     rows: list[Row] = []
-    for mode, _ in CURVES:
-        if len(lines := evaluations(run, mode)) < 2:
+    for mode in CURVES:
+        lines = evaluations(run, mode)
+        if len(lines) < 2:
             continue
         start, end = lines[0], lines[-1]
         change = np.array(end["answer"], float) - np.array(start["answer"], float)
         gain = paired_difference(change[None])  # of one seed
-        rows.append([mode, len(end["answer"]), start["success"], end["success"], gain.value,
-                     gain.interval, end["format_mean"], end["finished_mean"], end["length_mean"]])
+        rows.append([mode, len(end["answer"]), start["success"], end["success"], gain,
+                     end["format_mean"], end["finished_mean"], end["length_mean"]])
     formats = {"mode": "", "problems": ",d", "start": ".1%", "end": ".1%", "gain": "+.1%",
-               "95% interval": "+.1%", "format": ".2f", "finished": ".1%", "length": ".0f"}
+               "format": ".2f", "finished": ".1%", "length": ".0f"}
     return Table("gains", "Held-out success, from the first evaluation to the last",
                  by_row(formats, rows), "",
-                 ["the gain is paired: the same problems at the start and at the end; format, "
-                  "finished and tokens are those of the end"],
-                 {"95% interval": "95% interval of the gain", "length": "tokens an answer"})
+                 ["The gain is paired, because the problems are the same at the start and at the "
+                  "end. Format, finished and tokens are those of the end"],
+                 {"gain": f"gain{WITH_INTERVAL}", "length": "tokens an answer"})
 
 
 def learning_curve(run: Run, folder: Path) -> Picture:
@@ -149,13 +173,12 @@ def learning_curve(run: Run, folder: Path) -> Picture:
              if line["success"] is not None]
     if known:
         axis.plot(*zip(*known), color=GREY, lw=1.0, label="in training")
-    for mode, colour in CURVES:
+    for mode, style in CURVES.items():
         if lines := evaluations(run, mode):
             success = np.array([line["success"] for line in lines])
             bounds = np.array([[line["success_low"], line["success_high"]] for line in lines])
             axis.errorbar([line["step"] for line in lines], success, np.abs(bounds.T - success),
-                          color=colour, marker="o", ms=3, lw=1.4, capsize=2,
-                          label=f"held-out, {mode}")
+                          **style, marker="o", ms=3, lw=1.4, capsize=2, label=f"held-out, {mode}")
     axis.set(xlabel="step", ylabel="share of answers that are right", ylim=(0, 1.03),
              title="Success while training")
     whole_steps(axis)
@@ -171,39 +194,39 @@ def learning_curve(run: Run, folder: Path) -> Picture:
 
 
 def rewards(tally: Tally) -> Table:
-    """Of all answers, by the names that a task or another trainer gave the parts."""
+    """The mean reward and its parts over all answers, under the names that a task or another
+    trainer gave the parts."""
     rows = [(name.removeprefix(PART), total / tally.answers.sum())
             for name, total in tally.rewards.items()]
     return Table("rewards", "Mean rewards", by_row({"part": "", "mean": ".3f"}, rows))
 
 
 def growth(run: Run, tally: Tally) -> Table:
-    """In at most ten parts of training."""
+    """The development of the run's averages: training in at most ten parts, a row each."""
     by_step = {line["step"]: line for line in run["metrics"]}
     rows: list[Row] = []
     for blocks in np.array_split(np.arange(len(tally.blocks)), min(10, len(tally.blocks))):
         steps = np.concatenate([tally.blocks[block] for block in blocks])
         lines = [by_step[step] for step in steps if step in by_step]
-        success, finished, norm = (mean_over(values).value for values in (
-            [line["success"] for line in lines], [line["finished"] for line in lines],
-            [line["gradient_norm"] for line in lines]))
+        name = f"{steps[0]}-{steps[-1]}" if len(steps) > 1 else f"{steps[0]}"
+        success, finished, norm = (mean_over([line[metric] for line in lines]).value
+                                   for metric in ("success", "finished", "gradient_norm"))
         answers = tally.answers[blocks].sum()
-        rows.append([f"{steps[0]}-{steps[-1]}" if len(steps) > 1 else f"{steps[0]}",
-                     success, finished, tally.total("all", "tokens", blocks)[0] / answers,
-                     tally.mean("all", "entropy", blocks)[0], norm,
-                     tally.flat_answers[blocks].sum() / answers,
-                     tally.mean("all", "abs gradient", blocks)[0]])
+        length = tally.total("all", "tokens", blocks)[0] / answers
+        flat = tally.flat_answers[blocks].sum() / answers
+        rows.append([name, success, finished, length, tally.mean("all", "entropy", blocks)[0],
+                     norm, flat, tally.mean("all", "abs gradient", blocks)[0]])
     formats = {"steps": "", "success": ".1%", "finished": ".1%", "length": ".1f",
                "entropy": ".3f", "norm": ".3f", "flat": ".0%", "new": ".4f"}
     return Table("growth", "Over training", by_row(formats, rows), "",
-                 ["a group without spread: all its rewards are equal, so its advantages are 0"],
+                 ["All rewards of a group without spread are equal, so its advantages are 0"],
                  {"success": "success in training batches", "length": "tokens an answer",
                   "norm": "gradient norm", "flat": "answers in groups without spread",
-                  "new": "mean gradient size abs(A) w s"})
+                  "new": "mean abs(A) w s"})
 
 
 def forks(tally: Tally) -> Table:
-    """Single tokens: where the model was least sure what to write, and where it was surest."""
+    """The vocabulary items at which the model was least certain what to write, and most certain."""
     count = tally.kinds_of_id.sum(1)
     common = np.flatnonzero(count >= max(10, 0.0005 * tally.tokens))
     means = {name: total[common] / count[common] for name, total in tally.of_id.items()}
@@ -211,31 +234,33 @@ def forks(tally: Tally) -> Table:
     chosen = np.concatenate([order[:10], order[::-1][:10]])
     ids, half = common[chosen], len(chosen) // 2
     texts = [tally.tokenizer.decode([i], skip_special_tokens=False) for i in ids.tolist()]
-    columns: Columns = {"": ("", ["forking"] * half + ["following"] * half),
-               "token": ("", list(map(repr, texts))),
-               "kind": ("", [KINDS[k] for k in tally.kinds_of_id[ids].argmax(1)]),
-               "count": (",.0f", count[ids]),
-               "entropy": (".3f", means["entropy"][chosen]),
-               "log p": (".3f", means["log_prob"][chosen]),
-               "abs(A) w s": (".4f", means["abs gradient"][chosen])}
+    kinds = [KINDS[k] for k in tally.kinds_of_id[ids].argmax(1)]  # the most frequent of each
+    columns: Columns = {
+        "": ("", ["forking"] * half + ["following"] * half),
+        "token": ("", list(map(repr, texts))),
+        "kind": ("", kinds),
+        "count": (",.0f", count[ids]),
+        "entropy": (".3f", means["entropy"][chosen]),
+        "log p": (".3f", means["log_prob"][chosen]),
+        "abs(A) w s": (".4f", means["abs gradient"][chosen])}
     return Table("forks", "Forking tokens (highest mean entropy) and following tokens (lowest)",
                  columns, "",
-                 ["of tokens that make up at least 0.05% of the run and occur ten times; entropy "
-                  "of the distribution they were drawn from"],
+                 ["Vocabulary items that make up at least 0.05% of the run's tokens and occur at "
+                  "least ten times; the entropy is that of the distribution they were drawn from"],
                  {"entropy": "mean entropy", "log p": "mean log p",
-                  "abs(A) w s": "mean size abs(A) w s"})
+                  "abs(A) w s": "mean abs(A) w s"})
 
 
 def over_training(tally: Tally, folder: Path) -> Picture:
     figure, axis = plt.subplots()
     sizes = tally.by_block("kind", "abs gradient")
-    shares_of = sizes / sizes.sum(1, keepdims=True).clip(1e-300)
-    for k in np.argsort(-shares_of.mean(0)):
-        if shares_of[:, k].max() >= 0.01:
-            axis.plot([block.mean() for block in tally.blocks], shares_of[:, k], color=COLOURS[k],
-                      lw=1.4, label=KINDS[k])
+    shares = sizes / sizes.sum(1, keepdims=True).clip(1e-300)  # (blocks, kinds)
+    steps = [block.mean() for block in tally.blocks]
+    for kind in np.argsort(-shares.mean(0)):
+        if shares[:, kind].max() >= 0.01:
+            axis.plot(steps, shares[:, kind], color=COLOURS[kind], lw=1.4, label=KINDS[kind])
     axis.set(xlabel="step", ylabel="share of the gradient", ylim=(0, None),
-             title=f"Most of it goes to {KINDS[shares_of.mean(0).argmax()]} tokens")
+             title=f"The largest share goes to {KINDS[shares.mean(0).argmax()]} tokens")
     whole_steps(axis)
     legend_below(figure, axis, ncols=len(KINDS))
     return save(figure, folder, "over_training",
@@ -243,86 +268,122 @@ def over_training(tally: Tally, folder: Path) -> Picture:
                 "left out)")
 
 
-def class_gradients(tally: Tally, partition: str) -> Table:
-    """Where the gradient went: by kind of token or by section. The last columns compare a token of
-    each with the mean of all other tokens."""
+def gradient_table(tally: Tally, partition: str) -> Table:
+    """The shares of the gradient, by kind of token or by section. The last columns compare a token
+    of each with the mean of all other tokens."""
     tokens, share = tally.count(partition), tally.shares(partition)
     used = np.flatnonzero(tokens)  # those that occur in this run
     names = [PARTITIONS[partition][i] for i in used]
-    columns: Columns = {partition: ("", names),
-               "tokens": (".1%", tokens[used] / tally.tokens),
-               "gradient": (".1%", share[used]),
-               "noise": (".1%", tally.shares(partition, "squared gradient")[used]),
-               "abs(A)": (".3f", tally.mean(partition, "abs advantage")[used]),
-               "s": (".3f", tally.mean(partition, "s")[used]),
-               **rest_columns(tally, partition, used)}
-    most, finding = int(share.argmax()), NOTHING
-    if share[most]:
-        name, part = PARTITIONS[partition][most], tally.share(partition, most)
-        where = f"{name} tokens" if partition == "kind" else f"the {name} section"
-        finding = (f"Most of the gradient went to {where}: {part.value:.1%} of the summed sizes "
-                   f"(95%: {part.low:.1%} to {part.high:.1%}), for "
-                   f"{tokens[most] / tally.tokens:.1%} of the tokens.")
+    columns: Columns = {
+        partition: ("", names),
+        "tokens": (".1%", tokens[used] / tally.tokens),
+        "gradient": (".1%", share[used]),
+        "squares": (".1%", tally.shares(partition, "squared gradient")[used]),
+        "abs(A)": (".3f", tally.mean(partition, "abs advantage")[used]),
+        "s": (".3f", tally.mean(partition, "s")[used]),
+        **rest_columns(tally, partition, used)}
     title = "kind of token" if partition == "kind" else partition
     return Table(f"gradient by {partition}", f"Where the gradient went, by {title}", columns,
-                 finding, [OVER_REST, A_OR_S],
-                 {**REST_WORDS, "tokens": "share of the tokens", "gradient": "of the gradient"})
+                 most_of_the_gradient(tally, partition), [OVER_REST, A_OR_S],
+                 {**REST_WORDS, "tokens": "share of the tokens",
+                  "gradient": "share of the gradient", "squares": "share of the squares"})
 
 
-def credit_by_kind(tally: Tally, folder: Path) -> Picture:
+def most_of_the_gradient(tally: Tally, partition: str) -> str:
+    """A sentence about the kind or section whose share is the largest."""
+    share = tally.shares(partition)
+    most = int(share.argmax())
+    if not share[most]:
+        return NOTHING
+    part = tally.share(partition, most)
+    of_tokens = tally.count(partition)[most] / tally.tokens
+    name = PARTITIONS[partition][most]
+    they = f"{name.capitalize()} tokens are" if partition == "kind" else f"The {name} section has"
+    return (f"{they} {of_tokens:.1%} of all tokens and got the largest share of the gradient: "
+            f"{part.value:.1%} of the sum of abs(A) w s (95% interval {part.low:.1%} to "
+            f"{part.high:.1%}).")
+
+
+def gradient_by_kind(tally: Tally, folder: Path) -> Picture:
     tokens, gradient = tally.count("kind") / tally.tokens, tally.shares("kind")
+    most = int(gradient.argmax())
+    figure = bars_by_kind(
+        tally, {"share of the tokens": (tokens, OF_TOKENS),
+                "share of the gradient": (gradient, OF_GRADIENT)},
+        f"{KINDS[most].capitalize()} tokens: {tokens[most]:.0%} of all tokens, "
+        f"{gradient[most]:.0%} of the gradient")
+    return save(figure, folder, "gradient_by_kind",
+                "Each kind of token: its share of all tokens, and of the gradient (sums of "
+                f"abs(A) w s). Kinds below {RARE:.1%} of the tokens are left out")
+
+
+def change_by_kind(tally: Tally, folder: Path) -> Picture:
+    """Shares in the steps in which the change was measured."""
+    count = tally.total("kind", "measured")
+    push, change = (tally.shares("kind", SIZES[name]) for name in ("push", "change"))
+    bars = {"share of the tokens": (count / count.sum(), OF_TOKENS),
+            "share of the push": (push, OF_PUSH), "share of the change": (change, OF_CHANGE)}
+    meaning = "the push (sums of abs(A) w s^2) and of the change (sums of sizes)"
+    if CREDIT in known(tally):
+        bars["share it decides"] = tally.shares("kind", SIZES[CREDIT]), OF_CREDIT
+        meaning += ", and of what is decided (sums of squared credits)"
+    most = int((push - change).argmax())
+    figure = bars_by_kind(
+        tally, bars, f"{KINDS[most].capitalize()} tokens: {push[most]:.0%} of the push, "
+                     f"{change[most]:.0%} of the change")
+    return save(figure, folder, "change_by_kind",
+                "Each kind of token, in the steps in which the change was measured: its share of "
+                f"the tokens, of {meaning}. Kinds below {RARE:.1%} of the tokens are left out")
+
+
+def bars_by_kind(tally: Tally, bars: dict[str, tuple[np.ndarray, str]], title: str) -> Figure:
+    """For each kind of token a bar for each of `bars`: label -> shares by kind, colour."""
     used = np.flatnonzero(tally.is_common("kind"))
     figure, axis = plt.subplots(figsize=(5.6, 3.8))
-    bars = {"share of the tokens": (tokens, GREY), "share of the gradient": (gradient, BLUE)}
-    bars |= {f"share of what {name}": (tally.shares("kind", THREE[name][0]), colour)
-             for name, colour in zip(("became", "earned"), (ORANGE, COLOURS[2]))
-             if name in known(tally)}
-    became_too = "; of the changes of log p, where those were measured" if tally.watched else ""
     width = 0.84 / len(bars)
-    for place, (label, (values, colour)) in enumerate(bars.items()):
-        drawn = axis.bar(np.arange(len(used)) + (place - (len(bars) - 1) / 2) * width, values[used],
-                         0.95 * width, color=colour, label=label)
+    for number, (label, (values, colour)) in enumerate(bars.items()):
+        shift = (number - (len(bars) - 1) / 2) * width
+        drawn = axis.bar(np.arange(len(used)) + shift, values[used], 0.95 * width, color=colour,
+                         label=label)
         axis.bar_label(drawn, [f"{value:.0%}" for value in values[used]], padding=1,
                        fontsize=8.5 if len(bars) < 3 else 7)
-    most = int(gradient.argmax())
-    axis.set(xticks=range(len(used)), xticklabels=[KINDS[k] for k in used],
-             ylabel="share of all tokens or gradient",
-             title=f"{KINDS[most].capitalize()} tokens: {tokens[most]:.0%} of all tokens, "
-                   f"{gradient[most]:.0%} of the gradient")
+    axis.set(xticks=range(len(used)), xticklabels=[KINDS[k] for k in used], ylabel="share",
+             title=title)
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axis.margins(y=0.12)
     axis.grid(axis="x", visible=False)
     legend_below(figure, axis, ncols=2)
-    return save(figure, folder, "credit_by_kind",
-                "Each kind of token: its share of all tokens, and of the summed sizes of the "
-                f"gradient abs(A) w s{became_too} (kinds below {RARE:.1%} of the tokens left out)")
+    return figure
 
 
 def position_gradients(tally: Tally) -> Table:
     early = early_over_late(tally)
-    columns: Columns = {"bin": ("", list(PARTITIONS["position"])),
-               "entropy": (".3f", tally.mean("position", "entropy")),
-               "s": (".3f", tally.mean("position", "s")),
-               "abs(A) w s": (".4f", tally.mean("position", "abs gradient")),
-               **rest_columns(tally, "position", range(10))}
+    columns: Columns = {
+        "bin": ("", list(PARTITIONS["position"])),
+        "entropy": (".3f", tally.mean("position", "entropy")),
+        "s": (".3f", tally.mean("position", "s")),
+        "abs(A) w s": (".4f", tally.mean("position", "abs gradient")),
+        **rest_columns(tally, "position", range(10))}
     return Table("gradient by position", "The gradient by position in the answer", columns,
                  f"The first fifth of an answer gets {early.value:.2f} times the gradient of the "
-                 f"last fifth (95%: {early.low:.2f} to {early.high:.2f}).",
-                 [OVER_REST, "a token counts where its middle stands, (t + 1/2) / length"],
+                 f"last fifth (95% interval {early.low:.2f} to {early.high:.2f}).",
+                 [OVER_REST, "A token belongs to the part of the answer in which its middle lies, "
+                  "(t + 1/2) / length"],
                  {**REST_WORDS, "bin": "part of the answer"})
 
 
 def position_bars(tally: Tally, folder: Path) -> Picture:
     figure, axis = plt.subplots()
-    found = rest_columns(tally, "position", range(10))
-    ratio, bounds = (np.array(found[name][1], float) for name in ("over rest", "95%"))
-    axis.bar(range(1, 11), ratio, 0.85, yerr=np.abs(bounds.T - ratio), color=BLUE,
+    found = over_rest(tally, "position", range(10))
+    ratio, low, high = np.array([(one.value, one.low, one.high) for one in found]).T
+    axis.bar(range(1, 11), ratio, 0.85, yerr=[ratio - low, high - ratio], color=OF_GRADIENT,
              error_kw={"lw": 0.8, "capsize": 2})
     axis.axhline(1, color=GREY, lw=0.8)
     axis.set(xlabel="tenth of the answer", ylabel="mean abs(A) w s over that of all other tokens",
              xticks=range(1, 11), title="The gradient by position")
     return save(figure, folder, "position",
-                "Each tenth of the answer over the rest, with the intervals of the table")
+                "Mean abs(A) w s in each tenth of the answer, divided by that of all other tokens "
+                "(with the 95% intervals of the table)")
 
 
 def compare_runs(runs: list[Run], folder: Path, baseline: str | None, with_all: bool,
@@ -331,9 +392,12 @@ def compare_runs(runs: list[Run], folder: Path, baseline: str | None, with_all: 
     from analysis.arms import Comparison, comparable, finished
     sets, left_out = comparable(finished(runs))
     for number, chosen in enumerate(sets, 1):
-        of_set = folder if number == 1 else folder / f"set_{number}"
-        comparison = Comparison(chosen, baseline if number == 1 else None)
-        compare_set(comparison, of_set, left_out * (number == 1), with_all, notes_alone)
+        if number == 1:
+            comparison = Comparison(chosen, baseline)
+            compare_set(comparison, folder, left_out, with_all, notes_alone)
+        else:
+            compare_set(Comparison(chosen, None), folder / f"set_{number}", [], with_all,
+                        notes_alone)
 
 
 def compare_set(comparison: "Comparison", folder: Path, left_out: list[str], with_all: bool,
@@ -342,15 +406,16 @@ def compare_set(comparison: "Comparison", folder: Path, left_out: list[str], wit
     chapters = chapters_of(comparison)
     folder.mkdir(parents=True, exist_ok=True)
     pictures = [learning_curves(comparison, folder)]
-    intro = [report.compared(comparison.runs), *comparison.twins, *left_out]
+    intro = [report.describe_comparison(comparison.runs), *comparison.twins, *left_out]
     if notes_alone:
-        from analysis.notes_compared import compared
-        chapters[report.NOTES] = compared(comparison)
+        from analysis.notes_compared import notes_tables_of_arms
+        chapters[report.NOTES] = notes_tables_of_arms(comparison)
     page = report.comparison_page(intro, chapters, pictures)
     write_page(folder / "report.html", "Runs compared", page)
     if notes_alone:
         chapters = {report.NOTES: chapters[report.NOTES]}
-    report.tell(intro, next(iter(chapters.values())), chapters, folder, with_all or notes_alone)
+    first = next(iter(chapters.values()))
+    report.print_report(intro, first, chapters, folder, with_all or notes_alone)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""How a token came by its credit: a line of arithmetic for each stage, in the order in which they
-happen.
+"""The account of a token: how it came by its gradient, a line of arithmetic for each stage, in the
+order in which the stages happen.
 
 `stages` has the lines; names of numbers stand in [[ ]]. `numbers_of` has the numbers of an answer.
-For one token `told` puts them in, and on the page page.js. A line with a number that is not known
-is left out: a run of another trainer has not every column.
+`with_numbers` puts those of one token in; on the page, page.js does. A line with a number that is
+not known is left out, because a run of another trainer does not have every column.
 """
 import inspect
 import textwrap
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from analysis.runs import task_of
-from analysis.tally import Tokens
+from analysis.tokens import StepRecord, TokenTable
 from engine.choices import ADVANTAGES, MITIGATIONS, Choices
 from grpo import (centred, gradient_size, group_mean, group_z_score, length_scaling, policy_loss,
                   rescaling)
@@ -46,58 +46,79 @@ Numbers = dict[str, Value | list[Value]]  # a list has one for each token
 def stages(config: Mapping[str, object]) -> list[Stage]:
     s = settings_of(config)
     is_own = not {"imported", "trainer"} & config.keys()
-    task = task_of(config) if is_own else None
-    score = place(getattr(task, "score", task)) if task else ""
-    advantage, by_advantage = chosen("advantage", ADVANTAGES, s)
-    weight, by_weight = chosen("mitigation", MITIGATIONS, s)
-    formula, computes = FORMULAS.get(s.advantage, ("", None))
-    if formula:  # then the other line is for records that do not follow it
-        shuffled = s.placebo == "advantages"
-        advantage, by_advantage = "shuffled in its group" if shuffled else "as on record", ""
+    return [*sampling_stages(s, is_own), *advantage_stages(s), *weight_stages(s),
+            *loss_stages(s, is_own),
+            ("change", "its log p changed by [[change]] in the step, after which p = [[p after]]",
+             "grpo.py: update"),
+            ("rank", "[[rank]] of [[tokens]] in this answer, by the gradient's size (A > 0: "
+                     "likelier, A < 0: less likely)", where(ranks))]
+
+
+def sampling_stages(s: SimpleNamespace, is_own: bool) -> list[Stage]:
+    task = task_of(vars(s)) if is_own else None
+    score = where(getattr(task, "score", task)) if task else ""
+    reward = getattr(s, "reward", "reward")
+    return [("rewards", "of the [[answers]] answers to this problem: [[rewards]]", score),
+            ("p", "probability exp([[log-prob]]) = [[p]]", FACTS),
+            ("entropy", "-sum p log p = [[entropy]], over all tokens that could stand here", FACTS),
+            ("reward", f"{reward} = [[reward]], with [[parts]]", score)]
+
+
+def advantage_stages(s: SimpleNamespace) -> list[Stage]:
+    formula, function = FORMULAS.get(s.advantage, ("", None))
+    if function:
+        computed_by = where(function)
+        # the line with the recorded advantage is for records that do not follow the formula
+        recorded, recorded_by = "as on record", ""
+        if s.placebo == "advantages":
+            recorded = "shuffled in its group"
+    else:
+        computed_by = ""
+        recorded, recorded_by = chosen("advantage", ADVANTAGES, s)
+    return [("group", "mean [[mean]], standard deviation [[std]]", where(group_z_score)),
+            ("advantage", f"A = {formula} = [[computed]]", computed_by),
+            ("advantage", f"A = [[advantage]][[recorded]], {recorded}", recorded_by),
+            ("dropped", "[[dropped]]", "train.py: drop_unfinished")]
+
+
+def weight_stages(s: SimpleNamespace) -> list[Stage]:
+    weight, computed_by = chosen("mitigation", MITIGATIONS, s)
     if s.placebo == "weights":
         weight += ", shuffled over the batch's tokens"
+    return [("weight", f"[[w]], {weight}", computed_by),
+            ("rescaling", f"c w = [[w]] x [[c]] = [[weight]] (--rescale {s.rescale})",
+             where(rescaling))]
+
+
+def loss_stages(s: SimpleNamespace, is_own: bool) -> list[Stage]:
     of_kept = " of kept answers" if s.drop_unfinished else ""
     besides = "" if is_own else ", in the loss of this lab"
-    besides += f", in the first of {s.epochs} updates" if s.epochs > 1 else ""
-    besides += f", without the KL term (--kl {s.kl:g})" if s.kl else ""
+    if s.epochs > 1:
+        besides += f", in the first of {s.epochs} updates"
+    if s.kl:
+        besides += f", without the KL term (--kl {s.kl:g})"
     return [
-        ("rewards", "of the [[answers]] answers to this problem: [[rewards]]", score),
-        ("chance", "p = exp([[log-prob]]) = [[p]]", FACTS),
-        ("entropy", "-sum p log p = [[entropy]], over all that could stand here", FACTS),
-        ("reward", f"{getattr(s, 'reward', 'reward')} = [[reward]], with [[parts]]", score),
-        ("group", "mean [[mean]], standard deviation [[std]]", place(group_z_score)),
-        ("advantage", f"A = {formula} = [[computed]]", place(computes) if computes else ""),
-        ("advantage", f"A = [[advantage]][[recorded]], {advantage}", by_advantage),
-        ("dropped", "[[dropped]]", "train.py: drop_unfinished"),
-        ("weight", f"[[w]], {weight}", by_weight),
-        ("rescaling", f"c w = [[w]] x [[c]] = [[weight]] (--rescale {s.rescale})",
-         place(rescaling)),
         ("loss norm", f"{LENGTHS[s.loss_norm]}; N = [[N]] tokens{of_kept}[[N from]] "
-                      f"(--loss_norm {s.loss_norm})", place(length_scaling)),
+                      f"(--loss_norm {s.loss_norm})", where(length_scaling)),
         ("term", "-A c w m log p / N = -([[advantage]] x [[weight]] x [[m]] x [[log-prob]]) / "
-                 f"[[N]] = [[term]]{besides}",
-         place(policy_loss)),
+                 f"[[N]] = [[term]]{besides}", where(policy_loss)),
         ("s", "sqrt(1 - 2 p + sum p^2) = sqrt(1 - 2 x [[p]] + [[collision]]) = [[s]]",
-         place(gradient_size)),
+         where(gradient_size)),
         ("gradient", "abs(A) c w m s / N = abs([[advantage]]) x [[weight]] x [[m]] x [[s]] / [[N]] "
-                     "= [[gradient]]", GRADIENT),
-        ("became", "its log p changed by [[became]] in the step, after which p = [[p after]]",
-         "grpo.py: update"),
-        ("rank", "[[rank]] of [[tokens]] in this answer, by size (A > 0: likelier, A < 0: less)",
-         place(ranks))]
+                     "= [[gradient]]", GRADIENT)]
 
 
 def settings_of(config: Mapping[str, object]) -> SimpleNamespace:
     return SimpleNamespace(**{**DEFAULTS, **config})
 
 
-def place(function: Callable[..., object]) -> str:
+def where(function: Callable[..., object]) -> str:
     """grpo.py: group_z_score"""
     return f"{function.__module__.replace('.', '/')}.py: {function.__qualname__}"
 
 
 def chosen(axis: str, choices: Choices, s: SimpleNamespace) -> tuple[str, str]:
-    """A method with its flags and the beginning of its help, and its place."""
+    """A method with its flags and the beginning of its help, and where it is defined."""
     name = getattr(s, axis)
     if name not in choices:  # deleted since, or that of another trainer
         return name, ""
@@ -105,53 +126,80 @@ def chosen(axis: str, choices: Choices, s: SimpleNamespace) -> tuple[str, str]:
                     if hasattr(s, flag))
     paragraph = inspect.cleandoc(choices[name].__doc__ or "").split("\n\n")[0]
     help_text = textwrap.shorten(paragraph, 80, placeholder="...")
-    return f"--{axis} {name}{flags}: {help_text}", place(choices[name])
+    return f"--{axis} {name}{flags}: {help_text}", where(choices[name])
 
 
-def numbers_of(tokens: Tokens, config: Mapping[str, object], line: Json | None, b: int) -> Numbers:
-    """What the lines name, of answer b. `line` is the step's in metrics.jsonl."""
-    s, start, length = settings_of(config), tokens["episode_start"][b], tokens["length"][b]
-    of = {name: tokens[name][start:start + length]
-          for name in ("log_prob", "advantage", "weight", "gradient", "s", "collision")}
-    reward, group = torch.from_numpy(tokens["reward"]), torch.from_numpy(tokens["group"])
-    mean = group_mean(reward, group)
-    std = group_mean((reward - mean).square(), group).sqrt()
-    is_dropped = s.drop_unfinished & ~tokens["finished"]
-    trained = torch.from_numpy(np.where(is_dropped, 0, tokens["length"]))
+def numbers_of(record: StepRecord, config: Mapping[str, object], line: Json | None,
+               b: int) -> Numbers:
+    """The numbers that the lines name, of answer b. `line` is the step's in metrics.jsonl."""
+    s = settings_of(config)
+    tokens, answers = record.tokens_of(b), record.answers
+    is_dropped = s.drop_unfinished & ~answers["finished"]
+    trained = torch.from_numpy(np.where(is_dropped, 0, answers["length"]))
     N, c = (line["N"], line["weight_factor"]) if line else (None, None)
     m = float(length_scaling(trained, s.loss_norm, s.max_new_tokens)[b, 0])
     each = m / (N or int(trained.sum()) or math.nan)  # of a token, in the mean that is the loss
     if is_dropped[b]:
         c, m, each = None, math.nan, math.nan
-    computed = torch.tensor(math.nan)
-    if s.advantage in FORMULAS:
-        one_token = SimpleNamespace(reward=reward, group=group, mask=torch.ones(len(reward), 1))
-        computed = torch.as_tensor(ADVANTAGES[s.advantage](one_token))[b, 0]
-    is_computed = np.allclose(of["advantage"], computed, atol=1e-5)
-    in_group = tokens["group"] == tokens["group"][b]
-    parts = [f"{name.removeprefix(PART)} {rounded(values[b])}" for name, values
-             in sorted(tokens.items()) if name.startswith(PART) and np.isfinite(values[b])]
-    rewards = Counter(map(rounded, tokens["reward"][in_group]))
-    if "change" in tokens:
-        after = np.exp(of["log_prob"] + tokens["change"][start:start + length])
-        of["p after"] = after
-    return {"answers": rewards.total(), "tokens": int(length),
-            "N": N or int(trained.sum()), "N from": ", as in metrics.jsonl" if N else "",
-            "c": rounded(c), "batch": len(trained), "trained": int((trained > 0).sum()),
-            "most": s.max_new_tokens,
+    return {
+        "tokens": len(tokens),
+        "N": N or int(trained.sum()),
+        "N from": ", as in metrics.jsonl" if N else "",
+        "batch": len(trained),
+        "trained": int((trained > 0).sum()),
+        "most": s.max_new_tokens,
+        "c": rounded(c),
+        "m": rounded(m),
+        "dropped": NOT_TRAINED if is_dropped[b] else None,
+        **numbers_of_group(answers, b),
+        **numbers_of_advantage(record, s, b),
+        **numbers_of_tokens(tokens, c, each)}
+
+
+def numbers_of_group(answers: dict[str, np.ndarray], b: int) -> Numbers:
+    reward, group = (torch.from_numpy(answers[name]) for name in ("reward", "group"))
+    mean = group_mean(reward, group)
+    std = group_mean((reward - mean).square(), group).sqrt()
+    of_group = answers["reward"][answers["group"] == answers["group"][b]]
+    rewards = Counter(map(rounded, of_group))
+    parts = [f"{name.removeprefix(PART)} {rounded(values[b])}"
+             for name, values in sorted(answers.items())
+             if name.startswith(PART) and np.isfinite(values[b])]
+    return {"answers": rewards.total(),
             "rewards": ", ".join(f"{count} x {value}" for value, count in rewards.most_common()),
             "mean": rounded(mean[b]), "std": rounded(std[b]),
-            "m": rounded(m), "dropped": NOT_TRAINED if is_dropped[b] else None,
-            "reward": rounded(tokens["reward"][b]), "parts": ", ".join(parts) or None,
-            "computed": rounded(computed) if is_computed else None,
-            "recorded": None if is_computed else "", "rank": ranks(abs(of["gradient"])),
-            "p": list(map(rounded, np.exp(of["log_prob"]))),
-            **{name: list(map(rounded, of[name])) for name in ("s", "collision", "p after")
-               if name in of},
-            **{name: [rounded(value, 3) for value in result] for name, result in {
-                "w": of["weight"] / (c or math.nan),  # results of a reader's rounded numbers
-                "term": -of["advantage"] * of["weight"] * of["log_prob"] * each,
-                "gradient": abs(of["gradient"]) * each}.items()}}
+            "reward": rounded(answers["reward"][b]),
+            "parts": ", ".join(parts) or None}
+
+
+def numbers_of_advantage(record: StepRecord, s: SimpleNamespace, b: int) -> Numbers:
+    """The advantage by its formula, if that is what the record has."""
+    computed = torch.tensor(math.nan)
+    if s.advantage in FORMULAS:
+        reward, group = (torch.from_numpy(record.answers[name]) for name in ("reward", "group"))
+        one_token = SimpleNamespace(reward=reward, group=group, mask=torch.ones(len(reward), 1))
+        computed = torch.as_tensor(ADVANTAGES[s.advantage](one_token))[b, 0]
+    if np.allclose(record.tokens_of(b)["advantage"], computed, atol=1e-5):
+        return {"computed": rounded(computed), "recorded": None}
+    return {"computed": None, "recorded": ""}
+
+
+def numbers_of_tokens(tokens: TokenTable, c: float | None, each: float) -> Numbers:
+    """Lists with one number for each token of the answer."""
+    known: dict[str, np.ndarray] = {"p": np.exp(tokens["log_prob"]), "s": tokens["s"],
+                                    "collision": tokens["collision"]}
+    if "change" in tokens:
+        known["p after"] = np.exp(tokens["log_prob"] + tokens["change"])
+    results = {  # three digits: a reader who computes them begins with rounded numbers
+        "w": tokens["weight"] / (c or math.nan),
+        "term": -tokens["advantage"] * tokens["weight"] * tokens["log_prob"] * each,
+        "gradient": tokens["abs gradient"] * each}
+    numbers: Numbers = {"rank": ranks(tokens["abs gradient"])}
+    for name, values in known.items():
+        numbers[name] = list(map(rounded, values))
+    for name, values in results.items():
+        numbers[name] = [rounded(value, 3) for value in values]
+    return numbers
 
 
 def ranks(sizes: np.ndarray) -> list[Value]:
@@ -169,12 +217,15 @@ def rounded(value: float | torch.Tensor | None, digits: int = 4) -> float | None
     return int(number) if number.is_integer() else number
 
 
-def told(lines: list[Stage], answer: Mapping[str, Numbers], t: int) -> list[Stage]:
-    """The lines with the numbers of token t of an answer (answers.answers_of) put in."""
+def with_numbers(lines: list[Stage], answer: Mapping[str, Numbers], t: int) -> list[Stage]:
+    """The lines, with the numbers of token t of an answer (answers.answer_of) put in."""
     known, filled = answer["account"] | answer["values"], []
-    for label, text, where in lines:
-        values = {name: known.get(name) for name in NAMES.findall(text)}
-        values |= {name: value[t] for name, value in values.items() if isinstance(value, list)}
+    for label, text, function in lines:
+        values = {}
+        for name in NAMES.findall(text):
+            value = known.get(name)
+            values[name] = value[t] if isinstance(value, list) else value
         if None not in values.values():
-            filled.append((label, NAMES.sub(lambda found: str(values[found[1]]), text), where))
+            line = NAMES.sub(lambda found: str(values[found[1]]), text)
+            filled.append((label, line, function))
     return filled

@@ -1,4 +1,4 @@
-"""The training answers on a page: which of them, and what is known of each token."""
+"""The training answers on a page: which ones, and what is known about each token."""
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NotRequired, TypedDict
@@ -8,32 +8,33 @@ from tokenizers import Tokenizer
 
 from analysis.account import Numbers, Stage, numbers_of, rounded, stages
 from analysis.runs import read_metrics
-from analysis.tally import Tokens, read_tokens
+from analysis.tokens import StepRecord, read_step
 from engine.tokens import token_bytes, without_earlier_turns
 from harness.record import Json, run_config
 
 PER_PAGE, STEPS = 10_000, 21  # tokens of training answers on a page, and steps they are from
-SHADED_BY = {  # what a page can shade tokens by, the first at first: its column, and what it says:
-    # the stronger a token's colour, ... Not every run has measured credit
-    "gradient size": ("abs gradient", "the larger the gradient that it was given: abs(advantage) x "
-                      "weight x s, where s is the size of the gradient of its log-prob at the "
-                      "logits"),
-    "given": ("given", "the further its own gradient pushes its log-prob up (blue) or down "
-              "(orange): advantage x weight x s squared"),
-    "became": ("change", "the further its log-prob rose (blue) or fell (orange) in the step, which "
-               "all tokens of the batch move together"),
+SHADED_BY = {  # what a page can shade tokens by, the first one to begin with: its column, and the
+    # end of a sentence that begins "The stronger a token's colour, ..."; not every run has all
+    "gradient size": ("abs gradient", "the larger the gradient's size at the logits: "
+                      "abs(advantage) x weight x s, where s is the size of the gradient of its "
+                      "log-prob"),
+    "push": ("push", "the further its own term of the loss pushes its log-prob up (blue) or down "
+             "(orange): advantage x weight x s squared"),
+    "change": ("change", "the further its log-prob rose (blue) or fell (orange) in the step; the "
+               "update on all tokens of the batch makes this change"),
     "advantage": ("advantage", "the further its advantage is from 0: blue makes it more likely, "
-                  "orange less"),
+                  "orange less likely"),
     "weight": ("weight", "the larger the weight that the method gave it"),
-    "entropy": ("entropy", "the less sure the model was what to write there"),
+    "entropy": ("entropy", "the less certain the model was what to write there"),
     "log-prob": ("log_prob", "the less likely the token was"),
-    "true credit": ("true_credit", "the more the expected reward rose (blue) or fell (orange) with "
-                    "it"),
-    "true credit se": ("true_credit_se", "the less sure its true credit is: the standard error")}
+    "credit": ("true_credit", "the further the expected reward rose (blue) or fell (orange) with "
+               "it"),
+    "credit's error": ("true_credit_se", "the less precisely its credit is known: the standard "
+                       "error")}
 MEANING = {name: meaning for name, (_, meaning) in SHADED_BY.items()}
 
 
-class Answer(TypedDict):
+class ShownAnswer(TypedDict):
     """A training answer on the page; the first one has the lines of every token's account."""
     step: int
     own_step: int  # as another trainer numbers it
@@ -52,19 +53,20 @@ class Answer(TypedDict):
 
 
 def answers_of(run: Path, tokenizer: Tokenizer, steps: list[int],
-               most_tokens: int = PER_PAGE) -> list[Answer]:
-    """What the viewer shows of steps that are evenly spaced: as many answers as fit, and never less
-    than two, those of groups with different rewards first."""
-    answers: list[Answer] = []
+               most_tokens: int = PER_PAGE) -> list[ShownAnswer]:
+    """The answers that the viewer shows, of evenly spaced steps: as many as fit, and never fewer
+    than two of a step. Groups whose rewards differ come first."""
+    answers: list[ShownAnswer] = []
     config, metrics = run_config(run), metrics_by_step(run)
-    places = {round(place) for place in np.linspace(0, len(steps) - 1, STEPS)}
-    for step in (steps[place] for place in sorted(places)):
-        tokens = read_tokens(run, step)
-        order = np.concatenate(groups_in_order(tokens))
-        room = most_tokens // len(places)
-        fitting = int((np.cumsum(tokens["length"][order]) <= room).sum())
-        answers += [answer_of(tokens, tokenizer, config, metrics.get(step), step, b)
-                    for b in order[:max(2, fitting)].tolist()]
+    chosen = sorted({round(index) for index in np.linspace(0, len(steps) - 1, STEPS)})
+    for index in chosen:
+        record = read_step(run, steps[index])
+        line = metrics.get(record.step)
+        order = np.concatenate(groups_in_order(record.answers["group"], record.answers["reward"]))
+        room = most_tokens // len(chosen)
+        fitting = int((np.cumsum(record.answers["length"][order]) <= room).sum())
+        for b in order[:max(2, fitting)].tolist():
+            answers.append(answer_of(record, tokenizer, config, line, b))
     if answers:
         answers[0]["stages"] = stages(config)
     return answers
@@ -74,35 +76,43 @@ def metrics_by_step(run: Path) -> dict[int, Json]:
     return {line["step"]: line for line in read_metrics(run)}
 
 
-def groups_in_order(tokens: Tokens) -> list[np.ndarray]:
-    """The answers of each group: the best, the worst, the second best, the second worst, ..."""
-    groups = [np.flatnonzero(tokens["group"] == g) for g in np.unique(tokens["group"])]
-    groups.sort(key=lambda members: np.ptp(tokens["reward"][members]) == 0)
-    ranked = [members[np.argsort(-tokens["reward"][members], kind="stable")] for members in groups]
-    return [np.stack([best, best[::-1]], axis=1).ravel()[:len(best)] for best in ranked]
+def groups_in_order(group: np.ndarray, reward: np.ndarray) -> list[np.ndarray]:
+    """The answers of each group: the best, the worst, the second best, the second worst, ...
+    `group` and `reward` are (answers,)."""
+    groups = [np.flatnonzero(group == number) for number in np.unique(group)]
+    groups.sort(key=lambda members: np.ptp(reward[members]) == 0)
+    in_order = []
+    for members in groups:
+        best_first = members[np.argsort(-reward[members], kind="stable")]
+        both_ends = np.stack([best_first, best_first[::-1]], axis=1).ravel()
+        in_order.append(both_ends[:len(members)])
+    return in_order
 
 
-def own_step(tokens: Tokens, step: int) -> int:
-    return int(tokens["trainer_step"][0]) if "trainer_step" in tokens else step
-
-
-def answer_of(tokens: Tokens, tokenizer: Tokenizer, config: Mapping[str, object],
-              line: Json | None, step: int, b: int) -> Answer:
-    """One answer: its texts, labels and numbers token by token, and those of its account."""
-    start = int(tokens["episode_start"][b])
-    of_answer = slice(start, start + int(tokens["length"][b]))
-    prompts = np.split(tokens["prompt_ids"], tokens["prompt_start"][1:])
-    prompt = token_bytes(tokenizer, prompts[int(tokens["group"][b])].tolist())
-    pieces = token_bytes(tokenizer, tokens["token_id"][of_answer].tolist())
-    return {"step": step, "episode": b, "group": int(tokens["group"][b]),
-            "reward": rounded(tokens["reward"][b]),
-            "own_step": own_step(tokens, step),
-            "answer": rounded(tokens["reward_answer"][b]) if "reward_answer" in tokens else None,
-            "finished": bool(tokens["finished"][b]),
-            "prompt": without_earlier_turns(b"".join(prompt).decode(errors="replace")),
-            "texts": [piece.decode(errors="replace") for piece in pieces],
-            "section": tokens["section"][of_answer].tolist(),
-            "kind": tokens["kind"][of_answer].tolist(),
-            "values": {shown: list(map(rounded, tokens[name][of_answer].tolist()))
-                       for shown, (name, _) in SHADED_BY.items() if name in tokens},
-            "account": numbers_of(tokens, config, line, b)}
+def answer_of(record: StepRecord, tokenizer: Tokenizer, config: Mapping[str, object],
+              line: Json | None, b: int) -> ShownAnswer:
+    """Answer b: its texts, labels and numbers token by token, and those of its account. `line` is
+    the step's in metrics.jsonl."""
+    tokens, answers = record.tokens_of(b), record.answers
+    group = int(answers["group"][b])
+    texts = [piece.decode(errors="replace")
+             for piece in token_bytes(tokenizer, tokens["token_id"].tolist())]
+    prompt = b"".join(token_bytes(tokenizer, record.prompts[group].tolist()))
+    values: Numbers = {}
+    for quantity, (column, _) in SHADED_BY.items():
+        if column in tokens:
+            values[quantity] = list(map(rounded, tokens[column].tolist()))
+    return {
+        "step": record.step,
+        "own_step": record.trainer_step,
+        "episode": b,
+        "group": group,
+        "reward": rounded(answers["reward"][b]),
+        "answer": rounded(answers["reward_answer"][b]) if "reward_answer" in answers else None,
+        "finished": bool(answers["finished"][b]),
+        "prompt": without_earlier_turns(prompt.decode(errors="replace")),
+        "texts": texts,
+        "section": tokens["section"].tolist(),
+        "kind": tokens["kind"].tolist(),
+        "values": values,
+        "account": numbers_of(record, config, line, b)}

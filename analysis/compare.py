@@ -1,9 +1,8 @@
-"""Several runs: the tables of their arms, which differences are real, and how they learned.
+"""Several runs: the tables of their arms, which gains are real, and how the arms learned.
 
-Two arms with the same seed are asked the same problems at every step. So the measure that decides
-is the mean success of all answers of the training, paired by seed: it counts each of them, and what
-a seed's problems bring to both arms cancels. An evaluation at the end stands beside it: what was
-learned at last, of one model and other problems.
+The primary metric is success in training: the mean over all answers that training sampled, paired
+by seed (analysis/gains.py). Where those answers do not tell the runs apart, it is the evaluation at
+the end, and the table says why.
 """
 from pathlib import Path
 from typing import Literal
@@ -14,49 +13,59 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, PercentFormatter
 
 from analysis.arms import Comparison
+from analysis.gains import (AT_THE_END, IN_TRAINING, final_lines, gain_table, gains, mean_success,
+                            over_baseline)
 from analysis.plots import Style, legend_below, save, style_of, whole_steps
 from analysis.runs import Run, evaluations, share_asked_before
-from analysis.statistics import Estimate, Floats, holm, mean_over, paired_difference
-from analysis.tables import Row, Table, by_row, shown
+from analysis.statistics import mean_over
+from analysis.tables import Row, Table, by_row
 from analysis.tally import Tally
 from engine.tokens import KINDS, SECTIONS
-from harness.record import Json
 
-IN_TRAINING, AT_THE_END = MEASURES = ("success in training", "held-out success at the end")
 MOST_REPEATED = 0.1  # share of the problems that were asked before
-SEEN = 0.05
 WINDOW = 5  # steps whose mean is a point of a curve, but in a short run
-NOTES = {
-    IN_TRAINING: "the mean over all answers that training sampled, by seed; interval: Student's t "
-                 "over the seeds",
-    AT_THE_END: "sampled; interval: Student's t, over seeds and held-out problems; with one seed "
-                "over problems alone"}
-HOLM = ("the verdict goes by Holm's p, over all arms of the table; could see: the difference that "
-        "80 of 100 such experiments would see, itself an estimate from few seeds")
-PLACEBO_NOTE = "a row with a minus: an arm against its own placebo; Holm's correction apart"
+PAIRED_BY_SEED = "paired by seed; interval: Student's t over the seeds"
+MEASURE_NOTES = {
+    IN_TRAINING: f"the mean over all answers that training sampled, {PAIRED_BY_SEED}",
+    AT_THE_END: "answers are sampled; interval: Student's t, over seeds and held-out problems; "
+                "with one seed over problems alone"}
+VERDICT_NOTE = (
+    "the verdict goes by p, which Holm's method corrects for all arms of the table; no difference "
+    "seen: the interval says how large a gain or a loss may still be; could see: the gain that 80 "
+    "of 100 such experiments would see, itself an estimate from few seeds")
+PLACEBO_NOTE = ("a row with a minus compares an arm with its own placebo; these rows have a "
+                "correction of their own")
+SECONDARY_NOTE = "the table above has the primary metric; this one is not corrected for it"
 
 
 def chapters_of(comparison: Comparison) -> dict[str, list[Table]]:
-    """The tables by what they are about; the first chapter decides, the others explore."""
-    tables = [arms_table(comparison)]
+    """The tables by what they are about. The first chapter has the primary metric, the others
+    explore."""
+    tables = [arms_overview(comparison)]
     if len(comparison.arms) > 1:
-        deciding, doubt = deciding_measure(comparison)
-        tables += [differences(comparison, measure, measure == deciding, doubt)
-                   for measure in sorted(MEASURES, key=lambda name: name != deciding)]
+        primary, doubt = primary_metric(comparison)
+        secondary = AT_THE_END if primary == IN_TRAINING else IN_TRAINING
+        tables.append(differences(comparison, primary))
+        tables.append(differences(comparison, secondary, False, doubt))
     return {"Which arm is better": tables,
             "Stability and cost": [stability(comparison)],
-            "Where the gradient went": [shares_table(comparison)]}
+            "Where the gradient went": [shares_of_arms(comparison)]}
 
 
-def arms_table(comparison: Comparison) -> Table:
+def arms_overview(comparison: Comparison) -> Table:
+    """What each arm came to, means over its seeds."""
     rows: list[Row] = []
     for name, arm in comparison.arms.items():
         runs = list(arm.values())
         ends, greedy = final_lines(runs, "sampled"), final_lines(runs, "greedy")
-        numbers = ([mean_success(run) for run in runs], [line["success"] for line in ends],
-                   [line["success"] for line in greedy], [line["format_mean"] for line in ends],
-                   [line["finished_mean"] for line in ends], [line["length_mean"] for line in ends])
-        rows.append([name, len(runs), *(mean_over(of_runs).value for of_runs in numbers)])
+        rows.append([
+            name, len(runs),
+            mean_over([mean_success(run) for run in runs]).value,
+            mean_over([line["success"] for line in ends]).value,
+            mean_over([line["success"] for line in greedy]).value,
+            mean_over([line["format_mean"] for line in ends]).value,
+            mean_over([line["finished_mean"] for line in ends]).value,
+            mean_over([line["length_mean"] for line in ends]).value])
     formats = {"arm": "", "seeds": "d", "training": ".1%", "sampled": ".1%", "greedy": ".1%",
                "format": ".2f", "finished": ".0%", "length": ".0f"}
     return Table("arms", "The arms, means over seeds", by_row(formats, rows), headings={
@@ -64,52 +73,7 @@ def arms_table(comparison: Comparison) -> Table:
         "length": "tokens an answer"})
 
 
-def final_lines(runs: list[Run], mode: str) -> list[Json]:
-    return [line for run in runs for line in evaluations(run, mode)
-            if line["step"] == run["config"]["steps"]]
-
-
-def success_by_step(run: Run) -> Floats:
-    """(steps,) the share of a batch's answers that are right."""
-    return np.array([line["success"] for line in run["metrics"]], float)
-
-
-def mean_success(run: Run) -> float:
-    """Of all answers of the training; every step has as many."""
-    return float(success_by_step(run).mean()) if run["metrics"] else np.nan
-
-
-def in_training(mine: Run, theirs: Run) -> Floats | None:
-    """(1,) how far one run is ahead of another with the same problems."""
-    same = len(mine["metrics"]) == len(theirs["metrics"]) > 0
-    return np.array([mean_success(mine) - mean_success(theirs)]) if same else None
-
-
-def at_the_end(mine: Run, theirs: Run) -> Floats | None:
-    """(problems,) the same after the last step, of each held-out problem."""
-    ends = [final_lines([run], "sampled") for run in (mine, theirs)]
-    if not all(ends):
-        return None
-    answers = np.array([lines[0]["answer"] for lines in ends], float)
-    return np.asarray(answers[0] - answers[1])
-
-
-def difference(mine: dict[int, Run], theirs: dict[int, Run], measure: str,
-               tests: int = 1) -> tuple[list[int], Estimate | None]:
-    """The seeds that both arms have, and how far the first is ahead. `tests`: of how many arms this
-    is one."""
-    of_pair = in_training if measure == IN_TRAINING else at_the_end
-    found = {seed: of_pair(mine[seed], theirs[seed]) for seed in sorted(set(mine) & set(theirs))}
-    known = {seed: value for seed, value in found.items() if value is not None}
-    if not known:
-        return [], None
-    pairs = np.stack(list(known.values()))
-    of_all = mean_over(pairs[:, 0], tests) if measure == IN_TRAINING else (
-        paired_difference(pairs, tests))
-    return list(known), of_all
-
-
-def deciding_measure(comparison: Comparison) -> tuple[str, str]:
+def primary_metric(comparison: Comparison) -> tuple[str, str]:
     """Success in training, or where that says little the evaluation, and then why."""
     doubt = doubt_about_training(comparison.runs)
     return (AT_THE_END if doubt else IN_TRAINING), doubt
@@ -128,66 +92,36 @@ def doubt_about_training(runs: list[Run]) -> str:
     return ""
 
 
-def verdict(estimate: Estimate | None, p: float | None) -> str:
-    """p is Holm's, of several seeds. Where nothing is seen, the end of the interval that lies
-    further away says how much may be there."""
-    if estimate is None:
-        return "nothing in common"
-    if p is None:
-        return "one seed: no verdict"
-    if not p < SEEN:
-        return f"no difference seen, within {shown(farther_end(estimate), 'size')} points"
-    return "better" if estimate.value > 0 else "worse"
-
-
-def farther_end(estimate: Estimate) -> float:
-    return max(map(abs, estimate.interval))
-
-
-def differences(comparison: Comparison, measure: str, decides: bool = True,
+def differences(comparison: Comparison, measure: str, is_primary: bool = True,
                 doubt: str = "") -> Table:
-    """Each arm minus the baseline, and each arm minus its own placebo: two questions, each with its
-    own correction."""
-    against = rows_of_family(comparison, measure, {
-        name: (name, comparison.baseline) for name in comparison.arms
-        if name != comparison.baseline})
-    placebos = rows_of_family(comparison, measure, {
-        f"{name} - {placebo}": (name, placebo) for name in comparison.arms
-        for placebo in comparison.placebos_of(name)})
-    aside = f"this does not decide: {doubt}" if doubt else "beside what decides, not corrected for"
-    notes = [NOTES[measure], HOLM, *[PLACEBO_NOTE] * bool(placebos), *[aside] * (not decides)]
-    formats = {"arm": "", "seeds": "d", "difference": "points", "95%": "points", "Holm p": "p",
-               "could see": "size", "verdict": ""}
-    return Table(measure, f"{measure.capitalize()}, in points: each arm minus "
-                 f"{comparison.baseline}", by_row(formats, against + placebos), "", notes,
-                 {"seeds": "pairs", "95%": "95% interval", "Holm p": "Holm's p"})
-
-
-def rows_of_family(comparison: Comparison, measure: str,
-                   pairs: dict[str, tuple[str, str]]) -> list[Row]:
-    """A row for each pair of arms, by its label; Holm's correction is over all of them."""
-    arms = comparison.arms
-    found = {label: difference(arms[one], arms[other], measure, len(pairs))
-             for label, (one, other) in pairs.items()}
-    tested = {label: one.p for label, (seeds, one) in found.items() if one and len(seeds) > 1}
-    holm_p = dict(zip(tested, holm(list(tested.values()))))
-    rows: list[Row] = []
-    for label, (seeds, estimate) in found.items():
-        p = holm_p.get(label)
-        value, interval = (estimate.value, estimate.interval) if estimate else (None, None)
-        visible = estimate.visible if estimate and len(seeds) > 2 else None
-        rows.append([label, len(seeds), value, interval, p, visible, verdict(estimate, p)])
-    return rows
+    """The gain of each arm over the baseline, and over its own placebo: two questions, each with
+    its own correction."""
+    arms, baseline = comparison.arms, comparison.baseline
+    pairs_with_placebo = {f"{name} - {placebo}": (arms[name], arms[placebo])
+                          for name in arms for placebo in comparison.placebos_of(name)}
+    over_placebos = gains(pairs_with_placebo, measure)
+    found = gains(over_baseline(arms, baseline), measure) | over_placebos
+    notes = [MEASURE_NOTES[measure], VERDICT_NOTE]
+    if over_placebos:
+        notes.append(PLACEBO_NOTE)
+    if not is_primary:
+        notes.append(f"not the primary metric here: {doubt}" if doubt else SECONDARY_NOTE)
+    could_see = [gain.could_see for gain in found.values()]
+    return gain_table(measure, f"{measure.capitalize()}, in points: each arm minus {baseline}",
+                      found, {"could see": ("size", could_see)}, baseline, notes=notes,
+                      headings={"p": "Holm's p"})
 
 
 def stability(comparison: Comparison) -> Table:
+    """Gradient norms and seconds of each arm, means over its runs."""
     rows: list[Row] = []
     for name, arm in comparison.arms.items():
         measured = []
         for run in arm.values():
             norm = np.array([line["gradient_norm"] or 0 for line in run["metrics"]])
             seconds = np.array([line["seconds"] for line in run["metrics"]], float)
-            if len(norm := norm[norm > 0]):
+            norm = norm[norm > 0]
+            if len(norm):
                 measured.append([norm[:10].mean(), norm[-10:].mean(),
                                  norm.max() / np.median(norm), seconds.mean()])
         if measured:
@@ -200,12 +134,16 @@ def stability(comparison: Comparison) -> Table:
                   "seconds": "seconds a step"})
 
 
-def shares_table(comparison: Comparison) -> Table:
+def shares_of_arms(comparison: Comparison) -> Table:
+    """Where each arm's gradient went, means over its runs."""
     rows: list[Row] = []
     for name, arm in comparison.arms.items():
-        tallies = [Tally(run["folder"]) for run in arm.values() if run["steps"]]
-        if tallies:
-            shares = [[*one.shares("kind"), *one.shares("section")[1:]] for one in tallies]
+        shares = []
+        for run in arm.values():
+            if run["steps"]:
+                tally = Tally(run["folder"])
+                shares.append([*tally.shares("kind"), *tally.shares("section")[1:]])
+        if shares:
             rows.append([name, *np.mean(shares, 0).tolist()])
     formats = {"arm": "", **dict.fromkeys((*KINDS, *SECTIONS[1:]), ".0%")}
     return Table("credit by class", "Share of the gradient abs(A) w s by kind and section",
@@ -215,13 +153,15 @@ def shares_table(comparison: Comparison) -> Table:
 
 
 def learning_curves(comparison: Comparison, folder: Path) -> tuple[Path, str]:
-    """What is decided comes first."""
+    """A picture of how each arm learned: held out, in training, and its gradient norm."""
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(14, 4.4))
+    has_several = False
     for number, (name, arm) in enumerate(comparison.arms.items()):
         style, runs = style_of(number), list(arm.values())
-        label = f"{name} ({len(runs)} run{'s' * (len(runs) != 1)})"
-        seeds_and_mean(middle, runs, "success", style, label)
-        seeds_and_mean(right, runs, "gradient_norm", style)
+        has_several = has_several or len(runs) > 1
+        label = f"{name} ({len(runs)} run{'' if len(runs) == 1 else 's'})"
+        curves_of_arm(middle, runs, "success", style, label)
+        curves_of_arm(right, runs, "gradient_norm", style)
         held_out_means(left, runs, style)
     left.set(xlabel="step", ylabel="held-out problems solved", title="Held-out success, sampled")
     middle.set(xlabel="step", ylabel="answers that are right", title="Success in training batches")
@@ -236,27 +176,30 @@ def learning_curves(comparison: Comparison, folder: Path) -> tuple[Path, str]:
     whole_steps(left, middle, right)
     legend_below(figure, middle, ncols=min(3, len(comparison.arms)))
     caption = f"How each arm learned, smoothed over {WINDOW} steps where there are twice as many"
-    if any(len(arm) > 1 for arm in comparison.arms.values()):
+    if has_several:
         caption += "; means of its runs, each a thin line; held out with 95% intervals over seeds"
     return save(figure, folder, "learning_curves", caption)
 
 
-def seeds_and_mean(axis: Axes, runs: list[Run], key: Literal["success", "gradient_norm"],
-                   style: Style, label: str = "") -> None:
-    """Up to the last step that all of them have: runs of another trainer may have fewer."""
+def curves_of_arm(axis: Axes, runs: list[Run], key: Literal["success", "gradient_norm"],
+                  style: Style, label: str = "") -> None:
+    """Draw the mean of the runs, and each of them thinly, up to the last step that all of them
+    have: runs of another trainer may have fewer."""
     length = min(len(run["metrics"]) for run in runs)
     if not length:
         return
     curves = np.array([[line[key] for line in run["metrics"][:length]] for run in runs], float)
     window = WINDOW if length >= 2 * WINDOW else 1
-    curves = np.stack([curves[:, i:i + window].mean(1) for i in range(length - window + 1)], 1)
-    steps = np.arange(curves.shape[1]) + (window + 1) / 2
+    points = length - window + 1
+    smooth = np.stack([curves[:, i:i + window].mean(1) for i in range(points)], 1)
+    steps = np.arange(points) + (window + 1) / 2
     if len(runs) > 1:
-        axis.plot(steps, curves.T, alpha=0.4, lw=0.6, **style)
-    axis.plot(steps, curves.mean(0), lw=1.8, label=label, **style)
+        axis.plot(steps, smooth.T, alpha=0.4, lw=0.6, **style)
+    axis.plot(steps, smooth.mean(0), lw=1.8, label=label, **style)
 
 
 def held_out_means(axis: Axes, runs: list[Run], style: Style) -> None:
+    """Draw the mean of the runs' evaluations with its interval over seeds, and each run thinly."""
     by_step: dict[int, list[float]] = {}
     for run in runs:
         lines = evaluations(run, "sampled")
@@ -267,6 +210,6 @@ def held_out_means(axis: Axes, runs: list[Run], style: Style) -> None:
                       alpha=0.4, lw=0.6, **style)
     steps = sorted(by_step)
     found = [mean_over(by_step[step]) for step in steps]
-    reach = np.nan_to_num([one.high - one.value for one in found])  # none of a single seed
+    reach = np.nan_to_num([one.high - one.value for one in found])  # a single seed has none
     axis.errorbar(steps, [one.value for one in found], reach, marker="o", ms=3, lw=1.3, capsize=2,
                   **style)

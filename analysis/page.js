@@ -1,17 +1,26 @@
-// The viewer: a slider through the run; at each stop what it answered to a few held-out problems,
-// and panes with one training answer at a time, its tokens shaded by a number. What a model wrote
-// is put in as text, never as HTML.
+// The viewer: a slider through the run; at each stop the answers to a few held-out problems, and
+// panes with one training answer at a time, its tokens shaded by a number. What a model wrote is
+// put in as text, never as HTML.
 const $ = id => document.getElementById(id);
 const { answers, evaluations, SECTIONS, KINDS, TAG, MEANING } = JSON.parse($('data').textContent);
 const STAGES = answers[0]?.stages ?? [];
-const quantities = Object.keys(answers[0]?.values ?? {})  // those that are known of any token
+const quantities = Object.keys(answers[0]?.values ?? {})  // those that are known for some token
   .filter(name => answers.some(answer => answer.values[name].some(value => value !== null)));
 const stops = [...new Set([...evaluations, ...answers].map(line => line.step))]
   .sort((a, b) => a - b);
-const SIDES = ['given', 'became'];  // of the switch
-const BLUE = 'var(--blue)', ORANGE = 'var(--orange)', YELLOW = 'var(--yellow)';
+const SIDES = ['push', 'change'];  // the two sides of the switch
+// The colours of values above and below 0. Each has one meaning in all pictures (page.css).
+const UP_AND_DOWN = ['--up', '--down'];
+const COLOURS = {
+  'gradient size': ['--gradient', '--gradient'],
+  'weight': ['--neutral', '--down'],
+  'entropy': ['--unsure', '--unsure'],
+  'log-prob': ['--unsure', '--unsure'],
+  "credit's error": ['--neutral', '--neutral'],
+};
+const FULL = 0.95;  // of a step's tokens have at most the size that gets the full colour
 
-// Of lines with a step; the earlier of two.
+// The line whose step is nearest; of two equally near ones the earlier.
 function nearest(lines, step) {
   const away = line => Math.abs(line.step - step);
   return lines.reduce((a, b) => away(b) < away(a) ? b : a);
@@ -24,79 +33,150 @@ function element(tag, name, ...children) {
   return made;
 }
 
-// The full colour: the largest on this page.
-const limit = {};
-for (const name of quantities) {
-  const values = answers.flatMap(answer => answer.values[name]);
-  limit[name] = values.reduce((most, value) => Math.max(most, Math.abs(value ?? 0)), 0) || 1;
+// The sizes of a step's tokens, the smallest first.
+function sizesIn(step, name) {
+  return answers.filter(answer => answer.step === step)
+    .flatMap(answer => answer.values[name])
+    .filter(value => value !== null)
+    .map(Math.abs)
+    .sort((a, b) => a - b);
 }
 
-// By the square root: so small numbers can be seen beside the largest, and all are told apart.
-function strength(share) {
-  return (0.8 * Math.sqrt(share)).toFixed(3);
+// The size that gets the full colour: a percentile of the step, because a few tokens have a change
+// fifty times as large as most, and beside those no other would be seen.
+function fullSize(step, name) {
+  const sizes = sizesIn(step, name);
+  return sizes[Math.ceil(FULL * sizes.length) - 1] || sizes.at(-1) || 1;
 }
 
-function shade(value, most) {
+// The square root lets small numbers be seen beside large ones.
+function colour(name, share) {
+  const strength = 0.8 * Math.sqrt(Math.min(share, 1));
+  return `rgba(var(${name}),${strength.toFixed(3)})`;
+}
+
+function shade(name, value, full) {
   if (value === null) return 'transparent';
-  return `rgba(${value < 0 ? ORANGE : BLUE},${strength(Math.abs(value) / most)})`;
+  const [above, below] = COLOURS[name] ?? UP_AND_DOWN;
+  return colour(value < 0 ? below : above, Math.abs(value) / full);
 }
 
-function tokenSpan(text, title, colour, name = '') {
+function tokenSpan(text, title, background, name = '') {
   const span = element('span', name, text.replaceAll('\n', '\u21b5\n'));
   span.title = title;
-  span.style.backgroundColor = colour;
+  span.style.backgroundColor = background;
   return span;
 }
 
-// Held-out answers get no gradient: 1 - p says how unsure the model was of a token.
-function toldAnswer(shown) {
-  const is = shown.answer ? 'right' : 'wrong';
-  const tokens = shown.texts.map((text, t) => {
-    const p = Math.exp(shown.log_prob[t]);
-    return tokenSpan(text, `p = ${p.toPrecision(2)}`, `rgba(${YELLOW},${strength(1 - p)})`);
+// A box of tokens, of which a click or the arrow keys choose one; `tell` is called with its number.
+class TokenBox {
+  constructor(box, tell) {
+    this.box = box;
+    this.tell = tell;
+    this.spans = [];
+    this.chosen = -1;
+    box.onclick = event => this.choose(this.spans.indexOf(event.target));
+    box.onkeydown = event => this.press(event);
+  }
+
+  fill(spans) {
+    this.spans = spans;
+    this.chosen = -1;
+    this.box.replaceChildren(...spans);
+  }
+
+  choose(t) {
+    if (!this.spans[t]) return;
+    this.spans[this.chosen]?.classList.remove('chosen');
+    this.spans[t].classList.add('chosen');
+    this.spans[t].scrollIntoView({ block: 'nearest' });
+    this.chosen = t;
+    this.tell(t);
+  }
+
+  press(event) {
+    const by = { ArrowUp: -1, ArrowLeft: -1, ArrowDown: 1, ArrowRight: 1 }[event.key];
+    if (!by) return;
+    event.preventDefault();
+    this.choose(this.chosen + by);
+  }
+}
+
+function capital(text) {
+  return text[0].toUpperCase() + text.slice(1);
+}
+
+function timeOf(evaluation) {
+  return evaluation.step ? `after step ${evaluation.step}` : 'before training';
+}
+
+// One answer to a held-out problem. It gets no gradient: 1 - p says how uncertain the model was
+// about a token.
+function heldOutAnswer(evaluation, shown) {
+  const outcome = shown.answer ? 'right' : 'wrong';
+  const tokens = element('div', 'tokens'), chosen = element('p', 'note chance');
+  tokens.tabIndex = 0;
+  tokens.role = 'group';
+  tokens.ariaLabel = `the answer ${timeOf(evaluation)}; the arrow keys go through its tokens`;
+  chosen.role = 'status';
+  const p = shown.log_prob.map(Math.exp);
+  const box = new TokenBox(tokens, t => {
+    chosen.textContent =
+      `token ${t}, ${JSON.stringify(shown.texts[t])}: p = ${p[t].toPrecision(2)}`;
   });
-  return element('div', 'one', element('span', is, is), ` ${shown.problem}`,
-                 element('div', 'tokens', ...tokens));
+  box.fill(shown.texts.map((text, t) =>
+    tokenSpan(text, `p = ${p[t].toPrecision(2)}`, colour('--unsure', 1 - p[t]))));
+  return element('div', 'one', `${timeOf(evaluation)}: `, element('b', outcome, outcome), tokens,
+                 chosen);
 }
 
-function tellHeldOut(evaluation) {
-  const time = evaluation.step ? `at step ${evaluation.step}` : 'before training';
-  $('held-out').textContent = `Held-out problems ${time}: `
-    + `${(100 * evaluation.success).toFixed(1)}% solved, ${evaluation.mode}. Some of them`
-    + (evaluation.step ? ', at the first evaluation (left) and now' : '')
-    + "; the stronger a token's colour, the less sure the model was of it.";
-  const before = evaluations.find(line => line.mode === evaluation.mode);
-  $('told').replaceChildren(...evaluation.shown.map((shown, i) => evaluation === before
-    ? toldAnswer(shown) : element('div', 'pair', toldAnswer(before.shown[i]), toldAnswer(shown))));
+// What the evaluation nearest to a step says, beside what the first one said.
+function showHeldOut(step) {
+  const evaluation = nearest(evaluations, step);
+  const first = evaluations.find(line => line.mode === evaluation.mode);
+  const success = `${(100 * evaluation.success).toFixed(1)}%`;
+  $('held-out').textContent = `${capital(timeOf(evaluation))}, ${success} of the held-out `
+    + `problems were solved (${evaluation.mode} answers).`;
+  $('nearest').textContent = evaluation.step === step ? ''
+    : `There was no evaluation at step ${step}, so this is the nearest one.`;
+  $('held-out-answers').replaceChildren(...evaluation.shown.map((shown, i) => {
+    const pair = element('div', evaluation === first ? '' : 'pair');
+    if (evaluation !== first) pair.append(heldOutAnswer(first, first.shown[i]));
+    pair.append(heldOutAnswer(evaluation, shown));
+    return element('div', '', element('p', 'problem', shown.problem), pair);
+  }));
 }
 
-// A step is a batch of answers; another trainer numbers its updates.
+// A step is a batch of answers here; another trainer may number its updates, and then both numbers
+// are shown.
 function named(step) {
   const own = answers.find(answer => answer.step === step)?.own_step ?? step;
   return own === step ? `step ${step}` : `step ${step} (${own} of the trainer)`;
 }
 
-// All that stands at a stop of the slider.
+// Everything that depends on the slider.
 function show(step) {
+  $('stop').value = stops.indexOf(step);
   $('step').textContent = $('stop').ariaValueText = `${named(step)} of ${stops.at(-1)}`;
   $('mark')?.style.setProperty('--at', step);
-  if (evaluations.length) tellHeldOut(nearest(evaluations, step));
-  for (const pane of panes) pane.choose(nearest(answers, step).step);
-  if (panes.length && stops.length > 1)
-    $('answers-title').textContent = `Training answers of ${named(panes[0].step)}, token by token`;
+  if (evaluations.length) showHeldOut(step);
+  if (!panes.length) return;
+  shownStep = nearest(answers, step).step;
+  drawKey();
+  for (const pane of panes) pane.open();
+  if (stops.length > 1)
+    $('answers-title').textContent = `Training answers of ${named(shownStep)}, token by token`;
 }
 
-// report.html#step=50 begins there, other addresses at the end.
-function stopOfAddress() {
-  const wanted = /^#step=(\d+)$/.exec(location.hash)?.[1] ?? stops.at(-1);
-  const { step } = nearest([...evaluations, ...answers], wanted);
-  $('stop').value = stops.indexOf(step);
-  show(step);
+// report.html#step=50 goes to the stop that is nearest to step 50.
+function showAddress() {
+  const wanted = /^#step=(\d+)$/.exec(location.hash)?.[1];
+  if (wanted) show(nearest([...evaluations, ...answers], wanted).step);
 }
 
-// A line of a token's account with its numbers put in, as told() in account.py does it; null if one
-// of them is not known.
-function told(text, answer, t) {
+// A line of a token's account with its numbers put in, as with_numbers() in account.py does it; null
+// if a number is not known.
+function withNumbers(text, answer, t) {
   const known = { ...answer.account, ...answer.values }, used = [];
   const filled = text.replace(/\[\[(.+?)\]\]/g, (_, name) => {
     used.push(Array.isArray(known[name]) ? known[name][t] : known[name] ?? null);
@@ -105,23 +185,24 @@ function told(text, answer, t) {
   return used.includes(null) ? null : filled;
 }
 
-// What a reader wants to know first: the reward, and what the others got.
+// What a reader wants to know first: the reward, and the rewards of the other answers.
 function verdict(answer) {
-  const solved = answer.answer === null ? '' : answer.answer > 0 ? ': solved' : ': not solved';
-  const cut = answer.finished ? '' : ', cut off by the limit';
-  if (answer.reward === null) return `Reward unknown${cut}.`;
-  return `Reward ${answer.reward}${solved}${cut}. The ${answer.account.answers} answers to this `
-    + `problem got ${answer.account.mean.toPrecision(2)} on average.`;
+  let solved = '';
+  if (answer.answer !== null) solved = answer.answer > 0 ? ', solved' : ', not solved';
+  const cut = answer.finished ? '' : ', cut off by the limit on tokens';
+  if (answer.reward === null) return `reward unknown${cut}.`;
+  return `reward ${answer.reward}${solved}${cut}. The ${answer.account.answers} answers to this `
+    + `problem have a mean reward of ${answer.account.mean.toPrecision(2)}.`;
 }
 
 class Pane {
-  constructor(reward) {  // which answers: all, solved or not solved
+  constructor(kind) {  // of PANES: which answers it shows
     this.root = $('pane').content.cloneNode(true).firstElementChild;
-    this.part('reward').textContent = this.reward = reward;
+    this.part('kind').textContent = kind;
+    this.has = PANES[kind];
     this.part('previous').onclick = () => this.move(-1);
     this.part('next').onclick = () => this.move(1);
-    this.part('tokens').onclick = event => this.follow(this.spans.indexOf(event.target));
-    this.part('tokens').onkeydown = event => this.press(event);
+    this.box = new TokenBox(this.part('tokens'), t => this.follow(t));
     $('panes').append(this.root);
   }
 
@@ -129,10 +210,9 @@ class Pane {
     return this.root.querySelector('.' + name);
   }
 
-  choose(step) {
-    this.step = step;
-    this.shown = answers.filter(a => a.step === step
-      && (this.reward === 'all' || (this.reward === 'solved') === (a.answer > 0)));
+  // Begin with the first answer of the step.
+  open() {
+    this.shown = answers.filter(answer => answer.step === shownStep && this.has(answer));
     this.at = 0;
     this.draw();
   }
@@ -145,80 +225,86 @@ class Pane {
 
   draw() {
     const answer = this.shown[this.at], name = $('quantity').value;
-    this.token = -1;
-    this.spans = [];
-    this.part('tokens').replaceChildren();
+    this.box.fill([]);
     this.part('account').replaceChildren();
     this.part('prompt').textContent = answer ? answer.prompt : '';
     this.part('asked').open = this.part('prompt').textContent.length < 200;
     this.part('previous').disabled = this.at <= 0;
     this.part('next').disabled = this.at >= this.shown.length - 1;
     if (!answer) {
-      this.part('place').textContent = 'There is none among those of this step on the page.';
+      this.part('position').textContent = `This page has no such answer of ${named(shownStep)}.`;
       return;
     }
-    this.part('place').textContent = `${verdict(answer)} (${this.at + 1} of ${this.shown.length})`;
-    this.spans = answer.texts.map((text, t) => {
+    this.part('position').textContent =
+      `${capital(named(shownStep))}, answer ${this.at + 1} of ${this.shown.length}: `
+      + verdict(answer);
+    const full = fullSize(answer.step, name);
+    this.box.fill(answer.texts.map((text, t) => {
       const value = answer.values[name][t];
-      return tokenSpan(text, `${name} ${value ?? 'unknown'}`, shade(value, limit[name]),
-                       `s${answer.section[t]}${answer.kind[t] === TAG ? ' tag' : ''}`);
-    });
-    this.part('tokens').append(...this.spans);
+      const classes = `s${answer.section[t]}${answer.kind[t] === TAG ? ' tag' : ''}`;
+      return tokenSpan(text, `${name} ${value ?? 'unknown'}`, shade(name, value, full), classes);
+    }));
   }
 
-  // The account of token t, if there is one.
+  // The account of token t.
   follow(t) {
-    if (!this.spans[t]) return;
-    this.spans[this.token]?.classList.remove('chosen');
-    this.spans[t].classList.add('chosen');
-    this.spans[t].scrollIntoView({ block: 'nearest' });
-    this.token = t;
     const answer = this.shown[this.at], account = this.part('account');
+    const name = $('quantity').value;
     account.replaceChildren();
     account.createCaption().textContent =
-      `In ${named(answer.step)}, answer ${answer.episode}, token ${t}, `
-      + `${JSON.stringify(answer.texts[t])}: ${KINDS[answer.kind[t]]} in `
-      + SECTIONS[answer.section[t]];
-    for (const [label, text, place] of STAGES) {
-      const line = told(text, answer, t);
+      `${capital(named(answer.step))}, answer ${answer.episode}, token ${t}, `
+      + `${JSON.stringify(answer.texts[t])}: ${KINDS[answer.kind[t]]} token, section `
+      + `${SECTIONS[answer.section[t]]}, ${name} ${answer.values[name][t] ?? 'unknown'}`;
+    for (const [label, text, computedBy] of STAGES) {
+      const line = withNumbers(text, answer, t);
       if (line === null) continue;
       const row = account.insertRow(), where = document.createElement('code');
-      where.textContent = place;
+      where.textContent = computedBy;
       row.insertCell().textContent = label;
       row.insertCell().append(line, document.createElement('br'), where);
     }
-  }
-
-  press(event) {
-    const by = { ArrowUp: -1, ArrowDown: 1 }[event.key];
-    if (!by) return;
-    event.preventDefault();
-    this.follow(this.token + by);
   }
 }
 
 // One key for all panes.
 function drawKey() {
-  const name = $('quantity').value, most = limit[name].toPrecision(3);
+  const name = $('quantity').value;
+  const full = fullSize(shownStep, name), size = full.toPrecision(3);
   for (const side of SIDES) $(side).ariaPressed = side === name;
-  const has = test => answers.some(answer => answer.values[name].some(test));
-  const ramp = colour => 'linear-gradient(90deg,' + [0, .02, .1, .25, .5, 1]
-    .map(share => `rgba(${colour},${strength(share)}) ${100 * share}%`) + ')';
-  $('positive').style.background = ramp(BLUE);
-  $('negative').style.background = ramp(ORANGE);
-  $('above').hidden = !has(v => v > 0);
-  $('below').hidden = !has(v => v < 0);
-  $('most').textContent = most;
-  $('least').textContent = `-${most}`;
+  const values = answers.flatMap(answer => answer.values[name]);
+  const [above, below] = COLOURS[name] ?? UP_AND_DOWN;
+  const ramp = hue => 'linear-gradient(90deg,' + [0, .02, .1, .25, .5, 1]
+    .map(share => `${colour(hue, share)} ${100 * share}%`) + ')';
+  $('positive').style.background = ramp(above);
+  $('negative').style.background = ramp(below);
+  $('above').hidden = !values.some(value => value > 0);
+  $('below').hidden = !values.some(value => value < 0);
+  $('most').textContent = `${size} or more`;
+  $('least').textContent = `-${size} or less`;
   const same = answers.every(answer => new Set(answer.values[name]).size < 2);
   $('meaning').textContent = `The stronger a token's colour, ${MEANING[name]}.`
-    + (same ? ' Here all tokens of an answer have the same.' : '');
+    + (same ? ' In this run all tokens of an answer have the same value.' : '');
+  const sizes = sizesIn(shownStep, name);
+  const larger = sizes.filter(value => value > full).length;
+  let beyond = '';
+  if (larger)
+    beyond = `, and for the ${larger} of ${sizes.length} tokens that have more (at most `
+      + `${sizes.at(-1).toPrecision(3)})`;
+  $('scale').textContent =
+    `The scale is that of ${named(shownStep)}: the full colour stands for ${size}${beyond}.`;
 }
 
-for (const name of quantities) $('quantity').add(new Option(name));
 // A solved answer beside one that is not: what the reward tells apart.
-const rewards = answers.some(answer => answer.answer > 0) ? ['solved', 'not solved'] : ['all'];
-const panes = answers.length ? rewards.map(reward => new Pane(reward)) : [];
+const ALL = { 'Answers': () => true };
+const SOLVED_OR_NOT = {
+  'Answers that solved their problem': answer => answer.answer > 0,
+  'Answers that did not': answer => !(answer.answer > 0),
+};
+const PANES = answers.some(answer => answer.answer > 0) ? SOLVED_OR_NOT : ALL;
+const panes = answers.length ? Object.keys(PANES).map(kind => new Pane(kind)) : [];
+let shownStep;  // whose training answers are shown
+
+for (const name of quantities) $('quantity').add(new Option(name));
 $('quantity').onchange = () => {
   drawKey();
   for (const pane of panes) pane.draw();
@@ -227,11 +313,13 @@ for (const side of SIDES) $(side).onclick = () => {
   $('quantity').value = side;
   $('quantity').onchange();
 };
-$('switch').hidden = !quantities.includes('became');
+$('switch').hidden = !quantities.includes('change');
 $('stop').max = stops.length - 1;
 $('stop').oninput = () => show(stops[$('stop').value]);
 $('watch-title').hidden = $('slide').hidden = $('how').hidden = stops.length < 2;
 $('answers').hidden = !answers.length;
-if (answers.length) drawKey();
-if (stops.length) stopOfAddress();
-window.onhashchange = stopOfAddress;
+if (stops.length) {
+  show(stops[0]);
+  showAddress();
+  window.onhashchange = showAddress;
+}

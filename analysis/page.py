@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-from analysis.answers import MEANING, Answer
+from analysis.answers import MEANING, ShownAnswer
 from analysis.tables import Table
 from engine.tokens import KINDS, SECTIONS, TAG
 from harness.record import Json, replace_text
@@ -21,10 +21,10 @@ HERE = Path(__file__).resolve().parent
 Picture = tuple[Path, str] | tuple[Path, str, str]  # path, caption; of a curve its scale
 
 
-def write_page(path: Path, title: str, body: list[str], answers: Sequence[Answer] = (),
+def write_page(path: Path, title: str, body: list[str], answers: Sequence[ShownAnswer] = (),
                evaluations: Sequence[Json] = ()) -> None:
-    """Write one file, whole or not at all; nothing in it is fetched. `answers` of training and
-    `evaluations` with theirs are those that the viewer shows, if the body has one."""
+    """Write one file, whole or not at all; it loads nothing from outside. The viewer, if the body
+    has one, shows the `answers` of training and the `evaluations` with theirs."""
     script = part("page.js") if answers or evaluations else ""
     known = {"answers": answers, "evaluations": evaluations, "TAG": TAG, "SECTIONS": SECTIONS,
              "KINDS": KINDS, "MEANING": MEANING}
@@ -80,8 +80,8 @@ def section_of(table: Table, figures: str = "") -> str:
 
 
 def figure_of(path: Path, caption: str, scale: str = "") -> str:
-    """A picture inside the page. Its caption is read out once, as the text that stands for it.
-    With a `scale` (analyze.learning_curve) a mark goes along with the slider."""
+    """A picture inside the page. A screen reader reads its caption once, as the text that stands
+    for the picture. With a `scale` (analyze.learning_curve) a mark moves with the slider."""
     data, text = base64.b64encode(path.read_bytes()).decode(), escape(caption)
     mark = f'<span id=mark style="{scale}"></span>' if scale else ""
     return (f'<figure><div class=drawn><img alt="{text}" src="data:image/png;base64,{data}">{mark}'

@@ -14,6 +14,12 @@ from harness.record import whole
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7",  # Okabe and Ito
            "#e69f00", "#56b4e9", "#000000", "#999999")
 BLUE, ORANGE, GREY = COLOURS[0], COLOURS[1], COLOURS[7]
+# A colour with a name has one meaning in all pictures and on the page (page.css). Arms and kinds of
+# tokens are too many for that: they take COLOURS in order, and a legend says which is which.
+UP, DOWN = BLUE, ORANGE  # more and less probable; right and wrong
+UNSURE = COLOURS[4]
+OF_TOKENS, OF_GRADIENT, OF_PUSH, OF_CHANGE, OF_CREDIT = (
+    GREY, COLOURS[5], "#332288", COLOURS[2], COLOURS[3])  # shares, and what is a sum of them
 LINES = ("-", "--", ":", "-.")
 DPI = 108
 plt.rcParams.update({
@@ -31,7 +37,8 @@ class Style(TypedDict):
 
 def save(figure: Figure, folder: Path, name: str, caption: str,
          shows: str = "") -> tuple[Path, str]:
-    """Path and caption of the picture, which appears whole or not at all. `shows` is kept in it."""
+    """Write the picture, which appears whole or not at all, and return its path and caption.
+    `shows` is kept in it."""
     path = folder / f"{name}.png"
     with whole(path) as unfinished:
         figure.savefig(unfinished, dpi=DPI, format="png", metadata={"Shows": shows})
@@ -40,12 +47,12 @@ def save(figure: Figure, folder: Path, name: str, caption: str,
 
 
 def style_of(number: int) -> Style:
-    """Of the line with this number, from 0: 32 can be told apart."""
+    """The style of the line with this number, from 0: 32 can be told apart."""
     return {"color": COLOURS[number % len(COLOURS)], "ls": LINES[number // len(COLOURS) % 4]}
 
 
 def whole_steps(*axes: Axes) -> None:
-    """No tick between two steps."""
+    """Keep ticks off the places between two steps."""
     for axis in axes:
         axis.locator_params(axis="x", integer=True)
 

@@ -1,42 +1,46 @@
-"""Around the tables of analyze.py: its flags, sentences, the page, what is printed."""
+"""The surroundings of analyze.py's tables: its flags, sentences, the page, what is printed."""
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 from analysis.page import Picture, bullets, figure_of, folded, paragraphs, section_of, viewer
-from analysis.runs import Run, evaluations, is_done, steps_done, task_of
+from analysis.runs import PLAIN, Run, evaluations, is_done, steps_done, task_of
 from analysis.tables import Table, show, show_in_short
 from analysis.tally import Tally
 from engine.errors import UserError
 from harness.record import Json
-from harness.screen import change, show_status
+from harness.screen import show_status
 from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
 from harness.settings import OPTIONS
 
-GRADIENT, NOTES = "Where the gradient went", "The notes' tables"  # chapters of the page
+TRAINING = "How the run went"  # these three are the chapters of a run's page
+GRADIENT = "Where the gradient went"
+CHANGE = "What a step changed"  # a part of GRADIENT with a picture of its own
+NOTES = "The earlier experiment's tables"
 LEGENDS = {GRADIENT: [
-    "A is the advantage of a token, w its weight, p its probability, s = norm(onehot - p) the size "
-    "of the gradient of log p at the logits. The gradient of a token has the size abs(A) w s; "
-    "shares are of summed sizes, directions do not enter. What --loss_norm sequence, a KL term, "
-    "clipping and later epochs do to the loss is not in it.",
-    "Intervals: over this run's groups. They do not cover seed-to-seed variation."], NOTES: [
-    "The notes are those of an earlier experiment (github.com/Ja-Crispy/GRPO-Zero): Qwen2.5-0.5B, "
-    "100 steps of Countdown, 303,042 tokens. They called A log p the contribution of a token and "
-    "took it for its gradient; the gradient has the size abs(A) w s, which stands beside it. The "
-    "notes' figures are of that run. Same: within a quarter of theirs, or as a table says."]}
-PLACES = {  # the table of the page that a picture stands below; two others have their own place
+    "A is the advantage of a token, w its weight, p its probability, and s = norm(onehot - p) the "
+    "size of the gradient of log p at the logits. The gradient's size at the logits is abs(A) w s. "
+    "A share is that of the sum of sizes, so the directions of gradients do not enter. The sizes "
+    "leave out what --loss_norm sequence, a KL term, clipping and later epochs do to the loss.",
+    "Intervals are over this run's groups. They do not cover differences between seeds."], NOTES: [
+    "The earlier experiment (github.com/Ja-Crispy/GRPO-Zero) trained Qwen2.5-0.5B for 100 steps of "
+    "Countdown, with 303,042 tokens. Its notes called A log p the contribution of a token and took "
+    "it for the token's gradient. The gradient's size at the logits is abs(A) w s, which stands "
+    "beside it. The published figures are those of that run. Ours is the same if it lies within a "
+    "quarter of the published figure, or as a table says."]}
+PICTURE_BELOW = {  # table: the picture below it; two other pictures stand elsewhere on the page
     "growth": "over_training", "gradient by position": "position", "notes bins": "notes",
     "arms": "learning_curves"}
 FLAGS = {
     "output_dir": Flag(None, "folder for pictures and report.html; by default analysis/ in the "
                        "run, or comparison/ beside the runs"),
     "baseline": Flag(None, "the arm that the others are compared with (default: plain GRPO)"),
-    "notes": Flag(False, "print the tables of the notes that this lab began with"),
-    "all": Flag(False, "print every table, not only findings")}
+    "notes": Flag(False, "print the tables of the earlier experiment that this lab began with"),
+    "all": Flag(False, "print every table, those of the earlier experiment among them")}
 
 
-def read_flags(argv: list[str], description: str) -> SimpleNamespace:
+def read_analysis_flags(argv: list[str], description: str) -> SimpleNamespace:
     parser = make_parser("python analyze.py [RUN ...] [flags]", description, FLAGS)
     parser.add_argument("runs", nargs="*", metavar="RUN", default=[],
                         help="run folders; several are compared; by default the newest in runs/")
@@ -46,17 +50,18 @@ def read_flags(argv: list[str], description: str) -> SimpleNamespace:
     return flags
 
 
-def compared(runs: list[Run]) -> str:
+def describe_comparison(runs: list[Run]) -> str:
     config, lines = runs[0]["config"], runs[0]["evaluations"]
-    success = (f"Held-out success is that on the same {len(lines[0]['answer']):,} problems, which "
-               "none of the runs trained on." if lines
-               else "They were not evaluated on held-out problems.")
+    success = "They were not evaluated on held-out problems."
+    if lines:
+        success = (f"Held-out success is that on the same {len(lines[0]['answer']):,} problems, "
+                   "which none of the runs trained on.")
     return (f"{len(runs)} runs of {config['model']}, {config['steps']} steps. "
             f"{task_in_words(config)}. {success}")
 
 
 def task_in_words(config: Mapping[str, object]) -> str:
-    """A task says what a right answer is in its `solved`."""
+    """A sentence that says which task a run has, and what solves one of its problems."""
     if {"imported", "trainer"} & config.keys():
         return "A run of another program"
     means = getattr(task_of(config), "solved", "the score that its task calls answer is 1")
@@ -71,55 +76,96 @@ def opening(run: Run) -> list[str]:
     if not is_done(run):
         sentences.append(f"This run is not finished: step {steps_done(run)} of "
                          f"{run['config']['steps']} so far.")
-    lines = headline(run)
+    lines = main_evaluations(run)
     if len(lines) > 1:
-        sentences.append(f"{lines[0]['mode'].capitalize()} answers solved "
-                         f"{change(lines[0], lines[-1])}.")
+        first, last = lines[0], lines[-1]
+        sentences.append(
+            f"{first['mode'].capitalize()} answers solved {success(first)} of "
+            f"{len(first['answer']):,} held-out problems at step {first['step']}, and "
+            f"{success(last)} at step {last['step']}.")
     if not run["steps"]:
-        sentences.append("There are no credit files, so nothing is known of single tokens.")
+        sentences.append("There are no credit files, so nothing is known about single tokens.")
     return sentences
 
 
-def headline(run: Run) -> list[Json]:
+def success(line: Json) -> str:
+    """49.7% (95% interval 47.2% to 52.3%)"""
+    return (f"{line['success']:.1%} (95% interval {line['success_low']:.1%} to "
+            f"{line['success_high']:.1%})")
+
+
+def main_evaluations(run: Run) -> list[Json]:
     return evaluations(run, "sampled") or evaluations(run, "greedy")
 
 
 def describe(run: Run, tally: Tally | None) -> str:
+    """Sentences that say what was trained, how, and what is on record."""
     config = run["config"]
-    made = (f"{config['mitigation']}, {config.get('advantage', 'grpo')}, seed "
-            f"{config.get('seed', 0)}")
-    text = (f"{run['folder']}: {'imported' if 'imported' in config else made}, "
-            f"{config.get('model', 'unknown model')}")
+    model = config.get("model", "an unknown model")
+    if "imported" in config:
+        text = f"{run['folder']} is an imported run of {model}."
+    else:
+        text = (f"{run['folder']} trained {model} with the weighting {config['mitigation']} and "
+                f"the advantage {config.get('advantage', 'grpo')}, seed {config.get('seed', 0)}.")
     if tally:
-        text += (f"; {tally.tokens:,} tokens of {tally.answers.sum():,} answers to "
-                 f"{tally.groups:,} problems, steps {tally.steps[0]} to {tally.steps[-1]}")
+        text += (f" On record are {tally.tokens:,} tokens of {tally.answers.sum():,} answers to "
+                 f"{tally.groups:,} problems, steps {tally.steps[0]} to {tally.steps[-1]}.")
     sampled, on_record = config.get("temperature", 1), config.get("columns_temperature", 1)
     if on_record is None:
-        text += "; of which temperature log p, entropy and s are, its files do not say"
+        text += " Its files do not say at which temperature log p, entropy and s were computed."
     elif not sampled == on_record == 1:
-        text += (f"; sampled at temperature {sampled}; log p, entropy and s are those of "
-                 f"temperature {on_record}")
+        text += (f" It was sampled at temperature {sampled}; log p, entropy and s are those of "
+                 f"temperature {on_record}.")
     return text
 
 
-def run_page(sentences: list[str], findings: list[str], chapters: dict[str, list[Table]],
+def title_of(run: Run) -> str:
+    """Plain GRPO on Countdown, 100 steps, seed 0"""
+    config = run["config"]
+    if {"imported", "trainer"} & config.keys():
+        return f"{run['folder'].name}, a run of another program"
+    words = []
+    for axis, plain in PLAIN.items():
+        name = config.get(axis, plain)
+        if name != plain:
+            words.append(f"{axis.replace('mitigation', 'weighting')} {name}")
+    method = ", ".join(words) or "plain GRPO"
+    task = str(config.get("task", OPTIONS["task"].default))
+    task = task.removesuffix("_task").replace("_", " ").capitalize()
+    count = f"{config['steps']} steps"
+    if not is_done(run):
+        count = f"{steps_done(run)} of {count}"
+    return f"{method[0].upper()}{method[1:]} on {task}, {count}, seed {config.get('seed', 0)}"
+
+
+def run_page(sentences: list[str], findings: dict[str, str], chapters: dict[str, list[Table]],
              pictures: list[Picture]) -> list[str]:
-    """What the run did, step by step; where the gradient went. Then the other tables, folded."""
+    """The body of a run's page: what the run did, step by step, where the gradient went, and what a
+    step changed; then the other tables, folded. `findings` has the name of the table of each."""
     figures, others = figures_of(pictures), dict(chapters)
-    method, description, *told = sentences
-    body = [paragraphs([method]), paragraphs(told, "lead"), paragraphs([description], "note"),
+    task, description, *outcome = sentences
+    body = [paragraphs([task]), paragraphs(outcome, "lead"), paragraphs([description], "note"),
             viewer(figures.get("learning_curve", ""))]
-    if "credit_by_kind" in figures:
+    if "gradient_by_kind" in figures:
+        of_change = [text for name, text in findings.items() if name == "change by kind"]
+        others_found = [text for text in findings.values() if text not in of_change]
+        body += beside(GRADIENT, figures["gradient_by_kind"], others_found)
+        if "change_by_kind" in figures:
+            body += beside(CHANGE, figures["change_by_kind"], of_change)
         tables = chapter_body(GRADIENT, others.pop(GRADIENT), figures)
-        body += [f"<h2>{GRADIENT}</h2>",
-                 f"<div class=beside><div>{figures['credit_by_kind']}</div>"
-                 f"<div>{bullets(findings)}</div></div>", folded("Its tables", tables, 3)]
+        body.append(folded("The tables behind these pictures", tables, 3))
     return [*body, *folded_chapters(others, figures)]
+
+
+def beside(title: str, figure: str, findings: list[str]) -> list[str]:
+    return [f"<h2>{title}</h2>",
+            f"<div class=beside><div>{figure}</div><div>{bullets(findings)}</div></div>"]
 
 
 def comparison_page(intro: list[str], chapters: dict[str, list[Table]],
                     pictures: Sequence[Picture]) -> list[str]:
-    """Which arm is better, with the curves; then the other tables, folded."""
+    """The body of a comparison's page: which arm is better, with the curves; then the other tables,
+    folded."""
     figures, ((_, first), *others) = figures_of(pictures), chapters.items()
     return [paragraphs(intro), *chapter_body("", first, figures),
             *folded_chapters(dict(others), figures)]
@@ -135,13 +181,16 @@ def folded_chapters(chapters: dict[str, list[Table]], figures: dict[str, str]) -
 
 
 def chapter_body(title: str, tables: list[Table], figures: dict[str, str]) -> list[str]:
-    return [paragraphs(LEGENDS.get(title, []), "note"),
-            *(section_of(table, figures.get(PLACES.get(table.name, ""), "")) for table in tables)]
+    body = [paragraphs(LEGENDS.get(title, []), "note")]
+    for table in tables:
+        picture = PICTURE_BELOW.get(table.name, "")
+        body.append(section_of(table, figures.get(picture, "")))
+    return body
 
 
-def tell(texts: list[str], first: list[Table], chapters: dict[str, list[Table]], folder: Path,
-         with_all: bool) -> None:
-    """Print what is said and the tables that come first, or all; and what lies in the folder."""
+def print_report(texts: list[str], first: list[Table], chapters: dict[str, list[Table]],
+                 folder: Path, with_all: bool) -> None:
+    """Print the texts, and the first tables or all of them; then say where the page lies."""
     show_status("")
     if with_all:
         show(texts, [])

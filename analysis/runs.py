@@ -26,7 +26,7 @@ class Run(TypedDict):
 
 
 def existing(name: str | None = None) -> Path:
-    """A run folder as it was typed; without a name the newest in runs/, which is said."""
+    """A run folder as it was typed; without a name the newest in runs/, which is printed."""
     if name:
         path = Path(name)
         near = get_close_matches(path.name, [known.name for known in path.parent.glob("*")], 1)
@@ -70,19 +70,19 @@ def read_run(folder: str | Path) -> Run:
 
 
 def read_metrics(folder: Path) -> list[Json]:
-    """What another trainer does not know is None."""
+    """The lines of metrics.jsonl; a number that another trainer does not know is None."""
     return [dict.fromkeys(METRICS) | line for line in read_lines(folder / "metrics.jsonl")]
 
 
 def evaluations(run: Run, mode: str) -> list[Json]:
-    """Those that were `sampled` or `greedy`, in the order of their steps."""
+    """The evaluations that were `sampled` or `greedy`, in the order of their steps."""
     lines = [line for line in run["evaluations"] if line["mode"] == mode]
     return sorted(lines, key=lambda line: line["step"])
 
 
 def share_asked_before(run: Run) -> float:
-    """The share of the problems of training that were asked before, by their prompts in the credit
-    files. A few may be by chance, many where a list of problems is read again."""
+    """The share of the training problems that the model had seen before, by their prompts in the
+    credit files. A few may repeat by luck, many where a list of problems is read again."""
     prompts: list[bytes] = []
     for step in run["steps"]:
         columns = read_columns(run["folder"], step)

@@ -1,7 +1,8 @@
-"""The statistics that numpy lacks: how sure a number is when tokens are not independent.
+"""The statistics that numpy lacks: how certain a number is when tokens are not independent.
 
 Tokens of an answer share one advantage, and the advantages of a group sum to zero. So the group is
-what can be drawn again, not the token. Across runs it is the seed. Nothing more is assumed.
+the unit that varies independently, not the token. Across runs it is the seed. Nothing more is
+assumed.
 """
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -17,11 +18,12 @@ FEWEST = 6  # groups behind a number before anything is said about it
 
 @dataclass(frozen=True)
 class Estimate:
+    """A number with its 95% interval; what is not known of it is nan."""
     value: float
     low: float = np.nan      # 95% interval
     high: float = np.nan
-    p: float = np.nan        # two-sided, of what `value` would be without an effect
-    visible: float = np.nan  # an effect that 80 of 100 repetitions would see
+    p: float = np.nan        # two-sided, against the value that there is without an effect
+    visible: float = np.nan  # the effect that 80 of 100 such experiments would see
 
     @property
     def interval(self) -> Interval:
@@ -51,7 +53,7 @@ def two_sided_p(t: float, df: float) -> float:
 
 
 def estimate(value: float, error: float, df: float, tests: int = 1) -> Estimate:
-    """A value and its standard error, of which df degrees of freedom are known."""
+    """The estimate of a value with this standard error, which has df degrees of freedom."""
     if not np.isfinite(value) or not np.isfinite(error) or df < 1:
         return Estimate(value)
     reach = student_quantile(0.975, df) * error
@@ -62,7 +64,7 @@ def estimate(value: float, error: float, df: float, tests: int = 1) -> Estimate:
 @cache
 def detectable(df: float, tests: int = 1) -> float:
     """How many standard errors an effect must have to be found in 80 of 100 experiments, at 5% over
-    so many tests. The error is itself estimated: chance is drawn for both."""
+    so many tests. The error is itself estimated, so both are drawn at random."""
     rng = np.random.default_rng(0)
     spread = np.sqrt(rng.chisquare(df, 40_000) / df)
     needed = student_quantile(1 - 0.025 / tests, df) * spread - rng.normal(size=40_000)
@@ -70,8 +72,8 @@ def detectable(df: float, tests: int = 1) -> float:
 
 
 def ratio(logarithm: float, error: float, groups: int) -> Estimate:
-    """A ratio, of which the logarithm and its standard error are known. `groups` are those that
-    carry it: groups whose advantages are all 0 say nothing."""
+    """The estimate of a ratio whose logarithm and standard error are known. `groups` counts the
+    groups that carry it: those whose advantages are all 0 say nothing."""
     if groups < FEWEST or not np.isfinite(logarithm):
         return Estimate(float(np.exp(logarithm)))
     found = estimate(logarithm, error * np.sqrt(groups / (groups - 1)), groups - 1)
@@ -89,16 +91,24 @@ def mean_over(values: Collection[float | None], tests: int = 1) -> Estimate:
     return estimate(mean, float(known.std(ddof=1) / np.sqrt(len(known))), len(known) - 1, tests)
 
 
-def jackknife(value: float, without: Floats) -> Estimate:
-    """A number, and what it becomes without each of the problems that it is of."""
-    n = len(without)
-    error = np.sqrt((n - 1) / n * np.square(without - without.mean()).sum())
-    return estimate(float(value), float(error), n - 1)
+def jackknife(statistic: Callable[[NDArray[np.bool_]], float], problem: ArrayLike) -> Estimate:
+    """The estimate of a statistic, its error from what it becomes without each problem.
+
+    `problem` (rows,) says which problem a row belongs to; `statistic(kept)` is the number that
+    follows from the rows that the mask `kept` keeps.
+    """
+    problem = np.asarray(problem)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        value = float(statistic(np.ones(len(problem), bool)))
+        without = np.array([statistic(problem != number) for number in np.unique(problem)])
+        n = len(without)
+        error = np.sqrt((n - 1) / n * np.square(without - without.mean()).sum())
+    return estimate(value, float(error), n - 1)
 
 
 def t_values(n: Floats, total: Floats, square: Floats) -> Floats:
-    """Mean / (population std / sqrt n), from sums of numbers and of their squares; 0 without
-    spread."""
+    """The t-values mean / (population std / sqrt n), from sums of numbers and of their squares; 0
+    where there is no spread."""
     mean, square = total / n, square / n
     variance = square - mean ** 2
     has_spread = variance > 1e-14 * square  # less is rounding
@@ -109,22 +119,24 @@ def holm(p: list[float]) -> list[float]:
     """Holm's adjusted p-values: with true nulls only, any of them is below 0.05 in at most 5% of
     experiments. What is undefined stays so, and is no test."""
     values = np.asarray(p, float)
-    order, count = np.argsort(values), int(np.isfinite(values).sum())  # undefined ones come last
-    adjusted, known = np.full(len(p), np.nan), order[:count]
+    count = int(np.isfinite(values).sum())
+    known = np.argsort(values)[:count]  # undefined ones come last
+    adjusted = np.full(len(p), np.nan)
     scaled = (count - np.arange(count)) * values[known]
     adjusted[known] = np.maximum.accumulate(scaled).clip(max=1)
     return adjusted.tolist()
 
 
 def paired_difference(differences: ArrayLike, tests: int = 1) -> Estimate:
-    """(seeds, items): the same seed and the same held-out item in two arms.
-    The mean, and how far it would be off with other seeds and other items; with one seed, other
-    items alone.
+    """The mean of differences (seeds, items), each between the same seed and the same held-out item
+    of two arms, and how far it would be off with other seeds and other items. With one seed the
+    interval covers other items alone.
 
-    The variance of the seeds' mean and that of the items' mean. The chance in single answers is in
-    both, and taken out of the second; each has its degrees of freedom. Two seeds agree now and then
-    by luck: so the interval is never narrower than one from the chance in single answers, and where
-    all agree, than one answer. `tests`: of how many arms this is one (for what can be seen).
+    The error has two parts, the variance of the seeds' mean and that of the items' mean. The
+    randomness of single answers is in both, and is taken out of the second; each has its own
+    degrees of freedom. Two seeds agree now and then by luck, so the interval is never narrower than
+    one from the randomness of single answers, and where all agree, than one answer. `tests`: how
+    many arms are tested together, which decides what can be seen.
     """
     differences = np.asarray(differences, float)
     seeds, items = differences.shape
@@ -138,14 +150,15 @@ def paired_difference(differences: ArrayLike, tests: int = 1) -> Estimate:
         return estimate(value, error, items - 1, tests)
     freedom = (seeds - 1) * (items - 1)
     rest = differences - by_seed[:, None] - by_item + value
-    chance = max((rest ** 2).sum() / freedom / (seeds * items), one_answer)
+    of_answers = max((rest ** 2).sum() / freedom / (seeds * items), one_answer)
     of_seeds = variance_of_mean(by_seed)
-    of_items = max(variance_of_mean(by_item) - chance, 0.0)
+    of_items = max(variance_of_mean(by_item) - of_answers, 0.0)
 
     def reach(level: float) -> float:
-        t_seeds, t_items, t_answers = (student_quantile(1 - level / 2, df)
-                                       for df in (seeds - 1, items - 1, freedom))
-        among_seeds = max(t_seeds ** 2 * of_seeds, t_answers ** 2 * chance)
+        t_seeds = student_quantile(1 - level / 2, seeds - 1)
+        t_items = student_quantile(1 - level / 2, items - 1)
+        t_answers = student_quantile(1 - level / 2, freedom)
+        among_seeds = max(t_seeds ** 2 * of_seeds, t_answers ** 2 * of_answers)
         return float(np.sqrt(among_seeds + t_items ** 2 * of_items))
 
     error = reach(0.05 / tests) / student_quantile(1 - 0.025 / tests, seeds - 1)
@@ -168,10 +181,14 @@ def level_that_reaches(distance: float, reach: Callable[[float], float]) -> floa
 
 
 def verdicts(ratios: list[Estimate]) -> list[str]:
-    """A word for each row of a table, by Holm: with nothing behind any of them, 95 of 100 tables
-    say nothing."""
+    """A word for each row of a table of ratios, by Holm: with nothing behind any of them, 95 of 100
+    tables say nothing."""
     found = []
     for one, p in zip(ratios, holm([one.p for one in ratios])):
-        seen = ("more" if one.value > 1 else "less") if p < 0.05 else "none seen"
-        found.append(seen if np.isfinite(p) else "too few")
+        if not np.isfinite(p):
+            found.append("too few")
+        elif p >= 0.05:
+            found.append("none seen")
+        else:
+            found.append("more" if one.value > 1 else "less")
     return found

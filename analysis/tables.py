@@ -6,14 +6,15 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from analysis.statistics import Interval
+from analysis.statistics import Estimate, Interval
 
 WIDTH = 100        # of a terminal
+WITH_INTERVAL = " (95% interval)"  # ends the heading of a column of estimates
 LONGEST_WORD = 30  # in a table; a longer one is cut where there is no room
 NOTHING = ("Too few groups to say: it takes six with different rewards, and gradients of known "
            "size.")
 UNDEFINED = re.compile(r"(?<!['\w])(nan|inf)(?!['\w])")  # as a number, not as a quoted token
-Cell = str | float | Interval | None
+Cell = str | float | Interval | Estimate | None
 Row = list[Cell]
 Columns = Mapping[str, tuple[str, Collection[Cell]]]
 
@@ -57,11 +58,11 @@ class Table:
         widths = narrowed(rows, left, limit - 3 * len(left) - 1)
         rule = ["-" * (width + 1) + ("-" if on_left else ":")
                 for width, on_left in zip(widths, left)]
-        head, *body = [lines_of(row, widths, left) for row in rows]
+        head, *body = [wrapped_row(row, widths, left) for row in rows]
         return "\n".join([head, f"|{'|'.join(rule)}|", *body])
 
     def to_json(self) -> dict[str, object]:
-        rows = [dict(zip(self.columns, map(plain, row))) for row in self.rows]
+        rows = [dict(zip(self.columns, map(in_json, row))) for row in self.rows]
         return {"name": self.name, "title": self.title, "finding": self.finding,
                 "notes": self.notes, "columns": list(self.columns), "headings": self.heads(),
                 "formats": [spec for spec, _ in self.columns.values()], "rows": rows}
@@ -93,7 +94,7 @@ def longest_word(texts: list[str]) -> int:
     return max(map(len, " ".join(texts).split()), default=0)
 
 
-def lines_of(row: list[str], widths: list[int], left: list[bool]) -> str:
+def wrapped_row(row: list[str], widths: list[int], left: list[bool]) -> str:
     """A row of a table, over as many lines as its longest text needs."""
     wrapped = [textwrap.wrap(text, width) or [""] for text, width in zip(row, widths)]
     formats = [f"{'<' if on_left else '>'}{width}" for width, on_left in zip(widths, left)]
@@ -111,9 +112,14 @@ def by_row(formats: dict[str, str], rows: Iterable[Collection[Cell]]) -> Columns
 
 def shown(value: Cell, spec: str) -> str:
     """A cell as text. The format `p` is for probabilities, which are never 0; `points` for
-    differences of shares, `size` for how large one is."""
+    differences of shares, `size` for how large one is. An estimate is shown with its 95% interval:
+    +2.8 (+1.8 to +3.8)."""
     if isinstance(value, str):
         return value
+    if isinstance(value, Estimate):
+        interval = shown(value.interval, spec)
+        number = shown(value.value, spec)
+        return number if interval == "-" else f"{number} ({interval})"
     if isinstance(value, tuple):
         ends = [shown(end, spec) for end in value]
         return "-" if "-" in ends else " to ".join(ends)
@@ -126,10 +132,13 @@ def shown(value: Cell, spec: str) -> str:
     return "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
-def plain(value: object) -> object:
+def in_json(value: object) -> object:
     """What JSON can hold: an undefined number is null."""
+    if isinstance(value, Estimate):
+        return {"value": in_json(value.value), "low": in_json(value.low),
+                "high": in_json(value.high)}
     if isinstance(value, tuple):
-        return [plain(end) for end in value]
+        return [in_json(end) for end in value]
     value = value.item() if hasattr(value, "item") else value
     return None if isinstance(value, float) and not math.isfinite(value) else value
 

@@ -1,79 +1,71 @@
-"""From the credit files of a run to sums over its tokens: a step in memory at a time.
+"""Sums over the tokens of a run, from its credit files, with one step in memory at a time.
 
     tally = Tally(run)
     tally.mean("kind", "abs gradient")      # (7,) the mean size of each kind of token's gradient
-    rest_columns(tally, "kind", range(7))   # of each kind over all other tokens, with intervals
+    rest_columns(tally, "kind", range(7))   # each kind over all other tokens, with intervals
 
 The gradient of a token at the logits is A w (onehot - p), of size abs(A) w s (analyze.py).
 
 Sums are made by blocks of training. Beside them stand the sums over groups of the products of a
-group's own sums: what varies is the group, and from these products the intervals follow.
+group's own sums. Groups are what varies, so the intervals follow from these products.
 """
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from analysis.statistics import FEWEST, Estimate, Floats, estimate, ratio, verdicts
 from analysis.tables import Columns
+from analysis.tokens import StepRecord, TokenTable, read_step
 from engine.errors import UserError
 from engine.tokens import KINDS, SECTIONS, load_tokenizer
-from grpo import gradient_size
-from harness.record import credit_steps, read_columns
+from harness.record import credit_steps
 from harness.screen import show_status
 
-Tokens = dict[str, np.ndarray]  # a step's columns, one value a token, answer or problem
-Blocks = slice | np.ndarray
+SomeBlocks = slice | np.ndarray  # which of the parts that training was split into
 PARTITIONS: dict[str, tuple[str, ...]] = {  # name: what its cells are called
     "all": ("all",), "kind": KINDS, "section": SECTIONS,
     "position": tuple(f"{10 * i}-{10 * i + 10}%" for i in range(10))}
 OF_A_MEAN = ("tokens", "abs gradient")  # what is also summed as products
-WATCHED = (  # of files with a column `change`; in the others they count as 0 (analysis/became.py)
-    "watched", "given", "change", "credit", "abs given", "abs change", "abs credit", "decided",
-    "up", "fell", "down", "rose")
-MEASURES = (*OF_A_MEAN, "squared gradient", "abs advantage", "entropy", "s", *WATCHED)
+OF_CHANGE = (  # of steps whose record has a column `change` (analysis/change.py)
+    "measured", "push", "change", "credit", "abs push", "abs change", "abs credit",
+    "squared credit", "up", "up, fell", "down", "down, rose")
+MEASURES = (*OF_A_MEAN, "squared gradient", "abs advantage", "entropy", "s", *OF_CHANGE)
 OF_AN_ID = ("entropy", "log_prob", "abs gradient")  # summed for each token id
 BLOCKS = 50      # parts of training that the curves are drawn from
 RARE = 0.001     # share of the tokens: what is rarer has neither a ratio nor a bar
-OVER_REST = ("mean abs(A) w s over that of all other tokens, where a row has at least "
-             f"{RARE:.1%} of the tokens; interval over groups, Holm's correction over the rows (of "
-             "this table alone)")
+OVER_REST = ("Over all other tokens: a row's mean abs(A) w s divided by that of all other tokens, "
+             f"if the row has at least {RARE:.1%} of the tokens. Its 95% interval is over groups. "
+             "The difference is called more or less after Holm's correction for the rows of this "
+             "table alone")
 
 
-def read_tokens(run: Path, step: int) -> Tokens:
-    """A step's record, and what follows from it, one value a token."""
-    columns = read_columns(run, step)
-    length = np.diff(np.append(columns["episode_start"], len(columns["token_id"])))
-    answer = np.repeat(np.arange(len(length)), length)
-    position = np.arange(len(answer)) - columns["episode_start"][answer]
-    numbers = {"log_prob", "entropy", "collision", "weight", "advantage", "ratio", "change",
-               "true_credit"}
-    floats = {name: columns[name].astype(np.float64) for name in numbers & columns.keys()}
-    codes = {name: columns[name].astype(np.int64) for name in ("kind", "section", "group")}
-    s = gradient_size(torch.from_numpy(floats["log_prob"]), torch.from_numpy(floats["collision"]))
-    tokens = {**columns, **floats, **codes, "s": s.numpy(), "length": length, "answer": answer,
-              "tenth": 5 * (2 * position + 1) // length[answer]}  # where its middle stands
-    tokens["gradient"] = tokens["advantage"] * (tokens["weight"] * tokens["s"])
-    if "change" in tokens:
-        tokens |= watched(tokens)
-    return tokens | {"abs advantage": np.abs(tokens["advantage"]),
-                     "abs gradient": np.abs(tokens["gradient"]),
-                     "squared gradient": tokens["gradient"] ** 2}
-
-
-def watched(tokens: Tokens) -> Tokens:
-    given, change = tokens["gradient"] * tokens["s"], tokens["change"]
-    up, down, unknown = given.clip(0), (-given).clip(0), np.zeros_like(given)
-    three = {"given": given, "change": change, "credit": tokens.get("true_credit", unknown)}
-    return {**three, **{f"abs {name}": np.abs(values) for name, values in three.items()},
-            "decided": tokens.get("decided", unknown), "watched": np.ones_like(given),
-            "up": up, "fell": up * (change < 0), "down": down, "rose": down * (change > 0)}
+def measured_of(tokens: TokenTable) -> dict[str, np.ndarray]:
+    """The values (n,) that are summed, for each of MEASURES. Where no change was measured, push,
+    change and credit count as 0, so that their shares are of the same tokens."""
+    nothing = np.zeros(len(tokens))
+    found = {"tokens": nothing + 1, "entropy": tokens["entropy"], "s": tokens["s"],
+             "abs gradient": tokens["abs gradient"],
+             "squared gradient": tokens["gradient"] ** 2,
+             "abs advantage": np.abs(tokens["advantage"])}
+    if "change" not in tokens:
+        return found | dict.fromkeys(OF_CHANGE, nothing)
+    push, change = tokens["push"], tokens["change"]
+    credit = tokens["true_credit"] if "true_credit" in tokens else nothing
+    up, down = push.clip(0), (-push).clip(0)
+    return found | {
+        "measured": nothing + 1,
+        "push": push, "abs push": np.abs(push),
+        "change": change, "abs change": np.abs(change),
+        "credit": credit, "abs credit": np.abs(credit),
+        "squared credit": tokens["decided"] if "decided" in tokens else nothing,
+        "up": up, "up, fell": up * (change < 0),
+        "down": down, "down, rose": down * (change > 0)}
 
 
 class Tally:
-    """What is known of a run: of[partition][block, cell, measure], and for OF_A_MEAN the
+    """Sums over a run: of[partition][block, cell, measure], and for OF_A_MEAN the
     products[partition][cell and measure, cell and measure]."""
 
     def __init__(self, run: Path):
@@ -83,10 +75,10 @@ class Tally:
         self.tokenizer = load_tokenizer(run)
         self.blocks = np.array_split(np.array(self.steps), min(BLOCKS, len(self.steps)))
         self.tokens, self.groups, self.longest = 0, 0, 0  # longest: tokens of an answer
-        self.watched: list[int] = []  # steps of which it is known what became of each token
+        self.steps_with_change: list[int] = []  # steps whose record says how log p changed
         self.answers = np.zeros(len(self.blocks), np.int64)
         self.flat_answers = np.zeros(len(self.blocks))  # in groups of equal rewards; nan: unknown
-        self.rewards: Counter[str] = Counter()  # of each part: its sum over answers
+        self.rewards: dict[str, float] = defaultdict(float)  # of each part: its sum over answers
         # a model can have more tokens than its tokenizer, since embeddings are padded
         ids = 2 * self.tokenizer.get_vocab_size() + 4096
         self.of_id = {name: np.zeros(ids) for name in OF_AN_ID}
@@ -102,46 +94,59 @@ class Tally:
         for block, steps in enumerate(self.blocks):
             for step in steps.tolist():
                 show_status(f"{Path(run).name}: step {step} of {self.steps[-1]}")
-                tokens = read_tokens(run, step)
-                self.watched += [step] if "change" in tokens else []
-                self.add(tokens, block)
+                record = read_step(run, step)
+                if "change" in record.tokens:
+                    self.steps_with_change.append(step)
+                self.add(record, block)
 
-    def add(self, tokens: Tokens, block: int) -> None:
-        groups = [tokens["reward"][tokens["group"] == g] for g in np.unique(tokens["group"])]
-        self.tokens += len(tokens["token_id"])
-        self.groups += len(groups)
-        self.longest = max(self.longest, int(tokens["length"].max()))
-        self.answers[block] += len(tokens["group"])
-        flat = sum(len(r) for r in groups if np.ptp(r) == 0)
-        self.flat_answers[block] += np.nan if np.isnan(tokens["reward"]).any() else flat
-        parts = [name for name in tokens if name.startswith("reward")]
-        self.rewards.update({name: float(tokens[name].sum()) for name in parts})
+    def add(self, record: StepRecord, block: int) -> None:
+        self.add_answers(record.answers, block)
+        self.longest = max(self.longest, int(record.answers["length"].max()))
+        tokens = record.tokens
+        self.tokens += len(tokens)
         self.add_sums(tokens, block)
-        ids, kinds = tokens["token_id"].astype(np.int64), self.kinds_of_id
+        self.add_by_id(tokens)
+
+    def add_answers(self, answers: dict[str, np.ndarray], block: int) -> None:
+        reward, group = answers["reward"], answers["group"]
+        self.answers[block] += len(reward)
+        for number in np.unique(group):
+            self.groups += 1
+            of_group = reward[group == number]
+            if np.isnan(of_group).any():
+                self.flat_answers[block] += np.nan
+            elif np.ptp(of_group) == 0:
+                self.flat_answers[block] += len(of_group)
+        for name, values in answers.items():
+            if name.startswith("reward"):
+                self.rewards[name] += float(values.sum())
+
+    def add_by_id(self, tokens: TokenTable) -> None:
+        ids = tokens["token_id"]
         for name, of_id in self.of_id.items():
             of_id += np.bincount(ids, tokens[name], len(of_id))
+        kinds = self.kinds_of_id
         id_and_kind = ids * len(KINDS) + tokens["kind"]
         kinds += np.bincount(id_and_kind, minlength=kinds.size).reshape(kinds.shape)
 
-    def add_sums(self, tokens: Tokens, block: int) -> None:
-        groups, group = np.unique(tokens["group"][tokens["answer"]], return_inverse=True)
-        nothing = np.zeros_like(tokens["s"])
-        seen = tokens if "change" in tokens else {**tokens, **dict.fromkeys(WATCHED, nothing)}
-        measured = [seen[name] if name != "tokens" else None for name in MEASURES]  # counted
+    def add_sums(self, tokens: TokenTable, block: int) -> None:
+        groups, group = np.unique(tokens["problem"], return_inverse=True)
+        measured = measured_of(tokens)
         cells = {"all": np.zeros_like(tokens["kind"]), "kind": tokens["kind"],
-                 "section": tokens["section"], "position": tokens["tenth"]}
+                 "section": tokens["section"], "position": tokens.part_of_answer(10)}
         for name, cell in cells.items():
             size = len(groups), len(PARTITIONS[name])
             index = np.ravel_multi_index((group, cell), size)
-            by_group = np.stack([np.bincount(index, values, np.prod(size)).reshape(size)
-                                 for values in measured], axis=-1)  # (groups, cells, measures)
+            sums = [np.bincount(index, measured[measure], np.prod(size)).reshape(size)
+                    for measure in MEASURES]
+            by_group = np.stack(sums, axis=-1)  # (groups, cells, measures)
             self.of[name][block] += by_group.sum(0)
             self.live[name] += (by_group[..., MEASURES.index("abs advantage")] > 0).sum(0)
             of_group = by_group[..., :len(OF_A_MEAN)].reshape(len(groups), -1)
             self.products[name] += of_group.T @ of_group
 
-    def total(self, partition: str, measure: str, blocks: Blocks = slice(None)) -> Floats:
-        """(cells,) over all of training, or some blocks of it."""
+    def total(self, partition: str, measure: str, blocks: SomeBlocks = slice(None)) -> Floats:
+        """(cells,) the sum over all of training, or over some blocks of it."""
         return np.asarray(self.by_block(partition, measure)[blocks].sum(0))
 
     def by_block(self, partition: str, measure: str) -> Floats:
@@ -151,13 +156,13 @@ class Tally:
     def count(self, partition: str) -> np.ndarray:
         return self.total(partition, "tokens").astype(np.int64)
 
-    def mean(self, partition: str, measure: str, blocks: Blocks = slice(None)) -> Floats:
+    def mean(self, partition: str, measure: str, blocks: SomeBlocks = slice(None)) -> Floats:
         total, tokens = (self.total(partition, name, blocks) for name in (measure, "tokens"))
         with np.errstate(invalid="ignore", divide="ignore"):
             return total / tokens
 
     def shares(self, partition: str, measure: str = "abs gradient") -> Floats:
-        """(cells,) of the gradient, or of another sum."""
+        """(cells,) each cell's share of the gradient, or of another sum."""
         sizes = self.total(partition, measure)
         return sizes / max(float(sizes.sum()), 1e-300)
 
@@ -166,7 +171,7 @@ class Tally:
         return int((self.count(partition) > 0).sum()) > 1
 
     def is_common(self, partition: str) -> np.ndarray:
-        """(cells,) whether there are enough tokens to say something of them."""
+        """(cells,) whether there are enough tokens to say something about them."""
         return self.count(partition) >= max(1, RARE * self.tokens)
 
     def log_mean(self, partition: str, cells: Floats) -> tuple[float, Floats]:
@@ -178,7 +183,8 @@ class Tally:
             return float(np.log(sizes / tokens)), slope
 
     def error(self, partition: str, slope: Floats) -> float:
-        """By the delta method: of what has this slope by each sum over groups."""
+        """The standard error, by the delta method, of a number with this slope by each sum over
+        groups."""
         with np.errstate(invalid="ignore"):  # nothing is known where a sum is 0
             return float(np.sqrt(np.maximum(slope @ self.products[partition] @ slope, 0)))
 
@@ -194,21 +200,30 @@ class Tally:
 
     def over(self, partition: str, cells: Floats, others: Floats) -> Estimate:
         """The mean gradient in some cells over that in others. Groups without advantages say
-        nothing, and do not make it surer."""
+        nothing, so they do not make the interval narrower."""
         (mine, slope), (theirs, their_slope) = (
             self.log_mean(partition, part) for part in (cells, others))
         groups = int(self.live[partition][cells == 1].min())
         return ratio(mine - theirs, self.error(partition, slope - their_slope), groups)
 
 
+def over_rest(tally: Tally, partition: str, cells: Iterable[int]) -> list[Estimate]:
+    """The mean gradient in each of these cells over that in all others; nan where a cell is
+    rare."""
+    each, common = np.eye(len(PARTITIONS[partition])), tally.is_common(partition)
+    found = []
+    for cell in cells:
+        if common[cell]:
+            found.append(tally.over(partition, each[cell], 1 - each[cell]))
+        else:
+            found.append(Estimate(np.nan))
+    return found
+
+
 def rest_columns(tally: Tally, partition: str, cells: Iterable[int]) -> Columns:
     """Columns of a table that has a row for each of these cells; OVER_REST is their note."""
-    each, common = np.eye(len(PARTITIONS[partition])), tally.is_common(partition)
-    found = [tally.over(partition, each[cell], 1 - each[cell]) if common[cell] else Estimate(np.nan)
-             for cell in cells]
-    return {"over rest": (".2f", [one.value for one in found]),
-            "95%": (".2f", [one.interval for one in found]),
-            "difference": ("", verdicts(found))}
+    found = over_rest(tally, partition, cells)
+    return {"over rest": (".2f", found), "difference": ("", verdicts(found))}
 
 
 def early_over_late(tally: Tally) -> Estimate:

@@ -1,29 +1,33 @@
-"""What was found with the lab, and how to find it again.
+"""Experiments and probes: what was found with the lab, and the commands that find it again.
 
-    python -m research board         which way of spreading credit is ahead of plain GRPO?
-    python -m research real_board    the same question of a real model, on a laptop
-    python -m research notes         experiments 1 to 3 of the notes that this project started from
+    python -m research board         which way of spreading credit trains the tiny model better than
+                                     plain GRPO? the leaderboard
+    python -m research real_board    the same question for a real model, on a laptop
+    python -m research notes         experiments 1 to 3 of the earlier experiment that this project
+                                     started from
 
-They are made of many training runs, which can be stopped and gone on with at any moment.
+These experiments consist of many training runs. They can be stopped at any moment, and the same
+command continues them.
 
-    python -m research scoreboard    which tokens earned the reward, and which weighting finds them
-    python -m research large         the same of a model for which that takes days
-    python -m research exact         every weighting and advantage in a world that can be listed;
-                                     with --model, the exact credit of a real model's tokens
-    python -m research dial          where does credit by token pay? a world with dials
-    python -m research law           what should it be worth there? predicted from the noise
-    python -m research phase1        a gradient that never saw a reward, beside the contributions
+    python -m research scoreboard    which tokens decide the reward, and which weighting finds them?
+    python -m research large         the same for a model for which that would take days
+    python -m research exact         bias and variance of every weighting and advantage, in a task
+                                     whose answers are all listed; with --model, the exact credit of
+                                     a real model's tokens
+    python -m research dial          where does credit by token pay? in synthetic tasks
+    python -m research law           what should it be worth there? predicted from the variance of
+                                     the gradient
+    python -m research phase1        a gradient that never saw a reward, beside A log p
     python -m research rank          has GRPO's gradient rank 2?
-    python -m research sparsity      does it become sparse over a training?
+    python -m research sparsity      does the gradient become sparse over a training?
     python -m research baseline      when is the group's mean the best number to subtract?
-    python -m research became        does what a step does to the tokens follow what they earned?
+    python -m research change        does the change of a token's log-prob follow its credit?
 
-These are probes: each asks one question, prints its findings and writes a folder with numbers.json
-and its picture. On a CPU a probe takes minutes. NAME --help lists the flags of one.
+These are probes: each asks one question, prints its findings, and writes a folder with numbers.json
+and its picture. On a CPU a probe takes minutes. NAME --help lists the flags of a command.
 
-    python -m research publish FOLDER    keep what was measured, beside the pages
-    python -m research pages             write its numbers into them
-    python -m research pictures          draw its pictures
+    python -m research publish [FOLDER]  keep what was measured, and bring pages and pictures up to
+                                         date with it
 """
 from importlib import import_module
 
@@ -31,10 +35,9 @@ from engine.errors import UserError
 from harness.screen import run_as_program
 from research.probes.common import run_probe
 
-PROBES = ("scoreboard", "large", "exact", "dial", "law", "became", "phase1", "rank", "sparsity",
+PROBES = ("scoreboard", "large", "exact", "dial", "law", "change", "phase1", "rank", "sparsity",
           "baseline")
-OTHERS = {"board": "board", "real_board": "real_board", "notes": "notes", "publish": "published",
-          "pages": "pages", "pictures": "pictures"}
+OTHERS = {"board": "board", "real_board": "real_board", "notes": "notes", "publish": "publish"}
 
 
 def main(argv: list[str]) -> None:
@@ -51,5 +54,5 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_as_program("research", main, interrupted="stopped at once; the same command of the "
-                   "board goes on, a probe begins again")
+    run_as_program("research", main, interrupted="stopped at once; the same command of an "
+                   "experiment continues, a probe begins again")

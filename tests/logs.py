@@ -9,7 +9,8 @@ from tokenizers import Tokenizer
 import analyze
 from analysis.tally import Tally
 from analysis.arms import Comparison
-from analysis.compare import IN_TRAINING, differences
+from analysis.compare import differences
+from analysis.gains import IN_TRAINING
 from analysis.runs import read_run
 from engine.tokens import load_tokenizer
 
@@ -60,6 +61,7 @@ def plain_rows(folder, files):
                         "id": token, "text": tokenizer.decode([token], skip_special_tokens=False)}
                 row["s"] = (1 - 2 * np.exp(row["log_prob"]) + row["collision"]) ** 0.5
                 row["gradient"] = row["advantage"] * row["weight"] * row["s"]
+                row["push"] = row["gradient"] * row["s"]
                 row |= {f"abs {name}": abs(row[name]) for name in ("advantage", "gradient")}
                 rows.append({**row, "middle": (row["position"] + 0.5) / row["length"]})
     return rows

@@ -12,13 +12,13 @@ from logs import plain_rows, random_log, rows_in, titles_in
 import analyze
 from analysis.notes import Notes
 from analysis.tally import Tally
-from analysis import answers, notes_tables, report, tally
+from analysis import answers, notes_tables, report, tokens
 from analysis.runs import read_run
 
 
 def test_one_step_at_a_time(tmp_path, monkeypatch):
     """What was read for one step is gone before the next is read."""
-    alive, read_columns = [], tally.read_columns
+    alive, read_columns = [], tokens.read_columns
 
     def watched(*args):
         assert not any(reference() is not None for reference in alive)
@@ -26,7 +26,7 @@ def test_one_step_at_a_time(tmp_path, monkeypatch):
         alive.append(weakref.ref(columns["log_prob"]))
         return columns
 
-    monkeypatch.setattr(tally, "read_columns", watched)
+    monkeypatch.setattr(tokens, "read_columns", watched)
     folder, _ = random_log(tmp_path / "run", steps=4)
     Notes(read_run(folder), Tally(folder))
     assert len(alive) == 8
@@ -39,9 +39,9 @@ def test_a_run_without_credit_files_has_its_gains_paired_by_problem(tmp_path, ca
     folder = write_log(tmp_path / "run", {}, evaluations=lines)
     analyze.main([str(folder)])
     assert "no credit files" in capsys.readouterr().out
-    [row] = rows_in(analyze.gains(read_run(folder)))
-    assert (row["start"], row["end"], row["gain"]) == (0.25, 0.5, 0.25)
-    assert row["95% interval"] == pytest.approx([0.25 - 0.387, 0.25 + 0.387], abs=1e-3)
+    [row] = rows_in(analyze.held_out_gains(read_run(folder)))
+    assert (row["start"], row["end"]) == (0.25, 0.5)
+    assert list(row["gain"].values()) == pytest.approx([0.25, 0.25 - 0.387, 0.25 + 0.387], abs=1e-3)
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -53,7 +53,7 @@ def test_every_table_is_printed_and_fits_a_terminal(tmp_path, capsys):
     page = (tmp_path / "out/report.html").read_text()
     run, tally = read_run(folder), Tally(folder)
     tables = sum(analyze.run_chapters(run, tally).values(), [])
-    tables += notes_tables.tables_of(Notes(run, tally))
+    tables += notes_tables.notes_tables(Notes(run, tally))
     titles = [table.title for table in tables]
     assert titles_in(printed) == titles and page.count("<table><thead>") == len(titles)
     assert page.count("<figure") == len([*(tmp_path / "out").glob("*.png")]) > 0
@@ -73,8 +73,8 @@ def test_a_screen_says_what_the_run_did_and_the_page_goes_from_there_to_tables(t
     page = (folder / "analysis/report.html").read_text()
     page = re.sub(r"data:image/png;base64,[^\"]*", "", page)
     said = ("not finished: step 3 of 4 so far",
-            "Sampled answers solved 50.0% (95% interval ",
-            "-> 100.0% (30.0% to 95.4%) of 2 held-out")
+            "Sampled answers solved 50.0% (95% interval 0.0% to 100.0%) of 2 held-out problems at "
+            "step 0, and 100.0% (95% interval 30.0% to 95.4%) at step 3.")
     assert not [words for words in said
                 for text in (" ".join(printed.split()), html.unescape(page)) if words not in text]
     places = [page.index(text) for text in (
@@ -128,17 +128,31 @@ def test_the_page_holds_the_answers_and_refers_to_nothing_outside(tmp_path, monk
         assert e["reward"] == pytest.approx(files[e["step"]]["reward"][e["episode"]])
         for shown, name in {"gradient size": "abs gradient", "log-prob": "log_prob",
                             "advantage": "advantage", "weight": "weight",
-                            "entropy": "entropy"}.items():
+                            "entropy": "entropy", "push": "push"}.items():
             expected = [row[name] for row in tokens]
             assert e["values"].pop(shown) == pytest.approx(expected, rel=2e-3, abs=1e-6)
         assert not e["values"]  # no true credit
 
 
+@pytest.mark.parametrize("known, steps, said", [
+    ({}, 100, "Plain GRPO on Countdown, 100 steps, seed 0"),
+    ({"seed": 3, "task": "my_task"}, 40, "Plain GRPO on My, 40 of 100 steps, seed 3"),
+    ({"mitigation": "random", "advantage": "rloo"}, 100,
+     "Weighting random, advantage rloo on Countdown, 100 steps, seed 0"),
+    ({"placebo": "weights"}, 100, "Placebo weights on Countdown, 100 steps, seed 0"),
+    ({"imported": ["x"]}, 100, "run, a run of another program")])
+def test_the_heading_says_what_the_run_is(tmp_path, known, steps, said):
+    folder = write_log(tmp_path / "run", {}, {"steps": 100, "eval_every": 0, **known},
+                       [{"step": steps}])
+    assert report.title_of(read_run(folder)) == said
+
+
 @pytest.mark.parametrize("known, said", [
     ({}, ""), ({"temperature": 0.8}, "at temperature 0.8; log p, entropy and s are those of "
-                                     "temperature 1"),
-    ({"temperature": 0.8, "columns_temperature": 0.8}, "and s are those of temperature 0.8"),
-    ({"columns_temperature": None}, "temperature log p, entropy and s are, its files do not say")])
+                                     "temperature 1."),
+    ({"temperature": 0.8, "columns_temperature": 0.8}, "and s are those of temperature 0.8."),
+    ({"columns_temperature": None}, "Its files do not say at which temperature log p, entropy and "
+                                    "s were computed.")])
 def test_the_temperature_is_that_which_the_columns_are_at(known, said):
     """Whoever writes a record says it; without a word it is 1."""
     text = report.describe({"folder": "x", "config": {"mitigation": "none", **known}}, None)

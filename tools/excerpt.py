@@ -1,9 +1,9 @@
-"""A few steps of a run, small enough to be sent: a run folder again, without model or checkpoints.
+"""A few steps of a run as a run folder that is small enough to be sent: no model, no checkpoints.
 
     python -m tools.excerpt runs/none-grpo-s0 few-steps --steps 1,100
 
-analyze.py, tools.preview and tools.follow read it. Its tokenizer has the tokens that occur, in new
-numbers; it can spell what was written, and nothing else.
+analyze.py, tools.preview and tools.follow can read it. Its tokenizer has only the tokens that
+occur, with new numbers, so it can spell what was written and nothing else.
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.excerpt")
@@ -57,17 +57,20 @@ def write_excerpt(run: Path, out: Path, steps: dict[int, Columns], config: Json)
         lines = [line for line in read_lines(run / "metrics.jsonl") if line["step"] in steps]
         (unfinished / "metrics.jsonl").write_text(
             "".join(json.dumps(line) + "\n" for line in lines))
-        tokenizer = smaller(read_json(run / "tokenizer.json"), ids.tolist())
+        tokenizer = reduced_tokenizer(read_json(run / "tokenizer.json"), ids.tolist())
         (unfinished / "tokenizer.json").write_text(json.dumps(tokenizer) + "\n")
 
 
-def smaller(tokenizer: Json, ids: list[int]) -> Json:
-    """With these tokens alone, numbered from 0, and no merges: for reading."""
+def reduced_tokenizer(tokenizer: Json, ids: list[int]) -> Json:
+    """A tokenizer with these tokens alone, numbered from 0, and no merges: for reading."""
     number = {old: new for new, old in enumerate(ids)}
-    added = [{**token, "id": number[token["id"]]} for token in tokenizer["added_tokens"]
-             if token["id"] in number]
+    added = []
+    for token in tokenizer["added_tokens"]:
+        if token["id"] in number:
+            added.append({**token, "id": number[token["id"]]})
     vocabulary = {word: number[i] for word, i in tokenizer["model"]["vocab"].items() if i in number}
-    vocabulary |= {token["content"]: token["id"] for token in added}
+    for token in added:
+        vocabulary[token["content"]] = token["id"]
     model = {**tokenizer["model"], "vocab": vocabulary, "merges": []}
     return {**tokenizer, "added_tokens": added, "model": model}
 

@@ -1,16 +1,16 @@
-"""Follow one token: how it came by its credit, a line of arithmetic for each stage.
+"""Follow one token: how it came by its gradient, a line of arithmetic for each stage.
 
     python -m tools.follow runs/none-grpo-s0 --step 1 --answer 5 --token 22
     python -m tools.follow runs/none-grpo-s0 --step 1 --answer 5    the answer, shaded
     python -m tools.follow runs/none-grpo-s0 --step 1               its answers, problem by problem
 
-With --moved the change of one token in the step is taken apart, by who pushed it
-(tools/helpers/moved.py).
+With --moved the change of the token's log-prob in the step is split into what each group of tokens
+contributed to it (tools/helpers/moved.py).
 
-The numbers are those of the credit file, and behind each line stands the function that computes it.
-Answers and tokens are counted from 0, as there and on the page of analyze.py. What else could have
-stood in the token's place is told by the model that sampled it, if that was kept. Nothing is
-written.
+The numbers are those of the credit file, and after each line stands the function that computes it.
+Answers and tokens are counted from 0, as in the file and on the page of analyze.py. The other
+tokens that could have stood there come from the model that sampled the step, if that was kept.
+Nothing is written.
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.follow")
@@ -19,13 +19,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 
 import mitigations  # noqa: F401  fills the lists of choices
-from analysis.account import place, settings_of, stages, told
-from analysis.answers import answer_of, groups_in_order, metrics_by_step, own_step
-from analysis.runs import existing, read_run
+from analysis.account import settings_of, stages, where, with_numbers
+from analysis.answers import ShownAnswer, answer_of, groups_in_order, metrics_by_step
+from analysis.runs import Run, existing, read_run
 from analysis.tables import Table, by_row
-from analysis.tally import read_tokens
+from analysis.tokens import StepRecord, read_step
 from engine.errors import UserError
 from engine.tokens import KINDS, SECTIONS, load_tokenizer, token_bytes
 from harness.record import checkpoint_folders, find_folder, read_credit
@@ -33,7 +34,7 @@ from harness.screen import BOLD, has_colour, put, run_as_program, styled, visibl
 from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
 from qwen2_model import Qwen2
-from tools.helpers.moved import who_moved
+from tools.helpers.moved import what_moved
 from tools.helpers.terminal import check_place, legend, one_line, shaded
 from train import drop_unfinished
 
@@ -41,7 +42,8 @@ FLAGS = {
     "step": Flag(None, "by default the last", kind=int),
     "answer": Flag(None, "which answer of the step", kind=int),
     "token": Flag(None, "which token of the answer", kind=int),
-    "moved": Flag(False, "who moved it: some passes over the batch by the model that sampled it"),
+    "moved": Flag(False, "what moved the token: takes some passes over the batch by the model that "
+                         "sampled it"),
     "show": Flag(2, "problems to show, those with different rewards first", least=1)}
 SHADES = ((0.05, ""), (0.2, "48;5;195;38;5;0"), (0.4, "48;5;153;38;5;0"), (0.7, "48;5;75;38;5;16"),
           (float("inf"), "48;5;26;38;5;231"))
@@ -62,32 +64,34 @@ def main(argv: list[str]) -> None:
         raise UserError(f"{folder} has no credit files yet")
     step = steps[-1] if flags.step is None else flags.step
     check_place("step", step, steps, folder)
-    tokens, tokenizer = read_tokens(folder, step), load_tokenizer(folder)
-    own = own_step(tokens, step)
-    of_trainer = f" ({own} of the trainer)" if own != step else ""
-    title = (f"{folder}, step {step}{of_trainer}: {len(tokens['group'])} answers to "
-             f"{len(tokens['prompt_start'])} problems, {len(tokens['token_id'])} tokens")
+    record, tokenizer = read_step(folder, step), load_tokenizer(folder)
+    number = f"step {step}"
+    if record.trainer_step != step:
+        number += f" ({record.trainer_step} of the trainer)"
+    answers = len(record.answers["group"])
+    title = (f"{folder}, {number}: {answers} answers to {len(record.prompts)} problems, "
+             f"{len(record.tokens)} tokens")
     if flags.answer is None:
         if flags.token is not None:
             raise UserError(f"--token {flags.token} is of which answer? Say --answer, too")
         print(title)
-        return show_problems(tokens, tokenizer, step, flags.show)
-    check_place("answer", flags.answer, range(len(tokens["group"])), f"step {step}")
+        return show_problems(record, tokenizer, flags.show)
+    check_place("answer", flags.answer, range(answers), f"step {step}")
     line = metrics_by_step(folder).get(step, {})
-    answer = answer_of(tokens, tokenizer, run["config"], line, step, flags.answer)
+    answer = answer_of(record, tokenizer, run["config"], line, flags.answer)
     if flags.token is not None:
         check_place("token", flags.token, range(len(answer["texts"])), f"answer {flags.answer}")
     print(f"{title}\nanswer {flags.answer} to {one_line(answer['prompt'])}")
     if flags.token is None:
         return show_answer(answer)
     show_token(answer, flags.token)
-    for label, text, where in told(stages(run["config"]), answer, flags.token):
-        print_stage(label, text, where)
-        if label == "chance":
-            others = likeliest(run, tokens, tokenizer, answer, flags.token)
-            print_stage("others", others, place(Qwen2.logits))
+    for label, text, function in with_numbers(stages(run["config"]), answer, flags.token):
+        print_stage(label, text, function)
+        if label == "p":
+            others = likeliest(run, record, tokenizer, answer, flags.token)
+            print_stage("others", others, where(Qwen2.logits))
     if flags.moved:
-        show_who_moved(run, tokens, tokenizer, step, flags.answer, flags.token)
+        show_what_moved(run, record, tokenizer, flags.answer, flags.token)
 
 
 def begin_and_end(texts: list[str]) -> str:
@@ -95,16 +99,16 @@ def begin_and_end(texts: list[str]) -> str:
     return text if len(text) <= 60 else f"{text[:30]} ... {text[-30:]}"
 
 
-def show_problems(tokens: dict, tokenizer, step: int, most: int) -> None:
-    """Of each problem the answers, with what the comparison made of their rewards."""
-    groups = groups_in_order(tokens)
+def show_problems(record: StepRecord, tokenizer: Tokenizer, most: int) -> None:
+    """Print the answers to each problem, with what the comparison made of their rewards."""
+    groups = groups_in_order(record.answers["group"], record.answers["reward"])
     for members in groups[:most]:
-        answers = [answer_of(tokens, tokenizer, {}, {}, step, b) for b in members.tolist()]
+        answers = [answer_of(record, tokenizer, {}, {}, b) for b in members.tolist()]
         print(f"\n{one_line(answers[0]['prompt'])}\nanswer  reward  advantage  tokens")
         for answer in answers:
             advantage = answer["values"]["advantage"]
-            span = " to ".join(f"{value:+.2f}" for value in sorted({min(advantage),
-                                                                    max(advantage)}))
+            ends = sorted({min(advantage), max(advantage)})
+            span = " to ".join(f"{value:+.2f}" for value in ends)
             reward = "-" if answer["reward"] is None else f"{answer['reward']:.2f}"
             print(f"{answer['episode']:6} {reward:>7} {span:>10} {len(advantage):7}  "
                   f"{begin_and_end(answer['texts'])}")
@@ -112,23 +116,26 @@ def show_problems(tokens: dict, tokenizer, step: int, most: int) -> None:
         print(f"\n--show {len(groups)} shows all {len(groups)} problems")
 
 
-def show_answer(answer: dict) -> None:
-    """The answer shaded, and a line for each of the tokens that got most."""
+def show_answer(answer: ShownAnswer) -> None:
+    """Print the answer shaded, and a line for each of the tokens with the largest gradients."""
     known, texts = answer["values"] | answer["account"], answer["texts"]
     sizes = [size or 0 for size in known["gradient size"]]
     largest = max(sizes) or 1
-    put(f"\ngradient, of this answer's largest: {legend(SHADES) or 'behind a token, from 5%'}\n")
+    colours = legend(SHADES) or "in brackets after a token, from 5% on"
+    put(f"\ngradient size, as a share of the largest in this answer: {colours}\n")
     put(shaded(texts, [size / largest for size in sizes], SHADES,
                lambda share: f"[{share:.0%}]" if share >= SHADES[0][0] else ""))
     columns = ("p", "entropy", "advantage", "weight", "gradient size")
+    largest_first = np.argsort(sizes)[::-1][:MOST].tolist()
     rows = [[t, repr(texts[t]), KINDS[answer["kind"][t]], *(known[name][t] for name in columns)]
-            for t in np.argsort(sizes)[::-1][:MOST].tolist() if sizes[t]]
+            for t in largest_first if sizes[t]]
+    if not rows:
+        return print("\nno token of it has a gradient")
     formats = {"token": "d", "text": "", "kind": "", **dict.fromkeys(columns, ".4g")}
-    print(f"\n{Table('most', '', by_row(formats, rows)).to_text()}" if rows else
-          "\nno token of it has a gradient")
+    print(f"\n{Table('largest', '', by_row(formats, rows)).to_text()}")
 
 
-def show_token(answer: dict, t: int) -> None:
+def show_token(answer: ShownAnswer, t: int) -> None:
     texts = list(map(visible, answer["texts"]))
     marked = styled(texts[t], BOLD) if has_colour() else f"[{texts[t]}]"
     put(f"\n{''.join(texts[:t])}{marked}{''.join(texts[t + 1:])}\n")
@@ -136,15 +143,15 @@ def show_token(answer: dict, t: int) -> None:
           f"{SECTIONS[answer['section'][t]]}\n")
 
 
-def print_stage(label: str, text: str, where: str) -> None:
+def print_stage(label: str, text: str, function: str) -> None:
     first, *others = textwrap.wrap(visible(text), WIDTH, break_long_words=False,
                                    break_on_hyphens=False)
-    print(f"{label:10} {first:{WIDTH}} {where}".rstrip())
+    print(f"{label:10} {first:{WIDTH}} {function}".rstrip())
     for line in others:
         print(f"{'':10} {line}")
 
 
-def sampled_by(run: dict, step: int) -> str | Path:
+def sampled_by(run: Run, step: int) -> str | Path:
     """The folder of the model that sampled a step: that of the weights after the step before."""
     models = {0: run["config"]["model"], **checkpoint_folders(run["folder"])}
     if step - 1 not in models:
@@ -153,44 +160,47 @@ def sampled_by(run: dict, step: int) -> str | Path:
 
 
 @torch.no_grad()
-def likeliest(run: dict, tokens: dict, tokenizer, answer: dict, t: int) -> str:
-    """What else could have stood there, by the model that sampled it."""
+def likeliest(run: Run, record: StepRecord, tokenizer: Tokenizer, answer: ShownAnswer,
+              t: int) -> str:
+    """The likeliest other tokens in the place of token t, by the model that sampled the step."""
     try:
-        name = sampled_by(run, answer["step"])
+        name = sampled_by(run, record.step)
         folder = find_folder(str(name))
         model = Qwen2.from_pretrained(folder, "cpu")
     except UserError as error:
         return f"not known: {error}"
     temperature = run["config"].get("columns_temperature", 1)  # of what is on record
     if temperature is None:
-        return "not known: nor is the temperature of what is on record"
-    at = tokens["episode_start"][answer["episode"]] + t
-    prompt = np.split(tokens["prompt_ids"], tokens["prompt_start"][1:])[answer["group"]]
-    before = np.concatenate([prompt, tokens["token_id"][at - t:at]])
+        return "not known, because the temperature of the record is not known"
+    tokens = record.tokens_of(answer["episode"])
+    chosen = int(tokens["token_id"][t])
+    before = np.concatenate([record.prompts[answer["group"]], tokens["token_id"][:t]])
     states = model.model(torch.from_numpy(before)[None].long())[:, -1]
     p = (model.logits(states)[0].float() / temperature).softmax(-1)
-    chosen = int(tokens["token_id"][at])
-    if abs(p[chosen].log() - tokens["log_prob"][at]) > SAME_MODEL:
+    if abs(p[chosen].log() - tokens["log_prob"][t]) > SAME_MODEL:
         return f"not known: for {folder} p is {p[chosen]:.4g}, so another model sampled it"
     others = [token for token in p.topk(5).indices.tolist() if token != chosen][:4]
     pieces = [piece.decode(errors="replace") for piece in token_bytes(tokenizer, others)]
-    return ", ".join(f"{text!r} {p[token]:.2g}" for text, token in zip(pieces, others)
-                     ) + f" ({name})"
+    known = ", ".join(f"{text!r} {p[token]:.2g}" for text, token in zip(pieces, others))
+    return f"{known} ({name})"
 
 
-def show_who_moved(run: dict, tokens: dict, tokenizer, step: int, b: int, t: int) -> None:
-    folder, s = find_folder(str(sampled_by(run, step))), settings_of(run["config"])
+def show_what_moved(run: Run, record: StepRecord, tokenizer: Tokenizer, b: int, t: int) -> None:
+    """Print how much each group of tokens moved token t of answer b."""
+    step, s = record.step, settings_of(run["config"])
+    folder = find_folder(str(sampled_by(run, step)))
     rollouts = read_credit(run["folder"], step, tokenizer)
-    mask, weight = rollouts.mask, torch.zeros_like(rollouts.advantage)
-    weight = weight.masked_scatter(mask, torch.from_numpy(tokens["weight"]).float())
+    weight = torch.zeros_like(rollouts.advantage)
+    weight[rollouts.mask] = torch.from_numpy(record.tokens["weight"]).float()
     if s.drop_unfinished:
         rollouts = drop_unfinished(rollouts)
     if not (rollouts.advantage * weight).any() or not rollouts.mask[b, t]:
-        return print("\nmoved: the step was skipped, or this answer was dropped from it")
+        return print("\nnot moved: the step was skipped, or this answer was dropped from it")
     trainer = folder / "trainer" / "state.safetensors" if step > 1 else None
-    print(f"\n{who_moved(folder, trainer, rollouts, weight, s, b, t).to_text()}")
+    print(f"\n{what_moved(folder, trainer, rollouts, weight, s, b, t).to_text()}")
+    tokens = record.tokens_of(b)
     if "change" in tokens:
-        print(f"on record: {tokens['change'][tokens['episode_start'][b] + t]:+.5f}")
+        print(f"on record: {tokens['change'][t]:+.5f}")
 
 
 if __name__ == "__main__":

@@ -146,7 +146,7 @@ class Experiment:
         show_status("training on a synthetic task, in which it is known which tokens decide")
         of_method = flags_of(METHODS[self.axis][self.name])
         flags = {flag: value for flag, value in self.flags["idea"].items() if flag in of_method}
-        said = import_module("research.probes.dial").one_line(self.name, flags)
+        said = import_module("research.probes.dial").worth_in_a_sentence(self.name, flags)
         say(textwrap.fill(said, 100))
         typed = " ".join([self.name, *as_typed(flags)])
         command = python_command("-m", "research", "dial", "--only", typed)

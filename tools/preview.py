@@ -1,11 +1,11 @@
-"""See what a weighting would have given the recorded tokens of a run, without training.
+"""The weights that a weighting would have given the recorded tokens of a run, without training.
 
     python -m tools.preview runs/none-grpo-s0 --mitigation entropy_weighted --entropy_temp 0.5
 
-Reads the credit file of one step, says what the weights do to its gradient, and shows answers
-shaded by them.
-A model is loaded only for a weighting that looks at hidden states or attention, or samples more:
-that which sampled the step, if it was kept. Nothing is written.
+It reads the credit file of one step, says what the weights do to the gradient of its tokens, and
+shows answers shaded by the weights. A model is loaded only for a weighting that looks at hidden
+states or attention, or samples more: the model that sampled the step, if it was kept. Nothing is
+written.
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.preview")
@@ -69,13 +69,13 @@ def main(argv: list[str]) -> None:
     rollouts, weight, metrics = weighed(folder, step, settings)
     print(headline(folder, rollouts, settings, metrics))
     print("\n".join(f"  {line}" for line in about_weights(rollouts, weight)))
-    groups = groups_in_order({"group": rollouts.group.numpy(), "reward": rollouts.reward.numpy()})
+    groups = groups_in_order(rollouts.group.numpy(), rollouts.reward.numpy())
     answers = np.concatenate(groups)[:flags.show].tolist()
     show_answers(rollouts, weight, load_tokenizer(folder), answers)
 
 
 def about_weights(rollouts: Rollouts, weight: torch.Tensor) -> list[str]:
-    """What they do to the gradient of recorded tokens."""
+    """Lines about what these weights do to the gradient of recorded tokens."""
     s = gradient_size(rollouts.log_prob, rollouts.collision)
     kind, *columns = (frame[rollouts.mask].numpy() for frame in (
         rollouts.kind, s, rollouts.advantage, rollouts.advantage, weight))
@@ -83,8 +83,8 @@ def about_weights(rollouts: Rollouts, weight: torch.Tensor) -> list[str]:
 
 
 def on_real_tokens(s: Settings) -> list[str]:
-    """The same of a step of a real model that is recorded in the project; nothing of a weighting
-    that asks the model, which is not there."""
+    """Lines about a step of a real model that is recorded in the project; none for a weighting that
+    asks the model, which is not there."""
     weighting = {"mitigation": s.mitigation, **s.flags_for(MITIGATIONS[s.mitigation])}
     if not RECORDED.exists() or inspect.isclass(MITIGATIONS[s.mitigation]):
         return []
@@ -99,7 +99,8 @@ def on_real_tokens(s: Settings) -> list[str]:
 
 
 def settings_with(folder: Path, weighting: dict) -> Settings:
-    """The run's own, with the weighting that was asked for. Its advantages are on record."""
+    """The run's own settings, with the weighting that was asked for. Its advantages are on
+    record."""
     run_config(folder)  # checks it
     return make_settings({"config": folder / "config.json", "loss": "policy", "advantage": "grpo",
                           "placebo": "none", "device": "cpu", "shard": False, **weighting})
@@ -120,7 +121,7 @@ def step_of_run(folder: Path, settings: Settings, step: int | None) -> int:
 
 
 class ModelOfStep:
-    """The model that sampled a step, loaded when somebody asks for it: for `Rollouts.forward`."""
+    """The model that sampled a step, for `Rollouts.forward`. It is loaded when it is asked for."""
 
     def __init__(self, folder: Path, step: int, settings: Settings):
         self.folder, self.step, self.settings = folder, step, settings
@@ -137,7 +138,7 @@ class ModelOfStep:
 
     @cached_property
     def look(self) -> Callable:
-        """That of the extra forward pass."""
+        """The `look` of the extra forward pass."""
         return self.policy.extra_forward().look
 
 
@@ -171,7 +172,7 @@ def headline(folder: Path, rollouts: Rollouts, s: Settings, metrics: dict) -> st
 
 
 def show_answers(rollouts: Rollouts, weight: torch.Tensor, tokenizer, answers: list[int]) -> None:
-    put(f"\nweight: {legend(SHADES) or 'behind each token'}")
+    put(f"\nweight: {legend(SHADES) or 'in brackets after each token'}")
     for b in answers:
         length = len(rollouts.texts[b])
         prompt = b"".join(token_bytes(tokenizer, rollouts.prompt_ids[int(rollouts.group[b])]))

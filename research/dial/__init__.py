@@ -1,1 +1,2 @@
-"""One world with dials: how much of an answer decides, and what credit by token is worth there."""
+"""Synthetic tasks in which it is known how much of an answer decides, and what credit by token is
+worth there."""

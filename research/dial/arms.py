@@ -1,7 +1,7 @@
-"""What can be asked in a world with dials: every weighting and every advantage by its name, what
-research/probes/dial.py lists, and the exact gradient, as of a batch without end.
+"""What can be asked in a synthetic task: every weighting and every advantage by its name, what
+research/probes/dial.py lists beside them, and the exact gradient, as of a batch without end.
 
-What the world cannot give is said in a sentence where a method asks for it: there is no text, no
+What the task cannot give is said in a sentence where a method asks for it: there is no text, no
 attention from token to token, and no continuations, whose limit is the true credit.
 """
 from collections.abc import Callable
@@ -19,8 +19,8 @@ from engine.rollouts import Rollouts
 from engine.tokens import OPERATOR, THINK, WORD
 from grpo import group_z_score
 from harness.load import make
-from research.dial.world import Sample, World
-from research.probes.methods import Method
+from research.dial.task import Sample, SyntheticTask
+from research.probes.methods import ComparedMethod
 
 PLAIN, TRUE, EXACT = "plain GRPO", "true credit", "exact gradient"
 QUESTIONS, ANSWERS = 8, 8
@@ -28,12 +28,12 @@ QUESTIONS, ANSWERS = 8, 8
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch of each of the policies of a world, and what is known about it."""
-    world: World
+    """A batch of each policy of a task, and what is known about it."""
+    task: SyntheticTask
     sample: Sample
     hidden: torch.Tensor    # (S, U, D) of all contexts
     log_prob: torch.Tensor  # (S, U, V)
-    to_come: torch.Tensor   # World.after_keys
+    to_come: torch.Tensor   # SyntheticTask.after_keys
     step: int
 
     @cached_property
@@ -49,40 +49,57 @@ class Batch:
         return z.view(S, B, 1)
 
     def rollouts(self, s: int) -> Rollouts:
-        """Those of one policy, as a run would have them."""
-        sample, log_prob, T = self.sample, self.log_prob[s], self.world.dials.tokens
-        ids, reward = sample.ids[s], sample.reward[s]
-        context = sample.context[s % len(sample.context)].expand_as(ids)
-        chance, mask = log_prob.exp(), torch.ones_like(ids, dtype=torch.bool)
-        kind = torch.where(self.world.decides, OPERATOR, WORD).byte().expand_as(ids)
-        seed = derived_seed("dial method", self.world.seeds[s], self.step)
-
-        def look(rollouts, attention: bool = False) -> dict[str, torch.Tensor]:
-            if attention:
-                raise UserError("it needs attention from token to token: each sees its cue alone")
-            return {"hidden": self.hidden[s][context]}
-
+        """The rollouts of one policy, as a run would have them."""
+        ids, reward = self.sample.ids[s], self.sample.reward[s]
+        contexts = self.sample.context
+        context = contexts[s % len(contexts)].expand_as(ids)
+        log_prob = self.log_prob[s]     # (U, V)
+        probability = log_prob.exp()
+        entropy = -(probability * log_prob).sum(-1)
+        collision = probability.square().sum(-1)
+        mask = torch.ones_like(ids, dtype=torch.bool)
+        kind = torch.where(self.task.decides, OPERATOR, WORD).byte().expand_as(ids)
+        problems = int(self.group[-1]) + 1
+        seed = derived_seed("dial method", self.task.seeds[s], self.step)
         return Rollouts(
-            problems=[T] * (int(self.group[-1]) + 1), prompt_ids=[[0]] * (int(self.group[-1]) + 1),
-            group=self.group, ids=ids, mask=mask, finished=mask[:, 0],
-            log_prob=log_prob[context, ids], entropy=-(chance * log_prob).sum(-1)[context],
-            collision=chance.square().sum(-1)[context], answers=Missing("the text of answers"),
-            texts=Missing("the text of answers"), kind=kind,
-            section=torch.full_like(kind, THINK), step=self.step,
+            problems=[self.task.spec.tokens] * problems,
+            prompt_ids=[[0]] * problems,
+            group=self.group,
+            ids=ids,
+            mask=mask,
+            finished=mask[:, 0],
+            log_prob=log_prob[context, ids],
+            entropy=entropy[context],
+            collision=collision[context],
+            answers=Missing("the text of answers"),
+            texts=Missing("the text of answers"),
+            kind=kind,
+            section=torch.full_like(kind, THINK),
+            step=self.step,
             scores={"reward": reward, "answer": reward, "reasoning": reward,
                     "format": torch.zeros_like(reward)},
-            advantage=self.advantage[s].expand(ids.shape), forward=SimpleNamespace(look=look),
+            advantage=self.advantage[s].expand(ids.shape),
+            forward=SimpleNamespace(look=known_hidden_states(self.hidden[s][context])),
             generator=torch.Generator().manual_seed(seed))
 
 
+def known_hidden_states(hidden: torch.Tensor) -> Callable[..., dict[str, torch.Tensor]]:
+    """The extra forward pass of a run, which here is known already."""
+    def look(rollouts: Rollouts, attention: bool = False) -> dict[str, torch.Tensor]:
+        if attention:
+            raise UserError("it needs attention from token to token: each sees its cue alone")
+        return {"hidden": hidden}
+    return look
+
+
 class Missing:
-    """In the place of what the world has not: who asks for a part of it is told."""
+    """A stand-in for what the task has not: asking for a part of it is an error that says so."""
 
     def __init__(self, what: str):
         self.__dict__["what"] = what
 
     def refuse(self, *_):
-        raise UserError(f"it needs {self.what}, which this world has not")
+        raise UserError(f"it needs {self.what}, which a synthetic task has not")
 
     __iter__ = __getitem__ = __len__ = __call__ = refuse
 
@@ -92,12 +109,12 @@ class Missing:
         self.refuse()
 
 
-def policy_of(world: World, s: int) -> SimpleNamespace:
+def stand_in_policy(task: SyntheticTask, s: int) -> SimpleNamespace:
     """As much of engine.policy.Policy as there is."""
     model = Missing("a model that reads answers")
-    vars(model).update(config=world.config, device=torch.device("cpu"))
-    settings = SimpleNamespace(seed=world.seeds[s], temperature=1.0, loss_norm="token",
-                               max_new_tokens=world.dials.tokens, micro_batch=QUESTIONS * ANSWERS)
+    vars(model).update(config=task.config, device=torch.device("cpu"))
+    settings = SimpleNamespace(seed=task.seeds[s], temperature=1.0, loss_norm="token",
+                               max_new_tokens=task.spec.tokens, micro_batch=QUESTIONS * ANSWERS)
     return SimpleNamespace(model=model, settings=settings, task=Missing("the text of answers"),
                            tokenizer=Missing("continuations of a prefix"),
                            reward_of=Missing("answers of another length"))
@@ -105,9 +122,10 @@ def policy_of(world: World, s: int) -> SimpleNamespace:
 
 @dataclass(frozen=True)
 class Arm:
-    """`coefficients(batch)` (S, B, T) is weight times advantage, made anew for each training."""
+    """A method in a synthetic task: `start(task)` is made anew for each training, and gives
+    weight times advantage (S, B, T) of each batch. The exact gradient has none."""
     name: str
-    start: Callable[[World], Callable[[Batch], torch.Tensor]] | None
+    start: Callable[[SyntheticTask], Callable[[Batch], torch.Tensor]] | None
     times: float = 1  # the batch
 
     @property
@@ -115,21 +133,27 @@ class Arm:
         return round(QUESTIONS * self.times)
 
 
-def plain(world: World):
+def plain_coefficients(task: SyntheticTask):
     return lambda batch: batch.advantage.expand(batch.sample.ids.shape)
 
 
+def true_credit_coefficients(task: SyntheticTask):
+    return lambda batch: task.credit(batch.sample, batch.to_come)
+
+
 def masked(elsewhere: float, known: float = 1.0, is_placebo: bool = False):
-    """Weight 1 at so large a share of the keys, or at as many places, and less elsewhere."""
-    def start(world):
-        weight = torch.full((len(world.seeds), 1, world.dials.tokens), elsewhere)
-        for row, seed in zip(weight, world.seeds):
+    """Weight 1 at so large a share of the keys, or at as many random positions, and less
+    elsewhere."""
+    def start(task):
+        weight = torch.full((len(task.seeds), 1, task.spec.tokens), elsewhere)
+        count = max(1, round(known * task.spec.decide))
+        for row, seed in zip(weight, task.seeds):
             generator = torch.Generator().manual_seed(derived_seed("dial mask", seed))
             if is_placebo:
-                places = torch.randperm(world.dials.tokens, generator=generator)
+                positions = torch.randperm(task.spec.tokens, generator=generator)
             else:
-                places = world.keys[torch.randperm(world.dials.decide, generator=generator)]
-            row[0, places[:max(1, round(known * world.dials.decide))]] = 1.0
+                positions = task.keys[torch.randperm(task.spec.decide, generator=generator)]
+            row[0, positions[:count]] = 1.0
         weight = weight / weight.mean(-1, keepdim=True)
         return lambda batch: weight * batch.advantage
     return start
@@ -139,10 +163,11 @@ def listed(name: str, flags: dict):
     """A choice of --mitigation or of --advantage."""
     is_weighting = name in MITIGATIONS
 
-    def start(world):
+    def start(task):
         chosen = MITIGATIONS[name] if is_weighting else ADVANTAGES[name]
-        policies = [policy_of(world, s) for s in range(len(world.seeds))]
-        methods = [Method(name, make(chosen, flags, policy), is_weighting) for policy in policies]
+        policies = [stand_in_policy(task, s) for s in range(len(task.seeds))]
+        methods = [ComparedMethod(name, make(chosen, flags, policy), is_weighting)
+                   for policy in policies]
 
         def coefficients(batch):
             rows = []
@@ -154,18 +179,17 @@ def listed(name: str, flags: dict):
     return start
 
 
-def arm_of(name: str, flags: dict | None = None) -> Arm:
-    """By its name in a table, or in the two lists."""
+def named_arm(name: str, flags: dict | None = None) -> Arm:
+    """The arm that has this name in a table, or in one of the two lists."""
     word, _, number = name.rpartition(" ")
     if name in MITIGATIONS or name in ADVANTAGES:
         return Arm(name, listed(name, flags or {}))
     if word == "batch":
-        return Arm(name, plain, float(number.removesuffix("x")))
+        return Arm(name, plain_coefficients, float(number.removesuffix("x")))
     masks = {"mask": {}, "half known": {"known": 0.5}, "placebo": {"is_placebo": True}}
     if word in masks:
         return Arm(name, masked(float(number), **masks[word]))
-    known = {PLAIN: plain, EXACT: None,
-             TRUE: lambda world: lambda batch: world.credit(batch.sample, batch.to_come)}
+    known = {PLAIN: plain_coefficients, EXACT: None, TRUE: true_credit_coefficients}
     if name not in known:
         raise UserError(f"there is no weighting and no advantage {name}: is its function in "
                         "mitigations.py, below @mitigation or @advantage?")

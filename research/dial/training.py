@@ -1,17 +1,20 @@
-"""Training in a world with dials, many policies side by side, each at a learning rate of its own;
-and the gradients of single batches."""
+"""Training in a synthetic task, many policies at once, each at a learning rate of its own; and the
+gradients of single batches."""
+from collections.abc import Callable
+
 import torch
 
 from engine.policy import derived_seed
 from grpo import policy_loss
 from research.dial.arms import ANSWERS, Arm, Batch
-from research.dial.world import Dials, World
+from research.dial.task import Sample, SyntheticTask, TaskSpec
 
 AT_ONCE = 2 ** 21  # sampled tokens
+Coefficients = Callable[[Batch], torch.Tensor]  # weight times advantage (S, B, T)
 
 
-class AdamW:
-    """As torch.optim.AdamW without decay, of the rows of (S, P), each at its own learning rate."""
+class AdamWOfRows:
+    """torch.optim.AdamW without decay, for the rows of (S, P), each at its own learning rate."""
 
     def __init__(self, parameters: torch.Tensor, rates: list[float]):
         self.rates, self.steps = torch.tensor(rates)[:, None], 0
@@ -25,61 +28,68 @@ class AdamW:
         return -self.rates * self.mean / (1 - 0.9 ** self.steps) / spread
 
 
-def train(dials: Dials, arm: Arm, seeds: list[int], rates: list[float], steps: int) -> list[float]:
-    """Of each pair of seed and rate: the mean of the expected reward over the training."""
-    most = max(1, round(AT_ONCE / (dials.tokens * arm.problems * ANSWERS)))
-    if len(seeds) > most:
-        return [run for start in range(0, len(seeds), most) for run in train(
-            dials, arm, seeds[start:start + most], rates[start:start + most], steps)]
-    world = World(dials, seeds)
-    optimizer, method = AdamW(world.parameters, rates), arm.start and arm.start(world)
+def train_policies(spec: TaskSpec, arm: Arm, seeds: list[int], rates: list[float],
+                   steps: int) -> list[float]:
+    """The mean of the expected reward over the training, for each pair of seed and rate."""
+    most = max(1, round(AT_ONCE / (spec.tokens * arm.problems * ANSWERS)))
+    means = []
+    for start in range(0, len(seeds), most):
+        part = slice(start, start + most)
+        means += train_at_once(spec, arm, seeds[part], rates[part], steps)
+    return means
+
+
+def train_at_once(spec: TaskSpec, arm: Arm, seeds: list[int], rates: list[float],
+                  steps: int) -> list[float]:
+    task = SyntheticTask(spec, seeds)
+    optimizer, method = AdamWOfRows(task.parameters, rates), arm.start and arm.start(task)
     values = []
     for step in range(1, steps + 1):
-        gradient, value = gradients(world, arm, method, step)
-        world.parameters = world.parameters + optimizer.change(gradient)
+        gradient, value = batch_gradients(task, arm, method, step)
+        task.parameters = task.parameters + optimizer.change(gradient)
         values.append(value)
     with torch.no_grad():
-        values.append(world.value(world.after_keys(world.forward(world.parameters)[1])))
+        values.append(task.value(task.after_keys(task.forward(task.parameters)[1])))
     curve = torch.stack(values, 1)
     return ((curve[:, 1:] + curve[:, :-1]) / 2).mean(1).tolist()
 
 
-def gradients(world: World, arm: Arm, method, step: int,
-              draws: list | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """(S, P) of the loss, of a batch of each policy; and the value of each (S,). `draws` are what
-    the random numbers follow from, where that is not the seed."""
-    parameters = world.parameters.detach().requires_grad_()
-    hidden, log_prob = world.forward(parameters)
-    to_come = world.after_keys(log_prob)
-    value = world.value(to_come)
-    if method is None:  # the exact gradient
+def batch_gradients(task: SyntheticTask, arm: Arm, method: Coefficients | None, step: int,
+                    draws: list | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss's gradient (S, P) on a batch of each policy, and each policy's value (S,). Without a
+    `method` it is the exact gradient. `draws` are what the random numbers follow from, where that
+    is not the seed."""
+    parameters = task.parameters.detach().requires_grad_()
+    hidden, log_prob = task.forward(parameters)
+    to_come = task.after_keys(log_prob)
+    value = task.value(to_come)
+    if method is None:
         loss = -value.sum()
     else:
         with torch.no_grad():
-            uniform = random_numbers(world, arm, step, draws or world.seeds)
-            sample = world.sample(log_prob, uniform)
-        batch = Batch(world, sample, hidden.detach(), log_prob.detach(), to_come.detach(), step)
-        credit = by_context(world, sample, method(batch))  # a critic trains itself meanwhile
+            sample = task.sample(log_prob, random_numbers(task, arm, step, draws or task.seeds))
+        batch = Batch(task, sample, hidden.detach(), log_prob.detach(), to_come.detach(), step)
+        credit = by_context(task, sample, method(batch))  # a critic trains itself meanwhile
         # the formula of grpo.py: tokens of one context and symbol have one log-prob
         loss = policy_loss(log_prob, credit, 1.0, 1.0, sample.ids[0].numel())
     gradient, = torch.autograd.grad(loss, parameters)
     return gradient, value.detach()
 
 
-def random_numbers(world: World, arm: Arm, step: int, draws: list) -> torch.Tensor:
+def random_numbers(task: SyntheticTask, arm: Arm, step: int, draws: list) -> torch.Tensor:
     """(S, B, T): rows of one seed have the same, also where their rates differ."""
     drawn = {}
     for draw in dict.fromkeys(draws):
         generator = torch.Generator().manual_seed(derived_seed("dial batch", draw, step))
-        shape = (arm.problems * ANSWERS, world.dials.tokens)
+        shape = (arm.problems * ANSWERS, task.spec.tokens)
         drawn[draw] = torch.rand(shape, generator=generator)
     return torch.stack([drawn[draw] for draw in draws])
 
 
-def by_context(world: World, sample, coefficients: torch.Tensor) -> torch.Tensor:
+def by_context(task: SyntheticTask, sample: Sample, coefficients: torch.Tensor) -> torch.Tensor:
     """(S, B, T) -> (S, U, V): the sum over the tokens of each context and symbol."""
-    S, U, V = len(coefficients), len(world.offset), world.dials.vocabulary
+    S, U, V = len(coefficients), len(task.offset), task.spec.vocabulary
     row = torch.arange(S)[:, None, None]
-    place = (row * U + sample.context) * V + sample.ids
-    total = torch.zeros(S * U * V).index_add(0, place.flatten(), coefficients.flatten())
+    cell = (row * U + sample.context) * V + sample.ids
+    total = torch.zeros(S * U * V).index_add(0, cell.flatten(), coefficients.flatten())
     return total.view(S, U, V)

@@ -1,7 +1,7 @@
-"""The arms of the board: every weighting and advantage that samples nothing for its credit.
+"""The arms of the leaderboard: every weighting and advantage that samples nothing for its credit.
 
-`oracle`, `vine` and `causal_ablation` do, as the control does, and `dr_grpo` is a multiple of
-`rloo`. An arm is the flags of train.py that make it.
+`oracle`, `vine` and `causal_ablation` are left out because they sample, as the control does, and
+`dr_grpo` because it is a multiple of `rloo`. An arm is the flags of train.py that make it.
 """
 from engine.choices import WHOLE_ANSWERS
 
@@ -17,14 +17,17 @@ ADVANTAGES = {name: f"--advantage {name}" for name in (
     "rloo", "batch_mean", "span", "deletion", "gae", "prefix_tree", "gtpo")}
 ADVANTAGES["gae-trunk"] = "--advantage gae --critic trunk"
 METHODS = WEIGHTINGS | ADVANTAGES
-CONTROLS = {CONTROL: "--advantage measured --measured_k 2"}             # must be ahead
-SCALE = {"none-16x8": "--questions 16", "none-32x8": "--questions 32"}  # of plain GRPO
+CONTROLS = {CONTROL: "--advantage measured --measured_k 2"}  # must be ahead
+SCALE = {"none-16x8": "--questions 16", "none-32x8": "--questions 32"}  # plain GRPO, larger batches
 ARMS = {PLAIN: "", **CONTROLS, **SCALE, **METHODS}
 
 
 def placebos(arms: list[str]) -> dict[str, str]:
-    """By name: the weights, or advantages, of an arm at shuffled tokens. One number for all tokens
-    of an answer has none."""
-    kept = [arm for arm in arms if arm not in WHOLE_ANSWERS]
-    return {f"{arm}-placebo": f"{ARMS[arm]} --placebo "
-            f"{'weights' if arm in WEIGHTINGS else 'advantages'}" for arm in kept}
+    """The placebos of these arms by name: an arm's weights, or advantages, at shuffled tokens. An
+    arm with one number for all tokens of an answer has none."""
+    found = {}
+    for arm in arms:
+        if arm not in WHOLE_ANSWERS:
+            shuffled = "weights" if arm in WEIGHTINGS else "advantages"
+            found[f"{arm}-placebo"] = f"{ARMS[arm]} --placebo {shuffled}"
+    return found

@@ -1,121 +1,158 @@
-"""The pictures of the pages, each drawn from research/results alone.
-
-    python -m research pictures
+"""The pictures of the pages, each drawn from research/results alone; `python -m research publish`
+draws them.
 
 A picture carries a fingerprint of what it shows, so a test sees one that is older than its result.
 
-README's answer, docs/answer.png, was drawn at commit 99d9392, which has its program and its data.
-It was chosen by a rule, not by its looks: of the first step on record the first answer that solved
-its problem at its second try. The bars below it are results/scoreboard.json's.
+README's answer, docs/answer.png, was drawn with the program and the data of commit 99d9392, in the
+colours of analysis/plots.py. It was chosen by a rule, not by its looks: of the first step on record
+the first answer that solved its problem at its second try. The bars below it are
+results/scoreboard.json's.
 """
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.plots import BLUE, COLOURS, GREY, ORANGE, legend_below, plt, save, style_of
+from analysis.plots import (BLUE, COLOURS, GREY, OF_CHANGE, OF_CREDIT, OF_GRADIENT, OF_PUSH,
+                            OF_TOKENS, ORANGE, legend_below, plt, save, style_of)
 from analysis.statistics import mean_over
 from engine.errors import PROJECT
-from harness.screen import say
-from harness.parser import make_parser
 from research.experiments.arms import CONTROLS, SCALE
 from research.experiments.published import RESULTS, fingerprint, read_result
 
 MARKED = {"larger batches": COLOURS[2], "the control": COLOURS[3]}
+MEANINGS = {**dict.fromkeys(SCALE, "larger batches"), **dict.fromkeys(CONTROLS, "the control")}
+COLOUR_OF_VERDICT = {"better": BLUE, "ahead": BLUE, "worse": ORANGE, "behind": ORANGE}
+NOT_SEEN = "no difference seen"
 SIGNS = "os^DvP*"
 FAR = 5                 # points
+Cells = dict[tuple[str, str], np.ndarray]  # of a task and an arm: mean success by seed
 
 
-def main(argv: list[str]) -> None:
-    make_parser("python -m research pictures", __doc__, {}).read(argv)
+def draw_all_published() -> list[str]:
+    """Draw the pictures of all pages, and return their paths in the project."""
     for picture, (drawing, *source) in PUBLISHED.items():
-        draw(drawing, PROJECT / picture, shown_of(*source))
-        say(f"drawn: {picture}")
+        draw_published(drawing, PROJECT / picture, shown_of(*source))
+    return list(PUBLISHED)
 
 
-def draw(drawing: Callable[[dict], Figure], path: Path, shown: dict) -> None:
-    """`shown` is a table or the values as a result stores them."""
+def outdated_pictures() -> list[str]:
+    """The pictures that do not show what their results hold."""
+    return [picture for picture, (_, *source) in PUBLISHED.items()
+            if not carries(PROJECT / picture, fingerprint(shown_of(*source)))]
+
+
+def carries(path: Path, mark: str) -> bool:
+    """Whether a picture was saved with this fingerprint, which is a text chunk of the PNG."""
+    return path.exists() and f"tEXtShows\0{mark}".encode() in path.read_bytes()
+
+
+def draw_published(drawing: Callable[[dict], Figure], path: Path, shown: dict) -> None:
+    """Draw and save with a fingerprint of `shown`, a table or the values as a result stores
+    them."""
     save(drawing(shown), path.parent, path.stem, "", fingerprint(shown))
 
 
 def shown_of(name: str, part: str) -> dict:
     """A table of a result by its name, or the `values` that its tables were made of."""
     result = read_result(RESULTS / f"{name}.json")
-    return {**result, **{table["name"]: table for table in result["tables"]}}[part]
+    parts = {**result, **{table["name"]: table for table in result["tables"]}}
+    return parts[part]
 
 
-MEANINGS = {**dict.fromkeys(SCALE, "larger batches"), **dict.fromkeys(CONTROLS, "the control")}
-
-
-def draw_leads(table: dict, meanings: dict[str, str] = MEANINGS,
-               ahead: str = " and, for ahead, a second\nlook") -> Figure:
-    """A leaderboard: each arm's lead, the best at the top; crosses are what was predicted.
-    `meanings` has the arms that are no methods; `ahead`, what else it takes to be called so."""
-    rows = sorted(table["rows"], key=lambda row: row["lead"])
+def draw_gains(table: dict, meanings: dict[str, str] = MEANINGS,
+               second_look: str = " and, for ahead, a second look") -> Figure:
+    """A leaderboard: each arm's gain, the largest at the top; crosses are what was predicted.
+    `meanings` has the arms that are no methods; `second_look`, what else it takes to be ahead."""
+    rows = sorted(table["rows"], key=lambda row: row["gain"]["value"])
+    better, worse = ("ahead", "behind") if second_look else ("better", "worse")
     figure, axis = plt.subplots(figsize=(8.0, 1.5 + 0.27 * len(rows)))
-    colours = {"ahead": BLUE, "behind": ORANGE, "no difference seen": GREY, **MARKED}
-    for word, colour in colours.items():
+    for word, colour in {better: BLUE, worse: ORANGE, NOT_SEEN: GREY, **MARKED}.items():
         axis.plot([], [], "o-", color=colour, lw=2, ms=5, label=word)
     for height, row in enumerate(rows):
-        colour = colours[meanings.get(row["arm"]) or meaning_of(row)]
-        axis.plot(100 * np.array(row["95%"]), [height, height], color=colour, lw=2)
-        axis.plot(100 * row["lead"], height, "o", color=colour, ms=5)
+        gain = row["gain"]
+        colour = MARKED.get(meanings.get(row["arm"], "")) or colour_of_verdict(row["verdict"])
+        axis.plot([100 * gain["low"], 100 * gain["high"]], [height, height], color=colour, lw=2)
+        axis.plot(100 * gain["value"], height, "o", color=colour, ms=5)
         if row["predicted"] is not None:
             axis.plot(100 * row["predicted"], height, "kx", ms=6)
     axis.axvline(0, color="black", lw=0.8)
     axis.set(yticks=range(len(rows)), yticklabels=[row["arm"] for row in rows],
-             ylim=(-0.7, len(rows) - 0.3), title="Who is ahead of plain GRPO?",
+             ylim=(-0.7, len(rows) - 0.3), title="Gain over plain GRPO",
              xlabel="points of mean success in training, minus plain GRPO")
     axis.plot([], [], "kx", ms=6, label="predicted")
     legend_below(figure, axis, ncols=3, title="Lines: the 95% interval of one arm alone. Colours: "
-                 f"the verdict, by p corrected for the number\nof methods{ahead}. So a line beside "
-                 "0 may be grey.")
+                 f"the verdict,\nby p corrected for the number of methods{second_look}. So a line "
+                 "beside 0 may be grey.")
     return figure
 
 
-def meaning_of(row: dict) -> str:
-    """What the colour of a method stands for."""
-    word = row["verdict"].partition(",")[0]
-    return word if word in ("ahead", "behind") else "no difference seen"
+def colour_of_verdict(verdict: str) -> str:
+    """The colour of a method: `behind, stopped` counts as behind, `better once, ...` as nothing
+    seen."""
+    return COLOUR_OF_VERDICT.get(verdict.partition(",")[0], GREY)
 
 
-def draw_dials(values: dict) -> Figure:
-    """Share of the true credit's lead that an arm gains, by the share of tokens that decides: a
-    panel for each length, worlds of plain dials. Grey, the eighth colour, is plain GRPO with more
-    problems; what lies below -1.5 is cut off."""
+def draw_dial_shares(values: dict) -> Figure:
+    """The share of the true credit's gain that each arm reaches, by the share of tokens that
+    decides: a panel for each length, synthetic tasks without further parameters. Grey, the eighth
+    colour, is plain GRPO with more problems; what lies below -1.5 is cut off."""
     cells = {(cell["world"], cell["arm"]): np.array(cell["mean"]) for cell in values["cells"]}
-    shares = {world: [int(number) for number in world.split("/")] for world, _ in cells
-              if world.replace("/", "").isdigit()}
-    lengths = sorted({tokens for tokens, _ in shares.values()})
     names = [name for name in dict.fromkeys(arm for _, arm in cells)
              if name not in ("plain GRPO", "true credit")]
     names.sort(key=lambda name: name.startswith("batch "))
-    figure, axes = plt.subplots(1, max(1, len(lengths)), sharey=True, squeeze=False,
-                                figsize=(5.6 * max(1, len(lengths)), 5.4))
-    for axis, length in zip(axes[0], lengths):
-        worlds = sorted((keys, world) for world, (tokens, keys) in shares.items()
-                        if tokens == length)
+    tasks = plain_tasks(cells)
+    figure, axes = plt.subplots(1, max(1, len(tasks)), sharey=True, squeeze=False,
+                                figsize=(5.6 * max(1, len(tasks)), 5.4))
+    for axis, (length, of_length) in zip(axes[0], sorted(tasks.items())):
         for number, name in enumerate(names):
-            points = [(keys / length, *share_of_lead(cells, world, name)) for keys, world in worlds
-                      if (world, name) in cells]
-            is_scale = name.startswith("batch ")
-            style = dict(color=GREY, ls=":", lw=2) if is_scale else style_of(number + number // 7)
-            if points:
-                place, share, reach = zip(*points)
-                axis.errorbar(place, share, reach, marker="o", ms=4, elinewidth=0.7, label=name,
-                              **style)
-                if is_scale:
-                    axis.annotate(name, (place[-1], share[-1]), (6, -3),
-                                  textcoords="offset points", color=GREY, fontsize=8)
+            draw_share_of_arm(axis, cells, of_length, length, name, number)
         axis.axhline(1, color="black", lw=1, label="true credit")
         axis.axhline(0, color="black", lw=0.6)
         axis.set(title=f"Answers of {length} tokens", xscale="log", xlabel="share that decides")
         axis.xaxis.set_major_formatter("{x:g}")
         axis.xaxis.set_minor_formatter("")
-    axes[0][0].set(ylabel="lead, as a share of the true credit's", ylim=(-1.5, 1.2))
+    axes[0][0].set(ylabel="gain, as a share of the true credit's", ylim=(-1.5, 1.2))
     legend_below(figure, axes[0][0], ncols=5)
     return figure
+
+
+def plain_tasks(cells: Cells) -> dict[int, list[tuple[int, str]]]:
+    """The tasks that are written as 128/12 and no more, by the length of their answers: how many
+    tokens decide, and the name."""
+    found: dict[int, list[tuple[int, str]]] = {}
+    for task in dict.fromkeys(task for task, _ in cells):
+        tokens, _, decide = task.partition("/")
+        if decide.isdigit():
+            found.setdefault(int(tokens), []).append((int(decide), task))
+    return {length: sorted(tasks) for length, tasks in found.items()}
+
+
+def draw_share_of_arm(axis: Axes, cells: Cells, tasks: list[tuple[int, str]], length: int,
+                      name: str, number: int) -> None:
+    """One arm's line in a panel."""
+    points = [(decide / length, *share_of_true_gain(cells, task, name)) for decide, task in tasks
+              if (task, name) in cells]
+    if not points:
+        return
+    place, share, reach = zip(*points)
+    is_scale = name.startswith("batch ")
+    style = dict(color=GREY, ls=":", lw=2) if is_scale else style_of(number + number // 7)
+    axis.errorbar(place, share, reach, marker="o", ms=4, elinewidth=0.7, label=name, **style)
+    if is_scale:
+        axis.annotate(name, (place[-1], share[-1]), (6, -3), textcoords="offset points",
+                      color=GREY, fontsize=8)
+
+
+def share_of_true_gain(cells: Cells, task: str, name: str) -> tuple[float, float]:
+    """An arm's gain as a share of the true credit's, and how far its interval reaches, the true
+    credit's gain taken as it is."""
+    plain = cells[task, "plain GRPO"]
+    gain = mean_over(cells[task, name] - plain)
+    true = (cells[task, "true credit"] - plain).mean()
+    return gain.value / true, (gain.high - gain.value) / abs(true)
 
 
 def draw_curves(values: dict) -> Figure:
@@ -138,50 +175,47 @@ def draw_curves(values: dict) -> Figure:
     return figure
 
 
-def share_of_lead(cells: dict, world: str, name: str) -> tuple[float, float]:
-    """And how far its interval reaches, the true credit's lead taken as it is."""
-    plain = cells[world, "plain GRPO"]
-    lead, true = mean_over(cells[world, name] - plain), (cells[world, "true credit"] - plain).mean()
-    return lead.value / true, (lead.high - lead.value) / abs(true)
-
-
-def draw_law(table: dict) -> Figure:
-    """Predicted leads against measured ones, a colour for each world, those with a reward of all or
-    nothing apart. Named are points FAR from the diagonal whose interval does not reach it."""
-    worlds = list(dict.fromkeys(row["world"] for row in table["rows"]))
+def draw_predicted_gains(table: dict) -> Figure:
+    """Predicted gains against measured ones, a colour for each task, those with a reward of all or
+    nothing apart. Points FAR from the diagonal whose interval does not reach it are named."""
+    tasks = list(dict.fromkeys(row["world"] for row in table["rows"]))
     figure, axes = plt.subplots(1, 2, figsize=(11.5, 5.2))
     for axis, is_all in zip(axes, (False, True)):
         named, ends = [], [0.0]
-        for number, world in enumerate(worlds):
-            own = [row for row in table["rows"] if row["world"] == world]
-            predicted, lead, low, high = 100 * np.array(
-                [[row["predicted"], row["lead"], *row["95%"]] for row in own]).T
-            if world.endswith("all") == is_all:
-                axis.errorbar(predicted, lead, [lead - low, high - lead], ms=4, elinewidth=0.6,
-                              fmt=SIGNS[number % len(SIGNS)],
-                              color=COLOURS[number % len(COLOURS)], label=world)
-                named += [(y, x, f"{row['arm']}, {world}") for row, x, y in zip(
-                    own, predicted, lead) if row["verdict"] == "off" and abs(x - y) > FAR]
-                ends += [*predicted, *lead]
+        for number, task in enumerate(tasks):
+            if task.endswith("all") != is_all:
+                continue
+            rows = [row for row in table["rows"] if row["world"] == task]
+            predicted = 100 * np.array([row["predicted"] for row in rows])
+            gain, low, high = (100 * np.array([row["gain"][end] for row in rows])
+                               for end in ("value", "low", "high"))
+            axis.errorbar(predicted, gain, [gain - low, high - gain], ms=4, elinewidth=0.6,
+                          fmt=SIGNS[number % len(SIGNS)], color=COLOURS[number % len(COLOURS)],
+                          label=task)
+            for row, x, y in zip(rows, predicted, gain):
+                if row["verdict"] == "off" and abs(x - y) > FAR:
+                    named.append((y, x, f"{row['arm']}, {task}"))
+            ends += [*predicted, *gain]
         axis.plot([min(ends), max(ends)], [min(ends), max(ends)], color="black", lw=1)
         height, gap = np.inf, 0.026 * (max(ends) - min(ends))
-        for y, x, name in sorted(named, reverse=True):  # no name stands on another
+        for y, x, name in sorted(named, reverse=True):  # no name is written over another
             height = min(y, height - gap)
             axis.annotate(name, (x, y), (x + gap, height - gap / 3), fontsize=6.5)
-        axis.set(xlabel="predicted lead, points", ylabel="measured lead, points")
+        axis.set(xlabel="predicted gain, points", ylabel="measured gain, points")
     axes[0].set_title("The reward is the share of deciding tokens that are right")
     axes[1].set_title("The reward is 1 if all are right, else 0")
     legend_below(figure, axes[0], ncols=4)
     return figure
 
 
-def draw_kinds(values: dict) -> Figure:
-    """A panel a model: of each kind the share of the tokens, and of the gradient."""
+def draw_kinds_of_models(values: dict) -> Figure:
+    """Each kind's share of the tokens, and of the gradient, a panel for each model."""
     figure, axes = plt.subplots(1, len(values), figsize=(9.0, 3.2), sharey=True)
     for axis, (title, shares) in zip(axes, values.items()):
         places = np.arange(len(shares["kinds"]))
-        axis.bar(places - 0.2, shares["tokens"], 0.4, color=GREY, label="of the tokens")
-        axis.bar(places + 0.2, shares["gradient"], 0.4, color=BLUE, label="of the gradient")
+        axis.bar(places - 0.2, shares["tokens"], 0.4, color=OF_TOKENS, label="of the tokens")
+        axis.bar(places + 0.2, shares["gradient"], 0.4, color=OF_GRADIENT,
+                 label="of the gradient")
         axis.set_xticks(places, shares["kinds"], rotation=35, fontsize=8)
         axis.set_title(title, fontsize=9)
     axes[0].set_ylabel("%")
@@ -189,19 +223,19 @@ def draw_kinds(values: dict) -> Figure:
     return figure
 
 
-def draw_became(table: dict) -> Figure:
-    """Shares of given, became and earned: a panel for each of the kinds that differ most."""
+def draw_change(table: dict) -> Figure:
+    """Shares of push, change and credit: a panel for each of the kinds that differ most."""
     kinds = list(dict.fromkeys(row["kind"] for row in table["rows"]))
     figure, axes = plt.subplots(1, len(kinds), sharey=True, squeeze=False, figsize=(10, 3.8))
-    names = {"given": BLUE, "plain step": ORANGE, "AdamW": COLOURS[3], "earned": COLOURS[2]}
+    columns = {"push": ("push", OF_PUSH), "plain step": ("change, plain step", OF_CHANGE + "80"),
+               "AdamW": ("change, AdamW", OF_CHANGE), "credit": ("credit", OF_CREDIT)}
     for axis, kind in zip(axes[0], kinds):
         rows = [row for row in table["rows"] if row["kind"] == kind]
-        for number, (name, colour) in enumerate(names.items()):
-            share = 100 * np.array([row[name] for row in rows])
-            low, high = 100 * np.array([row[f"{name} 95%"] for row in rows]).T
+        for number, (name, (label, colour)) in enumerate(columns.items()):
+            share, low, high = (100 * np.array([row[name][end] for row in rows])
+                                for end in ("value", "low", "high"))
             axis.bar(np.arange(len(rows)) + 0.2 * (number - 1.5), share, 0.19, color=colour,
-                     label=name if name in ("given", "earned") else f"became, {name}",
-                     yerr=[share - low, high - share], ecolor=GREY)
+                     label=label, yerr=[share - low, high - share], ecolor=GREY)
         axis.set(title=f"{kind}s: {rows[0]['tokens']:.0%} of the tokens", xlabel="step",
                  xticks=range(len(rows)), xticklabels=[row["step"] for row in rows])
         axis.grid(axis="x", visible=False)
@@ -211,9 +245,9 @@ def draw_became(table: dict) -> Figure:
 
 
 PUBLISHED = {  # picture -> how it is drawn, and which table or values of which result it shows
-    "research/results/board-leads.png": (draw_leads, "board", "board"),
+    "research/results/board-leads.png": (draw_gains, "board", "board"),
     "research/results/notes-curves.png": (draw_curves, "notes_2", "values"),
-    "research/results/real-kinds.png": (draw_kinds, "real", "values"),
-    "research/results/became.png": (draw_became, "became", "kinds"),
-    "research/results/dial-law.png": (draw_law, "dial", "law"),
-    "research/results/dial-shares.png": (draw_dials, "dial", "values")}
+    "research/results/real-kinds.png": (draw_kinds_of_models, "real", "values"),
+    "research/results/change.png": (draw_change, "change", "kinds"),
+    "research/results/dial-law.png": (draw_predicted_gains, "dial", "law"),
+    "research/results/dial-shares.png": (draw_dial_shares, "dial", "values")}

@@ -1,25 +1,23 @@
-"""The protocol of the board: which runs it has, which rate an arm gets, and who is looked at again.
+"""The protocol of the leaderboard: which runs it has, which learning rate an arm gets, and which
+arms have a second look.
 
-    rate      of three, the one with the highest mean success on seed 100; where the best two are
-              within a point, the mean of seeds 100 and 101 decides. Plain GRPO chooses, too
-    leads     over plain GRPO on seeds 40 to 51. An arm whose 95% interval over the first six lies
+    rate      the one of three with the highest mean success on seed 100; where the best two are
+              within a point, the mean of seeds 100 and 101 chooses. Plain GRPO chooses, too
+    gains     over plain GRPO on seeds 40 to 51. An arm whose 95% interval over the first six lies
               wholly below -1 point is stopped there, and behind
-    again     whoever is ahead, by Holm's correction over all methods, runs on seeds 60 to 71,
+    again     an arm that is better, by Holm's correction over all methods, runs on seeds 60 to 71,
               beside its placebo: the same weights or advantages at other tokens
 """
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from analysis.compare import IN_TRAINING, SEEN, difference, mean_success
-from analysis.runs import Run, is_done, read_run
-from analysis.statistics import Estimate, holm
-from engine.errors import UserError
-from harness.screen import say
-from harness.flags import MOST_THREADS, Flag
-from harness.settings import make_settings, read_flags
+from analysis.gains import Gain, gain_over, gains, mean_success
+from analysis.runs import Run
 from research.experiments.arms import ARMS, METHODS, PLAIN, placebos
+from research.experiments.common import finished_run
 from harness.planned import PlannedRun
 
 RATES = ("1.25e-4", "2.5e-4", "5e-4")
@@ -29,86 +27,82 @@ STOP = -0.01
 STEPS = 60
 COMMON = ("--questions 8 --answers 8 --eval_every 0 --checkpoint_every 0 --sample_every 0 "
           "--threads 1")
-OF_RUNS = {  # flags of what makes runs
-    "processes": Flag(0, "runs at a time; 0 is one for each core that this program may use",
-                      least=0, most=MOST_THREADS),
-    "report_only": Flag(False, "say what the finished runs show, and start nothing")}
 Key = tuple[str, str, int]  # arm, rate, seed
+Seeds = Callable[[str], Collection[int]]  # of an arm
 
 
 @dataclass
 class Board:
     """The finished runs of a folder, and what the protocol makes of them."""
     folder: Path
-    known: dict[Key, dict] = field(default_factory=dict)
+    known: dict[Key, Run] = field(default_factory=dict)
 
     def planned(self, arm: str, rate: str, seed: int) -> PlannedRun:
-        of_arm = (ARMS | placebos(list(METHODS)))[arm]
-        flags = f"{COMMON} {of_arm} --learning_rate {rate}".split()
+        own_flags = (ARMS | placebos(list(METHODS)))[arm]
+        flags = f"{COMMON} {own_flags} --learning_rate {rate}".split()
         name = f"{arm}-{rate}"
         return PlannedRun(name, seed, self.folder / f"{name}-s{seed}", flags, STEPS)
 
-    def run(self, arm: str, rate: str, seed: int) -> dict | None:
-        """If it is finished; one with other settings is an error."""
+    def run(self, arm: str, rate: str, seed: int) -> Run | None:
+        """The run if it is finished; one with other settings is an error."""
         key = arm, rate, seed
-        planned = self.planned(*key)
-        if key not in self.known and (run := finished_run(planned)):
-            self.known[key] = run
+        if key not in self.known:
+            run = finished_run(self.planned(*key))
+            if run:
+                self.known[key] = run
         return self.known.get(key)
 
-    def of_seeds(self, arm: str, seeds) -> dict[int, dict]:
-        """By seed, at the arm's own rate."""
+    def runs(self, arm: str, seeds: Iterable[int]) -> dict[int, Run]:
+        """The arm's finished runs on these seeds, at its own rate."""
         rate = self.rate(arm)
-        runs = {seed: self.run(arm, rate, seed) for seed in seeds} if rate else {}
-        return {seed: run for seed, run in runs.items() if run}
+        if rate is None:
+            return {}
+        found = {seed: self.run(arm, rate, seed) for seed in seeds}
+        return {seed: run for seed, run in found.items() if run}
 
     def rate(self, arm: str) -> str | None:
-        """The one that suits it, when that is known. A placebo has its arm's."""
+        """The rate that suits the arm, when that is known. A placebo has its arm's."""
         arm = arm.removesuffix("-placebo")
-        tuned = {rate: list(map(mean_success, self.tuned(arm, rate))) for rate in RATES}
+        tuned = {rate: [mean_success(run) for run in self.tuned(arm, rate)] for rate in RATES}
         close = close_rates({rate: found[0] for rate, found in tuned.items() if found})
-        if len(close) == 2 and all(len(tuned[rate]) == 2 for rate in close):
+        if len(close) == 1:
+            return close[0]
+        if close and all(len(tuned[rate]) == 2 for rate in close):
             return max(close, key=lambda rate: np.mean(tuned[rate]))
-        return close[0] if len(close) == 1 else None
+        return None
 
-    def tuned(self, arm: str, rate: str) -> list[dict]:
+    def tuned(self, arm: str, rate: str) -> list[Run]:
         """The runs that choose a rate: of the first seed, and of the other if both are there."""
-        first, other = (self.run(arm, rate, seed) for seed in (TUNED, TUNED_TOO))
+        first, other = self.run(arm, rate, TUNED), self.run(arm, rate, TUNED_TOO)
         return [run for run in (first, other) if first and run]
 
-    def lead(self, arm: str, seeds, tests: int = 1) -> tuple[list[int], Estimate | None]:
-        """Over plain GRPO, on the seeds of these that both have."""
-        return difference(self.of_seeds(arm, seeds), self.of_seeds(PLAIN, seeds), IN_TRAINING,
-                          tests)
+    def gain(self, arm: str, seeds: Collection[int]) -> Gain:
+        """The arm's gain over plain GRPO on these seeds, its p not corrected."""
+        return gain_over(self.runs(arm, seeds), self.runs(PLAIN, seeds))
+
+    def gains(self, arms: Collection[str], seeds_of: Seeds,
+              controls: Collection[str] = ()) -> dict[str, Gain]:
+        """The gains over plain GRPO of the arms that have two pairs, as one family."""
+        family = {arm: (self.runs(arm, seeds_of(arm)), self.runs(PLAIN, seeds_of(arm)))
+                  for arm in arms}
+        found = gains(family, controls=controls)
+        return {arm: gain for arm, gain in found.items() if gain.pairs > 1}
 
     def seeds_of(self, arm: str) -> range:
-        """That count for its lead."""
-        seeds, lead = self.lead(arm, FIRST)
-        is_stopped = arm in METHODS and len(seeds) == len(FIRST) and lead.high < STOP
+        """The seeds that count for the arm's gain: six where it was stopped, else twelve."""
+        first = self.gain(arm, FIRST)
+        is_complete = first.pairs == len(FIRST)
+        is_stopped = arm in METHODS and is_complete and first.estimate.high < STOP
         return FIRST if is_stopped else REPORTED
 
+    def better_at_first(self) -> list[str]:
+        """The methods that have a second look."""
+        first = self.gains(list(METHODS), self.seeds_of)
+        return [arm for arm, gain in first.items() if gain.verdict == "better"]
 
-def finished_run(planned: PlannedRun) -> Run | None:
-    """Its name says which run it should be, its settings which it is."""
-    if not (planned.folder / "config.json").exists():
-        return None
-    run = read_run(planned.folder)
-    flags = [*planned.flags, "--steps", str(planned.steps), "--seed", str(planned.seed)]
-    wanted, config = make_settings(read_flags(flags)).to_json(), run["config"]
-    passed_over = {"out"} if wanted["threads"] else {"out", "threads"}  # 0: what suits the machine
-    for name in wanted.keys() - passed_over:
-        if config.get(name) != wanted[name]:
-            raise UserError(f"{planned.folder} has --{name} {config.get(name)}, not "
-                            f"{wanted[name]}: remove it, and it is made again")
-    return run if is_done(run) else None
-
-
-def end_with(failed: dict[str, str]) -> None:
-    """Say which arms failed, if any did, and end in an error."""
-    for arm, reason in failed.items():
-        say(f"failed: {arm}: {reason}")
-    if failed:
-        raise SystemExit(1)
+    def second_look(self) -> dict[str, Gain]:
+        """The gains on new seeds of the methods that were better at first."""
+        return self.gains(self.better_at_first(), lambda arm: AGAIN)
 
 
 def close_rates(first: dict[str, float]) -> list[str]:
@@ -116,36 +110,29 @@ def close_rates(first: dict[str, float]) -> list[str]:
     none before all are known."""
     if len(first) < len(RATES):
         return []
-    best, second, *_ = sorted(first, key=first.get, reverse=True)
+    best, second, *_ = sorted(first, key=first.__getitem__, reverse=True)
     return [best, second] if first[best] - first[second] <= CLOSE else [best]
 
 
-def looked_at(board: Board, arms: list[str], seeds_of) -> dict[str, tuple[int, Estimate, float]]:
-    """Of the arms that have two pairs: how many there are, the lead, and p by Holm over these."""
-    found = {arm: board.lead(arm, seeds_of(arm), len(arms)) for arm in arms}
-    found = {arm: (len(seeds), lead) for arm, (seeds, lead) in found.items() if len(seeds) > 1}
-    p = holm([lead.p for _, lead in found.values()])
-    return {arm: (*of_arm, corrected) for (arm, of_arm), corrected in zip(found.items(), p)}
-
-
-def ahead_at_first(board: Board) -> list[str]:
-    first = looked_at(board, list(METHODS), board.seeds_of)
-    return [arm for arm, (_, lead, p) in first.items() if p < SEEN and lead.value > 0]
-
-
-def stages(board: Board):
-    """(title, runs) of each. What a stage has depends on the runs of those before it, so one is
-    asked for when they are finished."""
+def board_stages(board: Board) -> Iterator[tuple[str, list[Key]]]:
+    """The title and the runs of each stage. What a stage has depends on the runs of those before
+    it, so one is asked for when they are finished."""
     yield "learning rates", [(arm, rate, TUNED) for arm in ARMS for rate in RATES]
-    first = {arm: {rate: mean_success(board.run(arm, rate, TUNED)) for rate in RATES}
-             for arm in ARMS}
-    close = {arm: close_rates(found) for arm, found in first.items()}
+
+    close = {}
+    for arm in ARMS:
+        close[arm] = close_rates({rate: mean_success(board.run(arm, rate, TUNED))
+                                  for rate in RATES})
     yield "close learning rates", [(arm, rate, TUNED_TOO) for arm in ARMS
                                    for rate in close[arm] if len(close[arm]) == 2]
+
     rates = {arm: board.rate(arm) for arm in ARMS}
     yield "six seeds", [(arm, rates[arm], seed) for seed in FIRST for arm in ARMS]
+
     yield "twelve seeds", [(arm, rates[arm], seed) for seed in REPORTED for arm in ARMS
                            if seed in board.seeds_of(arm)]
-    if again := ahead_at_first(board):
-        yield "second look", [(arm, board.rate(arm), seed) for seed in AGAIN
-                              for arm in (PLAIN, *again, *placebos(again))]
+
+    again = board.better_at_first()
+    if again:
+        arms = [PLAIN, *again, *placebos(again)]
+        yield "second look", [(arm, board.rate(arm), seed) for seed in AGAIN for arm in arms]

@@ -2,25 +2,27 @@
 
     python -m research baseline
 
-Let g be the gradient of an answer's log-prob and R its reward. E[g] = 0, so (R - b) g has the same
-expectation for every b that is made without this answer. Its noise is least at one b* (Greensmith
-et al. 2004, JMLR 5):
+Let g be the gradient of an answer's log-prob and R its reward. Because E[g] = 0, (R - b) g has the
+same expectation for every b that is made without this answer. Its mean square, and with it its
+variance, is least at one b* (Greensmith et al. 2004, JMLR 5):
 
     b* = E[|g|^2 R] / E|g|^2,      b* - E[R] = Cov(|g|^2, R) / E|g|^2
     E|(R - b) g|^2 = E|(R - b*) g|^2 + (b - b*)^2 E|g|^2
 
-So the mean is best exactly where Cov(|g|^2, R) = 0, and costs (E[R] - b*)^2 E|g|^2 elsewhere. That
-advantages sum to zero says that the mean was subtracted, not that it is best. Three tables:
+So the mean is best exactly where Cov(|g|^2, R) = 0, and elsewhere costs (E[R] - b*)^2 E|g|^2. That
+advantages sum to zero says that the mean was subtracted, not that it is best. There are three
+tables:
 
-    problems    b* beside the mean, and what the mean costs, of each problem's answers
-    others      the noise of estimators made from the other answers: none, their mean (RLOO), by
-                length (OPO, 2505.23585: sum l R / sum l), by |g|^2 (b* itself), the mean of the
-                other problems' answers (batch mean)
-    conditions  listed worlds, exact: where is the mean best, and what does it cost elsewhere?
+    problems    b* beside the mean, and what the mean costs, for each problem's answers
+    others      the mean square with baselines made from the other answers: none, their mean
+                (RLOO), by length (OPO, 2505.23585: sum l R / sum l), by |g|^2 (b* itself), the mean
+                of the other problems' answers (batch mean)
+    conditions  synthetic cases with all answers listed, exact: where is the mean best, and what
+                does it cost elsewhere?
 
-The z-score divides by a number that differs between groups: it weights problems anew and is no
-baseline. Which answers have large gradients changes while a model learns, so ask of a checkpoint,
-too.
+The z-score divides by a number that differs between groups: it weights problems differently and is
+no baseline. Which answers have large gradients changes while a model learns, so measure a
+checkpoint, too.
 """
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,13 +30,13 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from analysis.tables import Table, by_row
+from analysis.statistics import jackknife
+from analysis.tables import WITH_INTERVAL, Table, by_row
 from engine.forward import response_log_probs
 from engine.policy import Policy
 from engine.rollouts import Rollouts
 from harness.flags import Flag
-from research.probes.common import (OF_A_MODEL, Findings, Progress, jackknifed, policy_of,
-                                    sample_batch)
+from research.probes.common import OF_A_MODEL, Findings, Progress, policy_of, sample_batch
 
 FLAGS = {
     **OF_A_MODEL,
@@ -56,7 +58,7 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
 
 
 def squares(policy: Policy, rollouts: Rollouts, progress: Progress) -> np.ndarray:
-    """(B,): |g|^2 of each answer."""
+    """(B,) |g|^2 of each answer."""
     found, parameters = [], list(policy.model.parameters())
     for b in range(len(rollouts.mask)):
         progress("gradients", b / len(rollouts.mask))
@@ -67,11 +69,12 @@ def squares(policy: Policy, rollouts: Rollouts, progress: Progress) -> np.ndarra
     return np.array(found)
 
 
-def best(reward: np.ndarray, square: np.ndarray, chance: np.ndarray) -> tuple[float, float, float]:
-    """b*, the mean, and what the mean costs over what b* leaves: a share."""
-    mean, of_g = (chance * reward).sum(), (chance * square).sum()
-    b = (chance * square * reward).sum() / of_g
-    least = (chance * (reward - b) ** 2 * square).sum()
+def best(reward: np.ndarray, square: np.ndarray,
+         probability: np.ndarray) -> tuple[float, float, float]:
+    """b*, the mean, and what the mean costs, as a share of the mean square that b* leaves."""
+    mean, of_g = (probability * reward).sum(), (probability * square).sum()
+    b = (probability * square * reward).sum() / of_g
+    least = (probability * (reward - b) ** 2 * square).sum()
     cost = (mean - b) ** 2 * of_g
     return float(b), float(mean), float(cost / least) if least > 0 else 0.0
 
@@ -79,16 +82,17 @@ def best(reward: np.ndarray, square: np.ndarray, chance: np.ndarray) -> tuple[fl
 def problems_table(reward: np.ndarray, square: np.ndarray) -> Table:
     rows = []
     for number, (R, g) in enumerate(zip(reward, square), 1):
+        evenly = np.full(len(R), 1 / len(R))
         with np.errstate(invalid="ignore", divide="ignore"):
-            rows.append([number, *best(R, g, np.full(len(R), 1 / len(R))),
-                         float(np.corrcoef(R, g)[0, 1])])
+            correlation = float(np.corrcoef(R, g)[0, 1])
+            rows.append([number, *best(R, g, evenly), correlation])
     higher = sum(row[1] > row[2] for row in rows)
     return Table("problems", "b* beside the mean, by problem",
                  by_row({"problem": "d", "b*": ".3f", "mean": ".3f", "cost": ".1%",
                          "correlation": "+.2f"}, rows),
                  f"b* is above the mean in {higher} of {len(rows)} problems.",
-                 ["cost: what the mean adds to the noise that b* leaves, on the answers that both "
-                  "were made from, so b* looks too good; correlation: of |g|^2 and R"])
+                 ["cost: what the mean adds to the mean square that b* leaves, on the answers that "
+                  "both were made from, so b* looks too good; correlation: of |g|^2 and R"])
 
 
 def without_own(reward: np.ndarray, weight: np.ndarray) -> np.ndarray:
@@ -110,42 +114,50 @@ def estimators(reward: np.ndarray, square: np.ndarray, length: np.ndarray) -> di
 
 def others_table(reward: np.ndarray, square: np.ndarray, length: np.ndarray) -> Table:
     problem = np.arange(len(reward))
-    noise = {name: ((reward - baseline) ** 2 * square).mean(1)
-             for name, baseline in estimators(reward, square, length).items()}
-    plain, rows, lines = noise["mean of the others (RLOO)"], [], []
-    for name, moment in noise.items():
-        change = jackknifed(lambda kept: moment[kept].sum() / plain[kept].sum() - 1, problem)
-        rows.append([name, moment.mean(), change.value, change.interval])
-        if moment is not plain:
-            lines.append(f"{name}: {change.value:+.1%} ({change.low:+.1%} to {change.high:+.1%}) "
-                         "of the noise of the mean of the others.")
-    return Table("others", "Noise E|(R - b) g|^2 of each baseline",
-                 by_row({"baseline": "", "noise": ".3g", "change": "+.1%", "95%": "+.1%"}, rows),
-                 "\n".join(lines), ["interval: over problems (jackknife)"],
-                 {"change": "beside the mean of the others", "95%": "95% interval"})
+    mean_square = {name: ((reward - baseline) ** 2 * square).mean(1)  # (problems,)
+                   for name, baseline in estimators(reward, square, length).items()}
+    usual, rows, sentences = mean_square["mean of the others (RLOO)"], [], []
+    for name, own in mean_square.items():
+
+        def difference(kept: np.ndarray) -> float:
+            return float(own[kept].sum() / usual[kept].sum() - 1)
+
+        change = jackknife(difference, problem)
+        rows.append([name, own.mean(), change])
+        if own is not usual:
+            sentences.append(f"{name}: the mean square differs by {change.value:+.1%} (95% "
+                             f"interval {change.low:+.1%} to {change.high:+.1%}) from that with "
+                             "the mean of the others.")
+    return Table("others", "Mean square E|(R - b) g|^2 with each baseline",
+                 by_row({"baseline": "", "noise": ".3g", "change": "+.1%"}, rows),
+                 "\n".join(sentences), ["interval: over problems (jackknife)"],
+                 {"noise": "mean square",
+                  "change": f"beside the mean of the others{WITH_INTERVAL}"})
 
 
 def bandit(logits: list[float], reward: list[float]) -> tuple[float, float, float]:
-    """Softmax over a few answers, g the gradient at the logits: |g|^2 = 1 - 2 p + sum p^2."""
+    """`best` of a softmax over a few answers, where g is the gradient at the logits:
+    |g|^2 = 1 - 2 p + sum p^2."""
     p = np.exp(logits) / np.exp(logits).sum()
     return best(np.array(reward), 1 - 2 * p + (p ** 2).sum(), p)
 
 
 def conditions_table() -> Table:
-    """Two answers, of which one is right with chance p: |g|^2 is 2 (1 - p)^2 and 2 p^2, so b* is
-    1 - p and only p = 1/2 makes it the mean."""
-    worlds = {f"two answers, one right with p = {p:g}": ([np.log(p / (1 - p)), 0.0], [1.0, 0.0])
+    """For two answers, of which one is right with probability p, |g|^2 is 2 (1 - p)^2 and 2 p^2: so
+    b* is 1 - p, and it is the mean at p = 1/2 alone."""
+    cases = {f"two answers, one right with p = {p:g}": ([np.log(p / (1 - p)), 0.0], [1.0, 0.0])
               for p in (0.1, 0.25, 0.5, 0.75, 0.9)}
-    worlds |= {
+    cases |= {
         "four answers alike, one right": ([0.0] * 4, [1.0, 0.0, 0.0, 0.0]),
         "all rewards equal": ([2.0, 1.0, 0.0], [0.5, 0.5, 0.5]),
         "right and wrong alike: each a likely and a rare answer": (
             [2.0, 2.0, 0.0, 0.0], [1.0, 0.0, 1.0, 0.0]),
         "the rare one of four is right": ([2.0, 2.0, 2.0, 0.0], [0.0, 0.0, 0.0, 1.0]),
         "the likely one of four is right": ([2.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0])}
-    rows = [[name, *bandit(*world)] for name, world in worlds.items()]
+    rows = [[name, *bandit(*case)] for name, case in cases.items()]
     is_best = [row[0] for row in rows if abs(row[1] - row[2]) < 1e-9]
-    return Table("conditions", "Worlds that can be listed: when is the mean best?",
+    return Table("conditions", "Synthetic cases with all answers listed: when is the mean best?",
                  by_row({"world": "", "b*": ".3f", "mean": ".3f", "cost": ".1%"}, rows),
                  f"The mean is best where |g|^2 and R do not vary together: {'; '.join(is_best)}.",
-                 ["g at the logits of a softmax over the answers; cost: over what b* leaves"])
+                 ["g at the logits of a softmax over the answers; cost: as a share of the mean "
+                  "square that b* leaves"], {"world": "case"})

@@ -1,7 +1,8 @@
-"""Every group of answers that training could draw in the small world, and what methods make of it.
+"""Every group of answers that training could draw in the enumerated task, and what methods make of
+it.
 
-The functions of --advantage and --mitigation are given each possible batch, a single group, and
-the gradient's mean and covariance are sums over all of them. exact.py says what is not listed.
+The functions of --advantage and --mitigation get each possible batch, a single group, and the
+gradient's mean and covariance are sums over all of them. exact.py says what is not listed.
 """
 import inspect
 import itertools
@@ -18,8 +19,8 @@ from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
 from engine.errors import UserError
 from engine.rollouts import Rollouts
 from harness.load import make
-from research.probes.methods import Method
-from research.probes.world import World
+from research.probes.enumerated import EnumeratedTask
+from research.probes.methods import ComparedMethod
 
 CHECKED = 12  # batches on which one large call has to give what each gives alone
 VALUES_KNOWN = ("gae", "vine")  # stand here with values that are exact: critic, one-step, vine
@@ -32,12 +33,17 @@ class Batches:
     probability: torch.Tensor   # (M,)
 
     @classmethod
-    def all(cls, world: World, G: int) -> "Batches":
-        which = list(itertools.combinations_with_replacement(range(len(world.probability)), G))
-        orders = torch.tensor([math.factorial(G) / math.prod(map(math.factorial, Counter(
-            group).values())) for group in which])  # that a group can come in
-        which = torch.tensor(which)
-        return cls(which, orders.double() * world.probability[which].prod(1))
+    def all(cls, task: EnumeratedTask, G: int) -> "Batches":
+        groups = list(itertools.combinations_with_replacement(range(len(task.probability)), G))
+        which = torch.tensor(groups)
+        orders = torch.tensor([orders_of(group) for group in groups])
+        return cls(which, orders.double() * task.probability[which].prod(1))
+
+
+def orders_of(group: tuple[int, ...]) -> float:
+    """The number of orders in which these numbers can be drawn."""
+    repeated = [math.factorial(count) for count in Counter(group).values()]
+    return math.factorial(len(group)) / math.prod(repeated)
 
 
 @dataclass
@@ -47,52 +53,55 @@ class Listed:
     reasons: dict[str, str]
 
 
-def list_weights(world: World, batches: Batches, advantage: torch.Tensor,
+def list_weights(task: EnumeratedTask, batches: Batches, advantage: torch.Tensor,
                  progress: Callable[[float], None] = lambda share: None,
                  only: Container[str] | None = None) -> Listed:
-    """Of each --mitigation, rescaled as in training. A weighting may look at `advantage`."""
+    """The weights of each --mitigation, rescaled as in training. A weighting may look at
+    `advantage`."""
     weightings = {**MITIGATIONS, "oracle": lambda rollouts: rollouts.true_credit.abs()}
     weightings = {name: chosen for name, chosen in weightings.items()
                   if only is None or name in only}
-    return on_every_batch(world, batches, weightings, advantage, progress)
+    return on_every_batch(task, batches, weightings, advantage, progress)
 
 
-def list_advantages(world: World, batches: Batches, seed: int,
+def list_advantages(task: EnumeratedTask, batches: Batches, seed: int,
                     progress: Callable[[float], None] = lambda share: None,
                     only: Container[str] | None = None) -> Listed:
-    """Of each --advantage that is a function, and of critics whose values are known."""
+    """The advantages of each --advantage that is a function, and of critics whose values are
+    known."""
     functions = {name: chosen for name, chosen in ADVANTAGES.items() if name not in VALUES_KNOWN
                  and (only is None or name in only)}
-    listed = on_every_batch(world, batches, functions, None, progress)
+    listed = on_every_batch(task, batches, functions, None, progress)
     known = {name: credit[batches.which].double()
-             for name, credit in credit_from_values(world, seed).items()}
+             for name, credit in credit_from_values(task, seed).items()}
     return Listed(listed.values | known, listed.reasons)
 
 
-def on_every_batch(world: World, batches: Batches, chosen: dict, advantage: torch.Tensor | None,
-                   progress: Callable[[float], None]) -> Listed:
-    """Weightings, which are given an advantage; or advantages."""
+def on_every_batch(task: EnumeratedTask, batches: Batches, chosen: dict,
+                   advantage: torch.Tensor | None, progress: Callable[[float], None]) -> Listed:
+    """The numbers of weightings, which are given an advantage; or those of advantages."""
     reasons = {name: "a class" for name, one in chosen.items() if inspect.isclass(one)}
     values = {}
     for number, name in enumerate(name for name in chosen if name not in reasons):
         progress(number / len(chosen))
-        method = Method(name, make(chosen[name], {}, None), advantage is not None)
+        method = ComparedMethod(name, make(chosen[name], {}, None),
+                                is_weighting=advantage is not None)
         try:
-            values[name] = numbers_of_all(method, world, batches, advantage).double()
-        except Exception as error:  # an idea may need what this world lacks: the note names it
-            reasons[name] = f"stops in this world: {error}"
+            values[name] = numbers_of_all(method, task, batches, advantage).double()
+        except Exception as error:  # an idea may need what this task lacks: the note names it
+            reasons[name] = f"stops in this task: {error}"
     return Listed(values, reasons)
 
 
-def numbers_of_all(method: Method, world: World, batches: Batches, advantage: torch.Tensor | None
-                   ) -> torch.Tensor:
+def numbers_of_all(method: ComparedMethod, task: EnumeratedTask, batches: Batches,
+                   advantage: torch.Tensor | None) -> torch.Tensor:
     """(M, G, T): all batches in one call, as problems of a large one, where this gives some of them
     what each has alone; else one after another. A weight where no advantage is may stay 0."""
-    (M, G), mask = batches.which.shape, world.rollouts.mask[batches.which]
+    (M, G), mask = batches.which.shape, task.rollouts.mask[batches.which]
     generator = torch.Generator().manual_seed(0)
 
     def rollouts_of(which: torch.Tensor, of: slice | int) -> Rollouts:
-        rollouts = replace(rows_of(world.rollouts, which.flatten()), generator=generator)
+        rollouts = replace(rows_of(task.rollouts, which.flatten()), generator=generator)
         if advantage is None:
             return rollouts
         return replace(rollouts, advantage=advantage[of].float().reshape(which.numel(), -1))
@@ -115,8 +124,10 @@ def numbers_of_all(method: Method, world: World, batches: Batches, advantage: to
     return as_loss_takes(method, values, mask)
 
 
-def as_loss_takes(method: Method, numbers: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """What a method returned (M, G, T): 0 beyond the mask, weights of mean 1 over each batch."""
+def as_loss_takes(method: ComparedMethod, numbers: torch.Tensor,
+                  mask: torch.Tensor) -> torch.Tensor:
+    """A method's numbers (M, G, T) as the loss takes them: 0 beyond the mask, weights with mean 1
+    over each batch."""
     numbers = numbers.float().view(mask.shape).masked_fill(~mask, 0)
     if not method.is_weighting or method.name in NEVER_RESCALED:
         return numbers
@@ -135,13 +146,13 @@ def rows_of(rollouts: Rollouts, rows: torch.Tensor) -> Rollouts:
     return replace(rollouts.of_rows(rows), forward=SimpleNamespace(look=look))
 
 
-def credit_from_values(world: World, seed: int) -> dict[str, torch.Tensor]:
-    """(n, T) of critics and of vine, with values without noise.
+def credit_from_values(task: EnumeratedTask, seed: int) -> dict[str, torch.Tensor]:
+    """(n, T) the advantages of critics and of vine, with exact values.
 
     A critic that is right knows V, a wrong one has a random number for each index. The segments of
     vine are two tokens long.
     """
-    rollouts, right, T = world.rollouts, world.worth, world.node.shape[1]
+    rollouts, right, T = task.rollouts, task.worth, task.node.shape[1]
     start = torch.arange(T) // 2 * 2  # of each token's segment
     generator = torch.Generator().manual_seed(seed)
     wrong = torch.rand(right.shape[1], generator=generator).expand_as(right)
@@ -157,7 +168,7 @@ def credit_from_values(world: World, seed: int) -> dict[str, torch.Tensor]:
 
 @dataclass
 class Estimator:
-    """What a batch's gradient is on average, and how it scatters."""
+    """The mean of a batch's gradient, and its variance."""
     mean: torch.Tensor      # (P,)
     variance: float         # trace of the covariance
 
@@ -170,13 +181,13 @@ class Estimator:
                 "noise": math.inf if is_zero or along <= 0 else self.variance / along ** 2}
 
 
-def estimator(world: World, batches: Batches, factor: torch.Tensor) -> Estimator:
-    """Of  sum factor * grad log pi  over a batch's tokens, `factor` being (M, G, T). A batch is a
-    vector over the choices, of which there are few."""
-    mask = world.rollouts.mask[batches.which]
-    vectors = torch.zeros(len(batches.which), len(world.score), dtype=torch.float64)
-    vectors.scatter_add_(1, world.node[batches.which].flatten(1), (factor * mask).flatten(1))
+def estimator(task: EnumeratedTask, batches: Batches, factor: torch.Tensor) -> Estimator:
+    """The estimator  sum factor * grad log pi  over a batch's tokens, with `factor` (M, G, T). A
+    batch is a vector over the choices, of which there are few."""
+    mask = task.rollouts.mask[batches.which]
+    vectors = torch.zeros(len(batches.which), len(task.score), dtype=torch.float64)
+    vectors.scatter_add_(1, task.node[batches.which].flatten(1), (factor * mask).flatten(1))
     mean = batches.probability @ vectors
     second = vectors.T @ (batches.probability[:, None] * vectors)
-    gram = world.score @ world.score.T
-    return Estimator(mean @ world.score, ((second * gram).sum() - mean @ gram @ mean).item())
+    gram = task.score @ task.score.T
+    return Estimator(mean @ task.score, ((second * gram).sum() - mean @ gram @ mean).item())

@@ -1,4 +1,4 @@
-"""What every probe needs: flags, a folder for its findings, and how they are shown.
+"""The common parts of all probes: flags, a folder for its findings, and a way to show them.
 
 A probe is a module whose docstring says what it asks, how it measures and how to read it, with two
 things; python -m research NAME runs it:
@@ -12,7 +12,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +35,7 @@ from harness.settings import make_settings
 
 COMMON = {
     "threads": Flag(0, "CPU threads; 0 is what suits the probe", least=0, most=MOST_THREADS),
-    "seed": Flag(0, "of all that is drawn; the same seed gives the same numbers")}
+    "seed": Flag(0, "seed of all random numbers; the same seed gives the same results")}
 OF_A_MODEL = {
     "model": Flag("models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model, say a checkpoint"),
     "max_new_tokens": Flag(0, "most tokens of an answer; 0 is what suits the model"),
@@ -45,11 +45,11 @@ OF_A_MODEL = {
 
 @dataclass
 class Findings:
-    """What a probe has to show. What its tables found, a line for each idea, is its summary."""
+    """The results of a probe. The findings of its tables, a line for each idea, are its summary."""
     title: str
     intro: list[str]
     tables: list[Table]
-    values: dict = field(default_factory=dict)  # that tables were made of, for whoever asks
+    values: dict = field(default_factory=dict)  # what the tables were made of, for further use
 
 
 def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[..., Findings],
@@ -69,11 +69,7 @@ def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[...
         show_status("")
         seconds = time.monotonic() - start
         write_findings(unfinished, name, args, findings, seconds, command_of(name, typed))
-    if args.all:
-        print_all(findings)
-    else:
-        print(f"{findings.title}\n")
-        show_in_short([*findings.intro[:1], *summary_of(findings)], findings.tables[:1])
+    print_findings(findings, with_all=args.all)
     more = "" if args.all else "; --all prints every table"
     print(f"\n{seconds:.0f} s; numbers: {folder / 'numbers.json'}{more}")
 
@@ -94,7 +90,12 @@ def write_findings(folder: Path, name: str, args: SimpleNamespace, findings: Fin
     replace_text(folder / "numbers.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")
 
 
-def print_all(findings: Findings) -> None:
+def print_findings(findings: Findings, with_all: bool = True) -> None:
+    """Print what was found, with all tables or with the first."""
+    if not with_all:
+        print(f"{findings.title}\n")
+        show_in_short([*findings.intro[:1], *summary_of(findings)], findings.tables[:1])
+        return
     show([findings.title, *findings.intro], [])
     show_in_short(summary_of(findings), [])
     print()
@@ -115,8 +116,8 @@ def run_of(model: Path) -> Path | None:
 
 
 def policy_of(args: SimpleNamespace) -> Policy:
-    """The model with its problems, those of its run where it is a checkpoint. A probe asks about
-    the policy itself, so at temperature 1."""
+    """The model with its problems, those of its run where it is a checkpoint. It is sampled at
+    temperature 1, because a probe asks about the policy itself."""
     chosen = {name: vars(args)[name] for name in OF_A_MODEL}
     if not args.max_new_tokens:
         del chosen["max_new_tokens"]
@@ -135,13 +136,23 @@ def sample_batch(policy: Policy, questions: int, answers: int, step: int = 1) ->
     return replace(rollouts, advantage=grpo(rollouts))
 
 
-def jackknifed(statistic: Callable[[np.ndarray], float], problem: np.ndarray) -> Estimate:
-    """A statistic of the rows that a mask keeps, its interval from what it becomes without each
-    problem."""
-    numbers = np.unique(problem)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return jackknife(statistic(np.ones(len(problem), bool)),
-                         np.array([statistic(problem != number) for number in numbers]))
+def jackknife_of_sums(problem: np.ndarray, values: Sequence[np.ndarray],
+                      statistic: Callable[[np.ndarray], float],
+                      cell: np.ndarray | None = None) -> Estimate:
+    """A statistic of the sums (values, cells) of some columns (n,) over the tokens of each cell;
+    its interval from the values that it has without each problem."""
+    problems = int(problem.max()) + 1
+    if cell is None:
+        cell = np.zeros(len(problem), int)
+    cells = int(cell.max()) + 1
+    of_problem = np.stack([np.bincount(problem * cells + cell, value, problems * cells)
+                           for value in values]).reshape(len(values), problems, cells)
+    return jackknife(lambda kept: statistic(of_problem[:, kept].sum(1)), np.arange(problems))
+
+
+def share_of_sums(problem: np.ndarray, part: np.ndarray, whole: np.ndarray) -> Estimate:
+    """The sum of a part over the sum of the whole, with its interval over problems."""
+    return jackknife_of_sums(problem, [part, whole], lambda sums: float(sums[0, 0] / sums[1, 0]))
 
 
 def rank_correlation(one: list | np.ndarray, two: list | np.ndarray) -> float:

@@ -15,28 +15,35 @@ ALIKE = ("grpo", "dr_grpo")  # grpo is the weighting none; dr_grpo is a multiple
 
 
 @dataclass
-class Method:
+class ComparedMethod:
     """A weighting is paired with plain GRPO's advantage, an advantage with weights of 1."""
     name: str
     function: Callable
     is_weighting: bool
 
     def numbers(self, rollouts: Rollouts, policy: Policy | SimpleNamespace | None) -> torch.Tensor:
-        """(B, T): its weights as the loss takes them by default, or its advantages."""
+        """(B, T): the method's weights as the loss takes them by default, or its advantages."""
         if self.is_weighting:
             rescale = "none" if self.name in NEVER_RESCALED else "mean"
             return rescaled_weight(self.function, self.name, rollouts, policy, rescale)[0]
         return checked_credit(self.function, f"the advantage {self.name}", rollouts, policy)
 
     def frame(self, policy: Policy, rollouts: Rollouts) -> torch.Tensor:
-        """These with random numbers of its own, the same whichever others are measured beside."""
+        """The same with random numbers of the method's own: they do not depend on which other
+        methods are measured."""
         rollouts.generator.manual_seed(derived_seed("probe method", self.name,
                                                     policy.settings.seed, rollouts.step))
         return self.numbers(rollouts, policy)
 
 
-def make_methods(policy: Policy) -> dict[str, Method]:
-    """With their flags' defaults, but for `measured`, which is as on the board."""
+def make_methods(policy: Policy) -> dict[str, ComparedMethod]:
+    """All methods with their flags' defaults, but for `measured`, which is as on the
+    leaderboard."""
     flags = {"measured": {"measured_k": 2}}
-    return {name: Method(name, make(chosen, flags.get(name, {}), policy), of is MITIGATIONS)
-            for of in (MITIGATIONS, ADVANTAGES) for name, chosen in of.items() if name not in ALIKE}
+    methods = {}
+    for choices, is_weighting in ((MITIGATIONS, True), (ADVANTAGES, False)):
+        for name, chosen in choices.items():
+            if name not in ALIKE:
+                made = make(chosen, flags.get(name, {}), policy)
+                methods[name] = ComparedMethod(name, made, is_weighting)
+    return methods

@@ -5,13 +5,13 @@
 
 It has been claimed that advantages which sum to zero give the gradient an intrinsic rank of about
 2, whatever the size R of the group, and that rewards by token would raise it ("what would settle
-it"), as a critic or another baseline might. Neither the matrix nor the rank is defined there.
-Measured are two matrices:
+it"), as a critic or another baseline might. Neither the matrix nor the rank is defined there. So
+two matrices are measured:
 
     A   R x parameters: row i is answer i's part of the gradient, sum_t A_it grad log p(y_it)
     B   the gradient that the group makes together, in one weight matrix (--layer)
 
-and of the singular values s_1 >= s_2 >= ... of each
+and from the singular values s_1 >= s_2 >= ... of each
 
     threshold   how many are above a hundredth of s_1
     90%, 99%    how many make up so much of the energy, the sum of s^2
@@ -25,30 +25,29 @@ Advantages are those of a group of the first R answers: the z-score, and as cont
     all equal    1 for every answer: supervised fine-tuning on them, which sums to R
     no baseline  the reward itself
     by token     normal numbers for each token; Monte Carlo credit (--measured_k continuations);
-                 and planted rewards, 1 for each number token: of each token what follows of them,
-                 minus the group's mean at its position
+                 and planted rewards, 1 for each number token: each token gets the rewards that
+                 follow it, minus the group's mean at its position
     a critic     --advantage gae with lambda 0.95, after --critic_batches batches of 8 other
                  problems
 
-What needs no measuring: a row times a number other than 0 changes no rank, so zero sum takes none
-from A. It makes the sum of the rows a combination of R - 1 differences, and with two distinct
-rewards a multiple of one vector, mean of the right minus mean of the wrong; a vector has no rank.
-The other group estimators, rloo and dr_grpo, are the z-score times a number: the same ranks.
+Some of it needs no measuring. A row times a number other than 0 changes no rank, so a zero sum
+takes no rank from A. It makes the sum of the rows a combination of R - 1 differences, and with two
+distinct rewards a multiple of one vector, the mean of the right answers minus the mean of the wrong
+ones; a vector has no rank. The other group estimators, rloo and dr_grpo, are the z-score times a
+number, so they have the same ranks.
 
-A comes from its Gram matrix, R x R in float32 (summed in float64). Gradients are kept a part of the
-parameters at a time, so that they take --memory GiB at most; each part is a pass of its own over
-all answers. Groups whose rewards are equal are left out.
+A comes from its Gram matrix, R x R in float32 (summed in float64). Gradients are kept for one part
+of the parameters at a time, so that they take --memory GiB at most; each part is a pass of its own
+over all answers. Groups whose rewards are equal are left out.
 """
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 
-from analysis.statistics import Estimate, mean_over
-from analysis.tables import Table, by_row
 from credit.critic import gae
 from engine.choices import ADVANTAGES
 from engine.errors import UserError
@@ -60,9 +59,10 @@ from grpo import group_z_score
 from harness.flags import Flag
 from harness.load import make
 from research.probes.common import OF_A_MODEL, Findings, Progress, policy_of, sample_batch
+from research.probes.rank_tables import (CRITIC, ONES, PLANTED, RANKS, Z, FoundRanks,
+                                         ranks_by_advantage, ranks_by_size)
 
-SIZES = (2, 4, 8, 16)
-MAIN = 8                # the group at which arms are compared
+GROUP_SIZES = (2, 4, 8, 16)
 COLUMNS_AT_ONCE = 2 ** 15  # of more of them float32 loses the last digits
 FLAGS = {
     **OF_A_MODEL,
@@ -77,23 +77,8 @@ FLAGS = {
                    choices=("head", "trunk")),
     "layer": Flag("mlp.up_proj", "the weight matrix of B, in the middle layer"),
     "memory": Flag(4.0, "GiB for gradients; less of it is more passes", above=0, most=10_000)}
-Z, ONES, PLANTED = "z-score", "all equal", "planted rewards by token"
-RANDOM, MEASURED, CRITIC = "random by token", "Monte Carlo by token", "a critic (gae)"
-NO_BASELINE = "no baseline"
-Kinds = dict[str, torch.Tensor]  # of each way to weight tokens (B, T)
-
-
-def energy_rank(s: torch.Tensor, share: float) -> float:
-    """How many of the largest reach the share; rounding is none of them."""
-    return 1.0 + float((s.square().cumsum(0) / s.square().sum() < share - 1e-9).sum())
-
-
-RANKS: dict[str, Callable[[torch.Tensor], float]] = {
-    "entropy": lambda s: float(torch.special.entr(s / s.sum()).sum().exp()),
-    "stable": lambda s: float(s.square().sum() / s[0].square()),
-    "90%": lambda s: energy_rank(s, 0.9), "99%": lambda s: energy_rank(s, 0.99),
-    "threshold": lambda s: float((s > 0.01 * s[0]).sum())}
-Found = dict[tuple[str, str, int], list[dict[str, float]]]  # by matrix, arm, R: of each problem
+RANDOM, MEASURED, NO_BASELINE = "random by token", "Monte Carlo by token", "no baseline"
+Kinds = dict[str, torch.Tensor]  # by the way in which tokens are weighted
 
 
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
@@ -105,8 +90,8 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
         progress("problems", number / args.questions)
         rollouts = sample_batch(policy, 1, args.answers, step=1 + number)
         if rollouts.advantage.any():
-            kinds = by_token(policy, rollouts, args.measured_k, critic)
-            grams, rows = gradients(policy, rollouts, kinds, args)
+            kinds = token_weights(policy, rollouts, args.measured_k, critic)
+            grams, rows = gradients_of_answers(policy, rollouts, kinds, args)
             add_ranks(rollouts, grams, rows, found)
     if not found:
         raise UserError("the answers to each problem have equal rewards: ask for more --questions "
@@ -118,11 +103,13 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     if critic:
         intro.append(f"The critic ({args.critic}) explained {learned:.2f} of the variance of its "
                      "targets in the last batch that it learned from.")
-    return Findings("Has GRPO's gradient rank 2?", intro, [sizes_table(found), arms_table(found)])
+    return Findings("Has GRPO's gradient rank 2?", intro,
+                    [ranks_by_size(found), ranks_by_advantage(found)])
 
 
 def critic_of(policy: Policy, args: SimpleNamespace, progress: Progress) -> gae:
-    """Trained on problems that are not measured; each of those teaches it after its advantages."""
+    """A critic trained on problems that are not measured. Each measured problem teaches it, too,
+    after its advantages were made."""
     critic = gae(policy, gae_lambda=0.95, critic=args.critic)
     for batch in range(args.critic_batches):
         progress("critic", batch / args.critic_batches)
@@ -130,9 +117,9 @@ def critic_of(policy: Policy, args: SimpleNamespace, progress: Progress) -> gae:
     return critic
 
 
-def by_token(policy: Policy, rollouts: Rollouts, measured_k: int,
-             critic: gae | None = None) -> Kinds:
-    """What tokens are weighted by: 1, and credit of their own."""
+def token_weights(policy: Policy, rollouts: Rollouts, measured_k: int,
+                  critic: gae | None = None) -> Kinds:
+    """(B, T) each: what tokens are weighted by, 1 or a credit of their own."""
     noise = torch.randn(rollouts.mask.shape, generator=rollouts.generator)
     kinds = {ONES: rollouts.mask.float(), PLANTED: planted(rollouts),
              RANDOM: noise.to(rollouts.mask.device) * rollouts.mask}
@@ -145,8 +132,8 @@ def by_token(policy: Policy, rollouts: Rollouts, measured_k: int,
 
 
 def planted(rollouts: Rollouts) -> torch.Tensor:
-    """(B, T): the reward to come, of 1 for each number token, minus the mean of those answers that
-    have a token there."""
+    """(B, T): the reward that follows, 1 for each number token, minus the mean over the answers
+    that have a token at that position."""
     reward = ((rollouts.kind == NUMBER) & rollouts.mask).float()
     to_come = reward.flip(1).cumsum(1).flip(1)
     mean = (to_come * rollouts.mask).sum(0) / rollouts.mask.sum(0).clamp(min=1)
@@ -158,7 +145,7 @@ def part_count(policy: Policy, kinds: Kinds, args: SimpleNamespace) -> int:
     return int(np.ceil(4 * numbers * len(kinds) * args.answers / (args.memory * 2 ** 30)))
 
 
-def parts_of(policy: Policy, count: int) -> Iterator[list[torch.nn.Parameter]]:
+def parameter_parts(policy: Policy, count: int) -> Iterator[list[torch.nn.Parameter]]:
     """The parameters in `count` parts of like size, or a little larger."""
     most, part, size = sum(p.numel() for p in policy.model.parameters()) / count, [], 0
     for parameter in policy.model.parameters():
@@ -175,15 +162,15 @@ def middle_layer(policy: Policy) -> int:
     return len(policy.model.model.layers) // 2
 
 
-def gradients(policy: Policy, rollouts: Rollouts, kinds: Kinds, args: SimpleNamespace
-              ) -> tuple[Kinds, Kinds]:
-    """Of each kind the Gram matrix of its answers' gradients (B, B), and the gradients of the one
-    weight matrix (B, rows, columns)."""
+def gradients_of_answers(policy: Policy, rollouts: Rollouts, kinds: Kinds,
+                         args: SimpleNamespace) -> tuple[Kinds, Kinds]:
+    """The Gram matrices (B, B) of the answers' gradients, one for each kind, and the gradients in
+    the one weight matrix (B, rows, columns)."""
     matrix = policy.model.model.layers[middle_layer(policy)].get_submodule(args.layer).weight
     B = len(rollouts.mask)
     grams = {kind: torch.zeros(B, B, dtype=torch.float64) for kind in kinds}
     kept = {kind: torch.zeros(B, *matrix.shape) for kind in kinds}
-    for part in parts_of(policy, part_count(policy, kinds, args)):
+    for part in parameter_parts(policy, part_count(policy, kinds, args)):
         rows = {kind: torch.empty(B, sum(p.numel() for p in part)) for kind in kinds}
         for b in range(B):
             log_prob = response_log_probs(policy.model, rollouts,
@@ -208,8 +195,8 @@ def gram(rows: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def add_ranks(rollouts: Rollouts, grams: Kinds, rows: Kinds, found: Found) -> None:
-    for R in (R for R in SIZES if R <= len(rollouts.mask)):
+def add_ranks(rollouts: Rollouts, grams: Kinds, rows: Kinds, found: FoundRanks) -> None:
+    for R in (R for R in GROUP_SIZES if R <= len(rollouts.mask)):
         factors = advantages_of(rollouts, R)
         if not factors[Z].any():
             continue
@@ -217,14 +204,14 @@ def add_ranks(rollouts: Rollouts, grams: Kinds, rows: Kinds, found: Found) -> No
         arms |= {kind: (kind, factors[ONES]) for kind in grams if kind != ONES}
         for arm, (kind, factor) in arms.items():
             scaled = grams[kind][:R, :R] * torch.outer(factor, factor)
-            found["A", arm, R].append(ranks(scaled))
+            found["A", arm, R].append(ranks_of(scaled))
             together = torch.einsum("r,rij->ij", factor, rows[kind][:R].double())
             wide = together if together.shape[0] <= together.shape[1] else together.T
-            found["B", arm, R].append(ranks(wide @ wide.T))
+            found["B", arm, R].append(ranks_of(wide @ wide.T))
 
 
 def advantages_of(rollouts: Rollouts, R: int) -> Kinds:
-    """(R,) of each arm that gives all tokens of an answer the same."""
+    """(R,) each: the advantages that give all tokens of an answer the same number."""
     z = group_z_score(rollouts.reward[:R].cpu(), torch.zeros(R, dtype=torch.long)).double()
     drawn = torch.randn(R, generator=rollouts.generator, dtype=torch.float64)
     order = torch.randperm(R, generator=rollouts.generator)
@@ -233,63 +220,7 @@ def advantages_of(rollouts: Rollouts, R: int) -> Kinds:
             ONES: torch.ones(R, dtype=torch.float64)}
 
 
-def ranks(gram: torch.Tensor) -> dict[str, float]:
-    """Of any matrix with this Gram matrix; undefined for a matrix of zeros."""
+def ranks_of(gram: torch.Tensor) -> dict[str, float]:
+    """The ranks of any matrix with this Gram matrix; undefined for a matrix of zeros."""
     s = torch.linalg.eigvalsh(gram.double()).clamp(min=0).sqrt().flip(0)
     return {name: rank(s) if s[0] > 0 else np.nan for name, rank in RANKS.items()}
-
-
-def mean_rank(found: Found, matrix: str, arm: str, R: int, rank: str) -> Estimate:
-    return mean_over([of_problem[rank] for of_problem in found.get((matrix, arm, R), [])])
-
-
-def main_size(found: Found) -> int:
-    return max(R for _, _, R in found if R <= MAIN)
-
-
-def sizes_table(found: Found) -> Table:
-    """The z-score's ranks by the size of the group."""
-    sizes, main = sorted({R for _, _, R in found}), main_size(found)
-    rows, lines = [], []
-    for matrix in "AB":
-        for rank in RANKS:
-            of_size = [mean_rank(found, matrix, Z, R, rank) for R in sizes]
-            at_main, ones = (mean_rank(found, matrix, arm, main, rank) for arm in (Z, ONES))
-            rows.append([f"{matrix}: {rank}", *(e.value for e in of_size), at_main.interval,
-                         ones.value])
-            if rank in ("entropy", "stable"):
-                by_size = ", ".join(f"{e.value:.2f}" for e in of_size)
-                lines.append(f"{rank} rank of {matrix} at R = {', '.join(map(str, sizes))}: "
-                             f"{by_size}; with all advantages 1 {ones.value:.2f}.")
-    formats = {"rank": "", **{f"R={R}": ".2f" for R in sizes}, "95%": ".2f", ONES: ".2f"}
-    problems = len(found["A", Z, main])
-    return Table("sizes", "Ranks of the z-score's gradient, by the size of the group",
-                 by_row(formats, rows), "\n".join(lines),
-                 [f"means over problems whose answers differ in reward ({problems} at R = {main}); "
-                  "a matrix of R rows has rank R at most, so R = 2 says nothing of A"],
-                 {"95%": f"95% interval, R={main}", ONES: f"all equal, R={main}"})
-
-
-def arms_table(found: Found) -> Table:
-    """Entropy and stable rank of every arm; the entropy rank minus the z-score's, by problem."""
-    R, rows, lines = main_size(found), [], []
-    for arm in dict.fromkeys(arm for _, arm, _ in found):
-        row = [arm]
-        for matrix in "AB":
-            pairs = zip(found[matrix, arm, R], found[matrix, Z, R])
-            change = mean_over([one["entropy"] - z["entropy"] for one, z in pairs])
-            row += [mean_rank(found, matrix, arm, R, "entropy").value,
-                    mean_rank(found, matrix, arm, R, "stable").value, change.value,
-                    change.interval]
-            if arm in (PLANTED, CRITIC):
-                lines.append(f"Entropy rank of {matrix}, {arm} minus z-score: {change.value:+.2f} "
-                             f"({change.low:+.2f} to {change.high:+.2f}).")
-        rows.append(row)
-    formats = {"advantage": ""}
-    for matrix in "AB":
-        formats |= {f"{matrix} entropy": ".2f", f"{matrix} stable": ".2f",
-                    f"{matrix} change": "+.2f", f"{matrix} 95%": "+.2f"}
-    headings = {f"{matrix} {name}": text for matrix in "AB" for name, text in (
-        ("change", f"{matrix} entropy minus z-score's"), ("95%", "95% interval"))}
-    return Table("arms", f"Does credit by token raise it? R = {R}", by_row(formats, rows),
-                 "\n".join(lines), ["paired by problem; intervals are of one comparison"], headings)

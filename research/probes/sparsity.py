@@ -5,19 +5,20 @@
 It has been claimed that GRPO's gradient becomes sparse over training. Three things could be meant,
 and each is measured at every checkpoint of a run, on the same problems:
 
-    groups      those whose answers all got the same reward carry no gradient: their share in the
-                run's credit files since the checkpoint before. Beside it what success alone makes
-                of it: the mean over problems of p^R + (1 - p)^R, R the run's answers to a problem,
-                unbiased from --answers answers to each (so at least R of them)
-    tokens      the share with p > 0.99, and the mean of 1 - sum p^2, the expected square of a
-                log-prob's gradient at the logits
+    groups      groups whose answers all got the same reward carry no gradient: their share in the
+                run's credit files since the checkpoint before. Beside it stands the share that
+                follows from success alone: the mean over problems of p^R + (1 - p)^R, R the run's
+                answers to a problem, unbiased from --answers answers to each (so at least R)
+    tokens      the share of tokens with p > 0.99, and the mean of 1 - sum p^2, which is the
+                expected square of a log-prob's gradient at the logits
     parameters  Hoyer's sparsity (2004) of the gradient, (sqrt n - l1 / l2) / (sqrt n - 1): 0 where
-                all n numbers are equal in size, 1 where one is not 0, about 0.2 for Gaussian ones.
-                Of GRPO's gradient, and of that of plain log-probs, which knows no reward
+                all n numbers are equal in size, 1 where all but one are 0, about 0.2 for Gaussian
+                ones. It is measured of GRPO's gradient, and of that of plain log-probs, which
+                knows no reward
 
-If gradients become sparse, groups without spread, sure tokens and Hoyer's sparsity grow, and
-1 - sum p^2 falls. That groups without spread become more may only say that success has passed a
-half: p^R + (1 - p)^R is least there.
+If gradients become sparse, groups without spread, confident tokens and Hoyer's sparsity grow, and
+1 - sum p^2 falls. More groups without spread may only mean that success has passed a half, because
+p^R + (1 - p)^R is least there.
 """
 from dataclasses import replace
 from math import comb
@@ -27,7 +28,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from analysis.tables import Table, by_row
+from analysis.tables import Row, Table, by_row
 from engine.errors import UserError
 from engine.forward import micro_batches, response_log_probs
 from engine.policy import Policy
@@ -41,10 +42,14 @@ FLAGS = {
     **{name: flag for name, flag in OF_A_MODEL.items() if name != "model"},
     "questions": Flag(32, "problems, the same at every checkpoint", least=2, most=10_000),
     "answers": Flag(16, "answers to each of them", least=2, most=1000)}
-SURE = 0.99
-NAMES = ("success", "groups without spread", "of success alone", "p > 0.99", "1 - sum p^2",
+CONFIDENT = 0.99
+MEASURED = ("success", "groups without spread", "of success alone", "p > 0.99", "1 - sum p^2",
          "Hoyer, GRPO", "Hoyer, log-probs")
-SPARSER = {"groups without spread": 1, "p > 0.99": 1, "1 - sum p^2": -1, "Hoyer, GRPO": 1}
+SPARSER = {  # the measures that would show it, in words, and whether they would grow or fall
+    "groups without spread": ("The share of groups without spread", 1),
+    "p > 0.99": ("The share of tokens with p > 0.99", 1),
+    "1 - sum p^2": ("The mean of 1 - sum p^2", -1),
+    "Hoyer, GRPO": ("Hoyer's sparsity of GRPO's gradient", 1)}
 
 
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
@@ -53,13 +58,15 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     if args.answers < R:
         raise UserError(f"--answers {args.answers}: the run has groups of {R}, fewer say nothing "
                         "of them")
-    progress, rows, before = Progress(checkpoints=len(models)), [], 0
+    progress = Progress(checkpoints=len(models))
+    rows: list[Row] = []
+    before = 0
     for number, (step, model) in enumerate(models.items()):
         progress("checkpoints", number / len(models))
         policy = policy_of(SimpleNamespace(**{**vars(args), "model": str(model)}))
         rollouts = sample_batch(policy, args.questions, args.answers)
-        rows.append([step, *of_checkpoint(policy, rollouts, R)])
-        rows[-1].insert(2, share_without_spread(run, before, step))
+        success, *others = of_checkpoint(policy, rollouts, R)
+        rows.append([step, success, share_without_spread(run, before, step), *others])
         before = step
     intro = [f"{run}: groups of {R}; at each checkpoint {args.questions} problems x "
              f"{args.answers} answers."]
@@ -67,7 +74,7 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
 
 
 def checkpoints(run: Path) -> dict[int, Path]:
-    """By step; the model that the run began with is step 0."""
+    """The run's models by step; the model that it began with is step 0."""
     model = str(run_config(run)["model"])
     start = find_folder(model) if (find_folder(model) / "config.json").exists() else None
     found = ({0: start} if start else {}) | checkpoint_folders(run)
@@ -77,7 +84,7 @@ def checkpoints(run: Path) -> dict[int, Path]:
 
 
 def share_without_spread(run: Path, after: int, until: int) -> float | None:
-    """Of the groups in the credit files of these steps."""
+    """The share of groups without spread in the credit files of these steps."""
     flat: list[bool] = []
     for step in (step for step in credit_steps(run) if after < step <= until):
         columns = read_columns(run, step)
@@ -88,19 +95,21 @@ def share_without_spread(run: Path, after: int, until: int) -> float | None:
 
 
 def of_checkpoint(policy: Policy, rollouts: Rollouts, R: int) -> list[float]:
-    """The numbers of NAMES, but the groups on record."""
+    """The numbers of MEASURED, without the groups on record."""
     mask, n = rollouts.mask, len(rollouts.mask) // len(rollouts.prompt_ids)
     right = rollouts.scores["answer"].view(-1, n).sum(1).long().tolist()
     alike = [(comb(k, R) + comb(n - k, R)) / comb(n, R) for k in right]
-    return [rollouts.scores["answer"].mean().item(), float(np.mean(alike)),
-            (rollouts.log_prob[mask].exp() > SURE).float().mean().item(),
-            (1 - rollouts.collision[mask]).mean().item(),
-            hoyer_of_gradient(policy, rollouts),
-            hoyer_of_gradient(policy, replace(rollouts, advantage=mask.float()))]
+    success = rollouts.scores["answer"].mean().item()
+    confident = (rollouts.log_prob[mask].exp() > CONFIDENT).float().mean().item()
+    squared_size = (1 - rollouts.collision[mask]).mean().item()
+    of_grpo = hoyer_of_gradient(policy, rollouts)
+    of_log_probs = hoyer_of_gradient(policy, replace(rollouts, advantage=mask.float()))
+    return [success, float(np.mean(alike)), confident, squared_size, of_grpo, of_log_probs]
 
 
 def hoyer_of_gradient(policy: Policy, rollouts: Rollouts) -> float:
-    """Of the gradient of sum_t A_t log p, at all parameters; undefined where it is 0."""
+    """Hoyer's sparsity of the gradient of sum_t A_t log p at all parameters; undefined where it is
+    0."""
     parameters = list(policy.model.parameters())
     for parameter in parameters:
         parameter.grad = None
@@ -117,19 +126,22 @@ def hoyer(parts: list[torch.Tensor]) -> float:
     return (n ** 0.5 - l1 / l2) / (n ** 0.5 - 1) if l2 else float("nan")
 
 
-def steps_table(rows: list[list]) -> Table:
-    formats = {"step": "d", **dict.fromkeys(NAMES, ".3f")}
-    places = {name: place for place, name in enumerate(formats)}
-    first, last, lines = rows[0], rows[-1], []
-    for name, sign in SPARSER.items():
-        known = [row[places[name]] for row in rows if row[places[name]] is not None]
+def steps_table(rows: list[Row]) -> Table:
+    columns = dict(zip(("step", *MEASURED), zip(*rows)))
+    sentences = []
+    for name, (in_words, sign) in SPARSER.items():
+        known = [value for value in columns[name] if value is not None]
         if len(known) > 1:
-            word = "sparser" if sign * (known[-1] - known[0]) > 0 else "not sparser"
-            lines.append(f"{name}: {known[0]:.3f} to {known[-1]:.3f}, {word}.")
-    lines.append(f"of success alone: {first[places['of success alone']]:.3f} to "
-                 f"{last[places['of success alone']]:.3f}.")
-    return Table("steps", "At each checkpoint", by_row(formats, rows), "\n".join(lines),
+            is_sparser = sign * (known[-1] - known[0]) > 0
+            sentences.append(f"{in_words} went from {known[0]:.3f} to {known[-1]:.3f}: by this "
+                             f"the gradient became {'sparser' if is_sparser else 'no sparser'}.")
+    of_success = columns["of success alone"]
+    sentences.append("The share of groups without spread that follows from success alone went from "
+                     f"{of_success[0]:.3f} to {of_success[-1]:.3f}.")
+    formats = {"step": "d", **dict.fromkeys(MEASURED, ".3f")}
+    return Table("steps", "At each checkpoint", by_row(formats, rows), "\n".join(sentences),
                  ["groups without spread: in the run's credit files since the checkpoint before, "
-                  "by the whole reward; of success alone: by right or wrong, from the answers "
-                  "sampled here. All is of this one run"],
+                  "by the whole reward; mean of p^R + (1 - p)^R: what follows from success alone, "
+                  "by right or wrong, from the answers sampled here. All numbers are of this one "
+                  "run"],
                  {"of success alone": "mean of p^R + (1 - p)^R"})

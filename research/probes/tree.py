@@ -1,9 +1,9 @@
-"""The tree of a model's answers: every answer that is not too unlikely, and what each prefix of it
-is worth.
+"""The tree of a model's answers: every answer that is not too unlikely, and the value V of each of
+its prefixes.
 
 Beneath a prompt stand the tokens that may come first, beneath each of these the tokens that may
 follow, and so on to the answers. The tree is walked breadth first. A prefix whose probability is
-below a limit is left out, with all that would follow.
+below a limit is left out, with everything that would follow.
 
     prefix      probability      reward    V       bounds of V    credit of its last token
     (prompt)    1                          3/8     0.3 to 0.5
@@ -93,8 +93,8 @@ class Branches:
             so_far = torch.tensor([sum(path.log_prob) for path in paths[start:start + ROWS]],
                                   dtype=torch.float64, device=log_probs.device)
             is_likely = so_far[:, None] + log_probs >= math.log(least)
-            places = is_likely.nonzero().tolist()
-            for (row, token), log_prob in zip(places, log_probs[is_likely].tolist()):
+            positions = is_likely.nonzero().tolist()
+            for (row, token), log_prob in zip(positions, log_probs[is_likely].tolist()):
                 path = paths[start + row]
                 longer.append((start + row, path.then(token, log_prob, collision[row])))
         return longer
@@ -148,20 +148,20 @@ class Listing:
 
     @property
     def listed(self) -> np.ndarray:
-        """(Q,) how much of the probability of a problem's answers is listed."""
+        """(Q,) the probability of each problem's listed answers."""
         return np.bincount(self.problem, self.probability)
 
     @property
     def variance(self) -> np.ndarray:
-        """(Q,) of the reward, over a problem's listed answers."""
+        """(Q,) the variance of the reward over each problem's listed answers."""
         reward = self.rollouts.reward.double().cpu().numpy()
         mean, square = (np.bincount(self.problem, self.share * value)
                         for value in (reward, reward ** 2))
         return square - mean ** 2
 
     def credit(self, rollouts: Rollouts) -> Tensor:
-        """(B, T) of the tokens of any answers to these problems: V after it minus V before it.
-        NaN where a prefix is not listed, 0 beyond the mask."""
+        """(B, T) the credit of the tokens of any answers to these problems: V after the token minus
+        V before it. NaN where a prefix is not listed, 0 beyond the mask."""
         credit = torch.zeros(rollouts.mask.shape, dtype=torch.float64)
         for row, (group, ids) in enumerate(zip(*rollouts.lists)):
             values = [self.value.get((group, tuple(ids[:t])), math.nan)
@@ -180,11 +180,11 @@ def list_answers(policy: Policy, problems: Sequence[Problem], least: float,
     for number, prompt in enumerate(prompts):
         found.append(walk(model, prompt, ends, most, least))
         progress((number + 1) / len(prompts))
-    return with_values(policy.score(as_rollouts(problems, prompts, found, ends)))
+    return with_prefix_values(policy.score(listed_rollouts(problems, prompts, found, ends)))
 
 
-def as_rollouts(problems: Sequence[Problem], prompts: list[list[int]], found: list[list[Path]],
-                ends: tuple[int, ...]) -> Rollouts:
+def listed_rollouts(problems: Sequence[Problem], prompts: list[list[int]], found: list[list[Path]],
+                    ends: tuple[int, ...]) -> Rollouts:
     """The answers to each problem, as if each had been sampled once."""
     paths = [path for of_problem in found for path in of_problem]
     counts = torch.tensor([len(of_problem) for of_problem in found])
@@ -195,15 +195,17 @@ def as_rollouts(problems: Sequence[Problem], prompts: list[list[int]], found: li
         return pad_sequence([torch.tensor(row, dtype=dtype) for row in rows], batch_first=True)
 
     log_prob = padded([path.log_prob for path in paths], torch.float64)
-    return Rollouts(problems, prompts, group,
-                    ids=padded([path.ids for path in paths], torch.long),
-                    mask=torch.arange(log_prob.shape[1]) < lengths[:, None],
-                    finished=torch.tensor([path.ids[-1] in ends for path in paths]),
-                    log_prob=log_prob, entropy=torch.full_like(log_prob, math.nan),
-                    collision=padded([path.collision for path in paths], torch.float64))
+    return Rollouts(
+        problems, prompts, group,
+        ids=padded([path.ids for path in paths], torch.long),
+        mask=torch.arange(log_prob.shape[1]) < lengths[:, None],
+        finished=torch.tensor([path.ids[-1] in ends for path in paths]),
+        log_prob=log_prob,
+        entropy=torch.full_like(log_prob, math.nan),
+        collision=padded([path.collision for path in paths], torch.float64))
 
 
-def with_values(rollouts: Rollouts) -> Listing:
+def with_prefix_values(rollouts: Rollouts) -> Listing:
     """V of every prefix of the listed answers, and its bounds. They take a reward to be between 0
     and 1, or between the least and the greatest that are listed. So of a reward of up to 1.1 the
     upper bound can be too low, where no listed answer has 1.1."""
@@ -212,19 +214,21 @@ def with_values(rollouts: Rollouts) -> Listing:
     before = F.pad(reached, (1, 0), value=1.0).tolist()   # (n, T + 1)
     probability = [before[row][length] for row, length in enumerate(rollouts.length.tolist())]
     listed: dict[Prefix, float] = {}  # of each prefix: the probability of its answers
-    earned: dict[Prefix, float] = {}  # the sum of their rewards, times their probability
+    rewarded: dict[Prefix, float] = {}  # the sum of their rewards, each times its probability
     reach: dict[Prefix, float] = {}   # its own probability
     for row, (group, ids) in enumerate(zip(*rollouts.lists)):
         for t in range(len(ids) + 1):
             prefix = group, tuple(ids[:t])
             listed[prefix] = listed.get(prefix, 0.0) + probability[row]
-            earned[prefix] = earned.get(prefix, 0.0) + probability[row] * reward[row]
+            rewarded[prefix] = rewarded.get(prefix, 0.0) + probability[row] * reward[row]
             reach[prefix] = before[row][t]
     worst, best = min([0.0, *reward]), max([1.0, *reward])
     bounds = {}
     for prefix, p in reach.items():
-        rest = max(0.0, p - listed[prefix])
-        bounds[prefix] = ((earned[prefix] + rest * worst) / p, (earned[prefix] + rest * best) / p)
-    share = [chance / listed[group, ()] for chance, group in zip(probability, rollouts.lists[0])]
+        not_listed = max(0.0, p - listed[prefix])
+        low = rewarded[prefix] + not_listed * worst
+        high = rewarded[prefix] + not_listed * best
+        bounds[prefix] = low / p, high / p
+    share = [p / listed[group, ()] for p, group in zip(probability, rollouts.lists[0])]
     return Listing(rollouts, np.array(probability), np.array(share),
-                   {prefix: earned[prefix] / listed[prefix] for prefix in listed}, bounds)
+                   {prefix: rewarded[prefix] / listed[prefix] for prefix in listed}, bounds)

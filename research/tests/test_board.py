@@ -1,4 +1,4 @@
-"""The board from runs made by hand: which run is asked for next, and what is said of them."""
+"""The leaderboard from runs made by hand: which run is planned next, and what is said of them."""
 import json
 from pathlib import Path
 
@@ -11,9 +11,10 @@ from engine.errors import UserError
 from harness.settings import make_settings, read_flags
 from research.__main__ import main
 from research.experiments import arms, protocol
-from research.experiments.board import again_table, board_table, kept_runs, values_of
-from research.experiments.protocol import (AGAIN, FIRST, RATES, REPORTED, Board, ahead_at_first,
-                                           close_rates, stages)
+from research.experiments.board import (board_leaderboard, board_values, published_board_runs,
+                                         second_look_table)
+from research.experiments.protocol import (AGAIN, FIRST, RATES, REPORTED, Board, close_rates,
+                                           board_stages)
 
 MIDDLE = RATES[1]
 
@@ -22,15 +23,15 @@ def run_of(success, seconds=1.0):
     return {"metrics": [{"success": success, "processor_seconds": seconds}] * 60}
 
 
-def board_of(leads, seeds=REPORTED):
+def board_of(gains, seeds=REPORTED):
     """All rates are known: the middle one suits every arm. Plain GRPO is at 30% and more with the
-    seed; an arm leads it by so much, and by half a point more and less in turns."""
+    seed; an arm gains so much over it, and half a point more and less in turns."""
     known = {(arm, rate, 100): run_of(0.4 if rate == MIDDLE else 0.3)
              for arm in arms.ARMS for rate in RATES}
     for seed in seeds:
-        for arm, lead in {"none": 0.0, **leads}.items():
-            chance = 0.005 * (-1) ** seed if arm != "none" else 0.0
-            known[arm, MIDDLE, seed] = run_of(0.3 + seed / 1000 + lead + chance,
+        for arm, gain in {"none": 0.0, **gains}.items():
+            luck = 0.005 * (-1) ** seed if arm != "none" else 0.0
+            known[arm, MIDDLE, seed] = run_of(0.3 + seed / 1000 + gain + luck,
                                               2.0 if arm == "measured" else 1.0)
     return Board(Path("nowhere"), known)
 
@@ -95,7 +96,7 @@ def test_the_stages_follow_from_the_runs(monkeypatch):
     monkeypatch.setattr(protocol, "ARMS", few)
     monkeypatch.setattr(protocol, "METHODS", {name: few[name] for name in list(few)[2:]})
     board = board_of({"measured": 0.04, "by_kind": 0.02, "span": -0.05, "gtpo": 0.0})
-    found = {title: keys for title, keys in stages(board)}
+    found = {title: keys for title, keys in board_stages(board)}
     assert len(found["learning rates"]) == 15 and found["close learning rates"] == []
     assert {key[2] for key in found["six seeds"]} == set(FIRST)
     later = {key[0] for key in found["twelve seeds"] if key[2] not in FIRST}
@@ -105,39 +106,39 @@ def test_the_stages_follow_from_the_runs(monkeypatch):
 
 
 def test_what_the_table_says():
-    """Leads are worked out by hand: twelve seeds, half a point to either side in turns."""
-    leads = {"measured": 0.04, "by_kind": 0.02, "span": -0.05, "gtpo": 0.0, "none-16x8": 0.05,
+    """Gains are worked out by hand: twelve seeds, half a point to either side in turns."""
+    gains = {"measured": 0.04, "by_kind": 0.02, "span": -0.05, "gtpo": 0.0, "none-16x8": 0.05,
              "taco": 0.02}
-    board = board_of(leads)
-    assert ahead_at_first(board) == ["by_kind", "taco"] and not again_table(board)
-    found = rows(board_table(board, {"gtpo": 0.01}))
+    board = board_of(gains)
+    assert board.better_at_first() == ["by_kind", "taco"] and not second_look_table(board)
+    found = rows(board_leaderboard(board, {"gtpo": 0.01}))
     assert "second look to come" in found["by_kind"]["verdict"]
-    again = board_of({**leads, "taco": 0.0, "by_kind-placebo": 0.01}, AGAIN).known
+    again = board_of({**gains, "taco": 0.0, "by_kind-placebo": 0.01}, AGAIN).known
     board.known |= {key: run for key, run in again.items() if key[2] in AGAIN}
-    found = rows(board_table(board, {"gtpo": 0.01}))
-    assert found["by_kind"]["lead"] == pytest.approx(0.02) and found["by_kind"]["pairs"] == 12
+    found = rows(board_leaderboard(board, {"gtpo": 0.01}))
+    assert found["by_kind"]["gain"].value == pytest.approx(0.02) and found["by_kind"]["pairs"] == 12
     assert found["by_kind"]["verdict"] == "ahead" == found["measured"]["verdict"]
-    [again] = map(rows, again_table(board))
-    assert again["by_kind"]["lead"] == pytest.approx(0.02) and again["taco"]["pairs"] == 12
-    low, high = again["by_kind"]["placebo 95%"]
-    assert low < 0.01 < high and again["taco"]["placebo"] is None
+    [again] = map(rows, second_look_table(board))
+    assert again["by_kind"]["gain"].value == pytest.approx(0.02) and again["taco"]["pairs"] == 12
+    placebo = again["by_kind"]["placebo"]
+    assert placebo.low < 0.01 < placebo.high and again["taco"]["placebo"] is None
     reach = 2.201 * 0.005 * np.sqrt(12 / 11) / np.sqrt(12)  # t of 11 degrees of freedom
-    assert found["gtpo"]["95%"] == pytest.approx((-reach, reach), abs=2e-5)
-    assert found["gtpo"]["verdict"] == "no difference seen, within 0.3 points"
-    assert found["taco"]["verdict"] == "ahead once, then no difference seen, within 0.3 points"
+    assert found["gtpo"]["gain"].interval == pytest.approx((-reach, reach), abs=2e-5)
+    assert found["gtpo"]["verdict"] == "no difference seen"
+    assert found["taco"]["verdict"] == "better once, then no difference seen"
     assert found["span"]["pairs"] == 6 and found["span"]["verdict"] == "behind"
     assert found["gtpo"]["predicted"] == 0.01 and found["measured"]["seconds"] == 2.0
     assert found["gtpo"]["rate"] == MIDDLE
-    kept = json.loads(json.dumps(values_of(board)))
+    kept = json.loads(json.dumps(board_values(board)))
     assert kept["runs"][f"gtpo {MIDDLE} 41"] == [64, 1.0, [22] * 60]  # of 0.336
     result = {"values": kept, "made_by": [{"git_commit": "x", "versions": {}}], "settings": {
         "common": protocol.COMMON, "steps": 60, "arms": arms.ARMS}}
-    again = kept_runs(result)
+    again = published_board_runs(result)
     assert again.keys() == board.known.keys()
     assert again["gtpo", MIDDLE, 41]["metrics"] == run_of(22 / 64)["metrics"]
     # an arm that has other flags today is made again, and a new one beside what is there
     other = {**arms.ARMS, "gtpo": "--advantage gtpo --entropy_part 1"}
-    again = kept_runs({**result, "settings": {**result["settings"], "arms": other}})
+    again = published_board_runs({**result, "settings": {**result["settings"], "arms": other}})
     assert {key[0] for key in board.known.keys() - again.keys()} == {"gtpo"}
-    with pytest.raises(UserError, match="other steps"):
-        kept_runs({**result, "settings": {**result["settings"], "steps": 30}})
+    with pytest.raises(UserError, match="another steps"):
+        published_board_runs({**result, "settings": {**result["settings"], "steps": 30}})

@@ -1,4 +1,4 @@
-"""The world with dials against enumeration, its training against torch, its arms by hand."""
+"""The synthetic tasks against enumeration, its training against torch, its arms by hand."""
 import copy
 import itertools
 import json
@@ -13,9 +13,9 @@ from engine.tokens import OPERATOR, WORD
 from grpo import group_z_score
 from qwen2_model import rotary
 from research.__main__ import main
-from research.dial.arms import PLAIN, TRUE, Batch, arm_of
-from research.dial.training import AdamW, train
-from research.dial.world import Dials, Sample, World, fresh_policy, used
+from research.dial.arms import PLAIN, TRUE, Batch, named_arm
+from research.dial.task import (Sample, SyntheticTask, TaskSpec, fresh_policy, used_parameters)
+from research.dial.training import AdamWOfRows, train_policies
 from research.probes import dial
 
 WORLDS = ("4/2", "4/2 all", "4/2 seen sure 1", "4/3 all seen found", "3/2 own seen")
@@ -23,7 +23,7 @@ WORLDS = ("4/2", "4/2 all", "4/2 seen sure 1", "4/3 all seen found", "3/2 own se
 
 def shaken(name):
     """A world whose policies have left the first step: contexts differ."""
-    world = World(Dials.read(name), [0, 5])
+    world = SyntheticTask(TaskSpec.read(name), [0, 5])
     noise = torch.randn(world.parameters.shape, generator=torch.Generator().manual_seed(1))
     world.parameters = world.parameters + 0.3 * noise
     return world
@@ -32,7 +32,7 @@ def shaken(name):
 def every_answer(world, s, log_prob):
     """Of one policy: all answers, what each places sees, probabilities and rewards, token by token
     from the description."""
-    T, V = world.dials.tokens, world.dials.vocabulary
+    T, V = world.spec.tokens, world.spec.vocabulary
     keys, rows = world.keys.tolist(), []
     ids = torch.tensor([answer for answer in itertools.product(range(V), repeat=T)
                         if all(answer[key] < 4 for key in keys)])  # others never stand there
@@ -40,12 +40,12 @@ def every_answer(world, s, log_prob):
         seen, contexts = 0, []
         for t, symbol in enumerate(answer):
             contexts.append(int(world.cue_of[t]) * world.sights + seen)
-            if t in keys and world.dials.seen:
+            if t in keys and world.spec.seen:
                 seen = 1 + symbol
         rows.append(contexts)
     contexts = torch.tensor(rows)
     hit = (ids[:, keys] == world.right[s]).double()
-    reward = hit.prod(1) if world.dials.all else hit.mean(1)
+    reward = hit.prod(1) if world.spec.all else hit.mean(1)
     return ids, contexts, log_prob[s][contexts, ids].double().sum(1).exp(), reward
 
 
@@ -66,11 +66,11 @@ def test_values_credits_and_gradient_are_those_of_all_answers(name):
         seen = contexts[:, world.keys] % world.sights
         hit = (ids[:, world.keys] == world.right[s]).float()
         sample = Sample(ids[None], contexts[None], seen[None], hit[None], reward[None].float())
-        alone = World(world.dials, [world.seeds[s]])
+        alone = SyntheticTask(world.spec, [world.seeds[s]])
         credit = alone.credit(sample, to_come[:, s:s + 1].detach())[0].double()
         known = chance > 1e-12
         assert torch.allclose(credit.sum(1)[known], (reward - chance @ reward)[known], atol=1e-5)
-        for t in range(world.dials.tokens):  # E[R | first t + 1 tokens] - E[R | first t]
+        for t in range(world.spec.tokens):  # E[R | first t + 1 tokens] - E[R | first t]
             after, before = (conditional(ids[:, :n], chance, reward) for n in (t + 1, t))
             assert torch.allclose(credit[known, t], (after - before)[known], atol=1e-5)
 
@@ -84,12 +84,12 @@ def conditional(prefix, chance, reward):
 
 
 def test_the_layer_by_hand_is_that_of_the_model():
-    dials = Dials.read("6/2 seen")
-    world, (model, cue, _) = World(dials, [3]), fresh_policy(dials, 3)
+    spec = TaskSpec.read("6/2 seen")
+    world, (model, cue, _) = SyntheticTask(spec, [3]), fresh_policy(spec, 3)
     model, generator = copy.deepcopy(model), torch.Generator().manual_seed(1)
     for parameter in model.parameters():  # biases begin at 0
         parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator)
-    flat = torch.cat([value.flatten() for value in used(model).values()])[None]
+    flat = torch.cat([value.flatten() for value in used_parameters(model).values()])[None]
     embedding = model.model.embed_tokens.weight
     x = torch.stack([cue[c] + (embedding[h - 1] if h else 0)
                      for c, h in zip(world.cue_at.tolist(), world.seen_at.tolist())])
@@ -105,7 +105,7 @@ def test_the_layer_by_hand_is_that_of_the_model():
 def batch_of(name):
     world = shaken(name)
     hidden, log_prob = world.forward(world.parameters)
-    uniform = torch.rand(2, 64, world.dials.tokens, generator=torch.Generator().manual_seed(2))
+    uniform = torch.rand(2, 64, world.spec.tokens, generator=torch.Generator().manual_seed(2))
     return Batch(world, world.sample(log_prob, uniform), hidden, log_prob,
                  world.after_keys(log_prob), 1)
 
@@ -126,7 +126,7 @@ def test_a_batch_is_what_a_run_would_have():
 
 def test_each_policy_takes_the_steps_that_torch_makes():
     parameters, rates = torch.randn(2, 3), [1e-2, 1e-1]
-    mine, optimizer = parameters.clone(), AdamW(parameters, rates)
+    mine, optimizer = parameters.clone(), AdamWOfRows(parameters, rates)
     theirs = [row.clone().requires_grad_() for row in parameters]
     torchs = [torch.optim.AdamW([row], lr=rate, weight_decay=0.0)
               for row, rate in zip(theirs, rates)]
@@ -142,13 +142,14 @@ def test_each_policy_takes_the_steps_that_torch_makes():
 def test_a_listed_method_is_trained_as_its_formula_says():
     """none is plain GRPO; by_kind with 0.1 for words is the mask of the tokens that decide. A
     policy does not depend on those beside it, nor on how many there are."""
-    dials, seeds, rates = Dials.read("12/3"), [1, 2], [1e-2, 3e-2]
-    plain, none = (train(dials, arm_of(name), seeds, rates, 3) for name in (PLAIN, "none"))
+    spec, seeds, rates = TaskSpec.read("12/3"), [1, 2], [1e-2, 3e-2]
+    plain, none = (train_policies(spec, named_arm(name), seeds, rates, 3)
+                   for name in (PLAIN, "none"))
     assert plain == none and plain[0] != plain[1]
-    mask = train(dials, arm_of("mask 0.1"), seeds, rates, 3)
-    kinds = train(dials, arm_of("by_kind", {"word_weight": 0.1}), seeds, rates, 3)
+    mask = train_policies(spec, named_arm("mask 0.1"), seeds, rates, 3)
+    kinds = train_policies(spec, named_arm("by_kind", {"word_weight": 0.1}), seeds, rates, 3)
     assert mask == pytest.approx(kinds, abs=1e-5)
-    alone = train(dials, arm_of(PLAIN), [2], [3e-2], 3)
+    alone = train_policies(spec, named_arm(PLAIN), [2], [3e-2], 3)
     assert alone[0] == pytest.approx(plain[1], abs=1e-5)
 
 
@@ -156,9 +157,9 @@ def test_masks_point_at_the_tokens_that_decide():
     batch = batch_of("12/4")
     weights = {}
     for name in ("mask 0.1", "half known 0", "placebo 0"):
-        ratio = arm_of(name).start(batch.world)(batch) / batch.advantage
+        ratio = named_arm(name).start(batch.task)(batch) / batch.advantage
         weights[name] = ratio[0, batch.advantage[0, :, 0] != 0][0]
-    is_key = batch.world.decides
+    is_key = batch.task.decides
     assert weights["mask 0.1"][is_key] == pytest.approx(12 / 4.8)
     assert weights["mask 0.1"].mean() == pytest.approx(1)
     assert weights["mask 0.1"][~is_key] == pytest.approx(1.2 / 4.8)
@@ -168,10 +169,10 @@ def test_masks_point_at_the_tokens_that_decide():
 
 
 @pytest.mark.parametrize("text", ["12", "3/4", "0/0", "12/3 loud", "12/3 sure", "12/3 sure x"])
-def test_a_world_is_written_in_words(text):
-    with pytest.raises(UserError, match="a world is written as 128/12"):
-        Dials.read(text)
-    assert Dials.read("512/48 sure 4.5 own") == Dials(512, 48, sure=4.5, own=True)
+def test_a_task_is_written_in_words(text):
+    with pytest.raises(UserError, match="a task is written as 128/12"):
+        TaskSpec.read(text)
+    assert TaskSpec.read("512/48 sure 4.5 own") == TaskSpec(512, 48, sure=4.5, own=True)
 
 
 def test_a_method_with_its_flags_stands_beside_the_scale(tmp_path, monkeypatch, capsys):
@@ -194,18 +195,18 @@ def test_a_method_with_its_flags_stands_beside_the_scale(tmp_path, monkeypatch, 
         main(["dial", *quick, "--only", "deletion", "--out", "b"])
 
 
-def test_a_method_is_told_in_one_line(monkeypatch):
-    monkeypatch.setattr(dial, "train", lambda dials, arm, seeds, rates, *_: [
+def test_the_worth_of_a_method_is_said_in_a_sentence(monkeypatch):
+    monkeypatch.setattr(dial, "train_policies", lambda spec, arm, seeds, rates, *_: [
         0.5 + 0.1 * (arm.name == TRUE) + 0.01 * seed % 2 * (arm.name == "random")
         for seed in seeds])
-    line = dial.one_line("random")
-    assert "12 of 128 tokens decide, random lies" in line and "true credit +10.0 (8" in line
+    line = dial.worth_in_a_sentence("random")
+    assert "12 of 128 tokens decide, random gains" in line and "true credit +10.0 (8" in line
 
 
 def test_a_share_and_its_interval_by_hand():
     """(1 + 3) / (2 + 4); 1 - 4/3 and 3 - 8/3 have a standard error of 1/3, t is 12.706, and the
     true credit's mean 3."""
-    share, (low, high) = dial.share_of(np.array([1.0, 3.0]), np.array([2.0, 4.0]))
-    assert share == pytest.approx(2 / 3)
-    assert (low, high) == pytest.approx((2 / 3 - 12.706 / 9, 2 / 3 + 12.706 / 9), rel=1e-3)
-    assert dial.share_of(np.array([1.0]), np.array([-1.0])) == (None, None)
+    share = dial.share_of_gain(np.array([1.0, 3.0]), np.array([2.0, 4.0]))
+    assert share.value == pytest.approx(2 / 3)
+    assert share.interval == pytest.approx((2 / 3 - 12.706 / 9, 2 / 3 + 12.706 / 9), rel=1e-3)
+    assert dial.share_of_gain(np.array([1.0]), np.array([-1.0])) is None

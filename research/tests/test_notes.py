@@ -9,16 +9,17 @@ from harness.settings import read_flags
 from harness.settings import make_settings
 from research.__main__ import main
 from research.experiments.notes import (
-    EXPERIMENTS, FLAGS, arms_table, curve_table, planned_runs, shares)
+    EXPERIMENTS, FLAGS, experiment_table, fifths_table, gradient_shares, runs_of_experiment)
 
 
-def run_of(folder, lead, seed):
+def run_of(folder, gain, seed):
     """Five steps, success 0.3 and more with the seed; " 1" and "hm" of a tokenizer say what is
     reasoning and what filler."""
-    metrics = [{"success": 0.3 + seed / 1000 + lead, "gradient_norm": norm}
+    metrics = [{"success": 0.3 + seed / 1000 + gain, "gradient_norm": norm}
                for norm in (None, 0.1, 0.2, 0.3, 0.4)]
     return {"folder": folder, "metrics": metrics, "steps": [1],
-            "config": {"git_commit": None, "versions": {}}}
+            "evaluations": [],
+            "config": {"mitigation": "none", "git_commit": None, "versions": {}}}
 
 
 @pytest.fixture
@@ -36,33 +37,35 @@ def test_shares_and_the_notes_ratio_by_hand(folder):
     p = np.exp([-1.0, -2, -4])
     s = np.sqrt(np.clip(1.5 - 2 * p, (1 - p) ** 2, 2 * (1 - p) ** 2))
     given = np.array([3, 1, 1]) * s
-    assert shares({"folder": folder, "steps": [1]}) == pytest.approx(
+    assert gradient_shares(run_of(folder, 0.0, 0)) == pytest.approx(
         [given[0] / given.sum(), given[1:].sum() / given.sum(), given[2] / given.sum(),
          3 * 1 / ((2 + 4) / 2)])
 
 
 def test_what_the_tables_say(folder):
-    """Leads of 2 points on three seeds, half a point to either side in turns."""
+    """Gains of 2 points on three seeds, half a point to either side in turns."""
     arms = {"none": {seed: run_of(folder, 0.0, seed) for seed in (0, 1, 2)},
             "think 1.0": {seed: run_of(folder, 0.0, seed) for seed in (0, 1, 2)},
             "ahead": {seed: run_of(folder, 0.02 + 0.005 * (seed - 1), seed) for seed in (0, 1, 2)},
             "few": {seed: run_of(folder, 0.02, seed) for seed in (0, 1)}}
-    table = arms_table(arms, {"ahead": 0.01})
+    table = experiment_table(arms, {"ahead": 0.01})
     rows = {row[0]: dict(zip(table.columns, row)) for row in table.rows}
     assert rows["none"]["success"] == pytest.approx(0.301) and rows["none"]["norm"] == (
         pytest.approx(0.2))
-    assert rows["ahead"]["lead"] == pytest.approx(0.02) and rows["ahead"]["predicted"] == 0.01
+    assert rows["ahead"]["gain"].value == pytest.approx(0.02) and rows["ahead"]["predicted"] == 0.01
     reach = 4.3027 * 0.005 / np.sqrt(3)  # t of 2 degrees of freedom
-    assert rows["ahead"]["95%"] == pytest.approx((0.02 - reach, 0.02 + reach), abs=1e-5)
+    assert rows["ahead"]["gain"].interval == pytest.approx((0.02 - reach, 0.02 + reach), abs=1e-5)
     assert rows["few"]["verdict"] == "too few seeds" and rows["few"]["pairs"] == 2
-    assert rows["think 1.0"]["lead"] == 0 and "think 1.0: the same numbers as none" in table.finding
-    assert curve_table(arms).rows[0][1:] == pytest.approx([0.301] * 5)
+    assert rows["think 1.0"]["gain"].value == 0
+    assert "think 1.0: the same numbers as none" in table.finding
+    assert "few: +2.0 points, too few seeds." in table.finding
+    assert fifths_table(arms).rows[0][1:] == pytest.approx([0.301] * 5)
 
 
 def test_every_arm_has_flags_that_are_taken(tmp_path):
     for number, arms in EXPERIMENTS.items():
         args = with_defaults({"experiment": number, "seeds": 2, "runs": str(tmp_path)}, FLAGS)
-        planned = planned_runs(args)
+        planned = runs_of_experiment(args)
         assert [run.arm for run in planned] == ["none", *arms] * 2
         for run in planned:
             make_settings(read_flags(run.flags))

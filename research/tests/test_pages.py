@@ -6,18 +6,20 @@ import pytest
 from conftest import ROOT
 from PIL import Image  # matplotlib brings it
 
+from analysis.statistics import Estimate
 from analysis.tables import Table, by_row
 from engine.errors import UserError
 from research.__main__ import main
-from research.experiments import pages, pictures, published
+from research.experiments import pages, pictures, publish, published
 from research.experiments.pictures import PUBLISHED, shown_of
 from research.experiments.published import fingerprint, made_by, read_result, write_result
 
 TABLE = Table("success", "Success", by_row(
-    {"arm": "", "when": "", "end": ".1%", "95%": "points"},
-    [["none", "end", 0.5, (0.01, 0.02)], ["rloo", "end", 0.25, (-0.01, 0.5)],
-     ["rloo", "middle", None, (-0.1, float("nan"))]]), "rloo is behind.",
-              headings={"95%": "interval"})
+    {"arm": "", "when": "", "end": ".1%", "gain": "points", "range": "points"},
+    [["none", "end", 0.5, Estimate(0.015, 0.01, 0.02), (0.01, 0.02)],
+     ["rloo", "end", 0.25, Estimate(0.2, -0.01, 0.5), (-0.01, 0.5)],
+     ["rloo", "middle", None, Estimate(0.2), (-0.1, float("nan"))]]), "rloo is behind.",
+              headings={"range": "lowest to highest"})
 SIZES = Table("size", "By size", by_row(
     {"": "", "share, all": ".1%"}, [["size: abs(t) > 3", 0.5], ["size: abs(t) < 1", 0.25]]))
 LOG = Table("log", "A log", {"line": ("", ["   1/2  0.5", " ..."])})
@@ -41,7 +43,7 @@ def test_a_published_result_is_as_it_was_written(path):
 def results(tmp_path, monkeypatch):
     """A folder of results, with one: small.json."""
     folder = tmp_path / "results"
-    for module in (published, pages, pictures):
+    for module in (published, pages, pictures, publish):
         monkeypatch.setattr(module, "RESULTS", folder)
     folder.mkdir()
     result = {"measured": "small", "command": "python -m study small", "day": "2026-11-21",
@@ -51,11 +53,23 @@ def results(tmp_path, monkeypatch):
     return folder
 
 
+@pytest.fixture
+def page(tmp_path, monkeypatch):
+    """The only page, with one number, which is not up to date; and no pictures."""
+    path = tmp_path / "page.md"
+    path.write_text("<!-- number small success none; end -->12%<!-- end -->")
+    monkeypatch.setattr(pages, "pages", lambda: [path])
+    monkeypatch.setattr(pictures, "PUBLISHED", {})
+    return path
+
+
 @pytest.mark.parametrize("marked, content", [
     ("number small success none; end", "50.0%"),
-    ("number small success rloo; end; 95%", "-1.0 to +50.0"),
+    ("number small success rloo; end; range", "-1.0 to +50.0"),
+    ("number small success rloo; end; gain", "+20.0"),
+    ("interval small success rloo; end; gain", "+20.0 (-1.0 to +50.0)"),
+    ("interval small success rloo; middle; gain", "+20.0"),
     ("number small size size: abs(t) > 3; share, all", "50.0%"),
-    ("interval small success none; end; 95%", "50.0% (+1.0 to +2.0)"),
     ("table small success; arm = rloo; when = end; arm; end", "\n| arm | end |\n|:--|--:|\n"
      "| rloo | 25.0% |\n"),
     ("table small size; share, all", "\n| share, all |\n|--:|\n| 50.0% |\n| 25.0% |\n"),
@@ -63,9 +77,11 @@ def results(tmp_path, monkeypatch):
     ("words small success", "\nrloo is behind.\n"),
     ("source small", "\n`python -m study small`, 2026-11-21, torch 2.13.0, commit aaaaaaa, "
      "a command of that commit, no longer here\n"),
-    ("table small success; arm; 95%",
-     "\n| arm | interval |\n|:--|--:|\n| none | +1.0 to +2.0 |\n| rloo | -1.0 to +50.0 |\n"
+    ("table small success; arm; range",
+     "\n| arm | lowest to highest |\n|:--|--:|\n| none | +1.0 to +2.0 |\n| rloo | -1.0 to +50.0 |\n"
      "| rloo | - |\n"),
+    ("table small success; when = end; gain",
+     "\n| gain |\n|--:|\n| +1.5 (+1.0 to +2.0) |\n| +20.0 (-1.0 to +50.0) |\n"),
 ])
 def test_what_is_marked_is_made_again(results, marked, content):
     page = f"before <!-- {marked} -->whatever\nthis was<!-- end --> after <!-- a comment -->"
@@ -96,7 +112,7 @@ def test_a_mark_that_means_nothing_is_named_with_its_page(results, marked, compl
         pages.fill(f"<!-- {marked} --><!-- end -->", "page.md")
 
 
-def test_who_made_the_runs_is_kept(results, tmp_path):
+def test_who_made_the_runs_is_kept(results, page, tmp_path):
     old = {"git_commit": "a" * 40, "versions": {"torch": "2.12.0"}}
     new = {"git_commit": "b" * 40, "versions": {"torch": "2.13.0"}}
     several = made_by({"none-s0": old, "rloo-s0": new, "none-s1": old})
@@ -110,13 +126,40 @@ def test_who_made_the_runs_is_kept(results, tmp_path):
     assert several == [{**old, "runs": ["none-s0", "none-s1"]}, {**new, "runs": ["rloo-s0"]}]
 
 
-def test_pages_are_written_where_they_differ(results, tmp_path, monkeypatch, capsys):
-    page = tmp_path / "page.md"
-    page.write_text("<!-- number small success none; end -->12%<!-- end -->")
-    monkeypatch.setattr(pages, "pages", lambda: [page])
+def test_pages_are_written_where_they_differ(results, page, capsys):
+    with pytest.raises(UserError, match="not up to date: page.md. python -m research publish"):
+        main(["publish", "--check"])
+    assert "12%" in page.read_text()
     for said in ("written: page.md\n", ""):
-        pages.main([])
+        main(["publish"])
         assert "50.0%" in page.read_text() and capsys.readouterr().out == said
+    main(["publish", "--check"])
+    assert capsys.readouterr().out == "all pages and pictures are up to date\n"
+
+
+def numbers_in(folder, measured, tables):
+    folder.mkdir()
+    numbers = {"measured": measured, "settings": {}, "command": "c", "git_commit": "a" * 40,
+               "versions": {"torch": "2.13.0"}, "tables": [table.to_json() for table in tables]}
+    (folder / "numbers.json").write_text(json.dumps(numbers))
+    return str(folder)
+
+
+def test_a_published_result_is_not_lost(results, page, tmp_path):
+    """Neither to a result that the pages cannot be filled from, nor to another experiment."""
+    before = (results / "small.json").read_bytes()
+    lacking = numbers_in(tmp_path / "lacking", "small", [SIZES])
+    with pytest.raises(UserError, match="no table success, only size. So .* was not published"):
+        main(["publish", lacking])
+    other = numbers_in(tmp_path / "other", "other", [TABLE])
+    with pytest.raises(UserError, match="measured by small, not by other"):
+        main(["publish", other, "--name", "small"])
+    assert (results / "small.json").read_bytes() == before and len(list(results.iterdir())) == 1
+    main(["publish", other])
+    again = numbers_in(tmp_path / "again", "small", [TABLE, SIZES])
+    main(["publish", again])
+    assert len(read_result(results / "small.json")["tables"]) == 2
+    assert sorted(path.name for path in results.iterdir()) == ["other.json", "small.json"]
 
 
 def kept_in(path):
@@ -126,7 +169,9 @@ def kept_in(path):
 @pytest.mark.parametrize("picture", PUBLISHED)
 def test_no_picture_is_older_than_what_it_shows(picture):
     _, *source = PUBLISHED[picture]
-    assert kept_in(ROOT / picture) == fingerprint(shown_of(*source)), "python -m research pictures"
+    assert kept_in(ROOT / picture) == fingerprint(shown_of(*source)), "python -m research publish"
+    assert pictures.carries(ROOT / picture, fingerprint(shown_of(*source)))
+    assert not pictures.carries(ROOT / picture, fingerprint({"other": 1}))
 
 
 def test_every_picture_of_readme_and_pages_is_drawn_by_the_command_and_no_other_is_kept():

@@ -1,4 +1,5 @@
-"""Several runs: their tables by hand, and which differences between arms are called real."""
+"""Several runs: their tables by hand, and which gains are called real."""
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -6,10 +7,11 @@ from conftest import credit_columns, cut, refusal, write_lines, write_log
 from logs import comparison_of, ids_of, make, rows_in, rows_of, write_run
 
 import analyze
-from analysis import compare
+from analysis import compare, gains
 from analysis.arms import finished
 from analysis.page import anchor
-from analysis.compare import AT_THE_END, IN_TRAINING, MEASURES, deciding_measure, difference
+from analysis.compare import primary_metric
+from analysis.gains import AT_THE_END, IN_TRAINING, MEASURES, gain_over, room_left
 from analysis.runs import read_run, share_asked_before
 from analysis.statistics import Estimate, paired_difference
 
@@ -39,7 +41,7 @@ def test_shares_of_an_arm(tmp_path):
     np.savez(run / "credit/step_000001.npz", **credit_columns(
         [10], [0], token_id=np.repeat([ids_of(" 7")[0], ids_of(" and")[0]], (4, 6)),
         log_prob=np.log(p), collision=p ** 2, weight=[3] * 4 + [1] * 6, kind=[2] * 4 + [0] * 6))
-    [share] = rows_in(compare.shares_table(comparison_of([run])))
+    [share] = rows_in(compare.shares_of_arms(comparison_of([run])))
     assert (share["number"], share["word"]) == pytest.approx((9 / 12, 3 / 12), rel=1e-5)
 
 
@@ -67,12 +69,12 @@ def test_better_worse_and_no_difference_seen(tmp_path):
     comparison = comparison_of(make(tmp_path, arms))
     for measure in MEASURES:
         found = rows_of(comparison, measure)
-        assert {name: row["verdict"].partition(",")[0] for name, row in found.items()} == {
+        assert {name: row["verdict"] for name, row in found.items()} == {
             "entropy_ratio": "better", "random": "worse", "equal_gradient": "no difference seen"}
         for row in found.values():
-            low, high = row["95%"]
-            assert row["seeds"] == 5 and low < row["difference"] < high
-            assert row["verdict"].startswith("no difference") == (low < 0 < high)
+            value, low, high = row["gain"].values()
+            assert row["pairs"] == 5 and low < value < high
+            assert (row["verdict"] == "no difference seen") == (low < 0 < high)
         assert 0 < found["equal_gradient"]["could see"] < 0.2
 
 
@@ -95,11 +97,15 @@ def test_success_in_training_by_hand(tmp_path):
     folders = two_arms(tmp_path, [[0.2, 0.4], [0.5, 0.5]], [[0.3, 0.5], [0.6, 0.4]])
     comparison = comparison_of(folders)
     [row] = rows_of(comparison).values()
-    assert row["difference"] == pytest.approx(0.05)
-    assert row["Holm p"] == pytest.approx(0.5, abs=1e-3)
-    assert row["95%"] == pytest.approx((0.05 - 0.6353, 0.05 + 0.6353), abs=1e-4)
-    assert row["verdict"] == "no difference seen, within 68.5 points"
-    arms = rows_in(compare.arms_table(comparison))
+    value, low, high = row["gain"].values()
+    assert value == pytest.approx(0.05)
+    assert row["p"] == pytest.approx(0.5, abs=1e-3)
+    assert (low, high) == pytest.approx((0.05 - 0.6353, 0.05 + 0.6353), abs=1e-4)
+    assert row["verdict"] == "no difference seen"
+    [gain] = gains.gains({"random": (comparison.arms["random"], comparison.arms["none"])}).values()
+    assert gain.sentence == ("no difference seen; the interval leaves room for a gain of up to "
+                             "68.5 points or a loss of up to 58.5")
+    arms = rows_in(compare.arms_overview(comparison))
     assert [row["training"] for row in arms] == pytest.approx([0.4, 0.45])
     for row in arms:
         runs = comparison.arms[row["arm"]].values()
@@ -110,14 +116,49 @@ def test_success_in_training_by_hand(tmp_path):
 @pytest.mark.parametrize("config, why", [
     ({}, ""), ({"pairs": "x.jsonl"}, "not sampled from the policy"),
     ({"trainer": "TRL"}, "chosen by another program")])
-def test_where_training_says_little_the_evaluation_decides(tmp_path, config, why):
+def test_where_training_says_little_the_evaluation_is_the_primary_metric(tmp_path, config, why):
     folders = two_arms(tmp_path, [[0.2, 0.4]] * 2, [[0.3, 0.5]] * 2, **config)
     comparison = comparison_of(folders)
-    decides, doubt = deciding_measure(comparison)
-    assert decides == (AT_THE_END if why else IN_TRAINING) and why in doubt
+    primary, doubt = primary_metric(comparison)
+    assert primary == (AT_THE_END if why else IN_TRAINING) and why in doubt
     (_, *tables), *_ = compare.chapters_of(comparison).values()
-    assert [table.name for table in tables][0] == decides
-    assert not why or why in tables[1].notes[-1]
+    assert [table.name for table in tables][0] == primary
+    last_note = tables[1].notes[-1]
+    assert last_note.startswith("not the primary metric here") == bool(why) and why in last_note
+
+
+@pytest.mark.parametrize("low, high, room", [
+    (-0.02, 0.031, "a gain of up to 3.1 points or a loss of up to 2.0"),
+    (0.001, 0.031, "a gain of up to 3.1 points"), (-0.02, -0.001, "a loss of up to 2.0 points")])
+def test_an_interval_says_what_it_leaves_room_for(low, high, room):
+    estimate = Estimate((low + high) / 2, low, high)
+    assert room_left(estimate) == f"the interval leaves room for {room}"
+
+
+def test_a_gain_of_too_few_pairs_has_no_verdict_and_is_no_test(tmp_path):
+    """Of two arms one has a single pair: the p of the other is not multiplied by two."""
+    folders = make(tmp_path, {"base": (0.5, {}), "other": (0.5, {"mitigation": "random"}),
+                              "few": (0.5, {"mitigation": "equal_gradient"})}, seeds=3)
+    comparison = comparison_of(folders[:-2])
+    alone = gain_over(comparison.arms["random"], comparison.arms["none"])
+    found = rows_of(comparison)
+    assert found["equal_gradient"]["verdict"] == "one seed: no verdict"
+    assert found["equal_gradient"]["p"] is None and found["random"]["p"] == pytest.approx(alone.p)
+    nothing = gain_over(comparison.arms["random"], {})
+    assert nothing.verdict == "nothing in common" and np.isnan(nothing.estimate.value)
+
+
+def test_a_control_is_not_corrected_and_not_counted(tmp_path):
+    folders = make(tmp_path, {"base": (0.5, {}), "other": (0.5, {"mitigation": "random"}),
+                              "control": (0.6, {"mitigation": "equal_gradient"}),
+                              "third": (0.5, {"mitigation": "entropy_ratio"})}, seeds=3)
+    arms = comparison_of(folders).arms
+    family = {name: (arm, arms["none"]) for name, arm in arms.items() if name != "none"}
+    found = gains.gains(family, AT_THE_END, controls=["equal_gradient"])
+    alone = {name: gain_over(*pair, AT_THE_END).p for name, pair in family.items()}
+    assert found["equal_gradient"].p == alone["equal_gradient"]
+    smaller = min(alone["random"], alone["entropy_ratio"])
+    assert min(found["random"].p, found["entropy_ratio"].p) == pytest.approx(min(1, 2 * smaller))
 
 
 def test_problems_that_are_asked_again_are_counted(tmp_path):
@@ -126,19 +167,19 @@ def test_problems_that_are_asked_again_are_counted(tmp_path):
              for step, (first, second) in enumerate([(5, 6), (6, 7), (5, 5)], 1)}
     run = read_run(write_log(tmp_path / "run", steps))
     assert share_asked_before(run) == pytest.approx(3 / 6)
-    decides, doubt = deciding_measure(comparison_of([tmp_path / "run"]))
-    assert decides == AT_THE_END and doubt.startswith("50% of the problems")
+    primary, doubt = primary_metric(comparison_of([tmp_path / "run"]))
+    assert primary == AT_THE_END and doubt.startswith("50% of the problems")
 
 
 def test_pairs_are_of_the_same_seed_and_the_same_problem(tmp_path):
     """A seed that is good for both arms makes no difference; only seeds of both arms count."""
     folders = make(tmp_path, {"base": (0.5, {}), "other": (0.5, {"mitigation": "random"})}, seeds=3)
     comparison = comparison_of(folders[:3] + folders[4:])  # the other arm has no seed 0
-    found = difference(comparison.arms["random"], comparison.arms["none"], AT_THE_END)
+    found = gain_over(comparison.arms["random"], comparison.arms["none"], AT_THE_END)
     answers = {(name, seed): np.array(run["evaluations"][2]["answer"], float)
                for name, arm in comparison.arms.items() for seed, run in arm.items()}
     expected = np.stack([answers["random", seed] - answers["none", seed] for seed in (1, 2)])
-    assert found == ([1, 2], paired_difference(expected))
+    assert found.seeds == (1, 2) and found.estimate == paired_difference(expected)
 
 
 def test_holm_over_the_arms_and_apart_over_their_placebos(tmp_path, monkeypatch):
@@ -150,10 +191,15 @@ def test_holm_over_the_arms_and_apart_over_their_placebos(tmp_path, monkeypatch)
     p = {(mine, "none"): 0.03, ("none loss dpo", "none"): 0.001, (placebo, "none"): 0.9,
          (mine, placebo): 0.03}
     names = {id(arm): name for name, arm in comparison.arms.items()}
-    monkeypatch.setattr(compare, "difference", lambda one, other, *_: (
-        [0, 1], Estimate(0.1, 0.01, 0.19, p[names[id(one)], names[id(other)]], 0.1)))
+    monkeypatch.setattr(gains, "mean_over", lambda pairs, tests: Estimate(0.1, 0.01, 0.19))
+    alone = gains.gain_over
+
+    def gain_with_p(one, other, *rest):
+        return replace(alone(one, other, *rest), p=p[names[id(one)], names[id(other)]])
+
+    monkeypatch.setattr(gains, "gain_over", gain_with_p)
     found = rows_of(comparison)
-    assert {name: row["Holm p"] for name, row in found.items()} == pytest.approx(
+    assert {name: row["p"] for name, row in found.items()} == pytest.approx(
         {mine: 0.06, "none loss dpo": 0.003, placebo: 0.9, f"{mine} - {placebo}": 0.03})
     assert [name for name, row in found.items() if row["verdict"] == "better"] == [
         "none loss dpo", f"{mine} - {placebo}"]

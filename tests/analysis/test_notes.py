@@ -1,4 +1,5 @@
-"""The notes' tables: every number again from the tokens one by one, and small ones by hand."""
+"""The earlier experiment's tables: every number again from the tokens one by one, and small ones by
+hand."""
 import statistics
 
 import numpy as np
@@ -10,8 +11,10 @@ from logs import (by_name, comparison_of, ids_of, make, plain_rows, random_log, 
 import analyze
 from analysis import notes, notes_compared, notes_tables
 from analysis.runs import read_run
+from analysis.gains import Gain
 from analysis.statistics import Estimate
 from analysis.tally import Tally
+from analysis.tokens import StepRecord, TokenTable
 
 UNITS = {"contribution": "old", "gradient": "new"}
 
@@ -43,7 +46,7 @@ def log(tmp_path_factory):
         np.savez_compressed(folder / f"credit/step_{step:06d}.npz", **columns)
     rows = with_the_notes_columns(plain_rows(folder, files))
     found = notes_of(folder)
-    return rows, found, by_name(notes_tables.tables_of(found))
+    return rows, found, by_name(notes_tables.notes_tables(found))
 
 
 def sizes(rows, name):
@@ -90,7 +93,7 @@ def test_by_the_sign_of_advantage_and_of_normalised_reward(log):
             mean(sizes(part, "gradient"))])
 
 
-def t_by_place(rows, unit, fewest):
+def t_by_position(rows, unit, fewest):
     found = []
     for place in range(max(row["length"] for row in rows)):
         values = np.array([row[unit] for row in rows if row["position"] == place])
@@ -100,15 +103,15 @@ def t_by_place(rows, unit, fewest):
     return np.array(found)
 
 
-def test_t_of_places(log):
+def test_t_of_positions(log):
     rows, _, tables = log
     for fewest in (2, 30):
         table = [row for row in tables["notes t"] if row["fewest"].startswith(f"{fewest} (")]
         for unit, column in UNITS.items():
-            t = t_by_place(rows, unit, fewest)
+            t = t_by_position(rows, unit, fewest)
             assert [row[column] for row in table] == close(
                 [(t > 3).mean(), (t < 1.5).mean(), t.mean()])
-            assert f"({len(t)} places)" in table[0]["fewest"]
+            assert f"({len(t)} positions)" in table[0]["fewest"]
 
 
 def test_t_by_hand(tmp_path):
@@ -143,11 +146,13 @@ def test_a_shuffled_advantage_keeps_its_share_of_the_length():
     shuffle each has its own or both change."""
     class Pair:
         longest, over, rng = 4, np.zeros((30, 2, 2, 4)), np.random.default_rng(0)
-    tokens = {"group": np.array([0, 0]), "length": np.array([2, 4]),
-              "answer": np.repeat([0, 1], [2, 4]), "place": np.array([0, 1, 0, 1, 2, 3]),
-              "episode_start": np.array([0, 2]), "advantage": np.array([5.0, 7, 1, 2, 3, 4]),
-              "weight": np.ones(6), "log_prob": np.array([0.0, 0, 1, 1, 1, 1]), "s": np.ones(6)}
-    notes.Notes.add_draws(Pair, tokens)
+    tokens = TokenTable({
+        "problem": np.zeros(6, int), "answer": np.repeat([0, 1], [2, 4]),
+        "position": np.array([0, 1, 0, 1, 2, 3]), "advantage": np.array([5.0, 7, 1, 2, 3, 4]),
+        "weight": np.ones(6), "log_prob": np.array([0.0, 0, 1, 1, 1, 1]), "s": np.ones(6)})
+    answers = {"group": np.array([0, 0]), "length": np.array([2, 4]),
+               "episode_start": np.array([0, 2])}
+    notes.Notes.add_draws(Pair, StepRecord(1, 1, tokens, answers, []))
     assert Pair.over[0, 0, 0].tolist() == [1, 2, 3, 4]
     drawn = {tuple(sums) for sums in Pair.over[:, 0, 0].tolist()}
     assert drawn == {(1, 2, 3, 4), (5, 5, 7, 7)}
@@ -249,8 +254,8 @@ def test_filler_over_reasoning(log):
 def test_the_notes_own_figures_follow_from_their_tables():
     """1.24 at like places and 1.48 at like classes, from their counts; their 1.31, 1.13, 1.63."""
     counts = [56173, 41634, 44111, 26507, 36985, 7016, 18880, 16635, 34007, 21094, *[0] * 5]
-    fifths = notes_tables.FIFTHS[1.0]
-    ratio = notes_tables.at_like_places(np.array(counts),
+    fifths = notes_tables.SIZE_OF_FIFTHS[1.0]
+    ratio = notes_tables.at_like_positions(np.array(counts),
                                  np.array([*fifths["filler"], *fifths["reasoning"], *[np.nan] * 5]))
     assert ratio == pytest.approx(1.24, abs=0.005)
     early_over_late = notes_tables.at_like_classes(np.array(counts), np.array(
@@ -278,7 +283,7 @@ def test_top_tokens(log):
     (1.7, 1.31, 1, "same"), (0.9, 1.31, 1, "other"), (-3, -0.56, 0, "same"),
     (np.nan, 1, None, ""), (1.0, None, None, "")])
 def test_the_look(ours, theirs, border, said):
-    assert notes.look(ours, theirs, border) == said
+    assert notes.same_or_other(ours, theirs, border) == said
 
 
 def test_the_looks_of_the_tables(log):
@@ -320,7 +325,7 @@ def test_pictures_show_what_the_tables_say(log, tmp_path, monkeypatch):
     rows, found, tables = log
     kept = []
     monkeypatch.setattr(notes_tables, "save", lambda figure, *_: kept.append(figure))
-    notes_tables.draw(found, tmp_path)
+    notes_tables.draw_notes(found, tmp_path)
     bars, histogram, cloud, classes, _ = kept[0].axes
     whole = mean(sizes(rows, "contribution"))
     assert [bar.get_height() for bar in bars.patches[:10]] == close(
@@ -341,10 +346,10 @@ def test_expected_against_found(tmp_path):
     arms = {"a": (0.5, {}), "b": (0.2, {"mitigation": "inverse_logprob"}),
             "c": (0.5, {"mitigation": "random"})}
     comparison = comparison_of(make(tmp_path, arms, seeds=3))
-    tables = by_name(notes_compared.compared(comparison))
+    tables = by_name(notes_compared.notes_tables_of_arms(comparison))
     plain, inverse, random = tables["notes expected"]
     assert plain["speed"] == pytest.approx(0.55 * 0.5, abs=0.03)
-    assert inverse["minus"] == close(inverse["speed"] - plain["speed"])
+    assert inverse["gain"]["value"] == close(inverse["speed"] - plain["speed"])
     assert (inverse["theirs"], inverse["look"], random["theirs"], random["look"]) == (
         0.0, "same", None, "")
     assert plain["norm"] == close(0.55) and plain["end"] == pytest.approx(0.5, abs=0.1)
@@ -355,7 +360,8 @@ def test_expected_against_found(tmp_path):
     (-3, -1, 0.12, "same"), (1, 3, 0.12, "other"), (-1, 3, 0.12, "not seen"),
     (-3, -1, None, ""), (np.nan, np.nan, 0.12, "")])
 def test_an_interval_that_holds_0_has_seen_nothing(low, high, theirs, said):
-    assert notes_compared.seen(Estimate((low + high) / 2, low, high), theirs) == said
+    gain = Gain((0, 1), Estimate((low + high) / 2, low, high))
+    assert notes_compared.as_they_saw(gain, theirs) == said
 
 
 def test_summary_and_shares_are_of_the_credit_files(tmp_path):
@@ -365,11 +371,11 @@ def test_summary_and_shares_are_of_the_credit_files(tmp_path):
                              log_prob=[-2, -2, -2, -1], collision=np.full(4, 0.5))
     found = {"none": [notes_of(write_log(tmp_path / "run", {1: columns}), draws=0)]}
     with np.errstate(invalid="ignore"):
-        [row] = rows_in(notes_compared.summary(found))
+        [row] = rows_in(notes_compared.size_by_class(found))
     s = [(1.5 - 2 * np.exp(log_prob)) ** 0.5 for log_prob in (-2, -1)]
     assert list(row.values()) == ["none", *map(pytest.approx, (2, 1, 2, 0.333 / 0.254)), "same",
                                   *map(pytest.approx, (*s, s[0] / s[1]))]
-    [row] = rows_in(notes_compared.shares(found))
+    [row] = rows_in(notes_compared.shares_by_class(found))
     of_s = 3 * s[0] / (3 * s[0] + s[1])
     assert list(row.values())[1:] == close([3 / 4, 1 / 4, 6 / 7, 1 / 7, of_s, 1 - of_s])
 
@@ -380,12 +386,13 @@ def test_the_flag_prints_the_notes_tables_alone(tmp_path, capsys):
     analyze.main([str(folder), "--notes"])
     printed = capsys.readouterr().out
     found = notes.Notes(read_run(folder), Tally(folder))
-    assert titles_in(printed) == [table.title for table in notes_tables.tables_of(found)]
+    assert titles_in(printed) == [table.title for table in notes_tables.notes_tables(found)]
     assert max(len(line) for line in printed.splitlines() if str(tmp_path) not in line) <= 100
     page = (folder / "analysis/report.html").read_text()
-    assert "<details id=the-notes-tables>" in page and "alt=\"The notes&#x27; pictures" in page
+    assert "<details id=the-earlier-experiment-s-tables>" in page
+    assert "alt=\"The earlier experiment&#x27;s pictures" in page
     folders = make(tmp_path, {"a": (0.5, {}), "b": (0.2, {"mitigation": "random"})}, seeds=2)
     analyze.main([*folders, "--notes", "--output_dir", str(tmp_path / "both")])
-    tables = notes_compared.compared(comparison_of(folders))
+    tables = notes_compared.notes_tables_of_arms(comparison_of(folders))
     assert titles_in(capsys.readouterr().out) == [table.title for table in tables]
-    assert "id=the-notes-tables" in (tmp_path / "both/report.html").read_text()
+    assert "id=the-earlier-experiment-s-tables" in (tmp_path / "both/report.html").read_text()

@@ -22,7 +22,7 @@ def test_groups_with_different_rewards_come_first_and_true_credit_is_shown(tmp_p
     folder = write_log(tmp_path / "run", {1: columns})
     tokenizer = load_tokenizer(folder)
     found = answers_of(folder, tokenizer, [1], most_tokens=1)
-    assert [e["episode"] for e in found] == [3, 2] and found[0]["values"]["true credit"] == [9, 10]
+    assert [e["episode"] for e in found] == [3, 2] and found[0]["values"]["credit"] == [9, 10]
     assert [e["episode"] for e in answers_of(folder, tokenizer, [1])] == [3, 2, 4, 0, 1, 5, 6]
     assert len(answers_of(folder, tokenizer, [1], most_tokens=6)) == 3  # of two tokens each
     assert next(iter(found[0]["values"])) == "gradient size"  # what tokens are shaded by at first

@@ -1,13 +1,16 @@
 """What the pictures show: read from their axes, before they are saved."""
 
+import re
+
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 from conftest import credit_columns, cut, write_log
 from logs import comparison_of, make
 
 import analyze
 from analysis.tally import Tally
-from analysis import compare, plots
+from analysis import compare, page, plots
 from analysis.runs import read_run
 
 
@@ -33,11 +36,13 @@ def labels_of(axis):
 
 def test_no_picture_without_content(tmp_path, drawn):
     of_metrics = {"learning_curve"}
-    of_gradient = {"credit_by_kind", "position"}
+    of_gradient = {"gradient_by_kind", "position"}
     line = {"step": 1, "success": 0.5, "entropy": 0.1}
     for name, metrics, more, expected in (
             ("all", [line, {**line, "step": 2}], {"kind": np.arange(40) % 2},
              of_metrics | of_gradient | {"over_training"}),
+            ("with change", [line], {"kind": np.arange(40) % 2, "change": np.ones(40)},
+             of_gradient | {"change_by_kind"}),
             ("one point is no curve", [line], {"kind": np.arange(40) % 2}, of_gradient),
             ("a task that labels no token", [], {}, {"position"}),
             ("flat", [], {"advantage": np.zeros(40)}, set())):
@@ -48,6 +53,40 @@ def test_no_picture_without_content(tmp_path, drawn):
         tally = Tally(folder)
         analyze.draw_run(read_run(folder), tally, tmp_path)
         assert set(drawn) == expected
+
+
+def test_a_picture_shows_the_shares_that_its_sentence_names(tmp_path, drawn):
+    """One word, one quantity, one colour. Two words with p = 1/2 of two, so s^2 = 1/2, and A = 1;
+    two numbers with p = 4/5 of two, so s^2 = 0.08, and A = 3. The gradient is 1.414 and 1.697 of
+    3.111, the push 1 and 0.48 of 1.48, the change 0.6 and 0.2 of 0.8."""
+    columns = credit_columns([4], [0], kind=[0, 0, 2, 2], advantage=[1, -1, 3, 3],
+                             log_prob=np.log([0.5, 0.5, 0.8, 0.8]),
+                             collision=[0.5, 0.5, 0.68, 0.68], change=[0.3, -0.3, 0.1, 0.1])
+    tally = Tally(write_log(tmp_path / "run", {1: columns}))
+    analyze.gradient_by_kind(tally, tmp_path)
+    analyze.change_by_kind(tally, tmp_path)
+    shown = {}
+    for figure in drawn.values():
+        [axis] = figure.axes
+        for bars in axis.containers:
+            shown[bars.get_label(), to_hex(bars[0].get_facecolor())] = [
+                bar.get_height() for bar in bars]
+    expected = {("share of the tokens", plots.OF_TOKENS): [0.5, 0.5],
+                ("share of the gradient", plots.OF_GRADIENT): [1.414 / 3.111, 1.697 / 3.111],
+                ("share of the push", plots.OF_PUSH): [1 / 1.48, 0.48 / 1.48],
+                ("share of the change", plots.OF_CHANGE): [0.75, 0.25]}
+    assert shown == {key: pytest.approx(values, rel=1e-3) for key, values in expected.items()}
+
+
+def test_the_page_has_the_colours_of_the_pictures():
+    style = page.part("page.css")
+    found = dict(re.findall(r"--(\w+): (\d+,\d+,\d+);", style))
+    expected = {"up": plots.UP, "down": plots.DOWN, "gradient": plots.OF_GRADIENT,
+                "unsure": plots.UNSURE, "neutral": plots.GREY}
+    in_hex = {name: f"#{bytes(map(int, text.split(','))).hex()}" for name, text in found.items()}
+    assert in_hex == expected
+    meanings = [*expected.values(), plots.OF_PUSH, plots.OF_CHANGE, plots.OF_CREDIT]
+    assert len(set(meanings)) == len(meanings)
 
 
 def test_seeds_are_thin_lines_behind_the_mean(tmp_path, drawn):

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from analysis.statistics import (Estimate, detectable, holm, mean_over, paired_difference, ratio,
-                                 student_quantile, two_sided_p, verdicts)
+from analysis.statistics import (Estimate, detectable, holm, jackknife, mean_over,
+                                 paired_difference, ratio, student_quantile, two_sided_p, verdicts)
 from harness.metrics import wilson_interval
 from properties import draw, given
 
@@ -64,6 +64,16 @@ def test_means_by_hand():
     found = mean_over([1.0, 2.0, np.nan, 3.0])
     assert found.value == 2 and found.high - 2 == pytest.approx(4.302653 / np.sqrt(3), rel=1e-4)
     assert np.isnan(mean_over([1.0]).low) and np.isnan(mean_over([np.nan]).value)
+
+
+def test_a_jackknife_by_hand():
+    """A mean over rows, of three problems with the sums 3 of two rows, 3 and 6: the mean is 3, and
+    without each problem 4.5, 3 and 2. Their mean is 19/6 and their squares around it sum to 19/6,
+    of which two thirds are the square of the error."""
+    values, problem = np.array([1.0, 2, 3, 6]), np.array([7, 7, 8, 9])
+    found = jackknife(lambda kept: values[kept].mean(), problem)
+    error = (2 / 3 * 19 / 6) ** 0.5
+    assert found.value == 3 and found.high - 3 == pytest.approx(4.302653 * error, rel=1e-4)
 
 
 def test_the_paired_error_by_hand():

@@ -51,7 +51,7 @@ def test_steps_that_are_not_there_and_folders_that_are(recorded, tmp_path):
 def test_a_tokenizer_keeps_the_special_ones_that_occur():
     words = {"a": 0, "b": 1, "c": 2}
     added = [{"id": 3, "content": "<x>"}, {"id": 4, "content": "<y>"}]
-    found = excerpt.smaller({"added_tokens": added, "model": {"vocab": words, "merges": ["a b"]}},
-                            np.array([1, 4]).tolist())
+    tokenizer = {"added_tokens": added, "model": {"vocab": words, "merges": ["a b"]}}
+    found = excerpt.reduced_tokenizer(tokenizer, np.array([1, 4]).tolist())
     assert found["model"] == {"vocab": {"b": 0, "<y>": 1}, "merges": []}
     assert found["added_tokens"] == [{"id": 1, "content": "<y>"}]

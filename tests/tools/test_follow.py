@@ -1,22 +1,20 @@
-"""One token followed: every line is what the function it names computes, on the page, too."""
+"""One token followed: every line is what the function it names computes."""
 import dataclasses
 import importlib
-import json
 import math
 import operator
 import re
 import shutil
-import subprocess
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, credit_columns, write_log
+from conftest import credit_columns, write_log
 
-from analysis.account import NOT_TRAINED, stages, told
-from analysis.answers import answer_of, answers_of
+from analysis.account import NOT_TRAINED
+from analysis.answers import answer_of
 from analysis.runs import read_run
-from analysis.tally import read_tokens
+from analysis.tokens import read_step
 from engine.tokens import load_tokenizer
 from grpo import (gradient_size, group_mean, group_z_score, length_scaling, policy_loss,
                   rescaling)
@@ -76,9 +74,9 @@ def test_every_line_is_what_the_function_it_names_computes(recorded, batch, foll
     that sampled the step."""
     b, t = a_token(batch)
     lines = lines_of(follow_it(recorded, "--step", STEP, "--answer", b, "--token", t))
-    assert list(lines) == ["rewards", "chance", "others", "entropy", "reward", "group",
+    assert list(lines) == ["rewards", "p", "others", "entropy", "reward", "group",
                            "advantage", "weight", "rescaling", "loss norm", "term", "s", "gradient",
-                           "became", "rank"]
+                           "change", "rank"]
     for _, place in lines.values():
         path, names = place.split(": ")
         module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
@@ -102,7 +100,7 @@ def test_every_line_is_what_the_function_it_names_computes(recorded, batch, foll
     said = re.findall(rf"(\d+) x ({NUMBER})", lines["rewards"][0])
     assert sorted(float(value) for count, value in said for _ in range(int(count))
                   ) == pytest.approx(sorted(of_group.tolist()), rel=1e-3)
-    assert close(lines["chance"][0], p[chosen])
+    assert close(lines["p"][0], p[chosen])
     assert close(lines["entropy"][0], -(p * log_probs).sum())
     others = re.findall(rf"('.*?'|\".*?\") ({NUMBER})", lines["others"][0])
     best = [value.item() for token, value in zip(p.topk(5).indices, p.topk(5).values)
@@ -134,35 +132,13 @@ def test_every_line_is_what_the_function_it_names_computes(recorded, batch, foll
     with torch.no_grad():
         after = Qwen2.from_pretrained(recorded / f"checkpoints/step_{STEP:06d}")(
             torch.tensor([before]))[0, -1].log_softmax(-1)[chosen]
-    change, p_after = numbers(lines["became"][0])
+    change, p_after = numbers(lines["change"][0])
     assert change == pytest.approx((after - log_probs[chosen]).item(), rel=2e-3, abs=1e-6)
     assert p_after == pytest.approx(after.exp().item(), rel=1e-3)
     size = gradient_size(batch.log_prob, batch.collision)[b]
     sizes = batch.advantage[b].abs() * (weight * rescale)[b] * size
     larger = (sizes > sizes[t]) & batch.mask[b]
     assert numbers(lines["rank"][0])[:2] == [1 + int(larger.sum()), int(batch.length[b])]
-
-
-@pytest.mark.skipif(not shutil.which("node"),
-                    reason="to run it: install node, which runs the page's part")
-def test_the_page_puts_the_same_numbers_in(recorded, tmp_path):
-    answers = answers_of(recorded, load_tokenizer(recorded), [STEP])
-    assert answers[0]["stages"] == stages(run_config(recorded))
-    source = (ROOT / "analysis/page.js").read_text()
-    [function] = re.findall(r"^function told\(.*?^}", source, flags=re.M | re.S)
-    (tmp_path / "told.js").write_text(function + f"""
-    const answers = {json.dumps(answers)};
-    console.log(JSON.stringify(answers.map(a => a.texts.map((_, t) =>
-      answers[0].stages.map(stage => told(stage[1], a, t)).filter(text => text !== null)))));""")
-    printed = subprocess.run(["node", tmp_path / "told.js"], capture_output=True, check=True)
-    of_page = json.loads(printed.stdout)
-    for answer, rows in zip(answers, of_page):
-        for t, texts in enumerate(rows):
-            ours = [text for _, text, _ in told(answers[0]["stages"], answer, t)]
-            assert [re.sub(NUMBER, "#", text) for text in texts] == [
-                re.sub(NUMBER, "#", text) for text in ours]
-            assert [n for text in texts for n in numbers(text)] == pytest.approx(
-                [n for text in ours for n in numbers(text)], rel=2e-3)
 
 
 def test_a_model_that_was_not_kept_is_not_asked(recorded, batch, follow_it, tmp_path):
@@ -194,7 +170,7 @@ def test_a_run_of_another_trainer_says_what_it_has(tmp_path, follow_it):
     lines = lines_of(printed)
     assert ", step 4 (40 of the trainer): 2 answers" in printed
     assert "A = 2, as on record" in printed and "rewards    of the 2 answers" in printed
-    assert close(lines["chance"][0], 0.5)
+    assert close(lines["p"][0], 0.5)
     term = 2 * math.log(2) / 4
     assert f"= {term:.3g}, in the loss of this lab" in lines["term"][0]
     assert follow_it(folder).count("+2.00") == follow_it(folder).count("-1.00") == 1
@@ -202,18 +178,17 @@ def test_a_run_of_another_trainer_says_what_it_has(tmp_path, follow_it):
 
 def test_what_else_could_stand_there_is_at_the_temperature_of_the_record(recorded):
     """With p at another one the model would seem to be another."""
-    run, tokens = read_run(recorded), read_tokens(recorded, STEP)
+    run, record = read_run(recorded), read_step(recorded, STEP)
     tokenizer = load_tokenizer(recorded)
-    answer = answer_of(tokens, tokenizer, run["config"], None, STEP, 0)
-    usual = follow.likeliest(run, tokens, tokenizer, answer, 0)
+    answer = answer_of(record, tokenizer, run["config"], None, 0)
+    usual = follow.likeliest(run, record, tokenizer, answer, 0)
     run["config"]["columns_temperature"] = 0.1
-    assert "another model" in follow.likeliest(run, tokens, tokenizer, answer, 0)
+    assert "another model" in follow.likeliest(run, record, tokenizer, answer, 0)
     model = Qwen2.from_pretrained(recorded / f"checkpoints/step_{STEP - 1:06d}")
-    prompt = tokens["prompt_ids"][:tokens["prompt_start"][1]].tolist()
     with torch.no_grad():
-        p = (model(torch.tensor([prompt]))[0, -1] / 0.1).softmax(-1)
-    tokens["log_prob"][0] = p[int(tokens["token_id"][0])].log()
-    cold = follow.likeliest(run, tokens, tokenizer, answer, 0)
+        p = (model(torch.tensor([record.prompts[0].tolist()]))[0, -1] / 0.1).softmax(-1)
+    record.tokens["log_prob"][0] = p[int(record.tokens["token_id"][0])].log()
+    cold = follow.likeliest(run, record, tokenizer, answer, 0)
     assert cold != usual and not cold.startswith("not known")
 
 

@@ -177,7 +177,8 @@ def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd)
     monkeypatch.setattr(idea, "return_memory", lambda: freed.append(list(tmp_path.rglob("*"))))
     dial = not is_taken_away("research")
     if dial:
-        monkeypatch.setattr("research.probes.dial.one_line", lambda *asked: f"dial: {asked}")
+        monkeypatch.setattr("research.probes.dial.worth_in_a_sentence",
+                            lambda *asked: f"dial: {asked}")
     main(["by_kind", "--word_weight", "0.1", *argv])
     said = capfd.readouterr().out
     for part in ("6 of 6 runs are to be made, 2 at a time, about ", "finished: by_kind-placebo-s1",

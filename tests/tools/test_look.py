@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from analysis.tokens import TokenTable
 from conftest import ROOT
 from engine.tokens import NUMBER, WORD
 from harness.load import load_optimizer, load_policy, make_advantage, make_weighting
@@ -43,15 +44,17 @@ def test_equal_weights_are_plain_grpo():
     assert np.isnan(as_a_batch(ONES, 0 * size, 1.0))
 
 
-def test_what_becomes_of_the_kinds():
+def test_how_the_log_probs_of_the_kinds_change():
     """Eight words change by 0.1 each, two numbers by 0.6: shares 0.4 and 0.6. With the idea by 0.3
     and 0.8: 0.6 and 0.4. Of four words that were pushed up alike one fell, then three."""
-    given = np.array([1.0] * 4 + [-1.0] * 6)
+    push = np.array([1.0] * 4 + [-1.0] * 6)
     plain = np.where(KIND == NUMBER, 0.6, 0.1) * np.array([-1] + [1] * 9)
     mine = np.where(KIND == NUMBER, 0.8, 0.3) * np.array([-1] * 3 + [1] * 7)
-    said = about_change((KIND, given, plain), (KIND, given, mine))
+    said = about_change(*(TokenTable({"kind": KIND, "push": push, "change": change})
+                          for change in (plain, mine)))
     assert "plain GRPO's: word 1.50, number 0.67;" in said
-    assert said.endswith("up 75% went to tokens that fell, 25% in plain GRPO")
+    assert said.endswith("75% of the upward push went to tokens whose log-prob fell, 25% in plain "
+                         "GRPO")
 
 
 def test_an_advantage_has_signs():
@@ -59,7 +62,7 @@ def test_an_advantage_has_signs():
     mine = np.array([1, 1, 1, 1, 1, 1, -2, -2, -2, 0.0])
     lines = about_gradient(False, KIND, ONES, ONES, mine, ONES)
     assert lines[1].endswith("has 17% of all abs(A)")
-    assert lines[2].startswith("its sign is not plain GRPO's at 33% ")
+    assert lines[2].startswith("its sign differs from plain GRPO's at 33% ")
 
 
 def test_a_forecast_by_the_clock(monkeypatch):
@@ -106,7 +109,7 @@ def test_of_a_large_model_one_batch_is_looked_at(monkeypatch, capsys):
     monkeypatch.setattr("qwen2_model.Qwen2.is_large", True)
     look("itself", s, s, True)
     said = capsys.readouterr().out
-    assert said.startswith("8 answers of") and "what becomes of log p" in said
+    assert said.startswith("8 answers of") and "change of log p" in said
 
 
 def test_it_is_what_training_gives_the_tokens(capsys):
@@ -117,7 +120,7 @@ def test_it_is_what_training_gives_the_tokens(capsys):
     look("itself", settings[0], settings[0], True)
     printed = capsys.readouterr().out
     assert printed.startswith("32 answers") and "one number an answer" in printed
-    *_, change = printed.partition("what becomes of")
+    *_, change = printed.partition("share of all change")
     assert set(change.partition("GRPO's: ")[2].partition(";")[0].split()[1::2]) <= {"1.00,", "1.00"}
     gradient = printed.partition("GRPO's: ")[2].partition("the heaviest")[0]
     assert {part.split()[-1] for part in gradient.split(", ")} == {"1.00"}

@@ -1,4 +1,4 @@
-"""Who moved a token: by hand where only the last matrix learns, against autograd, in a run."""
+"""What moved a token: by hand where only the last matrix learns, against autograd, in a run."""
 import re
 from types import SimpleNamespace
 
@@ -10,7 +10,7 @@ from harness.record import read_columns, read_credit
 from test_change import RATE, WIDTH, coin, thrown  # noqa: F401  coin is a fixture
 from test_grpo import row_log_probs, settings
 from tools import follow
-from tools.helpers.moved import pushers, who_moved
+from tools.helpers.moved import movers, what_moved
 
 
 def account(model, folder, rollouts, b, t, rate, **changed):
@@ -18,7 +18,7 @@ def account(model, folder, rollouts, b, t, rate, **changed):
     model.save_pretrained(folder)
     s = SimpleNamespace(**vars(settings(**changed)), learning_rate=rate, weight_decay=0.0)
     weight = rollouts.mask.float()
-    rows = who_moved(folder, None, rollouts, weight, s, b, t).rows
+    rows = what_moved(folder, None, rollouts, weight, s, b, t).rows
     return {row[0]: row[2] for row in rows}, {row[0]: row[3] for row in rows}
 
 
@@ -71,7 +71,7 @@ def test_the_parts_add_up_and_the_step_agrees(small_model, rollouts, tmp_path, c
 
 
 def test_every_token_pushes_once(rollouts):
-    of_all = torch.stack(list(pushers(rollouts, 1, 2).values())).int()
+    of_all = torch.stack(list(movers(rollouts, 1, 2).values())).int()
     assert (of_all.sum(0) == 1).all() and of_all[0].sum() == 1
     better, worse = of_all[2] * rollouts.mask, of_all[3] * rollouts.mask
     assert better.any(1).tolist() == [True, False, False, False, False, False]

@@ -3,22 +3,22 @@ import mitigations  # noqa: F401  fills the lists of choices
 from tools.helpers.verdict import Verdict
 
 
-def runs_with(leads, start=0, base=0.3, ends=None):
+def runs_with(gains, start=0, base=0.3, ends=None):
     """A look: plain GRPO at `base`, the placebo 0.01 above, the idea so far ahead of plain GRPO.
     `ends` says which of the held-out problems each arm solves."""
     def run(arm, success):
         end = {"step": 2, "mode": "sampled", "success": 0, "answer": ends and ends[arm]}
         return {"metrics": [{"success": success}] * 2, "evaluations": [end] if ends else [],
                 "steps": [], "config": {"steps": 2}}
-    arms = {"plain": [base] * len(leads), "placebo": [base + 0.01] * len(leads),
-            "idea": [base + lead for lead in leads]}
+    arms = {"plain": [base] * len(gains), "placebo": [base + 0.01] * len(gains),
+            "idea": [base + gain for gain in gains]}
     return {arm: {start + number: run(arm, success) for number, success in enumerate(values)}
             for arm, values in arms.items()}
 
 
 def verdict_of(*looks):
     verdict = Verdict("my_idea", runs_with(looks[0]))
-    verdict.looks += [runs_with(leads, 10) for leads in looks[1:]]
+    verdict.looks += [runs_with(gains, 10) for gains in looks[1:]]
     return " ".join(verdict.sentences())
 
 
@@ -26,13 +26,16 @@ def test_the_sentences_by_hand():
     """0.03 and 0.05: mean 0.04, standard error 0.01, t with one degree of freedom 12.706."""
     nothing = verdict_of([0.03, 0.05])
     assert nothing.startswith("No difference seen: +4.0 (-8.7 to +16.7) points, 2 pairs.")
-    assert "better by at most 16.7 points and worse by at most 8.7." in nothing
-    assert "no difference that is seen, within 15.7 points: its placebo" in nothing
+    room = "the interval leaves room for a gain of up to 16.7 points or a loss of up to 8.7."
+    assert f"In this setting {room}" in nothing
+    assert ("its choice of tokens is not seen to differ from a random one: +3.0 (-9.7 to +15.7) "
+            "points, so the interval leaves room for a gain of up to 15.7 points or a loss of up "
+            "to 9.7. Its placebo has the same numbers at other tokens.") in nothing
     of_answers = Verdict("rloo", runs_with([0.03, 0.05])).sentences()[-1]
-    assert "these answers and not others" in of_answers and of_answers.endswith("other answers.")
+    assert "its choice of answers" in of_answers and of_answers.endswith("other answers.")
     behind = verdict_of([-0.05, -0.051, -0.049])
     assert behind.startswith("my_idea is behind plain GRPO: -5.0 (-5.2 to -4.8) points, 3 pairs.")
-    assert "worse than chance (-6.0 (-6.2 to -5.8) points)" in behind
+    assert "worse than a random one (-6.0 (-6.2 to -5.8) points)" in behind
 
 
 def test_few_pairs_say_what_they_can_see():
@@ -51,10 +54,10 @@ def test_ahead_is_said_after_a_second_look_alone():
     assert Verdict("my_idea", runs_with(some)).is_ahead()
     assert not Verdict("my_idea", runs_with(none)).is_ahead()
     twice = verdict_of(some, [0.03, 0.031, 0.029])
-    first = "It was ahead on the first 3 seeds: +5.0 (+4.8 to +5.2) points."
+    first = "On the first 3 seeds it was better: +5.0 (+4.8 to +5.2) points."
     assert twice.startswith("my_idea is ahead of plain GRPO: +3.0 (+2.8 to +3.2) points on 3 "
                             f"new seeds. {first}")
-    assert "better than chance (+2.0" in twice
+    assert "better than a random one (+2.0" in twice
     once = verdict_of(some, none)
     assert once.startswith("No difference seen: +1.0 (") and f"3 pairs. {first} In this" in once
     turned = verdict_of(some, [-0.05, -0.051, -0.049])
@@ -66,10 +69,10 @@ def test_what_the_evaluation_sees_stands_beside():
     ends = {"plain": [1] * 200, "idea": [1, 0] * 100, "placebo": [1] * 200}
     said = " ".join(Verdict("my_idea", runs_with([0.03, 0.05], ends=ends)).sentences())
     assert said.startswith("No difference seen")
-    assert "held-out problems, the difference is -50" in said
+    assert "held-out problems at the end, the difference is -50" in said
     swapped = {"plain": ends["idea"], "idea": ends["plain"], "placebo": ends["plain"]}
     said = " ".join(Verdict("my_idea", runs_with([0.03, 0.05], ends=swapped)).sentences())
-    assert "ahead" not in said and "held-out problems, the difference is +50" in said
+    assert "ahead" not in said and "held-out problems at the end, the difference is +50" in said
     assert "held-out" not in verdict_of([0.03, 0.05])
 
 
@@ -77,8 +80,8 @@ def test_the_table_and_the_picture(tmp_path):
     verdict = Verdict("my_idea", runs_with([0.05, 0.051, 0.049]))
     verdict.looks.append(runs_with([0.03, 0.031, 0.029], 10))
     rows = verdict.table().to_json()["rows"]
-    assert [(row["minus"], row["pairs"], round(row["training"], 4)) for row in rows] == [
+    assert [(row["minus"], row["pairs"], round(row["training"]["value"], 4)) for row in rows] == [
         ("plain GRPO", 3, 0.05), ("its placebo", 3, 0.04),
         ("plain GRPO, new seeds", 3, 0.03), ("its placebo, new seeds", 3, 0.02)]
-    assert all(row["end"] is None for row in rows)  # none was evaluated
+    assert all(row["end"]["value"] is None for row in rows)  # none was evaluated
     assert verdict.draw(tmp_path).stat().st_size > 10_000

@@ -1,9 +1,10 @@
-"""A look at an idea before it is trained: how long that will take, and what the idea does to the
-gradient of a few batches.
+"""A look at an idea before it is trained: how long the training will take, and what the idea does
+to the gradient of a few batches.
 
-The size of a token's gradient at the logits is abs(A) w s (grpo.gradient_size), and the noise of a
-batch is the sum of the squares. A weighting that takes noise off tokens that decide nothing is as
-good as a larger batch of plain GRPO: how large at the most is known before any training.
+The gradient's size at the logits is abs(A) w s for each token (grpo.gradient_size), and the
+variance of a batch's gradient comes from the sum of the squares. A weighting that takes gradient
+away from tokens that decide nothing is as good as a larger batch of plain GRPO; how large at most
+is known before any training.
 """
 import textwrap
 import time
@@ -12,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from analysis.tokens import TokenTable, table_of_frames
 from engine.optimizer import AdamW
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
@@ -25,12 +27,12 @@ from mitigations import rescaled_weight
 from train import drop_unfinished, with_advantage
 
 BATCHES, TENTH = 4, 0.1
-RARE = 0.005  # share of the gradient: of a kind that has less nothing is said
+RARE = 0.005  # share of the gradient: a kind of token that has less is left out
 
 
 def seconds_of_runs(policy: Policy, *settings: Settings) -> list[float]:
-    """A forecast for a run of each, by steps that are tried here and learn nothing. Answers are as
-    long as the untrained model's."""
+    """A forecast of the seconds that a run of each of these settings takes, from steps that are
+    tried here and learn nothing. Answers are as long as the untrained model's."""
     start = time.process_time()  # a run has to import and to load as much
     optimizer = load_optimizer(replace(settings[0], learning_rate=0.0), policy)
     found = []
@@ -44,7 +46,7 @@ def seconds_of_runs(policy: Policy, *settings: Settings) -> list[float]:
 
 
 def seconds_of_step(policy: Policy, optimizer: AdamW, is_first: bool = False) -> float:
-    """The first one warms up, and it is measured what becomes of its tokens."""
+    """The seconds of a step. The first one warms up, and measures the change of each log-prob."""
     s = policy.settings
     show_status("how long will it take? a step")
     methods = make_advantage(s, policy), make_weighting(s, policy)
@@ -58,7 +60,7 @@ def seconds_of_step(policy: Policy, optimizer: AdamW, is_first: bool = False) ->
 
 
 def seconds_of_evaluations(policy: Policy) -> float:
-    """Of a whole run, by as many held-out problems as are asked at a time."""
+    """The seconds of a run's evaluations, from as many held-out problems as are asked at once."""
     s = policy.settings
     if not s.eval_every:
         return 0.0
@@ -82,22 +84,23 @@ def look(name: str, plain: Settings, idea: Settings, is_weighting: bool) -> None
         batch = sample(policy, plain, step)
         usual, ones, _ = credited(batch, of_plain, policy, plain, step)
         mine, weight, note = credited(batch, of_idea, replace(policy, settings=idea), idea, step)
-        notes |= {note} - {None}
+        if note:
+            notes.add(note)
         by_token |= differs_within(weight, mine.mask)
         s = gradient_size(batch.log_prob, batch.collision)
-        found.append([frame[mine.mask].double() for frame in (
-            mine.kind, s, usual.advantage, mine.advantage, weight)])
+        frames = (mine.kind, s, usual.advantage, mine.advantage, weight)
+        found.append([frame[mine.mask].double() for frame in frames])
     usual, mine = (replace(batch, forward=None) for batch in (usual, mine))
     del policy, of_plain, of_idea  # the model: of a large one there is no room for two
     kind, *columns = (torch.cat(parts).numpy() for parts in zip(*found))
     say(f"{count * len(batch.mask)} answers of the untrained model, {len(kind)} tokens; {name} "
         "against plain GRPO:")
-    show_status("a look at the untrained model, what becomes of its tokens in plain GRPO")
-    after_plain = after_a_step(plain, usual, ones)
-    show_status(f"a look at the untrained model, what becomes of its tokens with {name}")
-    became = about_change(after_plain, after_a_step(idea, mine, weight))
+    show_status("a look at the untrained model, the change of its log-probs in plain GRPO")
+    in_plain = tokens_after_a_step(plain, usual, ones)
+    show_status(f"a look at the untrained model, the change of its log-probs with {name}")
+    in_idea = tokens_after_a_step(idea, mine, weight)
     lines = about_gradient(is_weighting, kind.astype(int), *columns, by_token)
-    for line in [*lines, became, *notes]:
+    for line in [*lines, about_change(in_plain, in_idea), *notes]:
         say(textwrap.fill(f"  {line}", 100, subsequent_indent="    "))
 
 
@@ -107,7 +110,7 @@ def sample(policy: Policy, s: Settings, step: int) -> Rollouts:
 
 
 def credited(batch: Rollouts, methods: tuple, policy: Policy, s: Settings, step: int) -> tuple:
-    """The batch and its weights (B, T), as a step of training makes them; what is to be said."""
+    """The batch and its weights (B, T), as a step of training makes them; and a note or None."""
     advantage, weighting = methods
     rollouts = with_advantage(batch, advantage, policy, s, step)
     rollouts = drop_unfinished(rollouts) if s.drop_unfinished else rollouts
@@ -120,60 +123,75 @@ def differs_within(weight: torch.Tensor, mask: torch.Tensor) -> bool:
     return bool(((weight != weight[:, :1]) & mask).any())
 
 
-def after_a_step(s: Settings, batch: Rollouts, weight: torch.Tensor) -> tuple[np.ndarray, ...]:
-    """Of each token the kind, what it was given, A c w s^2, and what became of it in a step."""
+def tokens_after_a_step(s: Settings, batch: Rollouts, weight: torch.Tensor) -> TokenTable:
+    """The tokens with their push A c w s^2 and the change of their log-prob in a step."""
     policy = load_policy(s)
     _, columns = update_with_change(policy.model, load_optimizer(s, policy), batch, weight,
                                     replace(s, kl=0.0))
-    s_square = gradient_size(batch.log_prob, batch.collision).square()
-    frames = batch.kind.long(), batch.advantage * weight * s_square, columns["change"]
-    return tuple(frame[batch.mask].cpu().numpy() for frame in frames)
+    s_squared = gradient_size(batch.log_prob, batch.collision).square()
+    return table_of_frames(batch.mask, batch.group, {
+        "kind": batch.kind, "push": batch.advantage * weight * s_squared,
+        "change": columns["change"]})
 
 
-def about_change(plain: tuple[np.ndarray, ...], idea: tuple[np.ndarray, ...]) -> str:
-    """What tokens share moves them all: not every kind gets what it is given."""
-    (of_plain, fell), (of_idea, fell_of_idea) = (
-        (np.bincount(kind, np.abs(change), len(KINDS)) / max(np.abs(change).sum(), 1e-30),
-         given[(given > 0) & (change < 0)].sum() / max(given.clip(0).sum(), 1e-30))
-        for kind, given, change in (plain, idea))
-    gains = {KINDS[k]: of_idea[k] / of_plain[k] for k in np.flatnonzero(of_plain > RARE)}
-    ordered = sorted(gains.items(), key=lambda item: -item[1])
-    return ("what becomes of log p in a step, as a share of all change, times plain GRPO's: "
-            + ", ".join(f"{name} {gain:.2f}" for name, gain in ordered)
-            + f"; of the push up {fell_of_idea:.0%} went to tokens that fell, {fell:.0%} in plain "
-            "GRPO")
+def about_change(plain: TokenTable, idea: TokenTable) -> str:
+    """A line about the step: not every kind of token changes as it is pushed, because tokens share
+    weights."""
+    gains = share_gains(shares_of_kinds(idea["kind"], np.abs(idea["change"])),
+                        shares_of_kinds(plain["kind"], np.abs(plain["change"])))
+    return (f"share of all change of log p in a step, times plain GRPO's: {gains}; "
+            f"{share_that_fell(idea):.0%} of the upward push went to tokens whose log-prob fell, "
+            f"{share_that_fell(plain):.0%} in plain GRPO")
 
 
-def about_gradient(is_weighting: bool, kind, s, usual, advantage, weight,
-                   tells_tokens_apart: bool = True) -> list[str]:
-    """Lines about some tokens: their kind, s, plain GRPO's advantage, and what the idea gives."""
-    size, was = np.abs(advantage * weight * s), np.abs(usual * s)
-    mine, plain = (np.bincount(kind, one, len(KINDS)) / max(one.sum(), 1e-30)
-                   for one in (size, was))
+def share_that_fell(tokens: TokenTable) -> float:
+    """The share of the upward push that went to tokens whose log-prob fell."""
+    up = tokens["push"].clip(0)
+    return float(up[tokens["change"] < 0].sum() / max(up.sum(), 1e-30))
+
+
+def shares_of_kinds(kind: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """(kinds,) each kind's share of the summed sizes (n,) of tokens."""
+    return np.asarray(np.bincount(kind, size, len(KINDS)) / max(size.sum(), 1e-30))
+
+
+def share_gains(mine: np.ndarray, plain: np.ndarray) -> str:
+    """word 1.50, number 0.67: by which factor each kind's share has grown, the largest first."""
     gains = {KINDS[k]: mine[k] / plain[k] for k in np.flatnonzero(plain > RARE)}
-    ordered = sorted(gains.items(), key=lambda item: -item[1])
+    largest_first = sorted(gains.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {gain:.2f}" for name, gain in largest_first)
+
+
+def about_gradient(is_weighting: bool, kind: np.ndarray, s: np.ndarray, usual: np.ndarray,
+                   advantage: np.ndarray, weight: np.ndarray,
+                   tells_tokens_apart: bool = True) -> list[str]:
+    """Lines about some tokens, (n,) each: their kind, s, plain GRPO's advantage, and the idea's
+    advantage and weight."""
+    size, usual_size = np.abs(advantage * weight * s), np.abs(usual * s)
+    gains = share_gains(shares_of_kinds(kind, size), shares_of_kinds(kind, usual_size))
     amount = weight if is_weighting else np.abs(advantage)
+    name_of_amount = "weight" if is_weighting else "abs(A)"
     heaviest = np.sort(amount)[::-1][:max(1, round(TENTH * len(amount)))]
     of_all = heaviest.sum() / max(amount.sum(), 1e-30)
-    lines = ["share of the gradient, times plain GRPO's: "
-             + ", ".join(f"{name} {gain:.2f}" for name, gain in ordered),
-             f"the heaviest tenth of the tokens has {of_all:.0%} of all "
-             + ("weight" if is_weighting else "abs(A)")]
+    lines = [f"share of the gradient, times plain GRPO's: {gains}",
+             f"the heaviest tenth of the tokens has {of_all:.0%} of all {name_of_amount}"]
     if not is_weighting:
         both = (advantage != 0) & (usual != 0)
         turned = np.mean((advantage * usual)[both] < 0) if both.any() else 0.0
-        return [*lines, f"its sign is not plain GRPO's at {turned:.0%} of the tokens where both "
-                        "have one"]
+        return [*lines, f"its sign differs from plain GRPO's at {turned:.0%} of the tokens where "
+                        "both have one"]
     if not tells_tokens_apart:
         return [*lines, "its weights are one number an answer: they move no credit between tokens"]
-    at_most, even = (as_a_batch(weight, was, level) for level in (heaviest.mean(), weight.mean()))
+    at_most = as_a_batch(weight, usual_size, heaviest.mean())
+    even = as_a_batch(weight, usual_size, weight.mean())
     return [*lines,
-            f"noise: worth a batch {at_most:.1f} times as large if only that tenth decides the "
-            f"reward, {even:.1f} times if every token does"]
+            f"variance: it is worth a batch {at_most:.1f} times as large if only that tenth of the "
+            f"tokens decides the reward, {even:.1f} times if every token does"]
 
 
 def as_a_batch(weight: np.ndarray, size: np.ndarray, level: float) -> float:
-    """The batch of plain GRPO with the same noise for its signal. The noise at the logits is the
-    sum of squared sizes; the signal of what decides is multiplied by its weight, `level`."""
+    """The batch of plain GRPO that has the same noise-to-signal ratio, over the batch as it is. The
+    noise at the logits is the sum of squared sizes; the signal of the tokens that decide is
+    multiplied by their weight, `level`."""
     noise = (weight ** 2 * size ** 2).sum()
     return float(level ** 2 * (size ** 2).sum() / noise) if noise > 0 else float("nan")

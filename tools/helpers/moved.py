@@ -1,13 +1,14 @@
-"""Who moved this token? Its change in a step, by who pushed.
+"""What moved this token? Its change in a step, split by the tokens that made it.
 
-To first order a step that adds D to the parameters changes log p of a token by <g, D>, with g its
-gradient. A plain step is a sum over all tokens j of the batch, so its parts add up to the whole:
+To first order a step that adds D to the parameters changes log p of a token by <g, D>, where g is
+its gradient. A plain step is a sum over all tokens j of the batch, so its parts add up to the
+whole:
 
     D = rate * sum_j A_j c w_j m_j g_j / N        part of j: rate * A_j c w_j m_j <g, g_j> / N
 
 AdamW multiplies each number of the gradient by a scale that the whole batch has made, in a first
-step by nearly rate / abs(gradient): the parts are those at this scale, and add up, too. What is
-left of its step is of earlier ones. Then what a step does to the token is measured, by taking it:
+step by nearly rate / abs(gradient). The parts are computed at this scale, so they add up, too. What
+is left of AdamW's step comes from earlier steps. Then the change is measured by taking the step:
 what differs from the sum is curvature. A KL term, and epochs after the first, are left out.
 """
 from collections.abc import Iterable
@@ -18,7 +19,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from analysis.tables import Table, by_row
+from analysis.tables import Row, Table, by_row
 from engine.optimizer import (STATE, AdamW, Optimizer, load_optimizer_tensors, parameters_by_name)
 from engine.rollouts import Rollouts
 from grpo import update, update_with_change
@@ -27,21 +28,27 @@ from qwen2_model import Qwen2, opened
 NOTE = "the plain step is as long as one that moves every parameter by the learning rate"
 
 
-def pushers(rollouts: Rollouts, b: int, t: int) -> dict[str, Tensor]:
-    """(B, T) each: every token of the batch stands in one of them."""
+def movers(rollouts: Rollouts, b: int, t: int) -> dict[str, Tensor]:
+    """Masks (B, T) of the groups of tokens that may move token t of answer b. Every token of the
+    batch stands in one of them."""
     row, itself = torch.zeros(2, *rollouts.mask.shape, dtype=torch.bool)
-    row[b], itself[b, t] = True, True
-    group, better = (rollouts.group == rollouts.group[b])[:, None] & ~row, rollouts.advantage > 0
-    return {"itself": itself, "the rest of its answer": row & ~itself,
+    row[b] = True
+    itself[b, t] = True
+    group = (rollouts.group == rollouts.group[b])[:, None] & ~row
+    better = rollouts.advantage > 0
+    return {"itself": itself,
+            "the rest of its answer": row & ~itself,
             "its group's better answers": group & better,
-            "its group's worse answers": group & ~better, "other problems": ~(group | row)}
+            "its group's worse answers": group & ~better,
+            "other problems": ~(group | row)}
 
 
-def who_moved(folder: Path, trainer: Path | None, rollouts: Rollouts, weight: Tensor,
-              s: SimpleNamespace, b: int, t: int) -> Table:
-    """Token t of answer b, in the step that trained on these rollouts. `folder` has the model that
-    sampled them, `trainer` the file of its optimizer's state: None before the first step."""
-    s = with_values(s, epochs=1, kl=0.0)
+def what_moved(folder: Path, trainer: Path | None, rollouts: Rollouts, weight: Tensor,
+               s: SimpleNamespace, b: int, t: int) -> Table:
+    """The change of token t of answer b, in the step that trained on these rollouts. `folder` has
+    the model that sampled them, `trainer` the file of its optimizer's state: None before the first
+    step."""
+    s = with_settings(s, epochs=1, kl=0.0)
     model, scale, after, measured = Qwen2.from_pretrained(folder, "cpu"), [], [], []
     if trainer is None or trainer.exists():
         optimizer = load_adamw(model, trainer, s)
@@ -50,31 +57,47 @@ def who_moved(folder: Path, trainer: Path | None, rollouts: Rollouts, weight: Te
         after = [p.detach() for p in model.parameters()]
         del optimizer
         model = Qwen2.from_pretrained(folder, "cpu")
-    one = torch.zeros_like(rollouts.log_prob)
-    one[b, t] = -rollouts.mask.sum()  # alone in the batch: the loss is log p
-    s = with_values(s, max_grad_norm=0.0)
-    own = gradient(model, replace(rollouts, advantage=one), abs(one).clamp(max=1),
-                   with_values(s, loss_norm="token"))
-    total = inner(own, (a - p.detach() for a, p in zip(after, model.parameters())))
+    s = with_settings(s, max_grad_norm=0.0)
+    own = gradient_of_token(model, rollouts, b, t, s)
+    moved_by = (a - p.detach() for a, p in zip(after, model.parameters()))
+    total = inner(own, moved_by)
     scale, after = [of.mul_(g) for of, g in zip(scale, own)], []
+
     parts = {}
-    for who, pushing in pushers(rollouts, b, t).items():
-        found = gradient(model, rollouts, weight * pushing, s)
-        parts[who] = int((pushing & rollouts.mask).sum()), -inner(own, found), -inner(scale, found)
+    for name, mask in movers(rollouts, b, t).items():
+        found = gradient(model, rollouts, weight * mask, s)
+        tokens = int((mask & rollouts.mask).sum())
+        parts[name] = tokens, -inner(own, found), -inner(scale, found)
     whole = gradient(model, rollouts, weight, s)
     rate = s.learning_rate * (sum(g.numel() for g in whole) / inner(whole, whole)) ** 0.5
     _, change = step(model, torch.optim.SGD(model.parameters(), rate), rollouts, weight, s)
-    rows = [[who, tokens, rate * plain, adamw] for who, (tokens, plain, adamw) in parts.items()]
-    plain, adamw = (sum(row[i] for row in rows) for i in (2, 3))
-    rows += [["earlier steps", None, None, total - adamw]] if trainer else []
-    rows += [["sum", None, plain, total], ["measured", None, change[b, t].item(), *measured]]
-    formats = {"who": "", "tokens": ",d", "plain step": "+.5f", "AdamW's step": "+.5f"}
-    kept = 4 if measured else 3  # AdamW's is not known where its state was not kept
-    return Table("moved", "Who moved it", by_row(dict(list(formats.items())[:kept]),
-                                                 [row[:kept] for row in rows]), "", [NOTE])
+
+    rows: list[Row] = [[name, tokens, rate * plain, adamw]
+                       for name, (tokens, plain, adamw) in parts.items()]
+    sum_of_plain = sum(rate * plain for _, plain, _ in parts.values())
+    if trainer:
+        sum_of_adamw = sum(adamw for _, _, adamw in parts.values())
+        rows.append(["earlier steps", None, None, total - sum_of_adamw])
+    rows.append(["sum", None, sum_of_plain, total])
+    rows.append(["measured", None, change[b, t].item(), *measured])
+    formats = {"moved by": "", "tokens": ",d", "plain step": "+.5f"}
+    if measured:  # AdamW's step is not known where its state was not kept
+        formats["AdamW's step"] = "+.5f"
+    columns = by_row(formats, [row[:len(formats)] for row in rows])
+    return Table("moved", "What moved the token", columns, "", [NOTE])
 
 
-def with_values(s: SimpleNamespace, **values: object) -> SimpleNamespace:
+def gradient_of_token(model: Qwen2, rollouts: Rollouts, b: int, t: int,
+                      s: SimpleNamespace) -> list[Tensor]:
+    """The gradient of one token's log-prob: a batch in which it alone has an advantage, chosen so
+    that the loss is log p."""
+    one = torch.zeros_like(rollouts.log_prob)
+    one[b, t] = -rollouts.mask.sum()
+    return gradient(model, replace(rollouts, advantage=one), abs(one).clamp(max=1),
+                    with_settings(s, loss_norm="token"))
+
+
+def with_settings(s: SimpleNamespace, **values: object) -> SimpleNamespace:
     return SimpleNamespace(**{**vars(s), **values})
 
 
@@ -89,14 +112,16 @@ def load_adamw(model: Qwen2, trainer: Path | None, s: SimpleNamespace) -> AdamW:
 
 def step(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tensor,
          s: SimpleNamespace) -> tuple[float, Tensor]:
-    """Take it. Returns the norm of the gradient before clipping and (B, T) the change of log p."""
+    """Take a step. Returns the norm of the gradient before clipping, and the change (B, T) of each
+    token's log p."""
     metrics, columns = update_with_change(model, optimizer, rollouts, weight, s)
     return float(metrics["gradient_norm"] or 0), columns["change"]
 
 
 def scale_of(optimizer: AdamW, norm: float, s: SimpleNamespace) -> list[Tensor]:
-    """What AdamW's last step multiplied each number of the batch's gradient by."""
-    (mean_keeps, square_keeps), scales = optimizer.BETAS, []
+    """The numbers by which AdamW's last step multiplied the batch's gradient."""
+    mean_keeps, square_keeps = optimizer.BETAS
+    scales = []
     clip = min(1.0, s.max_grad_norm / (norm + 1e-6)) if s.max_grad_norm else 1.0
     for p in optimizer.param_groups[0]["params"]:
         count, _, square = (optimizer.state[p][name] for name in STATE)
@@ -107,7 +132,7 @@ def scale_of(optimizer: AdamW, norm: float, s: SimpleNamespace) -> list[Tensor]:
 
 
 def gradient(model: Qwen2, rollouts: Rollouts, weight: Tensor, s: SimpleNamespace) -> list[Tensor]:
-    """Of that part of the batch's loss that comes from the tokens with a weight."""
+    """The gradient of that part of the batch's loss that comes from the tokens with a weight."""
     still = torch.optim.SGD(model.parameters(), 0.0)
     still.zero_grad()
     update(model, still, rollouts, weight, s)

@@ -13,8 +13,9 @@ from credit.measured import measured as measured_advantage
 from engine.errors import UserError
 from engine.policy import Policy
 from harness.settings import Settings
-from research.probes.credit import mean_product, ratio_of_sums, true_credit
-from research.probes.world import TEXTS, make_world
+from research.probes.common import share_of_sums
+from research.probes.credit import squared_credit, true_credit
+from research.probes.enumerated import TEXTS, make_enumerated
 
 
 class WorldPolicy(Policy):
@@ -27,7 +28,7 @@ class WorldPolicy(Policy):
 
 @pytest.fixture(scope="module")
 def measured():
-    world = make_world(seed=1, length=3)
+    world = make_enumerated(seed=1, length=3)
     s = Settings(model="world", max_new_tokens=3, questions=40, answers=40)
     vocabulary = {text: i for i, text in enumerate(TEXTS)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=TEXTS[0]))
@@ -47,7 +48,7 @@ def test_measured_credit_is_the_enumerated_one(measured):
     z = ((credit.value - exact) / credit.error)[mask & (credit.error > 0)]
     assert z.abs().max() < 4.5 and 0.25 < z.square().mean() < 1.6
     assert (credit.value - exact).abs().max() < 0.12
-    assert (credit.quarters.mean(0) - credit.value).abs().max() < 1e-6
+    assert (credit.parts.mean(0) - credit.value).abs().max() < 1e-6
 
 
 def test_the_advantage_measured_is_the_enumerated_credit_on_average(measured):
@@ -94,13 +95,13 @@ def test_the_chain_by_hand():
     torch.testing.assert_close(spread, expected)
 
 
-def test_quarters_are_independent_estimates(measured):
-    """The product of two quarters is no larger than the squared credit; the square of one is."""
+def test_parts_are_independent_estimates(measured):
+    """The product of two parts is no larger than the squared credit; the square of one is."""
     world, policy, rollouts = measured
     products, squares = [], []
     for seed in range(60):
         batch = replace(rollouts, generator=torch.Generator().manual_seed(seed))
-        first, second, *_ = true_credit(policy, batch, 4).quarters[:, rollouts.mask]
+        first, second, *_ = true_credit(policy, batch, 4).parts[:, rollouts.mask]
         products.append((first * second).mean().item())
         squares.append((first * first).mean().item())
     true = world.credit[rollouts.mask].square().mean().item()
@@ -111,15 +112,26 @@ def test_quarters_are_independent_estimates(measured):
 
 def test_a_ratio_of_sums_by_hand():
     """(1 + 3) / (2 + 4); without one 3 / 4, without the other 1 / 2; error |3/4 - 1/2| / 2."""
-    found = ratio_of_sums(np.array([1.0, 3.0]), np.array([2.0, 4.0]))
+    found = share_of_sums(np.array([0, 1]), np.array([1.0, 3.0]), np.array([2.0, 4.0]))
     assert found.value == pytest.approx(4 / 6)
     assert found.high - found.value == pytest.approx(12.7062 * 0.125, rel=1e-4)
 
 
-def test_what_is_decided_is_a_product_of_different_quarters():
+def test_a_part_of_the_tokens_from_halves(measured):
+    """What is not wanted, or too certain, has credit 0 by each half."""
+    world, policy, rollouts = measured
+    wanted = rollouts.mask & (torch.arange(len(rollouts.mask)) % 2 == 0)[:, None]
+    credit = true_credit(policy, rollouts, 40, certain=0.3, parts=2, wanted=wanted)
+    unknown = ~wanted.cpu() | (probability_of_others(rollouts) <= 0.3)
+    assert len(credit.parts) == 2 and not credit.parts[:, unknown].any()
+    assert (credit.parts[:, ~unknown] != 0).any(1).all()
+    assert torch.allclose(credit.parts.mean(0).float(), credit.value)
+
+
+def test_the_squared_credit_is_a_product_of_different_parts():
     """Of 1, 2, 3 and 4: 1*2, 1*3, 1*4, 2*3, 2*4 and 3*4 are 35 in all, of six. A square of one
     estimate would add its noise, which is largest where the model was unsure."""
-    assert mean_product(np.array([1.0, 2, 3, 4])) == pytest.approx(35 / 6)
+    assert squared_credit(torch.tensor([1.0, 2, 3, 4])).item() == pytest.approx(35 / 6)
 
 
 @pytest.mark.parametrize("name, texts", [

@@ -10,6 +10,7 @@ import torch
 
 import grpo
 from conftest import StateIdea, gradients
+from analysis.statistics import Estimate
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.forward import response_log_probs
 from grpo import policy_loss
@@ -18,13 +19,14 @@ from research.probes import exact
 from research.probes.batches import (
     Batches, Estimator, estimator, list_advantages, list_weights, rows_of)
 from research.probes.common import run_probe
-from research.probes.exact import identities
-from research.probes.world import make_world, without_rounding
+from research.probes.exact_enumerated import median_of
+from research.probes.identities import identities_table
+from research.probes.enumerated import make_enumerated, without_rounding
 
 
 @pytest.fixture(scope="module")
 def world():
-    return make_world(seed=3, length=2)
+    return make_enumerated(seed=3, length=2)
 
 
 @pytest.fixture(scope="module")
@@ -72,11 +74,11 @@ def test_mean_and_variance_are_those_of_a_plain_loop(world, pairs, advantages, w
 
 
 def test_identities_hold_in_another_world_and_a_wrong_one_is_told(world, pairs, advantages):
-    table = identities(world, pairs, advantages)
+    table = identities_table(world, pairs, advantages)
     assert max(row[3] for row in table.rows) < 1e-5
     assert table.finding.startswith(f"All {len(table.rows)} identities hold")
     wrong = {**advantages, "grpo": 1.01 * advantages["grpo"]}
-    assert "1 of" in identities(world, pairs, wrong).finding
+    assert "1 of" in identities_table(world, pairs, wrong).finding
 
 
 def test_advantages_with_exact_values_by_definition(world, pairs, advantages):
@@ -99,7 +101,7 @@ def test_bias_cosine_and_noise_by_hand():
 
 def test_the_last_bit_of_an_entropy_does_not_decide_what_is_kept():
     """Prefixes share a distribution: computed with other rounding, entropy_masking is the same."""
-    world = make_world(0, 3)
+    world = make_enumerated(0, 3)
     bit = torch.randint(-1, 2, world.node.shape, generator=torch.Generator().manual_seed(0))
     entropy = world.rollouts.entropy + 6e-8 * bit * world.rollouts.mask
     levelled = without_rounding(entropy)
@@ -150,9 +152,9 @@ def test_any_idea_is_listed_or_named(monkeypatch, tmp_path, capsys):
 def test_the_median_of_policies_lies_between_two_of_them_in_95_of_100_cases():
     """Of twenty the sixth and the fifteenth: fewer than 6 heads of 20 coins have a chance of 2.1%,
     fewer than 7 one of 5.8%. Of five coins none is a head in 3.1%."""
-    assert exact.median_of(range(1, 21)) == (10.5, (6, 15))
-    assert exact.median_of([3, 1, 2, 6, 5, 4]) == (3.5, (1, 6))
-    assert exact.median_of(range(5))[0] == 2 and math.isnan(exact.median_of(range(5))[1][0])
+    assert median_of(range(1, 21)) == Estimate(10.5, 6, 15)
+    assert median_of([3, 1, 2, 6, 5, 4]) == Estimate(3.5, 1, 6)
+    assert median_of(range(5)).value == 2 and math.isnan(median_of(range(5)).low)
 
 
 def test_several_policies_are_those_of_several_seeds(tmp_path, capsys):
@@ -164,8 +166,8 @@ def test_several_policies_are_those_of_several_seeds(tmp_path, capsys):
         tables = json.loads((tmp_path / name / "numbers.json").read_text())["tables"]
         found[name] = {row["mitigation"]: row for row in tables[0]["rows"]}
     of_3, of_4, both = (rows["entropy_masking"]["noise"] for rows in found.values())
-    assert both == pytest.approx((of_3 + of_4) / 2) and of_3 != of_4
+    assert both["value"] == pytest.approx((of_3 + of_4) / 2) and of_3 != of_4
     assert found["both"].keys() == {"none", "entropy_masking"}
     times = [found[seed]["entropy_masking"]["noise"] / found[seed]["none"]["noise"]
              for seed in "34"]
-    assert found["both"]["entropy_masking"]["times"] == pytest.approx(sum(times) / 2)
+    assert found["both"]["entropy_masking"]["times"]["value"] == pytest.approx(sum(times) / 2)

@@ -9,7 +9,8 @@ from conftest import ROOT, hand_made
 from harness.record import read_columns
 from research.probes import large
 from research.probes.common import run_probe
-from research.probes.credit import MeasuredTokens
+from research.probes.credit import MeasuredCredit
+from research.probes.decided import MeasuredAnswers, tokens_of
 
 
 def test_an_answer_stands_for_those_of_its_group_that_are_like_it():
@@ -31,19 +32,18 @@ def test_an_answer_stands_for_those_of_its_group_that_are_like_it():
     assert drawn == set("45678")
 
 
-def test_what_it_stands_for_counts_in_both_shares_and_problems_are_numbered_on():
-    def part(decided, answer):
-        return MeasuredTokens(1, np.zeros(len(answer), int), np.array(answer), np.ones(len(answer)),
-                              np.full(len(answer), 0.5), np.array(decided),
-                              {"kind": np.arange(len(answer))})
-    first = large.weighted(part([0.1, 0.2, 0.3], [0, 1, 1]), torch.tensor([3.0, 0.5]))
-    assert np.allclose(first.decided, [0.3, 0.1, 0.15])
-    assert first.advantage.tolist() == [3, 0.5, 0.5]
-    both = large.joined([first, part([0.7, 0.1], [0, 1])])
-    assert both.questions == 2 and both.question.tolist() == [0, 0, 0, 1, 1]
-    assert both.answer.tolist() == [0, 1, 1, 2, 3]
-    assert both.codes["kind"].tolist() == [0, 1, 2, 0, 1]
-    assert np.allclose(both.by_question(both.decided), [0.55, 0.8])
+def test_what_it_stands_for_counts_in_both_shares(policy):
+    """The two answers to a problem stand for 3 and for half an answer."""
+    rollouts = hand_made(torch.tensor([[True, False], [True, True]]), advantage=torch.ones(2, 2),
+                         log_prob=torch.full((2, 2), -1.0), collision=torch.full((2, 2), 0.5))
+    parts = torch.tensor([[[0.1, 0], [0.2, 0.3]]]).expand(4, 2, 2)
+    credit = MeasuredCredit(parts[0], parts[0], parts, 0)
+    measured = MeasuredAnswers(rollouts, credit, torch.tensor([3.0, 0.5]))
+    tokens = tokens_of(policy, [measured, measured])
+    assert np.allclose(tokens["squared credit"], 2 * [0.03, 0.02, 0.045])
+    assert tokens["advantage"].tolist() == 2 * [3, 0.5, 0.5]
+    assert tokens["problem"].tolist() == [0, 0, 0, 1, 1, 1]
+    assert tokens["answer"].tolist() == [0, 1, 1, 2, 3, 3]
 
 
 def test_two_problems_of_the_model_that_ships(tmp_path, capsys):

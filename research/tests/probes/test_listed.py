@@ -13,9 +13,12 @@ import torch
 from conftest import ROOT, refusal
 from engine.tokens import KINDS
 from grpo import gradient_size, group_z_score
-from research.probes import became, exact, listed, listed_tables
+from research.probes import change_tables, exact, listed, listed_tables
+from research.probes.change_batches import PLAIN_STEP, change_in_a_step, with_groups
+from research.probes.change_tables import live_tokens
 from research.probes.common import run_probe
-from research.probes.listed import config_of, mean_sizes, models_of
+from research.probes.identities import z_score_factor
+from research.probes.listed import config_of, mean_sizes, named_models
 
 TINY = str(ROOT / "models/tiny")
 
@@ -35,7 +38,7 @@ def test_the_mean_size_of_an_advantage_is_that_over_all_groups():
 def test_of_right_and_wrong_answers_it_is_the_z_score_of_the_small_world():
     """The mean advantage of a right answer minus that of a wrong one."""
     wrong, right = mean_sizes(np.array([0.0, 1.0]), np.array([0.7, 0.3]), 8)
-    assert wrong + right == pytest.approx(exact.z_score_factor(0.3, 8), rel=1e-4)
+    assert wrong + right == pytest.approx(z_score_factor(0.3, 8), rel=1e-4)
     assert 0.3 * right == pytest.approx(0.7 * wrong, rel=1e-4)
 
 
@@ -63,7 +66,7 @@ def stage(policy):
     settings = replace(policy.settings, max_new_tokens=4)
     short = replace(policy, task=Short(policy.task), settings=settings)
     args = SimpleNamespace(training=False, questions=6, answers=8, above=1e-3, seed=0)
-    return short, args, listed.measure_stage(short, args, lambda share: None)
+    return short, args, listed.measure_one(short, args, lambda share: None)
 
 
 @pytest.mark.numerics
@@ -77,7 +80,7 @@ def test_a_prompt_is_worth_what_the_sampler_finds(stage):
         low, high = listing.bounds[problem, ()]
         assert low - 0.1 < mean < high + 0.1  # 0.1 is four standard errors
     assert 0.05 < np.mean(reward) < 0.95
-    decided = found.tokens.by_question(found.tokens.decided)
+    decided = found.tokens.sums_by_problem(found.tokens["squared credit"])
     assert decided == pytest.approx(listing.variance, abs=1e-9) and listing.variance.max() > 0.1
 
 
@@ -86,8 +89,8 @@ def test_push_change_and_credit_are_of_the_same_tokens(stage):
     """Of the batch that training would sample: each number is found again by another way."""
     policy, args, found = stage
     batch = policy.ask(policy.task.held_out_problems(6), 8, listed.derived_seed("exact", 0))
-    batch = became.with_groups(batch, 8)
-    change = became.change_in_a_step(policy, batch)
+    batch = with_groups(batch, 8)
+    change = change_in_a_step(policy, batch)
     size = gradient_size(batch.log_prob, batch.collision) ** 2
     at = 0
     for b, ids in enumerate(batch.lists[1]):
@@ -96,37 +99,36 @@ def test_push_change_and_credit_are_of_the_same_tokens(stage):
                              for n in (t, t + 1))
             if before is None or after is None:
                 continue
-            one = {name: values[at] for name, values in found.sampled.items()}
-            assert one["id"] == token and one["problem"] == batch.group[b]
+            one = {name: values[at] for name, values in found.sampled.columns.items()}
+            assert one["token_id"] == token and one["problem"] == batch.group[b]
             assert one["credit 1"] == pytest.approx(after - before)
             assert one["plain step"] == pytest.approx(change[b, t].item(), abs=1e-6)
-            assert one["advantage"] * one["size"] == pytest.approx(
+            assert one["push"] == pytest.approx(
                 (batch.advantage * size)[b, t].item(), abs=1e-5)
             at += 1
-    assert at == len(found.sampled["id"])
+    assert at == len(found.sampled)
     assert found.known == pytest.approx(at / int(batch.mask.sum())) and 0.5 < found.known <= 1
 
 
 def test_tables_have_a_row_for_each_model_and_kind(stage, monkeypatch):
     policy, _, found = stage
-    monkeypatch.setattr(became, "COMMON_TYPE", 1)
+    monkeypatch.setattr(change_tables, "COMMON_ITEM", 1)
     stages = {"before": found, "after": found}
     follows = listed_tables.follow_table(stages)
-    measured = ["push", *(f"change, {step}" for step in listed.STEPS)]
     assert [row[:2] for row in follows.rows] == [
-        (name, what) for name in ("before", "after") for what in measured]
-    known = became.live(found.sampled, "plain step")
-    assert follows.rows[1][2] == pytest.approx(
-        np.corrcoef(known["became"], known["credit 1"])[0, 1])
-    shares = [row for row in listed_tables.shares_table(stages).rows if row[0] == "after"]
+        (name, arm) for name in stages for arm in listed_tables.ARMS.values()]
+    known = live_tokens(found.sampled, PLAIN_STEP)
+    assert follows.rows[1][2].value == pytest.approx(
+        np.corrcoef(known["change"], known["credit 1"])[0, 1])
+    shares = [row for row in listed_tables.shares_table_of_models(stages).rows if row[0] == "after"]
     assert sum(row[2] for row in shares) == pytest.approx(1)
-    for kind, column, name in (("number", 3, "given"), ("number", 9, "credit 1"),
-                               ("word", 9, "credit 1")):
+    for kind, column, name in (("number", 3, "push"), ("number", 6, "credit 1"),
+                               ("word", 6, "credit 1")):
         inside = known["kind"] == KINDS.index(kind)
         size = np.abs(known[name])
         [row] = [row for row in shares if row[1] == kind]
-        assert row[column] == pytest.approx(size[inside].sum() / size.sum())
-    types = listed_tables.types_table({"only": found}, policy.tokenizer).rows
+        assert row[column].value == pytest.approx(size[inside].sum() / size.sum())
+    types = listed_tables.largest_items_table({"only": found}, policy.tokenizer).rows
     assert abs(types[0][5]) == max(abs(row[5]) for row in types)
 
 
@@ -152,15 +154,15 @@ def make_run(folder, *steps):
 def test_a_run_stands_for_the_models_before_in_the_middle_and_after(tmp_path):
     one = make_run(tmp_path / "one", 10, 20, 30, 40)
     steps = {step: one / f"checkpoints/step_{step:06d}" for step in (10, 20, 40)}
-    assert models_of(str(one)) == {
+    assert named_models(str(one)) == {
         "untrained": Path(TINY), "step 20": steps[20], "step 40": steps[40]}
-    assert list(models_of(str(make_run(tmp_path / "two", 12)))) == ["untrained", "step 12"]
-    assert models_of(f"{TINY},{steps[10]}") == {"tiny": Path(TINY), "step 10": steps[10]}
+    assert list(named_models(str(make_run(tmp_path / "two", 12)))) == ["untrained", "step 12"]
+    assert named_models(f"{TINY},{steps[10]}") == {"tiny": Path(TINY), "step 10": steps[10]}
     for text in (str(one), f"{TINY},{steps[10]}"):
         assert config_of(text) == str(one / "config.json")
     assert config_of(TINY) is None
     other = make_run(tmp_path / "other", 40)
-    assert "would both be called step 40" in refusal(models_of, f"{one},{other}")
+    assert "would both be called step 40" in refusal(named_models, f"{one},{other}")
 
 
 def run(folder, *flags):
@@ -170,7 +172,7 @@ def run(folder, *flags):
 
 def test_flags_and_folders_that_do_not_go_together_are_refused(tmp_path):
     out = tmp_path / "x"
-    assert "--length has no effect without the small world" in refusal(
+    assert "--length has no effect without the synthetic task" in refusal(
         run, out, "--model", TINY, "--length", "3")
     assert "--above has no effect without --model" in refusal(run, out, "--above", "0.01")
     assert "--answers 5 should be at least 2, at most 3" in refusal(run, out, "--answers", "5")
@@ -187,7 +189,7 @@ def test_where_all_rewards_are_equal_nothing_is_said(tmp_path, capsys):
     out = tmp_path / "x"
     run(out, "--model", TINY, "--questions", "2", "--max_new_tokens", "3", "--above", "0.005",
         "--answers", "2")
-    assert "Too few problems" in " ".join(capsys.readouterr().out.split())
+    assert "too few problems" in " ".join(capsys.readouterr().out.split())
     numbers = json.loads((out / "numbers.json").read_text())
     assert [table["name"] for table in numbers["tables"]] == ["kind", "index", "listed"]
     lines = [json.loads(line) for line in (out / "tiny.jsonl").read_text().splitlines()]

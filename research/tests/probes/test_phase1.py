@@ -12,9 +12,10 @@ from conftest import copied, credit_columns, spoken, write_log
 from qwen2_model import Qwen2, causal, rotary
 from research.__main__ import main
 from research.probes.common import run_of
-from research.probes.phase1 import (
-    Account, class_ratio, early_over_late, forget, phase_one, phase_two, random_text,
-    ratio_at_like_positions, t_by_position)
+from analysis.tokens import TokenTable
+from research.probes.phase1 import forget, phase_one, phase_two, random_text
+from research.probes.phase1_tables import (class_ratio, first_over_last_fifth,
+                                           ratio_at_like_positions, t_by_position)
 
 
 def gradient_by_hand(model, batch, b):
@@ -40,18 +41,19 @@ def test_phase_1_is_the_gradient_of_the_cross_entropy_at_the_embeddings(small_mo
     expected = [gradient_by_hand(small_model, rollouts, b) for b in range(len(rollouts.mask))]
     assert all(g[-1].abs().max() == 0 for g in expected)  # the last token predicts nothing
     g = torch.cat([g[:-1] for g in expected]).double()
-    np.testing.assert_allclose(of_batch.size, g.norm(dim=-1), rtol=1e-4, atol=1e-7)
-    np.testing.assert_allclose(of_batch.signed, g.mean(-1), rtol=1e-3, atol=1e-7)
+    np.testing.assert_allclose(of_batch["size"], g.norm(dim=-1), rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(of_batch["signed"], g.mean(-1), rtol=1e-3, atol=1e-7)
     assert all(p.grad is None for p in small_model.parameters())
 
 
-def tokens_of(size, **known):
-    """An account of which only these columns matter."""
+def tokens_of(size, fifth=None, **known):
+    """A table of which only these columns matter. The token of a fifth is one of five."""
     size = np.asarray(size, float)
-    dull = dict.fromkeys(("problem", "answer", "position", "fifth", "code"),
-                         np.zeros(len(size), int))
-    return Account(**{"signed": size, "size": size, **dull,
-                      **{name: np.asarray(values) for name, values in known.items()}})
+    dull = np.zeros(len(size), int)
+    place = dull if fifth is None else np.asarray(fifth)
+    return TokenTable({"signed": size, "size": size, "problem": dull, "answer": dull,
+                       "class": dull, "position": place, "length": dull + 5,
+                       **{name: np.asarray(values) for name, values in known.items()}})
 
 
 def test_t_by_hand():
@@ -64,12 +66,15 @@ def test_t_by_hand():
 def test_ratios_by_hand():
     """Filler 2 and 6 early, 1 late; reasoning 1 early, 4 late: 3 / 2.5; at like positions each
     fifth counts the same: (4 + 4 + 4 + 4 + 1) / (1 + 1 + 1 + 1 + 4)."""
-    tokens = tokens_of([2.0, 6, 1, 1, 4, 100], code=[0, 0, 0, 1, 1, 2], fifth=[0, 0, 4, 0, 4, 2])
+    tokens = tokens_of([2.0, 6, 1, 1, 4, 100], fifth=[0, 0, 4, 0, 4, 2],
+                       **{"class": [0, 0, 0, 1, 1, 2]})
     assert class_ratio(tokens) == pytest.approx(3 / 2.5)
-    assert early_over_late(tokens) == pytest.approx(3 / 2.5)
-    every = tokens_of([4.0, 1, 1, 2] * 5, code=[0, 0, 1, 1] * 5, fifth=np.arange(20) // 4)
+    assert first_over_last_fifth(tokens) == pytest.approx(3 / 2.5)
+    every = tokens_of([4.0, 1, 1, 2] * 5, fifth=np.arange(20) // 4,
+                      **{"class": [0, 0, 1, 1] * 5})
     assert ratio_at_like_positions(every) == pytest.approx(2.5 / 1.5)
-    uneven = tokens_of([4.0, 1] * 4 + [1, 4], code=[0, 1] * 5, fifth=np.arange(10) // 2)
+    uneven = tokens_of([4.0, 1] * 4 + [1, 4], fifth=np.arange(10) // 2,
+                       **{"class": [0, 1] * 5})
     assert ratio_at_like_positions(uneven) == pytest.approx(17 / 8)
 
 
@@ -78,10 +83,11 @@ def test_phase_2_is_a_log_p_of_all_steps(policy, tmp_path):
     columns = credit_columns([2, 1], [0, 1], advantage=[1, 1, -2], log_prob=[-1, -2, -3])
     run = write_log(tmp_path / "run", {1: columns, 2: columns})
     tokens = phase_two(run, policy)
-    assert tokens.signed.tolist() == [-1, -2, 6] * 2 and tokens.size.tolist() == [1, 2, 6] * 2
-    assert tokens.problem.tolist() == tokens.answer.tolist() == [0, 0, 1, 2, 2, 3]
-    assert tokens.position.tolist() == [0, 1, 0] * 2
-    assert tokens.fifth.tolist() == [1, 3, 2] * 2  # the middles of its tokens
+    assert tokens["signed"].tolist() == [-1, -2, 6] * 2
+    assert tokens["size"].tolist() == [1, 2, 6] * 2
+    assert tokens["problem"].tolist() == tokens["answer"].tolist() == [0, 0, 1, 2, 2, 3]
+    assert tokens["position"].tolist() == [0, 1, 0] * 2
+    assert tokens.part_of_answer(5).tolist() == [1, 3, 2] * 2  # the middles of its tokens
     checkpoint = run / "checkpoints/step_000002"
     checkpoint.mkdir(parents=True)
     assert run_of(checkpoint) == run and run_of(run) is None
@@ -118,7 +124,7 @@ def test_a_run(tmp_path, learner, capsys, undrawn):
           "--max_new_tokens", "12", "--out", str(tmp_path / "x"), "--model", str(learner)])
     phases, flaws = json.loads((tmp_path / "x/numbers.json").read_text())["tables"]
     rows = {row["measure"]: row for row in phases["rows"]}
-    assert rows["early over late"]["phase 1"] > 0
+    assert rows["early over late"]["phase 1"]["value"] > 0
     assert rows["early over late"]["loss terms"] > rows["early over late"]["random text"]
     named = " ".join(row["flaw"] for row in flaws["rows"])
     assert all(flaw in named for flaw in (

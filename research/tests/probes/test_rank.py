@@ -15,11 +15,13 @@ from engine.tokens import NUMBER, WORD
 from research.__main__ import main
 from research.probes import rank
 from research.probes.rank import (
-    CRITIC, MEASURED, NO_BASELINE, ONES, PLANTED, RANKS, Z, add_ranks, advantages_of, arms_table,
-    gradients, gram, parts_of, planted, ranks, sizes_table)
+    MEASURED, NO_BASELINE, add_ranks, advantages_of, gradients_of_answers, gram, parameter_parts,
+    planted, ranks_of)
+from research.probes.rank_tables import (
+    CRITIC, ONES, PLANTED, RANKS, Z, ranks_by_advantage, ranks_by_size)
 
 
-def ranks_of(singular_values):
+def by_definition(singular_values):
     s = torch.as_tensor(singular_values).double()
     return {name: definition(s) for name, definition in RANKS.items()}
 
@@ -28,16 +30,16 @@ def test_the_definitions_by_hand():
     """Singular values 4 and 3: shares 4/7 and 3/7, squares 16 and 9. Of squares 5, 4, 1 two make
     90%, three 99%; of 10, 1, 0.2 the first alone is below 90%."""
     entropy = (7 / 4) ** (4 / 7) * (7 / 3) ** (3 / 7)
-    assert list(ranks(torch.diag(torch.tensor([9.0, 16.0]))).values()) == pytest.approx(
+    assert list(ranks_of(torch.diag(torch.tensor([9.0, 16.0]))).values()) == pytest.approx(
         [entropy, 25 / 16, 2, 2, 2])
-    found = ranks(torch.diag(torch.tensor([5.0, 4, 1])))
+    found = ranks_of(torch.diag(torch.tensor([5.0, 4, 1])))
     assert (found["90%"], found["99%"]) == (2, 3)
-    assert ranks(torch.diag(torch.tensor([10.0, 1, 0.2])))["90%"] == 2
-    assert list(ranks(torch.eye(5)).values()) == pytest.approx([5] * 5)
-    assert ranks(torch.diag(torch.tensor([1.0, 1e-3, 1e-5])))["threshold"] == 2  # s of 1, 0.03
+    assert ranks_of(torch.diag(torch.tensor([10.0, 1, 0.2])))["90%"] == 2
+    assert list(ranks_of(torch.eye(5)).values()) == pytest.approx([5] * 5)
+    assert ranks_of(torch.diag(torch.tensor([1.0, 1e-3, 1e-5])))["threshold"] == 2  # s of 1, 0.03
     row = torch.outer(torch.tensor([1.0, 2, 3]), torch.tensor([1.0, -1]))
-    assert list(ranks(gram(row)).values()) == pytest.approx([1] * 5, abs=1e-3)
-    assert all(math.isnan(value) for value in ranks(torch.zeros(3, 3)).values())
+    assert list(ranks_of(gram(row)).values()) == pytest.approx([1] * 5, abs=1e-3)
+    assert all(math.isnan(value) for value in ranks_of(torch.zeros(3, 3)).values())
 
 
 def test_the_arms_of_a_group_are_those_of_training():
@@ -71,10 +73,10 @@ def test_a_critic_has_learned_from_other_problems(policy, monkeypatch):
     args = SimpleNamespace(questions=2, answers=3, critic_batches=4, critic="trunk")
     critic = rank.critic_of(policy, args, lambda *_: None)
     assert steps == [3, 4, 5, 6]
-    credit = rank.by_token(policy, rollouts, 0, critic)[CRITIC]
+    credit = rank.token_weights(policy, rollouts, 0, critic)[CRITIC]
     last = credit[torch.arange(6), rollouts.length - 1]
     assert (last < 0.5).all() and not credit[~rollouts.mask].any()
-    assert CRITIC not in rank.by_token(policy, rollouts, 0)
+    assert CRITIC not in rank.token_weights(policy, rollouts, 0)
 
 
 @pytest.mark.parametrize("memory", [4.0, 1e-3])
@@ -83,7 +85,8 @@ def test_what_is_measured_is_what_one_would_write_down(policy, memory):
     the parameters are taken in parts."""
     rollouts, args = spoken(policy), SimpleNamespace(memory=memory, answers=6, layer="mlp.up_proj")
     noise = torch.randn(rollouts.mask.shape, generator=rollouts.generator) * rollouts.mask
-    grams, kept = gradients(policy, rollouts, {ONES: rollouts.mask.float(), "noise": noise}, args)
+    kinds = {ONES: rollouts.mask.float(), "noise": noise}
+    grams, kept = gradients_of_answers(policy, rollouts, kinds, args)
     for kind, coefficient in ((ONES, rollouts.mask), ("noise", noise)):
         rows, matrices = [], []
         for b in range(6):
@@ -96,7 +99,7 @@ def test_what_is_measured_is_what_one_would_write_down(policy, memory):
         rows = torch.stack(rows)
         torch.testing.assert_close(grams[kind], rows @ rows.T, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(kept[kind], torch.stack(matrices))
-    parts = list(parts_of(policy, 5))
+    parts = list(parameter_parts(policy, 5))
     assert 1 < len(parts) <= 5
     assert [id(p) for part in parts for p in part] == list(map(id, policy.model.parameters()))
 
@@ -114,11 +117,13 @@ def test_groups_without_spread_are_left_out_and_tables_say_what_is_there():
     assert ("A", Z, 2) not in found
     assert found["A", Z, 4][0]["entropy"] == pytest.approx(4)
     assert found["B", Z, 4][0]["entropy"] == pytest.approx(1)  # one row
-    sizes = {row[0]: row[1] for row in sizes_table(found).rows}
+    sizes = {row[0]: row[1].value for row in ranks_by_size(found).rows}
     assert sizes["A: stable"] == pytest.approx(4) and sizes["B: stable"] == pytest.approx(1)
-    arms = {row[0]: row for row in arms_table(found).rows}
-    assert arms[PLANTED][3] == pytest.approx(0) and arms[ONES][1] == pytest.approx(4)
-    assert "A, a critic (gae) minus z-score: -3.00 (-3.00 to -3.00)" in arms_table(found).finding
+    arms = {row[0]: row for row in ranks_by_advantage(found).rows}
+    assert arms[PLANTED][3].value == pytest.approx(0) and arms[ONES][1] == pytest.approx(4)
+    said = ranks_by_advantage(found).finding
+    assert ("The entropy rank of A with a critic (gae), minus that with the z-score, is -3.00 (95% "
+            "interval -3.00 to -3.00).") in said
 
 
 def test_a_run(tmp_path, learner, capsys):
@@ -127,7 +132,8 @@ def test_a_run(tmp_path, learner, capsys):
           "1", "--out", str(tmp_path / "x")])
     sizes, arms = json.loads((tmp_path / "x/numbers.json").read_text())["tables"]
     assert {row["advantage"] for row in arms["rows"]} >= {Z, ONES, PLANTED, MEASURED, CRITIC}
-    assert all(1 <= row["R=8"] <= 8.001 for row in sizes["rows"] if row["rank"].startswith("A"))
+    of_8 = [row["R=8"]["value"] for row in sizes["rows"] if row["rank"].startswith("A")]
+    assert of_8 and all(1 <= rank <= 8.001 for rank in of_8)
     capsys.readouterr()
     with pytest.raises(UserError, match="equal rewards"):
         main([*usual, "--questions", "1", "--answers", "2", "--max_new_tokens", "1", "--out",

@@ -6,14 +6,15 @@ import pytest
 import torch
 
 import analyze
+from analysis.tokens import TokenTable
 from conftest import StateIdea
 from engine.choices import ADVANTAGES, MITIGATIONS
 from harness.record import read_columns
 from research.probes import scoreboard
 from research.probes.common import run_probe
-from research.probes.credit import MeasuredTokens
+from research.probes.decided import decided_table
 from research.probes.methods import make_methods
-from research.probes.scoreboard import decided_table, scores_table
+from research.probes.scoreboard import scores_table
 
 
 def by_hand(copies=1):
@@ -22,10 +23,10 @@ def by_hand(copies=1):
         return np.concatenate([np.array(values)] * copies)
 
     answer = np.concatenate([np.array([0, 0, 0, 1, 1]) + 2 * n for n in range(copies)])
-    return MeasuredTokens(
-        questions=2 * copies, question=answer, answer=answer,
-        decided=repeat([0.16, 0, 0.04, 0, 0.09]), size=repeat([1, 0.5, 0.5, 1, 0.25]),
-        advantage=repeat([1, 1, 1, -2, -2.0]), codes={"class": repeat([0, 1, 1, 0, 0])})
+    return TokenTable({
+        "problem": answer, "answer": answer, "count": np.ones(len(answer)),
+        "squared credit": repeat([0.16, 0, 0.04, 0, 0.09]), "s": repeat([1, 0.5, 0.5, 1, 0.25]),
+        "advantage": repeat([1, 1, 1, -2, -2.0]), "class": repeat([0, 1, 1, 0, 0])})
 
 
 def test_shares_of_what_is_decided_and_of_the_gradient():
@@ -33,27 +34,19 @@ def test_shares_of_what_is_decided_and_of_the_gradient():
     table = decided_table(by_hand(copies=8), "class")
     row = dict(zip(table.columns, table.rows[0]))
     assert row["class"] == "filler" and row["tokens"] == 24 and row["of all"] == 0.6
-    assert row["decided"] == pytest.approx(0.25 / 0.29)
-    assert row["gradient"] == pytest.approx(3.5 / 4.5)
-    assert "The filler tokens decide 86% (" in table.finding and "get 78% (" in table.finding
-
-
-def test_the_order_of_weights_in_an_answer():
-    """3 1 2 -> 1 -1 0 and 5 5 -> 0 0, whatever other answers have."""
-    tokens = by_hand()
-    assert tokens.place(np.array([3.0, 1, 2, 5, 5])).tolist() == [1, -1, 0, 0, 0]
-    assert tokens.place(np.array([0.0, 0, 9, 1, 2])).tolist() == [-0.5, -0.5, 1, -1, 1]
-    tokens.answer = np.array([0, 1, 1, 2, 3])
-    assert tokens.place(np.array([7.0, 1, 2, 3, 4])).tolist() == [0, -1, 1, 0, 0]
+    assert row["decided"].value == pytest.approx(0.25 / 0.29)
+    assert row["gradient"].value == pytest.approx(3.5 / 4.5)
+    assert table.finding.startswith("The filler tokens decide 86% (95% interval ")
+    assert "get 78% (" in table.finding
 
 
 def test_the_index_of_a_method():
     """Weights 1 2 3 and 1 2: of 0.29 there are 0.16 at the bottom, 0.04 and 0.09 at the top. A
     method that is constant in an answer has none."""
     table = scores_table(by_hand(), {"rising": np.array([1.0, 2, 3, 1, 2]), "flat": np.ones(5)})
-    (_, rising, interval), flat = table.rows
-    assert rising == pytest.approx((-0.16 + 0.04 + 0.09) / 0.29)
-    assert interval[0] < rising < interval[1] and flat == ("flat", None, None)
+    (_, rising), flat = table.rows
+    assert rising.value == pytest.approx((-0.16 + 0.04 + 0.09) / 0.29)
+    assert rising.low < rising.value < rising.high and flat == ("flat", None)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +74,7 @@ def test_the_batch_is_a_run_that_analysis_opens(board, capsys, undrawn):
     for name in ("true_credit", "true_credit_se", "decided"):
         assert columns[name].shape == shape
     analyze.main([str(folder / "run"), "--output_dir", str(folder.parent / "analysis")])
-    assert '"true credit"' in (folder.parent / "analysis/report.html").read_text()
+    assert '"credit"' in (folder.parent / "analysis/report.html").read_text()
     capsys.readouterr()
 
 

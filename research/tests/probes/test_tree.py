@@ -8,10 +8,10 @@ import torch
 from conftest import copied, hand_made, refusal
 from engine.fused import FusedQwen2
 from research.probes import tree
+from research.probes.decided import decided_table
 from research.probes.listed import listed_tokens
-from research.probes.listed_tables import WHERE, Stage, listed_table
-from research.probes.scoreboard import decided_table
-from research.probes.tree import as_rollouts, walk, with_values
+from research.probes.listed_tables import WHERE, MeasuredModel, listed_table
+from research.probes.tree import listed_rollouts, walk, with_prefix_values
 
 A, B, C, D = 1, 2, 3, 4
 PROMPT, ENDS, MOST, LEAST = [5, 6, 7], (2, 4, 9, 17, 30, 31, 33), 3, 2e-4
@@ -23,7 +23,7 @@ def by_hand():
     mask = torch.tensor([[True, True], [True, True], [True, False]])
     p = torch.tensor([[0.5, 0.6], [0.5, 0.2], [0.4, 1.0]], dtype=torch.float64)
     reward = torch.tensor([1.0, 0.0, 0.0])
-    return with_values(hand_made(
+    return with_prefix_values(hand_made(
         mask, ids=torch.tensor([[A, B], [A, C], [D, 0]]), log_prob=p.log() * mask,
         kind=torch.tensor([[0, 1], [0, 1], [2, 0]], dtype=torch.uint8),
         scores={"reward": reward, "answer": reward}))
@@ -47,22 +47,22 @@ def test_what_is_decided_sums_to_the_variance_and_each_answer_counts_by_its_prob
     """Squared credits in expectation: 9/64 at half of the answers' first token a, 3/8 of 1/16 and
     1/8 of 9/16 behind it, 9/64 at the other half's d; 15/64 in all."""
     tokens = listed_tokens(by_hand(), answers=2)
-    assert tokens.by_question(tokens.decided) == pytest.approx([15 / 64])
+    assert tokens.sums_by_problem(tokens["squared credit"]) == pytest.approx([15 / 64])
     table = decided_table(tokens, "kind")
-    shares = {row[0]: (row[2], row[3]) for row in table.rows}
+    shares = {row[0]: (row[2], row[3].value) for row in table.rows}
     assert shares["word"] == pytest.approx((0.5 / 1.5, 4.5 / 15))
     assert shares["space"] == pytest.approx((0.5 / 1.5, (1.5 + 4.5) / 15))
     assert shares["number"] == pytest.approx((0.5 / 1.5, 4.5 / 15))
     by_place = decided_table(tokens, "index", WHERE).rows
     assert [row[0] for row in by_place] == ["1st", "2nd"]
-    assert [row[3] for row in by_place] == pytest.approx([9 / 15, 6 / 15])
+    assert [row[3].value for row in by_place] == pytest.approx([9 / 15, 6 / 15])
 
 
 def test_how_much_is_listed_by_hand():
     """The bounds of V at the prompt and at a are 0.2 apart, those at the answers' ends 0."""
     listing = by_hand()
-    stage = Stage(listing, listed_tokens(listing, answers=2), sampled={}, known=1.0)
-    [row] = listed_table({"x": stage}).rows
+    one = MeasuredModel(listing, listed_tokens(listing, answers=2), sampled=None, known=1.0)
+    [row] = listed_table({"x": one}).rows
     assert row[:3] == ("x", 1, 3) and row[3:6] == pytest.approx((0.8, 0.8, 3/8))
     assert row[6] == pytest.approx((0.3, 0.5)) and row[7] == pytest.approx(0.2)
 
@@ -79,7 +79,7 @@ def test_a_reward_beyond_1_widens_the_bounds():
         scores = {"reward": scale * listing.rollouts.reward + shift}
         rollouts = hand_made(listing.rollouts.mask, ids=listing.rollouts.ids, scores=scores,
                              log_prob=listing.rollouts.log_prob)
-        low, high = with_values(rollouts).bounds[0, ()]
+        low, high = with_prefix_values(rollouts).bounds[0, ()]
         worst, best = min(0, shift), max(1, scale + shift)
         known = 0.3 * (scale + shift) + 0.5 * shift
         assert (low, high) == pytest.approx((known + 0.2 * worst, known + 0.2 * best))
@@ -134,10 +134,10 @@ def test_the_bounds_hold_what_is_true(sharp_model, every_answer):
         return float(sum(ids) % 2)
 
     paths = walk(FusedQwen2(sharp_model, 16), PROMPT, ENDS, MOST, LEAST)
-    rollouts = as_rollouts([None], [PROMPT], [paths], ENDS)
+    rollouts = listed_rollouts([None], [PROMPT], [paths], ENDS)
     reward = torch.tensor([reward_of(path.ids) for path in paths])
-    listing = with_values(hand_made(rollouts.mask, ids=rollouts.ids, log_prob=rollouts.log_prob,
-                                    scores={"reward": reward}))
+    listing = with_prefix_values(hand_made(
+        rollouts.mask, ids=rollouts.ids, log_prob=rollouts.log_prob, scores={"reward": reward}))
     earned, reached = {}, {}
     for ids, log_prob in every_answer.items():
         p = math.exp(sum(log_prob))

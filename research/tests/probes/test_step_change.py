@@ -1,5 +1,5 @@
-"""The statistics of given, became and earned, by hand and against numpy; worlds that can be listed;
-a small measurement."""
+"""The statistics of push, change and credit, by hand and against numpy; tasks that can be listed; a
+small measurement."""
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,15 +8,17 @@ import torch
 
 from conftest import spoken
 from engine.tokens import load_tokenizer
-from research.probes import became
-from research.probes.became import (by_token, by_type, cancelled, changes, jackknifed,
-                                    rank_correlation, ratio, with_groups)
+from research.probes import change_batches, change_tables
+from research.probes.change_batches import BETTER_ONLY, PLAIN_STEP, PUSH, changes, with_groups
+from research.probes.change_tables import correlation_by_item, correlation_by_token
+from research.probes.change_synthetic import cancelled
+from research.probes.common import rank_correlation, share_of_sums
 
 
 def test_a_share_and_its_jackknife():
     """Sums 1, 2, 3 of 2, 2, 6 by problem: 6 / 10; without one of them 5/8, 4/8, 3/4."""
-    tokens = {"problem": np.array([0, 0, 1, 2])}
-    found = jackknifed(tokens, [np.array([0.5, 0.5, 2, 3]), np.array([1.0, 1, 2, 6])], ratio)
+    problem = np.array([0, 0, 1, 2])
+    found = share_of_sums(problem, np.array([0.5, 0.5, 2, 3]), np.array([1.0, 1, 2, 6]))
     left = np.array([5 / 8, 4 / 8, 3 / 4])
     assert found.value == pytest.approx(0.6)
     error = np.sqrt(2 / 3 * ((left - left.mean()) ** 2).sum())
@@ -30,10 +32,11 @@ def test_the_noise_of_the_credit_is_taken_out():
     true, *noise = rng.normal(size=(3, 40_000))
     c1, c2 = (true + one for one in noise)
     sums = [np.ones_like(true), true, true ** 2, c1, c2, c1 * c2, true * (c1 + c2) / 2]
-    assert by_token(np.array([[value.sum()] for value in sums])) == pytest.approx(1, abs=0.03)
+    by_token = correlation_by_token(np.array([[value.sum()] for value in sums]))
+    assert by_token == pytest.approx(1, abs=0.03)
     assert np.corrcoef(true, (c1 + c2) / 2)[0, 1] == pytest.approx(np.sqrt(2 / 3), abs=0.02)
-    assert by_type(np.array([true, c1, c2])) == pytest.approx(1, abs=0.03)
-    assert by_type(np.array([-true, true, true])) == pytest.approx(-1)
+    assert correlation_by_item(np.array([true, c1, c2])) == pytest.approx(1, abs=0.03)
+    assert correlation_by_item(np.array([-true, true, true])) == pytest.approx(-1)
 
 
 def test_ranks():
@@ -65,21 +68,23 @@ def test_a_small_measurement(recorded, tmp_path, monkeypatch):
                  continuations=2, kept=str(tmp_path / "kept"), processes=1, batches=0, threads=1,
                  seed=0)
     unit = recorded, 3, flags
-    one, again = became.batch_of(*unit), became.batch_of(*unit)
-    assert all(np.array_equal(one[name], again[name]) for name in one)
+    one, again = change_batches.batch_of(*unit), change_batches.batch_of(*unit)
+    tokens = one.tokens
+    for name, values in tokens.columns.items():
+        assert np.array_equal(values, again.tokens[name], equal_nan=True)
     assert len(list((tmp_path / "kept").iterdir())) == 1
-    known = one["advantage"] != 0
-    assert (one["plain step"] != 0).any() and one["spent"] > 0
-    assert not one["credit 1"][one["size"] < 1e-6].any() and known.any()
-    tables = [became.kinds_table({3: [one]}), became.arms_table({3: [one]})]
-    assert [len(table.rows) for table in tables] == [3, len(became.ARMS)]
-    monkeypatch.setattr(became, "COMMON_TYPE", 1)
-    types = became.types_table({3: [one]}, load_tokenizer(recorded))
-    assert "rank correlation" in types.finding and len(types.rows) <= became.TYPES
+    known = tokens["push"] != 0
+    assert (tokens[PLAIN_STEP] != 0).any() and one.spent == again.spent > 0
+    assert tokens["credit 1"].any() and known.any()
+    tables = [change_tables.kinds_table({3: [one]}), change_tables.fell_and_rose_table({3: [one]})]
+    assert [len(table.rows) for table in tables] == [3, len(change_tables.ARMS)]
+    monkeypatch.setattr(change_tables, "COMMON_ITEM", 1)
+    items = change_tables.items_table({3: [one]}, load_tokenizer(recorded))
+    assert "rank correlation" in items.finding and len(items.rows) <= change_tables.MOST_ITEMS
     shares = {row["kind"]: row for row in tables[0].to_json()["rows"]}
-    word = known & (one["kind"] == 0)
-    given = np.abs(one["advantage"] * one["size"])
-    assert shares["word"]["given"] == pytest.approx(given[word].sum() / given[known].sum())
+    word = known & (tokens["kind"] == 0)
+    push = np.abs(tokens["push"])
+    assert shares["word"]["push"]["value"] == pytest.approx(push[word].sum() / push[known].sum())
 
 
 def test_a_plain_step_has_its_length_and_the_model_is_put_back(policy):
@@ -87,5 +92,5 @@ def test_a_plain_step_has_its_length_and_the_model_is_put_back(policy):
     before = torch.cat([p.detach().flatten() for p in policy.model.parameters()])
     found = changes(policy, batch)
     after = torch.cat([p.detach().flatten() for p in policy.model.parameters()])
-    assert torch.equal(before, after) and set(became.ARMS) - set(found) == {"given"}
-    assert not torch.equal(found["plain step"], found[became.POSITIVE])
+    assert torch.equal(before, after) and set(change_tables.ARMS) - set(found) == {PUSH}
+    assert not torch.equal(found[PLAIN_STEP], found[BETTER_ONLY])

@@ -1,8 +1,8 @@
-"""A world so small that every answer it can give is listed, with its probability and its gradient.
+"""A synthetic task so small that every answer is listed, with its probability and its gradient.
 
-A Qwen2 of a few hundred parameters writes answers of a few tokens out of three: "1", "<answer>"
-and the end. An answer is right when a "1" follows its first <answer>. V of every prefix is a short
-sum, and so is the gradient of J, the probability to be right. batches.py lists the groups of
+A Qwen2 of a few hundred parameters writes answers of a few tokens out of three: "1", "<answer>" and
+the end. An answer is right when a "1" follows its first <answer>. V of every prefix is a short sum,
+and so is the gradient of J, the probability of a right answer. batches.py lists the groups of
 answers that training could draw here.
 """
 import itertools
@@ -21,12 +21,13 @@ ONE, OPENING, END = range(3)
 PROMPT = [ONE]
 ROUNDING = 1e-6  # entropies this close are equal: float32 knows a sum of a few terms to about 1e-7
 
-Answer = tuple[int, ...]
+Tokens = tuple[int, ...]
 
 
 @dataclass
-class World:
-    """A choice is a prefix and a token that may follow. The model is float32, sums are float64."""
+class EnumeratedTask:
+    """A policy with all its answers. A choice is a prefix and a token that may follow. The model is
+    float32, sums are float64."""
     model: Qwen2
     rollouts: Rollouts          # every answer once, with its true credit
     probability: torch.Tensor   # (n,) of each answer
@@ -45,28 +46,34 @@ class World:
         return self.worth.diff()
 
 
-def make_world(seed: int, length: int) -> World:
-    model, answers = make_model(seed), all_answers(length)
+def make_enumerated(seed: int, length: int) -> EnumeratedTask:
+    model, answers = make_policy(seed), all_answers(length)
     T = max(map(len, answers))
     # beyond its end a prefix is all of the answer
     prefixes = [[answer[:t + 1] for t in range(T)] for answer in answers]
-    number = {choice: i for i, choice in enumerate(dict.fromkeys(sum(prefixes, [])))}
-    log_prob = {choice: log_prob_of(model, choice) for choice in number}
-    score = torch.stack([gradient_of(model, of_choice) for of_choice in log_prob.values()])
-    total = torch.stack([sum(log_prob[answer[:t + 1]] for t in range(len(answer)))
-                         for answer in answers])
-    rollouts = describe(model, answers)
-    V = prefix_values(answers, rollouts.reward.tolist(), log_prob)
-    worth = torch.tensor([[V[answer[:t]] for t in range(T + 1)] for answer in answers]).double()
-    return World(
-        model=model, rollouts=replace(rollouts, true_credit=worth.diff().float()),
+    choices = list(dict.fromkeys(choice for row in prefixes for choice in row))
+    number = {choice: i for i, choice in enumerate(choices)}
+    log_prob = {choice: log_prob_of(model, choice) for choice in choices}
+    rollouts = every_answer(model, answers)
+    V = values_of_prefixes(answers, rollouts.reward.tolist(), log_prob)
+    totals, worths = [], []  # of each answer: its log-prob; V of each of its prefixes
+    for answer in answers:
+        totals.append(sum(log_prob[answer[:t + 1]] for t in range(len(answer))))
+        worths.append([V[answer[:t]] for t in range(T + 1)])
+    total, worth = torch.stack(totals), torch.tensor(worths).double()
+    score = torch.stack([parameter_gradient(model, log_prob[choice]) for choice in choices])
+    J = (total.exp() * rollouts.reward).sum()
+    return EnumeratedTask(
+        model=model,
+        rollouts=replace(rollouts, true_credit=worth.diff().float()),
         probability=total.detach().exp(),
         node=torch.tensor([[number[choice] for choice in row] for row in prefixes]),
-        score=score.double(), worth=worth,
-        gradient=gradient_of(model, (total.exp() * rollouts.reward).sum()).double())
+        score=score.double(),
+        worth=worth,
+        gradient=parameter_gradient(model, J).double())
 
 
-def make_model(seed: int) -> Qwen2:
+def make_policy(seed: int) -> Qwen2:
     config = ModelConfig(vocab_size=len(TEXTS), hidden_size=6, intermediate_size=8, head_dim=6,
                          num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1,
                          tie_word_embeddings=True, eos_token_id=(END,))
@@ -79,22 +86,23 @@ def make_model(seed: int) -> Qwen2:
     return model
 
 
-def all_answers(length: int) -> list[Answer]:
-    """All that end with the end, and all that the limit cuts off."""
-    ended = [(*body, END) for n in range(length)
-             for body in itertools.product((ONE, OPENING), repeat=n)]
-    return ended + list(itertools.product((ONE, OPENING), repeat=length))
+def all_answers(length: int) -> list[Tokens]:
+    """All answers that end with the end, and all that the limit cuts off."""
+    answers: list[Tokens] = []
+    for n in range(length):
+        answers += [(*body, END) for body in itertools.product((ONE, OPENING), repeat=n)]
+    return answers + list(itertools.product((ONE, OPENING), repeat=length))
 
 
-def log_prob_of(model: Qwen2, choice: Answer) -> torch.Tensor:
-    """Of its last token, with its graph."""
+def log_prob_of(model: Qwen2, choice: Tokens) -> torch.Tensor:
+    """The log-prob of a choice's last token, with its graph."""
     ids = torch.tensor([PROMPT + list(choice[:-1])])
     return model(ids)[0, -1].double().log_softmax(-1)[choice[-1]]
 
 
-def prefix_values(answers: list[Answer], rewards: list[float],
-                  log_prob: dict[Answer, torch.Tensor]) -> dict[Answer, float]:
-    """V from the end: an answer's own reward, or the mean over what may follow."""
+def values_of_prefixes(answers: list[Tokens], rewards: list[float],
+                       log_prob: dict[Tokens, torch.Tensor]) -> dict[Tokens, float]:
+    """V of each prefix, from the end: an answer's own reward, or the mean over what may follow."""
     V = dict(zip(answers, rewards))
     prefixes = {answer[:t] for answer in answers for t in range(len(answer))}
     for prefix in sorted(prefixes, key=len, reverse=True):
@@ -103,23 +111,34 @@ def prefix_values(answers: list[Answer], rewards: list[float],
     return V
 
 
-def describe(model: Qwen2, answers: list[Answer]) -> Rollouts:
+def every_answer(model: Qwen2, answers: list[Tokens]) -> Rollouts:
     """Every answer once, with the sampler's numbers and the labels that the task would give it."""
     texts = [[TEXTS[i] for i in answer] for answer in answers]
     labels = [annotate([text.encode() for text in row]) for row in texts]
     section, kind = (padded(codes).to(torch.uint8) for codes in zip(*labels))
-    ids, mask = padded(answers), padded([[1] * len(answer) for answer in answers]).bool()
+    ids = padded(answers)
+    mask = padded([[1] * len(answer) for answer in answers]).bool()
     with torch.no_grad():
         inputs = torch.cat([torch.tensor(PROMPT).expand(len(ids), 1), ids[:, :-1]], 1)
         log_probs = model(inputs).log_softmax(-1)  # (n, T, V)
-    entropy = -(log_probs.exp() * log_probs).sum(-1) * mask
+    p = log_probs.exp()
+    entropy = -(p * log_probs).sum(-1) * mask
     return Rollouts(
-        problems=[None], prompt_ids=[PROMPT], group=torch.zeros(len(ids), dtype=torch.long),
-        ids=ids, mask=mask, finished=torch.tensor([answer[-1] == END for answer in answers]),
+        problems=[None],
+        prompt_ids=[PROMPT],
+        group=torch.zeros(len(ids), dtype=torch.long),
+        ids=ids,
+        mask=mask,
+        finished=torch.tensor([answer[-1] == END for answer in answers]),
         log_prob=log_probs.gather(2, ids[..., None]).squeeze(-1) * mask,
-        entropy=without_rounding(entropy), collision=log_probs.exp().square().sum(-1) * mask,
-        texts=texts, answers=["".join(row) for row in texts], section=section, kind=kind,
-        scores=scores_of(answers), forward=Forward(model, 64))
+        entropy=without_rounding(entropy),
+        collision=p.square().sum(-1) * mask,
+        texts=texts,
+        answers=["".join(row) for row in texts],
+        section=section,
+        kind=kind,
+        scores=rewards_of(answers),
+        forward=Forward(model, 64))
 
 
 def padded(rows: list) -> torch.Tensor:
@@ -130,7 +149,7 @@ def padded(rows: list) -> torch.Tensor:
 def without_rounding(values: torch.Tensor) -> torch.Tensor:
     """Make values equal that differ by rounding alone.
 
-    The prompt is "1", so the model has the same distribution behind "1", "1 1" and "1 1 1", and
+    The prompt is "1", so the model has the same distribution after "1", "1 1" and "1 1 1", and
     entropy_masking puts its threshold between their tokens. Without this the last bit, which
     differs from one kind of CPU to the next, would decide which of them are kept.
     """
@@ -140,24 +159,25 @@ def without_rounding(values: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(result).scatter(0, order, result).view_as(values)
 
 
-def scores_of(answers: list[Answer]) -> dict[str, torch.Tensor]:
-    """(n,): right is a "1" behind the first tag; the format wants a tag and the end."""
-    right = [is_right(answer) for answer in answers]
+def rewards_of(answers: list[Tokens]) -> dict[str, torch.Tensor]:
+    """(n,) of each part: right is a "1" after the first tag; the format wants a tag and the
+    end."""
+    right = [has_right_end(answer) for answer in answers]
     parts = {"reward": right, "answer": right,
              "format": [OPENING in answer and answer[-1] == END for answer in answers],
              "reasoning": [answer[0] == ONE for answer in answers]}
     return {name: torch.tensor(part).float() for name, part in parts.items()}
 
 
-def is_right(answer: Answer) -> bool:
+def has_right_end(answer: Tokens) -> bool:
     if OPENING not in answer:
         return False
-    behind = answer.index(OPENING) + 1
-    return answer[behind:behind + 1] == (ONE,)
+    after = answer.index(OPENING) + 1
+    return answer[after:after + 1] == (ONE,)
 
 
-def gradient_of(model: Qwen2, number: torch.Tensor) -> torch.Tensor:
-    """(P,): at all its parameters; the graph stays, for the next number."""
+def parameter_gradient(model: Qwen2, number: torch.Tensor) -> torch.Tensor:
+    """(P,) the gradient of a number at all parameters; the graph stays, for the next number."""
     parts = torch.autograd.grad(number, list(model.parameters()), retain_graph=True,
                                 materialize_grads=True)
     return torch.cat([part.flatten() for part in parts])

@@ -1,0 +1,184 @@
+"""One arm's gain over another: success over pairs of runs, its interval, its p, and a verdict.
+
+    found = gains({"my_idea": (arms["my_idea"], arms["none"])})
+    found["my_idea"].estimate    # the mean over seeds, with its 95% interval
+    found["my_idea"].verdict     # better, worse, or no difference seen
+
+An arm is a set of runs, one for each seed. Two arms with the same seed are asked the same problems
+at every step, so runs are paired by seed: what a seed's problems bring to both arms cancels.
+
+Success in training is the mean over all answers that training sampled: it counts each of them. Held
+out success at the end is that of the last policy, on problems that no run trained on.
+"""
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from analysis.runs import Run, evaluations
+from analysis.statistics import Estimate, Floats, holm, mean_over, paired_difference
+from analysis.tables import WITH_INTERVAL, Columns, Row, Table, shown
+from harness.record import Json
+
+IN_TRAINING, AT_THE_END = MEASURES = ("success in training", "held-out success at the end")
+SEEN = 0.05         # a difference is called real if its corrected p is below
+NOT_SEEN = "no difference seen"
+
+Arm = Mapping[int, Run]  # the runs of one arm, by seed
+
+
+@dataclass(frozen=True)
+class Gain:
+    """How much more success one arm has than another, over the seeds that both have.
+
+    p is corrected for all gains that were asked for together, by Holm's method; that of a control
+    is its own. It is nan where there are too few pairs for a test.
+    """
+    seeds: tuple[int, ...]
+    estimate: Estimate
+    p: float = np.nan
+
+    @property
+    def pairs(self) -> int:
+        return len(self.seeds)
+
+    @property
+    def is_seen(self) -> bool:
+        return self.p < SEEN
+
+    @property
+    def could_see(self) -> float | None:
+        """The gain that 80 of 100 such experiments would see; two pairs say nothing of it."""
+        return self.estimate.visible if self.pairs > 2 else None
+
+    @property
+    def verdict(self) -> str:
+        """A word for a table: how much room a difference that is not seen has, the interval says
+        beside it."""
+        if not self.pairs:
+            return "nothing in common"
+        if self.pairs == 1:
+            return "one seed: no verdict"
+        if not self.is_seen:
+            return NOT_SEEN
+        return "better" if self.estimate.value > 0 else "worse"
+
+    @property
+    def sentence(self) -> str:
+        """The verdict, and where nothing is seen what the interval leaves open."""
+        if self.verdict != NOT_SEEN:
+            return self.verdict
+        return f"{NOT_SEEN}; {room_left(self.estimate)}"
+
+
+def room_left(estimate: Estimate) -> str:
+    """What a 95% interval leaves open."""
+    gain, loss = shown(estimate.high, "size"), shown(-estimate.low, "size")
+    if not np.isfinite(estimate.low):
+        return "there are too few pairs for an interval"
+    if estimate.low >= 0:
+        return f"the interval leaves room for a gain of up to {gain} points"
+    if estimate.high <= 0:
+        return f"the interval leaves room for a loss of up to {loss} points"
+    return f"the interval leaves room for a gain of up to {gain} points or a loss of up to {loss}"
+
+
+def gain_over(mine: Arm, theirs: Arm, measure: str = IN_TRAINING, tests: int = 1) -> Gain:
+    """The gain of one arm over another, its p not corrected. `tests`: how many gains are asked for
+    together, which decides what could be seen."""
+    difference_of = difference_in_training if measure == IN_TRAINING else difference_at_the_end
+    found = {}
+    for seed in sorted(set(mine) & set(theirs)):
+        difference = difference_of(mine[seed], theirs[seed])
+        if difference is not None:
+            found[seed] = difference
+    if not found:
+        return Gain((), Estimate(np.nan))
+    pairs = np.stack(list(found.values()))  # (seeds, 1 or problems)
+    if measure == IN_TRAINING:
+        estimate = mean_over(pairs[:, 0], tests)
+    else:
+        estimate = paired_difference(pairs, tests)
+    return Gain(tuple(found), estimate, estimate.p)
+
+
+def gains(family: Mapping[str, tuple[Arm, Arm]], measure: str = IN_TRAINING,
+          controls: Collection[str] = (), fewest: int = 2) -> dict[str, Gain]:
+    """The gain of the first arm of each pair over the second, by the pair's label.
+
+    Holm's correction is over all labels but those of `controls`, whose p is their own. A gain of
+    fewer than `fewest` pairs has no p and is not counted.
+    """
+    methods = [label for label in family if label not in controls]
+    found = {}
+    for label, (mine, theirs) in family.items():
+        gain = gain_over(mine, theirs, measure, len(methods) if label in methods else 1)
+        found[label] = gain if gain.pairs >= fewest else replace(gain, p=np.nan)
+    corrected = holm([found[label].p for label in methods])
+    for label, p in zip(methods, corrected):
+        found[label] = replace(found[label], p=p)
+    return found
+
+
+def over_baseline(arms: Mapping[str, Arm], baseline: str) -> dict[str, tuple[Arm, Arm]]:
+    """The pairs of arms that `gains` takes: each arm beside the baseline."""
+    return {name: (arm, arms[baseline]) for name, arm in arms.items() if name != baseline}
+
+
+def gain_table(name: str, title: str, found: Mapping[str, Gain | None],
+               beside: Columns | None = None, over: str = "plain GRPO",
+               verdicts: list[str] | None = None, finding: str = "",
+               notes: list[str] | None = None, headings: dict[str, str] | None = None) -> Table:
+    """A row for each arm: pairs, gain, p, what the caller has `beside` them, and the verdict.
+
+    None stands for an arm without a gain, as the baseline itself. `verdicts` take the place of the
+    gains' own.
+    """
+    pairs: Row = []
+    estimates: Row = []
+    p: Row = []
+    words: Row = []
+    for gain in found.values():
+        pairs.append(gain.pairs if gain else None)
+        estimates.append(gain.estimate if gain else None)
+        p.append(gain.p if gain else None)
+        words.append(gain.verdict if gain else "-")
+    columns: Columns = {"arm": ("", list(found)), "pairs": ("d", pairs),
+                        "gain": ("points", estimates), "p": ("p", p), **(beside or {}),
+                        "verdict": ("", verdicts or words)}
+    return Table(name, title, columns, finding, notes or [],
+                 {"gain": f"gain over {over}{WITH_INTERVAL}", "p": "p, Holm's correction",
+                  **(headings or {})})
+
+
+def difference_in_training(mine: Run, theirs: Run) -> Floats | None:
+    """(1,) how much more success one run has than another with the same problems."""
+    if not mine["metrics"] or len(mine["metrics"]) != len(theirs["metrics"]):
+        return None
+    return np.array([mean_success(mine) - mean_success(theirs)])
+
+
+def difference_at_the_end(mine: Run, theirs: Run) -> Floats | None:
+    """(problems,) the difference in each held-out problem, after the last step."""
+    my_end, their_end = final_lines([mine], "sampled"), final_lines([theirs], "sampled")
+    if not my_end or not their_end:
+        return None
+    my_answers = np.array(my_end[0]["answer"], float)
+    return np.asarray(my_answers - np.array(their_end[0]["answer"], float))
+
+
+def mean_success(run: Run) -> float:
+    """The success of all answers of the training; every step has as many."""
+    return float(success_by_step(run).mean()) if run["metrics"] else np.nan
+
+
+def success_by_step(run: Run) -> Floats:
+    """(steps,) the share of a batch's answers that are right."""
+    return np.array([line["success"] for line in run["metrics"]], float)
+
+
+def final_lines(runs: Collection[Run], mode: str) -> list[Json]:
+    """The evaluations after the last step, of the runs that have one."""
+    lines = [line for run in runs for line in evaluations(run, mode)
+             if line["step"] == run["config"]["steps"]]
+    return lines

@@ -1,0 +1,164 @@
+"""One table of tokens: all tokens of some answers end to end, with a column for each number.
+
+    tokens = read_tokens(run, step)
+    tokens["log_prob"]                                 # (n,) one value a token
+    tokens.where(tokens["kind"] == NUMBER)["change"]   # of the number tokens alone
+    tokens.part_of_answer(5)                           # (n,) which fifth of its answer: 0 to 4
+
+An analysis reads such a table from a credit file, a probe makes one from frames (B, T). Every table
+has the column `problem`, most have `answer`, `position` and `length`:
+
+    answer     0  0  0  1  1      which answer the token belongs to
+    position   0  1  2  0  1      how many tokens of its answer stand before it
+    length     3  3  3  2  2      how many tokens its answer has
+"""
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from grpo import gradient_size
+from harness.record import read_columns
+
+CODES = ("token_id", "kind", "section")  # the columns of tokens that are whole numbers
+OF_ANSWERS = ("episode_start", "group", "finished")  # and all that begin with "reward"
+OF_THE_REST = ("prompt_ids", "prompt_start", "trainer_step")
+NUMBERED = ("problem", "answer")  # go on from one table to the next where tables are joined
+
+
+class TokenTable:
+    """Columns of one value a token. A table is not changed: each method makes a new one."""
+
+    def __init__(self, columns: Mapping[str, np.ndarray]):
+        self.columns = dict(columns)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.columns[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.columns
+
+    def __len__(self) -> int:
+        return len(self["problem"])
+
+    @property
+    def problems(self) -> int:
+        """The number of problems, which are numbered from 0."""
+        return int(self["problem"].max()) + 1 if len(self) else 0
+
+    def where(self, kept: np.ndarray | slice) -> "TokenTable":
+        """The tokens that a mask or a slice keeps."""
+        return TokenTable({name: values[kept] for name, values in self.columns.items()})
+
+    def having(self, columns: Mapping[str, np.ndarray]) -> "TokenTable":
+        """The same tokens with these columns too, or in the place of those of that name."""
+        return TokenTable({**self.columns, **columns})
+
+    def sums_by_problem(self, values: np.ndarray) -> np.ndarray:
+        """(problems,) sums over the tokens of each problem."""
+        return np.bincount(self["problem"], values, self.problems)
+
+    def part_of_answer(self, parts: int) -> np.ndarray:
+        """(n,) in which of so many equal parts of its answer the middle of each token stands."""
+        return np.asarray(parts * (2 * self["position"] + 1) // (2 * self["length"]))
+
+    def rank_in_answer(self, values: np.ndarray) -> np.ndarray:
+        """(n,) each token's rank in its answer by these values, from -1 (least) to 1 (most). Equal
+        values share their mean rank; the only token of an answer has 0."""
+        rank = np.zeros(len(self))
+        for answer in np.unique(self["answer"]):
+            inside = self["answer"] == answer
+            count = inside.sum()
+            if count > 1:
+                _, which, times = np.unique(values[inside], return_inverse=True, return_counts=True)
+                mean_rank = np.cumsum(times) - (times + 1) / 2  # from 0
+                rank[inside] = 2 * mean_rank[which] / (count - 1) - 1
+        return rank
+
+
+def table_of_frames(mask: torch.Tensor, problem: torch.Tensor,
+                    frames: Mapping[str, torch.Tensor]) -> TokenTable:
+    """The tokens of a mask (B, T), with the number of each answer's problem (B,) and a column for
+    each frame (B, T)."""
+    answer, position = mask.cpu().numpy().nonzero()
+    columns = {"problem": problem.cpu().numpy()[answer], "answer": answer, "position": position,
+               "length": mask.sum(1).cpu().numpy()[answer]}
+    for name, frame in frames.items():
+        columns[name] = flat(frame, mask)
+    return TokenTable(columns)
+
+
+def flat(frame: torch.Tensor, mask: torch.Tensor) -> np.ndarray:
+    """(B, T) -> (n,): float64, or int64 of whole numbers."""
+    values = frame[mask].detach().cpu()
+    return (values.double() if values.is_floating_point() else values.long()).numpy()
+
+
+def joined_tables(tables: Sequence[TokenTable]) -> TokenTable:
+    """The tokens of all tables, one after the other; problems and answers are numbered on."""
+    columns = {}
+    for name in tables[0].columns:
+        parts = [table[name] for table in tables]
+        columns[name] = np.concatenate(numbered_on(parts) if name in NUMBERED else parts)
+    return TokenTable(columns)
+
+
+def numbered_on(parts: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """[0, 2, 2], [0, 1] -> [0, 1, 1], [2, 3]"""
+    numbers, first = [], 0
+    for part in parts:
+        distinct, number = np.unique(part, return_inverse=True)
+        numbers.append(number + first)
+        first += len(distinct)
+    return numbers
+
+
+@dataclass
+class StepRecord:
+    """A credit file, its columns sorted by what they are of."""
+    step: int
+    trainer_step: int              # the same step as another trainer numbers it
+    tokens: TokenTable
+    answers: dict[str, np.ndarray]  # one value an answer: group, length, reward, finished, ...
+    prompts: list[np.ndarray]       # of each problem the token ids of its prompt
+
+    def tokens_of(self, answer: int) -> TokenTable:
+        first = int(self.answers["episode_start"][answer])
+        return self.tokens.where(slice(first, first + int(self.answers["length"][answer])))
+
+
+def read_tokens(run: Path, step: int) -> TokenTable:
+    return read_step(run, step).tokens
+
+
+def read_step(run: Path, step: int) -> StepRecord:
+    """The record of a step. Its tokens have further columns, which follow from those on disk:
+
+        s              norm(onehot - p), the size of the gradient of log p at the logits
+        gradient       A w s, with the sign of the advantage
+        abs gradient   abs(A) w s, the gradient's size at the logits
+        push           A w s^2, what the token's own term of the loss would do to its log p
+    """
+    columns = read_columns(run, step)
+    answers = {name: values for name, values in columns.items()
+               if name in OF_ANSWERS or name.startswith("reward")}
+    starts, count = columns["episode_start"], len(columns["token_id"])
+    answers["group"] = answers["group"].astype(np.int64)
+    answers["length"] = np.diff(np.append(starts, count))
+
+    answer = np.repeat(np.arange(len(starts)), answers["length"])
+    of_tokens = {"problem": answers["group"][answer], "answer": answer,
+                 "position": np.arange(count) - starts[answer],
+                 "length": answers["length"][answer]}
+    for name in columns.keys() - answers.keys() - set(OF_THE_REST):
+        of_tokens[name] = columns[name].astype(np.int64 if name in CODES else np.float64)
+    log_prob, collision = (torch.from_numpy(of_tokens[name]) for name in ("log_prob", "collision"))
+    of_tokens["s"] = gradient_size(log_prob, collision).numpy()
+    of_tokens["gradient"] = of_tokens["advantage"] * (of_tokens["weight"] * of_tokens["s"])
+    of_tokens["abs gradient"] = np.abs(of_tokens["gradient"])
+    of_tokens["push"] = of_tokens["gradient"] * of_tokens["s"]
+    trainer_step = int(columns["trainer_step"][0]) if "trainer_step" in columns else step
+    prompts = np.split(columns["prompt_ids"], columns["prompt_start"][1:])
+    return StepRecord(step, trainer_step, TokenTable(of_tokens), answers, prompts)

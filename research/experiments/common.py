@@ -1,0 +1,143 @@
+"""What the experiments that are made of training runs share: finished runs, their short form in a
+published result, the table of a leaderboard, and the report."""
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from analysis.gains import Gain, gain_table, success_by_step
+from analysis.runs import Run, is_done, read_run
+from analysis.tables import Columns, Table
+from engine.errors import UserError, read_json
+from harness.screen import python_command, say
+from harness.flags import MOST_THREADS, Flag
+from harness.settings import make_settings, read_flags
+from research.experiments.published import RESULTS, made_by
+from research.probes.common import Findings, print_findings, write_findings
+from harness.planned import PlannedRun
+
+FLAGS_OF_RUNS = {
+    "processes": Flag(0, "runs at a time; 0 is one for each core that this program may use",
+                      least=0, most=MOST_THREADS),
+    "report_only": Flag(False, "say what the finished runs show, and start nothing")}
+FLAGS_OF_LEADERBOARD = {
+    "afresh": Flag(False, "make runs that were published, too"),
+    "dry_run": Flag(False, "list what is missing, and start nothing")}
+Arms = dict[str, dict[int, Run]]  # finished runs, by arm and seed
+
+
+def finished_run(planned: PlannedRun) -> Run | None:
+    """The run of this plan, if it is finished. Its folder's name says which run it should be, its
+    settings which it is."""
+    if not (planned.folder / "config.json").exists():
+        return None
+    run = read_run(planned.folder)
+    flags = [*planned.flags, "--steps", str(planned.steps), "--seed", str(planned.seed)]
+    wanted, config = make_settings(read_flags(flags)).to_json(), run["config"]
+    passed_over = {"out"} if wanted["threads"] else {"out", "threads"}  # 0: what suits the machine
+    for name in wanted.keys() - passed_over:
+        if config.get(name) != wanted[name]:
+            raise UserError(f"{planned.folder} has --{name} {config.get(name)}, not "
+                            f"{wanted[name]}: remove it, and it is made again")
+    return run if is_done(run) else None
+
+
+def finished_arms(planned: list[PlannedRun], known: Mapping[tuple[str, int], Run] = {}) -> Arms:
+    """The finished runs of a plan; `known` are published ones, which need no folder."""
+    arms: Arms = {}
+    for one in planned:
+        run = known.get((one.arm, one.seed)) or finished_run(one)
+        if run:
+            arms.setdefault(one.arm, {})[one.seed] = run
+    return arms
+
+
+def list_missing(missing: list[PlannedRun]) -> None:
+    """Print the folder and the command of each run, for --dry_run."""
+    for run in missing:
+        print(f"  {run.folder}\n    {python_command(*run.command)}")
+
+
+def end_with(failed: dict[str, str]) -> None:
+    """Say which arms failed, if any did, and end in an error."""
+    for arm, reason in failed.items():
+        say(f"failed: {arm}: {reason}")
+    if failed:
+        raise SystemExit(1)
+
+
+def mean_step_seconds(runs: Iterable[Run]) -> float:
+    """The processor's seconds for a step, which are the same whatever runs beside it."""
+    return float(np.mean([line["processor_seconds"] for run in runs for line in run["metrics"]]))
+
+
+def total_seconds(runs: Iterable[Run], clock: str = "processor_seconds") -> float:
+    return float(sum(line[clock] for run in runs for line in run["metrics"]))
+
+
+def success_by_parts(runs: Mapping[int, Run], parts: int) -> list[float]:
+    """Success in each of so many equal parts of the training, means over seeds."""
+    curve = np.mean([success_by_step(run) for run in runs.values()], 0)
+    return [float(part.mean()) for part in np.array_split(curve, parts)]
+
+
+def short_form(run: Run, answers: int) -> list:
+    """A run as a published result keeps it: answers to a step, seconds a step, and how many answers
+    of each step were right. A leaderboard is continued from these on another machine."""
+    right = [round(answers * success) for success in success_by_step(run).tolist()]
+    return [answers, round(mean_step_seconds([run]), 4), right]
+
+
+def from_short_form(stored: list, result: dict) -> Run:
+    """The run that a published result has in short, as far as a leaderboard needs it."""
+    answers, seconds, right = stored
+    metrics = [{"success": count / answers, "processor_seconds": seconds} for count in right]
+    config = {key: result["made_by"][0][key] for key in ("git_commit", "versions")}
+    return {"folder": Path("published"), "steps": [], "evaluations": [], "metrics": metrics,
+            "config": {**config, "questions": answers, "answers": 1}}
+
+
+def require_same_plan(name: str, result: dict, wanted: dict) -> None:
+    """End in an error where a published result was made in another way than the plan says."""
+    for setting, value in wanted.items():
+        if result["settings"][setting] != value:
+            raise UserError(f"{name}.json was made with another {setting}: --afresh makes all runs "
+                            "anew")
+
+
+def predictions(name: str) -> dict:
+    """What was predicted before any run of this experiment was made."""
+    path = RESULTS / f"{name}/predictions.json"
+    return read_json(path) if path.exists() else {}
+
+
+def leaderboard(found: Mapping[str, Gain], predicted: Mapping[str, float],
+                cost: Mapping[str, float], verdicts: Mapping[str, str] | None = None,
+                beside: Mapping[str, tuple[str, dict]] | None = None) -> Table:
+    """The arms, the largest gain first. `cost`: seconds of a step over plain GRPO's; `beside`:
+    further columns, a format and a value for each arm."""
+    order = sorted(found, key=lambda arm: -found[arm].estimate.value)
+    of_arms = {**(beside or {}), "predicted": ("points", predicted), "seconds": (".2f", cost)}
+    columns: Columns = {name: (spec, [values.get(arm) for arm in order])
+                        for name, (spec, values) in of_arms.items()}
+    return gain_table(
+        "board", "Mean success in training, each arm minus plain GRPO, in points",
+        {arm: found[arm] for arm in order}, columns,
+        verdicts=[verdicts[arm] for arm in order] if verdicts else None,
+        notes=["paired by seed, interval by Student's t; p and verdict by Holm's correction over "
+               "the methods, those of a control or a larger batch not corrected; no difference "
+               "seen: the interval says how large a gain or a loss may still be; cost of a step: "
+               "processor seconds, over plain GRPO's"],
+        headings={"seconds": "cost of a step"})
+
+
+def write_report(folder: Path, measured: str, findings: Findings, settings: dict,
+                 made: dict[str, Run], seconds: float, command: str) -> None:
+    """Write numbers.json into the folder, and print what was found. `made`: the runs by name."""
+    known = SimpleNamespace(**settings, made_by=made_by(
+        {name: run["config"] for name, run in made.items()}))
+    write_findings(folder, measured, known, findings, seconds, command)
+    print_findings(findings)
+    as_name = "" if folder.name == measured else f" --name {folder.name.replace('-', '_')}"
+    print(f"picture and numbers: {folder}; python -m research publish {folder}{as_name} keeps them")

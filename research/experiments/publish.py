@@ -1,0 +1,86 @@
+"""Keep what was measured, and bring pages and pictures up to date with it.
+
+    python -m research publish                        # write all tables and draw all pictures again
+    python -m research publish results/board          # what an experiment or a probe has written
+    python -m research publish results/law --name law_test
+    python -m research publish --check                # change nothing, say what is not up to date
+
+FOLDER's numbers become research/results/NAME.json, in the place of those before. Then the numbers
+that pages mark are written into README, docs/ and research/, and the pictures are drawn again. A
+result that the pages cannot be filled from is not published, and one of another experiment is not
+replaced.
+"""
+from pathlib import Path
+
+from engine.errors import UserError, read_json
+from harness.record import replace_text
+from harness.screen import say
+from harness.flags import Flag
+from harness.parser import make_parser, with_defaults
+from research.experiments.pages import check_marks, filled_pages
+from research.experiments.pictures import draw_all_published, outdated_pictures
+from research.experiments.published import RESULTS, result_of, write_result
+
+FLAGS = {
+    "name": Flag(None, "name of the result, by default that of the experiment or the probe"),
+    "check": Flag(False, "write nothing; say which pages and pictures are not up to date")}
+
+
+def main(argv: list[str]) -> None:
+    parser = make_parser("python -m research publish [FOLDER] [flags]", __doc__, FLAGS)
+    parser.add_argument("folder", nargs="?", help="results/board, or what a probe has written")
+    typed = parser.read(argv)
+    folder = typed.pop("folder", None)
+    flags = with_defaults(typed, FLAGS)
+    if flags.check:
+        check_all()
+        return
+    if folder:
+        say(f"published: {publish(Path(folder), flags.name)}")
+    elif flags.name:
+        raise UserError("--name needs a folder, whose numbers are published under this name")
+    for page, text in filled_pages().items():
+        replace_text(page, text)
+        say(f"written: {page.name}")
+    for picture in draw_all_published():
+        say(f"drawn: {picture}")
+
+
+def check_all() -> None:
+    """End in an error if a page or a picture is older than the results."""
+    outdated = [page.name for page in filled_pages()] + outdated_pictures()
+    if outdated:
+        raise UserError(f"not up to date: {', '.join(outdated)}. python -m research publish writes "
+                        "them again")
+    say("all pages and pictures are up to date")
+
+
+def publish(folder: Path, name: str | None = None) -> Path:
+    """Write the folder's numbers into research/results, in the place of those of the same
+    experiment before. Where a page marks a number that the new result lacks, the old one stays."""
+    if name is not None and not name.isidentifier():
+        raise UserError(f"--name {name:.80} should be letters, digits and _")
+    result = result_of(folder)
+    path = RESULTS / f"{name or result['measured']}.json"
+    before = path.read_text(encoding="utf-8") if path.exists() else None
+    if before is not None:
+        refuse_another(path, result)
+    write_result(path, result)
+    try:
+        check_marks(path.stem)
+    except UserError as error:
+        if before is None:
+            path.unlink()
+        else:
+            replace_text(path, before)
+        raise UserError(f"{error}. So {folder} was not published; change the page first, or "
+                        "publish it under another --name") from None
+    return path
+
+
+def refuse_another(path: Path, result: dict) -> None:
+    """End in an error if the published result is of another experiment or probe."""
+    measured = read_json(path).get("measured")  # one that was damaged may be replaced
+    if measured != result["measured"]:
+        raise UserError(f"{path} was measured by {measured}, not by {result['measured']}: publish "
+                        "under another --name")

@@ -1,0 +1,161 @@
+"""Tables of push, change and credit (change.py), and their statistics with the estimate's variance
+taken out. Sums over a vocabulary item are over all tokens of that spelling, with their sign."""
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from analysis.statistics import Estimate
+from analysis.tables import WITH_INTERVAL, Row, Table, by_row
+from analysis.tokens import TokenTable, joined_tables
+from engine.tokens import KINDS
+from research.probes.change_batches import (ADAMW_STEP, PLAIN_STEP, PUSH, SMALL_GROUPS, STEPS,
+                                            MeasuredBatch)
+from research.probes.common import jackknife_of_sums, rank_correlation, share_of_sums
+
+COMMON_ITEM = 20  # tokens of a vocabulary item, in each run
+MOST_ITEMS = 6    # that are shown
+SHOWN = ("word", "number", "operator")
+ARMS = (PUSH, *STEPS)
+ByStep = Mapping[int, Sequence[MeasuredBatch]]  # by step, one of each run
+
+
+def live_tokens(tokens: TokenTable, arm: str) -> TokenTable:
+    """The tokens that have a push and a known change, with a column `change`: that of the arm's
+    step, or the push itself."""
+    push = tokens["push in groups of 4" if arm == SMALL_GROUPS else "push"]
+    change = push if arm == PUSH else tokens[arm]
+    known = (push != 0) & ~np.isnan(change)
+    return TokenTable({
+        **{name: tokens[name] for name in ("problem", "token_id", "kind", "credit 1", "credit 2")},
+        "push": push, "change": change}).where(known)
+
+
+def pooled(batches: Sequence[MeasuredBatch], arm: str) -> TokenTable:
+    return joined_tables([live_tokens(batch.tokens, arm) for batch in batches])
+
+
+def size_of_credit(tokens: TokenTable) -> np.ndarray:
+    """The credit by one half of the continuations times its sign by the other half: a size to which
+    the variance of the estimate adds nothing."""
+    return np.asarray(tokens["credit 1"] * np.sign(tokens["credit 2"]))
+
+
+def of_frequent_items(tokens: TokenTable) -> np.ndarray:
+    """(n,): whether a token is of a vocabulary item that occurs often enough."""
+    _, item_of, count = np.unique(tokens["token_id"], return_inverse=True, return_counts=True)
+    runs = max(1, tokens.problems // 16)
+    return np.asarray((count >= COMMON_ITEM * runs)[item_of])
+
+
+def correlations_with_credit(tokens: TokenTable) -> list[Estimate]:
+    """The correlation of change and credit token by token, and that of their sums over vocabulary
+    items."""
+    if not tokens["credit 1"].any():
+        return [Estimate(np.nan)] * 2
+    frequent = of_frequent_items(tokens)
+    by_item = Estimate(np.nan)
+    if frequent.any():
+        part = tokens.where(frequent)
+        _, item = np.unique(part["token_id"], return_inverse=True)
+        values = [part[name] for name in ("change", "credit 1", "credit 2")]
+        by_item = jackknife_of_sums(part["problem"], values, correlation_by_item, item)
+    d, c1, c2 = (tokens[name] for name in ("change", "credit 1", "credit 2"))
+    products = [np.ones_like(d), d, d * d, c1, c2, c1 * c2, d * (c1 + c2) / 2]
+    return [jackknife_of_sums(tokens["problem"], products, correlation_by_token), by_item]
+
+
+def correlation_by_token(sums: np.ndarray) -> float:
+    """The correlation of change d and credit c from the sums (7, 1) of 1, d, d d, c1, c2, c1 c2 and
+    d c. c1 c2, a product of the halves, stands for the square of c without its variance."""
+    n, d, dd, c1, c2, cc, dc = sums[:, 0]
+    c = (c1 + c2) / 2
+    covariance = dc - d * c / n
+    return float(covariance / np.sqrt((dd - d * d / n) * (cc - c1 * c2 / n)))
+
+
+def correlation_by_item(sums: np.ndarray) -> float:
+    """The correlation of sums over items (3, items): of the change, and of the credit's halves."""
+    d, c1, c2 = sums - sums.mean(1, keepdims=True)
+    covariance = (d * (c1 + c2) / 2).sum()
+    return float(covariance / np.sqrt((d * d).sum() * (c1 * c2).sum()))
+
+
+def kinds_table(batches: ByStep) -> Table:
+    rows: list[Row] = []
+    for step, of_step in batches.items():
+        tokens = pooled(of_step, PUSH)
+        sizes = [np.abs(pooled(of_step, arm)["change"]) for arm in (PUSH, PLAIN_STEP, ADAMW_STEP)]
+        sizes.append(size_of_credit(tokens))
+        for kind in SHOWN:
+            inside = tokens["kind"] == KINDS.index(kind)
+            shares = [share_of_sums(tokens["problem"], size * inside, size) for size in sizes]
+            rows.append([step, kind, inside.mean(), *shares])
+    names = ("push", "plain step", "AdamW", "credit")
+    formats = {"step": "d", "kind": "", "tokens": ".0%"}
+    headings = {"tokens": "share of the tokens", "push": "share of the push",
+                "plain step": "share of the change, plain step",
+                "AdamW": "share of the change, AdamW's first step",
+                "credit": "share of the credit"}
+    for name in names:
+        formats[name] = ".0%"
+        headings[name] += WITH_INTERVAL
+    return Table("kinds", "Which kinds of token get the push, the change and the credit",
+                 by_row(formats, rows), "",
+                 ["push: A s^2, what a token's own term of the loss would do to its log-prob; "
+                  "change: its log-prob after the step minus before; credit: V after the token "
+                  "minus V before it. Shares are of sums of sizes; the size of a credit has its "
+                  "sign taken from other continuations"], headings)
+
+
+def fell_and_rose_table(batches: ByStep) -> Table:
+    rows: list[Row] = []
+    for step, of_step in batches.items():
+        for arm in ARMS:
+            tokens = pooled(of_step, arm)
+            against_push = [Estimate(np.nan)] * 2
+            if arm != PUSH:
+                problem, push, change = tokens["problem"], tokens["push"], tokens["change"]
+                up, down = push.clip(0), push.clip(None, 0)
+                against_push = [share_of_sums(problem, up * (change < 0), up),
+                                share_of_sums(problem, down * (change > 0), down)]
+            rows.append([step, arm, *against_push, *correlations_with_credit(tokens)])
+    formats = {"step": "d", "what": "", "fell": ".0%", "rose": ".0%", "by token": "+.2f",
+               "by type": "+.2f"}
+    headings = {"fell": "pushed up, but fell", "rose": "pushed down, but rose",
+                "by token": "correlation with credit, by token",
+                "by type": "correlation with credit, by vocabulary item"}
+    headings = {name: f"{text}{WITH_INTERVAL}" for name, text in headings.items()}
+    return Table("arms", "Which log-probs fell and rose, and whether the change follows the credit",
+                 by_row(formats, rows), "",
+                 ["pushed up, but fell: the share of the upward push that went to tokens whose "
+                  "log-prob fell; pushed down, but rose: the share of the downward push that went "
+                  "to tokens whose log-prob rose; correlations with the credit: token by token, "
+                  "and of sums with their sign over all tokens of one spelling"], headings)
+
+
+def items_table(batches: ByStep, tokenizer: Tokenizer) -> Table:
+    """The vocabulary items with the largest credit, up or down: sums over their tokens, as shares
+    of all sizes."""
+    rows: list[Row] = []
+    sentences = []
+    for step, of_step in batches.items():
+        tokens = pooled(of_step, PLAIN_STEP)
+        ids, item, count = np.unique(tokens["token_id"], return_inverse=True, return_counts=True)
+        both_halves = (tokens["credit 1"] + tokens["credit 2"]) / 2
+        push, change, credit = (np.bincount(item, values) / np.abs(values).sum()
+                                for values in (tokens["push"], tokens["change"], both_halves))
+        common = np.flatnonzero(count >= COMMON_ITEM * len(of_step))
+        for i in common[np.argsort(-np.abs(credit[common]))][:MOST_ITEMS]:
+            text = repr(tokenizer.decode([int(ids[i])]))
+            rows.append([step, text, push[i], change[i], credit[i]])
+        of_change = rank_correlation(change[common], credit[common])
+        of_push = rank_correlation(push[common], credit[common])
+        sentences.append(f"At step {step}, over {len(common)} vocabulary items, the rank "
+                         f"correlation with the credit is {of_change:+.2f} for the change and "
+                         f"{of_push:+.2f} for the push.")
+    formats = {"step": "d", "type": "", **dict.fromkeys(("push", "change", "credit"), "+.1%")}
+    return Table("types", "The vocabulary items with the largest credit, with their sign",
+                 by_row(formats, rows), "\n".join(sentences),
+                 ["change: in a plain step; shares of the sum of all sizes"],
+                 {"type": "vocabulary item"})

@@ -1,0 +1,167 @@
+"""The tables and the picture of phase 1 (phase1.py). Each is made of tables of tokens with a number
+of each token, `signed`, and its size."""
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from analysis.notes import CLASSES, FILLER, REASONING
+from analysis.plots import COLOURS, legend_below, plt, save
+from analysis.statistics import jackknife, t_values
+from analysis.tables import WITH_INTERVAL, Row, Table, by_row
+from analysis.tokens import TokenTable
+from engine.tokens import KINDS, WORD
+
+FIFTHS = 5
+PHASE_1, PHASE_2 = "phase 1", "phase 2"
+RANDOM_TEXT, UNTRAINED, UNTRAINED_RANDOM, LOSS_TERMS, GRADIENT = CONTROLS = (
+    "random text", "untrained", "untrained, random text", "loss terms", "abs(A) s")
+PUBLISHED = {  # what the earlier experiment found in phase 1 and phase 2
+    "t of the size above 3": ("0.83", "-"), "t of the size below 1.5": ("0.019", "-"),
+    "abs(t) above 3": ("-", "0.20"), "abs(t) below 1.5": ("-", "0.39"),
+    "mean abs(t)": ("-", "1.92"), "early over late": ("4", "1.6"),
+    "filler over reasoning": ("1.75", "1.31"),
+    "the same at like positions": ("-", "1.24")}  # from its table of five bins
+TokensByName = Mapping[str, TokenTable]  # phase 1, phase 2 and the controls, by name
+
+
+def t_by_position(tokens: TokenTable, column: str = "signed") -> np.ndarray:
+    """abs(t) of each position that several answers have."""
+    number, position = tokens[column], tokens["position"]
+    n = np.bincount(position)
+    total, square = np.bincount(position, number), np.bincount(position, number ** 2)
+    several = n > 1
+    return np.abs(t_values(n[several].astype(float), total[several], square[several]))
+
+
+def mean_of(values: np.ndarray) -> np.float64:
+    """The mean, or NaN where there is none, as in a fifth of very short answers."""
+    return values.mean() if len(values) else np.float64(math.nan)
+
+
+def is_of_class(tokens: TokenTable, name: str) -> np.ndarray:
+    return np.asarray(tokens["class"] == CLASSES.index(name))
+
+
+def class_ratio(tokens: TokenTable) -> float:
+    """The mean size of filler over that of reasoning."""
+    filler, reasoning = (mean_of(tokens["size"][is_of_class(tokens, name)])
+                         for name in (FILLER, REASONING))
+    return float(filler / reasoning)
+
+
+def ratio_at_like_positions(tokens: TokenTable) -> float:
+    """The same, with every fifth of the answers counted the same for both classes."""
+    fifth = tokens.part_of_answer(FIFTHS)
+    totals = []
+    for name in (FILLER, REASONING):
+        of_class = is_of_class(tokens, name)
+        totals.append(sum(mean_of(tokens["size"][of_class & (fifth == number)])
+                          for number in range(FIFTHS)))
+    filler, reasoning = totals
+    return float(filler / reasoning)
+
+
+def mean_by_fifth(tokens: TokenTable) -> list[np.float64]:
+    fifth = tokens.part_of_answer(FIFTHS)
+    return [mean_of(tokens["size"][fifth == number]) for number in range(FIFTHS)]
+
+
+def first_over_last_fifth(tokens: TokenTable) -> float:
+    means = mean_by_fifth(tokens)
+    return float(means[0] / means[-1])
+
+
+STATISTICS = {
+    "t of the size above 3": lambda tokens: mean_of(t_by_position(tokens, "size") > 3),
+    "t of the size below 1.5": lambda tokens: mean_of(t_by_position(tokens, "size") < 1.5),
+    "abs(t) above 3": lambda tokens: mean_of(t_by_position(tokens) > 3),
+    "abs(t) below 1.5": lambda tokens: mean_of(t_by_position(tokens) < 1.5),
+    "mean abs(t)": lambda tokens: mean_of(t_by_position(tokens)),
+    "early over late": first_over_last_fifth,
+    "filler over reasoning": class_ratio,
+    "the same at like positions": ratio_at_like_positions}
+
+
+def phases_table(found: TokensByName) -> Table:
+    rows: list[Row] = []
+    sentences = []
+    phase_1, phase_2 = found[PHASE_1], found[PHASE_2]
+    for name, statistic in STATISTICS.items():
+        published_1, published_2 = PUBLISHED[name]
+        # of a whole training, phase 2, the problems are too many to leave out one by one
+        of_phase_1 = jackknife(lambda kept: statistic(phase_1.where(kept)), phase_1["problem"])
+        rows.append([name, published_1, of_phase_1, published_2, float(statistic(phase_2)),
+                     *(float(statistic(found[control])) for control in CONTROLS)])
+        if "over" in name or "above 3" in name:
+            other = float(statistic(found[RANDOM_TEXT]))
+            sentences.append(f"{name}: it is {of_phase_1.value:.3g} in phase 1, and {other:.3g} "
+                             "for random text, in which there is no credit.")
+    formats = {"measure": "", "notes 1": "", PHASE_1: ".3g", "notes 2": "",
+               PHASE_2: ".3g", **dict.fromkeys(CONTROLS, ".3g")}
+    return Table("phases", "Phase 1 beside phase 2 and numbers that hold no credit",
+                 by_row(formats, rows), "\n".join(sentences),
+                 ["interval: over problems (jackknife). t by position; ratios of mean sizes"],
+                 {"notes 1": "phase 1, published", "notes 2": "phase 2, published",
+                  PHASE_1: f"{PHASE_1}{WITH_INTERVAL}"})
+
+
+def flaws_table(found: TokensByName, with_shuffled_rewards: TokenTable) -> Table:
+    phase_1, gradient = found[PHASE_1], found[GRADIENT]
+    changed = np.abs(with_shuffled_rewards["signed"] - gradient["signed"]).sum()
+    without_gradient = gradient["size"] == 0
+    filler = phase_1["kind"][is_of_class(phase_1, FILLER)]
+    half = phase_1.where(phase_1["answer"] % 2 == 0)
+    t_of_all, t_of_half = (mean_of(t_by_position(tokens, "size")) for tokens in (phase_1, half))
+    changed = float(changed / gradient["size"].sum())
+    early_over_late = first_over_last_fifth(found[UNTRAINED_RANDOM])
+    t_of_size = float(STATISTICS["t of the size above 3"](phase_1))
+    t_signed = float(STATISTICS["abs(t) above 3"](phase_1))
+    without_learning = phase_1["size"][without_gradient].sum() / phase_1["size"].sum()
+    not_a_word = mean_of(filler != WORD)
+    rows = [
+        ["wrong gradient: shuffled rewards change GRPO's gradient by this share, phase 1 by 0",
+         changed],
+        ["correlation of its size with abs(A) s", correlation(phase_1["size"], gradient["size"])],
+        ["position: early over late where there is nothing to credit, untrained and random text",
+         early_over_late],
+        ["correlation of its size with the number of loss terms",
+         correlation(phase_1["size"], found[LOSS_TERMS]["size"])],
+        ["t: share above 3 of the size, which is never negative", t_of_size],
+        ["the same number with a sign", t_signed],
+        ["t grows with the answers: mean t of the size with all over that with half of them",
+         t_of_all / t_of_half],
+        ["after the fact: share of it in answers from which training learns nothing (A = 0)",
+         without_learning],
+        ["crude classes: share of filler that is no word but a tag, a space, an end", not_a_word]]
+    sentences = [
+        f"Wrong gradient: shuffled rewards change GRPO's gradient by {changed:.3g} of its size, "
+        "and phase 1's by 0.",
+        "Position: for random text by an untrained model, where there is nothing to credit, early "
+        f"tokens have {early_over_late:.3g} times the size of late ones.",
+        f"t: the share of positions with t above 3 is {t_of_size:.3g} for the size, which is never "
+        f"negative, and {t_signed:.3g} for the number with a sign.",
+        f"After the fact: a share of {without_learning:.3g} of it lies in answers from which "
+        "training learns nothing (A = 0).",
+        f"Crude classes: a share of {not_a_word:.3g} of filler is no word but a tag, a space or an "
+        "end."]
+    return Table("flaws", "The five flaws, each with the number that shows it",
+                 by_row({"flaw": "", "found": ".3g"}, rows), "\n".join(sentences),
+                 [f"kinds of token: {', '.join(KINDS)}"])
+
+
+def correlation(one: np.ndarray, other: np.ndarray) -> float:
+    return float(np.corrcoef(one, other)[0, 1])
+
+
+def draw_positions(found: TokensByName, folder: Path) -> None:
+    """Draw the mean size by fifths of the answers, over the mean of all tokens."""
+    figure, axis = plt.subplots()
+    for (name, tokens), colour in zip(found.items(), COLOURS):
+        relative = np.array(mean_by_fifth(tokens)) / tokens["size"].mean()
+        axis.plot(np.arange(1, FIFTHS + 1), relative, "o-", color=colour, label=name)
+    axis.set(xlabel="fifth of the answer", ylabel="mean size over that of all tokens",
+             title="By position: phase 1, phase 2, and numbers that hold no credit", yscale="log")
+    legend_below(figure, axis, ncols=4)
+    save(figure, folder, "positions", "Mean size by position in the answer")

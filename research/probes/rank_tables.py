@@ -1,0 +1,97 @@
+"""Ranks of a matrix, and the tables of them (rank.py)."""
+from collections.abc import Callable
+
+import torch
+
+from analysis.statistics import Estimate, mean_over
+from analysis.tables import WITH_INTERVAL, Row, Table, by_row
+
+MAIN = 8  # the group size at which advantages are compared
+Z, ONES, PLANTED, CRITIC = "z-score", "all equal", "planted rewards by token", "a critic (gae)"
+# (matrix, advantage, R): the ranks for each problem
+FoundRanks = dict[tuple[str, str, int], list[dict[str, float]]]
+
+
+def entropy_rank(s: torch.Tensor) -> float:
+    share = s / s.sum()
+    return float(torch.special.entr(share).sum().exp())
+
+
+def stable_rank(s: torch.Tensor) -> float:
+    return float(s.square().sum() / s[0].square())
+
+
+def threshold_rank(s: torch.Tensor) -> float:
+    return float((s > 0.01 * s[0]).sum())
+
+
+def energy_rank(s: torch.Tensor, share: float) -> float:
+    """The number of largest singular values that reach the share; rounding is none of them."""
+    reached = s.square().cumsum(0) / s.square().sum()
+    return 1.0 + float((reached < share - 1e-9).sum())
+
+
+RANKS: dict[str, Callable[[torch.Tensor], float]] = {  # of singular values, the largest first
+    "entropy": entropy_rank,
+    "stable": stable_rank,
+    "90%": lambda s: energy_rank(s, 0.9),
+    "99%": lambda s: energy_rank(s, 0.99),
+    "threshold": threshold_rank}
+
+
+def mean_rank(found: FoundRanks, matrix: str, arm: str, R: int, rank: str) -> Estimate:
+    return mean_over([of_problem[rank] for of_problem in found.get((matrix, arm, R), [])])
+
+
+def main_size(found: FoundRanks) -> int:
+    return max(R for _, _, R in found if R <= MAIN)
+
+
+def ranks_by_size(found: FoundRanks) -> Table:
+    """The ranks with the z-score, by the size of the group."""
+    sizes, main = sorted({R for _, _, R in found}), main_size(found)
+    rows, sentences = list[Row](), []
+    for matrix in "AB":
+        for rank in RANKS:
+            of_size = [mean_rank(found, matrix, Z, R, rank) for R in sizes]
+            ones = mean_rank(found, matrix, ONES, main, rank)
+            values = [e if R == main else e.value for R, e in zip(sizes, of_size)]
+            rows.append([f"{matrix}: {rank}", *values, ones.value])
+            if rank in ("entropy", "stable"):
+                by_size = ", ".join(f"{e.value:.2f}" for e in of_size)
+                sentences.append(f"{rank.capitalize()} rank of {matrix} at R = "
+                                 f"{', '.join(map(str, sizes))}: {by_size}; with all advantages 1, "
+                                 f"at R = {main}: {ones.value:.2f}.")
+    formats = {"rank": "", **{f"R={R}": ".2f" for R in sizes}, ONES: ".2f"}
+    problems = len(found["A", Z, main])
+    return Table("sizes", "Ranks of the z-score's gradient, by the size of the group",
+                 by_row(formats, rows), "\n".join(sentences),
+                 [f"means over problems whose answers differ in reward ({problems} at R = {main}); "
+                  "a matrix of R rows has rank R at most, so R = 2 says nothing about A"],
+                 {f"R={main}": f"R={main}{WITH_INTERVAL}", ONES: f"all equal, R={main}"})
+
+
+def ranks_by_advantage(found: FoundRanks) -> Table:
+    """Entropy and stable rank with every advantage; and by problem the entropy rank minus that with
+    the z-score."""
+    R, rows, sentences = main_size(found), list[Row](), []
+    for arm in dict.fromkeys(arm for _, arm, _ in found):
+        row: Row = [arm]
+        for matrix in "AB":
+            pairs = zip(found[matrix, arm, R], found[matrix, Z, R])
+            change = mean_over([one["entropy"] - z["entropy"] for one, z in pairs])
+            row += [mean_rank(found, matrix, arm, R, "entropy").value,
+                    mean_rank(found, matrix, arm, R, "stable").value, change]
+            if arm in (PLANTED, CRITIC):
+                sentences.append(f"The entropy rank of {matrix} with {arm}, minus that with the "
+                                 f"z-score, is {change.value:+.2f} (95% interval {change.low:+.2f} "
+                                 f"to {change.high:+.2f}).")
+        rows.append(row)
+    formats, headings = {"advantage": ""}, {}
+    for matrix in "AB":
+        formats |= {f"{matrix} entropy": ".2f", f"{matrix} stable": ".2f",
+                    f"{matrix} change": "+.2f"}
+        headings[f"{matrix} change"] = f"{matrix} entropy minus z-score's{WITH_INTERVAL}"
+    return Table("arms", f"Does credit by token raise the rank? R = {R}", by_row(formats, rows),
+                 "\n".join(sentences),
+                 ["paired by problem; each interval is of one comparison"], headings)
