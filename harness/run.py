@@ -43,10 +43,7 @@ def open_run(argv: list[str]) -> Iterator["Run"]:
     given = read_flags(argv)
     may_continue, resume = given.pop("continue", False), given.pop("resume", None)
     if resume:
-        for name in sorted(given.keys() - {*CHANGEABLE}):
-            others = ", ".join(f"--{flag}" for flag in CHANGEABLE if flag != "steps")
-            raise UserError(f"--{name} cannot be changed in a resumed run, only --steps can, and "
-                            f"flags that say how the run is made: {others}")
+        refuse_unchangeable(given)
         run_config(Path(resume))
         given |= {"config": Path(resume) / "config.json", "out": resume}
     settings = make_settings(given)
@@ -64,11 +61,15 @@ def open_run(argv: list[str]) -> Iterator["Run"]:
         try:
             yield run
         except NotFinite as error:
-            kept = list(run.folder.checkpoints().values())
-            last = f"the last good checkpoint, for --model, is {kept[-1]}" if kept else (
-                "there is no checkpoint before it")
             raise UserError(f"{error}, in step {run.step} at --learning_rate "
-                            f"{settings.learning_rate:g}; {last}") from error
+                            f"{settings.learning_rate:g}; {run.last_good_model()}") from error
+
+
+def refuse_unchangeable(given: Json) -> None:
+    for name in sorted(given.keys() - {*CHANGEABLE}):
+        others = ", ".join(f"--{flag}" for flag in CHANGEABLE if flag != "steps")
+        raise UserError(f"--{name} cannot be changed in a resumed run, only --steps can, and "
+                        f"flags that say how the run is made: {others}")
 
 
 class Run:
@@ -128,6 +129,12 @@ class Run:
         is_ours = self.folder.writes and self.folder.is_here()
         if error and is_ours and not (self.folder.path / "metrics.jsonl").exists():
             shutil.rmtree(self.folder.path)
+
+    def last_good_model(self) -> str:
+        checkpoints = self.folder.checkpoints()
+        if not checkpoints:
+            return "there is no checkpoint before it"
+        return f"the last good checkpoint, for --model, is {checkpoints[max(checkpoints)]}"
 
     def steps(self) -> Iterator[int]:
         for self.step in range(self.done + 1, self.settings.steps + 1):

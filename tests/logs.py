@@ -1,4 +1,5 @@
 """Run folders that the tests of analysis are made on: any numbers, and known effects."""
+import re
 import statistics
 
 import numpy as np
@@ -64,6 +65,11 @@ def plain_rows(folder, files):
                 row |= {f"abs {name}": abs(row[name]) for name in ("advantage", "gradient")}
                 rows.append({**row, "middle": (row["position"] + 0.5) / row["length"]})
     return rows
+
+
+def titles_in(printed):
+    """Of the tables that were printed."""
+    return re.findall("^## (.+)$", printed, re.M)
 
 
 def mean_of(rows, name):

@@ -82,6 +82,21 @@ def test_the_metrics_of_change_against_numpy():
 
 
 @pytest.mark.numerics
+def test_a_push_is_a_w_m_s_squared(small_model, rollouts):
+    """Tokens differ in all four. With loss_norm sequence m is N / (answers * length)."""
+    mask = rollouts.mask.clone()
+    mask[0, 1:] = False  # a shorter answer than the others
+    rollouts = dataclasses.replace(rollouts, mask=mask)
+    weight = torch.rand(mask.shape, generator=torch.Generator().manual_seed(0)) * mask
+    _, metrics, columns = stepped(small_model, rollouts, weight=weight, loss_norm="sequence")
+    s_square = 1 - 2 * rollouts.log_prob.exp() + rollouts.collision
+    m = rollouts.mask.sum() / (6 * rollouts.length[:, None])
+    push = rollouts.advantage * weight * m * s_square * rollouts.mask
+    for name, value in change_metrics(columns["change"], push).items():
+        assert metrics[name] == pytest.approx(value, rel=1e-3), name
+
+
+@pytest.mark.numerics
 @pytest.mark.parametrize("changed", [{}, {"epochs": 2}, {"micro_batch": 1, "epochs": 3}])
 def test_it_is_the_log_prob_after_minus_before(small_model, rollouts, changed):
     """It is measured for all tokens: those of the second group have no push and change too."""

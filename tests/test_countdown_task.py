@@ -5,14 +5,16 @@ import itertools
 import json
 import random
 import re
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
-from countdown_task import (PROMPTS, Problem, Task, Wording, annotate, evaluates_to, held_out,
-                            joined)
+from countdown_task import (PROMPTS, Problem, Task, Wording, evaluates_to, held_out, joined,
+                            read_expression)
 from engine.errors import UserError
 from engine.tokens import KINDS, SECTIONS, encode_prompt, load_tokenizer, token_bytes
+from properties import cuts, draw, given
 
 TINY = dict(prompt="short", numbers="3", min_number=1, max_number=15, max_target=99, max_result=150)
 WIDE = dict(numbers="3,4", min_number=1, max_number=99, max_target=99, max_result=10_000)
@@ -55,34 +57,117 @@ def test_a_prompt_of_ones_own_is_one_row_and_opens_the_thinking_or_does_not(
     assert task.score(PROBLEM, text)["format"] == form
 
 
-RIGHT = [
-    ("(1+2)*3", 9), ("1+2*3", 7), ("8-3-2", 3), ("8/4/2", 1), ("2/3*6", 4), ("-3+5", 2),
-    ("8/(3-8/3)", 24),  # exact thirds
-    ("5--3", 8), ("-(3-5)", 2), ("-(1+2)*-3/9", 1), ("( 2-5 ) /3*4+7", 3), ("3*-5+20", 5),
-    (" \t3\n+ 5\r", 8)]
-WRONG_USE = [
-    ("3+5", (3, 5, 2), 8), ("3+5+5", (3, 5), 13), ("3+5", (3, 6), 8), ("35", (3, 5), 35),
-    ("3/(5-5)", (3, 5, 5), 0), ("3_0", (30,), 30), ("03", (3,), 3)]
+WRONG_USE = [("35", (3, 5), 35), ("3_0", (30,), 30), ("03", (3,), 3)]
 NO_EXPRESSION = [
-    "2**3", "7//2", "9**9**9", "3 5", "3+5=8", "3+5;", "3+", "(3+5", "3+5)", "()", "", "*3", "+3",
-    "3(5)", "3.0+5", "3e0+5", "0x3+5", "int(3)+5", "__import__('os')", "a+3", "\u0663+5",
+    "3+5=8", "3+5;", "3.0+5", "3e0+5", "0x3+5", "int(3)+5", "__import__('os')", "a+3", "\u0663+5",
     "\uff13+5", "3\u00d75", "3\u00a0+5", "3\x00+5", "\ud800", "(" * 5000 + "3" + ")" * 5000,
     "-" * 5000 + "3", "(" * 50 + "3" + ")" * 50, "9" * 10_000, "1+" * 5000 + "1"]
+NUMBERS = ["0", "1", "2", "3", "7", "8", "12", "100", "00", "03"]
+PARTS = [*NUMBERS, "+", "-", "*", "/", "**", "//", "(", ")", "()", " ", "\t\n"]
 
 
-def digits_in(text):
-    return [int(run) for run in re.findall("[0-9]{1,4}", text)]
+class Reader:
+    """An expression read from left to right, one function for each rule of the grammar:
+
+    sum = product, then + or - and a product, any number of times
+    product = factor, then * or / and a factor, any number of times
+    factor = - factor, or a number, or ( sum )
+    """
+
+    def __init__(self, text):
+        self.words = re.findall("[0-9]+|[^ \t\r\n]", text)
+
+    def value(self):
+        """A fraction, or None of what is no expression, or divides by zero."""
+        try:
+            value = self.sum()
+        except (LookupError, ValueError, ZeroDivisionError):
+            return None
+        return None if self.words else value
+
+    def is_next(self, words):
+        return bool(self.words) and self.words[0] in words
+
+    def sum(self):
+        value = self.product()
+        while self.is_next("+-"):
+            sign = {"+": 1, "-": -1}[self.words.pop(0)]
+            value += sign * self.product()
+        return value
+
+    def product(self):
+        value = self.factor()
+        while self.is_next("*/"):
+            is_product = self.words.pop(0) == "*"
+            factor = self.factor()
+            value = value * factor if is_product else value / factor
+        return value
+
+    def factor(self):
+        word = self.words.pop(0)
+        if word == "-":
+            return -self.factor()
+        if word == "(":
+            value = self.sum()
+            if self.words.pop(0) != ")":
+                raise ValueError("not closed")
+            return value
+        if word[0] == "0" and int(word):
+            raise ValueError("03 is no number, though 0 and 00 are")
+        return Fraction(word)
+
+
+@draw.composite
+def expressions(choose, depth=4):
+    """Right ones, as a list of parts."""
+    if depth == 0 or choose(draw.integers(0, 3)) == 0:
+        return [choose(draw.sampled_from(NUMBERS[:-1]))]
+    inner = expressions(depth - 1)
+    if choose(draw.integers(0, 4)) == 0:
+        return ["-", *choose(inner)]
+    parts = [*choose(inner), choose(draw.sampled_from("+-*/")), *choose(inner)]
+    return ["(", *parts, ")"] if choose(draw.booleans()) else parts
+
+
+SPACES = draw.sampled_from(["", " ", "\n", "\r\n \t"])
+
+
+@given(expressions(), SPACES, draw.data())
+def test_a_right_expression_uses_its_numbers_once_and_has_its_value(parts, space, data):
+    text = space.join(parts)
+    value = Reader(text).value()
+    assert read_expression(text) == value
+    digits = [int(part) for part in parts if part.isdigit()]
+    if value is None or "00" in parts:  # a division by zero, or no way to write a number
+        return
+    numbers = data.draw(draw.permutations(digits))
+    assert evaluates_to(text, numbers, value) and not evaluates_to(text, numbers, value + 1)
+    for others in (numbers[1:], [*numbers, 3], [numbers[0] + 1, *numbers[1:]]):
+        assert not evaluates_to(text, others, value)
+
+
+@given(expressions(), SPACES, draw.lists(draw.sampled_from(PARTS), max_size=8))
+def test_what_is_no_expression_has_no_value(parts, space, any_parts):
+    """A part is left out, doubled, or another operator, wherever it is; or any parts in a row.
+    What is an expression all the same has the value that the reader finds."""
+    texts = [any_parts]
+    for place, part in enumerate(parts):
+        before, behind = parts[:place], parts[place + 1:]
+        texts += [[*before, *behind], [*before, part, part, *behind]]
+        if part in "+-*/":
+            texts += [[*before, other, *behind] for other in ("**", "//", "+", "")]
+    for one in texts:
+        text = space.join(one)
+        assert read_expression(text) == Reader(text).value(), text
 
 
 def test_the_expression_reader():
-    for expression, target in RIGHT:
-        assert evaluates_to(expression, digits_in(expression), target), expression
-        assert not evaluates_to(expression, digits_in(expression), target + 1), expression
     for expression, numbers, target in WRONG_USE:
         assert not evaluates_to(expression, numbers, target), expression
     for expression in NO_EXPRESSION:
+        digits = [int(run) for run in re.findall("[0-9]{1,4}", expression)]
         for target in (0, 1, 3, 8, 15, 5001):
-            assert not evaluates_to(expression, digits_in(expression), target), expression[:20]
+            assert not evaluates_to(expression, digits, target), expression[:20]
 
 
 def test_any_string_gets_a_score():
@@ -126,16 +211,29 @@ def test_forms_of_the_reward(flags, words, half_right, wrong):
         assert task.score(PROBLEM, text) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("pieces, expected", [
-    ([" 3", " *", " 5", " =", " 1", "5", ",", "</think>"], [5]),
-    (["<think>", "3*5=1", "5,15+", "7=", "2", "2</think>"], [2, 5]),
-    (["3 * 5 = 15 + 7 = 22", "</think>"], [0, 0]),
-    (["3 * 5 = 16, 3 + 5 = 8", "</think>"], [0]),
-    (["é", "3 * 5", "", " = 15", "", "</think>"], [3]),
-    (["3 * 5 = 15"], []), ([], [])])
-def test_right_steps_end_with_these_tokens(pieces, expected):
-    pieces = [piece.encode() for piece in pieces]
-    assert Task().right_steps(PROBLEM, pieces) == expected
+STEPS = {  # of the numbers 3 5 7, and whether they are right wherever they stand
+    "3 * 5 = 15": True, "7-3=4": True, "5 - 7 = -2": True, "3 * 5 = 16": False, "3 + 3 = 6": False,
+    "7 / 3 = 2": False}
+
+
+@given(draw.lists(draw.tuples(draw.sampled_from([*STEPS]), draw.sampled_from([", ", " é ", "\n"])),
+                  max_size=4), draw.booleans(), draw.data())
+def test_right_steps_end_with_the_tokens_of_their_last_digit(steps, is_closed, data):
+    """However the text is cut. A thinking that is not closed has no steps."""
+    text, ends = b"", []
+    for step, between in steps:
+        text += step.encode()
+        if STEPS[step]:
+            ends.append(len(text))
+        text += between.encode()
+    if is_closed:
+        text += b"</think> 3 + 5 = 8"
+    pieces = cuts(text, data.draw)
+    found = Task().right_steps(PROBLEM, pieces)
+    assert len(found) == (len(ends) if is_closed else 0)
+    for token, end in zip(found, ends):
+        before = sum(map(len, pieces[:token]))
+        assert before < end <= before + len(pieces[token])
 
 
 @pytest.mark.parametrize("ranges", [TINY, WIDE, FOUR])
@@ -206,31 +304,65 @@ def test_fewer_problems_than_asked_for_are_no_endless_search():
     assert len(Task(prompt="short", numbers="3", max_number=2).held_out_problems(20)) == 3
 
 
-def labels(pieces):
+PARTS_OF_AN_ANSWER = {"so": "word", " try": "word", "é.": "word", "<": "word", ">\n": "word",
+                      "|": "word", " ": "space", "\n": "space", "3": "number", " 15": "number",
+                      "+": "operator", " *": "operator", "-": "operator", "/": "operator",
+                      "(": "bracket", " =": "bracket", ")": "bracket"}
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+ENDS = ("<|im_end|>", "<|endoftext|>")
+
+
+@draw.composite
+def answers_in_parts(choose):
+    """Text and tags in any order, the usual order among them."""
+    texts = draw.lists(draw.sampled_from([*PARTS_OF_AN_ANSWER]), max_size=4)
+    parts = choose(texts)
+    for tag in choose(draw.one_of(draw.just(TAGS[1:]), draw.permutations(TAGS),
+                                  draw.lists(draw.sampled_from(TAGS), max_size=6))):
+        parts += [tag, *choose(texts)]
+    return parts + choose(draw.lists(draw.sampled_from(ENDS), max_size=2))
+
+
+AFTER = {("think", "</think>"): "between", ("think", "<answer>"): "answer",
+         ("between", "<answer>"): "answer", ("answer", "</answer>"): "after"}
+
+
+def byte_by_byte(parts):
+    """The section that each byte is in, and the kind of text it is part of."""
+    place, sections, kinds = "think", [], []
+    for part in parts:
+        kind = "tag" if part in TAGS else PARTS_OF_AN_ANSWER.get(part, "end")
+        for byte in part.encode():
+            sections.append(place if place in SECTIONS else "other")
+            kinds.append("space" if chr(byte).isspace() else kind)
+        place = AFTER.get((place, part), place)
+    return sections, kinds
+
+
+@given(answers_in_parts(), draw.data())
+def test_sections_and_kinds_follow_from_the_bytes_of_a_token_however_the_text_is_cut(parts, data):
+    """A token that touches a tag is a tag; otherwise its first byte has its section, and the first
+    that is no space its kind."""
+    text, sections, kinds = "".join(parts).encode(), *byte_by_byte(parts)
+    ends = [match.span() for match in re.finditer(rb"<\|\w+\|>", text)]  # tokens of their own
+    pieces = cuts(text, data.draw, whole=ends)
+    start, labels = 0, []
+    for piece in pieces:
+        its_kinds = kinds[start:start + len(piece)]
+        others = [kind for kind in its_kinds if kind != "space"]
+        kind = "tag" if "tag" in its_kinds else others[0] if others else "space"
+        section = "other" if kind in ("tag", "end") else sections[start]
+        labels.append(f"{section} {kind}")
+        start += len(piece)
+    assert in_words(Task().label(pieces)) == labels
+    if "tag" not in kinds:  # an answer that is an expression alone
+        expected = [re.sub("other (?!end)|think ", "answer ", label) for label in labels]
+        assert in_words(Task(prompt="expression").label(pieces)) == expected
+
+
+def in_words(labels):
     """Such as "think word" for each token."""
-    section, kind = annotate(pieces)
-    return [f"{SECTIONS[s]} {KINDS[k]}" for s, k in zip(section, kind)]
-
-
-@pytest.mark.parametrize("pieces, expected", [
-    ([b" try", b" 3", b" *", b" =", b"</think>", b"\n", b"<answer>", b" (", b" 3", b"</answer>",
-      b"<|im_end|>"],
-     ["think word", "think number", "think operator", "think bracket", "other tag", "other space",
-      "other tag", "answer bracket", "answer number", "other tag", "other end"]),
-    # tags in pieces, as Qwen's tokenizer has them, or glued to their neighbours: the token that
-    # closes the opening tag and the one that opens the closing tag are outside of the section
-    ([b"so", b"</", b"think", b">\n", b"<", b"answer", b">", b"3", b"+", b"</", b"answer", b">"],
-     ["think word", *["other tag"] * 6, "answer number", "answer operator", *["other tag"] * 3]),
-    ([b"x</think>\n<answer", b">3", b"+", b"5<", b"/answer>"],
-     ["other tag", "other tag", "answer operator", "other tag", "other tag"]),
-    ([b"a", b"b"], ["think word"] * 2), ([], []),
-    ([b"a", b"<answer>", b"3"], ["think word", "other tag", "answer number"]),
-    ([b"<answer>", b"3", b"</answer>", b" so", b"<answer>", b"4"],  # only the first is one
-     ["other tag", "answer number", "other tag", "other word", "other tag", "other number"]),
-    ([b"<think>", b"a", b"</think>", b"b"],
-     ["other tag", "think word", "other tag", "other word"])])
-def test_sections_and_kinds(pieces, expected):
-    assert labels(pieces) == expected
+    return [f"{SECTIONS[section]} {KINDS[kind]}" for section, kind in zip(*labels, strict=True)]
 
 
 def test_prompts_end_with_an_opened_think_and_are_chatml(learner):
@@ -325,14 +457,6 @@ def test_an_expression_alone_is_an_answer(text, form, right):
     task = Task(prompt="expression", reward_form="right", **TWO)
     expected = {"reward": right, "format": form, "answer": right, "reasoning": 0}
     assert task.score(Problem((4, 19), 76), text) == expected
-
-
-def test_all_of_an_expression_is_in_the_answer_section():
-    pieces = [b"4", b"*", b" ", b"1", b"(", b"so", b"<|im_end|>"]
-    section, kind = Task(prompt="expression", **TWO).label(pieces)
-    assert [SECTIONS[code] for code in section] == ["answer"] * 6 + ["other"]
-    assert [KINDS[code] for code in kind] == [
-        "number", "operator", "space", "number", "bracket", "word", "end"]
 
 
 def test_examples_of_a_file_come_from_its_training_problems(tmp_path):

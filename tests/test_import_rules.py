@@ -15,10 +15,10 @@ import pytest
 from conftest import LISTED, REMOVABLE, ROOT, project_files
 
 SIX = {"countdown_task", "qwen2_model", "grpo", "mitigations", "train", "analyze"}
-ROOMS = ("engine", "harness", "credit", "analysis", "tools", "examples",
-         *(room for room in REMOVABLE if (ROOT / room).exists()))
+OWN_PACKAGES = ("engine", "harness", "credit", "analysis", "tools", "examples",
+                *(name for name in REMOVABLE if (ROOT / name).exists()))
 UNPICKLERS = {"pickle", "marshal", "shelve", "dill", "joblib"}
-PACKAGES = {"torch", "safetensors", "tokenizers", "numpy", "matplotlib"}
+INSTALLED = {"torch", "safetensors", "tokenizers", "numpy", "matplotlib"}
 DOORS = {  # files that talk to other tools, and what only they may import
     "bridges.import_formats": {"pyarrow"},
     "bridges.trl_trainer": {"trl", "transformers", "accelerate"},
@@ -26,7 +26,7 @@ DOORS = {  # files that talk to other tools, and what only they may import
     "benchmarks.cases": {"transformers"}}
 
 # Package or file -> what it may import; a name means itself and everything within it.
-ROOT_ROOMS = ["engine", "harness", "credit", "analysis"]
+LAB = ["engine", "harness", "credit", "analysis"]
 MAY_IMPORT = {
     "engine": ["qwen2_model", "engine"],
     "harness": ["qwen2_model", "engine", "harness",
@@ -39,22 +39,22 @@ MAY_IMPORT = {
     "qwen2_model": ["engine.errors", "engine.processes"],
     "grpo": ["engine", "qwen2_model"],
     "mitigations": ["engine", "harness", "grpo"],
-    "train": [*SIX, *ROOT_ROOMS],
+    "train": [*SIX, *LAB],
     "analyze": ["analysis", "engine", "harness", "grpo", "mitigations"],
-    "research": [*SIX, *ROOT_ROOMS, "research"],
-    "tools": [*SIX, *ROOT_ROOMS, "tools"],
+    "research": [*SIX, *LAB, "research"],
+    "tools": [*SIX, *LAB, "tools"],
     "examples": [*SIX, "engine", "harness.flags"],
-    "bridges": [*SIX, *ROOT_ROOMS, "tools", "bridges"],
-    "benchmarks": [*SIX, *ROOT_ROOMS, "benchmarks"],
+    "bridges": [*SIX, *LAB, "tools", "bridges"],
+    "benchmarks": [*SIX, *LAB, "benchmarks"],
 }
 
 
 def sources():
     """Every .py of the program, the tests aside."""
     paths = [ROOT / f"{name}.py" for name in SIX]
-    for room in ROOMS:
-        paths += [path for path in project_files(f"{room}/**/*.py")
-                  if (ROOT / room / "tests") not in path.parents]
+    for package in OWN_PACKAGES:
+        paths += [path for path in project_files(f"{package}/**/*.py")
+                  if (ROOT / package / "tests") not in path.parents]
     return sorted(paths)
 
 
@@ -92,7 +92,7 @@ def is_added(node, anywhere):
     an import of a file or a package of theirs among it."""
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         package = (getattr(node, "module", None) or node.names[0].name).split(".")[0]
-        return anywhere and not (is_own(package) or package in PACKAGES | sys.stdlib_module_names)
+        return anywhere and not (is_own(package) or package in INSTALLED | sys.stdlib_module_names)
     is_method = any(ast.unparse(mark).partition("(")[0] in ("mitigation", "advantage")
                     for mark in marks_of(node))
     target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
@@ -116,7 +116,7 @@ def test_what_a_user_adds_is_told_apart(code, elsewhere, in_mitigations):
 
 
 def is_own(name):
-    return name.split(".")[0] in SIX | {*ROOMS, *REMOVABLE}
+    return name.split(".")[0] in SIX | {*OWN_PACKAGES, *REMOVABLE}
 
 
 @cache
@@ -197,12 +197,12 @@ def test_the_top_level_is_six_files():
     assert not wrong, "\n".join(wrong)
 
 
-def test_every_package_is_a_known_room():
-    """Rooms are packages; a new one needs its line in ROOMS and MAY_IMPORT."""
-    assert {path.parent.name for path in project_files("*/__init__.py")} == set(ROOMS)
+def test_every_package_is_known():
+    """A new package needs its line in OWN_PACKAGES and MAY_IMPORT."""
+    assert {path.parent.name for path in project_files("*/__init__.py")} == set(OWN_PACKAGES)
 
 
-def test_every_module_imports_only_what_its_room_may():
+def test_every_module_imports_only_what_its_package_may():
     wrong = []
     for name in NAMES:
         allowed = MAY_IMPORT[name.split(".")[0]]
@@ -216,7 +216,7 @@ def test_only_the_named_packages_are_imported():
     for name in NAMES:
         for what, line in imports(name):
             package = what.split(".")[0]
-            is_known = is_own(what) or package in PACKAGES or package in sys.stdlib_module_names
+            is_known = is_own(what) or package in INSTALLED or package in sys.stdlib_module_names
             is_door = package in DOORS.get(name, ())
             if package in UNPICKLERS or not (is_known or is_door):
                 wrong.append(f"{where(name, line)} imports {what}")

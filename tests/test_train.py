@@ -30,7 +30,7 @@ from runs import (WHOLE, after_credit_of, arrays, assert_same_run, config_of, li
 
 def test_the_way_of_a_token_at_the_top_of_the_loop_names_functions_that_are_there():
     found = re.findall(r"([\w/]+)\.py: ([\w., ]+)", train.__doc__)
-    assert len(found) == 7
+    assert found and len(found) == train.__doc__.count(".py:")
     for file, names in found:
         module = importlib.import_module(file.replace("/", "."))
         for name in names.split(", "):

@@ -120,7 +120,7 @@ def draw_dial_shares(values: dict) -> Figure:
 
 
 def plain_tasks(cells: Cells) -> dict[int, list[tuple[int, str]]]:
-    """By the length of their answers, the tasks that are written as 128/12 and no more: how many
+    """The tasks that are written as 128/12 and no more, by the length of their answers: how many
     tokens decide, and the name."""
     found: dict[int, list[tuple[int, str]]] = {}
     for task in dict.fromkeys(task for task, _ in cells):

@@ -144,6 +144,10 @@ def test_a_gain_of_too_few_pairs_has_no_verdict_and_is_no_test(tmp_path):
     found = rows_of(comparison)
     assert found["equal_gradient"]["verdict"] == "one seed: no verdict"
     assert found["equal_gradient"]["p"] is None and found["random"]["p"] == pytest.approx(alone.p)
+    at_the_end = rows_of(comparison, AT_THE_END)  # where one seed has a p, over problems
+    assert at_the_end["equal_gradient"]["p"] is None
+    of_two = gain_over(comparison.arms["random"], comparison.arms["none"], AT_THE_END)
+    assert at_the_end["random"]["p"] == pytest.approx(of_two.p)
     nothing = gain_over(comparison.arms["random"], {})
     assert nothing.verdict == "nothing in common" and np.isnan(nothing.estimate.value)
 

@@ -6,6 +6,7 @@ import pytest
 from analysis.statistics import (Estimate, detectable, holm, jackknife, mean_over,
                                  paired_difference, ratio, student_quantile, two_sided_p, verdicts)
 from harness.metrics import wilson_interval
+from properties import draw, given
 
 
 @pytest.mark.parametrize("df, probability, expected", [  # any printed table of Student's t
@@ -16,13 +17,19 @@ def test_student_quantiles_are_those_of_the_table(df, probability, expected):
     assert two_sided_p(expected, df) == pytest.approx(2 * (1 - probability), abs=2e-4)
 
 
-def test_holm_by_hand():
-    """Sorted 0.005 0.01 0.03 0.04, times 4 3 2 1: 0.02 0.03 0.06 0.04, and never below the one
-    before."""
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([0.6, 0.9]) == [1.0, 1.0] and holm([]) == []
-    undefined = float("nan")
-    assert holm([0.03, undefined, 0.01]) == pytest.approx([0.03, undefined, 0.02], nan_ok=True)
+@given(draw.lists(draw.one_of(draw.floats(0, 1), draw.sampled_from([0.001, 0.02, 0.02, np.nan]))))
+def test_holm_rejects_what_its_steps_reject(p):
+    """In steps: the smallest p of m is rejected where m times it is at most the level, then the
+    next of m - 1, until one is not. What is undefined is no test."""
+    adjusted = holm(p)
+    assert np.isnan(adjusted).tolist() == np.isnan(p).tolist()
+    known = [(one, found) for one, found in zip(p, adjusted) if not np.isnan(one)]
+    assert all(one <= found <= 1 for one, found in known)
+    for level in {0.05, *(min(2 * one, 0.999) for one, _ in known)}:
+        left = sorted(one for one, _ in known)
+        while left and len(left) * left[0] <= level:
+            left.pop(0)
+        assert sorted(one for one, found in known if found > level) == left
 
 
 def test_holm_decides_what_a_table_says():
@@ -80,6 +87,37 @@ def test_the_paired_error_by_hand():
     assert found.value == 0.375 and found.high - found.value == pytest.approx(reach, rel=1e-4)
     until_zero = paired_difference(differences - found.low)
     assert until_zero.p == pytest.approx(0.05)  # the level at which an interval reaches 0
+
+
+@draw.composite
+def paired_answers(choose):
+    """The answers of two arms, (seeds, items) each: right or wrong, and one may be right more
+    often."""
+    seeds, items = choose(draw.integers(1, 4)), choose(draw.integers(2, 12))
+    arms = []
+    for _ in range(2):
+        answer = draw.sampled_from(choose(draw.sampled_from(["0", "00001", "01", "01111", "1"])))
+        row = draw.lists(answer.map(int), min_size=items, max_size=items)
+        arms.append(np.array(choose(draw.lists(row, min_size=seeds, max_size=seeds))))
+    return arms
+
+
+@given(paired_answers(), draw.data())
+def test_a_paired_difference_changes_sign_with_its_arms(arms, data):
+    """And nothing else; nor does the order of seeds and of items change anything. p is below 0.05
+    where the interval leaves out 0."""
+    one, other = arms
+    found, turned = paired_difference(one - other), paired_difference(other - one)
+    assert turned == Estimate(-found.value, -found.high, -found.low, found.p, found.visible)
+    seeds = data.draw(draw.permutations(range(len(one))))
+    items = data.draw(draw.permutations(range(one.shape[1])))
+    again = paired_difference((one - other)[seeds][:, items])
+    for mine, theirs in zip(vars(found).values(), vars(again).values()):
+        assert mine == pytest.approx(theirs, rel=1e-9, abs=1e-12)
+    assert found.low < found.value < found.high
+    ends = min(abs(found.low), abs(found.high))
+    if ends > 1e-6:
+        assert (found.p < 0.05) == (found.low * found.high > 0)
 
 
 def test_one_seed_speaks_of_items_alone_and_one_item_of_nothing():

@@ -6,6 +6,7 @@ import torch
 
 from engine import cache
 from engine.cache import Cache, fill_blocks, rows_of_block
+from properties import draw, given
 
 
 def test_the_picture_of_the_docstring():
@@ -23,14 +24,18 @@ def test_the_picture_of_the_docstring():
     assert marks == [line for line in drawn for _ in range(2)]
 
 
-def test_blocks_are_filled_up_with_copies():
-    """The docstring's three and two answers."""
-    row, is_copy = fill_blocks(torch.tensor([3, 2]), G=2)
-    assert row.tolist() == [0, 1, 2, 0, 3, 4]
-    assert is_copy.tolist() == [False, False, False, True, False, False]
-    row, is_copy = fill_blocks(torch.tensor([1, 5]), G=4)
-    assert row.tolist() == [0, 0, 0, 0, 1, 2, 3, 4, 5, 1, 1, 1]
-    assert is_copy.nonzero().flatten().tolist() == [1, 2, 3, 9, 10, 11]
+@given(draw.lists(draw.integers(1, 9), min_size=1, max_size=5), draw.integers(1, 5))
+def test_blocks_are_filled_up_with_copies_of_the_prompts_first_row(answers, G):
+    """Without the copies there is each row once, in its order. A block answers one prompt, and
+    holds at least one row that is no copy."""
+    row, is_copy = fill_blocks(torch.tensor(answers), G)
+    assert row[~is_copy].tolist() == list(range(sum(answers)))
+    prompt_of = [prompt for prompt, count in enumerate(answers) for _ in range(count)]
+    first = [prompt_of.index(prompt) for prompt in range(len(answers))]
+    for block, copies in zip(row.view(-1, G).tolist(), is_copy.view(-1, G).tolist()):
+        [prompt] = {prompt_of[number] for number in block}
+        assert not copies[0] and sorted(copies) == copies  # the copies come last
+        assert {number for number, copy in zip(block, copies) if copy} <= {first[prompt]}
 
 
 @pytest.mark.parametrize("answers, P, slots, G", [

@@ -1,10 +1,15 @@
 """Packed prompts and answers against rows of their own: states, gradients, who sees whom; with a
 prefix that prompts share, and without."""
+from contextlib import contextmanager
+
 import pytest
 import torch
 
+from conftest import hand_made
 from engine import packing
+from engine.forward import response_log_probs
 from engine.packing import SharedPrompts, common_prefix, pack
+from properties import draw, few, given
 
 pytestmark = pytest.mark.numerics
 
@@ -31,20 +36,72 @@ def test_who_sees_whom_is_what_the_docstring_draws(prefix):
     torch.testing.assert_close(shared(0, zeros, zeros, one_hot), expected)
 
 
-@pytest.mark.parametrize("prefix", [0, 2])
-def test_the_mask_of_a_block_is_that_of_the_docstring_in_lines_of_16(prefix):
-    (block,) = docstring_example(prefix).blocks
-    assert block.rows.tolist() == [1, 2, 0, 3]
-    mask = block.mask(*block.windows(), torch.bfloat16, heads=2)
-    assert mask.shape == (4, 1, 2 * 3, 5 + 3) and mask.stride(2) == 16
+@draw.composite
+def batches(choose):
+    """Prompts, answers and the number of each answer's prompt. There are few tokens, so prompts
+    share the first ones, and equal answers are frequent."""
+    def tokens(least, most):
+        return draw.lists(draw.integers(5, 7), min_size=least, max_size=most)
+
+    head = choose(tokens(0, 4))
+    prompts = [head + rest for rest in choose(draw.lists(tokens(1, 4), min_size=1, max_size=3))]
+    one = draw.tuples(draw.integers(0, len(prompts) - 1), tokens(1, 5))
+    answers = choose(draw.lists(one, min_size=1, max_size=12))
+    return prompts, [answer for _, answer in answers], [prompt for prompt, _ in answers]
 
 
-def test_the_rests_of_prompts_have_one_mask_for_all():
-    """Drawn as the docstring draws r2, r3 and r4 among the keys of their prompt, for two heads."""
-    (block,) = docstring_example(2).rests
-    mask = block.mask(*block.windows(), torch.float32, heads=2)
-    assert (mask[0, 0] == 0).int().tolist() == 2 * [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1] * 5]
-    assert mask.shape == (1, 1, 2 * 3, 5) and mask.stride(2) == 16
+@contextmanager
+def with_constants(**constants):
+    with pytest.MonkeyPatch.context() as changed:
+        for name, value in constants.items():
+            changed.setattr(packing, name, value)
+        yield
+
+
+ASKED = dict(long=draw.sampled_from([1, 3, 512]), queries=draw.integers(1, 3))
+
+
+@given(batch=batches(), **ASKED)
+def test_a_block_lets_each_token_see_what_is_before_it_and_nothing_else(batch, long, queries):
+    """That is its prompt and its own row up to itself. Each token asks once, in one of the blocks,
+    which hold at most ROWS rows of like length."""
+    prompts, answers, prompt_of = batch
+    with with_constants(LONG=long, QUERIES=queries, LEAST_PREFIX=1):
+        _, shared = pack(prompts, answers, torch.tensor(prompt_of))
+    P = shared.prefix
+    rows = [prompts[0][:P], *(prompt[P:] for prompt in prompts), *answers]
+    places = iter(range(sum(map(len, rows))))
+    prefix, *others = [[next(places) for _ in row] for row in rows]
+    rests, of_answers = others[:len(prompts)], others[len(prompts):]
+    before = {}
+    for rest in rests if P else ():
+        before |= before_each(prefix, rest)
+    for row, prompt in zip(of_answers, prompt_of):
+        before |= before_each(prefix + rests[prompt], row)
+    seen = [one for block in [*shared.rests, *shared.blocks] for one in seen_in(block)]
+    assert dict(seen) == before and len(seen) == len(before)
+    lengths = [[len(answers[row]) for row in block.rows] for block in shared.blocks]
+    assert sum(lengths, []) == sorted(map(len, answers))
+    assert all(len(block) <= SharedPrompts.ROWS for block in lengths)
+
+
+def before_each(context, row):
+    """What each token of a row may see."""
+    return {token: context + row[:number + 1] for number, token in enumerate(row)}
+
+
+def seen_in(block):
+    """Each token of a block and what it sees, as both of two heads do. Lines of a mask begin at
+    multiples of 16 numbers. A place of 0 is padding."""
+    for window in block.windows():
+        mask = block.mask(window, torch.float32, heads=2)
+        assert mask.stride(2) % 16 == 0
+        one, two = (mask[:, 0] == 0).expand(len(block.rows), -1, -1).chunk(2, 1)
+        assert torch.equal(one, two)
+        for row, places in enumerate(block.places.tolist()):
+            for sees, place in zip(one[row], places[window], strict=True):
+                if place:
+                    yield place, block.keys[row, :len(sees)][sees].tolist()
 
 
 @pytest.mark.parametrize("prompts, length", [
@@ -66,56 +123,32 @@ def test_the_prefix_stands_once_in_the_flat_sequence(monkeypatch):
     assert ids[shared.prompts][shared.prompt_mask].tolist() == sum(prompts, [])
 
 
-EXAMPLE = [5, 8], [3, 0, 9, 1, 4], [0, 0, 0, 1, 1]  # tokens of prompts, of answers; whose answer
+@few
+@given(batch=batches(), checkpointing=draw.booleans(), **ASKED)
+def test_log_probs_and_gradients_are_those_of_each_answer_in_a_row_of_its_own(
+        small_model, batch, checkpointing, long, queries):
+    """The gradient is that of any function of the log-probs: here their products with fixed
+    numbers."""
+    prompts, answers, prompt_of = batch
+    length = torch.tensor([len(answer) for answer in answers])
+    mask = torch.arange(int(length.max())) < length[:, None]
+    ids = mask.long().masked_scatter(mask, torch.tensor(sum(answers, [])))
+    rollouts = hand_made(mask, ids=ids, prompt_ids=prompts, group=torch.tensor(prompt_of))
+    factor = torch.randn(mask.shape, generator=torch.Generator().manual_seed(5)) * mask
+    parameters = list(small_model.parameters())
 
-
-def flat_and_alone(prompt_lengths, answer_lengths, prompt_of, prefix):
-    """The tokens as SharedPrompts has them; for each prompt the places of its tokens; and for each
-    answer, its prompt and it in a row."""
-    shared = SharedPrompts(prompt_lengths, answer_lengths, torch.tensor(prompt_of).long(), prefix)
-    ids = torch.randint(3, 50, shared.positions.shape, generator=torch.Generator().manual_seed(4))
-    prompts = [places[:length] for places, length in zip(shared.prompts, prompt_lengths)]
-    answers = ids[-sum(answer_lengths) or len(ids):].split(answer_lengths)
-    rows = [torch.cat([ids[prompts[g]], answer]) for g, answer in zip(prompt_of, answers)]
-    return ids, shared, prompts, rows
-
-
-@pytest.mark.parametrize("long, example", [
-    (512, EXAMPLE), (3, EXAMPLE),  # answers of 9 and 4 tokens may be long: in blocks of 2 tokens
-    (512, ([2], [5, 0, 3, 9, 1, 3, 2, 8, 7, 6, 0, 4], [0] * 12)),  # two blocks of answers
-    # an answer of one token is predicted by its prompt alone: it feeds nothing
-    (512, ([5], [0] * SharedPrompts.ROWS + [4], [0] * (SharedPrompts.ROWS + 1))),
-    (512, ([5], [0] * 3, [0] * 3))])
-@pytest.mark.parametrize("prefix", [0, 1, 4])
-def test_every_token_has_the_state_that_it_has_in_a_row_of_its_own(small_model, monkeypatch, long,
-                                                                  example, prefix):
-    monkeypatch.setattr(packing, "LONG", long)
-    monkeypatch.setattr(packing, "QUERIES", 2)
-    prefix = min(prefix, min(example[0]) - 1)
-    ids, shared, places, rows = flat_and_alone(*example, prefix)
-    with torch.no_grad():
-        states = small_model.model(ids, shared.positions, shared)
-        answers = states[-sum(example[1]) or len(ids):].split(example[1])
-        for row, answer, g in zip(rows, answers, example[2]):
-            alone = small_model.model(row[None])[0]
-            found = torch.cat([states[places[g]], answer])
-            torch.testing.assert_close(found, alone, atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("prefix", [0, 4])
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_the_gradient_through_a_shared_prompt_is_the_sum_over_its_answers(small_model, prefix,
-                                                                          checkpointing):
-    """Any function of the answers' states will do: here their products with fixed numbers."""
-    ids, shared, _, rows = flat_and_alone(*EXAMPLE, prefix)
-    parameters, tokens = list(small_model.parameters()), sum(EXAMPLE[1])
-    factor = torch.randn(tokens, 64, generator=torch.Generator().manual_seed(5))
     small_model.model.checkpointing = checkpointing
-    states = small_model.model(ids, shared.positions, shared)
-    together = torch.autograd.grad((states[-tokens:] * factor).sum(), parameters)
+    with with_constants(LONG=long, QUERIES=queries, LEAST_PREFIX=1):
+        found = response_log_probs(small_model, rollouts, torch.arange(len(answers)))
+        packed = torch.autograd.grad((found * factor).sum(), parameters)
     small_model.model.checkpointing = False
-    alone = torch.cat([small_model.model(row[None])[0, EXAMPLE[0][g]:]
-                       for row, g in zip(rows, EXAMPLE[2])])
-    for mine, theirs in zip(together, torch.autograd.grad((alone * factor).sum(), parameters)):
-        torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
 
+    expected = torch.zeros(mask.shape)
+    for row, (answer, number) in enumerate(zip(answers, prompt_of)):
+        prompt = prompts[number]
+        logits = small_model(torch.tensor([prompt + answer]))[0, len(prompt) - 1:-1]
+        expected[row, :len(answer)] = logits.log_softmax(-1)[range(len(answer)), answer]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    alone = torch.autograd.grad((expected * factor).sum(), parameters)
+    for mine, theirs in zip(packed, alone):
+        torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)

@@ -339,6 +339,8 @@ def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices
     config = write(tmp_path / "c.json", {"steps": 8})
     printed = help_of()
     assert all(f"\n  --{name} " in printed for name in {**OPTIONS, **flags_of(Task)})
+    for topic in {flag.topic for flag in OPTIONS.values()}:
+        assert printed.count(f"\n{topic}:\n") == 1
     assert "\n  late --power: Words below, 100%.\n" in printed
     for name in (*MITIGATIONS, *ADVANTAGES):
         assert re.search(f"\n  {name}[: ]", printed), name

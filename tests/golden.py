@@ -1,0 +1,110 @@
+"""Digits of five short runs, kept for each kind of CPU: python -m tests.golden --record
+
+tests/test_golden.py compares them with those of today. A change that is meant to change digits
+records them again, and its commit shows in tests/digits/ which columns and metrics have changed.
+
+Digits differ between CPUs, between torch's kernels for them and between versions of torch. A file
+is for one kind of all three (`kind_of_cpu`). On a kind without a file the test is skipped. Metrics
+that a file does not have are not compared: record again to have them compared as well.
+"""
+import argparse
+import hashlib
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))  # started with -m: the tests' helpers are here
+
+import numpy as np
+import torch
+
+from conftest import ROOT
+from runs import arrays, lines, run, timeless
+
+RECORDS = ROOT / "tests/digits"
+COMMON = ["--model", "models/tiny", "--threads", "1", "--steps", "3", "--questions", "3",
+          "--answers", "4", "--max_new_tokens", "48", "--eval_every", "0",
+          "--checkpoint_every", "0", "--sample_every", "0", "--change_every", "1"]
+ARMS = {"default": ["--mitigation", "none"],
+        "gae": ["--advantage", "gae"],
+        "learned_importance": ["--mitigation", "learned_importance", "--importance_warmup", "0"],
+        "vine": ["--advantage", "vine", "--values_k", "1"],
+        "dpo": ["--loss", "dpo"]}
+CAPABILITIES = ("default", "avx2", None)  # which kernels torch is told to take; None: its choice
+
+
+def kind_of_cpu() -> str:
+    """The name of a file: the CPU, the kernels that torch chooses for it, and torch's version.
+
+    In a virtual machine the CPU's name can be as vague as "Intel Xeon Processor". So its numbers
+    are part of the name, and a hash of its vector instructions."""
+    known = {}
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        first = cpuinfo.read_text().partition("\n\n")[0]
+        known = {name.strip(): value.strip() for name, _, value in
+                 (line.partition(":") for line in first.splitlines())}
+    model = known.get("model name") or platform.processor() or platform.machine()
+    numbers = [known.get(name, "") for name in ("cpu family", "model", "stepping")]
+    vectors = sorted(flag for flag in known.get("flags", known.get("Features", "")).split()
+                     if flag.startswith(("sse", "avx", "amx", "fma", "asimd", "sve")))
+    instructions = hashlib.sha256(" ".join(vectors).encode()).hexdigest()[:6]
+    parts = [model, *filter(None, numbers), instructions,
+             torch.backends.cpu.get_cpu_capability(), "torch", torch.__version__]
+    return re.sub(r"[^a-z0-9.]+", "-", " ".join(parts).lower()).strip("-")
+
+
+def digits_of(arm: str) -> dict[str, str]:
+    """A hash of each column of the credit files and of each metric, over the three steps."""
+    seen: dict[str, list[bytes]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        run(*COMMON, *ARMS[arm], "--out", f"{folder}/run")
+        for path in sorted(Path(folder).glob("run/credit/*.npz")):
+            for name, column in arrays(path).items():
+                data = str(column.dtype).encode() + np.ascontiguousarray(column).tobytes()
+                seen.setdefault(f"column {name}", []).append(data)
+        for line in lines(Path(folder) / "run/metrics.jsonl"):
+            for name, value in timeless(line).items():
+                seen.setdefault(f"metric {name}", []).append(json.dumps(value).encode())
+    hashes = {}
+    for name, steps in sorted(seen.items()):
+        if set(steps) != {b"null"}:  # not defined in this arm
+            hashes[name] = hashlib.sha256(b"\n".join(steps)).hexdigest()[:12]
+    return hashes
+
+
+def write_record() -> None:
+    RECORDS.mkdir(exist_ok=True)
+    path = RECORDS / f"{kind_of_cpu()}.json"
+    record = {arm: digits_of(arm) for arm in ARMS}
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    print(path)
+
+
+def record_all() -> None:
+    """Write a record for each kind of kernels that torch has for this CPU, each in a process of its
+    own, because torch chooses when it is imported."""
+    for capability in CAPABILITIES:
+        chosen = {} if capability is None else {"ATEN_CPU_CAPABILITY": capability}
+        others = {name: value for name, value in os.environ.items()
+                  if name != "ATEN_CPU_CAPABILITY"}
+        subprocess.run([sys.executable, "-m", "tests.golden", "--record", "--here"], cwd=ROOT,
+                       env=others | chosen, check=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--record", action="store_true", required=True,
+                        help="write the digits of this CPU, with each of torch's kernels for it")
+    parser.add_argument("--here", action="store_true",
+                        help="only with the kernels that torch chooses in this process")
+    if parser.parse_args().here:
+        torch.set_num_threads(1)
+        write_record()
+    else:
+        record_all()

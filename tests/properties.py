@@ -1,0 +1,42 @@
+"""Property tests: hypothesis draws the examples, and every run draws the same ones.
+
+A test that takes its examples from here says what holds for all of them. When it fails, it prints
+an example that fails, made smaller where that takes no minutes.
+"""
+from itertools import cycle
+
+import hypothesis
+from hypothesis import given
+from hypothesis import strategies as draw
+from hypothesis.internal.conjecture import providers
+
+__all__ = ["cuts", "draw", "few", "given"]
+
+GENERATE, SHRINK = hypothesis.Phase.generate, hypothesis.Phase.shrink
+hypothesis.settings.register_profile("lab", derandomize=True, deadline=None, database=None,
+                                     max_examples=100, phases=(GENERATE, SHRINK))
+hypothesis.settings.load_profile("lab")
+few = hypothesis.settings(max_examples=25, phases=[GENERATE])  # an example takes milliseconds
+
+# One number in twenty would be a constant of the project's files that are imported so far. Which
+# they are depends on the tests that ran before, and a folder .hypothesis would be left behind.
+if not hasattr(providers, "_get_local_constants"):
+    raise ImportError("another hypothesis: see where it reads the constants of local files")
+providers._get_local_constants = providers.Constants
+
+
+def cuts(text: bytes, choose, whole=()) -> list[bytes]:
+    """The text in pieces, cut between any two bytes. `choose` is the draw of draw.data().
+
+    Nothing is cut within the (start, end) of `whole`, and there is a cut at their ends."""
+    lengths = choose(draw.lists(draw.integers(1, 9), min_size=1, max_size=9))
+    places = {0, len(text), *(place for ends in whole for place in ends)}
+    place = 0
+    for length in cycle(lengths):
+        place += length
+        if place >= len(text):
+            break
+        if not any(start < place < end for start, end in whole):
+            places.add(place)
+    borders = sorted(places)
+    return [text[start:end] for start, end in zip(borders, borders[1:])]
