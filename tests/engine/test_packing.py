@@ -37,7 +37,7 @@ def test_who_sees_whom_is_what_the_docstring_draws(prefix):
 
 
 def test_the_rests_of_prompts_have_one_mask_for_all_and_answers_one_each():
-    """In numbers of (rows, heads, queries of two heads, keys): it is what a mask takes in memory."""
+    """In numbers of (rows, heads, queries of two heads, keys): what a mask takes in memory."""
     shared, shapes = docstring_example(2), []
     for [block] in (shared.rests, shared.blocks):
         mask = block.mask(*block.windows(), torch.bfloat16, heads=2)
