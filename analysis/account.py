@@ -20,12 +20,13 @@ from analysis.runs import task_of
 from analysis.tokens import StepRecord, TokenTable
 from engine.choices import ADVANTAGES, MITIGATIONS, Choices
 from grpo import (centred, gradient_size, group_mean, group_z_score, length_scaling, policy_loss,
-                  rescaling)
+                  rescaling, update_with_change)
 from harness.record import PART, Json
 from harness.flags import flags_of
 from harness.settings import DEFAULTS
 
-FACTS = "engine/sampler.py: Distribution.facts"  # names: an analysis loads no sampler, no model
+# names, as `where` gives them: neither function is needed here
+FACTS = "engine/sampler.py: Distribution.facts"
 GRADIENT = "engine/forward.py: TokenLogProbs.backward"
 EPSILON = inspect.signature(group_z_score).parameters["epsilon"].default
 FORMULAS = {  # advantages that are one line of arithmetic, and the function that computes it
@@ -49,7 +50,7 @@ def stages(config: Mapping[str, object]) -> list[Stage]:
     return [*sampling_stages(s, is_own), *advantage_stages(s), *weight_stages(s),
             *loss_stages(s, is_own),
             ("change", "its log p changed by [[change]] in the step, after which p = [[p after]]",
-             "grpo.py: update"),
+             where(update_with_change)),
             ("rank", "[[rank]] of [[tokens]] in this answer, by the gradient's size (A > 0: "
                      "likelier, A < 0: less likely)", where(ranks))]
 

@@ -55,19 +55,19 @@ def sentence_about(error: Exception) -> str:
     if isinstance(error, OSError):
         return str(error)
     if isinstance(error, ModuleNotFoundError):
-        room = str(error.name).partition(".")[0]
-        if is_taken_away(room):
-            return f"this needs {room}/, a folder of this project that is not here"
+        package = str(error.name).partition(".")[0]
+        if is_taken_away(package):
+            return f"this needs {package}/, a folder of this project that is not here"
     if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
         return "there is not enough memory: a smaller --micro_batch or --questions needs less"
     return ""
 
 
-def is_taken_away(room: str) -> bool:
+def is_taken_away(package: str) -> bool:
     """Whether a package is one that all others work without, and it is not here. A folder without
     code does not count."""
-    return (room in ("research", "bridges", "benchmarks")
-            and not (PROJECT / room / "__init__.py").exists())
+    return (package in ("research", "bridges", "benchmarks")
+            and not (PROJECT / package / "__init__.py").exists())
 
 
 class StopRequest:

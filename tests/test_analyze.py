@@ -38,10 +38,17 @@ def test_a_run_without_credit_files_has_its_gains_paired_by_problem(tmp_path, ca
     lines = [evaluation(0, [0, 1, 0, 1, 0, 0, 0, 0]), evaluation(2, [1, 1, 0, 1, 1, 0, 0, 0])]
     folder = write_log(tmp_path / "run", {}, evaluations=lines)
     analyze.main([str(folder)])
-    assert "no credit files" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "no credit files" in printed
+    assert "Held-out success, from the first evaluation to the last" in printed
     [row] = rows_in(analyze.held_out_gains(read_run(folder)))
     assert (row["start"], row["end"]) == (0.25, 0.5)
     assert list(row["gain"].values()) == pytest.approx([0.25, 0.25 - 0.387, 0.25 + 0.387], abs=1e-3)
+
+
+NAMES_OF_NOTES = {f"notes {name}" for name in (
+    "contribution", "sign", "t", "bins", "early", "classes", "classes by position", "filler",
+    "top tokens")}
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -56,6 +63,8 @@ def test_every_table_is_printed_and_fits_a_terminal(tmp_path, capsys):
     tables += notes_tables.notes_tables(Notes(run, tally))
     titles = [table.title for table in tables]
     assert titles_in(printed) == titles and page.count("<table><thead>") == len(titles)
+    assert {"growth", "rewards", "gradient by kind", "gradient by section", "gradient by position",
+            "forks", *NAMES_OF_NOTES} <= {table.name for table in tables}
     assert page.count("<figure") == len([*(tmp_path / "out").glob("*.png")]) > 0
 
 

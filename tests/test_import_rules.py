@@ -73,7 +73,7 @@ PARTS = {"tokens_until", "Spread", "rescaled_weight", "shuffled", "LOSSES['dpo']
 
 @cache
 def lines_in(name):
-    """The lines of a file, the project's own: a user's break no rule of the house."""
+    """The lines of a file, the project's own: a user's break no rule."""
     text = MODULES[name].read_text(encoding="utf-8")
     lines = text.splitlines()
     for node in ast.parse(text).body if name in SIX else ():

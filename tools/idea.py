@@ -67,7 +67,7 @@ USUAL = {"questions": 8, "answers": 8, "steps": 60, "threads": 1}
 NO_MODELS = {"checkpoint_every": 0, "save_model": False}  # of a large one each has gigabytes
 STEPS_OF_LARGE = 20  # on a CPU, where its recipe names none
 NOT_TAKEN = {name for name, flag in {**OPTIONS, **CONTINUE}.items() if not flag.idea_takes}
-NOT_OF_A_STEP = ("analysis", "harness", "research", "tools")  # rooms
+NOT_OF_A_STEP = ("analysis", "harness", "research", "tools")  # packages
 
 
 def main(argv: list[str]) -> None:
@@ -318,7 +318,7 @@ def imported_by(file: Path) -> set[Path]:
 
 def is_own(path: Path) -> bool:
     """Whether a run may follow from this file: not if it is Python's or of an installed package, or
-    of a room that computes nothing of a step."""
+    of a package that computes nothing of a step."""
     if {"site-packages", "dist-packages"} & set(path.parts):
         return False
     if PROJECT in path.parents:

@@ -97,8 +97,8 @@ def make_source(words: str) -> str:
     made = [part for part in result.get("made_by") or [] if isinstance(part, dict)] or [result]
     commit = " and ".join(dict.fromkeys((part["git_commit"] or "unknown")[:7] for part in made))
     program = result["measured"]
-    is_here = any((PROJECT / f"research/{room}/{program}.py").exists()
-                  for room in ("probes", "experiments"))
+    is_here = any((PROJECT / f"research/{folder}/{program}.py").exists()
+                  for folder in ("probes", "experiments"))
     gone = "" if is_here else ", a command of that commit, no longer here"
     torch = result["versions"]["torch"]
     return f"\n`{result['command']}`, {result['day']}, torch {torch}, commit {commit}{gone}\n"

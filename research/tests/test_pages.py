@@ -177,6 +177,6 @@ def test_no_picture_is_older_than_what_it_shows(picture):
 def test_every_picture_of_readme_and_pages_is_drawn_by_the_command_and_no_other_is_kept():
     shown = {(page.parent / path).relative_to(ROOT).as_posix() for page in published.pages()
              for path in re.findall(r"\(([^\s()]+\.png)\)", page.read_text(encoding="utf-8"))}
-    kept = {path.relative_to(ROOT).as_posix() for room in ("docs", "research")
-            for path in (ROOT / room).rglob("*.png")}
+    kept = {path.relative_to(ROOT).as_posix() for folder in ("docs", "research")
+            for path in (ROOT / folder).rglob("*.png")}
     assert shown == kept == {*PUBLISHED, "docs/answer.png"}  # whose program is of an earlier commit

@@ -395,4 +395,5 @@ def test_the_flag_prints_the_notes_tables_alone(tmp_path, capsys):
     analyze.main([*folders, "--notes", "--output_dir", str(tmp_path / "both")])
     tables = notes_compared.notes_tables_of_arms(comparison_of(folders))
     assert titles_in(capsys.readouterr().out) == [table.title for table in tables]
+    assert {"notes expected", "notes summary", "notes shares"} <= {table.name for table in tables}
     assert "id=the-earlier-experiment-s-tables" in (tmp_path / "both/report.html").read_text()

@@ -36,6 +36,15 @@ def test_who_sees_whom_is_what_the_docstring_draws(prefix):
     torch.testing.assert_close(shared(0, zeros, zeros, one_hot), expected)
 
 
+def test_the_rests_of_prompts_have_one_mask_for_all_and_answers_one_each():
+    """In numbers of (rows, heads, queries of two heads, keys): what a mask takes in memory."""
+    shared, shapes = docstring_example(2), []
+    for [block] in (shared.rests, shared.blocks):
+        mask = block.mask(*block.windows(), torch.bfloat16, heads=2)
+        shapes.append(tuple(mask.shape))
+    assert shapes == [(1, 1, 2 * 3, 5), (4, 1, 2 * 3, 5 + 3)]
+
+
 @draw.composite
 def batches(choose):
     """Prompts, answers and the number of each answer's prompt. There are few tokens, so prompts

@@ -28,6 +28,8 @@ def test_every_line_has_the_same_names(tmp_path, flags, own, is_skipped):
         assert not is_skipped or {"kl", "ratio_mean", "gradient_norm", "change_correlation",
                                   "sampler_gap"} <= undefined
         assert undefined.isdisjoint({"kl", "ratio_mean"}) == ("--kl" in flags)
+        if "--kl" in flags:  # with these flags all that is listed is computed
+            assert undefined == {"weight_note", "skipped"}
 
 
 def test_the_page_lists_the_metrics():

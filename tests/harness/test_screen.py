@@ -51,7 +51,7 @@ def test_what_ends_a_program_is_one_line(monkeypatch, error, words):
 
 @pytest.mark.parametrize("name, is_told", [
     ("bridges", True), ("bridges.remote_rollouts", True), ("numpy.none", False)])
-def test_a_room_that_is_not_here_is_named(monkeypatch, tmp_path, name, is_told):
+def test_a_package_that_is_not_here_is_named(monkeypatch, tmp_path, name, is_told):
     """A folder without code, as git leaves one behind, is none."""
     (tmp_path / "bridges").mkdir()
     monkeypatch.setattr(screen, "PROJECT", tmp_path)
