@@ -17,7 +17,7 @@ from collections.abc import Collection
 import numpy as np
 
 from analysis.statistics import FEWEST
-from analysis.tables import NOTHING, Cell, Table
+from analysis.tables import TOO_FEW_GROUPS, Cell, Table
 from analysis.tally import PARTITIONS, Tally
 
 CREDIT = "decides"  # the column of what credit decides
@@ -74,7 +74,7 @@ def change_table(tally: Tally, partition: str) -> Table:
 
 def finding_of(tally: Tally, names: list[str], shares: dict[str, np.ndarray]) -> str:
     if tally.live["all"][0] < FEWEST:
-        return NOTHING
+        return TOO_FEW_GROUPS
     fell = against_push(tally, "all", "up, fell", "up")[0]
     rose = against_push(tally, "all", "down, rose", "down")[0]
     lost = int((shares["push"] - shares["change"]).argmax())

@@ -77,7 +77,8 @@ class Tally:
         self.tokens, self.groups, self.longest = 0, 0, 0  # longest: tokens of an answer
         self.steps_with_change: list[int] = []  # steps whose record says how log p changed
         self.answers = np.zeros(len(self.blocks), np.int64)
-        self.flat_answers = np.zeros(len(self.blocks))  # in groups of equal rewards; nan: unknown
+        # answers in groups whose rewards are all equal; nan if a reward is not known
+        self.answers_without_spread = np.zeros(len(self.blocks))
         self.rewards: dict[str, float] = defaultdict(float)  # of each part: its sum over answers
         # a model can have more tokens than its tokenizer, since embeddings are padded
         ids = 2 * self.tokenizer.get_vocab_size() + 4096
@@ -114,9 +115,9 @@ class Tally:
             self.groups += 1
             of_group = reward[group == number]
             if np.isnan(of_group).any():
-                self.flat_answers[block] += np.nan
+                self.answers_without_spread[block] += np.nan
             elif np.ptp(of_group) == 0:
-                self.flat_answers[block] += len(of_group)
+                self.answers_without_spread[block] += len(of_group)
         for name, values in answers.items():
             if name.startswith("reward"):
                 self.rewards[name] += float(values.sum())

@@ -186,7 +186,8 @@ def sort_by_length(prefixes: list[Prefix]) -> list[int]:
 
 
 def sequences(prefixes: list[Prefix]) -> dict[Prefix, Prefix]:
-    """The longest sequence that begins with each prefix: a prefix that begins no other."""
+    """The sequence in which each prefix is computed: the longest of the prefixes that begin with
+    it."""
     sequence_of: dict[Prefix, Prefix] = {}
     longest: Prefix = (-1, ())
     for prefix in sorted(set(prefixes), reverse=True):  # longer ones come before their beginnings

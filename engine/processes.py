@@ -132,7 +132,7 @@ def shard_like(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def holds_for_all(is_true: bool, *tensors: torch.Tensor) -> bool:
-    """Whether `is_true` in every process if a tensor is sharded, and otherwise in this one."""
+    """Whether `is_true` holds: in every process if a tensor is sharded, otherwise in this one."""
     if not any(map(is_sharded, tensors)):
         return is_true
     return not any_of(not is_true)

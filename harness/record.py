@@ -29,7 +29,7 @@ import torch
 
 from engine import processes
 from engine.errors import PROJECT, UserError, parse_object, read_json, read_text
-from engine.rollouts import NOTHING, Forward, Problem, Rollouts
+from engine.rollouts import UNSET, Forward, Problem, Rollouts
 from engine.tokens import token_bytes
 
 Json = dict[str, Any]  # an object in a JSON file
@@ -251,7 +251,7 @@ def read_credit(run: Path, step: int, tokenizer: tokenizers.Tokenizer,
               if name.startswith("reward")}
     names = ("log_prob", "entropy", "collision", "section", "kind", "advantage")
     frames = {name: frame(name) for name in names}
-    frames["true_credit"] = frame("true_credit") if "true_credit" in columns else NOTHING
+    frames["true_credit"] = frame("true_credit") if "true_credit" in columns else UNSET
     return Rollouts(
         problems=problems, prompt_ids=[prompt.tolist() for prompt in prompts],
         group=columns["group"].long(), ids=frame("token_id").long(), mask=mask,
