@@ -22,7 +22,7 @@ from harness.run import Run
 from harness.settings import OWN_SAMPLER, Settings, load_task
 from qwen2_model import Qwen2
 
-PARTS = {"reward", "format", "answer", "reasoning"}  # that every score has
+PARTS = {"reward", "format", "answer", "reasoning"}  # the numbers that every score has
 
 
 class Source(Protocol):
@@ -156,8 +156,8 @@ def make_task(name: str, flags: Json) -> "CheckedTask":
 
 
 class CheckedTask:
-    """Somebody's Task, of which two things are checked: training does not meet the problems that
-    were handed out as held out, and `score` and `label` return what they should."""
+    """A user's Task with two checks: no problem that it returned as held out is trained on, and
+    `score` and `label` return what they should."""
 
     def __init__(self, task: Task[Any]):
         self.task = task

@@ -35,7 +35,7 @@ class PlannedRun:
     program: tuple[str, ...] = (str(PROJECT / "train.py"),)
     seconds: float = 0.0  # a forecast of what it will take; 0 if there is none
     threads: int = 1      # unless its flags say so
-    keeps_checkpoints: bool = True  # otherwise it leaves none when it is stopped, either
+    keeps_checkpoints: bool = True  # if not, it does not write one when it is stopped, either
 
     @property
     def name(self) -> str:

@@ -55,19 +55,19 @@ def sentence_about(error: Exception) -> str:
     if isinstance(error, OSError):
         return str(error)
     if isinstance(error, ModuleNotFoundError):
-        room = str(error.name).partition(".")[0]
-        if is_taken_away(room):
-            return f"this needs {room}/, a folder of this project that is not here"
+        package = str(error.name).partition(".")[0]
+        if is_taken_away(package):
+            return f"this needs {package}/, a folder of this project that is not here"
     if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
         return "there is not enough memory: a smaller --micro_batch or --questions needs less"
     return ""
 
 
-def is_taken_away(room: str) -> bool:
-    """Whether a package is one that all others work without, and it is not here. A folder without
-    code does not count."""
-    return (room in ("research", "bridges", "benchmarks")
-            and not (PROJECT / room / "__init__.py").exists())
+def is_taken_away(package: str) -> bool:
+    """Whether a package is missing that the rest of the project works without. A folder without
+    code counts as missing."""
+    return (package in ("research", "bridges", "benchmarks")
+            and not (PROJECT / package / "__init__.py").exists())
 
 
 class StopRequest:
@@ -187,7 +187,8 @@ def print_evaluation(line: Json, seconds: float) -> None:
 
 
 def most_varied(shown: list[str]) -> list[int]:
-    """The first problems in which the fewest words repeat: 11 11 11 shows little."""
+    """The indices of a few problems to print: those in which the fewest words repeat, because a
+    problem such as 11 11 11 shows little. Of equally good ones the first are taken."""
     repeats = []
     for text in shown:
         words = text.split()
@@ -195,7 +196,7 @@ def most_varied(shown: list[str]) -> list[int]:
     return sorted(range(len(shown)), key=lambda number: repeats[number])[:EXAMPLES]
 
 
-def tell_outcome(path: Path, evaluations: Sequence[Json], duration: float, done: int) -> None:
+def print_outcome(path: Path, evaluations: Sequence[Json], duration: float, done: int) -> None:
     """Print how success has changed, how long that took (since step `done`, if the run was
     resumed), and what to look at next."""
     sampled = [line for line in evaluations if line["mode"] == "sampled"]
