@@ -26,16 +26,17 @@ MOST_REPEATED = 0.1  # share of the problems that were asked before
 WINDOW = 5  # steps whose mean is a point of a curve, but in a short run
 PAIRED_BY_SEED = "paired by seed; interval: Student's t over the seeds"
 MEASURE_NOTES = {
-    IN_TRAINING: f"the mean over all answers that training sampled, {PAIRED_BY_SEED}",
-    AT_THE_END: "answers are sampled; interval: Student's t, over seeds and held-out problems; "
-                "with one seed over problems alone"}
+    IN_TRAINING: f"Success is the mean over all answers that training sampled, {PAIRED_BY_SEED}",
+    AT_THE_END: "Answers are sampled. The interval is Student's t, over seeds and held-out "
+                "problems; with one seed it is over problems alone"}
 VERDICT_NOTE = (
-    "the verdict goes by p, which Holm's method corrects for all arms of the table; no difference "
-    "seen: the interval says how large a gain or a loss may still be; could see: the gain that 80 "
-    "of 100 such experiments would see, itself an estimate from few seeds")
-PLACEBO_NOTE = ("a row with a minus compares an arm with its own placebo; these rows have a "
+    "The verdict follows from p, which is corrected for all arms of the table by Holm's method. "
+    "Where no difference is seen, the interval says how large a gain or a loss may still be. Could "
+    "see: the gain that 80 of 100 such experiments would see; this number is itself an estimate "
+    "from few seeds")
+PLACEBO_NOTE = ("A row with a minus compares an arm with its own placebo. These rows have a "
                 "correction of their own")
-SECONDARY_NOTE = "the table above has the primary metric; this one is not corrected for it"
+SECONDARY_NOTE = "The table above has the primary metric. This table is not corrected for it"
 
 
 def chapters_of(comparison: Comparison) -> dict[str, list[Table]]:
@@ -74,7 +75,8 @@ def arms_overview(comparison: Comparison) -> Table:
 
 
 def primary_metric(comparison: Comparison) -> tuple[str, str]:
-    """Success in training, or where that says little the evaluation, and then why."""
+    """The primary metric, and why it is not success in training. It is success in training unless
+    that says little; then it is the evaluation at the end, and the reason is not empty."""
     doubt = doubt_about_training(comparison.runs)
     return (AT_THE_END if doubt else IN_TRAINING), doubt
 
@@ -165,7 +167,7 @@ def learning_curves(comparison: Comparison, folder: Path) -> tuple[Path, str]:
         held_out_means(left, runs, style)
     left.set(xlabel="step", ylabel="held-out problems solved", title="Held-out success, sampled")
     middle.set(xlabel="step", ylabel="answers that are right", title="Success in training batches")
-    for axis in (left, middle):  # a share has no interval outside of 0 to 1
+    for axis in (left, middle):  # a share is between 0 and 1, also where its interval is not
         axis.set_ylim(*np.clip(axis.get_ylim(), -0.01, 1.01))
         axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=1))
     right.set(xlabel="step", ylabel="gradient norm before clipping", yscale="log",

@@ -4,8 +4,9 @@
     found["my_idea"].estimate    # the mean over seeds, with its 95% interval
     found["my_idea"].verdict     # better, worse, or no difference seen
 
-An arm is a set of runs, one for each seed. Two arms with the same seed are asked the same problems
-at every step, so runs are paired by seed: what a seed's problems bring to both arms cancels.
+An arm is a set of runs, one for each seed. Two runs with the same seed get the same problems at
+every step, so runs are paired by seed: problems that are easy or hard for both arms cancel in the
+difference.
 
 Success in training is the mean over all answers that training sampled: it counts each of them. Held
 out success at the end is that of the last policy, on problems that no run trained on.
@@ -21,7 +22,7 @@ from analysis.tables import WITH_INTERVAL, Columns, Row, Table, shown
 from harness.record import Json
 
 IN_TRAINING, AT_THE_END = MEASURES = ("success in training", "held-out success at the end")
-SEEN = 0.05         # a difference is called real if its corrected p is below
+LEVEL = 0.05        # a difference is seen if its corrected p is below this
 NOT_SEEN = "no difference seen"
 
 Arm = Mapping[int, Run]  # the runs of one arm, by seed
@@ -44,7 +45,7 @@ class Gain:
 
     @property
     def is_seen(self) -> bool:
-        return self.p < SEEN
+        return self.p < LEVEL
 
     @property
     def could_see(self) -> float | None:
@@ -53,8 +54,8 @@ class Gain:
 
     @property
     def verdict(self) -> str:
-        """A word for a table: how much room a difference that is not seen has, the interval says
-        beside it."""
+        """A word for a table. Where no difference is seen, the interval beside it says how large
+        one may still be."""
         if not self.pairs:
             return "nothing in common"
         if self.pairs == 1:

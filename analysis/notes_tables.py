@@ -272,7 +272,7 @@ def filler_over_reasoning(notes: Notes) -> Table:
         rows.append([name, old, theirs, same_or_other(old, theirs, 1), new, why])
     return Table("notes filler", "Filler over reasoning", by_row(OF_RATIOS, rows), "", [
         "It can say that filler is written with less certainty than reasoning. It cannot say that "
-        "this is waste, because the credit of a token stands in no credit file. At like positions: "
+        "this is waste, because a credit file does not have a token's credit. At like positions: "
         "each bin of five counts by its tokens of both classes (the 1.24 is computed from the "
         "published table). Ours is the same if it lies on the same side of 1."],
         heads_of_ratios(notes))
