@@ -16,13 +16,13 @@ from analysis.arms import Comparison
 from analysis.gains import (AT_THE_END, IN_TRAINING, final_lines, gain_table, gains, mean_success,
                             over_baseline)
 from analysis.plots import Style, legend_below, save, style_of, whole_steps
-from analysis.runs import Run, evaluations, share_asked_before
+from analysis.runs import Run, evaluations, share_seen_before
 from analysis.statistics import mean_over
 from analysis.tables import Row, Table, by_row
 from analysis.tally import Tally
 from engine.tokens import KINDS, SECTIONS
 
-MOST_REPEATED = 0.1  # share of the problems that were asked before
+MOST_REPEATED = 0.1  # share of the training problems that had come before
 WINDOW = 5  # steps whose mean is a point of a curve, but in a short run
 PAIRED_BY_SEED = "paired by seed; interval: Student's t over the seeds"
 MEASURE_NOTES = {
@@ -54,7 +54,7 @@ def chapters_of(comparison: Comparison) -> dict[str, list[Table]]:
 
 
 def arms_overview(comparison: Comparison) -> Table:
-    """What each arm came to, means over its seeds."""
+    """The table of the arms: what each has learned, as means over its seeds."""
     rows: list[Row] = []
     for name, arm in comparison.arms.items():
         runs = list(arm.values())
@@ -82,15 +82,15 @@ def primary_metric(comparison: Comparison) -> tuple[str, str]:
 
 
 def doubt_about_training(runs: list[Run]) -> str:
-    """Why the answers of training do not tell these runs apart; empty where they do."""
+    """The reason why success in training says little about these runs; empty if there is none."""
     if any({"imported", "trainer"} & run["config"].keys() for run in runs):
         return "the answers on record were chosen by another program"
     if any(run["config"].get("pairs") for run in runs):
         return "the answers of training were not sampled from the policy"
-    repeated = max(map(share_asked_before, runs[:1]), default=0.0)
+    repeated = max(map(share_seen_before, runs[:1]), default=0.0)
     if repeated > MOST_REPEATED:
-        return (f"{repeated:.0%} of the problems of training were asked before, so an answer may "
-                "be remembered")
+        return (f"{repeated:.0%} of the training problems had come before, so an answer may be "
+                "remembered")
     return ""
 
 
@@ -137,7 +137,7 @@ def stability(comparison: Comparison) -> Table:
 
 
 def shares_of_arms(comparison: Comparison) -> Table:
-    """Where each arm's gradient went, means over its runs."""
+    """The table of where each arm's gradient went, as means over its runs."""
     rows: list[Row] = []
     for name, arm in comparison.arms.items():
         shares = []

@@ -30,10 +30,10 @@ Arm = Mapping[int, Run]  # the runs of one arm, by seed
 
 @dataclass(frozen=True)
 class Gain:
-    """How much more success one arm has than another, over the seeds that both have.
+    """The difference in success between one arm and another, over the seeds that both have.
 
-    p is corrected for all gains that were asked for together, by Holm's method; that of a control
-    is its own. It is nan where there are too few pairs for a test.
+    p is corrected by Holm's method for all gains that are tested together; the p of a control is
+    not corrected. It is nan if there are too few pairs for a test.
     """
     seeds: tuple[int, ...]
     estimate: Estimate
@@ -73,7 +73,7 @@ class Gain:
 
 
 def room_left(estimate: Estimate) -> str:
-    """What a 95% interval leaves open."""
+    """A clause that says which gains and losses a 95% interval leaves open."""
     gain, loss = shown(estimate.high, "size"), shown(-estimate.low, "size")
     if not np.isfinite(estimate.low):
         return "there are too few pairs for an interval"
@@ -85,8 +85,8 @@ def room_left(estimate: Estimate) -> str:
 
 
 def gain_over(mine: Arm, theirs: Arm, measure: str = IN_TRAINING, tests: int = 1) -> Gain:
-    """The gain of one arm over another, its p not corrected. `tests`: how many gains are asked for
-    together, which decides what could be seen."""
+    """The gain of one arm over another; its p is not corrected. `tests` is how many gains are
+    tested together, which decides how small a gain could be seen."""
     difference_of = difference_in_training if measure == IN_TRAINING else difference_at_the_end
     found = {}
     for seed in sorted(set(mine) & set(theirs)):
@@ -107,8 +107,8 @@ def gains(family: Mapping[str, tuple[Arm, Arm]], measure: str = IN_TRAINING,
           controls: Collection[str] = (), fewest: int = 2) -> dict[str, Gain]:
     """The gain of the first arm of each pair over the second, by the pair's label.
 
-    Holm's correction is over all labels but those of `controls`, whose p is their own. A gain of
-    fewer than `fewest` pairs has no p and is not counted.
+    Holm's correction is over all labels but those of `controls`, whose p is not corrected. A gain
+    of fewer than `fewest` pairs has no p and does not count as a test.
     """
     methods = [label for label in family if label not in controls]
     found = {}

@@ -1,4 +1,4 @@
-"""What all pictures share: colours that colour-blind readers tell apart too, saving."""
+"""Helpers of all pictures: colours that colour-blind readers can tell apart, and saving."""
 from pathlib import Path
 from typing import NotRequired, TypedDict
 

@@ -26,9 +26,9 @@ LEGENDS = {GRADIENT: [
     "Intervals are over this run's groups. They do not cover differences between seeds."], NOTES: [
     "The earlier experiment (github.com/Ja-Crispy/GRPO-Zero) trained Qwen2.5-0.5B for 100 steps of "
     "Countdown, with 303,042 tokens. Its notes called A log p the contribution of a token and took "
-    "it for the token's gradient. The gradient's size at the logits is abs(A) w s, which stands "
-    "beside it. The published figures are those of that run. Ours is the same if it lies within a "
-    "quarter of the published figure, or as a table says."]}
+    "it for the token's gradient. The gradient's size at the logits is abs(A) w s, which is shown "
+    "beside it. The published figures are those of that run. Ours is called the same if it lies "
+    "within a quarter of the published figure, unless a table gives another rule."]}
 PICTURE_BELOW = {  # table: the picture below it; two other pictures are elsewhere on the page
     "growth": "over_training", "gradient by position": "position", "notes bins": "notes",
     "arms": "learning_curves"}

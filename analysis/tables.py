@@ -1,4 +1,4 @@
-"""How results are shown: a table in the terminal and as JSON."""
+"""A table of results, for the terminal, the page and as JSON."""
 import math
 import re
 import textwrap
@@ -139,7 +139,7 @@ def shown(value: Cell, spec: str) -> str:
 
 
 def in_json(value: object) -> object:
-    """What JSON can hold: an undefined number is null."""
+    """The value as JSON can hold it: an undefined number is null."""
     if isinstance(value, Estimate):
         return {"value": in_json(value.value), "low": in_json(value.low),
                 "high": in_json(value.high)}

@@ -53,7 +53,7 @@ class TokenTable:
         return TokenTable({name: values[kept] for name, values in self.columns.items()})
 
     def having(self, columns: Mapping[str, np.ndarray]) -> "TokenTable":
-        """The same tokens with these columns too, or in the place of those of that name."""
+        """The same tokens with these columns too. They replace columns of the same name."""
         return TokenTable({**self.columns, **columns})
 
     def sums_by_problem(self, values: np.ndarray) -> np.ndarray:

@@ -23,7 +23,7 @@ from harness.run import Run
 
 KEYS = ("problem", "chosen", "rejected")
 EXPECTED = 'expected {"problem": "...", "chosen": "...", "rejected": "..."}'
-Reader = Callable[[list[str]], Problem]  # words that somebody wrote -> the problem
+Reader = Callable[[list[str]], Problem]  # the words of a problem -> the problem
 
 
 class Pair(NamedTuple):

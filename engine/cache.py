@@ -140,8 +140,8 @@ def rows_of_block(answers: list[int], P: int, slots: int) -> int:
 
 
 def fill_blocks(answers: Tensor, G: int) -> tuple[Tensor, Tensor]:
-    """For the rows of the blocks: the number of the row that each of them continues, and whether it
-    is a copy. answers (Q,): how many rows each prompt has, in their order."""
+    """The order of the rows in the blocks: for each row of the blocks the number of the row that it
+    is made from, and whether it is a copy. answers (Q,): how many rows each prompt has."""
     sizes = -(-answers // G) * G  # rows of each prompt in the blocks, copies included
     first_in_blocks = (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
     first_row = (answers.cumsum(0) - answers).repeat_interleave(sizes)

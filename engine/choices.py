@@ -24,7 +24,7 @@ from typing import Any, Protocol, TypeVar, overload
 
 from torch import Tensor
 
-from engine.errors import BadCredit, UserError, place_of
+from engine.errors import BadCredit, UserError, location_of
 from engine.rollouts import Rollouts
 
 LARGEST_CREDIT = 1e12  # the squares of its gradient, in float32, are still finite
@@ -61,7 +61,7 @@ class Choices(UserDict[str, str | Choice]):
         other mistakes. A cell of a notebook may be run again, so there a second definition
         replaces the first."""
         known, module = self.data.get(name), module_of(choice)
-        if known is None or known == module:  # the name of the module stood for this choice
+        if known is None or known == module:  # a new name, or one whose module is being imported
             self.data[name] = choice
         elif module_of(known) == module == "__main__":  # a cell of a notebook
             self.data[name] = choice
@@ -127,14 +127,15 @@ def checked_credit(chosen: Method, whose: str, rollouts: Rollouts, policy: objec
         about = " ".join(brief(values).split())[:200]
         if isinstance(values, Tensor):
             about = f"a tensor {tuple(values.shape)} of {values.dtype} on {values.device}"
-        raise UserError(f"{whose} ({place_of(chosen)}) should return a tensor (B, T) = "
+        raise UserError(f"{whose} ({location_of(chosen)}) should return a tensor (B, T) = "
                         f"{tuple(mask.shape)} of real numbers on {mask.device}, got {about}")
     frame = values.detach().float().expand(mask.shape).masked_fill(~mask, 0.0)
     too_large = f"{whose} is not finite, or beyond {LARGEST_CREDIT:g},"
-    refuse_tokens(~(frame.abs() <= LARGEST_CREDIT), too_large, mask, place_of(chosen), BadCredit)
+    location = location_of(chosen)
+    refuse_tokens(~(frame.abs() <= LARGEST_CREDIT), too_large, mask, location, BadCredit)
     if is_weight:
-        refuse_tokens(frame < 0, f"{whose} is negative", mask, f"{place_of(chosen)}; credit with a "
-                      "sign is an advantage: see docs/weightings.md")
+        refuse_tokens(frame < 0, f"{whose} is negative", mask, f"{location}; credit with a sign is "
+                      "an advantage: see docs/weightings.md")
     return frame
 
 
@@ -145,12 +146,12 @@ def fits_frame(values: Tensor, mask: Tensor) -> bool:
     return rows in (1, B) and columns in (1, T) and values.device == mask.device
 
 
-def refuse_tokens(wrong: Tensor, what: str, mask: Tensor, place: str,
+def refuse_tokens(wrong: Tensor, what: str, mask: Tensor, location: str,
                   kind: type[UserError] = UserError) -> None:
     if wrong.any():
         row, t = wrong.nonzero()[0].tolist()
         raise kind(f"{what} at {int(wrong.sum())} of {int(mask.sum())} tokens, first at answer "
-                   f"{row}, token {t} ({place})")
+                   f"{row}, token {t} ({location})")
 
 
 def metrics_of(chosen: object) -> Metrics:

@@ -45,7 +45,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return parse_object(read_text(path), path)
 
 
-def place_of(chosen: object) -> str:
+def location_of(chosen: object) -> str:
     """The file and line at which a user's method begins, as mitigations.py:57. A method is a
     function, a class, or an object whose class defines __call__."""
     made = inspect.unwrap(chosen) if callable(chosen) else chosen

@@ -107,10 +107,10 @@ def all_reduce_max(number: int) -> int:
     return int(largest)
 
 
-def any_of(asked: bool) -> bool:
-    """Whether any process was asked to stop, by Ctrl-C for example. All have to stop after the same
-    step."""
-    return bool(all_reduce_max(int(asked)))
+def any_of(is_true: bool) -> bool:
+    """Whether it is true in any process. After Ctrl-C in one of them, for example, all have to stop
+    after the same step."""
+    return bool(all_reduce_max(int(is_true)))
 
 
 def is_sharded(tensor: torch.Tensor) -> "TypeGuard[DTensor]":

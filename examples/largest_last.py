@@ -72,7 +72,7 @@ class Task:
         return " ".join(map(str, problem))
 
     def read(self, words: list[str]) -> tuple[int, ...]:
-        """A problem that somebody typed, as `show` writes it."""
+        """The problem in words that a person typed, written as `show` writes it."""
         return tuple(read_numbers(words, 2, "two numbers or more, such as 3 12 7"))
 
     def score(self, problem: tuple[int, ...], text: str) -> dict[str, float]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from types import SimpleNamespace
 
-from engine.errors import UserError, place_of
+from engine.errors import UserError, location_of
 
 # a test of the values of all flags, and the words that a message says if it is not passed
 Requirement = tuple[Callable[[typing.Any], bool], str]
@@ -84,7 +84,7 @@ class Flag:
         return self.otherwise(SimpleNamespace(**values)) if self.otherwise else self.default
 
 
-# Types of the keyword parameters of a weighting or an advantage; their defaults stand beside them.
+# Types of the keyword parameters of a weighting or an advantage, whose signature has the defaults.
 Range = partial(Flag, None)
 NotNegative = typing.Annotated[float, Range()]
 Positive = typing.Annotated[float, Range(above=0)]
@@ -123,8 +123,8 @@ def as_flag(owner: typing.Any, name: str, flag: Flag, hint: object) -> Flag:
     parts = typing.get_args(hint) or (hint,)
     kind = next((part for part in parts if isinstance(part, type) and part in TYPE_NAMES), None)
     if (kind or type(flag.default)) not in TYPE_NAMES or flag.default is inspect.Parameter.empty:
-        raise UserError(f"{name} of {owner.__name__} ({place_of(owner)}) becomes a flag: it needs "
-                        "a default and a type that is int, float, bool or str")
+        raise UserError(f"{name} of {owner.__name__} ({location_of(owner)}) becomes a flag: it "
+                        "needs a default and a type that is int, float, bool or str")
     declared = next((part for part in parts if isinstance(part, Flag)), flag)
     return replace(declared, default=flag.default, kind=kind)
 

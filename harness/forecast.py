@@ -57,11 +57,13 @@ def seconds_of_step(s: Settings, policy: Policy, size: int) -> float:
 def seconds_of_evaluation(s: Settings, policy: Policy, size: int) -> float:
     if not s.eval_every:
         return 0.0
-    asked = s.eval_tasks * (s.eval_answers + ("greedy" in MODES[s.eval_modes]))
+    sampled = s.eval_tasks * s.eval_answers
+    if "greedy" in MODES[s.eval_modes]:
+        sampled += s.eval_tasks
     # as many problems at a time as a batch has answers, each with its prompt
-    answers = s.questions * s.answers
-    prompts = asked * prompt_tokens(s, policy, answers) / s.questions
-    return seconds_of(2 * size * (prompts + asked * s.max_new_tokens), policy, answers)
+    at_once = s.questions * s.answers
+    prompts = sampled * prompt_tokens(s, policy, at_once) / s.questions
+    return seconds_of(2 * size * (prompts + sampled * s.max_new_tokens), policy, at_once)
 
 
 def prompt_tokens(s: Settings, policy: Policy, at_once: int) -> int:

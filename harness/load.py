@@ -11,7 +11,7 @@ import torch
 
 from engine import processes
 from engine.choices import ADVANTAGES, LOSSES, MITIGATIONS, Choice, Method
-from engine.errors import UserError, place_of
+from engine.errors import UserError, location_of
 from engine.optimizer import AdamW
 from engine.policy import Policy, encode_prompts
 from engine.rollouts import Problem, Rollouts, Task
@@ -83,7 +83,7 @@ def make(function: Choice, values: Json, policy: Policy) -> Method:
     if not isinstance(function, type):
         return wraps(function)(lambda rollouts, policy: function(rollouts, **values))
     if hasattr(function, "state_dict") != hasattr(function, "load_state_dict"):
-        raise UserError(f"{function.__name__} ({place_of(function)}) needs both state_dict and "
+        raise UserError(f"{function.__name__} ({location_of(function)}) needs both state_dict and "
                         "load_state_dict, or a resumed run would forget its state")
     made: Method = function(policy, **values)
     return made
@@ -186,7 +186,7 @@ class CheckedTask:
         score = self.task.score(problem, text)
         is_whole = PARTS <= score.keys() and all(map(math.isfinite, score.values()))
         if not is_whole or score["answer"] not in (0, 1):
-            raise UserError(f"score ({place_of(type(self.task))}) should return finite numbers, "
+            raise UserError(f"score ({location_of(type(self.task))}) should return finite numbers, "
                             f"{', '.join(sorted(PARTS))} among them, answer 0 or 1: got {score}")
         return score
 
@@ -195,7 +195,7 @@ class CheckedTask:
         for codes, names in zip(labels, (SECTIONS, KINDS)):
             is_known = {*codes} <= {*range(len(names))}
             if len(codes) != len(pieces) or not is_known:
-                raise UserError(f"label ({place_of(type(self.task))}) should return two lists with "
-                                f"a code for each token: sections, 0 to {len(SECTIONS) - 1}, and "
-                                f"kinds, 0 to {len(KINDS) - 1} (docs/your_own_task.md)")
+                raise UserError(f"label ({location_of(type(self.task))}) should return two lists "
+                                f"with a code for each token: sections, 0 to {len(SECTIONS) - 1}, "
+                                f"and kinds, 0 to {len(KINDS) - 1} (docs/your_own_task.md)")
         return labels

@@ -65,7 +65,8 @@ SAMPLED = ("extra_tokens", "extra_answers")
 
 
 class Clock:
-    """`with clock("update"):` measures a stage and shows its name to people at a terminal."""
+    """The seconds of a step and of its stages. `with clock("update"):` measures a stage, and shows
+    its name at a terminal."""
 
     def __init__(self, step: int):
         self.step, self.begin = step, time.perf_counter()

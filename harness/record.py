@@ -232,7 +232,7 @@ def read_file(path: Path) -> Columns:
 def read_credit(run: Path, step: int, tokenizer: tokenizers.Tokenizer,
                 problems: Sequence[Problem] = (), forward: Forward | None = None,
                 generator: torch.Generator | None = None) -> Rollouts:
-    """The batch of a step. A file has neither problems nor a model nor random numbers: whoever
+    """The batch of a step. A file has no problems, no model and no random numbers; a caller that
     needs them passes them."""
     columns = {name: torch.from_numpy(values) for name, values in read_columns(run, step).items()}
     tokens = columns["episode_start"].new_tensor([len(columns["token_id"])])
@@ -280,7 +280,7 @@ def make_run(path: Path, config: Json, tokenizer: Path) -> None:
         (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         shutil.copyfile(tokenizer, unfinished / "tokenizer.json")
         if config.get("checkpoint_every") or config.get("save_model"):
-            # so that it is known that somebody has removed it, if it is missing later
+            # made now, because harness/resume.py takes a missing one for one that a user removed
             (unfinished / "checkpoints").mkdir()
 
 

@@ -184,8 +184,9 @@ class Run:
             return_memory()
 
     def save_if_due(self, step: int) -> None:
-        """Write a checkpoint if it is due, or if somebody asked to stop: then the run ends here."""
-        stopped = processes.any_of(self.stop.asked)
+        """Write a checkpoint if it is due. After Ctrl-C or SIGTERM write one in any case, and end
+        the run here."""
+        stopped = processes.any_of(self.stop.requested)
         if stopped or self.is_due(self.settings.checkpoint_every, step):
             self.policy.refuse_broken_model()
             self.save_checkpoint(step)

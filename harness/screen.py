@@ -71,9 +71,9 @@ def is_taken_away(package: str) -> bool:
 
 
 class StopRequest:
-    """A request to stop: inside `with`, Ctrl-C and SIGTERM set `asked` instead of ending the
+    """A request to stop: inside `with`, Ctrl-C and SIGTERM set `requested` instead of ending the
     process."""
-    asked = False
+    requested = False
 
     def __init__(self, message: bytes = MESSAGE):
         self.message = message
@@ -88,11 +88,12 @@ class StopRequest:
             signal.signal(name, handler)
 
     def handle(self, *_: object) -> None:
-        if self.asked and processes.count() == 1:  # torchrun passes on what the terminal has sent
+        # torchrun passes on what the terminal has sent, so its processes get each signal twice
+        if self.requested and processes.count() == 1:
             raise KeyboardInterrupt
-        if not self.asked and processes.is_main_process():
+        if not self.requested and processes.is_main_process():
             os.write(sys.stdout.fileno(), self.message)  # print may be busy at this moment
-        self.asked = True
+        self.requested = True
 
 
 class Visible:

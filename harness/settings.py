@@ -16,7 +16,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
-from engine.errors import PROJECT, UserError, place_of, read_json
+from engine.errors import PROJECT, UserError, location_of, read_json
 from harness.flags import (MOST_THREADS, Flag, Requirement, Values, check_value, check_values,
                            flags_of, option, settled)
 from harness.parser import Parser, make_parser
@@ -358,8 +358,9 @@ def owners(values: Values) -> list[typing.Any]:
     """The task, the weighting and the advantage, which bring flags of their own."""
     for choices in METHODS.values():
         for clash, *both in choices.clashes:
-            places = " and ".join(one if isinstance(one, str) else place_of(one) for one in both)
-            raise UserError(f"there are two {clash}, {places}: one needs another name")
+            locations = [one if isinstance(one, str) else location_of(one) for one in both]
+            raise UserError(f"there are two {clash}, {' and '.join(locations)}: one needs another "
+                            "name")
     for name in ("task", *METHODS):
         check_value(name, values[name], OPTIONS[name])
     return [load_task(values["task"]), *(METHODS[axis][values[axis]] for axis in METHODS)]
@@ -370,7 +371,7 @@ def all_flags(values: Values) -> dict[str, Flag]:
     flags = dict(OPTIONS)
     for owner in owners(values):
         for name in flags_of(owner).keys() & {*flags, *NOT_SETTINGS, *NOT_KEYWORDS}:
-            raise UserError(f"the keyword {name} of {owner.__name__} ({place_of(owner)}) means "
+            raise UserError(f"the keyword {name} of {owner.__name__} ({location_of(owner)}) means "
                             "something else to this program: give it another name, "
                             f"{owner.__name__}_{name} say")
         flags |= flags_of(owner)

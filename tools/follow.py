@@ -9,7 +9,7 @@ contributed to it (tools/helpers/moved.py).
 
 The numbers are those of the credit file, and each line ends with the function that computes it.
 Answers and tokens are counted from 0, as in the file and on the page of analyze.py. The other
-tokens that could have stood there come from the model that sampled the step, if that was kept.
+tokens that were likely at this position come from the model that sampled the step, if it was kept.
 Nothing is written.
 """
 if not __package__:

@@ -80,7 +80,7 @@ def test_ctrl_c_asks_once_and_ends_twice(capfd):
     before = signal.getsignal(signal.SIGINT)
     with StopRequest() as stop:
         os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.asked and "stopping after this step" in capfd.readouterr().out
+        assert stop.requested and "stopping after this step" in capfd.readouterr().out
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(1)

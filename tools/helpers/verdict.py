@@ -49,7 +49,7 @@ class Verdict:
             say(textwrap.fill(sentence, 100))
 
     def comparisons(self) -> Iterator[tuple[str, Look, str]]:
-        """What the idea is compared with: a label, the look and the other arm."""
+        """The comparisons of the idea: for each a label, the look and the other arm."""
         for number, look in enumerate(self.looks):
             for other, label in OTHERS.items():
                 yield (f"{label}, new seeds" if number else label), look, other
@@ -90,7 +90,8 @@ class Verdict:
                 f"setting {room_left(estimate)}.")
 
     def held_out(self) -> list[str]:
-        """What the evaluation at the end says where success in training is the primary metric."""
+        """A sentence about the evaluation at the end, if it sees a difference and is not the
+        primary metric."""
         end = self.gain(self.looks[-1], measure=AT_THE_END).estimate
         is_seen = end.low > 0 or end.high < 0
         if self.doubt or not is_seen:
