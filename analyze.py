@@ -112,8 +112,11 @@ def earlier_experiment(run: Run, tally: Tally, folder: Path) -> tuple[list[Table
 
 def shown_evaluations(run: Run) -> list[Json]:
     """The evaluations that kept their answers to a few held-out problems."""
-    return [{name: line[name] for name in ("step", "mode", "success", "shown")}
-            for line in report.main_evaluations(run) if line["shown"]]
+    found = []
+    for line in report.main_evaluations(run):
+        if line["shown"]:
+            found.append({name: line[name] for name in ("step", "mode", "success", "shown")})
+    return found
 
 
 def run_chapters(run: Run, tally: Tally | None) -> dict[str, list[Table]]:
@@ -213,13 +216,15 @@ def growth(run: Run, tally: Tally) -> Table:
         steps = np.concatenate([tally.blocks[block] for block in blocks])
         lines = [by_step[step] for step in steps if step in by_step]
         name = f"{steps[0]}-{steps[-1]}" if len(steps) > 1 else f"{steps[0]}"
-        success, finished, norm = (mean_over([line[metric] for line in lines]).value
-                                   for metric in ("success", "finished", "gradient_norm"))
+        means = {}
+        for metric in ("success", "finished", "gradient_norm"):
+            means[metric] = mean_over([line[metric] for line in lines]).value
         answers = tally.answers[blocks].sum()
         length = tally.total("all", "tokens", blocks)[0] / answers
         without_spread = tally.answers_without_spread[blocks].sum() / answers
-        rows.append([name, success, finished, length, tally.mean("all", "entropy", blocks)[0],
-                     norm, without_spread, tally.mean("all", "abs gradient", blocks)[0]])
+        rows.append([name, means["success"], means["finished"], length,
+                     tally.mean("all", "entropy", blocks)[0], means["gradient_norm"],
+                     without_spread, tally.mean("all", "abs gradient", blocks)[0]])
     formats = {"steps": "", "success": ".1%", "finished": ".1%", "length": ".1f",
                "entropy": ".3f", "norm": ".3f", "flat": ".0%", "new": ".4f"}
     return Table("growth", "Over training", by_row(formats, rows), "",

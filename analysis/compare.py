@@ -21,6 +21,7 @@ from analysis.statistics import mean_over
 from analysis.tables import Row, Table, by_row
 from analysis.tally import Tally
 from engine.tokens import KINDS, SECTIONS
+from harness.record import Json
 
 MOST_REPEATED = 0.1  # share of the training problems that had come before
 WINDOW = 5  # steps whose mean is a point of a curve, but in a short run
@@ -62,16 +63,21 @@ def arms_overview(comparison: Comparison) -> Table:
         rows.append([
             name, len(runs),
             mean_over([mean_success(run) for run in runs]).value,
-            mean_over([line["success"] for line in ends]).value,
-            mean_over([line["success"] for line in greedy]).value,
-            mean_over([line["format_mean"] for line in ends]).value,
-            mean_over([line["finished_mean"] for line in ends]).value,
-            mean_over([line["length_mean"] for line in ends]).value])
+            mean_of_lines(ends, "success"),
+            mean_of_lines(greedy, "success"),
+            mean_of_lines(ends, "format_mean"),
+            mean_of_lines(ends, "finished_mean"),
+            mean_of_lines(ends, "length_mean")])
     formats = {"arm": "", "seeds": "d", "training": ".1%", "sampled": ".1%", "greedy": ".1%",
                "format": ".2f", "finished": ".0%", "length": ".0f"}
     return Table("arms", "The arms, means over seeds", by_row(formats, rows), headings={
         "training": "success in training", "sampled": "held-out at the end, sampled",
         "length": "tokens an answer"})
+
+
+def mean_of_lines(lines: list[Json], name: str) -> float:
+    """The mean of one number of the evaluations; nan if there are none."""
+    return mean_over([line[name] for line in lines]).value
 
 
 def primary_metric(comparison: Comparison) -> tuple[str, str]:
@@ -89,8 +95,8 @@ def doubt_about_training(runs: list[Run]) -> str:
         return "the answers of training were not sampled from the policy"
     repeated = max(map(share_seen_before, runs[:1]), default=0.0)
     if repeated > MOST_REPEATED:
-        return (f"{repeated:.0%} of the training problems had come before, so an answer may be "
-                "remembered")
+        return (f"{repeated:.0%} of the problems of training had come before, so an answer may "
+                "be remembered")
     return ""
 
 
@@ -99,8 +105,10 @@ def differences(comparison: Comparison, measure: str, is_primary: bool = True,
     """The gain of each arm over the baseline, and over its own placebo: two questions, each with
     its own correction."""
     arms, baseline = comparison.arms, comparison.baseline
-    pairs_with_placebo = {f"{name} - {placebo}": (arms[name], arms[placebo])
-                          for name in arms for placebo in comparison.placebos_of(name)}
+    pairs_with_placebo = {}
+    for name in arms:
+        for placebo in comparison.placebos_of(name):
+            pairs_with_placebo[f"{name} - {placebo}"] = arms[name], arms[placebo]
     over_placebos = gains(pairs_with_placebo, measure)
     found = gains(over_baseline(arms, baseline), measure) | over_placebos
     notes = [MEASURE_NOTES[measure], VERDICT_NOTE]
@@ -190,7 +198,10 @@ def curves_of_arm(axis: Axes, runs: list[Run], key: Literal["success", "gradient
     length = min(len(run["metrics"]) for run in runs)
     if not length:
         return
-    curves = np.array([[line[key] for line in run["metrics"][:length]] for run in runs], float)
+    by_run = []
+    for run in runs:
+        by_run.append([line[key] for line in run["metrics"][:length]])
+    curves = np.array(by_run, float)  # (runs, length)
     window = WINDOW if length >= 2 * WINDOW else 1
     points = length - window + 1
     smooth = np.stack([curves[:, i:i + window].mean(1) for i in range(points)], 1)

@@ -180,6 +180,9 @@ def success_by_step(run: Run) -> Floats:
 
 def final_lines(runs: Collection[Run], mode: str) -> list[Json]:
     """The evaluations after the last step, of the runs that have one."""
-    lines = [line for run in runs for line in evaluations(run, mode)
-             if line["step"] == run["config"]["steps"]]
+    lines = []
+    for run in runs:
+        for line in evaluations(run, mode):
+            if line["step"] == run["config"]["steps"]:
+                lines.append(line)
     return lines
