@@ -28,6 +28,7 @@ HOSTILE = ["</script>", "<script>window.hacked = 1</script>", "\u202e",
            '<img src="x" onerror="window.hacked = 1">', "\x1b[31m", "<!--", "&amp;", "end"]
 RIGHT_TO_LEFT = HOSTILE.index("\u202e")
 NAME = '<img src="x" onerror="window.hacked = 1"></script>'
+LONG = 99 * "x"  # a word without an end
 CHANGES = {1: np.arange(16) / 100, 4: np.append(np.full(15, 0.001), 0.9)}
 STEPS, EVALUATED = 4, (0, 2, 4)
 
@@ -41,7 +42,7 @@ def hostile_run(tmp_path_factory):
     ids = [tokenizer.token_to_id(text) for text in HOSTILE]
     lines = []
     for step in EVALUATED:
-        shown = {"problem": "".join(HOSTILE), "text": "".join(HOSTILE), "texts": HOSTILE,
+        shown = {"problem": "".join(HOSTILE) + LONG, "text": "".join(HOSTILE), "texts": HOSTILE,
                  "answer": int(step > 0), "log_prob": (-np.arange(8) / 8).tolist()}
         lines.append({**evaluation(step, [0, step > 0]), "shown": [shown]})
     files = {}
@@ -54,7 +55,7 @@ def hostile_run(tmp_path_factory):
     metrics = [{"step": step, "success": 0.5, "N": 16, "weight_factor": 1.0,
                 "gradient_norm": 0.1} for step in files]
     folder = write_log(tmp_path_factory.mktemp("hostile") / "a&b", files,
-                       {"mitigation": NAME, "model": NAME}, metrics, lines)
+                       {"mitigation": NAME, "model": NAME + LONG}, metrics, lines)
     tokenizer.save(str(folder / "tokenizer.json"))
     analyze.main([str(folder)])
     return folder
@@ -301,7 +302,7 @@ def test_what_a_model_wrote_is_text_and_nothing_else(which, request, visit):
         boxes = [*page.locator("#held-out-answers .tokens").all(), training(page),
                  training(page, 1)]
         assert [box.locator("span").all_text_contents() for box in boxes] == [HOSTILE] * 4
-        assert page.locator("#held-out-answers .problem").text_content() == "".join(HOSTILE)
+        assert page.locator("#held-out-answers .problem").text_content() == "".join(HOSTILE) + LONG
         assert page.locator("#panes .prompt").first.text_content() == "".join(HOSTILE)
         assert page.locator(".tokens span *, .problem *, .prompt *").count() == 0
         training(page).locator("span").nth(1).click()
@@ -309,10 +310,13 @@ def test_what_a_model_wrote_is_text_and_nothing_else(which, request, visit):
 
 
 def test_no_token_turns_the_text_after_it(run_page, visit):
-    page = visit(run_page)
-    spans = training(page).locator("span")
-    after, later = (spans.nth(RIGHT_TO_LEFT + k).bounding_box() for k in (2, 5))
-    assert later["y"] > after["y"] or later["x"] > after["x"]
+    """The tokens behind it stand in their order, line by line."""
+    for screen in (WIDE, NARROW):
+        spans = training(visit(run_page, screen=screen)).locator("span")
+        places = [spans.nth(t).evaluate("span => [span.getClientRects()[0].y, "
+                                        "span.getClientRects()[0].x]")
+                  for t in range(RIGHT_TO_LEFT + 2, len(HOSTILE))]
+        assert places == sorted(places)
 
 
 def test_the_page_puts_the_same_numbers_in_as_the_command_does(recorded, tmp_path, visit):

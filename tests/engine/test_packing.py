@@ -98,7 +98,7 @@ def seen_in(block):
         assert mask.stride(2) % 16 == 0
         one, two = (mask[:, 0] == 0).expand(len(block.rows), -1, -1).chunk(2, 1)
         assert torch.equal(one, two)
-        for row, places in enumerate(block.places.tolist()):
+        for row, places in enumerate(block.indices.tolist()):
             for sees, place in zip(one[row], places[window], strict=True):
                 if place:
                     yield place, block.keys[row, :len(sees)][sees].tolist()

@@ -14,8 +14,7 @@ from conftest import ROOT, refusal
 from engine.tokens import KINDS
 from grpo import gradient_size, group_z_score
 from research.probes import change_tables, exact, listed, listed_tables
-from research.probes.change_batches import (ADAMW_STEP, PLAIN_STEP, change_in_a_step,
-                                           with_groups)
+from research.probes.change_batches import PLAIN_STEP, change_in_a_step, with_groups
 from research.probes.change_tables import live_tokens
 from research.probes.common import run_probe
 from research.probes.identities import z_score_factor
@@ -116,9 +115,8 @@ def test_tables_have_a_row_for_each_model_and_kind(stage, monkeypatch):
     monkeypatch.setattr(change_tables, "COMMON_ITEM", 1)
     stages = {"before": found, "after": found}
     follows = listed_tables.follow_table(stages)
-    measured = ["push", *(f"change, {step}" for step in (PLAIN_STEP, ADAMW_STEP))]
     assert [row[:2] for row in follows.rows] == [
-        (name, what) for name in ("before", "after") for what in measured]
+        (name, arm) for name in stages for arm in listed_tables.ARMS.values()]
     known = live_tokens(found.sampled, PLAIN_STEP)
     assert follows.rows[1][2].value == pytest.approx(
         np.corrcoef(known["change"], known["credit 1"])[0, 1])
