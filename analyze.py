@@ -27,7 +27,7 @@ from analysis.plots import (COLOURS, GREY, OF_CHANGE, OF_CREDIT, OF_GRADIENT, OF
                             Style, legend_below, save, whole_steps)
 from analysis.runs import Run, evaluations, read_runs
 from analysis.statistics import mean_over, paired_difference
-from analysis.tables import NOTHING, WITH_INTERVAL, Columns, Row, Table, by_row
+from analysis.tables import TOO_FEW_GROUPS, WITH_INTERVAL, Columns, Row, Table, by_row
 from analysis.tally import (OVER_REST, PARTITIONS, RARE, Tally, early_over_late, over_rest,
                             rest_columns)
 from harness.record import PART, Json
@@ -37,7 +37,7 @@ from engine.tokens import KINDS
 if TYPE_CHECKING:
     from analysis.arms import Comparison
 
-FINDINGS = (  # the tables whose findings are printed and stand beside the picture
+FINDINGS = (  # the tables whose findings are printed, and shown beside a picture on the page
     "gradient by kind", "change by kind", "gradient by section", "gradient by position")
 IN_SHORT = ("gradient by kind", "gains")  # the tables that are printed
 A_OR_S = ("Abs(A) says how large the advantages are, and s how uncertain the model was. The share "
@@ -84,14 +84,16 @@ def analyze_run(run: Run, folder: Path, with_all: bool, notes_alone: bool = Fals
     description = report.describe(run, tally)
     sentences = [f"{report.task_in_words(run['config'])}.", description, *report.opening(run)]
     found = {name: by_name[name].finding for name in FINDINGS if name in by_name}
-    findings = {name: text for name, text in found.items() if text != NOTHING}
-    if not findings:
+    findings = {name: text for name, text in found.items() if text != TOO_FEW_GROUPS}
+    if not findings:  # none of them can say anything, and it is enough to say so once
         findings = dict(list(found.items())[:1])
     page = report.run_page(sentences, findings, chapters, pictures)
-    write_page(folder / "report.html", report.title_of(run), page, answers, with_answers(run))
+    write_page(folder / "report.html", report.title_of(run), page, answers, shown_evaluations(run))
     if notes_alone:
-        of_notes = {title: tables for title, tables in chapters.items() if title == report.NOTES}
-        report.print_report([description], [], of_notes, folder, with_all=True)
+        only_notes = {}
+        if report.NOTES in chapters:  # they need credit files
+            only_notes[report.NOTES] = chapters[report.NOTES]
+        report.print_report([description], [], only_notes, folder, with_all=True)
     else:
         first = [by_name[name] for name in IN_SHORT if name in by_name]
         report.print_report([*sentences, *findings.values()], first, chapters, folder, with_all)
@@ -108,10 +110,13 @@ def earlier_experiment(run: Run, tally: Tally, folder: Path) -> tuple[list[Table
     return notes_tables.notes_tables(notes), pictures
 
 
-def with_answers(run: Run) -> list[Json]:
-    """The evaluations with their answers to a few held-out problems."""
-    return [{name: line[name] for name in ("step", "mode", "success", "shown")}
-            for line in report.main_evaluations(run) if line["shown"]]
+def shown_evaluations(run: Run) -> list[Json]:
+    """The evaluations that kept their answers to a few held-out problems."""
+    found = []
+    for line in report.main_evaluations(run):
+        if line["shown"]:
+            found.append({name: line[name] for name in ("step", "mode", "success", "shown")})
+    return found
 
 
 def run_chapters(run: Run, tally: Tally | None) -> dict[str, list[Table]]:
@@ -186,7 +191,8 @@ def learning_curve(run: Run, folder: Path) -> Picture:
     path, caption = save(figure, folder, "learning_curve",
                          "Share of answers that solve their problem, in training and on held-out "
                          "problems (with 95% intervals)")
-    # where a mark stands on the picture, in percent of it: at step 0, and from step to step
+    # The page draws a mark at the step that its slider shows. In percent of the picture: where the
+    # mark is at step 0, and how far it moves for each step.
     box, (low, high) = axis.get_position(), axis.get_xlim()
     step = 100 * box.width / (high - low)
     return path, caption, (f"--zero:{100 * box.x0 - low * step:.2f}%;--step:{step:.4f}%;"
@@ -202,20 +208,23 @@ def rewards(tally: Tally) -> Table:
 
 
 def growth(run: Run, tally: Tally) -> Table:
-    """The development of the run's averages: training in at most ten parts, a row each."""
+    """The table of how the run's averages developed. Training is cut into at most ten parts, and
+    each part has a row."""
     by_step = {line["step"]: line for line in run["metrics"]}
     rows: list[Row] = []
     for blocks in np.array_split(np.arange(len(tally.blocks)), min(10, len(tally.blocks))):
         steps = np.concatenate([tally.blocks[block] for block in blocks])
         lines = [by_step[step] for step in steps if step in by_step]
         name = f"{steps[0]}-{steps[-1]}" if len(steps) > 1 else f"{steps[0]}"
-        success, finished, norm = (mean_over([line[metric] for line in lines]).value
-                                   for metric in ("success", "finished", "gradient_norm"))
+        means = {}
+        for metric in ("success", "finished", "gradient_norm"):
+            means[metric] = mean_over([line[metric] for line in lines]).value
         answers = tally.answers[blocks].sum()
         length = tally.total("all", "tokens", blocks)[0] / answers
-        flat = tally.flat_answers[blocks].sum() / answers
-        rows.append([name, success, finished, length, tally.mean("all", "entropy", blocks)[0],
-                     norm, flat, tally.mean("all", "abs gradient", blocks)[0]])
+        without_spread = tally.answers_without_spread[blocks].sum() / answers
+        rows.append([name, means["success"], means["finished"], length,
+                     tally.mean("all", "entropy", blocks)[0], means["gradient_norm"],
+                     without_spread, tally.mean("all", "abs gradient", blocks)[0]])
     formats = {"steps": "", "success": ".1%", "finished": ".1%", "length": ".1f",
                "entropy": ".3f", "norm": ".3f", "flat": ".0%", "new": ".4f"}
     return Table("growth", "Over training", by_row(formats, rows), "",
@@ -294,7 +303,7 @@ def most_of_the_gradient(tally: Tally, partition: str) -> str:
     share = tally.shares(partition)
     most = int(share.argmax())
     if not share[most]:
-        return NOTHING
+        return TOO_FEW_GROUPS
     part = tally.share(partition, most)
     of_tokens = tally.count(partition)[most] / tally.tokens
     name = PARTITIONS[partition][most]
@@ -337,7 +346,8 @@ def change_by_kind(tally: Tally, folder: Path) -> Picture:
 
 
 def bars_by_kind(tally: Tally, bars: dict[str, tuple[np.ndarray, str]], title: str) -> Figure:
-    """For each kind of token a bar for each of `bars`: label -> shares by kind, colour."""
+    """Draw a bar for each kind of token and each entry of `bars`, which gives for a label the
+    shares of the kinds and a colour."""
     used = np.flatnonzero(tally.is_common("kind"))
     figure, axis = plt.subplots(figsize=(5.6, 3.8))
     width = 0.84 / len(bars)
@@ -388,7 +398,8 @@ def position_bars(tally: Tally, folder: Path) -> Picture:
 
 def compare_runs(runs: list[Run], folder: Path, baseline: str | None, with_all: bool,
                  notes_alone: bool = False) -> None:
-    """The arms of each set of runs that can be compared, the largest set first."""
+    """Compare the arms in each set of runs that can be compared, beginning with the largest set.
+    Each set has a page of its own."""
     from analysis.arms import Comparison, comparable, finished
     sets, left_out = comparable(finished(runs))
     for number, chosen in enumerate(sets, 1):

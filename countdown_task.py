@@ -10,7 +10,7 @@ With --prompt expression there is no thinking: the answer is "3 * 5 + 7<|im_end|
 
 This file holds the problems, the prompt, the reward and its parts, and two labels of every
 generated token: the section of the answer that it is in, and its category (`kind`: word, number,
-...). Training sees nothing of it but `Task`. A task of your own is another file with another `Task`
+...). Training uses only the class `Task`. A task of your own is another file with another `Task`
 (docs/your_own_task.md).
 
 What a model wrote is never executed. `value_of` reads its syntax tree, accepts numbers, four
@@ -45,8 +45,8 @@ ANSWER_BEGINS = "</think>\n<answer>"
 FORMAT_WEIGHT = 0.1
 REWARDS = {"graded": f"answer + {FORMAT_WEIGHT} format", "right": "answer",
            "signed": "2 answer - 1"}
-MAX_SOLVED = 4  # numbers in a solved example: more have too many expressions to try them all
-MAX_THINK = 20_000  # only so many characters of a think section are searched for steps
+MAX_SOLVED = 4  # most numbers in a solved example: all expressions of more are too many to try
+MAX_THINK = 20_000  # steps are searched for in so many characters of a think section, no further
 
 SHORT = "<|im_start|>user\n{numbers} make {target}<|im_end|>\n<|im_start|>assistant\n<think>"
 FULL = """<|im_start|>system
@@ -95,7 +95,7 @@ PROMPTS = {
     "original": Wording(ORIGINAL, as_numpy_prints),
     "brief": Wording(BRIEF + "<think>", " and ".join),
     "expression": Wording(BRIEF, " and ".join, thinks=False)}
-# A flag with requires=GENERATED is refused with these words if the test is not true.
+# For flags that only generated problems have: a test, and what is said if a flag fails it.
 GENERATED: tuple[Callable[["Task"], bool], str] = (
     lambda task: task.data is None, "generated problems: not with --data")
 
@@ -219,8 +219,9 @@ class Task:
 
     def extreme_problems(self) -> list[Problem]:
         """Problems with the longest prompts, to check that the tokenizer can write them and that
-        they fit into the model. For problems from a file there is one for every number that occurs
-        in it; for generated ones, one with the largest numbers."""
+        they fit into the model. If problems are generated, it is one problem with the largest
+        numbers. If they are from a file, there is one problem for each number in the file: it
+        consists of nothing but this number, as often as the longest problem has numbers."""
         from_file = self.to_train + self.to_test
         if not from_file:
             return [Problem((self.max_number,) * max(self.counts), self.max_target)]
@@ -254,8 +255,8 @@ class Task:
             self.shown.add(content_of(problem))
             answer = solution.expression
             if self.wording.thinks:
-                shows_miss = number % 2 == 0
-                answer = self.answer_with_thinking(problem, solution, shows_miss, rng)
+                with_wrong_attempt = number % 2 == 0
+                answer = self.answer_with_thinking(problem, solution, with_wrong_attempt, rng)
             question = self.question(problem, is_first=not turns)
             turns.append(f"{question}{answer}<|im_end|>\n")
         if self.examples and not turns:
@@ -263,18 +264,18 @@ class Task:
                             f"at most {MAX_SOLVED} numbers; --examples 0 asks without examples")
         return "".join(turns)
 
-    def answer_with_thinking(self, problem: Problem, solution: "Solution", shows_miss: bool,
-                             rng: random.Random) -> str:
+    def answer_with_thinking(self, problem: Problem, solution: "Solution",
+                             with_wrong_attempt: bool, rng: random.Random) -> str:
         """The solution, after a wrong attempt if one is wanted and exists:
 
             3*7=21, 21-5=16 no, 3*5=15, 15+7=22 yes</think>
             <answer>(3*5)+7</answer>
         """
         attempts = [f"{written_out(solution)} yes"]
-        misses = [one for one in solutions_of(problem.numbers, self.max_result)
-                  if one.value != problem.target]
-        if shows_miss and misses:
-            attempts.insert(0, f"{written_out(rng.choice(misses))} no")
+        wrong = [one for one in solutions_of(problem.numbers, self.max_result)
+                 if one.value != problem.target]
+        if with_wrong_attempt and wrong:
+            attempts.insert(0, f"{written_out(rng.choice(wrong))} no")
         expression = without_spaces(solution.expression)
         return f"{', '.join(attempts)}{ANSWER_BEGINS}{expression}</answer>"
 
@@ -328,7 +329,7 @@ class Task:
         return annotate(pieces) if self.wording.thinks else annotate_expression(pieces)
 
     def right_steps(self, problem: Problem, pieces: list[bytes]) -> list[int]:
-        """The indices of the tokens with the last digit of a right step of the reasoning. In
+        """The index of the token in which each right step of the reasoning ends. In the tokens
         " 3", " *", " 5", " =", " 1", "5", "," it is [5], the second digit of 15."""
         text = b"".join(pieces).decode("latin-1")  # one character a byte; steps are plain ASCII
         ends = list(itertools.accumulate(map(len, pieces)))
@@ -348,12 +349,12 @@ def parse_problem(line: str, where: str) -> Problem:
     try:
         raw = json.loads(line)
         numbers, target = raw["nums"], raw["target"]
-        is_right = isinstance(numbers, list) and 0 < len(numbers) <= MAX_NUMBERS
+        is_valid = isinstance(numbers, list) and 0 < len(numbers) <= MAX_NUMBERS
         for number in [*numbers, target]:
-            is_right = is_right and type(number) is int and 0 < number <= MAX_NUMBER
+            is_valid = is_valid and type(number) is int and 0 < number <= MAX_NUMBER
     except (ValueError, KeyError, TypeError, RecursionError):
-        is_right = False
-    if not is_right:
+        is_valid = False
+    if not is_valid:
         raise UserError(f'{where}: expected {{"nums": [3, 5, 7], "target": 22}} with at most '
                         f"{MAX_NUMBERS} whole numbers from 1 to {MAX_NUMBER}, got {line[:80]!r}")
     return Problem(tuple(numbers), target)
@@ -401,12 +402,13 @@ class Solution(NamedTuple):
 
 def solutions_of(numbers: Iterable[int], max_result: int) -> Iterator[Solution]:
     """Every way to combine all of these numbers by legal steps, whatever its value is."""
-    yield from joined([(number, str(number)) for number in numbers], (), max_result)
+    yield from combined([(number, str(number)) for number in numbers], (), max_result)
 
 
-def joined(items: list[tuple[int, str]], steps: tuple[Step, ...],
-           max_result: int) -> Iterator[Solution]:
-    """Combine two of the items, (value, expression), in every way, and so on until one is left."""
+def combined(items: list[tuple[int, str]], steps: tuple[Step, ...],
+             max_result: int) -> Iterator[Solution]:
+    """Replace two of the items, (value, expression), by the result of a step, and repeat this until
+    one item is left: in every way. `steps` are those that were made before."""
     if len(items) == 1:
         yield Solution(*items[0], steps)
         return
@@ -416,7 +418,7 @@ def joined(items: list[tuple[int, str]], steps: tuple[Step, ...],
         for step in legal_steps(x, y, max_result):
             _, sign, _, result = step
             expression = f"{in_parentheses(left)} {sign} {in_parentheses(right)}"
-            yield from joined([*others, (result, expression)], (*steps, step), max_result)
+            yield from combined([*others, (result, expression)], (*steps, step), max_result)
 
 
 def in_parentheses(expression: str) -> str:
@@ -491,9 +493,11 @@ def steps_of(text: str, numbers: Iterable[int]) -> list[tuple[int, bool]]:
     steps = []
     for match in STEP.finditer(think[:MAX_THINK]):
         a, sign, b, c = int(match[1]), match[2], int(match[3]), int(match[4])
-        is_available = all(number in results or of_problem[number] >= times
-                           for number, times in Counter((a, b)).items())
-        steps.append((match.end(4), is_available and is_result(a, sign, b, c)))
+        are_available = True
+        for number, times in Counter((a, b)).items():
+            if number not in results and of_problem[number] < times:
+                are_available = False
+        steps.append((match.end(4), are_available and is_result(a, sign, b, c)))
         results.add(c)
     return steps
 
@@ -575,8 +579,8 @@ def annotate(pieces: list[bytes]) -> tuple[list[int], list[int]]:
 
 
 def annotate_expression(pieces: list[bytes]) -> tuple[list[int], list[int]]:
-    """The same for an answer that is nothing but an expression: all of it is in the answer section,
-    except the end of the turn."""
+    """The section and the kind of each token of an answer that is nothing but an expression: all of
+    it is in the answer section, except the end of the turn."""
     kinds = [kind_of(piece) for piece in pieces]
     sections = [OTHER if kind == END else ANSWER for kind in kinds]
     return sections, kinds

@@ -15,8 +15,8 @@ same problem, and given to every token of the answer.
 
 Start at `policy_loss`. It is the formula above, and it never changes; what changes is what goes
 into it. Advantages and weights are computed for the whole batch before it is cut into
-micro-batches, so --micro_batch changes nothing but rounding. `update` is the training step, and
-`update_with_change` measures around it how the log-prob of each token changed.
+micro-batches, so --micro_batch changes nothing but rounding. `update` is the training step.
+`update_with_change` calls it, and measures how the log-prob of each token has changed.
 
 Left out of GRPO as published; the first three come back with a flag:
 
@@ -294,8 +294,8 @@ def skipped(rollouts: Rollouts, N: int) -> Metrics:
 
 def update_with_change(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tensor,
                        s: RunSettings, reference: Qwen2 | None = None) -> tuple[Metrics, Columns]:
-    """`update`, with a measurement around it: the column `change` is each token's log-prob after
-    the update minus before, at the same prefix. It costs one forward pass before and one after."""
+    """Call `update`, and add the column `change`: each token's log-prob after the update minus
+    before, at the same prefix. This costs one forward pass before the update and one after."""
     length_scale = length_scaling(rollouts.length, s.loss_norm, s.max_new_tokens)  # (B, 1)
     factor = weight * length_scale * rollouts.advantage                            # (B, T)
     trained = has_gradient(rollouts.mask, factor, reference is not None)

@@ -54,8 +54,8 @@ def none(rollouts: Rollouts) -> Tensor:
 
 @mitigation
 def outcome_conditional(rollouts: Rollouts, *, think_discount: Share = 0.5) -> Tensor:
-    """Weight 1 after `<answer>` and `think_discount` before it, or at every token if there is no
-    tag (before rescaling)."""
+    """Weight 1 after `<answer>`, and `think_discount` before it. An answer without this tag has
+    `think_discount` at every token. (All this is before rescaling.)"""
     weight = torch.full_like(rollouts.log_prob, think_discount)
     for row, texts in enumerate(rollouts.texts):
         weight[row, tokens_until(texts, "<answer>"):] = 1
@@ -63,8 +63,8 @@ def outcome_conditional(rollouts: Rollouts, *, think_discount: Share = 0.5) -> T
 
 
 def tokens_until(texts: list[str], tag: str) -> int:
-    """The number of tokens up to the end of the tag, which may be cut into several tokens; of all
-    tokens if there is no tag."""
+    """The number of tokens up to the end of the tag, or the number of all tokens if there is no
+    tag. The tag may be cut into several tokens."""
     start = "".join(texts).find(tag)
     if start < 0:
         return len(texts)
@@ -181,8 +181,8 @@ def taco(rollouts: Rollouts, *, tail_strictness: Positive = 0.01,
 
 @mitigation
 def planning(rollouts: Rollouts, *, planning_boost: Share = 0.2) -> Tensor:
-    """1 + boost * sign(advantage) on words of the think section, which open, continue or end an
-    attempt; 1 elsewhere.
+    """1 + boost * sign(advantage) on the words of the think section, because words open, continue
+    or end an attempt; 1 elsewhere.
 
     After HICRA (2509.03646, known here from reimplementations), where planning tokens get the
     advantage A + boost |A|. There they are phrases from a list made for mathematics ("let's try");

@@ -79,7 +79,7 @@ class ModelConfig:
 def rotary(positions: Tensor, config: ModelConfig,
            dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     """Cosine and sine of position times frequency (2104.09864), each (..., 1, head_dim). The first
-    half of the sine is negated, because `rotate` needs it so."""
+    half of the sine is negated, which saves `rotate` its minus sign."""
     steps = torch.arange(0, config.head_dim, 2, device=positions.device, dtype=dtype)
     frequency = 1.0 / config.rope_theta ** (steps / config.head_dim)
     angle = positions[..., None, None].to(dtype) * frequency  # (..., 1, frequencies)
@@ -99,9 +99,9 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
 
 
 def product_type(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """The type in which to multiply matrices. It is `dtype`, except for bfloat16 on a CPU without
-    instructions for it, which would be 40 times slower than float32. The result differs only by the
-    order of its sums."""
+    """The type in which to multiply matrices. It is `dtype` with one exception: on a CPU without
+    instructions for bfloat16 it is float32, because bfloat16 would be 40 times slower. The result
+    differs only by the order of its sums."""
     is_slow = dtype == torch.bfloat16 and device.type == "cpu" and not has_bfloat16()
     return torch.float32 if is_slow else dtype
 
@@ -315,7 +315,8 @@ class Qwen2(Layer):
 
     @property
     def is_large(self) -> bool:
-        """More than 100 million parameters: what takes long with such a model is announced."""
+        """Whether the model has more than 100 million parameters. Then what takes long is announced
+        before it begins."""
         return sum(parameter.numel() for parameter in self.parameters()) > 1e8
 
     @property
@@ -347,7 +348,7 @@ class Qwen2(Layer):
         if not any(name.startswith(last) for name in found):
             raise UserError(f"{folder} lacks {last[:-1]}: config.json asks for "
                             f"{config.num_hidden_layers} layers")
-        with torch.device("meta"):  # no memory until the files are known to fit
+        with torch.device("meta"):  # no memory until it is known that the files fit the config
             model = cls(config)
         check_tensors(folder, found, model)
         if model.is_large and is_main_process():
@@ -372,8 +373,8 @@ class Qwen2(Layer):
         write_tensors(folder / "model.safetensors", tensors, format="pt")
 
 
-# The largest number that config.json may hold. Positions are computed in float32, which has all
-# whole numbers up to 2^24.
+# The largest number that config.json may hold. Positions are computed in float32, in which whole
+# numbers are exact up to 2^24.
 LARGEST: dict[type, float] = {int: 2 ** 24, float: 1e12}
 OUTPUT, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
 
@@ -417,14 +418,14 @@ def not_implemented(raw: dict[str, object], rope: dict[str, object],
                     config: ModelConfig) -> str | None:
     """The name of the first setting that this file does not implement and that would change what is
     computed, or None. A setting that is absent or empty counts as supported."""
-    only = {"partial_rotary_factor": 1.0, "use_sliding_window": False, "hidden_act": "silu",
-            "attention_dropout": 0.0, "quantization_config": None,
-            "attention_bias": config.model_type == "qwen2",
-            "layer_types": ["full_attention"] * config.num_hidden_layers}
-    found = [key for key, value in only.items() if (raw.get(key) or value) != value]
-    plain = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0,
-             "rope_theta": config.rope_theta}
-    if not rope.items() <= plain.items():
+    supported = {"partial_rotary_factor": 1.0, "use_sliding_window": False, "hidden_act": "silu",
+                 "attention_dropout": 0.0, "quantization_config": None,
+                 "attention_bias": config.model_type == "qwen2",
+                 "layer_types": ["full_attention"] * config.num_hidden_layers}
+    found = [key for key, value in supported.items() if (raw.get(key) or value) != value]
+    supported_rope = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0,
+                      "rope_theta": config.rope_theta}
+    if not rope.items() <= supported_rope.items():
         found.append("rope_scaling" if raw.get("rope_scaling") else "rope_parameters")
     if config.num_attention_heads % config.num_key_value_heads:
         found.append("num_key_value_heads")
@@ -434,9 +435,9 @@ def not_implemented(raw: dict[str, object], rope: dict[str, object],
 
 
 def with_tokens(config: ModelConfig, raw: dict[str, object], folder: Path) -> ModelConfig:
-    """Add bos, pad and the tokens that end an answer. The latter are read from the generation
-    config if there is one, because that of an instruct model lists more of them than config.json.
-    """
+    """Add bos, pad and the tokens that end an answer. Those that end an answer are read from
+    generation_config.json if it exists, because an instruct model lists more of them there than in
+    config.json."""
     generation = folder / "generation_config.json"
     ends = read_json(generation).get("eos_token_id") if generation.exists() else None
 
@@ -504,8 +505,8 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 def check_tensors(folder: Path, found: dict[str, StoredTensor], model: Qwen2) -> None:
-    """Raise, before memory is taken, unless tensors and parameters are the same by name and shape.
-    Tied embeddings may be stored a second time, as the output matrix."""
+    """Raise, before memory is taken, unless the stored tensors have the names and shapes of the
+    model's parameters. Tied embeddings may be stored a second time, as the output matrix."""
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     if missing := sorted(set(shapes) - set(found)):
         raise UserError(f"{folder} lacks {', '.join(missing[:5])}")
@@ -522,8 +523,8 @@ def check_tensors(folder: Path, found: dict[str, StoredTensor], model: Qwen2) ->
 
 
 def take_memory(model: Qwen2, device: torch.device | str) -> None:
-    """Give the parameters memory, as Module.to_empty does, which would first import a library of
-    symbolic mathematics."""
+    """Allocate memory for the parameters. Module.to_empty does the same, but it would first import
+    a library of symbolic mathematics."""
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.is_meta:

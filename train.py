@@ -99,7 +99,8 @@ def drop_unfinished(rollouts: Rollouts) -> Rollouts:
 
 def is_change_measured(s: Settings, step: int) -> bool:
     """Whether the change of each token is measured in this step: in step 1, every --change_every
-    steps after it, and in the last. The model before such a step is often kept as a checkpoint."""
+    steps after it, and in the last step. Counting from step 1 has a reason: the model that such a
+    step begins with is often kept as a checkpoint."""
     if not s.change_every:
         return False
     return (step - 1) % s.change_every == 0 or step == s.steps
@@ -117,8 +118,8 @@ def evaluate(policy: Policy, run: Run, step: int) -> None:
 def answer_held_out(policy: Policy, s: Settings, step: int, mode: str) -> Json:
     """Answer the held-out problems and return the line of evaluations.jsonl.
 
-    A part of the problems is answered at a time, as many as a training batch has answers. Random
-    numbers depend on a problem's index alone, neither on the step nor on --seed.
+    The problems are answered in parts, and a part has as many problems as a training batch has
+    answers. Random numbers depend on a problem's index alone, not on the step or on --seed.
     """
     problems = policy.task.held_out_problems(s.eval_tasks)
     is_greedy = mode == "greedy"

@@ -1,2 +1,2 @@
-"""What run folders say: sums over credit files, statistics, comparison of runs, tables, pictures,
-the page."""
+"""The analysis of run folders: sums over credit files, statistics, comparison of runs, tables,
+pictures, the page."""

@@ -1,9 +1,10 @@
 """The account of a token: how it came by its gradient, a line of arithmetic for each stage, in the
 order in which the stages happen.
 
-`stages` has the lines; names of numbers stand in [[ ]]. `numbers_of` has the numbers of an answer.
-`with_numbers` puts those of one token in; on the page, page.js does. A line with a number that is
-not known is left out, because a run of another trainer does not have every column.
+`stages` has the lines, in which names of numbers are written as [[name]]. `numbers_of` has the
+numbers of an answer. `with_numbers` puts those of one token into the lines; on the page, page.js
+does this. A line with a number that is not known is left out, because a run of another trainer does
+not have every column.
 """
 import inspect
 import textwrap
@@ -19,15 +20,14 @@ import torch
 from analysis.runs import task_of
 from analysis.tokens import StepRecord, TokenTable
 from engine.choices import ADVANTAGES, MITIGATIONS, Choices
+from engine.forward import TokenLogProbs
+from engine.sampler import Distribution
 from grpo import (centred, gradient_size, group_mean, group_z_score, length_scaling, policy_loss,
                   rescaling, update_with_change)
 from harness.record import PART, Json
 from harness.flags import flags_of
 from harness.settings import DEFAULTS
 
-# names, as `where` gives them: neither function is needed here
-FACTS = "engine/sampler.py: Distribution.facts"
-GRADIENT = "engine/forward.py: TokenLogProbs.backward"
 EPSILON = inspect.signature(group_z_score).parameters["epsilon"].default
 FORMULAS = {  # advantages that are one line of arithmetic, and the function that computes it
     "grpo": (f"([[reward]] - [[mean]]) / ([[std]] + {EPSILON})", group_z_score),
@@ -60,8 +60,9 @@ def sampling_stages(s: SimpleNamespace, is_own: bool) -> list[Stage]:
     score = where(getattr(task, "score", task)) if task else ""
     reward = getattr(s, "reward", "reward")
     return [("rewards", "of the [[answers]] answers to this problem: [[rewards]]", score),
-            ("p", "probability exp([[log-prob]]) = [[p]]", FACTS),
-            ("entropy", "-sum p log p = [[entropy]], over all tokens that could stand here", FACTS),
+            ("p", "probability exp([[log-prob]]) = [[p]]", where(Distribution.facts)),
+            ("entropy", "-sum p log p = [[entropy]], over all tokens that could stand here",
+             where(Distribution.facts)),
             ("reward", f"{reward} = [[reward]], with [[parts]]", score)]
 
 
@@ -106,7 +107,7 @@ def loss_stages(s: SimpleNamespace, is_own: bool) -> list[Stage]:
         ("s", "sqrt(1 - 2 p + sum p^2) = sqrt(1 - 2 x [[p]] + [[collision]]) = [[s]]",
          where(gradient_size)),
         ("gradient", "abs(A) c w m s / N = abs([[advantage]]) x [[weight]] x [[m]] x [[s]] / [[N]] "
-                     "= [[gradient]]", GRADIENT)]
+                     "= [[gradient]]", where(TokenLogProbs.backward))]
 
 
 def settings_of(config: Mapping[str, object]) -> SimpleNamespace:
@@ -191,7 +192,9 @@ def numbers_of_tokens(tokens: TokenTable, c: float | None, each: float) -> Numbe
                                     "collision": tokens["collision"]}
     if "change" in tokens:
         known["p after"] = np.exp(tokens["log_prob"] + tokens["change"])
-    results = {  # three digits: a reader who computes them begins with rounded numbers
+    # These get three digits. A reader who checks them computes with the rounded numbers above, so
+    # a fourth digit would often differ.
+    results = {
         "w": tokens["weight"] / (c or math.nan),
         "term": -tokens["advantage"] * tokens["weight"] * tokens["log_prob"] * each,
         "gradient": tokens["abs gradient"] * each}

@@ -13,8 +13,9 @@ from engine.tokens import token_bytes, without_earlier_turns
 from harness.record import Json, run_config
 
 PER_PAGE, STEPS = 10_000, 21  # tokens of training answers on a page, and steps they are from
-SHADED_BY = {  # what a page can shade tokens by, the first one to begin with: its column, and the
-    # end of a sentence that begins "The stronger a token's colour, ..."; not every run has all
+# What a page can shade tokens by; it begins with the first. Each has the name of its column, and
+# the end of a sentence that begins "The stronger a token's colour, ...". A run may lack some.
+SHADED_BY = {
     "gradient size": ("abs gradient", "the larger the gradient's size at the logits: "
                       "abs(advantage) x weight x s, where s is the size of the gradient of its "
                       "log-prob"),

@@ -68,7 +68,7 @@ def arm_of(run: Run) -> Json:
 
 
 def alike(runs: list[Run], of: Callable[[Run], Json]) -> list[list[Run]]:
-    """The runs in sets that agree in `of`, in the order in which they came."""
+    """The runs in sets: `of` has the same value for all runs of a set. Their order is kept."""
     sets: list[tuple[Json, list[Run]]] = []
     for run in runs:
         mine = of(run)
@@ -133,8 +133,11 @@ class Comparison:
         return [run for arm in self.arms.values() for run in arm.values()]
 
     def usual_baseline(self) -> str:
-        plain = [name for name in self.arms
-                 if PLAIN.items() <= {**PLAIN, **self.one_of(name)["config"]}.items()]
+        plain = []
+        for name in self.arms:
+            config = self.one_of(name)["config"]
+            if all(config.get(setting, value) == value for setting, value in PLAIN.items()):
+                plain.append(name)
         if len(plain) > 1 and "none" not in plain:
             raise UserError(f"which arm is the baseline: {' or '.join(plain)}? Name it with "
                             "--baseline")

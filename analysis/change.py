@@ -6,18 +6,19 @@
              of the batch makes it
     credit   V after the token minus V before it, where a probe measured it. The share it decides is
              its square over the reward's variance. The square is estimated without bias (column
-             `decided` of the credit file), because noise would make each credit look larger
+             `decided` of the credit file), because the square of an estimate is on average too
+             large, by the variance of the estimate
 
 Tokens share weights, so what answers of both signs have in common cancels, and most of the push
-never becomes a change (2605.08666). Shares are of sums of sizes. A `net` sum has its sign, and is
-divided by the sum of sizes.
+never becomes a change (2605.08666). A share is that of a sum of sizes. A `net` number is the sum
+with its signs, divided by the sum of sizes.
 """
 from collections.abc import Collection
 
 import numpy as np
 
 from analysis.statistics import FEWEST
-from analysis.tables import NOTHING, Cell, Table
+from analysis.tables import TOO_FEW_GROUPS, Cell, Table
 from analysis.tally import PARTITIONS, Tally
 
 CREDIT = "decides"  # the column of what credit decides
@@ -73,8 +74,8 @@ def change_table(tally: Tally, partition: str) -> Table:
 
 
 def finding_of(tally: Tally, names: list[str], shares: dict[str, np.ndarray]) -> str:
-    if tally.live["all"][0] < FEWEST:
-        return NOTHING
+    if tally.groups_with_advantage["all"][0] < FEWEST:
+        return TOO_FEW_GROUPS
     fell = against_push(tally, "all", "up, fell", "up")[0]
     rose = against_push(tally, "all", "down, rose", "down")[0]
     lost = int((shares["push"] - shares["change"]).argmax())
@@ -90,6 +91,6 @@ def against_push(tally: Tally, partition: str, part: str, whole: str) -> np.ndar
 
 
 def over(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """Undefined where the whole is 0."""
+    """The quotient part / whole, which is nan where the whole is 0."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(part / whole)

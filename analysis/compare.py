@@ -16,26 +16,28 @@ from analysis.arms import Comparison
 from analysis.gains import (AT_THE_END, IN_TRAINING, final_lines, gain_table, gains, mean_success,
                             over_baseline)
 from analysis.plots import Style, legend_below, save, style_of, whole_steps
-from analysis.runs import Run, evaluations, share_asked_before
+from analysis.runs import Run, evaluations, share_seen_before
 from analysis.statistics import mean_over
 from analysis.tables import Row, Table, by_row
 from analysis.tally import Tally
 from engine.tokens import KINDS, SECTIONS
+from harness.record import Json
 
-MOST_REPEATED = 0.1  # share of the problems that were asked before
+MOST_REPEATED = 0.1  # share of the training problems that had come before
 WINDOW = 5  # steps whose mean is a point of a curve, but in a short run
 PAIRED_BY_SEED = "paired by seed; interval: Student's t over the seeds"
 MEASURE_NOTES = {
-    IN_TRAINING: f"the mean over all answers that training sampled, {PAIRED_BY_SEED}",
-    AT_THE_END: "answers are sampled; interval: Student's t, over seeds and held-out problems; "
-                "with one seed over problems alone"}
+    IN_TRAINING: f"Success is the mean over all answers that training sampled, {PAIRED_BY_SEED}",
+    AT_THE_END: "Answers are sampled. The interval is Student's t, over seeds and held-out "
+                "problems; with one seed it is over problems alone"}
 VERDICT_NOTE = (
-    "the verdict goes by p, which Holm's method corrects for all arms of the table; no difference "
-    "seen: the interval says how large a gain or a loss may still be; could see: the gain that 80 "
-    "of 100 such experiments would see, itself an estimate from few seeds")
-PLACEBO_NOTE = ("a row with a minus compares an arm with its own placebo; these rows have a "
+    "The verdict follows from p, which is corrected for all arms of the table by Holm's method. "
+    "Where no difference is seen, the interval says how large a gain or a loss may still be. Could "
+    "see: the gain that 80 of 100 such experiments would see; this number is itself an estimate "
+    "from few seeds")
+PLACEBO_NOTE = ("A row with a minus compares an arm with its own placebo. These rows have a "
                 "correction of their own")
-SECONDARY_NOTE = "the table above has the primary metric; this one is not corrected for it"
+SECONDARY_NOTE = "The table above has the primary metric. This table is not corrected for it"
 
 
 def chapters_of(comparison: Comparison) -> dict[str, list[Table]]:
@@ -53,7 +55,7 @@ def chapters_of(comparison: Comparison) -> dict[str, list[Table]]:
 
 
 def arms_overview(comparison: Comparison) -> Table:
-    """What each arm came to, means over its seeds."""
+    """The table of the arms: what each has learned, as means over its seeds."""
     rows: list[Row] = []
     for name, arm in comparison.arms.items():
         runs = list(arm.values())
@@ -61,11 +63,11 @@ def arms_overview(comparison: Comparison) -> Table:
         rows.append([
             name, len(runs),
             mean_over([mean_success(run) for run in runs]).value,
-            mean_over([line["success"] for line in ends]).value,
-            mean_over([line["success"] for line in greedy]).value,
-            mean_over([line["format_mean"] for line in ends]).value,
-            mean_over([line["finished_mean"] for line in ends]).value,
-            mean_over([line["length_mean"] for line in ends]).value])
+            mean_of_lines(ends, "success"),
+            mean_of_lines(greedy, "success"),
+            mean_of_lines(ends, "format_mean"),
+            mean_of_lines(ends, "finished_mean"),
+            mean_of_lines(ends, "length_mean")])
     formats = {"arm": "", "seeds": "d", "training": ".1%", "sampled": ".1%", "greedy": ".1%",
                "format": ".2f", "finished": ".0%", "length": ".0f"}
     return Table("arms", "The arms, means over seeds", by_row(formats, rows), headings={
@@ -73,21 +75,27 @@ def arms_overview(comparison: Comparison) -> Table:
         "length": "tokens an answer"})
 
 
+def mean_of_lines(lines: list[Json], name: str) -> float:
+    """The mean of one number of the evaluations; nan if there are none."""
+    return mean_over([line[name] for line in lines]).value
+
+
 def primary_metric(comparison: Comparison) -> tuple[str, str]:
-    """Success in training, or where that says little the evaluation, and then why."""
+    """The primary metric, and why it is not success in training. It is success in training unless
+    that says little; then it is the evaluation at the end, and the reason is not empty."""
     doubt = doubt_about_training(comparison.runs)
     return (AT_THE_END if doubt else IN_TRAINING), doubt
 
 
 def doubt_about_training(runs: list[Run]) -> str:
-    """Why the answers of training do not tell these runs apart; empty where they do."""
+    """The reason why success in training says little about these runs; empty if there is none."""
     if any({"imported", "trainer"} & run["config"].keys() for run in runs):
         return "the answers on record were chosen by another program"
     if any(run["config"].get("pairs") for run in runs):
         return "the answers of training were not sampled from the policy"
-    repeated = max(map(share_asked_before, runs[:1]), default=0.0)
+    repeated = max(map(share_seen_before, runs[:1]), default=0.0)
     if repeated > MOST_REPEATED:
-        return (f"{repeated:.0%} of the problems of training were asked before, so an answer may "
+        return (f"{repeated:.0%} of the problems of training had come before, so an answer may "
                 "be remembered")
     return ""
 
@@ -97,8 +105,10 @@ def differences(comparison: Comparison, measure: str, is_primary: bool = True,
     """The gain of each arm over the baseline, and over its own placebo: two questions, each with
     its own correction."""
     arms, baseline = comparison.arms, comparison.baseline
-    pairs_with_placebo = {f"{name} - {placebo}": (arms[name], arms[placebo])
-                          for name in arms for placebo in comparison.placebos_of(name)}
+    pairs_with_placebo = {}
+    for name in arms:
+        for placebo in comparison.placebos_of(name):
+            pairs_with_placebo[f"{name} - {placebo}"] = arms[name], arms[placebo]
     over_placebos = gains(pairs_with_placebo, measure)
     found = gains(over_baseline(arms, baseline), measure) | over_placebos
     notes = [MEASURE_NOTES[measure], VERDICT_NOTE]
@@ -135,7 +145,7 @@ def stability(comparison: Comparison) -> Table:
 
 
 def shares_of_arms(comparison: Comparison) -> Table:
-    """Where each arm's gradient went, means over its runs."""
+    """The table of where each arm's gradient went, as means over its runs."""
     rows: list[Row] = []
     for name, arm in comparison.arms.items():
         shares = []
@@ -165,7 +175,7 @@ def learning_curves(comparison: Comparison, folder: Path) -> tuple[Path, str]:
         held_out_means(left, runs, style)
     left.set(xlabel="step", ylabel="held-out problems solved", title="Held-out success, sampled")
     middle.set(xlabel="step", ylabel="answers that are right", title="Success in training batches")
-    for axis in (left, middle):  # a share has no interval outside of 0 to 1
+    for axis in (left, middle):  # a share is between 0 and 1, also where its interval is not
         axis.set_ylim(*np.clip(axis.get_ylim(), -0.01, 1.01))
         axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=1))
     right.set(xlabel="step", ylabel="gradient norm before clipping", yscale="log",
@@ -188,7 +198,10 @@ def curves_of_arm(axis: Axes, runs: list[Run], key: Literal["success", "gradient
     length = min(len(run["metrics"]) for run in runs)
     if not length:
         return
-    curves = np.array([[line[key] for line in run["metrics"][:length]] for run in runs], float)
+    by_run = []
+    for run in runs:
+        by_run.append([line[key] for line in run["metrics"][:length]])
+    curves = np.array(by_run, float)  # (runs, length)
     window = WINDOW if length >= 2 * WINDOW else 1
     points = length - window + 1
     smooth = np.stack([curves[:, i:i + window].mean(1) for i in range(points)], 1)

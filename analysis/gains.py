@@ -4,8 +4,9 @@
     found["my_idea"].estimate    # the mean over seeds, with its 95% interval
     found["my_idea"].verdict     # better, worse, or no difference seen
 
-An arm is a set of runs, one for each seed. Two arms with the same seed are asked the same problems
-at every step, so runs are paired by seed: what a seed's problems bring to both arms cancels.
+An arm is a set of runs, one for each seed. Two runs with the same seed get the same problems at
+every step, so runs are paired by seed: problems that are easy or hard for both arms cancel in the
+difference.
 
 Success in training is the mean over all answers that training sampled: it counts each of them. Held
 out success at the end is that of the last policy, on problems that no run trained on.
@@ -21,7 +22,7 @@ from analysis.tables import WITH_INTERVAL, Columns, Row, Table, shown
 from harness.record import Json
 
 IN_TRAINING, AT_THE_END = MEASURES = ("success in training", "held-out success at the end")
-SEEN = 0.05         # a difference is called real if its corrected p is below
+LEVEL = 0.05        # a difference is seen if its corrected p is below this
 NOT_SEEN = "no difference seen"
 
 Arm = Mapping[int, Run]  # the runs of one arm, by seed
@@ -29,10 +30,10 @@ Arm = Mapping[int, Run]  # the runs of one arm, by seed
 
 @dataclass(frozen=True)
 class Gain:
-    """How much more success one arm has than another, over the seeds that both have.
+    """The difference in success between one arm and another, over the seeds that both have.
 
-    p is corrected for all gains that were asked for together, by Holm's method; that of a control
-    is its own. It is nan where there are too few pairs for a test.
+    p is corrected by Holm's method for all gains that are tested together; the p of a control is
+    not corrected. It is nan if there are too few pairs for a test.
     """
     seeds: tuple[int, ...]
     estimate: Estimate
@@ -44,7 +45,7 @@ class Gain:
 
     @property
     def is_seen(self) -> bool:
-        return self.p < SEEN
+        return self.p < LEVEL
 
     @property
     def could_see(self) -> float | None:
@@ -53,8 +54,8 @@ class Gain:
 
     @property
     def verdict(self) -> str:
-        """A word for a table: how much room a difference that is not seen has, the interval says
-        beside it."""
+        """A word for a table. Where no difference is seen, the interval beside it says how large
+        one may still be."""
         if not self.pairs:
             return "nothing in common"
         if self.pairs == 1:
@@ -72,7 +73,7 @@ class Gain:
 
 
 def room_left(estimate: Estimate) -> str:
-    """What a 95% interval leaves open."""
+    """A clause that says which gains and losses a 95% interval leaves open."""
     gain, loss = shown(estimate.high, "size"), shown(-estimate.low, "size")
     if not np.isfinite(estimate.low):
         return "there are too few pairs for an interval"
@@ -84,8 +85,8 @@ def room_left(estimate: Estimate) -> str:
 
 
 def gain_over(mine: Arm, theirs: Arm, measure: str = IN_TRAINING, tests: int = 1) -> Gain:
-    """The gain of one arm over another, its p not corrected. `tests`: how many gains are asked for
-    together, which decides what could be seen."""
+    """The gain of one arm over another; its p is not corrected. `tests` is how many gains are
+    tested together, which decides how small a gain could be seen."""
     difference_of = difference_in_training if measure == IN_TRAINING else difference_at_the_end
     found = {}
     for seed in sorted(set(mine) & set(theirs)):
@@ -106,8 +107,8 @@ def gains(family: Mapping[str, tuple[Arm, Arm]], measure: str = IN_TRAINING,
           controls: Collection[str] = (), fewest: int = 2) -> dict[str, Gain]:
     """The gain of the first arm of each pair over the second, by the pair's label.
 
-    Holm's correction is over all labels but those of `controls`, whose p is their own. A gain of
-    fewer than `fewest` pairs has no p and is not counted.
+    Holm's correction is over all labels but those of `controls`, whose p is not corrected. A gain
+    of fewer than `fewest` pairs has no p and does not count as a test.
     """
     methods = [label for label in family if label not in controls]
     found = {}
@@ -179,6 +180,9 @@ def success_by_step(run: Run) -> Floats:
 
 def final_lines(runs: Collection[Run], mode: str) -> list[Json]:
     """The evaluations after the last step, of the runs that have one."""
-    lines = [line for run in runs for line in evaluations(run, mode)
-             if line["step"] == run["config"]["steps"]]
+    lines = []
+    for run in runs:
+        for line in evaluations(run, mode):
+            if line["step"] == run["config"]["steps"]:
+                lines.append(line)
     return lines

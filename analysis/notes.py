@@ -94,24 +94,26 @@ class Notes:
                                      [LOG_PROBS, ADVANTAGES])[0]
 
     def add_draws(self, record: StepRecord) -> None:
-        """A shuffle gives each answer the advantages of an answer of its group: a token gets the
-        advantage that stands at the same share of the other answer's length."""
+        """Add one draw after the other. A shuffled draw gives each answer the advantages of another
+        answer of its group: a token gets the advantage of the token that is equally far into the
+        other answer, as a fraction of its length."""
         tokens, group = record.tokens, record.answers["group"]
         start, length = record.answers["episode_start"], record.answers["length"]
         answer, position = tokens["answer"], tokens["position"]
         for draw, over in enumerate(self.over):
             giver = shuffled_in_groups(group, self.rng) if draw else np.arange(len(group))
             giver = giver[answer]
-            place = position * length[giver] // length[answer]
-            advantage = tokens["advantage"][start[giver] + place]
+            same_fraction = position * length[giver] // length[answer]  # a position in the giver
+            advantage = tokens["advantage"][start[giver] + same_fraction]
             for sums, factor in zip(over, ("log_prob", "s")):
                 value = advantage * tokens["weight"] * tokens[factor]
                 sums[0] += np.bincount(position, value, self.longest)
                 sums[1] += np.bincount(position, value ** 2, self.longest)
 
     def bin_of(self, tokens: TokenTable, bins: int) -> np.ndarray:
-        """The published bins are not TokenTable.part_of_answer: they end at the largest t / length
-        of the run, and a token that stands on an edge belongs to the bin before it."""
+        """(n,) the published bin of each token. Unlike in TokenTable.part_of_answer, the last bin
+        ends at the largest t / length of the run, and a token on an edge belongs to the bin before
+        it."""
         edges = np.linspace(0, (self.longest - 1) / self.longest, bins + 1)[1:-1]
         return np.asarray(np.searchsorted(edges, tokens["position"] / tokens["length"]))
 
@@ -187,8 +189,8 @@ def shuffled_in_groups(group: np.ndarray, rng: np.random.Generator) -> np.ndarra
 
 
 def quantile(counts: Floats, share: float) -> float:
-    """numpy.quantile of the numbers 0, 1, 2, ... that occur so often: it is linear between
-    neighbours."""
+    """The quantile of the numbers 0, 1, 2, ..., of which number i occurs counts[i] times. As in
+    numpy.quantile, it is linear between neighbours."""
     rank, ends = share * (counts.sum() - 1), np.cumsum(counts)
     low = np.searchsorted(ends, floor(rank), side="right")
     high = np.searchsorted(ends, ceil(rank), side="right")
@@ -196,8 +198,8 @@ def quantile(counts: Floats, share: float) -> float:
 
 
 def same_or_other(ours: float, theirs: float | None, border: float | None = None) -> str:
-    """Same: within a quarter of the published figure; where a border is given, on the same side of
-    it."""
+    """The word `same` if our figure is within a quarter of the published one; or, where a border is
+    given, if both are on the same side of it. Otherwise the word `other`."""
     if theirs is None or not np.isfinite(ours):
         return ""
     if border is None:

@@ -1,5 +1,5 @@
-"""What the earlier experiment expected of each weighting beside what several runs have shown, and
-its summary table; analysis/notes.py has the sums."""
+"""Tables of the earlier experiment for several runs: what it expected of each weighting beside what
+these runs have shown, and its summary table. analysis/notes.py has the sums."""
 from collections.abc import Iterable
 
 import numpy as np

@@ -164,7 +164,7 @@ def early_over_late_in_notes(notes: Notes) -> Table:
             ("positions below the 20% quantile over those above the 80%", of_positions,
              1 / 3 if is_discounted else None, "late positions are those of long answers alone"),
             ("first over last fifth, classes alike", alike, None if is_discounted else 1.48,
-             "not on which class stands where")):
+             "not on which class is written where")):
         rows.append([name, old, theirs, same_or_other(old, theirs, 1), new, why])
     return Table("notes early", "Early over late: the two published definitions, and classes alike",
                  by_row(OF_RATIOS, rows), "", [
@@ -272,7 +272,7 @@ def filler_over_reasoning(notes: Notes) -> Table:
         rows.append([name, old, theirs, same_or_other(old, theirs, 1), new, why])
     return Table("notes filler", "Filler over reasoning", by_row(OF_RATIOS, rows), "", [
         "It can say that filler is written with less certainty than reasoning. It cannot say that "
-        "this is waste, because the credit of a token stands in no credit file. At like positions: "
+        "this is waste, because a credit file does not have a token's credit. At like positions: "
         "each bin of five counts by its tokens of both classes (the 1.24 is computed from the "
         "published table). Ours is the same if it lies on the same side of 1."],
         heads_of_ratios(notes))
@@ -308,7 +308,7 @@ def top_tokens(notes: Notes) -> Table:
     return Table("notes top tokens", "The most frequent tokens of each class",
                  by_row(formats, rows), "", [
         "It can say what a class consists of: pieces of cut tags are filler. It cannot say what a "
-        "token does where it stands. Ours is the same if it is among the seven published ones."],
+        "token does at its position. Ours is the same if it is among the seven published ones."],
         notes.heads | {"share": "share of its class"})
 
 

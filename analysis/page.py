@@ -1,8 +1,8 @@
 """The HTML page of a run or a probe: one file that needs no other.
 
-Its parts stand beside this file: page.html, page.css, and for answers token by token viewer.html
-and page.js. What a model wrote gets into the page escaped, or as JSON that no script reads as
-code. The functions below give pieces of a page's body; write_page puts them together.
+Its parts are beside this file: page.html, page.css, and for answers token by token viewer.html and
+page.js. What a model wrote gets into the page escaped, or as JSON that no script reads as code. The
+functions below return pieces of a page's body, and write_page puts them together.
 """
 import base64
 import json
@@ -23,8 +23,8 @@ Picture = tuple[Path, str] | tuple[Path, str, str]  # path, caption; of a curve 
 
 def write_page(path: Path, title: str, body: list[str], answers: Sequence[ShownAnswer] = (),
                evaluations: Sequence[Json] = ()) -> None:
-    """Write one file, whole or not at all; it loads nothing from outside. The viewer, if the body
-    has one, shows the `answers` of training and the `evaluations` with theirs."""
+    """Write one file, whole or not at all; the page loads nothing from outside. If the body has a
+    viewer, it shows the `answers` of training, and the answers of the `evaluations`."""
     script = part("page.js") if answers or evaluations else ""
     known = {"answers": answers, "evaluations": evaluations, "TAG": TAG, "SECTIONS": SECTIONS,
              "KINDS": KINDS, "MEANING": MEANING}
@@ -40,7 +40,7 @@ def part(name: str) -> str:
 
 
 def viewer(curve: str = "") -> str:
-    """A slider through the run, and answers token by token; `curve` stands above the slider."""
+    """A slider through the run, and answers token by token; `curve` is shown above the slider."""
     return Template(part("viewer.html")).substitute(curve=curve)
 
 
@@ -67,9 +67,13 @@ def section_of(table: Table, figures: str = "") -> str:
     name, title = anchor(table.name), escape(table.title)
     sides = ["" if is_text else " class=n" for is_text in table.texts()]  # numbers on the right
     rows = ""
-    for cells in table.cells():  # the first one says what the row is about
-        first, *others = [f"{side}>{escape(cell)}" for cell, side in zip(cells, sides)]
-        rows += f"<tr><th scope=row{first}</th>{''.join(f'<td{one}</td>' for one in others)}</tr>"
+    for cells in table.cells():
+        rows += "<tr>"
+        for number, (cell, side) in enumerate(zip(cells, sides)):
+            tag = "td" if number else "th"
+            scope = "" if number else " scope=row"  # the first cell says what the row is about
+            rows += f"<{tag}{scope}{side}>{escape(cell)}</{tag}>"
+        rows += "</tr>"
     head = "".join(f"<th scope=col{side}>{escape(text)}</th>"
                    for text, side in zip(table.heads(), sides))
     finding = paragraphs(table.finding.splitlines(), "finding")

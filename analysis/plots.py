@@ -1,4 +1,4 @@
-"""What all pictures share: colours that colour-blind readers tell apart too, saving."""
+"""Helpers of all pictures: colours that colour-blind readers can tell apart, and saving."""
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
@@ -52,7 +52,7 @@ def style_of(number: int) -> Style:
 
 
 def whole_steps(*axes: Axes) -> None:
-    """Keep ticks off the places between two steps."""
+    """Put ticks at whole steps only."""
     for axis in axes:
         axis.locator_params(axis="x", integer=True)
 

@@ -1,4 +1,4 @@
-"""The surroundings of analyze.py's tables: its flags, sentences, the page, what is printed."""
+"""What analyze.py has besides tables: its flags, its sentences, its page, and how it prints."""
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,10 +26,10 @@ LEGENDS = {GRADIENT: [
     "Intervals are over this run's groups. They do not cover differences between seeds."], NOTES: [
     "The earlier experiment (github.com/Ja-Crispy/GRPO-Zero) trained Qwen2.5-0.5B for 100 steps of "
     "Countdown, with 303,042 tokens. Its notes called A log p the contribution of a token and took "
-    "it for the token's gradient. The gradient's size at the logits is abs(A) w s, which stands "
-    "beside it. The published figures are those of that run. Ours is the same if it lies within a "
-    "quarter of the published figure, or as a table says."]}
-PICTURE_BELOW = {  # table: the picture below it; two other pictures stand elsewhere on the page
+    "it for the token's gradient. The gradient's size at the logits is abs(A) w s, which is shown "
+    "beside it. The published figures are those of that run. Ours is called the same if it lies "
+    "within a quarter of the published figure, unless a table gives another rule."]}
+PICTURE_BELOW = {  # table: the picture below it; two other pictures are elsewhere on the page
     "growth": "over_training", "gradient by position": "position", "notes bins": "notes",
     "arms": "learning_curves"}
 FLAGS = {
@@ -141,7 +141,7 @@ def title_of(run: Run) -> str:
 def run_page(sentences: list[str], findings: dict[str, str], chapters: dict[str, list[Table]],
              pictures: list[Picture]) -> list[str]:
     """The body of a run's page: what the run did, step by step, where the gradient went, and what a
-    step changed; then the other tables, folded. `findings` has the name of the table of each."""
+    step changed; then the other tables, folded. `findings` has each finding by its table's name."""
     figures, others = figures_of(pictures), dict(chapters)
     task, description, *outcome = sentences
     body = [paragraphs([task]), paragraphs(outcome, "lead"), paragraphs([description], "note"),

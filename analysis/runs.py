@@ -80,7 +80,7 @@ def evaluations(run: Run, mode: str) -> list[Json]:
     return sorted(lines, key=lambda line: line["step"])
 
 
-def share_asked_before(run: Run) -> float:
+def share_seen_before(run: Run) -> float:
     """The share of the training problems that the model had seen before, by their prompts in the
     credit files. A few may repeat by luck, many where a list of problems is read again."""
     prompts: list[bytes] = []

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 Interval = tuple[float, float]
-FEWEST = 6  # groups behind a number before anything is said about it
+FEWEST = 6  # nothing is said about a number that comes from fewer groups
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Estimate:
     value: float
     low: float = np.nan      # 95% interval
     high: float = np.nan
-    p: float = np.nan        # two-sided, against the value that there is without an effect
+    p: float = np.nan        # two-sided; tested is that there is no effect
     visible: float = np.nan  # the effect that 80 of 100 such experiments would see
 
     @property
@@ -46,7 +46,8 @@ def student_quantile(probability: float, df: float) -> float:
 
 
 def two_sided_p(t: float, df: float) -> float:
-    """Never 0: the table ends somewhere, the distribution does not."""
+    """The two-sided p-value of t. It is never 0: beyond the end of the table of `student` the
+    distribution goes on."""
     angle, below = student(df)
     p = 2 * np.interp(np.arctan(-abs(t) / np.sqrt(min(df, 10_000))), angle, below)
     return float(np.clip(p, np.finfo(float).tiny, 1.0))
@@ -63,8 +64,9 @@ def estimate(value: float, error: float, df: float, tests: int = 1) -> Estimate:
 
 @cache
 def detectable(df: float, tests: int = 1) -> float:
-    """How many standard errors an effect must have to be found in 80 of 100 experiments, at 5% over
-    so many tests. The error is itself estimated, so both are drawn at random."""
+    """The size of an effect, in standard errors, that is found in 80 of 100 experiments, if 5% is
+    the level of all `tests` together. An experiment knows neither the effect nor its standard error
+    exactly, so the estimates of both are drawn at random."""
     rng = np.random.default_rng(0)
     spread = np.sqrt(rng.chisquare(df, 40_000) / df)
     needed = student_quantile(1 - 0.025 / tests, df) * spread - rng.normal(size=40_000)
@@ -92,7 +94,8 @@ def mean_over(values: Collection[float | None], tests: int = 1) -> Estimate:
 
 
 def jackknife(statistic: Callable[[NDArray[np.bool_]], float], problem: ArrayLike) -> Estimate:
-    """The estimate of a statistic, its error from what it becomes without each problem.
+    """The estimate of a statistic. Its standard error is computed from the values that the
+    statistic has if one problem after the other is left out.
 
     `problem` (rows,) says which problem a row belongs to; `statistic(kept)` is the number that
     follows from the rows that the mask `kept` keeps.
@@ -116,8 +119,8 @@ def t_values(n: Floats, total: Floats, square: Floats) -> Floats:
 
 
 def holm(p: list[float]) -> list[float]:
-    """Holm's adjusted p-values: with true nulls only, any of them is below 0.05 in at most 5% of
-    experiments. What is undefined stays so, and is no test."""
+    """Holm's adjusted p-values: if no effect is real, at most 5% of experiments have one below
+    0.05. An undefined p stays undefined, and does not count as a test."""
     values = np.asarray(p, float)
     count = int(np.isfinite(values).sum())
     known = np.argsort(values)[:count]  # undefined ones come last
@@ -128,15 +131,18 @@ def holm(p: list[float]) -> list[float]:
 
 
 def paired_difference(differences: ArrayLike, tests: int = 1) -> Estimate:
-    """The mean of differences (seeds, items), each between the same seed and the same held-out item
-    of two arms, and how far it would be off with other seeds and other items. With one seed the
-    interval covers other items alone.
+    """The mean of differences (seeds, items), with an interval over other seeds and other items. A
+    difference is between two arms, at the same seed and the same held-out item. With one seed the
+    interval is over other items alone.
 
-    The error has two parts, the variance of the seeds' mean and that of the items' mean. The
-    randomness of single answers is in both, and is taken out of the second; each has its own
-    degrees of freedom. Two seeds agree now and then by luck, so the interval is never narrower than
-    one from the randomness of single answers, and where all agree, than one answer. `tests`: how
-    many arms are tested together, which decides what can be seen.
+    The error has two parts: the variance of the mean over seeds, and that of the mean over items.
+    Each has its own degrees of freedom. The randomness of single answers is in both, so it is
+    subtracted from the second.
+
+    A few seeds may agree by luck, which would make the first part too small. So it is at least what
+    the randomness of single answers gives. If all answers agree, the change of one answer is taken
+    for this randomness. `tests` is how many arms are tested together, which decides how small an
+    effect can be seen.
     """
     differences = np.asarray(differences, float)
     seeds, items = differences.shape
@@ -172,7 +178,7 @@ def variance_of_mean(values: Floats) -> float:
 
 
 def level_that_reaches(distance: float, reach: Callable[[float], float]) -> float:
-    """The level at which an interval of this reach just ends there: the p-value. It is never 0."""
+    """The p-value: the level at which an interval reaches exactly this distance. It is never 0."""
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2
@@ -181,8 +187,8 @@ def level_that_reaches(distance: float, reach: Callable[[float], float]) -> floa
 
 
 def verdicts(ratios: list[Estimate]) -> list[str]:
-    """A word for each row of a table of ratios, by Holm: with nothing behind any of them, 95 of 100
-    tables say nothing."""
+    """A word for each row of a table of ratios, after Holm's correction: if no ratio differs from 1
+    in truth, 95 of 100 tables see no difference in any row."""
     found = []
     for one, p in zip(ratios, holm([one.p for one in ratios])):
         if not np.isfinite(p):

@@ -1,4 +1,4 @@
-"""How results are shown: a table in the terminal and as JSON."""
+"""A table of results, for the terminal, the page and as JSON."""
 import math
 import re
 import textwrap
@@ -11,8 +11,8 @@ from analysis.statistics import Estimate, Interval
 WIDTH = 100        # of a terminal
 WITH_INTERVAL = " (95% interval)"  # ends the heading of a column of estimates
 LONGEST_WORD = 30  # in a table; a longer one is cut where there is no room
-NOTHING = ("Too few groups to say: it takes six with different rewards, and gradients of known "
-           "size.")
+TOO_FEW_GROUPS = ("Too few groups to say: it takes six with different rewards, and gradients of "
+                  "known size.")
 UNDEFINED = re.compile(r"(?<!['\w])(nan|inf)(?!['\w])")  # as a number, not as a quoted token
 Cell = str | float | Interval | Estimate | None
 Row = list[Cell]
@@ -32,7 +32,7 @@ class Table:
 
     def __post_init__(self) -> None:
         if UNDEFINED.search(self.finding):
-            self.finding = NOTHING
+            self.finding = TOO_FEW_GROUPS
 
     @property
     def rows(self) -> list[tuple[Cell, ...]]:
@@ -46,13 +46,13 @@ class Table:
         return [list(map(shown, row, formats)) for row in self.rows]
 
     def texts(self) -> list[bool]:
-        """Which columns hold nothing but text: they stand on the left."""
+        """Whether each column holds nothing but text. Such columns are aligned to the left."""
         return [all(isinstance(value, str) for value in values)
                 for _, values in self.columns.values()]
 
     def to_text(self, limit: int = WIDTH) -> str:
-        """Markdown that also lines up in a terminal. Where it would be too wide, headings and
-        texts go over several lines."""
+        """The table as Markdown that also lines up in a terminal. If it would be wider than the
+        limit, headings and texts are wrapped."""
         rows = [list(map(escaped, row)) for row in [self.heads(), *self.cells()]]
         left = self.texts()
         widths = narrowed(rows, left, limit - 3 * len(left) - 1)
@@ -73,9 +73,13 @@ def escaped(text: str) -> str:
 
 
 def narrowed(rows: list[list[str]], left: list[bool], room: int) -> list[int]:
-    """The width of each column: of its longest text. Where there is no room for that they are made
-    narrower, one letter at a time, until all fit or none can: first headings are wrapped, their
-    words whole, then texts; numbers stay on one line."""
+    """The width of each column.
+
+    It begins with the width of the longest text. While the columns need more than the room, one of
+    them is made narrower by a letter: the widest of those whose heading is wider than their cells,
+    and after these the widest column. Words of headings stay whole, numbers stay on one line, and
+    texts are wrapped. If no column can be made narrower, the table is wider than the room.
+    """
     widths, of_cells, least = [], [], []
     for (heading, *cells), on_left in zip(zip(*rows), left):
         of_cells.append(max(map(len, cells), default=0))
@@ -86,7 +90,9 @@ def narrowed(rows: list[list[str]], left: list[bool], room: int) -> list[int]:
         wide = [i for i, width in enumerate(widths) if width > least[i]]
         if not wide:
             break
-        widths[max(wide, key=lambda i: (widths[i] > of_cells[i], widths[i]))] -= 1
+        with_wide_heading = [i for i in wide if widths[i] > of_cells[i]]
+        widest = max(with_wide_heading or wide, key=lambda i: widths[i])
+        widths[widest] -= 1
     return widths
 
 
@@ -111,9 +117,9 @@ def by_row(formats: dict[str, str], rows: Iterable[Collection[Cell]]) -> Columns
 
 
 def shown(value: Cell, spec: str) -> str:
-    """A cell as text. The format `p` is for probabilities, which are never 0; `points` for
-    differences of shares, `size` for how large one is. An estimate is shown with its 95% interval:
-    +2.8 (+1.8 to +3.8)."""
+    """A cell as text. The format `p` is for p-values, which are never 0; `points` for a difference
+    of shares with its sign, and `size` without. An estimate is shown with its 95% interval: +2.8
+    (+1.8 to +3.8)."""
     if isinstance(value, str):
         return value
     if isinstance(value, Estimate):
@@ -133,7 +139,7 @@ def shown(value: Cell, spec: str) -> str:
 
 
 def in_json(value: object) -> object:
-    """What JSON can hold: an undefined number is null."""
+    """The value as JSON can hold it: an undefined number is null."""
     if isinstance(value, Estimate):
         return {"value": in_json(value.value), "low": in_json(value.low),
                 "high": in_json(value.high)}

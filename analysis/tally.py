@@ -6,8 +6,9 @@
 
 The gradient of a token at the logits is A w (onehot - p), of size abs(A) w s (analyze.py).
 
-Sums are made by blocks of training. Beside them stand the sums over groups of the products of a
-group's own sums. Groups are what varies, so the intervals follow from these products.
+Sums are made for each block of training. The intervals need a second kind of sum: for each group,
+the products of its own sums with each other, added up over all groups. Groups vary independently,
+so standard errors follow from these products (`error`).
 """
 from collections import defaultdict
 from collections.abc import Iterable
@@ -34,7 +35,7 @@ OF_CHANGE = (  # of steps whose record has a column `change` (analysis/change.py
 MEASURES = (*OF_A_MEAN, "squared gradient", "abs advantage", "entropy", "s", *OF_CHANGE)
 OF_AN_ID = ("entropy", "log_prob", "abs gradient")  # summed for each token id
 BLOCKS = 50      # parts of training that the curves are drawn from
-RARE = 0.001     # share of the tokens: what is rarer has neither a ratio nor a bar
+RARE = 0.001     # a kind with a smaller share of the tokens has neither a ratio nor a bar
 OVER_REST = ("Over all other tokens: a row's mean abs(A) w s divided by that of all other tokens, "
              f"if the row has at least {RARE:.1%} of the tokens. Its 95% interval is over groups. "
              "The difference is called more or less after Holm's correction for the rows of this "
@@ -77,7 +78,8 @@ class Tally:
         self.tokens, self.groups, self.longest = 0, 0, 0  # longest: tokens of an answer
         self.steps_with_change: list[int] = []  # steps whose record says how log p changed
         self.answers = np.zeros(len(self.blocks), np.int64)
-        self.flat_answers = np.zeros(len(self.blocks))  # in groups of equal rewards; nan: unknown
+        # answers in groups whose rewards are all equal; nan if a reward is not known
+        self.answers_without_spread = np.zeros(len(self.blocks))
         self.rewards: dict[str, float] = defaultdict(float)  # of each part: its sum over answers
         # a model can have more tokens than its tokenizer, since embeddings are padded
         ids = 2 * self.tokenizer.get_vocab_size() + 4096
@@ -85,11 +87,12 @@ class Tally:
         self.kinds_of_id = np.zeros((ids, len(KINDS)))  # how often it was of each kind
         self.of: dict[str, Floats] = {}
         self.products: dict[str, Floats] = {}
-        self.live: dict[str, np.ndarray] = {}  # groups with advantages in a cell
+        # for each cell the number of groups that have a token with an advantage in it
+        self.groups_with_advantage: dict[str, np.ndarray] = {}
         for name, cells in PARTITIONS.items():
             self.of[name] = np.zeros((len(self.blocks), len(cells), len(MEASURES)))
             self.products[name] = np.zeros((len(OF_A_MEAN) * len(cells),) * 2)
-            self.live[name] = np.zeros(len(cells), np.int64)
+            self.groups_with_advantage[name] = np.zeros(len(cells), np.int64)
 
         for block, steps in enumerate(self.blocks):
             for step in steps.tolist():
@@ -114,9 +117,9 @@ class Tally:
             self.groups += 1
             of_group = reward[group == number]
             if np.isnan(of_group).any():
-                self.flat_answers[block] += np.nan
+                self.answers_without_spread[block] += np.nan
             elif np.ptp(of_group) == 0:
-                self.flat_answers[block] += len(of_group)
+                self.answers_without_spread[block] += len(of_group)
         for name, values in answers.items():
             if name.startswith("reward"):
                 self.rewards[name] += float(values.sum())
@@ -141,7 +144,8 @@ class Tally:
                     for measure in MEASURES]
             by_group = np.stack(sums, axis=-1)  # (groups, cells, measures)
             self.of[name][block] += by_group.sum(0)
-            self.live[name] += (by_group[..., MEASURES.index("abs advantage")] > 0).sum(0)
+            has_advantage = by_group[..., MEASURES.index("abs advantage")] > 0
+            self.groups_with_advantage[name] += has_advantage.sum(0)
             of_group = by_group[..., :len(OF_A_MEAN)].reshape(len(groups), -1)
             self.products[name] += of_group.T @ of_group
 
@@ -167,7 +171,8 @@ class Tally:
         return sizes / max(float(sizes.sum()), 1e-300)
 
     def has_cells(self, partition: str) -> bool:
-        """Whether it tells tokens apart: a task need not label them."""
+        """Whether the partition has tokens in more than one cell. A task need not label tokens, and
+        then all of them are in one."""
         return int((self.count(partition) > 0).sum()) > 1
 
     def is_common(self, partition: str) -> np.ndarray:
@@ -191,7 +196,7 @@ class Tally:
     def share(self, partition: str, cell: int) -> Estimate:
         """A cell's share of the gradient, by the delta method over groups with advantages."""
         sizes = self.total(partition, "abs gradient")
-        part, groups = self.shares(partition)[cell], int(self.live["all"][0])
+        part, groups = self.shares(partition)[cell], int(self.groups_with_advantage["all"][0])
         if groups < FEWEST:
             return Estimate(part)
         slope = ((np.arange(len(sizes)) == cell) - part) / max(float(sizes.sum()), 1e-300)
@@ -203,7 +208,7 @@ class Tally:
         nothing, so they do not make the interval narrower."""
         (mine, slope), (theirs, their_slope) = (
             self.log_mean(partition, part) for part in (cells, others))
-        groups = int(self.live[partition][cells == 1].min())
+        groups = int(self.groups_with_advantage[partition][cells == 1].min())
         return ratio(mine - theirs, self.error(partition, slope - their_slope), groups)
 
 

@@ -9,7 +9,7 @@ An analysis reads such a table from a credit file, a probe makes one from frames
 has the column `problem`, most have `answer`, `position` and `length`:
 
     answer     0  0  0  1  1      which answer the token belongs to
-    position   0  1  2  0  1      how many tokens of its answer stand before it
+    position   0  1  2  0  1      how many tokens of its answer come before it
     length     3  3  3  2  2      how many tokens its answer has
 """
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ from harness.record import read_columns
 CODES = ("token_id", "kind", "section")  # the columns of tokens that are whole numbers
 OF_ANSWERS = ("episode_start", "group", "finished")  # and all that begin with "reward"
 OF_THE_REST = ("prompt_ids", "prompt_start", "trainer_step")
-NUMBERED = ("problem", "answer")  # go on from one table to the next where tables are joined
+NUMBERED = ("problem", "answer")  # where tables are joined, these numbers go on in the next one
 
 
 class TokenTable:
@@ -53,7 +53,7 @@ class TokenTable:
         return TokenTable({name: values[kept] for name, values in self.columns.items()})
 
     def having(self, columns: Mapping[str, np.ndarray]) -> "TokenTable":
-        """The same tokens with these columns too, or in the place of those of that name."""
+        """The same tokens with these columns too. They replace columns of the same name."""
         return TokenTable({**self.columns, **columns})
 
     def sums_by_problem(self, values: np.ndarray) -> np.ndarray:
@@ -61,7 +61,8 @@ class TokenTable:
         return np.bincount(self["problem"], values, self.problems)
 
     def part_of_answer(self, parts: int) -> np.ndarray:
-        """(n,) in which of so many equal parts of its answer the middle of each token stands."""
+        """(n,) the part of its answer in which the middle of each token lies, if the answer is cut
+        into so many equal parts; the first is 0."""
         return np.asarray(parts * (2 * self["position"] + 1) // (2 * self["length"]))
 
     def rank_in_answer(self, values: np.ndarray) -> np.ndarray:

@@ -29,7 +29,7 @@ from bridges.trl_queue import Queue
 from countdown_task import annotate
 from engine.errors import UserError, read_json
 from engine.extra_forward import with_facts
-from engine.rollouts import NOTHING, Rollouts, score_answers
+from engine.rollouts import UNSET, Rollouts, score_answers
 from engine.tokens import END_OF_TURN, OTHER, THINK, encode, load_tokenizer, token_bytes
 from grpo import group_z_score, to_every_token
 from harness.record import credit_path, find_folder, provenance, replace_text, whole, write_credit
@@ -164,7 +164,7 @@ class Reader:
         self.count["tokens"] += int(mask.sum())
         self.count["texts"] += sum(answer["is_text"] for answer in answers)
         self.count["no reward"] += int(scores["reward"].isnan().sum())
-        self.count["unsolved"] += int(scores.get("answer", NOTHING).isnan().sum())
+        self.count["unsolved"] += int(scores.get("answer", UNSET).isnan().sum())
         batch = replace(labelled(batch, self.tokenizer), scores=scores)
         batch = self.add_facts(batch)
         batch = self.add_advantage(batch)

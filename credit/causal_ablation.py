@@ -69,7 +69,7 @@ def after_deletion(rollouts: Rollouts, policy: Policy, positions: Positions) -> 
     """(positions,): log p of the later tokens of the answer section, with the token minus without
     it; 0 if there are no such tokens. A part of it is surprise at the gap itself, because no
     sampled answer has one."""
-    shorter, later = without(rollouts, positions)
+    shorter, later = with_deletions(rollouts, positions)
     needed = later.any(1).nonzero().squeeze(1)
     share = processes.shard_of(len(needed))
     log_prob = frozen_log_probs(policy.model, shorter, needed[share.start:share.stop],
@@ -78,10 +78,10 @@ def after_deletion(rollouts: Rollouts, policy: Policy, positions: Positions) -> 
     return ((shorter.log_prob - log_prob) * later).sum(1)
 
 
-def without(rollouts: Rollouts, positions: Positions) -> tuple[Rollouts, torch.Tensor]:
-    """A batch with one answer for each position, in which the token there is deleted; and which of
-    its tokens (positions, T) come later in the answer section. The batch's log_prob is still that
-    from before the deletion."""
+def with_deletions(rollouts: Rollouts, positions: Positions) -> tuple[Rollouts, torch.Tensor]:
+    """A batch with one answer for each position, in which the token there is deleted; and a mask
+    (positions, T) of the tokens that come after it and are in the answer section. The batch's
+    log_prob is still that from before the deletion."""
     device, T = rollouts.mask.device, rollouts.mask.shape[1]
     rows = torch.tensor([row for row, _ in positions], device=device)
     at = torch.tensor([t for _, t in positions], device=device)[:, None]

@@ -50,9 +50,9 @@ def answer_weights(rollouts: Rollouts, exponent: torch.Tensor) -> torch.Tensor:
     z = torch.zeros(len(group), device=group.device)
     z[kept] = group_z_score(rollouts.length[kept], group[kept], epsilon=0.0)
     power = (1 + z / 9).clamp(min=1e-6) ** exponent
-    nothing = torch.zeros(len(rollouts.prompt_ids), device=group.device)
-    largest = nothing.scatter_reduce(0, group, power.detach(), "amax")[group]
+    zeros = torch.zeros(len(rollouts.prompt_ids), device=group.device)  # a number for each group
+    largest = zeros.scatter_reduce(0, group, power.detach(), "amax")[group]
     share = torch.where(kept, (power - largest).exp(), 0.0)
-    total = nothing.index_add(0, group, share)
-    size = nothing.index_add(0, group, kept.float())
+    total = zeros.index_add(0, group, share)
+    size = zeros.index_add(0, group, kept.float())
     return share / total.clamp(min=1e-30)[group] * size[group]

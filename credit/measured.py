@@ -39,8 +39,9 @@ class measured:
     """Monte Carlo advantage of each undecided token, compared with continuations that have another
     token there.
 
-    A token that is not measured gets 0, and the value stays the same over it. The advantage is a
-    difference of rewards and not standardised, so most advantages are small beside plain GRPO's.
+    A token that is not measured gets 0: the value before it is taken to be the value after it. The
+    advantage is a difference of rewards and not standardised, so most advantages are small beside
+    plain GRPO's.
     AdamW is invariant to a constant factor, unless --max_grad_norm clips or the gradient is near
     its epsilon.
     """
@@ -123,8 +124,9 @@ def chain(rollouts: Rollouts, other_probability: torch.Tensor, others: torch.Ten
           variance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(B, T) each: the credit, and its variance, by the recursion at the top of this file.
 
-    It starts from the end, where the value is the reward. `others` are the O_t, NaN if they were
-    not measured, and there the credit is 0. The credit is linear in them; `variance` is theirs.
+    It starts from the end, where the value is the reward. `others` are the O_t, and `variance` is
+    their variance. An O_t that was not measured is NaN, and there the credit is 0. The credit is
+    linear in the O_t, so its variance follows from theirs.
     """
     mask, worth = rollouts.mask.cpu(), rollouts.reward.double().cpu()
     credit = torch.zeros(mask.shape, dtype=torch.float64)

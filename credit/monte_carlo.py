@@ -101,14 +101,14 @@ def continuation_rewards(policy: Policy, rollouts: Rollouts, prefixes: list[Pref
     """
     ends = stop_ids(policy.model, policy.tokenizer)
     seed = int(torch.randint(2 ** 62, (1,), generator=rollouts.generator))
-    room = []  # how many tokens may follow
+    tokens_left = []  # how many tokens may follow
     for _, ids in prefixes:
         has_ended = ids and ids[-1] in ends
-        room.append(0 if has_ended else policy.settings.max_new_tokens - len(ids))
+        tokens_left.append(0 if has_ended else policy.settings.max_new_tokens - len(ids))
     rewards, spent = torch.zeros(len(prefixes) * k), 0
     cells: list[int] = []  # the indices in `rewards` of the answers that have to be sampled
     for i in sort_by_length(prefixes):
-        if room[i] > 0:
+        if tokens_left[i] > 0:
             cells += range(i * k, i * k + k)
 
     @cache  # many continuations are the same
@@ -136,7 +136,7 @@ def continuation_rewards(policy: Policy, rollouts: Rollouts, prefixes: list[Pref
     refuse_undefined("the model's probabilities are", rewards)
     rewards = rewards.view(-1, k)
     for i, prefix in enumerate(prefixes):
-        if room[i] <= 0:
+        if tokens_left[i] <= 0:
             rewards[i] = reward_of(prefix)
     price: Metrics = {"extra_tokens": int(total), "extra_answers": len(cells)}
     return rewards.to(rollouts.mask.device), price
@@ -186,7 +186,8 @@ def sort_by_length(prefixes: list[Prefix]) -> list[int]:
 
 
 def sequences(prefixes: list[Prefix]) -> dict[Prefix, Prefix]:
-    """The longest sequence that begins with each prefix: a prefix that begins no other."""
+    """The sequence in which each prefix is computed: the longest of the prefixes that begin with
+    it."""
     sequence_of: dict[Prefix, Prefix] = {}
     longest: Prefix = (-1, ())
     for prefix in sorted(set(prefixes), reverse=True):  # longer ones come before their beginnings

@@ -2,10 +2,10 @@
 
     {"problem": "3 5 7 make 22", "chosen": " 3 * 5 = 15, ...", "rejected": " 3 + 5 = 8, ..."}
 
-The problem is written as the task shows it, an answer as a model would go on from the prompt, its
-<|im_end|> included. A step takes some of the pairs instead of sampling (`GivenPairs`); nothing but
---loss dpo (credit/preferences.py) can be trained with them. `python -m tools.pairs RUN` makes such
-a file from a run.
+The problem is written as the task shows it. An answer is the text that a model would write after
+the prompt, its <|im_end|> included. A step takes some of the pairs instead of sampling
+(`GivenPairs`). Only --loss dpo (credit/preferences.py) can be trained with them. `python -m
+tools.pairs RUN` makes such a file from a run.
 """
 import random
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from harness.run import Run
 
 KEYS = ("problem", "chosen", "rejected")
 EXPECTED = 'expected {"problem": "...", "chosen": "...", "rejected": "..."}'
-Reader = Callable[[list[str]], Problem]  # words that somebody wrote -> the problem
+Reader = Callable[[list[str]], Problem]  # the words of a problem -> the problem
 
 
 class Pair(NamedTuple):
@@ -54,7 +54,8 @@ class GivenPairs:
 
 
 def batch_of(pairs: list[Pair], policy: Policy) -> Rollouts:
-    """The pairs as a batch, a group each, with what the model thinks of their tokens."""
+    """The pairs as a batch, in which each pair is a group. Log-prob, entropy and collision of the
+    tokens are computed with the model."""
     answers: list[list[int]] = []
     for pair in pairs:
         answers += [pair.chosen, pair.rejected]

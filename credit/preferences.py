@@ -1,6 +1,6 @@
 """DPO (2305.18290) on pairs of answers, a better one and a worse one. The pairs are the best and
-the worst answer of each group of the batch; or, as it was published, those of a file that were
-there before training (credit/pairs.py).
+the worst answer of each group of the batch. Or they are read from a file (credit/pairs.py): the
+paper's pairs, too, were collected before training.
 
     loss = - mean over pairs of  log sigmoid( beta (margin of the better - margin of the worse) )
 
@@ -10,7 +10,7 @@ an answer, + for the better one:
 
     A = +- N beta sigmoid( - beta (margin of the better - margin of the worse) ) / pairs
 
-The margins are those before the update, so a batch has one.
+The margins are those before the update, so a batch is used for one update and no more.
 """
 import torch
 import torch.nn.functional as F

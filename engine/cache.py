@@ -140,12 +140,12 @@ def rows_of_block(answers: list[int], P: int, slots: int) -> int:
 
 
 def fill_blocks(answers: Tensor, G: int) -> tuple[Tensor, Tensor]:
-    """The number of the row that takes each place in the blocks, and whether it is a copy. answers
-    (Q,): how many rows each prompt has, in their order."""
-    places = -(-answers // G) * G  # of each prompt, copies included
-    first_place = (places.cumsum(0) - places).repeat_interleave(places)
-    first_row = (answers.cumsum(0) - answers).repeat_interleave(places)
-    # counts the places of each prompt from 0
-    number = torch.arange(len(first_place), device=answers.device) - first_place
-    is_copy = number >= answers.repeat_interleave(places)
+    """The order of the rows in the blocks: for each row of the blocks the number of the row that it
+    is made from, and whether it is a copy. answers (Q,): how many rows each prompt has."""
+    sizes = -(-answers // G) * G  # rows of each prompt in the blocks, copies included
+    first_in_blocks = (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
+    first_row = (answers.cumsum(0) - answers).repeat_interleave(sizes)
+    # counts the rows of each prompt from 0
+    number = torch.arange(len(first_in_blocks), device=answers.device) - first_in_blocks
+    is_copy = number >= answers.repeat_interleave(sizes)
     return first_row + number.masked_fill(is_copy, 0), is_copy

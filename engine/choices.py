@@ -24,7 +24,7 @@ from typing import Any, Protocol, TypeVar, overload
 
 from torch import Tensor
 
-from engine.errors import BadCredit, UserError, place_of
+from engine.errors import BadCredit, UserError, location_of
 from engine.rollouts import Rollouts
 
 LARGEST_CREDIT = 1e12  # the squares of its gradient, in float32, are still finite
@@ -35,8 +35,8 @@ Same = TypeVar("Same", bound=Choice)
 
 
 class Method(Protocol):
-    """The form that a choice has in a run, once its flags are set. The policy is None if no model
-    is loaded, as in a preview."""
+    """A choice as a run calls it, with its flags set. The policy is None if no model is loaded, as
+    in a preview."""
     def __call__(self, rollouts: Rollouts, policy: object, /) -> Tensor: ...
 
 
@@ -57,13 +57,16 @@ class Choices(UserDict[str, str | Choice]):
 
     def __setitem__(self, name: str, choice: str | Choice) -> None:
         """Add a choice. A name can be taken only once, because a second `def none` would silently
-        replace plain GRPO: the clash is recorded here, and refused when the flags are read, like
-        other mistakes. In a notebook, however, a cell may be run again."""
+        replace plain GRPO. The clash is recorded here, and refused when the flags are read, like
+        other mistakes. A cell of a notebook may be run again, so there a second definition
+        replaces the first."""
         known, module = self.data.get(name), module_of(choice)
-        if known not in (None, module) and not module_of(known) == module == "__main__":
-            self.clashes.append((name, known, choice))
-        else:
+        if known is None or known == module:  # a new name, or one whose module is being imported
             self.data[name] = choice
+        elif module_of(known) == module == "__main__":  # a cell of a notebook
+            self.data[name] = choice
+        else:
+            self.clashes.append((name, known, choice))
 
 
 def module_of(choice: str | Choice) -> str:
@@ -112,24 +115,27 @@ def checked_credit(chosen: Method, whose: str, rollouts: Rollouts, policy: objec
                    is_weight: bool = False) -> Tensor:
     """Credit (B, T) in float32, without gradient, finite, and 0 beyond the mask.
 
-    `whose` is "the weighting my_idea", say. It gets a copy of the batch, so what it changes in
-    place has no effect elsewhere. It may return a single row or column: (B, 1) is a number for
-    each answer, while (B,) would spread over T.
+    `whose` names the method in messages, as "the weighting my_idea". The method gets a copy of the
+    batch, so what it changes in place has no effect elsewhere. It may return a single row or
+    column: (B, 1) is a number for each answer. (B,) is refused, because torch would spread it over
+    T instead of over B.
     """
+    # not copied: the random numbers go on, and the extra forward pass is made only once
     shared, mask = (rollouts.generator, rollouts.forward), rollouts.mask
     values = chosen(deepcopy(rollouts, {id(part): part for part in shared}), policy)
     if not fits_frame(values, mask):
         about = " ".join(brief(values).split())[:200]
         if isinstance(values, Tensor):
             about = f"a tensor {tuple(values.shape)} of {values.dtype} on {values.device}"
-        raise UserError(f"{whose} ({place_of(chosen)}) should return a tensor (B, T) = "
+        raise UserError(f"{whose} ({location_of(chosen)}) should return a tensor (B, T) = "
                         f"{tuple(mask.shape)} of real numbers on {mask.device}, got {about}")
     frame = values.detach().float().expand(mask.shape).masked_fill(~mask, 0.0)
     too_large = f"{whose} is not finite, or beyond {LARGEST_CREDIT:g},"
-    refuse_tokens(~(frame.abs() <= LARGEST_CREDIT), too_large, mask, place_of(chosen), BadCredit)
+    location = location_of(chosen)
+    refuse_tokens(~(frame.abs() <= LARGEST_CREDIT), too_large, mask, location, BadCredit)
     if is_weight:
-        refuse_tokens(frame < 0, f"{whose} is negative", mask, f"{place_of(chosen)}; credit with a "
-                      "sign is an advantage: see docs/weightings.md")
+        refuse_tokens(frame < 0, f"{whose} is negative", mask, f"{location}; credit with a sign is "
+                      "an advantage: see docs/weightings.md")
     return frame
 
 
@@ -140,12 +146,12 @@ def fits_frame(values: Tensor, mask: Tensor) -> bool:
     return rows in (1, B) and columns in (1, T) and values.device == mask.device
 
 
-def refuse_tokens(wrong: Tensor, what: str, mask: Tensor, place: str,
+def refuse_tokens(wrong: Tensor, what: str, mask: Tensor, location: str,
                   kind: type[UserError] = UserError) -> None:
     if wrong.any():
         row, t = wrong.nonzero()[0].tolist()
         raise kind(f"{what} at {int(wrong.sum())} of {int(mask.sum())} tokens, first at answer "
-                   f"{row}, token {t} ({place})")
+                   f"{row}, token {t} ({location})")
 
 
 def metrics_of(chosen: object) -> Metrics:

@@ -1,5 +1,8 @@
-"""The errors that people see as a sentence instead of a traceback, and what such a sentence needs:
-where somebody's function is, and what is wrong with a file of JSON."""
+"""The errors that people see as a sentence instead of a traceback.
+
+Beside them are functions that find what such a sentence says: where a user's function is defined,
+and what is wrong with a JSON file.
+"""
 import inspect
 import json
 from pathlib import Path
@@ -42,8 +45,9 @@ def read_json(path: Path) -> dict[str, Any]:
     return parse_object(read_text(path), path)
 
 
-def place_of(chosen: object) -> str:
-    """Where somebody's function, class, or call of an instance begins: mitigations.py:57."""
+def location_of(chosen: object) -> str:
+    """The file and line at which a user's method begins, as mitigations.py:57. A method is a
+    function, a class, or an object whose class defines __call__."""
     made = inspect.unwrap(chosen) if callable(chosen) else chosen
     if not (inspect.isroutine(made) or inspect.isclass(made)):
         made = type(made).__call__

@@ -19,7 +19,7 @@ from engine.processes import reshard_layers
 from engine.rollouts import Rollouts
 from qwen2_model import Qwen2, linear
 
-LOGITS_AT_ONCE = 2 ** 27  # at most so many logits in float32 exist at a time, in bfloat16 twice
+LOGITS_AT_ONCE = 2 ** 27  # the most logits at a time in float32; in bfloat16 twice as many
 
 
 def response_log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor) -> Tensor:
@@ -102,9 +102,9 @@ def lay_out(rollouts: Rollouts, rows: Tensor) -> tuple[Tensor, SharedPrompts, Te
 
 def micro_batches(rollouts: Rollouts, rows: Tensor, size: int) -> list[Tensor]:
     """Cut the rows into parts of `size` that fit into memory, with the answers to a problem side by
-    side. The part with most tokens, as if no answers were equal, comes first, because the others
-    then fit into the memory that it has taken. All processes get the same number of parts (see
-    engine/sharded.py), some of them empty.
+    side. The part with most tokens comes first, because the others then fit into the memory that it
+    has taken; equal answers count several times here. All processes get the same number of parts
+    (see engine/sharded.py), some of them empty.
 
     A GPU needs as many kernels for few tokens as for many. So there parts are joined as long as
     they have no more tokens, prompts included, than `size` answers of full length.

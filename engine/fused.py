@@ -13,8 +13,9 @@ the width of the MLP, H and K the numbers of query and key heads):
 A matrix is stored as (inputs, outputs), because a product with few rows reads it fastest so, and in
 the type of its products. In float32 the norm's weight is multiplied into the matrix that follows
 it: the weight of input i scales line i. In bfloat16 it is kept apart, so that the sampler rounds
-the same matrix as training does. Otherwise an update of less than half a digit would change what is
-sampled but not what is trained. The results are those of the model, apart from rounding.
+the same matrix as training does. Otherwise an update that is too small to change a rounded matrix
+of the model could change a rounded product, and so what is sampled but not what is trained. The
+results are those of the model, apart from rounding.
 
 In a model of PACKED hidden units or more, a CPU multiplies in oneDNN's own layout, which inductor
 uses for frozen weights; benchmarks/README.md says how much faster it is.
@@ -62,8 +63,8 @@ class FusedQwen2:
         self.is_packed = (output.device.type == "cpu" and torch.backends.mkldnn.is_available()
                           and self.product_type in PACKED_TYPES
                           and self.config.hidden_size >= PACKED)
-        # whether the lines of `o` are in the order (H / K, K); in float32 they are as in the model,
-        # which keeps the order of its sums
+        # Whether the lines of `o` are in the order (H / K, K). In float32 they have the model's
+        # order, so that sums are added up in the order in which the model adds them.
         self.swaps_heads = self.is_mixed and not self.is_packed
         output = output.to(self.product_type)
         self.output = self.packed(output) if self.is_packed else output.t()

@@ -28,10 +28,11 @@ attends to the whole prompt and to its own answer up to itself. The row attends 
     d2  x x . x x x . . . . x x x
 
 Most of this (N, N) mask is empty, so it is never built. Attention works on padded rows instead (_
-is padding), in three steps. First the prefix is one row, whose mask is plain causal. Then the rests
-of the Q = 2 prompts are a block: its queries are the rests, its keys the prefix and the rests. Last
-come blocks of at most ROWS answers of similar length, whose keys are those of their prompt and
-their own. Here one block holds all four answers, b and c first because they are the shortest:
+is padding), in three steps. First the prefix is one row, whose mask is plain causal. Then what
+follows the prefix in each of the Q = 2 prompts, its rest, is a row of a block: the queries of this
+block are the rests, its keys the prefix and the rests. Last come blocks of at most ROWS answers of
+similar length, whose keys are those of their prompt and their own. Here one block holds all four
+answers, b and c first because they are the shortest:
 
     prefix (1, 2)   rests, queries (2, 3)   rests, keys (2, P) = (2, 5)
     s0 s1           p2  _  _                s0 s1 p2  _  _

@@ -18,8 +18,8 @@ from engine.tokens import END_OF_TURN, encode_prompt, token_bytes
 from qwen2_model import Qwen2
 
 
-# The settings of a run, which harness/settings.py declares: the engine knows no flags, and reads
-# max_new_tokens, temperature and micro_batch of them. Methods may read any.
+# The settings of a run. harness/settings.py declares them, so the engine does not know their type.
+# It reads max_new_tokens, temperature and micro_batch. Methods may read any setting.
 RunSettings = Any
 
 

@@ -107,10 +107,10 @@ def all_reduce_max(number: int) -> int:
     return int(largest)
 
 
-def any_of(asked: bool) -> bool:
-    """Whether any process was asked to stop, by Ctrl-C for example. All have to stop after the same
-    step."""
-    return bool(all_reduce_max(int(asked)))
+def any_of(is_true: bool) -> bool:
+    """Whether it is true in any process. After Ctrl-C in one of them, for example, all have to stop
+    after the same step."""
+    return bool(all_reduce_max(int(is_true)))
 
 
 def is_sharded(tensor: torch.Tensor) -> "TypeGuard[DTensor]":
@@ -132,7 +132,7 @@ def shard_like(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def holds_for_all(is_true: bool, *tensors: torch.Tensor) -> bool:
-    """Whether `is_true` in every process if a tensor is sharded, and otherwise in this one."""
+    """Whether `is_true` holds: in every process if a tensor is sharded, otherwise in this one."""
     if not any(map(is_sharded, tensors)):
         return is_true
     return not any_of(not is_true)

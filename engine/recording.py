@@ -13,7 +13,7 @@ class Recording:
 
     def __init__(self, step: Callable[[], None], before: "Recording | None"):
         self.step, self.calls = step, 0
-        # the memory of the graph before is used again
+        # the next graph uses the memory of this one, which `before` has recorded
         self.graph: torch.cuda.CUDAGraph | None = before.graph if before else None
 
     def __call__(self) -> None:

@@ -21,21 +21,22 @@ from engine.errors import UserError
 from engine.tokens import token_bytes
 
 Problem = object  # any type that a task likes: it is only passed back to the task
-Kind = TypeVar("Kind")  # the type of a task's problems
-NOTHING = torch.tensor(float("nan"))  # not known yet; if it is used, the run ends with "not finite"
+TaskProblem = TypeVar("TaskProblem")  # the type of a task's problems
+# a tensor that is not known yet; if it is used, the run ends with "not finite"
+UNSET = torch.tensor(float("nan"))
 
 
-class Task(Protocol[Kind]):
+class Task(Protocol[TaskProblem]):
     """The methods that a class must have to be named by --task. It may also have `read` and
     `right_steps` (docs/your_own_task.md)."""
     @property
     def reward(self) -> str: ...
-    def training_problems(self, seed: int, step: int, count: int) -> list[Kind]: ...
-    def held_out_problems(self, count: int) -> list[Kind]: ...
-    def extreme_problems(self) -> list[Kind]: ...
-    def prompt_for(self, problem: Kind) -> str: ...
-    def show(self, problem: Kind) -> str: ...
-    def score(self, problem: Kind, text: str) -> dict[str, float]: ...
+    def training_problems(self, seed: int, step: int, count: int) -> list[TaskProblem]: ...
+    def held_out_problems(self, count: int) -> list[TaskProblem]: ...
+    def extreme_problems(self) -> list[TaskProblem]: ...
+    def prompt_for(self, problem: TaskProblem) -> str: ...
+    def show(self, problem: TaskProblem) -> str: ...
+    def score(self, problem: TaskProblem, text: str) -> dict[str, float]: ...
     def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]: ...
 
 
@@ -60,16 +61,16 @@ class Rollouts:
     # empty until the answers are scored
     answers: list[str] = field(default_factory=list)      # the text of each answer
     texts: list[list[str]] = field(default_factory=list)  # the same, token by token
-    section: Tensor = NOTHING                             # (B, T) uint8, codes in engine/tokens.py
-    kind: Tensor = NOTHING                                # (B, T) uint8
+    section: Tensor = UNSET                               # (B, T) uint8, codes in engine/tokens.py
+    kind: Tensor = UNSET                                  # (B, T) uint8
     scores: dict[str, Tensor] = field(default_factory=dict)  # (B,) each part of the reward
 
     # empty until credit is spread
     step: int = 0
-    advantage: Tensor = NOTHING                           # (B, T)
+    advantage: Tensor = UNSET                             # (B, T)
     generator: torch.Generator = field(default_factory=torch.Generator)  # on the CPU
     forward: Forward | None = None                        # computes hidden and attention
-    true_credit: Tensor = NOTHING                         # (B, T), if a probe has measured it
+    true_credit: Tensor = UNSET                           # (B, T), if a probe has measured it
 
     @property
     def length(self) -> Tensor:
@@ -130,7 +131,7 @@ class Rollouts:
         """The batch with every tensor changed."""
         changed: dict[str, Any] = {}
         for name, value in vars(self).items():
-            if isinstance(value, Tensor) and value.dim():  # NOTHING has no dimension
+            if isinstance(value, Tensor) and value.dim():  # UNSET has no dimension
                 changed[name] = change(value)
         scores = {part: change(score) for part, score in self.scores.items()}
         return replace(self, **changed, scores=scores)

@@ -45,15 +45,19 @@ from engine.fused import FusedQwen2
 from engine.packing import pack, send, to_rows
 from qwen2_model import Qwen2
 
-LONG_VOCABULARY, PART = 4096, 128  # beyond 4096 tokens the cost is in bytes, not in operations
-IN_CACHE = 4  # rows of a long vocabulary that a CPU takes through all passes before the next rows
+LONG_VOCABULARY = 4096  # beyond it, drawing a token costs the reading of memory, not arithmetic
+PART = 128  # a long vocabulary is cut into parts of so many tokens
+# With a long vocabulary a CPU draws the tokens of so few rows at a time: their logits are read
+# several times, and stay in its cache meanwhile.
+ROWS_IN_CACHE = 4
 
 
 class Pace(NamedTuple):
     """The intervals at which a step may change. On a GPU it is then recorded again."""
     look: int    # finished rows are looked for every so many steps
     window: int  # the part of the cache that steps read grows by so many tokens
-    leave: int   # finished rows are dropped once they are 1 / leave of all: it moves the cache
+    leave: int   # finished rows are dropped once they are 1 / leave of all rows; not at once,
+    #              because the cache is moved when rows are dropped
 
 
 PACE = {"cpu": Pace(4, 4, 8), "cuda": Pace(16, 128, 4)}
@@ -141,8 +145,8 @@ class LongDistribution(Distribution):
         return pick_by_parts(uniform[:, None], self.p, self.mean).squeeze(1)
 
     def facts(self, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """As above, for a token that was drawn. Its p is clamped, because float32 has no p below
-        e^-87. entr(p) is -p log p."""
+        """The same three numbers, for a token that was drawn. Its p is clamped, because float32 has
+        no p below e^-87. entr(p) is -p log p."""
         p = self.p.gather(1, token[:, None]).squeeze(1)
         squares = torch.addcmul(self.deviation, self.mean, self.mean, value=PART)  # sums of p^2
         log_prob = p.clamp(min=torch.finfo(p.dtype).tiny).log()
@@ -160,7 +164,8 @@ def in_parts(p: Tensor) -> Tensor:
 def index_at(share: Tensor, cumulative: Tensor) -> Tensor:
     """(R, 1) the first index at which the cumulative sum (R, n) is above this share of the whole
     sum. It is never an index that adds nothing to the sum."""
-    height = share.clamp(0, 1 - 2 ** -23) * cumulative[:, -1:]  # below the whole, also rounded
+    # clamped, so that it is below the whole sum even after rounding
+    height = share.clamp(0, 1 - 2 ** -23) * cumulative[:, -1:]
     index = torch.searchsorted(cumulative, height, right=True)
     return index.clamp(max=cumulative.shape[1] - 1)  # NaN would be beyond
 
@@ -230,7 +235,7 @@ class Decoding:
         """Draw and record the next token of every row, from the state (R, D) that predicts it."""
         logits = self.model.logits(hidden)  # (R, V)
         R, V = logits.shape
-        size = IN_CACHE if V > LONG_VOCABULARY and logits.is_cpu else R
+        size = ROWS_IN_CACHE if V > LONG_VOCABULARY and logits.is_cpu else R
         for start in range(0, R, size):
             self.draw(logits, slice(start, start + size), without)
         self.line += self.columns

@@ -12,7 +12,8 @@ Processes wait for each other at every layer, so all of them make the same numbe
 without answers left passes empty batches. In sampling every token step would gather every layer, so
 FusedQwen2 is a whole copy.
 
-Left out: sampling layer by layer. So a whole copy in bfloat16 has to fit beside the parts.
+Left out: sampling layer by layer. So each process needs memory for a whole copy in bfloat16, beside
+its own rows.
 """
 from pathlib import Path
 

@@ -1,5 +1,8 @@
-"""Byte-level tokenizers (Qwen's): the ids of a prompt and the bytes of each token. And the names of
-the two labels of a token: the section of the answer that it is in, and its kind (its category)."""
+"""Byte-level tokenizers (Qwen's): the ids of a prompt, and the bytes of each token.
+
+Here are also the names of the two labels of a token: the section of the answer that it is in, and
+its kind (its category).
+"""
 import json
 from collections.abc import Iterable
 from functools import lru_cache
@@ -22,9 +25,9 @@ KINDS = ("word", "space", "number", "operator", "bracket", "tag", "end")
 
 
 def load_tokenizer(folder: str | Path, vocabulary: int | None = None) -> Tokenizer:
-    """Read tokenizer.json. For a model that knows `vocabulary` tokens it may have no others, and it
-    must have those of ChatML, in which prompts are written. Without a model, the tokenizer is only
-    needed to spell what was sampled."""
+    """Read tokenizer.json, and check that it suits a model that knows `vocabulary` tokens: it may
+    have no others, and it must have those of ChatML, the format of the prompts. Without a model
+    `vocabulary` is None: then the tokenizer is only needed to spell what was sampled."""
     path = Path(folder) / "tokenizer.json"
     if not path.exists():
         raise UserError(f"{path} does not exist: the folder needs the model's own tokenizer")

@@ -41,7 +41,7 @@ class Task:
         return [self.draw(rng, wanted_held_out=False) for _ in range(count)]
 
     def held_out_problems(self, count: int) -> list[tuple[int, ...]]:
-        """The same distinct problems in every run, fewer where no more are found."""
+        """Distinct problems, the same in every run; fewer than `count` if no more are found."""
         rng = random.Random("held out")
         problems: dict[tuple[int, ...], None] = {}  # a dict keeps their order
         for _ in range(min(20 * count, MAX_DRAWS)):
@@ -57,7 +57,8 @@ class Task:
                 return numbers
 
     def extreme_problems(self) -> list[tuple[int, ...]]:
-        """The longest prompts, with every number that occurs, to try the tokenizer with."""
+        """Problems with the longest prompts and every number that occurs, to check that the
+        tokenizer can write them."""
         return [(number,) * self.count for number in range(1, self.largest + 1)]
 
     def prompt_for(self, problem: tuple[int, ...]) -> str:
@@ -71,7 +72,7 @@ class Task:
         return " ".join(map(str, problem))
 
     def read(self, words: list[str]) -> tuple[int, ...]:
-        """A problem that somebody typed, as `show` writes it."""
+        """The problem in words that a person typed, written as `show` writes it."""
         return tuple(read_numbers(words, 2, "two numbers or more, such as 3 12 7"))
 
     def score(self, problem: tuple[int, ...], text: str) -> dict[str, float]:
@@ -91,7 +92,7 @@ class Task:
 
 
 def is_held_out(numbers: tuple[int, ...]) -> bool:
-    """Whether numbers are held out, whatever their order. A fifth of all sets is, and training
-    never meets them."""
+    """Whether a problem with these numbers, in any order, is held out. A fifth of all sets of
+    numbers is, and training never uses them."""
     key = ",".join(map(str, sorted(numbers)))
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") % 5 == 0

@@ -72,7 +72,7 @@ def one_step(folder: Path, step: int = 1) -> Qwen2:
     [problem] = task.training_problems(SEED, step, count=1)
     prompt = encode_prompt(tokenizer, task.prompt_for(problem), task.show(problem))  # P token ids
 
-    # Stage 3: sample the answers. The mask says which places hold a token of the answer.
+    # Stage 3: sample the answers. The mask says which positions hold a token of the answer.
     sampled = generate(model, [prompt], answers=ANSWERS, stop_ids=stop_ids(model, tokenizer),
                        max_new_tokens=settings["max_new_tokens"],
                        seed=derived_seed("train", SEED, step))
@@ -87,7 +87,7 @@ def one_step(folder: Path, step: int = 1) -> Qwen2:
     group = torch.zeros(ANSWERS, dtype=torch.long)  # all of them answer problem number 0
     advantage = group_z_score(reward, group)[:, None] * mask                         # (B, T)
 
-    # Stage 6: weight the tokens. In plain GRPO each weighs 1; your own idea would stand here.
+    # Stage 6: weight the tokens. In plain GRPO each has weight 1. Your own idea would go here.
     weight = torch.ones_like(sampled.log_prob)                                       # (B, T)
     weight = weight / weight[mask].mean()  # their mean stays 1
 
@@ -101,7 +101,7 @@ def one_step(folder: Path, step: int = 1) -> Qwen2:
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
     optimizer.step()
 
-    # Stage 9: ask the changed model how probable it finds the same answers now.
+    # Stage 9: compute how probable the same answers are after the update.
     with torch.no_grad():
         before = (log_prob * mask).sum(1)                                            # (B,)
         after = (log_probs(model, prompt, ids) * mask).sum(1)                        # (B,)

@@ -16,17 +16,18 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from types import SimpleNamespace
 
-from engine.errors import UserError, place_of
+from engine.errors import UserError, location_of
 
-Requirement = tuple[Callable[[typing.Any], bool], str]  # a test of all values, and its words
+# a test of the values of all flags, and the words that a message says if it is not passed
+Requirement = tuple[Callable[[typing.Any], bool], str]
 Values = Mapping[str, typing.Any]                       # the value of each flag, by its name
-KINDS = {int: "a whole number", float: "a number", bool: "yes or no", str: "a text"}
+TYPE_NAMES = {int: "a whole number", float: "a number", bool: "yes or no", str: "a text"}
 MOST_THREADS = 1024
 
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag. What is not said of it holds for an ordinary setting, which tells runs apart."""
+    """A flag. The defaults of these fields suit an ordinary setting: one that tells runs apart."""
     default: typing.Any
     text: str = ""
 
@@ -37,9 +38,9 @@ class Flag:
     choices: Collection[str] = ()
     kind: type | None = None  # the type of the values, if it is not the type of the default
 
-    # when it has an effect, and which value it has otherwise; both are asked with all values
-    requires: Requirement | None = None                         # without one: always
-    otherwise: Callable[[typing.Any], object] | None = None     # without one: its default
+    # when it has an effect, and which value it has if not; both are functions of all flags' values
+    requires: Requirement | None = None                         # None: it always has an effect
+    otherwise: Callable[[typing.Any], object] | None = None     # None: the value is the default
 
     # where the help shows it
     topic: str = ""    # the heading above it
@@ -48,7 +49,7 @@ class Flag:
     # what the programs do with it
     changeable: bool = False   # a resumed run may have another value
     in_name: bool = True       # a run's folder is named after it, if it is not at its default
-    label: str | None = None   # what stands before the value in that name, if it is not the flag
+    label: str | None = None   # what is written before the value there, if it is not the flag
     compared: typing.Literal[
         "setting",             # runs that differ in it are not compared
         "arm",                 # runs that differ in it are compared, as different arms
@@ -83,7 +84,7 @@ class Flag:
         return self.otherwise(SimpleNamespace(**values)) if self.otherwise else self.default
 
 
-# Types of the keyword parameters of a weighting or an advantage; their defaults stand beside them.
+# Types of the keyword parameters of a weighting or an advantage, whose signature has the defaults.
 Range = partial(Flag, None)
 NotNegative = typing.Annotated[float, Range()]
 Positive = typing.Annotated[float, Range(above=0)]
@@ -99,7 +100,7 @@ def option(default: typing.Any, text: str, **more: typing.Any) -> typing.Any:
     return field(default=default, metadata={"flag": Flag(default, text, **more)})
 
 
-@cache  # a comparison of runs asks a hundred thousand times
+@cache  # a comparison of runs calls it a hundred thousand times
 def flags_of(owner: typing.Any) -> dict[str, Flag]:
     """The options of a dataclass; the keyword-only parameters of a method, which may be a class."""
     if dataclasses.is_dataclass(owner):
@@ -120,10 +121,10 @@ def as_flag(owner: typing.Any, name: str, flag: Flag, hint: object) -> Flag:
     """The flag with the type of its hint: float, float | None, or Annotated[float, Flag(...)],
     where the annotated flag has the limits."""
     parts = typing.get_args(hint) or (hint,)
-    kind = next((part for part in parts if isinstance(part, type) and part in KINDS), None)
-    if (kind or type(flag.default)) not in KINDS or flag.default is inspect.Parameter.empty:
-        raise UserError(f"{name} of {owner.__name__} ({place_of(owner)}) becomes a flag: it needs "
-                        "a default and a type that is int, float, bool or str")
+    kind = next((part for part in parts if isinstance(part, type) and part in TYPE_NAMES), None)
+    if (kind or type(flag.default)) not in TYPE_NAMES or flag.default is inspect.Parameter.empty:
+        raise UserError(f"{name} of {owner.__name__} ({location_of(owner)}) becomes a flag: it "
+                        "needs a default and a type that is int, float, bool or str")
     declared = next((part for part in parts if isinstance(part, Flag)), flag)
     return replace(declared, default=flag.default, kind=kind)
 
@@ -141,7 +142,7 @@ def check_value(name: str, value: typing.Any, flag: Flag) -> None:
         way_out = ""
         if flag.type is int and not (flag.kind or flag.text):  # a parameter without type: power=1
             way_out = f", as its default {flag.default} is: write {flag.default}.0 there"
-        raise UserError(f"--{name} {value!r:.80} should be {KINDS[flag.type]}{way_out}")
+        raise UserError(f"--{name} {value!r:.80} should be {TYPE_NAMES[flag.type]}{way_out}")
     if flag.choices and value not in flag.choices:
         nearest = difflib.get_close_matches(str(value), flag.choices, len(flag.choices), cutoff=0)
         raise UserError(f"--{name} {value:.80} is not one of: {', '.join(nearest)}")
@@ -159,19 +160,20 @@ def has_type(value: typing.Any, flag: Flag) -> bool:
 
 
 def settled(values: Values, flags: Mapping[str, Flag]) -> dict[str, typing.Any]:
-    """The values that hold: a flag without effect has the value that it then has.
+    """The values with which a run is made. They are the given ones, except that a flag without an
+    effect is set to its `value_without_effect`.
 
-    Whether one flag has an effect may depend on another, which may have none itself. So all are
-    asked again, from the values as they were given, until nothing changes: their order is of no
-    importance.
+    Whether one flag has an effect may depend on another, which may have none itself. So all flags
+    are tested again, always from the given values, until nothing changes. The result does not
+    depend on their order.
     """
-    held = dict(values)
-    for _ in range(1 + len(flags)):  # as long as the longest chain of flags could be
+    current = dict(values)
+    for _ in range(1 + len(flags)):  # no chain of flags that depend on each other is longer
         without_effect = {}
         for name, flag in flags.items():
-            if not flag.has_effect({**held, name: values[name]}):
-                without_effect[name] = flag.value_without_effect(held)
-        before, held = held, {**values, **without_effect}
-        if held == before:
+            if not flag.has_effect({**current, name: values[name]}):
+                without_effect[name] = flag.value_without_effect(current)
+        before, current = current, {**values, **without_effect}
+        if current == before:
             break
-    return held
+    return current

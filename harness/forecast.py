@@ -1,5 +1,5 @@
-"""A large model on a CPU: before it trains, how long a step and an evaluation will take, how much
-memory and disk the run needs, and which type is faster.
+"""A forecast for a large model on a CPU, made before it trains: how long a step and an evaluation
+will take, how much memory and disk the run needs, and which type is faster.
 
 The model is not run. One matrix product is timed, and the time is computed from it: a forward pass
 is 2 operations a parameter and token, an update 6 (forward, and twice as much backward). Every
@@ -25,10 +25,10 @@ from qwen2_model import Qwen2, linear, product_type
 REACHED = 0.7  # a whole step reaches this share of the speed of one product
 # bytes a parameter
 TRAINING = 24  # 16 for weights, gradient and two moments, 8 for tensors that come and go
-SAVED = 12     # weights and moments in a checkpoint
-KEPT = 8       # more, if freed memory is kept
-TRUNK = 16     # more, for a critic with a trunk of its own, which is trained, too
-FROZEN = 4     # more, for a copy that is not trained
+KEPT = 8       # in addition, if freed memory is kept
+TRUNK = 16     # in addition, for a critic with a trunk of its own, which is trained, too
+FROZEN = 4     # in addition, for a copy that is not trained
+SAVED = 12     # on disk: weights and moments in a checkpoint
 MEMORY = Path("/proc/meminfo")  # of Linux
 
 
@@ -57,11 +57,13 @@ def seconds_of_step(s: Settings, policy: Policy, size: int) -> float:
 def seconds_of_evaluation(s: Settings, policy: Policy, size: int) -> float:
     if not s.eval_every:
         return 0.0
-    asked = s.eval_tasks * (s.eval_answers + ("greedy" in MODES[s.eval_modes]))
+    sampled = s.eval_tasks * s.eval_answers
+    if "greedy" in MODES[s.eval_modes]:
+        sampled += s.eval_tasks
     # as many problems at a time as a batch has answers, each with its prompt
-    answers = s.questions * s.answers
-    prompts = asked * prompt_tokens(s, policy, answers) / s.questions
-    return seconds_of(2 * size * (prompts + asked * s.max_new_tokens), policy, answers)
+    at_once = s.questions * s.answers
+    prompts = sampled * prompt_tokens(s, policy, at_once) / s.questions
+    return seconds_of(2 * size * (prompts + sampled * s.max_new_tokens), policy, at_once)
 
 
 def prompt_tokens(s: Settings, policy: Policy, at_once: int) -> int:
@@ -131,9 +133,10 @@ def in_words(seconds: float) -> str:
 
 
 def compare_types(chosen: str) -> None:
-    """Say so if this CPU would be faster in the other type: some that have instructions for
-    bfloat16 are slower with them, others take half the time. A product is timed as training makes
-    it. Nothing but this sentence depends on the clock."""
+    """Print a sentence if this CPU would be much faster in the other type. With instructions for
+    bfloat16 some CPUs are slower than in float32, and others take half the time. So one product is
+    timed in each type, by the function that training uses. The times decide whether the sentence is
+    printed, and nothing else."""
     other = "float32" if chosen == "bfloat16" else "bfloat16"
     of_chosen, of_other = seconds_of_product(chosen), seconds_of_product(other)
     if of_chosen > 1.5 * of_other and processes.is_main_process():

@@ -1,7 +1,7 @@
 """Settings of a large model on a CPU, if its folder has no recipe.json: they suit a laptop.
 
-Unless something else is asked for, the model learns Countdown with two numbers, which it answers
-with an expression alone: that it can learn within minutes.
+Unless other settings are typed, the model learns Countdown with two numbers, and its answer is an
+expression without any thinking, because this is what it can learn within minutes.
 """
 from harness.record import Json
 from qwen2_model import is_fast_in_bfloat16

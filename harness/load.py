@@ -11,7 +11,7 @@ import torch
 
 from engine import processes
 from engine.choices import ADVANTAGES, LOSSES, MITIGATIONS, Choice, Method
-from engine.errors import UserError, place_of
+from engine.errors import UserError, location_of
 from engine.optimizer import AdamW
 from engine.policy import Policy, encode_prompts
 from engine.rollouts import Problem, Rollouts, Task
@@ -22,7 +22,7 @@ from harness.run import Run
 from harness.settings import OWN_SAMPLER, Settings, load_task
 from qwen2_model import Qwen2
 
-PARTS = {"reward", "format", "answer", "reasoning"}  # that every score has
+PARTS = {"reward", "format", "answer", "reasoning"}  # the numbers that every score has
 
 
 class Source(Protocol):
@@ -83,7 +83,7 @@ def make(function: Choice, values: Json, policy: Policy) -> Method:
     if not isinstance(function, type):
         return wraps(function)(lambda rollouts, policy: function(rollouts, **values))
     if hasattr(function, "state_dict") != hasattr(function, "load_state_dict"):
-        raise UserError(f"{function.__name__} ({place_of(function)}) needs both state_dict and "
+        raise UserError(f"{function.__name__} ({location_of(function)}) needs both state_dict and "
                         "load_state_dict, or a resumed run would forget its state")
     made: Method = function(policy, **values)
     return made
@@ -156,8 +156,8 @@ def make_task(name: str, flags: Json) -> "CheckedTask":
 
 
 class CheckedTask:
-    """Somebody's Task, of which two things are checked: training does not meet the problems that
-    were handed out as held out, and `score` and `label` return what they should."""
+    """A user's Task with two checks: no problem that it returned as held out is trained on, and
+    `score` and `label` return what they should."""
 
     def __init__(self, task: Task[Any]):
         self.task = task
@@ -186,7 +186,7 @@ class CheckedTask:
         score = self.task.score(problem, text)
         is_whole = PARTS <= score.keys() and all(map(math.isfinite, score.values()))
         if not is_whole or score["answer"] not in (0, 1):
-            raise UserError(f"score ({place_of(type(self.task))}) should return finite numbers, "
+            raise UserError(f"score ({location_of(type(self.task))}) should return finite numbers, "
                             f"{', '.join(sorted(PARTS))} among them, answer 0 or 1: got {score}")
         return score
 
@@ -195,7 +195,7 @@ class CheckedTask:
         for codes, names in zip(labels, (SECTIONS, KINDS)):
             is_known = {*codes} <= {*range(len(names))}
             if len(codes) != len(pieces) or not is_known:
-                raise UserError(f"label ({place_of(type(self.task))}) should return two lists with "
-                                f"a code for each token: sections, 0 to {len(SECTIONS) - 1}, and "
-                                f"kinds, 0 to {len(KINDS) - 1} (docs/your_own_task.md)")
+                raise UserError(f"label ({location_of(type(self.task))}) should return two lists "
+                                f"with a code for each token: sections, 0 to {len(SECTIONS) - 1}, "
+                                f"and kinds, 0 to {len(KINDS) - 1} (docs/your_own_task.md)")
         return labels

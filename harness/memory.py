@@ -11,7 +11,7 @@ import torch
 
 from qwen2_model import Qwen2
 
-BYTES_TO_KEEP = 40  # bytes a parameter that the machine needs, for freed memory to be kept
+BYTES_TO_KEEP = 40  # freed memory is kept if the machine has more bytes than this a parameter
 # parameters of mallopt, from glibc's <malloc.h>
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 

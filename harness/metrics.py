@@ -18,9 +18,9 @@ from engine.rollouts import Rollouts
 from harness.record import Json, column_of_part
 from harness.screen import show_status
 
-# Every line has all of these, null where one is undefined, as most of an update's are in a skipped
-# step. Further names are the parts of the reward (reward_format, ...) and what a weighting or an
-# advantage measures of itself.
+# Every line has all of these names. An undefined number is null: in a step without an update these
+# are most numbers of the update. Further names are the parts of the reward (reward_format, ...) and
+# what a weighting or an advantage measures of itself.
 METRICS = {
     "step": "number of the step, from 1",
     "reward": "mean reward of the answers",
@@ -60,11 +60,13 @@ METRICS = {
     "update_tokens_per_second": "trained tokens in a second of update_seconds",
     "peak_memory_bytes": "most memory so far, of the GPU or of the process; null on Windows",
 }
-SAMPLED = ("extra_tokens", "extra_answers")  # a weighting's and an advantage's are added up
+# if the weighting and the advantage both have one of these, the line has the sum
+SAMPLED = ("extra_tokens", "extra_answers")
 
 
 class Clock:
-    """`with clock("update"):` measures a stage and shows its name to people at a terminal."""
+    """The seconds of a step and of its stages. `with clock("update"):` measures a stage, and shows
+    its name at a terminal."""
 
     def __init__(self, step: int):
         self.step, self.begin = step, time.perf_counter()

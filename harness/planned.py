@@ -35,7 +35,7 @@ class PlannedRun:
     program: tuple[str, ...] = (str(PROJECT / "train.py"),)
     seconds: float = 0.0  # a forecast of what it will take; 0 if there is none
     threads: int = 1      # unless its flags say so
-    keeps_checkpoints: bool = True  # otherwise it leaves none when it is stopped, either
+    keeps_checkpoints: bool = True  # if not, it does not write one when it is stopped, either
 
     @property
     def name(self) -> str:
@@ -95,11 +95,11 @@ class Runs:
         return len(self.planned) - len(self.waiting) - len(self.running) - self.given_up
 
     def make(self) -> bool:
-        """Make them; returns False if somebody stopped it."""
+        """Make them. Returns False if it was stopped by Ctrl-C or SIGTERM."""
         keeps_steps = any(run.keeps_checkpoints for run in self.planned)
         with StopRequest(MESSAGE if keeps_steps else AT_ONCE) as stop:
             try:
-                while (self.waiting or self.running) and not stop.asked:
+                while (self.waiting or self.running) and not stop.requested:
                     self.start_some()
                     time.sleep(PAUSE)
                     self.collect()
@@ -110,7 +110,7 @@ class Runs:
                 for _, process in self.running:
                     process.wait()
                 show_status("")
-        return not stop.asked
+        return not stop.requested
 
     def start_some(self) -> None:
         while self.waiting and len(self.running) < self.processes:
@@ -168,7 +168,7 @@ class Runs:
         show_status(", ".join(parts))
 
     def time_left(self) -> str:
-        """The time until all are finished, as ", about 9 min left"; "" if nobody knows.
+        """The time until all are finished, as ", about 9 min left"; "" if it is not known.
 
         It is that of the busiest process, if each waiting run goes to the one that is free first.
         A step takes what it took in the runs that were finished here, their imports and

@@ -29,7 +29,7 @@ import torch
 
 from engine import processes
 from engine.errors import PROJECT, UserError, parse_object, read_json, read_text
-from engine.rollouts import NOTHING, Forward, Problem, Rollouts
+from engine.rollouts import UNSET, Forward, Problem, Rollouts
 from engine.tokens import token_bytes
 
 Json = dict[str, Any]  # an object in a JSON file
@@ -41,8 +41,8 @@ TYPES: dict[str, Any] = {  # of the columns that are not float32
     "section": np.uint8, "kind": np.uint8, "finished": np.bool_, "token_id": np.int32,
     "episode_start": np.int32, "group": np.int32, "prompt_ids": np.int32,
     "prompt_start": np.int32, "trainer_step": np.int32}
-# columns of indices, each into another column
-COUNTS = {"episode_start": "token_id", "prompt_start": "prompt_ids", "group": "prompt_start"}
+# columns of indices, and the column that each of them points into
+INDEX_INTO = {"episode_start": "token_id", "prompt_start": "prompt_ids", "group": "prompt_start"}
 
 
 def find_folder(name: str) -> Path:
@@ -115,7 +115,8 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Make a file or a folder whole or not at all: what `with` gives is written, then renamed."""
+    """Make a file or a folder whole or not at all. `with whole(path) as unfinished` gives another
+    path to write to, which is renamed at the end."""
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     if path.is_dir() and any(path.iterdir()):
         raise UserError(f"{path} exists already")
@@ -156,7 +157,8 @@ def locked(path: Path, alone: bool = True) -> Iterator[int]:
 
 def write_credit(path: Path, rollouts: Rollouts, weight: torch.Tensor,
                  of_file: Mapping[str, int] = {}, **more: torch.Tensor) -> None:
-    """Write a batch's record. `more` are further (B, T), `of_file` numbers of the whole file."""
+    """Write a batch's record. `more` are further columns, tensors (B, T). `of_file` has numbers of
+    the whole file."""
     frames = {"token_id": rollouts.ids, "log_prob": rollouts.log_prob, "entropy": rollouts.entropy,
               "collision": rollouts.collision, "weight": weight, "advantage": rollouts.advantage,
               **more, "section": rollouts.section, "kind": rollouts.kind}
@@ -193,7 +195,7 @@ def credit_path(run: Path, step: int, rank: int = 0) -> Path:
 
 
 def credit_files(run: Path) -> list[tuple[int, int]]:
-    """Step and rank of every credit file. Names that people gave, of a backup say, do not count."""
+    """Step and rank of every credit file. Files with other names, as a backup, are left out."""
     found = []
     for path in Path(run).glob("credit/*"):
         match = re.fullmatch("step_([0-9]+)(_rank([0-9]+))?[.]npz", path.name)
@@ -211,8 +213,8 @@ def read_columns(run: Path, step: int) -> Columns:
     """The columns of a step: those of one file, or of several processes as if they were one."""
     ranks = [rank for of_step, rank in credit_files(run) if of_step == step]
     parts = [read_file(credit_path(run, step, rank)) for rank in ranks or [0]]
-    for name, counted in COUNTS.items():  # each file counts from 0
-        offsets = starts([len(part[counted]) for part in parts])
+    for name, target in INDEX_INTO.items():  # in each file the indices begin at 0
+        offsets = starts([len(part[target]) for part in parts])
         for part, offset in zip(parts, offsets):
             part[name] = part[name] + offset.astype(part[name].dtype)
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -230,7 +232,7 @@ def read_file(path: Path) -> Columns:
 def read_credit(run: Path, step: int, tokenizer: tokenizers.Tokenizer,
                 problems: Sequence[Problem] = (), forward: Forward | None = None,
                 generator: torch.Generator | None = None) -> Rollouts:
-    """The batch of a step. A file has neither problems nor a model nor random numbers: whoever
+    """The batch of a step. A file has no problems, no model and no random numbers; a caller that
     needs them passes them."""
     columns = {name: torch.from_numpy(values) for name, values in read_columns(run, step).items()}
     tokens = columns["episode_start"].new_tensor([len(columns["token_id"])])
@@ -251,7 +253,7 @@ def read_credit(run: Path, step: int, tokenizer: tokenizers.Tokenizer,
               if name.startswith("reward")}
     names = ("log_prob", "entropy", "collision", "section", "kind", "advantage")
     frames = {name: frame(name) for name in names}
-    frames["true_credit"] = frame("true_credit") if "true_credit" in columns else NOTHING
+    frames["true_credit"] = frame("true_credit") if "true_credit" in columns else UNSET
     return Rollouts(
         problems=problems, prompt_ids=[prompt.tolist() for prompt in prompts],
         group=columns["group"].long(), ids=frame("token_id").long(), mask=mask,
@@ -261,7 +263,8 @@ def read_credit(run: Path, step: int, tokenizer: tokenizers.Tokenizer,
 
 
 def checkpoint_folders(run: Path) -> dict[int, Path]:
-    """The folders of a run's checkpoints by their step, oldest first; no backups of other names."""
+    """The folders of a run's checkpoints by their step, oldest first. Folders with other names, as
+    a backup, are left out."""
     found = {}
     for path in Path(run).glob("checkpoints/*"):
         match = re.fullmatch("step_([0-9]+)", path.name)
@@ -277,7 +280,7 @@ def make_run(path: Path, config: Json, tokenizer: Path) -> None:
         (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         shutil.copyfile(tokenizer, unfinished / "tokenizer.json")
         if config.get("checkpoint_every") or config.get("save_model"):
-            # so that it is known that somebody has removed it, if it is missing later
+            # made now, because harness/resume.py takes a missing one for one that a user removed
             (unfinished / "checkpoints").mkdir()
 
 

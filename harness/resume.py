@@ -1,5 +1,5 @@
-"""Resuming a run: whether it may be resumed, and what is read back, to the bit. It is imported when
-the folder of a run exists."""
+"""Resuming a run: it is checked whether it may be resumed, and its state is read back to the bit.
+This file is imported if the folder of a run exists."""
 import json
 import shlex
 from collections.abc import Mapping
@@ -66,8 +66,9 @@ def last_state(s: Settings, folder: RunFolder,
 def has_last_step(s: Settings, path: Path, metrics: list[Json], evaluations: list[Json]) -> bool:
     """Whether a run has all steps, and what is kept at its end.
 
-    A step's checkpoint is written after its record, so a complete record is not enough if models
-    are kept. But somebody may have removed those of a finished run, with their folder.
+    A step's checkpoint is written after its record, so if models are kept, a complete record is not
+    enough: the last model has to be there. But if the whole folder of checkpoints is missing, a
+    user has removed it from a finished run, and the record is enough.
     """
     if max(checkpoint_folders(path), default=-1) >= s.steps:
         return True

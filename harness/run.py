@@ -28,7 +28,7 @@ from engine.processes import refuse_undefined
 from engine.rollouts import Rollouts
 from harness.record import (Json, RunFolder, credit_path, make_run, provenance, read_lines, remove,
                             run_config, whole, write_credit)
-from harness.screen import StopRequest, print_step, python_command, say, tell_outcome
+from harness.screen import StopRequest, print_outcome, print_step, python_command, say
 from harness.settings import CHANGEABLE, Settings, is_large, make_settings, read_flags
 from qwen2_model import write_tensors
 
@@ -86,8 +86,8 @@ class Run:
         self.start, self.cleanup = time.monotonic(), ExitStack()
 
     def begin(self, policy: Policy, optimizer: AdamW, methods: Mapping[str, Method]) -> None:
-        """Make the folder, or read back the state of these three, which checkpoints keep. From now
-        on Ctrl-C waits for the end of a step."""
+        """Make the folder; or, if the run is resumed, read back the state of the optimizer and the
+        methods from its checkpoint. From now on Ctrl-C waits for the end of a step."""
         self.policy, self.optimizer, self.methods = policy, optimizer, methods
         if self.is_new:
             self.begin_folder()
@@ -148,8 +148,8 @@ class Run:
 
     def record(self, step: int, rollouts: Rollouts, weight: torch.Tensor,
                columns: dict[str, torch.Tensor]) -> None:
-        """Write the credit file, each process of its own problems, and some answers. Rank 0 writes
-        last: where its file is, all are."""
+        """Write the credit file, each process that of its own problems, and some answers. Rank 0
+        writes last, so if its file exists, those of all others do."""
         if self.folder.writes:
             processes.barrier()
         problems = processes.shard_of(len(rollouts.prompt_ids))
@@ -184,8 +184,9 @@ class Run:
             return_memory()
 
     def save_if_due(self, step: int) -> None:
-        """Write a checkpoint if it is due, or if somebody asked to stop: then the run ends here."""
-        stopped = processes.any_of(self.stop.asked)
+        """Write a checkpoint if it is due. After Ctrl-C or SIGTERM write one in any case, and end
+        the run here."""
+        stopped = processes.any_of(self.stop.requested)
         if stopped or self.is_due(self.settings.checkpoint_every, step):
             self.policy.refuse_broken_model()
             self.save_checkpoint(step)
@@ -231,11 +232,11 @@ class Run:
                 shutil.copyfile(source / name, folder / name)
 
     def save_model(self) -> None:
-        """Write the trained model alone, its matrices rounded to the type that products are made
-        in: apart from the embeddings as inputs, the run used no more digits of them.
+        """Write the trained model alone, with its matrices rounded to the type of the products. In
+        products the run has used no more digits of them; only as inputs the embeddings had more.
 
-        The trainer's state that a stopped run has kept is removed, because a later resume would go
-        back to it and train past this model.
+        If a stopped run has kept its trainer's state, this is removed, because a later resume would
+        go back to it and train past this model.
         """
         dtype = self.policy.model.compute_dtype
         rounded = {}
@@ -258,5 +259,5 @@ class Run:
             self.save_model()
         path = self.folder.path
         say(f"done. Everything is in {path}")
-        tell_outcome(path, read_lines(path / "evaluations.jsonl"), time.monotonic() - self.start,
-                     self.done)
+        print_outcome(path, read_lines(path / "evaluations.jsonl"), time.monotonic() - self.start,
+                      self.done)

@@ -64,16 +64,16 @@ def sentence_about(error: Exception) -> str:
 
 
 def is_taken_away(package: str) -> bool:
-    """Whether a package is one that all others work without, and it is not here. A folder without
-    code does not count."""
+    """Whether a package is missing that the rest of the project works without. A folder without
+    code counts as missing."""
     return (package in ("research", "bridges", "benchmarks")
             and not (PROJECT / package / "__init__.py").exists())
 
 
 class StopRequest:
-    """A request to stop: inside `with`, Ctrl-C and SIGTERM set `asked` instead of ending the
+    """A request to stop: inside `with`, Ctrl-C and SIGTERM set `requested` instead of ending the
     process."""
-    asked = False
+    requested = False
 
     def __init__(self, message: bytes = MESSAGE):
         self.message = message
@@ -88,11 +88,12 @@ class StopRequest:
             signal.signal(name, handler)
 
     def handle(self, *_: object) -> None:
-        if self.asked and processes.count() == 1:  # torchrun passes on what the terminal has sent
+        # torchrun passes on what the terminal has sent, so its processes get each signal twice
+        if self.requested and processes.count() == 1:
             raise KeyboardInterrupt
-        if not self.asked and processes.is_main_process():
+        if not self.requested and processes.is_main_process():
             os.write(sys.stdout.fileno(), self.message)  # print may be busy at this moment
-        self.asked = True
+        self.requested = True
 
 
 class Visible:
@@ -187,7 +188,8 @@ def print_evaluation(line: Json, seconds: float) -> None:
 
 
 def most_varied(shown: list[str]) -> list[int]:
-    """The first problems in which the fewest words repeat: 11 11 11 shows little."""
+    """The indices of a few problems to print: those in which the fewest words repeat, because a
+    problem such as 11 11 11 shows little. Of equally good ones the first are taken."""
     repeats = []
     for text in shown:
         words = text.split()
@@ -195,7 +197,7 @@ def most_varied(shown: list[str]) -> list[int]:
     return sorted(range(len(shown)), key=lambda number: repeats[number])[:EXAMPLES]
 
 
-def tell_outcome(path: Path, evaluations: Sequence[Json], duration: float, done: int) -> None:
+def print_outcome(path: Path, evaluations: Sequence[Json], duration: float, done: int) -> None:
     """Print how success has changed, how long that took (since step `done`, if the run was
     resumed), and what to look at next."""
     sampled = [line for line in evaluations if line["mode"] == "sampled"]

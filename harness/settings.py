@@ -1,8 +1,8 @@
 """Every setting of a run, and where its value comes from.
 
 Defaults < the model folder's recipe.json < --config < what was typed. The task, the weighting and
-the advantage bring flags of their own: `method_flags` holds their values. What a flag can say of
-itself is in harness/flags.py.
+the advantage bring flags of their own: `method_flags` holds their values. harness/flags.py lists
+what can be declared of a flag.
 """
 import argparse
 import dataclasses
@@ -16,7 +16,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
-from engine.errors import PROJECT, UserError, place_of, read_json
+from engine.errors import PROJECT, UserError, location_of, read_json
 from harness.flags import (MOST_THREADS, Flag, Requirement, Values, check_value, check_values,
                            flags_of, option, settled)
 from harness.parser import Parser, make_parser
@@ -266,7 +266,7 @@ def load_task(name: str) -> type:
         problems = [...]              prompts; or dicts with "prompt" and whatever the reward uses
         def reward(problem, text):    a number for an answer; 1 or more counts as success
 
-    A prompt is the whole text that ends where the answer begins. Of these two the rest follows
+    A prompt is the whole text that ends where the answer begins. All else follows from these two
     (harness/short_task.py).
     """
     path = PROJECT.joinpath(*name.split(".")).with_suffix(".py")
@@ -290,27 +290,28 @@ def make_settings(given: Json) -> Settings:
     typed = {name: value for name, value in given.items() if name != "config"}
     values = DEFAULTS | recipe | config | typed
     check_values(values, OPTIONS)
-    held = settled(values, OPTIONS)  # a method without effect is not the one that was named
-    refuse_without_effect(typed, held, OPTIONS)
-    flags = all_flags(held)
+    # the methods that the run will use: where --mitigation has no effect, for example, it is none
+    final = settled(values, OPTIONS)
+    refuse_without_effect(typed, final, OPTIONS)
+    flags = all_flags(final)  # with those of these methods
     for name in sorted(typed.keys() - flags.keys()):
-        raise UserError(about_unknown(name, held) or f"--{name} is no flag of {held['task']}")
+        raise UserError(about_unknown(name, final) or f"--{name} is no flag of {final['task']}")
     values = {name: values.get(name, flag.default) for name, flag in flags.items()}
     check_values(values, flags)
-    held = settled(values, flags)
-    refuse_without_effect(typed, held, flags)
+    final = settled(values, flags)
+    refuse_without_effect(typed, final, flags)
     for name, flag in flags.items():
-        if flag.type is float and type(held[name]) is int:
-            held[name] = float(held[name])
-    own = {name: held.pop(name) for name in flags if name not in OPTIONS}
-    return Settings(**held, method_flags=own, defaults=recipe)
+        if flag.type is float and type(final[name]) is int:
+            final[name] = float(final[name])
+    own = {name: final.pop(name) for name in flags if name not in OPTIONS}
+    return Settings(**final, method_flags=own, defaults=recipe)
 
 
-def refuse_without_effect(typed: Json, held: Json, flags: dict[str, Flag]) -> None:
-    """Refuse a flag that was typed and has no effect, unless it has the value that holds anyway."""
+def refuse_without_effect(typed: Json, final: Json, flags: dict[str, Flag]) -> None:
+    """Refuse a flag that was typed and has no effect, unless its value is the final one anyway."""
     for name, flag in flags.items():
-        value = typed.get(name, held[name])
-        if value != held[name] and flag.requires and not flag.has_effect({**held, name: value}):
+        value = typed.get(name, final[name])
+        if value != final[name] and flag.requires and not flag.has_effect({**final, name: value}):
             raise UserError(f"--{name} has no effect without {flag.requires[1]}")
 
 
@@ -337,23 +338,29 @@ def is_large(folder: Path) -> bool:
 
 def known_values(path: object, values: Json, chosen: Json) -> Json:
     """The values of a file that are settings of this run; an error if one is of no run at all."""
-    # a method of the file may be gone since, or another trainer's: then its flags are not known
-    gone = {axis for axis in METHODS if values.get(axis, chosen[axis]) not in METHODS[axis]}
-    theirs = owners(DEFAULTS | {name: values[name] for name in values.keys() - gone})
-    flags, mine = all_flags(chosen), owners(chosen)
-    others = {name for owner in theirs if owner not in mine for name in flags_of(owner)}
-    unknown = values.keys() - {*flags, *others, *NOT_SETTINGS}
-    if unknown and not gone:
+    # A method that the file names may not exist here: it was removed, or is another trainer's. Then
+    # it is not known which flags it had.
+    missing = {axis for axis in METHODS if values.get(axis, chosen[axis]) not in METHODS[axis]}
+    owners_in_file = owners(DEFAULTS | {name: values[name] for name in values.keys() - missing})
+    flags, owners_here = all_flags(chosen), owners(chosen)
+    flags_of_others: set[str] = set()  # of a task or method of the file that this run does not have
+    for owner in owners_in_file:
+        if owner not in owners_here:
+            flags_of_others |= flags_of(owner).keys()
+    unknown = values.keys() - {*flags, *flags_of_others, *NOT_SETTINGS}
+    if unknown and not missing:
         raise UserError(f"{path} has the unknown setting {min(unknown)}")
-    return {name: value for name, value in values.items() if name in flags.keys() - others}
+    kept = flags.keys() - flags_of_others
+    return {name: value for name, value in values.items() if name in kept}
 
 
 def owners(values: Values) -> list[typing.Any]:
     """The task, the weighting and the advantage, which bring flags of their own."""
     for choices in METHODS.values():
         for clash, *both in choices.clashes:
-            places = " and ".join(one if isinstance(one, str) else place_of(one) for one in both)
-            raise UserError(f"there are two {clash}, {places}: one needs another name")
+            locations = [one if isinstance(one, str) else location_of(one) for one in both]
+            raise UserError(f"there are two {clash}, {' and '.join(locations)}: one needs another "
+                            "name")
     for name in ("task", *METHODS):
         check_value(name, values[name], OPTIONS[name])
     return [load_task(values["task"]), *(METHODS[axis][values[axis]] for axis in METHODS)]
@@ -364,7 +371,7 @@ def all_flags(values: Values) -> dict[str, Flag]:
     flags = dict(OPTIONS)
     for owner in owners(values):
         for name in flags_of(owner).keys() & {*flags, *NOT_SETTINGS, *NOT_KEYWORDS}:
-            raise UserError(f"the keyword {name} of {owner.__name__} ({place_of(owner)}) means "
+            raise UserError(f"the keyword {name} of {owner.__name__} ({location_of(owner)}) means "
                             "something else to this program: give it another name, "
                             f"{owner.__name__}_{name} say")
         flags |= flags_of(owner)

@@ -13,7 +13,7 @@ from engine.tokens import END_OF_TURN
 
 METHODS = ("training_problems", "held_out_problems", "extreme_problems", "prompt_for", "show",
            "read", "score", "label", "right_steps")
-ASKED = re.compile(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", re.S)
+USER_TEXT = re.compile(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", re.S)
 
 
 def short_task(module: Any) -> type:
@@ -56,7 +56,7 @@ class ShortTask:
 
     def show(self, problem: Problem) -> str:
         prompt = self.prompt_for(problem)
-        return " ".join((ASKED.findall(prompt) or [prompt])[-1].split())
+        return " ".join((USER_TEXT.findall(prompt) or [prompt])[-1].split())
 
     def read(self, words: list[str]) -> Problem:
         for problem in self.to_test + self.to_train:

@@ -10,7 +10,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from countdown_task import (PROMPTS, Problem, Task, Wording, evaluates_to, held_out, joined,
+from countdown_task import (PROMPTS, Problem, Task, Wording, combined, evaluates_to, held_out,
                             read_expression)
 from engine.errors import UserError
 from engine.tokens import KINDS, SECTIONS, encode_prompt, load_tokenizer, token_bytes
@@ -242,7 +242,7 @@ def test_every_problem_has_a_solution_and_keeps_to_its_ranges(ranges):
     for problem in made.training_problems(0, 1, 12):
         assert len(problem.numbers) in made.counts and 1 <= problem.target <= made.max_target
         assert all(made.min_number <= n <= made.max_number for n in problem.numbers)
-        every = joined([(n, str(n)) for n in problem.numbers], (), made.max_result)
+        every = combined([(n, str(n)) for n in problem.numbers], (), made.max_result)
         found = next(one.expression for one in every if one.value == problem.target)
         assert made.score(problem, f"<answer>{found}</answer>")["answer"] == 1
 

@@ -22,7 +22,7 @@ from harness.parser import make_parser, with_defaults
 FLAGS = {"steps": Flag(None, "such as 1,100; by default the first and the last", kind=str),
          "model": Flag(None, "what the model is called there, by default as in the run", kind=str)}
 IDS = ("token_id", "prompt_ids")
-LEFT_OUT = ("run_id", "code", "made_of")  # of no use to who reads it
+LEFT_OUT = ("run_id", "code", "made_of")  # entries of config.json that no reader of it needs
 
 
 def main(argv: list[str]) -> None:

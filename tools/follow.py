@@ -7,9 +7,9 @@
 With --moved the change of the token's log-prob in the step is split into what each group of tokens
 contributed to it (tools/helpers/moved.py).
 
-The numbers are those of the credit file, and after each line stands the function that computes it.
+The numbers are those of the credit file, and each line ends with the function that computes it.
 Answers and tokens are counted from 0, as in the file and on the page of analyze.py. The other
-tokens that could have stood there come from the model that sampled the step, if that was kept.
+tokens that were likely at this position come from the model that sampled the step, if it was kept.
 Nothing is written.
 """
 if not __package__:
@@ -35,7 +35,7 @@ from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
 from qwen2_model import Qwen2
 from tools.helpers.moved import what_moved
-from tools.helpers.terminal import check_place, legend, one_line, shaded
+from tools.helpers.terminal import check_exists, legend, one_line, shaded
 from train import drop_unfinished
 
 FLAGS = {
@@ -49,7 +49,7 @@ SHADES = ((0.05, ""), (0.2, "48;5;195;38;5;0"), (0.4, "48;5;153;38;5;0"), (0.7, 
           (float("inf"), "48;5;26;38;5;231"))
 WIDTH = 70          # of a line of arithmetic
 MOST = 8            # tokens that get a line
-SAME_MODEL = 0.1    # log-probs that differ by more are not of one model
+SAME_MODEL = 0.1    # if the log-prob differs by more from the record, another model sampled it
 
 
 def main(argv: list[str]) -> None:
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> None:
     if not steps:
         raise UserError(f"{folder} has no credit files yet")
     step = steps[-1] if flags.step is None else flags.step
-    check_place("step", step, steps, folder)
+    check_exists("step", step, steps, folder)
     record, tokenizer = read_step(folder, step), load_tokenizer(folder)
     number = f"step {step}"
     if record.trainer_step != step:
@@ -76,11 +76,11 @@ def main(argv: list[str]) -> None:
             raise UserError(f"--token {flags.token} is of which answer? Say --answer, too")
         print(title)
         return show_problems(record, tokenizer, flags.show)
-    check_place("answer", flags.answer, range(answers), f"step {step}")
+    check_exists("answer", flags.answer, range(answers), f"step {step}")
     line = metrics_by_step(folder).get(step, {})
     answer = answer_of(record, tokenizer, run["config"], line, flags.answer)
     if flags.token is not None:
-        check_place("token", flags.token, range(len(answer["texts"])), f"answer {flags.answer}")
+        check_exists("token", flags.token, range(len(answer["texts"])), f"answer {flags.answer}")
     print(f"{title}\nanswer {flags.answer} to {one_line(answer['prompt'])}")
     if flags.token is None:
         return show_answer(answer)
@@ -100,7 +100,7 @@ def begin_and_end(texts: list[str]) -> str:
 
 
 def show_problems(record: StepRecord, tokenizer: Tokenizer, most: int) -> None:
-    """Print the answers to each problem, with what the comparison made of their rewards."""
+    """Print the answers to each problem, with their rewards and the advantages that follow."""
     groups = groups_in_order(record.answers["group"], record.answers["reward"])
     for members in groups[:most]:
         answers = [answer_of(record, tokenizer, {}, {}, b) for b in members.tolist()]
@@ -162,7 +162,7 @@ def sampled_by(run: Run, step: int) -> str | Path:
 @torch.no_grad()
 def likeliest(run: Run, record: StepRecord, tokenizer: Tokenizer, answer: ShownAnswer,
               t: int) -> str:
-    """The likeliest other tokens in the place of token t, by the model that sampled the step."""
+    """The likeliest other tokens at the position of token t, by the model that sampled the step."""
     try:
         name = sampled_by(run, record.step)
         folder = find_folder(str(name))

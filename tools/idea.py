@@ -67,7 +67,7 @@ USUAL = {"questions": 8, "answers": 8, "steps": 60, "threads": 1}
 NO_MODELS = {"checkpoint_every": 0, "save_model": False}  # of a large one each has gigabytes
 STEPS_OF_LARGE = 20  # on a CPU, where its recipe names none
 NOT_TAKEN = {name for name, flag in {**OPTIONS, **CONTINUE}.items() if not flag.idea_takes}
-NOT_OF_A_STEP = ("analysis", "harness", "research", "tools")  # packages
+NOT_OF_A_STEP = ("analysis", "harness", "research", "tools")  # packages that compute no step
 
 
 def main(argv: list[str]) -> None:
@@ -83,7 +83,7 @@ def main(argv: list[str]) -> None:
         say(f"{given.name} is better than plain GRPO on these seeds: it is trained again on "
             f"{own.seeds} new ones")
         verdict.looks.append(experiment.runs_of(range(own.seeds, 2 * own.seeds)))
-    verdict.tell()
+    verdict.print_findings()
     folders = experiment.folders
     say(f"\npicture: {verdict.draw(folders['idea'])}")
     runs = " ".join(f"{folder}/s*/" for folder in folders.values())
@@ -261,8 +261,9 @@ def digest(s: Settings) -> str:
     files = {PROJECT / name for name in ("train.py", "grpo.py", "qwen2_model.py")}
     files |= set((PROJECT / "engine").glob("*.py"))
     used = {getattr(one, "__module__", None) for one in vars(sys.modules[s.task]).values()}
-    files |= set(files_of({s.task, *used}))  # by the task, say for problems
-    files |= {path for value in values.values() if (path := Path(str(value))).is_file()}  # problems
+    files |= set(files_of({s.task, *used}))  # the task's file, and those that it imports from
+    named = [Path(str(value)) for value in values.values()]
+    files |= {path for path in named if path.is_file()}  # a file that a flag names, as --data
     files |= {path for path in find_folder(s.model).iterdir() if path.is_file()}
     functions = []
     if (s.mitigation, s.advantage) == PLAIN:
@@ -317,8 +318,8 @@ def imported_by(file: Path) -> set[Path]:
 
 
 def is_own(path: Path) -> bool:
-    """Whether a run may follow from this file: not if it is Python's or of an installed package, or
-    of a package that computes nothing of a step."""
+    """Whether the numbers of a run may depend on this file. They do not if it belongs to Python, to
+    an installed package, or to a package of this project that computes no step."""
     if {"site-packages", "dist-packages"} & set(path.parts):
         return False
     if PROJECT in path.parents:

@@ -33,7 +33,7 @@ from harness.parser import make_parser, with_defaults
 from harness.settings import OPTIONS, Settings, make_settings
 from mitigations import rescaled_weight
 from tools.helpers.look import about_gradient, differs_within
-from tools.helpers.terminal import check_place, legend, one_line, shaded
+from tools.helpers.terminal import check_exists, legend, one_line, shaded
 from train import drop_unfinished
 
 FLAGS = {
@@ -54,8 +54,9 @@ def main(argv: list[str]) -> None:
         raise UserError(f"{name} is an advantage, and this shows weightings: python -m tools.idea "
                         f"{name} looks at it")
     check_value("mitigation", name, OPTIONS["mitigation"])
-    own = {name: flag for weighting in (*MITIGATIONS.values(), MITIGATIONS[name])
-           for name, flag in flags_of(weighting).items()}  # of one name the chosen one's
+    own = {}
+    for weighting in (*MITIGATIONS.values(), MITIGATIONS[name]):
+        own |= flags_of(weighting)  # of flags with the same name, that of the chosen one is kept
     parser = make_parser("python -m tools.preview RUN --mitigation NAME [its flags]", __doc__,
                          own | FLAGS)
     parser.add_argument("RUN", nargs="?", default=None,
@@ -83,8 +84,8 @@ def about_weights(rollouts: Rollouts, weight: torch.Tensor) -> list[str]:
 
 
 def on_real_tokens(s: Settings) -> list[str]:
-    """Lines about a step of a real model that is recorded in the project; none for a weighting that
-    asks the model, which is not there."""
+    """Lines about a step of a real model that is recorded in the project. There are none for a
+    weighting that needs the model, because the project does not contain it."""
     weighting = {"mitigation": s.mitigation, **s.flags_for(MITIGATIONS[s.mitigation])}
     if not RECORDED.exists() or inspect.isclass(MITIGATIONS[s.mitigation]):
         return []
@@ -116,12 +117,12 @@ def step_of_run(folder: Path, settings: Settings, step: int | None) -> int:
         raise UserError(f"{folder} has no credit files yet")
     if step is None:
         return max((known for known in steps if known - 1 in models), default=steps[-1])
-    check_place("step", step, steps, folder)
+    check_exists("step", step, steps, folder)
     return step
 
 
 class ModelOfStep:
-    """The model that sampled a step, for `Rollouts.forward`. It is loaded when it is asked for."""
+    """The model that sampled a step, for `Rollouts.forward`. It is loaded when it is first used."""
 
     def __init__(self, folder: Path, step: int, settings: Settings):
         self.folder, self.step, self.settings = folder, step, settings

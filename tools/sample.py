@@ -28,7 +28,7 @@ from tools.helpers.terminal import legend, shaded
 SHADES = ((0.1, "48;5;26;38;5;231"), (0.5, "48;5;75;38;5;16"), (0.9, "48;5;153;38;5;16"),
           (float("inf"), ""))
 MARKED_BELOW = 0.5  # without colour, the probability of a token is printed if it is below this
-OF_A_MESSAGE = 128  # an answer to a message may have at least so many tokens
+OF_A_MESSAGE = 128  # the limit of an answer to a message is at least so many tokens
 FLAGS = {
     "answers": Flag(1, "answers of each model", least=1, most=1000),
     "seed": Flag(0, "seed of the sampling", least=0),
@@ -72,7 +72,7 @@ def settings_of(folder: Path, task: str | None, device: str) -> Settings:
 
 
 def policies_of(folder: Path, settings: Settings) -> dict[str, Policy]:
-    """The model, or that of a run before training and after it, by what it is called."""
+    """The model of a folder, or those of a run before training and after it, by their titles."""
     policies = {"before training" if is_run(folder) else str(folder): load_policy(settings)}
     checkpoints = checkpoint_folders(folder)
     if checkpoints:

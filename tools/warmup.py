@@ -73,7 +73,7 @@ RECIPE: dict = {  # the settings of a run that suit this model; flags override t
 TOKENIZER_CONFIG = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>",
                     "pad_token": "<|endoftext|>"}
 
-# of a real model, which takes a thousand times the operations
+# for a real model, which takes a thousand times the operations of a tiny one
 REAL_FLAGS = {"steps": 120, "batch": 8}
 REAL_RECIPE = {"learning_rate": 5e-6, "questions": 4, "answers": 8, "max_new_tokens": 96,
                "micro_batch": 4, "threads": 0, "eval_tasks": 64, "eval_modes": "sampled"}

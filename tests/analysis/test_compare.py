@@ -12,7 +12,7 @@ from analysis.arms import finished
 from analysis.page import anchor
 from analysis.compare import primary_metric
 from analysis.gains import AT_THE_END, IN_TRAINING, MEASURES, gain_over, room_left
-from analysis.runs import read_run, share_asked_before
+from analysis.runs import read_run, share_seen_before
 from analysis.statistics import Estimate, paired_difference
 
 
@@ -170,7 +170,7 @@ def test_problems_that_are_asked_again_are_counted(tmp_path):
     steps = {step: credit_columns([2, 2], [0, 1], prompt_ids=[first, 9, second, 9])
              for step, (first, second) in enumerate([(5, 6), (6, 7), (5, 5)], 1)}
     run = read_run(write_log(tmp_path / "run", steps))
-    assert share_asked_before(run) == pytest.approx(3 / 6)
+    assert share_seen_before(run) == pytest.approx(3 / 6)
     primary, doubt = primary_metric(comparison_of([tmp_path / "run"]))
     assert primary == AT_THE_END and doubt.startswith("50% of the problems")
 

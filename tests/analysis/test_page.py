@@ -11,7 +11,7 @@ from conftest import credit_columns, evaluation, write_log
 import analyze
 from analysis import page as page_file
 from analysis.answers import answers_of
-from analysis.tables import NOTHING, Table, by_row
+from analysis.tables import TOO_FEW_GROUPS, Table, by_row
 from engine.tokens import load_tokenizer
 
 
@@ -82,5 +82,5 @@ def test_neither_cell_nor_finding_shows_an_undefined_number():
     nan, inf = float("nan"), float("inf")
     columns = {"x": (".1f", [nan, -inf]), "95%": (".1f", [(0.1, inf), (nan, 0.2)])}
     table = Table("t", "T", columns, f"It went from 0.5 to {nan:.2f}.")
-    assert table.cells() == [["-", "-"], ["-", "-"]] and table.finding == NOTHING
-    assert Table("t", "T", {}, "after 'nan' and information").finding != NOTHING
+    assert table.cells() == [["-", "-"], ["-", "-"]] and table.finding == TOO_FEW_GROUPS
+    assert Table("t", "T", {}, "after 'nan' and information").finding != TOO_FEW_GROUPS

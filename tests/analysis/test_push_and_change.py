@@ -5,7 +5,7 @@ from conftest import credit_columns, write_log
 
 import analyze
 from analysis.change import ABOUT_CREDIT, change_table
-from analysis.tables import NOTHING
+from analysis.tables import TOO_FEW_GROUPS
 from analysis.tally import Tally
 from engine.tokens import NUMBER, WORD
 
@@ -36,7 +36,7 @@ def test_push_change_and_credit(log, monkeypatch):
     expected = {"push": 0.5, "change": 0.6, "decides": 0.25, "net push": -0.5, "net change": 0.2,
                 "net decides": -0.5, "fell": None, "rose": 1.0}
     assert {name: number[name] for name in expected} == pytest.approx(expected)
-    assert change_table(tally, "kind").finding == NOTHING  # of one group
+    assert change_table(tally, "kind").finding == TOO_FEW_GROUPS  # of one group
     monkeypatch.setattr("analysis.change.FEWEST", 1)
     assert change_table(tally, "kind").finding == (
         "50% of the upward push went to tokens whose log-prob fell, and 100% of the downward push "

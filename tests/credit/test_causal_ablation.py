@@ -4,7 +4,7 @@ import torch
 
 from conftest import ASKED, hand_made, make_weighting, spoken
 from engine.tokens import ANSWER
-from credit.causal_ablation import after_deletion, deletion, without
+from credit.causal_ablation import after_deletion, deletion, with_deletions
 
 
 MASK = torch.tensor([[True] * 5, [True] + [False] * 4])
@@ -33,7 +33,7 @@ def test_an_answer_without_a_token_by_hand():
     only the 7, without the 7 none."""
     answer = torch.tensor([[0, 0, ANSWER, ANSWER, 0], [0] * 5])
     rollouts = hand_made(MASK, ids=IDS, log_prob=-IDS.float(), section=answer, group=GROUP)
-    shorter, later = without(rollouts, [(0, 1), (0, 2), (0, 3), (1, 0)])
+    shorter, later = with_deletions(rollouts, [(0, 1), (0, 2), (0, 3), (1, 0)])
     assert shorter.ids.tolist() == [[4, 6, 7, 8, 0], [4, 5, 7, 8, 0], [4, 5, 6, 8, 0], [0] * 5]
     assert torch.equal(shorter.log_prob, -shorter.ids.float())
     assert shorter.length.tolist() == [4, 4, 4, 0] and shorter.group.tolist() == [0, 0, 0, 1]

@@ -80,7 +80,7 @@ def test_ctrl_c_asks_once_and_ends_twice(capfd):
     before = signal.getsignal(signal.SIGINT)
     with StopRequest() as stop:
         os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.asked and "stopping after this step" in capfd.readouterr().out
+        assert stop.requested and "stopping after this step" in capfd.readouterr().out
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(1)
@@ -158,7 +158,7 @@ AFTER = [evaluation("sampled", 0.5, [0, 1, 0]), evaluation("greedy", 0.6, [0, 1,
     (BEFORE + AFTER, "20.0% (95% interval 10.0% to 30.0%) -> 50.0% (40.0% to 60.0%) of 3 held-out "
      "problems, 3 min 52 s")])
 def test_the_end_says_what_changed(capsys, evaluations, said):
-    screen.tell_outcome(Path("runs/x"), evaluations, 232.0, 0)
+    screen.print_outcome(Path("runs/x"), evaluations, 232.0, 0)
     printed = capsys.readouterr().out
     assert printed.startswith(f"  {said}\n")
     assert "\n  python analyze.py runs/x\n  python -m tools.follow runs/x\n" in printed

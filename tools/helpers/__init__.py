@@ -1,1 +1,1 @@
-"""What several tools share, or a long one needs: nothing here is started from a terminal."""
+"""Helpers of the tools; nothing here is started from a terminal."""

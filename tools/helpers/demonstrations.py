@@ -12,7 +12,7 @@ training can find the better one. Its arithmetic is always right; this is not al
     aim        four tries in ten are drawn near the target, the others anywhere, mostly sums
     verdict    one in seven says the opposite of what is true; after "yes" no other try follows
     answer     one in three is another expression than the one tried last
-    form       one in twelve lacks a part
+    format     one in twelve lacks a part
 
 There are at most two tries, so reinforcement learning gains little by trying longer: it has to
 choose. The teacher never looks at a solution; it draws legal expressions and finds out by

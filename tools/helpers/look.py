@@ -3,8 +3,8 @@ to the gradient of a few batches.
 
 The gradient's size at the logits is abs(A) w s for each token (grpo.gradient_size), and the
 variance of a batch's gradient comes from the sum of the squares. A weighting that takes gradient
-away from tokens that decide nothing is as good as a larger batch of plain GRPO; how large at most
-is known before any training.
+away from tokens that decide nothing is worth as much as a larger batch of plain GRPO. An upper
+bound of this batch's size can be computed before any training.
 """
 import textwrap
 import time
@@ -190,8 +190,8 @@ def about_gradient(is_weighting: bool, kind: np.ndarray, s: np.ndarray, usual: n
 
 
 def as_a_batch(weight: np.ndarray, size: np.ndarray, level: float) -> float:
-    """The batch of plain GRPO that has the same noise-to-signal ratio, over the batch as it is. The
-    noise at the logits is the sum of squared sizes; the signal of the tokens that decide is
-    multiplied by their weight, `level`."""
-    noise = (weight ** 2 * size ** 2).sum()
-    return float(level ** 2 * (size ** 2).sum() / noise) if noise > 0 else float("nan")
+    """The size of the batch of plain GRPO that has the same noise-to-signal ratio, divided by the
+    size of this batch. The variance at the logits is the sum of squared sizes. The signal of the
+    tokens that decide is multiplied by their weight, `level`."""
+    variance = (weight ** 2 * size ** 2).sum()
+    return float(level ** 2 * (size ** 2).sum() / variance) if variance > 0 else float("nan")

@@ -30,7 +30,7 @@ NOTE = "the plain step is as long as one that moves every parameter by the learn
 
 def movers(rollouts: Rollouts, b: int, t: int) -> dict[str, Tensor]:
     """Masks (B, T) of the groups of tokens that may move token t of answer b. Every token of the
-    batch stands in one of them."""
+    batch is in exactly one of them."""
     row, itself = torch.zeros(2, *rollouts.mask.shape, dtype=torch.bool)
     row[b] = True
     itself[b, t] = True

@@ -39,7 +39,7 @@ def one_line(text: str) -> str:
     return textwrap.shorten(text, 400, placeholder=" ...")
 
 
-def check_place(name: str, value: int, known, whose) -> None:
+def check_exists(name: str, value: int, known, whose) -> None:
     """Refuse a step, an answer or a token that does not exist."""
     if value not in known:
         raise UserError(f"--{name} {value}: {whose} has {name}s {known[0]} to {known[-1]}")

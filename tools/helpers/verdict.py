@@ -1,9 +1,9 @@
-"""What paired runs say of an idea: a table, sentences, a picture.
+"""The verdict on an idea, from paired runs: a table, sentences, a picture.
 
 Runs are given as look[arm][seed], with the arms plain, idea and placebo. There may be a second
-look: an idea that is better on some seeds is tested again on new ones, and is called ahead by these
-alone. So of 100 ideas that change nothing none is called ahead, but two or three are better on the
-first seeds.
+look. An idea that is better on the first seeds is tested again on new ones, and only the new ones
+decide whether it is called ahead. The reason: of 100 ideas that change nothing, two or three are
+better on the first seeds by luck, and none of these is better again on the new ones.
 """
 import textwrap
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from engine.choices import WHOLE_ANSWERS
 from harness.screen import say
 
 OTHERS = {"plain": "plain GRPO", "placebo": "its placebo"}
-FEW = 8  # pairs; with fewer it is said what they can see
+FEW = 8  # with fewer pairs than these, a sentence says how large a difference they can see
 COLOURS = {"plain": GREY, "placebo": ORANGE, "idea": BLUE}
 Look = dict[str, dict[int, dict]]  # runs by arm and seed
 
@@ -37,10 +37,10 @@ class Verdict:
         return gain_over(look["idea"], look[other], measure or self.measure)
 
     def is_ahead(self) -> bool:
-        """Whether the interval of the last look lies above 0."""
+        """Whether the interval of the last look is above 0."""
         return self.gain(self.looks[-1]).estimate.low > 0
 
-    def tell(self) -> None:
+    def print_findings(self) -> None:
         say("\n" + self.table().to_text() + "\n")
         if self.doubt:
             metric = f"The primary metric is the held-out success at the end: {self.doubt}."
@@ -49,7 +49,7 @@ class Verdict:
             say(textwrap.fill(sentence, 100))
 
     def comparisons(self) -> Iterator[tuple[str, Look, str]]:
-        """What the idea is compared with: a label, the look and the other arm."""
+        """The comparisons of the idea: for each a label, the look and the other arm."""
         for number, look in enumerate(self.looks):
             for other, label in OTHERS.items():
                 yield (f"{label}, new seeds" if number else label), look, other
@@ -90,7 +90,8 @@ class Verdict:
                 f"setting {room_left(estimate)}.")
 
     def held_out(self) -> list[str]:
-        """What the evaluation at the end says where success in training is the primary metric."""
+        """A sentence about the evaluation at the end, if it sees a difference and is not the
+        primary metric."""
         end = self.gain(self.looks[-1], measure=AT_THE_END).estimate
         is_seen = end.low > 0 or end.high < 0
         if self.doubt or not is_seen:
@@ -141,7 +142,8 @@ class Verdict:
 
 
 def about_few(gain: Gain) -> list[str]:
-    """What so few pairs can see, where their spread is known."""
+    """A sentence about the difference that so few pairs can see; none if there are enough pairs, or
+    if their spread is not known."""
     visible = gain.estimate.visible
     if gain.pairs >= FEW or not visible > 0:
         return []
