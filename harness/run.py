@@ -26,9 +26,11 @@ from engine.optimizer import AdamW, optimizer_tensors, parameters_by_name
 from engine.policy import Policy
 from engine.processes import refuse_undefined
 from engine.rollouts import Rollouts
+from harness.metrics import Watch
 from harness.record import (Json, RunFolder, credit_path, make_run, provenance, read_lines, remove,
                             run_config, whole, write_credit)
-from harness.screen import StopRequest, print_step, python_command, say, tell_outcome
+from harness.screen import (StopRequest, print_evaluation, print_step, python_command, say,
+                            tell_outcome)
 from harness.settings import CHANGEABLE, Settings, is_large, make_settings, read_flags
 from qwen2_model import write_tensors
 
@@ -83,6 +85,7 @@ class Run:
         self.step = self.done = 0
         self.is_finished, self.is_new = False, True
         self.seconds: deque[float] = deque(maxlen=20)  # of the last steps
+        self.watch = Watch()
         self.start, self.cleanup = time.monotonic(), ExitStack()
 
     def begin(self, policy: Policy, optimizer: AdamW, methods: Mapping[str, Method]) -> None:
@@ -96,6 +99,8 @@ class Run:
             if self.checkpoint:
                 load_state(self.checkpoint, optimizer, self.parameters, methods)
             take_over(self.settings, self.folder, self.done)
+            for line in read_lines(self.folder.path / "metrics.jsonl"):
+                self.watch.advice(line)  # it was told when the step was made
         if policy.model.is_large:
             from harness.memory import keep_memory, should_keep_memory
             if should_keep_memory(policy.model):
@@ -179,9 +184,16 @@ class Run:
         self.seconds.append(line["seconds"])
         print_step(line, steps, mean(self.seconds) * (steps - step),
                    with_header=step % 20 == 1 or step == self.done + 1)
+        if advice := self.watch.advice(line):
+            say(f"          {advice}")
         if self.policy.model.is_large:
             from harness.memory import return_memory
             return_memory()
+
+    def log_evaluation(self, line: Json, seconds: float) -> None:
+        """Write a line of evaluations.jsonl, and print one."""
+        self.folder.append("evaluations.jsonl", line)
+        print_evaluation(line, seconds)
 
     def save_if_due(self, step: int) -> None:
         """Write a checkpoint if it is due, or if somebody asked to stop: then the run ends here."""
@@ -258,5 +270,9 @@ class Run:
             self.save_model()
         path = self.folder.path
         say(f"done. Everything is in {path}")
-        tell_outcome(path, read_lines(path / "evaluations.jsonl"), time.monotonic() - self.start,
-                     self.done)
+        evaluations = read_lines(path / "evaluations.jsonl")
+        sampled = [line for line in evaluations if line["mode"] == "sampled"]
+        advice = ""
+        if len(sampled) > 1:
+            advice = self.watch.advice_at_end(sampled[0]["success"], sampled[-1]["success"])
+        tell_outcome(path, sampled, time.monotonic() - self.start, self.done, advice)

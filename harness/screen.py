@@ -195,10 +195,11 @@ def most_varied(shown: list[str]) -> list[int]:
     return sorted(range(len(shown)), key=lambda number: repeats[number])[:EXAMPLES]
 
 
-def tell_outcome(path: Path, evaluations: Sequence[Json], duration: float, done: int) -> None:
-    """Print how success has changed, how long that took (since step `done`, if the run was
-    resumed), and what to look at next."""
-    sampled = [line for line in evaluations if line["mode"] == "sampled"]
+def tell_outcome(path: Path, sampled: Sequence[Json], duration: float, done: int,
+                 advice: str) -> None:
+    """Print how success has changed in the evaluations of sampled answers, how long that took
+    (since step `done`, if the run was resumed), advice if nothing was learned, and what to look at
+    next."""
     minutes, seconds = divmod(round(duration), 60)
     took = f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"
     if done:
@@ -206,6 +207,8 @@ def tell_outcome(path: Path, evaluations: Sequence[Json], duration: float, done:
     if len(sampled) > 1:
         took = f"{change(sampled[0], sampled[-1])}, {took}"
     say(f"  {took}")
+    if advice:
+        say(f"  {advice}")
     say("Tables of all tokens, and one token followed through a step:")
     say(f"  {python_command('analyze.py', path)}")
     say(f"  {python_command('-m', 'tools.follow', path)}")

@@ -149,16 +149,18 @@ def test_success_is_known_where_answers_are_right_or_wrong(answers, success):
     assert known["success"] == pytest.approx(success, nan_ok=True)
 
 
-BEFORE = [evaluation("sampled", 0.2, [0, 0, 0]), evaluation("greedy", 0.3, [1, 0, 0])]
-AFTER = [evaluation("sampled", 0.5, [0, 1, 0]), evaluation("greedy", 0.6, [0, 1, 1])]
+BEFORE = [evaluation("sampled", 0.2, [0, 0, 0])]
+AFTER = [evaluation("sampled", 0.5, [0, 1, 0])]
+CHANGED = ("20.0% (95% interval 10.0% to 30.0%) -> 50.0% (40.0% to 60.0%) of 3 held-out problems, "
+           "3 min 52 s")
 
 
-@pytest.mark.parametrize("evaluations, said", [
-    (BEFORE, "3 min 52 s"),  # without two evaluations, the time alone
-    (BEFORE + AFTER, "20.0% (95% interval 10.0% to 30.0%) -> 50.0% (40.0% to 60.0%) of 3 held-out "
-     "problems, 3 min 52 s")])
-def test_the_end_says_what_changed(capsys, evaluations, said):
-    screen.tell_outcome(Path("runs/x"), evaluations, 232.0, 0)
+@pytest.mark.parametrize("sampled, advice, said", [
+    (BEFORE, "", "3 min 52 s\nTables"),  # without two evaluations, the time alone
+    (BEFORE + AFTER, "", f"{CHANGED}\nTables"),
+    (BEFORE + AFTER, "try this", f"{CHANGED}\n  try this\nTables")])
+def test_the_end_says_what_changed(capsys, sampled, advice, said):
+    screen.tell_outcome(Path("runs/x"), sampled, 232.0, 0, advice)
     printed = capsys.readouterr().out
-    assert printed.startswith(f"  {said}\n")
+    assert printed.startswith(f"  {said}")
     assert "\n  python analyze.py runs/x\n  python -m tools.follow runs/x\n" in printed
