@@ -55,7 +55,7 @@ def train(run: Run) -> None:
     if run.done == 0 and s.eval_every:
         evaluate(policy, run, 0)
     for step in run.steps():
-        clock = Clock(step)
+        clock = Clock(step, run.took)
         with clock("rollout"):
             problems = policy.task.training_problems(s.seed, step, s.questions)
             rollouts = source.sample(problems, s.answers, derived_seed("train", s.seed, step))

@@ -7,7 +7,7 @@ grpo.py), and add its row to docs/what_a_run_leaves.md.
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from statistics import mean
 
@@ -17,7 +17,7 @@ from engine.choices import Method, metrics_of
 from engine.errors import UserError
 from engine.rollouts import Rollouts
 from harness.record import Json, column_of_part
-from harness.screen import show_status
+from harness.screen import ticking_status
 
 # Every line has all of these, null where one is undefined, as most of an update's are in a skipped
 # step. Further names are the parts of the reward (reward_format, ...) and what a weighting or an
@@ -61,6 +61,7 @@ METRICS = {
     "update_tokens_per_second": "trained tokens in a second of update_seconds",
     "peak_memory_bytes": "most memory so far, of the GPU or of the process; null on Windows",
 }
+STAGES = ("rollout", "credit", "update", "record")  # of a step
 SAMPLED = ("extra_tokens", "extra_answers")  # a weighting's and an advantage's are added up
 
 # What is told about a run that does not learn, and after how many such steps in a row.
@@ -85,18 +86,19 @@ ADVICE = {
 
 
 class Clock:
-    """`with clock("update"):` measures a stage and shows its name to people at a terminal."""
+    """`with clock("update"):` measures a stage. At a terminal it shows the stage's name, and how
+    long it takes beside its time in the step before, which is in `usual`."""
 
-    def __init__(self, step: int):
-        self.step, self.begin = step, time.perf_counter()
+    def __init__(self, step: int, usual: Mapping[str, float]):
+        self.step, self.usual, self.begin = step, usual, time.perf_counter()
         self.processor_begin = time.process_time()
         self.seconds: dict[str, float] = {}  # of each stage
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
-        show_status(f"step {self.step}: {stage}")
         begin = time.perf_counter()
-        yield
+        with ticking_status(f"step {self.step}: {stage}", self.usual.get(stage)):
+            yield
         self.seconds[stage] = time.perf_counter() - begin
 
 

@@ -26,7 +26,7 @@ from engine.optimizer import AdamW, optimizer_tensors, parameters_by_name
 from engine.policy import Policy
 from engine.processes import refuse_undefined
 from engine.rollouts import Rollouts
-from harness.metrics import Watch
+from harness.metrics import STAGES, Watch
 from harness.record import (Json, RunFolder, credit_path, make_run, provenance, read_lines, remove,
                             run_config, whole, write_credit)
 from harness.screen import (StopRequest, print_evaluation, print_step, python_command, say,
@@ -85,7 +85,7 @@ class Run:
         self.step = self.done = 0
         self.is_finished, self.is_new = False, True
         self.seconds: deque[float] = deque(maxlen=20)  # of the last steps
-        self.took: dict[str, float] = {}  # seconds of the last evaluation of a mode, and "save"
+        self.took: dict[str, float] = {}  # seconds of the last "update", "sampled", "save", ...
         self.watch = Watch()
         self.start, self.cleanup = time.monotonic(), ExitStack()
 
@@ -183,6 +183,8 @@ class Run:
         steps, step = self.settings.steps, self.step
         self.folder.append("metrics.jsonl", line)
         self.seconds.append(line["seconds"])
+        for stage in STAGES:
+            self.took[stage] = line[f"{stage}_seconds"]
         print_step(line, steps, self.seconds_left(line),
                    with_header=step % 20 == 1 or step == self.done + 1)
         if advice := self.watch.advice(line):

@@ -10,8 +10,10 @@ import signal
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any, TextIO
 
 import torch
@@ -21,6 +23,7 @@ from engine.errors import PROJECT, UserError
 from harness.record import Json
 
 EXAMPLES, MOST_OF_ANSWER = 3, 300  # answers shown at an evaluation, and characters of each
+TICK = 1.0  # seconds between two looks at a clock
 BOLD, GREEN, RED = "1", "1;32", "1;31"
 MESSAGE = b"\nstopping after this step (Ctrl-C again stops at once, at the last checkpoint)\n"
 # The loss is not among these: its value says nothing about progress (docs/reading_a_run.md).
@@ -139,6 +142,29 @@ def show_status(text: str) -> None:
     if sys.stderr.isatty() and processes.is_main_process():
         clear = "\r\033[K"
         put(f"{clear}  {text[:90]}\r" if text else clear, sys.stderr, end="")
+
+
+@contextmanager
+def ticking_status(text: str, usual: float | None) -> Iterator[None]:
+    """Show a status, and every second how long it has taken; `usual` is what it took before."""
+    show_status(text)
+    if not sys.stderr.isatty():
+        yield
+        return
+    begin, ended = time.monotonic(), Event()
+    of_usual = f" of about {usual:.0f}" if usual else ""
+
+    def tick() -> None:
+        while not ended.wait(TICK):
+            show_status(f"{text}, {time.monotonic() - begin:.0f}{of_usual} s")
+
+    thread = Thread(target=tick, name="status", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()  # so that nothing is printed between its lines
 
 
 def has_colour() -> bool:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -164,3 +165,34 @@ def test_the_end_says_what_changed(capsys, sampled, advice, said):
     printed = capsys.readouterr().out
     assert printed.startswith(f"  {said}")
     assert "\n  python analyze.py runs/x\n  python -m tools.follow runs/x\n" in printed
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("usual, said", [(14.2, "step 3: update, 0 of about 14 s"),
+                                         (None, "step 3: update, 0 s")])
+def test_a_terminal_shows_how_long_a_stage_takes(monkeypatch, usual, said):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(screen, "TICK", 0.01)
+    with pytest.raises(ValueError), screen.ticking_status("step 3: update", usual):
+        begin = time.monotonic()
+        while said not in terminal.getvalue() and time.monotonic() < begin + 30:
+            time.sleep(0.01)
+        raise ValueError  # a mistake in a step ends the clock, too
+    assert f"  {said}\r" in terminal.getvalue()
+    assert not is_ticking()
+
+
+def test_without_a_terminal_no_thread_is_begun(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with screen.ticking_status("step 3: update", 14.0):
+        assert not is_ticking()
+    assert not sys.stderr.getvalue()
+
+
+def is_ticking():
+    return "status" in [thread.name for thread in threading.enumerate()]
