@@ -235,7 +235,8 @@ def tell_outcome(path: Path, sampled: Sequence[Json], duration: float, done: int
     say(f"  {took}")
     if advice:
         say(f"  {advice}")
-    say("Tables of all tokens, and one token followed through a step:")
+    page = path / "analysis" / "report.html"
+    say(f"Tables, pictures and the page {page}; one token followed through a step:")
     say(f"  {python_command('analyze.py', path)}")
     say(f"  {python_command('-m', 'tools.follow', path)}")
 

@@ -164,6 +164,7 @@ def test_the_end_says_what_changed(capsys, sampled, advice, said):
     screen.tell_outcome(Path("runs/x"), sampled, 232.0, 0, advice)
     printed = capsys.readouterr().out
     assert printed.startswith(f"  {said}")
+    assert "the page runs/x/analysis/report.html; one token followed" in printed
     assert "\n  python analyze.py runs/x\n  python -m tools.follow runs/x\n" in printed
 
 
