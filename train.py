@@ -37,7 +37,7 @@ from harness.load import (answers_from, initial_model, load_optimizer, load_poli
 from harness.metrics import Clock, step_metrics, wilson_interval
 from harness.record import Json
 from harness.run import Run, open_run
-from harness.screen import most_varied, print_evaluation, run_as_program, show_status
+from harness.screen import most_varied, run_as_program, show_status
 from harness.settings import MODES, Settings
 from mitigations import rescaled_weight, shuffled
 
@@ -55,7 +55,7 @@ def train(run: Run) -> None:
     if run.done == 0 and s.eval_every:
         evaluate(policy, run, 0)
     for step in run.steps():
-        clock = Clock(step)
+        clock = Clock(step, run.took)
         with clock("rollout"):
             problems = policy.task.training_problems(s.seed, step, s.questions)
             rollouts = source.sample(problems, s.answers, derived_seed("train", s.seed, step))
@@ -111,8 +111,7 @@ def evaluate(policy: Policy, run: Run, step: int) -> None:
     for mode in MODES[run.settings.eval_modes]:
         start = time.perf_counter()
         line = answer_held_out(policy, run.settings, step, mode)
-        run.folder.append("evaluations.jsonl", line)
-        print_evaluation(line, time.perf_counter() - start)
+        run.log_evaluation(line, time.perf_counter() - start)
 
 
 def answer_held_out(policy: Policy, s: Settings, step: int, mode: str) -> Json:

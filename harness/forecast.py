@@ -1,9 +1,10 @@
 """A forecast for a large model on a CPU, made before it trains: how long a step and an evaluation
-will take, how much memory and disk the run needs, and which type is faster.
+take at most, how much memory and disk the run needs, and which type is faster.
 
 The model is not run. One matrix product is timed, and the time is computed from it: a forward pass
 is 2 operations a parameter and token, an update 6 (forward, and twice as much backward). Every
-answer is counted with its largest length, so a run whose answers are shorter takes less.
+answer is counted with its largest length, so a run whose answers are shorter takes less. From the
+first step on, the column `left` is about what was measured (Run.seconds_left).
 """
 import os
 import re
@@ -23,6 +24,7 @@ from harness.settings import MODES, Settings
 from qwen2_model import Qwen2, linear, product_type
 
 REACHED = 0.7  # a whole step reaches this share of the speed of one product
+WRITTEN = 1e8  # bytes that a slow disk takes in a second, where none was timed yet
 # bytes a parameter
 TRAINING = 24  # 16 for weights, gradient and two moments, 8 for tensors that come and go
 KEPT = 8       # in addition, if freed memory is kept
@@ -38,10 +40,12 @@ def forecast(s: Settings, policy: Policy) -> list[str]:
     step, evaluation = seconds_of_step(s, policy, size), seconds_of_evaluation(s, policy, size)
     evaluations = 1 + -(-s.steps // s.eval_every) if s.eval_every else 0
     of_evaluation = f"{in_words(evaluation)} an evaluation, " if evaluations else ""
-    in_all = in_words(s.steps * step + evaluations * evaluation)
+    saves = -(-s.steps // s.checkpoint_every) if s.checkpoint_every else int(s.save_model)
+    in_all = s.steps * step + evaluations * evaluation + saves * seconds_of_saving(s, size)
     gigabytes = memory_of(s, policy.model) / 1e9
-    return [f"forecast for this CPU: about {in_words(step)} a step, {of_evaluation}{in_all} in "
-            f"all, if every answer has the full {s.max_new_tokens} tokens",
+    return [f"forecast for this CPU: at most about {in_words(step)} a step, {of_evaluation}"
+            f"{in_words(in_all)} in all, as if every answer had the full {s.max_new_tokens} "
+            "tokens; shorter answers take less, and the column left counts what was measured",
             f"it needs about {gigabytes:.0f} GB of memory; {disk_of(s, size)}"]
 
 
@@ -103,12 +107,24 @@ def available_memory() -> float:
 
 
 def disk_of(s: Settings, size: int) -> str:
+    gigabytes = bytes_saved(s) * size / 1e9
     if s.checkpoint_every:
-        return f"on disk {SAVED * size / 1e9:.1f} GB for each of the two newest checkpoints"
+        return f"on disk {gigabytes:.1f} GB for each of the two newest checkpoints"
     if s.save_model:
-        bytes_each = 2 if s.dtype == "bfloat16" else 4
-        return f"on disk {bytes_each * size / 1e9:.1f} GB for the trained model, at the end"
+        return f"on disk {gigabytes:.1f} GB for the trained model, at the end"
     return "nothing of the model is written to disk"
+
+
+def bytes_saved(s: Settings) -> int:
+    """Bytes a parameter in a checkpoint, or without checkpoints in the model that is kept."""
+    if s.checkpoint_every:
+        return SAVED
+    return 2 if s.dtype == "bfloat16" else 4
+
+
+def seconds_of_saving(s: Settings, size: int) -> float:
+    """Seconds of a checkpoint, or of the model that is kept at the end, on a slow disk."""
+    return bytes_saved(s) * size / WRITTEN
 
 
 def seconds_of(operations: float, policy: Policy, rows: int) -> float:

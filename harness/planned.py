@@ -16,13 +16,22 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from engine.errors import PROJECT, UserError
-from harness.record import is_complete, locked, read_lines, run_config, writing
+from harness.flags import MOST_THREADS, Flag
+from harness.forecast import available_memory, memory_of
+from harness.record import find_folder, is_complete, locked, read_lines, run_config, writing
 from harness.screen import MESSAGE, StopRequest, say, show_status
+from harness.settings import Settings, is_large, make_settings, read_flags
+from qwen2_model import Qwen2, read_config
 
 PAUSE = 0.5             # seconds between two looks at the processes
 AT_ONCE = b"\nstopping; a run that is not finished will start again from step 1\n"
 PR_SET_PDEATHSIG = 1    # <sys/prctl.h>
+PROCESSES = Flag(0, "runs at a time; 0 means one for each core that this program may use, with a "
+                 "large model as many as there is memory for, and on a GPU one",
+                 least=0, most=MOST_THREADS)
 
 
 @dataclass
@@ -216,6 +225,25 @@ def make_runs(planned: list[PlannedRun], processes: int, command: str,
         say(f"stopped; {finished} of {len(planned)} runs are finished. Continue with: {command}")
         raise SystemExit(130)
     return runs.failed
+
+
+def processes_for(planned: list[PlannedRun]) -> int:
+    """The number of these runs to make side by side, by the one that needs the most."""
+    kinds = {tuple(run.flags): run for run in planned}  # the seeds of an arm have the same flags
+    return min(runs_at_a_time(make_settings(read_flags(run.flags))) for run in kinds.values())
+
+
+def runs_at_a_time(s: Settings) -> int:
+    """The number of runs with these settings to make side by side: one for each core; of a large
+    model as many as there is memory for now, and at least 1; on a GPU 1."""
+    if s.device != "cpu":
+        return 1
+    folder = find_folder(s.model)
+    if not is_large(folder):
+        return usable_cores()
+    with torch.device("meta"):  # its parameters are counted, and nothing is loaded
+        model = Qwen2(read_config(folder)).compute_in(getattr(torch, s.dtype))
+    return max(1, min(usable_cores(), int(available_memory() / memory_of(s, model))))
 
 
 def usable_cores() -> int:

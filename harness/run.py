@@ -26,10 +26,12 @@ from engine.optimizer import AdamW, optimizer_tensors, parameters_by_name
 from engine.policy import Policy
 from engine.processes import refuse_undefined
 from engine.rollouts import Rollouts
+from harness.metrics import STAGES, Watch
 from harness.record import (Json, RunFolder, credit_path, make_run, provenance, read_lines, remove,
                             run_config, whole, write_credit)
-from harness.screen import StopRequest, print_outcome, print_step, python_command, say
-from harness.settings import CHANGEABLE, Settings, is_large, make_settings, read_flags
+from harness.screen import (StopRequest, print_evaluation, print_step, python_command, say,
+                            print_outcome)
+from harness.settings import CHANGEABLE, MODES, Settings, is_large, make_settings, read_flags
 from qwen2_model import write_tensors
 
 TRAVELS_ALONG = (  # from the model's folder to every checkpoint
@@ -83,6 +85,8 @@ class Run:
         self.step = self.done = 0
         self.is_finished, self.is_new = False, True
         self.seconds: deque[float] = deque(maxlen=20)  # of the last steps
+        self.took: dict[str, float] = {}  # seconds of the last "update", "sampled", "save", ...
+        self.watch = Watch()
         self.start, self.cleanup = time.monotonic(), ExitStack()
 
     def begin(self, policy: Policy, optimizer: AdamW, methods: Mapping[str, Method]) -> None:
@@ -96,6 +100,8 @@ class Run:
             if self.checkpoint:
                 load_state(self.checkpoint, optimizer, self.parameters, methods)
             take_over(self.settings, self.folder, self.done)
+            for line in read_lines(self.folder.path / "metrics.jsonl"):
+                self.watch.advice(line)  # it was told when the step was made
         if policy.model.is_large:
             from harness.memory import keep_memory, should_keep_memory
             if should_keep_memory(policy.model):
@@ -177,11 +183,49 @@ class Run:
         steps, step = self.settings.steps, self.step
         self.folder.append("metrics.jsonl", line)
         self.seconds.append(line["seconds"])
-        print_step(line, steps, mean(self.seconds) * (steps - step),
+        for stage in STAGES:
+            self.took[stage] = line[f"{stage}_seconds"]
+        print_step(line, steps, self.seconds_left(line),
                    with_header=step % 20 == 1 or step == self.done + 1)
+        if advice := self.watch.advice(line):
+            say(f"          {advice}")
         if self.policy.model.is_large:
             from harness.memory import return_memory
             return_memory()
+
+    def log_evaluation(self, line: Json, seconds: float) -> None:
+        """Write a line of evaluations.jsonl, and print one."""
+        self.folder.append("evaluations.jsonl", line)
+        self.took[line["mode"]] = seconds
+        print_evaluation(line, seconds)
+
+    def seconds_left(self, line: Json) -> float:
+        """An estimate of the time to the end of the run, after a step with these metrics. Steps,
+        evaluations and checkpoints take what the last ones took; before the first evaluation, what
+        its answers take at the speed and length of this step's."""
+        s = self.settings
+        seconds = mean(self.seconds) * (s.steps - self.step)
+        for mode in MODES[s.eval_modes]:
+            answers = s.eval_tasks * (1 if mode == "greedy" else s.eval_answers)
+            estimate = answers * line["length"] / line["rollout_tokens_per_second"]
+            seconds += self.count_due(s.eval_every) * self.took.get(mode, estimate)
+        saves = self.count_due(s.checkpoint_every) or int(s.save_model)
+        return seconds + saves * self.seconds_of_saving()
+
+    def count_due(self, every: int) -> int:
+        """How often something is still due, this step included."""
+        if not every:
+            return 0
+        steps = self.settings.steps
+        return steps // every - (self.step - 1) // every + (steps % every > 0)
+
+    def seconds_of_saving(self) -> float:
+        """The time of the last checkpoint; before the first, an estimate for a large model."""
+        if "save" in self.took or not self.policy.model.is_large:
+            return self.took.get("save", 0.0)
+        from harness.forecast import seconds_of_saving
+        size = sum(parameter.numel() for parameter in self.policy.model.parameters())
+        return seconds_of_saving(self.settings, size)
 
     def save_if_due(self, step: int) -> None:
         """Write a checkpoint if it is due. After Ctrl-C or SIGTERM write one in any case, and end
@@ -189,7 +233,9 @@ class Run:
         stopped = processes.any_of(self.stop.requested)
         if stopped or self.is_due(self.settings.checkpoint_every, step):
             self.policy.refuse_broken_model()
+            start = time.perf_counter()
             self.save_checkpoint(step)
+            self.took["save"] = time.perf_counter() - start
         if stopped and step < self.settings.steps:
             say(f"stopped at step {step}. Continue with: "
                 f"{python_command('train.py', '--resume', self.folder.path)}")
@@ -259,5 +305,9 @@ class Run:
             self.save_model()
         path = self.folder.path
         say(f"done. Everything is in {path}")
-        print_outcome(path, read_lines(path / "evaluations.jsonl"), time.monotonic() - self.start,
-                      self.done)
+        evaluations = read_lines(path / "evaluations.jsonl")
+        sampled = [line for line in evaluations if line["mode"] == "sampled"]
+        advice = ""
+        if len(sampled) > 1:
+            advice = self.watch.advice_at_end(sampled[0]["success"], sampled[-1]["success"])
+        print_outcome(path, sampled, time.monotonic() - self.start, self.done, advice)

@@ -10,8 +10,10 @@ import signal
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any, TextIO
 
 import torch
@@ -21,6 +23,7 @@ from engine.errors import PROJECT, UserError
 from harness.record import Json
 
 EXAMPLES, MOST_OF_ANSWER = 3, 300  # answers shown at an evaluation, and characters of each
+TICK = 1.0  # seconds between two looks at a clock
 BOLD, GREEN, RED = "1", "1;32", "1;31"
 MESSAGE = b"\nstopping after this step (Ctrl-C again stops at once, at the last checkpoint)\n"
 # The loss is not among these: its value says nothing about progress (docs/reading_a_run.md).
@@ -142,6 +145,29 @@ def show_status(text: str) -> None:
         put(f"{clear}  {text[:90]}\r" if text else clear, sys.stderr, end="")
 
 
+@contextmanager
+def ticking_status(text: str, usual: float | None) -> Iterator[None]:
+    """Show a status, and every second how long it has taken; `usual` is what it took before."""
+    show_status(text)
+    if not sys.stderr.isatty():
+        yield
+        return
+    begin, ended = time.monotonic(), Event()
+    of_usual = f" of about {usual:.0f}" if usual else ""
+
+    def tick() -> None:
+        while not ended.wait(TICK):
+            show_status(f"{text}, {time.monotonic() - begin:.0f}{of_usual} s")
+
+    thread = Thread(target=tick, name="status", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()  # so that nothing is printed between its lines
+
+
 def has_colour() -> bool:
     wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     return sys.stdout.isatty() and wanted
@@ -197,10 +223,11 @@ def most_varied(shown: list[str]) -> list[int]:
     return sorted(range(len(shown)), key=lambda number: repeats[number])[:EXAMPLES]
 
 
-def print_outcome(path: Path, evaluations: Sequence[Json], duration: float, done: int) -> None:
-    """Print how success has changed, how long that took (since step `done`, if the run was
-    resumed), and what to look at next."""
-    sampled = [line for line in evaluations if line["mode"] == "sampled"]
+def print_outcome(path: Path, sampled: Sequence[Json], duration: float, done: int,
+                  advice: str) -> None:
+    """Print how success has changed in the evaluations of sampled answers, how long that took
+    (since step `done`, if the run was resumed), advice if nothing was learned, and what to look at
+    next."""
     minutes, seconds = divmod(round(duration), 60)
     took = f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"
     if done:
@@ -208,7 +235,10 @@ def print_outcome(path: Path, evaluations: Sequence[Json], duration: float, done
     if len(sampled) > 1:
         took = f"{change(sampled[0], sampled[-1])}, {took}"
     say(f"  {took}")
-    say("Tables of all tokens, and one token followed through a step:")
+    if advice:
+        say(f"  {advice}")
+    page = path / "analysis" / "report.html"
+    say(f"Tables, pictures and the page {page}; one token followed through a step:")
     say(f"  {python_command('analyze.py', path)}")
     say(f"  {python_command('-m', 'tools.follow', path)}")
 

@@ -38,13 +38,11 @@ import torch
 from analysis.runs import read_run
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import PROJECT, UserError
-from engine.policy import Policy
-from harness.flags import MOST_THREADS, Flag, flags_of
-from harness.forecast import available_memory, memory_of
+from harness.flags import Flag, flags_of
 from harness.load import load_policy
 from harness.memory import return_memory
 from harness.parser import make_parser, with_defaults
-from harness.planned import PlannedRun, make_runs, usable_cores
+from harness.planned import PROCESSES, PlannedRun, make_runs, runs_at_a_time, usable_cores
 from harness.record import find_folder
 from harness.screen import is_taken_away, python_command, run_as_program, say, show_status
 from harness.settings import (CONTINUE, METHODS, OPTIONS, Settings, is_large, make_settings,
@@ -57,9 +55,7 @@ from tools.helpers.verdict import Verdict
 FLAGS = {
     "seeds": Flag(8, "seeds of each arm; an idea that is better is trained on as many new ones",
                   least=2, most=1000),
-    "processes": Flag(0, "runs at a time; 0 means one for each core that this program may use, "
-                      "with a large model as many as there is memory for, and on a GPU one",
-                      least=0, most=MOST_THREADS),
+    "processes": PROCESSES,
     "runs": Flag("runs/ideas", "folder of the runs")}
 PLACEBOS = {"mitigation": "weights", "advantage": "advantages"}
 PLAIN = ("none", "grpo")
@@ -162,9 +158,8 @@ class Plan:
 
 def make_plan(plain: Settings, idea: Settings, processes: int) -> Plan:
     """The number of runs at a time, and how long they take. `processes` is what was typed, or 0."""
-    available = available_memory()  # before a model is loaded here
-    policy = load_policy(plain)
-    processes = processes or runs_at_a_time(plain, policy, available)
+    processes = processes or min(runs_at_a_time(plain), runs_at_a_time(idea))
+    policy = load_policy(plain)  # after the free memory was looked at
     threads = 1
     if is_large_on_cpu(plain):
         threads = max(1, usable_cores() // processes)
@@ -172,15 +167,6 @@ def make_plan(plain: Settings, idea: Settings, processes: int) -> Plan:
             torch.set_num_threads(min(threads, torch.get_num_threads()))
     of_plain, of_idea = seconds_of_runs(policy, plain, idea)
     return Plan(processes, threads, {"plain": of_plain, "idea": of_idea, "placebo": of_idea})
-
-
-def runs_at_a_time(s: Settings, policy: Policy, available: float) -> int:
-    """The number of cores; of a large model only as many as there is memory for, and at least 1."""
-    if s.device != "cpu":
-        return 1
-    if not is_large_on_cpu(s):
-        return usable_cores()
-    return max(1, min(usable_cores(), int(available / memory_of(s, policy.model))))
 
 
 def is_large_on_cpu(s: Settings) -> bool:

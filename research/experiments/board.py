@@ -38,7 +38,7 @@ from research.experiments.protocol import (AGAIN, COMMON, FIRST, RATES, REPORTED
                                            board_stages)
 from research.experiments.published import RESULTS, read_result
 from research.probes.common import Findings, command_of
-from harness.planned import make_runs, usable_cores
+from harness.planned import make_runs, processes_for
 
 KEPT = RESULTS / "board.json"
 ANSWERS = 64  # to a step of every arm, but for those with larger batches
@@ -69,7 +69,7 @@ def make_stages(board: Board, args: SimpleNamespace, command: str) -> dict[str, 
             list_missing(missing)
             return {}
         if missing:
-            failed = make_runs(missing, args.processes or usable_cores(), command)
+            failed = make_runs(missing, args.processes or processes_for(missing), command)
             if failed:
                 return failed
     return {}

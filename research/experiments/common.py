@@ -11,15 +11,14 @@ from analysis.runs import Run, is_done, read_run
 from analysis.tables import Columns, Table
 from engine.errors import UserError, read_json
 from harness.screen import python_command, say
-from harness.flags import MOST_THREADS, Flag
+from harness.flags import Flag
 from harness.settings import make_settings, read_flags
 from research.experiments.published import RESULTS, made_by
 from research.probes.common import Findings, print_findings, write_findings
-from harness.planned import PlannedRun
+from harness.planned import PROCESSES, PlannedRun
 
 FLAGS_OF_RUNS = {
-    "processes": Flag(0, "runs at a time; 0 is one for each core that this program may use",
-                      least=0, most=MOST_THREADS),
+    "processes": PROCESSES,
     "report_only": Flag(False, "say what the finished runs show, and start nothing")}
 FLAGS_OF_LEADERBOARD = {
     "afresh": Flag(False, "make runs that were published, too"),

@@ -40,7 +40,7 @@ from research.experiments.common import (FLAGS_OF_RUNS, Arms, end_with, finished
 from research.experiments.pictures import draw_curves, draw_published
 from research.experiments.protocol import COMMON
 from research.probes.common import Findings, command_of
-from harness.planned import PlannedRun, make_runs, usable_cores
+from harness.planned import PlannedRun, make_runs, processes_for
 
 PLAIN, FIRST_SEED, PARTS = "none", 300, 5  # seeds that no board has
 FEWEST_SEEDS = 3  # two agree now and then by luck
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> None:
     planned, failed = runs_of_experiment(args), {}
     if not args.report_only:
         command = python_command("-m", "research", "notes", *argv)
-        failed = make_runs(planned, args.processes or usable_cores(), command)
+        failed = make_runs(planned, args.processes or processes_for(planned), command)
     report_experiment(args, finished_arms(planned), command_of("notes", typed))
     end_with(failed)
 

@@ -21,6 +21,7 @@ are made one after the other, so each is complete before the next one begins.
 A run's folder is ARM-sSEED. Runs that are finished are taken as they are, and so are those of the
 published leaderboard, so that one machine continues where another stopped.
 """
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,7 +43,7 @@ from research.experiments.common import (FLAGS_OF_LEADERBOARD, FLAGS_OF_RUNS, Ar
 from research.experiments.pictures import draw_gains, draw_published
 from research.experiments.published import RESULTS, read_result
 from research.probes.common import Findings, command_of
-from harness.planned import PlannedRun, make_runs, usable_cores
+from harness.planned import PlannedRun, make_runs, processes_for, usable_cores
 
 PLAIN, SHUFFLED = "none", "shuffled"
 ARMS = {  # in the order in which they are made
@@ -95,15 +96,12 @@ def main(argv: list[str]) -> None:
         return
     if missing and not args.report_only:
         command = python_command("-m", "research", "real_board", *argv)
-        failed = make_runs(missing, at_a_time(args), command)
+        processes = args.processes or processes_for(missing)
+        threads = max(1, usable_cores() // processes)
+        missing = [replace(run, threads=threads) for run in missing]
+        failed = make_runs(missing, processes, command)
     report_real_board(args, finished_arms(planned, known), command_of("real_board", typed))
     end_with(failed)
-
-
-def at_a_time(args: SimpleNamespace) -> int:
-    """How many runs are made at a time. A run of a large model takes half of a laptop's memory, so
-    by default it is alone."""
-    return args.processes or 1
 
 
 def flags_of_arms(args: SimpleNamespace) -> dict[str, str]:
@@ -141,8 +139,7 @@ def real_runs(args: SimpleNamespace) -> list[PlannedRun]:
             planned.append(PlannedRun(
                 arm, seed, Path(args.runs) / args.prompt / name,
                 ["--model", args.model, "--prompt", args.prompt, *COMMON.split(), *flags.split()],
-                steps, threads=max(1, usable_cores() // at_a_time(args)),
-                keeps_checkpoints=False))
+                steps, keeps_checkpoints=False))
     return planned
 
 

@@ -7,6 +7,7 @@ from conftest import write_log
 
 from engine.errors import UserError
 from harness.settings import make_settings, read_flags
+from research.__main__ import main
 from research.experiments import real_board
 from research.experiments.published import write_result
 from research.experiments.common import finished_arms
@@ -51,6 +52,22 @@ def test_the_flags_of_every_arm_are_taken_and_arms_come_one_after_the_other(prom
                                             if run.arm == "four times")))
     assert of_four.questions == 4 * FORMS[prompt].questions
     assert ("outcome_conditional 0.5" in flags_of_arms(args)) == (prompt == "brief")
+
+
+@pytest.mark.parametrize("experiment", ["board", "notes", "real_board"])
+def test_every_experiment_makes_as_many_runs_at_a_time_as_there_is_memory_for(
+        monkeypatch, tmp_path, experiment):
+    """Three here. On the leaderboard of a real model they share the eight cores."""
+    def stop(missing, processes, command):
+        raise SystemExit(f"{processes} at a time, {missing[0].threads} threads")
+
+    monkeypatch.setattr("harness.planned.runs_at_a_time", lambda s: 3)
+    monkeypatch.setattr(real_board, "usable_cores", lambda: 8)
+    monkeypatch.setattr(f"research.experiments.{experiment}.make_runs", stop)
+    flags = [] if experiment == "notes" else ["--afresh"]
+    threads = 2 if experiment == "real_board" else 1
+    with pytest.raises(SystemExit, match=f"3 at a time, {threads} threads"):
+        main([experiment, *flags, "--runs", str(tmp_path)])
 
 
 def test_the_arms_that_are_made_can_be_chosen():

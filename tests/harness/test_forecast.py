@@ -4,6 +4,7 @@ import ctypes
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ import train
 from harness import forecast, memory
 from harness.load import load_policy
 from harness.laptop import LAPTOP, LAPTOP_BY_PROMPT
+from harness.run import Run
 from harness.settings import LARGE, Settings, make_settings, read_flags
 
 SETTINGS = {"model": str(ROOT / "models/tiny"), "threads": 1, "questions": 2, "answers": 4,
@@ -22,22 +24,24 @@ SETTINGS = {"model": str(ROOT / "models/tiny"), "threads": 1, "questions": 2, "a
 
 def test_what_is_told_is_what_is_counted(monkeypatch):
     """A clock by which a pass of all parameters over a token takes half a second for each of its
-    operations: 1 s forward, 3 s in an update. A prompt of P tokens, the same for four answers.
+    operations: 1 s forward, 3 s in an update. A prompt of P tokens, the same for four answers. A
+    disk takes as many bytes in a second as there are parameters: 12 s for a checkpoint.
 
     A step: 80 tokens sampled after two prompts are 80 + 2 P s, as many updated 3 s each. An
     evaluation: 8 problems, sampled and greedy, of 10 tokens and a prompt: 160 + 16 P s. There are
-    three."""
+    three, and two checkpoints."""
     policy = load_policy(make_settings(SETTINGS))
     size = sum(p.numel() for p in policy.model.parameters())
     monkeypatch.setattr(forecast, "seconds_of", lambda operations, *_: operations / size / 2)
+    monkeypatch.setattr(forecast, "WRITTEN", size)
     monkeypatch.setattr(forecast, "in_words", lambda seconds: f"{seconds:g} s")
     [problem] = policy.task.training_problems(0, 1, 1)
     P = len(policy.tokenizer.encode(policy.task.prompt_for(problem)).ids)
     step = (1 + 3) * (80 + 2 * P)
     time, space = forecast.forecast(policy.settings, policy)
     evaluation = 160 + 16 * P
-    assert (f"about {step:g} s a step, {evaluation:g} s an evaluation, "
-            f"{30 * step + 3 * evaluation:g} s in all") in time
+    assert (f"at most about {step:g} s a step, {evaluation:g} s an evaluation, "
+            f"{30 * step + 3 * evaluation + 2 * 12:g} s in all") in time
     assert "of memory" in space and "two newest checkpoints" in space
 
 
@@ -75,6 +79,33 @@ def test_an_update_is_forecast_by_its_micro_batches(monkeypatch, micro_batch):
     monkeypatch.setattr(forecast, "in_words", lambda seconds: f"{seconds:g} s")
     step = 2 * (38 + 80) + 6 * ({2: 136, 8: 38}[micro_batch] + 80)
     assert f"about {step} s a step" in forecast.forecast(policy.settings, policy)[0]
+
+
+LINE = {"length": 5.0, "rollout_tokens_per_second": 10.0}  # half a second an answer
+
+
+@pytest.mark.parametrize("flags, step, took, expected", [
+    ({"eval_every": 0, "checkpoint_every": 0}, 1, {}, 29 * 3),
+    ({"eval_every": 0, "checkpoint_every": 0}, 30, {}, 0),
+    # evaluations at steps 15 and 30, sampled and greedy
+    ({"checkpoint_every": 0}, 1, {"sampled": 7, "greedy": 2}, 29 * 3 + 2 * 9),
+    ({"checkpoint_every": 0}, 15, {"sampled": 7, "greedy": 2}, 15 * 3 + 2 * 9),
+    ({"checkpoint_every": 0}, 16, {"sampled": 7, "greedy": 2}, 14 * 3 + 9),
+    # none was timed in a resumed run yet: 8 problems, two sampled answers each, and a greedy one
+    ({"checkpoint_every": 0, "eval_answers": 2}, 16, {}, 14 * 3 + 8 + 4),
+    ({"eval_every": 0, "checkpoint_every": 20}, 20, {"save": 50}, 10 * 3 + 2 * 50),
+    ({"eval_every": 0, "checkpoint_every": 20}, 21, {"save": 50}, 9 * 3 + 50),
+    # the model of a billion parameters at the end, 4 bytes each; and a checkpoint of 12
+    ({"eval_every": 0, "checkpoint_every": 0, "save_model": True}, 30, {}, 40),
+    ({"eval_every": 0, "checkpoint_every": 20, "save_model": True}, 21, {}, 9 * 3 + 120)])
+def test_the_time_left_counts_what_is_still_to_come(flags, step, took, expected):
+    """30 steps of 3 s."""
+    run = Run(replace(make_settings(SETTINGS), **flags))
+    billion = [torch.empty(10 ** 9, device="meta")]
+    run.policy = SimpleNamespace(model=SimpleNamespace(is_large=True, parameters=lambda: billion))
+    run.step, run.took = step, took
+    run.seconds.extend([2.0, 4.0])
+    assert run.seconds_left(LINE) == expected
 
 
 @pytest.mark.parametrize("flags, said", [

@@ -11,9 +11,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from harness.record import checkpoint_folders
-from harness.planned import PlannedRun, Runs, make_runs, stop_with_parent
+from harness import planned as planned_runs
+from harness.planned import (PlannedRun, Runs, make_runs, processes_for, runs_at_a_time,
+                             stop_with_parent)
+from harness.settings import make_settings
 
 
 @pytest.fixture
@@ -94,6 +98,36 @@ def test_a_run_has_the_threads_that_are_planned(tmp_path):
     for threads in (1, 3):
         Runs([replace(run, threads=threads)], 1).make()
     assert run.log.read_text().split() == ["1", "3"]
+
+
+@pytest.mark.parametrize("gigabytes, flags, expected", [
+    (15, {}, 1), (49, {}, 2), (1000, {}, 8), (63, {"dtype": "bfloat16"}, 1),
+    (65, {"dtype": "bfloat16"}, 2), (49, {"kl": 0.1}, 1), (1000, {"device": "cuda"}, 1)])
+def test_as_many_large_runs_as_there_is_memory_for(monkeypatch, gigabytes, flags, expected):
+    """A billion parameters and eight cores: 24 GB a run, in bfloat16 32, with a frozen copy 28."""
+    memory_given_to(monkeypatch, gigabytes, is_large=True)
+    s = make_settings({"model": "models/tiny", "dtype": "float32", **flags})
+    assert runs_at_a_time(s) == expected
+
+
+def test_small_runs_have_a_core_each(monkeypatch):
+    memory_given_to(monkeypatch, 0, is_large=False)
+    assert runs_at_a_time(make_settings({"model": "models/tiny"})) == 8
+
+
+def test_the_run_that_needs_most_decides_how_many_are_made_at_a_time(planned, monkeypatch):
+    memory_given_to(monkeypatch, 49, is_large=True)
+    runs = [planned(seed=0), planned(seed=1), planned("kl", more="--kl 0.1")]
+    assert processes_for(runs[:2]) == 2 and processes_for(runs) == 1
+
+
+def memory_given_to(monkeypatch, gigabytes, is_large):
+    monkeypatch.setattr(planned_runs, "is_large", lambda folder: is_large)
+    monkeypatch.setattr(planned_runs, "usable_cores", lambda: 8)
+    monkeypatch.setattr(planned_runs, "available_memory", lambda: gigabytes * 1e9)
+    monkeypatch.setattr("harness.memory.os.sysconf", lambda name: 10 ** 6)  # 10^12 bytes
+    billion = [torch.empty(10 ** 9, device="meta")]
+    monkeypatch.setattr("qwen2_model.Qwen2.parameters", lambda *_: billion)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells a process of its parent")

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -149,16 +150,50 @@ def test_success_is_known_where_answers_are_right_or_wrong(answers, success):
     assert known["success"] == pytest.approx(success, nan_ok=True)
 
 
-BEFORE = [evaluation("sampled", 0.2, [0, 0, 0]), evaluation("greedy", 0.3, [1, 0, 0])]
-AFTER = [evaluation("sampled", 0.5, [0, 1, 0]), evaluation("greedy", 0.6, [0, 1, 1])]
+BEFORE = [evaluation("sampled", 0.2, [0, 0, 0])]
+AFTER = [evaluation("sampled", 0.5, [0, 1, 0])]
+CHANGED = ("20.0% (95% interval 10.0% to 30.0%) -> 50.0% (40.0% to 60.0%) of 3 held-out problems, "
+           "3 min 52 s")
 
 
-@pytest.mark.parametrize("evaluations, said", [
-    (BEFORE, "3 min 52 s"),  # without two evaluations, the time alone
-    (BEFORE + AFTER, "20.0% (95% interval 10.0% to 30.0%) -> 50.0% (40.0% to 60.0%) of 3 held-out "
-     "problems, 3 min 52 s")])
-def test_the_end_says_what_changed(capsys, evaluations, said):
-    screen.print_outcome(Path("runs/x"), evaluations, 232.0, 0)
+@pytest.mark.parametrize("sampled, advice, said", [
+    (BEFORE, "", "3 min 52 s\nTables"),  # without two evaluations, the time alone
+    (BEFORE + AFTER, "", f"{CHANGED}\nTables"),
+    (BEFORE + AFTER, "try this", f"{CHANGED}\n  try this\nTables")])
+def test_the_end_says_what_changed(capsys, sampled, advice, said):
+    screen.print_outcome(Path("runs/x"), sampled, 232.0, 0, advice)
     printed = capsys.readouterr().out
-    assert printed.startswith(f"  {said}\n")
+    assert printed.startswith(f"  {said}")
+    assert "the page runs/x/analysis/report.html; one token followed" in printed
     assert "\n  python analyze.py runs/x\n  python -m tools.follow runs/x\n" in printed
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("usual, said", [(14.2, "step 3: update, 0 of about 14 s"),
+                                         (None, "step 3: update, 0 s")])
+def test_a_terminal_shows_how_long_a_stage_takes(monkeypatch, usual, said):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(screen, "TICK", 0.01)
+    with pytest.raises(ValueError), screen.ticking_status("step 3: update", usual):
+        begin = time.monotonic()
+        while said not in terminal.getvalue() and time.monotonic() < begin + 30:
+            time.sleep(0.01)
+        raise ValueError  # a mistake in a step ends the clock, too
+    assert f"  {said}\r" in terminal.getvalue()
+    assert not is_ticking()
+
+
+def test_without_a_terminal_no_thread_is_begun(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with screen.ticking_status("step 3: update", 14.0):
+        assert not is_ticking()
+    assert not sys.stderr.getvalue()
+
+
+def is_ticking():
+    return "status" in [thread.name for thread in threading.enumerate()]

@@ -9,6 +9,7 @@ import pytest
 from conftest import ROOT, put_in, refusal
 from runs import lines, train_here
 
+from harness import planned as planned_runs
 from harness.forecast import memory_of
 from harness.load import load_policy
 from harness.screen import is_taken_away
@@ -72,9 +73,10 @@ def test_large_runs_side_by_side_share_memory_and_cores(monkeypatch, runs_in_mem
     s = make_settings({"model": str(ROOT / "models/tiny"), "threads": 0})
     room = runs_in_memory * memory_of(s, load_policy(s).model)
     threads = []
-    monkeypatch.setattr(idea, "is_large", lambda folder: True)
-    monkeypatch.setattr(idea, "usable_cores", lambda: 8)
-    monkeypatch.setattr(idea, "available_memory", lambda: room)
+    monkeypatch.setattr(planned_runs, "available_memory", lambda: room)
+    for module in (idea, planned_runs):
+        monkeypatch.setattr(module, "is_large", lambda folder: True)
+        monkeypatch.setattr(module, "usable_cores", lambda: 8)
     monkeypatch.setattr(idea, "seconds_of_runs", lambda *_: (3.0, 5.0))
     monkeypatch.setattr("torch.get_num_threads", lambda: 8)
     monkeypatch.setattr("torch.set_num_threads", threads.append)
@@ -86,8 +88,8 @@ def test_large_runs_side_by_side_share_memory_and_cores(monkeypatch, runs_in_mem
 
 def test_small_runs_have_a_thread_each(monkeypatch):
     s = make_settings({"model": str(ROOT / "models/tiny"), "threads": 1})
-    monkeypatch.setattr(idea, "usable_cores", lambda: 8)
-    monkeypatch.setattr(idea, "available_memory", lambda: 0.0)
+    monkeypatch.setattr(planned_runs, "usable_cores", lambda: 8)
+    monkeypatch.setattr(planned_runs, "available_memory", lambda: 0.0)
     monkeypatch.setattr(idea, "seconds_of_runs", lambda *_: (3.0, 5.0))
     for asked, expected in ((0, 8), (2, 2)):
         plan = make_plan(s, s, asked)
@@ -104,11 +106,12 @@ def test_runs_of_a_large_model_have_its_threads_and_are_begun_again(learner, tmp
         raise SystemExit(f"{processes} at a time")
 
     monkeypatch.setattr(idea, "make_runs", keep)
-    monkeypatch.setattr(idea, "is_large", lambda folder: True)
-    monkeypatch.setattr(idea, "usable_cores", lambda: 8)
+    for module in (idea, planned_runs):
+        monkeypatch.setattr(module, "is_large", lambda folder: True)
+        monkeypatch.setattr(module, "usable_cores", lambda: 8)
     monkeypatch.setattr(idea, "seconds_of_runs", lambda *_: (3.0, 5.0))
     for memory, processes in ((0.0, 1), (1e18, 8)):
-        monkeypatch.setattr(idea, "available_memory", lambda: memory)
+        monkeypatch.setattr(planned_runs, "available_memory", lambda: memory)
         with pytest.raises(SystemExit, match=f"{processes} at a time"):
             main(["by_kind", *settings])
     alone, together = planned
