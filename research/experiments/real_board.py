@@ -34,9 +34,9 @@ from harness.record import find_folder
 from harness.screen import python_command, say
 from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
-from research.experiments.common import (FLAGS_OF_LEADERBOARD, FLAGS_OF_RUNS, Arms, end_with,
-                                         finished_arms, finished_run, from_short_form, leaderboard,
-                                         list_missing, mean_step_seconds, predictions,
+from research.experiments.common import (FLAGS_OF_LEADERBOARD, FLAGS_OF_RUNS, Arms, by_run_name,
+                                         end_with, finished_arms, finished_run, from_short_form,
+                                         leaderboard, list_missing, mean_step_seconds, predictions,
                                          require_same_plan, short_form, success_by_parts,
                                          total_seconds, write_report)
 from research.experiments.pictures import draw_gains, draw_published
@@ -85,11 +85,14 @@ def main(argv: list[str]) -> None:
     args, failed = with_defaults(typed, FLAGS), {}
     planned, wanted = real_runs(args), chosen_arms(args)
     known = {} if args.afresh else published_real_runs(args)
-    unfinished = [run for run in planned if (run.arm, run.seed) not in known
-                  and not finished_run(run)]
-    say(f"{len(planned) - len(unfinished)} of {len(planned)} runs are finished")
-    missing = [run for run in unfinished if run.arm in wanted]
+    missing, finished = [], 0
+    for run in planned:
+        if (run.arm, run.seed) in known or finished_run(run):
+            finished += 1
+        elif run.arm in wanted:
+            missing.append(run)
     missing.sort(key=lambda run: wanted.index(run.arm))
+    say(f"{finished} of {len(planned)} runs are finished")
     if args.dry_run:
         list_missing(missing)
         return
@@ -109,8 +112,11 @@ def at_a_time(args: SimpleNamespace) -> int:
 def flags_of_arms(args: SimpleNamespace) -> dict[str, str]:
     """The flags of each arm, by its name."""
     form = FORMS[args.prompt]
-    return {arm: flags.format(four_times=4 * form.questions) for arm, flags in ARMS.items()
-            if arm not in form.without}
+    of_arms = {}
+    for arm, flags in ARMS.items():
+        if arm not in form.without:
+            of_arms[arm] = flags.format(four_times=4 * form.questions)
+    return of_arms
 
 
 def chosen_arms(args: SimpleNamespace) -> list[str]:
@@ -133,15 +139,19 @@ def model_name(args: SimpleNamespace) -> str:
 
 def real_runs(args: SimpleNamespace) -> list[PlannedRun]:
     """All runs of the plan, arm by arm."""
-    steps = FORMS[args.prompt].steps
+    folder = Path(args.runs) / args.prompt
+    common = ["--model", args.model, "--prompt", args.prompt, *COMMON.split()]
+    threads = max(1, usable_cores() // at_a_time(args))
     planned = []
-    for arm, flags in flags_of_arms(args).items():
+    for arm, own_flags in flags_of_arms(args).items():
         for seed in range(args.seeds):
-            name = f"{arm.replace(' ', '-')}-s{seed}"
             planned.append(PlannedRun(
-                arm, seed, Path(args.runs) / args.prompt / name,
-                ["--model", args.model, "--prompt", args.prompt, *COMMON.split(), *flags.split()],
-                steps, threads=max(1, usable_cores() // at_a_time(args)),
+                arm,
+                seed,
+                folder / f"{arm.replace(' ', '-')}-s{seed}",
+                flags=[*common, *own_flags.split()],
+                steps=FORMS[args.prompt].steps,
+                threads=threads,
                 keeps_checkpoints=False))
     return planned
 
@@ -155,9 +165,9 @@ def report_real_board(args: SimpleNamespace, arms: Arms, command: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     predicted = predictions("real_board").get(args.prompt, {})
     tables = [real_leaderboard(arms, predicted), quarters_table(arms)]
-    draw_published(partial(draw_gains, meanings=CONTROLS, second_look=""), folder / "gains.png",
-                   tables[0].to_json())
-    made = {f"{arm}-s{seed}": run for arm, runs in arms.items() for seed, run in runs.items()}
+    drawing = partial(draw_gains, meanings=CONTROLS, second_look="")
+    draw_published(drawing, folder / "gains.png", tables[0].to_json())
+    made = by_run_name(arms)
     settings = {"prompt": args.prompt, "model": model_name(args), "common": COMMON,
                 "arms": flags_of_arms(args), "steps": FORMS[args.prompt].steps}
     findings = Findings("Which method trains a real model better than plain GRPO?",
@@ -191,10 +201,9 @@ def quarters_table(arms: Arms) -> Table:
 def real_values(arms: Arms) -> dict:
     """Every run in short, by its name."""
     runs = {}
-    for arm, of_arm in arms.items():
-        for seed, run in of_arm.items():
-            answers = run["config"]["questions"] * run["config"]["answers"]
-            runs[f"{arm}-s{seed}"] = short_form(run, answers)
+    for name, run in by_run_name(arms).items():
+        answers = run["config"]["questions"] * run["config"]["answers"]
+        runs[name] = short_form(run, answers)
     return {"runs": runs}
 
 
@@ -203,11 +212,14 @@ def published_real_runs(args: SimpleNamespace) -> dict[tuple[str, int], Run]:
     name = f"real_board_{args.prompt}"
     if not (RESULTS / f"{name}.json").exists():
         return {}
-    result, runs, now = read_result(RESULTS / f"{name}.json"), {}, flags_of_arms(args)
+    result = read_result(RESULTS / f"{name}.json")
     require_same_plan(name, result, {"common": COMMON, "steps": FORMS[args.prompt].steps,
                                      "model": model_name(args)})
+    flags_then, flags_now = result["settings"]["arms"], flags_of_arms(args)
+    runs = {}
     for run_name, stored in result["values"]["runs"].items():
-        arm, _, seed = run_name.rpartition("-s")
-        if now.get(arm) == result["settings"]["arms"].get(arm) and int(seed) < args.seeds:
-            runs[arm, int(seed)] = from_short_form(stored, result)
+        arm, _, number = run_name.rpartition("-s")
+        seed = int(number)
+        if flags_now.get(arm) == flags_then.get(arm) and seed < args.seeds:
+            runs[arm, seed] = from_short_form(stored, result)
     return runs

@@ -43,7 +43,7 @@ class MeasuredBatch:
     spent: int           # tokens sampled for their credit
 
 
-def batch_of(run: Path, step: int, flags: dict) -> MeasuredBatch:
+def load_or_measure_batch(run: Path, step: int, flags: dict) -> MeasuredBatch:
     """The batch as it was measured before, or measured now and kept."""
     sizes = "x".join(str(flags[name]) for name in SIZES)
     path = Path(flags["kept"]) / f"{run.name}-{step}-{sizes}.npz"

@@ -68,7 +68,8 @@ def test_a_small_measurement(recorded, tmp_path, monkeypatch):
                  continuations=2, kept=str(tmp_path / "kept"), processes=1, batches=0, threads=1,
                  seed=0)
     unit = recorded, 3, flags
-    one, again = change_batches.batch_of(*unit), change_batches.batch_of(*unit)
+    one = change_batches.load_or_measure_batch(*unit)
+    again = change_batches.load_or_measure_batch(*unit)
     tokens = one.tokens
     for name, values in tokens.columns.items():
         assert np.array_equal(values, again.tokens[name], equal_nan=True)
