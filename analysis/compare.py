@@ -21,6 +21,7 @@ from analysis.statistics import mean_over
 from analysis.tables import Row, Table, by_row
 from analysis.tally import Tally
 from engine.tokens import KINDS, SECTIONS
+from harness.record import Json
 
 MOST_REPEATED = 0.1  # share of the problems that were asked before
 WINDOW = 5  # steps whose mean is a point of a curve, but in a short run
@@ -58,19 +59,26 @@ def arms_overview(comparison: Comparison) -> Table:
     for name, arm in comparison.arms.items():
         runs = list(arm.values())
         ends, greedy = final_lines(runs, "sampled"), final_lines(runs, "greedy")
+        in_training = mean_over(list(map(mean_success, runs))).value
         rows.append([
-            name, len(runs),
-            mean_over([mean_success(run) for run in runs]).value,
-            mean_over([line["success"] for line in ends]).value,
-            mean_over([line["success"] for line in greedy]).value,
-            mean_over([line["format_mean"] for line in ends]).value,
-            mean_over([line["finished_mean"] for line in ends]).value,
-            mean_over([line["length_mean"] for line in ends]).value])
+            name,
+            len(runs),
+            in_training,
+            mean_of_evaluations(ends, "success"),
+            mean_of_evaluations(greedy, "success"),
+            mean_of_evaluations(ends, "format_mean"),
+            mean_of_evaluations(ends, "finished_mean"),
+            mean_of_evaluations(ends, "length_mean")])
     formats = {"arm": "", "seeds": "d", "training": ".1%", "sampled": ".1%", "greedy": ".1%",
                "format": ".2f", "finished": ".0%", "length": ".0f"}
     return Table("arms", "The arms, means over seeds", by_row(formats, rows), headings={
         "training": "success in training", "sampled": "held-out at the end, sampled",
         "length": "tokens an answer"})
+
+
+def mean_of_evaluations(lines: list[Json], key: str) -> float:
+    """The mean of one number of these evaluations; NaN where there are none."""
+    return mean_over([line[key] for line in lines]).value
 
 
 def primary_metric(comparison: Comparison) -> tuple[str, str]:
@@ -81,9 +89,10 @@ def primary_metric(comparison: Comparison) -> tuple[str, str]:
 
 def doubt_about_training(runs: list[Run]) -> str:
     """Why the answers of training do not tell these runs apart; empty where they do."""
-    if any({"imported", "trainer"} & run["config"].keys() for run in runs):
+    configs = [run["config"] for run in runs]
+    if any("imported" in config or "trainer" in config for config in configs):
         return "the answers on record were chosen by another program"
-    if any(run["config"].get("pairs") for run in runs):
+    if any(config.get("pairs") for config in configs):
         return "the answers of training were not sampled from the policy"
     repeated = max(map(share_asked_before, runs[:1]), default=0.0)
     if repeated > MOST_REPEATED:
@@ -97,8 +106,10 @@ def differences(comparison: Comparison, measure: str, is_primary: bool = True,
     """The gain of each arm over the baseline, and over its own placebo: two questions, each with
     its own correction."""
     arms, baseline = comparison.arms, comparison.baseline
-    pairs_with_placebo = {f"{name} - {placebo}": (arms[name], arms[placebo])
-                          for name in arms for placebo in comparison.placebos_of(name)}
+    pairs_with_placebo = {}
+    for name in arms:
+        for placebo in comparison.placebos_of(name):
+            pairs_with_placebo[f"{name} - {placebo}"] = arms[name], arms[placebo]
     over_placebos = gains(pairs_with_placebo, measure)
     found = gains(over_baseline(arms, baseline), measure) | over_placebos
     notes = [MEASURE_NOTES[measure], VERDICT_NOTE]
@@ -122,8 +133,9 @@ def stability(comparison: Comparison) -> Table:
             seconds = np.array([line["seconds"] for line in run["metrics"]], float)
             norm = norm[norm > 0]
             if len(norm):
-                measured.append([norm[:10].mean(), norm[-10:].mean(),
-                                 norm.max() / np.median(norm), seconds.mean()])
+                first, last = norm[:10].mean(), norm[-10:].mean()
+                peak = norm.max() / np.median(norm)
+                measured.append([first, last, peak, seconds.mean()])
         if measured:
             rows.append([name, len(measured), *np.mean(measured, 0).tolist()])
     formats = {"arm": "", "runs": "d", "first": ".3f", "last": ".3f", "peak": ".1f",
@@ -188,10 +200,14 @@ def curves_of_arm(axis: Axes, runs: list[Run], key: Literal["success", "gradient
     length = min(len(run["metrics"]) for run in runs)
     if not length:
         return
-    curves = np.array([[line[key] for line in run["metrics"][:length]] for run in runs], float)
+    curves = np.empty((len(runs), length))
+    for curve, run in zip(curves, runs):
+        curve[:] = [line[key] for line in run["metrics"][:length]]
     window = WINDOW if length >= 2 * WINDOW else 1
     points = length - window + 1
-    smooth = np.stack([curves[:, i:i + window].mean(1) for i in range(points)], 1)
+    smooth = np.empty((len(runs), points))
+    for i in range(points):
+        smooth[:, i] = curves[:, i:i + window].mean(1)
     steps = np.arange(points) + (window + 1) / 2
     if len(runs) > 1:
         axis.plot(steps, smooth.T, alpha=0.4, lw=0.6, **style)
@@ -202,14 +218,15 @@ def held_out_means(axis: Axes, runs: list[Run], style: Style) -> None:
     """Draw the mean of the runs' evaluations with its interval over seeds, and each run thinly."""
     by_step: dict[int, list[float]] = {}
     for run in runs:
-        lines = evaluations(run, "sampled")
-        for line in lines:
-            by_step.setdefault(line["step"], []).append(line["success"])
+        curve = {line["step"]: line["success"] for line in evaluations(run, "sampled")}
+        for step, success in curve.items():
+            by_step.setdefault(step, []).append(success)
         if len(runs) > 1:
-            axis.plot([line["step"] for line in lines], [line["success"] for line in lines],
-                      alpha=0.4, lw=0.6, **style)
-    steps = sorted(by_step)
-    found = [mean_over(by_step[step]) for step in steps]
-    reach = np.nan_to_num([one.high - one.value for one in found])  # a single seed has none
-    axis.errorbar(steps, [one.value for one in found], reach, marker="o", ms=3, lw=1.3, capsize=2,
-                  **style)
+            axis.plot(curve.keys(), curve.values(), alpha=0.4, lw=0.6, **style)
+    steps, means, reaches = sorted(by_step), [], []
+    for step in steps:
+        found = mean_over(by_step[step])
+        means.append(found.value)
+        reaches.append(found.high - found.value)
+    axis.errorbar(steps, means, np.nan_to_num(reaches),  # a single seed has no interval
+                  marker="o", ms=3, lw=1.3, capsize=2, **style)
