@@ -39,14 +39,23 @@ def expected_and_found(comparison: Comparison) -> Table:
     rows: list[Row] = []
     found = gains(over_baseline(comparison.arms, comparison.baseline))
     for name, arm in comparison.arms.items():
-        runs, weighting = list(arm.values()), str(comparison.one_of(name)["config"]["mitigation"])
+        weighting = str(comparison.one_of(name)["config"]["mitigation"])
         theirs, words = EXPECTED.get(weighting, (None, ""))
         gain = found.get(name)
-        norms = [line["gradient_norm"] for run in runs for line in run["metrics"]]
-        ends = [line["success"] for line in final_lines(runs, "sampled")]
-        rows.append([name, mean_over([mean_success(run) for run in runs]).value,
-                     gain.estimate if gain else None, mean_over(ends).value, theirs,
-                     as_they_saw(gain, theirs), mean_over(norms).value, words])
+        success, norms = [], []
+        for run in arm.values():
+            success.append(mean_success(run))
+            norms += [line["gradient_norm"] for line in run["metrics"]]
+        ends = [line["success"] for line in final_lines(list(arm.values()), "sampled")]
+        rows.append([
+            name,
+            mean_over(success).value,
+            gain.estimate if gain else None,
+            mean_over(ends).value,
+            theirs,
+            as_they_saw(gain, theirs),
+            mean_over(norms).value,
+            words])
     formats = {"arm": "", "speed": ".1%", "gain": "points", "end": ".1%", "theirs": ".0%",
                "look": "", "norm": ".3f", "words": ""}
     return Table("notes expected", "Expected against found", by_row(formats, rows), "", [
