@@ -222,7 +222,7 @@ def held_out_means(axis: Axes, runs: list[Run], style: Style) -> None:
         for step, success in curve.items():
             by_step.setdefault(step, []).append(success)
         if len(runs) > 1:
-            axis.plot(curve.keys(), curve.values(), alpha=0.4, lw=0.6, **style)
+            axis.plot(list(curve), list(curve.values()), alpha=0.4, lw=0.6, **style)
     steps, means, reaches = sorted(by_step), [], []
     for step in steps:
         found = mean_over(by_step[step])

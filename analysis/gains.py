@@ -143,7 +143,7 @@ def gain_table(name: str, title: str, found: Mapping[str, Gain | None],
         estimates.append(gain.estimate if gain else None)
         p.append(gain.p if gain else None)
         words.append(gain.verdict if gain else "-")
-    columns = {
+    columns: Columns = {
         "arm": ("", list(found)),
         "pairs": ("d", pairs),
         "gain": ("points", estimates),
