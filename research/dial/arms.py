@@ -52,7 +52,7 @@ class Batch:
         """The rollouts of one policy, as a run would have them."""
         ids, reward = self.sample.ids[s], self.sample.reward[s]
         contexts = self.sample.context
-        context = contexts[s % len(contexts)].expand_as(ids)
+        context = contexts[s % len(contexts)].expand_as(ids)  # (B, T)
         log_prob = self.log_prob[s]     # (U, V)
         probability = log_prob.exp()
         entropy = -(probability * log_prob).sum(-1)
@@ -60,6 +60,8 @@ class Batch:
         mask = torch.ones_like(ids, dtype=torch.bool)
         kind = torch.where(self.task.decides, OPERATOR, WORD).byte().expand_as(ids)
         problems = int(self.group[-1]) + 1
+        scores = {"reward": reward, "answer": reward, "reasoning": reward,
+                  "format": torch.zeros_like(reward)}
         seed = derived_seed("dial method", self.task.seeds[s], self.step)
         return Rollouts(
             problems=[self.task.spec.tokens] * problems,
@@ -76,8 +78,7 @@ class Batch:
             kind=kind,
             section=torch.full_like(kind, THINK),
             step=self.step,
-            scores={"reward": reward, "answer": reward, "reasoning": reward,
-                    "format": torch.zeros_like(reward)},
+            scores=scores,
             advantage=self.advantage[s].expand(ids.shape),
             forward=SimpleNamespace(look=known_hidden_states(self.hidden[s][context])),
             generator=torch.Generator().manual_seed(seed))

@@ -105,12 +105,13 @@ def with_groups(rollouts: Rollouts, size: int) -> Rollouts:
 def changes(policy: Policy, rollouts: Rollouts) -> dict[str, torch.Tensor]:
     """(B, T) for each of STEPS: the change of each log-prob in that step, from the same model."""
     better_only = replace(rollouts, advantage=rollouts.advantage.clamp(min=0))
-    return {PLAIN_STEP: change_in_a_step(policy, rollouts),
-            ADAMW_STEP: change_in_a_step(policy, rollouts, is_plain=False),
-            SMALL_GROUPS: change_in_a_step(policy, with_groups(rollouts, 4)),
-            BETTER_ONLY: change_in_a_step(policy, better_only),
-            ONE_PROBLEM: change_alone(policy, rollouts,
-                                      range(min(ALONE, len(rollouts.prompt_ids))))}
+    some_problems = range(min(ALONE, len(rollouts.prompt_ids)))
+    return {
+        PLAIN_STEP: change_in_a_step(policy, rollouts),
+        ADAMW_STEP: change_in_a_step(policy, rollouts, is_plain=False),
+        SMALL_GROUPS: change_in_a_step(policy, with_groups(rollouts, 4)),
+        BETTER_ONLY: change_in_a_step(policy, better_only),
+        ONE_PROBLEM: change_alone(policy, rollouts, some_problems)}
 
 
 def change_alone(policy: Policy, rollouts: Rollouts, problems: Iterable[int]) -> torch.Tensor:

@@ -54,8 +54,9 @@ def of_policy(seed: int, args: SimpleNamespace, only: list[str] | None,
               advantage_table(task, batches, advantages),
               identities_table(task, batches, advantages.values)]
     length = task.probability @ task.rollouts.length.double()
-    intro = (f"{len(task.probability)} answers, {len(task.score)} choices, "
-             f"{task.score.shape[1]} parameters; J = {task.J:.3f}, {length:.2f} tokens an "
+    choices, parameters = task.score.shape
+    intro = (f"{len(task.probability)} answers, {choices} choices, "
+             f"{parameters} parameters; J = {task.J:.3f}, {length:.2f} tokens an "
              f"answer; {len(batches.which):,} different groups of {args.answers} answers, with "
              "their probabilities.")
     return Findings("A synthetic task whose answers are all listed", [intro, LEGEND], tables)
@@ -74,16 +75,17 @@ def over_policies(tables: Sequence[Table], plain: str) -> Table:
     rows: list[Row] = []
     for name, policies in numbers.items():
         rows.append([name, *map(median_of, zip(*policies))])
-    formats = {next(iter(tables[0].columns)): ""}
+    first = tables[0]
+    formats = {next(iter(first.columns)): ""}
     headings = {"bias": "bias", "cosine": "cosine", "noise": SHORT,
                 "times": f"{SHORT}, times {plain}'s"}
     for column, spec in (("bias", ".3f"), ("cosine", ".3f"), ("noise", ".2f"), ("times", ".2f")):
         formats[column] = spec
         headings[column] += WITH_INTERVAL
-    return Table(tables[0].name, f"{tables[0].title}: medians of {len(tables)} policies",
+    return Table(first.name, f"{first.title}: medians of {len(tables)} policies",
                  by_row(formats, rows), "",
                  ["with 95% intervals of the median; the last ratio is taken on the same policy",
-                  *tables[0].notes[:1]], headings)
+                  *first.notes[:1]], headings)
 
 
 def median_of(values: Collection[float]) -> Estimate:

@@ -129,8 +129,9 @@ def phase_two(run: Path, policy: Policy) -> TokenTable:
         tokens = read_tokens(run, step)
         contribution = tokens["advantage"] * tokens["log_prob"]
         kept = ("problem", "answer", "position", "length", "token_id")
-        steps.append(TokenTable({**{name: tokens[name] for name in kept},
-                                 "signed": contribution, "size": np.abs(contribution)}))
+        columns = {name: tokens[name] for name in kept}
+        columns |= {"signed": contribution, "size": np.abs(contribution)}
+        steps.append(TokenTable(columns))
     return with_classes(joined_tables(steps), policy)
 
 
