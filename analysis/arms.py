@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from analysis.runs import PLAIN, Run, is_done, steps_done, task_of
+from analysis.runs import PLAIN_SETTINGS, Run, is_done, steps_done, task_of
 from engine.errors import UserError
 from harness.record import Json
 from harness.flags import Flag, flags_of
@@ -138,8 +138,8 @@ class Comparison:
     def usual_baseline(self) -> str:
         plain = []
         for name in self.arms:
-            config = {**PLAIN, **self.one_of(name)["config"]}
-            if PLAIN.items() <= config.items():
+            config = {**PLAIN_SETTINGS, **self.one_of(name)["config"]}
+            if PLAIN_SETTINGS.items() <= config.items():
                 plain.append(name)
         if len(plain) > 1 and "none" not in plain:
             raise UserError(f"which arm is the baseline: {' or '.join(plain)}? Name it with "

@@ -32,7 +32,7 @@ DRAWS = 20       # shuffles of the advantages within their groups
 UNDEFINED = np.errstate(invalid="ignore", divide="ignore")  # nan, which a table shows as -
 VALUES = np.linspace(-5, 5, 101)  # edges of histograms; what lies outside counts in the last bar
 LOG_PROBS, ADVANTAGES = np.linspace(-10, 0, 51), np.linspace(-4, 4, 41)
-SIZES = {  # the published mean absolute contribution by class, and by the discount of their run
+PUBLISHED_SIZES = {  # mean absolute contribution by class, and by the discount of their run
     1.0: {FILLER: 0.333, REASONING: 0.254}, 0.75: {FILLER: 0.348, REASONING: 0.247}}
 
 

@@ -6,7 +6,8 @@ import numpy as np
 
 from analysis.arms import Comparison
 from analysis.gains import Gain, final_lines, gains, mean_success, over_baseline
-from analysis.notes import FILLER, REASONING, SIZES, UNDEFINED, UNITS, Notes, same_or_other
+from analysis.notes import (FILLER, PUBLISHED_SIZES, REASONING, UNDEFINED, UNITS, Notes,
+                            same_or_other)
 from analysis.statistics import Floats, mean_over
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from analysis.tally import Tally
@@ -86,7 +87,7 @@ def size_by_class(known: Sums) -> Table:
                     for unit in UNITS)
         theirs = None
         if sums[0].is_of_the_notes:
-            sizes = SIZES[sums[0].published]
+            sizes = PUBLISHED_SIZES[sums[0].published]
             theirs = sizes[FILLER] / sizes[REASONING]
         ratio = old[0] / old[1]
         agrees = same_or_other(ratio, theirs, 1)

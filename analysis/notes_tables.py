@@ -10,14 +10,15 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 
-from analysis.notes import (ADVANTAGES, CLASSES, FILLER, LOG_PROBS, REASONING, SIZES, STRUCTURE,
-                            UNDEFINED, UNITS, VALUES, Notes, class_codes, same_or_other, quantile)
+from analysis.notes import (ADVANTAGES, CLASSES, FILLER, LOG_PROBS, PUBLISHED_SIZES, REASONING,
+                            STRUCTURE, UNDEFINED, UNITS, VALUES, Notes, class_codes, quantile,
+                            same_or_other)
 from analysis.page import Picture
 from analysis.plots import COLOURS, OF_GRADIENT, save, whole_steps
 from analysis.statistics import Floats
 from analysis.tables import Row, Table, by_row
 
-FEWEST = (2, 30)  # answers that a position must have for a t: the published number, and enough
+FEWEST_ANSWERS = (2, 30)  # that a position must have for a t: the published number, and enough
 
 # The published figures, and in a few words what each depends on
 CONTRIBUTION = {
@@ -102,11 +103,11 @@ def signs(notes: Notes) -> Table:
 
 def t_statistics(notes: Notes) -> Table:
     rows: list[Row] = []
-    for fewest in FEWEST:
+    for fewest in FEWEST_ANSWERS:
         old, new = abs(notes.t("contribution", fewest)), abs(notes.t("gradient", fewest))
         at_least = f"{fewest} ({old.shape[1]:,} positions)"
         for name, (no_effect, published) in OF_T.items():
-            theirs = published if fewest == FEWEST[0] else None
+            theirs = published if fewest == FEWEST_ANSWERS[0] else None
             of_old, old_shuffled = t_in_one_number(name, old)
             of_new, new_shuffled = t_in_one_number(name, new)
             look = same_or_other(of_old, theirs)
@@ -214,7 +215,7 @@ def classes(notes: Notes) -> Table:
     rows: list[Row] = []
     for c in np.flatnonzero(notes.total("class", "tokens")).tolist():
         name = CLASSES[c]
-        published = [*OF_CLASSES.get(name, [None] * 3), SIZES[notes.published].get(name)]
+        published = [*OF_CLASSES.get(name, [None] * 3), PUBLISHED_SIZES[notes.published].get(name)]
         for (row, why), theirs, old, new in zip(OF_A_CLASS.items(), published, *of_units):
             rows.append([name, row, old[c], theirs, same_or_other(old[c], theirs), new[c], why])
     formats = {"class": "", "": "", "old": ".4f", "theirs": ".4f", "look": "", "new": ".4f",
@@ -265,7 +266,7 @@ def filler_over_reasoning(notes: Notes) -> Table:
     alike = [at_like_positions(tokens, sizes) for sizes in both_means(notes, "class by fifth")]
     log_prob, s = notes.mean("class", "log_prob"), notes.mean("class", "s")
     uncertain = [log_prob[0] / log_prob[1], s[0] / s[1]]
-    sizes = SIZES[notes.published]
+    sizes = PUBLISHED_SIZES[notes.published]
     rows: list[Row] = []
     for name, (old, new), theirs, why in (
             ("mean absolute", crude, sizes[FILLER] / sizes[REASONING],

@@ -122,7 +122,7 @@ def stand_in_policy(task: SyntheticTask, s: int) -> SimpleNamespace:
 
 
 @dataclass(frozen=True)
-class Arm:
+class SyntheticArm:
     """A method in a synthetic task: `start(task)` is made anew for each training, and gives
     weight times advantage (S, B, T) of each batch. The exact gradient has none."""
     name: str
@@ -180,18 +180,18 @@ def listed(name: str, flags: dict):
     return start
 
 
-def named_arm(name: str, flags: dict | None = None) -> Arm:
+def named_arm(name: str, flags: dict | None = None) -> SyntheticArm:
     """The arm that has this name in a table, or in one of the two lists."""
     word, _, number = name.rpartition(" ")
     if name in MITIGATIONS or name in ADVANTAGES:
-        return Arm(name, listed(name, flags or {}))
+        return SyntheticArm(name, listed(name, flags or {}))
     if word == "batch":
-        return Arm(name, plain_coefficients, float(number.removesuffix("x")))
+        return SyntheticArm(name, plain_coefficients, float(number.removesuffix("x")))
     masks = {"mask": {}, "half known": {"known": 0.5}, "placebo": {"is_placebo": True}}
     if word in masks:
-        return Arm(name, masked(float(number), **masks[word]))
+        return SyntheticArm(name, masked(float(number), **masks[word]))
     known = {PLAIN: plain_coefficients, EXACT: None, TRUE: true_credit_coefficients}
     if name not in known:
         raise UserError(f"there is no weighting and no advantage {name}: is its function in "
                         "mitigations.py, below @mitigation or @advantage?")
-    return Arm(name, known[name])
+    return SyntheticArm(name, known[name])

@@ -43,7 +43,7 @@ from research.experiments.protocol import COMMON
 from research.probes.common import Findings, command_of
 from harness.planned import PlannedRun, make_runs, usable_cores
 
-PLAIN, FIRST_SEED, PARTS = "none", 300, 5  # seeds that no board has
+PLAIN, FIRST_SEED, FIFTHS = "none", 300, 5  # seeds that no board has
 FEWEST_SEEDS = 3  # two agree now and then by luck
 EXPERIMENTS = {  # the flags of each arm
     "1": {
@@ -157,7 +157,7 @@ def verdict_of_enough(gain: Gain | None) -> str:
 def fifths_table(arms: Arms) -> Table:
     """Success by fifths of the training, means over seeds."""
     steps = len(success_by_step(next(iter(arms[PLAIN].values()))))
-    parts = min(PARTS, steps)
+    parts = min(FIFTHS, steps)
     rows = [[arm, *success_by_parts(runs, parts)] for arm, runs in arms.items()]
     names = [f"part {number}" for number in range(1, parts + 1)]
     return Table("curve", "Success by fifths of the training",

@@ -63,7 +63,7 @@ ARMS = {  # in the order in which they are made
     "four times": "--questions {four_times}"}
 CONTROLS = {"four times": "larger batches", "measured": "the control", "measured 16": "the control",
             SHUFFLED: "the control"}
-FEWEST = 6  # pairs: an arm with fewer is not in the table yet
+FEWEST_PAIRS = 6  # an arm with fewer is not in the table yet
 BY_SECTION = ("outcome_conditional 0.5", "outcome_conditional 0.25", "by_kind without words")
 FORMS = {  # for each --prompt: problems a step, steps, and the arms that say nothing there
     "brief": SimpleNamespace(questions=4, steps=24, without=("measured 16",)),
@@ -73,7 +73,7 @@ COMMON = ("--dtype bfloat16 --learning_rate 2e-6 --eval_every 0 --save_model no 
 FLAGS = {
     "model": Flag("models/Qwen2.5-0.5B-Instruct", "folder of a model"),
     "prompt": Flag("brief", "brief has a short thinking, expression none", choices=tuple(FORMS)),
-    "seeds": Flag(6, "seeds of each arm, from seed 0 on", least=FEWEST, most=1000),
+    "seeds": Flag(6, "seeds of each arm, from seed 0 on", least=FEWEST_PAIRS, most=1000),
     "arms": Flag("", "only these are made, in this order: names with commas between them"),
     "runs": Flag("runs/real_board", "folder of the runs"),
     **FLAGS_OF_LEADERBOARD,
@@ -179,8 +179,8 @@ def report_real_board(args: SimpleNamespace, arms: Arms, command: str) -> None:
 
 def real_leaderboard(arms: Arms, predicted: dict[str, float]) -> Table:
     """The arms that have all of their first six pairs, the best first."""
-    found = gains(over_baseline(arms, PLAIN), controls=list(CONTROLS), fewest=FEWEST)
-    complete = {arm: gain for arm, gain in found.items() if gain.pairs >= FEWEST}
+    found = gains(over_baseline(arms, PLAIN), controls=list(CONTROLS), fewest=FEWEST_PAIRS)
+    complete = {arm: gain for arm, gain in found.items() if gain.pairs >= FEWEST_PAIRS}
     seconds_of_plain = mean_step_seconds(arms[PLAIN].values())
     cost = {arm: mean_step_seconds(arms[arm].values()) / seconds_of_plain for arm in complete}
     return leaderboard(complete, predicted, cost)

@@ -36,7 +36,7 @@ from engine.forward import response_log_probs
 from engine.policy import Policy
 from engine.rollouts import Rollouts
 from harness.flags import Flag
-from research.probes.common import OF_A_MODEL, Findings, Progress, policy_of, sample_batch
+from research.probes.common import OF_A_MODEL, Findings, Progress, policy_from_flags, sample_batch
 
 FLAGS = {
     **OF_A_MODEL,
@@ -45,7 +45,7 @@ FLAGS = {
 
 
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
-    policy, progress = policy_of(args), Progress(gradients=1)
+    policy, progress = policy_from_flags(args), Progress(gradients=1)
     rollouts = sample_batch(policy, args.questions, args.answers)
     shape = args.questions, args.answers
     square = squares(policy, rollouts, progress).reshape(shape)

@@ -34,7 +34,7 @@ SEED_NAME = "became"  # names the random numbers: those of the published result
 PUSH, PLAIN_STEP, ADAMW_STEP = "push", "plain step", "AdamW's first"
 SMALL_GROUPS, BETTER_ONLY, ONE_PROBLEM = "groups of 4", "better answers only", "one problem alone"
 STEPS = (PLAIN_STEP, ADAMW_STEP, SMALL_GROUPS, BETTER_ONLY, ONE_PROBLEM)
-SIZES = ("questions", "answers", "new_tokens", "measured", "continuations")  # in a file's name
+SIZES_IN_NAME = ("questions", "answers", "new_tokens", "measured", "continuations")  # of a file
 
 
 @dataclass
@@ -45,7 +45,7 @@ class MeasuredBatch:
 
 def load_or_measure_batch(run: Path, step: int, flags: dict) -> MeasuredBatch:
     """The batch as it was measured before, or measured now and kept."""
-    sizes = "x".join(str(flags[name]) for name in SIZES)
+    sizes = "x".join(str(flags[name]) for name in SIZES_IN_NAME)
     path = Path(flags["kept"]) / f"{run.name}-{step}-{sizes}.npz"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from research.probes.common import jackknife_of_sums, rank_correlation, share_of
 COMMON_ITEM = 20  # tokens of a vocabulary item, in each run
 MOST_ITEMS = 6    # that are shown
 SHOWN = ("word", "number", "operator")
-ARMS = (PUSH, *STEPS)
+PUSH_AND_CHANGES = (PUSH, *STEPS)
 ByStep = Mapping[int, Sequence[MeasuredBatch]]  # by step, one of each run
 
 
@@ -114,7 +114,7 @@ def kinds_table(batches: ByStep) -> Table:
 def fell_and_rose_table(batches: ByStep) -> Table:
     rows: list[Row] = []
     for step, of_step in batches.items():
-        for arm in ARMS:
+        for arm in PUSH_AND_CHANGES:
             tokens = pooled(of_step, arm)
             against_push = [Estimate(np.nan)] * 2
             if arm != PUSH:

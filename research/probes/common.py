@@ -119,7 +119,7 @@ def run_of(model: Path) -> Path | None:
     return run if is_run else None
 
 
-def policy_of(args: SimpleNamespace) -> Policy:
+def policy_from_flags(args: SimpleNamespace) -> Policy:
     """The model with its problems, those of its run where it is a checkpoint. It is sampled at
     temperature 1, because a probe asks about the policy itself."""
     chosen = {name: vars(args)[name] for name in OF_A_MODEL}

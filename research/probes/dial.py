@@ -29,7 +29,7 @@ from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
 from harness.flags import Flag, flags_of
 from harness.parser import make_parser
-from research.dial.arms import PLAIN, TRUE, Arm, named_arm
+from research.dial.arms import PLAIN, TRUE, SyntheticArm, named_arm
 from research.dial.task import TaskSpec
 from research.dial.training import train_policies
 from research.experiments.pictures import draw_dial_shares, draw_published
@@ -97,7 +97,7 @@ def arms_asked(only: str | None) -> list[str]:
     return [*BEYOND, *listed]
 
 
-def arm_as_typed(text: str) -> Arm:
+def arm_as_typed(text: str) -> SyntheticArm:
     """The arm that is typed as `my_idea --strength 2`, or by a name alone."""
     name, *typed = text.split(" --")
     chosen = MITIGATIONS.get(name) or ADVANTAGES.get(name)
@@ -110,7 +110,7 @@ def arm_as_typed(text: str) -> Arm:
     return named_arm(name, parser.read(words))
 
 
-def trained_cell(task: str, arm: Arm, name: str, args: SimpleNamespace,
+def trained_cell(task: str, arm: SyntheticArm, name: str, args: SimpleNamespace,
                  first: int = SEEDS_FROM) -> dict:
     """The arm in the task: by seed the mean of its training at its own rate."""
     spec, start = TaskSpec.read(task), time.process_time()
@@ -121,7 +121,7 @@ def trained_cell(task: str, arm: Arm, name: str, args: SimpleNamespace,
             "seconds": round(time.process_time() - start, 2)}
 
 
-def best_rate(spec: TaskSpec, arm: Arm, args: SimpleNamespace) -> float:
+def best_rate(spec: TaskSpec, arm: SyntheticArm, args: SimpleNamespace) -> float:
     """The rate with the highest mean over other seeds."""
     rates = [float(rate) for rate in args.rates.split(",")]
     first = args.seed + RATES_FROM

@@ -15,7 +15,7 @@ from research.probes.common import Findings, Progress
 from research.probes.enumerated import EnumeratedTask, make_enumerated
 from research.probes.identities import HOLDS, identities_table
 
-PLAIN = ("none", "grpo", "dr_grpo", "rloo")
+ALWAYS_SHOWN = ("none", "grpo", "dr_grpo", "rloo")
 RATIO, SHORT = "noise-to-signal ratio", "noise over signal"  # in sentences, and in headings
 LEGEND = (
     "bias: size of (mean estimate - true gradient) over that of the true gradient; cosine: "
@@ -28,7 +28,7 @@ def measure_enumerated(args: SimpleNamespace) -> Findings:
     torch.set_num_threads(args.threads or torch.get_num_threads())
     seeds = range(args.seed, args.seed + args.policies)
     progress = Progress(**dict.fromkeys(map(str, seeds), 1.0))
-    only = args.only and [*PLAIN, *args.only.split(",")]
+    only = args.only and [*ALWAYS_SHOWN, *args.only.split(",")]
     found, weightings, advantages = [], [], []
     for seed in seeds:
         findings = of_policy(seed, args, only, partial(progress, str(seed)))

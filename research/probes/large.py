@@ -31,7 +31,7 @@ from engine.errors import UserError
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from harness.flags import Flag
-from research.probes.common import OF_A_MODEL, Findings, Progress, policy_of, sample_batch
+from research.probes.common import OF_A_MODEL, Findings, Progress, policy_from_flags, sample_batch
 from research.probes.credit import true_credit
 from research.probes.decided import (PARTITIONS, MeasuredAnswers, decided_table, tokens_of,
                                      write_run)
@@ -50,7 +50,7 @@ MOST_ROUNDS = 1000
 
 
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
-    policy = policy_of(args)
+    policy = policy_from_flags(args)
     progress, end = Progress(problems=1), time.monotonic() + 60 * args.minutes
     measured: list[MeasuredAnswers] = []
     right: list[float] = []

@@ -37,7 +37,7 @@ from analysis.tables import Row, Table, by_row
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
 from harness.flags import Flag
-from research.dial.arms import EXACT, PLAIN, TRUE, Arm, named_arm
+from research.dial.arms import EXACT, PLAIN, TRUE, SyntheticArm, named_arm
 from research.dial.task import SyntheticTask, TaskSpec
 from research.dial.training import AdamWOfRows, batch_gradients
 from research.experiments.published import (RESULTS, estimates_as_arrays, read_result,
@@ -50,8 +50,8 @@ FLAGS = {**dial.FLAGS,
                                "measure nothing"),
          "policies": Flag(3, "policies whose gradients' noise is measured, before training and in "
                              "the middle of it", least=1, most=100)}
-SIZES = {"batch 0.25x": 0.25, "batch 0.5x": 0.5, PLAIN: 1.0, "batch 2x": 2.0, "batch 4x": 4.0,
-         "batch 8x": 8.0, "batch 16x": 16.0, EXACT: math.inf}
+BATCH_SIZES = {"batch 0.25x": 0.25, "batch 0.5x": 0.5, PLAIN: 1.0, "batch 2x": 2.0,
+               "batch 4x": 4.0, "batch 8x": 8.0, "batch 16x": 16.0, EXACT: math.inf}
 CURVE_FROM, NOISE_FROM = 2000, 4000  # seeds that no gain is measured on
 BATCHES = 64     # for each policy
 ASKED = f"{TRUE},mask 0.1,mask 0,by_kind"  # whose mean gradient points along the true one
@@ -109,11 +109,11 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     rows: list[Row] = []
     for task in tasks:
         cells = {}
-        for i, name in enumerate(SIZES):
-            progress(task, i / (len(SIZES) + 4), f"{task}: {name}")
+        for i, name in enumerate(BATCH_SIZES):
+            progress(task, i / (len(BATCH_SIZES) + 4), f"{task}: {name}")
             cells[name] = dial.trained_cell(task, named_arm(name), name, args, CURVE_FROM)
         plain = fmean(cells[PLAIN]["mean"])
-        curve = {size: fmean(cells[name]["mean"]) - plain for name, size in SIZES.items()}
+        curve = {size: fmean(cells[name]["mean"]) - plain for name, size in BATCH_SIZES.items()}
         curves[task] = {str(size): gain for size, gain in curve.items()}
 
         progress(task, 0.8, f"{task}: noise")
@@ -152,7 +152,8 @@ def noise_ratio_to_gain(ratio: float, curve: Curve) -> float:
     return curve[below] + place * (curve[above] - curve[below])
 
 
-def noise_of_arms(spec: TaskSpec, arms: dict[str, Arm], rate: float, steps: int, seeds: range,
+def noise_of_arms(spec: TaskSpec, arms: dict[str, SyntheticArm], rate: float, steps: int,
+                  seeds: range,
                   are_asked: bool = False) -> dict[str, dict[str, tuple[float, float]]]:
     """The ratio of each arm's noise to plain GRPO's and its cosine, for policies that are untrained
     and half trained by plain GRPO; the mean over policies. One whose answers all have the same
@@ -194,7 +195,7 @@ def trained_by_plain(spec: TaskSpec, seed: int, rate: float, steps: int) -> list
     return [start, task.parameters]
 
 
-def noise_and_cosine(spec: TaskSpec, arm: Arm, seed: int,
+def noise_and_cosine(spec: TaskSpec, arm: SyntheticArm, seed: int,
                      parameters: torch.Tensor) -> tuple[float, float]:
     """The noise and the cosine of many batches of one policy. Where nothing points along the true
     gradient the noise is without end; here it is very large."""

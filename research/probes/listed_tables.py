@@ -23,7 +23,7 @@ from research.probes.tree import Listing
 ORDINALS = ("1st", "2nd", "3rd", *(f"{number}th" for number in range(4, 1000)))
 WHERE = {"kind": PARTITIONS["kind"],
          "index": (ORDINALS, "The same by the token's position in the answer")}
-ARMS = {PUSH: "push", PLAIN_STEP: "change, plain step", ADAMW_STEP: "change, AdamW's first"}
+LABELS = {PUSH: "push", PLAIN_STEP: "change, plain step", ADAMW_STEP: "change, AdamW's first"}
 MOST_ITEMS = 8  # vocabulary items that are shown
 
 
@@ -139,12 +139,12 @@ def follow_table(models: Models) -> Table:
     rows: list[Row] = []
     sentences = []
     for name, one in models.items():
-        found = {arm: correlations_with_credit(live_tokens(one.sampled, arm)) for arm in ARMS}
+        found = {arm: correlations_with_credit(live_tokens(one.sampled, arm)) for arm in LABELS}
         pushed = live_tokens(one.sampled, PUSH)
         frequent = change_tables.of_frequent_items(pushed)
         items = len(np.unique(pushed["token_id"][frequent]))
         for arm, (by_token, by_item) in found.items():
-            rows.append([name, ARMS[arm], by_token, items, by_item])
+            rows.append([name, LABELS[arm], by_token, items, by_item])
         for number, how in enumerate(("token by token", "summed over vocabulary items")):
             push, change = found[PUSH][number].value, found[PLAIN_STEP][number].value
             is_known = math.isfinite(push + change) and (number == 0 or items >= FEWEST)
@@ -167,7 +167,7 @@ def shares_table_of_models(models: Models) -> Table:
     rows: list[Row] = []
     for name, one in models.items():
         tokens = live_tokens(one.sampled, PUSH)
-        sizes = [np.abs(live_tokens(one.sampled, arm)["change"]) for arm in ARMS]
+        sizes = [np.abs(live_tokens(one.sampled, arm)["change"]) for arm in LABELS]
         sizes.append(np.abs(tokens["credit 1"]))
         for code, kind in enumerate(KINDS):
             inside = tokens["kind"] == code

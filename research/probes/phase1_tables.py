@@ -125,11 +125,11 @@ def flaws_table(found: TokensByName, with_shuffled_rewards: TokenTable) -> Table
     rows = [
         ["wrong gradient: shuffled rewards change GRPO's gradient by this share, phase 1 by 0",
          changed],
-        ["correlation of its size with abs(A) s", correlation(phase_1["size"], gradient["size"])],
+        ["correlation of its size with abs(A) s", pearson(phase_1["size"], gradient["size"])],
         ["position: early over late where there is nothing to credit, untrained and random text",
          early_over_late],
         ["correlation of its size with the number of loss terms",
-         correlation(phase_1["size"], found[LOSS_TERMS]["size"])],
+         pearson(phase_1["size"], found[LOSS_TERMS]["size"])],
         ["t: share above 3 of the size, which is never negative", t_of_size],
         ["the same number with a sign", t_signed],
         ["t grows with the answers: mean t of the size with all over that with half of them",
@@ -153,7 +153,7 @@ def flaws_table(found: TokensByName, with_shuffled_rewards: TokenTable) -> Table
                  [f"kinds of token: {', '.join(KINDS)}"])
 
 
-def correlation(one: np.ndarray, other: np.ndarray) -> float:
+def pearson(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.corrcoef(one, other)[0, 1])
 
 

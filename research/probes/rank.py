@@ -58,7 +58,7 @@ from engine.tokens import NUMBER
 from grpo import group_z_score
 from harness.flags import Flag
 from harness.load import make
-from research.probes.common import OF_A_MODEL, Findings, Progress, policy_of, sample_batch
+from research.probes.common import OF_A_MODEL, Findings, Progress, policy_from_flags, sample_batch
 from research.probes.rank_tables import (CRITIC, ONES, PLANTED, RANKS, Z, FoundRanks,
                                          ranks_by_advantage, ranks_by_size)
 
@@ -82,7 +82,7 @@ Kinds = dict[str, torch.Tensor]  # by the way in which tokens are weighted
 
 
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
-    policy, found = policy_of(args), defaultdict(list)
+    policy, found = policy_from_flags(args), defaultdict(list)
     progress = Progress(critic=args.critic_batches / 8, problems=args.questions)
     critic = critic_of(policy, args, progress) if args.critic_batches else None
     learned = critic and critic.metrics["explained_variance"]

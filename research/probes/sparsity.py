@@ -35,7 +35,7 @@ from engine.policy import Policy
 from engine.rollouts import Rollouts
 from harness.record import (checkpoint_folders, credit_steps, find_folder, read_columns, run_config)
 from harness.flags import Flag
-from research.probes.common import OF_A_MODEL, Findings, Progress, policy_of, sample_batch
+from research.probes.common import OF_A_MODEL, Findings, Progress, policy_from_flags, sample_batch
 
 FLAGS = {
     "run": Flag("runs/none-grpo-s0", "folder of a run with checkpoints"),
@@ -63,7 +63,7 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     before = 0
     for number, (step, model) in enumerate(models.items()):
         progress("checkpoints", number / len(models))
-        policy = policy_of(SimpleNamespace(**{**vars(args), "model": str(model)}))
+        policy = policy_from_flags(SimpleNamespace(**{**vars(args), "model": str(model)}))
         rollouts = sample_batch(policy, args.questions, args.answers)
         success, *others = of_checkpoint(policy, rollouts, R)
         rows.append([step, success, share_without_spread(run, before, step), *others])
