@@ -46,12 +46,15 @@ Numbers = dict[str, Value | list[Value]]  # a list has one for each token
 def stages(config: Mapping[str, object]) -> list[Stage]:
     s = with_default_settings(config)
     is_own = "imported" not in config and "trainer" not in config
-    return [*sampling_stages(s, is_own), *advantage_stages(s), *weight_stages(s),
-            *loss_stages(s, is_own),
-            ("change", "its log p changed by [[change]] in the step, after which p = [[p after]]",
-             "grpo.py: update"),
-            ("rank", "[[rank]] of [[tokens]] in this answer, by the gradient's size (A > 0: "
-                     "likelier, A < 0: less likely)", where(ranks))]
+    return [
+        *sampling_stages(s, is_own),
+        *advantage_stages(s),
+        *weight_stages(s),
+        *loss_stages(s, is_own),
+        ("change", "its log p changed by [[change]] in the step, after which p = [[p after]]",
+         "grpo.py: update"),
+        ("rank", "[[rank]] of [[tokens]] in this answer, by the gradient's size (A > 0: "
+                 "likelier, A < 0: less likely)", where(ranks))]
 
 
 def sampling_stages(s: SimpleNamespace, is_own: bool) -> list[Stage]:

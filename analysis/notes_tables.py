@@ -198,7 +198,9 @@ def early_over_late_positions(notes: Notes, unit: str) -> float:
 
 def at_like_classes(tokens: Floats, sizes: Floats) -> float:
     """The first fifth over the last, from (15,) of each class by fifth."""
-    tokens, sizes = tokens.reshape(3, 5)[:, [0, 4]], sizes.reshape(3, 5)[:, [0, 4]]
+    first_and_last = [0, 4]
+    tokens = tokens.reshape(3, 5)[:, first_and_last]
+    sizes = sizes.reshape(3, 5)[:, first_and_last]
     in_both = (tokens > 0).all(1)
     if not in_both.any():
         return np.nan
@@ -210,8 +212,9 @@ def classes(notes: Notes) -> Table:
     share = notes.share("class", "tokens")
     of_units = []  # of each unit the four rows of OF_A_CLASS, (3,) each
     for certainty, unit in zip(("log_prob", "s"), UNITS):
-        of_units.append([share, notes.mean("class", certainty), notes.mean("class", unit),
-                         notes.mean("class", f"abs {unit}")])
+        mean_certainty = notes.mean("class", certainty)
+        mean, size = notes.mean("class", unit), notes.mean("class", f"abs {unit}")
+        of_units.append([share, mean_certainty, mean, size])
     rows: list[Row] = []
     for c in np.flatnonzero(notes.total("class", "tokens")).tolist():
         name = CLASSES[c]

@@ -48,7 +48,8 @@ def student_quantile(probability: float, df: float) -> float:
 def two_sided_p(t: float, df: float) -> float:
     """Never 0: the table ends somewhere, the distribution does not."""
     angle, below = student(df)
-    p = 2 * np.interp(np.arctan(-abs(t) / np.sqrt(min(df, 10_000))), angle, below)
+    angle_of_t = np.arctan(-abs(t) / np.sqrt(min(df, 10_000)))
+    p = 2 * np.interp(angle_of_t, angle, below)
     return float(np.clip(p, np.finfo(float).tiny, 1.0))
 
 
@@ -163,8 +164,8 @@ def paired_difference(differences: ArrayLike, tests: int = 1) -> Estimate:
 
     error = reach(0.05 / tests) / student_quantile(1 - 0.025 / tests, seeds - 1)
     p = level_that_reaches(abs(value), reach)
-    return Estimate(value, value - reach(0.05), value + reach(0.05), p,
-                    float(error * detectable(seeds - 1, tests)))
+    visible = float(error * detectable(seeds - 1, tests))
+    return Estimate(value, value - reach(0.05), value + reach(0.05), p, visible)
 
 
 def variance_of_mean(values: Floats) -> float:

@@ -119,11 +119,11 @@ def wrapped_row(row: list[str], widths: list[int], left: list[bool]) -> str:
 
 
 def by_row(formats: dict[str, str], rows: Iterable[Collection[Cell]]) -> Columns:
-    columns: dict[str, tuple[str, Row]] = {name: (spec, []) for name, spec in formats.items()}
+    values: dict[str, Row] = {name: [] for name in formats}
     for row in rows:
-        for (_, values), value in zip(columns.values(), row, strict=True):
-            values.append(value)
-    return columns
+        for column, cell in zip(values.values(), row, strict=True):
+            column.append(cell)
+    return {name: (spec, values[name]) for name, spec in formats.items()}
 
 
 def shown(value: Cell, spec: str) -> str:
