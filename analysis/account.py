@@ -45,14 +45,17 @@ Numbers = dict[str, Value | list[Value]]  # a list has one for each token
 
 
 def stages(config: Mapping[str, object]) -> list[Stage]:
-    s = settings_of(config)
-    is_own = not {"imported", "trainer"} & config.keys()
-    return [*sampling_stages(s, is_own), *advantage_stages(s), *weight_stages(s),
-            *loss_stages(s, is_own),
-            ("change", "its log p changed by [[change]] in the step, after which p = [[p after]]",
-             where(update_with_change)),
-            ("rank", "[[rank]] of [[tokens]] in this answer, by the gradient's size (A > 0: "
-                     "likelier, A < 0: less likely)", where(ranks))]
+    s = with_default_settings(config)
+    is_own = "imported" not in config and "trainer" not in config
+    return [
+        *sampling_stages(s, is_own),
+        *advantage_stages(s),
+        *weight_stages(s),
+        *loss_stages(s, is_own),
+        ("change", "its log p changed by [[change]] in the step, after which p = [[p after]]",
+         where(update_with_change)),
+        ("rank", "[[rank]] of [[tokens]] in this answer, by the gradient's size (A > 0: "
+                 "likelier, A < 0: less likely)", where(ranks))]
 
 
 def sampling_stages(s: SimpleNamespace, is_own: bool) -> list[Stage]:
@@ -110,7 +113,7 @@ def loss_stages(s: SimpleNamespace, is_own: bool) -> list[Stage]:
                      "= [[gradient]]", where(TokenLogProbs.backward))]
 
 
-def settings_of(config: Mapping[str, object]) -> SimpleNamespace:
+def with_default_settings(config: Mapping[str, object]) -> SimpleNamespace:
     return SimpleNamespace(**{**DEFAULTS, **config})
 
 
@@ -124,8 +127,10 @@ def chosen(axis: str, choices: Choices, s: SimpleNamespace) -> tuple[str, str]:
     name = getattr(s, axis)
     if name not in choices:  # deleted since, or that of another trainer
         return name, ""
-    flags = "".join(f" --{flag} {getattr(s, flag)}" for flag in flags_of(choices[name])
-                    if hasattr(s, flag))
+    flags = ""
+    for flag in flags_of(choices[name]):
+        if hasattr(s, flag):
+            flags += f" --{flag} {getattr(s, flag)}"
     paragraph = inspect.cleandoc(choices[name].__doc__ or "").split("\n\n")[0]
     help_text = textwrap.shorten(paragraph, 80, placeholder="...")
     return f"--{axis} {name}{flags}: {help_text}", where(choices[name])
@@ -134,19 +139,20 @@ def chosen(axis: str, choices: Choices, s: SimpleNamespace) -> tuple[str, str]:
 def numbers_of(record: StepRecord, config: Mapping[str, object], line: Json | None,
                b: int) -> Numbers:
     """The numbers that the lines name, of answer b. `line` is the step's in metrics.jsonl."""
-    s = settings_of(config)
+    s = with_default_settings(config)
     tokens, answers = record.tokens_of(b), record.answers
     is_dropped = s.drop_unfinished & ~answers["finished"]
     trained = torch.from_numpy(np.where(is_dropped, 0, answers["length"]))
-    N, c = (line["N"], line["weight_factor"]) if line else (None, None)
+    recorded_N, c = (line["N"], line["weight_factor"]) if line else (None, None)
+    N = recorded_N or int(trained.sum())
     m = float(length_scaling(trained, s.loss_norm, s.max_new_tokens)[b, 0])
-    each = m / (N or int(trained.sum()) or math.nan)  # of a token, in the mean that is the loss
+    each = m / (N or math.nan)  # of a token, in the mean that is the loss
     if is_dropped[b]:
         c, m, each = None, math.nan, math.nan
     return {
         "tokens": len(tokens),
-        "N": N or int(trained.sum()),
-        "N from": ", as in metrics.jsonl" if N else "",
+        "N": N,
+        "N from": ", as in metrics.jsonl" if recorded_N else "",
         "batch": len(trained),
         "trained": int((trained > 0).sum()),
         "most": s.max_new_tokens,
@@ -159,28 +165,35 @@ def numbers_of(record: StepRecord, config: Mapping[str, object], line: Json | No
 
 
 def numbers_of_group(answers: dict[str, np.ndarray], b: int) -> Numbers:
-    reward, group = (torch.from_numpy(answers[name]) for name in ("reward", "group"))
+    reward, group = torch.from_numpy(answers["reward"]), torch.from_numpy(answers["group"])
     mean = group_mean(reward, group)
     std = group_mean((reward - mean).square(), group).sqrt()
     of_group = answers["reward"][answers["group"] == answers["group"][b]]
     rewards = Counter(map(rounded, of_group))
-    parts = [f"{name.removeprefix(PART)} {rounded(values[b])}"
-             for name, values in sorted(answers.items())
-             if name.startswith(PART) and np.isfinite(values[b])]
-    return {"answers": rewards.total(),
-            "rewards": ", ".join(f"{count} x {value}" for value, count in rewards.most_common()),
-            "mean": rounded(mean[b]), "std": rounded(std[b]),
-            "reward": rounded(answers["reward"][b]),
-            "parts": ", ".join(parts) or None}
+    counts = [f"{count} x {value}" for value, count in rewards.most_common()]
+    parts = []
+    for name, values in sorted(answers.items()):
+        if name.startswith(PART) and np.isfinite(values[b]):
+            parts.append(f"{name.removeprefix(PART)} {rounded(values[b])}")
+    return {
+        "answers": rewards.total(),
+        "rewards": ", ".join(counts),
+        "mean": rounded(mean[b]),
+        "std": rounded(std[b]),
+        "reward": rounded(answers["reward"][b]),
+        "parts": ", ".join(parts) or None}
 
 
 def numbers_of_advantage(record: StepRecord, s: SimpleNamespace, b: int) -> Numbers:
     """The advantage by its formula, if that is what the record has."""
     computed = torch.tensor(math.nan)
     if s.advantage in FORMULAS:
-        reward, group = (torch.from_numpy(record.answers[name]) for name in ("reward", "group"))
-        one_token = SimpleNamespace(reward=reward, group=group, mask=torch.ones(len(reward), 1))
-        computed = torch.as_tensor(ADVANTAGES[s.advantage](one_token))[b, 0]
+        answers = record.answers
+        one_token_each = SimpleNamespace(reward=torch.from_numpy(answers["reward"]),
+                                         group=torch.from_numpy(answers["group"]),
+                                         mask=torch.ones(len(answers["reward"]), 1))
+        advantage = torch.as_tensor(ADVANTAGES[s.advantage](one_token_each))  # (B, 1)
+        computed = advantage[b, 0]
     if np.allclose(record.tokens_of(b)["advantage"], computed, atol=1e-5):
         return {"computed": rounded(computed), "recorded": None}
     return {"computed": None, "recorded": ""}
@@ -209,8 +222,10 @@ def numbers_of_tokens(tokens: TokenTable, c: float | None, each: float) -> Numbe
 def ranks(sizes: np.ndarray) -> list[Value]:
     """1 for the largest; None where there is no gradient."""
     not_larger = np.searchsorted(np.sort(sizes), sizes, side="right")
-    return [len(sizes) - int(count) + 1 if size > 0 else None
-            for size, count in zip(sizes, not_larger)]
+    found: list[Value] = []
+    for size, count in zip(sizes, not_larger):
+        found.append(len(sizes) - int(count) + 1 if size > 0 else None)
+    return found
 
 
 def rounded(value: float | torch.Tensor | None, digits: int = 4) -> float | None:

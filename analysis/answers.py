@@ -59,13 +59,16 @@ def answers_of(run: Path, tokenizer: Tokenizer, steps: list[int],
     than two of a step. Groups whose rewards differ come first."""
     answers: list[ShownAnswer] = []
     config, metrics = run_config(run), metrics_by_step(run)
-    chosen = sorted({round(index) for index in np.linspace(0, len(steps) - 1, STEPS)})
+    evenly_spaced = np.linspace(0, len(steps) - 1, STEPS)
+    chosen = sorted(set(map(round, evenly_spaced)))
     for index in chosen:
         record = read_step(run, steps[index])
         line = metrics.get(record.step)
-        order = np.concatenate(groups_in_order(record.answers["group"], record.answers["reward"]))
+        groups = groups_in_order(record.answers["group"], record.answers["reward"])
+        order = np.concatenate(groups)
+        length_so_far = np.cumsum(record.answers["length"][order])
         room = most_tokens // len(chosen)
-        fitting = int((np.cumsum(record.answers["length"][order]) <= room).sum())
+        fitting = int((length_so_far <= room).sum())
         for b in order[:max(2, fitting)].tolist():
             answers.append(answer_of(record, tokenizer, config, line, b))
     if answers:
@@ -96,9 +99,11 @@ def answer_of(record: StepRecord, tokenizer: Tokenizer, config: Mapping[str, obj
     the step's in metrics.jsonl."""
     tokens, answers = record.tokens_of(b), record.answers
     group = int(answers["group"][b])
-    texts = [piece.decode(errors="replace")
-             for piece in token_bytes(tokenizer, tokens["token_id"].tolist())]
+    pieces = token_bytes(tokenizer, tokens["token_id"].tolist())
     prompt = b"".join(token_bytes(tokenizer, record.prompts[group].tolist()))
+    reward_answer = None
+    if "reward_answer" in answers:
+        reward_answer = rounded(answers["reward_answer"][b])
     values: Numbers = {}
     for quantity, (column, _) in SHADED_BY.items():
         if column in tokens:
@@ -109,10 +114,10 @@ def answer_of(record: StepRecord, tokenizer: Tokenizer, config: Mapping[str, obj
         "episode": b,
         "group": group,
         "reward": rounded(answers["reward"][b]),
-        "answer": rounded(answers["reward_answer"][b]) if "reward_answer" in answers else None,
+        "answer": reward_answer,
         "finished": bool(answers["finished"][b]),
         "prompt": without_earlier_turns(prompt.decode(errors="replace")),
-        "texts": texts,
+        "texts": [piece.decode(errors="replace") for piece in pieces],
         "section": tokens["section"].tolist(),
         "kind": tokens["kind"].tolist(),
         "values": values,

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from analysis.runs import PLAIN, Run, is_done, steps_done, task_of
+from analysis.runs import PLAIN_SETTINGS, Run, is_done, steps_done, task_of
 from engine.errors import UserError
 from harness.record import Json
 from harness.flags import Flag, flags_of
@@ -41,9 +41,11 @@ def effective_settings(config: Mapping[str, object]) -> Json:
         if name in choices:
             flags |= flags_of(choices[name])
     settings = {name: flag.default for name, flag in flags.items()} | dict(config)
-    idle = {name for name, flag in flags.items() if not flag.has_effect(settings)}
-    idle |= set(NOT_SETTINGS) - {"reward", "trainer"}
-    return {name: value for name, value in settings.items() if name not in idle}
+    without_effect = set(NOT_SETTINGS) - {"reward", "trainer"}
+    for name, flag in flags.items():
+        if not flag.has_effect(settings):
+            without_effect.add(name)
+    return {name: settings[name] for name in settings if name not in without_effect}
 
 
 def task_flags(config: Mapping[str, object]) -> dict[str, Flag]:
@@ -54,7 +56,8 @@ def task_flags(config: Mapping[str, object]) -> dict[str, Flag]:
 def setting_of(run: Run) -> Json:
     """The settings that have to agree before two runs are compared, and their held-out problems."""
     settings, lines = effective_settings(run["config"]), run["evaluations"]
-    setting = {name: settings.get(name) for name in (*SETTING, *task_flags(run["config"]))}
+    names = (*SETTING, *task_flags(run["config"]))
+    setting = {name: settings.get(name) for name in names}
     setting["model"] = str(Path(run["config"]["model"]).resolve())
     setting["held-out problems"] = len(lines[0]["answer"]) if lines else None
     return setting
@@ -64,7 +67,7 @@ def arm_of(run: Run) -> Json:
     """The settings that tell one arm from another."""
     settings = effective_settings(run["config"])
     aside = (*SETTING, *ASIDE, *task_flags(run["config"]))
-    return {name: value for name, value in settings.items() if name not in aside}
+    return {name: settings[name] for name in settings if name not in aside}
 
 
 def alike(runs: list[Run], of: Callable[[Run], Json]) -> list[list[Run]]:
@@ -136,7 +139,7 @@ class Comparison:
         plain = []
         for name in self.arms:
             config = self.one_of(name)["config"]
-            if all(config.get(setting, value) == value for setting, value in PLAIN.items()):
+            if all(config.get(key, value) == value for key, value in PLAIN_SETTINGS.items()):
                 plain.append(name)
         if len(plain) > 1 and "none" not in plain:
             raise UserError(f"which arm is the baseline: {' or '.join(plain)}? Name it with "
@@ -150,6 +153,9 @@ class Comparison:
 
     def placebos_of(self, name: str) -> list[str]:
         """The arms that differ from this one in --placebo alone."""
-        mine, unshuffled = arm_of(self.one_of(name)), {"placebo": "none"}
-        return [other for other in self.arms
-                if other != name and mine == arm_of(self.one_of(other)) | unshuffled]
+        mine, placebos = arm_of(self.one_of(name)), []
+        for other in self.arms:
+            unshuffled = arm_of(self.one_of(other)) | {"placebo": "none"}
+            if other != name and unshuffled == mine:
+                placebos.append(other)
+        return placebos

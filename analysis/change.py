@@ -51,15 +51,17 @@ def change_table(tally: Tally, partition: str) -> Table:
     count = tally.total(partition, "measured")
     used = np.flatnonzero(count)
     names = [PARTITIONS[partition][cell] for cell in used]
-    columns: dict[str, tuple[str, Collection[Cell]]] = {
-        partition: ("", names), "tokens": (".1%", count[used] / count.sum())}
+    columns: dict[str, tuple[str, Collection[Cell]]] = {}
+    columns[partition] = ("", names)
+    columns["tokens"] = (".1%", count[used] / count.sum())
     shares = {name: tally.shares(partition, SIZES[name])[used] for name in known(tally)}
     for name, share in shares.items():
         columns[name] = (".1%", share)
     for name in shares:
         signed = SIGNED[name]
         size = tally.total("all", f"abs {signed}")
-        columns[f"net {name}"] = ("+.1%", over(tally.total(partition, signed), size)[used])
+        net = over(tally.total(partition, signed), size)
+        columns[f"net {name}"] = ("+.1%", net[used])
     columns["fell"] = (".0%", against_push(tally, partition, "up, fell", "up")[used])
     columns["rose"] = (".0%", against_push(tally, partition, "down, rose", "down")[used])
 

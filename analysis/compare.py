@@ -60,14 +60,16 @@ def arms_overview(comparison: Comparison) -> Table:
     for name, arm in comparison.arms.items():
         runs = list(arm.values())
         ends, greedy = final_lines(runs, "sampled"), final_lines(runs, "greedy")
+        in_training = mean_over(list(map(mean_success, runs))).value
         rows.append([
-            name, len(runs),
-            mean_over([mean_success(run) for run in runs]).value,
-            mean_of_lines(ends, "success"),
-            mean_of_lines(greedy, "success"),
-            mean_of_lines(ends, "format_mean"),
-            mean_of_lines(ends, "finished_mean"),
-            mean_of_lines(ends, "length_mean")])
+            name,
+            len(runs),
+            in_training,
+            mean_of_evaluations(ends, "success"),
+            mean_of_evaluations(greedy, "success"),
+            mean_of_evaluations(ends, "format_mean"),
+            mean_of_evaluations(ends, "finished_mean"),
+            mean_of_evaluations(ends, "length_mean")])
     formats = {"arm": "", "seeds": "d", "training": ".1%", "sampled": ".1%", "greedy": ".1%",
                "format": ".2f", "finished": ".0%", "length": ".0f"}
     return Table("arms", "The arms, means over seeds", by_row(formats, rows), headings={
@@ -75,9 +77,9 @@ def arms_overview(comparison: Comparison) -> Table:
         "length": "tokens an answer"})
 
 
-def mean_of_lines(lines: list[Json], name: str) -> float:
-    """The mean of one number of the evaluations; nan if there are none."""
-    return mean_over([line[name] for line in lines]).value
+def mean_of_evaluations(lines: list[Json], key: str) -> float:
+    """The mean of one number of these evaluations; NaN where there are none."""
+    return mean_over([line[key] for line in lines]).value
 
 
 def primary_metric(comparison: Comparison) -> tuple[str, str]:
@@ -89,9 +91,10 @@ def primary_metric(comparison: Comparison) -> tuple[str, str]:
 
 def doubt_about_training(runs: list[Run]) -> str:
     """The reason why success in training says little about these runs; empty if there is none."""
-    if any({"imported", "trainer"} & run["config"].keys() for run in runs):
+    configs = [run["config"] for run in runs]
+    if any("imported" in config or "trainer" in config for config in configs):
         return "the answers on record were chosen by another program"
-    if any(run["config"].get("pairs") for run in runs):
+    if any(config.get("pairs") for config in configs):
         return "the answers of training were not sampled from the policy"
     repeated = max(map(share_seen_before, runs[:1]), default=0.0)
     if repeated > MOST_REPEATED:
@@ -132,8 +135,9 @@ def stability(comparison: Comparison) -> Table:
             seconds = np.array([line["seconds"] for line in run["metrics"]], float)
             norm = norm[norm > 0]
             if len(norm):
-                measured.append([norm[:10].mean(), norm[-10:].mean(),
-                                 norm.max() / np.median(norm), seconds.mean()])
+                first, last = norm[:10].mean(), norm[-10:].mean()
+                peak = norm.max() / np.median(norm)
+                measured.append([first, last, peak, seconds.mean()])
         if measured:
             rows.append([name, len(measured), *np.mean(measured, 0).tolist()])
     formats = {"arm": "", "runs": "d", "first": ".3f", "last": ".3f", "peak": ".1f",
@@ -198,13 +202,14 @@ def curves_of_arm(axis: Axes, runs: list[Run], key: Literal["success", "gradient
     length = min(len(run["metrics"]) for run in runs)
     if not length:
         return
-    by_run = []
-    for run in runs:
-        by_run.append([line[key] for line in run["metrics"][:length]])
-    curves = np.array(by_run, float)  # (runs, length)
+    curves = np.empty((len(runs), length))
+    for curve, run in zip(curves, runs):
+        curve[:] = [line[key] for line in run["metrics"][:length]]
     window = WINDOW if length >= 2 * WINDOW else 1
     points = length - window + 1
-    smooth = np.stack([curves[:, i:i + window].mean(1) for i in range(points)], 1)
+    smooth = np.empty((len(runs), points))
+    for i in range(points):
+        smooth[:, i] = curves[:, i:i + window].mean(1)
     steps = np.arange(points) + (window + 1) / 2
     if len(runs) > 1:
         axis.plot(steps, smooth.T, alpha=0.4, lw=0.6, **style)
@@ -215,14 +220,15 @@ def held_out_means(axis: Axes, runs: list[Run], style: Style) -> None:
     """Draw the mean of the runs' evaluations with its interval over seeds, and each run thinly."""
     by_step: dict[int, list[float]] = {}
     for run in runs:
-        lines = evaluations(run, "sampled")
-        for line in lines:
-            by_step.setdefault(line["step"], []).append(line["success"])
+        curve = {line["step"]: line["success"] for line in evaluations(run, "sampled")}
+        for step, success in curve.items():
+            by_step.setdefault(step, []).append(success)
         if len(runs) > 1:
-            axis.plot([line["step"] for line in lines], [line["success"] for line in lines],
-                      alpha=0.4, lw=0.6, **style)
-    steps = sorted(by_step)
-    found = [mean_over(by_step[step]) for step in steps]
-    reach = np.nan_to_num([one.high - one.value for one in found])  # a single seed has none
-    axis.errorbar(steps, [one.value for one in found], reach, marker="o", ms=3, lw=1.3, capsize=2,
-                  **style)
+            axis.plot(list(curve), list(curve.values()), alpha=0.4, lw=0.6, **style)
+    steps, means, reaches = sorted(by_step), [], []
+    for step in steps:
+        found = mean_over(by_step[step])
+        means.append(found.value)
+        reaches.append(found.high - found.value)
+    axis.errorbar(steps, means, np.nan_to_num(reaches),  # a single seed has no interval
+                  marker="o", ms=3, lw=1.3, capsize=2, **style)

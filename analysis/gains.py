@@ -144,12 +144,15 @@ def gain_table(name: str, title: str, found: Mapping[str, Gain | None],
         estimates.append(gain.estimate if gain else None)
         p.append(gain.p if gain else None)
         words.append(gain.verdict if gain else "-")
-    columns: Columns = {"arm": ("", list(found)), "pairs": ("d", pairs),
-                        "gain": ("points", estimates), "p": ("p", p), **(beside or {}),
-                        "verdict": ("", verdicts or words)}
-    return Table(name, title, columns, finding, notes or [],
-                 {"gain": f"gain over {over}{WITH_INTERVAL}", "p": "p, Holm's correction",
-                  **(headings or {})})
+    columns: Columns = {
+        "arm": ("", list(found)),
+        "pairs": ("d", pairs),
+        "gain": ("points", estimates),
+        "p": ("p", p),
+        **(beside or {}),
+        "verdict": ("", verdicts or words)}
+    usual_headings = {"gain": f"gain over {over}{WITH_INTERVAL}", "p": "p, Holm's correction"}
+    return Table(name, title, columns, finding, notes or [], usual_headings | (headings or {}))
 
 
 def difference_in_training(mine: Run, theirs: Run) -> Floats | None:
@@ -182,7 +185,6 @@ def final_lines(runs: Collection[Run], mode: str) -> list[Json]:
     """The evaluations after the last step, of the runs that have one."""
     lines = []
     for run in runs:
-        for line in evaluations(run, mode):
-            if line["step"] == run["config"]["steps"]:
-                lines.append(line)
+        last_step = run["config"]["steps"]
+        lines += [line for line in evaluations(run, mode) if line["step"] == last_step]
     return lines

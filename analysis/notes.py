@@ -32,7 +32,7 @@ DRAWS = 20       # shuffles of the advantages within their groups
 UNDEFINED = np.errstate(invalid="ignore", divide="ignore")  # nan, which a table shows as -
 VALUES = np.linspace(-5, 5, 101)  # edges of histograms; what lies outside counts in the last bar
 LOG_PROBS, ADVANTAGES = np.linspace(-10, 0, 51), np.linspace(-4, 4, 41)
-SIZES = {  # the published mean absolute contribution by class, and by the discount of their run
+PUBLISHED_SIZES = {  # mean absolute contribution by class, and by the discount of their run
     1.0: {FILLER: 0.333, REASONING: 0.254}, 0.75: {FILLER: 0.348, REASONING: 0.247}}
 
 
@@ -44,8 +44,8 @@ class Notes:
     def __init__(self, run: Run, tally: Tally, draws: int = DRAWS):
         self.tally, self.longest, self.is_weighted = tally, tally.longest, False
         self.rng, config = np.random.default_rng(0), run["config"]
-        is_discounted = (config["mitigation"], config.get("think_discount")) == (
-            "outcome_conditional", 0.75)
+        is_discounted = (config["mitigation"] == "outcome_conditional"
+                         and config.get("think_discount") == 0.75)
         self.published = 0.75 if is_discounted else 1.0  # which of the two published runs
         self.is_of_the_notes = is_discounted or config["mitigation"] == "none"
         ids, blocks = len(tally.kinds_of_id), len(tally.blocks)
@@ -74,24 +74,30 @@ class Notes:
         """(n,) of each partition: the cell that each token belongs to."""
         tokens = record.tokens
         of_class = class_codes(self.tally.tokenizer, tokens["token_id"])
-        return {"all": np.zeros_like(of_class),
-                "sign": 1 + np.sign(tokens["advantage"]).astype(int),
-                "reward": 1 + signs_of_rewards(record)[tokens["answer"]],
-                "bin": self.bin_of(tokens, 10),
-                "class": of_class,
-                "class by fifth": 5 * of_class + self.bin_of(tokens, 5),
-                "class by block": 3 * block + of_class,
-                "position": tokens["position"],
-                "token": tokens["token_id"]}
+        sign_of_advantage = np.sign(tokens["advantage"]).astype(int)
+        sign_of_reward = signs_of_rewards(record)[tokens["answer"]]
+        fifth = self.bin_of(tokens, 5)
+        return {
+            "all": np.zeros_like(of_class),
+            "sign": 1 + sign_of_advantage,
+            "reward": 1 + sign_of_reward,
+            "bin": self.bin_of(tokens, 10),
+            "class": of_class,
+            "class by fifth": 5 * of_class + fifth,
+            "class by block": 3 * block + of_class,
+            "position": tokens["position"],
+            "token": tokens["token_id"]}
 
     def add_histograms(self, tokens: TokenTable) -> None:
         for unit in UNITS:
-            low, high = self.extremes[unit]
-            self.extremes[unit] = [min(low, tokens[unit].min()), max(high, tokens[unit].max())]
-            self.values[unit] += np.histogram(tokens[unit].clip(*VALUES[[0, -1]]), VALUES)[0]
-        self.cloud += np.histogram2d(tokens["log_prob"].clip(*LOG_PROBS[[0, -1]]),
-                                     tokens["advantage"].clip(*ADVANTAGES[[0, -1]]),
-                                     [LOG_PROBS, ADVANTAGES])[0]
+            values, (low, high) = tokens[unit], self.extremes[unit]
+            self.extremes[unit] = [min(low, values.min()), max(high, values.max())]
+            counts, _ = np.histogram(within(values, VALUES), VALUES)
+            self.values[unit] += counts
+        log_prob = within(tokens["log_prob"], LOG_PROBS)
+        advantage = within(tokens["advantage"], ADVANTAGES)
+        counts, _, _ = np.histogram2d(log_prob, advantage, [LOG_PROBS, ADVANTAGES])
+        self.cloud += counts
 
     def add_draws(self, record: StepRecord) -> None:
         """Add one draw after the other. A shuffled draw gives each answer the advantages of another
@@ -135,7 +141,9 @@ class Notes:
     def t(self, unit: str, fewest: int) -> Floats:
         """(1 + draws, positions): t of each position that so many answers have."""
         n, over = self.total("position", "tokens"), self.over[:, UNITS.index(unit)]
-        return t_values(n[n >= fewest], *np.moveaxis(over[..., n >= fewest], 1, 0))
+        has_enough = n >= fewest
+        total, square = np.moveaxis(over[..., has_enough], 1, 0)
+        return t_values(n[has_enough], total, square)
 
     @property
     def heads(self) -> dict[str, str]:
@@ -146,12 +154,18 @@ class Notes:
                 "notes' lp": "published log p", "notes' size": "published mean abs"}
 
 
+def within(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """The values, those outside of the edges moved to the nearest one."""
+    return values.clip(edges[0], edges[-1])
+
+
 def with_contributions(tokens: TokenTable) -> TokenTable:
     """The tokens with a column for each of MEASURES."""
     contribution = tokens["advantage"] * tokens["weight"] * tokens["log_prob"]
     return tokens.having({
         "tokens": np.ones(len(tokens)),
-        "contribution": contribution, "abs contribution": np.abs(contribution),
+        "contribution": contribution,
+        "abs contribution": np.abs(contribution),
         "squared contribution": contribution ** 2,
         "squared gradient": tokens["gradient"] ** 2})
 
@@ -159,9 +173,10 @@ def with_contributions(tokens: TokenTable) -> TokenTable:
 def signs_of_rewards(record: StepRecord) -> np.ndarray:
     """(answers,) the sign of the normalised reward: 1, or -1 where it is 0 or less, as the earlier
     experiment counted it; 0 where it is not known."""
-    reward, group = (torch.from_numpy(record.answers[name]) for name in ("reward", "group"))
-    z = group_z_score(reward, group).numpy()
-    return np.where(np.isnan(z), 0, np.where(z > 0, 1, -1))
+    reward, group = record.answers["reward"], record.answers["group"]
+    z = group_z_score(torch.from_numpy(reward), torch.from_numpy(group)).numpy()
+    sign = np.where(z > 0, 1, -1)
+    return np.where(np.isnan(z), 0, sign)
 
 
 def class_of(text: str) -> str:
@@ -177,14 +192,19 @@ def class_of(text: str) -> str:
 def class_codes(tokenizer: Tokenizer, ids: np.ndarray) -> np.ndarray:
     """(n,) the number of each token's class in CLASSES."""
     distinct, which = np.unique(ids, return_inverse=True)
-    texts = [tokenizer.decode([token], skip_special_tokens=False) for token in distinct.tolist()]
-    return np.array([CLASSES.index(class_of(text)) for text in texts])[which]
+    codes = []
+    for token in distinct.tolist():
+        text = tokenizer.decode([token], skip_special_tokens=False)
+        codes.append(CLASSES.index(class_of(text)))
+    return np.array(codes)[which]
 
 
 def shuffled_in_groups(group: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """(answers,) the answers in an order in which each group is shuffled."""
+    by_group = np.argsort(group, kind="stable")
+    shuffled_by_group = np.lexsort((rng.random(len(group)), group))
     giver = np.empty(len(group), int)
-    giver[np.argsort(group, kind="stable")] = np.lexsort((rng.random(len(group)), group))
+    giver[by_group] = shuffled_by_group
     return giver
 
 

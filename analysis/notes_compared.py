@@ -6,7 +6,8 @@ import numpy as np
 
 from analysis.arms import Comparison
 from analysis.gains import Gain, final_lines, gains, mean_success, over_baseline
-from analysis.notes import FILLER, REASONING, SIZES, UNDEFINED, UNITS, Notes, same_or_other
+from analysis.notes import (FILLER, PUBLISHED_SIZES, REASONING, UNDEFINED, UNITS, Notes,
+                            same_or_other)
 from analysis.statistics import Floats, mean_over
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from analysis.tally import Tally
@@ -39,14 +40,23 @@ def expected_and_found(comparison: Comparison) -> Table:
     rows: list[Row] = []
     found = gains(over_baseline(comparison.arms, comparison.baseline))
     for name, arm in comparison.arms.items():
-        runs, weighting = list(arm.values()), str(comparison.one_of(name)["config"]["mitigation"])
+        weighting = str(comparison.one_of(name)["config"]["mitigation"])
         theirs, words = EXPECTED.get(weighting, (None, ""))
         gain = found.get(name)
-        norms = [line["gradient_norm"] for run in runs for line in run["metrics"]]
-        ends = [line["success"] for line in final_lines(runs, "sampled")]
-        rows.append([name, mean_over([mean_success(run) for run in runs]).value,
-                     gain.estimate if gain else None, mean_over(ends).value, theirs,
-                     as_they_saw(gain, theirs), mean_over(norms).value, words])
+        success, norms = [], []
+        for run in arm.values():
+            success.append(mean_success(run))
+            norms += [line["gradient_norm"] for line in run["metrics"]]
+        ends = [line["success"] for line in final_lines(list(arm.values()), "sampled")]
+        rows.append([
+            name,
+            mean_over(success).value,
+            gain.estimate if gain else None,
+            mean_over(ends).value,
+            theirs,
+            as_they_saw(gain, theirs),
+            mean_over(norms).value,
+            words])
     formats = {"arm": "", "speed": ".1%", "gain": "points", "end": ".1%", "theirs": ".0%",
                "look": "", "norm": ".3f", "words": ""}
     return Table("notes expected", "Expected against found", by_row(formats, rows), "", [
@@ -77,7 +87,7 @@ def size_by_class(known: Sums) -> Table:
                     for unit in UNITS)
         theirs = None
         if sums[0].is_of_the_notes:
-            sizes = SIZES[sums[0].published]
+            sizes = PUBLISHED_SIZES[sums[0].published]
             theirs = sizes[FILLER] / sizes[REASONING]
         ratio = old[0] / old[1]
         agrees = same_or_other(ratio, theirs, 1)

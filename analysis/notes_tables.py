@@ -10,14 +10,15 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 
-from analysis.notes import (ADVANTAGES, CLASSES, FILLER, LOG_PROBS, REASONING, SIZES, STRUCTURE,
-                            UNDEFINED, UNITS, VALUES, Notes, class_codes, same_or_other, quantile)
+from analysis.notes import (ADVANTAGES, CLASSES, FILLER, LOG_PROBS, PUBLISHED_SIZES, REASONING,
+                            STRUCTURE, UNDEFINED, UNITS, VALUES, Notes, class_codes, quantile,
+                            same_or_other)
 from analysis.page import Picture
 from analysis.plots import COLOURS, OF_GRADIENT, save, whole_steps
 from analysis.statistics import Floats
-from analysis.tables import Columns, Row, Table, by_row
+from analysis.tables import Row, Table, by_row
 
-FEWEST = (2, 30)  # answers that a position must have for a t: the published number, and enough
+FEWEST_ANSWERS = (2, 30)  # that a position must have for a t: the published number, and enough
 
 # The published figures, and in a few words what each depends on
 CONTRIBUTION = {
@@ -31,6 +32,10 @@ OF_BINS = (0.347194, 0.366896, 0.329356, 0.303315, 0.318367,
            0.306196, 0.305382, 0.300810, 0.270468, 0.212966)
 LOG_PROB_OF_BINS = (-0.598505, -0.679701, -0.610746, -0.515499, -0.532835,
                     -0.503752, -0.537406, -0.560431, -0.511919, -0.258263)
+OF_SIGNS: dict[str, dict[str, float | None]] = {  # mean contribution by the cells of a partition
+    "sign": {"advantage < 0": None, "advantage = 0": None, "advantage > 0": None},
+    "reward": {"normalised reward <= 0": 0.242, "normalised reward not known": None,
+               "normalised reward > 0": -0.560}}
 OF_T = {"above 3": (0.0027, 0.20), "below 1.5": (0.8664, 0.39),  # of normal numbers; published
         "mean of abs(t)": (0.7979, 1.92)}
 OF_CLASSES = {  # share of the tokens, mean log p, mean contribution
@@ -62,10 +67,12 @@ def both_means(notes: Notes, partition: str) -> list[Floats]:
 
 
 def contributions(notes: Notes) -> Table:
-    of_units = []
+    of_units = []  # of each unit the five rows of CONTRIBUTION
     for unit in UNITS:
-        of_units.append([notes.mean("all", unit)[0], notes.spread("all", unit)[0],
-                         notes.mean("all", f"abs {unit}")[0], *notes.extremes[unit]])
+        mean, size = notes.mean("all", unit)[0], notes.mean("all", f"abs {unit}")[0]
+        spread = notes.spread("all", unit)[0]
+        smallest, largest = notes.extremes[unit]
+        of_units.append([mean, spread, size, smallest, largest])
     rows: list[Row] = []
     for (name, (theirs, why)), old, new in zip(CONTRIBUTION.items(), *of_units):
         rows.append([name, old, theirs, same_or_other(old, theirs), new, why])
@@ -78,15 +85,13 @@ def contributions(notes: Notes) -> Table:
 
 def signs(notes: Notes) -> Table:
     rows: list[Row] = []
-    for partition, name, signs, published in (
-            ("sign", "advantage", ("< 0", "= 0", "> 0"), (None, None, None)),
-            ("reward", "normalised reward", ("<= 0", "not known", "> 0"), (0.242, None, -0.560))):
+    for partition, cells in OF_SIGNS.items():
         tokens, old = notes.total(partition, "tokens"), notes.mean(partition, "contribution")
         size, new = both_means(notes, partition)
-        for cell, (sign, theirs) in enumerate(zip(signs, published)):
+        for cell, (name, theirs) in enumerate(cells.items()):
             if tokens[cell]:
-                rows.append([f"{name} {sign}", tokens[cell], old[cell], theirs,
-                             same_or_other(old[cell], theirs, 0), size[cell], new[cell]])
+                look = same_or_other(old[cell], theirs, 0)
+                rows.append([name, tokens[cell], old[cell], theirs, look, size[cell], new[cell]])
     formats = {"": "", "tokens": ",.0f", "old": "+.3f", "theirs": "+.3f", "look": "",
                "size": ".3f", "new size": ".4f"}
     return Table("notes sign", "By the sign of the advantage", by_row(formats, rows), "", [
@@ -98,15 +103,15 @@ def signs(notes: Notes) -> Table:
 
 def t_statistics(notes: Notes) -> Table:
     rows: list[Row] = []
-    for fewest in FEWEST:
-        old, new = (abs(notes.t(unit, fewest)) for unit in UNITS)
-        positions = old.shape[1]
+    for fewest in FEWEST_ANSWERS:
+        old, new = abs(notes.t("contribution", fewest)), abs(notes.t("gradient", fewest))
+        at_least = f"{fewest} ({old.shape[1]:,} positions)"
         for name, (no_effect, published) in OF_T.items():
-            theirs = published if fewest == FEWEST[0] else None
-            (of_old, old_shuffled), (of_new, new_shuffled) = (
-                t_in_one_number(name, t) for t in (old, new))
-            rows.append([f"{fewest} ({positions:,} positions)", name, of_old, theirs,
-                         same_or_other(of_old, theirs), old_shuffled, no_effect, of_new,
+            theirs = published if fewest == FEWEST_ANSWERS[0] else None
+            of_old, old_shuffled = t_in_one_number(name, old)
+            of_new, new_shuffled = t_in_one_number(name, new)
+            look = same_or_other(of_old, theirs)
+            rows.append([at_least, name, of_old, theirs, look, old_shuffled, no_effect, of_new,
                          new_shuffled])
     formats = {"fewest": "", "abs(t)": "", "old": ".3f", "theirs": ".2f", "look": "",
                "shuffled": ".3f", "normal": ".3f", "new": ".3f", "shuffled s": ".3f"}
@@ -132,19 +137,17 @@ def bins(notes: Notes) -> Table:
     size, new_size = both_means(notes, "bin")
     over_mean = size / notes.mean("all", "abs contribution")[0]
     published = np.array(OF_BINS) / MEAN_SIZE
-    columns: Columns = {
-        "bin": ("", [str(number) for number in range(10)]),
-        "tokens": (",.0f", notes.total("bin", "tokens")),
-        "old": (".4f", notes.mean("bin", "contribution")),
-        "sd": (".3f", notes.spread("bin", "contribution")),
-        "size": (".4f", size),
-        "notes' size": (".3f", OF_BINS),
-        "look": ("", [same_or_other(ours, theirs, 1)
-                      for ours, theirs in zip(over_mean, published)]),
-        "lp": (".3f", notes.mean("bin", "log_prob")),
-        "notes' lp": (".2f", LOG_PROB_OF_BINS),
-        "new size": (".4f", new_size)}
-    return Table("notes bins", "Ten bins of position", columns, "", [
+    tokens, log_prob = notes.total("bin", "tokens"), notes.mean("bin", "log_prob")
+    old, spread = notes.mean("bin", "contribution"), notes.spread("bin", "contribution")
+    rows: list[Row] = []
+    for b in range(10):
+        look = same_or_other(over_mean[b], published[b], 1)
+        rows.append([str(b), tokens[b], old[b], spread[b], size[b], OF_BINS[b], look, log_prob[b],
+                     LOG_PROB_OF_BINS[b], new_size[b]])
+    formats = {"bin": "", "tokens": ",.0f", "old": ".4f", "sd": ".3f", "size": ".4f",
+               "notes' size": ".3f", "look": "", "lp": ".3f", "notes' lp": ".2f",
+               "new size": ".4f"}
+    return Table("notes bins", "Ten bins of position", by_row(formats, rows), "", [
         "It can say where in an answer the size lies. It cannot say why, because each position has "
         "its own kinds of token. Ours is the same if it lies on the same side of the mean of all "
         "tokens."],
@@ -189,12 +192,15 @@ def early_over_late_positions(notes: Notes, unit: str) -> float:
     positions = np.arange(notes.longest)
     early, late = positions < quantile(tokens, 0.2), positions > quantile(tokens, 0.8)
     of_early = sizes[early].sum() / tokens[early].sum()
-    return float(of_early / (sizes[late].sum() / tokens[late].sum()))
+    of_late = sizes[late].sum() / tokens[late].sum()
+    return float(of_early / of_late)
 
 
 def at_like_classes(tokens: Floats, sizes: Floats) -> float:
     """The first fifth over the last, from (15,) of each class by fifth."""
-    tokens, sizes = tokens.reshape(3, 5)[:, [0, 4]], sizes.reshape(3, 5)[:, [0, 4]]
+    first_and_last = [0, 4]
+    tokens = tokens.reshape(3, 5)[:, first_and_last]
+    sizes = sizes.reshape(3, 5)[:, first_and_last]
     in_both = (tokens > 0).all(1)
     if not in_both.any():
         return np.nan
@@ -206,12 +212,13 @@ def classes(notes: Notes) -> Table:
     share = notes.share("class", "tokens")
     of_units = []  # of each unit the four rows of OF_A_CLASS, (3,) each
     for certainty, unit in zip(("log_prob", "s"), UNITS):
-        of_units.append([share, notes.mean("class", certainty), notes.mean("class", unit),
-                         notes.mean("class", f"abs {unit}")])
+        mean_certainty = notes.mean("class", certainty)
+        mean, size = notes.mean("class", unit), notes.mean("class", f"abs {unit}")
+        of_units.append([share, mean_certainty, mean, size])
     rows: list[Row] = []
     for c in np.flatnonzero(notes.total("class", "tokens")).tolist():
         name = CLASSES[c]
-        published = [*OF_CLASSES.get(name, [None] * 3), SIZES[notes.published].get(name)]
+        published = [*OF_CLASSES.get(name, [None] * 3), PUBLISHED_SIZES[notes.published].get(name)]
         for (row, why), theirs, old, new in zip(OF_A_CLASS.items(), published, *of_units):
             rows.append([name, row, old[c], theirs, same_or_other(old[c], theirs), new[c], why])
     formats = {"class": "", "": "", "old": ".4f", "theirs": ".4f", "look": "", "new": ".4f",
@@ -230,17 +237,19 @@ def classes_by_fifth(notes: Notes) -> Table:
     published = SIZE_OF_FIFTHS[notes.published]
     rows: list[Row] = []
     for fifth in range(5):
+        part = f"{20 * fifth}-{20 * fifth + 20}%"
         theirs = published[FILLER][fifth] / published[REASONING][fifth]
-        is_ahead = same_or_other(size[0, fifth] / size[1, fifth], theirs, 1)
+        filler_over_reasoning = size[0, fifth] / size[1, fifth]
         for c, name in enumerate(CLASSES):
             if not tokens[c, fifth]:
                 continue
-            their_log_prob, their_size = None, None
+            their_log_prob, their_size, look = None, None, ""
             if name in published:
                 their_log_prob, their_size = LOG_PROB_OF_FIFTHS[name][fifth], published[name][fifth]
-            rows.append([f"{20 * fifth}-{20 * fifth + 20}%", name, tokens[c, fifth],
-                         log_prob[c, fifth], their_log_prob, size[c, fifth], their_size,
-                         is_ahead if name == FILLER else "", new[c, fifth]])
+            if name == FILLER:
+                look = same_or_other(filler_over_reasoning, theirs, 1)
+            rows.append([part, name, tokens[c, fifth], log_prob[c, fifth], their_log_prob,
+                         size[c, fifth], their_size, look, new[c, fifth]])
     formats = {"part": "", "class": "", "tokens": ",.0f", "lp": ".3f", "notes' lp": ".2f",
                "size": ".4f", "notes' size": ".3f", "look": "", "new size": ".4f"}
     heads = notes.heads
@@ -258,9 +267,9 @@ def filler_over_reasoning(notes: Notes) -> Table:
     tokens = notes.total("class by fifth", "tokens")
     crude = [size[0] / size[1] for size in both_means(notes, "class")]
     alike = [at_like_positions(tokens, sizes) for sizes in both_means(notes, "class by fifth")]
-    uncertain = [value[0] / value[1]
-                 for value in (notes.mean("class", "log_prob"), notes.mean("class", "s"))]
-    sizes = SIZES[notes.published]
+    log_prob, s = notes.mean("class", "log_prob"), notes.mean("class", "s")
+    uncertain = [log_prob[0] / log_prob[1], s[0] / s[1]]
+    sizes = PUBLISHED_SIZES[notes.published]
     rows: list[Row] = []
     for name, (old, new), theirs, why in (
             ("mean absolute", crude, sizes[FILLER] / sizes[REASONING],
@@ -296,13 +305,14 @@ def top_tokens(notes: Notes) -> Table:
     of_class = class_codes(notes.tally.tokenizer, occurring)
     for c, name in enumerate(CLASSES):
         ids = occurring[of_class == c]
-        for i in ids[np.argsort(-count[ids], kind="stable")][:7].tolist():
+        most_frequent = ids[np.argsort(-count[ids], kind="stable")][:7]
+        for i in most_frequent.tolist():
             text = notes.tally.tokenizer.decode([i], skip_special_tokens=False)
-            is_theirs = ""
+            share = count[i] / count[ids].sum()
+            look = ""
             if TOP[name]:
-                is_theirs = "same" if text in TOP[name] else "other"
-            rows.append([name, repr(text), count[i], count[i] / count[ids].sum(), is_theirs,
-                         size[i], new[i]])
+                look = "same" if text in TOP[name] else "other"
+            rows.append([name, repr(text), count[i], share, look, size[i], new[i]])
     formats = {"class": "", "token": "", "tokens": ",.0f", "share": ".1%", "look": "",
                "size": ".4f", "new size": ".4f"}
     return Table("notes top tokens", "The most frequent tokens of each class",
@@ -321,8 +331,9 @@ def draw_notes(notes: Notes, folder: Path) -> Picture:
     draw_classes(over_steps, notes)
     for axis in (bars, histogram, over_steps):
         axis.legend(fontsize=7.5)
-    drawn = cloud.pcolormesh(LOG_PROBS, ADVANTAGES, np.where(notes.cloud, notes.cloud, np.nan).T,
-                             norm=LogNorm(1, max(2, notes.cloud.max())), cmap="viridis")
+    counts = np.where(notes.cloud, notes.cloud, np.nan)  # what never occurs is not coloured
+    drawn = cloud.pcolormesh(LOG_PROBS, ADVANTAGES, counts.T, cmap="viridis",
+                             norm=LogNorm(1, max(2, notes.cloud.max())))
     figure.colorbar(drawn, ax=cloud, label="tokens", format="{x:g}")
     cloud.set(xlabel="log p", ylabel="advantage", title="Log p against advantage")
     return save(figure, folder, "notes", "The earlier experiment's pictures, in both units: size "

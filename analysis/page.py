@@ -46,11 +46,12 @@ def viewer(curve: str = "") -> str:
 
 def paragraphs(texts: list[str], kind: str = "") -> str:
     start = f"<p class={kind}>" if kind else "<p>"
-    return "".join(f"{start}{escape(text)}</p>" for text in texts)
+    return "".join([f"{start}{escape(text)}</p>" for text in texts])
 
 
 def bullets(texts: list[str]) -> str:
-    return f"<ul>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul>"
+    items = [f"<li>{escape(text)}</li>" for text in texts]
+    return f"<ul>{''.join(items)}</ul>"
 
 
 def folded(title: str, body: list[str], level: int = 2) -> str:
@@ -74,8 +75,9 @@ def section_of(table: Table, figures: str = "") -> str:
             scope = "" if number else " scope=row"  # the first cell says what the row is about
             rows += f"<{tag}{scope}{side}>{escape(cell)}</{tag}>"
         rows += "</tr>"
-    head = "".join(f"<th scope=col{side}>{escape(text)}</th>"
-                   for text, side in zip(table.heads(), sides))
+    head = ""
+    for text, side in zip(table.heads(), sides):
+        head += f"<th scope=col{side}>{escape(text)}</th>"
     finding = paragraphs(table.finding.splitlines(), "finding")
     return (f'<section id={name} aria-labelledby="{name}-title"><h3 id={name}-title>{title}</h3>'
             f'{finding}<div class=wide role=region tabindex=0 aria-label="{title}"><table>'

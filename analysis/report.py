@@ -4,7 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from analysis.page import Picture, bullets, figure_of, folded, paragraphs, section_of, viewer
-from analysis.runs import PLAIN, Run, evaluations, is_done, steps_done, task_of
+from analysis.runs import PLAIN_SETTINGS, Run, evaluations, is_done, steps_done, task_of
 from analysis.tables import Table, show, show_in_short
 from analysis.tally import Tally
 from engine.errors import UserError
@@ -80,15 +80,15 @@ def opening(run: Run) -> list[str]:
     if len(lines) > 1:
         first, last = lines[0], lines[-1]
         sentences.append(
-            f"{first['mode'].capitalize()} answers solved {success(first)} of "
+            f"{first['mode'].capitalize()} answers solved {solved_in_words(first)} of "
             f"{len(first['answer']):,} held-out problems at step {first['step']}, and "
-            f"{success(last)} at step {last['step']}.")
+            f"{solved_in_words(last)} at step {last['step']}.")
     if not run["steps"]:
         sentences.append("There are no credit files, so nothing is known about single tokens.")
     return sentences
 
 
-def success(line: Json) -> str:
+def solved_in_words(line: Json) -> str:
     """49.7% (95% interval 47.2% to 52.3%)"""
     return (f"{line['success']:.1%} (95% interval {line['success_low']:.1%} to "
             f"{line['success_high']:.1%})")
@@ -125,7 +125,7 @@ def title_of(run: Run) -> str:
     if {"imported", "trainer"} & config.keys():
         return f"{run['folder'].name}, a run of another program"
     words = []
-    for axis, plain in PLAIN.items():
+    for axis, plain in PLAIN_SETTINGS.items():
         name = config.get(axis, plain)
         if name != plain:
             words.append(f"{axis.replace('mitigation', 'weighting')} {name}")

@@ -14,7 +14,7 @@ from harness.record import (Json, credit_steps, is_complete, read_columns, read_
 from harness.screen import put
 from harness.settings import Settings, load_task
 
-PLAIN = {"mitigation": "none", "advantage": "grpo", "loss": "policy", "placebo": "none"}
+PLAIN_SETTINGS = {"mitigation": "none", "advantage": "grpo", "loss": "policy", "placebo": "none"}
 
 
 class Run(TypedDict):

@@ -49,7 +49,8 @@ def two_sided_p(t: float, df: float) -> float:
     """The two-sided p-value of t. It is never 0: beyond the end of the table of `student` the
     distribution goes on."""
     angle, below = student(df)
-    p = 2 * np.interp(np.arctan(-abs(t) / np.sqrt(min(df, 10_000))), angle, below)
+    angle_of_t = np.arctan(-abs(t) / np.sqrt(min(df, 10_000)))
+    p = 2 * np.interp(angle_of_t, angle, below)
     return float(np.clip(p, np.finfo(float).tiny, 1.0))
 
 
@@ -169,8 +170,8 @@ def paired_difference(differences: ArrayLike, tests: int = 1) -> Estimate:
 
     error = reach(0.05 / tests) / student_quantile(1 - 0.025 / tests, seeds - 1)
     p = level_that_reaches(abs(value), reach)
-    return Estimate(value, value - reach(0.05), value + reach(0.05), p,
-                    float(error * detectable(seeds - 1, tests)))
+    visible = float(error * detectable(seeds - 1, tests))
+    return Estimate(value, value - reach(0.05), value + reach(0.05), p, visible)
 
 
 def variance_of_mean(values: Floats) -> float:

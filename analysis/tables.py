@@ -41,14 +41,18 @@ class Table:
     def heads(self) -> list[str]:
         return [self.headings.get(column, column) for column in self.columns]
 
+    def formats(self) -> list[str]:
+        return [spec for spec, _ in self.columns.values()]
+
     def cells(self) -> list[list[str]]:
-        formats = [spec for spec, _ in self.columns.values()]
-        return [list(map(shown, row, formats)) for row in self.rows]
+        return [list(map(shown, row, self.formats())) for row in self.rows]
 
     def texts(self) -> list[bool]:
         """Whether each column holds nothing but text. Such columns are aligned to the left."""
-        return [all(isinstance(value, str) for value in values)
-                for _, values in self.columns.values()]
+        are_texts = []
+        for _, values in self.columns.values():
+            are_texts.append(all(isinstance(value, str) for value in values))
+        return are_texts
 
     def to_text(self, limit: int = WIDTH) -> str:
         """The table as Markdown that also lines up in a terminal. If it would be wider than the
@@ -56,16 +60,24 @@ class Table:
         rows = [list(map(escaped, row)) for row in [self.heads(), *self.cells()]]
         left = self.texts()
         widths = narrowed(rows, left, limit - 3 * len(left) - 1)
-        rule = ["-" * (width + 1) + ("-" if on_left else ":")
-                for width, on_left in zip(widths, left)]
+        rules = []
+        for width, on_left in zip(widths, left):
+            end = "-" if on_left else ":"
+            rules.append("-" * (width + 1) + end)
         head, *body = [wrapped_row(row, widths, left) for row in rows]
-        return "\n".join([head, f"|{'|'.join(rule)}|", *body])
+        return "\n".join([head, f"|{'|'.join(rules)}|", *body])
 
     def to_json(self) -> dict[str, object]:
         rows = [dict(zip(self.columns, map(in_json, row))) for row in self.rows]
-        return {"name": self.name, "title": self.title, "finding": self.finding,
-                "notes": self.notes, "columns": list(self.columns), "headings": self.heads(),
-                "formats": [spec for spec, _ in self.columns.values()], "rows": rows}
+        return {
+            "name": self.name,
+            "title": self.title,
+            "finding": self.finding,
+            "notes": self.notes,
+            "columns": list(self.columns),
+            "headings": self.heads(),
+            "formats": self.formats(),
+            "rows": rows}
 
 
 def escaped(text: str) -> str:
@@ -102,18 +114,22 @@ def longest_word(texts: list[str]) -> int:
 
 def wrapped_row(row: list[str], widths: list[int], left: list[bool]) -> str:
     """A row of a table, over as many lines as its longest text needs."""
-    wrapped = [textwrap.wrap(text, width) or [""] for text, width in zip(row, widths)]
-    formats = [f"{'<' if on_left else '>'}{width}" for width, on_left in zip(widths, left)]
-    return "\n".join(f"| {' | '.join(map(format, line, formats))} |"
-                     for line in zip_longest(*wrapped, fillvalue=""))
+    wrapped, formats = [], []
+    for text, width, on_left in zip(row, widths, left):
+        wrapped.append(textwrap.wrap(text, width) or [""])
+        formats.append(f"<{width}" if on_left else f">{width}")
+    lines = []
+    for parts in zip_longest(*wrapped, fillvalue=""):
+        lines.append(f"| {' | '.join(map(format, parts, formats))} |")
+    return "\n".join(lines)
 
 
 def by_row(formats: dict[str, str], rows: Iterable[Collection[Cell]]) -> Columns:
-    columns: dict[str, tuple[str, Row]] = {name: (spec, []) for name, spec in formats.items()}
+    values: dict[str, Row] = {name: [] for name in formats}
     for row in rows:
-        for (_, values), value in zip(columns.values(), row, strict=True):
-            values.append(value)
-    return columns
+        for column, cell in zip(values.values(), row, strict=True):
+            column.append(cell)
+    return {name: (spec, values[name]) for name, spec in formats.items()}
 
 
 def shown(value: Cell, spec: str) -> str:

@@ -46,23 +46,29 @@ def measured_of(tokens: TokenTable) -> dict[str, np.ndarray]:
     """The values (n,) that are summed, for each of MEASURES. Where no change was measured, push,
     change and credit count as 0, so that their shares are of the same tokens."""
     nothing = np.zeros(len(tokens))
-    found = {"tokens": nothing + 1, "entropy": tokens["entropy"], "s": tokens["s"],
-             "abs gradient": tokens["abs gradient"],
-             "squared gradient": tokens["gradient"] ** 2,
-             "abs advantage": np.abs(tokens["advantage"])}
+    found = {
+        "tokens": nothing + 1,
+        "entropy": tokens["entropy"],
+        "s": tokens["s"],
+        "abs gradient": tokens["abs gradient"],
+        "squared gradient": tokens["gradient"] ** 2,
+        "abs advantage": np.abs(tokens["advantage"])}
+    found |= dict.fromkeys(OF_CHANGE, nothing)
     if "change" not in tokens:
-        return found | dict.fromkeys(OF_CHANGE, nothing)
+        return found
     push, change = tokens["push"], tokens["change"]
-    credit = tokens["true_credit"] if "true_credit" in tokens else nothing
     up, down = push.clip(0), (-push).clip(0)
-    return found | {
-        "measured": nothing + 1,
-        "push": push, "abs push": np.abs(push),
-        "change": change, "abs change": np.abs(change),
-        "credit": credit, "abs credit": np.abs(credit),
-        "squared credit": tokens["decided"] if "decided" in tokens else nothing,
-        "up": up, "up, fell": up * (change < 0),
-        "down": down, "down, rose": down * (change > 0)}
+    found["measured"] = nothing + 1
+    found |= {"push": push, "abs push": np.abs(push)}
+    found |= {"change": change, "abs change": np.abs(change)}
+    found |= {"up": up, "up, fell": up * (change < 0)}
+    found |= {"down": down, "down, rose": down * (change > 0)}
+    if "true_credit" in tokens:
+        credit = tokens["true_credit"]
+        found |= {"credit": credit, "abs credit": np.abs(credit)}
+    if "decided" in tokens:
+        found["squared credit"] = tokens["decided"]
+    return found
 
 
 class Tally:
@@ -140,9 +146,10 @@ class Tally:
         for name, cell in cells.items():
             size = len(groups), len(PARTITIONS[name])
             index = np.ravel_multi_index((group, cell), size)
-            sums = [np.bincount(index, measured[measure], np.prod(size)).reshape(size)
-                    for measure in MEASURES]
-            by_group = np.stack(sums, axis=-1)  # (groups, cells, measures)
+            by_group = np.zeros((*size, len(MEASURES)))  # (groups, cells, measures)
+            for number, measure in enumerate(MEASURES):
+                sums = np.bincount(index, measured[measure], np.prod(size))
+                by_group[..., number] = sums.reshape(size)
             self.of[name][block] += by_group.sum(0)
             has_advantage = by_group[..., MEASURES.index("abs advantage")] > 0
             self.groups_with_advantage[name] += has_advantage.sum(0)
@@ -161,7 +168,8 @@ class Tally:
         return self.total(partition, "tokens").astype(np.int64)
 
     def mean(self, partition: str, measure: str, blocks: SomeBlocks = slice(None)) -> Floats:
-        total, tokens = (self.total(partition, name, blocks) for name in (measure, "tokens"))
+        total = self.total(partition, measure, blocks)
+        tokens = self.total(partition, "tokens", blocks)
         with np.errstate(invalid="ignore", divide="ignore"):
             return total / tokens
 
@@ -191,7 +199,8 @@ class Tally:
         """The standard error, by the delta method, of a number with this slope by each sum over
         groups."""
         with np.errstate(invalid="ignore"):  # nothing is known where a sum is 0
-            return float(np.sqrt(np.maximum(slope @ self.products[partition] @ slope, 0)))
+            variance = slope @ self.products[partition] @ slope
+            return float(np.sqrt(np.maximum(variance, 0)))
 
     def share(self, partition: str, cell: int) -> Estimate:
         """A cell's share of the gradient, by the delta method over groups with advantages."""
@@ -199,15 +208,17 @@ class Tally:
         part, groups = self.shares(partition)[cell], int(self.groups_with_advantage["all"][0])
         if groups < FEWEST:
             return Estimate(part)
-        slope = ((np.arange(len(sizes)) == cell) - part) / max(float(sizes.sum()), 1e-300)
-        error = self.error(partition, np.stack([np.zeros_like(slope), slope], -1).ravel())
+        is_cell = np.arange(len(sizes)) == cell
+        slope = (is_cell - part) / max(float(sizes.sum()), 1e-300)  # by each sum of sizes
+        slope_of_sums = np.stack([np.zeros_like(slope), slope], -1).ravel()
+        error = self.error(partition, slope_of_sums)
         return estimate(part, error * np.sqrt(groups / (groups - 1)), groups - 1)
 
     def over(self, partition: str, cells: Floats, others: Floats) -> Estimate:
         """The mean gradient in some cells over that in others. Groups without advantages say
         nothing, so they do not make the interval narrower."""
-        (mine, slope), (theirs, their_slope) = (
-            self.log_mean(partition, part) for part in (cells, others))
+        mine, slope = self.log_mean(partition, cells)
+        theirs, their_slope = self.log_mean(partition, others)
         groups = int(self.groups_with_advantage[partition][cells == 1].min())
         return ratio(mine - theirs, self.error(partition, slope - their_slope), groups)
 

@@ -84,8 +84,12 @@ def table_of_frames(mask: torch.Tensor, problem: torch.Tensor,
     """The tokens of a mask (B, T), with the number of each answer's problem (B,) and a column for
     each frame (B, T)."""
     answer, position = mask.cpu().numpy().nonzero()
-    columns = {"problem": problem.cpu().numpy()[answer], "answer": answer, "position": position,
-               "length": mask.sum(1).cpu().numpy()[answer]}
+    length = mask.sum(1).cpu().numpy()  # of each answer
+    columns = {
+        "problem": problem.cpu().numpy()[answer],
+        "answer": answer,
+        "position": position,
+        "length": length[answer]}
     for name, frame in frames.items():
         columns[name] = flat(frame, mask)
     return TokenTable(columns)
@@ -143,19 +147,24 @@ def read_step(run: Path, step: int) -> StepRecord:
         push           A w s^2, what the token's own term of the loss would do to its log p
     """
     columns = read_columns(run, step)
-    answers = {name: values for name, values in columns.items()
-               if name in OF_ANSWERS or name.startswith("reward")}
+    answers = {}
+    for name, values in columns.items():
+        if name in OF_ANSWERS or name.startswith("reward"):
+            answers[name] = values
     starts, count = columns["episode_start"], len(columns["token_id"])
     answers["group"] = answers["group"].astype(np.int64)
     answers["length"] = np.diff(np.append(starts, count))
 
     answer = np.repeat(np.arange(len(starts)), answers["length"])
-    of_tokens = {"problem": answers["group"][answer], "answer": answer,
-                 "position": np.arange(count) - starts[answer],
-                 "length": answers["length"][answer]}
+    of_tokens = {
+        "problem": answers["group"][answer],
+        "answer": answer,
+        "position": np.arange(count) - starts[answer],
+        "length": answers["length"][answer]}
     for name in columns.keys() - answers.keys() - set(OF_THE_REST):
         of_tokens[name] = columns[name].astype(np.int64 if name in CODES else np.float64)
-    log_prob, collision = (torch.from_numpy(of_tokens[name]) for name in ("log_prob", "collision"))
+    log_prob = torch.from_numpy(of_tokens["log_prob"])
+    collision = torch.from_numpy(of_tokens["collision"])
     of_tokens["s"] = gradient_size(log_prob, collision).numpy()
     of_tokens["gradient"] = of_tokens["advantage"] * (of_tokens["weight"] * of_tokens["s"])
     of_tokens["abs gradient"] = np.abs(of_tokens["gradient"])

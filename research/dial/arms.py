@@ -52,7 +52,7 @@ class Batch:
         """The rollouts of one policy, as a run would have them."""
         ids, reward = self.sample.ids[s], self.sample.reward[s]
         contexts = self.sample.context
-        context = contexts[s % len(contexts)].expand_as(ids)
+        context = contexts[s % len(contexts)].expand_as(ids)  # (B, T)
         log_prob = self.log_prob[s]     # (U, V)
         probability = log_prob.exp()
         entropy = -(probability * log_prob).sum(-1)
@@ -60,6 +60,8 @@ class Batch:
         mask = torch.ones_like(ids, dtype=torch.bool)
         kind = torch.where(self.task.decides, OPERATOR, WORD).byte().expand_as(ids)
         problems = int(self.group[-1]) + 1
+        scores = {"reward": reward, "answer": reward, "reasoning": reward,
+                  "format": torch.zeros_like(reward)}
         seed = derived_seed("dial method", self.task.seeds[s], self.step)
         return Rollouts(
             problems=[self.task.spec.tokens] * problems,
@@ -76,8 +78,7 @@ class Batch:
             kind=kind,
             section=torch.full_like(kind, THINK),
             step=self.step,
-            scores={"reward": reward, "answer": reward, "reasoning": reward,
-                    "format": torch.zeros_like(reward)},
+            scores=scores,
             advantage=self.advantage[s].expand(ids.shape),
             forward=SimpleNamespace(look=known_hidden_states(self.hidden[s][context])),
             generator=torch.Generator().manual_seed(seed))
@@ -121,7 +122,7 @@ def stand_in_policy(task: SyntheticTask, s: int) -> SimpleNamespace:
 
 
 @dataclass(frozen=True)
-class Arm:
+class SyntheticArm:
     """A method in a synthetic task: `start(task)` is made anew for each training, and gives
     weight times advantage (S, B, T) of each batch. The exact gradient has none."""
     name: str
@@ -179,18 +180,18 @@ def listed(name: str, flags: dict):
     return start
 
 
-def named_arm(name: str, flags: dict | None = None) -> Arm:
+def named_arm(name: str, flags: dict | None = None) -> SyntheticArm:
     """The arm that has this name in a table, or in one of the two lists."""
     word, _, number = name.rpartition(" ")
     if name in MITIGATIONS or name in ADVANTAGES:
-        return Arm(name, listed(name, flags or {}))
+        return SyntheticArm(name, listed(name, flags or {}))
     if word == "batch":
-        return Arm(name, plain_coefficients, float(number.removesuffix("x")))
+        return SyntheticArm(name, plain_coefficients, float(number.removesuffix("x")))
     masks = {"mask": {}, "half known": {"known": 0.5}, "placebo": {"is_placebo": True}}
     if word in masks:
-        return Arm(name, masked(float(number), **masks[word]))
+        return SyntheticArm(name, masked(float(number), **masks[word]))
     known = {PLAIN: plain_coefficients, EXACT: None, TRUE: true_credit_coefficients}
     if name not in known:
         raise UserError(f"there is no weighting and no advantage {name}: is its function in "
                         "mitigations.py, below @mitigation or @advantage?")
-    return Arm(name, known[name])
+    return SyntheticArm(name, known[name])

@@ -103,12 +103,17 @@ class SyntheticTask:
     def __init__(self, spec: TaskSpec, seeds: list[int]):
         self.spec, self.seeds = spec, seeds
         T, K = spec.tokens, spec.decide
-        models, cues, right = zip(*(fresh_policy(spec, seed) for seed in seeds))
+        parameters, cues, right = [], [], []
+        for seed in seeds:
+            model, cue, symbols = fresh_policy(spec, seed)
+            parameters.append(flat_parameters(model))
+            cues.append(cue)
+            right.append(symbols)
         self.cue, self.right = torch.stack(cues), torch.stack(right)        # (S, cues, D), (S, K)
-        self.config = models[0].config
-        self.shapes = {name: value.shape for name, value in used_parameters(models[0]).items()}
-        self.parameters = torch.stack([flat_parameters(model) for model in models])
-        self.keys = torch.tensor([(2 * j + 1) * T // (2 * K) for j in range(K)])
+        self.config = model.config
+        self.shapes = {name: value.shape for name, value in used_parameters(model).items()}
+        self.parameters = torch.stack(parameters)
+        self.keys = (2 * torch.arange(K) + 1) * T // (2 * K)  # in the middle of K equal parts
         decides = torch.zeros(T, dtype=torch.bool).index_fill(0, self.keys, True)
         self.decides, self.keys_before = decides, decides.cumsum(0) - decides.long()
         if spec.found:
@@ -136,32 +141,39 @@ class SyntheticTask:
     def forward(self, parameters: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states (S, U, D) and log-probs (S, U, V) of all contexts: qwen2_model.py's layer
         for many models at once."""
-        parts = parameters.split([shape.numel() for shape in self.shapes.values()], 1)
-        w = {name: part.unflatten(1, shape)
-             for (name, shape), part in zip(self.shapes.items(), parts)}
+        sizes = [shape.numel() for shape in self.shapes.values()]
+        parts = parameters.split(sizes, 1)
+        w = {}
+        for (name, shape), part in zip(self.shapes.items(), parts):
+            w[name] = part.unflatten(1, shape)
         x = self.cue[:, self.cue_at]
         if self.spec.seen:
             is_seen = (self.seen_at > 0)[:, None]
-            x = x + w["embed_tokens.weight"][:, (self.seen_at - 1).clamp(min=0)] * is_seen
+            symbol = (self.seen_at - 1).clamp(min=0)
+            x = x + w["embed_tokens.weight"][:, symbol] * is_seen
         n = rms_norm(x, w["input_layernorm.weight"])
         v = n @ w["self_attn.v_proj.weight"].mT + w["self_attn.v_proj.bias"][:, None]
         x = x + v @ w["self_attn.o_proj.weight"].mT
         n = rms_norm(x, w["post_attention_layernorm.weight"])
         gate = F.silu(n @ w["mlp.gate_proj.weight"].mT)
-        x = x + (gate * (n @ w["mlp.up_proj.weight"].mT)) @ w["mlp.down_proj.weight"].mT
+        up = n @ w["mlp.up_proj.weight"].mT
+        x = x + (gate * up) @ w["mlp.down_proj.weight"].mT
         hidden = rms_norm(x, w["norm.weight"])
-        return hidden, (hidden @ w["lm_head.weight"].mT + self.offset).log_softmax(-1)
+        logits = hidden @ w["lm_head.weight"].mT + self.offset
+        return hidden, logits.log_softmax(-1)
 
     def after_keys(self, log_prob: torch.Tensor) -> torch.Tensor:
         """(K + 1, S, sights): what is still to come, before each key and after the last, by what is
         seen there. It is a number of hits, or where all have to be right its probability."""
-        K, start = self.spec.decide, 0.0 if not self.spec.all else 1.0
+        start = 1.0 if self.spec.all else 0.0
         by_cue = log_prob.exp().unflatten(1, (-1, self.sights))
         at_keys = by_cue[:, self.cue_of[self.keys], :, :SYMBOLS]            # (S, K, sights, 4)
         hits = F.one_hot(self.right, SYMBOLS).float()                       # (S, K, 4)
         to_come = [torch.full(at_keys[:, 0, :, 0].shape, start)]
-        for j in reversed(range(K)):
-            hit, after = hits[:, j], to_come[-1][:, 1 if self.spec.seen else 0:]
+        for j in reversed(range(self.spec.decide)):
+            hit, after = hits[:, j], to_come[-1]                            # (S, 4), (S, sights)
+            if self.spec.seen:
+                after = after[:, 1:]  # after a key a symbol is seen, never nothing
             worth = hit * after if self.spec.all else hit + after           # (S, 4): of each symbol
             to_come.append((at_keys[:, j] * worth[:, None]).sum(-1))
         return torch.stack(to_come[::-1])
@@ -178,7 +190,8 @@ class SyntheticTask:
         context = (self.cue_of * self.sights)[None, None]
         if self.spec.seen:
             for j, key in enumerate(self.keys.tolist()):
-                at_key = cumulative[row[:, 0], context[0, 0, key] + keys_seen[..., j]]
+                context_of_key = context[0, 0, key] + keys_seen[..., j]     # (S, B)
+                at_key = cumulative[row[:, 0], context_of_key]
                 keys_seen[..., j + 1] = 1 + drawn(at_key[..., :SYMBOLS], uniform[..., key])
             context = context + keys_seen[..., self.keys_before]
         ids = drawn(cumulative[row, context], uniform)
@@ -193,7 +206,9 @@ class SyntheticTask:
         at_key = torch.zeros(S, B, K)
         past = torch.ones(S, B)  # whether all keys so far were right, where all have to be
         for j, key in enumerate(self.keys.tolist()):
-            symbol = 1 + sample.ids[..., key] if self.spec.seen else torch.zeros_like(seen[..., j])
+            symbol = torch.zeros_like(seen[..., j])
+            if self.spec.seen:
+                symbol = 1 + sample.ids[..., key]
             hit, before = sample.hit[..., j], to_come[j, row, seen[..., j]]
             after = to_come[j + 1, row, symbol]
             if self.spec.all:
@@ -206,7 +221,8 @@ class SyntheticTask:
 
 def flat_parameters(model: Qwen2) -> torch.Tensor:
     """(P,)"""
-    return torch.cat([value.flatten() for value in used_parameters(model).values()])
+    values = used_parameters(model).values()
+    return torch.cat([value.flatten() for value in values])
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ import torch
 
 from engine.policy import derived_seed
 from grpo import policy_loss
-from research.dial.arms import ANSWERS, Arm, Batch
+from research.dial.arms import ANSWERS, Batch, SyntheticArm
 from research.dial.task import Sample, SyntheticTask, TaskSpec
 
 AT_ONCE = 2 ** 21  # sampled tokens
@@ -28,7 +28,7 @@ class AdamWOfRows:
         return -self.rates * self.mean / (1 - 0.9 ** self.steps) / spread
 
 
-def train_policies(spec: TaskSpec, arm: Arm, seeds: list[int], rates: list[float],
+def train_policies(spec: TaskSpec, arm: SyntheticArm, seeds: list[int], rates: list[float],
                    steps: int) -> list[float]:
     """The mean of the expected reward over the training, for each pair of seed and rate."""
     most = max(1, round(AT_ONCE / (spec.tokens * arm.problems * ANSWERS)))
@@ -39,7 +39,7 @@ def train_policies(spec: TaskSpec, arm: Arm, seeds: list[int], rates: list[float
     return means
 
 
-def train_at_once(spec: TaskSpec, arm: Arm, seeds: list[int], rates: list[float],
+def train_at_once(spec: TaskSpec, arm: SyntheticArm, seeds: list[int], rates: list[float],
                   steps: int) -> list[float]:
     task = SyntheticTask(spec, seeds)
     optimizer, method = AdamWOfRows(task.parameters, rates), arm.start and arm.start(task)
@@ -54,7 +54,7 @@ def train_at_once(spec: TaskSpec, arm: Arm, seeds: list[int], rates: list[float]
     return ((curve[:, 1:] + curve[:, :-1]) / 2).mean(1).tolist()
 
 
-def batch_gradients(task: SyntheticTask, arm: Arm, method: Coefficients | None, step: int,
+def batch_gradients(task: SyntheticTask, arm: SyntheticArm, method: Coefficients | None, step: int,
                     draws: list | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """The loss's gradient (S, P) on a batch of each policy, and each policy's value (S,). Without a
     `method` it is the exact gradient. `draws` are what the random numbers follow from, where that
@@ -76,7 +76,7 @@ def batch_gradients(task: SyntheticTask, arm: Arm, method: Coefficients | None, 
     return gradient, value.detach()
 
 
-def random_numbers(task: SyntheticTask, arm: Arm, step: int, draws: list) -> torch.Tensor:
+def random_numbers(task: SyntheticTask, arm: SyntheticArm, step: int, draws: list) -> torch.Tensor:
     """(S, B, T): rows of one seed have the same, also where their rates differ."""
     drawn = {}
     for draw in dict.fromkeys(draws):

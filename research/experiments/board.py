@@ -40,9 +40,9 @@ from research.experiments.published import RESULTS, read_result
 from research.probes.common import Findings, command_of
 from harness.planned import make_runs, processes_for
 
-KEPT = RESULTS / "board.json"
+PUBLISHED_BOARD = RESULTS / "board.json"
 ANSWERS = 64  # to a step of every arm, but for those with larger batches
-SIZES = {"none-16x8": 2, "none-32x8": 4}  # how many times as many
+TIMES_THE_BATCH = {"none-16x8": 2, "none-32x8": 4}  # how many times as many
 NOT_METHODS = (*CONTROLS, *SCALE)
 FLAGS = {"runs": Flag("runs/board", "folder of the runs"), **FLAGS_OF_RUNS, **FLAGS_OF_LEADERBOARD}
 
@@ -51,8 +51,8 @@ def main(argv: list[str]) -> None:
     typed = make_parser("python -m research board [flags]", __doc__, FLAGS).read(argv)
     args = with_defaults(typed, FLAGS)
     board, failed = Board(Path(args.runs)), {}
-    if KEPT.exists() and not args.afresh:
-        board.known |= published_board_runs(read_result(KEPT))
+    if PUBLISHED_BOARD.exists() and not args.afresh:
+        board.known |= published_board_runs(read_result(PUBLISHED_BOARD))
     if not args.report_only:
         failed = make_stages(board, args, python_command("-m", "research", "board", *argv))
     if not args.dry_run:
@@ -140,7 +140,7 @@ def board_values(board: Board) -> dict:
     """Every run in short, by its name."""
     runs = {}
     for (arm, rate, seed), run in sorted(board.known.items()):
-        runs[f"{arm} {rate} {seed}"] = short_form(run, ANSWERS * SIZES.get(arm, 1))
+        runs[f"{arm} {rate} {seed}"] = short_form(run, ANSWERS * TIMES_THE_BATCH.get(arm, 1))
     return {"runs": runs}
 
 

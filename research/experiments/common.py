@@ -8,7 +8,7 @@ import numpy as np
 
 from analysis.gains import Gain, gain_table, success_by_step
 from analysis.runs import Run, is_done, read_run
-from analysis.tables import Columns, Table
+from analysis.tables import Table
 from engine.errors import UserError, read_json
 from harness.screen import python_command, say
 from harness.flags import Flag
@@ -52,6 +52,15 @@ def finished_arms(planned: list[PlannedRun], known: Mapping[tuple[str, int], Run
     return arms
 
 
+def by_run_name(arms: Arms) -> dict[str, Run]:
+    """The runs of all arms by their names, ARM-sSEED."""
+    runs = {}
+    for arm, of_arm in arms.items():
+        for seed, run in of_arm.items():
+            runs[f"{arm}-s{seed}"] = run
+    return runs
+
+
 def list_missing(missing: list[PlannedRun]) -> None:
     """Print the folder and the command of each run, for --dry_run."""
     for run in missing:
@@ -68,11 +77,19 @@ def end_with(failed: dict[str, str]) -> None:
 
 def mean_step_seconds(runs: Iterable[Run]) -> float:
     """The processor's seconds for a step, which are the same whatever runs beside it."""
-    return float(np.mean([line["processor_seconds"] for run in runs for line in run["metrics"]]))
+    return float(np.mean(step_seconds(runs, "processor_seconds")))
 
 
 def total_seconds(runs: Iterable[Run], clock: str = "processor_seconds") -> float:
-    return float(sum(line[clock] for run in runs for line in run["metrics"]))
+    return float(sum(step_seconds(runs, clock)))
+
+
+def step_seconds(runs: Iterable[Run], clock: str) -> list[float]:
+    """The seconds of every step of these runs."""
+    seconds = []
+    for run in runs:
+        seconds += [line[clock] for line in run["metrics"]]
+    return seconds
 
 
 def success_by_parts(runs: Mapping[int, Run], parts: int) -> list[float]:
@@ -92,9 +109,11 @@ def from_short_form(stored: list, result: dict) -> Run:
     """The run that a published result has in short, as far as a leaderboard needs it."""
     answers, seconds, right = stored
     metrics = [{"success": count / answers, "processor_seconds": seconds} for count in right]
-    config = {key: result["made_by"][0][key] for key in ("git_commit", "versions")}
+    made_by = result["made_by"][0]
+    config = {"git_commit": made_by["git_commit"], "versions": made_by["versions"],
+              "questions": answers, "answers": 1}
     return {"folder": Path("published"), "steps": [], "evaluations": [], "metrics": metrics,
-            "config": {**config, "questions": answers, "answers": 1}}
+            "config": config}
 
 
 def require_same_plan(name: str, result: dict, wanted: dict) -> None:
@@ -118,11 +137,13 @@ def leaderboard(found: Mapping[str, Gain], predicted: Mapping[str, float],
     further columns, a format and a value for each arm."""
     order = sorted(found, key=lambda arm: -found[arm].estimate.value)
     of_arms = {**(beside or {}), "predicted": ("points", predicted), "seconds": (".2f", cost)}
-    columns: Columns = {name: (spec, [values.get(arm) for arm in order])
-                        for name, (spec, values) in of_arms.items()}
+    columns = {}
+    for name, (spec, values) in of_arms.items():
+        columns[name] = spec, list(map(values.get, order))
+    gains_in_order = {arm: found[arm] for arm in order}
     return gain_table(
         "board", "Mean success in training, each arm minus plain GRPO, in points",
-        {arm: found[arm] for arm in order}, columns,
+        gains_in_order, columns,
         verdicts=[verdicts[arm] for arm in order] if verdicts else None,
         notes=["paired by seed, interval by Student's t; p and verdict by Holm's correction over "
                "the methods, those of a control or a larger batch not corrected; no difference "
@@ -134,8 +155,8 @@ def leaderboard(found: Mapping[str, Gain], predicted: Mapping[str, float],
 def write_report(folder: Path, measured: str, findings: Findings, settings: dict,
                  made: dict[str, Run], seconds: float, command: str) -> None:
     """Write numbers.json into the folder, and print what was found. `made`: the runs by name."""
-    known = SimpleNamespace(**settings, made_by=made_by(
-        {name: run["config"] for name, run in made.items()}))
+    codes = made_by({name: run["config"] for name, run in made.items()})
+    known = SimpleNamespace(**settings, made_by=codes)
     write_findings(folder, measured, known, findings, seconds, command)
     print_findings(findings)
     as_name = "" if folder.name == measured else f" --name {folder.name.replace('-', '_')}"

@@ -35,23 +35,34 @@ from engine.tokens import ANSWER
 from harness.screen import python_command
 from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
-from research.experiments.common import (FLAGS_OF_RUNS, Arms, end_with, finished_arms, predictions,
-                                         success_by_parts, total_seconds, write_report)
+from research.experiments.common import (FLAGS_OF_RUNS, Arms, by_run_name, end_with,
+                                         finished_arms, predictions, success_by_parts,
+                                         total_seconds, write_report)
 from research.experiments.pictures import draw_curves, draw_published
 from research.experiments.protocol import COMMON
 from research.probes.common import Findings, command_of
 from harness.planned import PlannedRun, make_runs, processes_for
 
-PLAIN, FIRST_SEED, PARTS = "none", 300, 5  # seeds that no board has
+PLAIN, FIRST_SEED, FIFTHS = "none", 300, 5  # seeds that no board has
 FEWEST_SEEDS = 3  # two agree now and then by luck
-FORMS = {"rescaled": "inverse_logprob", "as published": "inverse_logprob_as_published"}
-EXPERIMENTS = {
-    "1": {f"think {discount}": f"--mitigation outcome_conditional --think_discount {discount}"
-          for discount in ("0.25", "0.5", "0.75", "1.0")},
-    "2": {f"{form} {epsilon}": f"--mitigation {name} --epsilon {epsilon}"
-          for form, name in FORMS.items() for epsilon in ("0.01", "0.1", "0.5")},
-    "3": {f"attention {scale}": f"--mitigation attention_credit --credit_scale {scale}"
-          for scale in ("0.5", "1", "2", "4")}}
+EXPERIMENTS = {  # the flags of each arm
+    "1": {
+        "think 0.25": "--mitigation outcome_conditional --think_discount 0.25",
+        "think 0.5": "--mitigation outcome_conditional --think_discount 0.5",
+        "think 0.75": "--mitigation outcome_conditional --think_discount 0.75",
+        "think 1.0": "--mitigation outcome_conditional --think_discount 1.0"},
+    "2": {
+        "rescaled 0.01": "--mitigation inverse_logprob --epsilon 0.01",
+        "rescaled 0.1": "--mitigation inverse_logprob --epsilon 0.1",
+        "rescaled 0.5": "--mitigation inverse_logprob --epsilon 0.5",
+        "as published 0.01": "--mitigation inverse_logprob_as_published --epsilon 0.01",
+        "as published 0.1": "--mitigation inverse_logprob_as_published --epsilon 0.1",
+        "as published 0.5": "--mitigation inverse_logprob_as_published --epsilon 0.5"},
+    "3": {
+        "attention 0.5": "--mitigation attention_credit --credit_scale 0.5",
+        "attention 1": "--mitigation attention_credit --credit_scale 1",
+        "attention 2": "--mitigation attention_credit --credit_scale 2",
+        "attention 4": "--mitigation attention_credit --credit_scale 4"}}
 FLAGS = {
     "experiment": Flag("1", "which of the three", choices=tuple(EXPERIMENTS)),
     "model": Flag("models/tiny", "folder of a model"),
@@ -90,9 +101,11 @@ def report_experiment(args: SimpleNamespace, arms: Arms, command: str) -> None:
         raise UserError(f"{args.runs} has no finished run of {PLAIN} yet")
     folder = Path(f"results/notes-{args.experiment}")
     folder.mkdir(parents=True, exist_ok=True)
-    made = {f"{arm}-s{seed}": run for arm, runs in arms.items() for seed, run in runs.items()}
-    curves = {f"{arm} {seed}": [success_by_step(run).tolist(), norms(run).tolist()]
-              for arm, runs in arms.items() for seed, run in runs.items()}
+    made = by_run_name(arms)
+    curves = {}
+    for arm, runs in arms.items():
+        for seed, run in runs.items():
+            curves[f"{arm} {seed}"] = [success_by_step(run).tolist(), norms(run).tolist()]
     draw_published(draw_curves, folder / "curves.png", {"curves": curves})
     tables = [experiment_table(arms, predictions("notes")), fifths_table(arms)]
     findings = Findings(f"Experiment {args.experiment} of the earlier experiment, made again",
@@ -108,10 +121,13 @@ def experiment_table(arms: Arms, predicted: dict[str, float]) -> Table:
     rows: list[Row] = []
     verdicts, lines, same = [], [], []
     for arm, runs in arms.items():
-        success = np.mean([mean_success(run) for run in runs.values()])
-        norm = np.mean([norms(run).mean() for run in runs.values()])
-        shares = np.mean([gradient_shares(run) for run in runs.values()], 0)
-        rows.append([float(success), predicted.get(arm), float(norm), *shares.tolist()])
+        success, norm, shares = [], [], []
+        for run in runs.values():
+            success.append(mean_success(run))
+            norm.append(norms(run).mean())
+            shares.append(gradient_shares(run))
+        rows.append([float(np.mean(success)), predicted.get(arm), float(np.mean(norm)),
+                     *np.mean(shares, 0).tolist()])
         gain = found.get(arm)
         verdicts.append(verdict_of_enough(gain))
         if gain is None or not gain.pairs:
@@ -141,7 +157,7 @@ def verdict_of_enough(gain: Gain | None) -> str:
 def fifths_table(arms: Arms) -> Table:
     """Success by fifths of the training, means over seeds."""
     steps = len(success_by_step(next(iter(arms[PLAIN].values()))))
-    parts = min(PARTS, steps)
+    parts = min(FIFTHS, steps)
     rows = [[arm, *success_by_parts(runs, parts)] for arm, runs in arms.items()]
     names = [f"part {number}" for number in range(1, parts + 1)]
     return Table("curve", "Success by fifths of the training",

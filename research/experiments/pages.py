@@ -64,25 +64,30 @@ def content_of_mark(kind: str, words: str, page: str) -> str:
 
 def make_table(words: str) -> str:
     table, asked = find_table(words)
-    conditions = [part.partition(" = ") for part in asked if " = " in part]
-    wanted = [part for part in asked if " = " not in part]
-    rows = table.cells()
-    for column, _, value in conditions:
-        place = column_number(column, table)
-        rows = [row for row in rows if row[place] == value]
-    places = [column_number(column, table) for column in wanted or table.columns]
-    rules = [":--" if on_left else "--:" for on_left in table.texts()]
+    rows, wanted = table.cells(), []
+    for part in asked:
+        column, is_condition, value = part.partition(" = ")
+        number = column_number(column, table)
+        if is_condition:
+            rows = [row for row in rows if row[number] == value]
+        else:
+            wanted.append(number)
+    wanted = wanted or list(range(len(table.columns)))
+    is_text = table.texts()
+    rules = [":--" if is_text[number] else "--:" for number in wanted]
     lines = []
     for row in [table.heads(), *rows]:
-        lines.append(f"| {' | '.join(escaped(row[place]) for place in places)} |")
-    lines.insert(1, f"|{'|'.join(rules[place] for place in places)}|")
+        cells = [escaped(row[number]) for number in wanted]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines.insert(1, f"|{'|'.join(rules)}|")
     return "\n" + "\n".join(lines) + "\n"
 
 
 def make_text(words: str) -> str:
     table, numbers = find_table(words)
     lines = [row[0] for row in table.rows]
-    lines = [lines[int(number) - 1] for number in " ".join(numbers).split()] or lines
+    if numbers:
+        lines = [lines[int(number) - 1] for number in " ".join(numbers).split()]
     return "\n" + "\n".join(["```", *lines, "```"]) + "\n"
 
 
@@ -95,13 +100,18 @@ def make_source(words: str) -> str:
     is on record, else that of the report. Programs of earlier commits may be gone."""
     result = read_result(RESULTS / f"{words}.json")
     made = [part for part in result.get("made_by") or [] if isinstance(part, dict)] or [result]
-    commit = " and ".join(dict.fromkeys((part["git_commit"] or "unknown")[:7] for part in made))
+    commits: list[str] = []
+    for part in made:
+        commit = (part["git_commit"] or "unknown")[:7]
+        if commit not in commits:
+            commits.append(commit)
     program = result["measured"]
-    is_here = any((PROJECT / f"research/{folder}/{program}.py").exists()
-                  for folder in ("probes", "experiments"))
+    files = [PROJECT / f"research/{folder}/{program}.py" for folder in ("probes", "experiments")]
+    is_here = any(file.exists() for file in files)
     gone = "" if is_here else ", a command of that commit, no longer here"
     torch = result["versions"]["torch"]
-    return f"\n`{result['command']}`, {result['day']}, torch {torch}, commit {commit}{gone}\n"
+    return (f"\n`{result['command']}`, {result['day']}, torch {torch}, commit "
+            f"{' and '.join(commits)}{gone}\n")
 
 
 def make_number(words: str) -> str:

@@ -20,9 +20,10 @@ from analysis.plots import (BLUE, COLOURS, GREY, OF_CHANGE, OF_CREDIT, OF_GRADIE
 from analysis.statistics import mean_over
 from engine.errors import PROJECT
 from research.experiments.arms import CONTROLS, SCALE
-from research.experiments.published import RESULTS, fingerprint, read_result
+from research.experiments.published import (RESULTS, estimates_as_arrays, fingerprint,
+                                            read_result)
 
-MARKED = {"larger batches": COLOURS[2], "the control": COLOURS[3]}
+COLOUR_OF_MEANING = {"larger batches": COLOURS[2], "the control": COLOURS[3]}
 MEANINGS = {**dict.fromkeys(SCALE, "larger batches"), **dict.fromkeys(CONTROLS, "the control")}
 COLOUR_OF_VERDICT = {"better": BLUE, "ahead": BLUE, "worse": ORANGE, "behind": ORANGE}
 NOT_SEEN = "no difference seen"
@@ -40,8 +41,12 @@ def draw_all_published() -> list[str]:
 
 def outdated_pictures() -> list[str]:
     """The pictures that do not show what their results hold."""
-    return [picture for picture, (_, *source) in PUBLISHED.items()
-            if not carries(PROJECT / picture, fingerprint(shown_of(*source)))]
+    outdated = []
+    for picture, (_, *source) in PUBLISHED.items():
+        mark = fingerprint(shown_of(*source))
+        if not carries(PROJECT / picture, mark):
+            outdated.append(picture)
+    return outdated
 
 
 def carries(path: Path, mark: str) -> bool:
@@ -69,18 +74,20 @@ def draw_gains(table: dict, meanings: dict[str, str] = MEANINGS,
     rows = sorted(table["rows"], key=lambda row: row["gain"]["value"])
     better, worse = ("ahead", "behind") if second_look else ("better", "worse")
     figure, axis = plt.subplots(figsize=(8.0, 1.5 + 0.27 * len(rows)))
-    for word, colour in {better: BLUE, worse: ORANGE, NOT_SEEN: GREY, **MARKED}.items():
+    for word, colour in {better: BLUE, worse: ORANGE, NOT_SEEN: GREY, **COLOUR_OF_MEANING}.items():
         axis.plot([], [], "o-", color=colour, lw=2, ms=5, label=word)
     for height, row in enumerate(rows):
         gain = row["gain"]
-        colour = MARKED.get(meanings.get(row["arm"], "")) or colour_of_verdict(row["verdict"])
+        meaning = meanings.get(row["arm"])
+        colour = COLOUR_OF_MEANING[meaning] if meaning else colour_of_verdict(row["verdict"])
         axis.plot([100 * gain["low"], 100 * gain["high"]], [height, height], color=colour, lw=2)
         axis.plot(100 * gain["value"], height, "o", color=colour, ms=5)
         if row["predicted"] is not None:
             axis.plot(100 * row["predicted"], height, "kx", ms=6)
     axis.axvline(0, color="black", lw=0.8)
-    axis.set(yticks=range(len(rows)), yticklabels=[row["arm"] for row in rows],
-             ylim=(-0.7, len(rows) - 0.3), title="Gain over plain GRPO",
+    axis.set_yticks(range(len(rows)), [row["arm"] for row in rows])
+    axis.set_ylim(-0.7, len(rows) - 0.3)
+    axis.set(title="Gain over plain GRPO",
              xlabel="points of mean success in training, minus plain GRPO")
     axis.plot([], [], "kx", ms=6, label="predicted")
     legend_below(figure, axis, ncols=3, title="Lines: the 95% interval of one arm alone. Colours: "
@@ -99,16 +106,20 @@ def draw_dial_shares(values: dict) -> Figure:
     """The share of the true credit's gain that each arm reaches, by the share of tokens that
     decides: a panel for each length, synthetic tasks without further parameters. Grey, the eighth
     colour, is plain GRPO with more problems; what lies below -1.5 is cut off."""
-    cells = {(cell["world"], cell["arm"]): np.array(cell["mean"]) for cell in values["cells"]}
-    names = [name for name in dict.fromkeys(arm for _, arm in cells)
-             if name not in ("plain GRPO", "true credit")]
-    names.sort(key=lambda name: name.startswith("batch "))
+    cells: Cells = {}
+    arms: dict[str, None] = {}  # each once, in the order of the cells
+    for cell in values["cells"]:
+        cells[cell["world"], cell["arm"]] = np.array(cell["mean"])
+        arms[cell["arm"]] = None
+    compared = [arm for arm in arms if arm not in ("plain GRPO", "true credit")]
+    compared.sort(key=lambda arm: arm.startswith("batch "))
     tasks = plain_tasks(cells)
-    figure, axes = plt.subplots(1, max(1, len(tasks)), sharey=True, squeeze=False,
-                                figsize=(5.6 * max(1, len(tasks)), 5.4))
+    panels = max(1, len(tasks))
+    figure, axes = plt.subplots(1, panels, figsize=(5.6 * panels, 5.4), sharey=True,
+                                squeeze=False)
     for axis, (length, of_length) in zip(axes[0], sorted(tasks.items())):
-        for number, name in enumerate(names):
-            draw_share_of_arm(axis, cells, of_length, length, name, number)
+        for number, arm in enumerate(compared):
+            draw_share_of_arm(axis, cells, of_length, length, arm, number)
         axis.axhline(1, color="black", lw=1, label="true credit")
         axis.axhline(0, color="black", lw=0.6)
         axis.set(title=f"Answers of {length} tokens", xscale="log", xlabel="share that decides")
@@ -133,16 +144,20 @@ def plain_tasks(cells: Cells) -> dict[int, list[tuple[int, str]]]:
 def draw_share_of_arm(axis: Axes, cells: Cells, tasks: list[tuple[int, str]], length: int,
                       name: str, number: int) -> None:
     """One arm's line in a panel."""
-    points = [(decide / length, *share_of_true_gain(cells, task, name)) for decide, task in tasks
-              if (task, name) in cells]
-    if not points:
+    deciding, shares, reaches = [], [], []
+    for decide, task in tasks:
+        if (task, name) in cells:
+            share, reach = share_of_true_gain(cells, task, name)
+            deciding.append(decide / length)
+            shares.append(share)
+            reaches.append(reach)
+    if not shares:
         return
-    place, share, reach = zip(*points)
     is_scale = name.startswith("batch ")
     style = dict(color=GREY, ls=":", lw=2) if is_scale else style_of(number + number // 7)
-    axis.errorbar(place, share, reach, marker="o", ms=4, elinewidth=0.7, label=name, **style)
+    axis.errorbar(deciding, shares, reaches, marker="o", ms=4, elinewidth=0.7, label=name, **style)
     if is_scale:
-        axis.annotate(name, (place[-1], share[-1]), (6, -3), textcoords="offset points",
+        axis.annotate(name, (deciding[-1], shares[-1]), (6, -3), textcoords="offset points",
                       color=GREY, fontsize=8)
 
 
@@ -187,17 +202,18 @@ def draw_predicted_gains(table: dict) -> Figure:
                 continue
             rows = [row for row in table["rows"] if row["world"] == task]
             predicted = 100 * np.array([row["predicted"] for row in rows])
-            gain, low, high = (100 * np.array([row["gain"][end] for row in rows])
-                               for end in ("value", "low", "high"))
-            axis.errorbar(predicted, gain, [gain - low, high - gain], ms=4, elinewidth=0.6,
+            measured = estimates_as_arrays([row["gain"] for row in rows])
+            gain, low, high = (100 * end for end in measured)
+            axis.errorbar(predicted, gain, [gain - low, high - gain],
                           fmt=SIGNS[number % len(SIGNS)], color=COLOURS[number % len(COLOURS)],
-                          label=task)
+                          ms=4, elinewidth=0.6, label=task)
             for row, x, y in zip(rows, predicted, gain):
                 if row["verdict"] == "off" and abs(x - y) > FAR:
                     named.append((y, x, f"{row['arm']}, {task}"))
             ends += [*predicted, *gain]
-        axis.plot([min(ends), max(ends)], [min(ends), max(ends)], color="black", lw=1)
-        height, gap = np.inf, 0.026 * (max(ends) - min(ends))
+        least, greatest = min(ends), max(ends)
+        axis.plot([least, greatest], [least, greatest], color="black", lw=1)
+        height, gap = np.inf, 0.026 * (greatest - least)
         for y, x, name in sorted(named, reverse=True):  # no name is written over another
             height = min(y, height - gap)
             axis.annotate(name, (x, y), (x + gap, height - gap / 3), fontsize=6.5)
@@ -231,13 +247,14 @@ def draw_change(table: dict) -> Figure:
                "AdamW": ("change, AdamW", OF_CHANGE), "credit": ("credit", OF_CREDIT)}
     for axis, kind in zip(axes[0], kinds):
         rows = [row for row in table["rows"] if row["kind"] == kind]
+        places = np.arange(len(rows))
         for number, (name, (label, colour)) in enumerate(columns.items()):
-            share, low, high = (100 * np.array([row[name][end] for row in rows])
-                                for end in ("value", "low", "high"))
-            axis.bar(np.arange(len(rows)) + 0.2 * (number - 1.5), share, 0.19, color=colour,
-                     label=label, yerr=[share - low, high - share], ecolor=GREY)
-        axis.set(title=f"{kind}s: {rows[0]['tokens']:.0%} of the tokens", xlabel="step",
-                 xticks=range(len(rows)), xticklabels=[row["step"] for row in rows])
+            measured = estimates_as_arrays([row[name] for row in rows])
+            share, low, high = (100 * end for end in measured)
+            axis.bar(places + 0.2 * (number - 1.5), share, width=0.19, color=colour, label=label,
+                     yerr=[share - low, high - share], ecolor=GREY)
+        axis.set(title=f"{kind}s: {rows[0]['tokens']:.0%} of the tokens", xlabel="step")
+        axis.set_xticks(places, [row["step"] for row in rows])
         axis.grid(axis="x", visible=False)
     axes[0][0].set(ylabel="share of the sum of sizes, %", ylim=(0, None))
     legend_below(figure, axes[0][0], ncols=4)

@@ -10,6 +10,7 @@ arms have a second look.
 """
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -57,24 +58,41 @@ class Board:
         rate = self.rate(arm)
         if rate is None:
             return {}
-        found = {seed: self.run(arm, rate, seed) for seed in seeds}
-        return {seed: run for seed, run in found.items() if run}
+        finished = {}
+        for seed in seeds:
+            run = self.run(arm, rate, seed)
+            if run:
+                finished[seed] = run
+        return finished
 
     def rate(self, arm: str) -> str | None:
         """The rate that suits the arm, when that is known. A placebo has its arm's."""
         arm = arm.removesuffix("-placebo")
-        tuned = {rate: [mean_success(run) for run in self.tuned(arm, rate)] for rate in RATES}
-        close = close_rates({rate: found[0] for rate, found in tuned.items() if found})
+        first, mean, with_both = {}, {}, set()  # success, of the first seed and of those that ran
+        for rate in RATES:
+            success = list(map(mean_success, self.tuned(arm, rate)))
+            if success:
+                first[rate], mean[rate] = success[0], np.mean(success)
+            if len(success) == 2:
+                with_both.add(rate)
+        close = close_rates(first)
         if len(close) == 1:
             return close[0]
-        if close and all(len(tuned[rate]) == 2 for rate in close):
-            return max(close, key=lambda rate: np.mean(tuned[rate]))
+        if close and with_both.issuperset(close):
+            return max(close, key=mean.__getitem__)
         return None
 
     def tuned(self, arm: str, rate: str) -> list[Run]:
         """The runs that choose a rate: of the first seed, and of the other if both are there."""
         first, other = self.run(arm, rate, TUNED), self.run(arm, rate, TUNED_TOO)
-        return [run for run in (first, other) if first and run]
+        if first is None:
+            return []
+        return [first] if other is None else [first, other]
+
+    def at_own_rates(self, arms: Iterable[str], seeds: Iterable[int]) -> list[Key]:
+        """The runs of these arms at the rates that suit them, seed by seed."""
+        rates = {arm: self.rate(arm) for arm in arms}
+        return [(arm, rate, seed) for seed in seeds for arm, rate in rates.items()]
 
     def gain(self, arm: str, seeds: Collection[int]) -> Gain:
         """The arm's gain over plain GRPO on these seeds, its p not corrected."""
@@ -83,8 +101,10 @@ class Board:
     def gains(self, arms: Collection[str], seeds_of: Seeds,
               controls: Collection[str] = ()) -> dict[str, Gain]:
         """The gains over plain GRPO of the arms that have two pairs, as one family."""
-        family = {arm: (self.runs(arm, seeds_of(arm)), self.runs(PLAIN, seeds_of(arm)))
-                  for arm in arms}
+        family = {}
+        for arm in arms:
+            seeds = seeds_of(arm)
+            family[arm] = self.runs(arm, seeds), self.runs(PLAIN, seeds)
         found = gains(family, controls=controls)
         return {arm: gain for arm, gain in found.items() if gain.pairs > 1}
 
@@ -117,22 +137,25 @@ def close_rates(first: dict[str, float]) -> list[str]:
 def board_stages(board: Board) -> Iterator[tuple[str, list[Key]]]:
     """The title and the runs of each stage. What a stage has depends on the runs of those before
     it, so one is asked for when they are finished."""
-    yield "learning rates", [(arm, rate, TUNED) for arm in ARMS for rate in RATES]
+    yield "learning rates", list(product(ARMS, RATES, [TUNED]))
 
-    close = {}
+    repeated: list[Key] = []
     for arm in ARMS:
-        close[arm] = close_rates({rate: mean_success(board.run(arm, rate, TUNED))
-                                  for rate in RATES})
-    yield "close learning rates", [(arm, rate, TUNED_TOO) for arm in ARMS
-                                   for rate in close[arm] if len(close[arm]) == 2]
+        first = {rate: mean_success(board.run(arm, rate, TUNED)) for rate in RATES}
+        close = close_rates(first)
+        if len(close) == 2:
+            repeated += [(arm, rate, TUNED_TOO) for rate in close]
+    yield "close learning rates", repeated
 
-    rates = {arm: board.rate(arm) for arm in ARMS}
-    yield "six seeds", [(arm, rates[arm], seed) for seed in FIRST for arm in ARMS]
+    yield "six seeds", board.at_own_rates(ARMS, FIRST)
 
-    yield "twelve seeds", [(arm, rates[arm], seed) for seed in REPORTED for arm in ARMS
-                           if seed in board.seeds_of(arm)]
+    seeds_of = {arm: board.seeds_of(arm) for arm in ARMS}
+    twelve: list[Key] = []
+    for seed in REPORTED:
+        arms = [arm for arm in ARMS if seed in seeds_of[arm]]
+        twelve += board.at_own_rates(arms, [seed])
+    yield "twelve seeds", twelve
 
     again = board.better_at_first()
     if again:
-        arms = [PLAIN, *again, *placebos(again)]
-        yield "second look", [(arm, board.rate(arm), seed) for seed in AGAIN for arm in arms]
+        yield "second look", board.at_own_rates([PLAIN, *again, *placebos(again)], AGAIN)

@@ -8,6 +8,8 @@ import json
 from datetime import date
 from pathlib import Path
 
+import numpy as np
+
 from engine.errors import PROJECT, UserError, read_json
 from harness.record import replace_text
 
@@ -44,14 +46,25 @@ def table_rows(name: str, table: str) -> list[dict]:
     return next(one["rows"] for one in tables if one["name"] == table)
 
 
+def estimates_as_arrays(stored: list[dict]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The values, the lower and the upper ends of estimates as a result stores them, each (n,)."""
+    value = np.array([estimate["value"] for estimate in stored])
+    low = np.array([estimate["low"] for estimate in stored])
+    high = np.array([estimate["high"] for estimate in stored])
+    return value, low, high
+
+
 def result_of(folder: Path) -> dict:
     """What is published of the numbers that an experiment or a probe has written."""
     numbers = read_json(folder / "numbers.json")
     if not {"measured", "tables"} <= numbers.keys():
         raise UserError(f"{folder} was not written by python -m research")
-    settings = {key: value for key, value in numbers["settings"].items() if key not in NOT_KEPT}
-    return {**{key: numbers[key] for key in KEPT if key in numbers}, "settings": settings,
-            "day": date.today().isoformat(), "made_by": numbers["settings"].get("made_by", [])}
+    result = {key: numbers[key] for key in KEPT if key in numbers}
+    settings = numbers["settings"]
+    result["settings"] = {key: settings[key] for key in settings if key not in NOT_KEPT}
+    result["day"] = date.today().isoformat()
+    result["made_by"] = settings.get("made_by", [])
+    return result
 
 
 def made_by(made: dict[str, dict]) -> list[dict]:

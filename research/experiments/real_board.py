@@ -35,9 +35,9 @@ from harness.record import find_folder
 from harness.screen import python_command, say
 from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
-from research.experiments.common import (FLAGS_OF_LEADERBOARD, FLAGS_OF_RUNS, Arms, end_with,
-                                         finished_arms, finished_run, from_short_form, leaderboard,
-                                         list_missing, mean_step_seconds, predictions,
+from research.experiments.common import (FLAGS_OF_LEADERBOARD, FLAGS_OF_RUNS, Arms, by_run_name,
+                                         end_with, finished_arms, finished_run, from_short_form,
+                                         leaderboard, list_missing, mean_step_seconds, predictions,
                                          require_same_plan, short_form, success_by_parts,
                                          total_seconds, write_report)
 from research.experiments.pictures import draw_gains, draw_published
@@ -64,7 +64,7 @@ ARMS = {  # in the order in which they are made
     "four times": "--questions {four_times}"}
 CONTROLS = {"four times": "larger batches", "measured": "the control", "measured 16": "the control",
             SHUFFLED: "the control"}
-FEWEST = 6  # pairs: an arm with fewer is not in the table yet
+FEWEST_PAIRS = 6  # an arm with fewer is not in the table yet
 BY_SECTION = ("outcome_conditional 0.5", "outcome_conditional 0.25", "by_kind without words")
 FORMS = {  # for each --prompt: problems a step, steps, and the arms that say nothing there
     "brief": SimpleNamespace(questions=4, steps=24, without=("measured 16",)),
@@ -74,7 +74,7 @@ COMMON = ("--dtype bfloat16 --learning_rate 2e-6 --eval_every 0 --save_model no 
 FLAGS = {
     "model": Flag("models/Qwen2.5-0.5B-Instruct", "folder of a model"),
     "prompt": Flag("brief", "brief has a short thinking, expression none", choices=tuple(FORMS)),
-    "seeds": Flag(6, "seeds of each arm, from seed 0 on", least=FEWEST, most=1000),
+    "seeds": Flag(6, "seeds of each arm, from seed 0 on", least=FEWEST_PAIRS, most=1000),
     "arms": Flag("", "only these are made, in this order: names with commas between them"),
     "runs": Flag("runs/real_board", "folder of the runs"),
     **FLAGS_OF_LEADERBOARD,
@@ -86,11 +86,14 @@ def main(argv: list[str]) -> None:
     args, failed = with_defaults(typed, FLAGS), {}
     planned, wanted = real_runs(args), chosen_arms(args)
     known = {} if args.afresh else published_real_runs(args)
-    unfinished = [run for run in planned if (run.arm, run.seed) not in known
-                  and not finished_run(run)]
-    say(f"{len(planned) - len(unfinished)} of {len(planned)} runs are finished")
-    missing = [run for run in unfinished if run.arm in wanted]
+    missing, finished = [], 0
+    for run in planned:
+        if (run.arm, run.seed) in known or finished_run(run):
+            finished += 1
+        elif run.arm in wanted:
+            missing.append(run)
     missing.sort(key=lambda run: wanted.index(run.arm))
+    say(f"{finished} of {len(planned)} runs are finished")
     if args.dry_run:
         list_missing(missing)
         return
@@ -107,8 +110,11 @@ def main(argv: list[str]) -> None:
 def flags_of_arms(args: SimpleNamespace) -> dict[str, str]:
     """The flags of each arm, by its name."""
     form = FORMS[args.prompt]
-    return {arm: flags.format(four_times=4 * form.questions) for arm, flags in ARMS.items()
-            if arm not in form.without}
+    of_arms = {}
+    for arm, flags in ARMS.items():
+        if arm not in form.without:
+            of_arms[arm] = flags.format(four_times=4 * form.questions)
+    return of_arms
 
 
 def chosen_arms(args: SimpleNamespace) -> list[str]:
@@ -131,15 +137,18 @@ def model_name(args: SimpleNamespace) -> str:
 
 def real_runs(args: SimpleNamespace) -> list[PlannedRun]:
     """All runs of the plan, arm by arm."""
-    steps = FORMS[args.prompt].steps
+    folder = Path(args.runs) / args.prompt
+    common = ["--model", args.model, "--prompt", args.prompt, *COMMON.split()]
     planned = []
-    for arm, flags in flags_of_arms(args).items():
+    for arm, own_flags in flags_of_arms(args).items():
         for seed in range(args.seeds):
-            name = f"{arm.replace(' ', '-')}-s{seed}"
             planned.append(PlannedRun(
-                arm, seed, Path(args.runs) / args.prompt / name,
-                ["--model", args.model, "--prompt", args.prompt, *COMMON.split(), *flags.split()],
-                steps, keeps_checkpoints=False))
+                arm,
+                seed,
+                folder / f"{arm.replace(' ', '-')}-s{seed}",
+                flags=[*common, *own_flags.split()],
+                steps=FORMS[args.prompt].steps,
+                keeps_checkpoints=False))
     return planned
 
 
@@ -152,9 +161,9 @@ def report_real_board(args: SimpleNamespace, arms: Arms, command: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     predicted = predictions("real_board").get(args.prompt, {})
     tables = [real_leaderboard(arms, predicted), quarters_table(arms)]
-    draw_published(partial(draw_gains, meanings=CONTROLS, second_look=""), folder / "gains.png",
-                   tables[0].to_json())
-    made = {f"{arm}-s{seed}": run for arm, runs in arms.items() for seed, run in runs.items()}
+    drawing = partial(draw_gains, meanings=CONTROLS, second_look="")
+    draw_published(drawing, folder / "gains.png", tables[0].to_json())
+    made = by_run_name(arms)
     settings = {"prompt": args.prompt, "model": model_name(args), "common": COMMON,
                 "arms": flags_of_arms(args), "steps": FORMS[args.prompt].steps}
     findings = Findings("Which method trains a real model better than plain GRPO?",
@@ -166,8 +175,8 @@ def report_real_board(args: SimpleNamespace, arms: Arms, command: str) -> None:
 
 def real_leaderboard(arms: Arms, predicted: dict[str, float]) -> Table:
     """The arms that have all of their first six pairs, the best first."""
-    found = gains(over_baseline(arms, PLAIN), controls=list(CONTROLS), fewest=FEWEST)
-    complete = {arm: gain for arm, gain in found.items() if gain.pairs >= FEWEST}
+    found = gains(over_baseline(arms, PLAIN), controls=list(CONTROLS), fewest=FEWEST_PAIRS)
+    complete = {arm: gain for arm, gain in found.items() if gain.pairs >= FEWEST_PAIRS}
     seconds_of_plain = mean_step_seconds(arms[PLAIN].values())
     cost = {arm: mean_step_seconds(arms[arm].values()) / seconds_of_plain for arm in complete}
     return leaderboard(complete, predicted, cost)
@@ -188,10 +197,9 @@ def quarters_table(arms: Arms) -> Table:
 def real_values(arms: Arms) -> dict:
     """Every run in short, by its name."""
     runs = {}
-    for arm, of_arm in arms.items():
-        for seed, run in of_arm.items():
-            answers = run["config"]["questions"] * run["config"]["answers"]
-            runs[f"{arm}-s{seed}"] = short_form(run, answers)
+    for name, run in by_run_name(arms).items():
+        answers = run["config"]["questions"] * run["config"]["answers"]
+        runs[name] = short_form(run, answers)
     return {"runs": runs}
 
 
@@ -200,11 +208,14 @@ def published_real_runs(args: SimpleNamespace) -> dict[tuple[str, int], Run]:
     name = f"real_board_{args.prompt}"
     if not (RESULTS / f"{name}.json").exists():
         return {}
-    result, runs, now = read_result(RESULTS / f"{name}.json"), {}, flags_of_arms(args)
+    result = read_result(RESULTS / f"{name}.json")
     require_same_plan(name, result, {"common": COMMON, "steps": FORMS[args.prompt].steps,
                                      "model": model_name(args)})
+    flags_then, flags_now = result["settings"]["arms"], flags_of_arms(args)
+    runs = {}
     for run_name, stored in result["values"]["runs"].items():
-        arm, _, seed = run_name.rpartition("-s")
-        if now.get(arm) == result["settings"]["arms"].get(arm) and int(seed) < args.seeds:
-            runs[arm, int(seed)] = from_short_form(stored, result)
+        arm, _, number = run_name.rpartition("-s")
+        seed = int(number)
+        if flags_now.get(arm) == flags_then.get(arm) and seed < args.seeds:
+            runs[arm, seed] = from_short_form(stored, result)
     return runs

@@ -36,7 +36,7 @@ from engine.forward import response_log_probs
 from engine.policy import Policy
 from engine.rollouts import Rollouts
 from harness.flags import Flag
-from research.probes.common import OF_A_MODEL, Findings, Progress, policy_of, sample_batch
+from research.probes.common import OF_A_MODEL, Findings, Progress, policy_from_flags, sample_batch
 
 FLAGS = {
     **OF_A_MODEL,
@@ -45,12 +45,12 @@ FLAGS = {
 
 
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
-    policy, progress = policy_of(args), Progress(gradients=1)
+    policy, progress = policy_from_flags(args), Progress(gradients=1)
     rollouts = sample_batch(policy, args.questions, args.answers)
     shape = args.questions, args.answers
     square = squares(policy, rollouts, progress).reshape(shape)
-    reward, length = (values.double().cpu().numpy().reshape(shape)
-                      for values in (rollouts.reward, rollouts.length))
+    reward = rollouts.reward.double().cpu().numpy().reshape(shape)
+    length = rollouts.length.double().cpu().numpy().reshape(shape)
     intro = [f"{policy.folder}: {args.questions} problems x {args.answers} answers."]
     return Findings("When is the group's mean the best baseline?", intro,
                     [others_table(reward, square, length), problems_table(reward, square),
@@ -64,12 +64,12 @@ def squares(policy: Policy, rollouts: Rollouts, progress: Progress) -> np.ndarra
         progress("gradients", b / len(rollouts.mask))
         row = torch.tensor([b], device=rollouts.mask.device)
         log_prob = response_log_probs(policy.model, rollouts, row).sum()
-        found.append(sum(g.double().square().sum().item()
-                         for g in torch.autograd.grad(log_prob, parameters)))
+        gradient = torch.autograd.grad(log_prob, parameters)
+        found.append(sum(g.double().square().sum().item() for g in gradient))
     return np.array(found)
 
 
-def best(reward: np.ndarray, square: np.ndarray,
+def best_baseline(reward: np.ndarray, square: np.ndarray,
          probability: np.ndarray) -> tuple[float, float, float]:
     """b*, the mean, and what the mean costs, as a share of the mean square that b* leaves."""
     mean, of_g = (probability * reward).sum(), (probability * square).sum()
@@ -85,7 +85,7 @@ def problems_table(reward: np.ndarray, square: np.ndarray) -> Table:
         evenly = np.full(len(R), 1 / len(R))
         with np.errstate(invalid="ignore", divide="ignore"):
             correlation = float(np.corrcoef(R, g)[0, 1])
-            rows.append([number, *best(R, g, evenly), correlation])
+            rows.append([number, *best_baseline(R, g, evenly), correlation])
     higher = sum(row[1] > row[2] for row in rows)
     return Table("problems", "b* beside the mean, by problem",
                  by_row({"problem": "d", "b*": ".3f", "mean": ".3f", "cost": ".1%",
@@ -101,21 +101,24 @@ def without_own(reward: np.ndarray, weight: np.ndarray) -> np.ndarray:
     return (whole - weight * reward) / (total - weight)
 
 
-def estimators(reward: np.ndarray, square: np.ndarray, length: np.ndarray) -> dict[str, np.ndarray]:
+def baselines(reward: np.ndarray, square: np.ndarray, length: np.ndarray) -> dict[str, np.ndarray]:
     """Baselines (Q, n), each made without the answer that it is subtracted from."""
     Q, n = reward.shape
     of_others = (reward.sum() - reward.sum(1, keepdims=True)) / (Q * n - n)
-    return {"mean of the others (RLOO)": without_own(reward, np.ones_like(reward)),
-            "none": np.zeros_like(reward),
-            "by length (OPO)": without_own(reward, length),
-            "by |g|^2 (b*)": without_own(reward, square),
-            "mean of other problems (batch mean)": np.broadcast_to(of_others, reward.shape)}
+    evenly = np.ones_like(reward)
+    return {
+        "mean of the others (RLOO)": without_own(reward, evenly),
+        "none": np.zeros_like(reward),
+        "by length (OPO)": without_own(reward, length),
+        "by |g|^2 (b*)": without_own(reward, square),
+        "mean of other problems (batch mean)": np.broadcast_to(of_others, reward.shape)}
 
 
 def others_table(reward: np.ndarray, square: np.ndarray, length: np.ndarray) -> Table:
     problem = np.arange(len(reward))
-    mean_square = {name: ((reward - baseline) ** 2 * square).mean(1)  # (problems,)
-                   for name, baseline in estimators(reward, square, length).items()}
+    mean_square = {}  # (problems,) with each baseline
+    for name, baseline in baselines(reward, square, length).items():
+        mean_square[name] = ((reward - baseline) ** 2 * square).mean(1)
     usual, rows, sentences = mean_square["mean of the others (RLOO)"], [], []
     for name, own in mean_square.items():
 
@@ -136,17 +139,20 @@ def others_table(reward: np.ndarray, square: np.ndarray, length: np.ndarray) -> 
 
 
 def bandit(logits: list[float], reward: list[float]) -> tuple[float, float, float]:
-    """`best` of a softmax over a few answers, where g is the gradient at the logits:
+    """`best_baseline` of a softmax over a few answers, where g is the gradient at the logits:
     |g|^2 = 1 - 2 p + sum p^2."""
     p = np.exp(logits) / np.exp(logits).sum()
-    return best(np.array(reward), 1 - 2 * p + (p ** 2).sum(), p)
+    square = 1 - 2 * p + (p ** 2).sum()
+    return best_baseline(np.array(reward), square, p)
 
 
 def conditions_table() -> Table:
     """For two answers, of which one is right with probability p, |g|^2 is 2 (1 - p)^2 and 2 p^2: so
     b* is 1 - p, and it is the mean at p = 1/2 alone."""
-    cases = {f"two answers, one right with p = {p:g}": ([np.log(p / (1 - p)), 0.0], [1.0, 0.0])
-              for p in (0.1, 0.25, 0.5, 0.75, 0.9)}
+    cases = {}  # the logits of the answers, and their rewards
+    for p in (0.1, 0.25, 0.5, 0.75, 0.9):
+        logits = [np.log(p / (1 - p)), 0.0]
+        cases[f"two answers, one right with p = {p:g}"] = logits, [1.0, 0.0]
     cases |= {
         "four answers alike, one right": ([0.0] * 4, [1.0, 0.0, 0.0, 0.0]),
         "all rewards equal": ([2.0, 1.0, 0.0], [0.5, 0.5, 0.5]),
@@ -154,8 +160,12 @@ def conditions_table() -> Table:
             [2.0, 2.0, 0.0, 0.0], [1.0, 0.0, 1.0, 0.0]),
         "the rare one of four is right": ([2.0, 2.0, 2.0, 0.0], [0.0, 0.0, 0.0, 1.0]),
         "the likely one of four is right": ([2.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0])}
-    rows = [[name, *bandit(*case)] for name, case in cases.items()]
-    is_best = [row[0] for row in rows if abs(row[1] - row[2]) < 1e-9]
+    rows, is_best = [], []
+    for name, (logits, reward) in cases.items():
+        b, mean, cost = bandit(logits, reward)
+        rows.append([name, b, mean, cost])
+        if abs(b - mean) < 1e-9:
+            is_best.append(name)
     return Table("conditions", "Synthetic cases with all answers listed: when is the mean best?",
                  by_row({"world": "", "b*": ".3f", "mean": ".3f", "cost": ".1%"}, rows),
                  f"The mean is best where |g|^2 and R do not vary together: {'; '.join(is_best)}.",

@@ -59,8 +59,8 @@ def list_weights(task: EnumeratedTask, batches: Batches, advantage: torch.Tensor
     """The weights of each --mitigation, rescaled as in training. A weighting may look at
     `advantage`."""
     weightings = {**MITIGATIONS, "oracle": lambda rollouts: rollouts.true_credit.abs()}
-    weightings = {name: chosen for name, chosen in weightings.items()
-                  if only is None or name in only}
+    if only is not None:
+        weightings = {name: weightings[name] for name in weightings if name in only}
     return on_every_batch(task, batches, weightings, advantage, progress)
 
 
@@ -69,20 +69,23 @@ def list_advantages(task: EnumeratedTask, batches: Batches, seed: int,
                     only: Container[str] | None = None) -> Listed:
     """The advantages of each --advantage that is a function, and of critics whose values are
     known."""
-    functions = {name: chosen for name, chosen in ADVANTAGES.items() if name not in VALUES_KNOWN
-                 and (only is None or name in only)}
-    listed = on_every_batch(task, batches, functions, None, progress)
-    known = {name: credit[batches.which].double()
-             for name, credit in credit_from_values(task, seed).items()}
-    return Listed(listed.values | known, listed.reasons)
+    asked = {}
+    for name, chosen in ADVANTAGES.items():
+        if name not in VALUES_KNOWN and (only is None or name in only):
+            asked[name] = chosen
+    listed = on_every_batch(task, batches, asked, None, progress)
+    for name, credit in credit_from_values(task, seed).items():
+        listed.values[name] = credit[batches.which].double()
+    return listed
 
 
 def on_every_batch(task: EnumeratedTask, batches: Batches, chosen: dict,
                    advantage: torch.Tensor | None, progress: Callable[[float], None]) -> Listed:
     """The numbers of weightings, which are given an advantage; or those of advantages."""
     reasons = {name: "a class" for name, one in chosen.items() if inspect.isclass(one)}
+    functions = [name for name in chosen if name not in reasons]
     values = {}
-    for number, name in enumerate(name for name in chosen if name not in reasons):
+    for number, name in enumerate(functions):
         progress(number / len(chosen))
         method = ComparedMethod(name, make(chosen[name], {}, None),
                                 is_weighting=advantage is not None)
@@ -106,16 +109,20 @@ def numbers_of_all(method: ComparedMethod, task: EnumeratedTask, batches: Batche
             return rollouts
         return replace(rollouts, advantage=advantage[of].float().reshape(which.numel(), -1))
 
-    asked = range(M) if advantage is None else advantage.any(-1).any(-1).nonzero()[:, 0].tolist()
+    asked = list(range(M))
+    if advantage is not None:
+        asked = advantage.any(-1).any(-1).nonzero()[:, 0].tolist()
     unused = generator.get_state()
-    alone = {m: method.numbers(rollouts_of(batches.which[m], m), None)
-             for m in asked[::max(1, len(asked) // CHECKED)]}
+    alone = {}  # the numbers of some batches, each asked by itself
+    for m in asked[::max(1, len(asked) // CHECKED)]:
+        alone[m] = method.numbers(rollouts_of(batches.which[m], m), None)
     if not torch.equal(generator.get_state(), unused):
         raise UserError("it draws random numbers")
     whole = rollouts_of(batches.which, slice(None))
     whole = replace(whole, group=torch.arange(M).repeat_interleave(G),
                     problems=M * whole.problems, prompt_ids=M * whole.prompt_ids)
-    values = as_loss_takes(method, method.function(whole, None).expand(M * G, mask.shape[-1]), mask)
+    numbers = method.function(whole, None).expand(M * G, mask.shape[-1])
+    values = as_loss_takes(method, numbers, mask)
     if all(torch.allclose(values[m], of, rtol=1e-4, atol=1e-5) for m, of in alone.items()):
         return values
     values = torch.zeros(mask.shape)
@@ -133,7 +140,8 @@ def as_loss_takes(method: ComparedMethod, numbers: torch.Tensor,
         return numbers
     is_zero = ~numbers.any(-1).any(-1)[:, None, None]
     numbers = torch.where(is_zero, mask.float(), numbers)
-    return numbers * (mask.sum((1, 2)) / numbers.sum((1, 2)))[:, None, None]
+    rescale = mask.sum((1, 2)) / numbers.sum((1, 2))  # (M,)
+    return numbers * rescale[:, None, None]
 
 
 def rows_of(rollouts: Rollouts, rows: torch.Tensor) -> Rollouts:
@@ -161,9 +169,14 @@ def credit_from_values(task: EnumeratedTask, seed: int) -> dict[str, torch.Tenso
         return generalised_advantage(value[:, :-1].float(), rollouts.reward, rollouts.mask, 1.0,
                                      trust)
 
-    return {"critic": critic(right, 1.0), "one-step": critic(right, 0.0),
-            "vine": (right[:, (start + 2).clamp(max=T)] - right[:, start]) * rollouts.mask,
-            "wrong critic": critic(wrong, 1.0), "wrong, one-step": critic(wrong, 0.0)}
+    end = (start + 2).clamp(max=T)
+    of_segment = right[:, end] - right[:, start]
+    return {
+        "critic": critic(right, 1.0),
+        "one-step": critic(right, 0.0),
+        "vine": of_segment * rollouts.mask,
+        "wrong critic": critic(wrong, 1.0),
+        "wrong, one-step": critic(wrong, 0.0)}
 
 
 @dataclass
@@ -175,10 +188,13 @@ class Estimator:
     def against(self, true: torch.Tensor) -> dict[str, float]:
         size = self.mean.norm().item()
         along = (self.mean @ true / true.norm()).item()
-        is_zero = size < 1e-9 * true.norm().item()
-        return {"bias": ((self.mean - true).norm() / true.norm()).item(),
-                "cosine": math.nan if is_zero else along / size,
-                "noise": math.inf if is_zero or along <= 0 else self.variance / along ** 2}
+        bias = (self.mean - true).norm() / true.norm()
+        found = {"bias": bias.item(), "cosine": math.nan, "noise": math.inf}
+        if size >= 1e-9 * true.norm().item():
+            found["cosine"] = along / size
+            if along > 0:
+                found["noise"] = self.variance / along ** 2
+        return found
 
 
 def estimator(task: EnumeratedTask, batches: Batches, factor: torch.Tensor) -> Estimator:
@@ -186,8 +202,10 @@ def estimator(task: EnumeratedTask, batches: Batches, factor: torch.Tensor) -> E
     batch is a vector over the choices, of which there are few."""
     mask = task.rollouts.mask[batches.which]
     vectors = torch.zeros(len(batches.which), len(task.score), dtype=torch.float64)
-    vectors.scatter_add_(1, task.node[batches.which].flatten(1), (factor * mask).flatten(1))
+    choices = task.node[batches.which].flatten(1)  # (M, G T)
+    vectors.scatter_add_(1, choices, (factor * mask).flatten(1))
     mean = batches.probability @ vectors
     second = vectors.T @ (batches.probability[:, None] * vectors)
     gram = task.score @ task.score.T
-    return Estimator(mean @ task.score, ((second * gram).sum() - mean @ gram @ mean).item())
+    variance = (second * gram).sum() - mean @ gram @ mean
+    return Estimator(mean @ task.score, variance.item())

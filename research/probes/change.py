@@ -22,13 +22,14 @@ of each context and symbol with its credit, and the share of the push that equal
 contexts cancel among each other.
 """
 from concurrent.futures import ProcessPoolExecutor
+from itertools import product, repeat
 from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
 
 from engine.tokens import load_tokenizer
 from harness.flags import Flag
-from research.probes.change_batches import MeasuredBatch, batch_of
+from research.probes.change_batches import MeasuredBatch, load_or_measure_batch
 from research.probes.change_tables import fell_and_rose_table, items_table, kinds_table
 from research.probes.change_synthetic import synthetic_table
 from research.probes.common import COMMON, Findings
@@ -53,14 +54,16 @@ FLAGS = {
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
     runs = [Path(run) for run in args.runs.split(",")] if args.runs else []
     steps = [int(step) for step in args.steps.split(",")]
-    units = [(run, step, vars(args)) for step in steps for run in runs]
-    found: list[MeasuredBatch] = []
-    if units:
-        with ProcessPoolExecutor(args.processes, get_context("spawn")) as pool:
-            found = list(pool.map(batch_of, *zip(*units)))
+    units = list(product(steps, runs))
     by_step: dict[int, list[MeasuredBatch]] = {}
-    for (_, step, _), batch in zip(units, found):
-        by_step.setdefault(step, []).append(batch)
+    spent = 0  # tokens
+    if units:
+        asked_steps, asked_runs = zip(*units)
+        with ProcessPoolExecutor(args.processes, get_context("spawn")) as pool:
+            batches = pool.map(load_or_measure_batch, asked_runs, asked_steps, repeat(vars(args)))
+            for step, batch in zip(asked_steps, batches):
+                by_step.setdefault(step, []).append(batch)
+                spent += batch.spent
 
     tables = []
     if units:
@@ -69,5 +72,5 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     if args.batches:
         tables.append(synthetic_table(args))
     intro = [f"{len(units)} batches of {args.questions} x {args.answers} answers, "
-             f"{sum(batch.spent for batch in found):,} tokens sampled for their credit."]
+             f"{spent:,} tokens sampled for their credit."]
     return Findings("Push, change and credit", intro, tables)

@@ -34,7 +34,7 @@ SEED_NAME = "became"  # names the random numbers: those of the published result
 PUSH, PLAIN_STEP, ADAMW_STEP = "push", "plain step", "AdamW's first"
 SMALL_GROUPS, BETTER_ONLY, ONE_PROBLEM = "groups of 4", "better answers only", "one problem alone"
 STEPS = (PLAIN_STEP, ADAMW_STEP, SMALL_GROUPS, BETTER_ONLY, ONE_PROBLEM)
-SIZES = ("questions", "answers", "new_tokens", "measured", "continuations")  # in a file's name
+SIZES_IN_NAME = ("questions", "answers", "new_tokens", "measured", "continuations")  # of a file
 
 
 @dataclass
@@ -43,9 +43,9 @@ class MeasuredBatch:
     spent: int           # tokens sampled for their credit
 
 
-def batch_of(run: Path, step: int, flags: dict) -> MeasuredBatch:
+def load_or_measure_batch(run: Path, step: int, flags: dict) -> MeasuredBatch:
     """The batch as it was measured before, or measured now and kept."""
-    sizes = "x".join(str(flags[name]) for name in SIZES)
+    sizes = "x".join(str(flags[name]) for name in SIZES_IN_NAME)
     path = Path(flags["kept"]) / f"{run.name}-{step}-{sizes}.npz"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,12 +105,13 @@ def with_groups(rollouts: Rollouts, size: int) -> Rollouts:
 def changes(policy: Policy, rollouts: Rollouts) -> dict[str, torch.Tensor]:
     """(B, T) for each of STEPS: the change of each log-prob in that step, from the same model."""
     better_only = replace(rollouts, advantage=rollouts.advantage.clamp(min=0))
-    return {PLAIN_STEP: change_in_a_step(policy, rollouts),
-            ADAMW_STEP: change_in_a_step(policy, rollouts, is_plain=False),
-            SMALL_GROUPS: change_in_a_step(policy, with_groups(rollouts, 4)),
-            BETTER_ONLY: change_in_a_step(policy, better_only),
-            ONE_PROBLEM: change_alone(policy, rollouts,
-                                      range(min(ALONE, len(rollouts.prompt_ids))))}
+    some_problems = range(min(ALONE, len(rollouts.prompt_ids)))
+    return {
+        PLAIN_STEP: change_in_a_step(policy, rollouts),
+        ADAMW_STEP: change_in_a_step(policy, rollouts, is_plain=False),
+        SMALL_GROUPS: change_in_a_step(policy, with_groups(rollouts, 4)),
+        BETTER_ONLY: change_in_a_step(policy, better_only),
+        ONE_PROBLEM: change_alone(policy, rollouts, some_problems)}
 
 
 def change_alone(policy: Policy, rollouts: Rollouts, problems: Iterable[int]) -> torch.Tensor:

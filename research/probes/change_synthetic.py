@@ -29,11 +29,13 @@ def synthetic_table(args: SimpleNamespace) -> Table:
         rows.append([name, *cancelled(name, args), of["ratio"], of["gain"], gain])
     with_prediction = [row for row in rows if row[5] is not None]
     gains = [row[-1] for row in with_prediction]
-    found = {}
-    for column, name in ((1, "the share that cancels"), (3, "the cosine of a batch"),
-                         (5, "the noise ratio"), (6, "the noise-to-batch-size prediction")):
-        found[name] = rank_correlation([row[column] for row in with_prediction], gains)
-    *first, last = [f"{value:+.2f} for {name}" for name, value in found.items()]
+    names = {1: "the share that cancels", 3: "the cosine of a batch", 5: "the noise ratio",
+             6: "the noise-to-batch-size prediction"}  # of these columns
+    found = []
+    for column, name in names.items():
+        correlation = rank_correlation([row[column] for row in with_prediction], gains)
+        found.append(f"{correlation:+.2f} for {name}")
+    *first, last = found
     formats = {"world": "", "cancels": ".0%", "exact": ".2f", "batch": ".2f", "true": ".2f",
                "ratio": ".2g", "predicted": "points", "gain": "points"}
     return Table("worlds", "Where everything is exact: what the push turns into",
@@ -96,7 +98,8 @@ def cosine_over_tokens(task: SyntheticTask, p: Tensor, change: Tensor, credit: T
     def inner(one: Tensor, two: Tensor) -> Tensor:
         return (positions * p * one * two).sum((1, 2))
 
-    cosine = inner(change, credit) / (inner(change, change) * inner(credit, credit)).sqrt()
+    sizes = (inner(change, change) * inner(credit, credit)).sqrt()
+    cosine = inner(change, credit) / sizes
     return float(cosine.mean())
 
 
@@ -107,7 +110,9 @@ def share_that_cancels(task: SyntheticTask, log_prob: Tensor, draws: list) -> fl
     sample = task.sample(log_prob, random_numbers(task, named_arm(PLAIN), 1, draws))
     policies, answers = sample.reward.shape
     group = torch.arange(answers) // ANSWERS + answers * torch.arange(policies)[:, None]
-    z = group_z_score(sample.reward.flatten(), group.flatten()).view(policies, answers, 1)
+    z = group_z_score(sample.reward.flatten(), group.flatten())
+    A = z.view(policies, answers, 1).expand(sample.ids.shape)
     s_squared = 1 - 2 * p + p.square().sum(-1, keepdim=True)
-    net, gross = (by_context(task, sample, A.expand(sample.ids.shape)) for A in (z, z.abs()))
-    return 1 - float((net.abs() * s_squared).sum() / (gross * s_squared).sum())
+    net, gross = by_context(task, sample, A), by_context(task, sample, A.abs())
+    remaining = (net.abs() * s_squared).sum() / (gross * s_squared).sum()
+    return 1 - float(remaining)

@@ -16,7 +16,7 @@ from research.probes.common import jackknife_of_sums, rank_correlation, share_of
 COMMON_ITEM = 20  # tokens of a vocabulary item, in each run
 MOST_ITEMS = 6    # that are shown
 SHOWN = ("word", "number", "operator")
-ARMS = (PUSH, *STEPS)
+PUSH_AND_CHANGES = (PUSH, *STEPS)
 ByStep = Mapping[int, Sequence[MeasuredBatch]]  # by step, one of each run
 
 
@@ -26,9 +26,10 @@ def live_tokens(tokens: TokenTable, arm: str) -> TokenTable:
     push = tokens["push in groups of 4" if arm == SMALL_GROUPS else "push"]
     change = push if arm == PUSH else tokens[arm]
     known = (push != 0) & ~np.isnan(change)
-    return TokenTable({
-        **{name: tokens[name] for name in ("problem", "token_id", "kind", "credit 1", "credit 2")},
-        "push": push, "change": change}).where(known)
+    kept = ("problem", "token_id", "kind", "credit 1", "credit 2")
+    columns = {name: tokens[name] for name in kept}
+    columns |= {"push": push, "change": change}
+    return TokenTable(columns).where(known)
 
 
 def pooled(batches: Sequence[MeasuredBatch], arm: str) -> TokenTable:
@@ -58,10 +59,11 @@ def correlations_with_credit(tokens: TokenTable) -> list[Estimate]:
     if frequent.any():
         part = tokens.where(frequent)
         _, item = np.unique(part["token_id"], return_inverse=True)
-        values = [part[name] for name in ("change", "credit 1", "credit 2")]
+        values = [part["change"], part["credit 1"], part["credit 2"]]
         by_item = jackknife_of_sums(part["problem"], values, correlation_by_item, item)
-    d, c1, c2 = (tokens[name] for name in ("change", "credit 1", "credit 2"))
-    products = [np.ones_like(d), d, d * d, c1, c2, c1 * c2, d * (c1 + c2) / 2]
+    d, c1, c2 = tokens["change"], tokens["credit 1"], tokens["credit 2"]
+    dc = d * (c1 + c2) / 2
+    products = [np.ones_like(d), d, d * d, c1, c2, c1 * c2, dc]
     return [jackknife_of_sums(tokens["problem"], products, correlation_by_token), by_item]
 
 
@@ -71,7 +73,8 @@ def correlation_by_token(sums: np.ndarray) -> float:
     n, d, dd, c1, c2, cc, dc = sums[:, 0]
     c = (c1 + c2) / 2
     covariance = dc - d * c / n
-    return float(covariance / np.sqrt((dd - d * d / n) * (cc - c1 * c2 / n)))
+    variance_of_change, variance_of_credit = dd - d * d / n, cc - c1 * c2 / n
+    return float(covariance / np.sqrt(variance_of_change * variance_of_credit))
 
 
 def correlation_by_item(sums: np.ndarray) -> float:
@@ -111,7 +114,7 @@ def kinds_table(batches: ByStep) -> Table:
 def fell_and_rose_table(batches: ByStep) -> Table:
     rows: list[Row] = []
     for step, of_step in batches.items():
-        for arm in ARMS:
+        for arm in PUSH_AND_CHANGES:
             tokens = pooled(of_step, arm)
             against_push = [Estimate(np.nan)] * 2
             if arm != PUSH:
@@ -122,16 +125,21 @@ def fell_and_rose_table(batches: ByStep) -> Table:
             rows.append([step, arm, *against_push, *correlations_with_credit(tokens)])
     formats = {"step": "d", "what": "", "fell": ".0%", "rose": ".0%", "by token": "+.2f",
                "by type": "+.2f"}
-    headings = {"fell": "pushed up, but fell", "rose": "pushed down, but rose",
-                "by token": "correlation with credit, by token",
-                "by type": "correlation with credit, by vocabulary item"}
-    headings = {name: f"{text}{WITH_INTERVAL}" for name, text in headings.items()}
+    headings = {"fell": f"pushed up, but fell{WITH_INTERVAL}",
+                "rose": f"pushed down, but rose{WITH_INTERVAL}",
+                "by token": f"correlation with credit, by token{WITH_INTERVAL}",
+                "by type": f"correlation with credit, by vocabulary item{WITH_INTERVAL}"}
     return Table("arms", "Which log-probs fell and rose, and whether the change follows the credit",
                  by_row(formats, rows), "",
                  ["pushed up, but fell: the share of the upward push that went to tokens whose "
                   "log-prob fell; pushed down, but rose: the share of the downward push that went "
                   "to tokens whose log-prob rose; correlations with the credit: token by token, "
                   "and of sums with their sign over all tokens of one spelling"], headings)
+
+
+def shares_of_items(item: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """(items,) the sum over the tokens of each vocabulary item, as a share of all sizes."""
+    return np.bincount(item, values) / np.abs(values).sum()
 
 
 def items_table(batches: ByStep, tokenizer: Tokenizer) -> Table:
@@ -143,10 +151,12 @@ def items_table(batches: ByStep, tokenizer: Tokenizer) -> Table:
         tokens = pooled(of_step, PLAIN_STEP)
         ids, item, count = np.unique(tokens["token_id"], return_inverse=True, return_counts=True)
         both_halves = (tokens["credit 1"] + tokens["credit 2"]) / 2
-        push, change, credit = (np.bincount(item, values) / np.abs(values).sum()
-                                for values in (tokens["push"], tokens["change"], both_halves))
+        push = shares_of_items(item, tokens["push"])
+        change = shares_of_items(item, tokens["change"])
+        credit = shares_of_items(item, both_halves)
         common = np.flatnonzero(count >= COMMON_ITEM * len(of_step))
-        for i in common[np.argsort(-np.abs(credit[common]))][:MOST_ITEMS]:
+        largest_first = common[np.argsort(-np.abs(credit[common]))]
+        for i in largest_first[:MOST_ITEMS]:
             text = repr(tokenizer.decode([int(ids[i])]))
             rows.append([step, text, push[i], change[i], credit[i]])
         of_change = rank_correlation(change[common], credit[common])

@@ -76,16 +76,18 @@ def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[...
 
 def command_of(name: str, typed: dict) -> str:
     """The command that was typed, without what changes no number."""
-    flags = [f" --{flag} {shlex.quote(str(value))}" for flag, value in typed.items()
-             if flag not in ("all", "out", "runs", "processes", "report_only")]
-    return f"python -m research {name}{''.join(flags)}"
+    words = [f"python -m research {name}"]
+    for flag, value in typed.items():
+        if flag not in ("all", "out", "runs", "processes", "report_only"):
+            words.append(f"--{flag} {shlex.quote(str(value))}")
+    return " ".join(words)
 
 
 def write_findings(folder: Path, name: str, args: SimpleNamespace, findings: Findings,
                    seconds: float, command: str) -> None:
+    tables = [table.to_json() for table in findings.tables]
     numbers = {"measured": name, "command": command, "settings": vars(args), **provenance(),
-               "seconds": round(seconds, 1), "in_short": summary_of(findings),
-               "tables": [table.to_json() for table in findings.tables],
+               "seconds": round(seconds, 1), "in_short": summary_of(findings), "tables": tables,
                "values": findings.values}
     replace_text(folder / "numbers.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")
 
@@ -104,8 +106,10 @@ def print_findings(findings: Findings, with_all: bool = True) -> None:
 
 def summary_of(findings: Findings) -> list[str]:
     """One idea a line, in the order of the tables."""
-    return list(dict.fromkeys(line for table in findings.tables
-                              for line in table.finding.splitlines()))
+    lines = []
+    for table in findings.tables:
+        lines += table.finding.splitlines()
+    return list(dict.fromkeys(lines))
 
 
 def run_of(model: Path) -> Path | None:
@@ -115,7 +119,7 @@ def run_of(model: Path) -> Path | None:
     return run if is_run else None
 
 
-def policy_of(args: SimpleNamespace) -> Policy:
+def policy_from_flags(args: SimpleNamespace) -> Policy:
     """The model with its problems, those of its run where it is a checkpoint. It is sampled at
     temperature 1, because a probe asks about the policy itself."""
     chosen = {name: vars(args)[name] for name in OF_A_MODEL}
@@ -145,8 +149,10 @@ def jackknife_of_sums(problem: np.ndarray, values: Sequence[np.ndarray],
     if cell is None:
         cell = np.zeros(len(problem), int)
     cells = int(cell.max()) + 1
-    of_problem = np.stack([np.bincount(problem * cells + cell, value, problems * cells)
-                           for value in values]).reshape(len(values), problems, cells)
+    of_problem = np.zeros((len(values), problems, cells))
+    for number, column in enumerate(values):
+        sums = np.bincount(problem * cells + cell, column, problems * cells)
+        of_problem[number] = sums.reshape(problems, cells)
     return jackknife(lambda kept: statistic(of_problem[:, kept].sum(1)), np.arange(problems))
 
 
@@ -157,7 +163,8 @@ def share_of_sums(problem: np.ndarray, part: np.ndarray, whole: np.ndarray) -> E
 
 def rank_correlation(one: list | np.ndarray, two: list | np.ndarray) -> float:
     """Spearman's."""
-    return float(np.corrcoef(*(np.argsort(np.argsort(values)) for values in (one, two)))[0, 1])
+    ranks_one, ranks_two = np.argsort(np.argsort(one)), np.argsort(np.argsort(two))
+    return float(np.corrcoef(ranks_one, ranks_two)[0, 1])
 
 
 class Progress:

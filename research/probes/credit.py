@@ -45,7 +45,10 @@ def true_credit(policy: Policy, rollouts: Rollouts, k: int,
     if wanted is not None:
         is_measured &= wanted.cpu()
     positions = is_measured.nonzero().tolist()
-    counts = [parts * math.ceil(k * other_probability[b, t].item() / parts) for b, t in positions]
+    counts = []  # of continuations at each position, as many for each part
+    for b, t in positions:
+        of_each_part = math.ceil(k * other_probability[b, t].item() / parts)
+        counts.append(parts * of_each_part)
     rewards, spent = deviations(policy, rollouts, positions, counts, progress)
 
     # the mean reward of each part of the continuations; NaN at tokens that are not measured

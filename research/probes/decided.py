@@ -42,12 +42,15 @@ def tokens_of(policy: Policy, measured: Sequence[MeasuredAnswers]) -> TokenTable
     """The measured tokens. What an answer stands for is in its advantage and its squared credit."""
     tables = []
     for part in measured:
-        rollouts, mask = part.rollouts, part.rollouts.mask
-        tokens = table_of_frames(mask, rollouts.group, {
+        rollouts = part.rollouts
+        frames = {
             "advantage": rollouts.advantage,  # plain GRPO's
             "s": gradient_size(rollouts.log_prob, rollouts.collision),
             "squared credit": squared_credit(part.credit.parts),
-            "kind": rollouts.kind, "section": rollouts.section, "token_id": rollouts.ids})
+            "kind": rollouts.kind,
+            "section": rollouts.section,
+            "token_id": rollouts.ids}
+        tokens = table_of_frames(rollouts.mask, rollouts.group, frames)
         times = part.stands_for
         if isinstance(times, torch.Tensor):
             times = times.numpy()[tokens["answer"]]
@@ -72,8 +75,9 @@ def decided_table(tokens: TokenTable, partition: str,
         if inside.any():
             decided = share_of_sums(tokens["problem"], squared * inside, squared)
             of_gradient = share_of_sums(tokens["problem"], gradient * inside, gradient)
-            rows.append([name, round(count[inside].sum()), count[inside].sum() / count.sum(),
-                         decided, of_gradient])
+            tokens_inside = count[inside].sum()
+            rows.append([name, round(tokens_inside), tokens_inside / count.sum(), decided,
+                         of_gradient])
     formats = {partition: "", "tokens": ",d", "of all": ".1%", "decided": ".1%",
                "gradient": ".1%"}
     return Table(

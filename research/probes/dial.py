@@ -15,6 +15,7 @@ Each has in each task the learning rate that was best on other seeds; no gradien
 is written as 512/48, tokens and how many decide, and then any of: sure 4, all, own, seen, found.
 """
 import time
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
@@ -28,7 +29,7 @@ from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
 from harness.flags import Flag, flags_of
 from harness.parser import make_parser
-from research.dial.arms import PLAIN, TRUE, Arm, named_arm
+from research.dial.arms import PLAIN, TRUE, SyntheticArm, named_arm
 from research.dial.task import TaskSpec
 from research.dial.training import train_policies
 from research.experiments.pictures import draw_dial_shares, draw_published
@@ -58,8 +59,10 @@ IN_POINTS = f"points of mean success over plain GRPO{WITH_INTERVAL}"
 
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
     torch.set_num_threads(args.threads or 1)  # a step is too small for more
-    tasks, cells, reasons = args.worlds.split(","), [], {}
+    tasks = args.worlds.split(",")
     names = [PLAIN, TRUE, *SCALE, *arms_asked(args.only)]
+    cells: list[dict] = []
+    reasons: dict[str, str] = {}  # why an arm cannot be asked
     progress = Progress(**{task: TaskSpec.read(task).tokens for task in tasks})
     for task in tasks:
         for i, name in enumerate(names):
@@ -71,7 +74,8 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
                     raise UserError(f"{name} cannot be asked here: {error}") from None
                 reasons[name] = str(error)
     board = dial_leaderboard(tasks, cells)
-    board.notes += [f"{name} cannot be asked: {reason}" for name, reason in reasons.items()]
+    for name, reason in reasons.items():
+        board.notes.append(f"{name} cannot be asked: {reason}")
     draw_published(draw_dial_shares, folder / "shares.png", {"cells": cells})
     tables = [gains_by_task(board), board]
     if args.only:
@@ -89,21 +93,24 @@ def arms_asked(only: str | None) -> list[str]:
     """The arms beside plain GRPO, the true credit and the scale."""
     if only:
         return [name.strip() for name in only.split(",")]
-    return [*BEYOND, *(name for name in (*MITIGATIONS, *ADVANTAGES) if name not in ALIKE)]
+    listed = [name for name in (*MITIGATIONS, *ADVANTAGES) if name not in ALIKE]
+    return [*BEYOND, *listed]
 
 
-def arm_as_typed(text: str) -> Arm:
+def arm_as_typed(text: str) -> SyntheticArm:
     """The arm that is typed as `my_idea --strength 2`, or by a name alone."""
     name, *typed = text.split(" --")
     chosen = MITIGATIONS.get(name) or ADVANTAGES.get(name)
     if not typed or chosen is None:
         return named_arm(name)
-    words = [word for flag in typed for word in f"--{flag}".split(maxsplit=1)]
+    words = []
+    for flag in typed:
+        words += f"--{flag}".split(maxsplit=1)
     parser = make_parser(f"python -m research dial --only {name}", None, flags_of(chosen))
     return named_arm(name, parser.read(words))
 
 
-def trained_cell(task: str, arm: Arm, name: str, args: SimpleNamespace,
+def trained_cell(task: str, arm: SyntheticArm, name: str, args: SimpleNamespace,
                  first: int = SEEDS_FROM) -> dict:
     """The arm in the task: by seed the mean of its training at its own rate."""
     spec, start = TaskSpec.read(task), time.process_time()
@@ -114,15 +121,18 @@ def trained_cell(task: str, arm: Arm, name: str, args: SimpleNamespace,
             "seconds": round(time.process_time() - start, 2)}
 
 
-def best_rate(spec: TaskSpec, arm: Arm, args: SimpleNamespace) -> float:
+def best_rate(spec: TaskSpec, arm: SyntheticArm, args: SimpleNamespace) -> float:
     """The rate with the highest mean over other seeds."""
     rates = [float(rate) for rate in args.rates.split(",")]
     first = args.seed + RATES_FROM
-    pairs = [(seed, rate) for rate in rates for seed in range(first, first + args.rate_seeds)]
-    seeds, rate_of = map(list, zip(*pairs))
-    runs = train_policies(spec, arm, seeds, rate_of, args.steps)
-    means = [fmean(mean for mean, its in zip(runs, rate_of) if its == rate) for rate in rates]
-    return rates[means.index(max(means))]
+    seeds = list(range(first, first + args.rate_seeds))
+    rate_of_runs = np.repeat(rates, len(seeds)).tolist()  # all seeds at the first rate, ...
+    success = train_policies(spec, arm, seeds * len(rates), rate_of_runs, args.steps)
+    mean_of_rate = {}
+    for rate in rates:
+        of_rate = [mean for mean, its_rate in zip(success, rate_of_runs) if its_rate == rate]
+        mean_of_rate[rate] = fmean(of_rate)
+    return max(mean_of_rate, key=mean_of_rate.__getitem__)
 
 
 def dial_leaderboard(tasks: list[str], cells: list[dict]) -> Table:
@@ -130,10 +140,11 @@ def dial_leaderboard(tasks: list[str], cells: list[dict]) -> Table:
     rows: list[Row] = []
     for task in tasks:
         arms = {cell["arm"]: cell for cell in cells if cell["world"] == task}
-        gains = {name: np.subtract(cell["mean"], arms[PLAIN]["mean"])
-                 for name, cell in arms.items()}
+        plain = np.array(arms[PLAIN]["mean"])  # (seeds,)
+        true_gain = arms[TRUE]["mean"] - plain
         for name, cell in arms.items():
-            gain, share = mean_over(gains[name]), share_of_gain(gains[name], gains[TRUE])
+            of_seeds = cell["mean"] - plain
+            gain, share = mean_over(of_seeds), share_of_gain(of_seeds, true_gain)
             if name == PLAIN:
                 gain, share = Estimate(0.0), None
             rows.append([task, name, cell["rate"], fmean(cell["mean"]), gain, share,
@@ -160,18 +171,24 @@ def share_of_gain(gain: np.ndarray, true: np.ndarray) -> Estimate | None:
 
 def shares_by_task(cells: list[dict]) -> Table:
     """What masks keep of the true credit's gain, and what that has beyond 16 times the batch."""
-    means = {(cell["world"], cell["arm"]): np.array(cell["mean"]) for cell in cells}
-    names = BEYOND[:2]
+    by_task: dict[str, dict[str, np.ndarray]] = {}  # the success by seed of each arm
+    for cell in cells:
+        by_task.setdefault(cell["world"], {})[cell["arm"]] = np.array(cell["mean"])
+    masks = BEYOND[:2]
     rows: list[Row] = []
-    for task in dict.fromkeys(task for task, _ in means):
-        plain, true = means[task, PLAIN], means[task, TRUE]
-        shares = [share_of_gain(means[task, name] - plain, true - plain) for name in names]
-        rows.append([task, *shares, mean_over(true - means[task, LARGEST_BATCH])])
-    formats = {"world": "", **dict.fromkeys(names, ".0%"), "beyond": "points"}
+    for task, success in by_task.items():
+        plain, true = success[PLAIN], success[TRUE]
+        shares = [share_of_gain(success[mask] - plain, true - plain) for mask in masks]
+        rows.append([task, *shares, mean_over(true - success[LARGEST_BATCH])])
+    formats, headings = {"world": ""}, {"world": "task"}
+    for mask in masks:
+        formats[mask] = ".0%"
+        headings[mask] = f"{mask}{WITH_INTERVAL}"
+    formats["beyond"] = "points"
+    headings["beyond"] = f"true credit minus 16 times the batch{WITH_INTERVAL}"
     return Table("shares", "Shares of the true credit's gain, and its gain over 16 times the batch",
                  by_row(formats, rows), "", ["intervals over seeds; a share's by the delta method"],
-                 {"world": "task", **{name: f"{name}{WITH_INTERVAL}" for name in names},
-                  "beyond": f"true credit minus 16 times the batch{WITH_INTERVAL}"})
+                 headings)
 
 
 def gains_by_task(board: Table) -> Table:
@@ -180,8 +197,7 @@ def gains_by_task(board: Table) -> Table:
     lines: dict[str, dict[str, float | Estimate]] = {}
     for task, arm, _, mean, gain, *_ in board.rows:
         lines.setdefault(task, {})[arm] = mean if arm == PLAIN else gain
-    rows = [[task, line[PLAIN], *(line.get(name) for name in names)]
-            for task, line in lines.items()]
+    rows = [[task, line[PLAIN], *map(line.get, names)] for task, line in lines.items()]
     formats = {"world": "", PLAIN: "size", **dict.fromkeys(names, "points")}
     return Table("gains", "Gains in points of mean success over plain GRPO, by tokens and how many "
                  "decide", by_row(formats, rows), "", ["with 95% intervals over seeds"],
@@ -194,20 +210,22 @@ def predicted_gains_table(board: Table) -> list[Table]:
     asked."""
     published = {(row["world"], row["arm"]): row for row in table_rows("law", "predictions")}
     rows: list[Row] = []
-    errors: dict[str, list[float]] = {}
+    errors: dict[str, list[float]] = {}  # of each task, their sizes
+    outside = 0
     for task, arm, _, _, gain, *_ in board.rows:
         said = published.get((task, arm))
         if said is None or arm == PLAIN:
             continue
-        is_inside = gain.low <= said["gain"] <= gain.high
-        error = gain.value - said["gain"]
+        predicted = said["gain"]
+        is_inside = gain.low <= predicted <= gain.high
+        outside += not is_inside
+        error = gain.value - predicted
         errors.setdefault(task, []).append(abs(error))
-        rows.append([task, arm, said["ratio"], said["cosine"], said["gain"], gain, error,
+        rows.append([task, arm, said["ratio"], said["cosine"], predicted, gain, error,
                      "" if is_inside else "off"])
     if not rows:
         return []
-    outside = sum(row[-1] == "off" for row in rows)
-    mean_error = fmean(abs(row[-2]) for row in rows)
+    mean_error = fmean(chain.from_iterable(errors.values()))
     by_task = ", ".join(f"{task} {100 * fmean(off):.1f}" for task, off in errors.items())
     finding = (f"{outside} of {len(rows)} predictions lie outside the 95% interval of what was "
                f"measured; the mean absolute deviation is {shown(mean_error, 'size')} points "
@@ -224,12 +242,13 @@ def worth_in_a_sentence(name: str, flags: dict | None = None, seeds: int = 8) ->
     task = "128/12"
     spec = TaskSpec.read(task)
     args = SimpleNamespace(seed=0, steps=60, rates="1e-2,3e-2", seeds=seeds, rate_seeds=4)
+    success = []  # of each arm, by seed
     try:
-        mine, plain, true = (
-            np.array(trained_cell(task, arm, arm.name, args)["mean"])
-            for arm in (named_arm(name, flags), named_arm(PLAIN), named_arm(TRUE)))
+        for arm in (named_arm(name, flags), named_arm(PLAIN), named_arm(TRUE)):
+            success.append(trained_cell(task, arm, arm.name, args)["mean"])
     except UserError as error:
         return f"{name} cannot be asked in a synthetic task: {error}"
+    mine, plain, true = np.array(success)
     gain, best = mean_over(mine - plain), float((true - plain).mean())
     return (f"In a synthetic task where {spec.decide} of {spec.tokens} tokens decide, {name} gains "
             f"{shown(gain, 'points')} points of mean success over plain GRPO, and true credit "

@@ -50,10 +50,19 @@ def make_enumerated(seed: int, length: int) -> EnumeratedTask:
     model, answers = make_policy(seed), all_answers(length)
     T = max(map(len, answers))
     # beyond its end a prefix is all of the answer
-    prefixes = [[answer[:t + 1] for t in range(T)] for answer in answers]
-    choices = list(dict.fromkeys(choice for row in prefixes for choice in row))
-    number = {choice: i for i, choice in enumerate(choices)}
-    log_prob = {choice: log_prob_of(model, choice) for choice in choices}
+    number: dict[Tokens, int] = {}  # of each choice, in the order in which they are met
+    nodes = []
+    for answer in answers:
+        row = []
+        for t in range(T):
+            row.append(number.setdefault(answer[:t + 1], len(number)))
+        nodes.append(row)
+
+    log_prob, scores = {}, []
+    for choice in number:
+        log_prob[choice] = log_prob_of(model, choice)
+        scores.append(parameter_gradient(model, log_prob[choice]))
+
     rollouts = every_answer(model, answers)
     V = values_of_prefixes(answers, rollouts.reward.tolist(), log_prob)
     totals, worths = [], []  # of each answer: its log-prob; V of each of its prefixes
@@ -61,14 +70,13 @@ def make_enumerated(seed: int, length: int) -> EnumeratedTask:
         totals.append(sum(log_prob[answer[:t + 1]] for t in range(len(answer))))
         worths.append([V[answer[:t]] for t in range(T + 1)])
     total, worth = torch.stack(totals), torch.tensor(worths).double()
-    score = torch.stack([parameter_gradient(model, log_prob[choice]) for choice in choices])
     J = (total.exp() * rollouts.reward).sum()
     return EnumeratedTask(
         model=model,
         rollouts=replace(rollouts, true_credit=worth.diff().float()),
         probability=total.detach().exp(),
-        node=torch.tensor([[number[choice] for choice in row] for row in prefixes]),
-        score=score.double(),
+        node=torch.tensor(nodes),
+        score=torch.stack(scores).double(),
         worth=worth,
         gradient=parameter_gradient(model, J).double())
 
@@ -104,24 +112,36 @@ def values_of_prefixes(answers: list[Tokens], rewards: list[float],
                        log_prob: dict[Tokens, torch.Tensor]) -> dict[Tokens, float]:
     """V of each prefix, from the end: an answer's own reward, or the mean over what may follow."""
     V = dict(zip(answers, rewards))
-    prefixes = {answer[:t] for answer in answers for t in range(len(answer))}
+    prefixes = set()
+    for answer in answers:
+        prefixes |= {answer[:t] for t in range(len(answer))}
     for prefix in sorted(prefixes, key=len, reverse=True):
-        longer = [(*prefix, v) for v in range(len(TEXTS))]
-        V[prefix] = sum(log_prob[choice].exp().item() * V[choice] for choice in longer)
+        value = 0.0
+        for token in range(len(TEXTS)):
+            choice = (*prefix, token)
+            value += log_prob[choice].exp().item() * V[choice]
+        V[prefix] = value
     return V
 
 
 def every_answer(model: Qwen2, answers: list[Tokens]) -> Rollouts:
     """Every answer once, with the sampler's numbers and the labels that the task would give it."""
-    texts = [[TEXTS[i] for i in answer] for answer in answers]
-    labels = [annotate([text.encode() for text in row]) for row in texts]
-    section, kind = (padded(codes).to(torch.uint8) for codes in zip(*labels))
+    texts, sections, kinds = [], [], []
+    for answer in answers:
+        pieces = [TEXTS[i] for i in answer]
+        section, kind = annotate([piece.encode() for piece in pieces])
+        texts.append(pieces)
+        sections.append(section)
+        kinds.append(kind)
     ids = padded(answers)
-    mask = padded([[1] * len(answer) for answer in answers]).bool()
+    lengths = torch.tensor(list(map(len, answers)))
+    mask = torch.arange(ids.shape[1]) < lengths[:, None]
+    last = torch.tensor([answer[-1] for answer in answers])
     with torch.no_grad():
         inputs = torch.cat([torch.tensor(PROMPT).expand(len(ids), 1), ids[:, :-1]], 1)
         log_probs = model(inputs).log_softmax(-1)  # (n, T, V)
     p = log_probs.exp()
+    log_prob = log_probs.gather(2, ids[..., None]).squeeze(-1)  # (n, T)
     entropy = -(p * log_probs).sum(-1) * mask
     return Rollouts(
         problems=[None],
@@ -129,14 +149,14 @@ def every_answer(model: Qwen2, answers: list[Tokens]) -> Rollouts:
         group=torch.zeros(len(ids), dtype=torch.long),
         ids=ids,
         mask=mask,
-        finished=torch.tensor([answer[-1] == END for answer in answers]),
-        log_prob=log_probs.gather(2, ids[..., None]).squeeze(-1) * mask,
+        finished=last == END,
+        log_prob=log_prob * mask,
         entropy=without_rounding(entropy),
         collision=p.square().sum(-1) * mask,
         texts=texts,
-        answers=["".join(row) for row in texts],
-        section=section,
-        kind=kind,
+        answers=list(map("".join, texts)),
+        section=padded(sections).to(torch.uint8),
+        kind=padded(kinds).to(torch.uint8),
         scores=rewards_of(answers),
         forward=Forward(model, 64))
 
@@ -162,11 +182,15 @@ def without_rounding(values: torch.Tensor) -> torch.Tensor:
 def rewards_of(answers: list[Tokens]) -> dict[str, torch.Tensor]:
     """(n,) of each part: right is a "1" after the first tag; the format wants a tag and the
     end."""
-    right = [has_right_end(answer) for answer in answers]
-    parts = {"reward": right, "answer": right,
-             "format": [OPENING in answer and answer[-1] == END for answer in answers],
-             "reasoning": [answer[0] == ONE for answer in answers]}
-    return {name: torch.tensor(part).float() for name, part in parts.items()}
+    right, formatted, reasoning = [], [], []
+    for answer in answers:
+        right.append(float(has_right_end(answer)))
+        formatted.append(float(OPENING in answer and answer[-1] == END))
+        reasoning.append(float(answer[0] == ONE))
+    return {"reward": torch.tensor(right),
+            "answer": torch.tensor(right),
+            "format": torch.tensor(formatted),
+            "reasoning": torch.tensor(reasoning)}
 
 
 def has_right_end(answer: Tokens) -> bool:

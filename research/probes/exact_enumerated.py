@@ -2,6 +2,7 @@
 `python -m research exact` measures without --model."""
 import math
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +15,7 @@ from research.probes.common import Findings, Progress
 from research.probes.enumerated import EnumeratedTask, make_enumerated
 from research.probes.identities import HOLDS, identities_table
 
-PLAIN = ("none", "grpo", "dr_grpo", "rloo")
+ALWAYS_SHOWN = ("none", "grpo", "dr_grpo", "rloo")
 RATIO, SHORT = "noise-to-signal ratio", "noise over signal"  # in sentences, and in headings
 LEGEND = (
     "bias: size of (mean estimate - true gradient) over that of the true gradient; cosine: "
@@ -26,13 +27,16 @@ LEGEND = (
 def measure_enumerated(args: SimpleNamespace) -> Findings:
     torch.set_num_threads(args.threads or torch.get_num_threads())
     seeds = range(args.seed, args.seed + args.policies)
-    progress = Progress(**{str(seed): 1.0 for seed in seeds})
-    only = args.only and [*PLAIN, *args.only.split(",")]
-    found = [of_policy(seed, args, only, lambda share: progress(str(seed), share))
-             for seed in seeds]
+    progress = Progress(**dict.fromkeys(map(str, seeds), 1.0))
+    only = args.only and [*ALWAYS_SHOWN, *args.only.split(",")]
+    found, weightings, advantages = [], [], []
+    for seed in seeds:
+        findings = of_policy(seed, args, only, partial(progress, str(seed)))
+        found.append(findings)
+        weightings.append(findings.tables[0])
+        advantages.append(findings.tables[1])
     if args.policies == 1:
         return found[0]
-    weightings, advantages, _ = zip(*(findings.tables for findings in found))
     intro = f"{args.policies} policies. The first: {found[0].intro[0]}"
     return Findings("Synthetic tasks whose answers are all listed", [intro, LEGEND],
                     [over_policies(weightings, "none"), over_policies(advantages, "rloo")])
@@ -43,14 +47,16 @@ def of_policy(seed: int, args: SimpleNamespace, only: list[str] | None,
     task = make_enumerated(seed, args.length)
     batches = Batches.all(task, args.answers)
     advantages = list_advantages(task, batches, seed, lambda share: progress(share / 4), only)
-    weights = list_weights(task, batches, advantages.values["grpo"],
+    grpo, rloo = advantages.values["grpo"], advantages.values["rloo"]
+    weights = list_weights(task, batches, grpo,
                            lambda share: progress((1 + 3 * share) / 4), only)
-    tables = [weighting_table(task, batches, advantages.values["rloo"], weights),
+    tables = [weighting_table(task, batches, rloo, weights),
               advantage_table(task, batches, advantages),
               identities_table(task, batches, advantages.values)]
     length = task.probability @ task.rollouts.length.double()
-    intro = (f"{len(task.probability)} answers, {len(task.score)} choices, "
-             f"{task.score.shape[1]} parameters; J = {task.J:.3f}, {length:.2f} tokens an "
+    choices, parameters = task.score.shape
+    intro = (f"{len(task.probability)} answers, {choices} choices, "
+             f"{parameters} parameters; J = {task.J:.3f}, {length:.2f} tokens an "
              f"answer; {len(batches.which):,} different groups of {args.answers} answers, with "
              "their probabilities.")
     return Findings("A synthetic task whose answers are all listed", [intro, LEGEND], tables)
@@ -61,26 +67,25 @@ def over_policies(tables: Sequence[Table], plain: str) -> Table:
     divided by that of `plain` on the same policy."""
     numbers: dict[str, list[list[float]]] = {}  # method: a row for each policy
     for table in tables:
-        of_policy = {name: values for name, *values in table.rows if values[-1] != "n/a"}
-        for name, values in of_policy.items():
-            times = values[-1] / of_policy[plain][-1]
+        listed = [row for row in table.rows if row[-1] != "n/a"]
+        plain_noise = next(row[-1] for row in listed if row[0] == plain)
+        for name, *values in listed:
+            times = values[-1] / plain_noise
             numbers.setdefault(name, []).append([*values, times])
     rows: list[Row] = []
     for name, policies in numbers.items():
-        row: Row = [name]
-        for column in zip(*policies):
-            row.append(median_of(column))
-        rows.append(row)
-    formats = {next(iter(tables[0].columns)): ""}
+        rows.append([name, *map(median_of, zip(*policies))])
+    first = tables[0]
+    formats = {next(iter(first.columns)): ""}
     headings = {"bias": "bias", "cosine": "cosine", "noise": SHORT,
                 "times": f"{SHORT}, times {plain}'s"}
     for column, spec in (("bias", ".3f"), ("cosine", ".3f"), ("noise", ".2f"), ("times", ".2f")):
         formats[column] = spec
         headings[column] += WITH_INTERVAL
-    return Table(tables[0].name, f"{tables[0].title}: medians of {len(tables)} policies",
+    return Table(first.name, f"{first.title}: medians of {len(tables)} policies",
                  by_row(formats, rows), "",
                  ["with 95% intervals of the median; the last ratio is taken on the same policy",
-                  *tables[0].notes[:1]], headings)
+                  *first.notes[:1]], headings)
 
 
 def median_of(values: Collection[float]) -> Estimate:
@@ -88,11 +93,14 @@ def median_of(values: Collection[float]) -> Estimate:
     median lies outside with the probability of fewer than k heads among so many coins. There is no
     interval of fewer than 6 values."""
     order, n = sorted(values), len(values)
-    k = 0
-    while sum(math.comb(n, heads) for heads in range(k + 1)) <= 0.025 * 2 ** n:
+    k, ways = 0, 1  # of 2 ** n, in which k heads or fewer come
+    while ways <= 0.025 * 2 ** n:
         k += 1
+        ways += math.comb(n, k)
     median = float(np.median(order))
-    return Estimate(median, order[k - 1], order[n - k]) if k else Estimate(median)
+    if k == 0:
+        return Estimate(median)
+    return Estimate(median, low=order[k - 1], high=order[n - k])
 
 
 def measured_rows(task: EnumeratedTask, batches: Batches, listed: Listed,
@@ -100,7 +108,8 @@ def measured_rows(task: EnumeratedTask, batches: Batches, listed: Listed,
     G = batches.which.shape[1]
     rows: list[Row] = []
     for name, values in listed.values.items():
-        found = estimator(task, batches, values * advantage / G).against(task.gradient)
+        estimate = estimator(task, batches, values * advantage / G)
+        found = estimate.against(task.gradient)
         rows.append([name, found["bias"], found["cosine"], found["noise"]])
     return rows
 
@@ -113,11 +122,12 @@ def columns_of(name: str, rows: list[Row], listed: Listed) -> Columns:
 def advantage_table(task: EnumeratedTask, batches: Batches, advantages: Listed) -> Table:
     rows = measured_rows(task, batches, advantages)
     unbiased = [row for row in rows if row[1] < HOLDS]
-    lowest = min(unbiased, key=lambda row: row[3])
+    names = ", ".join(row[0] for row in unbiased)
+    lowest, *_, ratio = min(unbiased, key=lambda row: row[3])
     return Table("advantages", "Advantages, all weights 1",
                  columns_of("advantage", rows, advantages),
-                 f"Unbiased: {', '.join(row[0] for row in unbiased)}.\n"
-                 f"Among these {lowest[0]} has the lowest {RATIO}: {lowest[3]:.2f}.",
+                 f"Unbiased: {names}.\n"
+                 f"Among these {lowest} has the lowest {RATIO}: {ratio:.2f}.",
                  ["critics know V exactly, wrong ones have a random number for each index; vine "
                   "has segments of two tokens and exact values; batch_mean is dr_grpo, as a batch "
                   "is one group", *why_not(advantages)], {"noise": SHORT})
@@ -126,9 +136,14 @@ def advantage_table(task: EnumeratedTask, batches: Batches, advantages: Listed) 
 def weighting_table(task: EnumeratedTask, batches: Batches, rloo: torch.Tensor,
                     weights: Listed) -> Table:
     rows = measured_rows(task, batches, weights, rloo)
-    plain = next(row[3] for row in rows if row[0] == "none")
-    keep = [row[0] for row in rows if 1 - row[2] < HOLDS]
-    lower = [row[0] for row in rows if row[3] < plain * (1 - HOLDS)]
+    noise = {name: ratio for name, _, _, ratio in rows}
+    plain = noise["none"]
+    keep, lower = [], []
+    for name, _, cosine, ratio in rows:
+        if 1 - cosine < HOLDS:
+            keep.append(name)
+        if ratio < plain * (1 - HOLDS):
+            lower.append(name)
     return Table(
         "weightings", "Weightings, with the advantage rloo",
         columns_of("mitigation", rows, weights),

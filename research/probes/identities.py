@@ -95,7 +95,9 @@ def z_score_factor(p: float, G: int, epsilon: float = 1e-4) -> float:
     for K in range(G):  # right ones among the other answers
         probability = math.comb(G - 1, K) * p ** K * (1 - p) ** (G - 1 - K)
         if_right, if_wrong = (K + 1) / G, K / G  # share of right answers in the group
-        up = (1 - if_right) / (math.sqrt(if_right * (1 - if_right)) + epsilon)
-        down = if_wrong / (math.sqrt(if_wrong * (1 - if_wrong)) + epsilon)
+        std_if_right = math.sqrt(if_right * (1 - if_right))
+        std_if_wrong = math.sqrt(if_wrong * (1 - if_wrong))
+        up = (1 - if_right) / (std_if_right + epsilon)
+        down = if_wrong / (std_if_wrong + epsilon)
         total += probability * (up + down)
     return total

@@ -19,6 +19,7 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,7 +31,7 @@ from engine.errors import UserError
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from harness.flags import Flag
-from research.probes.common import OF_A_MODEL, Findings, Progress, policy_of, sample_batch
+from research.probes.common import OF_A_MODEL, Findings, Progress, policy_from_flags, sample_batch
 from research.probes.credit import true_credit
 from research.probes.decided import (PARTITIONS, MeasuredAnswers, decided_table, tokens_of,
                                      write_run)
@@ -49,7 +50,7 @@ MOST_ROUNDS = 1000
 
 
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
-    policy = policy_of(args)
+    policy = policy_from_flags(args)
     progress, end = Progress(problems=1), time.monotonic() + 60 * args.minutes
     measured: list[MeasuredAnswers] = []
     right: list[float] = []
@@ -93,8 +94,8 @@ def kept(rollouts: Rollouts, args: SimpleNamespace) -> Iterator[tuple[Rollouts, 
     for problem in range(len(rollouts.prompt_ids)):
         group = rollouts.of_problems(range(problem, problem + 1))
         is_right = group.scores["answer"] == 1
-        wrong_and_right = [is_right.eq(value).nonzero().flatten().tolist()
-                           for value in (False, True)]
+        wrong, right = (~is_right).nonzero().flatten(), is_right.nonzero().flatten()
+        wrong_and_right = [wrong.tolist(), right.tolist()]
         if min(map(len, wrong_and_right)) < 2:
             continue
         rng = random.Random(f"{args.seed} {rollouts.step} {problem}")
@@ -102,24 +103,27 @@ def kept(rollouts: Rollouts, args: SimpleNamespace) -> Iterator[tuple[Rollouts, 
         stands_for = []
         for row in drawn:
             like_it = wrong_and_right[int(is_right[row])]
-            stands_for.append(len(like_it) / len(set(like_it) & set(drawn)))
+            drawn_like_it = set(like_it) & set(drawn)
+            stands_for.append(len(like_it) / len(drawn_like_it))
         seed = derived_seed("probe credit", args.seed, rollouts.step, problem)
-        yield (replace(group.of_rows(torch.tensor(drawn)),
-                       generator=torch.Generator().manual_seed(seed)),
-               torch.tensor(stands_for))
+        answers = replace(group.of_rows(torch.tensor(drawn)),
+                          generator=torch.Generator().manual_seed(seed))
+        yield answers, torch.tensor(stands_for)
 
 
 def some_of_each(lists: list[list[int]], count: int, rng: random.Random) -> list[int]:
     """So many numbers of two lists, at least one of each."""
     first = [rng.choice(numbers) for numbers in lists]
-    others = [number for numbers in lists for number in numbers if number not in first]
+    others = [number for number in chain(*lists) if number not in first]
     return sorted(first + rng.sample(others, min(count - 2, len(others))))
 
 
 def correlation_of_halves(measured: list[MeasuredAnswers]) -> float:
     """The correlation of the measured tokens' credit by two halves of the continuations."""
-    halves = [part.credit.parts[:, part.rollouts.mask].view(2, 2, -1).mean(1).cpu().numpy()
-              for part in measured]
+    halves = []
+    for part in measured:
+        quarters = part.credit.parts[:, part.rollouts.mask]  # (4, tokens)
+        halves.append(quarters.view(2, 2, -1).mean(1).cpu().numpy())
     credit = np.concatenate(halves, 1)  # (2, n)
     return float(np.corrcoef(credit[:, credit.any(0)])[0, 1])
 

@@ -37,10 +37,11 @@ from analysis.tables import Row, Table, by_row
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
 from harness.flags import Flag
-from research.dial.arms import EXACT, PLAIN, TRUE, Arm, named_arm
+from research.dial.arms import EXACT, PLAIN, TRUE, SyntheticArm, named_arm
 from research.dial.task import SyntheticTask, TaskSpec
 from research.dial.training import AdamWOfRows, batch_gradients
-from research.experiments.published import RESULTS, read_result, table_rows
+from research.experiments.published import (RESULTS, estimates_as_arrays, read_result,
+                                            table_rows)
 from research.probes import dial
 from research.probes.common import Findings, Progress, rank_correlation
 
@@ -49,8 +50,8 @@ FLAGS = {**dial.FLAGS,
                                "measure nothing"),
          "policies": Flag(3, "policies whose gradients' noise is measured, before training and in "
                              "the middle of it", least=1, most=100)}
-SIZES = {"batch 0.25x": 0.25, "batch 0.5x": 0.5, PLAIN: 1.0, "batch 2x": 2.0, "batch 4x": 4.0,
-         "batch 8x": 8.0, "batch 16x": 16.0, EXACT: math.inf}
+BATCH_SIZES = {"batch 0.25x": 0.25, "batch 0.5x": 0.5, PLAIN: 1.0, "batch 2x": 2.0,
+               "batch 4x": 4.0, "batch 8x": 8.0, "batch 16x": 16.0, EXACT: math.inf}
 CURVE_FROM, NOISE_FROM = 2000, 4000  # seeds that no gain is measured on
 BATCHES = 64     # for each policy
 ASKED = f"{TRUE},mask 0.1,mask 0,by_kind"  # whose mean gradient points along the true one
@@ -95,24 +96,32 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
         predictions, measured = args.against.split(",")
         return compare_rules(predictions, measured, dial.arms_asked(args.only or ASKED))
     torch.set_num_threads(args.threads or 1)
-    tasks, curves, rows = args.worlds.split(","), {}, []
+    tasks = args.worlds.split(",")
     progress = Progress(**{task: TaskSpec.read(task).tokens for task in tasks})
-    arms = {name: dial.arm_as_typed(name) for name in [TRUE, *dial.arms_asked(args.only)]
-            if not keeps_state(name)}
+    arms = {}
+    for name in [TRUE, *dial.arms_asked(args.only)]:
+        if not keeps_state(name):
+            arms[name] = dial.arm_as_typed(name)
     first = args.seed + NOISE_FROM
+    seeds = range(first, first + args.policies)
+
+    curves: dict[str, dict[str, float]] = {}
+    rows: list[Row] = []
     for task in tasks:
         cells = {}
-        for i, name in enumerate(SIZES):
-            progress(task, i / (len(SIZES) + 4), f"{task}: {name}")
+        for i, name in enumerate(BATCH_SIZES):
+            progress(task, i / (len(BATCH_SIZES) + 4), f"{task}: {name}")
             cells[name] = dial.trained_cell(task, named_arm(name), name, args, CURVE_FROM)
         plain = fmean(cells[PLAIN]["mean"])
-        curve = {size: fmean(cells[name]["mean"]) - plain for name, size in SIZES.items()}
+        curve = {size: fmean(cells[name]["mean"]) - plain for name, size in BATCH_SIZES.items()}
         curves[task] = {str(size): gain for size, gain in curve.items()}
+
         progress(task, 0.8, f"{task}: noise")
-        found = noise_of_arms(TaskSpec.read(task), arms, cells[PLAIN]["rate"], args.steps,
-                              range(first, first + args.policies), bool(args.only))
-        rows += [prediction_row(task, name, means, curve) for name, means in found.items()
-                 if means]
+        found = noise_of_arms(TaskSpec.read(task), arms, cells[PLAIN]["rate"], args.steps, seeds,
+                              are_asked=bool(args.only))
+        for name, means in found.items():
+            if means:
+                rows.append(prediction_row(task, name, means, curve))
     return Findings("What should credit by token be worth?", [dial.training_in_words(args)],
                     [predictions_table(rows)], {"curves": curves})
 
@@ -130,7 +139,8 @@ def noise_ratio_to_gain(ratio: float, curve: Curve) -> float:
     gradient by the noise; beyond what was measured the last value holds.
     """
     sizes = sorted(curve)
-    size = min(max(1 / ratio if ratio > 0 else math.inf, sizes[0]), sizes[-1])
+    size = 1 / ratio if ratio > 0 else math.inf
+    size = min(max(size, sizes[0]), sizes[-1])
     if size in curve:
         return curve[size]
     below = max(known for known in sizes if known < size)
@@ -142,12 +152,13 @@ def noise_ratio_to_gain(ratio: float, curve: Curve) -> float:
     return curve[below] + place * (curve[above] - curve[below])
 
 
-def noise_of_arms(spec: TaskSpec, arms: dict[str, Arm], rate: float, steps: int, seeds: range,
+def noise_of_arms(spec: TaskSpec, arms: dict[str, SyntheticArm], rate: float, steps: int,
+                  seeds: range,
                   are_asked: bool = False) -> dict[str, dict[str, tuple[float, float]]]:
     """The ratio of each arm's noise to plain GRPO's and its cosine, for policies that are untrained
     and half trained by plain GRPO; the mean over policies. One whose answers all have the same
     reward says nothing. An arm that was asked for by name, and cannot be asked, is an error."""
-    found: dict[str, dict[str, Pairs]] = {name: {state: [] for state in STATES} for name in arms}
+    found: dict[str, dict[str, Pairs]] = {name: {} for name in arms}
     for seed in seeds:
         for state, parameters in zip(STATES, trained_by_plain(spec, seed, rate, steps // 2)):
             plain, _ = noise_and_cosine(spec, named_arm(PLAIN), seed, parameters)
@@ -156,21 +167,21 @@ def noise_of_arms(spec: TaskSpec, arms: dict[str, Arm], rate: float, steps: int,
             for name in list(found):
                 try:
                     noise, cosine = noise_and_cosine(spec, arms[name], seed, parameters)
-                    found[name][state].append((noise / plain, cosine))
+                    found[name].setdefault(state, []).append((noise / plain, cosine))
                 except UserError as error:  # for the others python -m research dial says why
                     if are_asked:
                         raise UserError(f"{name} cannot be asked here: {error}") from None
                     del found[name]
     means = {}
     for name, states in found.items():
-        means[name] = {state: mean_of_pairs(pairs) for state, pairs in states.items() if pairs}
+        means[name] = {state: mean_of_pairs(pairs) for state, pairs in states.items()}
     return means
 
 
 def mean_of_pairs(pairs: Pairs) -> tuple[float, float]:
     """The geometric mean of the ratios, and the mean of the cosines."""
-    ratio = math.exp(fmean(math.log(ratio) for ratio, _ in pairs))
-    return ratio, fmean(cosine for _, cosine in pairs)
+    ratios, cosines = zip(*pairs)
+    return math.exp(fmean(map(math.log, ratios))), fmean(cosines)
 
 
 def trained_by_plain(spec: TaskSpec, seed: int, rate: float, steps: int) -> list[torch.Tensor]:
@@ -184,7 +195,7 @@ def trained_by_plain(spec: TaskSpec, seed: int, rate: float, steps: int) -> list
     return [start, task.parameters]
 
 
-def noise_and_cosine(spec: TaskSpec, arm: Arm, seed: int,
+def noise_and_cosine(spec: TaskSpec, arm: SyntheticArm, seed: int,
                      parameters: torch.Tensor) -> tuple[float, float]:
     """The noise and the cosine of many batches of one policy. Where nothing points along the true
     gradient the noise is without end; here it is very large."""
@@ -206,8 +217,12 @@ def noise_beside(found: torch.Tensor, true: torch.Tensor) -> tuple[float, float]
         return math.nan, math.nan
     along = (mean @ true / true.norm()).item()
     square = (mean @ mean).item() - variance / len(found)
-    cosine = along / math.sqrt(square) if square > along ** 2 else math.copysign(1.0, along)
-    return variance / max(along, 1e-6 * variance ** 0.5) ** 2, cosine
+    if square > along ** 2:
+        cosine = along / math.sqrt(square)
+    else:
+        cosine = math.copysign(1.0, along)
+    signal = max(along, 1e-6 * variance ** 0.5)
+    return variance / signal ** 2, cosine
 
 
 def prediction_row(task: str, name: str, means: dict[str, tuple[float, float]],
@@ -237,11 +252,13 @@ def compare_rules(predictions: str, measured: str, arms: list[str]) -> Findings:
     for task, curve in read_result(RESULTS / f"{predictions}.json")["values"]["curves"].items():
         curves[task] = {float(size): gain for size, gain in curve.items()}
     gains = {(row["world"], row["arm"]): row["gain"] for row in table_rows(measured, "board")}
+    of_arms: dict[str, list[dict]] = {arm: [] for arm in arms}  # predictions that can be compared
+    for row in table_rows(predictions, "predictions"):
+        is_measured = (row["world"], row["arm"]) in gains
+        if row["arm"] in of_arms and is_measured and not TaskSpec.read(row["world"]).all:
+            of_arms[row["arm"]].append(row)
     rows: list[Row] = []
-    for arm in arms:
-        known = [row for row in table_rows(predictions, "predictions")
-                 if row["arm"] == arm and (row["world"], arm) in gains
-                 and not TaskSpec.read(row["world"]).all]
+    for arm, known in of_arms.items():
         if not known:
             continue
         found = [gains[row["world"], arm] for row in known]
@@ -266,8 +283,9 @@ def compare_rules(predictions: str, measured: str, arms: list[str]) -> Findings:
 def prediction_errors(predicted: list[float], measured: list[dict]) -> list[float]:
     """How many tasks, how many inside, mean deviation, rank correlation, slope through 0."""
     x = np.array(predicted)
-    gain, low, high = (np.array([row[end] for row in measured]) for end in ("value", "low", "high"))
+    gain, low, high = estimates_as_arrays(measured)
     is_inside = (low <= x) & (x <= high)
+    deviation = np.abs(x - gain).mean()
     rank = rank_correlation(x, gain) if np.ptp(x) else math.nan
     slope = float(x @ gain / (x @ x)) if x.any() else math.nan
-    return [len(gain), int(is_inside.sum()), float(abs(x - gain).mean()), rank, slope]
+    return [len(gain), int(is_inside.sum()), float(deviation), rank, slope]

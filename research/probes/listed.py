@@ -23,6 +23,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from analysis.tokens import TokenTable, table_of_frames
 from engine.errors import UserError
@@ -88,8 +89,10 @@ def models_of_run(run: Path) -> dict[str, Path]:
         raise UserError(f"{run} has no checkpoints: train with --checkpoint_every above 0")
     last = max(checkpoints)
     middle = min(checkpoints, key=lambda step: abs(step - last / 2))
-    return {"untrained": find_folder(run_config(run)["model"]),
-            **{name_of_model(checkpoints[step]): checkpoints[step] for step in (middle, last)}}
+    models = {"untrained": find_folder(run_config(run)["model"])}
+    for step in (middle, last):
+        models[name_of_model(checkpoints[step])] = checkpoints[step]
+    return models
 
 
 def is_run_folder(path: Path) -> bool:
@@ -137,10 +140,12 @@ def measure_one(policy: Policy, args: SimpleNamespace,
         "token_id": batch.ids, "kind": batch.kind, "push": batch.advantage.double() * s_squared,
         "credit 1": credit, "credit 2": credit,  # exact: both halves are the same
         PLAIN_STEP: plain_step, ADAMW_STEP: adamw_step}
-    sampled = table_of_frames(known, batch.group,
-                              {name: frame.cpu() for name, frame in frames.items()})
-    return MeasuredModel(listing, listed_tokens(listing, args.answers), sampled,
-                         float(known.sum() / batch.mask.sum()))
+    frames = {name: frame.cpu() for name, frame in frames.items()}
+    return MeasuredModel(
+        listing=listing,
+        tokens=listed_tokens(listing, args.answers),
+        sampled=table_of_frames(known, batch.group, frames),
+        known=float(known.sum() / batch.mask.sum()))
 
 
 def listed_tokens(listing: Listing, answers: int) -> TokenTable:
@@ -178,7 +183,7 @@ def mean_sizes(rewards: np.ndarray, probability: np.ndarray, answers: int) -> np
                         f"rewards, and groups of so many can have them in more than "
                         f"{MOST_GROUPS:,} ways: ask for smaller groups")
     groups = torch.tensor(list(combinations_with_replacement(range(m), others)))  # (n, G - 1)
-    counts = torch.stack([(groups == number).sum(1) for number in range(m)], 1).double()
+    counts = F.one_hot(groups, m).sum(1).double()  # (n, m)
     log_probability = torch.tensor(probability, dtype=torch.float64).log()
     orders = math.lgamma(answers) - torch.lgamma(counts + 1).sum(1)
     of_group = (orders + counts @ log_probability).exp()
@@ -202,14 +207,16 @@ def write_answers(path: Path, policy: Policy, listing: Listing) -> None:
         values, bounds = [], []
         for t in range(len(answer) + 1):
             prefix = problem, tuple(answer[:t])
+            low, high = listing.bounds[prefix]
             values.append(round(listing.value[prefix], 6))
-            bounds.append([round(end, 6) for end in listing.bounds[prefix]])
-        lines.append({
+            bounds.append([round(low, 6), round(high, 6)])
+        line = {
             "problem": policy.task.show(rollouts.problems[problem]),
             "tokens": rollouts.texts[row],
             "probability": round(listing.probability[row], 6),
             "reward": rewards[row],
             "credit": [round(value, 6) for value in credit[row][:len(answer)]],
             "V": values,
-            "bounds": bounds})
-    replace_text(path, "".join(json.dumps(line) + "\n" for line in lines))
+            "bounds": bounds}
+        lines.append(json.dumps(line) + "\n")
+    replace_text(path, "".join(lines))

@@ -23,7 +23,7 @@ from research.probes.tree import Listing
 ORDINALS = ("1st", "2nd", "3rd", *(f"{number}th" for number in range(4, 1000)))
 WHERE = {"kind": PARTITIONS["kind"],
          "index": (ORDINALS, "The same by the token's position in the answer")}
-ARMS = {PUSH: "push", PLAIN_STEP: "change, plain step", ADAMW_STEP: "change, AdamW's first"}
+LABELS = {PUSH: "push", PLAIN_STEP: "change, plain step", ADAMW_STEP: "change, AdamW's first"}
 MOST_ITEMS = 8  # vocabulary items that are shown
 
 
@@ -42,8 +42,10 @@ Models = Mapping[str, MeasuredModel]  # by name
 def listed_model_tables(models: Models, tokenizer: Tokenizer, answers: int) -> list[Table]:
     tables = []
     for partition in WHERE:
-        tables.append(stacked({name: decided_table(one.tokens, partition, WHERE)
-                               for name, one in models.items()}))
+        of_models = {}
+        for name, one in models.items():
+            of_models[name] = decided_table(one.tokens, partition, WHERE)
+        tables.append(stacked(of_models))
     tables[0].notes.append("over the listed answers, each by its probability; A: the mean over "
                            f"all groups of {answers} that an answer may stand in")
     tables.append(listed_table(models))
@@ -67,8 +69,9 @@ def draw_shares(models: Models, folder: Path) -> None:
                  "the share it decides": (tokens["squared credit"], OF_CREDIT)}
         for number, (label, (size, colour)) in enumerate(sizes.items()):
             total = np.bincount(tokens["kind"], size, len(KINDS))
-            axis.barh(np.arange(len(KINDS)) + 0.27 * (number - 1), 100 * total / (total.sum() or 1),
-                      0.25, color=colour, label=label)
+            share = 100 * total / (total.sum() or 1)
+            places = np.arange(len(KINDS)) + 0.27 * (number - 1)
+            axis.barh(places, share, 0.25, color=colour, label=label)
         axis.set(title=name, yticks=range(len(KINDS)), yticklabels=KINDS, xlabel="share, %")
     axes[0, 0].invert_yaxis()
     legend_below(figure, axes[0, 0], ncols=3)
@@ -78,10 +81,16 @@ def draw_shares(models: Models, folder: Path) -> None:
 def stacked(tables: dict[str, Table]) -> Table:
     """The rows of all models' tables, with the model in the first column."""
     first = next(iter(tables.values()))
-    formats = {"model": "", **{name: spec for name, (spec, _) in first.columns.items()}}
-    rows = [[name, *row] for name, table in tables.items() for row in table.rows]
-    finding = "\n".join(f"{name}: {table.finding}" for name, table in tables.items())
-    return Table(first.name, first.title, by_row(formats, rows), finding, list(first.notes),
+    formats = {"model": ""}
+    for column, (spec, _) in first.columns.items():
+        formats[column] = spec
+    rows: list[Row] = []
+    sentences = []
+    for name, table in tables.items():
+        rows += [[name, *row] for row in table.rows]
+        sentences.append(f"{name}: {table.finding}")
+    return Table(first.name, first.title, by_row(formats, rows), "\n".join(sentences),
+                 list(first.notes),
                  {**first.headings, "tokens": "tokens of an answer to each problem"})
 
 
@@ -94,11 +103,12 @@ def listed_table(models: Models) -> Table:
         value = np.mean([listing.value[prompt] for prompt in prompts])
         low, high = np.mean([listing.bounds[prompt] for prompt in prompts], 0).tolist()
         missing = np.abs(one.tokens.sums_by_problem(squared) - listing.variance).max()
-        rows.append([name, len(prompts), len(listing.share) / len(prompts),
-                     listing.listed.mean(), listing.listed.min(), value, (low, high),
+        answers = len(listing.share) / len(prompts)
+        mean, least = listing.listed.mean(), listing.listed.min()
+        rows.append([name, len(prompts), answers, mean, least, value, (low, high),
                      mean_width(listing)])
-        sentences.append(f"{name}: {listing.listed.mean():.2%} of the probability is listed, and "
-                         f"at least {listing.listed.min():.2%} of each problem's. The squared "
+        sentences.append(f"{name}: {mean:.2%} of the probability is listed, and "
+                         f"at least {least:.2%} of each problem's. The squared "
                          "credits of each problem sum to the variance of its reward within "
                          f"{missing:.0e}.")
     formats = {"model": "", "problems": "d", "answers": ".0f", "listed": ".2%", "least": ".2%",
@@ -119,7 +129,8 @@ def mean_width(listing: Listing) -> float:
     for share, group, ids in zip(listing.share, *listing.rollouts.lists):
         for t in range(len(ids)):
             low, high = listing.bounds[group, tuple(ids[:t])]
-            total, count = total + share * (high - low), count + share
+            total += share * (high - low)
+            count += share
     return total / count
 
 
@@ -128,14 +139,14 @@ def follow_table(models: Models) -> Table:
     rows: list[Row] = []
     sentences = []
     for name, one in models.items():
-        found = {arm: correlations_with_credit(live_tokens(one.sampled, arm)) for arm in ARMS}
+        found = {arm: correlations_with_credit(live_tokens(one.sampled, arm)) for arm in LABELS}
         pushed = live_tokens(one.sampled, PUSH)
         frequent = change_tables.of_frequent_items(pushed)
         items = len(np.unique(pushed["token_id"][frequent]))
         for arm, (by_token, by_item) in found.items():
-            rows.append([name, ARMS[arm], by_token, items, by_item])
+            rows.append([name, LABELS[arm], by_token, items, by_item])
         for number, how in enumerate(("token by token", "summed over vocabulary items")):
-            push, change = (found[arm][number].value for arm in (PUSH, PLAIN_STEP))
+            push, change = found[PUSH][number].value, found[PLAIN_STEP][number].value
             is_known = math.isfinite(push + change) and (number == 0 or items >= FEWEST)
             if is_known:
                 sentences.append(f"{name}: {how}, the correlation with the credit is {change:+.2f} "
@@ -156,7 +167,7 @@ def shares_table_of_models(models: Models) -> Table:
     rows: list[Row] = []
     for name, one in models.items():
         tokens = live_tokens(one.sampled, PUSH)
-        sizes = [np.abs(live_tokens(one.sampled, arm)["change"]) for arm in ARMS]
+        sizes = [np.abs(live_tokens(one.sampled, arm)["change"]) for arm in LABELS]
         sizes.append(np.abs(tokens["credit 1"]))
         for code, kind in enumerate(KINDS):
             inside = tokens["kind"] == code
@@ -181,9 +192,11 @@ def largest_items_table(models: Models, tokenizer: Tokenizer) -> Table:
     for name, one in models.items():
         tokens = live_tokens(one.sampled, PLAIN_STEP)
         ids, item, count = np.unique(tokens["token_id"], return_inverse=True, return_counts=True)
-        push, change, credit = (
-            np.bincount(item, tokens[column]) / max(np.abs(tokens[column]).sum(), 1e-300)
-            for column in ("push", "change", "credit 1"))
+        shares = []
+        for column in ("push", "change", "credit 1"):
+            size = max(np.abs(tokens[column]).sum(), 1e-300)
+            shares.append(np.bincount(item, tokens[column]) / size)
+        push, change, credit = shares
         for i in np.argsort(-np.abs(credit))[:MOST_ITEMS]:
             text = repr(tokenizer.decode([int(ids[i])], skip_special_tokens=False))
             rows.append([name, text, int(count[i]), push[i], change[i], credit[i]])

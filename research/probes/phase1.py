@@ -40,7 +40,7 @@ from grpo import gradient_size, grpo
 from harness.record import credit_steps
 from harness.flags import Flag
 from qwen2_model import Qwen2
-from research.probes.common import (OF_A_MODEL, Findings, Progress, policy_of, run_of,
+from research.probes.common import (OF_A_MODEL, Findings, Progress, policy_from_flags, run_of,
                                     sample_batch)
 from research.probes.phase1_tables import (GRADIENT, LOSS_TERMS, PHASE_1, PHASE_2, RANDOM_TEXT,
                                            UNTRAINED, UNTRAINED_RANDOM, draw_positions, flaws_table,
@@ -54,7 +54,7 @@ FLAGS = {
 
 @np.errstate(invalid="ignore", divide="ignore")  # of few answers some shares are of nothing: NaN
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
-    policy = policy_of(args)
+    policy = policy_from_flags(args)
     progress = Progress(answers=2, phase_1=2, random_text=2, untrained=4)
     progress("answers")
     rollouts = sample_batch(policy, args.questions, args.answers)
@@ -129,8 +129,9 @@ def phase_two(run: Path, policy: Policy) -> TokenTable:
         tokens = read_tokens(run, step)
         contribution = tokens["advantage"] * tokens["log_prob"]
         kept = ("problem", "answer", "position", "length", "token_id")
-        steps.append(TokenTable({**{name: tokens[name] for name in kept},
-                                 "signed": contribution, "size": np.abs(contribution)}))
+        columns = {name: tokens[name] for name in kept}
+        columns |= {"signed": contribution, "size": np.abs(contribution)}
+        steps.append(TokenTable(columns))
     return with_classes(joined_tables(steps), policy)
 
 

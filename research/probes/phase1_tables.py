@@ -46,20 +46,20 @@ def is_of_class(tokens: TokenTable, name: str) -> np.ndarray:
 
 def class_ratio(tokens: TokenTable) -> float:
     """The mean size of filler over that of reasoning."""
-    filler, reasoning = (mean_of(tokens["size"][is_of_class(tokens, name)])
-                         for name in (FILLER, REASONING))
+    size = tokens["size"]
+    filler = mean_of(size[is_of_class(tokens, FILLER)])
+    reasoning = mean_of(size[is_of_class(tokens, REASONING)])
     return float(filler / reasoning)
 
 
 def ratio_at_like_positions(tokens: TokenTable) -> float:
     """The same, with every fifth of the answers counted the same for both classes."""
     fifth = tokens.part_of_answer(FIFTHS)
-    totals = []
-    for name in (FILLER, REASONING):
-        of_class = is_of_class(tokens, name)
-        totals.append(sum(mean_of(tokens["size"][of_class & (fifth == number)])
-                          for number in range(FIFTHS)))
-    filler, reasoning = totals
+    is_filler, is_reasoning = is_of_class(tokens, FILLER), is_of_class(tokens, REASONING)
+    filler, reasoning = 0.0, 0.0
+    for number in range(FIFTHS):
+        filler += mean_of(tokens["size"][is_filler & (fifth == number)])
+        reasoning += mean_of(tokens["size"][is_reasoning & (fifth == number)])
     return float(filler / reasoning)
 
 
@@ -92,8 +92,9 @@ def phases_table(found: TokensByName) -> Table:
         published_1, published_2 = PUBLISHED[name]
         # of a whole training, phase 2, the problems are too many to leave out one by one
         of_phase_1 = jackknife(lambda kept: statistic(phase_1.where(kept)), phase_1["problem"])
+        of_controls = [float(statistic(found[control])) for control in CONTROLS]
         rows.append([name, published_1, of_phase_1, published_2, float(statistic(phase_2)),
-                     *(float(statistic(found[control])) for control in CONTROLS)])
+                     *of_controls])
         if "over" in name or "above 3" in name:
             other = float(statistic(found[RANDOM_TEXT]))
             sentences.append(f"{name}: it is {of_phase_1.value:.3g} in phase 1, and {other:.3g} "
@@ -113,7 +114,8 @@ def flaws_table(found: TokensByName, with_shuffled_rewards: TokenTable) -> Table
     without_gradient = gradient["size"] == 0
     filler = phase_1["kind"][is_of_class(phase_1, FILLER)]
     half = phase_1.where(phase_1["answer"] % 2 == 0)
-    t_of_all, t_of_half = (mean_of(t_by_position(tokens, "size")) for tokens in (phase_1, half))
+    t_of_all = mean_of(t_by_position(phase_1, "size"))
+    t_of_half = mean_of(t_by_position(half, "size"))
     changed = float(changed / gradient["size"].sum())
     early_over_late = first_over_last_fifth(found[UNTRAINED_RANDOM])
     t_of_size = float(STATISTICS["t of the size above 3"](phase_1))
@@ -123,11 +125,11 @@ def flaws_table(found: TokensByName, with_shuffled_rewards: TokenTable) -> Table
     rows = [
         ["wrong gradient: shuffled rewards change GRPO's gradient by this share, phase 1 by 0",
          changed],
-        ["correlation of its size with abs(A) s", correlation(phase_1["size"], gradient["size"])],
+        ["correlation of its size with abs(A) s", pearson(phase_1["size"], gradient["size"])],
         ["position: early over late where there is nothing to credit, untrained and random text",
          early_over_late],
         ["correlation of its size with the number of loss terms",
-         correlation(phase_1["size"], found[LOSS_TERMS]["size"])],
+         pearson(phase_1["size"], found[LOSS_TERMS]["size"])],
         ["t: share above 3 of the size, which is never negative", t_of_size],
         ["the same number with a sign", t_signed],
         ["t grows with the answers: mean t of the size with all over that with half of them",
@@ -151,7 +153,7 @@ def flaws_table(found: TokensByName, with_shuffled_rewards: TokenTable) -> Table
                  [f"kinds of token: {', '.join(KINDS)}"])
 
 
-def correlation(one: np.ndarray, other: np.ndarray) -> float:
+def pearson(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.corrcoef(one, other)[0, 1])
 
 

@@ -58,7 +58,7 @@ from engine.tokens import NUMBER
 from grpo import group_z_score
 from harness.flags import Flag
 from harness.load import make
-from research.probes.common import OF_A_MODEL, Findings, Progress, policy_of, sample_batch
+from research.probes.common import OF_A_MODEL, Findings, Progress, policy_from_flags, sample_batch
 from research.probes.rank_tables import (CRITIC, ONES, PLANTED, RANKS, Z, FoundRanks,
                                          ranks_by_advantage, ranks_by_size)
 
@@ -82,7 +82,7 @@ Kinds = dict[str, torch.Tensor]  # by the way in which tokens are weighted
 
 
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
-    policy, found = policy_of(args), defaultdict(list)
+    policy, found = policy_from_flags(args), defaultdict(list)
     progress = Progress(critic=args.critic_batches / 8, problems=args.questions)
     critic = critic_of(policy, args, progress) if args.critic_batches else None
     learned = critic and critic.metrics["explained_variance"]
@@ -142,12 +142,14 @@ def planted(rollouts: Rollouts) -> torch.Tensor:
 
 def part_count(policy: Policy, kinds: Kinds, args: SimpleNamespace) -> int:
     numbers = sum(p.numel() for p in policy.model.parameters())
-    return int(np.ceil(4 * numbers * len(kinds) * args.answers / (args.memory * 2 ** 30)))
+    needed = 4 * numbers * len(kinds) * args.answers  # bytes
+    return int(np.ceil(needed / (args.memory * 2 ** 30)))
 
 
 def parameter_parts(policy: Policy, count: int) -> Iterator[list[torch.nn.Parameter]]:
     """The parameters in `count` parts of like size, or a little larger."""
-    most, part, size = sum(p.numel() for p in policy.model.parameters()) / count, [], 0
+    most = sum(p.numel() for p in policy.model.parameters()) / count
+    part, size = [], 0
     for parameter in policy.model.parameters():
         part.append(parameter)
         size += parameter.numel()
@@ -171,13 +173,15 @@ def gradients_of_answers(policy: Policy, rollouts: Rollouts, kinds: Kinds,
     grams = {kind: torch.zeros(B, B, dtype=torch.float64) for kind in kinds}
     kept = {kind: torch.zeros(B, *matrix.shape) for kind in kinds}
     for part in parameter_parts(policy, part_count(policy, kinds, args)):
-        rows = {kind: torch.empty(B, sum(p.numel() for p in part)) for kind in kinds}
+        numbers = sum(p.numel() for p in part)
+        rows = {kind: torch.empty(B, numbers) for kind in kinds}
         for b in range(B):
-            log_prob = response_log_probs(policy.model, rollouts,
-                                          torch.tensor([b], device=rollouts.mask.device))[0]
+            row = torch.tensor([b], device=rollouts.mask.device)
+            log_prob = response_log_probs(policy.model, rollouts, row)[0]  # (T,)
             for kind, coefficient in kinds.items():
-                of_part = torch.autograd.grad((coefficient[b] * log_prob).sum(), part,
-                                              retain_graph=True, materialize_grads=True)
+                weighted = (coefficient[b] * log_prob).sum()
+                of_part = torch.autograd.grad(weighted, part, retain_graph=True,
+                                              materialize_grads=True)
                 torch.cat([g.flatten() for g in of_part], out=rows[kind][b])
                 for parameter, g in zip(part, of_part):
                     if parameter is matrix:
@@ -196,18 +200,22 @@ def gram(rows: torch.Tensor) -> torch.Tensor:
 
 
 def add_ranks(rollouts: Rollouts, grams: Kinds, rows: Kinds, found: FoundRanks) -> None:
-    for R in (R for R in GROUP_SIZES if R <= len(rollouts.mask)):
+    for R in GROUP_SIZES:
+        if R > len(rollouts.mask):
+            break
         factors = advantages_of(rollouts, R)
         if not factors[Z].any():
             continue
         arms = {arm: (ONES, factor) for arm, factor in factors.items()}
-        arms |= {kind: (kind, factors[ONES]) for kind in grams if kind != ONES}
+        for kind in grams:
+            if kind != ONES:
+                arms[kind] = kind, factors[ONES]
         for arm, (kind, factor) in arms.items():
-            scaled = grams[kind][:R, :R] * torch.outer(factor, factor)
-            found["A", arm, R].append(ranks_of(scaled))
-            together = torch.einsum("r,rij->ij", factor, rows[kind][:R].double())
-            wide = together if together.shape[0] <= together.shape[1] else together.T
-            found["B", arm, R].append(ranks_of(wide @ wide.T))
+            A_gram = grams[kind][:R, :R] * torch.outer(factor, factor)
+            found["A", arm, R].append(ranks_of(A_gram))
+            B = torch.einsum("r,rij->ij", factor, rows[kind][:R].double())
+            B_gram = B @ B.T if B.shape[0] <= B.shape[1] else B.T @ B  # the smaller one
+            found["B", arm, R].append(ranks_of(B_gram))
 
 
 def advantages_of(rollouts: Rollouts, R: int) -> Kinds:
@@ -215,12 +223,16 @@ def advantages_of(rollouts: Rollouts, R: int) -> Kinds:
     z = group_z_score(rollouts.reward[:R].cpu(), torch.zeros(R, dtype=torch.long)).double()
     drawn = torch.randn(R, generator=rollouts.generator, dtype=torch.float64)
     order = torch.randperm(R, generator=rollouts.generator)
-    return {Z: z, "shuffled": z[order], "random sum": drawn - drawn.mean(),
-            NO_BASELINE: rollouts.reward[:R].cpu().double(),
-            ONES: torch.ones(R, dtype=torch.float64)}
+    return {
+        Z: z,
+        "shuffled": z[order],
+        "random sum": drawn - drawn.mean(),
+        NO_BASELINE: rollouts.reward[:R].cpu().double(),
+        ONES: torch.ones(R, dtype=torch.float64)}
 
 
 def ranks_of(gram: torch.Tensor) -> dict[str, float]:
     """The ranks of any matrix with this Gram matrix; undefined for a matrix of zeros."""
-    s = torch.linalg.eigvalsh(gram.double()).clamp(min=0).sqrt().flip(0)
+    eigenvalues = torch.linalg.eigvalsh(gram.double())
+    s = eigenvalues.clamp(min=0).sqrt().flip(0)
     return {name: rank(s) if s[0] > 0 else np.nan for name, rank in RANKS.items()}

@@ -40,7 +40,8 @@ RANKS: dict[str, Callable[[torch.Tensor], float]] = {  # of singular values, the
 
 
 def mean_rank(found: FoundRanks, matrix: str, arm: str, R: int, rank: str) -> Estimate:
-    return mean_over([of_problem[rank] for of_problem in found.get((matrix, arm, R), [])])
+    of_problems = found.get((matrix, arm, R), [])
+    return mean_over([ranks[rank] for ranks in of_problems])
 
 
 def main_size(found: FoundRanks) -> int:
@@ -55,8 +56,10 @@ def ranks_by_size(found: FoundRanks) -> Table:
         for rank in RANKS:
             of_size = [mean_rank(found, matrix, Z, R, rank) for R in sizes]
             ones = mean_rank(found, matrix, ONES, main, rank)
-            values = [e if R == main else e.value for R, e in zip(sizes, of_size)]
-            rows.append([f"{matrix}: {rank}", *values, ones.value])
+            row: Row = [f"{matrix}: {rank}"]
+            for R, estimate in zip(sizes, of_size):
+                row.append(estimate if R == main else estimate.value)
+            rows.append([*row, ones.value])
             if rank in ("entropy", "stable"):
                 by_size = ", ".join(f"{e.value:.2f}" for e in of_size)
                 sentences.append(f"{rank.capitalize()} rank of {matrix} at R = "
@@ -80,8 +83,9 @@ def ranks_by_advantage(found: FoundRanks) -> Table:
         for matrix in "AB":
             pairs = zip(found[matrix, arm, R], found[matrix, Z, R])
             change = mean_over([one["entropy"] - z["entropy"] for one, z in pairs])
-            row += [mean_rank(found, matrix, arm, R, "entropy").value,
-                    mean_rank(found, matrix, arm, R, "stable").value, change]
+            entropy = mean_rank(found, matrix, arm, R, "entropy")
+            stable = mean_rank(found, matrix, arm, R, "stable")
+            row += [entropy.value, stable.value, change]
             if arm in (PLANTED, CRITIC):
                 sentences.append(f"The entropy rank of {matrix} with {arm}, minus that with the "
                                  f"z-score, is {change.value:+.2f} (95% interval {change.low:+.2f} "

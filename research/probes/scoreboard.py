@@ -30,7 +30,7 @@ import numpy as np
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from analysis.tokens import TokenTable, flat
 from harness.flags import Flag
-from research.probes.common import (OF_A_MODEL, Findings, Progress, policy_of, sample_batch,
+from research.probes.common import (OF_A_MODEL, Findings, Progress, policy_from_flags, sample_batch,
                                     share_of_sums)
 from research.probes.credit import true_credit
 from research.probes.decided import (PARTITIONS, MeasuredAnswers, decided_table, tokens_of,
@@ -46,7 +46,7 @@ FLAGS = {
 
 
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
-    policy = policy_of(args)
+    policy = policy_from_flags(args)
     progress = Progress(credit=50, scores=6)
     methods = make_methods(policy)
     rollouts = sample_batch(policy, args.questions, args.answers)

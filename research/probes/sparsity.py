@@ -35,7 +35,7 @@ from engine.policy import Policy
 from engine.rollouts import Rollouts
 from harness.record import (checkpoint_folders, credit_steps, find_folder, read_columns, run_config)
 from harness.flags import Flag
-from research.probes.common import OF_A_MODEL, Findings, Progress, policy_of, sample_batch
+from research.probes.common import OF_A_MODEL, Findings, Progress, policy_from_flags, sample_batch
 
 FLAGS = {
     "run": Flag("runs/none-grpo-s0", "folder of a run with checkpoints"),
@@ -63,7 +63,7 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     before = 0
     for number, (step, model) in enumerate(models.items()):
         progress("checkpoints", number / len(models))
-        policy = policy_of(SimpleNamespace(**{**vars(args), "model": str(model)}))
+        policy = policy_from_flags(SimpleNamespace(**{**vars(args), "model": str(model)}))
         rollouts = sample_batch(policy, args.questions, args.answers)
         success, *others = of_checkpoint(policy, rollouts, R)
         rows.append([step, success, share_without_spread(run, before, step), *others])
@@ -75,9 +75,10 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
 
 def checkpoints(run: Path) -> dict[int, Path]:
     """The run's models by step; the model that it began with is step 0."""
-    model = str(run_config(run)["model"])
-    start = find_folder(model) if (find_folder(model) / "config.json").exists() else None
-    found = ({0: start} if start else {}) | checkpoint_folders(run)
+    start = find_folder(str(run_config(run)["model"]))
+    found = checkpoint_folders(run)
+    if (start / "config.json").exists():
+        found = {0: start, **found}
     if len(found) < 2:
         raise UserError(f"--run {run} has {len(found)} checkpoints, two are needed")
     return found
@@ -86,7 +87,9 @@ def checkpoints(run: Path) -> dict[int, Path]:
 def share_without_spread(run: Path, after: int, until: int) -> float | None:
     """The share of groups without spread in the credit files of these steps."""
     flat: list[bool] = []
-    for step in (step for step in credit_steps(run) if after < step <= until):
+    for step in credit_steps(run):
+        if not after < step <= until:
+            continue
         columns = read_columns(run, step)
         for group in np.unique(columns["group"]):
             reward = columns["reward"][columns["group"] == group]
@@ -123,7 +126,9 @@ def hoyer(parts: list[torch.Tensor]) -> float:
     n = sum(part.numel() for part in parts)
     l1 = sum(part.abs().sum(dtype=torch.float64).item() for part in parts)
     l2 = sum(part.double().square().sum().item() for part in parts) ** 0.5
-    return (n ** 0.5 - l1 / l2) / (n ** 0.5 - 1) if l2 else float("nan")
+    if not l2:
+        return float("nan")
+    return (n ** 0.5 - l1 / l2) / (n ** 0.5 - 1)
 
 
 def steps_table(rows: list[Row]) -> Table:

@@ -88,15 +88,17 @@ class Branches:
         """Every path one token longer that has at least this probability, with its parent."""
         longer = []
         for start in range(0, len(paths), ROWS):
-            log_probs = self.model.logits(self.states[start:start + ROWS]).float().log_softmax(-1)
+            logits = self.model.logits(self.states[start:start + ROWS])
+            log_probs = logits.float().log_softmax(-1)                # (ROWS, V)
             collision = log_probs.exp().square().sum(-1).tolist()
-            so_far = torch.tensor([sum(path.log_prob) for path in paths[start:start + ROWS]],
-                                  dtype=torch.float64, device=log_probs.device)
+            path_log_probs = [sum(path.log_prob) for path in paths[start:start + ROWS]]
+            so_far = torch.tensor(path_log_probs, dtype=torch.float64, device=log_probs.device)
             is_likely = so_far[:, None] + log_probs >= math.log(least)
             positions = is_likely.nonzero().tolist()
             for (row, token), log_prob in zip(positions, log_probs[is_likely].tolist()):
-                path = paths[start + row]
-                longer.append((start + row, path.then(token, log_prob, collision[row])))
+                parent = start + row
+                path = paths[parent].then(token, log_prob, collision[row])
+                longer.append((parent, path))
         return longer
 
 
@@ -109,13 +111,15 @@ def walk(model: FusedQwen2, prompt: list[int], ends: tuple[int, ...], most_token
     paths, answers = [Path()], []
     for length in range(1, most_tokens + 1):
         longer = branches.next_tokens(paths, least)
-        growing = []
+        paths, parents, last_tokens = [], [], []
         for parent, path in longer:
-            if path.ids[-1] in ends or length == most_tokens:
+            last = path.ids[-1]
+            if last in ends or length == most_tokens:
                 answers.append(path)
             else:
-                growing.append((parent, path))
-        paths = [path for _, path in growing]
+                paths.append(path)
+                parents.append(parent)
+                last_tokens.append(last)
         if probability_of(answers + paths) < LEAST_LISTED:
             raise UserError(f"after {length} tokens, prefixes with a probability of {least:g} or "
                             f"more have less than {LEAST_LISTED:.0%} of it together: such answers "
@@ -124,8 +128,8 @@ def walk(model: FusedQwen2, prompt: list[int], ends: tuple[int, ...], most_token
         if not paths:
             break
         device = branches.states.device
-        branches.grow(torch.tensor([parent for parent, _ in growing], device=device),
-                      torch.tensor([path.ids[-1] for path in paths], device=device))
+        branches.grow(torch.tensor(parents, device=device),
+                      torch.tensor(last_tokens, device=device))
     return answers
 
 
@@ -155,8 +159,8 @@ class Listing:
     def variance(self) -> np.ndarray:
         """(Q,) the variance of the reward over each problem's listed answers."""
         reward = self.rollouts.reward.double().cpu().numpy()
-        mean, square = (np.bincount(self.problem, self.share * value)
-                        for value in (reward, reward ** 2))
+        mean = np.bincount(self.problem, self.share * reward)
+        square = np.bincount(self.problem, self.share * reward ** 2)
         return square - mean ** 2
 
     def credit(self, rollouts: Rollouts) -> Tensor:
@@ -164,9 +168,12 @@ class Listing:
         V before it. NaN where a prefix is not listed, 0 beyond the mask."""
         credit = torch.zeros(rollouts.mask.shape, dtype=torch.float64)
         for row, (group, ids) in enumerate(zip(*rollouts.lists)):
-            values = [self.value.get((group, tuple(ids[:t])), math.nan)
-                      for t in range(len(ids) + 1)]
-            credit[row, :len(ids)] = torch.tensor(values, dtype=torch.float64).diff()
+            values = torch.full((len(ids) + 1,), math.nan, dtype=torch.float64)
+            for t in range(len(values)):
+                prefix = group, tuple(ids[:t])
+                if prefix in self.value:
+                    values[t] = self.value[prefix]
+            credit[row, :len(ids)] = values.diff()
         return credit
 
 
@@ -180,29 +187,33 @@ def list_answers(policy: Policy, problems: Sequence[Problem], least: float,
     for number, prompt in enumerate(prompts):
         found.append(walk(model, prompt, ends, most, least))
         progress((number + 1) / len(prompts))
-    return with_prefix_values(policy.score(listed_rollouts(problems, prompts, found, ends)))
+    rollouts = listed_rollouts(problems, prompts, found, ends)
+    return with_prefix_values(policy.score(rollouts))
 
 
 def listed_rollouts(problems: Sequence[Problem], prompts: list[list[int]], found: list[list[Path]],
                     ends: tuple[int, ...]) -> Rollouts:
     """The answers to each problem, as if each had been sampled once."""
-    paths = [path for of_problem in found for path in of_problem]
-    counts = torch.tensor([len(of_problem) for of_problem in found])
-    group = torch.arange(len(found)).repeat_interleave(counts)
-    lengths = torch.tensor([len(path.ids) for path in paths])
-
-    def padded(rows: list, dtype: torch.dtype) -> Tensor:
-        return pad_sequence([torch.tensor(row, dtype=dtype) for row in rows], batch_first=True)
-
-    log_prob = padded([path.log_prob for path in paths], torch.float64)
+    group, ids, log_probs, collisions, finished = [], [], [], [], []
+    for number, paths in enumerate(found):
+        for path in paths:
+            group.append(number)
+            ids.append(torch.tensor(path.ids))
+            log_probs.append(torch.tensor(path.log_prob, dtype=torch.float64))
+            collisions.append(torch.tensor(path.collision, dtype=torch.float64))
+            finished.append(path.ids[-1] in ends)
+    log_prob = pad_sequence(log_probs, batch_first=True)  # (n, T)
+    lengths = torch.tensor(list(map(len, ids)))
     return Rollouts(
-        problems, prompts, group,
-        ids=padded([path.ids for path in paths], torch.long),
+        problems=problems,
+        prompt_ids=prompts,
+        group=torch.tensor(group, dtype=torch.long),
+        ids=pad_sequence(ids, batch_first=True),
         mask=torch.arange(log_prob.shape[1]) < lengths[:, None],
-        finished=torch.tensor([path.ids[-1] in ends for path in paths]),
+        finished=torch.tensor(finished),
         log_prob=log_prob,
         entropy=torch.full_like(log_prob, math.nan),
-        collision=padded([path.collision for path in paths], torch.float64))
+        collision=pad_sequence(collisions, batch_first=True))
 
 
 def with_prefix_values(rollouts: Rollouts) -> Listing:
@@ -212,23 +223,27 @@ def with_prefix_values(rollouts: Rollouts) -> Listing:
     reward = rollouts.reward.tolist()
     reached = rollouts.log_prob.double().cumsum(1).exp()  # (n, T) with each token
     before = F.pad(reached, (1, 0), value=1.0).tolist()   # (n, T + 1)
-    probability = [before[row][length] for row, length in enumerate(rollouts.length.tolist())]
     listed: dict[Prefix, float] = {}  # of each prefix: the probability of its answers
     rewarded: dict[Prefix, float] = {}  # the sum of their rewards, each times its probability
     reach: dict[Prefix, float] = {}   # its own probability
+    groups, probability = [], []      # of each answer
     for row, (group, ids) in enumerate(zip(*rollouts.lists)):
+        of_answer = before[row][len(ids)]
+        groups.append(group)
+        probability.append(of_answer)
         for t in range(len(ids) + 1):
             prefix = group, tuple(ids[:t])
-            listed[prefix] = listed.get(prefix, 0.0) + probability[row]
-            rewarded[prefix] = rewarded.get(prefix, 0.0) + probability[row] * reward[row]
+            listed[prefix] = listed.get(prefix, 0.0) + of_answer
+            rewarded[prefix] = rewarded.get(prefix, 0.0) + of_answer * reward[row]
             reach[prefix] = before[row][t]
+
     worst, best = min([0.0, *reward]), max([1.0, *reward])
-    bounds = {}
+    values, bounds = {}, {}
     for prefix, p in reach.items():
+        values[prefix] = rewarded[prefix] / listed[prefix]
         not_listed = max(0.0, p - listed[prefix])
         low = rewarded[prefix] + not_listed * worst
         high = rewarded[prefix] + not_listed * best
         bounds[prefix] = low / p, high / p
-    share = [p / listed[group, ()] for p, group in zip(probability, rollouts.lists[0])]
-    return Listing(rollouts, np.array(probability), np.array(share),
-                   {prefix: rewarded[prefix] / listed[prefix] for prefix in listed}, bounds)
+    share = [p / listed[group, ()] for p, group in zip(probability, groups)]
+    return Listing(rollouts, np.array(probability), np.array(share), values, bounds)

@@ -8,7 +8,7 @@ from conftest import gradients, spoken
 
 from engine.forward import response_log_probs
 from research.__main__ import main
-from research.probes.baseline import bandit, best, estimators, others_table, squares
+from research.probes.baseline import bandit, baselines, best_baseline, others_table, squares
 from research.probes.common import Progress
 
 
@@ -16,7 +16,7 @@ def test_the_best_baseline_by_hand_and_by_a_grid():
     """|g|^2 = 1, 3 and R = 0, 1: b* = 3/4, where the noise is (9/16 + 3/16) / 2 = 3/8; the mean,
     1/2, adds (1/4)^2 * 2 = 1/8, a third of it."""
     reward, square, chance = np.array([0.0, 1.0]), np.array([1.0, 3.0]), np.array([0.5, 0.5])
-    assert best(reward, square, chance) == pytest.approx((0.75, 0.5, 1 / 3))
+    assert best_baseline(reward, square, chance) == pytest.approx((0.75, 0.5, 1 / 3))
     noise = [(chance * (reward - b) ** 2 * square).sum() for b in np.linspace(-1, 2, 301)]
     assert np.linspace(-1, 2, 301)[np.argmin(noise)] == pytest.approx(0.75)
 
@@ -34,11 +34,11 @@ def test_estimators_by_hand():
     reward = np.array([[0.0, 1, 1], [0, 0, 3]])
     square, length = np.array([[1.0, 2, 3]] * 2), np.array([[1.0, 1, 2]] * 2)
     found = {name.split()[0]: values[0].tolist() for name, values in
-             estimators(reward, square, length).items()}
+             baselines(reward, square, length).items()}
     assert found["none"] == [0] * 3
     others, by_length, by_square = ([1, 0.5, 0.5], [1, 2 / 3, 0.5], [1, 3 / 4, 2 / 3])
     assert found["by"] == pytest.approx(by_square)
-    all_found = list(estimators(reward, square, length).values())
+    all_found = list(baselines(reward, square, length).values())
     assert all_found[0][0].tolist() == pytest.approx(others)
     assert all_found[2][0].tolist() == pytest.approx(by_length)
     assert all_found[4].tolist() == [[1.0] * 3, [pytest.approx(2 / 3)] * 3]

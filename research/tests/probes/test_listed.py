@@ -116,7 +116,7 @@ def test_tables_have_a_row_for_each_model_and_kind(stage, monkeypatch):
     stages = {"before": found, "after": found}
     follows = listed_tables.follow_table(stages)
     assert [row[:2] for row in follows.rows] == [
-        (name, arm) for name in stages for arm in listed_tables.ARMS.values()]
+        (name, arm) for name in stages for arm in listed_tables.LABELS.values()]
     known = live_tokens(found.sampled, PLAIN_STEP)
     assert follows.rows[1][2].value == pytest.approx(
         np.corrcoef(known["change"], known["credit 1"])[0, 1])

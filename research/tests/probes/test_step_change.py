@@ -68,7 +68,8 @@ def test_a_small_measurement(recorded, tmp_path, monkeypatch):
                  continuations=2, kept=str(tmp_path / "kept"), processes=1, batches=0, threads=1,
                  seed=0)
     unit = recorded, 3, flags
-    one, again = change_batches.batch_of(*unit), change_batches.batch_of(*unit)
+    one = change_batches.load_or_measure_batch(*unit)
+    again = change_batches.load_or_measure_batch(*unit)
     tokens = one.tokens
     for name, values in tokens.columns.items():
         assert np.array_equal(values, again.tokens[name], equal_nan=True)
@@ -77,7 +78,7 @@ def test_a_small_measurement(recorded, tmp_path, monkeypatch):
     assert (tokens[PLAIN_STEP] != 0).any() and one.spent == again.spent > 0
     assert tokens["credit 1"].any() and known.any()
     tables = [change_tables.kinds_table({3: [one]}), change_tables.fell_and_rose_table({3: [one]})]
-    assert [len(table.rows) for table in tables] == [3, len(change_tables.ARMS)]
+    assert [len(table.rows) for table in tables] == [3, len(change_tables.PUSH_AND_CHANGES)]
     monkeypatch.setattr(change_tables, "COMMON_ITEM", 1)
     items = change_tables.items_table({3: [one]}, load_tokenizer(recorded))
     assert "rank correlation" in items.finding and len(items.rows) <= change_tables.MOST_ITEMS
@@ -92,5 +93,5 @@ def test_a_plain_step_has_its_length_and_the_model_is_put_back(policy):
     before = torch.cat([p.detach().flatten() for p in policy.model.parameters()])
     found = changes(policy, batch)
     after = torch.cat([p.detach().flatten() for p in policy.model.parameters()])
-    assert torch.equal(before, after) and set(change_tables.ARMS) - set(found) == {PUSH}
+    assert torch.equal(before, after) and set(change_tables.PUSH_AND_CHANGES) - set(found) == {PUSH}
     assert not torch.equal(found[PLAIN_STEP], found[BETTER_ONLY])
