@@ -116,14 +116,14 @@ def test_the_end_of_a_run_that_learned_nothing(steps, evaluations, said):
 
 
 def test_a_resumed_run_does_not_say_it_again(tmp_path, monkeypatch):
-    """No answer is right. It is told at step 10 of 11, of which the checkpoint is. The end says so
+    """No answer is right. It is told at step 10 of 11, and not at step 21 again. The end says so
     each time."""
     score = Task.score
     monkeypatch.setattr(Task, "score", lambda *args: dict.fromkeys(score(*args), 0.0))
     flags = [*SHORT, "--eval_every", "100", "--eval_tasks", "4", "--change_every", "0",
              "--max_new_tokens", "8"]
     first = run(*flags, "--steps", "11", "--checkpoint_every", "11", "--out", tmp_path / "x").stdout
-    second = run("--resume", tmp_path / "x", "--steps", "12").stdout
+    second = run("--resume", tmp_path / "x", "--steps", "21").stdout
     assert first.count("in the last 10 steps") == 1
     assert "continuing after step 11" in second and "in the last 10 steps" not in second
     for printed in (first, second):
