@@ -1,7 +1,7 @@
 """What becomes of one group's rewards in one step?
 
-    python train.py --mitigation none --steps 1 --eval_every 0
-    python -m research group --run runs/none-grpo-s0
+    python train.py --mitigation none --steps 1 --eval_every 0 --out runs/first_step
+    python -m research group --run runs/first_step
 
 A run keeps, for some of its steps, what the step did to each token. This probe reads such a step
 and writes down, for the answers to one problem, how each number follows from the one before:
