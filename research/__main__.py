@@ -22,6 +22,7 @@ command continues them.
     python -m research sparsity      does the gradient become sparse over a training?
     python -m research baseline      when is the group's mean the best number to subtract?
     python -m research change        does the change of a token's log-prob follow its credit?
+    python -m research group         what becomes of one group's rewards in one step?
 
 These are probes: each asks one question, prints its findings, and writes a folder with numbers.json
 and its picture. On a CPU a probe takes minutes. NAME --help lists the flags of a command.
@@ -36,7 +37,7 @@ from harness.screen import run_as_program
 from research.probes.common import run_probe
 
 PROBES = ("scoreboard", "large", "exact", "dial", "law", "change", "phase1", "rank", "sparsity",
-          "baseline")
+          "baseline", "group")
 OTHERS = {"board": "board", "real_board": "real_board", "notes": "notes", "publish": "publish"}
 
 

@@ -205,19 +205,35 @@ def cells() -> list[str]:
     return code
 
 
+PICTURES = """
+pictures = [value for name, value in globals().items() if name.startswith("shown_")]
+assert all(picture._repr_png_().startswith(b"\\x89PNG") for picture in pictures)
+print("pictures", len(pictures))
+"""
+
+
 def test_every_cell_of_the_notebook_runs_from_its_folder(project):
-    """Two runs, which differ in the weights of the first step alone, and their comparison."""
-    (project / "docs/notebook.py").write_text("\n\n".join(cells()), encoding="utf-8")
+    """Three pairs of runs, which differ in the weights alone, their comparison, and pictures."""
+    code = [re.sub(r"^(?=(?:draw|shade)_\w+\(.*\)$)", f"shown_{place} = ", cell, flags=re.M)
+            for place, cell in enumerate(cells())]
+    (project / "docs/notebook.py").write_text("\n\n".join(code) + PICTURES, encoding="utf-8")
     printed = program(project / "docs", "notebook.py")
-    assert printed.count("done. Everything is in") == 2
-    assert "weight  1.00   gradient" in printed and "one seed" in printed
-    plain, paid = [text.split("\n\n")[0] for text in printed.split("reward 1.1, advantage")[1:]]
-    assert pieces(plain) == pieces(paid) and plain != paid
+    assert printed.count("done. Everything is in") == 1  # the others are trained quietly
+    assert printed.count(" of 8 held-out problems, ") == 6
+    assert "standard deviation 0." in printed and "weight 1.00   s " in printed
+    assert "one seed: no verdict" in printed and "after step 2" in printed
+    assert f"pictures {len(re.findall(r'shown_', ''.join(code)))}" in printed
+    plain, paid = re.findall(r"^reward \d.*tokens$", printed, flags=re.M)
+    assert plain == paid  # the same answer, because only the weights differ
 
 
-def pieces(answer: str) -> list[str]:
-    """The tokens of a printed answer and their probabilities."""
-    return [line.partition("   weight")[0] for line in answer.splitlines() if "   weight" in line]
+def test_the_notebook_keeps_what_it_printed_and_drew():
+    """Every cell of code but the one to install and those that define something has an output."""
+    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    outputs = [output for cell in notebook["cells"] for output in cell.get("outputs", [])]
+    assert sum("image/png" in output.get("data", {}) for output in outputs) >= 6
+    assert not any(output["output_type"] == "error" for output in outputs)
+    assert NOTEBOOK.stat().st_size < 1_000_000
 
 
 def test_editors_and_uv_are_told_the_same_packages():

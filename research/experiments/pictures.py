@@ -1,5 +1,5 @@
-"""The pictures of the pages, each drawn from research/results alone; `python -m research publish`
-draws them.
+"""The pictures of the pages, each drawn from research/results or from a formula alone; `python -m
+research publish` draws them. Those that explain how GRPO works are in lessons.py.
 
 A picture carries a fingerprint of what it shows, so a test sees one that is older than its result.
 
@@ -19,6 +19,7 @@ from analysis.plots import (BLUE, COLOURS, GREY, OF_CHANGE, OF_CREDIT, OF_GRADIE
                             OF_TOKENS, ORANGE, legend_below, plt, save, style_of)
 from analysis.statistics import mean_over
 from engine.errors import PROJECT
+from research.experiments import lessons
 from research.experiments.arms import CONTROLS, SCALE
 from research.experiments.published import (RESULTS, estimates_as_arrays, fingerprint,
                                             read_result)
@@ -60,8 +61,11 @@ def draw_published(drawing: Callable[[dict], Figure], path: Path, shown: dict) -
     save(drawing(shown), path.parent, path.stem, "", fingerprint(shown))
 
 
-def shown_of(name: str, part: str) -> dict:
-    """A table of a result by its name, or the `values` that its tables were made of."""
+def shown_of(name: str | Callable[[], dict], part: str = "") -> dict:
+    """A table of a result by its name, or the `values` that its tables were made of. A picture of a
+    formula has a function in the place of a result, which computes what the picture shows."""
+    if callable(name):
+        return name()
     result = read_result(RESULTS / f"{name}.json")
     parts = {**result, **{table["name"]: table for table in result["tables"]}}
     return parts[part]
@@ -261,7 +265,73 @@ def draw_change(table: dict) -> Figure:
     return figure
 
 
+def draw_dial_shares_plainly(values: dict) -> Figure:
+    """Three lines of draw_dial_shares: who knows where the reward is decided, who knows half of it,
+    and a larger batch."""
+    cells = {(cell["world"], cell["arm"]): np.array(cell["mean"]) for cell in values["cells"]}
+    tasks = plain_tasks(cells)
+    figure, axes = plt.subplots(1, max(1, len(tasks)), sharey=True, squeeze=False,
+                                figsize=(4.6 * max(1, len(tasks)), 4.2))
+    for axis, (length, of_length) in zip(axes[0], sorted(tasks.items())):
+        for number, (arm, name) in enumerate(PLAINLY.items()):
+            points = [(decide / length, *share_of_true_gain(cells, task, arm))
+                      for decide, task in of_length if (task, arm) in cells]
+            place, share, reach = zip(*points)
+            beside = np.array(place) * (1 + 0.04 * (number - 1))  # no interval covers another
+            axis.errorbar(beside, share, reach, marker="o", ms=5, lw=2, elinewidth=0.9, label=name,
+                          **style_of(number))
+        axis.axhline(1, color="black", lw=1)
+        axis.axhline(0, color="black", lw=0.8)
+        axis.set(title=f"Answers of {length} tokens", xscale="log",
+                 xlabel="share of the tokens that decide the reward")
+        shares = [decide / length for decide, _ in of_length]
+        axis.set_xticks(shares, [f"{share:.0%}" for share in shares])
+        axis.set_xticks([], minor=True)
+    axes[0][0].set(ylabel="gain, as a share of the true credit's", ylim=(-1.1, 1.35))
+    axes[0][0].set_yticks([-1, -0.5, 0, 0.5, 1],
+                          ["-1", "-0.5", "plain GRPO  0", "0.5", "true credit  1"])
+    legend_below(figure, axes[0][0], ncols=3)
+    return figure
+
+
+def draw_decided_by_model(table: dict) -> Figure:
+    """Each category's share of the tokens, of the gradient and of what is decided: a panel for each
+    model, with intervals over problems."""
+    models = list(dict.fromkeys(row["model"] for row in table["rows"]))
+    kinds = [kind for kind in dict.fromkeys(row["kind"] for row in table["rows"])
+             if max(row["of all"] for row in table["rows"] if row["kind"] == kind) > 0.01]
+    figure, axes = plt.subplots(1, len(models), sharey=True, squeeze=False, figsize=(11.0, 4.0))
+    for axis, model in zip(axes[0], models):
+        row_of = {row["kind"]: row for row in table["rows"] if row["model"] == model}
+        places = np.arange(len(kinds))
+        tokens = [100 * row_of[kind]["of all"] for kind in kinds]
+        axis.bar(places - 0.27, tokens, 0.25, color=OF_TOKENS, label="of the tokens")
+        for number, (name, colour) in enumerate({"gradient": OF_GRADIENT,
+                                                 "decided": OF_CREDIT}.items()):
+            share, low, high = (np.array([100 * row_of[kind][name][end] for kind in kinds])
+                                for end in ("value", "low", "high"))
+            axis.bar(places + 0.27 * number, share, 0.25, color=colour, ecolor="black",
+                     yerr=[share - low, high - share], capsize=2, error_kw={"elinewidth": 0.9},
+                     label={"gradient": "of plain GRPO's gradient",
+                            "decided": "of what is decided"}[name])
+        axis.set(title=f"after {model}" if model.startswith("step") else "before training")
+        axis.set_xticks(places, kinds)
+        axis.grid(axis="x", visible=False)
+    axes[0][0].set(ylabel="share, %")
+    legend_below(figure, axes[0][0], ncols=3)
+    return figure
+
+
+PLAINLY = {"mask 0.1": "knows all tokens that decide", "half known 0.1": "knows half of them",
+           "batch 4x": "plain GRPO, four times as many answers"}
 PUBLISHED = {  # picture -> how it is drawn, and which table or values of which result it shows
+    "docs/one-step.png": (lessons.draw_one_step, "group", "answers"),
+    "docs/one-answer.png": (lessons.draw_one_answer, "group", "tokens"),
+    "docs/push-and-change.png": (lessons.draw_push_and_change, "group", "kinds"),
+    "docs/gradient-size.png": (lessons.draw_gradient_size, lessons.gradient_sizes),
+    "docs/z-score.png": (lessons.draw_z_scores, lessons.z_scores),
+    "research/results/exact-real.png": (draw_decided_by_model, "exact_real", "kind"),
+    "research/results/dial-shares-plain.png": (draw_dial_shares_plainly, "dial", "values"),
     "research/results/board-leads.png": (draw_gains, "board", "board"),
     "research/results/notes-curves.png": (draw_curves, "notes_2", "values"),
     "research/results/real-kinds.png": (draw_kinds_of_models, "real", "values"),

@@ -1,0 +1,146 @@
+"""The pictures that explain how GRPO works: drawn from a formula of grpo.py, or from one group that
+was followed through a step (`python -m research group`)."""
+import math
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+from analysis.plots import (DOWN, GREY, OF_CHANGE, OF_GRADIENT, OF_PUSH, OF_TOKENS, UP,
+                            legend_below, plt)
+from countdown_task import between
+from grpo import gradient_size, group_z_score
+
+DIGITS = 4    # to which a formula's curve is compared with the picture that was drawn
+GROUP = 16    # answers to a problem
+ALTERNATIVES = {  # where the rest of the probability is -> the sum of squares of its shares
+    "at one other token": 1.0, "at three others, equally": 1 / 3, "spread over very many": 0.0}
+
+
+def gradient_sizes() -> dict[str, list[float]]:
+    """Curves of s over p, one for each way in which the rest of the probability may lie."""
+    p = torch.linspace(0.002, 1, 500, dtype=torch.float64)
+    curves = {"p": rounded(p)}
+    for name, concentration in ALTERNATIVES.items():
+        collision = p.square() + (1 - p).square() * concentration
+        curves[name] = rounded(gradient_size(p.log(), collision))
+    return curves
+
+
+def z_scores() -> dict[str, list[float]]:
+    """The advantages of right and of wrong answers, by how many answers of a group are right."""
+    curves: dict[str, list[float]] = {"share": [], "right": [], "wrong": []}
+    for right in range(1, GROUP):
+        reward = torch.tensor([1.0] * right + [0.0] * (GROUP - right), dtype=torch.float64)
+        score = group_z_score(reward, torch.zeros(GROUP, dtype=torch.long))
+        curves["share"].append(right / GROUP)
+        curves["right"].append(round(score[0].item(), DIGITS))
+        curves["wrong"].append(round(score[-1].item(), DIGITS))
+    return curves
+
+
+def rounded(values: torch.Tensor) -> list[float]:
+    return [round(value, DIGITS) for value in values.tolist()]
+
+
+def draw_gradient_size(curves: dict) -> Figure:
+    """s against p: near 0 where the model was sure of the token that was drawn."""
+    figure, axis = plt.subplots(figsize=(7.0, 3.9))
+    for name, line in zip(ALTERNATIVES, ("-", "--", ":")):
+        axis.plot(curves["p"], curves[name], line, color=OF_GRADIENT, lw=2.4, label=name)
+    axis.set(xlabel="p, the probability of the token that was drawn",
+             ylabel="s, the gradient's size", xlim=(0, 1), ylim=(0, math.sqrt(2)),
+             title="The size of the gradient of log p, at the logits")
+    legend_below(figure, axis, ncols=3, title="where the rest of the probability is:")
+    return figure
+
+
+def draw_z_scores(curves: dict) -> Figure:
+    """The advantage of a right and of a wrong answer, by the share of right answers."""
+    figure, axis = plt.subplots(figsize=(7.0, 3.9))
+    axis.plot(curves["share"], curves["right"], "o-", color=UP, ms=5, label="a right answer")
+    axis.plot(curves["share"], curves["wrong"], "s-", color=DOWN, ms=5, label="a wrong answer")
+    axis.axhline(0, color="black", lw=0.8)
+    axis.set(xlabel=f"share of the {GROUP} answers that are right", ylabel="advantage",
+             xlim=(0, 1), title="The advantage that GRPO gives to each answer of a group")
+    axis.legend()
+    return figure
+
+
+def draw_one_step(table: dict) -> Figure:
+    """From the rewards of one group to what the step did to its answers: a row for each answer."""
+    rows, places = table["rows"], np.arange(len(table["rows"]))
+    reward, advantage, change = (np.array([row[name] for row in rows])
+                                 for name in ("reward", "advantage", "change"))
+    colours = [UP if value > 0 else DOWN for value in advantage]
+    figure, axes = plt.subplots(1, 4, figsize=(12.0, 5.2), sharey=True,
+                                width_ratios=[1.0, 1.0, 2.1, 1.3])
+    axes[0].barh(places, reward, color=colours)
+    axes[1].barh(places, advantage, color=colours)
+    for place, row in zip(places, rows):
+        shade = 0.3 + 0.7 * abs(row["advantage"]) / np.abs(advantage).max()
+        axes[2].barh([place] * row["tokens"], 0.8, left=range(row["tokens"]), height=0.7,
+                     color=UP if row["advantage"] > 0 else DOWN, alpha=shade)
+    axes[3].barh(places, change, color=OF_CHANGE)
+    for axis, values, form in ((axes[0], reward, "{:.1f}"), (axes[1], advantage, "{:+.2f}")):
+        axis.bar_label(axis.containers[0], [form.format(value) for value in values], padding=3,
+                       fontsize=8)
+    axes[0].set_xlim(0, 1.35 * reward.max())
+    axes[1].set_xlim(advantage.min() - 0.4 * advantage.max(), 1.4 * advantage.max())
+    for axis in axes:
+        axis.grid(axis="y", visible=False)
+        axis.tick_params(axis="y", length=0)
+        axis.spines["left"].set_visible(False)
+        axis.axvline(0, color="black", lw=0.8)
+    problem = table["title"].removeprefix("The answers to ")
+    axes[0].set_yticks(places, [(between(row["text"], "<answer>", "</answer>") or "").strip()
+                                for row in rows], family="monospace", fontsize=8.5)
+    axes[0].invert_yaxis()
+    axes[0].set(title="1. Reward", xlabel="reward", ylabel=f"{len(rows)} answers to {problem}")
+    axes[1].set(title="2. Advantage", xlabel="standard deviations")
+    axes[2].set(title="3. Each token of an answer gets its advantage",
+                xlabel="token (dark: a large advantage)")
+    axes[3].set(title="4. After the step", xlabel="change of the answer's log-prob")
+    figure.supxlabel("loss = -sum(weight * advantage * log_prob) / N    "
+                     "Between 3 and 4: one step on this group and those of the other problems",
+                     fontsize=9.5)
+    return figure
+
+
+def draw_one_answer(table: dict) -> Figure:
+    """Each token's push above, and what the step did to it below."""
+    rows, places = table["rows"], np.arange(len(table["rows"]))
+    figure, axes = plt.subplots(2, 1, figsize=(11.0, 4.6), sharex=True)
+    axes[0].bar(places, [row["push"] for row in rows], color=OF_PUSH)
+    axes[1].bar(places, [row["change"] for row in rows], color=OF_CHANGE)
+    axes[0].set(title="Push: what the token's own term of the loss asks for", ylabel="push")
+    axes[1].set(title="Change: what the step did to its log-probability", ylabel="change of log p",
+                xlim=(-0.7, len(rows) - 0.3))
+    names = [row["token"].replace("\n", "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}")
+             for row in rows]
+    axes[1].set_xticks(places, names, rotation=90, family="monospace")
+    for axis in axes:
+        axis.axhline(0, color="black", lw=0.8)
+        axis.grid(axis="x", visible=False)
+    return figure
+
+
+def draw_push_and_change(table: dict) -> Figure:
+    """For each category of token, its share of the tokens, of the push and of the change."""
+    rows = [row for row in table["rows"] if row["tokens"] >= 0.005]
+    places = np.arange(len(rows))
+    figure, axis = plt.subplots(figsize=(8.0, 4.0))
+    for number, (name, colour) in enumerate(
+            {"tokens": OF_TOKENS, "push": OF_PUSH, "change": OF_CHANGE}.items()):
+        values = [100 * row[name] for row in rows]
+        bars = axis.bar(places + 0.27 * (number - 1), values, 0.25, color=colour,
+                        label=f"of the {name}")
+        axis.bar_label(bars, [f"{value:.0f}" for value in values], padding=2, fontsize=8,
+                       color=GREY if name == "tokens" else colour)
+    axis.set_xticks(places, [row["kind"] for row in rows])
+    axis.grid(axis="x", visible=False)
+    axis.margins(y=0.1)
+    axis.set(ylabel="share, %", title="Each category's share of the tokens of a step, of the sizes "
+             "of their pushes, and of their changes")
+    legend_below(figure, axis, ncols=3)
+    return figure

@@ -1,0 +1,111 @@
+"""What becomes of one group's rewards in one step?
+
+    python train.py --mitigation none --steps 1 --eval_every 0 --out runs/first_step
+    python -m research group --run runs/first_step
+
+A run keeps, for some of its steps, what the step did to each token. This probe reads such a step
+and writes down, for the answers to one problem, how each number follows from the one before:
+
+    answer     its reward, its advantage, the log-prob of all its tokens before the step, and how
+               the step changed it
+    token      of the best answer: probability, advantage, weight, push and change
+    category   of all tokens of the step: the shares of the sizes of push and of change
+
+Nothing is sampled. The pictures of a step on the pages are drawn from these numbers.
+"""
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from analysis.tables import Row, Table, by_row
+from analysis.tokens import StepRecord, TokenTable, read_step
+from engine.errors import UserError
+from engine.tokens import CHATML, KINDS, USER_TURN, load_tokenizer, token_bytes
+from harness.flags import Flag
+from harness.record import find_folder
+from research.probes.common import COMMON, Findings
+
+FLAGS = {
+    **COMMON,
+    "run": Flag("runs/none-grpo-s0", "folder of a run"),
+    "step": Flag(1, "one of the steps whose change was measured, by default every tenth", least=1,
+                 most=1_000_000),
+    "group": Flag(0, "which problem of the step", least=0, most=1_000_000)}
+Speller = Callable[[np.ndarray], str]  # from the ids of some tokens to their text
+
+
+def measure(args: SimpleNamespace, folder: Path) -> Findings:
+    run = find_folder(args.run)
+    record = read_step(run, args.step)
+    if "change" not in record.tokens:
+        raise UserError(f"{run} did not measure the change of step {args.step}: step 1 has it, "
+                        "unless the run had --change_every 0")
+    if args.group >= len(record.prompts):
+        raise UserError(f"--group {args.group}: the step has the problems 0 to "
+                        f"{len(record.prompts) - 1}")
+    tokenizer = load_tokenizer(run)
+
+    def text(ids: np.ndarray) -> str:
+        return b"".join(token_bytes(tokenizer, ids.tolist())).decode(errors="replace")
+
+    prompt = text(record.prompts[args.group])
+    problem = prompt.rpartition(USER_TURN)[2].partition(CHATML[1])[0].strip()
+    answers = np.flatnonzero(record.answers["group"] == args.group)
+    best = answers[np.argmax(record.answers["reward"][answers])]
+    intro = [f"Step {args.step} of {run.name}. The problem is {problem}, "
+             f"the best of its answers {text(record.tokens_of(best)['token_id'])!r}."]
+    tables = [answers_table(record, answers, text, f"The answers to {problem}"),
+              tokens_table(record.tokens_of(best), text), kinds_table(record.tokens)]
+    return Findings("One group, through one step", intro, tables)
+
+
+def answers_table(record: StepRecord, answers: np.ndarray, text: Speller, title: str) -> Table:
+    """A row for each answer of the group."""
+    rows: list[Row] = []
+    for number in answers:
+        tokens = record.tokens_of(number)
+        rows.append([str(number), text(tokens["token_id"]), len(tokens),
+                     float(record.answers["reward"][number]), tokens["advantage"][0],
+                     tokens["log_prob"].sum(), tokens["change"].sum()])
+    formats = {"answer": "", "text": "", "tokens": ".0f", "reward": ".2f", "advantage": "+.3f",
+               "log-prob": ".3f", "change": "+.3f"}
+    reward = record.answers["reward"][answers].astype(float)
+    rose = sum(row[-1] > 0 for row in rows)
+    return Table("answers", title, by_row(formats, rows),
+                 f"The rewards have mean {reward.mean():.4f} and standard deviation "
+                 f"{reward.std():.4f}. {rose} of {len(rows)} answers became more likely.")
+
+
+def tokens_table(tokens: TokenTable, text: Speller) -> Table:
+    """A row for each token of one answer."""
+    rows: list[Row] = []
+    for number in range(len(tokens)):
+        one = tokens.where(slice(number, number + 1))
+        rows.append([str(number), text(one["token_id"]), KINDS[one["kind"][0]],
+                     np.exp(one["log_prob"][0]), *(one[name][0] for name in (
+                         "advantage", "weight", "s", "abs gradient", "push", "change"))])
+    formats = {"number": "", "token": "", "kind": "", "p": ".4f", "advantage": "+.3f",
+               "weight": ".2f", "s": ".3f", "gradient": ".3f", "push": "+.3f", "change": "+.4f"}
+    fell = sum(row[-1] < 0 < row[-2] for row in rows)
+    return Table("tokens", "The tokens of the best answer", by_row(formats, rows),
+                 f"Of its {len(rows)} tokens, {fell} were pushed up and became less likely.",
+                 headings={"kind": "category", "gradient": "abs(A) w s"})
+
+
+def kinds_table(tokens: TokenTable) -> Table:
+    """A row for each category, of all tokens of the step."""
+    def shares(sizes: np.ndarray) -> np.ndarray:
+        return np.bincount(tokens["kind"], sizes, len(KINDS)) / sizes.sum()
+
+    share = [shares(np.ones(len(tokens))), shares(np.abs(tokens["push"])),
+             shares(np.abs(tokens["change"]))]
+    rows: list[Row] = [[name, *of_kind] for name, *of_kind in zip(KINDS, *share) if of_kind[0]]
+    words = {name: of_kind for name, *of_kind in rows}.get("word")
+    finding = "" if words is None else (
+        f"Words are {words[0]:.0%} of the tokens, get {words[1]:.0%} of the push and make up "
+        f"{words[2]:.0%} of the change.")
+    formats = {"kind": "", "tokens": ".1%", "push": ".1%", "change": ".1%"}
+    return Table("kinds", "Shares of all tokens of the step, and of the sizes of push and change",
+                 by_row(formats, rows), finding, headings={"kind": "category"})
