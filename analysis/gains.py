@@ -56,7 +56,7 @@ class Gain:
         """A word for a table: how much room a difference that is not seen has, the interval says
         beside it."""
         if not self.pairs:
-            return "nothing in common"
+            return "no shared seed"
         if self.pairs == 1:
             return "one seed: no verdict"
         if not self.is_seen:

@@ -73,7 +73,7 @@ def main(argv: list[str]) -> None:
              f"{len(record.tokens)} tokens")
     if flags.answer is None:
         if flags.token is not None:
-            raise UserError(f"--token {flags.token} is of which answer? Say --answer, too")
+            raise UserError(f"--token {flags.token} needs --answer: the answer that it is in")
         print(title)
         return show_problems(record, tokenizer, flags.show)
     check_place("answer", flags.answer, range(answers), f"step {step}")
@@ -121,7 +121,7 @@ def show_answer(answer: ShownAnswer) -> None:
     known, texts = answer["values"] | answer["account"], answer["texts"]
     sizes = [size or 0 for size in known["gradient size"]]
     largest = max(sizes) or 1
-    colours = legend(SHADES) or "in brackets after a token, from 5% on"
+    colours = legend(SHADES) or "in brackets after each token of at least 5%"
     put(f"\ngradient size, as a share of the largest in this answer: {colours}\n")
     put(shaded(texts, [size / largest for size in sizes], SHADES,
                lambda share: f"[{share:.0%}]" if share >= SHADES[0][0] else ""))

@@ -55,7 +55,8 @@ from tools.preview import on_real_tokens
 from tools.helpers.verdict import Verdict
 
 FLAGS = {
-    "seeds": Flag(8, "seeds of each arm; an idea that is better is trained on as many new ones",
+    "seeds": Flag(8, "seeds of each arm; if the idea is better on them, all arms are trained "
+                     "again on as many new ones",
                   least=2, most=1000),
     "processes": Flag(0, "runs at a time; 0 means one for each core that this program may use, "
                       "with a large model as many as there is memory for, and on a GPU one",
@@ -80,8 +81,8 @@ def main(argv: list[str]) -> None:
     experiment = Experiment(given.name, typed, Path(own.runs), own.processes, command)
     verdict = Verdict(given.name, experiment.runs_of(range(own.seeds), experiment.first_look))
     if verdict.is_ahead():
-        say(f"{given.name} is better than plain GRPO on these seeds: it is trained again on "
-            f"{own.seeds} new ones")
+        say(f"{given.name} is better than plain GRPO on these seeds, so all arms are trained again "
+            f"on {own.seeds} new ones")
         verdict.looks.append(experiment.runs_of(range(own.seeds, 2 * own.seeds)))
     verdict.tell()
     folders = experiment.folders
