@@ -5,20 +5,21 @@
 It has been claimed that GRPO's gradient becomes sparse over training. Three things could be meant,
 and each is measured at every checkpoint of a run, on the same problems:
 
-    groups      groups whose answers all got the same reward carry no gradient: their share in the
-                run's credit files since the checkpoint before. Beside it stands the share that
-                follows from success alone: the mean over problems of p^R + (1 - p)^R, R the run's
-                answers to a problem, unbiased from --answers answers to each (so at least R)
+    groups      the share of groups without spread: all their answers got the same reward, so they
+                carry no gradient. It is counted in the run's credit files since the checkpoint
+                before. Beside it is the share that follows from the success rate p alone: the mean
+                over problems of p^R + (1 - p)^R, where R is the run's number of answers to a
+                problem. It is estimated without bias from --answers answers (so at least R)
     tokens      the share of tokens with p > 0.99, and the mean of 1 - sum p^2, which is the
                 expected square of a log-prob's gradient at the logits
     parameters  Hoyer's sparsity (2004) of the gradient, (sqrt n - l1 / l2) / (sqrt n - 1): 0 where
                 all n numbers are equal in size, 1 where all but one are 0, about 0.2 for Gaussian
-                ones. It is measured of GRPO's gradient, and of that of plain log-probs, which
-                knows no reward
+                ones. It is measured for GRPO's gradient, and for the gradient of the log-probs
+                alone, which does not depend on the reward
 
 If gradients become sparse, groups without spread, confident tokens and Hoyer's sparsity grow, and
-1 - sum p^2 falls. More groups without spread may only mean that success has passed a half, because
-p^R + (1 - p)^R is least there.
+1 - sum p^2 falls. More groups without spread may only mean that success has passed one half,
+because p^R + (1 - p)^R is smallest there.
 """
 from dataclasses import replace
 from math import comb
@@ -41,7 +42,7 @@ FLAGS = {
     "run": Flag("runs/none-grpo-s0", "folder of a run with checkpoints"),
     **{name: flag for name, flag in OF_A_MODEL.items() if name != "model"},
     "questions": Flag(32, "problems, the same at every checkpoint", least=2, most=10_000),
-    "answers": Flag(16, "answers to each of them", least=2, most=1000)}
+    "answers": Flag(16, "answers to each problem", least=2, most=1000)}
 CONFIDENT = 0.99
 MEASURED = ("success", "groups without spread", "of success alone", "p > 0.99", "1 - sum p^2",
          "Hoyer, GRPO", "Hoyer, log-probs")

@@ -53,8 +53,8 @@ def test_how_the_log_probs_of_the_kinds_change():
     said = about_change(*(TokenTable({"kind": KIND, "push": push, "change": change})
                           for change in (plain, mine)))
     assert "in plain GRPO: word 1.50, number 0.67;" in said
-    assert said.endswith("75% of the upward push A w s^2 went to tokens whose log-prob fell, 25% in plain "
-                         "GRPO")
+    assert said.endswith("75% of the upward push A w s^2 went to tokens whose log-prob "
+                         "fell, 25% in plain GRPO")
 
 
 def test_an_advantage_has_signs():
