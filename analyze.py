@@ -45,7 +45,7 @@ A_OR_S = ("Abs(A) says how large the advantages are, and s how uncertain the mod
           "gradient depends")
 REST_WORDS = {  # full headings of columns
     "abs(A) w s": "mean abs(A) w s", "abs(A)": "mean abs(A)", "s": "mean s",
-    "over rest": f"over all other tokens{WITH_INTERVAL}"}
+    "over rest": f"relative to all other tokens{WITH_INTERVAL}"}
 AXES = ("kind", "section", "position")
 CURVES: dict[str, Style] = {  # the lines of an evaluation's modes
     "sampled": {"color": "black", "ls": "-"}, "greedy": {"color": "black", "ls": "--"}}

@@ -36,7 +36,9 @@ LEGENDS = {GRADIENT: [
 SHORT_LEGEND = (
     "At the logits, the gradient of a token has the size abs(A) w s: A is its advantage, w its "
     "weight and s = norm(onehot - p). Its push A w s^2 is what its own term of the loss would do "
-    "to its log-prob. Its change is the log-prob after the step minus before, at the same prefix.")
+    "to its log-prob. Its change is the log-prob after the step minus before, at the same prefix. "
+    "The share of the squares is a share of the sum of (A w s)^2, on which the variance of the "
+    "gradient depends.")
 PICTURE_BELOW = {  # table: the picture below it; two other pictures stand elsewhere on the page
     "growth": "over_training", "gradient by position": "position", "notes bins": "notes",
     "arms": "learning_curves"}

@@ -35,8 +35,9 @@ MEASURES = (*OF_A_MEAN, "squared gradient", "abs advantage", "entropy", "s", *OF
 OF_AN_ID = ("entropy", "log_prob", "abs gradient")  # summed for each token id
 BLOCKS = 50      # parts of training that the curves are drawn from
 RARE = 0.001     # share of the tokens: what is rarer has neither a ratio nor a bar
-OVER_REST = ("Over all other tokens: a row's mean abs(A) w s divided by that of all other tokens, "
-             f"if the row has at least {RARE:.1%} of the tokens. Its 95% interval is over groups. "
+OVER_REST = ("Relative to all other tokens: a row's mean abs(A) w s divided by that of all other "
+             f"tokens, if the row has at least {RARE:.1%} of the tokens. Its 95% interval is over "
+             "groups. "
              "The difference is more or less if p is below 0.05 after Holm's correction for the "
              "rows of this table alone")
 

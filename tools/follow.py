@@ -1,4 +1,4 @@
-"""Follow one token: how it came by its gradient, a line of arithmetic for each stage.
+"""Follow one token: one line of arithmetic for each stage that leads to its gradient.
 
     python -m tools.follow runs/none-grpo-s0 --step 1 --answer 5 --token 22
     python -m tools.follow runs/none-grpo-s0 --step 1 --answer 5    the answer, shaded
@@ -7,10 +7,10 @@
 With --moved the change of the token's log-prob in the step is split into what each group of tokens
 contributed to it (tools/helpers/moved.py).
 
-The numbers are those of the credit file, and after each line stands the function that computes it.
-Answers and tokens are counted from 0, as in the file and on the page of analyze.py. The other
-tokens that could have stood there come from the model that sampled the step, if that was kept.
-Nothing is written.
+The numbers come from the credit file, and each line ends with the function that computes it.
+Answers and tokens are counted from 0, as in the file and on the page of analyze.py. The line
+"others" has the likeliest other tokens at this position. They come from the model that sampled the
+step, if it was kept. Nothing is written.
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.follow")

@@ -1,11 +1,11 @@
-"""The weights that a weighting would have given the recorded tokens of a run, without training.
+"""Show the weights that a weighting would have given the recorded tokens of a run.
 
     python -m tools.preview runs/none-grpo-s0 --mitigation entropy_weighted --entropy_temp 0.5
 
-It reads the credit file of one step, says what the weights do to the gradient of its tokens, and
-shows answers shaded by the weights. A model is loaded only for a weighting that looks at hidden
-states or attention, or samples more: the model that sampled the step, if it was kept. Nothing is
-written.
+It reads the credit file of one step, prints what the weights do to the gradient of its tokens, and
+shows answers shaded by the weights. Nothing is trained or written. A model is loaded only for a
+weighting that needs hidden states, attention or further samples. It is the model that sampled the
+step, if it was kept.
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.preview")

@@ -1,4 +1,4 @@
-"""Ask a trained model: one problem, or a message, answered before training and after it.
+"""Ask a trained model: it answers one problem or message as it did before training, and after.
 
     python -m tools.sample runs/none-grpo-s0 4 12 10 18
     python -m tools.sample models/tiny 4 12 10 18            a model folder answers once

@@ -130,9 +130,9 @@ def others_table(reward: np.ndarray, square: np.ndarray, length: np.ndarray) -> 
                              "the mean of the others.")
     return Table("others", "Mean square E|(R - b) g|^2 with each baseline",
                  by_row({"baseline": "", "noise": ".3g", "change": "+.1%"}, rows),
-                 "\n".join(sentences), ["interval: over problems (jackknife)"],
+                 "\n".join(sentences), ["The interval is over problems (jackknife)"],
                  {"noise": "mean square",
-                  "change": f"beside the mean of the others{WITH_INTERVAL}"})
+                  "change": f"difference from the mean of the others{WITH_INTERVAL}"})
 
 
 def bandit(logits: list[float], reward: list[float]) -> tuple[float, float, float]:

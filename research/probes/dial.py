@@ -217,7 +217,7 @@ def predicted_gains_table(board: Table) -> list[Table]:
     formats = {"world": "", "arm": "", "ratio": ".3g", "cosine": ".2f", "predicted": "points",
                "gain": "points", "difference": "points", "verdict": ""}
     return [Table("law", "Gains over plain GRPO, predicted and measured", by_row(formats, rows),
-                  finding, ["predicted before any of these trainings was made"],
+                  finding, ["The predictions were made before any of these trainings"],
                   {"world": "task", "gain": f"gain over plain GRPO{WITH_INTERVAL}"})]
 
 

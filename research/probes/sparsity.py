@@ -134,15 +134,16 @@ def steps_table(rows: list[Row]) -> Table:
         known = [value for value in columns[name] if value is not None]
         if len(known) > 1:
             is_sparser = sign * (known[-1] - known[0]) > 0
-            sentences.append(f"{in_words} went from {known[0]:.3f} to {known[-1]:.3f}: by this "
-                             f"the gradient became {'sparser' if is_sparser else 'no sparser'}.")
+            sentences.append(f"{in_words} went from {known[0]:.3f} to {known[-1]:.3f}: by "
+                             "this measure the gradient became "
+                             f"{'sparser' if is_sparser else 'no sparser'}.")
     of_success = columns["of success alone"]
     sentences.append("The share of groups without spread that follows from success alone went from "
                      f"{of_success[0]:.3f} to {of_success[-1]:.3f}.")
     formats = {"step": "d", **dict.fromkeys(MEASURED, ".3f")}
     return Table("steps", "At each checkpoint", by_row(formats, rows), "\n".join(sentences),
-                 ["groups without spread: in the run's credit files since the checkpoint before, "
-                  "by the whole reward; mean of p^R + (1 - p)^R: what follows from success alone, "
-                  "by right or wrong, from the answers sampled here. All numbers are of this one "
-                  "run"],
+                 ["Groups without spread, whose rewards are all equal, are counted in the run's "
+                  "credit files since the checkpoint before. The mean of p^R + (1 - p)^R is the "
+                  "share that follows from success alone, which counts only right and wrong, and "
+                  "comes from answers sampled here. All numbers are of this one run"],
                  {"of success alone": "mean of p^R + (1 - p)^R"})
