@@ -41,11 +41,11 @@ FINDINGS = (  # the tables whose findings are printed, and shown beside a pictur
     "gradient by kind", "change by kind", "gradient by section", "gradient by position")
 IN_SHORT = ("gradient by kind", "gains")  # the tables that are printed
 A_OR_S = ("Abs(A) says how large the advantages are, and s how uncertain the model was. The share "
-          "of the squares is that of the sum of (A w s)^2, from which the variance of the gradient "
-          "comes")
+          "of the squares is a share of the sum of (A w s)^2, on which the variance of the "
+          "gradient depends")
 REST_WORDS = {  # full headings of columns
     "abs(A) w s": "mean abs(A) w s", "abs(A)": "mean abs(A)", "s": "mean s",
-    "over rest": f"over all other tokens{WITH_INTERVAL}"}
+    "over rest": f"relative to all other tokens{WITH_INTERVAL}"}
 AXES = ("kind", "section", "position")
 CURVES: dict[str, Style] = {  # the lines of an evaluation's modes
     "sampled": {"color": "black", "ls": "-"}, "greedy": {"color": "black", "ls": "--"}}
@@ -96,7 +96,10 @@ def analyze_run(run: Run, folder: Path, with_all: bool, notes_alone: bool = Fals
         report.print_report([description], [], only_notes, folder, with_all=True)
     else:
         first = [by_name[name] for name in IN_SHORT if name in by_name]
-        report.print_report([*sentences, *findings.values()], first, chapters, folder, with_all)
+        texts = [*sentences, *findings.values()]
+        if tally and not with_all:
+            texts.append(report.SHORT_LEGEND)
+        report.print_report(texts, first, chapters, folder, with_all)
 
 
 def earlier_experiment(run: Run, tally: Tally, folder: Path) -> tuple[list[Table], list[Picture]]:
@@ -168,7 +171,8 @@ def held_out_gains(run: Run) -> Table:
     return Table("gains", "Held-out success, from the first evaluation to the last",
                  by_row(formats, rows), "",
                  ["The gain is paired, because the problems are the same at the start and at the "
-                  "end. Format, finished and tokens are those of the end"],
+                  "end. Format, finished (the share of answers that ended by themselves) and "
+                  "tokens are those of the end"],
                  {"gain": f"gain{WITH_INTERVAL}", "length": "tokens an answer"})
 
 
@@ -228,9 +232,9 @@ def growth(run: Run, tally: Tally) -> Table:
     formats = {"steps": "", "success": ".1%", "finished": ".1%", "length": ".1f",
                "entropy": ".3f", "norm": ".3f", "flat": ".0%", "new": ".4f"}
     return Table("growth", "Over training", by_row(formats, rows), "",
-                 ["All rewards of a group without spread are equal, so its advantages are 0"],
+                 ["In a group with equal rewards, all advantages are 0"],
                  {"success": "success in training batches", "length": "tokens an answer",
-                  "norm": "gradient norm", "flat": "answers in groups without spread",
+                  "norm": "gradient norm", "flat": "answers in groups with equal rewards",
                   "new": "mean abs(A) w s"})
 
 

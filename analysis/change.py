@@ -29,11 +29,11 @@ HEADINGS = {"tokens": "share of the tokens", "push": "share of the push",
             "net push": "net push", "net change": "net change", f"net {CREDIT}": "net credit",
             "fell": "pushed up, but fell", "rose": "pushed down, but rose"}
 NOTES = ["The push is A w s^2: what a token's own term of the loss would do to its log-prob. The "
-         "change is its log-prob after the step minus before, at the same prefix, in the steps in "
-         "which that was measured",
-         "Net is the sum with its sign, divided by the sum of sizes. Pushed up, but fell: the "
-         "share of the upward push that went to tokens whose log-prob fell. Pushed down, but rose: "
-         "the share of the downward push that went to tokens whose log-prob rose"]
+         "change is its log-prob after the step minus before, at the same prefix. Both are those "
+         "of the steps in which the change was measured",
+         "Net is the sum with signs, divided by the sum of absolute values. Pushed up, but fell: "
+         "the share of the upward push that went to tokens whose log-prob fell. Pushed down, but "
+         "rose: the share of the downward push that went to tokens whose log-prob rose"]
 ABOUT_CREDIT = ("The credit is V after the token minus V before it. The share it decides is that "
                 "of the sum of squared credits, which over an answer is on average the reward's "
                 "variance")

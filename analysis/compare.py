@@ -25,19 +25,19 @@ from harness.record import Json
 
 MOST_REPEATED = 0.1  # share of the training problems that had come before
 WINDOW = 5  # steps whose mean is a point of a curve, but in a short run
-PAIRED_BY_SEED = "paired by seed; interval: Student's t over the seeds"
+PAIRED_BY_SEED = "paired by seed. The interval is Student's t over the seeds"
 MEASURE_NOTES = {
-    IN_TRAINING: f"Success is the mean over all answers that training sampled, {PAIRED_BY_SEED}",
-    AT_THE_END: "Answers are sampled. The interval is Student's t, over seeds and held-out "
-                "problems; with one seed it is over problems alone"}
+    IN_TRAINING: f"The mean over all answers that training sampled, {PAIRED_BY_SEED}",
+    AT_THE_END: "Answers are sampled. The interval is Student's t over seeds and held-out "
+                "problems, or over problems alone if there is one seed"}
 VERDICT_NOTE = (
-    "The verdict follows from p, which is corrected for all arms of the table by Holm's method. "
-    "Where no difference is seen, the interval says how large a gain or a loss may still be. Could "
-    "see: the gain that 80 of 100 such experiments would see; this number is itself an estimate "
-    "from few seeds")
-PLACEBO_NOTE = ("A row with a minus compares an arm with its own placebo. These rows have a "
-                "correction of their own")
-SECONDARY_NOTE = "The table above has the primary metric. This table is not corrected for it"
+    "The verdict is better or worse if p is below 0.05. Holm's method corrects p for all arms of "
+    "the table. Where no difference is seen, the interval says how large a gain or a loss may "
+    "still be. The detectable gain is the true gain that 80 of 100 such experiments would find, "
+    "itself estimated from few seeds")
+PLACEBO_NOTE = ("A row with a minus compares an arm with its own placebo. These rows are corrected "
+                "separately")
+SECONDARY_NOTE = "The table above has the primary metric. The p here is not corrected for it"
 
 
 def chapters_of(comparison: Comparison) -> dict[str, list[Table]]:
@@ -74,6 +74,7 @@ def arms_overview(comparison: Comparison) -> Table:
                "format": ".2f", "finished": ".0%", "length": ".0f"}
     return Table("arms", "The arms, means over seeds", by_row(formats, rows), headings={
         "training": "success in training", "sampled": "held-out at the end, sampled",
+        "greedy": "held-out at the end, greedy",
         "length": "tokens an answer"})
 
 
@@ -118,11 +119,12 @@ def differences(comparison: Comparison, measure: str, is_primary: bool = True,
     if over_placebos:
         notes.append(PLACEBO_NOTE)
     if not is_primary:
-        notes.append(f"not the primary metric here: {doubt}" if doubt else SECONDARY_NOTE)
+        notes.append(f"This is not the primary metric, because {doubt}" if doubt
+                     else SECONDARY_NOTE)
     could_see = [gain.could_see for gain in found.values()]
-    return gain_table(measure, f"{measure.capitalize()}, in points: each arm minus {baseline}",
-                      found, {"could see": ("size", could_see)}, baseline, notes=notes,
-                      headings={"p": "Holm's p"})
+    title = f"{measure.capitalize()}: each arm minus {baseline}, in percentage points"
+    return gain_table(measure, title, found, {"could see": ("size", could_see)}, baseline,
+                      notes=notes, headings={"p": "Holm's p", "could see": "detectable gain"})
 
 
 def stability(comparison: Comparison) -> Table:
@@ -143,8 +145,8 @@ def stability(comparison: Comparison) -> Table:
     formats = {"arm": "", "runs": "d", "first": ".3f", "last": ".3f", "peak": ".1f",
                "seconds": ".1f"}
     return Table("stability", "Gradient norm before clipping, and cost", by_row(formats, rows), "",
-                 ["means over runs; first and last: of ten steps"],
-                 {"first": "first norm", "last": "last norm", "peak": "largest over median",
+                 ["Means over the runs of an arm. First and last are means over ten steps"],
+                 {"first": "first norm", "last": "last norm", "peak": "largest over median norm",
                   "seconds": "seconds a step"})
 
 
@@ -162,8 +164,8 @@ def shares_of_arms(comparison: Comparison) -> Table:
     formats = {"arm": "", **dict.fromkeys((*KINDS, *SECTIONS[1:]), ".0%")}
     return Table("credit by class", "Share of the gradient abs(A) w s by kind and section",
                  by_row(formats, rows), "",
-                 ["means over the runs of an arm; policies that learned other things write other "
-                  "texts, so this is not the weighting alone"])
+                 ["Means over the runs of an arm. The differences are not due to the weighting "
+                  "alone, because policies that learned different things write different texts"])
 
 
 def learning_curves(comparison: Comparison, folder: Path) -> tuple[Path, str]:
@@ -189,9 +191,11 @@ def learning_curves(comparison: Comparison, folder: Path) -> tuple[Path, str]:
     right.yaxis.set_minor_formatter("")
     whole_steps(left, middle, right)
     legend_below(figure, middle, ncols=min(3, len(comparison.arms)))
-    caption = f"How each arm learned, smoothed over {WINDOW} steps where there are twice as many"
+    caption = (f"How each arm learned. Curves of at least {2 * WINDOW} steps are smoothed over "
+               f"{WINDOW} steps")
     if has_several:
-        caption += "; means of its runs, each a thin line; held out with 95% intervals over seeds"
+        caption += (". A thick line is the mean of an arm's runs, a thin line one run. Held-out "
+                    "success has 95% intervals over seeds")
     return save(figure, folder, "learning_curves", caption)
 
 

@@ -23,8 +23,8 @@ FEWEST_ANSWERS = (2, 30)  # that a position must have for a t: the published num
 # The published figures, and in a few words what each depends on
 CONTRIBUTION = {
     "mean": (0.079, "whether answers with A < 0 are longer or less certain"),
-    "standard deviation": (1.168, "rare tokens: log p has no limit, s has"),
-    "mean absolute": (0.307, "how uncertain the model is; groups without spread"),
+    "standard deviation": (1.168, "rare tokens: log p is unbounded, s is not"),
+    "mean absolute": (0.307, "how uncertain the model is; groups with equal rewards"),
     "smallest": (-28.0, "one rare token of a right answer"),
     "largest": (33.3, "one rare token of a wrong answer")}
 MEAN_SIZE = CONTRIBUTION["mean absolute"][0]
@@ -96,8 +96,8 @@ def signs(notes: Notes) -> Table:
                "size": ".3f", "new size": ".4f"}
     return Table("notes sign", "By the sign of the advantage", by_row(formats, rows), "", [
         "This is a tautology: log p is never above 0, so the sign is that of -A, whatever was "
-        "learned. Ours is the same if its sign is. The earlier experiment counted groups without "
-        "spread as negative."],
+        "learned. Ours is the same if its sign is. The earlier experiment counted groups with "
+        "equal rewards as negative."],
         notes.heads | {"old": f"mean {notes.heads['old']}", "theirs": "published mean"})
 
 
@@ -163,18 +163,20 @@ def early_over_late_in_notes(notes: Notes) -> Table:
     is_discounted = notes.published == 0.75
     rows: list[Row] = []
     for name, (old, new), theirs, why in (
-            ("bin 0 over bin 9", of_bins, 1.63, "how certain the end is of an answer's form"),
+            ("bin 0 over bin 9", of_bins, 1.63, "how certain the model is of an answer's ending"),
             ("positions below the 20% quantile over those above the 80%", of_positions,
-             1 / 3 if is_discounted else None, "late positions are those of long answers alone"),
-            ("first over last fifth, classes alike", alike, None if is_discounted else 1.48,
-             "not on which class is written where")):
+             1 / 3 if is_discounted else None, "only long answers have late positions"),
+            ("first over last fifth, with the same mix of classes",
+             alike, None if is_discounted else 1.48,
+             "not on which classes are early or late")):
         rows.append([name, old, theirs, same_or_other(old, theirs, 1), new, why])
-    return Table("notes early", "Early over late: the two published definitions, and classes alike",
+    title = "Early tokens over late ones, by the two published definitions and by ours"
+    return Table("notes early", title,
                  by_row(OF_RATIOS, rows), "", [
         "It can say that a run's early tokens were less certain than its late ones. One definition "
-        "cannot be compared with the other, as the earlier experiment did. Classes alike: each "
-        "class counts by its tokens in both fifths (the 1.48 is computed from the published "
-        "table). Ours is the same if it lies on the same side of 1."],
+        "cannot be compared with the other, as the earlier experiment did. With the "
+        "same mix of classes, each class has the same share of both fifths (the 1.48 is computed "
+        "from the published table). Ours is the same if it lies on the same side of 1."],
         heads_of_ratios(notes))
 
 
@@ -225,9 +227,10 @@ def classes(notes: Notes) -> Table:
                "why": ""}
     return Table("notes classes", "Classes of tokens, by the published regular expressions",
                  by_row(formats, rows), "", [
-        "It can say which class is written with less certainty. It cannot say whether a class "
-        "washes out, because its mean says how A varies with log p. Structure is a whole tag; "
-        "pieces of a cut tag are filler."], notes.heads | {"why": "depends on"})
+        "It can say which class is written with less certainty. It cannot say whether the "
+        "contributions of a class cancel, because its mean says how A varies with log p. Structure "
+        "is a whole tag; pieces of a tag that the tokenizer cuts are filler."],
+        notes.heads | {"why": "depends on"})
 
 
 def classes_by_fifth(notes: Notes) -> Table:
@@ -256,8 +259,9 @@ def classes_by_fifth(notes: Notes) -> Table:
     ahead, new_ahead = (size[0] > size[1]).sum(), (new[0] > new[1]).sum()
     return Table("notes classes by position", "Classes in five bins of position",
                  by_row(formats, rows),
-                 f"Filler has larger sizes than reasoning in {ahead} of 5 bins by {heads['old']}, "
-                 f"in {new_ahead} by {heads['new']}; in the earlier experiment in 4 by A log p.", [
+                 f"The mean size of filler is larger than that of reasoning in {ahead} of 5 bins "
+                 f"by {heads['old']}, and in {new_ahead} by {heads['new']}. In the earlier "
+                 f"experiment it was larger in 4 by A log p.", [
         "It can say that the difference does not come from the position alone. Five bins control "
         "for the position in part, and for nothing else. Ours is the same if the same class has "
         "the larger size."], heads)
@@ -273,7 +277,7 @@ def filler_over_reasoning(notes: Notes) -> Table:
     rows: list[Row] = []
     for name, (old, new), theirs, why in (
             ("mean absolute", crude, sizes[FILLER] / sizes[REASONING],
-             "what filler is: words, pieces of cut tags"),
+             "what counts as filler: words, pieces of cut tags"),
             ("the same at like positions", alike, None if notes.published < 1 else 1.24,
              "the same, in each of five bins"),
             ("how uncertain: mean log p, mean s", uncertain, 0.555 / 0.489,
@@ -281,8 +285,8 @@ def filler_over_reasoning(notes: Notes) -> Table:
         rows.append([name, old, theirs, same_or_other(old, theirs, 1), new, why])
     return Table("notes filler", "Filler over reasoning", by_row(OF_RATIOS, rows), "", [
         "It can say that filler is written with less certainty than reasoning. It cannot say that "
-        "this is waste, because a credit file does not have a token's credit. At like positions: "
-        "each bin of five counts by its tokens of both classes (the 1.24 is computed from the "
+        "this is waste, because the credit of a token is not in a credit file. At like positions, "
+        "both classes have the same share of each of the five bins (the 1.24 is computed from the "
         "published table). Ours is the same if it lies on the same side of 1."],
         heads_of_ratios(notes))
 

@@ -21,15 +21,25 @@ NOTES = "The earlier experiment's tables"
 LEGENDS = {GRADIENT: [
     "A is the advantage of a token, w its weight, p its probability, and s = norm(onehot - p) the "
     "size of the gradient of log p at the logits. The gradient's size at the logits is abs(A) w s. "
-    "A share is that of the sum of sizes, so the directions of gradients do not enter. The sizes "
-    "leave out what --loss_norm sequence, a KL term, clipping and later epochs do to the loss.",
-    "Intervals are over this run's groups. They do not cover differences between seeds."], NOTES: [
+    "A share is a share of the sum of these sizes, so the directions of gradients do not count. "
+    "The sizes leave out what --loss_norm sequence, a KL term, clipping and later epochs do to "
+    "the loss.",
+    "Intervals are over this run's groups, where a group is the answers to one problem. They do "
+    "not cover differences between seeds."], NOTES: [
     "The earlier experiment (github.com/Ja-Crispy/GRPO-Zero) trained Qwen2.5-0.5B for 100 steps of "
     "Countdown, with 303,042 tokens. Its notes called A log p the contribution of a token and took "
-    "it for the token's gradient. The gradient's size at the logits is abs(A) w s, which is shown "
-    "beside it. The published figures are those of that run. Ours is called the same if it lies "
-    "within a quarter of the published figure, unless a table gives another rule."]}
-PICTURE_BELOW = {  # table: the picture below it; two other pictures are elsewhere on the page
+    "it for the token's gradient. Here A is the advantage of a token, w its weight and p its "
+    "probability. The gradient's size at the logits is abs(A) w s, with s = norm(onehot - p), and "
+    "each table shows it, too. The published figures are those of that run. The column 'ours is' "
+    "says same if our figure is within a quarter of the published one, unless the table gives "
+    "another rule."]}
+SHORT_LEGEND = (
+    "At the logits, the gradient of a token has the size abs(A) w s: A is its advantage, w its "
+    "weight and s = norm(onehot - p). Its push A w s^2 is what its own term of the loss would do "
+    "to its log-prob. Its change is the log-prob after the step minus before, at the same prefix. "
+    "The share of the squares is a share of the sum of (A w s)^2, on which the variance of the "
+    "gradient depends.")
+PICTURE_BELOW = {  # table: the picture below it; two other pictures stand elsewhere on the page
     "growth": "over_training", "gradient by position": "position", "notes bins": "notes",
     "arms": "learning_curves"}
 FLAGS = {
@@ -54,8 +64,8 @@ def describe_comparison(runs: list[Run]) -> str:
     config, lines = runs[0]["config"], runs[0]["evaluations"]
     success = "They were not evaluated on held-out problems."
     if lines:
-        success = (f"Held-out success is that on the same {len(lines[0]['answer']):,} problems, "
-                   "which none of the runs trained on.")
+        success = (f"Held-out success was measured on the same {len(lines[0]['answer']):,} "
+                   f"problems for all runs, and none of the runs trained on them.")
     return (f"{len(runs)} runs of {config['model']}, {config['steps']} steps. "
             f"{task_in_words(config)}. {success}")
 
@@ -108,14 +118,14 @@ def describe(run: Run, tally: Tally | None) -> str:
         text = (f"{run['folder']} trained {model} with the weighting {config['mitigation']} and "
                 f"the advantage {config.get('advantage', 'grpo')}, seed {config.get('seed', 0)}.")
     if tally:
-        text += (f" On record are {tally.tokens:,} tokens of {tally.answers.sum():,} answers to "
-                 f"{tally.groups:,} problems, steps {tally.steps[0]} to {tally.steps[-1]}.")
+        text += (f" It recorded {tally.tokens:,} tokens of {tally.answers.sum():,} answers to "
+                 f"{tally.groups:,} problems, in steps {tally.steps[0]} to {tally.steps[-1]}.")
     sampled, on_record = config.get("temperature", 1), config.get("columns_temperature", 1)
     if on_record is None:
         text += " Its files do not say at which temperature log p, entropy and s were computed."
     elif not sampled == on_record == 1:
-        text += (f" It was sampled at temperature {sampled}; log p, entropy and s are those of "
-                 f"temperature {on_record}.")
+        text += (f" It was sampled at temperature {sampled}, but log p, entropy and s were "
+                 f"computed at temperature {on_record}.")
     return text
 
 
@@ -200,4 +210,4 @@ def print_report(texts: list[str], first: list[Table], chapters: dict[str, list[
         show_in_short(texts, first)
     print(f"\npage: {folder / 'report.html'}, with its pictures beside it")
     if not with_all:
-        print("--all prints every table")
+        print("--all prints every table, and explains its columns")

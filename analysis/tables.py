@@ -169,7 +169,8 @@ def show(texts: list[str], tables: list[Table]) -> None:
     for text in texts:
         print(textwrap.fill(text, WIDTH) + "\n")
     for table in tables:
-        notes = "\n".join(textwrap.fill(note, WIDTH) for note in table.notes)
+        sentences = [f"{note.removesuffix('.')}." for note in table.notes]
+        notes = "\n".join(textwrap.fill(sentence, WIDTH) for sentence in sentences)
         parts = [f"## {table.title}", textwrap.fill(table.finding, WIDTH), table.to_text(), notes]
         print("\n\n".join(filter(None, parts)) + "\n")
 

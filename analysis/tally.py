@@ -35,11 +35,12 @@ OF_CHANGE = (  # of steps whose record has a column `change` (analysis/change.py
 MEASURES = (*OF_A_MEAN, "squared gradient", "abs advantage", "entropy", "s", *OF_CHANGE)
 OF_AN_ID = ("entropy", "log_prob", "abs gradient")  # summed for each token id
 BLOCKS = 50      # parts of training that the curves are drawn from
-RARE = 0.001     # a kind with a smaller share of the tokens has neither a ratio nor a bar
-OVER_REST = ("Over all other tokens: a row's mean abs(A) w s divided by that of all other tokens, "
-             f"if the row has at least {RARE:.1%} of the tokens. Its 95% interval is over groups. "
-             "The difference is called more or less after Holm's correction for the rows of this "
-             "table alone")
+RARE = 0.001     # share of the tokens: what is rarer has neither a ratio nor a bar
+OVER_REST = ("Relative to all other tokens: a row's mean abs(A) w s divided by that of all other "
+             f"tokens, if the row has at least {RARE:.1%} of the tokens. Its 95% interval is over "
+             "groups. "
+             "The difference is more or less if p is below 0.05 after Holm's correction for the "
+             "rows of this table alone")
 
 
 def measured_of(tokens: TokenTable) -> dict[str, np.ndarray]:

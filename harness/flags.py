@@ -65,7 +65,7 @@ class Flag:
 
     def limits(self) -> str:
         low = f"above {self.above}" if self.above > -math.inf else f"at least {self.least}"
-        return f"{low}, at most {self.most}"
+        return f"{low} and at most {self.most}"
 
     def help(self) -> str:
         parts = [self.text]

@@ -24,8 +24,8 @@ def refuse_other(s: Settings, may_continue: bool) -> None:
     may_differ = {"out", *CHANGEABLE} - {"steps"}
     for name, value in s.to_json().items():
         if name not in may_differ and config.get(name, value) != value:
-            raise UserError(f"{s.folder} exists already, with {name} {config[name]} instead of "
-                            f"{value}: name another folder with --out")
+            raise UserError(f"{s.folder} exists already, and was made with {name} {config[name]} "
+                            f"instead of {value}: name another folder with --out")
     if not may_continue:
         raise UserError(f"{s.folder} exists already: continue it with --resume "
                         f"{shlex.quote(str(s.folder))}, or name another folder with --out")
@@ -46,15 +46,15 @@ def last_state(s: Settings, folder: RunFolder,
     is_finished = has_last_step(s, path, metrics, evaluations)
     every, steps = before["checkpoint_every"], before["steps"]
     if is_finished:
-        say(f"{path} has {made} of its {steps} steps, and no more were asked for: --steps N "
-            "continues it up to step N")
+        say(f"{path} has {made} of its {steps} steps, and no more were asked for. To continue it, "
+            "give a larger --steps")
     elif not done and made > every and (every or not may_begin_again):
         ways_out = "Remove it, or name another folder with --out"
         models = list(checkpoint_folders(path).values())
         if models:
             ways_out += ", or begin a new run from its model with --model "
             ways_out += shlex.quote(str(models[-1]))
-        raise UserError(f"{path} has a record of {made} steps, and no checkpoint to continue from. "
+        raise UserError(f"{path} recorded {made} steps, but has no checkpoint to continue from. "
                         f"{ways_out}")
     elif done:
         say(f"continuing after step {done}")

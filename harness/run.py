@@ -71,7 +71,7 @@ def refuse_unchangeable(given: Json) -> None:
     for name in sorted(given.keys() - {*CHANGEABLE}):
         others = ", ".join(f"--{flag}" for flag in CHANGEABLE if flag != "steps")
         raise UserError(f"--{name} cannot be changed in a resumed run, only --steps can, and "
-                        f"flags that say how the run is made: {others}")
+                        f"the flags of the machine and the record: {others}")
 
 
 class Run:
@@ -115,9 +115,11 @@ class Run:
         not in the way of the next attempt."""
         s, policy, model = self.settings, self.policy, self.policy.model
         size = sum(parameter.numel() for parameter in model.parameters())
+        count = torch.get_num_threads()
+        threads = "1 thread" if count == 1 else f"{count} threads"
         say(f"{s.model}: {size / 1e6:.2f} million parameters on {s.device} in {s.dtype}, "
-            f"{torch.get_num_threads()} threads; {s.questions} problems x {s.answers} answers a "
-            f"step; writing to {s.folder}")
+            f"{threads}; {s.questions} problems x {s.answers} answers a step; writing to "
+            f"{s.folder}")
         if s.device == "cpu" and is_large(policy.folder):
             from harness.forecast import forecast
             for sentence in forecast(s, policy):

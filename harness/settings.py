@@ -44,14 +44,15 @@ KL: Requirement = (lambda s: s.loss == "policy" and s.kl > 0, "--kl above 0")
 REUSED: Requirement = (lambda s: s.loss == "policy" and s.epochs > 1, "--epochs above 1")
 RESCALED: Requirement = (
     lambda s: s.loss == "policy" and s.mitigation not in ("none", *NEVER_RESCALED),
-    "a --mitigation that is rescaled")
+    "a --mitigation whose weights are rescaled")
 SHUFFLED: Requirement = (
     lambda s: s.loss == "policy" and (s.placebo != "weights" or s.mitigation != "none"),
-    "--loss policy and, for weights, another --mitigation than none")
-SAMPLED: Requirement = (lambda s: s.pairs is None, "sampled answers: --pairs brings its own")
+    "--loss policy and, to shuffle weights, a --mitigation other than none")
+SAMPLED: Requirement = (lambda s: s.pairs is None, "sampled answers, not --pairs")
 SERVED: Requirement = (lambda s: s.rollouts != OWN_SAMPLER, "--rollouts http://HOST:PORT")
 NO_CHECKPOINTS: Requirement = (
-    lambda s: s.checkpoint_every == 0, "--checkpoint_every 0: the last checkpoint has the model")
+    lambda s: s.checkpoint_every == 0, "--checkpoint_every 0, because otherwise the last "
+                                       "checkpoint has the model")
 EVALUATED: Requirement = (lambda s: s.eval_every > 0, "--eval_every above 0")
 ON_THE_DEVICE: Requirement = (lambda s: not s.offload_optimizer, "--offload_optimizer no")
 
@@ -73,72 +74,82 @@ class Settings:
     device: str = option(
         "cpu", "cpu, cuda or cuda:N", topic=MODEL, **HOW_IT_IS_MADE)
     dtype: str = option(
-        "float32", "type to compute in; parameters stay float32. On CUDA it is bfloat16 unless the "
-        "model has a recipe", choices=("float32", "bfloat16"), topic=MODEL, label="")
+        "float32", "number type to compute in; parameters stay float32. On CUDA the default is "
+        "bfloat16, unless the model folder has a recipe.json",
+        choices=("float32", "bfloat16"), topic=MODEL, label="")
     checkpointing: bool = option(
-        False, "keep only one state of each layer for the backward pass, and compute the others "
-        "again: less memory, but an update takes a third longer", topic=MODEL, **HOW_IT_IS_MADE)
+        False, "keep one activation of each layer for the backward pass and compute the others "
+        "again, which takes less memory but makes an update a third slower",
+        topic=MODEL, **HOW_IT_IS_MADE)
     offload_optimizer: bool = option(
-        False, "keep float32 parameters, gradients and AdamW's state on the CPU: in bfloat16 the "
-        "device then holds 2 bytes a parameter",
+        False, "keep float32 parameters, gradients and AdamW's state on the CPU, so that in "
+        "bfloat16 the device holds only 2 bytes for each parameter",
         topic=MODEL, sample_drops=True, **HOW_IT_IS_MADE)
     shard: bool = option(
-        False, "under torchrun, let every process keep a part of the parameters, gradients and "
-        "moments", requires=ON_THE_DEVICE, topic=MODEL, sample_drops=True, **HOW_IT_IS_MADE)
+        False, "under torchrun, split the parameters, gradients and AdamW's state between the "
+        "processes", requires=ON_THE_DEVICE, topic=MODEL, sample_drops=True, **HOW_IT_IS_MADE)
     threads: int = option(
         0, "CPU threads; 0 means one for every 64 hidden units", most=MOST_THREADS,
         topic=MODEL, **HOW_IT_IS_MADE)
 
     task: str = option(
-        "countdown_task", "countdown_task, examples.largest_last, or my_task for your file "
-        "my_task.py (docs/your_own_task.md)", topic=PROBLEMS, label="", compared="setting")
+        "countdown_task", "what the model is trained on: countdown_task, examples.largest_last, or "
+        "my_task for your file my_task.py (docs/your_own_task.md)", topic=PROBLEMS, label="",
+        compared="setting")
 
     mitigation: str = option(
-        "none", "how the advantage of an answer is spread over its tokens; listed below",
+        "none", "weighting: how the advantage of an answer is spread over its tokens. The choices "
+        "are listed below",
         choices=MITIGATIONS, requires=POLICY, topic=SPREADING, in_name=False, sample_drops=True)
     rescale: str = option(
-        "mean", "rescale the weights to a mean of 1 over the tokens of the batch (mean), to the "
-        "sum of gradient sizes that weights of 1 have (gradient), or not at all (none)",
+        "mean", "how the weights are rescaled. mean: to a mean of 1 over the tokens of the batch. "
+        "gradient: so that the sum of the tokens' gradient sizes is as large as with weights of "
+        "1. none: not at all",
         choices=("mean", "gradient", "none"), requires=RESCALED, topic=SPREADING,
         otherwise=lambda s: "none" if s.mitigation in NEVER_RESCALED else "mean")
     placebo: str = option(
-        "none", "shuffle the weights over the tokens of the batch, or the advantages within "
-        "each group", choices=("none", "weights", "advantages"), requires=SHUFFLED,
+        "none", "a control that shuffles the weights over the tokens of the batch, or the "
+        "advantages within each group",
+        choices=("none", "weights", "advantages"), requires=SHUFFLED,
         topic=SPREADING, idea_takes=False, sample_drops=True)
 
     advantage: str = option(
-        "grpo", "what an answer, or a token, is compared with; listed below", choices=ADVANTAGES,
+        "grpo", "how advantages are computed from rewards. The choices are listed below",
+        choices=ADVANTAGES,
         requires=POLICY, topic=FROM_REWARD, in_name=False, sample_drops=True)
 
     loss: str = option(
-        "policy", "policy: weight * advantage * log_prob. dpo: preference pairs, the best and the "
-        "worst answer of each group", choices=("policy", "dpo"), topic=LOSS,
+        "policy", "policy: weight * advantage * log_prob. dpo: preference pairs, made of the best "
+        "and the worst answer of each group", choices=("policy", "dpo"), topic=LOSS,
         idea_takes=False, sample_drops=True)
     loss_norm: str = option(
-        "token", "divide the loss by the number of tokens in the batch (token, as DAPO), average "
-        "it within each answer first (sequence), or divide by answers times max_new_tokens "
-        "(constant, as Dr. GRPO)", choices=("token", "sequence", "constant"), requires=POLICY,
+        "token", "what the loss is divided by. token: the number of tokens in the batch, as in "
+        "DAPO. sequence: it is averaged within each answer, and then over answers. constant: "
+        "answers times max_new_tokens, as in Dr. GRPO",
+        choices=("token", "sequence", "constant"), requires=POLICY,
         topic=LOSS)
     epochs: int = option(
-        1, "updates with each batch; its weights and advantages are not computed again", least=1,
+        1, "updates made from each batch, all with the same weights and advantages", least=1,
         requires=POLICY, topic=LOSS)
     clip_low: float = option(
-        0.2, "below 1 minus this, the ratio of new to old probability (1 in the first epoch) is "
-        "clipped", most=1, requires=REUSED, topic=LOSS)
+        0.2, "the ratio of new to old probability, which is 1 in the first epoch, is clipped below "
+        "1 minus this", most=1, requires=REUSED, topic=LOSS)
     clip_high: float = option(
-        0.28, "above 1 plus this, the ratio is clipped", requires=REUSED, topic=LOSS)
+        0.28, "the same ratio is clipped above 1 plus this", requires=REUSED, topic=LOSS)
     kl: float = option(
-        0.0, "coefficient of the divergence from the initial model, of which a copy is kept",
+        0.0, "coefficient of the KL divergence from the initial model, of which a copy is then "
+        "kept",
         requires=POLICY, topic=LOSS, sample_drops=True)
     kl_kind: str = option(
-        "k3", "estimate of the divergence; its gradient is that of KL(initial || policy) with k3, "
-        "of KL(policy || initial) with k2", choices=("k3", "k2"), requires=KL, topic=LOSS)
+        "k3", "estimator of the KL divergence. The gradient of k3 is that of KL(initial || "
+        "policy), the gradient of k2 that of KL(policy || initial)",
+        choices=("k3", "k2"), requires=KL, topic=LOSS)
     drop_unfinished: bool = option(
-        False, "do not train on answers that were cut off by the limit", requires=POLICY,
+        False, "do not train on answers that were cut off at --max_new_tokens", requires=POLICY,
         topic=LOSS)
     dpo_beta: float = option(
-        0.1, "the smaller it is, the further preferences may move the policy from the initial "
-        "model", above=0, requires=DPO, topic=LOSS)
+        0.1, "beta of DPO: a smaller value lets preferences move the policy further from the "
+        "initial model", above=0, requires=DPO, topic=LOSS)
     pairs: str | None = option(
         None, 'train on the JSON lines {"problem": ..., "chosen": ..., "rejected": ...} of this '
         "file, instead of sampled answers", requires=DPO, topic=LOSS, idea_takes=False)
@@ -152,31 +163,35 @@ class Settings:
         8, "answers to each problem", least=2, requires=SAMPLED, topic=TRAINING,
         compared="setting", otherwise=lambda s: 2)  # the two of a pair
     max_new_tokens: int = option(
-        512, "most tokens in an answer; it is cut off here", least=1, topic=TRAINING,
+        512, "most tokens in an answer; a longer answer is cut off", least=1, topic=TRAINING,
         compared="setting")
     temperature: float = option(
-        1.0, "temperature of sampling; training and the recorded columns are at temperature 1, "
-        "whatever this is", least=0.01, most=100, topic=TRAINING, compared="setting")
+        1.0, "temperature of sampling; the loss and the recorded columns are always computed at "
+        "temperature 1", least=0.01, most=100, topic=TRAINING, compared="setting")
     rollouts: str = option(
-        OWN_SAMPLER, "where the answers of a step are sampled: own is this program, "
-        "http://HOST:PORT a server by vLLM (bridges/rollouts_by_a_server.md)", requires=SAMPLED,
+        OWN_SAMPLER, "where answers are sampled: own means in this program, http://HOST:PORT means "
+        "by a vLLM server (bridges/rollouts_by_a_server.md)", requires=SAMPLED,
         topic=TRAINING, changeable=True, in_name=False)
     rollouts_every: int = option(
-        1, "the server gets the new weights every so many steps", least=1, requires=SERVED,
+        1, "steps between two transfers of the model's parameters to the server",
+        least=1, requires=SERVED,
         topic=TRAINING)
     rollouts_timeout: float = option(
-        600.0, "seconds that the server may take to answer a step, or to load weights",
+        600.0, "seconds that the server may take to sample the answers of a step, or to load "
+        "parameters",
         above=0, most=1500, requires=SERVED, topic=TRAINING, **HOW_IT_IS_MADE)
     learning_rate: float = option(
         5e-6, "learning rate of AdamW", above=0, most=10, topic=TRAINING, label="lr")
     weight_decay: float = option(0.0, "weight decay of AdamW", topic=TRAINING)
     micro_batch: int = option(
-        8, "full answers that an update computes at a time; it changes the rounding, and nothing "
-        "else", least=1, topic=TRAINING, **HOW_IT_IS_MADE)
+        8, "answers of full length that an update computes at a time; it changes only memory, "
+        "speed and rounding", least=1, topic=TRAINING, **HOW_IT_IS_MADE)
     max_grad_norm: float = option(
-        1.0, "the gradient is clipped to this norm; 0 means never", topic=TRAINING)
+        1.0, "largest norm of the gradient, to which a larger one is scaled down; 0 means never",
+        topic=TRAINING)
     seed: int = option(
-        0, "seed of problems and sampling; evaluations use the same random numbers with any seed",
+        0, "seed of the problems and of sampling; an evaluation uses the same random numbers for "
+        "every seed",
         topic=TRAINING, in_name=False, compared="aside", idea_takes=False)
 
     eval_every: int = option(
@@ -186,28 +201,29 @@ class Settings:
         500, "held-out problems in an evaluation", least=1, requires=EVALUATED, topic=RECORD,
         compared="aside")
     eval_answers: int = option(
-        1, "sampled answers to each of these problems; success is the share that is right",
+        1, "sampled answers to each held-out problem; success is the share that is right",
         least=1, requires=EVALUATED, topic=RECORD, compared="aside")
     eval_modes: str = option(
-        "both", "evaluate sampled answers alone, or greedy ones as well", choices=MODES,
+        "both", "evaluate both sampled and greedy answers, or only sampled ones", choices=MODES,
         requires=EVALUATED, topic=RECORD, compared="aside")
     sample_every: int = option(
-        10, "a few answers are written to samples.jsonl every so many steps; 0 means never",
+        10, "steps between two records of a few answers in samples.jsonl; 0 means never",
         topic=RECORD, **HOW_IT_IS_MADE)
     change_every: int = option(
-        10, "steps between measurements of each token's change, which are also made at the first "
-        "and the last step; 0 means never. A measured step has one more forward pass, which on a "
-        "CPU is a sixth of its time", topic=RECORD, **HOW_IT_IS_MADE)
+        10, "steps between measurements of each token's change, its log-prob after the step minus "
+        "before; they are also made at the first and the last step. 0 means never. A measured step "
+        "needs one more forward pass, on a CPU a sixth of its time", topic=RECORD, **HOW_IT_IS_MADE)
     checkpoint_every: int = option(
         25, "steps between checkpoints; there is also one at the end. 0 means never",
         topic=RECORD, **HOW_IT_IS_MADE)
     save_model: bool = option(
-        False, "keep the trained model at the end, its matrices in the type that the run computes "
-        "in, without what a resumed run needs", requires=NO_CHECKPOINTS, topic=RECORD,
+        False, "save the trained model at the end, its matrices in --dtype, without the optimizer "
+        "state that resuming needs", requires=NO_CHECKPOINTS, topic=RECORD,
         **HOW_IT_IS_MADE)
     out: str | None = option(
-        None, "folder of the run; by default runs/<mitigation>-<advantage>-s<seed>, with the flags "
-        "that are not at their defaults in between", topic=RECORD, in_name=False, compared="aside",
+        None, "folder of the run; by default runs/<mitigation>-<advantage>-s<seed>, whose middle "
+        "also names the flags that differ from their defaults",
+        topic=RECORD, in_name=False, compared="aside",
         idea_takes=False)
 
     method_flags: Json = field(default_factory=dict)  # of task, weighting and advantage
@@ -245,12 +261,12 @@ DEFAULTS = {name: flag.default for name, flag in OPTIONS.items()}
 CHANGEABLE = [name for name, flag in OPTIONS.items() if flag.changeable]
 # read with the settings, and none of them
 CONTINUE = {
-    "resume": Flag(None, "continue the run in this folder; besides it only --steps may be given, "
-                   "and flags that say how the run is made, as --threads",
+    "resume": Flag(None, "continue the run in this folder. Of its settings only --steps may be "
+                         "changed, and flags of the machine and the record, such as --threads",
                    topic=CONTINUING, metavar="RUN", idea_takes=False),
-    "continue": Flag(False, "if the run's folder exists and has these settings, resume it; a "
-                     "finished run is left as it is", topic=CONTINUING, idea_takes=False),
-    "config": Flag(None, "take the settings of a run's config.json; flags override them",
+    "continue": Flag(False, "resume the run if its folder exists and has these settings; a "
+                            "finished run is left as it is", topic=CONTINUING, idea_takes=False),
+    "config": Flag(None, "use the settings in a run's config.json; flags override them",
                    topic=CONTINUING, metavar="FILE", idea_takes=False)}
 NOT_KEYWORDS = (  # words of command lines, the tools' too, which no method may have as a flag
     *CONTINUE, "help", "step", "show", "seeds", "processes", "runs")
@@ -384,7 +400,7 @@ def about_unknown(name: str, chosen: Json) -> str:
     for axis, choices in METHODS.items():
         found = [owner for owner in choices if name in flags_of(choices[owner])]
         if found:
-            return f"--{name} belongs to {' and '.join(found)}, --{axis} is {chosen[axis]}"
+            return f"--{name} belongs to {' and '.join(found)}, but --{axis} is {chosen[axis]}"
     other = OTHER_NAMES.get(name)
     return f"unknown argument --{name}: here it is {other}" if other else ""
 
@@ -432,7 +448,8 @@ def about_methods() -> str:
             text = " ".join((inspect.getdoc(choices[name]) or "").split("\n\n")[0].split())
             lines.append(textwrap.fill(f"{name}{flags}: {text}", 99, initial_indent="  ",
                                        subsequent_indent=" " * 6))
-    lines.append("The defaults are those of this command, with its recipe.json and --config.")
+    lines.append("The defaults above are those for this model: its folder's recipe.json and "
+                 "--config set them.")
     return "\n".join(lines)
 
 

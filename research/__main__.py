@@ -1,8 +1,8 @@
 """Experiments and probes: what was found with the lab, and the commands that find it again.
 
-    python -m research board         which way of spreading credit trains the tiny model better than
-                                     plain GRPO? the leaderboard
-    python -m research real_board    the same question for a real model, on a laptop
+    python -m research board         the leaderboard: which way of spreading credit over tokens
+                                     trains the tiny model better than plain GRPO?
+    python -m research real_board    the leaderboard of a real model, on a laptop
     python -m research notes         experiments 1 to 3 of the earlier experiment that this project
                                      started from
 
@@ -10,25 +10,29 @@ These experiments consist of many training runs. They can be stopped at any mome
 command continues them.
 
     python -m research scoreboard    which tokens decide the reward, and which weighting finds them?
-    python -m research large         the same for a model for which that would take days
-    python -m research exact         bias and variance of every weighting and advantage, in a task
-                                     whose answers are all listed; with --model, the exact credit of
-                                     a real model's tokens
-    python -m research dial          where does credit by token pay? in synthetic tasks
-    python -m research law           what should it be worth there? predicted from the variance of
-                                     the gradient
-    python -m research phase1        a gradient that never saw a reward, beside A log p
-    python -m research rank          has GRPO's gradient rank 2?
-    python -m research sparsity      does the gradient become sparse over a training?
-    python -m research baseline      when is the group's mean the best number to subtract?
+    python -m research large         which tokens decide the reward of a model that is too large for
+                                     scoreboard?
+    python -m research exact         what are the bias and variance of every weighting and
+                                     advantage? computed exactly, by listing all answers of a small
+                                     task; with --model, the exact credit of a real model's tokens
+    python -m research dial          in which synthetic tasks does credit by token help?
+    python -m research law           how much should it help there? a prediction from the variance
+                                     of the gradient, made before training
+    python -m research phase1        did phase 1 of the earlier experiment measure credit? its
+                                     gradient does not depend on the reward
+    python -m research rank          does GRPO's gradient have rank 2?
+    python -m research sparsity      does the gradient become sparse during training?
+    python -m research baseline      when is the group's mean the best number to subtract from the
+                                     reward?
     python -m research change        does the change of a token's log-prob follow its credit?
     python -m research group         what becomes of one group's rewards in one step?
 
-These are probes: each asks one question, prints its findings, and writes a folder with numbers.json
-and its picture. On a CPU a probe takes minutes. NAME --help lists the flags of a command.
+These are probes: each answers one question, prints its findings, and writes a folder with
+numbers.json and its picture. On a CPU a probe takes minutes. NAME --help lists the flags of a
+command.
 
-    python -m research publish [FOLDER]  keep what was measured, and bring pages and pictures up to
-                                         date with it
+    python -m research publish [FOLDER]  copy a result into research/results, and update the pages
+                                         and pictures that show it
 """
 from importlib import import_module
 

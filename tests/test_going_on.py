@@ -51,7 +51,7 @@ def test_a_record_without_checkpoints_is_not_erased(finished, learner, way, ever
     cut(finished / "metrics.jsonl", 5)
     before = everything(finished)
     said = run(*argv, "--checkpoint_every", 100, expect=1).stderr
-    assert "has a record of 5 steps, and no checkpoint to continue from" in said
+    assert "recorded 5 steps, but has no checkpoint to continue from" in said
     assert everything(finished) == before
 
 

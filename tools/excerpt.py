@@ -1,9 +1,9 @@
-"""A few steps of a run as a run folder that is small enough to be sent: no model, no checkpoints.
+"""Copy a few steps of a run into a folder that is small enough to send: no model, no checkpoints.
 
     python -m tools.excerpt runs/none-grpo-s0 few-steps --steps 1,100
 
 analyze.py, tools.preview and tools.follow can read it. Its tokenizer has only the tokens that
-occur, with new numbers, so it can spell what was written and nothing else.
+occur, with new numbers, so it can spell these answers and nothing else.
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.excerpt")
@@ -19,7 +19,7 @@ from harness.screen import put, run_as_program
 from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
 
-FLAGS = {"steps": Flag(None, "such as 1,100; by default the first and the last", kind=str),
+FLAGS = {"steps": Flag(None, "steps, such as 1,100; by default the first and the last", kind=str),
          "model": Flag(None, "what the model is called there, by default as in the run", kind=str)}
 IDS = ("token_id", "prompt_ids")
 LEFT_OUT = ("run_id", "code", "made_of")  # entries of config.json that no reader of it needs

@@ -1,4 +1,4 @@
-"""Follow one token: how it came by its gradient, a line of arithmetic for each stage.
+"""Follow one token: one line of arithmetic for each stage that leads to its gradient.
 
     python -m tools.follow runs/none-grpo-s0 --step 1 --answer 5 --token 22
     python -m tools.follow runs/none-grpo-s0 --step 1 --answer 5    the answer, shaded
@@ -7,10 +7,10 @@
 With --moved the change of the token's log-prob in the step is split into what each group of tokens
 contributed to it (tools/helpers/moved.py).
 
-The numbers are those of the credit file, and each line ends with the function that computes it.
-Answers and tokens are counted from 0, as in the file and on the page of analyze.py. The other
-tokens that were likely at this position come from the model that sampled the step, if it was kept.
-Nothing is written.
+The numbers come from the credit file, and each line ends with the function that computes it.
+Answers and tokens are counted from 0, as in the file and on the page of analyze.py. The line
+"others" has the likeliest other tokens at this position. They come from the model that sampled the
+step, if it was kept. Nothing is written.
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.follow")
@@ -73,7 +73,7 @@ def main(argv: list[str]) -> None:
              f"{len(record.tokens)} tokens")
     if flags.answer is None:
         if flags.token is not None:
-            raise UserError(f"--token {flags.token} is of which answer? Say --answer, too")
+            raise UserError(f"--token {flags.token} needs --answer: the answer that it is in")
         print(title)
         return show_problems(record, tokenizer, flags.show)
     check_exists("answer", flags.answer, range(answers), f"step {step}")
@@ -121,7 +121,7 @@ def show_answer(answer: ShownAnswer) -> None:
     known, texts = answer["values"] | answer["account"], answer["texts"]
     sizes = [size or 0 for size in known["gradient size"]]
     largest = max(sizes) or 1
-    colours = legend(SHADES) or "in brackets after a token, from 5% on"
+    colours = legend(SHADES) or "in brackets after each token of at least 5%"
     put(f"\ngradient size, as a share of the largest in this answer: {colours}\n")
     put(shaded(texts, [size / largest for size in sizes], SHADES,
                lambda share: f"[{share:.0%}]" if share >= SHADES[0][0] else ""))

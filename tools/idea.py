@@ -5,15 +5,17 @@
 NAME is a weighting or an advantage. Its own flags and --rescale are the idea's; all other flags of
 train.py hold for every arm. Unless flags say otherwise there are eight seeds, and a run is 60
 steps of 8 problems x 8 answers. A large model on a CPU has the settings that train.py gives it
-there. Runs of a large model leave no model behind, so one that is stopped starts again from step 1.
+there. Runs of a large model save no model, so a run that is stopped starts again from step 1.
 
-1. It prints how long all will take, and what the idea does to the gradient in a few batches of the
-   untrained model.
-2. It trains plain GRPO, the idea and its placebo, a process for each core, or as many as there is
-   memory for. The placebo has the same numbers at other tokens, or at other answers if an answer
-   has one number. Runs that exist are used again, plain GRPO's also by the next idea.
-3. It prints a verdict, by the mean success of all answers in training, in pairs of the same seed.
-   An idea that is better is trained again on as many new seeds, and these alone decide.
+1. It prints how long all runs will take, and what the idea does to the gradient in a few batches of
+   the untrained model.
+2. It trains plain GRPO, the idea and its placebo. There is one process for each core, or as many as
+   there is memory for. The placebo has the same numbers at other tokens, or at other answers if all
+   tokens of an answer have one number. Finished runs are used again, and those of plain GRPO are
+   also used for the next idea.
+3. It prints a verdict. The primary metric is the mean success of all answers in training, compared
+   in pairs of runs with the same seed. If the idea is better, all arms are trained again on as many
+   new seeds, and the verdict comes from these alone.
 
 Ctrl-C stops it, and the same command continues.
 """
@@ -53,7 +55,8 @@ from tools.preview import on_real_tokens
 from tools.helpers.verdict import Verdict
 
 FLAGS = {
-    "seeds": Flag(8, "seeds of each arm; an idea that is better is trained on as many new ones",
+    "seeds": Flag(8, "seeds of each arm; if the idea is better on them, all arms are trained "
+                     "again on as many new ones",
                   least=2, most=1000),
     "processes": PROCESSES,
     "runs": Flag("runs/ideas", "folder of the runs")}
@@ -76,8 +79,8 @@ def main(argv: list[str]) -> None:
     experiment = Experiment(given.name, typed, Path(own.runs), own.processes, command)
     verdict = Verdict(given.name, experiment.runs_of(range(own.seeds), experiment.first_look))
     if verdict.is_ahead():
-        say(f"{given.name} is better than plain GRPO on these seeds: it is trained again on "
-            f"{own.seeds} new ones")
+        say(f"{given.name} is better than plain GRPO on these seeds, so all arms are trained again "
+            f"on {own.seeds} new ones")
         verdict.looks.append(experiment.runs_of(range(own.seeds, 2 * own.seeds)))
     verdict.print_findings()
     folders = experiment.folders

@@ -3,8 +3,8 @@
     python -m tools.pairs runs/none-grpo-s0
     python train.py --loss dpo --pairs runs/none-grpo-s0/pairs.jsonl
 
-The pairs come from the run's credit files, and pairs.jsonl is written into its folder. What a line
-of it holds is in credit/pairs.py.
+The pairs come from the run's credit files, and pairs.jsonl is written into its folder.
+credit/pairs.py says what each of its lines has.
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.pairs")

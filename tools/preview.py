@@ -1,11 +1,11 @@
-"""The weights that a weighting would have given the recorded tokens of a run, without training.
+"""Show the weights that a weighting would have given the recorded tokens of a run.
 
     python -m tools.preview runs/none-grpo-s0 --mitigation entropy_weighted --entropy_temp 0.5
 
-It reads the credit file of one step, says what the weights do to the gradient of its tokens, and
-shows answers shaded by the weights. A model is loaded only for a weighting that looks at hidden
-states or attention, or samples more: the model that sampled the step, if it was kept. Nothing is
-written.
+It reads the credit file of one step, prints what the weights do to the gradient of its tokens, and
+shows answers shaded by the weights. Nothing is trained or written. A model is loaded only for a
+weighting that needs hidden states, attention or further samples. It is the model that sampled the
+step, if it was kept.
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.preview")
@@ -51,8 +51,8 @@ def main(argv: list[str]) -> None:
     first = make_parser("", None, FLAGS, add_help=False)
     name = vars(first.parse_known_args(argv)[0]).get("mitigation", "none")
     if name in ADVANTAGES:
-        raise UserError(f"{name} is an advantage, and this shows weightings: python -m tools.idea "
-                        f"{name} looks at it")
+        raise UserError(f"{name} is an advantage, and this tool shows weightings: use python -m "
+                        f"tools.idea {name}")
     check_value("mitigation", name, OPTIONS["mitigation"])
     own = {}
     for weighting in (*MITIGATIONS.values(), MITIGATIONS[name]):
@@ -94,8 +94,8 @@ def on_real_tokens(s: Settings) -> list[str]:
         rollouts, weight, _ = weighed(RECORDED, credit_steps(RECORDED)[0], settings)
     except UserError:
         return []
-    head = (f"{len(rollouts.mask)} answers of an untrained {settings.model}, "
-            f"{int(rollouts.mask.sum())} tokens on record:")
+    head = (f"the same, in {len(rollouts.mask)} recorded answers ({int(rollouts.mask.sum())} "
+            f"tokens) of {settings.model} before training:")
     return [head, *(f"  {line}" for line in about_weights(rollouts, weight))]
 
 
@@ -169,11 +169,11 @@ def headline(folder: Path, rollouts: Rollouts, s: Settings, metrics: dict) -> st
     note = f"; {metrics['weight_note']}" if metrics["weight_note"] else ""
     answers, tokens = len(rollouts.mask), int(rollouts.mask.sum())
     return (f"{folder}, step {rollouts.step}: {answers} answers, {tokens} tokens; {s.mitigation}"
-            f"{typed}, rescale {s.rescale} (factor {metrics['weight_factor']:.3g}){note}")
+            f"{typed}, rescaled by {metrics['weight_factor']:.3g} (--rescale {s.rescale}){note}")
 
 
 def show_answers(rollouts: Rollouts, weight: torch.Tensor, tokenizer, answers: list[int]) -> None:
-    put(f"\nweight: {legend(SHADES) or 'in brackets after each token'}")
+    put(f"\nweight of each token: {legend(SHADES) or 'in brackets after it'}")
     for b in answers:
         length = len(rollouts.texts[b])
         prompt = b"".join(token_bytes(tokenizer, rollouts.prompt_ids[int(rollouts.group[b])]))

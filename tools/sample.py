@@ -1,4 +1,4 @@
-"""Ask a trained model: one problem, or a message, answered before training and after it.
+"""Ask a trained model: it answers one problem or message as it did before training, and after.
 
     python -m tools.sample runs/none-grpo-s0 4 12 10 18
     python -m tools.sample models/tiny 4 12 10 18            a model folder answers once
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> None:
     policies = policies_of(folder, settings)
     put(visible(f"{folder}, sampled at temperature {settings.temperature:g}, seed {flags.seed}"))
     at = "" if settings.temperature == 1 else " at temperature 1"
-    marks = legend(SHADES) or f"[13%] after it, if it is below {MARKED_BELOW:.0%}"
+    marks = legend(SHADES) or f"in brackets after it, if below {MARKED_BELOW:.0%}"
     put(f"probability of a token{at}: {marks}\n")
     put(styled(visible(task.show(problem)), BOLD))
     seed, widest = derived_seed("sample", flags.seed), max(map(len, policies))

@@ -1,7 +1,7 @@
 """The leaderboard: which way of spreading credit trains the tiny model better than plain GRPO?
 
-    python -m research board --dry_run        # what is missing of the stage that it has come to
-    python -m research board                  # make it, stage by stage, then say what it shows
+    python -m research board --dry_run        # list the runs that the present stage still needs
+    python -m research board                  # make the runs, stage by stage, then print the result
     python -m research board --report_only
 
 The tiny model is trained for 60 steps of 8 problems x 8 answers. Each arm (arms.py), at the
@@ -10,13 +10,13 @@ training, seed by seed (protocol.py):
 
     verdict   p < 0.05 by Holm's correction over all methods, and a method is called ahead if it is
               better on twelve new seeds, too. For the others the interval says what is left open
-    control   `measured`, which must be ahead, and the scale, plain GRPO with two and four times
-              the batch, are no methods: their p is not corrected
-    predicted from research/results/board/predictions.json, written before any seed was looked at
+    control   `measured`, which must be ahead, and plain GRPO with two and four times the batch.
+              These are no methods, so their p is not corrected
+    predicted from research/results/board/predictions.json, written before the results of any seed
 
-A run's folder is called ARM-RATE-sSEED. A finished run that is there is taken, wherever it was
-made, if its settings are those of the plan; its log and config.json are enough. So are runs of the
-published leaderboard, so that one machine continues where another stopped.
+A run's folder is called ARM-RATE-sSEED. A finished run in it is used, wherever it was made, if its
+settings are those of the plan; its log and config.json are enough. Runs of the published
+leaderboard are used as well, so one machine can continue where another stopped.
 """
 from pathlib import Path
 from types import SimpleNamespace
@@ -115,7 +115,8 @@ def second_look_table(board: Board) -> list[Table]:
         of_placebos.append(gain.estimate if gain.pairs else None)
     return [gain_table("again", "The second look: those that were better, on new seeds", again,
                        {"placebo": ("points", of_placebos)},
-                       notes=["paired by seed; p by Holm's correction over these"],
+                       notes=["Runs are paired by seed. p has Holm's correction over these "
+                              "methods"],
                        headings={"placebo": f"gain of its placebo{WITH_INTERVAL}"})]
 
 

@@ -19,10 +19,10 @@ from harness.planned import PROCESSES, PlannedRun
 
 FLAGS_OF_RUNS = {
     "processes": PROCESSES,
-    "report_only": Flag(False, "say what the finished runs show, and start nothing")}
+    "report_only": Flag(False, "print what the finished runs show, and start no run")}
 FLAGS_OF_LEADERBOARD = {
-    "afresh": Flag(False, "make runs that were published, too"),
-    "dry_run": Flag(False, "list what is missing, and start nothing")}
+    "afresh": Flag(False, "also make the runs that are in the published result"),
+    "dry_run": Flag(False, "list the runs that are missing, and start none")}
 Arms = dict[str, dict[int, Run]]  # finished runs, by arm and seed
 
 
@@ -145,10 +145,11 @@ def leaderboard(found: Mapping[str, Gain], predicted: Mapping[str, float],
         "board", "Mean success in training, each arm minus plain GRPO, in points",
         gains_in_order, columns,
         verdicts=[verdicts[arm] for arm in order] if verdicts else None,
-        notes=["paired by seed, interval by Student's t; p and verdict by Holm's correction over "
-               "the methods, those of a control or a larger batch not corrected; no difference "
-               "seen: the interval says how large a gain or a loss may still be; cost of a step: "
-               "processor seconds, over plain GRPO's"],
+        notes=["Runs are paired by seed, and the interval is Student's t. p and the verdict have "
+               "Holm's correction over the methods; p of a control or a larger batch is not "
+               "corrected. Where no difference is seen, the interval says how large a gain or a "
+               "loss may still be. The cost of a step is its processor seconds divided by plain "
+               "GRPO's"],
         headings={"seconds": "cost of a step"})
 
 
@@ -160,4 +161,5 @@ def write_report(folder: Path, measured: str, findings: Findings, settings: dict
     write_findings(folder, measured, known, findings, seconds, command)
     print_findings(findings)
     as_name = "" if folder.name == measured else f" --name {folder.name.replace('-', '_')}"
-    print(f"picture and numbers: {folder}; python -m research publish {folder}{as_name} keeps them")
+    print(f"picture and numbers: {folder}; to publish them: "
+          f"python -m research publish {folder}{as_name}")

@@ -15,10 +15,10 @@ steps of 8 problems x 8 answers. A discount of 1 is plain GRPO to the bit: its g
     norm       the gradient's norm before clipping, mean over steps
     filler, reasoning, answer   shares of the gradient abs(A) w s: the first two by the notes'
                regular expressions, the last of the answer section
-    ratio      mean w abs(A log p) of filler over reasoning: the notes' own measure
+    ratio      mean w abs(A log p) of filler over that of reasoning, as the notes measured it
 
 --model and --flags train another model in another way; its settings are those of train.py. A run's
-folder is ARM-sSEED; what is finished is taken as it is, and the same command continues.
+folder is ARM-sSEED. Finished runs are used as they are, and the same command continues the others.
 """
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,9 +64,9 @@ EXPERIMENTS = {  # the flags of each arm
         "attention 2": "--mitigation attention_credit --credit_scale 2",
         "attention 4": "--mitigation attention_credit --credit_scale 4"}}
 FLAGS = {
-    "experiment": Flag("1", "which of the three", choices=tuple(EXPERIMENTS)),
+    "experiment": Flag("1", "number of the experiment", choices=tuple(EXPERIMENTS)),
     "model": Flag("models/tiny", "folder of a model"),
-    "flags": Flag("", 'more flags of train.py for every arm: "--max_new_tokens 96"'),
+    "flags": Flag("", 'further flags of train.py for every arm, such as "--max_new_tokens 96"'),
     "seeds": Flag(3, "seeds of each arm", least=1, most=1000),
     "steps": Flag(60, "steps of each run", least=1, most=100_000),
     "runs": Flag("runs/notes", "folder of the runs"),

@@ -1,14 +1,14 @@
-"""Keep what was measured, and bring pages and pictures up to date with it.
+"""Publish a result, and update the pages and pictures that show it.
 
     python -m research publish                        # write all tables and draw all pictures again
     python -m research publish results/board          # what an experiment or a probe has written
     python -m research publish results/law --name law_test
     python -m research publish --check                # change nothing, say what is not up to date
 
-FOLDER's numbers become research/results/NAME.json, in the place of those before. Then the numbers
-that pages mark are written into README, docs/ and research/, and the pictures are drawn again. A
-result that the pages cannot be filled from is not published, and one of another experiment is not
-replaced.
+FOLDER's numbers become research/results/NAME.json and replace those that were there. Then the
+numbers that come from results are written into the pages (README, docs/ and research/), and the
+pictures are drawn again. A result is not published if the pages need numbers that it does not have,
+and the result of another experiment is not replaced.
 """
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from research.experiments.published import RESULTS, result_of, write_result
 
 FLAGS = {
     "name": Flag(None, "name of the result, by default that of the experiment or the probe"),
-    "check": Flag(False, "write nothing; say which pages and pictures are not up to date")}
+    "check": Flag(False, "write nothing, and print which pages and pictures are not up to date")}
 
 
 def main(argv: list[str]) -> None:

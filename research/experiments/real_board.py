@@ -18,8 +18,8 @@ are made one after the other, so each is complete before the next one begins.
               each group, which must not learn. These are no methods: their p is not corrected
     predicted from research/results/real_board/predictions.json, written before any run
 
-A run's folder is ARM-sSEED. Runs that are finished are taken as they are, and so are those of the
-published leaderboard, so that one machine continues where another stopped.
+A run's folder is ARM-sSEED. Finished runs are used as they are, and so are those of the published
+leaderboard, so one machine can continue where another stopped.
 """
 from dataclasses import replace
 from functools import partial
@@ -73,9 +73,10 @@ COMMON = ("--dtype bfloat16 --learning_rate 2e-6 --eval_every 0 --save_model no 
           "--change_every 0")
 FLAGS = {
     "model": Flag("models/Qwen2.5-0.5B-Instruct", "folder of a model"),
-    "prompt": Flag("brief", "brief has a short thinking, expression none", choices=tuple(FORMS)),
+    "prompt": Flag("brief", "brief asks for short thinking before the answer, expression for none",
+                   choices=tuple(FORMS)),
     "seeds": Flag(6, "seeds of each arm, from seed 0 on", least=FEWEST_PAIRS, most=1000),
-    "arms": Flag("", "only these are made, in this order: names with commas between them"),
+    "arms": Flag("", "the arms to make, in this order, separated by commas; by default all"),
     "runs": Flag("runs/real_board", "folder of the runs"),
     **FLAGS_OF_LEADERBOARD,
     **FLAGS_OF_RUNS}

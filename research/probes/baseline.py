@@ -9,9 +9,9 @@ variance, is least at one b* (Greensmith et al. 2004, JMLR 5):
     b* = E[|g|^2 R] / E|g|^2,      b* - E[R] = Cov(|g|^2, R) / E|g|^2
     E|(R - b) g|^2 = E|(R - b*) g|^2 + (b - b*)^2 E|g|^2
 
-So the mean is best exactly where Cov(|g|^2, R) = 0, and elsewhere costs (E[R] - b*)^2 E|g|^2. That
-advantages sum to zero says that the mean was subtracted, not that it is best. There are three
-tables:
+So the mean is best exactly where Cov(|g|^2, R) = 0. Elsewhere it adds (E[R] - b*)^2 E|g|^2 to the
+variance, which the tables call its cost. Advantages that sum to zero only show that the mean was
+subtracted, not that it is best. There are three tables:
 
     problems    b* beside the mean, and what the mean costs, for each problem's answers
     others      the mean square with baselines made from the other answers: none, their mean
@@ -20,9 +20,9 @@ tables:
     conditions  synthetic cases with all answers listed, exact: where is the mean best, and what
                 does it cost elsewhere?
 
-The z-score divides by a number that differs between groups: it weights problems differently and is
-no baseline. Which answers have large gradients changes while a model learns, so measure a
-checkpoint, too.
+The z-score also divides by a number that differs between groups, so it is not only a baseline: it
+weights problems differently. It changes during training which answers have large gradients, so
+measure a checkpoint, too.
 """
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,7 +41,7 @@ from research.probes.common import OF_A_MODEL, Findings, Progress, policy_from_f
 FLAGS = {
     **OF_A_MODEL,
     "questions": Flag(16, "problems", least=2, most=10_000),
-    "answers": Flag(32, "answers to each of them", least=3, most=1000)}
+    "answers": Flag(32, "answers to each problem", least=3, most=1000)}
 
 
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
@@ -133,9 +133,9 @@ def others_table(reward: np.ndarray, square: np.ndarray, length: np.ndarray) -> 
                              "the mean of the others.")
     return Table("others", "Mean square E|(R - b) g|^2 with each baseline",
                  by_row({"baseline": "", "noise": ".3g", "change": "+.1%"}, rows),
-                 "\n".join(sentences), ["interval: over problems (jackknife)"],
+                 "\n".join(sentences), ["The interval is over problems (jackknife)"],
                  {"noise": "mean square",
-                  "change": f"beside the mean of the others{WITH_INTERVAL}"})
+                  "change": f"difference from the mean of the others{WITH_INTERVAL}"})
 
 
 def bandit(logits: list[float], reward: list[float]) -> tuple[float, float, float]:

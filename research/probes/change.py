@@ -3,23 +3,24 @@
     python -m research change --runs runs/none-grpo-s0,runs/none-grpo-s1 --steps 1,51,101
 
 GRPO gives all tokens of an answer one advantage. What a step then does to a token is not what the
-token's own term of the loss asks for, because tokens share weights: each is moved by all others.
-Batches of finished runs are sampled again, each by the checkpoint before its step, and of each
-token three things are measured:
+token's own term of the loss would do, because all tokens share the model's parameters and so move
+each other. This probe samples batches of finished runs again, each with the checkpoint before its
+step, and measures three things of each token:
 
     push     A s^2: what the token's own term of the loss would do to its log-prob
-    change   its log-prob after one step minus before, at the same prefix: of plain gradient
-             descent, or AdamW's first
+    change   its log-prob after one step minus before, at the same prefix. The step is one of plain
+             gradient descent, or the first step of AdamW
     credit   V after the token minus V before it, by Monte Carlo
 
-Shares are of sums of sizes. The size of a credit is its value by one half of its continuations
-times its sign by the other half, and its variance is a product of halves, so that the variance of
-the estimate adds nothing. Correlations are token by token, and of sums with their sign over all
-tokens of one spelling, a vocabulary item. Intervals are by the jackknife over problems.
+Shares are shares of sums of sizes. The size of a credit is its value from one half of its
+continuations times its sign from the other half, and its square is the product of the two halves,
+because the variance of the estimate would otherwise make both too large. Correlations are computed
+token by token, and over vocabulary items, for which all tokens of one spelling are summed with
+their signs. Intervals are by the jackknife over problems.
 
-Then synthetic tasks in which everything is exact (research/dial/task.py): the cosine of the change
-of each context and symbol with its credit, and the share of the push that equal tokens in equal
-contexts cancel among each other.
+The probe then uses synthetic tasks in which everything is exact (research/dial/task.py). There it
+computes the cosine between the change and the credit of each symbol in each context, and the share
+of the push that cancels between equal tokens in equal contexts.
 """
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product, repeat
@@ -37,18 +38,21 @@ from research.probes.common import COMMON, Findings
 FLAGS = {
     **COMMON,
     "runs": Flag(None, "folders of runs of plain GRPO, separated by commas"),
-    "steps": Flag("1,51,101", "whose batches are sampled again, each by the checkpoint before it"),
-    "questions": Flag(16, "problems of a batch", least=1, most=1000),
-    "answers": Flag(16, "answers to each of them", least=4, most=1000),
-    "new_tokens": Flag(0, "most tokens of an answer; 0 is what the run had", least=0, most=10_000),
-    "measured": Flag(8, "problems whose credit is measured; the tables are of their tokens",
+    "steps": Flag("1,51,101", "steps whose batches are sampled again, each by the "
+                  "checkpoint before it"),
+    "questions": Flag(16, "problems in a batch", least=1, most=1000),
+    "answers": Flag(16, "answers to each problem", least=4, most=1000),
+    "new_tokens": Flag(0, "most tokens of an answer; 0 means as many as in the run",
+                       least=0, most=10_000),
+    "measured": Flag(8, "problems whose credit is measured; the tables show only their tokens",
                      least=2, most=1000),
-    "continuations": Flag(8, "for the credit of a token that is a free choice; 0 leaves the "
-                             "credit out", least=0, most=1000),
-    "kept": Flag("results/change-batches", "folder of what was measured of each batch: the same "
-                 "command goes on from there"),
-    "processes": Flag(1, "batches that are measured at a time", least=1, most=64),
-    "batches": Flag(16, "of each synthetic task; 0 leaves these out", least=0, most=1000)}
+    "continuations": Flag(8, "continuations that measure the credit of an uncertain token; 0 "
+                             "means that no credit is measured", least=0, most=1000),
+    "kept": Flag("results/change-batches", "folder in which each measured batch is kept, so that "
+                 "the same command continues from it"),
+    "processes": Flag(1, "batches that are measured at the same time", least=1, most=64),
+    "batches": Flag(16, "batches of each synthetic task; 0 leaves these tasks out",
+                    least=0, most=1000)}
 
 
 def measure(args: SimpleNamespace, folder: Path) -> Findings:

@@ -167,5 +167,6 @@ def items_table(batches: ByStep, tokenizer: Tokenizer) -> Table:
     formats = {"step": "d", "type": "", **dict.fromkeys(("push", "change", "credit"), "+.1%")}
     return Table("types", "The vocabulary items with the largest credit, with their sign",
                  by_row(formats, rows), "\n".join(sentences),
-                 ["change: in a plain step; shares of the sum of all sizes"],
+                 ["The change is that in a step of plain gradient descent. Shares are shares of "
+                  "the sum of all sizes"],
                  {"type": "vocabulary item"})

@@ -34,11 +34,13 @@ from harness.parser import make_parser, with_defaults
 from harness.settings import make_settings
 
 COMMON = {
-    "threads": Flag(0, "CPU threads; 0 is what suits the probe", least=0, most=MOST_THREADS),
+    "threads": Flag(0, "CPU threads; 0 means the number that suits the probe",
+                    least=0, most=MOST_THREADS),
     "seed": Flag(0, "seed of all random numbers; the same seed gives the same results")}
 OF_A_MODEL = {
-    "model": Flag("models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model, say a checkpoint"),
-    "max_new_tokens": Flag(0, "most tokens of an answer; 0 is what suits the model"),
+    "model": Flag("models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model, for example a "
+                  "checkpoint"),
+    "max_new_tokens": Flag(0, "most tokens of an answer; 0 means the number that suits the model"),
     "device": Flag("cpu", "cpu, cuda or cuda:N"),
     **COMMON}
 
@@ -58,7 +60,7 @@ def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[...
     all."""
     known = {**flags,
              "out": Flag(None, f"a new folder, by default results/{name}-s<seed>"),
-             "all": Flag(False, "print every table, not only findings")}
+             "all": Flag(False, "print every table, not only the findings and the first table")}
     typed = make_parser(f"python -m research {name} [flags]", doc, known).read(argv)
     args, start = with_defaults(typed, known), time.monotonic()
     folder = Path(args.out or f"results/{name}-s{args.seed}")
@@ -96,7 +98,7 @@ def print_findings(findings: Findings, with_all: bool = True) -> None:
     """Print what was found, with all tables or with the first."""
     if not with_all:
         print(f"{findings.title}\n")
-        show_in_short([*findings.intro[:1], *summary_of(findings)], findings.tables[:1])
+        show_in_short([*findings.intro, *summary_of(findings)], findings.tables[:1])
         return
     show([findings.title, *findings.intro], [])
     show_in_short(summary_of(findings), [])

@@ -82,10 +82,10 @@ def decided_table(tokens: TokenTable, partition: str,
                "gradient": ".1%"}
     return Table(
         partition, title, by_row(formats, rows), decided_in_words(rows),
-        ["the share it decides: of the sum of squared credits; the share of plain GRPO's gradient: "
-         "of the sum of abs(A) s, the gradient's sizes at the logits"],
-        {"of all": "of all tokens", "decided": f"the share it decides{WITH_INTERVAL}",
-         "gradient": f"of plain GRPO's gradient{WITH_INTERVAL}"})
+        ["The share it decides is a share of the sum of squared credits. The share of plain GRPO's "
+         "gradient is a share of the sum of abs(A) s, the gradient's sizes at the logits"],
+        {"of all": "share of all tokens", "decided": f"the share it decides{WITH_INTERVAL}",
+         "gradient": f"share of plain GRPO's gradient{WITH_INTERVAL}"})
 
 
 def decided_in_words(rows: list[Row]) -> str:

@@ -1,18 +1,19 @@
 """Where does credit by token pay? Every weighting and advantage, in synthetic tasks.
 
-Some tokens of an answer decide its reward, the others nothing (research/dial/task.py). The question
-is how many decide, what the others are like, and what a method is worth there: the mean of the
-expected reward over a training, minus that of plain GRPO with the same seed. Beside the two lists
-of methods (research/dial/arms.py):
+In these tasks some tokens of an answer decide its reward, and the others decide nothing
+(research/dial/task.py). The tasks differ in how many tokens decide and in what the others are like.
+A method's gain in a task is its expected reward, averaged over a training, minus that of plain GRPO
+with the same seed. These arms are trained besides all methods (research/dial/arms.py):
 
     true credit          V after the token minus V before it, exact
-    mask 0.1, 0          weight 1 at the tokens that decide, so much at the others
-    half known 0.1       at half of the tokens that decide
-    placebo 0.1          at as many random positions, the same through a run
-    batch 2x, 4x, 16x    plain GRPO with more problems: the scale
+    mask 0.1, 0          weight 1 at the tokens that decide, and weight 0.1 or 0 at the others
+    half known 0.1       weight 1 at half of the tokens that decide, and weight 0.1 at the others
+    placebo 0.1          weight 1 at as many random positions, which are the same through a run
+    batch 2x, 4x, 16x    plain GRPO with more problems, the scale to which gains are compared
 
-Each has in each task the learning rate that was best on other seeds; no gradient is clipped. A task
-is written as 512/48, tokens and how many decide, and then any of: sure 4, all, own, seen, found.
+In each task each arm has the learning rate that was best on other seeds. No gradient is clipped. A
+task is called 512/48 if 48 of 512 tokens decide. Its name may go on with any of: sure 4, all, own,
+seen, found. research/dial/task.py says what they mean.
 """
 import time
 from itertools import chain
@@ -47,12 +48,13 @@ ALIKE = ("none", "grpo", "span", "rloo")
 FLAGS = {
     **COMMON,
     "worlds": Flag(",".join(TASKS), "the synthetic tasks, separated by commas"),
-    "only": Flag(None, "these arms beside plain GRPO, true credit and the scale, separated by "
-                       "commas"),
+    "only": Flag(None, "arms to measure besides plain GRPO, true credit and larger batches, "
+                       "separated by commas"),
     "steps": Flag(60, "steps of 8 x 8 answers", least=2, most=100_000),
     "seeds": Flag(12, "seeds of each arm", least=2, most=1000),
-    "rates": Flag("3e-3,1e-2,3e-2", "learning rates of AdamW"),
-    "rate_seeds": Flag(8, "other seeds on which they are chosen", least=1, most=1000)}
+    "rates": Flag("3e-3,1e-2,3e-2", "learning rates of AdamW to choose from"),
+    "rate_seeds": Flag(8, "seeds, other than those of the arms, on which the rate is chosen",
+                       least=1, most=1000)}
 RATES_FROM, SEEDS_FROM = 1000, 3000
 IN_POINTS = f"points of mean success over plain GRPO{WITH_INTERVAL}"
 
@@ -233,7 +235,7 @@ def predicted_gains_table(board: Table) -> list[Table]:
     formats = {"world": "", "arm": "", "ratio": ".3g", "cosine": ".2f", "predicted": "points",
                "gain": "points", "difference": "points", "verdict": ""}
     return [Table("law", "Gains over plain GRPO, predicted and measured", by_row(formats, rows),
-                  finding, ["predicted before any of these trainings was made"],
+                  finding, ["The predictions were made before any of these trainings"],
                   {"world": "task", "gain": f"gain over plain GRPO{WITH_INTERVAL}"})]
 
 

@@ -18,10 +18,10 @@ from research.probes.identities import HOLDS, identities_table
 ALWAYS_SHOWN = ("none", "grpo", "dr_grpo", "rloo")
 RATIO, SHORT = "noise-to-signal ratio", "noise over signal"  # in sentences, and in headings
 LEGEND = (
-    "bias: size of (mean estimate - true gradient) over that of the true gradient; cosine: "
-    f"between the two; {SHORT}, the {RATIO}: trace of the covariance over the squared part of the "
-    "mean that lies along the true gradient, which is the number of batches until noise and signal "
-    "are alike.")
+    "The bias is the size of (mean estimate - true gradient) divided by that of the true gradient. "
+    f"The cosine is that between the two gradients. {SHORT.capitalize()} is the {RATIO}: the trace "
+    "of the covariance divided by the squared part of the mean that lies along the true gradient. "
+    "It is the number of batches over which one has to average until noise and signal are equal.")
 
 
 def measure_enumerated(args: SimpleNamespace) -> Findings:

@@ -3,15 +3,16 @@
     python -m research large --model models/warm --minutes 60
     python -m research large --threads 1                         # the tiny model, the same way
 
-This is `scoreboard` within a given time. The estimator is the same (credit.py), and the share that
-a token decides is again its squared credit's. Three things make it cheaper:
+This probe does what `scoreboard` does, but within a given time. The estimator of the credit is the
+same (credit.py), and so is the share that a token decides, its squared credit over the sum of them.
+Three things make it cheaper:
 
-- Only problems that the model sometimes solves are measured, with two answers or more right and two
-  or more wrong: elsewhere there is nothing to decide. The others only count for its success rate.
-- Three of their answers are drawn, at least one right and one wrong. Each stands for as many
-  answers of the group as are right, or wrong, as it is.
-- Only tokens with 1 - p above --certain are measured. The credit of the others is at most that
-  share of the reward's range, and counts as 0.
+- Only problems with two or more right and two or more wrong answers are measured, because elsewhere
+  there is little to decide. The other problems count only for the success rate.
+- Of each such problem three answers are drawn, at least one right and one wrong. A drawn right
+  answer is weighted so that it represents the right answers of its group, and likewise a wrong one.
+- Only tokens with 1 - p above --certain are measured. The credit of the other tokens is at most
+  that share of the reward's range, and counts as 0.
 
 The measured answers are written as a run folder for analyze.py, a problem a step.
 """
@@ -38,14 +39,16 @@ from research.probes.decided import (PARTITIONS, MeasuredAnswers, decided_table,
 
 FLAGS = {
     **OF_A_MODEL,
-    "problems": Flag(24, "whose credit is measured, at most", least=2, most=10_000),
-    "minutes": Flag(60.0, "after which no other problem is begun", above=0, most=100_000),
-    "questions": Flag(6, "problems asked at once", least=1, most=1000),
-    "answers": Flag(8, "answers to each of them", least=4, most=1000),
-    "of_each": Flag(3, "answers to each kept problem whose credit is measured", least=2, most=1000),
-    "continuations": Flag(8, "for the credit of a token that is a free choice", least=2,
+    "problems": Flag(24, "most problems whose credit is measured", least=2, most=10_000),
+    "minutes": Flag(60.0, "minutes after which no further problem is begun", above=0, most=100_000),
+    "questions": Flag(6, "problems that are answered at the same time", least=1, most=1000),
+    "answers": Flag(8, "answers to each problem", least=4, most=1000),
+    "of_each": Flag(3, "answers whose credit is measured, of each problem that is kept",
+                    least=2, most=1000),
+    "continuations": Flag(8, "continuations that measure the credit of an uncertain token", least=2,
                           most=10_000),
-    "certain": Flag(0.05, "tokens with 1 - p below this count as 0", least=0, most=1)}
+    "certain": Flag(0.05, "tokens with 1 - p below this are not measured: their credit counts as "
+                          "0", least=0, most=1)}
 MOST_ROUNDS = 1000
 
 

@@ -1,27 +1,28 @@
 """What should credit by token be worth? Predicted before it is measured, in synthetic tasks.
 
-The noise-to-batch-size prediction: if a method's gradient has a third of plain GRPO's noise at the
-same signal, it should gain what plain GRPO gains with three times the batch. So plain GRPO's own
-gains by batch size, and the noise of a method on policies that are untrained and half trained, say
-what the method should be worth. Nothing is fitted, and no method is trained.
+The noise-to-batch-size prediction is this: if a method's gradient has a third of plain GRPO's
+noise-to-signal ratio, the method should gain what plain GRPO gains with three times the batch. So
+two things are measured: plain GRPO's gain at several batch sizes, and the noise-to-signal ratio of
+each method on untrained and half trained policies. Nothing is fitted, and no method is trained.
 
     noise    noise-to-signal ratio of a batch's gradient: trace of its covariance at the parameters,
              over the square of its mean along the true gradient, which is exact here
     ratio    noise over that of plain GRPO on the same policy; the geometric mean over policies
     cosine   between the method's mean gradient and the true one: what the prediction leaves out
 
-All is in the space of the parameters: what the tokens that decide nothing do to shared weights is
-in it. AdamW, which divides by a scale of each parameter, and what happens to the noise while a
-policy learns something else, are not.
+Gradients are those of the parameters, so they contain what the tokens that decide nothing do to
+shared parameters. The prediction leaves out that AdamW divides by a scale of each parameter, and
+that the noise of a method may change as its policy learns.
 
-These are predictions: python -m research dial, on other seeds, measures what they are about.
-Methods that keep a state are left out, as they have none on one batch, and so is what cannot be
-asked in such a task.
+The gains that are predicted here are measured by python -m research dial, on other seeds. Methods
+that keep a state between batches are left out, because here each batch is alone. So are methods
+that need something that these tasks do not have.
 
     python -m research law --against law,dial    is it better than a plainer rule would be?
 
-This measures nothing: it compares published predictions with published gains, and with what rules
-predict that need no noise of the method, over tasks whose reward is the share of right tokens.
+With --against nothing is measured. Published gains are compared with these predictions, and with
+those of simpler rules that do not need a method's noise, over the tasks whose reward is the share
+of right tokens.
 """
 import inspect
 import math
@@ -46,10 +47,10 @@ from research.probes import dial
 from research.probes.common import Findings, Progress, rank_correlation
 
 FLAGS = {**dial.FLAGS,
-         "against": Flag(None, "published predictions and gains, two names: compare them, and "
+         "against": Flag(None, "two published results, predictions and gains: compare them, and "
                                "measure nothing"),
-         "policies": Flag(3, "policies whose gradients' noise is measured, before training and in "
-                             "the middle of it", least=1, most=100)}
+         "policies": Flag(3, "policies whose gradients' variance is measured, before training and "
+                             "in the middle of it", least=1, most=100)}
 BATCH_SIZES = {"batch 0.25x": 0.25, "batch 0.5x": 0.5, PLAIN: 1.0, "batch 2x": 2.0,
                "batch 4x": 4.0, "batch 8x": 8.0, "batch 16x": 16.0, EXACT: math.inf}
 CURVE_FROM, NOISE_FROM = 2000, 4000  # seeds that no gain is measured on

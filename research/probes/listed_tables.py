@@ -115,8 +115,9 @@ def listed_table(models: Models) -> Table:
                "V": ".1%", "bounds": ".1%", "width": ".3f"}
     return Table("listed", "How much is listed, and how precisely V is known",
                  by_row(formats, rows), "\n".join(sentences),
-                 ["bounds: answers that are not listed count as the least reward, or the greatest; "
-                  "width: of the bounds of V, the mean over the prefixes of an answer"],
+                 ["The lower bound of V counts answers that are not listed with the least reward, "
+                  "the upper bound with the greatest. The width of the bounds is a mean over the "
+                  "prefixes of an answer"],
                  {"answers": "listed answers to a problem", "listed": "probability listed, mean",
                   "least": "least of a problem", "V": "mean V of the prompts",
                   "width": "mean width of V's bounds"})

@@ -7,19 +7,19 @@ cross-entropy at the embeddings of its tokens, g_j = d loss / d embedding_j. It 
 for the credit of token j, and t = mean / (std / sqrt n) of a position over answers for its
 consistency: a token with abs(t) < 1.5 was called filler, one with abs(t) > 3 reasoning. This was
 its phase 1. Its second attempt, phase 2, is the contribution A log p of each token of a training.
-Both are measured here, beside
+Both are measured here, and compared with
 
     random text     answers of the same lengths with tokens drawn evenly: there is no credit in them
     untrained       the same answers by a model with fresh weights; and random text by it
     loss terms      how many terms of the loss reach a token, from its position alone
     abs(A) s        the size of GRPO's gradient at the logits
 
-It is not on record which number went into the t of phase 1. So there are two: that of the size,
-which is never negative, and that of the mean of g over its dimensions, which has a sign. Early and
-late are the first and the last fifth of an answer. Filler and reasoning are told apart by the
-earlier experiment's regular expressions; at like positions means that every fifth counts the same
-for both. The last token of an answer, which predicts nothing, is left out. If phase 1 measured
-credit, its pattern would vanish in the controls.
+The earlier experiment did not record which number the t of phase 1 was computed from. So there are
+two here: the size of g, which is never negative, and the mean of g over its dimensions, which has a
+sign. Early and late mean the first and the last fifth of an answer. The earlier experiment's
+regular expressions tell filler from reasoning. At like positions means that both classes are
+averaged with the same weight of each fifth. The last token of an answer predicts nothing and is
+left out. If phase 1 measured credit, its pattern would vanish in the controls.
 
 Phase 2 is measured on the credit files of the run that the checkpoint lies in, on all its steps;
 for another model, on the same answers as phase 1.

@@ -103,7 +103,8 @@ def phases_table(found: TokensByName) -> Table:
                PHASE_2: ".3g", **dict.fromkeys(CONTROLS, ".3g")}
     return Table("phases", "Phase 1 beside phase 2 and numbers that hold no credit",
                  by_row(formats, rows), "\n".join(sentences),
-                 ["interval: over problems (jackknife). t by position; ratios of mean sizes"],
+                 ["The interval is over problems (jackknife). A t is that of a position over "
+                  "answers, and a ratio is one of mean sizes"],
                  {"notes 1": "phase 1, published", "notes 2": "phase 2, published",
                   PHASE_1: f"{PHASE_1}{WITH_INTERVAL}"})
 
@@ -144,10 +145,10 @@ def flaws_table(found: TokensByName, with_shuffled_rewards: TokenTable) -> Table
         f"tokens have {early_over_late:.3g} times the size of late ones.",
         f"t: the share of positions with t above 3 is {t_of_size:.3g} for the size, which is never "
         f"negative, and {t_signed:.3g} for the number with a sign.",
-        f"After the fact: a share of {without_learning:.3g} of it lies in answers from which "
-        "training learns nothing (A = 0).",
-        f"Crude classes: a share of {not_a_word:.3g} of filler is no word but a tag, a space or an "
-        "end."]
+        f"After the fact: a share of {without_learning:.3g} of phase 1's size lies in answers from "
+        "which training learns nothing (A = 0).",
+        f"Crude classes: a share of {not_a_word:.3g} of filler is not words but tags, spaces and "
+        "ends of answers."]
     return Table("flaws", "The five flaws, each with the number that shows it",
                  by_row({"flaw": "", "found": ".3g"}, rows), "\n".join(sentences),
                  [f"kinds of token: {', '.join(KINDS)}"])

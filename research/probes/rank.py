@@ -30,15 +30,16 @@ Advantages are those of a group of the first R answers: the z-score, and as cont
     a critic     --advantage gae with lambda 0.95, after --critic_batches batches of 8 other
                  problems
 
-Some of it needs no measuring. A row times a number other than 0 changes no rank, so a zero sum
-takes no rank from A. It makes the sum of the rows a combination of R - 1 differences, and with two
-distinct rewards a multiple of one vector, the mean of the right answers minus the mean of the wrong
-ones; a vector has no rank. The other group estimators, rloo and dr_grpo, are the z-score times a
-number, so they have the same ranks.
+Part of the answer needs no measurement. Multiplying a row by a number other than 0 does not change
+the rank, so advantages that sum to zero do not lower the rank of A. They only make the sum of the
+rows a combination of R - 1 differences. With two distinct rewards this sum is a multiple of one
+vector, the mean of the right answers minus the mean of the wrong ones; and a vector has no rank.
+The other group estimators, rloo and dr_grpo, are the z-score times a number, so they have the same
+ranks.
 
-A comes from its Gram matrix, R x R in float32 (summed in float64). Gradients are kept for one part
-of the parameters at a time, so that they take --memory GiB at most; each part is a pass of its own
-over all answers. Groups whose rewards are equal are left out.
+The ranks of A are computed from its Gram matrix, R x R in float32 (summed in float64). Gradients
+are kept for one part of the parameters at a time, so that they take at most --memory GiB. Each part
+needs its own pass over all answers. Groups whose rewards are equal are left out.
 """
 from collections import defaultdict
 from collections.abc import Iterator
@@ -66,17 +67,19 @@ GROUP_SIZES = (2, 4, 8, 16)
 COLUMNS_AT_ONCE = 2 ** 15  # of more of them float32 loses the last digits
 FLAGS = {
     **OF_A_MODEL,
-    "questions": Flag(12, "problems, each with matrices of its own", least=1, most=10_000),
-    "answers": Flag(16, "answers to each; groups are the first 2, 4, 8, 16 of them", least=2,
+    "questions": Flag(12, "problems; each has its own matrices", least=1, most=10_000),
+    "answers": Flag(16, "answers to each problem; the groups are the first 2, 4, 8 and 16", least=2,
                     most=1000),
-    "measured_k": Flag(2, "continuations a token of Monte Carlo credit; 0 is without", least=0,
+    "measured_k": Flag(2, "continuations of each token for Monte Carlo credit; 0 leaves it out",
+                       least=0,
                        most=1000),
-    "critic_batches": Flag(16, "batches that a critic learns from beforehand; 0 is without one",
+    "critic_batches": Flag(16, "batches that a critic is first trained on; 0 leaves it out",
                            least=0, most=10_000),
-    "critic": Flag("head", "linear in the hidden state, or a network of its own",
+    "critic": Flag("head", "critic: linear in the hidden state (head), or its own network (trunk)",
                    choices=("head", "trunk")),
-    "layer": Flag("mlp.up_proj", "the weight matrix of B, in the middle layer"),
-    "memory": Flag(4.0, "GiB for gradients; less of it is more passes", above=0, most=10_000)}
+    "layer": Flag("mlp.up_proj", "the weight matrix in the middle layer whose gradient is B"),
+    "memory": Flag(4.0, "GiB for gradients; with less, there are more passes over the answers",
+                   above=0, most=10_000)}
 RANDOM, MEASURED, NO_BASELINE = "random by token", "Monte Carlo by token", "no baseline"
 Kinds = dict[str, torch.Tensor]  # by the way in which tokens are weighted
 

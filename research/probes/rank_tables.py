@@ -69,8 +69,8 @@ def ranks_by_size(found: FoundRanks) -> Table:
     problems = len(found["A", Z, main])
     return Table("sizes", "Ranks of the z-score's gradient, by the size of the group",
                  by_row(formats, rows), "\n".join(sentences),
-                 [f"means over problems whose answers differ in reward ({problems} at R = {main}); "
-                  "a matrix of R rows has rank R at most, so R = 2 says nothing about A"],
+                 [f"Means over problems whose answers differ in reward ({problems} at R = {main}). "
+                  "A matrix of R rows has at most rank R, so R = 2 says nothing about A"],
                  {f"R={main}": f"R={main}{WITH_INTERVAL}", ONES: f"all equal, R={main}"})
 
 

@@ -3,21 +3,21 @@
     python -m research scoreboard
     python -m research scoreboard --model runs/x/checkpoints/step_000100
 
-The credit of a token, V(after) - V(before), is measured for every token of a batch from many
-continuations (credit.py). Summed over an answer, the squares of the credits are on average the
-variance of the reward. So a token's square, as a share of that sum, is the share it decides. An
-answer of four tokens:
+The credit of a token is V after it minus V before it, where V is the expected reward of continuing
+from there. It is measured for every token of a batch from many continuations (credit.py). Summed
+over an answer, the squared credits are on average the variance of the reward. So the share that a
+token decides is its squared credit divided by that sum. An example with four tokens:
 
     credit            0.0    0.5   -0.1    0.0
     share it decides  0%     96%     4%    0%       0.25 and 0.01 of 0.26
     weight            1.0    3.0    0.5    0.5      of some weighting
 
-Every method, which is a weighting or an advantage, gets an index. Order the tokens of each answer
-by weight, from -1 (least) to 1 (most). The index is the mean rank of a token, each token counted by
-the share it decides: 1 if the token with most weight decides everything, 0 if weights and shares
-are unrelated, -1 if the token with least weight decides everything. Above it is
-0.96 - 0.04 * 0.67. Squared credits are products of independent estimates, so that the variance of
-the estimates adds nothing.
+Every method, which is a weighting or an advantage, gets an index. The tokens of each answer are
+ranked by weight, from -1 (least) to 1 (most). The index is the mean of these ranks, in which each
+token counts by the share it decides. It is 1 if the token with most weight decides everything, 0 if
+weights and shares are unrelated, and -1 if the token with least weight decides everything. In the
+example it is 0.96 - 0.04 * 0.67. A squared credit is measured as the product of two independent
+estimates, because the square of one estimate would be too large by its variance.
 
 The batch is written as a run folder for analyze.py, with the columns true_credit, true_credit_se
 and decided, the squared credit; and change, the change of each log-prob in a first step of AdamW.
@@ -40,9 +40,9 @@ from research.probes.methods import make_methods
 FLAGS = {
     **OF_A_MODEL,
     "questions": Flag(12, "problems whose credit is measured", least=2, most=10_000),
-    "answers": Flag(8, "answers to each of them", least=2, most=1000),
-    "continuations": Flag(32, "for the credit of a token that is a free choice; fewer where it is "
-                              "nearly certain", least=2, most=10_000)}
+    "answers": Flag(8, "answers to each problem", least=2, most=1000),
+    "continuations": Flag(32, "continuations that measure the credit of an uncertain token; a "
+                              "nearly certain one gets fewer", least=2, most=10_000)}
 
 
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
@@ -62,9 +62,10 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     write_run(folder / "run", policy, measured, with_change=True)  # the model's last use
     intro = [f"{policy.folder}: {args.questions} problems x {args.answers} answers, "
              f"{len(tokens):,} tokens, credit from {credit.spent:,} sampled tokens.",
-             "Credit is V(after) - V(before). The share that a token decides is its squared credit "
-             "over the reward's variance, which squared credits sum to over an answer on average. "
-             "Intervals are over problems, for this policy."]
+             "The credit of a token is V after it minus V before it, where V is the expected "
+             "reward of continuing from there. The share that a token decides is its squared "
+             "credit over the reward's variance: on average, the squared credits of an answer sum "
+             "to that variance. Intervals are over problems, for this policy."]
     return Findings("Which tokens decide the reward, and which method finds them", intro, tables)
 
 
@@ -82,6 +83,7 @@ def scores_table(tokens: TokenTable, sizes: dict[str, np.ndarray]) -> Table:
     formats = {"arm": "", "index": "+.2f"}
     return Table("scores", "How well each method finds the tokens that decide",
                  by_row(formats, rows), "",
-                 ["-: the same number for all tokens of an answer; in simulations of 12 problems "
-                  "such 95% intervals held the true value in 91 to 94% of cases"],
+                 ["A method with - has the same number for all tokens of an answer. In "
+                  "simulations of 12 problems, such 95% intervals contained the true value in 91 "
+                  "to 94% of cases"],
                  {"arm": "method", "index": f"index{WITH_INTERVAL}"})

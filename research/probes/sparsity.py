@@ -5,20 +5,21 @@
 It has been claimed that GRPO's gradient becomes sparse over training. Three things could be meant,
 and each is measured at every checkpoint of a run, on the same problems:
 
-    groups      groups whose answers all got the same reward carry no gradient: their share in the
-                run's credit files since the checkpoint before. Beside it stands the share that
-                follows from success alone: the mean over problems of p^R + (1 - p)^R, R the run's
-                answers to a problem, unbiased from --answers answers to each (so at least R)
+    groups      the share of groups without spread: all their answers got the same reward, so they
+                carry no gradient. It is counted in the run's credit files since the checkpoint
+                before. Beside it is the share that follows from the success rate p alone: the mean
+                over problems of p^R + (1 - p)^R, where R is the run's number of answers to a
+                problem. It is estimated without bias from --answers answers (so at least R)
     tokens      the share of tokens with p > 0.99, and the mean of 1 - sum p^2, which is the
                 expected square of a log-prob's gradient at the logits
     parameters  Hoyer's sparsity (2004) of the gradient, (sqrt n - l1 / l2) / (sqrt n - 1): 0 where
                 all n numbers are equal in size, 1 where all but one are 0, about 0.2 for Gaussian
-                ones. It is measured of GRPO's gradient, and of that of plain log-probs, which
-                knows no reward
+                ones. It is measured for GRPO's gradient, and for the gradient of the log-probs
+                alone, which does not depend on the reward
 
 If gradients become sparse, groups without spread, confident tokens and Hoyer's sparsity grow, and
-1 - sum p^2 falls. More groups without spread may only mean that success has passed a half, because
-p^R + (1 - p)^R is least there.
+1 - sum p^2 falls. More groups without spread may only mean that success has passed one half,
+because p^R + (1 - p)^R is smallest there.
 """
 from dataclasses import replace
 from math import comb
@@ -41,7 +42,7 @@ FLAGS = {
     "run": Flag("runs/none-grpo-s0", "folder of a run with checkpoints"),
     **{name: flag for name, flag in OF_A_MODEL.items() if name != "model"},
     "questions": Flag(32, "problems, the same at every checkpoint", least=2, most=10_000),
-    "answers": Flag(16, "answers to each of them", least=2, most=1000)}
+    "answers": Flag(16, "answers to each problem", least=2, most=1000)}
 CONFIDENT = 0.99
 MEASURED = ("success", "groups without spread", "of success alone", "p > 0.99", "1 - sum p^2",
          "Hoyer, GRPO", "Hoyer, log-probs")
@@ -138,15 +139,16 @@ def steps_table(rows: list[Row]) -> Table:
         known = [value for value in columns[name] if value is not None]
         if len(known) > 1:
             is_sparser = sign * (known[-1] - known[0]) > 0
-            sentences.append(f"{in_words} went from {known[0]:.3f} to {known[-1]:.3f}: by this "
-                             f"the gradient became {'sparser' if is_sparser else 'no sparser'}.")
+            sentences.append(f"{in_words} went from {known[0]:.3f} to {known[-1]:.3f}: by "
+                             "this measure the gradient became "
+                             f"{'sparser' if is_sparser else 'no sparser'}.")
     of_success = columns["of success alone"]
     sentences.append("The share of groups without spread that follows from success alone went from "
                      f"{of_success[0]:.3f} to {of_success[-1]:.3f}.")
     formats = {"step": "d", **dict.fromkeys(MEASURED, ".3f")}
     return Table("steps", "At each checkpoint", by_row(formats, rows), "\n".join(sentences),
-                 ["groups without spread: in the run's credit files since the checkpoint before, "
-                  "by the whole reward; mean of p^R + (1 - p)^R: what follows from success alone, "
-                  "by right or wrong, from the answers sampled here. All numbers are of this one "
-                  "run"],
+                 ["Groups without spread, whose rewards are all equal, are counted in the run's "
+                  "credit files since the checkpoint before. The mean of p^R + (1 - p)^R is the "
+                  "share that follows from success alone, which counts only right and wrong, and "
+                  "comes from answers sampled here. All numbers are of this one run"],
                  {"of success alone": "mean of p^R + (1 - p)^R"})

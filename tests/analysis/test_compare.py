@@ -59,7 +59,7 @@ def test_many_runs_on_one_page(tmp_path, capsys):
     places = [page.index(f"<section id={anchor(name)} ") for name in (
         "arms", *MEASURES, "stability", "credit by class")]
     assert places == sorted(places)
-    assert page.index("Success in training, in points") < page.index("<details")
+    assert page.index("Success in training: each arm") < page.index("<details")
     assert page.count("<figure") == 1
 
 
@@ -124,7 +124,7 @@ def test_where_training_says_little_the_evaluation_is_the_primary_metric(tmp_pat
     (_, *tables), *_ = compare.chapters_of(comparison).values()
     assert [table.name for table in tables][0] == primary
     last_note = tables[1].notes[-1]
-    assert last_note.startswith("not the primary metric here") == bool(why) and why in last_note
+    assert last_note.startswith("This is not the primary metric") == bool(why) and why in last_note
 
 
 @pytest.mark.parametrize("low, high, room", [
@@ -149,7 +149,7 @@ def test_a_gain_of_too_few_pairs_has_no_verdict_and_is_no_test(tmp_path):
     of_two = gain_over(comparison.arms["random"], comparison.arms["none"], AT_THE_END)
     assert at_the_end["random"]["p"] == pytest.approx(of_two.p)
     nothing = gain_over(comparison.arms["random"], {})
-    assert nothing.verdict == "nothing in common" and np.isnan(nothing.estimate.value)
+    assert nothing.verdict == "no shared seed" and np.isnan(nothing.estimate.value)
 
 
 def test_a_control_is_not_corrected_and_not_counted(tmp_path):

@@ -229,7 +229,7 @@ def test_classes_by_position(log):
                  for f in range(5)) for unit in UNITS]
     with np.errstate(invalid="ignore"):
         finding = notes_tables.classes_by_fifth(found).finding
-    assert f"in {ahead[0]} of 5 bins by A w log p, in {ahead[1]} by A w s" in finding
+    assert f"in {ahead[0]} of 5 bins by A w log p, and in {ahead[1]} by A w s" in finding
 
 
 def mean_at(rows, fifth, name, unit):

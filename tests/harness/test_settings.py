@@ -32,9 +32,9 @@ ABSENT = object()
     (Flag(0.5), float("nan"), "--n nan should be a number"),
     (Flag(8, "a text"), "7" * 9999, f"--n '{'7' * 79} should be a whole number"),
     (Flag(False), 1, "--n 1 should be yes or no"),
-    (Flag(8, least=2), 1, "--n 1 should be at least 2, at most 1000000000"),
-    (Flag(0.5, above=0), 0, "--n 0 should be above 0, at most 1000000000"),
-    (Flag(0.5, least=0, most=1), 1.25, "--n 1.25 should be at least 0, at most 1"),
+    (Flag(8, least=2), 1, "--n 1 should be at least 2 and at most 1000000000"),
+    (Flag(0.5, above=0), 0, "--n 0 should be above 0 and at most 1000000000"),
+    (Flag(0.5, least=0, most=1), 1.25, "--n 1.25 should be at least 0 and at most 1"),
     (Flag("a", choices=("mean", "gradient", "none")), "non",
      "--n non is not one of: none, mean, gradient")])
 def test_a_value_that_does_not_fit_is_refused(flag, value, words):
@@ -282,7 +282,7 @@ def test_a_flag_belongs_to_its_method(own_choices):
 
     assert settings_of(["--mitigation", "right", "--power", "2"]).method_flags["power"] == 2
     said = refusal(settings_of, ["--power", "2"])
-    assert said == "--power belongs to right, --mitigation is none (--help lists the flags)"
+    assert said == "--power belongs to right, but --mitigation is none (--help lists the flags)"
     said = refusal(settings_of, ["--mitigation", "right", "--whole", "0.5"])
     assert said.endswith("should be a whole number, as its default 1 is: write 1.0 there")
 
@@ -348,7 +348,7 @@ def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices
     for name, value in (("questions", 5), ("steps", 8), ("answers", 8)):  # recipe, file, default
         assert re.search(rf"--{name} \w+ [^()]*\(default {value}\)", text), name
     assert help_of("late") == ("--mitigation late\n\nWords below, 100%.\n\nMore of them.\n\n"
-                               "  --power  (default 2.0) above 0, at most 1000000000\n")
+                               "  --power  (default 2.0) above 0 and at most 1000000000\n")
     assert "--help latex: there is no method" in refusal(read_flags, ["--help", "latex"])
 
 
@@ -358,11 +358,12 @@ def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices
     ("--task my_tsk", "there is no such module"), ("--task ../my_task", "there is no such module"),
     ("--task examples/largest_last.py",
      "the file examples/my_task.py is the module examples.my_task"),
-    ("--think_discount 0.5", "belongs to outcome_conditional, --mitigation is none"),
-    ("--mitigation entropy_masking --mask_percentile 120", "120.0 should be at least 0, at "),
+    ("--think_discount 0.5", "belongs to outcome_conditional, but --mitigation is none"),
+    ("--mitigation entropy_masking --mask_percentile 120", "120.0 should be at least 0 and at "),
     ("--mitigation inverse_logprob_as_published --rescale mean",
-     "--rescale has no effect without a --mitigation that is rescaled"),
-    ("--placebo weights", "no effect without --loss policy and, for weights, another --mitigation"),
+     "--rescale has no effect without a --mitigation whose weights are rescaled"),
+    ("--placebo weights",
+     "no effect without --loss policy and, to shuffle weights, a --mitigation"),
     ("--data x.jsonl --max_number 9", "no effect without generated problems: not with --data"),
     ("--eval_every 0 --eval_tasks 9", "--eval_tasks has no effect without --eval_every above 0"),
     ("--clip_low 0.3", "--clip_low has no effect without --epochs above 1"),

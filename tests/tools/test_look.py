@@ -24,9 +24,9 @@ def test_a_weighting_of_ten_tokens():
     the mean weight 1 in its place 10 of 20."""
     weight = np.where(KIND == NUMBER, 3.0, 0.5)
     lines = about_gradient(True, KIND, ONES, ONES, ONES, weight)
-    assert lines[0].endswith("plain GRPO's: number 3.00, word 0.50")
+    assert lines[0].endswith("in plain GRPO: number 3.00, word 0.50")
     assert "the heaviest tenth of the tokens has 30% of all weight" == lines[1]
-    assert "a batch 4.5 times as large" in lines[2] and ", 0.5 times if every" in lines[2]
+    assert "a batch 4.5 times as large" in lines[2] and "; 0.5 times, if all" in lines[2]
 
 
 def test_weights_of_whole_answers_have_no_noise_to_take_away():
@@ -52,9 +52,9 @@ def test_how_the_log_probs_of_the_kinds_change():
     mine = np.where(KIND == NUMBER, 0.8, 0.3) * np.array([-1] * 3 + [1] * 7)
     said = about_change(*(TokenTable({"kind": KIND, "push": push, "change": change})
                           for change in (plain, mine)))
-    assert "plain GRPO's: word 1.50, number 0.67;" in said
-    assert said.endswith("75% of the upward push went to tokens whose log-prob fell, 25% in plain "
-                         "GRPO")
+    assert "in plain GRPO: word 1.50, number 0.67;" in said
+    assert said.endswith("75% of the upward push A w s^2 went to tokens whose log-prob "
+                         "fell, 25% in plain GRPO")
 
 
 def test_an_advantage_has_signs():
@@ -109,7 +109,7 @@ def test_of_a_large_model_one_batch_is_looked_at(monkeypatch, capsys):
     monkeypatch.setattr("qwen2_model.Qwen2.is_large", True)
     look("itself", s, s, True)
     said = capsys.readouterr().out
-    assert said.startswith("8 answers of") and "change of log p" in said
+    assert "in 8 answers" in said and "change of log p" in said
 
 
 def test_it_is_what_training_gives_the_tokens(capsys):
@@ -119,10 +119,11 @@ def test_it_is_what_training_gives_the_tokens(capsys):
     settings = [make_settings(plain | more) for more in ({}, {"mitigation": "by_kind"})]
     look("itself", settings[0], settings[0], True)
     printed = capsys.readouterr().out
-    assert printed.startswith("32 answers") and "one number an answer" in printed
-    *_, change = printed.partition("share of all change")
-    assert set(change.partition("GRPO's: ")[2].partition(";")[0].split()[1::2]) <= {"1.00,", "1.00"}
-    gradient = printed.partition("GRPO's: ")[2].partition("the heaviest")[0]
+    assert "in 32 answers" in printed and "one number an answer" in printed
+    *_, change = printed.partition("share of the change")
+    factors = change.partition("plain GRPO: ")[2].partition(";")[0].split()[1::2]
+    assert set(factors) <= {"1.00,", "1.00"}
+    gradient = printed.partition("in plain GRPO: ")[2].partition("the heaviest")[0]
     assert {part.split()[-1] for part in gradient.split(", ")} == {"1.00"}
     look("by_kind", *settings, True)
     said = capsys.readouterr().out

@@ -67,6 +67,6 @@ def test_a_step_of_which_nothing_was_finished(tmp_path, capsys):
 def test_a_real_models_tokens_are_on_record_without_its_weights():
     """A weighting that asks the model says nothing of them."""
     told = preview.on_real_tokens(make_settings({"mitigation": "entropy_weighted"}))
-    assert told[0].startswith("32 answers of an untrained Qwen2.5") and "word 1." in told[1]
+    assert told[0].startswith("the same, in 32 recorded answers") and "word 1." in told[1]
     for asks in ("attention_credit", "oracle"):
         assert preview.on_real_tokens(make_settings({"mitigation": asks})) == []

@@ -15,10 +15,10 @@ def test_a_tool_that_is_started_as_a_file_says_how_to_start_it():
 
 @pytest.mark.parametrize("tool, argv, said", [
     (preview, "nowhere", "nowhere does not exist"),
-    (preview, "RUN --mitigation gtpo", "gtpo is an advantage, and this shows weightings"),
+    (preview, "RUN --mitigation gtpo", "gtpo is an advantage, and this tool shows weightings"),
     (follow, "RUN --step 9", "run has steps 1 to 3"),
     (follow, "RUN --answer 8", "--answer 8: step 3 has answers 0 to 7"),
-    (follow, "RUN --token 1", "--token 1 is of which answer"),
+    (follow, "RUN --token 1", "--token 1 needs --answer"),
     (sample, "", "are required: RUN, PROBLEM"),
     (sample, "nowhere 3", "nowhere is neither a run folder nor a model folder"),
     (sample, "TINY 3 5 999999 22", "cannot spell the prompt of the problem 3 5 999999 make 22"),

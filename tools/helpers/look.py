@@ -93,8 +93,8 @@ def look(name: str, plain: Settings, idea: Settings, is_weighting: bool) -> None
     usual, mine = (replace(batch, forward=None) for batch in (usual, mine))
     del policy, of_plain, of_idea  # the model: of a large one there is no room for two
     kind, *columns = (torch.cat(parts).numpy() for parts in zip(*found))
-    say(f"{count * len(batch.mask)} answers of the untrained model, {len(kind)} tokens; {name} "
-        "against plain GRPO:")
+    say(f"{name} compared with plain GRPO, in {count * len(batch.mask)} answers "
+        f"({len(kind)} tokens) of the untrained model:")
     show_status("a look at the untrained model, the change of its log-probs in plain GRPO")
     in_plain = tokens_after_a_step(plain, usual, ones)
     show_status(f"a look at the untrained model, the change of its log-probs with {name}")
@@ -139,9 +139,9 @@ def about_change(plain: TokenTable, idea: TokenTable) -> str:
     weights."""
     gains = share_gains(shares_of_kinds(idea["kind"], np.abs(idea["change"])),
                         shares_of_kinds(plain["kind"], np.abs(plain["change"])))
-    return (f"share of all change of log p in a step, times plain GRPO's: {gains}; "
-            f"{share_that_fell(idea):.0%} of the upward push went to tokens whose log-prob fell, "
-            f"{share_that_fell(plain):.0%} in plain GRPO")
+    return (f"share of the change of log p in a step, divided by its share in plain GRPO: {gains}; "
+            f"{share_that_fell(idea):.0%} of the upward push A w s^2 went to tokens whose log-prob "
+            f"fell, {share_that_fell(plain):.0%} in plain GRPO")
 
 
 def share_that_fell(tokens: TokenTable) -> float:
@@ -173,7 +173,7 @@ def about_gradient(is_weighting: bool, kind: np.ndarray, s: np.ndarray, usual: n
     name_of_amount = "weight" if is_weighting else "abs(A)"
     heaviest = np.sort(amount)[::-1][:max(1, round(TENTH * len(amount)))]
     of_all = heaviest.sum() / max(amount.sum(), 1e-30)
-    lines = [f"share of the gradient, times plain GRPO's: {gains}",
+    lines = [f"share of the gradient, divided by its share in plain GRPO: {gains}",
              f"the heaviest tenth of the tokens has {of_all:.0%} of all {name_of_amount}"]
     if not is_weighting:
         both = (advantage != 0) & (usual != 0)
@@ -181,12 +181,14 @@ def about_gradient(is_weighting: bool, kind: np.ndarray, s: np.ndarray, usual: n
         return [*lines, f"its sign differs from plain GRPO's at {turned:.0%} of the tokens where "
                         "both have one"]
     if not tells_tokens_apart:
-        return [*lines, "its weights are one number an answer: they move no credit between tokens"]
+        return [*lines, "its weights are one number an answer, so they move no credit between "
+                        "tokens"]
     at_most = as_a_batch(weight, usual_size, heaviest.mean())
     even = as_a_batch(weight, usual_size, weight.mean())
     return [*lines,
-            f"variance: it is worth a batch {at_most:.1f} times as large if only that tenth of the "
-            f"tokens decides the reward, {even:.1f} times if every token does"]
+            f"variance of the gradient: as with a batch {at_most:.1f} times as large, if only "
+            f"that tenth of the tokens decides the reward; {even:.1f} times, if all tokens decide "
+            f"it alike"]
 
 
 def as_a_batch(weight: np.ndarray, size: np.ndarray, level: float) -> float:

@@ -107,10 +107,10 @@ class Verdict:
         elif over_placebo.high < 0:
             seen = f"worse than a random one ({in_points(over_placebo)})"
         else:
-            seen = (f"not seen to differ from a random one: {in_points(over_placebo)}, so "
+            seen = (f"not seen to differ from a random one: {in_points(over_placebo)}. Here "
                     f"{room_left(over_placebo)}")
-        return (f"On these seeds its choice of {shuffled} is {seen}. Its placebo has the same "
-                f"numbers at other {shuffled}.")
+        return (f"On these seeds its choice of {shuffled} is {seen}. The placebo is the "
+                f"random choice: it has the same numbers at other {shuffled}.")
 
     def draw(self, folder: Path) -> Path:
         """A picture of how the arms learned, and of how far each pair is apart."""
@@ -147,9 +147,9 @@ def about_few(gain: Gain) -> list[str]:
     visible = gain.estimate.visible
     if gain.pairs >= FEW or not visible > 0:
         return []
-    return [f"{gain.pairs} pairs see little: with their spread, a true difference of "
-            f"{shown(visible, 'size')} points is found in 80 of 100 such experiments, a smaller "
-            "one in fewer."]
+    return [f"{gain.pairs} pairs can see only large differences. With the spread of these pairs, "
+            f"80 of 100 such experiments would find a true difference of {shown(visible, 'size')} "
+            f"points, and fewer would find a smaller one."]
 
 
 def in_points(estimate: Estimate) -> str:

@@ -31,7 +31,7 @@ def test_a_probe_prints_its_first_table_or_all(tmp_path, capsys):
     run(tmp_path / "x")
     out = capsys.readouterr().out
     assert all(len(line) <= 100 for line in out.splitlines()[:-3]) and "Checks" not in out
-    assert "- One idea." in out and "95% interval" in out and "How to read it." not in out
+    assert "- One idea." in out and "95% interval" in out and "How to read it." in out
     run(tmp_path / "y", "--all")
     out = capsys.readouterr().out
     assert "arm 59" in out and "## Checks" in out and "How to read it." in out

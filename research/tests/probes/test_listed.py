@@ -175,7 +175,7 @@ def test_flags_and_folders_that_do_not_go_together_are_refused(tmp_path):
     assert "--length has no effect without the synthetic task" in refusal(
         run, out, "--model", TINY, "--length", "3")
     assert "--above has no effect without --model" in refusal(run, out, "--above", "0.01")
-    assert "--answers 5 should be at least 2, at most 3" in refusal(run, out, "--answers", "5")
+    assert "--answers 5 should be at least 2 and at most 3" in refusal(run, out, "--answers", "5")
     assert "no_such_folder" in refusal(run, out, "--model", "no_such_folder")
     assert "too many paths" in refusal(run, out, "--model", TINY, "--questions", "2")
     (tmp_path / "run/checkpoints").mkdir(parents=True)
