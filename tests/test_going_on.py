@@ -144,7 +144,7 @@ def test_a_run_that_was_stopped_once_leaves_its_model_and_nothing_to_go_back_to(
     assert (folder / "checkpoints/step_000006/model.safetensors").exists()
     assert not list(folder.glob("checkpoints/*/trainer"))
     before = everything(folder)
-    assert "and no checkpoint to continue from" in run("--resume", folder, "--steps", 7,
+    assert "has no checkpoint to continue from" in run("--resume", folder, "--steps", 7,
                                                     expect=1).stderr
     assert everything(folder) == before
 

@@ -124,7 +124,7 @@ def test_a_forward_pass_is_at_the_temperature_of_the_sampling(tmp_path, capsys, 
     assert np.allclose(read_columns(folder, 1)["collision"], collision, atol=1e-5)
     analyzed(folder, capsys)
     page = (folder / "analysis/report.html").read_text()
-    assert "entropy and s are those of temperature 0.5" in page
+    assert "entropy and s were computed at temperature 0.5" in page
 
 
 TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"

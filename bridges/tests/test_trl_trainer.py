@@ -226,7 +226,7 @@ def test_the_record_is_at_trls_temperature_and_says_so(policy, tmp_path, undrawn
     torch.testing.assert_close(batch.log_prob[0, :n], wanted, rtol=0, atol=1e-5)
     analyze.main([str(folder)])
     page = (folder / "analysis/report.html").read_text()
-    assert "log p, entropy and s are those of temperature 0.5" in page
+    assert "log p, entropy and s were computed at temperature 0.5" in page
 
 
 @needs_trl
