@@ -124,7 +124,8 @@ def describe(run: Run, tally: Tally | None) -> str:
     if on_record is None:
         text += " Its files do not say at which temperature log p, entropy and s were computed."
     elif not sampled == on_record == 1:
-        text += (f" It was sampled at temperature {sampled}, but log p, entropy and s were "
+        joint = "and" if sampled == on_record else "but"
+        text += (f" It was sampled at temperature {sampled}, {joint} log p, entropy and s were "
                  f"computed at temperature {on_record}.")
     return text
 

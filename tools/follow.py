@@ -22,7 +22,7 @@ import torch
 from tokenizers import Tokenizer
 
 import mitigations  # noqa: F401  fills the lists of choices
-from analysis.account import settings_of, stages, where, with_numbers
+from analysis.account import stages, where, with_default_settings, with_numbers
 from analysis.answers import ShownAnswer, answer_of, groups_in_order, metrics_by_step
 from analysis.runs import Run, existing, read_run
 from analysis.tables import Table, by_row
@@ -187,7 +187,7 @@ def likeliest(run: Run, record: StepRecord, tokenizer: Tokenizer, answer: ShownA
 
 def show_what_moved(run: Run, record: StepRecord, tokenizer: Tokenizer, b: int, t: int) -> None:
     """Print how much each group of tokens moved token t of answer b."""
-    step, s = record.step, settings_of(run["config"])
+    step, s = record.step, with_default_settings(run["config"])
     folder = find_folder(str(sampled_by(run, step)))
     rollouts = read_credit(run["folder"], step, tokenizer)
     weight = torch.zeros_like(rollouts.advantage)
