@@ -157,9 +157,11 @@ def test_the_heading_says_what_the_run_is(tmp_path, known, steps, said):
 
 
 @pytest.mark.parametrize("known, said", [
-    ({}, ""), ({"temperature": 0.8}, "at temperature 0.8, but log p, entropy and s were computed at "
-                                     "temperature 1."),
-    ({"temperature": 0.8, "columns_temperature": 0.8}, "and s were computed at temperature 0.8."),
+    ({}, ""),
+    ({"temperature": 0.8}, "at temperature 0.8, but log p, entropy and s were computed at "
+                           "temperature 1."),
+    ({"temperature": 0.8, "columns_temperature": 0.8}, "0.8, and log p, entropy and s were "
+     "computed at temperature 0.8."),
     ({"columns_temperature": None}, "Its files do not say at which temperature log p, entropy and "
                                     "s were computed.")])
 def test_the_temperature_is_that_which_the_columns_are_at(known, said):
