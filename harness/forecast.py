@@ -1,10 +1,11 @@
 """A forecast for a large model on a CPU, made before it trains: how long a step and an evaluation
-take at most, how much memory and disk the run needs, and which type is faster.
+will take, how much memory and disk the run needs, and which type is faster.
 
 The model is not run. One matrix product is timed, and the time is computed from it: a forward pass
 is 2 operations a parameter and token, an update 6 (forward, and twice as much backward). Every
-answer is counted with its largest length, so a run whose answers are shorter takes less. From the
-first step on, the column `left` is about what was measured (Run.seconds_left).
+answer is counted with its largest length, so a run whose answers are shorter takes less. A small
+batch reaches less than the speed of one product, so a run of short answers may also take longer:
+here 8 seconds a step were seen where 4 had been forecast. From the first step on, the column `left` is about what was measured (Run.seconds_left).
 """
 import os
 import re
@@ -43,7 +44,7 @@ def forecast(s: Settings, policy: Policy) -> list[str]:
     saves = -(-s.steps // s.checkpoint_every) if s.checkpoint_every else int(s.save_model)
     in_all = s.steps * step + evaluations * evaluation + saves * seconds_of_saving(s, size)
     gigabytes = memory_of(s, policy.model) / 1e9
-    return [f"forecast for this CPU: at most about {in_words(step)} a step, {of_evaluation}"
+    return [f"forecast for this CPU: about {in_words(step)} a step, {of_evaluation}"
             f"{in_words(in_all)} in all, as if every answer had the full {s.max_new_tokens} "
             "tokens; shorter answers take less, and the column left counts what was measured",
             f"it needs about {gigabytes:.0f} GB of memory; {disk_of(s, size)}"]

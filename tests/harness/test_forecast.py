@@ -40,7 +40,7 @@ def test_what_is_told_is_what_is_counted(monkeypatch):
     step = (1 + 3) * (80 + 2 * P)
     time, space = forecast.forecast(policy.settings, policy)
     evaluation = 160 + 16 * P
-    assert (f"at most about {step:g} s a step, {evaluation:g} s an evaluation, "
+    assert (f"about {step:g} s a step, {evaluation:g} s an evaluation, "
             f"{30 * step + 3 * evaluation + 2 * 12:g} s in all") in time
     assert "of memory" in space and "two newest checkpoints" in space
 
