@@ -4,8 +4,9 @@ will take, how much memory and disk the run needs, and which type is faster.
 The model is not run. One matrix product is timed, and the time is computed from it: a forward pass
 is 2 operations a parameter and token, an update 6 (forward, and twice as much backward). Every
 answer is counted with its largest length, so a run whose answers are shorter takes less. A small
-batch reaches less than the speed of one product, so a run of short answers may also take longer:
-here 8 seconds a step were seen where 4 had been forecast. From the first step on, the column `left` is about what was measured (Run.seconds_left).
+batch reaches less than the speed of one product, so a run of short answers may also take longer: 8
+seconds a step were seen where 4 had been forecast. From the first step on, the column `left` is
+about what was measured (Run.seconds_left).
 """
 import os
 import re
