@@ -212,7 +212,8 @@ class Settings:
     change_every: int = option(
         10, "steps between measurements of each token's change, its log-prob after the step minus "
         "before; they are also made at the first and the last step. 0 means never. A measured step "
-        "needs one more forward pass, on a CPU a sixth of its time", topic=RECORD, **HOW_IT_IS_MADE)
+        "needs two more forward passes, on a CPU two fifths more time", topic=RECORD,
+        **HOW_IT_IS_MADE)
     checkpoint_every: int = option(
         25, "steps between checkpoints; there is also one at the end. 0 means never",
         topic=RECORD, **HOW_IT_IS_MADE)
