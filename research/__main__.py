@@ -26,6 +26,8 @@ command continues them.
                                      reward?
     python -m research change        does the change of a token's log-prob follow its credit?
     python -m research group         what becomes of one group's rewards in one step?
+    python -m research failure       how does a run fail? its signs, beside those of a run that
+                                     learns
 
 These are probes: each answers one question, prints its findings, and writes a folder with
 numbers.json and its picture. On a CPU a probe takes minutes. NAME --help lists the flags of a
@@ -41,7 +43,7 @@ from harness.screen import run_as_program
 from research.probes.common import run_probe
 
 PROBES = ("scoreboard", "large", "exact", "dial", "law", "change", "phase1", "rank", "sparsity",
-          "baseline", "group")
+          "baseline", "group", "failure")
 OTHERS = {"board": "board", "real_board": "real_board", "notes": "notes", "publish": "publish"}
 
 

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.plots import (BLUE, COLOURS, GREY, OF_CHANGE, OF_CREDIT, OF_GRADIENT, OF_PUSH,
-                            OF_TOKENS, ORANGE, legend_below, plt, save, style_of)
+                            OF_TOKENS, ORANGE, legend_below, plt, save, style_of, whole_steps)
 from analysis.statistics import mean_over
 from engine.errors import PROJECT
 from research.experiments import lessons
@@ -322,6 +322,27 @@ def draw_decided_by_model(table: dict) -> Figure:
     return figure
 
 
+def draw_failure(values: dict) -> Figure:
+    """Success, entropy and groups without spread over the steps of training: a line for each
+    run."""
+    titles = {"success": "Success in training", "entropy": "Entropy",
+              "groups_without_spread": "Groups without spread"}
+    labels = {"success": "share of right answers", "entropy": "mean over the tokens",
+              "groups_without_spread": "share of the problems"}
+    figure, axes = plt.subplots(1, len(titles), figsize=(11.5, 3.6))
+    for run, curves in values.items():
+        for axis, sign in zip(axes, titles):
+            steps = np.arange(1, len(curves[sign]) + 1)
+            axis.plot(steps, curves[sign], marker="o", ms=3, label=run,
+                      color=BLUE if run == "learns" else ORANGE)
+    for axis, sign in zip(axes, titles):
+        axis.set(title=titles[sign], xlabel="step", ylabel=labels[sign])
+        axis.set_ylim(-0.02, None if sign == "entropy" else 1.02)
+    whole_steps(*axes)
+    legend_below(figure, axes[0], ncols=len(values))
+    return figure
+
+
 PLAINLY = {"mask 0.1": "knows all tokens that decide", "half known 0.1": "knows half of them",
            "batch 4x": "plain GRPO, four times as many answers"}
 PUBLISHED = {  # picture -> how it is drawn, and which table or values of which result it shows
@@ -330,6 +351,7 @@ PUBLISHED = {  # picture -> how it is drawn, and which table or values of which 
     "docs/push-and-change.png": (lessons.draw_push_and_change, "group", "kinds"),
     "docs/gradient-size.png": (lessons.draw_gradient_size, lessons.gradient_sizes),
     "docs/z-score.png": (lessons.draw_z_scores, lessons.z_scores),
+    "docs/collapse.png": (draw_failure, "failure", "values"),
     "research/results/exact-real.png": (draw_decided_by_model, "exact_real", "kind"),
     "research/results/dial-shares-plain.png": (draw_dial_shares_plainly, "dial", "values"),
     "research/results/board-leads.png": (draw_gains, "board", "board"),
