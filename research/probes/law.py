@@ -99,7 +99,6 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     torch.set_num_threads(args.threads or 1)
     tasks = list(dict.fromkeys(args.worlds.split(",")))
     progress = Progress(**{task: TaskSpec.read(task).tokens for task in tasks})
-    dial.learning_rates(args.rates)
     arms: dict[str, SyntheticArm] = {}
     left_out = []
     for name in [TRUE, *dial.arms_asked(args.only)]:
