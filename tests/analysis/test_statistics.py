@@ -35,10 +35,10 @@ def test_an_estimate_without_an_error_or_without_freedom():
 
 
 def test_t_values_by_hand():
-    """1 and 3: mean 2, population std 1, over sqrt 2. 5, 5 and 5 have no spread, nor have three of
-    0.1, whose squares sum to 0.030000000000000006; 0 has neither spread nor size."""
-    n, total, square = np.array([[2, 4, 10], [3, 15, 75], [3, 3 * 0.1, 3 * 0.1 ** 2],
-                                 [2, 0, 0]]).T
+    """1 and 3: mean 2, population std 1, over sqrt 2. Three of 5 have no spread, nor have ten of
+    0.1, by whose rounded sums the variance is 5e-18; 0 has neither spread nor size."""
+    ten = [10, 0.9999999999999999, 0.10000000000000003]
+    n, total, square = np.array([[2, 4, 10], [3, 15, 75], ten, [2, 0, 0]]).T
     assert t_values(n, total, square) == pytest.approx([2 * 2 ** 0.5, 0, 0, 0])
 
 
@@ -156,6 +156,19 @@ def test_one_seed_speaks_of_items_alone_and_one_item_of_nothing():
     reach = student_quantile(0.975, 7) * np.sqrt(differences.var(ddof=1) / 8)
     assert found.high - found.value == pytest.approx(reach, rel=1e-4)
     assert np.isnan(paired_difference(np.array([[0.3], [0.5]])).low)
+
+
+def test_what_a_paired_difference_could_see_by_hand():
+    """One seed, four problems: their differences have variance 1/3, over four 1/12. Two seeds that
+    agree: the same 1/12, of which 1/64 is the randomness of answers. Each has three degrees of
+    freedom, so an interval reaches 4.177 times its root if two arms are tested. An error of seeds,
+    which have one degree, would reach 25.452 times as far."""
+    row = [1.0, 1, 0, 0]
+    error = (1 / 12) ** 0.5
+    assert paired_difference([row], tests=2).visible == pytest.approx(detectable(3, 2) * error)
+    of_seeds = 4.1765 / 25.4517 * error
+    found = paired_difference([row, row], tests=2).visible
+    assert found == pytest.approx(detectable(1, 2) * of_seeds, rel=1e-3)
 
 
 def test_seeds_that_happen_to_agree_are_no_proof():
