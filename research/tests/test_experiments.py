@@ -2,13 +2,15 @@
 from pathlib import Path
 
 import pytest
+from conftest import write_log
 
 from engine.errors import UserError
 from harness.planned import PlannedRun
+from harness.settings import make_settings, read_flags
 from research.experiments import common
-from research.experiments.common import (finished_arms, from_short_form, mean_step_seconds,
-                                         require_same_plan, short_form, success_by_parts,
-                                         total_seconds, write_report)
+from research.experiments.common import (end_with, finished_arms, finished_run, from_short_form,
+                                         mean_step_seconds, require_same_plan, short_form,
+                                         success_by_parts, total_seconds, write_report)
 from research.probes.common import Findings
 
 
@@ -54,6 +56,30 @@ def test_a_published_run_needs_no_folder_and_is_taken_first(monkeypatch):
     monkeypatch.setattr(common, "finished_run", lambda one: folders.get(one.folder.name))
     assert finished_arms(planned, {("none", 1): "published"}) == {
         "none": {0: "in a folder", 1: "published"}}
+
+
+def test_a_run_with_as_many_threads_as_the_plan_says_is_taken(tmp_path):
+    """And not before its last step."""
+    planned = PlannedRun("none", 0, tmp_path / "none-s0", ["--threads", "1", "--eval_every", "0"], 2)
+    assert finished_run(planned) is None
+    flags = [*planned.flags, "--steps", "2", "--seed", "0"]
+    config = make_settings(read_flags(flags)).to_json()
+    metrics = [{"step": 1, "success": 0.5}, {"step": 2, "success": 0.25}]
+    write_log(planned.folder, {}, config, metrics)
+    assert len(finished_run(planned)["metrics"]) == 2
+    (planned.folder / "metrics.jsonl").write_text('{"step": 1, "success": 0.5}\n')
+    assert finished_run(planned) is None
+    planned.folder = tmp_path / "other-s0"
+    write_log(planned.folder, {}, config | {"threads": 2}, metrics)
+    with pytest.raises(UserError, match="has --threads 2, not 1: remove it, and it is made again"):
+        finished_run(planned)
+
+
+def test_arms_that_failed_end_in_an_error(capsys):
+    end_with({})
+    with pytest.raises(SystemExit) as stopped:
+        end_with({"rloo": "rloo-s0: no memory"})
+    assert stopped.value.code == 1 and "failed: rloo: rloo-s0: no mem" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("folder, command", [
