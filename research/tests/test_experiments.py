@@ -60,10 +60,10 @@ def test_a_published_run_needs_no_folder_and_is_taken_first(monkeypatch):
 
 def test_a_run_with_as_many_threads_as_the_plan_says_is_taken(tmp_path):
     """And not before its last step."""
-    planned = PlannedRun("none", 0, tmp_path / "none-s0", ["--threads", "1", "--eval_every", "0"], 2)
+    flags = "--threads 1 --eval_every 0".split()
+    planned = PlannedRun("none", 0, tmp_path / "none-s0", flags, steps=2)
     assert finished_run(planned) is None
-    flags = [*planned.flags, "--steps", "2", "--seed", "0"]
-    config = make_settings(read_flags(flags)).to_json()
+    config = make_settings(read_flags([*flags, "--steps", "2", "--seed", "0"])).to_json()
     metrics = [{"step": 1, "success": 0.5}, {"step": 2, "success": 0.25}]
     write_log(planned.folder, {}, config, metrics)
     assert len(finished_run(planned)["metrics"]) == 2
