@@ -24,6 +24,7 @@ from harness.record import Json
 IN_TRAINING, AT_THE_END = MEASURES = ("success in training", "held-out success at the end")
 LEVEL = 0.05        # a difference is seen if its corrected p is below this
 NOT_SEEN = "no difference seen"
+SAME = 1e-12        # success that differs by less differs by rounding alone
 
 Arm = Mapping[int, Run]  # the runs of one arm, by seed
 
@@ -76,7 +77,7 @@ def room_left(estimate: Estimate) -> str:
     """A clause that says which gains and losses a 95% interval leaves open."""
     gain, loss = shown(estimate.high, "size"), shown(-estimate.low, "size")
     if not np.isfinite(estimate.low):
-        return "there are too few pairs for an interval"
+        return "these pairs give no interval"
     if estimate.low >= 0:
         return f"the interval leaves room for a gain of up to {gain} points"
     if estimate.high <= 0:
@@ -97,10 +98,20 @@ def gain_over(mine: Arm, theirs: Arm, measure: str = IN_TRAINING, tests: int = 1
         return Gain((), Estimate(np.nan))
     pairs = np.stack(list(found.values()))  # (seeds, 1 or problems)
     if measure == IN_TRAINING:
-        estimate = mean_over(pairs[:, 0], tests)
+        estimate = mean_of_differences(pairs[:, 0], tests)
     else:
         estimate = paired_difference(pairs, tests)
     return Gain(tuple(found), estimate, estimate.p)
+
+
+def mean_of_differences(differences: Floats, tests: int) -> Estimate:
+    """The mean over pairs. Where all pairs have the same difference, which is luck in short runs,
+    their spread says nothing of other seeds: there is no interval and no p. Runs that are the same
+    to the bit differ by 0 in every pair, and this is known."""
+    are_equal = len(differences) > 1 and np.ptp(differences) < SAME
+    if are_equal and abs(differences[0]) >= SAME:
+        return Estimate(float(differences.mean()))
+    return mean_over(differences, tests)
 
 
 def gains(family: Mapping[str, tuple[Arm, Arm]], measure: str = IN_TRAINING,

@@ -18,12 +18,15 @@ from engine.policy import derived_seed
 from engine.rollouts import Rollouts
 from engine.tokens import OPERATOR, THINK, WORD
 from grpo import group_z_score
+from harness.flags import Flag, check_value
 from harness.load import make
+from harness.parser import value_of
 from research.dial.task import Sample, SyntheticTask
 from research.probes.methods import ComparedMethod
 
 PLAIN, TRUE, EXACT = "plain GRPO", "true credit", "exact gradient"
 QUESTIONS, ANSWERS = 8, 8
+NUMBER = Flag(1.0, most=1e6)  # at the end of an arm's name: a weight, or how many times the batch
 
 
 @dataclass(frozen=True)
@@ -186,12 +189,23 @@ def named_arm(name: str, flags: dict | None = None) -> SyntheticArm:
     if name in MITIGATIONS or name in ADVANTAGES:
         return SyntheticArm(name, listed(name, flags or {}))
     if word == "batch":
-        return SyntheticArm(name, plain_coefficients, float(number.removesuffix("x")))
+        times = number_in(name, number.removesuffix("x"))
+        if round(QUESTIONS * times) < 1:
+            raise UserError(f"{name}: a batch has {QUESTIONS} problems times this number, so it "
+                            "should have one or more")
+        return SyntheticArm(name, plain_coefficients, times)
     masks = {"mask": {}, "half known": {"known": 0.5}, "placebo": {"is_placebo": True}}
     if word in masks:
-        return SyntheticArm(name, masked(float(number), **masks[word]))
+        return SyntheticArm(name, masked(number_in(name, number), **masks[word]))
     known = {PLAIN: plain_coefficients, EXACT: None, TRUE: true_credit_coefficients}
     if name not in known:
         raise UserError(f"there is no weighting and no advantage {name}: is its function in "
                         "mitigations.py, below @mitigation or @advantage?")
     return SyntheticArm(name, known[name])
+
+
+def number_in(name: str, text: str) -> float:
+    """The number at the end of an arm's name."""
+    number = value_of(text, NUMBER)
+    check_value(f"only {name}:", number, NUMBER)
+    return float(number)

@@ -56,7 +56,7 @@ def main(argv: list[str]) -> None:
     if not args.report_only:
         failed = make_stages(board, args, python_command("-m", "research", "board", *argv))
     if not args.dry_run:
-        report_board(board, command_of("board", typed))
+        report_board(board, command_of("board", typed, ["runs"]))
     end_with(failed)
 
 

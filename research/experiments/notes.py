@@ -80,7 +80,7 @@ def main(argv: list[str]) -> None:
     if not args.report_only:
         command = python_command("-m", "research", "notes", *argv)
         failed = make_runs(planned, args.processes or processes_for(planned), command)
-    report_experiment(args, finished_arms(planned), command_of("notes", typed))
+    report_experiment(args, finished_arms(planned), command_of("notes", typed, ["runs"]))
     end_with(failed)
 
 

@@ -23,8 +23,9 @@ from analysis.tables import Cell, Table, by_row, escaped, shown
 from engine.errors import PROJECT, UserError
 from research.experiments.published import RESULTS, pages, read_result
 
-MARKED = re.compile(r"<!-- (table|text|words|source|number|interval) ((?:(?!-->).)+?) -->"
-                    r"(.*?)<!-- end -->", re.S)
+KINDS = "table|text|words|source|number|interval"
+BEGIN, END = re.compile(rf"<!-- (?:{KINDS}) "), "<!-- end -->"
+MARKED = re.compile(rf"<!-- ({KINDS}) ((?:(?!-->).)+?) -->(.*?){END}", re.S)
 
 
 def filled_pages() -> dict[Path, str]:
@@ -47,7 +48,13 @@ def check_marks(name: str) -> None:
 
 
 def fill(text: str, page: str) -> str:
-    """The page with everything that is marked made again."""
+    """The page with everything that is marked made again. Where a mark is not closed, what it would
+    replace goes on to the end of the next mark, so this is an error."""
+    begun, closed = len(BEGIN.findall(text)), text.count(END)
+    if not begun == closed == len(MARKED.findall(text)):
+        raise UserError(f"{page} has {begun} marks and {closed} times {END}: each mark needs one, "
+                        "before the next mark begins")
+
     def made_again(match: re.Match) -> str:
         kind, words, _ = match.groups()
         return f"<!-- {kind} {words} -->{content_of_mark(kind, words, page)}<!-- end -->"

@@ -33,6 +33,8 @@ def main(argv: list[str]) -> None:
     folder = typed.pop("folder", None)
     flags = with_defaults(typed, FLAGS)
     if flags.check:
+        if folder:
+            raise UserError(f"--check publishes nothing: leave out {folder} or --check")
         check_all()
         return
     if folder:

@@ -57,7 +57,7 @@ def estimates_as_arrays(stored: list[dict]) -> tuple[np.ndarray, np.ndarray, np.
 def result_of(folder: Path) -> dict:
     """What is published of the numbers that an experiment or a probe has written."""
     numbers = read_json(folder / "numbers.json")
-    if not {"measured", "tables"} <= numbers.keys():
+    if not {"measured", "tables", "settings"} <= numbers.keys():
         raise UserError(f"{folder} was not written by python -m research")
     result = {key: numbers[key] for key in KEPT if key in numbers}
     settings = numbers["settings"]

@@ -104,7 +104,8 @@ def main(argv: list[str]) -> None:
         threads = max(1, usable_cores() // processes)
         missing = [replace(run, threads=threads) for run in missing]
         failed = make_runs(missing, processes, command)
-    report_real_board(args, finished_arms(planned, known), command_of("real_board", typed))
+    command = command_of("real_board", typed, ["runs"])
+    report_real_board(args, finished_arms(planned, known), command)
     end_with(failed)
 
 

@@ -29,8 +29,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from engine.tokens import load_tokenizer
-from harness.flags import Flag
-from research.probes.change_batches import MeasuredBatch, load_or_measure_batch
+from harness.flags import Flag, check_value
+from harness.parser import value_of
+from research.probes.change_batches import MeasuredBatch, load_or_measure_batch, sampled_by
 from research.probes.change_tables import fell_and_rose_table, items_table, kinds_table
 from research.probes.change_synthetic import synthetic_table
 from research.probes.common import COMMON, Findings
@@ -53,12 +54,14 @@ FLAGS = {
     "processes": Flag(1, "batches that are measured at the same time", least=1, most=64),
     "batches": Flag(16, "batches of each synthetic task; 0 leaves these tasks out",
                     least=0, most=1000)}
+STEP = Flag(1, least=1, most=1_000_000, kind=int)
 
 
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
     runs = [Path(run) for run in args.runs.split(",")] if args.runs else []
-    steps = [int(step) for step in args.steps.split(",")]
-    units = list(product(steps, runs))
+    units = list(product(numbers_of_steps(args.steps), runs))
+    for step, run in units:
+        sampled_by(run, step)  # a wrong run or step is told before any batch is measured
     by_step: dict[int, list[MeasuredBatch]] = {}
     spent = 0  # tokens
     if units:
@@ -78,3 +81,13 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     intro = [f"{len(units)} batches of {args.questions} x {args.answers} answers, "
              f"{spent:,} tokens sampled for their credit."]
     return Findings("Push, change and credit", intro, tables)
+
+
+def numbers_of_steps(text: str) -> list[int]:
+    """The steps that --steps names, separated by commas."""
+    steps = []
+    for part in text.split(","):
+        step = value_of(part, STEP)
+        check_value("steps", step, STEP)
+        steps.append(step)
+    return steps

@@ -16,15 +16,17 @@ import numpy as np
 import torch
 
 from analysis.tokens import TokenTable, table_of_frames
+from engine.errors import UserError
 from engine.optimizer import AdamW
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from grpo import gradient_size, group_z_score, update_with_change
 from harness.memory import return_memory
 from harness.load import load_policy
-from harness.record import checkpoint_folders, whole
+from harness.record import checkpoint_folders, run_config, whole
 from harness.settings import make_settings
 from qwen2_model import Qwen2
+from research.experiments.published import fingerprint
 from research.probes.credit import true_credit
 
 STEP_LENGTH = 0.02  # of a plain step: the limit of the gradient's norm
@@ -44,9 +46,11 @@ class MeasuredBatch:
 
 
 def load_or_measure_batch(run: Path, step: int, flags: dict) -> MeasuredBatch:
-    """The batch as it was measured before, or measured now and kept."""
+    """The batch as it was measured before, or measured now and kept. Its file is named after the
+    run's settings, too, so that it is measured again when another run has the folder's name."""
     sizes = "x".join(str(flags[name]) for name in SIZES_IN_NAME)
-    path = Path(flags["kept"]) / f"{run.name}-{step}-{sizes}.npz"
+    settings = fingerprint(run_config(run))[:12]
+    path = Path(flags["kept"]) / f"{run.name}-{settings}-{step}-{sizes}.npz"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         found = measure_batch(run, step, flags)
@@ -91,8 +95,19 @@ def policy_before(run: Path, step: int, flags: dict) -> Policy:
              "questions": flags["questions"], "answers": flags["answers"]}
     if flags["new_tokens"]:
         given["max_new_tokens"] = flags["new_tokens"]
-    folder = checkpoint_folders(run)[step - 1] if step > 1 else None
-    return load_policy(make_settings(given), folder)
+    return load_policy(make_settings(given), sampled_by(run, step))
+
+
+def sampled_by(run: Path, step: int) -> Path | None:
+    """The checkpoint whose model sampled this step; None is the model that the run began with."""
+    run_config(run)  # an error where this is no run
+    if step == 1:
+        return None
+    checkpoints = checkpoint_folders(run)
+    if step - 1 not in checkpoints:
+        raise UserError(f"{run} has no checkpoint of step {step - 1}, whose model sampled step "
+                        f"{step}; it has {', '.join(map(str, checkpoints)) or 'none'}")
+    return checkpoints[step - 1]
 
 
 def with_groups(rollouts: Rollouts, size: int) -> Rollouts:

@@ -13,7 +13,7 @@ from research.probes.change_batches import (ADAMW_STEP, PLAIN_STEP, PUSH, SMALL_
                                             MeasuredBatch)
 from research.probes.common import jackknife_of_sums, rank_correlation, share_of_sums
 
-COMMON_ITEM = 20  # tokens of a vocabulary item, in each run
+COMMON_ITEM = 20  # tokens of a vocabulary item: in each run, or for the correlations as below
 MOST_ITEMS = 6    # that are shown
 SHOWN = ("word", "number", "operator")
 PUSH_AND_CHANGES = (PUSH, *STEPS)
@@ -43,7 +43,8 @@ def size_of_credit(tokens: TokenTable) -> np.ndarray:
 
 
 def of_frequent_items(tokens: TokenTable) -> np.ndarray:
-    """(n,): whether a token is of a vocabulary item that occurs often enough."""
+    """(n,): whether a token is of a vocabulary item that occurs often enough: 20 times, and from 32
+    problems on 20 times for every 16 problems."""
     _, item_of, count = np.unique(tokens["token_id"], return_inverse=True, return_counts=True)
     runs = max(1, tokens.problems // 16)
     return np.asarray((count >= COMMON_ITEM * runs)[item_of])

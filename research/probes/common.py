@@ -12,7 +12,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -76,11 +76,12 @@ def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[...
     print(f"\n{seconds:.0f} s; numbers: {folder / 'numbers.json'}{more}")
 
 
-def command_of(name: str, typed: dict) -> str:
-    """The command that was typed, without what changes no number."""
+def command_of(name: str, typed: dict, leave_out: Collection[str] = ()) -> str:
+    """The command that was typed, without what changes no number: these flags, and for an
+    experiment also the folder of its own runs."""
     words = [f"python -m research {name}"]
     for flag, value in typed.items():
-        if flag not in ("all", "out", "runs", "processes", "report_only"):
+        if flag not in ("all", "out", "kept", "processes", "report_only", *leave_out):
             words.append(f"--{flag} {shlex.quote(str(value))}")
     return " ".join(words)
 
@@ -146,7 +147,9 @@ def jackknife_of_sums(problem: np.ndarray, values: Sequence[np.ndarray],
                       statistic: Callable[[np.ndarray], float],
                       cell: np.ndarray | None = None) -> Estimate:
     """A statistic of the sums (values, cells) of some columns (n,) over the tokens of each cell;
-    its interval from the values that it has without each problem."""
+    its interval from the values that it has without each problem. A problem without tokens does not
+    count as one, whatever its number."""
+    _, problem = np.unique(problem, return_inverse=True)
     problems = int(problem.max()) + 1
     if cell is None:
         cell = np.zeros(len(problem), int)
@@ -164,9 +167,14 @@ def share_of_sums(problem: np.ndarray, part: np.ndarray, whole: np.ndarray) -> E
 
 
 def rank_correlation(one: list | np.ndarray, two: list | np.ndarray) -> float:
-    """Spearman's."""
-    ranks_one, ranks_two = np.argsort(np.argsort(one)), np.argsort(np.argsort(two))
-    return float(np.corrcoef(ranks_one, ranks_two)[0, 1])
+    """Spearman's: the correlation of the ranks. Equal values share their mean rank."""
+    return float(np.corrcoef(mean_ranks(one), mean_ranks(two))[0, 1])
+
+
+def mean_ranks(values: list | np.ndarray) -> np.ndarray:
+    """[5, 7, 5] -> [0.5, 2, 0.5]"""
+    _, which, times = np.unique(values, return_inverse=True, return_counts=True)
+    return np.asarray((np.cumsum(times) - (times + 1) / 2)[which])
 
 
 class Progress:

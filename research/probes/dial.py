@@ -28,8 +28,8 @@ from analysis.statistics import Estimate, mean_over
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row, shown
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
-from harness.flags import Flag, flags_of
-from harness.parser import make_parser
+from harness.flags import Flag, check_value, flags_of
+from harness.parser import make_parser, value_of
 from research.dial.arms import PLAIN, TRUE, SyntheticArm, named_arm
 from research.dial.task import TaskSpec
 from research.dial.training import train_policies
@@ -56,13 +56,16 @@ FLAGS = {
     "rate_seeds": Flag(8, "seeds, other than those of the arms, on which the rate is chosen",
                        least=1, most=1000)}
 RATES_FROM, SEEDS_FROM = 1000, 3000
+RATE = Flag(1e-2, above=0, most=10)
 IN_POINTS = f"points of mean success over plain GRPO{WITH_INTERVAL}"
 
 
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
     torch.set_num_threads(args.threads or 1)  # a step is too small for more
-    tasks = args.worlds.split(",")
-    names = [PLAIN, TRUE, *SCALE, *arms_asked(args.only)]
+    tasks = list(dict.fromkeys(args.worlds.split(",")))
+    names = list(dict.fromkeys([PLAIN, TRUE, *SCALE, *arms_asked(args.only)]))
+    arms = {name: arm_as_typed(name) for name in names}  # a wrong name is told before the training
+    learning_rates(args.rates)
     cells: list[dict] = []
     reasons: dict[str, str] = {}  # why an arm cannot be asked
     progress = Progress(**{task: TaskSpec.read(task).tokens for task in tasks})
@@ -70,7 +73,7 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
         for i, name in enumerate(names):
             progress(task, i / len(names), f"{task}: {name}")
             try:
-                cells.append(trained_cell(task, arm_as_typed(name), name, args))
+                cells.append(trained_cell(task, arms[name], name, args))
             except UserError as error:
                 if args.only:
                     raise UserError(f"{name} cannot be asked here: {error}") from None
@@ -103,8 +106,10 @@ def arm_as_typed(text: str) -> SyntheticArm:
     """The arm that is typed as `my_idea --strength 2`, or by a name alone."""
     name, *typed = text.split(" --")
     chosen = MITIGATIONS.get(name) or ADVANTAGES.get(name)
-    if not typed or chosen is None:
+    if not typed:
         return named_arm(name)
+    if chosen is None:
+        raise UserError(f"--only {text}: {named_arm(name).name} has no flags")
     words = []
     for flag in typed:
         words += f"--{flag}".split(maxsplit=1)
@@ -125,7 +130,7 @@ def trained_cell(task: str, arm: SyntheticArm, name: str, args: SimpleNamespace,
 
 def best_rate(spec: TaskSpec, arm: SyntheticArm, args: SimpleNamespace) -> float:
     """The rate with the highest mean over other seeds."""
-    rates = [float(rate) for rate in args.rates.split(",")]
+    rates = learning_rates(args.rates)
     first = args.seed + RATES_FROM
     seeds = list(range(first, first + args.rate_seeds))
     rate_of_runs = np.repeat(rates, len(seeds)).tolist()  # all seeds at the first rate, ...
@@ -135,6 +140,16 @@ def best_rate(spec: TaskSpec, arm: SyntheticArm, args: SimpleNamespace) -> float
         of_rate = [mean for mean, its_rate in zip(success, rate_of_runs) if its_rate == rate]
         mean_of_rate[rate] = fmean(of_rate)
     return max(mean_of_rate, key=mean_of_rate.__getitem__)
+
+
+def learning_rates(text: str) -> list[float]:
+    """The rates that --rates names, separated by commas."""
+    rates = []
+    for part in text.split(","):
+        rate = value_of(part, RATE)
+        check_value("rates", rate, RATE)
+        rates.append(rate)
+    return rates
 
 
 def dial_leaderboard(tasks: list[str], cells: list[dict]) -> Table:
@@ -180,7 +195,10 @@ def shares_by_task(cells: list[dict]) -> Table:
     rows: list[Row] = []
     for task, success in by_task.items():
         plain, true = success[PLAIN], success[TRUE]
-        shares = [share_of_gain(success[mask] - plain, true - plain) for mask in masks]
+        shares: Row = []
+        for mask in masks:
+            known = success.get(mask)
+            shares.append(None if known is None else share_of_gain(known - plain, true - plain))
         rows.append([task, *shares, mean_over(true - success[LARGEST_BATCH])])
     formats, headings = {"world": ""}, {"world": "task"}
     for mask in masks:

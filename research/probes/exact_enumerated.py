@@ -1,5 +1,6 @@
 """Bias, direction and variance in a synthetic task whose answers are all listed: what
 `python -m research exact` measures without --model."""
+import difflib
 import math
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -10,6 +11,8 @@ import torch
 
 from analysis.statistics import Estimate
 from analysis.tables import WITH_INTERVAL, Columns, Row, Table, by_row
+from engine.choices import ADVANTAGES, MITIGATIONS
+from engine.errors import UserError
 from research.probes.batches import Batches, Listed, estimator, list_advantages, list_weights
 from research.probes.common import Findings, Progress
 from research.probes.enumerated import EnumeratedTask, make_enumerated
@@ -28,7 +31,7 @@ def measure_enumerated(args: SimpleNamespace) -> Findings:
     torch.set_num_threads(args.threads or torch.get_num_threads())
     seeds = range(args.seed, args.seed + args.policies)
     progress = Progress(**dict.fromkeys(map(str, seeds), 1.0))
-    only = args.only and [*ALWAYS_SHOWN, *args.only.split(",")]
+    only = args.only and [*ALWAYS_SHOWN, *named_methods(args.only)]
     found, weightings, advantages = [], [], []
     for seed in seeds:
         findings = of_policy(seed, args, only, partial(progress, str(seed)))
@@ -40,6 +43,18 @@ def measure_enumerated(args: SimpleNamespace) -> Findings:
     intro = f"{args.policies} policies. The first: {found[0].intro[0]}"
     return Findings("Synthetic tasks whose answers are all listed", [intro, LEGEND],
                     [over_policies(weightings, "none"), over_policies(advantages, "rloo")])
+
+
+def named_methods(text: str) -> list[str]:
+    """The methods that --only names, separated by commas."""
+    known = {**MITIGATIONS, **ADVANTAGES}
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f", did you mean {near[0]}?" if near else ""
+            raise UserError(f"--only: there is no weighting and no advantage {name!r}{hint}")
+    return names
 
 
 def of_policy(seed: int, args: SimpleNamespace, only: list[str] | None,

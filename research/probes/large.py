@@ -57,7 +57,7 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     progress, end = Progress(problems=1), time.monotonic() + 60 * args.minutes
     measured: list[MeasuredAnswers] = []
     right: list[float] = []
-    for rollouts, stands_for in kept_problems(policy, args, right):
+    for rollouts, stands_for in kept_problems(policy, args, right, end):
         progress("problems", len(measured) / args.problems,
                  f"{len(measured)} problems, {np.mean(right):.1%} of {len(right)} answers right")
         if len(measured) == args.problems or time.monotonic() > end:
@@ -65,8 +65,9 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
         credit = true_credit(policy, rollouts, args.continuations, certain=args.certain)
         measured.append(MeasuredAnswers(rollouts, credit, stands_for))
     if len(measured) < 2:
-        raise UserError(f"{np.mean(right):.1%} of {len(right)} answers are right, and fewer than "
-                        "two problems were sometimes solved: train the model before "
+        raise UserError(f"{np.mean(right):.1%} of {len(right)} answers are right, and in "
+                        f"{args.minutes:g} minutes fewer than two problems that are sometimes "
+                        "solved were measured: give it more --minutes, or train the model before "
                         "(tools.warmup)")
     tokens = tokens_of(policy, measured)
     write_run(folder / "run", policy, measured)
@@ -81,11 +82,13 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
                     {"right": right, "decided_by_problem": by_problem(tokens)})
 
 
-def kept_problems(policy: Policy, args: SimpleNamespace,
-                  right: list[float]) -> Iterator[tuple[Rollouts, torch.Tensor]]:
-    """Ask problems as training does, round after round, and give those that are kept. Whether each
-    answer is right is added to `right`."""
+def kept_problems(policy: Policy, args: SimpleNamespace, right: list[float],
+                  end: float) -> Iterator[tuple[Rollouts, torch.Tensor]]:
+    """Ask problems as training does, round after round until the time is over, and give those that
+    are kept. Whether each answer is right is added to `right`."""
     for step in range(1, MOST_ROUNDS):
+        if right and time.monotonic() > end:
+            return
         with torch.no_grad():
             rollouts = sample_batch(policy, args.questions, args.answers, step)
         right += rollouts.scores["answer"].tolist()

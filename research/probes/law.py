@@ -97,12 +97,16 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
         predictions, measured = args.against.split(",")
         return compare_rules(predictions, measured, dial.arms_asked(args.only or ASKED))
     torch.set_num_threads(args.threads or 1)
-    tasks = args.worlds.split(",")
+    tasks = list(dict.fromkeys(args.worlds.split(",")))
     progress = Progress(**{task: TaskSpec.read(task).tokens for task in tasks})
-    arms = {}
+    arms: dict[str, SyntheticArm] = {}
+    left_out = []
     for name in [TRUE, *dial.arms_asked(args.only)]:
-        if not keeps_state(name):
-            arms[name] = dial.arm_as_typed(name)
+        arm = dial.arm_as_typed(name)
+        if keeps_state(name):
+            left_out.append(name)
+        else:
+            arms[name] = arm
     first = args.seed + NOISE_FROM
     seeds = range(first, first + args.policies)
 
@@ -124,12 +128,14 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
             if means:
                 rows.append(prediction_row(task, name, means, curve))
     return Findings("What should credit by token be worth?", [dial.training_in_words(args)],
-                    [predictions_table(rows)], {"curves": curves})
+                    [predictions_table(rows, left_out)], {"curves": curves})
 
 
 def keeps_state(name: str) -> bool:
-    """Whether a listed method is a class, which learns from batch to batch."""
-    return inspect.isclass(MITIGATIONS.get(name) or ADVANTAGES.get(name))
+    """Whether a listed method is a class, which learns from batch to batch. It may be typed with
+    flags."""
+    method, *_ = name.split(" --")
+    return inspect.isclass(MITIGATIONS.get(method) or ADVANTAGES.get(method))
 
 
 def noise_ratio_to_gain(ratio: float, curve: Curve) -> float:
@@ -236,21 +242,31 @@ def prediction_row(task: str, name: str, means: dict[str, tuple[float, float]],
             noise_ratio_to_gain(ratio, curve)]
 
 
-def predictions_table(rows: list[Row]) -> Table:
+def predictions_table(rows: list[Row], left_out: list[str]) -> Table:
     formats = {"world": "", "arm": "", "untrained": ".3g", "half": ".3g", "cosine": ".2f",
                "cosine half": ".2f", "ratio": ".3g", "gain": "points"}
+    notes = ["noise at the parameters, at equal signal; cosine: of the mean gradient with the true "
+             "one, which the prediction leaves out; ratio: the mean of both"]
+    if left_out:
+        notes.append(f"left out, because each batch is alone here and they keep a state between "
+                     f"batches: {', '.join(left_out)}")
     return Table("predictions", "Noise over plain GRPO's, and the gain that it predicts",
-                 by_row(formats, rows), "",
-                 ["noise at the parameters, at equal signal; cosine: of the mean gradient with the "
-                  "true one, which the prediction leaves out; ratio: the mean of both"],
+                 by_row(formats, rows), "", notes,
                  {"world": "task", "untrained": "noise, untrained", "half": "half trained",
                   "cosine half": "cosine, half trained", "gain": "predicted gain"})
 
 
 def compare_rules(predictions: str, measured: str, arms: list[str]) -> Findings:
     """What each rule predicted for these arms, and what was measured."""
+    said = read_result(RESULTS / f"{predictions}.json")
+    found = read_result(RESULTS / f"{measured}.json")
+    if said["measured"] != "law" or "curves" not in said["values"]:
+        raise UserError(f"--against: {predictions}.json has no predictions of python -m research "
+                        "law")
+    if found["measured"] != "dial":
+        raise UserError(f"--against: {measured}.json has no gains of python -m research dial")
     curves = {}
-    for task, curve in read_result(RESULTS / f"{predictions}.json")["values"]["curves"].items():
+    for task, curve in said["values"]["curves"].items():
         curves[task] = {float(size): gain for size, gain in curve.items()}
     gains = {(row["world"], row["arm"]): row["gain"] for row in table_rows(measured, "board")}
     of_arms: dict[str, list[dict]] = {arm: [] for arm in arms}  # predictions that can be compared
@@ -262,10 +278,13 @@ def compare_rules(predictions: str, measured: str, arms: list[str]) -> Findings:
     for arm, known in of_arms.items():
         if not known:
             continue
-        found = [gains[row["world"], arm] for row in known]
+        gains_of_arm = [gains[row["world"], arm] for row in known]
         for rule, predict in RULES.items():
             predicted = [predict(row, curves[row["world"]]) for row in known]
-            rows.append([arm, rule, *prediction_errors(predicted, found)])
+            rows.append([arm, rule, *prediction_errors(predicted, gains_of_arm)])
+    if not rows:
+        raise UserError(f"none of the arms {', '.join(arms)} is both in {predictions}.json and in "
+                        f"{measured}.json")
     formats = {"arm": "", "rule": "", "worlds": "d", "inside": "d", "deviation": "size",
                "rank": ".2f", "slope": ".2f"}
     rules = Table("rules", "What was predicted, and what was measured", by_row(formats, rows), "",
@@ -275,10 +294,9 @@ def compare_rules(predictions: str, measured: str, arms: list[str]) -> Findings:
                   {"rule": "predicted by", "worlds": "tasks", "inside": "inside the interval",
                    "deviation": "mean deviation", "rank": "rank correlation",
                    "slope": "measured over predicted"})
-    cells = read_result(RESULTS / f"{measured}.json")["values"]["cells"]
     return Findings("Is the noise-to-batch-size prediction better than a plainer rule?",
                     [f"{predictions}.json beside {measured}.json"],
-                    [rules, dial.shares_by_task(cells)])
+                    [rules, dial.shares_by_task(found["values"]["cells"])])
 
 
 def prediction_errors(predicted: list[float], measured: list[dict]) -> list[float]:

@@ -33,6 +33,7 @@ import torch
 
 from analysis.notes import class_codes
 from analysis.tokens import TokenTable, joined_tables, read_tokens, table_of_frames
+from engine.errors import UserError
 from engine.forward import lay_out, log_probs_of_each, micro_batches
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
@@ -60,6 +61,9 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     rollouts = sample_batch(policy, args.questions, args.answers)
     progress("phase_1")
     found = {PHASE_1: phase_one(policy, rollouts)}
+    if not len(found[PHASE_1]):
+        raise UserError("every answer has a single token, and the last token of an answer predicts "
+                        "nothing: phase 1 needs longer answers")
     progress("random_text")
     text = random_text(policy, rollouts)
     found[RANDOM_TEXT] = phase_one(policy, text)

@@ -86,6 +86,7 @@ Kinds = dict[str, torch.Tensor]  # by the way in which tokens are weighted
 
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
     policy, found = policy_from_flags(args), defaultdict(list)
+    matrix_of(policy, args.layer)  # a wrong --layer is told before anything is sampled
     progress = Progress(critic=args.critic_batches / 8, problems=args.questions)
     critic = critic_of(policy, args, progress) if args.critic_batches else None
     learned = critic and critic.metrics["explained_variance"]
@@ -167,11 +168,22 @@ def middle_layer(policy: Policy) -> int:
     return len(policy.model.model.layers) // 2
 
 
+def matrix_of(policy: Policy, layer: str) -> torch.nn.Parameter:
+    """The weight matrix in the middle layer that --layer names."""
+    matrices = {}
+    for name, parameter in policy.model.model.layers[middle_layer(policy)].named_parameters():
+        if parameter.dim() == 2:
+            matrices[name.removesuffix(".weight")] = parameter
+    if layer not in matrices:
+        raise UserError(f"--layer {layer:.80} is not one of: {', '.join(matrices)}")
+    return matrices[layer]
+
+
 def gradients_of_answers(policy: Policy, rollouts: Rollouts, kinds: Kinds,
                          args: SimpleNamespace) -> tuple[Kinds, Kinds]:
     """The Gram matrices (B, B) of the answers' gradients, one for each kind, and the gradients in
     the one weight matrix (B, rows, columns)."""
-    matrix = policy.model.model.layers[middle_layer(policy)].get_submodule(args.layer).weight
+    matrix = matrix_of(policy, args.layer)
     B = len(rollouts.mask)
     grams = {kind: torch.zeros(B, B, dtype=torch.float64) for kind in kinds}
     kept = {kind: torch.zeros(B, *matrix.shape) for kind in kinds}

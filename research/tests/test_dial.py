@@ -195,6 +195,33 @@ def test_a_method_with_its_flags_stands_beside_the_scale(tmp_path, monkeypatch, 
         main(["dial", *quick, "--only", "deletion", "--out", "b"])
 
 
+@pytest.mark.parametrize("flags, sentence", [
+    (["--only", "mask abc"], "--only mask abc: 'abc' should be a number"),
+    (["--only", "by_kind,placebo -1"], "--only placebo -1: -1.0 should be at least 0"),
+    (["--only", "batch x"], "--only batch x: '' should be a number"),
+    (["--only", "batch 0.01x"], "batch 0.01x: a batch has 8 problems times this number"),
+    (["--only", "mask 0.1 --strength 2"], "--only mask 0.1 --strength 2: mask 0.1 has no flags"),
+    (["--only", "nothing"], "there is no weighting and no advantage nothing"),
+    (["--rates", "1e-2,abc"], "--rates 'abc' should be a number"),
+    (["--rates", "0"], "--rates 0.0 should be above 0 and at most 10"),
+    (["--rates", "nan"], "--rates nan should be a number")])
+@pytest.mark.parametrize("probe", ["dial", "law"])
+def test_what_is_typed_wrongly_is_told_before_anything_is_trained(monkeypatch, tmp_path, probe,
+                                                                  flags, sentence):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(dial, "train_policies", None)
+    with pytest.raises(UserError, match=sentence):
+        main([probe, *flags])
+
+
+def test_a_mask_that_was_not_trained_has_no_share():
+    cells = [{"world": "4/2", "arm": arm, "mean": mean} for arm, mean in {
+        PLAIN: [0.1, 0.2], TRUE: [0.3, 0.6], "mask 0": [0.2, 0.4], "batch 16x": [0.2, 0.3]}.items()]
+    [row] = dial.shares_by_task(cells).rows
+    assert row[1] is None and row[2].value == pytest.approx(0.5)
+    assert row[3].value == pytest.approx(0.2)
+
+
 def test_the_worth_of_a_method_is_said_in_a_sentence(monkeypatch):
     monkeypatch.setattr(dial, "train_policies", lambda spec, arm, seeds, rates, *_: [
         0.5 + 0.1 * (arm.name == TRUE) + 0.01 * seed % 2 * (arm.name == "random")

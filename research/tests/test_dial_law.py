@@ -6,6 +6,7 @@ import pytest
 import torch
 
 
+from engine.errors import UserError
 from research.__main__ import main
 from research.dial.arms import EXACT, PLAIN, named_arm
 from research.dial.task import SyntheticTask, TaskSpec
@@ -53,6 +54,19 @@ def test_published_predictions_are_compared_with_published_gains(tmp_path, monke
     assert len(shares["rows"]) == 14
 
 
+@pytest.mark.parametrize("names, sentence", [
+    ("board,dial", "board.json has no predictions of python -m research law"),
+    ("law_rules,dial", "law_rules.json has no predictions of python -m research law"),
+    ("law,board", "board.json has no gains of python -m research dial"),
+    ("law,nothing", "there is no .*nothing.json")])
+def test_results_of_other_commands_are_not_compared(tmp_path, monkeypatch, names, sentence):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=sentence):
+        main(["law", "--against", names])
+    with pytest.raises(UserError, match="none of the arms span is both in law.json and in dial"):
+        main(["law", "--against", "law,dial", "--only", "span"])
+
+
 def test_noise_and_cosine_of_four_gradients():
     """Mean (2, 0), variance 4/3 in the second: noise 4/3 / 4. Along (1, 1) the mean is sqrt 2."""
     found = torch.tensor([[2.0, 1], [2, -1], [2, 1], [2, -1]]).double()
@@ -85,9 +99,10 @@ def test_the_mean_of_many_batches_is_the_exact_gradient():
 
 def test_predictions_are_made_without_training_a_method(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    main(["law", *QUICK, "--policies", "1", "--worlds", "8/2", "--only", "mask 0,gae,deletion",
-          "--out", "law"])
+    main(["law", *QUICK, "--policies", "1", "--worlds", "8/2", "--out", "law",
+          "--only", "mask 0,gae --gae_lambda 0.5,deletion"])
     tables = json.loads((tmp_path / "law/numbers.json").read_text())["tables"]
     predictions = next(table for table in tables if table["name"] == "predictions")
     assert [row["arm"] for row in predictions["rows"]] == ["true credit", "mask 0"]  # gae learns
+    assert predictions["notes"][-1].endswith(": gae --gae_lambda 0.5, deletion")
     assert all(row["ratio"] < 1 for row in predictions["rows"])

@@ -112,6 +112,24 @@ def test_a_mark_that_means_nothing_is_named_with_its_page(results, marked, compl
         pages.fill(f"<!-- {marked} --><!-- end -->", "page.md")
 
 
+@pytest.mark.parametrize("text", [
+    "<!-- number small success none; end -->1% and <!-- words small success -->x<!-- end -->",
+    "<!-- words small success -->x<!-- end --> <!-- number small success none; end -->1%",
+    "<!-- words small success -->x<!-- end --> 1%<!-- end -->",
+    "<!-- nubmer small success none; end -->1%<!-- end -->"])
+def test_a_mark_that_is_not_closed_replaces_no_text(results, text):
+    with pytest.raises(UserError, match="page.md has . marks and . times <!-- end -->"):
+        pages.fill(text, "page.md")
+
+
+def test_a_check_publishes_nothing_and_a_folder_of_something_else_is_told(results, page, tmp_path):
+    with pytest.raises(UserError, match="--check publishes nothing: leave out x or --check"):
+        main(["publish", "x", "--check"])
+    (tmp_path / "numbers.json").write_text('{"measured": "small", "tables": []}')
+    with pytest.raises(UserError, match="was not written by python -m research"):
+        main(["publish", str(tmp_path)])
+
+
 def test_who_made_the_runs_is_kept(results, page, tmp_path):
     old = {"git_commit": "a" * 40, "versions": {"torch": "2.12.0"}}
     new = {"git_commit": "b" * 40, "versions": {"torch": "2.13.0"}}

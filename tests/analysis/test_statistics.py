@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from analysis.statistics import (Estimate, detectable, holm, jackknife, mean_over,
-                                 paired_difference, ratio, student_quantile, two_sided_p, verdicts)
+from analysis.statistics import (Estimate, detectable, estimate, holm, jackknife, mean_over,
+                                 paired_difference, ratio, student_quantile, t_values, two_sided_p,
+                                 verdicts)
 from harness.metrics import wilson_interval
 from properties import draw, given
 
@@ -15,6 +16,30 @@ from properties import draw, given
 def test_student_quantiles_are_those_of_the_table(df, probability, expected):
     assert student_quantile(probability, df) == pytest.approx(expected, abs=6e-4)
     assert two_sided_p(expected, df) == pytest.approx(2 * (1 - probability), abs=2e-4)
+
+
+def test_a_p_is_never_0():
+    """Nor where the density of the table is too small for a float, as for 1,500 problems."""
+    assert two_sided_p(60.0, 1499) > 0 and two_sided_p(1e300, 3) > 0
+    assert two_sided_p(0.0, 3) == pytest.approx(1)
+
+
+def test_an_estimate_without_an_error_or_without_freedom():
+    """A value that was the same each time has an interval without width, and is 0 or is not."""
+    assert estimate(0.5, 0.0, 3) == Estimate(0.5, 0.5, 0.5, 0.0, 0.0)
+    assert estimate(0.0, 0.0, 3) == Estimate(0.0, 0.0, 0.0, 1.0, 0.0)
+    assert np.isnan([estimate(0.5, 0.0, 0).low, estimate(0.5, np.nan, 3).low]).all()
+    assert np.isnan([estimate(np.nan, 0.1, 3).low, estimate(np.inf, 0.1, 3).low]).all()
+    two = estimate(0.5, 0.1, 9, tests=2)
+    assert two.visible == pytest.approx(0.1 * detectable(9, 2))
+
+
+def test_t_values_by_hand():
+    """1 and 3: mean 2, population std 1, over sqrt 2. Three of 5 have no spread, nor have ten of
+    0.1, by whose rounded sums the variance is 5e-18; 0 has neither spread nor size."""
+    ten = [10, 0.9999999999999999, 0.10000000000000003]
+    n, total, square = np.array([[2, 4, 10], [3, 15, 75], ten, [2, 0, 0]]).T
+    assert t_values(n, total, square) == pytest.approx([2 * 2 ** 0.5, 0, 0, 0])
 
 
 @given(draw.lists(draw.one_of(draw.floats(0, 1), draw.sampled_from([0.001, 0.02, 0.02, np.nan]))))
@@ -37,6 +62,7 @@ def test_holm_decides_what_a_table_says():
              Estimate(np.nan, np.nan, np.nan, np.nan), Estimate(1.0, 0.9, 1.1, 0.9),
              Estimate(2.0, 1.8, 2.2, 0.0001)]
     assert verdicts(found) == ["none seen", "less", "too few", "none seen", "more"]
+    assert verdicts([Estimate(2.0, p=0.05)]) == ["none seen"]  # below the level, not at it
 
 
 def test_the_interval_of_a_ratio_is_wider_for_few_groups_by_hand():
@@ -46,6 +72,10 @@ def test_the_interval_of_a_ratio_is_wider_for_few_groups_by_hand():
     assert np.log(found.high / 2) == pytest.approx(2.4469 * 0.5 * (7 / 6) ** 0.5, rel=1e-4)
     assert found.value == pytest.approx(2)
     assert np.isnan(ratio(np.log(2), 0.5, 5).low) and np.isnan(ratio(np.nan, 0.5, 9).low)
+    six = ratio(np.log(2), 0.5, 6)
+    assert np.log(six.high / 2) == pytest.approx(2.5706 * 0.5 * (6 / 5) ** 0.5, rel=1e-4)
+    t = np.log(2) / (0.5 * (6 / 5) ** 0.5)
+    assert six.p == two_sided_p(t, 5)
 
 
 @pytest.mark.parametrize("seeds, tests", [(3, 1), (5, 4)])
@@ -126,6 +156,19 @@ def test_one_seed_speaks_of_items_alone_and_one_item_of_nothing():
     reach = student_quantile(0.975, 7) * np.sqrt(differences.var(ddof=1) / 8)
     assert found.high - found.value == pytest.approx(reach, rel=1e-4)
     assert np.isnan(paired_difference(np.array([[0.3], [0.5]])).low)
+
+
+def test_what_a_paired_difference_could_see_by_hand():
+    """One seed, four problems: their differences have variance 1/3, over four 1/12. Two seeds that
+    agree: the same 1/12, of which 1/64 is the randomness of answers. Each has three degrees of
+    freedom, so an interval reaches 4.177 times its root if two arms are tested. An error of seeds,
+    which have one degree, would reach 25.452 times as far."""
+    row = [1.0, 1, 0, 0]
+    error = (1 / 12) ** 0.5
+    assert paired_difference([row], tests=2).visible == pytest.approx(detectable(3, 2) * error)
+    of_seeds = 4.1765 / 25.4517 * error
+    found = paired_difference([row, row], tests=2).visible
+    assert found == pytest.approx(detectable(1, 2) * of_seeds, rel=1e-3)
 
 
 def test_seeds_that_happen_to_agree_are_no_proof():

@@ -47,8 +47,14 @@ def test_numbers_command_and_settings_are_kept(tmp_path, monkeypatch):
 
 
 def test_the_command_leaves_out_what_changes_no_number():
-    typed = {"all": True, "out": "x", "runs": "x", "model": "runs/it's"}
+    typed = {"all": True, "out": "x", "kept": "x", "model": "runs/it's"}
     assert command_of("law", typed) == "python -m research law --model 'runs/it'\"'\"'s'"
+
+
+def test_the_runs_that_a_probe_measured_are_in_its_command_and_an_experiments_own_are_not():
+    typed = {"runs": "runs/x,runs/y", "processes": 2}
+    assert command_of("change", typed) == "python -m research change --runs runs/x,runs/y"
+    assert command_of("board", typed, ["runs"]) == "python -m research board"
 
 
 def test_the_overview_names_every_probe_and_help_shows_what_it_asks(capsys):

@@ -12,6 +12,7 @@ import grpo
 from conftest import StateIdea, gradients
 from analysis.statistics import Estimate
 from engine.choices import ADVANTAGES, MITIGATIONS
+from engine.errors import UserError
 from engine.forward import response_log_probs
 from grpo import policy_loss
 from mitigations import rescaled_weight
@@ -19,7 +20,7 @@ from research.probes import exact
 from research.probes.batches import (
     Batches, Estimator, estimator, list_advantages, list_weights, rows_of)
 from research.probes.common import run_probe
-from research.probes.exact_enumerated import median_of
+from research.probes.exact_enumerated import median_of, named_methods
 from research.probes.identities import identities_table
 from research.probes.enumerated import make_enumerated, without_rounding
 
@@ -155,6 +156,14 @@ def test_the_median_of_policies_lies_between_two_of_them_in_95_of_100_cases():
     assert median_of(range(1, 21)) == Estimate(10.5, 6, 15)
     assert median_of([3, 1, 2, 6, 5, 4]) == Estimate(3.5, 1, 6)
     assert median_of(range(5)).value == 2 and math.isnan(median_of(range(5)).low)
+
+
+def test_a_method_that_is_named_wrongly_is_an_error(tmp_path):
+    """The names may have spaces around them."""
+    assert named_methods("span, by_kind") == ["span", "by_kind"]
+    with pytest.raises(UserError, match="no advantage 'entropy_maskin', did you mean entropy_"):
+        run_probe("exact", exact.__doc__, exact.FLAGS, exact.measure,
+                  ["--only", "span,entropy_maskin", "--out", str(tmp_path / "x")])
 
 
 def test_several_policies_are_those_of_several_seeds(tmp_path, capsys):

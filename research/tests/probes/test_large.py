@@ -3,9 +3,11 @@ import json
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 
 from conftest import ROOT, hand_made
+from engine.errors import UserError
 from harness.record import read_columns
 from research.probes import large
 from research.probes.common import run_probe
@@ -44,6 +46,23 @@ def test_what_it_stands_for_counts_in_both_shares(policy):
     assert tokens["advantage"].tolist() == 2 * [3, 0.5, 0.5]
     assert tokens["problem"].tolist() == [0, 0, 0, 1, 1, 1]
     assert tokens["answer"].tolist() == [0, 1, 1, 2, 3, 3]
+
+
+def test_the_time_ends_where_no_problem_is_ever_solved(policy, monkeypatch):
+    """Each round takes a minute here, and in none is an answer right: two begin within 1.5
+    minutes."""
+    clock = SimpleNamespace(minutes=0)
+
+    def sample(*_):
+        clock.minutes += 1
+        return hand_made([[True]] * 4, scores={"answer": torch.zeros(4)})
+
+    monkeypatch.setattr(large, "sample_batch", sample)
+    monkeypatch.setattr(large, "time", SimpleNamespace(monotonic=lambda: 60 * clock.minutes))
+    monkeypatch.setattr(large, "policy_from_flags", lambda args: policy)
+    args = SimpleNamespace(minutes=1.5, problems=2, questions=1, answers=4, of_each=2)
+    with pytest.raises(UserError, match="0.0% of 8 answers are right, and in 1.5 minutes fewer"):
+        large.measure(args, None)
 
 
 def test_two_problems_of_the_model_that_ships(tmp_path, capsys):

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from conftest import copied, credit_columns, spoken, write_log
 
+from engine.errors import UserError
 from qwen2_model import Qwen2, causal, rotary
 from research.__main__ import main
 from research.probes.common import run_of
@@ -119,6 +120,13 @@ def test_answers_of_which_some_measures_know_nothing(tmp_path, learner, capsys, 
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_answers_of_one_token_have_no_phase_1(tmp_path):
+    with pytest.raises(UserError, match="every answer has a single token"):
+        main(["phase1", "--questions", "2", "--answers", "2", "--threads", "1",
+              "--max_new_tokens", "1", "--out", str(tmp_path / "x")])
+    assert not (tmp_path / "x").exists()
+
+
 def test_a_run(tmp_path, learner, capsys, undrawn):
     main(["phase1", "--questions", "6", "--answers", "3", "--threads", "1",
           "--max_new_tokens", "12", "--out", str(tmp_path / "x"), "--model", str(learner)])

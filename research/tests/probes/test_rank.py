@@ -15,8 +15,8 @@ from engine.tokens import NUMBER, WORD
 from research.__main__ import main
 from research.probes import rank
 from research.probes.rank import (
-    MEASURED, NO_BASELINE, add_ranks, advantages_of, gradients_of_answers, gram, parameter_parts,
-    planted, ranks_of)
+    MEASURED, NO_BASELINE, add_ranks, advantages_of, gradients_of_answers, gram, matrix_of,
+    parameter_parts, planted, ranks_of)
 from research.probes.rank_tables import (
     CRITIC, ONES, PLANTED, RANKS, Z, ranks_by_advantage, ranks_by_size)
 
@@ -52,6 +52,13 @@ def test_the_arms_of_a_group_are_those_of_training():
     assert sorted(arms["shuffled"]) == sorted(arms[Z]) and arms[ONES].tolist() == [1] * 4
     assert arms["random sum"].sum().item() == pytest.approx(0, abs=1e-12)
     assert arms[NO_BASELINE].tolist() == [0, 1, 0, 0]
+
+
+@pytest.mark.parametrize("layer", ["nothing", "mlp", "input_layernorm"])
+def test_a_layer_without_a_matrix_is_an_error(policy, layer):
+    assert matrix_of(policy, "mlp.up_proj").dim() == 2
+    with pytest.raises(UserError, match=f"--layer {layer} is not one of: .*mlp.up_proj"):
+        matrix_of(policy, layer)
 
 
 def test_planted_rewards_by_hand():

@@ -6,10 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import spoken
+from analysis.tokens import table_of_frames
+from conftest import spoken, write_log
+from engine.errors import UserError
 from engine.tokens import load_tokenizer
+from research.__main__ import main
 from research.probes import change_batches, change_tables
-from research.probes.change_batches import BETTER_ONLY, PLAIN_STEP, PUSH, changes, with_groups
+from research.probes.change_batches import (BETTER_ONLY, PLAIN_STEP, PUSH, MeasuredBatch, changes,
+                                            with_groups)
 from research.probes.change_tables import correlation_by_item, correlation_by_token
 from research.probes.change_synthetic import cancelled
 from research.probes.common import rank_correlation, share_of_sums
@@ -23,6 +27,15 @@ def test_a_share_and_its_jackknife():
     assert found.value == pytest.approx(0.6)
     error = np.sqrt(2 / 3 * ((left - left.mean()) ** 2).sum())
     assert (found.high - found.low) / 2 == pytest.approx(4.303 * error, rel=1e-3)  # t of 2
+
+
+def test_problems_without_tokens_make_no_interval_narrower():
+    """The same three problems, numbered among others of which no token is left: as many degrees of
+    freedom, wherever the others stand."""
+    part, whole = np.array([0.5, 0.5, 2, 3]), np.array([1.0, 1, 2, 6])
+    alone = share_of_sums(np.array([0, 0, 1, 2]), part, whole)
+    for problem in ([5, 5, 9, 14], [0, 0, 1, 14]):
+        assert share_of_sums(np.array(problem), part, whole) == alone
 
 
 def test_the_noise_of_the_credit_is_taken_out():
@@ -42,6 +55,13 @@ def test_the_noise_of_the_credit_is_taken_out():
 def test_ranks():
     assert rank_correlation([1, 10, 100], [2, 3, 1000]) == pytest.approx(1)
     assert rank_correlation([3, 2, 1], [1, 2, 30]) == pytest.approx(-1)
+
+
+def test_equal_values_share_their_rank():
+    """Ranks 1/2, 1/2, 2, 3 and 0, 1, 2, 3: products of deviations sum to 4.5, squares to 4.5 and 5,
+    whichever of the equal values comes first."""
+    for two in ([1, 2, 3, 4], [2, 1, 3, 4]):
+        assert rank_correlation([0, 0, 7, 9], two) == pytest.approx((4.5 / 5) ** 0.5)
 
 
 def test_where_all_decides_and_there_is_one_place():
@@ -86,6 +106,36 @@ def test_a_small_measurement(recorded, tmp_path, monkeypatch):
     word = known & (tokens["kind"] == 0)
     push = np.abs(tokens["push"])
     assert shares["word"]["push"]["value"] == pytest.approx(push[word].sum() / push[known].sum())
+
+
+@pytest.mark.parametrize("steps, sentence", [
+    ("1,x", "--steps 'x' should be a whole number$"), ("0", "--steps 0 should be at least 1"),
+    ("1,9", "has no checkpoint of step 8, whose model sampled step 9; it has ")])
+def test_a_wrong_step_is_told_before_anything_is_measured(recorded, monkeypatch, tmp_path, steps,
+                                                          sentence):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("research.probes.change.ProcessPoolExecutor", None)
+    with pytest.raises(UserError, match=sentence):
+        main(["change", "--runs", str(recorded), "--steps", steps, "--batches", "0"])
+
+
+def test_another_run_with_the_same_name_is_measured_again(tmp_path, monkeypatch):
+    """What is kept is told apart by the run's settings, not by its folder's name alone."""
+    tokens = table_of_frames(torch.tensor([[True]]), torch.tensor([0]), {})
+    measured = []
+
+    def measure(run, step, flags):
+        measured.append(run)
+        return MeasuredBatch(tokens, spent=len(measured))
+
+    monkeypatch.setattr(change_batches, "measure_batch", measure)
+    flags = dict.fromkeys(change_batches.SIZES_IN_NAME, 1) | {"kept": str(tmp_path / "kept")}
+    spent = []
+    one = write_log(tmp_path / "a/run", {}, {"seed": 0})
+    other = write_log(tmp_path / "b/run", {}, {"seed": 1})
+    for run in (one, other, one):
+        spent.append(change_batches.load_or_measure_batch(run, 1, flags).spent)
+    assert spent == [1, 2, 1]
 
 
 def test_a_plain_step_has_its_length_and_the_model_is_put_back(policy):

@@ -1,0 +1,96 @@
+"""Which runs are a pair, what is tested, and what is said of a gain: by hand."""
+import numpy as np
+import pytest
+
+from analysis.gains import (AT_THE_END, NOT_SEEN, Gain, gain_over, gains, over_baseline, room_left)
+from analysis.statistics import Estimate, detectable, paired_difference
+
+
+def run_of(*success, evaluations=()):
+    """A run with this success at its steps. `evaluations`: mode, step, answers."""
+    lines = [{"mode": mode, "step": step, "answer": answers}
+             for mode, step, answers in evaluations]
+    return {"metrics": [{"success": share} for share in success], "evaluations": lines,
+            "config": {"steps": 2}}
+
+
+def arm_of(*means):
+    return {seed: run_of(mean, mean) for seed, mean in enumerate(means)}
+
+
+def test_runs_of_another_length_are_no_pair():
+    plain = {0: run_of(0.1, 0.3), 1: run_of(0.1, 0.3), 2: run_of()}
+    mine = {0: run_of(0.4, 0.6), 1: run_of(0.4), 2: run_of()}
+    found = gain_over(mine, plain)
+    assert found.seeds == (0,) and found.estimate.value == pytest.approx(0.3)
+    assert found.verdict == "one seed: no verdict"
+
+
+def test_at_the_end_counts_the_sampled_evaluation_after_the_last_step():
+    """The others would give differences of 0 and of 1."""
+    plain = run_of(evaluations=[("sampled", 0, [1, 1, 1, 1]), ("greedy", 2, [0, 0, 0, 0]),
+                                ("sampled", 2, [1, 0, 0, 0])])
+    mine = run_of(evaluations=[("sampled", 2, [1, 1, 1, 0]), ("sampled", 0, [1, 1, 1, 1]),
+                               ("greedy", 2, [1, 1, 1, 1])])
+    found = gain_over({0: mine}, {0: plain}, AT_THE_END)
+    assert found.estimate.value == pytest.approx(2 / 4)
+    assert not gain_over({0: mine}, {0: run_of()}, AT_THE_END).pairs
+    assert not gain_over({0: run_of()}, {0: plain}, AT_THE_END).pairs
+
+
+def test_what_could_be_seen_is_worse_the_more_is_tested():
+    """Differences 0.1, 0.2 and 0.3 have a standard error of 0.1 / sqrt 3. Two methods are tested,
+    and the control by itself."""
+    plain, mine = arm_of(0, 0, 0), arm_of(0.1, 0.2, 0.3)
+    found = gains({name: (mine, plain) for name in ("one", "two", "control")},
+                  controls=["control"])
+    error = 0.1 / 3 ** 0.5
+    assert found["one"].could_see == pytest.approx(detectable(2, 2) * error)
+    assert found["control"].could_see == pytest.approx(detectable(2) * error)
+    assert found["one"].p == pytest.approx(2 * found["control"].p)
+
+
+def test_what_could_be_seen_at_the_end_is_worse_the_more_is_tested():
+    rows = np.array([[1, 1, 0, 0], [1, 0, 1, 0], [0, 1, 1, 1]])
+    ends = {seed: run_of(evaluations=[("sampled", 2, row.tolist())])
+            for seed, row in enumerate(rows)}
+    zeros = {seed: run_of(evaluations=[("sampled", 2, [0, 0, 0, 0])]) for seed in ends}
+    found = gains({name: (ends, zeros) for name in ("one", "two")}, AT_THE_END)
+    assert found["one"].could_see == paired_difference(rows, tests=2).visible
+    assert paired_difference(rows, tests=2).visible > 1.05 * paired_difference(rows).visible
+
+
+def test_too_few_pairs_are_no_test():
+    plain = arm_of(0, 0, 0)
+    family = {"whole": (arm_of(0.1, 0.2, 0.3), plain), "begun": (arm_of(0.1, 0.2), plain)}
+    whole, begun = gains(family, fewest=3).values()
+    assert np.isnan(begun.p) and not np.isnan(gains(family)["begun"].p)
+    assert whole.p == gain_over(*family["whole"]).p
+
+
+def test_pairs_that_agree_by_luck_are_no_proof():
+    """Two short runs, each better by one answer of four. If they are the same to the bit, this is
+    known, and no difference is seen."""
+    by_luck = gain_over(arm_of(0.5, 0.75), arm_of(0.25, 0.5))
+    assert by_luck.estimate.value == 0.25 and np.isnan(by_luck.p)
+    assert np.isnan(by_luck.estimate.interval).all()
+    assert by_luck.verdict == NOT_SEEN and "no interval" in by_luck.sentence
+    same = gain_over(arm_of(0.5, 0.75), arm_of(0.5, 0.75))
+    assert same.p == 1 and same.estimate.interval == (0, 0)
+    rounded = gain_over(arm_of(0.1 + 0.2, 0.6), arm_of(0, 0.3))  # 0.30000000000000004 and 0.3
+    assert np.isnan(rounded.p)
+
+
+def test_the_words_of_a_gain():
+    up, down = Estimate(0.1, 0.01, 0.19, visible=0.2), Estimate(-0.1, -0.19, -0.01)
+    assert Gain((1, 2, 3), up, 0.0499).verdict == "better"
+    assert Gain((1, 2, 3), down, 0.0499).verdict == "worse"
+    assert Gain((1, 2, 3), up, 0.05).verdict == NOT_SEEN  # below it, not at it
+    assert Gain((1, 2, 3), up).could_see == 0.2 and Gain((1, 2), up).could_see is None
+    assert room_left(Estimate(0.1, 0.0, 0.2)).endswith("room for a gain of up to 20.0 points")
+    assert room_left(Estimate(-0.1, -0.2, 0.0)).endswith("room for a loss of up to 20.0 points")
+
+
+def test_a_baseline_is_not_compared_with_itself():
+    arms = {"none": arm_of(0.1), "mine": arm_of(0.2)}
+    assert over_baseline(arms, "none") == {"mine": (arms["mine"], arms["none"])}
