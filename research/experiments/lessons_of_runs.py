@@ -7,13 +7,16 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-import train  # noqa: F401  fills the list of weightings
+import mitigations
 from analysis.plots import (BLUE, COLOURS, GREY, OF_CREDIT, OF_GRADIENT, legend_below, plt,
                             style_of)
 from analysis.statistics import mean_over
-from grpo import gradient_size
-from tools.preview import RECORDED, settings_with, weighed
+from engine.errors import PROJECT
+from engine.tokens import load_tokenizer
+from grpo import gradient_size, rescaling
+from harness.record import read_credit
 
+RECORDED = PROJECT / "docs/qwen-steps/untrained"
 DIGITS = 3    # to which the weights of the recorded tokens are compared with the drawn ones
 BINS = 10     # of the probability of a token
 BATCHES = np.array([1, 2, 4, 8, 16, 32, 64])
@@ -30,8 +33,8 @@ HELD_OUT = re.compile(r" *held-out, sampled +([\d.]+)% +95% interval ([\d.]+)% t
 
 
 def draw_noise(table: dict) -> Figure:
-    """The variance of an averaged gradient over the number of batches, in units of one batch of
-    rloo, and how many of its batches have as little as one batch of the true credit."""
+    """The noise-to-signal ratio of a gradient over the number of batches that are averaged, in
+    units of one batch of rloo; and how many batches of rloo one batch with true credit is worth."""
     row_of = {row["advantage"]: row for row in table["rows"]}
     figure, axis = plt.subplots(figsize=(7.0, 4.2))
     for (advantage, name), colour in zip(ESTIMATES.items(), (OF_GRADIENT, OF_CREDIT)):
@@ -92,7 +95,7 @@ def mean_success(stored: list) -> float:
 
 
 def draw_real_run(table: dict) -> Figure:
-    """The run of a real model: its success in training and on held-out problems, and its entropy."""
+    """The run of a real model: success in training and on held-out problems, and the entropy."""
     by_step, held_out = curves_of(row["line"] for row in table["rows"])
     steps, success, entropy = np.array(by_step).T
     at, value, low, high = np.array(held_out).T
@@ -122,17 +125,19 @@ def curves_of(lines: Iterable[str]) -> tuple[list[list[float]], list[list[float]
 
 def weights_by_probability() -> dict[str, list[float]]:
     """Over the recorded tokens of an untrained real model, in bins of equal width of p: their
-    number, the mean of s, and for each weighting the means of c w and of c w s."""
-    curves: dict[str, list[float]] = {}
+    number, and for each weighting, with its flags at their defaults, the means of c w and of
+    c w s."""
+    rollouts = read_credit(RECORDED, 1, load_tokenizer(RECORDED))
+    mask = rollouts.mask
+    p = rollouts.log_prob[mask].double().exp().numpy()
+    s = gradient_size(rollouts.log_prob, rollouts.collision)[mask].double().numpy()
+    place = np.minimum((BINS * p).astype(int), BINS - 1)
+    count = np.bincount(place, minlength=BINS)
+    curves: dict[str, list[float]] = {"tokens": count.tolist()}
     for name in SHOWN_WEIGHTINGS:
-        rollouts, weight, _ = weighed(RECORDED, 1, settings_with(RECORDED, {"mitigation": name}))
-        mask = rollouts.mask
-        p = rollouts.log_prob[mask].double().exp().numpy()
-        s = gradient_size(rollouts.log_prob, rollouts.collision)[mask].double().numpy()
-        place = np.minimum((BINS * p).astype(int), BINS - 1)
-        count = np.bincount(place, minlength=BINS)
-        weights = weight[mask].double().numpy()
-        curves["tokens"] = count.tolist()
+        weight = getattr(mitigations, name)(rollouts) * mask
+        rescaled = weight * rescaling(weight, rollouts, "mean")
+        weights = rescaled[mask].double().numpy()
         curves[f"{name}: weight"] = means(weights, place, count)
         curves[f"{name}: gradient"] = means(weights * s, place, count)
     return curves

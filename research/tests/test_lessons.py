@@ -6,6 +6,7 @@ import pytest
 
 from research.experiments import lessons_of_runs
 from research.experiments.lessons import ALTERNATIVES, gradient_sizes, z_scores
+from research.experiments.pictures import shown_of
 
 
 def test_the_gradients_size_by_hand():
