@@ -1,5 +1,6 @@
 """The pictures of the pages, each drawn from research/results or from a formula alone; `python -m
-research publish` draws them. Those that explain how GRPO works are in lessons.py.
+research publish` draws them. Those that explain how GRPO works are in lessons.py, and those that
+explain what results mean in lessons_of_runs.py.
 
 A picture carries a fingerprint of what it shows, so a test sees one that is older than its result.
 
@@ -19,7 +20,7 @@ from analysis.plots import (BLUE, COLOURS, GREY, OF_CHANGE, OF_CREDIT, OF_GRADIE
                             OF_TOKENS, ORANGE, legend_below, plt, save, style_of, whole_steps)
 from analysis.statistics import mean_over
 from engine.errors import PROJECT
-from research.experiments import lessons
+from research.experiments import lessons, lessons_of_runs
 from research.experiments.arms import CONTROLS, SCALE
 from research.experiments.published import (RESULTS, estimates_as_arrays, fingerprint,
                                             read_result)
@@ -352,6 +353,10 @@ PUBLISHED = {  # picture -> how it is drawn, and which table or values of which 
     "docs/gradient-size.png": (lessons.draw_gradient_size, lessons.gradient_sizes),
     "docs/z-score.png": (lessons.draw_z_scores, lessons.z_scores),
     "docs/collapse.png": (draw_failure, "failure", "values"),
+    "docs/noise.png": (lessons_of_runs.draw_noise, "exact_policies", "advantages"),
+    "docs/seeds.png": (lessons_of_runs.draw_seeds, "board", "values"),
+    "docs/real-run.png": (lessons_of_runs.draw_real_run, "real_run", "transcript"),
+    "docs/weights.png": (lessons_of_runs.draw_weights, lessons_of_runs.weights_by_probability),
     "research/results/exact-real.png": (draw_decided_by_model, "exact_real", "kind"),
     "research/results/dial-shares-plain.png": (draw_dial_shares_plainly, "dial", "values"),
     "research/results/board-leads.png": (draw_gains, "board", "board"),

@@ -1,9 +1,12 @@
 """The curves of the pictures that explain: points worked out by hand."""
 import math
 
+import numpy as np
 import pytest
 
+from research.experiments import lessons_of_runs
 from research.experiments.lessons import ALTERNATIVES, gradient_sizes, z_scores
+from research.experiments.pictures import shown_of
 
 
 def test_the_gradients_size_by_hand():
@@ -22,3 +25,32 @@ def test_the_z_score_by_hand():
     place = curves["share"].index(0.75)
     assert curves["right"][place] == pytest.approx(0.577, abs=1e-3)
     assert curves["wrong"][place] == pytest.approx(-1.732, abs=1e-3)
+
+
+@pytest.mark.parametrize("arm", lessons_of_runs.SHOWN_ARMS)
+def test_the_dots_of_an_arm_have_the_mean_that_the_leaderboard_says(arm):
+    gain = {f"{row['arm']} {row['rate']}": row["gain"]["value"]
+            for row in shown_of("board", "board")["rows"]}
+    pairs = lessons_of_runs.differences_by_seed(shown_of("board", "values"), arm)
+    assert len(pairs) == 12 and pairs.mean() == pytest.approx(gain[arm], abs=1e-6)
+
+
+def test_the_curves_of_a_run_are_those_that_it_printed():
+    """48 steps, and the evaluations before, in the middle and at the end, by the page's numbers."""
+    by_step, held_out = lessons_of_runs.curves_of(
+        row["line"] for row in shown_of("real_run", "transcript")["rows"])
+    assert [step for step, _, _ in by_step] == list(range(1, 49))
+    assert by_step[1] == [2, 14.1, 0.493]  # "skipped" in a step's line is no obstacle:
+    assert by_step[-1] == [48, 100.0, 0.009]
+    assert held_out == [[0, 26.4, 21.3, 32.2], [24, 71.6, 65.7, 76.8], [48, 82.8, 77.6, 87.0]]
+
+
+def test_the_weights_of_the_recorded_tokens_have_mean_1_and_those_of_plain_grpo_are_1():
+    curves = lessons_of_runs.weights_by_probability()
+    tokens = np.array(curves["tokens"])
+    assert curves["none: weight"] == [1.0] * lessons_of_runs.BINS
+    for name in lessons_of_runs.SHOWN_WEIGHTINGS:
+        mean = (tokens * curves[f"{name}: weight"]).sum() / tokens.sum()
+        assert mean == pytest.approx(1, abs=1e-3), name
+    unsure, sure = curves["none: gradient"][0], curves["none: gradient"][-1]
+    assert unsure > 1 > 0.05 > sure  # s is near 0 where the model was sure
