@@ -11,7 +11,6 @@ import numpy as np
 from engine.errors import UserError
 from harness.metrics import METRICS
 from harness.record import (Json, credit_steps, is_complete, read_columns, read_lines, run_config)
-from harness.screen import put
 from harness.settings import Settings, load_task
 
 PLAIN_SETTINGS = {"mitigation": "none", "advantage": "grpo", "loss": "policy", "placebo": "none"}
@@ -38,7 +37,7 @@ def existing(name: str | None = None) -> Path:
     if not configs:
         raise UserError("which run? There is none in runs/ yet; python train.py makes one")
     newest = max(configs, key=lambda path: path.stat().st_mtime).parent
-    put(f"{newest}, the newest run")
+    print(f"{newest}, the newest run")
     return newest
 
 

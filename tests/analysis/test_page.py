@@ -2,6 +2,7 @@
 
 import html
 import json
+import os
 import re
 
 import numpy as np
@@ -56,6 +57,9 @@ def test_what_a_model_wrote_stays_text(tmp_path):
     table = Table("x", nasty, {nasty: ("", [nasty])}, nasty, [nasty])
     picture = tmp_path / "a.png"
     picture.write_bytes(b"")
+    nasty_name = os.fsdecode(b"a\xff")  # a folder's, in bytes that are no text
+    page_file.write_page(tmp_path / "r.html", nasty_name, [nasty_name])
+    assert (tmp_path / "r.html").read_text().count("a?") == 3
     body = [page_file.paragraphs([nasty]), page_file.bullets([nasty]), page_file.viewer(),
             page_file.section_of(table, page_file.figure_of(picture, nasty)),
             page_file.folded(nasty, [])]
