@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from analysis.runs import task_of
+from analysis.runs import is_foreign, task_of
 from analysis.tokens import StepRecord, TokenTable
 from engine.choices import ADVANTAGES, MITIGATIONS, Choices
 from engine.forward import TokenLogProbs
@@ -46,7 +46,7 @@ Numbers = dict[str, Value | list[Value]]  # a list has one for each token
 
 def stages(config: Mapping[str, object]) -> list[Stage]:
     s = with_default_settings(config)
-    is_own = "imported" not in config and "trainer" not in config
+    is_own = not is_foreign(config)
     return [
         *sampling_stages(s, is_own),
         *advantage_stages(s),

@@ -98,6 +98,12 @@ def is_done(run: Run) -> bool:
     return is_complete(run["config"], run["metrics"], run["evaluations"])
 
 
+def is_foreign(config: Mapping[str, object]) -> bool:
+    """Whether another program made the run: its task and its way to take a step are not on
+    record."""
+    return "imported" in config or "trainer" in config
+
+
 def task_of(config: Mapping[str, object]) -> type | None:
     """The class of a run's task; None if its module is not there any more."""
     try:

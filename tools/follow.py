@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 import mitigations  # noqa: F401  fills the lists of choices
 from analysis.account import stages, where, with_default_settings, with_numbers
 from analysis.answers import ShownAnswer, answer_of, groups_in_order, metrics_by_step
-from analysis.runs import Run, existing, read_run
+from analysis.runs import Run, existing, is_foreign, read_run
 from analysis.tables import Table, by_row
 from analysis.tokens import StepRecord, read_step
 from engine.errors import UserError
@@ -189,6 +189,9 @@ def likeliest(run: Run, record: StepRecord, tokenizer: Tokenizer, answer: ShownA
 def show_what_moved(run: Run, record: StepRecord, tokenizer: Tokenizer, b: int, t: int) -> None:
     """Print how much each group of tokens moved token t of answer b."""
     step, s = record.step, with_default_settings(run["config"])
+    if is_foreign(run["config"]):
+        raise UserError(f"--moved: {run['folder']} is a run of another program, and how that takes "
+                        "a step is not on record")
     folder = find_folder(str(sampled_by(run, step)))
     refuse_other_model(Qwen2.from_pretrained(folder, "cpu"), record, run["config"], folder)
     rollouts = read_credit(run["folder"], step, tokenizer)

@@ -193,6 +193,8 @@ def arms_of(name: str, typed: list[str]) -> tuple[str, dict[str, dict]]:
     axis = axis_of(name)
     for word in typed:
         flag = word.partition("=")[0].replace("-", "_").removeprefix("__")
+        if word.startswith("--") and flag == axis:
+            raise UserError(f"--{axis} cannot be given: {name} is the one that is tried")
         if word.startswith("--") and flag in NOT_TAKEN:
             raise UserError(f"--{flag} cannot be given to this program, which itself chooses "
                             f"seeds, folders, loss and placebo of plain GRPO, {name} and its "

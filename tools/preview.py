@@ -19,7 +19,7 @@ import torch
 
 from engine.choices import ADVANTAGES, MITIGATIONS
 from analysis.answers import groups_in_order
-from analysis.runs import existing
+from analysis.runs import existing, is_foreign
 from analysis.tokens import read_step
 from engine.errors import PROJECT, UserError
 from engine.policy import Policy, derived_seed
@@ -151,7 +151,7 @@ def weighed(folder: Path, step: int, s: Settings) -> tuple[Rollouts, torch.Tenso
     """The batch of a step, its weights (B, T) as training would have made them, and the metrics."""
     model, policy, problems = ModelOfStep(folder, step, s), None, []
     if inspect.isclass(MITIGATIONS[s.mitigation]):  # it may sample answers and have them scored
-        if {"imported", "trainer"} & run_config(folder).keys():
+        if is_foreign(run_config(folder)):
             raise UserError(f"{s.mitigation} keeps a state or samples more: {folder} is a run of "
                             "another program, and has no such state and no problems on record")
         policy = model.policy

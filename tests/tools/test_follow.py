@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from conftest import credit_columns, write_log
+from conftest import credit_columns, refusal, write_log
 
 from analysis.account import NOT_TRAINED
 from analysis.answers import answer_of
@@ -181,6 +181,9 @@ def test_a_run_of_another_trainer_says_what_it_has(tmp_path, follow_it):
     assert close(lines["p"][0], 0.5)
     term = 2 * math.log(2) / 4
     assert f"= {term:.3g}, in the loss of this lab" in lines["term"][0]
+    said = refusal(follow_it, folder, "--answer", 0, "--token", 1, "--moved")
+    assert said.endswith("mine is a run of another program, and how that takes a step is not on "
+                         "record")
     assert follow_it(folder).count("+2.00") == follow_it(folder).count("-1.00") == 1
 
 

@@ -38,6 +38,12 @@ def test_the_arms_of_a_weighting_and_of_an_advantage():
     assert arms["placebo"]["placebo"] == "advantages" and arms["idea"]["advantage"] == "span"
 
 
+@pytest.mark.parametrize("typed", [["--mitigation", "taco"], ["--mitigation=taco"]])
+def test_the_idea_is_not_named_twice(typed):
+    """The last one would be trained, and the verdict would be said of the first."""
+    assert refusal(arms_of, "by_kind", typed).startswith("--mitigation cannot be given: by_kind")
+
+
 def large_folder(folder):
     """A file of zeros that takes no room on the disk has the size of the weights."""
     with open(folder / "model.safetensors", "wb") as file:
