@@ -16,6 +16,7 @@ if not __package__:
     raise SystemExit("start it with: python -m tools.follow")
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -71,11 +72,8 @@ def main(argv: list[str]) -> None:
     answers = len(record.answers["group"])
     title = (f"{folder}, {number}: {answers} answers to {len(record.prompts)} problems, "
              f"{len(record.tokens)} tokens")
-    if flags.moved and flags.token is None:
-        raise UserError("--moved needs --token: the token that was moved")
+    refuse_alone(flags)
     if flags.answer is None:
-        if flags.token is not None:
-            raise UserError(f"--token {flags.token} needs --answer: the answer that it is in")
         print(title)
         return show_problems(record, tokenizer, flags.show)
     check_exists("answer", flags.answer, range(answers), f"step {step}")
@@ -94,6 +92,14 @@ def main(argv: list[str]) -> None:
             print_stage("others", others, where(Qwen2.logits))
     if flags.moved:
         show_what_moved(run, record, tokenizer, flags.answer, flags.token)
+
+
+def refuse_alone(flags: SimpleNamespace) -> None:
+    """Refuse a flag that would have no effect without another."""
+    if flags.token is not None and flags.answer is None:
+        raise UserError(f"--token {flags.token} needs --answer: the answer that it is in")
+    if flags.moved and flags.token is None:
+        raise UserError("--moved needs --token: the token that was moved")
 
 
 def begin_and_end(texts: list[str]) -> str:

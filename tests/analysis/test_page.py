@@ -29,6 +29,15 @@ def test_groups_with_different_rewards_come_first_and_true_credit_is_shown(tmp_p
     assert next(iter(found[0]["values"])) == "gradient size"  # what tokens are shaded by at first
 
 
+def test_of_a_large_group_the_most_common_rewards_are_listed(tmp_path):
+    """Each answer on the page has the list, which may not be as long as the group."""
+    reward = [7, 7, *range(38)]
+    folder = write_log(tmp_path / "run", {1: credit_columns([1] * 40, [0] * 40, reward=reward)})
+    [first, *_] = answers_of(folder, load_tokenizer(folder), [1])
+    listed = first["account"]["rewards"].split(", ")
+    assert listed[:2] == ["3 x 7", "1 x 0"] and listed[15:] == ["1 x 15", "22 others"]
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_the_page_has_every_evaluation_with_its_answers_to_a_few_problems(tmp_path):
     def shown(text, **more):
