@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from analysis.runs import task_of
+from analysis.runs import is_foreign, task_of
 from analysis.tokens import StepRecord, TokenTable
 from engine.choices import ADVANTAGES, MITIGATIONS, Choices
 from engine.forward import TokenLogProbs
@@ -38,6 +38,7 @@ LENGTHS = {  # --loss_norm: the factor of an answer's length
     "sequence": "m = N / (answers x tokens) = [[N]] / ([[trained]] x [[tokens]]) = [[m]]",
     "constant": "m = N / (answers x most tokens) = [[N]] / ([[batch]] x [[most]]) = [[m]]"}
 NOT_TRAINED = "cut off by the limit, so it is not trained on (--drop_unfinished)"
+REWARDS = 16  # different rewards of a group that are listed: each of its answers has the list
 NAMES = re.compile(r"\[\[(.+?)\]\]")
 Stage = tuple[str, str, str]  # label, text, the function that computes it
 Value = str | float | None
@@ -46,7 +47,7 @@ Numbers = dict[str, Value | list[Value]]  # a list has one for each token
 
 def stages(config: Mapping[str, object]) -> list[Stage]:
     s = with_default_settings(config)
-    is_own = "imported" not in config and "trainer" not in config
+    is_own = not is_foreign(config)
     return [
         *sampling_stages(s, is_own),
         *advantage_stages(s),
@@ -170,7 +171,11 @@ def numbers_of_group(answers: dict[str, np.ndarray], b: int) -> Numbers:
     std = group_mean((reward - mean).square(), group).sqrt()
     of_group = answers["reward"][answers["group"] == answers["group"][b]]
     rewards = Counter(map(rounded, of_group))
-    counts = [f"{count} x {value}" for value, count in rewards.most_common()]
+    most_common = rewards.most_common(REWARDS)
+    counts = [f"{count} x {value}" for value, count in most_common]
+    others = rewards.total() - sum(count for _, count in most_common)
+    if others:
+        counts.append(f"{others} others")
     parts = []
     for name, values in sorted(answers.items()):
         if name.startswith(PART) and np.isfinite(values[b]):

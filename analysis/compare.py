@@ -16,7 +16,7 @@ from analysis.arms import Comparison
 from analysis.gains import (AT_THE_END, IN_TRAINING, final_lines, gain_table, gains, mean_success,
                             over_baseline)
 from analysis.plots import Style, legend_below, save, style_of, whole_steps
-from analysis.runs import Run, evaluations, share_seen_before
+from analysis.runs import Run, evaluations, is_foreign, share_seen_before
 from analysis.statistics import mean_over
 from analysis.tables import Row, Table, by_row
 from analysis.tally import Tally
@@ -93,7 +93,7 @@ def primary_metric(comparison: Comparison) -> tuple[str, str]:
 def doubt_about_training(runs: list[Run]) -> str:
     """The reason why success in training says little about these runs; empty if there is none."""
     configs = [run["config"] for run in runs]
-    if any("imported" in config or "trainer" in config for config in configs):
+    if any(map(is_foreign, configs)):
         return "the answers on record were chosen by another program"
     if any(config.get("pairs") for config in configs):
         return "the answers of training were not sampled from the policy"

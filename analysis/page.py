@@ -32,7 +32,8 @@ def write_page(path: Path, title: str, body: list[str], answers: Sequence[ShownA
     data = data.replace("<", "\\u003c")  # so that no text can end the script
     page = Template(part("page.html")).substitute(
         title=escape(title), style=part("page.css"), body="\n".join(body), data=data, script=script)
-    replace_text(path, page)
+    # a lone half of a character, as a folder's name can have it, is no text: ? stands for it
+    replace_text(path, page.encode(errors="replace").decode())
 
 
 def part(name: str) -> str:

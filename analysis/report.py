@@ -4,7 +4,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from analysis.page import Picture, bullets, figure_of, folded, paragraphs, section_of, viewer
-from analysis.runs import PLAIN_SETTINGS, Run, evaluations, is_done, steps_done, task_of
+from analysis.runs import (PLAIN_SETTINGS, Run, evaluations, is_done, is_foreign, steps_done,
+                           task_of)
 from analysis.tables import Table, show, show_in_short
 from analysis.tally import Tally
 from engine.errors import UserError
@@ -72,7 +73,7 @@ def describe_comparison(runs: list[Run]) -> str:
 
 def task_in_words(config: Mapping[str, object]) -> str:
     """A sentence that says which task a run has, and what solves one of its problems."""
-    if {"imported", "trainer"} & config.keys():
+    if is_foreign(config):
         return "A run of another program"
     means = getattr(task_of(config), "solved", "the score that its task calls answer is 1")
     return f"Task {config.get('task', OPTIONS['task'].default)}: a problem is solved if {means}"
@@ -133,7 +134,7 @@ def describe(run: Run, tally: Tally | None) -> str:
 def title_of(run: Run) -> str:
     """Plain GRPO on Countdown, 100 steps, seed 0"""
     config = run["config"]
-    if {"imported", "trainer"} & config.keys():
+    if is_foreign(config):
         return f"{run['folder'].name}, a run of another program"
     words = []
     for axis, plain in PLAIN_SETTINGS.items():

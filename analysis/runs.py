@@ -11,7 +11,6 @@ import numpy as np
 from engine.errors import UserError
 from harness.metrics import METRICS
 from harness.record import (Json, credit_steps, is_complete, read_columns, read_lines, run_config)
-from harness.screen import put
 from harness.settings import Settings, load_task
 
 PLAIN_SETTINGS = {"mitigation": "none", "advantage": "grpo", "loss": "policy", "placebo": "none"}
@@ -38,7 +37,7 @@ def existing(name: str | None = None) -> Path:
     if not configs:
         raise UserError("which run? There is none in runs/ yet; python train.py makes one")
     newest = max(configs, key=lambda path: path.stat().st_mtime).parent
-    put(f"{newest}, the newest run")
+    print(f"{newest}, the newest run")
     return newest
 
 
@@ -97,6 +96,12 @@ def steps_done(run: Run) -> int:
 
 def is_done(run: Run) -> bool:
     return is_complete(run["config"], run["metrics"], run["evaluations"])
+
+
+def is_foreign(config: Mapping[str, object]) -> bool:
+    """Whether another program made the run: its task and its way to take a step are not on
+    record."""
+    return "imported" in config or "trainer" in config
 
 
 def task_of(config: Mapping[str, object]) -> type | None:

@@ -33,7 +33,7 @@ from engine.rollouts import UNSET, Rollouts, score_answers
 from engine.tokens import END_OF_TURN, OTHER, THINK, encode, load_tokenizer, token_bytes
 from grpo import group_z_score, to_every_token
 from harness.record import credit_path, find_folder, provenance, replace_text, whole, write_credit
-from harness.screen import run_as_program, show_status
+from harness.screen import python_command, run_as_program, show_status
 from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
 from harness.load import pick_device
@@ -335,7 +335,7 @@ def main(argv: list[str]) -> None:
     steps = "step" if count["steps"] == 1 else "steps"
     print(f"{out}: {count['answers']:,} answers, {count['tokens']:,} tokens, {count['steps']:,} "
           f"{steps}")
-    print(*reader.notes(len(files)), f"python analyze.py {out}", sep="\n")
+    print(*reader.notes(len(files)), python_command("analyze.py", out), sep="\n")
 
 
 def has_own_facts(files: list[Path]) -> bool:

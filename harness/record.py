@@ -117,9 +117,9 @@ def writing(path: Path) -> Iterator[None]:
 def whole(path: Path) -> Iterator[Path]:
     """Make a file or a folder whole or not at all. `with whole(path) as unfinished` gives another
     path to write to, which is renamed at the end."""
-    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    if path.is_dir() and any(path.iterdir()):
+    if path.is_dir() and (not path.name or any(path.iterdir())):  # . and / have no name
         raise UserError(f"{path} exists already")
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -142,7 +142,7 @@ def show_status(text: str) -> None:
     """Show a line that the next one overwrites, at a terminal only. An empty text clears it."""
     if sys.stderr.isatty() and processes.is_main_process():
         clear = "\r\033[K"
-        put(f"{clear}  {text[:90]}\r" if text else clear, sys.stderr, end="")
+        put(f"{clear}  {visible(text[:90])}\r" if text else clear, sys.stderr, end="")
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import numpy as np
 from engine.errors import UserError, read_json
 from harness.record import (Columns, Json, credit_path, credit_steps, read_columns, read_lines,
                             run_config, whole)
-from harness.screen import put, run_as_program
+from harness.screen import run_as_program
 from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
 
@@ -41,7 +41,7 @@ def main(argv: list[str]) -> None:
     write_excerpt(flags.run, flags.out, steps, config | (
         {"model": flags.model} if flags.model else {}))
     size = sum(path.stat().st_size for path in flags.out.rglob("*") if path.is_file())
-    put(f"{flags.out}: steps {', '.join(map(str, steps))}, {size / 1e3:.0f} kB")
+    print(f"{flags.out}: steps {', '.join(map(str, steps))}, {size / 1e3:.0f} kB")
 
 
 def write_excerpt(run: Path, out: Path, steps: dict[int, Columns], config: Json) -> None:

@@ -16,6 +16,7 @@ if not __package__:
     raise SystemExit("start it with: python -m tools.follow")
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from tokenizers import Tokenizer
 import mitigations  # noqa: F401  fills the lists of choices
 from analysis.account import stages, where, with_default_settings, with_numbers
 from analysis.answers import ShownAnswer, answer_of, groups_in_order, metrics_by_step
-from analysis.runs import Run, existing, read_run
+from analysis.runs import Run, existing, is_foreign, read_run
 from analysis.tables import Table, by_row
 from analysis.tokens import StepRecord, read_step
 from engine.errors import UserError
@@ -35,6 +36,7 @@ from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
 from qwen2_model import Qwen2
 from tools.helpers.moved import what_moved
+from tools.helpers.same_model import SAME_MODEL, log_probs_after, refuse_other_model
 from tools.helpers.terminal import check_exists, legend, one_line, shaded
 from train import drop_unfinished
 
@@ -49,7 +51,6 @@ SHADES = ((0.05, ""), (0.2, "48;5;195;38;5;0"), (0.4, "48;5;153;38;5;0"), (0.7, 
           (float("inf"), "48;5;26;38;5;231"))
 WIDTH = 70          # of a line of arithmetic
 MOST = 8            # tokens that get a line
-SAME_MODEL = 0.1    # if the log-prob differs by more from the record, another model sampled it
 
 
 def main(argv: list[str]) -> None:
@@ -71,9 +72,8 @@ def main(argv: list[str]) -> None:
     answers = len(record.answers["group"])
     title = (f"{folder}, {number}: {answers} answers to {len(record.prompts)} problems, "
              f"{len(record.tokens)} tokens")
+    refuse_alone(flags)
     if flags.answer is None:
-        if flags.token is not None:
-            raise UserError(f"--token {flags.token} needs --answer: the answer that it is in")
         print(title)
         return show_problems(record, tokenizer, flags.show)
     check_exists("answer", flags.answer, range(answers), f"step {step}")
@@ -92,6 +92,14 @@ def main(argv: list[str]) -> None:
             print_stage("others", others, where(Qwen2.logits))
     if flags.moved:
         show_what_moved(run, record, tokenizer, flags.answer, flags.token)
+
+
+def refuse_alone(flags: SimpleNamespace) -> None:
+    """Refuse a flag that would have no effect without another."""
+    if flags.token is not None and flags.answer is None:
+        raise UserError(f"--token {flags.token} needs --answer: the answer that it is in")
+    if flags.moved and flags.token is None:
+        raise UserError("--moved needs --token: the token that was moved")
 
 
 def begin_and_end(texts: list[str]) -> str:
@@ -163,20 +171,19 @@ def sampled_by(run: Run, step: int) -> str | Path:
 def likeliest(run: Run, record: StepRecord, tokenizer: Tokenizer, answer: ShownAnswer,
               t: int) -> str:
     """The likeliest other tokens at the position of token t, by the model that sampled the step."""
-    try:
-        name = sampled_by(run, record.step)
-        folder = find_folder(str(name))
-        model = Qwen2.from_pretrained(folder, "cpu")
-    except UserError as error:
-        return f"not known: {error}"
     temperature = run["config"].get("columns_temperature", 1)  # of what is on record
     if temperature is None:
         return "not known, because the temperature of the record is not known"
     tokens = record.tokens_of(answer["episode"])
     chosen = int(tokens["token_id"][t])
     before = np.concatenate([record.prompts[answer["group"]], tokens["token_id"][:t]])
-    states = model.model(torch.from_numpy(before)[None].long())[:, -1]
-    p = (model.logits(states)[0].float() / temperature).softmax(-1)
+    try:
+        name = sampled_by(run, record.step)
+        folder = find_folder(str(name))
+        model = Qwen2.from_pretrained(folder, "cpu")
+        p = log_probs_after(model, before, len(before) - 1, temperature, folder)[0].exp()
+    except UserError as error:
+        return f"not known: {error}"
     if abs(p[chosen].log() - tokens["log_prob"][t]) > SAME_MODEL:
         return f"not known: for {folder} p is {p[chosen]:.4g}, so another model sampled it"
     others = [token for token in p.topk(5).indices.tolist() if token != chosen][:4]
@@ -188,7 +195,11 @@ def likeliest(run: Run, record: StepRecord, tokenizer: Tokenizer, answer: ShownA
 def show_what_moved(run: Run, record: StepRecord, tokenizer: Tokenizer, b: int, t: int) -> None:
     """Print how much each group of tokens moved token t of answer b."""
     step, s = record.step, with_default_settings(run["config"])
+    if is_foreign(run["config"]):
+        raise UserError(f"--moved: {run['folder']} is a run of another program, and how that takes "
+                        "a step is not on record")
     folder = find_folder(str(sampled_by(run, step)))
+    refuse_other_model(Qwen2.from_pretrained(folder, "cpu"), record, run["config"], folder)
     rollouts = read_credit(run["folder"], step, tokenizer)
     weight = torch.zeros_like(rollouts.advantage)
     weight[rollouts.mask] = torch.from_numpy(record.tokens["weight"]).float()

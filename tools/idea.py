@@ -26,6 +26,7 @@ import hashlib
 import inspect
 import json
 import os
+import shlex
 import sys
 import textwrap
 from collections.abc import Callable, Iterable
@@ -85,7 +86,7 @@ def main(argv: list[str]) -> None:
     verdict.print_findings()
     folders = experiment.folders
     say(f"\npicture: {verdict.draw(folders['idea'])}")
-    runs = " ".join(f"{folder}/s*/" for folder in folders.values())
+    runs = " ".join(f"{shlex.quote(str(folder))}/s*/" for folder in folders.values())
     say(f"tables and a page: python analyze.py {runs}")
     if experiment.settings["plain"].task == Settings.task and not is_taken_away("research"):
         experiment.try_synthetic_task()
@@ -192,6 +193,8 @@ def arms_of(name: str, typed: list[str]) -> tuple[str, dict[str, dict]]:
     axis = axis_of(name)
     for word in typed:
         flag = word.partition("=")[0].replace("-", "_").removeprefix("__")
+        if word.startswith("--") and flag == axis:
+            raise UserError(f"--{axis} cannot be given: {name} is the one that is tried")
         if word.startswith("--") and flag in NOT_TAKEN:
             raise UserError(f"--{flag} cannot be given to this program, which itself chooses "
                             f"seeds, folders, loss and placebo of plain GRPO, {name} and its "

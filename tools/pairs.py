@@ -12,9 +12,10 @@ import json
 from pathlib import Path
 
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
+from analysis.runs import is_foreign
 from credit.pairs import KEYS
 from credit.preferences import best_and_worst
-from engine.errors import UserError
+from engine.errors import UserError, read_json
 from engine.tokens import load_tokenizer
 from harness.record import credit_steps, read_credit, replace_text
 from harness.screen import run_as_program
@@ -27,7 +28,10 @@ def main(argv: list[str]) -> None:
     parser = make_parser("python -m tools.pairs RUN", __doc__, {})
     parser.add_argument("run", metavar="RUN", help="a run folder")
     folder = Path(parser.read(argv)["run"])
-    settings = make_settings({"config": folder / "config.json"})
+    config = folder / "config.json"
+    if is_foreign(read_json(config)):
+        raise UserError(f"{folder} is a run of another program: its problems are not on record")
+    settings = make_settings({"config": config})
     if settings.pairs:
         raise UserError(f"{folder} was trained on the pairs of {settings.pairs}, and sampled none")
     pairs = pairs_of(folder, settings)

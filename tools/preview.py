@@ -19,7 +19,8 @@ import torch
 
 from engine.choices import ADVANTAGES, MITIGATIONS
 from analysis.answers import groups_in_order
-from analysis.runs import existing
+from analysis.runs import existing, is_foreign
+from analysis.tokens import read_step
 from engine.errors import PROJECT, UserError
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
@@ -33,6 +34,7 @@ from harness.parser import make_parser, with_defaults
 from harness.settings import OPTIONS, Settings, make_settings
 from mitigations import rescaled_weight
 from tools.helpers.look import about_gradient, differs_within
+from tools.helpers.same_model import refuse_other_model
 from tools.helpers.terminal import check_exists, legend, one_line, shaded
 from train import drop_unfinished
 
@@ -129,13 +131,15 @@ class ModelOfStep:
 
     @cached_property
     def policy(self) -> Policy:
-        models = models_of(self.folder, self.settings)
-        if self.step - 1 not in models:
-            kept = [str(step) for step in credit_steps(self.folder) if step - 1 in models]
+        models, step = models_of(self.folder, self.settings), self.step
+        if step - 1 not in models:
+            kept = [str(one) for one in credit_steps(self.folder) if one - 1 in models]
             raise UserError(f"{self.settings.mitigation} asks the model, and the one that sampled "
-                            f"step {self.step} was not kept"
+                            f"step {step} was not kept"
                             + (f". It was of --step {' or '.join(kept)}" if kept else ""))
-        return load_policy(self.settings, models[self.step - 1])
+        policy, record = load_policy(self.settings, models[step - 1]), read_step(self.folder, step)
+        refuse_other_model(policy.model, record, run_config(self.folder), policy.folder)
+        return policy
 
     @cached_property
     def look(self) -> Callable:
@@ -147,7 +151,7 @@ def weighed(folder: Path, step: int, s: Settings) -> tuple[Rollouts, torch.Tenso
     """The batch of a step, its weights (B, T) as training would have made them, and the metrics."""
     model, policy, problems = ModelOfStep(folder, step, s), None, []
     if inspect.isclass(MITIGATIONS[s.mitigation]):  # it may sample answers and have them scored
-        if {"imported", "trainer"} & run_config(folder).keys():
+        if is_foreign(run_config(folder)):
             raise UserError(f"{s.mitigation} keeps a state or samples more: {folder} is a run of "
                             "another program, and has no such state and no problems on record")
         policy = model.policy

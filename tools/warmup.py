@@ -93,7 +93,8 @@ def main(argv: list[str]) -> None:
     torch.set_num_threads(flags.threads)
     out = Path(flags.out)
     kept = folders_of_updates(out, flags.keep_every, flags.steps)
-    with whole(out) as unfinished:  # before all else, so that it is known that it can be written
+    with whole(out) as unfinished:
+        unfinished.mkdir()  # before all else, so that it is known that it can be written
         torch.manual_seed(flags.seed)
         model = (Qwen2.from_pretrained(start) if start else
                  make_model(tokenizer.get_vocab_size(), *SIZES[flags.size]))

@@ -164,14 +164,15 @@ def test_groups_may_share_a_prompt_and_texts_have_their_special_tokens(tmp_path,
              for step, group, text, reward in (
                  (0, 17, RIGHT + end, 1.0), (0, 17, end, 0.0), (0, 18, WRONG + end, 2.0),
                  (3, 19, WRONG, 2.0))]
-    folder = imported(tmp_path, write(tmp_path / "t.jsonl", *lines))
+    folder = imported(tmp_path / "my runs", write(tmp_path / "t.jsonl", *lines))
     assert credit_steps(folder) == [1, 4]
     columns = read_columns(folder, 1)
     assert columns["group"].tolist() == [0, 0, 1] and columns["reward"].tolist() == [1, 0, 2]
     assert columns["token_id"].tolist() == encoded(RIGHT + end + end + WRONG + end)
     first = columns["advantage"][columns["episode_start"]]
     assert np.allclose(first, [1, -1, 0], atol=1e-3)
-    assert "No fields" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "No fields" not in said and said.endswith(f"\npython analyze.py '{folder}'\n")
 
 
 TRL = {"step": 1, "prompt": PROMPT, "completion": WRONG, "right": 0.5, "advantage": 0.7}

@@ -2,6 +2,7 @@
 
 import html
 import json
+import os
 import re
 
 import numpy as np
@@ -26,6 +27,15 @@ def test_groups_with_different_rewards_come_first_and_true_credit_is_shown(tmp_p
     assert [e["episode"] for e in answers_of(folder, tokenizer, [1])] == [3, 2, 4, 0, 1, 5, 6]
     assert len(answers_of(folder, tokenizer, [1], most_tokens=6)) == 3  # of two tokens each
     assert next(iter(found[0]["values"])) == "gradient size"  # what tokens are shaded by at first
+
+
+def test_of_a_large_group_the_most_common_rewards_are_listed(tmp_path):
+    """Each answer on the page has the list, which may not be as long as the group."""
+    reward = [7, 7, *range(38)]
+    folder = write_log(tmp_path / "run", {1: credit_columns([1] * 40, [0] * 40, reward=reward)})
+    [first, *_] = answers_of(folder, load_tokenizer(folder), [1])
+    listed = first["account"]["rewards"].split(", ")
+    assert listed[:2] == ["3 x 7", "1 x 0"] and listed[15:] == ["1 x 15", "22 others"]
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -56,6 +66,9 @@ def test_what_a_model_wrote_stays_text(tmp_path):
     table = Table("x", nasty, {nasty: ("", [nasty])}, nasty, [nasty])
     picture = tmp_path / "a.png"
     picture.write_bytes(b"")
+    nasty_name = os.fsdecode(b"a\xff")  # a folder's, in bytes that are no text
+    page_file.write_page(tmp_path / "r.html", nasty_name, [nasty_name])
+    assert (tmp_path / "r.html").read_text().count("a?") == 3
     body = [page_file.paragraphs([nasty]), page_file.bullets([nasty]), page_file.viewer(),
             page_file.section_of(table, page_file.figure_of(picture, nasty)),
             page_file.folded(nasty, [])]

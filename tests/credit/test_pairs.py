@@ -83,6 +83,9 @@ def test_training_on_pairs_goes_on_as_if_never_stopped(tmp_path):
     assert credit.advantage[:, 0].sign().tolist() == [1, -1, 1, -1]
     assert "and sampled none" in refusal(tool.main, [str(whole)])
     assert "cannot read" in refusal(tool.main, [str(tmp_path)])
+    other = {"mitigation": "none", "imported": []}  # what it was asked only its own trainer knows
+    (tmp_path / "config.json").write_text(json.dumps(other))
+    assert "is a run of another program" in refusal(tool.main, [str(tmp_path)])
 
 
 def test_pairs_of_a_run_can_be_trained_on(policy, tmp_path, capsys):

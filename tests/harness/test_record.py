@@ -1,5 +1,6 @@
 """What a run writes: whole or not at all, read as it was written, by one process."""
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,12 +33,16 @@ def test_what_was_not_finished_leaves_nothing(tmp_path, error):
     assert (tmp_path / "file").read_text() == "before"
 
 
-def test_a_folder_that_is_there_is_refused_before_any_work(tmp_path):
+def test_a_folder_that_is_there_is_refused_before_any_work(tmp_path, monkeypatch):
     (tmp_path / "b").mkdir()
     (tmp_path / "b/mine").write_text("")
     with pytest.raises(UserError, match="b exists already"), whole(tmp_path / "b"):
         pytest.fail("the work began")
     assert (tmp_path / "b/mine").exists()
+    monkeypatch.chdir(tmp_path)
+    for unnamed in (".", "/"):
+        with pytest.raises(UserError, match="exists already"), whole(Path(unnamed)):
+            pytest.fail("the work began")
 
 
 @pytest.mark.parametrize("text, lines", [

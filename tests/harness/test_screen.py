@@ -188,6 +188,13 @@ def test_a_terminal_shows_how_long_a_stage_takes(monkeypatch, usual, said):
     assert not is_ticking()
 
 
+def test_a_status_cannot_steer_the_terminal(monkeypatch):
+    """It names folders, and problems of a task."""
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    screen.show_status("a\x1b[2J: step 3")
+    assert sys.stderr.getvalue() == "\r\033[K  a\\x1b[2J: step 3\r"
+
+
 def test_without_a_terminal_no_thread_is_begun(monkeypatch):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     with screen.ticking_status("step 3: update", 14.0):

@@ -7,7 +7,7 @@ from conftest import refusal
 import analyze
 from engine.tokens import load_tokenizer
 from harness.record import credit_steps, read_credit
-from tools import excerpt, preview
+from tools import excerpt, follow, preview
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +37,17 @@ def test_it_is_analysed_and_previewed(smaller, capsys):
     preview.main([str(smaller), "--mitigation", "entropy_weighted", "--show", "1"])
     printed = capsys.readouterr().out
     assert "a model" in printed and "answer " in printed
+
+
+def test_the_model_is_not_asked_about_tokens_that_it_numbers_otherwise(recorded, tmp_path):
+    """The model that sampled step 1 is there, but the excerpt's numbers mean other words to it."""
+    out = tmp_path / "x"
+    excerpt.main([str(recorded), str(out), "--steps", "1"])
+    said = refusal(preview.main, [str(out), "--mitigation", "attention_credit"])
+    assert "so another model sampled step 1, or its tokens have other numbers there" in said
+    followed = [str(out), "--step", "1", "--answer", "0", "--token", "0"]
+    assert said == refusal(follow.main, [*followed, "--moved"])
+    assert "--moved needs --token" in refusal(follow.main, [*followed[:-2], "--moved"])
 
 
 def test_steps_that_are_not_there_and_folders_that_are(recorded, tmp_path):

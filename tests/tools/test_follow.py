@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from conftest import credit_columns, write_log
+from conftest import credit_columns, refusal, write_log
 
 from analysis.account import NOT_TRAINED
 from analysis.answers import answer_of
@@ -155,6 +155,14 @@ def test_a_model_that_was_not_kept_is_not_asked(recorded, batch, follow_it, tmp_
     assert told_instead == "not known: the model after step 2, which sampled it, was not kept"
 
 
+def test_a_token_beyond_the_vocabulary_of_the_model_was_sampled_by_another(recorded):
+    run, record = read_run(recorded), read_step(recorded, STEP)
+    tokenizer = load_tokenizer(recorded)
+    answer = answer_of(record, tokenizer, run["config"], None, 0)
+    record.tokens["token_id"][0] = 50_000
+    assert "has a token 50000, so another" in follow.likeliest(run, record, tokenizer, answer, 1)
+
+
 def test_a_run_of_another_trainer_says_what_it_has(tmp_path, follow_it):
     """Two answers of two tokens, advantages that are no z-score; nothing of parts or entropy."""
     unknown = np.full(4, np.nan)
@@ -173,6 +181,9 @@ def test_a_run_of_another_trainer_says_what_it_has(tmp_path, follow_it):
     assert close(lines["p"][0], 0.5)
     term = 2 * math.log(2) / 4
     assert f"= {term:.3g}, in the loss of this lab" in lines["term"][0]
+    said = refusal(follow_it, folder, "--answer", 0, "--token", 1, "--moved")
+    assert said.endswith("mine is a run of another program, and how that takes a step is not on "
+                         "record")
     assert follow_it(folder).count("+2.00") == follow_it(folder).count("-1.00") == 1
 
 

@@ -1,7 +1,10 @@
 """Was my idea better: which runs are made, which are used again, what is refused."""
 import json
 import os
+import re
+import shlex
 import sys
+from glob import glob
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -33,6 +36,12 @@ def test_the_arms_of_a_weighting_and_of_an_advantage():
     assert axis == "advantage" and arms["plain"]["eval_every"] == 9
     assert arms["plain"]["mitigation"] == "taco" and "advantage" not in arms["plain"]
     assert arms["placebo"]["placebo"] == "advantages" and arms["idea"]["advantage"] == "span"
+
+
+@pytest.mark.parametrize("typed", [["--mitigation", "taco"], ["--mitigation=taco"]])
+def test_the_idea_is_not_named_twice(typed):
+    """The last one would be trained, and the verdict would be said of the first."""
+    assert refusal(arms_of, "by_kind", typed).startswith("--mitigation cannot be given: by_kind")
 
 
 def large_folder(folder):
@@ -174,7 +183,7 @@ def test_a_changed_file_has_runs_of_its_own(tmp_path, monkeypatch):
 
 def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd):
     """Three arms of two seeds; the next idea uses plain GRPO's again, the same one all."""
-    argv = ["--model", str(learner), *SMALL, "--runs", str(tmp_path / "ideas")]
+    argv = ["--model", str(learner), *SMALL, "--runs", str(tmp_path / "my ideas")]
     monkeypatch.setattr("harness.planned.Runs.start", train_here)
     freed = []
     monkeypatch.setattr(idea, "return_memory", lambda: freed.append(list(tmp_path.rglob("*"))))
@@ -189,11 +198,14 @@ def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd)
         assert part in said
     assert ("dial: ('by_kind', {'word_weight': 0.1})\nmore synthetic tasks: python -m research "
             "dial --only 'by_kind --word_weight 0.1'\n" in said) == dial
-    folders = sorted(path.name.rpartition("-")[0] for path in (tmp_path / "ideas").iterdir())
+    folders = sorted(path.name.rpartition("-")[0] for path in (tmp_path / "my ideas").iterdir())
     assert folders == ["by_kind", "by_kind-placebo", "plain"]
-    [picture] = (tmp_path / "ideas").glob("by_kind-*/verdict.png")
+    [typed] = re.findall("a page: python analyze.py (.*)", said)
+    found = [list(map(Path, glob(pattern))) for pattern in shlex.split(typed)]
+    assert [[run.name for run in arm] for arm in map(sorted, found)] == 3 * [["s0", "s1"]]
+    [picture] = (tmp_path / "my ideas").glob("by_kind-*/verdict.png")
     assert picture.stat().st_size > 10_000
-    for folder in (tmp_path / "ideas").iterdir():
+    for folder in (tmp_path / "my ideas").iterdir():
         assert [len(lines(folder / f"s{seed}/metrics.jsonl")) for seed in (0, 1)] == [2, 2]
     assert freed == [[]]  # what the look has taken, before the first run begins
     with monkeypatch.context() as patch:  # all are there: nothing has to be planned

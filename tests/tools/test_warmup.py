@@ -134,6 +134,12 @@ def test_the_model_so_far_is_kept_and_can_be_gone_on_from(tmp_path, monkeypatch,
         assert (folder / "recipe.json").read_bytes() == (tmp_path / "on/recipe.json").read_bytes()
 
 
+def test_a_folder_that_cannot_be_written_is_told_before_anything_is_trained(monkeypatch):
+    monkeypatch.setattr(warmup, "train", None)
+    with pytest.raises(UserError, match="cannot write /proc/x: No such file or directory"):
+        warmup.main(["--size", "small", "--out", "/proc/x"])
+
+
 def test_the_loss_is_that_of_all_logits(real):
     """0.5 and 2 are the weights of the third and fourth token; all else counts nothing."""
     model = Qwen2.from_pretrained(real)
