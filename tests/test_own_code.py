@@ -123,12 +123,12 @@ def test_a_state_may_be_a_count(monkeypatch, tmp_path):
 @pytest.fixture
 def own_task(tmp_path, monkeypatch):
     """Train with the task of examples/largest_last.py after a change; returns what was said."""
-    def train_on(old, new, *flags):
+    def train_on(old, new, *flags, expect=1):
         task = (ROOT / "examples/largest_last.py").read_text()
         assert old in task
         (tmp_path / "changed_task.py").write_text(task.replace(old, new))
         return run(*ONE_STEP, "--eval_every", "1", "--eval_tasks", "4", "--task", "changed_task",
-                   "--out", tmp_path / "runs/x", *flags, expect=1).stderr
+                   "--out", tmp_path / "runs/x", *flags, expect=expect).stderr
 
     (tmp_path / "countdown_task.py").touch()  # the default task, imported already
     monkeypatch.setattr("harness.settings.PROJECT", tmp_path)
@@ -159,3 +159,12 @@ def test_a_held_out_problem_in_a_later_step_ends_the_run(own_task, tmp_path):
     assert re.search("training_problems returns .* in step 3, which is one of the held_out", said)
     assert run("--resume", tmp_path / "runs/x", expect=1).stderr == said
     assert [line["step"] for line in lines(tmp_path / "runs/x/metrics.jsonl")] == [1, 2]
+
+
+@pytest.mark.parametrize("old, new", [
+    (DRAWN, "self.held_out_problems(1)[0]"), ("return list(problems)", "return []")])
+def test_a_run_that_evaluates_nothing_needs_no_held_out_problems(own_task, tmp_path, old, new):
+    """And may train on any problem, after its first checkpoint, too."""
+    own_task(old, new, "--steps", "2", "--eval_every", "0", "--eval_tasks", "500",
+             "--checkpoint_every", "1", expect=0)
+    assert len(lines(tmp_path / "runs/x/metrics.jsonl")) == 2
