@@ -72,11 +72,15 @@ class Policy:
 
     @torch.no_grad()
     def refuse_broken_model(self) -> None:
-        """Raise if the logits of one prompt are not finite, as finite parameters can overflow."""
-        problem = self.task.held_out_problems(1)[0]
+        """Raise if the logits after one prompt are not finite, as finite parameters can overflow.
+
+        The prompt is not that of a held-out problem: a task remembers those that it was asked for,
+        and refuses to train on them. A run that evaluates nothing may train on any problem."""
+        problem = self.task.extreme_problems()[0]
         prompt = encode_prompt(self.tokenizer, self.task.prompt_for(problem), "")
-        logits = self.model(torch.tensor([prompt], device=self.model.device))
-        refuse_undefined("the model's logits are", logits)
+        hidden = self.model.model(torch.tensor([prompt], device=self.model.device))
+        # of the last token alone, because the prompt may be long
+        refuse_undefined("the model's logits are", self.model.logits(hidden[:, -1]))
 
 
 def sample_answers(model: Qwen2, tokenizer: Tokenizer, task: Task[Problem],

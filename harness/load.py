@@ -86,6 +86,10 @@ def make(function: Choice, values: Json, policy: Policy) -> Method:
         raise UserError(f"{function.__name__} ({location_of(function)}) needs both state_dict and "
                         "load_state_dict, or a resumed run would forget its state")
     made: Method = function(policy, **values)
+    for name, value in getattr(made, "state_dict", dict)().items():
+        if not isinstance(value, torch.Tensor):  # the first checkpoint would be too late
+            raise UserError(f"state_dict of {function.__name__} ({location_of(function)}) should "
+                            f"hold tensors by name, but {name} is {value!r:.80}")
     return made
 
 

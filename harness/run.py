@@ -87,12 +87,17 @@ class Run:
         self.seconds: deque[float] = deque(maxlen=20)  # of the last steps
         self.took: dict[str, float] = {}  # seconds of the last "update", "sampled", "save", ...
         self.watch = Watch()
+        self.travels_along: dict[str, bytes] = {}  # files of the model's folder, by name
         self.start, self.cleanup = time.monotonic(), ExitStack()
 
     def begin(self, policy: Policy, optimizer: AdamW, methods: Mapping[str, Method]) -> None:
         """Make the folder; or, if the run is resumed, read back the state of the optimizer and the
         methods from its checkpoint. From now on Ctrl-C waits for the end of a step."""
         self.policy, self.optimizer, self.methods = policy, optimizer, methods
+        # read now, because a user may remove the folder meanwhile: it can be an old checkpoint
+        for name in TRAVELS_ALONG:
+            if (policy.folder / name).exists():
+                self.travels_along[name] = (policy.folder / name).read_bytes()
         if self.is_new:
             self.begin_folder()
         else:
@@ -274,10 +279,8 @@ class Run:
 
     def write_model(self, folder: Path, parameters: Mapping[str, torch.Tensor]) -> None:
         self.policy.model.save_pretrained(folder, parameters)
-        source = self.policy.folder
-        for name in TRAVELS_ALONG:
-            if (source / name).exists():
-                shutil.copyfile(source / name, folder / name)
+        for name, content in self.travels_along.items():
+            (folder / name).write_bytes(content)
 
     def save_model(self) -> None:
         """Write the trained model alone, with its matrices rounded to the type of the products. In

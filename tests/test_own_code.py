@@ -109,6 +109,13 @@ def test_a_state_without_a_way_back_is_refused(said_of, monkeypatch):
         type("Idea", (StateIdea,), {"__module__": __name__}))
 
 
+def test_a_state_that_is_no_tensor_is_refused_before_the_first_step(said_of):
+    """At the first checkpoint, the steps up to there would be lost."""
+    said = said_of(type("Idea", (StateIdea,), {
+        "state_dict": lambda self: {"count": 7}, "__module__": __name__}))
+    assert "state_dict of mine" in said and "but count is 7" in said
+
+
 def test_a_state_may_be_a_count(monkeypatch, tmp_path):
     class Counting(StateIdea):
         def state_dict(self):
@@ -123,12 +130,12 @@ def test_a_state_may_be_a_count(monkeypatch, tmp_path):
 @pytest.fixture
 def own_task(tmp_path, monkeypatch):
     """Train with the task of examples/largest_last.py after a change; returns what was said."""
-    def train_on(old, new, *flags):
+    def train_on(old, new, *flags, expect=1):
         task = (ROOT / "examples/largest_last.py").read_text()
         assert old in task
         (tmp_path / "changed_task.py").write_text(task.replace(old, new))
         return run(*ONE_STEP, "--eval_every", "1", "--eval_tasks", "4", "--task", "changed_task",
-                   "--out", tmp_path / "runs/x", *flags, expect=1).stderr
+                   "--out", tmp_path / "runs/x", *flags, expect=expect).stderr
 
     (tmp_path / "countdown_task.py").touch()  # the default task, imported already
     monkeypatch.setattr("harness.settings.PROJECT", tmp_path)
@@ -159,3 +166,12 @@ def test_a_held_out_problem_in_a_later_step_ends_the_run(own_task, tmp_path):
     assert re.search("training_problems returns .* in step 3, which is one of the held_out", said)
     assert run("--resume", tmp_path / "runs/x", expect=1).stderr == said
     assert [line["step"] for line in lines(tmp_path / "runs/x/metrics.jsonl")] == [1, 2]
+
+
+@pytest.mark.parametrize("old, new", [
+    (DRAWN, "self.held_out_problems(1)[0]"), ("return list(problems)", "return []")])
+def test_a_run_that_evaluates_nothing_needs_no_held_out_problems(own_task, tmp_path, old, new):
+    """And may train on any problem, after its first checkpoint, too."""
+    own_task(old, new, "--steps", "2", "--eval_every", "0", "--eval_tasks", "500",
+             "--checkpoint_every", "1", expect=0)
+    assert len(lines(tmp_path / "runs/x/metrics.jsonl")) == 2
