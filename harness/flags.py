@@ -23,6 +23,7 @@ Requirement = tuple[Callable[[typing.Any], bool], str]
 Values = Mapping[str, typing.Any]                       # the value of each flag, by its name
 TYPE_NAMES = {int: "a whole number", float: "a number", bool: "yes or no", str: "a text"}
 MOST_THREADS = 1024
+LARGEST = 10 ** 9  # a number above this is a mistake, so help need not name the limit
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Flag:
     # which values are allowed
     least: float = 0         # these three are limits of a number
     above: float = -math.inf
-    most: float = 10 ** 9
+    most: float = LARGEST
     choices: Collection[str] = ()
     kind: type | None = None  # the type of the values, if it is not the type of the default
 
@@ -63,19 +64,37 @@ class Flag:
             return self.kind
         return str if self.default is None else type(self.default)
 
-    def limits(self) -> str:
-        low = f"above {self.above}" if self.above > -math.inf else f"at least {self.least}"
-        return f"{low} and at most {self.most}"
+    def limits(self, most: float = math.inf) -> str:
+        """The limits in words; not the upper one if it is no smaller than `most`."""
+        limits = []
+        if self.above > -math.inf:
+            limits.append(f"above {self.above}")
+        elif self.least > -math.inf:
+            limits.append(f"at least {self.least}")
+        if self.most < most:
+            limits.append(f"at most {self.most}")
+        return " and ".join(limits)
 
     def help(self) -> str:
-        parts = [self.text]
+        """what it means (one | another; default one; needs --other above 0)"""
+        facts = []
         if 0 < len(self.choices) < 10:
-            parts.append(f": {' | '.join(self.choices)}")
+            facts.append(" | ".join(self.choices))
         if self.default is not None and self.default is not False and self.default != "":
-            parts.append(f" (default {self.default})")
+            facts.append(f"default {self.default}")
         if self.requires:
-            parts.append(f"; needs {self.requires[1]}")
-        return "".join(parts)
+            facts.append(f"needs {self.requires[1]}")
+        return f"{self.text} ({'; '.join(facts)})" if facts else self.text
+
+    def help_of_method(self) -> str:
+        """(a number, above 0; default 2.0): what it means"""
+        kind = " or ".join(self.choices) or TYPE_NAMES[self.type]
+        limits = self.limits(most=LARGEST) if self.type in (int, float) else ""
+        facts = [f"{kind}, {limits}" if limits else kind, f"default {self.default}"]
+        if self.requires:
+            facts.append(f"needs {self.requires[1]}")
+        meaning = f": {self.text}" if self.text else ""
+        return f"({'; '.join(facts)}){meaning}"
 
     def has_effect(self, values: Values) -> bool:
         return not self.requires or self.requires[0](SimpleNamespace(**values))

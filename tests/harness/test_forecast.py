@@ -201,7 +201,7 @@ def test_answers_with_more_numbers_may_be_longer(large_model, flags, tokens):
 def test_the_help_of_a_large_model_is_about_the_prompt_that_was_typed(large_model, capsys):
     with pytest.raises(SystemExit):
         read_flags(["--model", str(large_model), "--prompt", "brief", "--help"])
-    assert "a longer answer is cut off (default 64)" in " ".join(capsys.readouterr().out.split())
+    assert "A longer one is cut off (default 64)" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("chosen, seconds, said", [
