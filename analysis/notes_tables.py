@@ -24,7 +24,7 @@ FEWEST_ANSWERS = (2, 30)  # that a position must have for a t: the published num
 CONTRIBUTION = {
     "mean": (0.079, "whether answers with A < 0 are longer or less certain"),
     "standard deviation": (1.168, "rare tokens: log p is unbounded, s is not"),
-    "mean absolute": (0.307, "how uncertain the model is; groups with equal rewards"),
+    "mean absolute": (0.307, "how uncertain the model is, and how many groups have equal rewards"),
     "smallest": (-28.0, "one rare token of a right answer"),
     "largest": (33.3, "one rare token of a wrong answer")}
 MEAN_SIZE = CONTRIBUTION["mean absolute"][0]
@@ -77,10 +77,11 @@ def contributions(notes: Notes) -> Table:
     for (name, (theirs, why)), old, new in zip(CONTRIBUTION.items(), *of_units):
         rows.append([name, old, theirs, same_or_other(old, theirs), new, why])
     formats = {"": "", "old": ".3f", "theirs": ".3f", "look": "", "new": ".3f", "why": ""}
-    return Table("notes contribution", "The contribution of a token", by_row(formats, rows), "", [
-        "It can say how large the terms of the objective are. It cannot say what credit a token "
-        "has, because A log p is no gradient: its sign is that of -A, and that of A w s is that of "
-        "A."], notes.heads | {"why": "depends on"})
+    return Table("notes contribution", "The contribution of a token, over all tokens",
+                 by_row(formats, rows), "", [
+        "This table can show how large the terms of the objective are. It cannot show the credit "
+        "of a token, because A log p is not a gradient: it has the sign of -A, and A w s has that "
+        "of A."], notes.heads | {"": "number", "why": "depends on"})
 
 
 def signs(notes: Notes) -> Table:
@@ -94,11 +95,14 @@ def signs(notes: Notes) -> Table:
                 rows.append([name, tokens[cell], old[cell], theirs, look, size[cell], new[cell]])
     formats = {"": "", "tokens": ",.0f", "old": "+.3f", "theirs": "+.3f", "look": "",
                "size": ".3f", "new size": ".4f"}
-    return Table("notes sign", "By the sign of the advantage", by_row(formats, rows), "", [
-        "This is a tautology: log p is never above 0, so the sign is that of -A, whatever was "
-        "learned. Ours is the same if its sign is. The earlier experiment counted groups with "
-        "equal rewards as negative."],
-        notes.heads | {"old": f"mean {notes.heads['old']}", "theirs": "published mean"})
+    return Table("notes sign", "The contribution by the sign of the advantage",
+                 by_row(formats, rows), "", [
+        "This table can show nothing: log p is never above 0, so A log p has the sign of -A, "
+        "whatever the model has learned. Here ours is the same if it has the sign of the published "
+        "one. The earlier experiment counted groups with equal rewards among those with a "
+        "normalised reward <= 0."],
+        notes.heads | {"": "tokens with",
+                       "old": f"mean {notes.heads['old']}", "theirs": "published mean"})
 
 
 def t_statistics(notes: Notes) -> Table:
@@ -115,14 +119,20 @@ def t_statistics(notes: Notes) -> Table:
                          new_shuffled])
     formats = {"fewest": "", "abs(t)": "", "old": ".3f", "theirs": ".2f", "look": "",
                "shuffled": ".3f", "normal": ".3f", "new": ".3f", "shuffled s": ".3f"}
-    return Table("notes t", "t of each position in the answer, over all answers of all steps",
+    heads = notes.heads
+    return Table("notes t", "The t of each position in the answer, over all answers of all steps",
                  by_row(formats, rows), "", [
-        "It can say that right answers are more certain or less certain at a position than wrong "
-        "ones. It cannot say that a token matters, because t grows with the number of answers, and "
-        "tokens of an answer share an advantage. Shuffled: the mean over "
-        f"{len(notes.over) - 1} shuffles of the advantages within their groups."],
-        notes.heads | {"fewest": "answers at least", "normal": "normal numbers",
-                       "shuffled s": "A w s, shuffled"})
+        "The t of a position is the mean over its answers, divided by the standard error of this "
+        "mean. The rows have the share of positions whose abs(t) is above 3, the share below 1.5, "
+        "and the mean of abs(t).",
+        "This table can show that at some positions right answers are more certain than wrong "
+        "ones, or less. It cannot show that a token matters: t grows with the number of answers, "
+        "and all tokens of an answer share one advantage. Shuffled: the mean over "
+        f"{len(notes.over) - 1} shuffles of the advantages within their groups. Normal numbers: "
+        "what random numbers from a normal distribution would give."],
+        heads | {"fewest": "positions with at least so many answers",
+                 "shuffled": f"{heads['old']}, shuffled", "normal": "normal numbers",
+                 "shuffled s": "A w s, shuffled"})
 
 
 def t_in_one_number(name: str, t: Floats) -> tuple[float, float]:
@@ -147,11 +157,13 @@ def bins(notes: Notes) -> Table:
     formats = {"bin": "", "tokens": ",.0f", "old": ".4f", "sd": ".3f", "size": ".4f",
                "notes' size": ".3f", "look": "", "lp": ".3f", "notes' lp": ".2f",
                "new size": ".4f"}
-    return Table("notes bins", "Ten bins of position", by_row(formats, rows), "", [
-        "It can say where in an answer the size lies. It cannot say why, because each position has "
-        "its own kinds of token. Ours is the same if it lies on the same side of the mean of all "
-        "tokens."],
-        notes.heads | {"old": f"mean {notes.heads['old']}", "sd": "standard deviation"})
+    return Table("notes bins", "The contribution in ten bins of position in the answer",
+                 by_row(formats, rows), "", [
+        "This table can show where in an answer the large contributions lie. It cannot show why, "
+        "because each position has its own kinds of token. Here ours is the same if our bin and "
+        "the published one both lie above the mean of all tokens, or both below it."],
+        notes.heads | {"bin": "bin, from the start",
+                       "old": f"mean {notes.heads['old']}", "sd": "standard deviation"})
 
 
 def early_over_late_in_notes(notes: Notes) -> Table:
@@ -164,19 +176,20 @@ def early_over_late_in_notes(notes: Notes) -> Table:
     rows: list[Row] = []
     for name, (old, new), theirs, why in (
             ("bin 0 over bin 9", of_bins, 1.63, "how certain the model is of an answer's ending"),
-            ("positions below the 20% quantile over those above the 80%", of_positions,
+            ("positions below the 20% quantile over those above the 80% quantile", of_positions,
              1 / 3 if is_discounted else None, "only long answers have late positions"),
             ("first over last fifth, with the same mix of classes",
              alike, None if is_discounted else 1.48,
-             "not on which classes are early or late")):
+             "anything but which classes are early or late")):
         rows.append([name, old, theirs, same_or_other(old, theirs, 1), new, why])
-    title = "Early tokens over late ones, by the two published definitions and by ours"
+    title = "Mean size of early tokens over that of late ones: two published definitions, and ours"
     return Table("notes early", title,
                  by_row(OF_RATIOS, rows), "", [
-        "It can say that a run's early tokens were less certain than its late ones. One definition "
-        "cannot be compared with the other, as the earlier experiment did. With the "
-        "same mix of classes, each class has the same share of both fifths (the 1.48 is computed "
-        "from the published table). Ours is the same if it lies on the same side of 1."],
+        "This table can show that a run's early tokens were less certain than its late ones. The "
+        "earlier experiment compared a number by one definition with a number by the other, and "
+        "that cannot be done. With the same mix of classes, each class has the same share of both "
+        "fifths (the 1.48 is computed from the published table). Here ours is the same if both "
+        "figures are above 1, or both below."],
         heads_of_ratios(notes))
 
 
@@ -227,10 +240,13 @@ def classes(notes: Notes) -> Table:
                "why": ""}
     return Table("notes classes", "Classes of tokens, by the published regular expressions",
                  by_row(formats, rows), "", [
-        "It can say which class is written with less certainty. It cannot say whether the "
-        "contributions of a class cancel, because its mean says how A varies with log p. Structure "
-        "is a whole tag; pieces of a tag that the tokenizer cuts are filler."],
-        notes.heads | {"why": "depends on"})
+        "In the row 'mean log p; mean s', the first columns are mean log p, and the column A w s "
+        "is mean s.",
+        "This table can show which class is written with less certainty. It cannot show whether "
+        "the contributions of a class cancel, because their mean depends on how A varies with log "
+        "p. A whole tag is structure. Where the tokenizer cuts a tag into pieces, these are "
+        "filler."],
+        notes.heads | {"": "number", "why": "depends on"})
 
 
 def classes_by_fifth(notes: Notes) -> Table:
@@ -259,12 +275,13 @@ def classes_by_fifth(notes: Notes) -> Table:
     ahead, new_ahead = (size[0] > size[1]).sum(), (new[0] > new[1]).sum()
     return Table("notes classes by position", "Classes in five bins of position",
                  by_row(formats, rows),
-                 f"The mean size of filler is larger than that of reasoning in {ahead} of 5 bins "
-                 f"by {heads['old']}, and in {new_ahead} by {heads['new']}. In the earlier "
-                 f"experiment it was larger in 4 by A log p.", [
-        "It can say that the difference does not come from the position alone. Five bins control "
-        "for the position in part, and for nothing else. Ours is the same if the same class has "
-        "the larger size."], heads)
+                 f"Measured by {heads['old']}, filler is larger than reasoning in {ahead} of 5 "
+                 f"bins, and measured by {heads['new']} in {new_ahead}. In the earlier experiment "
+                 f"it was larger in 4 of 5 by A log p.", [
+        "This table can show that the difference between the classes does not come from the "
+        "position alone. Five bins account for a part of what the position does, and for nothing "
+        "else. Here ours is the same if the same class is the larger one."],
+        heads | {"part": "part of the answer"})
 
 
 def filler_over_reasoning(notes: Notes) -> Table:
@@ -278,16 +295,18 @@ def filler_over_reasoning(notes: Notes) -> Table:
     for name, (old, new), theirs, why in (
             ("mean absolute", crude, sizes[FILLER] / sizes[REASONING],
              "what counts as filler: words, pieces of cut tags"),
-            ("the same at like positions", alike, None if notes.published < 1 else 1.24,
-             "the same, in each of five bins"),
-            ("how uncertain: mean log p, mean s", uncertain, 0.555 / 0.489,
-             "not all of the ratio: A varies with the class, too")):
+            ("the same, with both classes at the same positions", alike,
+             None if notes.published < 1 else 1.24, "the same, within each of five bins"),
+            ("how uncertain the classes are: mean log p, mean s", uncertain, 0.555 / 0.489,
+             "the model alone; the ratios above depend on A, too")):
         rows.append([name, old, theirs, same_or_other(old, theirs, 1), new, why])
-    return Table("notes filler", "Filler over reasoning", by_row(OF_RATIOS, rows), "", [
-        "It can say that filler is written with less certainty than reasoning. It cannot say that "
-        "this is waste, because the credit of a token is not in a credit file. At like positions, "
-        "both classes have the same share of each of the five bins (the 1.24 is computed from the "
-        "published table). Ours is the same if it lies on the same side of 1."],
+    return Table("notes filler", "Mean size of filler over that of reasoning",
+                 by_row(OF_RATIOS, rows), "", [
+        "This table can show that filler is written with less certainty than reasoning. It cannot "
+        "show that this is waste, because a credit file does not have the credit of a token. With "
+        "both classes at the same positions, each has the same share of each of the five bins (the "
+        "1.24 is computed from the published table). Here ours is the same if both figures are "
+        "above 1, or both below."],
         heads_of_ratios(notes))
 
 
@@ -321,9 +340,10 @@ def top_tokens(notes: Notes) -> Table:
                "size": ".4f", "new size": ".4f"}
     return Table("notes top tokens", "The most frequent tokens of each class",
                  by_row(formats, rows), "", [
-        "It can say what a class consists of: pieces of cut tags are filler. It cannot say what a "
-        "token does at its position. Ours is the same if it is among the seven published ones."],
-        notes.heads | {"share": "share of its class"})
+        "This table can show what a class consists of: pieces of cut tags are filler. It cannot "
+        "show what a token does at its position. Here ours is the same if the token is among the "
+        "seven published ones."],
+        notes.heads | {"tokens": "count", "share": "share of its class"})
 
 
 @UNDEFINED
@@ -338,11 +358,12 @@ def draw_notes(notes: Notes, folder: Path) -> Picture:
     counts = np.where(notes.cloud, notes.cloud, np.nan)  # what never occurs is not coloured
     drawn = cloud.pcolormesh(LOG_PROBS, ADVANTAGES, counts.T, cmap="viridis",
                              norm=LogNorm(1, max(2, notes.cloud.max())))
-    figure.colorbar(drawn, ax=cloud, label="tokens", format="{x:g}")
-    cloud.set(xlabel="log p", ylabel="advantage", title="Log p against advantage")
-    return save(figure, folder, "notes", "The earlier experiment's pictures, in both units: size "
-                "by position, each over its own mean; values with their sign; log p against "
-                "advantage; classes over training")
+    figure.colorbar(drawn, ax=cloud, label="number of tokens", format="{x:g}")
+    cloud.set(xlabel="log p of a token", ylabel="its advantage", title="Log p and advantage")
+    return save(figure, folder, "notes", "The four pictures of the earlier experiment, with the "
+                "contribution and with the gradient's size: the mean size by position, divided by "
+                "that of all tokens; how often each value occurs; log p and advantage; the mean "
+                "size of each class over training")
 
 
 def draw_bins(axis: Axes, notes: Notes) -> None:
@@ -351,15 +372,15 @@ def draw_bins(axis: Axes, notes: Notes) -> None:
                                       ("gradient", "new size", OF_GRADIENT, 0.2)):
         relative = notes.mean("bin", f"abs {unit}") / notes.mean("all", f"abs {unit}")[0]
         axis.bar(np.arange(10) + shift, relative, 0.4, color=colour, label=heads[head])
-    axis.set(xlabel="bin of position", xticks=range(10), ylabel="times the mean of all tokens",
-             title="Size by position")
+    axis.set(xlabel="tenth of the answer", xticks=range(10),
+             ylabel="mean size / that of all tokens", title="Size by position")
 
 
 def draw_values(axis: Axes, notes: Notes) -> None:
     axis.stairs(notes.values["contribution"], VALUES, color="black", label=notes.heads["old"])
     axis.stairs(notes.values["gradient"], VALUES, color=OF_GRADIENT, label=notes.heads["new"])
-    axis.set(xlabel="value of a token (beyond: in the last bar)", ylabel="tokens", yscale="log",
-             title="Contributions")
+    axis.set(xlabel="value of a token (values beyond 5 are in the last bar)",
+             ylabel="number of tokens", yscale="log", title="Values with their sign")
     axis.yaxis.set_major_formatter("{x:g}")
 
 
@@ -372,5 +393,6 @@ def draw_classes(axis: Axes, notes: Notes) -> None:
         for c in used:
             axis.plot(steps, of_block[:, c], color=COLOURS[c], ls=style,
                       label=f"{CLASSES[c]}, {label}")
-    axis.set(xlabel="step", ylabel="mean size", ylim=(0, None), title="By class over steps")
+    axis.set(xlabel="step", ylabel="mean absolute value", ylim=(0, None),
+             title="Size by class, over training")
     whole_steps(axis)

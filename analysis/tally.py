@@ -36,11 +36,12 @@ MEASURES = (*OF_A_MEAN, "squared gradient", "abs advantage", "entropy", "s", *OF
 OF_AN_ID = ("entropy", "log_prob", "abs gradient")  # summed for each token id
 BLOCKS = 50      # parts of training that the curves are drawn from
 RARE = 0.001     # share of the tokens: what is rarer has neither a ratio nor a bar
-OVER_REST = ("Relative to all other tokens: a row's mean abs(A) w s divided by that of all other "
-             f"tokens, if the row has at least {RARE:.1%} of the tokens. Its 95% interval is over "
-             "groups. "
-             "The difference is more or less if p is below 0.05 after Holm's correction for the "
-             "rows of this table alone")
+OVER_REST = ("Relative to all other tokens: the mean abs(A) w s of the row's tokens, divided by "
+             f"that of all other tokens. It is left out for a row with less than {RARE:.1%} of the "
+             "tokens. Its 95% interval shows how much it varies between groups. Difference: more "
+             "or less if the ratio differs from 1 with p below 0.05, after Holm's correction for "
+             "the rows of this table alone; otherwise none is seen, or there are too few groups "
+             "for a test")
 
 
 def measured_of(tokens: TokenTable) -> dict[str, np.ndarray]:

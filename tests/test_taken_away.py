@@ -26,7 +26,7 @@ def test_a_step_is_trained_and_analysed(lab):
     program(lab, "train.py", "--threads", "1", "--questions", "2", "--answers", "4", "--steps", "1",
             "--max_new_tokens", "48", "--eval_every", "0", "--out", "runs/one")
     said = program(lab, "analyze.py", "runs/one", "--all")
-    assert "## Over training" in said
+    assert "## How the averages changed over training" in said
     assert (lab / "runs/one/analysis/report.html").is_file()
 
 

@@ -182,7 +182,7 @@ def likeliest(run: Run, record: StepRecord, tokenizer: Tokenizer, answer: ShownA
     others = [token for token in p.topk(5).indices.tolist() if token != chosen][:4]
     pieces = [piece.decode(errors="replace") for piece in token_bytes(tokenizer, others)]
     known = ", ".join(f"{text!r} {p[token]:.2g}" for text, token in zip(pieces, others))
-    return f"{known} ({name})"
+    return f"the likeliest are {known} (by {name})"
 
 
 def show_what_moved(run: Run, record: StepRecord, tokenizer: Tokenizer, b: int, t: int) -> None:
