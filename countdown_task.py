@@ -97,7 +97,7 @@ PROMPTS = {
     "expression": Wording(BRIEF, " and ".join, thinks=False)}
 # For flags that only generated problems have: a test, and what is said if a flag fails it.
 GENERATED: tuple[Callable[["Task"], bool], str] = (
-    lambda task: task.data is None, "generated problems, so not --data")
+    lambda task: task.data is None, "generated problems, which --data replaces")
 
 
 @dataclass(frozen=True)

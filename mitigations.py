@@ -288,13 +288,13 @@ def rescaled_weight(chosen: Method, name: str, rollouts: Rollouts, policy: Polic
     note = None
     weight = checked_credit(chosen, f"the weighting {name}", rollouts, policy, is_weight=True)
     if not weight.any():
-        weight, note = rollouts.mask.float(), "all weights were 0: every token gets 1"
+        weight, note = rollouts.mask.float(), "all weights were 0, so every token gets 1"
     if placebo == "weights":
         one_group = torch.zeros_like(rollouts.group)
         weight = shuffled(weight, rollouts.mask, one_group, rollouts.generator)
     c = rescaling(weight, rollouts, rescale_to)
     if not (weight * c).isfinite().all():
-        c, note = 1.0, "not rescaled: next to no weight lies on tokens with an advantage"
+        c, note = 1.0, "weights were not rescaled: hardly any weight is on tokens with an advantage"
     weight = weight * c
     about = {"weight_factor": c, "weight_max": weight.max().item(), "weight_note": note}
     return weight, metrics_of(chosen) | about

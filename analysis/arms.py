@@ -128,8 +128,7 @@ class Comparison:
                     self.twins.append(f"{run['folder'].name} has the settings and the seed of "
                                       f"{kept['folder'].name}, so it is left out.")
         if baseline and baseline not in self.arms:
-            raise UserError(f"--baseline {baseline} is none of the arms, which are: "
-                            f"{', '.join(self.arms)}")
+            raise UserError(f"--baseline {baseline} is none of the arms: {', '.join(self.arms)}")
         self.baseline = baseline or self.usual_baseline()
         self.arms = {self.baseline: self.arms.pop(self.baseline), **self.arms}
 

@@ -81,8 +81,7 @@ def room_left(estimate: Estimate) -> str:
         return f"the interval leaves room for a gain of up to {gain} points"
     if estimate.high <= 0:
         return f"the interval leaves room for a loss of up to {loss} points"
-    return (f"the interval leaves room for a gain of up to {gain} points and for a loss of up to "
-            f"{loss}")
+    return f"the interval leaves room for a gain of up to {gain} points or a loss of up to {loss}"
 
 
 def gain_over(mine: Arm, theirs: Arm, measure: str = IN_TRAINING, tests: int = 1) -> Gain:

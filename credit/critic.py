@@ -97,7 +97,8 @@ class Trunk(nn.Module):
     def __init__(self, model: Qwen2, layers: int):
         super().__init__()
         if layers > len(model.model.layers):
-            raise UserError(f"--critic_layers {layers}: the model has {len(model.model.layers)}")
+            raise UserError(f"--critic_layers {layers}: the model has only "
+                            f"{len(model.model.layers)} layers")
         whole = whole_model(model, torch.float32)
         self.decoder = copy.deepcopy(whole.model).float().requires_grad_()
         self.decoder.layers = self.decoder.layers[:layers or None]

@@ -142,8 +142,8 @@ def as_flag(owner: typing.Any, name: str, flag: Flag, hint: object) -> Flag:
     parts = typing.get_args(hint) or (hint,)
     kind = next((part for part in parts if isinstance(part, type) and part in TYPE_NAMES), None)
     if (kind or type(flag.default)) not in TYPE_NAMES or flag.default is inspect.Parameter.empty:
-        raise UserError(f"{name} of {owner.__name__} ({location_of(owner)}) becomes a flag: it "
-                        "needs a default and a type that is int, float, bool or str")
+        raise UserError(f"{name} of {owner.__name__} ({location_of(owner)}) becomes a flag, so it "
+                        "needs a default, and a type that is int, float, bool or str")
     declared = next((part for part in parts if isinstance(part, Flag)), flag)
     return replace(declared, default=flag.default, kind=kind)
 
@@ -160,14 +160,15 @@ def check_value(name: str, value: typing.Any, flag: Flag) -> None:
     if not has_type(value, flag):
         way_out = ""
         if flag.type is int and not (flag.kind or flag.text):  # a parameter without type: power=1
-            way_out = f", as its default {flag.default} is: write {flag.default}.0 there"
+            way_out = f", because its default is {flag.default}: write {flag.default}.0 there"
         raise UserError(f"--{name} {value!r:.80} should be {TYPE_NAMES[flag.type]}{way_out}")
     if flag.choices and value not in flag.choices:
         nearest = difflib.get_close_matches(str(value), flag.choices, len(flag.choices), cutoff=0)
         raise UserError(f"--{name} {value:.80} is not one of: {', '.join(nearest)}")
     is_number = flag.type in (int, float)
     if is_number and not (flag.above < value and flag.least <= value <= flag.most):
-        raise UserError(f"--{name} {value} should be {flag.limits()}")
+        most = LARGEST if value <= LARGEST else math.inf
+        raise UserError(f"--{name} {value} should be {flag.limits(most)}")
 
 
 def has_type(value: typing.Any, flag: Flag) -> bool:

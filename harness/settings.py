@@ -48,7 +48,7 @@ RESCALED: Requirement = (
 SHUFFLED: Requirement = (
     lambda s: s.loss == "policy" and (s.placebo != "weights" or s.mitigation != "none"),
     "--loss policy and, to shuffle weights, a --mitigation other than none")
-SAMPLED: Requirement = (lambda s: s.pairs is None, "sampled answers, not --pairs")
+SAMPLED: Requirement = (lambda s: s.pairs is None, "sampled answers, which --pairs replaces")
 SERVED: Requirement = (lambda s: s.rollouts != OWN_SAMPLER, "--rollouts http://HOST:PORT")
 NO_CHECKPOINTS: Requirement = (
     lambda s: s.checkpoint_every == 0, "--checkpoint_every 0, because otherwise the last "
@@ -58,6 +58,14 @@ ON_THE_DEVICE: Requirement = (lambda s: not s.offload_optimizer, "--offload_opti
 
 # a setting that says how a run is made, not which run it is
 HOW_IT_IS_MADE: Json = {"changeable": True, "in_name": False, "compared": "aside"}
+
+# what the columns of a step's line are, which a run prints (harness/screen.py)
+ABOUT_STEPS = (
+    "A run prints a line for each step. It has the mean reward of the step's answers, their "
+    "success (the share that is right), the mean score of their format, their mean length in "
+    "tokens, the share that finished before the limit, the mean entropy of the policy in nats, the "
+    "norm of the gradient before clipping, the tokens sampled in a second, and an estimate of the "
+    "time left.")
 
 # headings of the help
 MODEL, PROBLEMS, SPREADING = "model and machine", "problems", "spreading credit over tokens"
@@ -406,7 +414,7 @@ def all_flags(values: Values) -> dict[str, Flag]:
         for name in flags_of(owner).keys() & {*flags, *NOT_SETTINGS, *NOT_KEYWORDS}:
             raise UserError(f"the keyword {name} of {owner.__name__} ({location_of(owner)}) means "
                             "something else to this program: give it another name, "
-                            f"{owner.__name__}_{name} say")
+                            f"for example {owner.__name__}_{name}")
         flags |= flags_of(owner)
     return flags
 
@@ -467,6 +475,7 @@ def about_methods() -> str:
             text = " ".join((inspect.getdoc(choices[name]) or "").split("\n\n")[0].split())
             lines.append(textwrap.fill(f"{name}{flags}: {text}", 99, initial_indent="  ",
                                        subsequent_indent=" " * 6))
+    lines.append(textwrap.fill(ABOUT_STEPS, 99, subsequent_indent="  "))
     lines.append("The defaults above are those for this model. They come from its folder's "
                  "recipe.json and from --config, where there are such files.")
     return "\n".join(lines)

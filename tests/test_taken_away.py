@@ -46,5 +46,5 @@ def test_the_import_rules_and_the_pages_hold(lab):
 def test_what_needs_one_of_them_says_so(lab):
     said = program(lab, "train.py", "--rollouts", "http://127.0.0.1:1", expect=1)
     assert said.splitlines()[-1] == (  # above it torch may warn
-        "train.py: this needs bridges/, a folder of this project that is not here")
+        "train.py: this needs the folder bridges/ of this project, which is not here")
     assert "Traceback" not in said

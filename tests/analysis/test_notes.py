@@ -229,7 +229,7 @@ def test_classes_by_position(log):
                  for f in range(5)) for unit in UNITS]
     with np.errstate(invalid="ignore"):
         finding = notes_tables.classes_by_fifth(found).finding
-    assert f"in {ahead[0]} of 5 bins by A w log p, and in {ahead[1]} by A w s" in finding
+    assert f"in {ahead[0]} of 5 bins, and measured by A w s in {ahead[1]}." in finding
 
 
 def mean_at(rows, fifth, name, unit):
@@ -390,7 +390,7 @@ def test_the_flag_prints_the_notes_tables_alone(tmp_path, capsys):
     assert max(len(line) for line in printed.splitlines() if str(tmp_path) not in line) <= 100
     page = (folder / "analysis/report.html").read_text()
     assert "<details id=the-earlier-experiment-s-tables>" in page
-    assert "alt=\"The earlier experiment&#x27;s pictures" in page
+    assert "alt=\"The four pictures of the earlier experiment" in page
     folders = make(tmp_path, {"a": (0.5, {}), "b": (0.2, {"mitigation": "random"})}, seeds=2)
     analyze.main([*folders, "--notes", "--output_dir", str(tmp_path / "both")])
     tables = notes_compared.notes_tables_of_arms(comparison_of(folders))

@@ -57,7 +57,7 @@ def test_a_package_that_is_not_here_is_named(monkeypatch, tmp_path, name, is_tol
     (tmp_path / "bridges").mkdir()
     monkeypatch.setattr(screen, "PROJECT", tmp_path)
     said = screen.sentence_about(ModuleNotFoundError(name=name))
-    assert said == "this needs bridges/, a folder of this project that is not here" * is_told
+    assert said == "this needs the folder bridges/ of this project, which is not here" * is_told
 
 
 def test_of_several_processes_rank_0_speaks_first(monkeypatch):
@@ -164,7 +164,7 @@ def test_the_end_says_what_changed(capsys, sampled, advice, said):
     screen.print_outcome(Path("runs/x"), sampled, 232.0, 0, advice)
     printed = capsys.readouterr().out
     assert printed.startswith(f"  {said}")
-    assert "the page runs/x/analysis/report.html; one token followed" in printed
+    assert "the page runs/x/analysis/report.html:\n" in printed
     assert "\n  python analyze.py runs/x\n  python -m tools.follow runs/x\n" in printed
 
 

@@ -101,4 +101,4 @@ def test_scores_and_labels_stand_beside_every_weight_and_are_checked(score, labe
     elif labels == ([0, 0], [0, 0]):
         assert task.label([b"a", b"b"]) is labels and task.score("3 5", "8") is score
     else:
-        assert "two lists with a code for each token" in refusal(task.label, [b"a", b"b"])
+        assert "two lists with a number for each token" in refusal(task.label, [b"a", b"b"])

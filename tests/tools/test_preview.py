@@ -14,7 +14,7 @@ from runs import SHORT, everything
 
 @pytest.mark.parametrize("flags, said", [
     ("none", "[1.00]"), ("oracle --oracle_k 1", "answer "),
-    ("learned_importance", "as it is at the start of a run")])
+    ("learned_importance", "Here it is as at the start of one.")])
 def test_weightings_are_seen_on_recorded_tokens_and_nothing_is_written(
         recorded, flags, said, capsys):
     before = everything(recorded)
@@ -54,7 +54,7 @@ def test_a_model_that_was_not_kept_is_not_replaced_by_another(recorded, tmp_path
     argv = [str(folder), "--step", "2", "--mitigation"]
     preview.main([*argv, "entropy_ratio"])
     said = refusal(preview.main, [*argv, "attention_credit"])
-    assert said.endswith("sampled step 2 was not kept. It was of --step 1 or 3")
+    assert said.endswith("sampled step 2 was not kept. It was kept for --step 1 or 3")
 
 
 def test_a_step_of_which_nothing_was_finished(tmp_path, capsys):
