@@ -113,7 +113,8 @@ def draw_one_answer(table: dict) -> Figure:
     figure, axes = plt.subplots(2, 1, figsize=(11.0, 4.6), sharex=True)
     axes[0].bar(places, [row["push"] for row in rows], color=OF_PUSH)
     axes[1].bar(places, [row["change"] for row in rows], color=OF_CHANGE)
-    axes[0].set(title="Push: what the token's own term of the loss asks for", ylabel="push")
+    axes[0].set(title="Push: what the token's own term of the loss asks for",
+                ylabel="push (log p, unit step)")
     axes[1].set(title="Change: what the step did to its log-probability", ylabel="change of log p",
                 xlim=(-0.7, len(rows) - 0.3))
     names = [row["token"].replace("\n", "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}")

@@ -126,7 +126,8 @@ def draw_dial_shares(values: dict) -> Figure:
             draw_share_of_arm(axis, cells, of_length, length, arm, number)
         axis.axhline(1, color="black", lw=1, label="true credit")
         axis.axhline(0, color="black", lw=0.6)
-        axis.set(title=f"Answers of {length} tokens", xscale="log", xlabel="share that decides")
+        axis.set(title=f"Answers of {length} tokens", xscale="log",
+                 xlabel="share of the tokens that decide the reward")
         axis.xaxis.set_major_formatter("{x:g}")
         axis.xaxis.set_minor_formatter("")
     axes[0][0].set(ylabel="gain, as a share of the true credit's", ylim=(-1.5, 1.2))
@@ -187,7 +188,8 @@ def draw_curves(values: dict) -> Figure:
             axis.plot(np.arange(len(smooth)) + (window + 1) / 2, smooth, label=arm,
                       **style_of(number))
     axes[0].set(title="Success in training", xlabel="step", ylabel="share of right answers")
-    axes[1].set(title="Gradient norm before clipping", xlabel="step", yscale="log")
+    axes[1].set(title="Gradient norm before clipping", xlabel="step", ylabel="norm",
+                yscale="log")
     axes[1].yaxis.set_major_formatter("{x:g}")
     axes[1].yaxis.set_minor_formatter("")
     legend_below(figure, axes[0], ncols=4)
@@ -238,7 +240,7 @@ def draw_kinds_of_models(values: dict) -> Figure:
                  label="of the gradient")
         axis.set_xticks(places, shares["kinds"], rotation=35, fontsize=8)
         axis.set_title(title, fontsize=9)
-    axes[0].set_ylabel("%")
+    axes[0].set_ylabel("share, %")
     legend_below(figure, axes[0], ncols=2)
     return figure
 

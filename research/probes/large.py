@@ -39,16 +39,17 @@ from research.probes.decided import (PARTITIONS, MeasuredAnswers, decided_table,
 
 FLAGS = {
     **OF_A_MODEL,
-    "problems": Flag(24, "most problems whose credit is measured", least=2, most=10_000),
+    "problems": Flag(24, "the most problems whose credit is measured", least=2, most=10_000),
     "minutes": Flag(60.0, "minutes after which no further problem is begun", above=0, most=100_000),
-    "questions": Flag(6, "problems that are answered at the same time", least=1, most=1000),
+    "questions": Flag(6, "how many problems are answered at the same time", least=1, most=1000),
     "answers": Flag(8, "answers to each problem", least=4, most=1000),
-    "of_each": Flag(3, "answers whose credit is measured, of each problem that is kept",
+    "of_each": Flag(3, "how many answers to each problem are measured",
                     least=2, most=1000),
-    "continuations": Flag(8, "continuations that measure the credit of an uncertain token", least=2,
+    "continuations": Flag(8, "how many continuations measure the credit of an uncertain token",
+                             least=2,
                           most=10_000),
-    "certain": Flag(0.05, "tokens with 1 - p below this are not measured: their credit counts as "
-                          "0", least=0, most=1)}
+    "certain": Flag(0.05, "tokens with 1 - p below this are not measured, and their credit counts "
+                          "as 0", least=0, most=1)}
 MOST_ROUNDS = 1000
 
 
@@ -66,16 +67,16 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
         measured.append(MeasuredAnswers(rollouts, credit, stands_for))
     if len(measured) < 2:
         raise UserError(f"{np.mean(right):.1%} of {len(right)} answers are right, and fewer than "
-                        "two problems were sometimes solved: train the model before "
-                        "(tools.warmup)")
+                        "two problems have both right and wrong answers. The model needs some "
+                        "training first (python -m tools.warmup)")
     tokens = tokens_of(policy, measured)
     write_run(folder / "run", policy, measured)
     spent = sum(part.credit.spent for part in measured)
-    intro = [f"{policy.folder}: {np.mean(right):.1%} of {len(right)} answers right; credit of "
-             f"{len(np.unique(tokens['answer']))} answers to {len(measured)} problems, "
-             f"{len(tokens):,} tokens, from {spent:,} sampled ones.",
-             "The credits from two halves of the continuations have a correlation of "
-             f"{correlation_of_halves(measured):.2f}."]
+    intro = [f"Of {len(right)} answers of {policy.folder}, {np.mean(right):.1%} are right. Credit "
+             f"was measured for {len(np.unique(tokens['answer']))} answers to {len(measured)} "
+             f"problems, with {len(tokens):,} tokens. For this, {spent:,} tokens were sampled.",
+             "The credits from one half of the continuations have a correlation of "
+             f"{correlation_of_halves(measured):.2f} with those from the other half."]
     return Findings("Which tokens decide the reward of a large model", intro,
                     [decided_table(tokens, partition) for partition in PARTITIONS],
                     {"right": right, "decided_by_problem": by_problem(tokens)})

@@ -162,7 +162,7 @@ def test_a_run_that_the_system_killed_says_so(tmp_path):
     program.write_text("import os; print('step 1', flush=True); os.kill(os.getpid(), 9)\n")
     run = PlannedRun("none", 0, tmp_path / "run", [], 1, (str(program),))
     reason = make_runs([run], 1, "")["none"]
-    assert "it was killed, as the system does when there is not enough memory" in reason
+    assert "it was killed. The system does that when there is not enough memory" in reason
     assert f"(log: {run.log})" in reason
 
 

@@ -35,7 +35,8 @@ def test_weights_of_whole_answers_have_no_noise_to_take_away():
     mask = torch.tensor([[True, True], [True, False]])
     assert not differs_within(torch.tensor([[2.0, 2.0], [1.0, 0.0]]), mask)
     assert differs_within(torch.tensor([[2.0, 1.0], [1.0, 0.0]]), mask)
-    assert "all tokens of an answer have the same weight" in about_gradient(True, KIND, ONES, ONES, ONES, ONES, False)[-1]
+    lines = about_gradient(True, KIND, ONES, ONES, ONES, ONES, False)
+    assert "all tokens of an answer have the same weight" in lines[-1]
 
 
 def test_equal_weights_are_plain_grpo():
@@ -110,7 +111,7 @@ def test_of_a_large_model_one_batch_is_looked_at(monkeypatch, capsys):
     monkeypatch.setattr("qwen2_model.Qwen2.is_large", True)
     look("itself", s, s, True)
     said = capsys.readouterr().out
-    assert "in 8 answers" in said and "change of log p" in said
+    assert "for 8 answers" in said and "change of log p" in said
 
 
 def test_it_is_what_training_gives_the_tokens(capsys):
@@ -120,7 +121,7 @@ def test_it_is_what_training_gives_the_tokens(capsys):
     settings = [make_settings(plain | more) for more in ({}, {"mitigation": "by_kind"})]
     look("itself", settings[0], settings[0], True)
     printed = capsys.readouterr().out
-    assert "in 32 answers" in printed and "all tokens of an answer have the same weight" in printed
+    assert "for 32 answers" in printed and "all tokens of an answer have the same weight" in printed
     *_, change = printed.partition("share of the change")
     factors = change.partition("plain GRPO: ")[2].partition(";")[0].split()[1::2]
     assert set(factors) <= {"1.00,", "1.00"}
