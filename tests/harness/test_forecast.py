@@ -112,7 +112,8 @@ def test_the_time_left_counts_what_is_still_to_come(flags, step, took, expected)
     ({}, "each of the two newest checkpoints takes 12.0 GB"),
     ({"checkpoint_every": 0}, "nothing of the model is written to disk"),
     ({"checkpoint_every": 0, "save_model": True}, "the trained model takes 4.0 GB"),
-    ({"checkpoint_every": 0, "save_model": True, "dtype": "bfloat16"}, "the trained model takes 2.0 GB")])
+    ({"checkpoint_every": 0, "save_model": True, "dtype": "bfloat16"},
+     "the trained model takes 2.0 GB")])
 def test_what_comes_on_disk_is_what_was_asked_for(flags, said):
     """Of a billion parameters."""
     assert said in forecast.disk_of(make_settings(SETTINGS | flags), 10 ** 9)

@@ -109,7 +109,7 @@ def test_fields_and_keyword_only_parameters_are_flags():
 def test_a_parameter_that_cannot_be_a_flag_is_refused(function):
     place = f"(tests/harness/test_settings.py:{function.__code__.co_firstlineno})"
     said = refusal(flags_of, function)
-    assert said.startswith(f"power of <lambda> {place} becomes a flag, so it needs a default, and a ")
+    assert said.startswith(f"power of <lambda> {place} becomes a flag, so it needs a default, ")
 
 
 def test_every_number_has_bounds_and_its_defaults_lie_within():
