@@ -147,11 +147,12 @@ def choice(index=0, ids=(5, 2), log_probs=(5e-5, -1)):
 
 
 @pytest.mark.parametrize("changed, words", [
-    (choice(1), "there should be 2, each with its own"),
+    (choice(1), "there should be 2, each with an index"),
     (choice(ids=None), "number 0 has no token_ids"),
     (choice(ids=(10, 2)), "outside the model's vocabulary"),
-    (choice(ids=(5, 5, 5, 2)), "has 4 tokens, and none that ends it: does the server allow 3?"),
-    (choice(ids=(5, 6)), "has 2 tokens, and none that ends it"),
+    (choice(ids=(5, 5, 5, 2)), "has 4 tokens, and no token that ends it. Does the "
+     "server allow 3 tokens?"),
+    (choice(ids=(5, 6)), "has 2 tokens, and no token that ends it"),
     *((choice(log_probs=(wrong, -1)), f"a log-prob for each token, not [{wrong}, -1]")
       for wrong in (None, 0.5, float("nan")))])
 def test_what_is_wrong_with_an_answer_is_told(changed, words):

@@ -53,8 +53,9 @@ def told(steps):
     watch, found = Watch(), []
     for number, line in enumerate(steps, 1):
         advice = watch.advice(line)
-        reasons = [words for words in ("right so far", "every answer was right",
-                                       "or more --answers", "no longer tries other") if words in advice]
+        names = ("right so far", "every answer was right", "or more --answers",
+                 "no longer tries other")
+        reasons = [words for words in names if words in advice]
         if advice:
             found.append((number, *reasons))
     return found

@@ -123,7 +123,7 @@ def test_it_is_what_training_gives_the_tokens(capsys):
     printed = capsys.readouterr().out
     assert "for 32 answers" in printed and "all tokens of an answer have the same weight" in printed
     *_, change = printed.partition("share of the change")
-    factors = change.partition("plain GRPO: ")[2].partition(";")[0].split()[1::2]
+    factors = change.partition("GRPO: ")[2].partition(". Of")[0].split()[1::2]
     assert set(factors) <= {"1.00,", "1.00"}
     gradient = printed.partition("in plain GRPO: ")[2].partition("the heaviest")[0]
     assert {part.split()[-1] for part in gradient.split(", ")} == {"1.00"}
