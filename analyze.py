@@ -23,8 +23,8 @@ from analysis import report
 from analysis.answers import ShownAnswer, answers_of
 from analysis.change import CREDIT, SIZES, change_table, known
 from analysis.page import Picture, write_page
-from analysis.plots import (COLOURS, GREY, OF_CHANGE, OF_CREDIT, OF_GRADIENT, OF_PUSH, OF_TOKENS,
-                            Style, legend_below, save, whole_steps)
+from analysis.plots import (CHANGE_COLOUR, COLOURS, CREDIT_COLOUR, GRADIENT_COLOUR, GREY,
+                            PUSH_COLOUR, TOKENS_COLOUR, Style, legend_below, save, whole_steps)
 from analysis.runs import Run, evaluations, read_runs
 from analysis.statistics import mean_over, paired_difference
 from analysis.tables import TOO_FEW_GROUPS, WITH_INTERVAL, Columns, Row, Table, by_row
@@ -328,8 +328,8 @@ def gradient_by_kind(tally: Tally, folder: Path) -> Picture:
     tokens, gradient = tally.count("kind") / tally.tokens, tally.shares("kind")
     most = int(gradient.argmax())
     figure = bars_by_kind(
-        tally, {"share of the tokens": (tokens, OF_TOKENS),
-                "share of the gradient": (gradient, OF_GRADIENT)},
+        tally, {"share of the tokens": (tokens, TOKENS_COLOUR),
+                "share of the gradient": (gradient, GRADIENT_COLOUR)},
         f"{KINDS[most].capitalize()} tokens: {tokens[most]:.0%} of all tokens, "
         f"{gradient[most]:.0%} of the gradient")
     return save(figure, folder, "gradient_by_kind",
@@ -341,11 +341,12 @@ def change_by_kind(tally: Tally, folder: Path) -> Picture:
     """Shares in the steps in which the change was measured."""
     count = tally.total("kind", "measured")
     push, change = (tally.shares("kind", SIZES[name]) for name in ("push", "change"))
-    bars = {"share of the tokens": (count / count.sum(), OF_TOKENS),
-            "share of the push": (push, OF_PUSH), "share of the change": (change, OF_CHANGE)}
+    bars = {"share of the tokens": (count / count.sum(), TOKENS_COLOUR),
+            "share of the push": (push, PUSH_COLOUR),
+            "share of the change": (change, CHANGE_COLOUR)}
     meaning = "of the push (the sum of abs(A) w s^2) and of the change (the sum of its sizes)"
     if CREDIT in known(tally):
-        bars["share it decides"] = tally.shares("kind", SIZES[CREDIT]), OF_CREDIT
+        bars["share it decides"] = tally.shares("kind", SIZES[CREDIT]), CREDIT_COLOUR
         meaning += ", and the share of the reward that it decides (of the sum of squared credits)"
     most = int((push - change).argmax())
     figure = bars_by_kind(
@@ -397,7 +398,7 @@ def position_bars(tally: Tally, folder: Path) -> Picture:
     figure, axis = plt.subplots()
     found = over_rest(tally, "position", range(10))
     ratio, low, high = np.array([(one.value, one.low, one.high) for one in found]).T
-    axis.bar(range(1, 11), ratio, 0.85, yerr=[ratio - low, high - ratio], color=OF_GRADIENT,
+    axis.bar(range(1, 11), ratio, 0.85, yerr=[ratio - low, high - ratio], color=GRADIENT_COLOUR,
              error_kw={"lw": 0.8, "capsize": 2})
     axis.axhline(1, color=GREY, lw=0.8)
     axis.set(xlabel="tenth of the answer", ylabel="mean abs(A) w s / that of all other tokens",

@@ -14,7 +14,7 @@ from analysis.notes import (ADVANTAGES, CLASSES, FILLER, LOG_PROBS, PUBLISHED_SI
                             STRUCTURE, UNDEFINED, UNITS, VALUES, Notes, class_codes, quantile,
                             same_or_other)
 from analysis.page import Picture
-from analysis.plots import COLOURS, OF_GRADIENT, save, whole_steps
+from analysis.plots import COLOURS, GRADIENT_COLOUR, save, whole_steps
 from analysis.statistics import Floats
 from analysis.tables import Row, Table, by_row
 
@@ -28,19 +28,19 @@ CONTRIBUTION = {
     "smallest": (-28.0, "one rare token of a right answer"),
     "largest": (33.3, "one rare token of a wrong answer")}
 MEAN_SIZE = CONTRIBUTION["mean absolute"][0]
-OF_BINS = (0.347194, 0.366896, 0.329356, 0.303315, 0.318367,
+SIZE_OF_BINS = (0.347194, 0.366896, 0.329356, 0.303315, 0.318367,
            0.306196, 0.305382, 0.300810, 0.270468, 0.212966)
 LOG_PROB_OF_BINS = (-0.598505, -0.679701, -0.610746, -0.515499, -0.532835,
                     -0.503752, -0.537406, -0.560431, -0.511919, -0.258263)
-OF_SIGNS: dict[str, dict[str, float | None]] = {  # mean contribution by the cells of a partition
+MEAN_OF_SIGNS: dict[str, dict[str, float | None]] = {  # mean contribution in each cell
     "sign": {"advantage < 0": None, "advantage = 0": None, "advantage > 0": None},
     "reward": {"normalised reward <= 0": 0.242, "normalised reward not known": None,
                "normalised reward > 0": -0.560}}
-OF_T = {"above 3": (0.0027, 0.20), "below 1.5": (0.8664, 0.39),  # of normal numbers; published
+T_NUMBERS = {"above 3": (0.0027, 0.20), "below 1.5": (0.8664, 0.39),  # of normal numbers; published
         "mean of abs(t)": (0.7979, 1.92)}
-OF_CLASSES = {  # share of the tokens, mean log p, mean contribution
+PUBLISHED_CLASSES = {  # share of the tokens, mean log p, mean contribution
     FILLER: (0.678, -0.555, 0.0786), REASONING: (0.322, -0.489, 0.0793)}
-OF_A_CLASS = {"share of the tokens": "how the tokenizer cuts tags",
+CLASS_NUMBERS = {"share of the tokens": "how the tokenizer cuts tags",
               "mean log p; mean s": "what the model has learned",
               "mean": "how A varies with log p",
               "mean absolute": "how uncertain the model is, and abs(A)"}
@@ -86,7 +86,7 @@ def contributions(notes: Notes) -> Table:
 
 def signs(notes: Notes) -> Table:
     rows: list[Row] = []
-    for partition, cells in OF_SIGNS.items():
+    for partition, cells in MEAN_OF_SIGNS.items():
         tokens, old = notes.total(partition, "tokens"), notes.mean(partition, "contribution")
         size, new = both_means(notes, partition)
         for cell, (name, theirs) in enumerate(cells.items()):
@@ -110,7 +110,7 @@ def t_statistics(notes: Notes) -> Table:
     for fewest in FEWEST_ANSWERS:
         old, new = abs(notes.t("contribution", fewest)), abs(notes.t("gradient", fewest))
         at_least = f"{fewest} ({old.shape[1]:,} positions)"
-        for name, (no_effect, published) in OF_T.items():
+        for name, (no_effect, published) in T_NUMBERS.items():
             theirs = published if fewest == FEWEST_ANSWERS[0] else None
             of_old, old_shuffled = t_in_one_number(name, old)
             of_new, new_shuffled = t_in_one_number(name, new)
@@ -136,7 +136,7 @@ def t_statistics(notes: Notes) -> Table:
 
 
 def t_in_one_number(name: str, t: Floats) -> tuple[float, float]:
-    """A row of OF_T from the sizes of t (1 + draws, positions): as they were, and shuffled."""
+    """A row of T_NUMBERS from the sizes of t (1 + draws, positions): as they were, and shuffled."""
     if not t.shape[1]:
         return np.nan, np.nan
     values = {"above 3": t > 3, "below 1.5": t < 1.5, "mean of abs(t)": t}[name]
@@ -146,14 +146,14 @@ def t_in_one_number(name: str, t: Floats) -> tuple[float, float]:
 def bins(notes: Notes) -> Table:
     size, new_size = both_means(notes, "bin")
     over_mean = size / notes.mean("all", "abs contribution")[0]
-    published = np.array(OF_BINS) / MEAN_SIZE
+    published = np.array(SIZE_OF_BINS) / MEAN_SIZE
     tokens, log_prob = notes.total("bin", "tokens"), notes.mean("bin", "log_prob")
     old, spread = notes.mean("bin", "contribution"), notes.spread("bin", "contribution")
     rows: list[Row] = []
     for b in range(10):
         look = same_or_other(over_mean[b], published[b], 1)
-        rows.append([str(b), tokens[b], old[b], spread[b], size[b], OF_BINS[b], look, log_prob[b],
-                     LOG_PROB_OF_BINS[b], new_size[b]])
+        rows.append([str(b), tokens[b], old[b], spread[b], size[b], SIZE_OF_BINS[b], look,
+                     log_prob[b], LOG_PROB_OF_BINS[b], new_size[b]])
     formats = {"bin": "", "tokens": ",.0f", "old": ".4f", "sd": ".3f", "size": ".4f",
                "notes' size": ".3f", "look": "", "lp": ".3f", "notes' lp": ".2f",
                "new size": ".4f"}
@@ -184,7 +184,7 @@ def early_over_late_in_notes(notes: Notes) -> Table:
         rows.append([name, old, theirs, same_or_other(old, theirs, 1), new, why])
     title = "Mean size of early tokens over that of late ones: two published definitions, and ours"
     return Table("notes early", title,
-                 by_row(OF_RATIOS, rows), "", [
+                 by_row(RATIO_FORMATS, rows), "", [
         "This table can show that a run's early tokens were less certain than its late ones. The "
         "earlier experiment compared a number by one definition with a number by the other, and "
         "that cannot be done. With the same mix of classes, each class has the same share of both "
@@ -193,7 +193,7 @@ def early_over_late_in_notes(notes: Notes) -> Table:
         heads_of_ratios(notes))
 
 
-OF_RATIOS = {"": "", "old": ".2f", "theirs": ".2f", "look": "", "new": ".2f", "why": ""}
+RATIO_FORMATS = {"": "", "old": ".2f", "theirs": ".2f", "look": "", "new": ".2f", "why": ""}
 
 
 def heads_of_ratios(notes: Notes) -> dict[str, str]:
@@ -225,7 +225,7 @@ def at_like_classes(tokens: Floats, sizes: Floats) -> float:
 
 def classes(notes: Notes) -> Table:
     share = notes.share("class", "tokens")
-    of_units = []  # of each unit the four rows of OF_A_CLASS, (3,) each
+    of_units = []  # of each unit the four rows of CLASS_NUMBERS, (3,) each
     for certainty, unit in zip(("log_prob", "s"), UNITS):
         mean_certainty = notes.mean("class", certainty)
         mean, size = notes.mean("class", unit), notes.mean("class", f"abs {unit}")
@@ -233,8 +233,9 @@ def classes(notes: Notes) -> Table:
     rows: list[Row] = []
     for c in np.flatnonzero(notes.total("class", "tokens")).tolist():
         name = CLASSES[c]
-        published = [*OF_CLASSES.get(name, [None] * 3), PUBLISHED_SIZES[notes.published].get(name)]
-        for (row, why), theirs, old, new in zip(OF_A_CLASS.items(), published, *of_units):
+        their_size = PUBLISHED_SIZES[notes.published].get(name)
+        published = [*PUBLISHED_CLASSES.get(name, [None] * 3), their_size]
+        for (row, why), theirs, old, new in zip(CLASS_NUMBERS.items(), published, *of_units):
             rows.append([name, row, old[c], theirs, same_or_other(old[c], theirs), new[c], why])
     formats = {"class": "", "": "", "old": ".4f", "theirs": ".4f", "look": "", "new": ".4f",
                "why": ""}
@@ -301,7 +302,7 @@ def filler_over_reasoning(notes: Notes) -> Table:
              "the model alone; the ratios above depend on A, too")):
         rows.append([name, old, theirs, same_or_other(old, theirs, 1), new, why])
     return Table("notes filler", "Mean size of filler over that of reasoning",
-                 by_row(OF_RATIOS, rows), "", [
+                 by_row(RATIO_FORMATS, rows), "", [
         "This table can show that filler is written with less certainty than reasoning. It cannot "
         "show that this is waste, because a credit file does not have the credit of a token. With "
         "both classes at the same positions, each has the same share of each of the five bins (the "
@@ -369,7 +370,7 @@ def draw_notes(notes: Notes, folder: Path) -> Picture:
 def draw_bins(axis: Axes, notes: Notes) -> None:
     heads = notes.heads
     for unit, head, colour, shift in (("contribution", "size", "black", -0.2),
-                                      ("gradient", "new size", OF_GRADIENT, 0.2)):
+                                      ("gradient", "new size", GRADIENT_COLOUR, 0.2)):
         relative = notes.mean("bin", f"abs {unit}") / notes.mean("all", f"abs {unit}")[0]
         axis.bar(np.arange(10) + shift, relative, 0.4, color=colour, label=heads[head])
     axis.set(xlabel="tenth of the answer", xticks=range(10),
@@ -378,7 +379,7 @@ def draw_bins(axis: Axes, notes: Notes) -> None:
 
 def draw_values(axis: Axes, notes: Notes) -> None:
     axis.stairs(notes.values["contribution"], VALUES, color="black", label=notes.heads["old"])
-    axis.stairs(notes.values["gradient"], VALUES, color=OF_GRADIENT, label=notes.heads["new"])
+    axis.stairs(notes.values["gradient"], VALUES, color=GRADIENT_COLOUR, label=notes.heads["new"])
     axis.set(xlabel="value of a token (values beyond 5 are in the last bar)",
              ylabel="number of tokens", yscale="log", title="Values with their sign")
     axis.yaxis.set_major_formatter("{x:g}")

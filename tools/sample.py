@@ -28,7 +28,7 @@ from tools.helpers.terminal import legend, shaded
 SHADES = ((0.1, "48;5;26;38;5;231"), (0.5, "48;5;75;38;5;16"), (0.9, "48;5;153;38;5;16"),
           (float("inf"), ""))
 MARKED_BELOW = 0.5  # without colour, the probability of a token is printed if it is below this
-OF_A_MESSAGE = 128  # the limit of an answer to a message is at least so many tokens
+MESSAGE_TOKENS = 128  # the limit of an answer to a message is at least so many tokens
 FLAGS = {
     "answers": Flag(1, "number of answers that each model gives", least=1, most=1000),
     "seed": Flag(0, "seed of the sampling", least=0),
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> None:
     settings = settings_of(folder, flags.task, flags.device)
     task, problem = problem_or_message(settings, " ".join(flags.problem))
     if isinstance(task, Message):  # an expression needs 12 tokens, a conversation more
-        longer = max(settings.max_new_tokens, OF_A_MESSAGE)
+        longer = max(settings.max_new_tokens, MESSAGE_TOKENS)
         settings = replace(settings, max_new_tokens=longer)
     policies = policies_of(folder, settings)
     put(visible(f"{folder} answers, sampled at temperature {settings.temperature:g} with seed "

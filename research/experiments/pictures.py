@@ -15,8 +15,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.plots import (BLUE, COLOURS, GREY, OF_CHANGE, OF_CREDIT, OF_GRADIENT, OF_PUSH,
-                            OF_TOKENS, ORANGE, legend_below, plt, save, style_of)
+from analysis.plots import (BLUE, CHANGE_COLOUR, COLOURS, CREDIT_COLOUR, GRADIENT_COLOUR, GREY,
+                            ORANGE, PUSH_COLOUR, TOKENS_COLOUR, legend_below, plt, save, style_of)
 from analysis.statistics import mean_over
 from engine.errors import PROJECT
 from research.experiments import lessons
@@ -235,8 +235,8 @@ def draw_kinds_of_models(values: dict) -> Figure:
     figure, axes = plt.subplots(1, len(values), figsize=(9.0, 3.2), sharey=True)
     for axis, (title, shares) in zip(axes, values.items()):
         places = np.arange(len(shares["kinds"]))
-        axis.bar(places - 0.2, shares["tokens"], 0.4, color=OF_TOKENS, label="of the tokens")
-        axis.bar(places + 0.2, shares["gradient"], 0.4, color=OF_GRADIENT,
+        axis.bar(places - 0.2, shares["tokens"], 0.4, color=TOKENS_COLOUR, label="of the tokens")
+        axis.bar(places + 0.2, shares["gradient"], 0.4, color=GRADIENT_COLOUR,
                  label="of the gradient")
         axis.set_xticks(places, shares["kinds"], rotation=35, fontsize=8)
         axis.set_title(title, fontsize=9)
@@ -249,8 +249,9 @@ def draw_change(table: dict) -> Figure:
     """Shares of push, change and credit: a panel for each of the kinds that differ most."""
     kinds = list(dict.fromkeys(row["kind"] for row in table["rows"]))
     figure, axes = plt.subplots(1, len(kinds), sharey=True, squeeze=False, figsize=(10, 3.8))
-    columns = {"push": ("push", OF_PUSH), "plain step": ("change, plain step", OF_CHANGE + "80"),
-               "AdamW": ("change, AdamW", OF_CHANGE), "credit": ("credit", OF_CREDIT)}
+    columns = {"push": ("push", PUSH_COLOUR),
+               "plain step": ("change, plain step", CHANGE_COLOUR + "80"),
+               "AdamW": ("change, AdamW", CHANGE_COLOUR), "credit": ("credit", CREDIT_COLOUR)}
     for axis, kind in zip(axes[0], kinds):
         rows = [row for row in table["rows"] if row["kind"] == kind]
         places = np.arange(len(rows))
@@ -307,9 +308,9 @@ def draw_decided_by_model(table: dict) -> Figure:
         row_of = {row["kind"]: row for row in table["rows"] if row["model"] == model}
         places = np.arange(len(kinds))
         tokens = [100 * row_of[kind]["of all"] for kind in kinds]
-        axis.bar(places - 0.27, tokens, 0.25, color=OF_TOKENS, label="of the tokens")
-        for number, (name, colour) in enumerate({"gradient": OF_GRADIENT,
-                                                 "decided": OF_CREDIT}.items()):
+        axis.bar(places - 0.27, tokens, 0.25, color=TOKENS_COLOUR, label="of the tokens")
+        for number, (name, colour) in enumerate({"gradient": GRADIENT_COLOUR,
+                                                 "decided": CREDIT_COLOUR}.items()):
             share, low, high = (np.array([100 * row_of[kind][name][end] for kind in kinds])
                                 for end in ("value", "low", "high"))
             axis.bar(places + 0.27 * number, share, 0.25, color=colour, ecolor="black",

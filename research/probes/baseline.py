@@ -37,10 +37,10 @@ from engine.forward import response_log_probs
 from engine.policy import Policy
 from engine.rollouts import Rollouts
 from harness.flags import Flag
-from research.probes.common import OF_A_MODEL, Findings, Progress, policy_from_flags, sample_batch
+from research.probes.common import MODEL_FLAGS, Findings, Progress, policy_from_flags, sample_batch
 
 FLAGS = {
-    **OF_A_MODEL,
+    **MODEL_FLAGS,
     "questions": Flag(16, "number of problems", least=2, most=10_000),
     "answers": Flag(32, "answers to each problem", least=3, most=1000)}
 

@@ -37,7 +37,7 @@ COMMON = {
     "threads": Flag(0, "CPU threads; 0 means the number that suits this probe",
                     least=0, most=MOST_THREADS),
     "seed": Flag(0, "seed of all random numbers. The same seed gives the same results")}
-OF_A_MODEL = {
+MODEL_FLAGS = {
     "model": Flag("models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model, for example a "
                   "checkpoint"),
     "max_new_tokens": Flag(0, "the most tokens of an answer; 0 means the number that suits the "
@@ -126,7 +126,7 @@ def run_of(model: Path) -> Path | None:
 def policy_from_flags(args: SimpleNamespace) -> Policy:
     """The model with its problems, those of its run where it is a checkpoint. It is sampled at
     temperature 1, because a probe asks about the policy itself."""
-    chosen = {name: vars(args)[name] for name in OF_A_MODEL}
+    chosen = {name: vars(args)[name] for name in MODEL_FLAGS}
     if not args.max_new_tokens:
         del chosen["max_new_tokens"]
     if run := run_of(Path(args.model)):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from analysis.plots import OF_CREDIT, OF_GRADIENT, OF_TOKENS, legend_below, plt, save
+from analysis.plots import CREDIT_COLOUR, GRADIENT_COLOUR, TOKENS_COLOUR, legend_below, plt, save
 from analysis.statistics import FEWEST
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from analysis.tokens import TokenTable
@@ -65,9 +65,9 @@ def draw_shares(models: Models, folder: Path) -> None:
     for axis, (name, one) in zip(axes[0], models.items()):
         tokens = one.tokens
         gradient = np.abs(tokens["advantage"]) * tokens["s"]
-        sizes = {"tokens": (tokens["count"], OF_TOKENS),
-                 "plain GRPO's gradient": (gradient, OF_GRADIENT),
-                 "the share it decides": (tokens["squared credit"], OF_CREDIT)}
+        sizes = {"tokens": (tokens["count"], TOKENS_COLOUR),
+                 "plain GRPO's gradient": (gradient, GRADIENT_COLOUR),
+                 "the share it decides": (tokens["squared credit"], CREDIT_COLOUR)}
         for number, (label, (size, colour)) in enumerate(sizes.items()):
             total = np.bincount(tokens["kind"], size, len(KINDS))
             share = 100 * total / (total.sum() or 1)

@@ -41,14 +41,14 @@ from grpo import gradient_size, grpo
 from harness.record import credit_steps
 from harness.flags import Flag
 from qwen2_model import Qwen2
-from research.probes.common import (OF_A_MODEL, Findings, Progress, policy_from_flags, run_of,
+from research.probes.common import (MODEL_FLAGS, Findings, Progress, policy_from_flags, run_of,
                                     sample_batch)
 from research.probes.phase1_tables import (GRADIENT, LOSS_TERMS, PHASE_1, PHASE_2, RANDOM_TEXT,
                                            UNTRAINED, UNTRAINED_RANDOM, draw_positions, flaws_table,
                                            phases_table)
 
 FLAGS = {
-    **OF_A_MODEL,
+    **MODEL_FLAGS,
     "questions": Flag(25, "number of problems", least=2, most=10_000),
     "answers": Flag(4, "answers to each problem", least=2, most=1000)}
 

@@ -61,14 +61,14 @@ from engine.tokens import NUMBER
 from grpo import group_z_score
 from harness.flags import Flag
 from harness.load import make
-from research.probes.common import OF_A_MODEL, Findings, Progress, policy_from_flags, sample_batch
+from research.probes.common import MODEL_FLAGS, Findings, Progress, policy_from_flags, sample_batch
 from research.probes.rank_tables import (CRITIC, ONES, PLANTED, RANKS, Z, FoundRanks,
                                          ranks_by_advantage, ranks_by_size)
 
 GROUP_SIZES = (2, 4, 8, 16)
 COLUMNS_AT_ONCE = 2 ** 15  # of more of them float32 loses the last digits
 FLAGS = {
-    **OF_A_MODEL,
+    **MODEL_FLAGS,
     "questions": Flag(12, "number of problems, each with matrices of its own",
                           least=1, most=10_000),
     "answers": Flag(16, "answers to each problem. Groups are the first 2, 4, 8 and 16 of them",

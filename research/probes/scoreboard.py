@@ -30,15 +30,15 @@ import numpy as np
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from analysis.tokens import TokenTable, flat
 from harness.flags import Flag
-from research.probes.common import (OF_A_MODEL, Findings, Progress, policy_from_flags, sample_batch,
-                                    share_of_sums)
+from research.probes.common import (MODEL_FLAGS, Findings, Progress, policy_from_flags,
+                                    sample_batch, share_of_sums)
 from research.probes.credit import true_credit
 from research.probes.decided import (PARTITIONS, MeasuredAnswers, decided_table, tokens_of,
                                      write_run)
 from research.probes.methods import make_methods
 
 FLAGS = {
-    **OF_A_MODEL,
+    **MODEL_FLAGS,
     "questions": Flag(12, "number of problems whose credit is measured", least=2, most=10_000),
     "answers": Flag(8, "answers to each problem", least=2, most=1000),
     "continuations": Flag(32, "how many continuations measure the credit of an uncertain token. "

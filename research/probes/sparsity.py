@@ -36,11 +36,11 @@ from engine.policy import Policy
 from engine.rollouts import Rollouts
 from harness.record import (checkpoint_folders, credit_steps, find_folder, read_columns, run_config)
 from harness.flags import Flag
-from research.probes.common import OF_A_MODEL, Findings, Progress, policy_from_flags, sample_batch
+from research.probes.common import MODEL_FLAGS, Findings, Progress, policy_from_flags, sample_batch
 
 FLAGS = {
     "run": Flag("runs/none-grpo-s0", "folder of a run that has checkpoints"),
-    **{name: flag for name, flag in OF_A_MODEL.items() if name != "model"},
+    **{name: flag for name, flag in MODEL_FLAGS.items() if name != "model"},
     "questions": Flag(32, "number of problems, the same at every checkpoint", least=2, most=10_000),
     "answers": Flag(16, "answers to each problem", least=2, most=1000)}
 CONFIDENT = 0.99

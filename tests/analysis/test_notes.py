@@ -261,7 +261,8 @@ def test_the_notes_own_figures_follow_from_their_tables():
     early_over_late = notes_tables.at_like_classes(np.array(counts), np.array(
         [*fifths["filler"], *fifths["reasoning"], *[np.nan] * 5]))
     assert early_over_late == pytest.approx(1.48, abs=0.005)
-    assert notes_tables.OF_BINS[0] / notes_tables.OF_BINS[9] == pytest.approx(1.63, abs=0.005)
+    first, *_, last = notes_tables.SIZE_OF_BINS
+    assert first / last == pytest.approx(1.63, abs=0.005)
     assert 0.333 / 0.254 == pytest.approx(1.31, abs=0.005)
 
 
@@ -293,7 +294,7 @@ def test_the_looks_of_the_tables(log):
     whole = mean(sizes(rows, "contribution"))
     assert [row["look"] == "same" for row in tables["notes bins"]] == [
         (row["size"] > whole) == (theirs > 0.307)
-        for row, theirs in zip(tables["notes bins"], notes_tables.OF_BINS)]
+        for row, theirs in zip(tables["notes bins"], notes_tables.SIZE_OF_BINS)]
     ahead = [mean_at(rows, fifth, "filler", "contribution") >
              mean_at(rows, fifth, "reasoning", "contribution") for fifth in range(5)]
     assert [row["look"] for row in tables["notes classes by position"]] == [
