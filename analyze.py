@@ -262,7 +262,8 @@ def forks(tally: Tally) -> Table:
         "log p": (".3f", means["log_prob"][chosen]),
         "abs(A) w s": (".4f", means["abs gradient"][chosen])}
     return Table("forks",
-                 "Where the model was least certain what to write (forking), and most (following)",
+                 "Where the model was least certain what to write (forking), and most certain "
+                 "(following)",
                  columns, "",
                  ["A row is an item of the vocabulary that occurs at least ten times and makes up "
                   "at least 0.05% of the run's tokens. Entropy (in nats) and log p are those of "

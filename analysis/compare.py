@@ -170,7 +170,7 @@ def shares_of_arms(comparison: Comparison) -> Table:
     formats = {"arm": "", **dict.fromkeys((*KINDS, *SECTIONS[1:]), ".0%")}
     return Table("credit by class", "Share of the gradient by kind of token and by section",
                  by_row(formats, rows), "",
-                 ["A share is one of the sum of abs(A) w s, the sizes of the gradients at the "
+                 ["Shares are shares of the sum of abs(A) w s, the sizes of the gradients at the "
                   "logits. All numbers are means over the runs of an arm. Arms do not differ by "
                   "their weighting alone: policies that learned different things also write "
                   "different texts"])

@@ -125,9 +125,9 @@ def t_statistics(notes: Notes) -> Table:
         "The t of a position is the mean over its answers, divided by the standard error of this "
         "mean. The rows have the share of positions whose abs(t) is above 3, the share below 1.5, "
         "and the mean of abs(t).",
-        "This table can show that at some positions right answers are more certain than wrong "
-        "ones, or less. It cannot show that a token matters: t grows with the number of answers, "
-        "and all tokens of an answer share one advantage. Shuffled: the mean over "
+        "This table can show that at some positions right answers are more certain or less "
+        "certain than wrong ones. It cannot show that a token matters: t grows with the number of "
+        "answers, and all tokens of an answer share one advantage. Shuffled: the mean over "
         f"{len(notes.over) - 1} shuffles of the advantages within their groups. Normal numbers: "
         "what random numbers from a normal distribution would give."],
         heads | {"fewest": "positions with at least so many answers",

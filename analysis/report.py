@@ -69,7 +69,7 @@ def describe_comparison(runs: list[Run]) -> str:
     if lines:
         success = (f"Held-out success was measured on the same {len(lines[0]['answer']):,} "
                    f"problems for all runs, and none of the runs trained on them.")
-    return (f"{len(runs)} runs of {config['model']}, {config['steps']} steps. "
+    return (f"These are {len(runs)} runs of {config['model']}, each of {config['steps']} steps. "
             f"{task_in_words(config)}. {success}")
 
 

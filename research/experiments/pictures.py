@@ -72,7 +72,7 @@ def shown_of(name: str | Callable[[], dict], part: str = "") -> dict:
 
 
 def draw_gains(table: dict, meanings: dict[str, str] = MEANINGS,
-               second_look: str = " and, for ahead, a second look") -> Figure:
+               second_look: str = ", and ahead takes a second look") -> Figure:
     """A leaderboard: each arm's gain, the largest at the top; crosses are what was predicted.
     `meanings` has the arms that are no methods; `second_look`, what else it takes to be ahead."""
     rows = sorted(table["rows"], key=lambda row: row["gain"]["value"])
@@ -92,11 +92,11 @@ def draw_gains(table: dict, meanings: dict[str, str] = MEANINGS,
     axis.set_yticks(range(len(rows)), [row["arm"] for row in rows])
     axis.set_ylim(-0.7, len(rows) - 0.3)
     axis.set(title="Gain over plain GRPO",
-             xlabel="points of mean success in training, minus plain GRPO")
+             xlabel="gain in mean success in training, points")
     axis.plot([], [], "kx", ms=6, label="predicted")
-    legend_below(figure, axis, ncols=3, title="Lines: the 95% interval of one arm alone. Colours: "
-                 f"the verdict,\nby p corrected for the number of methods{second_look}. So a line "
-                 "beside 0 may be grey.")
+    legend_below(figure, axis, ncols=3, title="A line is the 95% interval of one arm alone. Its "
+                 "colour is the verdict,\nfor which p is corrected for the number of methods"
+                 f"{second_look}.\nSo a line that does not reach 0 may still be grey.")
     return figure
 
 

@@ -110,7 +110,8 @@ def kinds_table(batches: ByStep) -> Table:
                   "minus before. The credit is V after the token minus V before it, where V is the "
                   "expected reward of going on from there. A share is a share of the sum of sizes. "
                   "The size of a credit is its value from one half of its continuations, times its "
-                  "sign from the other half"], headings)
+                  "sign from the other half, because the error of an estimate would add to its "
+                  "size"], headings)
 
 
 def fell_and_rose_table(batches: ByStep) -> Table:

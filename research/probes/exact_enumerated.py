@@ -38,7 +38,8 @@ def measure_enumerated(args: SimpleNamespace) -> Findings:
         advantages.append(findings.tables[1])
     if args.policies == 1:
         return found[0]
-    intro = f"These are {args.policies} policies. Of the first: {found[0].intro[0]}"
+    intro = (f"The tables are made from {args.policies} policies. About the first of them: "
+             f"{found[0].intro[0]}")
     return Findings("Synthetic tasks whose answers are all listed", [intro, LEGEND],
                     [over_policies(weightings, "none"), over_policies(advantages, "rloo")])
 
@@ -56,10 +57,10 @@ def of_policy(seed: int, args: SimpleNamespace, only: list[str] | None,
               identities_table(task, batches, advantages.values)]
     length = task.probability @ task.rollouts.length.double()
     choices, parameters = task.score.shape
-    intro = (f"A policy of {parameters} parameters can write {len(task.probability)} answers. They "
-             f"consist of {choices} choices, each of a token after some prefix. It is right with "
-             f"the probability J = {task.J:.3f}, and an answer has {length:.2f} tokens on average. "
-             f"{args.answers} answers make {len(batches.which):,} different groups, whose "
+    intro = (f"A policy of {parameters} parameters can write {len(task.probability)} answers. "
+             f"There are {choices} pairs of a prefix and a token that may follow it. It is right "
+             f"with the probability J = {task.J:.3f}, and an answer has {length:.2f} tokens on "
+             f"average. {args.answers} answers make {len(batches.which):,} different groups, whose "
              "probabilities are known.")
     return Findings("A synthetic task whose answers are all listed", [intro, LEGEND], tables)
 

@@ -180,8 +180,8 @@ def mean_sizes(rewards: np.ndarray, probability: np.ndarray, answers: int) -> np
     m, others = len(rewards), answers - 1
     if math.comb(m + others - 1, others) > MOST_GROUPS:
         raise UserError(f"--answers {answers}: the answers to a problem have {m} different "
-                        f"rewards, and groups of so many can have them in more than "
-                        f"{MOST_GROUPS:,} ways: ask for smaller groups")
+                        f"rewards, so in a group of {answers} there are more than "
+                        f"{MOST_GROUPS:,} combinations of them. Ask for smaller groups")
     groups = torch.tensor(list(combinations_with_replacement(range(m), others)))  # (n, G - 1)
     counts = F.one_hot(groups, m).sum(1).double()  # (n, m)
     log_probability = torch.tensor(probability, dtype=torch.float64).log()

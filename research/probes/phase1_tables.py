@@ -103,9 +103,9 @@ def phases_table(found: TokensByName) -> Table:
                PHASE_2: ".3g", **dict.fromkeys(CONTROLS, ".3g")}
     return Table("phases", "Phase 1, phase 2, and controls in which there is no credit",
                  by_row(formats, rows), "\n".join(sentences),
-                 ["A t is that of a position over the answers, and a row with t has a share of "
-                  "positions, or their mean. Early over late and filler over reasoning are ratios "
-                  "of mean sizes. The interval is over problems (jackknife)"],
+                 ["A t is that of a position over the answers. The rows with t have a share of the "
+                  "positions, or a mean over them. Early over late and filler over reasoning are "
+                  "ratios of mean sizes. The interval is over problems (jackknife)"],
                  {"notes 1": "phase 1, published", "notes 2": "phase 2, published",
                   PHASE_1: f"{PHASE_1}{WITH_INTERVAL}"})
 
