@@ -112,8 +112,8 @@ class Reader:
         vocabulary = self.model.config.vocab_size
         longest = self.model.config.max_position_embeddings
         if max(tokens) >= vocabulary or len(tokens) > longest:
-            raise UserError(f"{where} has {len(tokens)} tokens up to number {max(tokens)}; "
-                            f"{self.folder} takes {longest}, of {vocabulary}")
+            raise UserError(f"{where} has {len(tokens)} tokens up to number {max(tokens)}, and "
+                            f"{self.folder} takes {longest} tokens up to number {vocabulary - 1}")
 
     def prompt_of(self, line: dict, where: str) -> list[int]:
         """The prompt's tokens, which are given, or made from its text or its messages."""
@@ -190,8 +190,8 @@ class Reader:
         z_score = to_every_token(group_z_score(batch.reward, batch.group), batch)
         advantage = torch.where(missing, z_score, batch.advantage)
         if advantage.isnan().any():
-            raise UserError(f"step {batch.step}: an answer has no advantage, and its group not all "
-                            "rewards, from which it would be computed")
+            raise UserError(f"step {batch.step}: an answer has no advantage, and it cannot be "
+                            "computed, because its group does not have all rewards")
         self.count["advantage"] += int(missing.any(1).sum())
         return replace(batch, advantage=advantage)
 
@@ -322,7 +322,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument("files", nargs="+", metavar="FILES",
                         help="what the trainer wrote, in the order of the steps")
     parser.add_argument("--model", required=True, metavar="FOLDER",
-                        help="its tokenizer reads the tokens, its weights compute what is missing")
+                        help="folder of the model. Its tokenizer reads the tokens, and its weights "
+                             "compute what is missing")
     parser.add_argument("--out", required=True, metavar="RUN", help="the run folder to make")
     given = parser.read(argv)
     files = [Path(file) for file in given.pop("files")]

@@ -44,7 +44,7 @@ def connect(policy, optimizer, run) -> "RolloutServer":
     s = policy.settings
     if s.temperature != 1:
         raise UserError(f"{FLAG}: --temperature {s.temperature} has to be 1, because vLLM's "
-                        "log-probs are those from before the temperature")
+                        "log-probs are those before a temperature is applied")
     server = RolloutServer(policy, optimizer, run)
     if processes.rank() == 0:
         server.introduce()

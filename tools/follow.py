@@ -11,7 +11,8 @@ much the tokens of the batch contributed to the change of this token's log-prob.
 The numbers come from the credit file, and each line ends with the function that computes it.
 Answers and tokens are counted from 0, as in the file and on the page of analyze.py. The line
 "others" has the likeliest other tokens at this position. They come from the model that sampled the
-step, if it was kept. Nothing is written.
+step, if it was kept. The line "term" has the token's term of the loss, and "gradient" the size of
+its gradient at the logits. docs/symbols.md says what A, c, w, m, N and s are. Nothing is written.
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.follow")
@@ -143,8 +144,8 @@ def show_token(answer: ShownAnswer, t: int) -> None:
     texts = list(map(visible, answer["texts"]))
     marked = styled(texts[t], BOLD) if has_colour() else f"[{texts[t]}]"
     put(f"\n{''.join(texts[:t])}{marked}{''.join(texts[t + 1:])}\n")
-    print(f"token {t}, {answer['texts'][t]!r}: {KINDS[answer['kind'][t]]} in "
-          f"{SECTIONS[answer['section'][t]]}\n")
+    print(f"token {t}, {answer['texts'][t]!r}, of the kind {KINDS[answer['kind'][t]]}, in the "
+          f"section {SECTIONS[answer['section'][t]]}\n")
 
 
 def print_stage(label: str, text: str, function: str) -> None:

@@ -51,7 +51,7 @@ def main(argv: list[str]) -> None:
         longer = max(settings.max_new_tokens, MESSAGE_TOKENS)
         settings = replace(settings, max_new_tokens=longer)
     policies = policies_of(folder, settings)
-    put(visible(f"{folder} answers, sampled at temperature {settings.temperature:g} with seed "
+    put(visible(f"{folder}: answers are sampled at temperature {settings.temperature:g} with seed "
                 f"{flags.seed}"))
     at = "" if settings.temperature == 1 else " at temperature 1"
     marks = legend(SHADES) or f"in brackets after the token, if it is below {MARKED_BELOW:.0%}"
