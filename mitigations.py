@@ -130,8 +130,8 @@ def entropy_weighted(rollouts: Rollouts, *, entropy_temp: Positive = 1.0) -> Ten
 @mitigation
 def entropy_masking(rollouts: Rollouts, *, mask_percentile: Percent = 80.0) -> Tensor:
     """The weight is 1 where the entropy is at or above this percentile of the batch, and 0
-    elsewhere (arXiv 2506.01939). The paper does not rescale the weights: --rescale none does as it
-    does."""
+    elsewhere (arXiv 2506.01939). The paper does not rescale the weights, which is --rescale none
+    here."""
     entropy = rollouts.entropy.double()
     threshold = float(np.percentile(entropy[rollouts.mask].cpu().numpy(), mask_percentile))
     return (entropy >= threshold).float()

@@ -87,7 +87,7 @@ class Reader:
         """A line with its tokens, and the place in its file."""
         self.trainer = self.trainer or trainer
         if trainer != self.trainer:
-            raise UserError(f"{where} was written by {trainer}, and what was read before by "
+            raise UserError(f"{where} is of {trainer}, and what was read before is of "
                             f"{self.trainer}: import the files of one run")
         self.passed_over |= line.keys() - FIELDS.keys()
         prompt = self.prompt_of(line, where)
@@ -210,9 +210,9 @@ class Reader:
             said.append(f"Prompts were written by the chat template of {model}.")
         computed = [name for name in FACTS if count[name]]
         if computed:
-            said.append("These columns were computed, at temperature "
-                        f"{self.temperature:g} and with the weights of {model}, which may differ "
-                        f"from those that sampled: {', '.join(computed)}.")
+            said.append(f"With the weights of {model}, which may differ from those that sampled, "
+                        "these columns were computed, at temperature "
+                        f"{self.temperature:g}: {', '.join(computed)}.")
         if count["advantage"]:
             said.append(f"The advantage of {count['advantage']:,} answers was computed from the "
                         "rewards, as a z-score in the group.")

@@ -39,8 +39,8 @@ CONFIDENT = 1e-3  # a token with 1 - p below this is taken to have no credit
 @advantage
 class measured:
     """The credit of each token that the model was unsure of, measured by Monte Carlo: the expected
-    reward with the token minus the expected reward without it. For this, answers are sampled that
-    have the same beginning and then another token.
+    reward after the token minus that before it. For this, answers are sampled that begin in the
+    same way and then have another token.
 
     A token that is not measured gets 0, as if the expected reward were the same before and after
     it. The advantage is a difference of rewards and is not standardised, so most advantages are

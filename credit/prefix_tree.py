@@ -35,9 +35,9 @@ def shared_prefix(rollouts: Rollouts) -> torch.Tensor:
     """The weight is 1 / n, where n is the number of the group's answers that are the same up to
     this token, itself included.
 
-    This is the lambda-GRPO of Sullivan (arXiv 2509.21154), which does not rescale the weights:
-    --rescale none does as it does. The weighting lambda_grpo is another method of the same name,
-    which is about lengths."""
+    This is the lambda-GRPO of Sullivan (arXiv 2509.21154), which does not rescale the weights;
+    here that is --rescale none. The weighting lambda_grpo is another method of the same name, which
+    is about lengths."""
     return torch.stack([1 / torch.bincount(node)[node] for node in paths(rollouts).T], 1)
 
 

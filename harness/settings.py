@@ -66,6 +66,9 @@ ABOUT_STEPS = (
     "tokens, the share that finished before the limit, the mean entropy of the policy in nats, the "
     "norm of the gradient before clipping, the tokens sampled in a second, and an estimate of the "
     "time left.")
+ABOUT_DEFAULTS = (
+    "The defaults above are those for this model. They come from its folder's recipe.json and from "
+    "--config, where there are such files.")
 
 # headings of the help
 MODEL, PROBLEMS, SPREADING = "model and machine", "problems", "spreading credit over tokens"
@@ -475,9 +478,7 @@ def about_methods() -> str:
             text = " ".join((inspect.getdoc(choices[name]) or "").split("\n\n")[0].split())
             lines.append(textwrap.fill(f"{name}{flags}: {text}", 99, initial_indent="  ",
                                        subsequent_indent=" " * 6))
-    lines.append(textwrap.fill(ABOUT_STEPS, 99, subsequent_indent="  "))
-    lines.append("The defaults above are those for this model. They come from its folder's "
-                 "recipe.json and from --config, where there are such files.")
+    lines += [textwrap.fill(ABOUT_STEPS, 99), textwrap.fill(ABOUT_DEFAULTS, 99)]
     return "\n".join(lines)
 
 

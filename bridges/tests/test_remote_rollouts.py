@@ -236,10 +236,10 @@ def test_what_rounding_explains_is_seen_at_first(policy):
     ours = replace(known, log_prob=torch.zeros(8, 20), mask=torch.ones(8, 20, dtype=torch.bool))
     server.refuse_gap(torch.full((8, 20), -0.006), ours)
     said = said_by(server.refuse_gap, torch.full((8, 20), -0.007), ours)
-    assert "0.007 from ours on average, and rounding explains 0.0061" in said
+    assert "differ from ours by 0.007 on average, and rounding explains only 0.0061" in said
 
 
-OTHER_WEIGHTS = "it has not all of the weights that it was told to load"
+OTHER_WEIGHTS = "Perhaps it did not load all of the weights that it was told to load"
 
 
 @pytest.mark.parametrize("how", ["deaf", "in part"])
