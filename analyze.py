@@ -23,8 +23,8 @@ from analysis import report
 from analysis.answers import ShownAnswer, answers_of
 from analysis.change import CREDIT, SIZES, change_table, known
 from analysis.page import Picture, write_page
-from analysis.plots import (COLOURS, GREY, OF_CHANGE, OF_CREDIT, OF_GRADIENT, OF_PUSH, OF_TOKENS,
-                            Style, legend_below, save, whole_steps)
+from analysis.plots import (CHANGE_COLOUR, COLOURS, CREDIT_COLOUR, GRADIENT_COLOUR, GREY,
+                            PUSH_COLOUR, TOKENS_COLOUR, Style, legend_below, save, whole_steps)
 from analysis.runs import Run, evaluations, read_runs
 from analysis.statistics import mean_over, paired_difference
 from analysis.tables import TOO_FEW_GROUPS, WITH_INTERVAL, Columns, Row, Table, by_row
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 FINDINGS = (  # the tables whose findings are printed, and shown beside a picture on the page
     "gradient by kind", "change by kind", "gradient by section", "gradient by position")
 IN_SHORT = ("gradient by kind", "gains")  # the tables that are printed
-A_OR_S = ("Abs(A) says how large the advantages are, and s how uncertain the model was. The share "
-          "of the squares is a share of the sum of (A w s)^2, on which the variance of the "
-          "gradient depends")
+A_OR_S = ("Mean abs(A) shows how large the advantages of these tokens are, and mean s how "
+          "uncertain the model was. The share of the squares is a share of the sum of (A w s)^2, "
+          "on which the variance of the gradient depends")
 REST_WORDS = {  # full headings of columns
     "abs(A) w s": "mean abs(A) w s", "abs(A)": "mean abs(A)", "s": "mean s",
     "over rest": f"relative to all other tokens{WITH_INTERVAL}"}
@@ -170,10 +170,11 @@ def held_out_gains(run: Run) -> Table:
                "format": ".2f", "finished": ".1%", "length": ".0f"}
     return Table("gains", "Held-out success, from the first evaluation to the last",
                  by_row(formats, rows), "",
-                 ["The gain is paired, because the problems are the same at the start and at the "
-                  "end. Format, finished (the share of answers that ended by themselves) and "
-                  "tokens are those of the end"],
-                 {"gain": f"gain{WITH_INTERVAL}", "length": "tokens an answer"})
+                 ["Start and end are the share of right answers. The gain is the difference, "
+                  "paired by problem, because the problems are the same at the start and at the "
+                  "end. The columns after it are of the end: the mean score of the format, the "
+                  "share of answers that finished before the limit, and their mean length"],
+                 {"gain": f"gain{WITH_INTERVAL}", "length": "tokens in an answer"})
 
 
 def learning_curve(run: Run, folder: Path) -> Picture:
@@ -208,7 +209,8 @@ def rewards(tally: Tally) -> Table:
     trainer gave the parts."""
     rows = [(name.removeprefix(PART), total / tally.answers.sum())
             for name, total in tally.rewards.items()]
-    return Table("rewards", "Mean rewards", by_row({"part": "", "mean": ".3f"}, rows))
+    return Table("rewards", "Mean reward of all answers, and of each of its parts",
+                 by_row({"part": "", "mean": ".3f"}, rows))
 
 
 def growth(run: Run, tally: Tally) -> Table:
@@ -231,11 +233,14 @@ def growth(run: Run, tally: Tally) -> Table:
                      without_spread, tally.mean("all", "abs gradient", blocks)[0]])
     formats = {"steps": "", "success": ".1%", "finished": ".1%", "length": ".1f",
                "entropy": ".3f", "norm": ".3f", "flat": ".0%", "new": ".4f"}
-    return Table("growth", "Over training", by_row(formats, rows), "",
-                 ["In a group with equal rewards, all advantages are 0"],
-                 {"success": "success in training batches", "length": "tokens an answer",
-                  "norm": "gradient norm", "flat": "answers in groups with equal rewards",
-                  "new": "mean abs(A) w s"})
+    return Table("growth", "How the averages changed over training", by_row(formats, rows), "",
+                 ["Finished: the share of answers that ended before the limit. Entropy: the mean "
+                  "over the tokens, in nats, of the distribution that each was drawn from. "
+                  "Gradient norm: that of the whole model, before clipping. In a group with equal "
+                  "rewards all advantages are 0, so nothing is learned from it"],
+                 {"success": "success in training batches", "length": "tokens in an answer",
+                  "entropy": "mean entropy", "norm": "gradient norm",
+                  "flat": "answers in groups with equal rewards", "new": "mean abs(A) w s"})
 
 
 def forks(tally: Tally) -> Table:
@@ -256,10 +261,13 @@ def forks(tally: Tally) -> Table:
         "entropy": (".3f", means["entropy"][chosen]),
         "log p": (".3f", means["log_prob"][chosen]),
         "abs(A) w s": (".4f", means["abs gradient"][chosen])}
-    return Table("forks", "Forking tokens (highest mean entropy) and following tokens (lowest)",
+    return Table("forks",
+                 "Where the model was least certain what to write (forking), and most certain "
+                 "(following)",
                  columns, "",
-                 ["Vocabulary items that make up at least 0.05% of the run's tokens and occur at "
-                  "least ten times; the entropy is that of the distribution they were drawn from"],
+                 ["A row is an item of the vocabulary that occurs at least ten times and makes up "
+                  "at least 0.05% of the run's tokens. Entropy (in nats) and log p are those of "
+                  "the distributions that it was drawn from"],
                  {"entropy": "mean entropy", "log p": "mean log p",
                   "abs(A) w s": "mean abs(A) w s"})
 
@@ -277,8 +285,8 @@ def over_training(tally: Tally, folder: Path) -> Picture:
     whole_steps(axis)
     legend_below(figure, axis, ncols=len(KINDS))
     return save(figure, folder, "over_training",
-                "Share of the gradient that each kind of token got over training (kinds below 1% "
-                "left out)")
+                "Share of the gradient that each kind of token got over training. Kinds that never "
+                "got 1% are left out")
 
 
 def gradient_table(tally: Tally, partition: str) -> Table:
@@ -321,32 +329,33 @@ def gradient_by_kind(tally: Tally, folder: Path) -> Picture:
     tokens, gradient = tally.count("kind") / tally.tokens, tally.shares("kind")
     most = int(gradient.argmax())
     figure = bars_by_kind(
-        tally, {"share of the tokens": (tokens, OF_TOKENS),
-                "share of the gradient": (gradient, OF_GRADIENT)},
+        tally, {"share of the tokens": (tokens, TOKENS_COLOUR),
+                "share of the gradient": (gradient, GRADIENT_COLOUR)},
         f"{KINDS[most].capitalize()} tokens: {tokens[most]:.0%} of all tokens, "
         f"{gradient[most]:.0%} of the gradient")
     return save(figure, folder, "gradient_by_kind",
-                "Each kind of token: its share of all tokens, and of the gradient (sums of "
-                f"abs(A) w s). Kinds below {RARE:.1%} of the tokens are left out")
+                "Each kind of token: its share of all tokens, and its share of the gradient (of "
+                f"the sum of abs(A) w s). Kinds below {RARE:.1%} of the tokens are left out")
 
 
 def change_by_kind(tally: Tally, folder: Path) -> Picture:
     """Shares in the steps in which the change was measured."""
     count = tally.total("kind", "measured")
     push, change = (tally.shares("kind", SIZES[name]) for name in ("push", "change"))
-    bars = {"share of the tokens": (count / count.sum(), OF_TOKENS),
-            "share of the push": (push, OF_PUSH), "share of the change": (change, OF_CHANGE)}
-    meaning = "the push (sums of abs(A) w s^2) and of the change (sums of sizes)"
+    bars = {"share of the tokens": (count / count.sum(), TOKENS_COLOUR),
+            "share of the push": (push, PUSH_COLOUR),
+            "share of the change": (change, CHANGE_COLOUR)}
+    meaning = "of the push (the sum of abs(A) w s^2) and of the change (the sum of its sizes)"
     if CREDIT in known(tally):
-        bars["share it decides"] = tally.shares("kind", SIZES[CREDIT]), OF_CREDIT
-        meaning += ", and of what is decided (sums of squared credits)"
+        bars["share it decides"] = tally.shares("kind", SIZES[CREDIT]), CREDIT_COLOUR
+        meaning += ", and the share of the reward that it decides (of the sum of squared credits)"
     most = int((push - change).argmax())
     figure = bars_by_kind(
         tally, bars, f"{KINDS[most].capitalize()} tokens: {push[most]:.0%} of the push, "
                      f"{change[most]:.0%} of the change")
     return save(figure, folder, "change_by_kind",
                 "Each kind of token, in the steps in which the change was measured: its share of "
-                f"the tokens, of {meaning}. Kinds below {RARE:.1%} of the tokens are left out")
+                f"the tokens, {meaning}. Kinds below {RARE:.1%} of the tokens are left out")
 
 
 def bars_by_kind(tally: Tally, bars: dict[str, tuple[np.ndarray, str]], title: str) -> Figure:
@@ -361,8 +370,8 @@ def bars_by_kind(tally: Tally, bars: dict[str, tuple[np.ndarray, str]], title: s
                          label=label)
         axis.bar_label(drawn, [f"{value:.0%}" for value in values[used]], padding=1,
                        fontsize=8.5 if len(bars) < 3 else 7)
-    axis.set(xticks=range(len(used)), xticklabels=[KINDS[k] for k in used], ylabel="share",
-             title=title)
+    axis.set(xticks=range(len(used)), xticklabels=[KINDS[k] for k in used],
+             ylabel="share of the sum over all kinds", title=title)
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axis.margins(y=0.12)
     axis.grid(axis="x", visible=False)
@@ -381,23 +390,23 @@ def position_gradients(tally: Tally) -> Table:
     return Table("gradient by position", "The gradient by position in the answer", columns,
                  f"The first fifth of an answer gets {early.value:.2f} times the gradient of the "
                  f"last fifth (95% interval {early.low:.2f} to {early.high:.2f}).",
-                 [OVER_REST, "A token belongs to the part of the answer in which its middle lies, "
-                  "(t + 1/2) / length"],
-                 {**REST_WORDS, "bin": "part of the answer"})
+                 [OVER_REST, "A token belongs to the part of the answer in which its middle lies: "
+                  "token t of an answer, counted from 0, lies at (t + 1/2) / length"],
+                 {**REST_WORDS, "bin": "part of the answer", "entropy": "mean entropy"})
 
 
 def position_bars(tally: Tally, folder: Path) -> Picture:
     figure, axis = plt.subplots()
     found = over_rest(tally, "position", range(10))
     ratio, low, high = np.array([(one.value, one.low, one.high) for one in found]).T
-    axis.bar(range(1, 11), ratio, 0.85, yerr=[ratio - low, high - ratio], color=OF_GRADIENT,
+    axis.bar(range(1, 11), ratio, 0.85, yerr=[ratio - low, high - ratio], color=GRADIENT_COLOUR,
              error_kw={"lw": 0.8, "capsize": 2})
     axis.axhline(1, color=GREY, lw=0.8)
-    axis.set(xlabel="tenth of the answer", ylabel="mean abs(A) w s over that of all other tokens",
+    axis.set(xlabel="tenth of the answer", ylabel="mean abs(A) w s / that of all other tokens",
              xticks=range(1, 11), title="The gradient by position")
     return save(figure, folder, "position",
-                "Mean abs(A) w s in each tenth of the answer, divided by that of all other tokens "
-                "(with the 95% intervals of the table)")
+                "Mean abs(A) w s in each tenth of the answer, divided by that of all other tokens. "
+                "The lines are the 95% intervals of the table")
 
 
 def compare_runs(runs: list[Run], folder: Path, baseline: str | None, with_all: bool,

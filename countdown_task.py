@@ -97,7 +97,7 @@ PROMPTS = {
     "expression": Wording(BRIEF, " and ".join, thinks=False)}
 # For flags that only generated problems have: a test, and what is said if a flag fails it.
 GENERATED: tuple[Callable[["Task"], bool], str] = (
-    lambda task: task.data is None, "generated problems: not with --data")
+    lambda task: task.data is None, "generated problems, which --data replaces")
 
 
 @dataclass(frozen=True)
@@ -114,25 +114,31 @@ class Task:
     """The Countdown task, with the methods that training calls. Its fields are flags of `train.py`.
     """
     data: str | None = option(
-        None, 'JSON lines {"nums": [3, 5, 7], "target": 22}; without it problems are generated',
-        label="")
-    prompt: str = option("full", "wording of the prompt; original is that of GRPO-Zero, and after "
-                         "expression the answer is an expression without any thinking",
-                         choices=PROMPTS)
-    examples: int = option(0, "solved problems in the prompt, as earlier turns: one for each of "
-                           "+ * - / in turn, none of them held out", most=100)
+        None, 'file of problems, a line of JSON for each: {"nums": [3, 5, 7], "target": 22}. '
+        "Without it problems are generated", label="")
+    prompt: str = option("full", "wording of the prompt. original is that of GRPO-Zero. expression "
+                         "asks for the expression alone, without any thinking", choices=PROMPTS)
+    examples: int = option(0, "number of solved problems that stand in the prompt as earlier turns "
+                           "of the conversation. They show + * - / in turn, and none of them is "
+                           "held out", most=100)
     numbers: str = option("3,4", "how many numbers a generated problem has",
                           choices=("2", "3", "4", "3,4"), requires=GENERATED)
-    min_number: int = option(1, "smallest number", least=1, most=MAX_NUMBER, requires=GENERATED)
-    max_number: int = option(99, "largest number", least=1, most=MAX_NUMBER, requires=GENERATED)
-    max_target: int = option(99, "largest target", least=1, most=MAX_NUMBER, requires=GENERATED)
-    max_result: int = option(10_000, "largest intermediate result of the known solution",
+    min_number: int = option(1, "smallest number of a generated problem",
                              least=1, most=MAX_NUMBER, requires=GENERATED)
+    max_number: int = option(99, "largest number of a generated problem", least=1, most=MAX_NUMBER,
+                             requires=GENERATED)
+    max_target: int = option(99, "largest target of a generated problem", least=1, most=MAX_NUMBER,
+                             requires=GENERATED)
+    max_result: int = option(10_000, "a generated problem has a solution whose "
+                             "intermediate results are at most this", least=1, most=MAX_NUMBER,
+                             requires=GENERATED)
     reward_form: str = option(
-        "graded", f"{REWARDS['graded']}; or 1 for a right answer and otherwise 0; or 1 and -1",
+        "graded", "the reward of an answer. graded: 1 if it is right, plus "
+        f"{FORMAT_WEIGHT} for the right format. right: 1 if it is right, and otherwise 0. signed: "
+        "1 if it is right, and otherwise -1",
         choices=REWARDS)
     reasoning_weight: float = option(
-        0.0, "what the share of right steps counts in the reward, added to the answer",
+        0.0, "this times the share of right steps in the thinking is added to the reward",
         least=0, most=1000)
 
     def __post_init__(self) -> None:

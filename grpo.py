@@ -134,28 +134,29 @@ def to_every_token(value: Tensor, rollouts: Rollouts) -> Tensor:
 
 @advantage(whole_answers=True)
 def grpo(rollouts: Rollouts) -> Tensor:
-    """The z-score of the reward within its group."""
+    """The z-score of the reward within its group: (reward - mean) / (standard deviation +
+    0.0001)."""
     return to_every_token(group_z_score(rollouts.reward, rollouts.group), rollouts)
 
 
 @advantage(whole_answers=True)
 def dr_grpo(rollouts: Rollouts) -> Tensor:
-    """Reward minus the group's mean (2503.20783). Nothing divides by the group's std, which would
-    make problems with similar rewards count more."""
+    """The reward minus the group's mean (arXiv 2503.20783). It is not divided by the group's
+    standard deviation, because that makes problems with nearly equal rewards count more."""
     return to_every_token(centred(rollouts.reward, rollouts.group), rollouts)
 
 
 @advantage(whole_answers=True)
 def rloo(rollouts: Rollouts) -> Tensor:
-    """Reward minus the mean of the group's other rewards (2402.14740). In a group of G answers it
-    is G / (G - 1) (R - mean)."""
+    """The reward minus the mean of the group's other rewards (arXiv 2402.14740). In a group of G
+    answers this is G / (G - 1) * (reward - mean)."""
     size = torch.bincount(rollouts.group)[rollouts.group]
     return to_every_token(centred(rollouts.reward, rollouts.group) * size / (size - 1), rollouts)
 
 
 @advantage(whole_answers=True)
 def batch_mean(rollouts: Rollouts) -> Tensor:
-    """Reward minus the mean of the whole batch, as if there were no groups: answers to easy
+    """The reward minus the mean of the whole batch, as if there were no groups. So answers to easy
     problems are pushed up, and answers to hard ones down."""
     one_group = torch.zeros_like(rollouts.group)
     return to_every_token(centred(rollouts.reward, one_group), rollouts)

@@ -54,8 +54,8 @@ def none(rollouts: Rollouts) -> Tensor:
 
 @mitigation
 def outcome_conditional(rollouts: Rollouts, *, think_discount: Share = 0.5) -> Tensor:
-    """Weight 1 after `<answer>`, and `think_discount` before it. An answer without this tag has
-    `think_discount` at every token. (All this is before rescaling.)"""
+    """The weight is 1 after `<answer>`, and `think_discount` before it. If an answer lacks this
+    tag, all its tokens get `think_discount`. Then the weights are rescaled (--rescale)."""
     weight = torch.full_like(rollouts.log_prob, think_discount)
     for row, texts in enumerate(rollouts.texts):
         weight[row, tokens_until(texts, "<answer>"):] = 1
@@ -75,15 +75,15 @@ def tokens_until(texts: list[str], tag: str) -> int:
 
 @mitigation
 def inverse_logprob(rollouts: Rollouts, *, epsilon: Positive = 0.1) -> Tensor:
-    """1 / (|log p| + epsilon): divides by abs(log p), which is not the gradient's size. Confident
-    tokens get the largest weight."""
+    """The weight is 1 / (|log p| + epsilon), so the tokens that the model was surest of get the
+    largest weights. It divides by |log p|, which is not the size of a token's gradient."""
     return 1 / (rollouts.log_prob.abs() + epsilon)
 
 
 @mitigation(rescaled=False)
 def inverse_logprob_as_published(rollouts: Rollouts, *, epsilon: Positive = 0.1) -> Tensor:
-    """epsilon / (|log p| + epsilon)^2: the effective weight of inverse_logprob without detach.
-    Never rescaled.
+    """The weight is epsilon / (|log p| + epsilon)^2. This is what the weight of inverse_logprob
+    becomes if it is not detached, so that the gradient flows through it, too. It is never rescaled.
 
     It is the derivative of log p / (|log p| + epsilon) with respect to log p.
     """
@@ -92,15 +92,15 @@ def inverse_logprob_as_published(rollouts: Rollouts, *, epsilon: Positive = 0.1)
 
 @mitigation
 def equal_gradient(rollouts: Rollouts, *, epsilon: Positive = 0.1) -> Tensor:
-    """1 / (s + epsilon) with s = norm(onehot - p): makes the tokens' gradient norms at the logits
-    about equal."""
+    """The weight is 1 / (s + epsilon), where s = norm(onehot - p) is the norm of the gradient of
+    log p at the logits. So the gradients of all tokens become about equally large."""
     return 1 / (gradient_size(rollouts.log_prob, rollouts.collision) + epsilon)
 
 
 @mitigation
 def attention_credit(rollouts: Rollouts, *, credit_scale: NotNegative = 2.0) -> Tensor:
-    """0.5 + credit_scale * attention that the answer section pays to the token, relative to the
-    mean over the answer's tokens.
+    """The weight is 0.5 + credit_scale * a, where a is the attention that the answer section pays
+    to the token, divided by the mean of this attention over all tokens of the answer.
 
     The attention is that of the last layer, averaged over heads and over the later tokens of the
     answer section. The weight is clamped to [0.1, 0.5 + 3 credit_scale]. Answers without an answer
@@ -121,16 +121,17 @@ def attention_credit(rollouts: Rollouts, *, credit_scale: NotNegative = 2.0) -> 
 
 @mitigation
 def entropy_weighted(rollouts: Rollouts, *, entropy_temp: Positive = 1.0) -> Tensor:
-    """softmax(entropy / entropy_temp) over the batch's tokens, times their number: tokens of high
-    entropy, where the answer forks, weigh more."""
+    """The weight is softmax(entropy / entropy_temp) over the batch's tokens, times their number.
+    Tokens of high entropy, where the answer could go on in several ways, weigh more."""
     score = (rollouts.entropy / entropy_temp).masked_fill(~rollouts.mask, float("-inf"))
     return score.flatten().softmax(0).view_as(score) * rollouts.mask.sum()
 
 
 @mitigation
 def entropy_masking(rollouts: Rollouts, *, mask_percentile: Percent = 80.0) -> Tensor:
-    """1 if the entropy is at or above this percentile of the batch, else 0 (2506.01939; there
-    weights are not rescaled, which is --rescale none)."""
+    """The weight is 1 where the entropy is at or above this percentile of the batch, and 0
+    elsewhere (arXiv 2506.01939). The paper does not rescale the weights, which is --rescale none
+    here."""
     entropy = rollouts.entropy.double()
     threshold = float(np.percentile(entropy[rollouts.mask].cpu().numpy(), mask_percentile))
     return (entropy >= threshold).float()
@@ -138,9 +139,10 @@ def entropy_masking(rollouts: Rollouts, *, mask_percentile: Percent = 80.0) -> T
 
 @mitigation
 def entropy_ratio(rollouts: Rollouts, *, entropy_beta: NotNegative = 1.0) -> Tensor:
-    """max(0, 1 + beta (entropy / mean entropy - 1)).
+    """The weight is max(0, 1 + entropy_beta * (entropy / mean entropy - 1)). The mean is over the
+    tokens of the batch, so tokens of more than average entropy weigh more.
 
-    Inspired by GTPO (2508.04349), which is the advantage gtpo (credit/gtpo.py).
+    The idea is from GTPO (arXiv 2508.04349). GTPO itself is the advantage gtpo (credit/gtpo.py).
     """
     mean = rollouts.entropy[rollouts.mask].mean()
     relative = torch.where(mean > 0, rollouts.entropy / mean - 1, 0.0)
@@ -150,8 +152,8 @@ def entropy_ratio(rollouts: Rollouts, *, entropy_beta: NotNegative = 1.0) -> Ten
 @mitigation
 def by_kind(rollouts: Rollouts, *, word_weight: NotNegative = 0.5,
             number_weight: NotNegative = 1.0) -> Tensor:
-    """Weight word_weight for words (filler) and number_weight for numbers and operators (reasoning)
-    of the think section; 1 elsewhere."""
+    """In the think section, words (filler) get word_weight, and numbers and operators (reasoning)
+    get number_weight. All other tokens get 1."""
     in_think = rollouts.section == THINK
     is_word = rollouts.kind == WORD
     is_number = (rollouts.kind == NUMBER) | (rollouts.kind == OPERATOR)
@@ -163,17 +165,18 @@ def by_kind(rollouts: Rollouts, *, word_weight: NotNegative = 0.5,
 
 @mitigation
 def low_probability(rollouts: Rollouts, *, probability_share: Share = 0.2) -> Tensor:
-    """share * p + 1 - share: tokens of low probability, whose gradients are large, weigh less
-    (Advantage Reweighting, 2505.12929)."""
+    """The weight is share * p + 1 - share, where share is probability_share. Tokens of low
+    probability have large gradients, and here they weigh less (Advantage Reweighting, arXiv
+    2505.12929)."""
     return probability_share * rollouts.log_prob.exp() + 1 - probability_share
 
 
 @mitigation
 def taco(rollouts: Rollouts, *, tail_strictness: Positive = 0.01,
          tail_damping: Share = 0.9) -> Tensor:
-    """1 - damping (1 - exp(-r)) with r = -log p - entropy + log(strictness), if advantage and r are
-    positive, else 1: tokens that are improbable even for their position are reinforced less
-    (2607.07976)."""
+    """Tokens that are improbable even for their position are reinforced less (arXiv 2607.07976).
+    With r = -log p - entropy + log(tail_strictness), the weight is 1 - tail_damping * (1 - exp(-r))
+    where both r and the advantage are positive. Elsewhere it is 1."""
     risk = -rollouts.log_prob - rollouts.entropy + math.log(tail_strictness)
     damped = (risk > 0) & (rollouts.advantage > 0)
     return torch.where(damped, 1 + tail_damping * torch.expm1(-risk), 1.0)
@@ -181,12 +184,12 @@ def taco(rollouts: Rollouts, *, tail_strictness: Positive = 0.01,
 
 @mitigation
 def planning(rollouts: Rollouts, *, planning_boost: Share = 0.2) -> Tensor:
-    """1 + boost * sign(advantage) on the words of the think section, because words open, continue
-    or end an attempt; 1 elsewhere.
+    """Words of the think section get the weight 1 + planning_boost * sign(advantage), because words
+    begin, continue or end an attempt. All other tokens get 1.
 
-    After HICRA (2509.03646, known here from reimplementations), where planning tokens get the
-    advantage A + boost |A|. There they are phrases from a list made for mathematics ("let's try");
-    here they are all words.
+    It follows HICRA (arXiv 2509.03646, known here from reimplementations). There planning tokens
+    get the advantage A + boost * |A|, and they are phrases from a list made for mathematics, such
+    as "let's try". Here they are all words.
     """
     plans = (rollouts.kind == WORD) & (rollouts.section == THINK)
     return 1 + planning_boost * rollouts.advantage.sign() * plans
@@ -194,12 +197,12 @@ def planning(rollouts: Rollouts, *, planning_boost: Share = 0.2) -> Tensor:
 
 @mitigation
 def future_attention(rollouts: Rollouts, *, future_window: Count = 4) -> Tensor:
-    """Attention received from tokens more than future_window positions later, relative to the
-    answer's mean.
+    """The weight is the attention that a token receives from tokens more than future_window
+    positions later, divided by the mean of this attention over the answer's tokens.
 
-    After 2510.13554, known here from summaries: there the attention is that of long-range heads,
-    and only its peaks are raised. Here it is the mean over all heads of the last layer, and is used
-    as the weight. Tokens without such later tokens get 1.
+    The idea is from arXiv 2510.13554, known here from summaries. There the attention is that of
+    long-range heads, and only tokens at its peaks get more weight. Here it is the mean over all
+    heads of the last layer. A token that no other token follows at such a distance gets 1.
     """
     position = torch.arange(rollouts.mask.shape[1], device=rollouts.mask.device)
     is_far = position[:, None] - position > future_window  # (T, T) token i is far after token j
@@ -215,7 +218,8 @@ Spread = typing.Annotated[float, Range(least=0.01, most=100)]
 
 @mitigation
 def random(rollouts: Rollouts, *, placebo_std: Spread = 1.0) -> Tensor:
-    """Gamma noise of mean 1 and standard deviation placebo_std: a placebo."""
+    """A placebo: the weights are random numbers from a gamma distribution with mean 1 and standard
+    deviation placebo_std."""
     # torch's gamma takes no generator, so numpy draws, with a seed from the batch's generator
     seed = int(torch.randint(2 ** 62, (1,), generator=rollouts.generator))
     shape, scale = placebo_std ** -2, placebo_std ** 2  # mean 1
@@ -227,11 +231,13 @@ def random(rollouts: Rollouts, *, placebo_std: Spread = 1.0) -> Tensor:
 def covariance(rollouts: Rollouts, *, covariance_share: Share = 0.0002,
                covariance_low: NotNegative = 1.0,
                covariance_high: NotNegative = 5.0) -> Tensor:
-    """0 for a few random tokens of high covariance between log p and advantage, which lower the
-    policy's entropy fastest; 1 elsewhere (Clip-Cov, 2505.22617).
+    """A few random tokens get 0, and all others get 1. They are drawn from the tokens at which log
+    p and advantage are both high, or both low: such tokens lower the policy's entropy fastest
+    (Clip-Cov, arXiv 2505.22617).
 
-    They are drawn from the tokens whose (log p - mean) (advantage - mean), with means over the
-    batch, is between low and high. Their number is this share of the batch's tokens, at least one.
+    More exactly, they are drawn from the tokens at which (log p - mean log p) * (advantage - mean
+    advantage) lies between covariance_low and covariance_high. Both means are over the batch.
+    covariance_share of the batch's tokens are drawn, but at least one.
     """
     if covariance_low >= covariance_high:
         raise UserError(f"--covariance_low {covariance_low} should be below --covariance_high "
@@ -251,11 +257,12 @@ def covariance(rollouts: Rollouts, *, covariance_share: Share = 0.0002,
 
 @advantage
 def span(rollouts: Rollouts) -> Tensor:
-    """Each part of the reward minus its group's mean, at the tokens of its own span: format at
-    tags, reasoning (a process reward) at think tokens, the answer at answer tokens.
+    """Each part of the reward, minus the group's mean of this part, is paid at tokens of its own:
+    the format at tags, the reasoning (a process reward) in the think section, and the answer in the
+    answer section.
 
-    It is biased, because think tokens get nothing for the answer that they lead to. Tokens outside
-    the three spans get 0.
+    This advantage is biased, because think tokens get nothing for the answer that they lead to.
+    Tokens that belong to no part get 0.
     """
     spans = {"format": rollouts.kind == TAG, "reasoning": rollouts.section == THINK,
              "answer": rollouts.section == ANSWER}
@@ -281,13 +288,13 @@ def rescaled_weight(chosen: Method, name: str, rollouts: Rollouts, policy: Polic
     note = None
     weight = checked_credit(chosen, f"the weighting {name}", rollouts, policy, is_weight=True)
     if not weight.any():
-        weight, note = rollouts.mask.float(), "all weights were 0: every token gets 1"
+        weight, note = rollouts.mask.float(), "all weights were 0, so every token gets 1"
     if placebo == "weights":
         one_group = torch.zeros_like(rollouts.group)
         weight = shuffled(weight, rollouts.mask, one_group, rollouts.generator)
     c = rescaling(weight, rollouts, rescale_to)
     if not (weight * c).isfinite().all():
-        c, note = 1.0, "not rescaled: next to no weight lies on tokens with an advantage"
+        c, note = 1.0, "weights were not rescaled: hardly any weight is on tokens with an advantage"
     weight = weight * c
     about = {"weight_factor": c, "weight_max": weight.max().item(), "weight_note": note}
     return weight, metrics_of(chosen) | about

@@ -35,8 +35,9 @@ FORMULAS = {  # advantages that are one line of arithmetic, and the function tha
     "rloo": ("([[reward]] - [[mean]]) x [[answers]] / ([[answers]] - 1)", ADVANTAGES["rloo"])}
 LENGTHS = {  # --loss_norm: the factor of an answer's length
     "token": "m = [[m]]",
-    "sequence": "m = N / (answers x tokens) = [[N]] / ([[trained]] x [[tokens]]) = [[m]]",
-    "constant": "m = N / (answers x most tokens) = [[N]] / ([[batch]] x [[most]]) = [[m]]"}
+    "sequence": "m = N / (trained answers x tokens of this one) = [[N]] / ([[trained]] x "
+                "[[tokens]]) = [[m]]",
+    "constant": "m = N / (answers x max_new_tokens) = [[N]] / ([[batch]] x [[most]]) = [[m]]"}
 NOT_TRAINED = "cut off by the limit, so it is not trained on (--drop_unfinished)"
 REWARDS = 16  # different rewards of a group that are listed: each of its answers has the list
 NAMES = re.compile(r"\[\[(.+?)\]\]")
@@ -53,21 +54,22 @@ def stages(config: Mapping[str, object]) -> list[Stage]:
         *advantage_stages(s),
         *weight_stages(s),
         *loss_stages(s, is_own),
-        ("change", "its log p changed by [[change]] in the step, after which p = [[p after]]",
+        ("change", "the step changed its log p by [[change]], so that p = [[p after]] after it",
          where(update_with_change)),
-        ("rank", "[[rank]] of [[tokens]] in this answer, by the gradient's size (A > 0: "
-                 "likelier, A < 0: less likely)", where(ranks))]
+        ("rank", "by the size of its gradient, number [[rank]] of the [[tokens]] tokens of this "
+                 "answer", where(ranks))]
 
 
 def sampling_stages(s: SimpleNamespace, is_own: bool) -> list[Stage]:
     task = task_of(vars(s)) if is_own else None
     score = where(getattr(task, "score", task)) if task else ""
     reward = getattr(s, "reward", "reward")
-    return [("rewards", "of the [[answers]] answers to this problem: [[rewards]]", score),
-            ("p", "probability exp([[log-prob]]) = [[p]]", where(Distribution.facts)),
-            ("entropy", "-sum p log p = [[entropy]], over all tokens that could stand here",
+    return [("rewards", "of the [[answers]] answers to this problem, [[rewards]]", score),
+            ("p", "its probability: exp(log p) = exp([[log-prob]]) = [[p]]",
              where(Distribution.facts)),
-            ("reward", f"{reward} = [[reward]], with [[parts]]", score)]
+            ("entropy", "-sum p log p = [[entropy]], summed over all tokens that could stand here",
+             where(Distribution.facts)),
+            ("reward", f"{reward} = [[reward]], where [[parts]]", score)]
 
 
 def advantage_stages(s: SimpleNamespace) -> list[Stage]:
@@ -75,13 +77,14 @@ def advantage_stages(s: SimpleNamespace) -> list[Stage]:
     if function:
         computed_by = where(function)
         # the line with the recorded advantage is for records that do not follow the formula
-        recorded, recorded_by = "as on record", ""
+        recorded, recorded_by = "as recorded", ""
         if s.placebo == "advantages":
-            recorded = "shuffled in its group"
+            recorded = "after the shuffle within its group"
     else:
         computed_by = ""
         recorded, recorded_by = chosen("advantage", ADVANTAGES, s)
-    return [("group", "mean [[mean]], standard deviation [[std]]", where(group_z_score)),
+    return [("group", "their mean is [[mean]], and their standard deviation [[std]]",
+             where(group_z_score)),
             ("advantage", f"A = {formula} = [[computed]]", computed_by),
             ("advantage", f"A = [[advantage]][[recorded]], {recorded}", recorded_by),
             ("dropped", "[[dropped]]", "train.py: drop_unfinished")]
@@ -91,20 +94,20 @@ def weight_stages(s: SimpleNamespace) -> list[Stage]:
     weight, computed_by = chosen("mitigation", MITIGATIONS, s)
     if s.placebo == "weights":
         weight += ", shuffled over the batch's tokens"
-    return [("weight", f"[[w]], {weight}", computed_by),
+    return [("weight", f"w = [[w]], from {weight}", computed_by),
             ("rescaling", f"c w = [[w]] x [[c]] = [[weight]] (--rescale {s.rescale})",
              where(rescaling))]
 
 
 def loss_stages(s: SimpleNamespace, is_own: bool) -> list[Stage]:
     of_kept = " of kept answers" if s.drop_unfinished else ""
-    besides = "" if is_own else ", in the loss of this lab"
+    besides = "" if is_own else ", as this project's loss would have it"
     if s.epochs > 1:
         besides += f", in the first of {s.epochs} updates"
     if s.kl:
         besides += f", without the KL term (--kl {s.kl:g})"
     return [
-        ("loss norm", f"{LENGTHS[s.loss_norm]}; N = [[N]] tokens{of_kept}[[N from]] "
+        ("loss norm", f"{LENGTHS[s.loss_norm]}, and N = [[N]] tokens{of_kept}[[N from]] "
                       f"(--loss_norm {s.loss_norm})", where(length_scaling)),
         ("term", "-A c w m log p / N = -([[advantage]] x [[weight]] x [[m]] x [[log-prob]]) / "
                  f"[[N]] = [[term]]{besides}", where(policy_loss)),
@@ -172,14 +175,14 @@ def numbers_of_group(answers: dict[str, np.ndarray], b: int) -> Numbers:
     of_group = answers["reward"][answers["group"] == answers["group"][b]]
     rewards = Counter(map(rounded, of_group))
     most_common = rewards.most_common(REWARDS)
-    counts = [f"{count} x {value}" for value, count in most_common]
+    counts = [f"{count} got {value}" for value, count in most_common]
     others = rewards.total() - sum(count for _, count in most_common)
     if others:
         counts.append(f"{others} others")
     parts = []
     for name, values in sorted(answers.items()):
         if name.startswith(PART) and np.isfinite(values[b]):
-            parts.append(f"{name.removeprefix(PART)} {rounded(values[b])}")
+            parts.append(f"{name.removeprefix(PART)} = {rounded(values[b])}")
     return {
         "answers": rewards.total(),
         "rewards": ", ".join(counts),

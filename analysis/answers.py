@@ -19,19 +19,18 @@ SHADED_BY = {
     "gradient size": ("abs gradient", "the larger the gradient's size at the logits: "
                       "abs(advantage) x weight x s, where s is the size of the gradient of its "
                       "log-prob"),
-    "push": ("push", "the further its own term of the loss pushes its log-prob up (blue) or down "
+    "push": ("push", "the harder its own term of the loss pushes its log-prob up (blue) or down "
              "(orange): advantage x weight x s squared"),
-    "change": ("change", "the further its log-prob rose (blue) or fell (orange) in the step; the "
-               "update on all tokens of the batch makes this change"),
-    "advantage": ("advantage", "the further its advantage is from 0: blue makes it more likely, "
-                  "orange less likely"),
+    "change": ("change", "the further its log-prob rose (blue) or fell (orange) in the step. This "
+               "comes from the update on all tokens of the batch"),
+    "advantage": ("advantage", "the further its advantage is from 0. A blue one makes it more "
+                  "likely, an orange one less likely"),
     "weight": ("weight", "the larger the weight that the method gave it"),
     "entropy": ("entropy", "the less certain the model was what to write there"),
     "log-prob": ("log_prob", "the less likely the token was"),
     "credit": ("true_credit", "the further the expected reward rose (blue) or fell (orange) with "
-               "it"),
-    "credit's error": ("true_credit_se", "the less precisely its credit is known: the standard "
-                       "error")}
+               "this token"),
+    "credit's error": ("true_credit_se", "the larger the standard error of its measured credit")}
 MEANING = {name: meaning for name, (_, meaning) in SHADED_BY.items()}
 
 

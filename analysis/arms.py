@@ -25,8 +25,8 @@ def finished(runs: list[Run]) -> list[Run]:
         if is_done(run):
             done.append(run)
         else:
-            print(f"left out: {run['folder']} is not finished, step {steps_done(run)} of "
-                  f"{run['config']['steps']}", file=sys.stderr)
+            print(f"{run['folder']} is left out, because it is not finished: it has made "
+                  f"{steps_done(run)} of {run['config']['steps']} steps.", file=sys.stderr)
     if not done:
         raise UserError("none of these runs is finished, so there is nothing to compare")
     return done
@@ -93,8 +93,9 @@ def comparable(runs: list[Run]) -> tuple[list[list[Run]], list[str]]:
     sentences = []
     for members in sets:
         if members not in chosen:
-            sentences += [f"{run['folder'].name} is left out: no other run here has its model, "
-                          "task, length, sampling and held-out problems." for run in members]
+            sentences += [f"{run['folder'].name} is left out, because no other run here has the "
+                          "same model, task, number of steps, sampling and held-out problems."
+                          for run in members]
     return chosen, sentences
 
 

@@ -28,15 +28,17 @@ HEADINGS = {"tokens": "share of the tokens", "push": "share of the push",
             "change": "share of the change", CREDIT: "share it decides",
             "net push": "net push", "net change": "net change", f"net {CREDIT}": "net credit",
             "fell": "pushed up, but fell", "rose": "pushed down, but rose"}
-NOTES = ["The push is A w s^2: what a token's own term of the loss would do to its log-prob. The "
-         "change is its log-prob after the step minus before, at the same prefix. Both are those "
-         "of the steps in which the change was measured",
-         "Net is the sum with signs, divided by the sum of absolute values. Pushed up, but fell: "
-         "the share of the upward push that went to tokens whose log-prob fell. Pushed down, but "
-         "rose: the share of the downward push that went to tokens whose log-prob rose"]
-ABOUT_CREDIT = ("The credit is V after the token minus V before it. The share it decides is that "
-                "of the sum of squared credits, which over an answer is on average the reward's "
-                "variance")
+NOTES = ["The push is A w s^2: what a token's own term of the loss would do to its log-prob, if "
+         "nothing else moved it. The change is its log-prob after the step minus before, at the "
+         "same prefix. Only steps in which the change was measured are counted",
+         "Net push: up and down added with their signs, as a share of the sum of all sizes; net "
+         "change is the same for changes. Pushed up, but fell: the share of the row's upward push "
+         "that went to tokens whose log-prob fell. Pushed down, but rose: the share of its "
+         "downward push that went to tokens whose log-prob rose"]
+ABOUT_CREDIT = ("The credit of a token is V after it minus V before it, where V is the expected "
+                "reward of going on from there. The share it decides is its share of the sum of "
+                "squared credits. On average this sum is, over an answer, the variance of the "
+                "reward")
 
 
 def known(tally: Tally) -> list[str]:
@@ -67,7 +69,7 @@ def change_table(tally: Tally, partition: str) -> Table:
 
     finding = finding_of(tally, names, shares) if partition == "kind" else ""
     size = tally.total("all", "abs change")[0] / count.sum()
-    notes = [*NOTES, f"The mean size of a token's change is {size:.3f}"]
+    notes = [*NOTES, f"On average the log-prob of a token changed by {size:.3f}, up or down"]
     if CREDIT in shares:
         notes.append(ABOUT_CREDIT)
     title = "kind of token" if partition == "kind" else partition

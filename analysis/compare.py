@@ -25,19 +25,23 @@ from harness.record import Json
 
 MOST_REPEATED = 0.1  # share of the training problems that had come before
 WINDOW = 5  # steps whose mean is a point of a curve, but in a short run
-PAIRED_BY_SEED = "paired by seed. The interval is Student's t over the seeds"
+PAIRED_BY_SEED = ("for pairs of runs with the same seed. The interval is Student's t over the "
+                  "pairs")
 MEASURE_NOTES = {
-    IN_TRAINING: f"The mean over all answers that training sampled, {PAIRED_BY_SEED}",
-    AT_THE_END: "Answers are sampled. The interval is Student's t over seeds and held-out "
-                "problems, or over problems alone if there is one seed"}
+    IN_TRAINING: "The difference in mean success over all answers that training sampled, "
+                 f"{PAIRED_BY_SEED}",
+    AT_THE_END: "The difference in success of sampled answers to the held-out problems. The "
+                "interval is Student's t over seeds and problems, or over problems alone if there "
+                "is one seed"}
 VERDICT_NOTE = (
-    "The verdict is better or worse if p is below 0.05. Holm's method corrects p for all arms of "
-    "the table. Where no difference is seen, the interval says how large a gain or a loss may "
-    "still be. The detectable gain is the true gain that 80 of 100 such experiments would find, "
-    "itself estimated from few seeds")
-PLACEBO_NOTE = ("A row with a minus compares an arm with its own placebo. These rows are corrected "
-                "separately")
-SECONDARY_NOTE = "The table above has the primary metric. The p here is not corrected for it"
+    "The verdict is better or worse if p is below 0.05, after Holm's correction for the number of "
+    "arms in the table. Where no difference is seen, the interval says how large a gain or a loss "
+    "may still be. The detectable gain is the true gain that 80 of 100 such experiments would "
+    "find. It is only an estimate, because there are few seeds")
+PLACEBO_NOTE = ("A row with a minus compares an arm with its own placebo. For these rows p is "
+                "corrected separately")
+SECONDARY_NOTE = ("The primary metric is that of the table above. The p-values here are not "
+                  "corrected for testing two metrics")
 
 
 def chapters_of(comparison: Comparison) -> dict[str, list[Table]]:
@@ -75,7 +79,8 @@ def arms_overview(comparison: Comparison) -> Table:
     return Table("arms", "The arms, means over seeds", by_row(formats, rows), headings={
         "training": "success in training", "sampled": "held-out at the end, sampled",
         "greedy": "held-out at the end, greedy",
-        "length": "tokens an answer"})
+        "format": "format at the end, mean score",
+        "finished": "finished before the limit", "length": "tokens in an answer"})
 
 
 def mean_of_evaluations(lines: list[Json], key: str) -> float:
@@ -124,7 +129,8 @@ def differences(comparison: Comparison, measure: str, is_primary: bool = True,
     could_see = [gain.could_see for gain in found.values()]
     title = f"{measure.capitalize()}: each arm minus {baseline}, in percentage points"
     return gain_table(measure, title, found, {"could see": ("size", could_see)}, baseline,
-                      notes=notes, headings={"p": "Holm's p", "could see": "detectable gain"})
+                      notes=notes, headings={"p": "p, Holm's correction",
+                                             "could see": "detectable gain"})
 
 
 def stability(comparison: Comparison) -> Table:
@@ -145,9 +151,9 @@ def stability(comparison: Comparison) -> Table:
     formats = {"arm": "", "runs": "d", "first": ".3f", "last": ".3f", "peak": ".1f",
                "seconds": ".1f"}
     return Table("stability", "Gradient norm before clipping, and cost", by_row(formats, rows), "",
-                 ["Means over the runs of an arm. First and last are means over ten steps"],
-                 {"first": "first norm", "last": "last norm", "peak": "largest over median norm",
-                  "seconds": "seconds a step"})
+                 ["All numbers are means over the runs of an arm"],
+                 {"first": "norm in the first ten steps", "last": "norm in the last ten steps",
+                  "peak": "largest norm / median norm", "seconds": "seconds for a step"})
 
 
 def shares_of_arms(comparison: Comparison) -> Table:
@@ -162,10 +168,12 @@ def shares_of_arms(comparison: Comparison) -> Table:
         if shares:
             rows.append([name, *np.mean(shares, 0).tolist()])
     formats = {"arm": "", **dict.fromkeys((*KINDS, *SECTIONS[1:]), ".0%")}
-    return Table("credit by class", "Share of the gradient abs(A) w s by kind and section",
+    return Table("credit by class", "Share of the gradient by kind of token and by section",
                  by_row(formats, rows), "",
-                 ["Means over the runs of an arm. The differences are not due to the weighting "
-                  "alone, because policies that learned different things write different texts"])
+                 ["Shares are shares of the sum of abs(A) w s, the sizes of the gradients at the "
+                  "logits. All numbers are means over the runs of an arm. Arms do not differ by "
+                  "their weighting alone: policies that learned different things also write "
+                  "different texts"])
 
 
 def learning_curves(comparison: Comparison, folder: Path) -> tuple[Path, str]:
@@ -179,23 +187,25 @@ def learning_curves(comparison: Comparison, folder: Path) -> tuple[Path, str]:
         curves_of_arm(middle, runs, "success", style, label)
         curves_of_arm(right, runs, "gradient_norm", style)
         held_out_means(left, runs, style)
-    left.set(xlabel="step", ylabel="held-out problems solved", title="Held-out success, sampled")
-    middle.set(xlabel="step", ylabel="answers that are right", title="Success in training batches")
+    left.set(xlabel="step",
+                    ylabel="share of right answers",
+                           title="Success on held-out problems, sampled answers")
+    middle.set(xlabel="step", ylabel="share of right answers", title="Success in training batches")
     for axis in (left, middle):  # a share is between 0 and 1, also where its interval is not
         axis.set_ylim(*np.clip(axis.get_ylim(), -0.01, 1.01))
         axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=1))
-    right.set(xlabel="step", ylabel="gradient norm before clipping", yscale="log",
-              title="Gradient norm")
+    right.set(xlabel="step", ylabel="norm before clipping", yscale="log",
+              title="Norm of the gradient")
     right.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # it may span less than a decade
     right.yaxis.set_major_formatter("{x:g}")
     right.yaxis.set_minor_formatter("")
     whole_steps(left, middle, right)
     legend_below(figure, middle, ncols=min(3, len(comparison.arms)))
-    caption = (f"How each arm learned. Curves of at least {2 * WINDOW} steps are smoothed over "
-               f"{WINDOW} steps")
+    caption = (f"How each arm learned. Curves of at least {2 * WINDOW} steps are means over "
+               f"{WINDOW} steps at a time")
     if has_several:
-        caption += (". A thick line is the mean of an arm's runs, a thin line one run. Held-out "
-                    "success has 95% intervals over seeds")
+        caption += (". A thick line is the mean of an arm's runs, and a thin line is one run. The "
+                    "bars of held-out success are 95% intervals over seeds")
     return save(figure, folder, "learning_curves", caption)
 
 

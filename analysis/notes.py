@@ -151,7 +151,7 @@ class Notes:
         old = "A w log p" if self.is_weighted else "A log p"
         return {"old": old, "new": "A w s", "theirs": "published", "look": "ours is",
                 "lp": "mean log p", "size": f"mean abs({old})", "new size": "mean abs(A) w s",
-                "notes' lp": "published log p", "notes' size": "published mean abs"}
+                "notes' lp": "published mean log p", "notes' size": "published mean abs"}
 
 
 def within(values: np.ndarray, edges: np.ndarray) -> np.ndarray:

@@ -12,15 +12,19 @@ from analysis.statistics import Floats, mean_over
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from analysis.tally import Tally
 
-BROKEN = 0.0, "equal credit, may destabilise; broken at step 60, norm 0.6 to 0.7"
+BROKEN = 0.0, ("expected: equal credit, perhaps instability; seen: broken at step 60, norm 0.6 to "
+               "0.7")
 THEIR_PLAIN_SUCCESS = 0.15  # held out, of plain GRPO at the end of the earlier experiment
 EXPECTED = {  # weighting: held-out success at their end; what they expected; and saw
-    "none": (THEIR_PLAIN_SUCCESS, "wastes gradient on filler; learns, norm 2 to 3"),
-    "outcome_conditional": (0.12, "more credit to the answer, may hurt reasoning; hurts"),
+    "none": (THEIR_PLAIN_SUCCESS, "expected: gradient wasted on filler; seen: it learns, norm 2 to "
+                                  "3"),
+    "outcome_conditional": (0.12, "expected: more credit for the answer, perhaps worse reasoning; "
+                                  "seen: it hurts"),
     "inverse_logprob": BROKEN, "inverse_logprob_as_published": BROKEN,
-    "attention_credit": (None, "credit by the model's own attention; not run"),
-    "entropy_weighted": (None, "forking tokens, may need over 8 billion parameters; not run"),
-    "entropy_masking": (None, "forking tokens; the gradient explodes")}
+    "attention_credit": (None, "expected: credit by the model's own attention; not run"),
+    "entropy_weighted": (None, "expected: credit for forking tokens, perhaps only above 8 billion "
+                               "parameters; not run"),
+    "entropy_masking": (None, "expected: credit for forking tokens; seen: the gradient explodes")}
 Sums = dict[str, list[Notes]]  # of each run of an arm, by the arm's name
 
 
@@ -59,15 +63,19 @@ def expected_and_found(comparison: Comparison) -> Table:
             words])
     formats = {"arm": "", "speed": ".1%", "gain": "points", "end": ".1%", "theirs": ".0%",
                "look": "", "norm": ".3f", "words": ""}
-    return Table("notes expected", "Expected against found", by_row(formats, rows), "", [
-        "Learning speed is the mean success of all answers of the training, and the gain is its "
-        "difference from the baseline's, with a 95% interval over seeds. It can say how these runs "
-        "learned. One seed says nothing about a weighting, and the earlier experiment had one: 15% "
-        "and 12% of 128 problems are z = 0.74. Same: the interval lies on the side of 0 that the "
-        "notes saw; other: on the other side."],
-        {"speed": "learning speed", "gain": f"gain over {comparison.baseline}{WITH_INTERVAL}",
-         "end": "held out at the end", "theirs": "notes'", "norm": "norm before clipping",
-         "words": "the notes expected; and saw"})
+    return Table("notes expected", "What the notes expected, and what these runs show",
+                 by_row(formats, rows), "", [
+        "Learning speed is the mean success of all answers in training. The gain is its difference "
+        "from the baseline's, with a 95% interval over seeds.",
+        "This table can show how these runs learned. One seed shows nothing about a weighting, and "
+        "the earlier experiment had one: its 15% and 12% of 128 problems differ by z = 0.74. Ours "
+        "is the same if the whole interval lies on the side of 0 that the notes saw, and other if "
+        "it lies on the other side."],
+        {"look": "ours is",
+         "speed": "learning speed",
+         "gain": f"gain over {comparison.baseline}{WITH_INTERVAL}",
+         "end": "held-out success at the end", "theirs": "published",
+         "norm": "gradient norm before clipping", "words": "the notes"})
 
 
 def as_they_saw(gain: Gain | None, theirs: float | None) -> str:
@@ -96,11 +104,13 @@ def size_by_class(known: Sums) -> Table:
                "look": "", "new filler": ".3f", "new reasoning": ".3f", "new ratio": ".2f"}
     return Table("notes summary", "The notes' summary table: mean abs(A w log p) by class",
                  by_row(formats, rows), "", [
-        "Beside it the mean abs(A) w s. It can say which class has the larger terms. It cannot say "
-        "that credit moved: a weight is in them, and these runs wrote other texts. Same: on the "
-        "same side of 1."],
-        {"theirs": "notes' ratio", "new filler": "filler, abs(A) w s", "new reasoning": "reasoning",
-         "new ratio": "ratio"})
+        "A ratio is that of filler to reasoning. The last three columns are the same for abs(A) w "
+        "s, the size of the gradient.",
+        "This table can show which class has the larger terms. It cannot show that credit moved, "
+        "because the terms contain the weight, and because these runs wrote other texts. Ours is "
+        "the same if both ratios are above 1, or both below."],
+        {"theirs": "published ratio", "look": "ours is", "new filler": "filler, abs(A) w s",
+         "new reasoning": "reasoning, abs(A) w s", "new ratio": "ratio, abs(A) w s"})
 
 
 def shares_by_class(known: Sums) -> Table:
@@ -113,10 +123,12 @@ def shares_by_class(known: Sums) -> Table:
     formats = {"arm": "", "tokens": ".1%", "": ".1%", "filler": ".1%", "reasoning": ".1%",
                "new filler": ".1%", "new reasoning": ".1%"}
     return Table("notes shares", "Shares of the classes", by_row(formats, rows), "", [
-        "Shares of the tokens, of the summed contributions and of the gradient; the rest is "
-        "structure. It can say how the size is spread, not what the tokens decide."],
-        {"tokens": "filler, of the tokens", "": "reasoning", "filler": "filler, of abs(A w log p)",
-         "new filler": "filler, of abs(A) w s", "new reasoning": "reasoning"})
+        "These are shares of the tokens, of the summed contributions and of the gradient. What is "
+        "missing to 100% is structure. This table can show how the sizes are spread over the "
+        "classes. It cannot show what the tokens decide."],
+        {"tokens": "filler, of the tokens", "": "reasoning, of the tokens",
+         "filler": "filler, of abs(A w log p)", "reasoning": "reasoning, of abs(A w log p)",
+         "new filler": "filler, of abs(A) w s", "new reasoning": "reasoning, of abs(A) w s"})
 
 
 def mean_of_runs(by_class: Iterable[Floats]) -> Floats:

@@ -14,7 +14,7 @@ from analysis.notes import (ADVANTAGES, CLASSES, FILLER, LOG_PROBS, PUBLISHED_SI
                             STRUCTURE, UNDEFINED, UNITS, VALUES, Notes, class_codes, quantile,
                             same_or_other)
 from analysis.page import Picture
-from analysis.plots import COLOURS, OF_GRADIENT, save, whole_steps
+from analysis.plots import COLOURS, GRADIENT_COLOUR, save, whole_steps
 from analysis.statistics import Floats
 from analysis.tables import Row, Table, by_row
 
@@ -24,23 +24,23 @@ FEWEST_ANSWERS = (2, 30)  # that a position must have for a t: the published num
 CONTRIBUTION = {
     "mean": (0.079, "whether answers with A < 0 are longer or less certain"),
     "standard deviation": (1.168, "rare tokens: log p is unbounded, s is not"),
-    "mean absolute": (0.307, "how uncertain the model is; groups with equal rewards"),
+    "mean absolute": (0.307, "how uncertain the model is, and how many groups have equal rewards"),
     "smallest": (-28.0, "one rare token of a right answer"),
     "largest": (33.3, "one rare token of a wrong answer")}
 MEAN_SIZE = CONTRIBUTION["mean absolute"][0]
-OF_BINS = (0.347194, 0.366896, 0.329356, 0.303315, 0.318367,
+SIZE_OF_BINS = (0.347194, 0.366896, 0.329356, 0.303315, 0.318367,
            0.306196, 0.305382, 0.300810, 0.270468, 0.212966)
 LOG_PROB_OF_BINS = (-0.598505, -0.679701, -0.610746, -0.515499, -0.532835,
                     -0.503752, -0.537406, -0.560431, -0.511919, -0.258263)
-OF_SIGNS: dict[str, dict[str, float | None]] = {  # mean contribution by the cells of a partition
+MEAN_OF_SIGNS: dict[str, dict[str, float | None]] = {  # mean contribution in each cell
     "sign": {"advantage < 0": None, "advantage = 0": None, "advantage > 0": None},
     "reward": {"normalised reward <= 0": 0.242, "normalised reward not known": None,
                "normalised reward > 0": -0.560}}
-OF_T = {"above 3": (0.0027, 0.20), "below 1.5": (0.8664, 0.39),  # of normal numbers; published
+T_NUMBERS = {"above 3": (0.0027, 0.20), "below 1.5": (0.8664, 0.39),  # of normal numbers; published
         "mean of abs(t)": (0.7979, 1.92)}
-OF_CLASSES = {  # share of the tokens, mean log p, mean contribution
+PUBLISHED_CLASSES = {  # share of the tokens, mean log p, mean contribution
     FILLER: (0.678, -0.555, 0.0786), REASONING: (0.322, -0.489, 0.0793)}
-OF_A_CLASS = {"share of the tokens": "how the tokenizer cuts tags",
+CLASS_NUMBERS = {"share of the tokens": "how the tokenizer cuts tags",
               "mean log p; mean s": "what the model has learned",
               "mean": "how A varies with log p",
               "mean absolute": "how uncertain the model is, and abs(A)"}
@@ -77,15 +77,16 @@ def contributions(notes: Notes) -> Table:
     for (name, (theirs, why)), old, new in zip(CONTRIBUTION.items(), *of_units):
         rows.append([name, old, theirs, same_or_other(old, theirs), new, why])
     formats = {"": "", "old": ".3f", "theirs": ".3f", "look": "", "new": ".3f", "why": ""}
-    return Table("notes contribution", "The contribution of a token", by_row(formats, rows), "", [
-        "It can say how large the terms of the objective are. It cannot say what credit a token "
-        "has, because A log p is no gradient: its sign is that of -A, and that of A w s is that of "
-        "A."], notes.heads | {"why": "depends on"})
+    return Table("notes contribution", "The contribution of a token, over all tokens",
+                 by_row(formats, rows), "", [
+        "This table can show how large the terms of the objective are. It cannot show the credit "
+        "of a token, because A log p is not a gradient: it has the sign of -A, and A w s has that "
+        "of A."], notes.heads | {"": "number", "why": "depends on"})
 
 
 def signs(notes: Notes) -> Table:
     rows: list[Row] = []
-    for partition, cells in OF_SIGNS.items():
+    for partition, cells in MEAN_OF_SIGNS.items():
         tokens, old = notes.total(partition, "tokens"), notes.mean(partition, "contribution")
         size, new = both_means(notes, partition)
         for cell, (name, theirs) in enumerate(cells.items()):
@@ -94,11 +95,14 @@ def signs(notes: Notes) -> Table:
                 rows.append([name, tokens[cell], old[cell], theirs, look, size[cell], new[cell]])
     formats = {"": "", "tokens": ",.0f", "old": "+.3f", "theirs": "+.3f", "look": "",
                "size": ".3f", "new size": ".4f"}
-    return Table("notes sign", "By the sign of the advantage", by_row(formats, rows), "", [
-        "This is a tautology: log p is never above 0, so the sign is that of -A, whatever was "
-        "learned. Ours is the same if its sign is. The earlier experiment counted groups with "
-        "equal rewards as negative."],
-        notes.heads | {"old": f"mean {notes.heads['old']}", "theirs": "published mean"})
+    return Table("notes sign", "The contribution by the sign of the advantage",
+                 by_row(formats, rows), "", [
+        "This table can show nothing: log p is never above 0, so A log p has the sign of -A, "
+        "whatever the model has learned. Here ours is the same if it has the sign of the published "
+        "one. The earlier experiment counted groups with equal rewards among those with a "
+        "normalised reward <= 0."],
+        notes.heads | {"": "tokens with",
+                       "old": f"mean {notes.heads['old']}", "theirs": "published mean"})
 
 
 def t_statistics(notes: Notes) -> Table:
@@ -106,7 +110,7 @@ def t_statistics(notes: Notes) -> Table:
     for fewest in FEWEST_ANSWERS:
         old, new = abs(notes.t("contribution", fewest)), abs(notes.t("gradient", fewest))
         at_least = f"{fewest} ({old.shape[1]:,} positions)"
-        for name, (no_effect, published) in OF_T.items():
+        for name, (no_effect, published) in T_NUMBERS.items():
             theirs = published if fewest == FEWEST_ANSWERS[0] else None
             of_old, old_shuffled = t_in_one_number(name, old)
             of_new, new_shuffled = t_in_one_number(name, new)
@@ -115,18 +119,24 @@ def t_statistics(notes: Notes) -> Table:
                          new_shuffled])
     formats = {"fewest": "", "abs(t)": "", "old": ".3f", "theirs": ".2f", "look": "",
                "shuffled": ".3f", "normal": ".3f", "new": ".3f", "shuffled s": ".3f"}
-    return Table("notes t", "t of each position in the answer, over all answers of all steps",
+    heads = notes.heads
+    return Table("notes t", "The t of each position in the answer, over all answers of all steps",
                  by_row(formats, rows), "", [
-        "It can say that right answers are more certain or less certain at a position than wrong "
-        "ones. It cannot say that a token matters, because t grows with the number of answers, and "
-        "tokens of an answer share an advantage. Shuffled: the mean over "
-        f"{len(notes.over) - 1} shuffles of the advantages within their groups."],
-        notes.heads | {"fewest": "answers at least", "normal": "normal numbers",
-                       "shuffled s": "A w s, shuffled"})
+        "The t of a position is the mean over its answers, divided by the standard error of this "
+        "mean. The rows have the share of positions whose abs(t) is above 3, the share below 1.5, "
+        "and the mean of abs(t).",
+        "This table can show that at some positions right answers are more certain or less "
+        "certain than wrong ones. It cannot show that a token matters: t grows with the number of "
+        "answers, and all tokens of an answer share one advantage. Shuffled: the mean over "
+        f"{len(notes.over) - 1} shuffles of the advantages within their groups. Normal numbers: "
+        "what random numbers from a normal distribution would give."],
+        heads | {"fewest": "positions with at least so many answers",
+                 "shuffled": f"{heads['old']}, shuffled", "normal": "normal numbers",
+                 "shuffled s": "A w s, shuffled"})
 
 
 def t_in_one_number(name: str, t: Floats) -> tuple[float, float]:
-    """A row of OF_T from the sizes of t (1 + draws, positions): as they were, and shuffled."""
+    """A row of T_NUMBERS from the sizes of t (1 + draws, positions): as they were, and shuffled."""
     if not t.shape[1]:
         return np.nan, np.nan
     values = {"above 3": t > 3, "below 1.5": t < 1.5, "mean of abs(t)": t}[name]
@@ -136,22 +146,24 @@ def t_in_one_number(name: str, t: Floats) -> tuple[float, float]:
 def bins(notes: Notes) -> Table:
     size, new_size = both_means(notes, "bin")
     over_mean = size / notes.mean("all", "abs contribution")[0]
-    published = np.array(OF_BINS) / MEAN_SIZE
+    published = np.array(SIZE_OF_BINS) / MEAN_SIZE
     tokens, log_prob = notes.total("bin", "tokens"), notes.mean("bin", "log_prob")
     old, spread = notes.mean("bin", "contribution"), notes.spread("bin", "contribution")
     rows: list[Row] = []
     for b in range(10):
         look = same_or_other(over_mean[b], published[b], 1)
-        rows.append([str(b), tokens[b], old[b], spread[b], size[b], OF_BINS[b], look, log_prob[b],
-                     LOG_PROB_OF_BINS[b], new_size[b]])
+        rows.append([str(b), tokens[b], old[b], spread[b], size[b], SIZE_OF_BINS[b], look,
+                     log_prob[b], LOG_PROB_OF_BINS[b], new_size[b]])
     formats = {"bin": "", "tokens": ",.0f", "old": ".4f", "sd": ".3f", "size": ".4f",
                "notes' size": ".3f", "look": "", "lp": ".3f", "notes' lp": ".2f",
                "new size": ".4f"}
-    return Table("notes bins", "Ten bins of position", by_row(formats, rows), "", [
-        "It can say where in an answer the size lies. It cannot say why, because each position has "
-        "its own kinds of token. Ours is the same if it lies on the same side of the mean of all "
-        "tokens."],
-        notes.heads | {"old": f"mean {notes.heads['old']}", "sd": "standard deviation"})
+    return Table("notes bins", "The contribution in ten bins of position in the answer",
+                 by_row(formats, rows), "", [
+        "This table can show where in an answer the large contributions lie. It cannot show why, "
+        "because each position has its own kinds of token. Here ours is the same if our bin and "
+        "the published one both lie above the mean of all tokens, or both below it."],
+        notes.heads | {"bin": "bin, from the start",
+                       "old": f"mean {notes.heads['old']}", "sd": "standard deviation"})
 
 
 def early_over_late_in_notes(notes: Notes) -> Table:
@@ -164,23 +176,24 @@ def early_over_late_in_notes(notes: Notes) -> Table:
     rows: list[Row] = []
     for name, (old, new), theirs, why in (
             ("bin 0 over bin 9", of_bins, 1.63, "how certain the model is of an answer's ending"),
-            ("positions below the 20% quantile over those above the 80%", of_positions,
+            ("positions below the 20% quantile over those above the 80% quantile", of_positions,
              1 / 3 if is_discounted else None, "only long answers have late positions"),
             ("first over last fifth, with the same mix of classes",
              alike, None if is_discounted else 1.48,
-             "not on which classes are early or late")):
+             "anything but which classes are early or late")):
         rows.append([name, old, theirs, same_or_other(old, theirs, 1), new, why])
-    title = "Early tokens over late ones, by the two published definitions and by ours"
+    title = "Mean size of early tokens over that of late ones: two published definitions, and ours"
     return Table("notes early", title,
-                 by_row(OF_RATIOS, rows), "", [
-        "It can say that a run's early tokens were less certain than its late ones. One definition "
-        "cannot be compared with the other, as the earlier experiment did. With the "
-        "same mix of classes, each class has the same share of both fifths (the 1.48 is computed "
-        "from the published table). Ours is the same if it lies on the same side of 1."],
+                 by_row(RATIO_FORMATS, rows), "", [
+        "This table can show that a run's early tokens were less certain than its late ones. The "
+        "earlier experiment compared a number by one definition with a number by the other, and "
+        "that cannot be done. With the same mix of classes, each class has the same share of both "
+        "fifths (the 1.48 is computed from the published table). Here ours is the same if both "
+        "figures are above 1, or both below."],
         heads_of_ratios(notes))
 
 
-OF_RATIOS = {"": "", "old": ".2f", "theirs": ".2f", "look": "", "new": ".2f", "why": ""}
+RATIO_FORMATS = {"": "", "old": ".2f", "theirs": ".2f", "look": "", "new": ".2f", "why": ""}
 
 
 def heads_of_ratios(notes: Notes) -> dict[str, str]:
@@ -212,7 +225,7 @@ def at_like_classes(tokens: Floats, sizes: Floats) -> float:
 
 def classes(notes: Notes) -> Table:
     share = notes.share("class", "tokens")
-    of_units = []  # of each unit the four rows of OF_A_CLASS, (3,) each
+    of_units = []  # of each unit the four rows of CLASS_NUMBERS, (3,) each
     for certainty, unit in zip(("log_prob", "s"), UNITS):
         mean_certainty = notes.mean("class", certainty)
         mean, size = notes.mean("class", unit), notes.mean("class", f"abs {unit}")
@@ -220,17 +233,21 @@ def classes(notes: Notes) -> Table:
     rows: list[Row] = []
     for c in np.flatnonzero(notes.total("class", "tokens")).tolist():
         name = CLASSES[c]
-        published = [*OF_CLASSES.get(name, [None] * 3), PUBLISHED_SIZES[notes.published].get(name)]
-        for (row, why), theirs, old, new in zip(OF_A_CLASS.items(), published, *of_units):
+        their_size = PUBLISHED_SIZES[notes.published].get(name)
+        published = [*PUBLISHED_CLASSES.get(name, [None] * 3), their_size]
+        for (row, why), theirs, old, new in zip(CLASS_NUMBERS.items(), published, *of_units):
             rows.append([name, row, old[c], theirs, same_or_other(old[c], theirs), new[c], why])
     formats = {"class": "", "": "", "old": ".4f", "theirs": ".4f", "look": "", "new": ".4f",
                "why": ""}
     return Table("notes classes", "Classes of tokens, by the published regular expressions",
                  by_row(formats, rows), "", [
-        "It can say which class is written with less certainty. It cannot say whether the "
-        "contributions of a class cancel, because its mean says how A varies with log p. Structure "
-        "is a whole tag; pieces of a tag that the tokenizer cuts are filler."],
-        notes.heads | {"why": "depends on"})
+        "In the row 'mean log p; mean s', the first columns are mean log p, and the column A w s "
+        "is mean s.",
+        "This table can show which class is written with less certainty. It cannot show whether "
+        "the contributions of a class cancel, because their mean depends on how A varies with log "
+        "p. A whole tag is structure. Where the tokenizer cuts a tag into pieces, these are "
+        "filler."],
+        notes.heads | {"": "number", "why": "depends on"})
 
 
 def classes_by_fifth(notes: Notes) -> Table:
@@ -259,12 +276,13 @@ def classes_by_fifth(notes: Notes) -> Table:
     ahead, new_ahead = (size[0] > size[1]).sum(), (new[0] > new[1]).sum()
     return Table("notes classes by position", "Classes in five bins of position",
                  by_row(formats, rows),
-                 f"The mean size of filler is larger than that of reasoning in {ahead} of 5 bins "
-                 f"by {heads['old']}, and in {new_ahead} by {heads['new']}. In the earlier "
-                 f"experiment it was larger in 4 by A log p.", [
-        "It can say that the difference does not come from the position alone. Five bins control "
-        "for the position in part, and for nothing else. Ours is the same if the same class has "
-        "the larger size."], heads)
+                 f"Measured by {heads['old']}, filler is larger than reasoning in {ahead} of 5 "
+                 f"bins, and measured by {heads['new']} in {new_ahead}. In the earlier experiment "
+                 f"it was larger in 4 of 5 by A log p.", [
+        "This table can show that the difference between the classes does not come from the "
+        "position alone. Five bins account for a part of what the position does, and for nothing "
+        "else. Here ours is the same if the same class is the larger one."],
+        heads | {"part": "part of the answer"})
 
 
 def filler_over_reasoning(notes: Notes) -> Table:
@@ -278,16 +296,18 @@ def filler_over_reasoning(notes: Notes) -> Table:
     for name, (old, new), theirs, why in (
             ("mean absolute", crude, sizes[FILLER] / sizes[REASONING],
              "what counts as filler: words, pieces of cut tags"),
-            ("the same at like positions", alike, None if notes.published < 1 else 1.24,
-             "the same, in each of five bins"),
-            ("how uncertain: mean log p, mean s", uncertain, 0.555 / 0.489,
-             "not all of the ratio: A varies with the class, too")):
+            ("the same, with both classes at the same positions", alike,
+             None if notes.published < 1 else 1.24, "the same, within each of five bins"),
+            ("how uncertain the classes are: mean log p, mean s", uncertain, 0.555 / 0.489,
+             "the model alone; the ratios above depend on A, too")):
         rows.append([name, old, theirs, same_or_other(old, theirs, 1), new, why])
-    return Table("notes filler", "Filler over reasoning", by_row(OF_RATIOS, rows), "", [
-        "It can say that filler is written with less certainty than reasoning. It cannot say that "
-        "this is waste, because the credit of a token is not in a credit file. At like positions, "
-        "both classes have the same share of each of the five bins (the 1.24 is computed from the "
-        "published table). Ours is the same if it lies on the same side of 1."],
+    return Table("notes filler", "Mean size of filler over that of reasoning",
+                 by_row(RATIO_FORMATS, rows), "", [
+        "This table can show that filler is written with less certainty than reasoning. It cannot "
+        "show that this is waste, because a credit file does not have the credit of a token. With "
+        "both classes at the same positions, each has the same share of each of the five bins (the "
+        "1.24 is computed from the published table). Here ours is the same if both figures are "
+        "above 1, or both below."],
         heads_of_ratios(notes))
 
 
@@ -321,9 +341,10 @@ def top_tokens(notes: Notes) -> Table:
                "size": ".4f", "new size": ".4f"}
     return Table("notes top tokens", "The most frequent tokens of each class",
                  by_row(formats, rows), "", [
-        "It can say what a class consists of: pieces of cut tags are filler. It cannot say what a "
-        "token does at its position. Ours is the same if it is among the seven published ones."],
-        notes.heads | {"share": "share of its class"})
+        "This table can show what a class consists of: pieces of cut tags are filler. It cannot "
+        "show what a token does at its position. Here ours is the same if the token is among the "
+        "seven published ones."],
+        notes.heads | {"tokens": "count", "share": "share of its class"})
 
 
 @UNDEFINED
@@ -338,28 +359,29 @@ def draw_notes(notes: Notes, folder: Path) -> Picture:
     counts = np.where(notes.cloud, notes.cloud, np.nan)  # what never occurs is not coloured
     drawn = cloud.pcolormesh(LOG_PROBS, ADVANTAGES, counts.T, cmap="viridis",
                              norm=LogNorm(1, max(2, notes.cloud.max())))
-    figure.colorbar(drawn, ax=cloud, label="tokens", format="{x:g}")
-    cloud.set(xlabel="log p", ylabel="advantage", title="Log p against advantage")
-    return save(figure, folder, "notes", "The earlier experiment's pictures, in both units: size "
-                "by position, each over its own mean; values with their sign; log p against "
-                "advantage; classes over training")
+    figure.colorbar(drawn, ax=cloud, label="number of tokens", format="{x:g}")
+    cloud.set(xlabel="log p of a token", ylabel="its advantage", title="Log p and advantage")
+    return save(figure, folder, "notes", "The four pictures of the earlier experiment, with the "
+                "contribution and with the gradient's size: the mean size by position, divided by "
+                "that of all tokens; how often each value occurs; log p and advantage; the mean "
+                "size of each class over training")
 
 
 def draw_bins(axis: Axes, notes: Notes) -> None:
     heads = notes.heads
     for unit, head, colour, shift in (("contribution", "size", "black", -0.2),
-                                      ("gradient", "new size", OF_GRADIENT, 0.2)):
+                                      ("gradient", "new size", GRADIENT_COLOUR, 0.2)):
         relative = notes.mean("bin", f"abs {unit}") / notes.mean("all", f"abs {unit}")[0]
         axis.bar(np.arange(10) + shift, relative, 0.4, color=colour, label=heads[head])
-    axis.set(xlabel="bin of position", xticks=range(10), ylabel="times the mean of all tokens",
-             title="Size by position")
+    axis.set(xlabel="tenth of the answer", xticks=range(10),
+             ylabel="mean size / that of all tokens", title="Size by position")
 
 
 def draw_values(axis: Axes, notes: Notes) -> None:
     axis.stairs(notes.values["contribution"], VALUES, color="black", label=notes.heads["old"])
-    axis.stairs(notes.values["gradient"], VALUES, color=OF_GRADIENT, label=notes.heads["new"])
-    axis.set(xlabel="value of a token (beyond: in the last bar)", ylabel="tokens", yscale="log",
-             title="Contributions")
+    axis.stairs(notes.values["gradient"], VALUES, color=GRADIENT_COLOUR, label=notes.heads["new"])
+    axis.set(xlabel="value of a token (values beyond 5 are in the last bar)",
+             ylabel="number of tokens", yscale="log", title="Values with their sign")
     axis.yaxis.set_major_formatter("{x:g}")
 
 
@@ -372,5 +394,6 @@ def draw_classes(axis: Axes, notes: Notes) -> None:
         for c in used:
             axis.plot(steps, of_block[:, c], color=COLOURS[c], ls=style,
                       label=f"{CLASSES[c]}, {label}")
-    axis.set(xlabel="step", ylabel="mean size", ylim=(0, None), title="By class over steps")
+    axis.set(xlabel="step", ylabel="mean absolute value", ylim=(0, None),
+             title="Size by class, over training")
     whole_steps(axis)

@@ -18,7 +18,7 @@ BLUE, ORANGE, GREY = COLOURS[0], COLOURS[1], COLOURS[7]
 # tokens are too many for that: they take COLOURS in order, and a legend says which is which.
 UP, DOWN = BLUE, ORANGE  # more and less probable; right and wrong
 UNSURE = COLOURS[4]
-OF_TOKENS, OF_GRADIENT, OF_PUSH, OF_CHANGE, OF_CREDIT = (
+TOKENS_COLOUR, GRADIENT_COLOUR, PUSH_COLOUR, CHANGE_COLOUR, CREDIT_COLOUR = (
     GREY, COLOURS[5], "#332288", COLOURS[2], COLOURS[3])  # shares, and what is a sum of them
 LINES = ("-", "--", ":", "-.")
 DPI = 108

@@ -22,39 +22,42 @@ NOTES = "The earlier experiment's tables"
 LEGENDS = {GRADIENT: [
     "A is the advantage of a token, w its weight, p its probability, and s = norm(onehot - p) the "
     "size of the gradient of log p at the logits. The gradient's size at the logits is abs(A) w s. "
-    "A share is a share of the sum of these sizes, so the directions of gradients do not count. "
-    "The sizes leave out what --loss_norm sequence, a KL term, clipping and later epochs do to "
-    "the loss.",
-    "Intervals are over this run's groups, where a group is the answers to one problem. They do "
-    "not cover differences between seeds."], NOTES: [
+    "A share of the gradient is a share of the sum of these sizes, so the directions of gradients "
+    "do not count. The sizes leave out what --loss_norm sequence, a KL term, clipping and later "
+    "epochs do to the loss.",
+    "Intervals show how much a number varies between this run's groups, where a group is the "
+    "answers to one problem. They do not show how much it varies between seeds."], NOTES: [
     "The earlier experiment (github.com/Ja-Crispy/GRPO-Zero) trained Qwen2.5-0.5B for 100 steps of "
     "Countdown, with 303,042 tokens. Its notes called A log p the contribution of a token and took "
     "it for the token's gradient. Here A is the advantage of a token, w its weight and p its "
     "probability. The gradient's size at the logits is abs(A) w s, with s = norm(onehot - p), and "
     "each table shows it, too. The published figures are those of that run. The column 'ours is' "
-    "says same if our figure is within a quarter of the published one, unless the table gives "
-    "another rule."]}
+    "compares this run's figure with the published one: it is the same if it differs by at most a "
+    "quarter, unless the table gives another rule."]}
 SHORT_LEGEND = (
     "At the logits, the gradient of a token has the size abs(A) w s: A is its advantage, w its "
-    "weight and s = norm(onehot - p). Its push A w s^2 is what its own term of the loss would do "
-    "to its log-prob. Its change is the log-prob after the step minus before, at the same prefix. "
-    "The share of the squares is a share of the sum of (A w s)^2, on which the variance of the "
-    "gradient depends.")
+    "weight, p its probability and s = norm(onehot - p). Its push A w s^2 is what its own term of "
+    "the loss would do to its log-prob, if nothing else moved it. Its change is the log-prob after "
+    "the step minus before, at the same prefix. The share of the squares is a share of the sum of "
+    "(A w s)^2, on which the variance of the gradient depends.")
 PICTURE_BELOW = {  # table: the picture below it; two other pictures stand elsewhere on the page
     "growth": "over_training", "gradient by position": "position", "notes bins": "notes",
     "arms": "learning_curves"}
 FLAGS = {
-    "output_dir": Flag(None, "folder for pictures and report.html; by default analysis/ in the "
-                       "run, or comparison/ beside the runs"),
-    "baseline": Flag(None, "the arm that the others are compared with (default: plain GRPO)"),
-    "notes": Flag(False, "print the tables of the earlier experiment that this lab began with"),
-    "all": Flag(False, "print every table, those of the earlier experiment among them")}
+    "output_dir": Flag(None, "folder for the pictures and report.html. By default it is "
+                       "analysis/ in the run, or for several runs comparison/ beside them"),
+    "baseline": Flag(None, "the arm that the others are compared with, by the name that the "
+                     "tables give it (default: plain GRPO)"),
+    "notes": Flag(False, "print only the tables of the earlier experiment that this lab began "
+                         "with"),
+    "all": Flag(False, "print every table, also those of the earlier experiment")}
 
 
 def read_analysis_flags(argv: list[str], description: str) -> SimpleNamespace:
     parser = make_parser("python analyze.py [RUN ...] [flags]", description, FLAGS)
     parser.add_argument("runs", nargs="*", metavar="RUN", default=[],
-                        help="run folders; several are compared; by default the newest in runs/")
+                        help="run folders. Several are compared with each other. By default it is "
+                             "the newest in runs/")
     flags = with_defaults(parser.read(argv), FLAGS)
     if len(flags.runs) == 1 and flags.baseline:
         raise UserError("--baseline needs several runs to compare")
@@ -67,16 +70,17 @@ def describe_comparison(runs: list[Run]) -> str:
     if lines:
         success = (f"Held-out success was measured on the same {len(lines[0]['answer']):,} "
                    f"problems for all runs, and none of the runs trained on them.")
-    return (f"{len(runs)} runs of {config['model']}, {config['steps']} steps. "
+    return (f"These are {len(runs)} runs of {config['model']}, each of {config['steps']} steps. "
             f"{task_in_words(config)}. {success}")
 
 
 def task_in_words(config: Mapping[str, object]) -> str:
     """A sentence that says which task a run has, and what solves one of its problems."""
     if is_foreign(config):
-        return "A run of another program"
+        return "This is a run of another program"
     means = getattr(task_of(config), "solved", "the score that its task calls answer is 1")
-    return f"Task {config.get('task', OPTIONS['task'].default)}: a problem is solved if {means}"
+    task = config.get("task", OPTIONS["task"].default)
+    return f"The task is {task}. A problem is solved if {means}"
 
 
 def opening(run: Run) -> list[str]:
@@ -210,6 +214,6 @@ def print_report(texts: list[str], first: list[Table], chapters: dict[str, list[
             show(LEGENDS.get(title, []), tables)
     else:
         show_in_short(texts, first)
-    print(f"\npage: {folder / 'report.html'}, with its pictures beside it")
+    print(f"\nThe page is {folder / 'report.html'}. Its pictures lie beside it.")
     if not with_all:
-        print("--all prints every table, and explains its columns")
+        print("With --all every table is printed, and what its columns mean.")

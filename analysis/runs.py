@@ -35,7 +35,7 @@ def existing(name: str | None = None) -> Path:
         return path
     configs = list(Path("runs").glob("*/config.json"))
     if not configs:
-        raise UserError("which run? There is none in runs/ yet; python train.py makes one")
+        raise UserError("which run? There is none in runs/ yet: python train.py makes one")
     newest = max(configs, key=lambda path: path.stat().st_mtime).parent
     print(f"{newest}, the newest run")
     return newest

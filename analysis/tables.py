@@ -11,8 +11,8 @@ from analysis.statistics import Estimate, Interval
 WIDTH = 100        # of a terminal
 WITH_INTERVAL = " (95% interval)"  # ends the heading of a column of estimates
 LONGEST_WORD = 30  # in a table; a longer one is cut where there is no room
-TOO_FEW_GROUPS = ("Too few groups to say: it takes six with different rewards, and gradients of "
-                  "known size.")
+TOO_FEW_GROUPS = ("Too few groups for a finding: it takes at least six groups in which rewards "
+                  "differ, and the size of their gradients has to be known.")
 UNDEFINED = re.compile(r"(?<!['\w])(nan|inf)(?!['\w])")  # as a number, not as a quoted token
 Cell = str | float | Interval | Estimate | None
 Row = list[Cell]

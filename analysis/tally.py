@@ -28,19 +28,20 @@ SomeBlocks = slice | np.ndarray  # which of the parts that training was split in
 PARTITIONS: dict[str, tuple[str, ...]] = {  # name: what its cells are called
     "all": ("all",), "kind": KINDS, "section": SECTIONS,
     "position": tuple(f"{10 * i}-{10 * i + 10}%" for i in range(10))}
-OF_A_MEAN = ("tokens", "abs gradient")  # what is also summed as products
-OF_CHANGE = (  # of steps whose record has a column `change` (analysis/change.py)
+MEAN_MEASURES = ("tokens", "abs gradient")  # what is also summed as products
+CHANGE_MEASURES = (  # of steps whose record has a column `change` (analysis/change.py)
     "measured", "push", "change", "credit", "abs push", "abs change", "abs credit",
     "squared credit", "up", "up, fell", "down", "down, rose")
-MEASURES = (*OF_A_MEAN, "squared gradient", "abs advantage", "entropy", "s", *OF_CHANGE)
-OF_AN_ID = ("entropy", "log_prob", "abs gradient")  # summed for each token id
+MEASURES = (*MEAN_MEASURES, "squared gradient", "abs advantage", "entropy", "s", *CHANGE_MEASURES)
+ID_MEASURES = ("entropy", "log_prob", "abs gradient")  # summed for each token id
 BLOCKS = 50      # parts of training that the curves are drawn from
 RARE = 0.001     # share of the tokens: what is rarer has neither a ratio nor a bar
-OVER_REST = ("Relative to all other tokens: a row's mean abs(A) w s divided by that of all other "
-             f"tokens, if the row has at least {RARE:.1%} of the tokens. Its 95% interval is over "
-             "groups. "
-             "The difference is more or less if p is below 0.05 after Holm's correction for the "
-             "rows of this table alone")
+OVER_REST = ("Relative to all other tokens: the mean abs(A) w s of the row's tokens, divided by "
+             f"that of all other tokens. It is left out for a row with less than {RARE:.1%} of the "
+             "tokens. Its 95% interval shows how much it varies between groups. Difference: more "
+             "or less if the ratio differs from 1 with p below 0.05, after Holm's correction for "
+             "the rows of this table alone; otherwise none is seen, or there are too few groups "
+             "for a test")
 
 
 def measured_of(tokens: TokenTable) -> dict[str, np.ndarray]:
@@ -54,7 +55,7 @@ def measured_of(tokens: TokenTable) -> dict[str, np.ndarray]:
         "abs gradient": tokens["abs gradient"],
         "squared gradient": tokens["gradient"] ** 2,
         "abs advantage": np.abs(tokens["advantage"])}
-    found |= dict.fromkeys(OF_CHANGE, nothing)
+    found |= dict.fromkeys(CHANGE_MEASURES, nothing)
     if "change" not in tokens:
         return found
     push, change = tokens["push"], tokens["change"]
@@ -73,7 +74,7 @@ def measured_of(tokens: TokenTable) -> dict[str, np.ndarray]:
 
 
 class Tally:
-    """Sums over a run: of[partition][block, cell, measure], and for OF_A_MEAN the
+    """Sums over a run: of[partition][block, cell, measure], and for MEAN_MEASURES the
     products[partition][cell and measure, cell and measure]."""
 
     def __init__(self, run: Path):
@@ -90,7 +91,7 @@ class Tally:
         self.rewards: dict[str, float] = defaultdict(float)  # of each part: its sum over answers
         # a model can have more tokens than its tokenizer, since embeddings are padded
         ids = 2 * self.tokenizer.get_vocab_size() + 4096
-        self.of_id = {name: np.zeros(ids) for name in OF_AN_ID}
+        self.of_id = {name: np.zeros(ids) for name in ID_MEASURES}
         self.kinds_of_id = np.zeros((ids, len(KINDS)))  # how often it was of each kind
         self.of: dict[str, Floats] = {}
         self.products: dict[str, Floats] = {}
@@ -98,7 +99,7 @@ class Tally:
         self.groups_with_advantage: dict[str, np.ndarray] = {}
         for name, cells in PARTITIONS.items():
             self.of[name] = np.zeros((len(self.blocks), len(cells), len(MEASURES)))
-            self.products[name] = np.zeros((len(OF_A_MEAN) * len(cells),) * 2)
+            self.products[name] = np.zeros((len(MEAN_MEASURES) * len(cells),) * 2)
             self.groups_with_advantage[name] = np.zeros(len(cells), np.int64)
 
         for block, steps in enumerate(self.blocks):
@@ -154,7 +155,7 @@ class Tally:
             self.of[name][block] += by_group.sum(0)
             has_advantage = by_group[..., MEASURES.index("abs advantage")] > 0
             self.groups_with_advantage[name] += has_advantage.sum(0)
-            of_group = by_group[..., :len(OF_A_MEAN)].reshape(len(groups), -1)
+            of_group = by_group[..., :len(MEAN_MEASURES)].reshape(len(groups), -1)
             self.products[name] += of_group.T @ of_group
 
     def total(self, partition: str, measure: str, blocks: SomeBlocks = slice(None)) -> Floats:
@@ -191,7 +192,7 @@ class Tally:
     def log_mean(self, partition: str, cells: Floats) -> tuple[float, Floats]:
         """The logarithm of the mean gradient in some cells (1 there, 0 elsewhere), and its slope by
         each of their sums."""
-        tokens, sizes = (cells @ self.total(partition, name) for name in OF_A_MEAN)
+        tokens, sizes = (cells @ self.total(partition, name) for name in MEAN_MEASURES)
         with np.errstate(invalid="ignore", divide="ignore"):
             slope = np.stack([-cells / tokens, cells / sizes], -1).ravel()
             return float(np.log(sizes / tokens)), slope

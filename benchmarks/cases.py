@@ -6,11 +6,12 @@ takes a case as JSON, and prints what it measured as JSON.
     rollout          sampling, where all answers have the same length
     update           one update with random answers
     step             rollout, advantage, update and credit file; rewards are random
-    agreement        models/tiny on the device and on the CPU: the same answers and gradient?
-    transformers     as rollout, by `transformers` and its `generate`
+    agreement        does models/tiny give the same answers and gradient as on the CPU?
+    transformers     as rollout, but by `transformers` and its `generate`
 
-For a rollout and an update of a real model on a CPU it also measures the limit: how long the
-products of these shapes take by themselves, and in an update AdamW, as fast as memory is copied.
+For a rollout and an update of a real model on a CPU it also measures the limit. That is the time
+that the matrix products of these shapes take by themselves. In an update it also has the time of
+AdamW, if this were as fast as memory can be copied.
 """
 import json
 import random
@@ -58,16 +59,17 @@ NO_LEARNING = 1e-12  # as good as zero: every turn does the same work on the sam
 class Case:
     """A case; all fields but `what` are flags of the programs."""
     what: str
-    size: str = option("tiny", "of the model", choices=tuple(SIZES))
+    size: str = option("tiny", "size of the model", choices=tuple(SIZES))
     model: str = option("", "folder of a model, instead of --size and random weights")
     questions: int = option(8, "problems in a batch", least=1, most=10_000)
-    answers: int = option(8, "answers to each", least=1, most=1000)
+    answers: int = option(8, "answers to each problem", least=1, most=1000)
     new_tokens: int = option(128, "tokens of an answer", least=2, most=100_000)
-    prompt_tokens: int = option(0, "tokens of a prompt; 0 is 60 to 100", least=0, most=100_000)
-    prefix: int = option(0, "so many of them begin all prompts", least=0, most=100_000)
-    device: str = option("cpu", "cpu, cuda or cuda:N")
-    dtype: str = option("float32", "numbers to compute with", choices=DTYPES)
-    threads: int = option(1, "CPU threads; 0 is what PyTorch finds", least=0, most=MOST_THREADS)
+    prompt_tokens: int = option(0, "tokens of a prompt; 0 means 60 to 100", least=0, most=100_000)
+    prefix: int = option(0, "how many tokens all prompts begin with", least=0, most=100_000)
+    device: str = option("cpu", "device to measure: cpu, cuda or cuda:N")
+    dtype: str = option("float32", "type of the numbers to compute with", choices=DTYPES)
+    threads: int = option(1, "CPU threads; 0 means as many as PyTorch finds",
+                             least=0, most=MOST_THREADS)
     micro_batch: int = option(8, "as in train.py", least=1, most=10_000)
     checkpointing: bool = option(False, "as in train.py")
     offload_optimizer: bool = option(False, "as in train.py; on a CPU it saves nothing")

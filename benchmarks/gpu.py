@@ -1,16 +1,16 @@
 """A check of ten minutes on a GPU: is it right, how fast is it, how much memory does it take?
 
     python -m benchmarks.gpu
-    python -m benchmarks.gpu --device cpu --model FOLDER --dtype float32 --new_tokens 40  # of a CPU
+    python -m benchmarks.gpu --device cpu --model FOLDER --dtype float32 --new_tokens 40
 
-Does models/tiny sample the same answers as on the CPU, and get the same gradient; how many tokens a
-second does a model of the size of 0.5B, with random weights in bfloat16, sample and train on, in
-how much memory?
+The first command measures a GPU, and the second a CPU. Does models/tiny sample the same answers
+there as on the CPU, and get the same gradient? How many tokens a second does a model of 0.5 billion
+parameters sample and train on, with random weights in bfloat16, and how much memory does it take?
 
-With --model the model is a real one, and `transformers` samples beside us if it is installed. On a
-CPU each line also says the share of the limit, which is the speed that the products of these shapes
-alone would allow, measured here. The last lines have short answers to long prompts, which have
-nothing in common or most of their tokens, as with examples that come before each problem.
+With --model the model is a real one, and `transformers` samples for comparison, if it is installed.
+On a CPU each line also has the share of the limit. The limit is the speed that the matrix products
+of these shapes alone would allow, which is measured here. The last lines have short answers to long
+prompts. These prompts share no tokens, or most of them, as with examples before each problem.
 
 Each part is a process of its own, with a limit on its time. If one fails, its line says why, and
 the others go on.
@@ -85,9 +85,9 @@ def outcome(case: Case) -> str:
     if case.what == "agreement":
         is_same = found["equal"] and found["gradient"] < SAME[case.dtype]
         gap = found["log_prob"] / max(1, found["tokens"])
-        return (f"{found['equal']} of {found['answers']} answers equal, their log-probs {gap:.0e} "
-                f"apart, the gradient {found['gradient']:.0e} of its norm: "
-                f"{'as' if is_same else 'NOT AS'} on the CPU")
+        return (f"{'the same as' if is_same else 'NOT THE SAME AS'} on the CPU: {found['equal']} "
+                f"of {found['answers']} answers are equal, log-probs differ by {gap:.0e}, and the "
+                f"gradient by {found['gradient']:.0e} of its norm")
     said = (f"{found['tokens'] / found['seconds']:,.0f} tokens a second, "
             f"{found['memory'] / 2 ** 20:,.0f} MiB")
     if "limit" in found:
@@ -99,7 +99,7 @@ def main(argv: list[str]) -> None:
     parser = make_parser("python -m benchmarks.gpu [flags]", __doc__, FLAGS)
     given = with_defaults(parser.read(argv), FLAGS)
     if given.device.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError("PyTorch sees no GPU here, so there is nothing to measure; --device cpu "
+        raise UserError("PyTorch sees no GPU here, so there is nothing to measure. --device cpu "
                         "--model FOLDER measures this CPU")
     device = pick_device(given.device)
     gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else "no GPU"

@@ -22,8 +22,8 @@ ADDRESS = re.compile(r"http://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?/?")
 def read_address(text: str) -> str:
     """Check an address, http://HOST:PORT. A password in it is refused, and not repeated."""
     if "@" in text:
-        raise UserError(f"{FLAG}: an address cannot hold a user or a password, it is kept in "
-                        "config.json")
+        raise UserError(f"{FLAG}: an address cannot hold a user or a password, because it is "
+                        "kept in config.json")
     if not ADDRESS.fullmatch(text):
         raise UserError(f"{FLAG} {text:.80} should be http://HOST:PORT, in small letters "
                         "and with nothing behind it")

@@ -42,8 +42,9 @@ from qwen2_model import Qwen2
 MODELS = ("qwen2", "qwen3")  # the model_type of those that are implemented
 AT_ONCE = 8                  # answers in a forward pass
 FACTS = ("log_prob", "entropy", "collision")  # what a forward pass says about a token
-FLAGS = {"device": Flag("cpu", "cpu, cuda or cuda:N, for the forward pass"),
-         "temperature": Flag(None, "of sampling, and of that pass", kind=float, above=0, most=100)}
+FLAGS = {"device": Flag("cpu", "device of the forward pass: cpu, cuda or cuda:N"),
+         "temperature": Flag(None, "temperature of the sampling, and of the forward pass",
+                                   kind=float, above=0, most=100)}
 
 
 class Reader:
@@ -86,8 +87,8 @@ class Reader:
         """A line with its tokens, and the place in its file."""
         self.trainer = self.trainer or trainer
         if trainer != self.trainer:
-            raise UserError(f"{where} is of {trainer}, and what was read before of {self.trainer}: "
-                            "import the files of one run")
+            raise UserError(f"{where} is of {trainer}, and what was read before is of "
+                            f"{self.trainer}: import the files of one run")
         self.passed_over |= line.keys() - FIELDS.keys()
         prompt = self.prompt_of(line, where)
         ids = self.answer_of(line, where)
@@ -97,8 +98,8 @@ class Reader:
             raise UserError(f"{where} has no answer")
         for name in PER_TOKEN:
             if isinstance(line.get(name), list) and len(line[name]) != len(ids):
-                raise UserError(f"{where}: its {name} has {len(line[name])} values, the answer "
-                                f"{len(ids)} tokens")
+                raise UserError(f"{where}: its {name} has {len(line[name])} values, but the answer "
+                                f"has {len(ids)} tokens")
         self.refuse_unfit(prompt + ids, where)
         is_text = "token_ids" not in line  # a text does not say whether it was cut off
         return {"finished": is_text or ids[-1] in self.special, "group": tuple(prompt), **line,
@@ -111,8 +112,8 @@ class Reader:
         vocabulary = self.model.config.vocab_size
         longest = self.model.config.max_position_embeddings
         if max(tokens) >= vocabulary or len(tokens) > longest:
-            raise UserError(f"{where} has {len(tokens)} tokens up to number {max(tokens)}; "
-                            f"{self.folder} takes {longest}, of {vocabulary}")
+            raise UserError(f"{where} has {len(tokens)} tokens up to number {max(tokens)}, and "
+                            f"{self.folder} takes {longest} tokens up to number {vocabulary - 1}")
 
     def prompt_of(self, line: dict, where: str) -> list[int]:
         """The prompt's tokens, which are given, or made from its text or its messages."""
@@ -189,8 +190,8 @@ class Reader:
         z_score = to_every_token(group_z_score(batch.reward, batch.group), batch)
         advantage = torch.where(missing, z_score, batch.advantage)
         if advantage.isnan().any():
-            raise UserError(f"step {batch.step}: an answer has no advantage, and its group not all "
-                            "rewards, from which it would be computed")
+            raise UserError(f"step {batch.step}: an answer has no advantage, and it cannot be "
+                            "computed, because its group does not have all rewards")
         self.count["advantage"] += int(missing.any(1).sum())
         return replace(batch, advantage=advantage)
 
@@ -201,26 +202,30 @@ class Reader:
         if count["unsolved"]:
             said.append("Which answers are right is not known.")
         if count["texts"]:
-            said.append(f"{count['texts']:,} answers were texts, split by the tokenizer of "
-                        f"{model}: into other tokens, perhaps, than were sampled. Where a text "
-                        "lacks the end of its turn, so do they, and whether it was cut off is not "
-                        "known.")
+            said.append(f"{count['texts']:,} answers were recorded as texts. The tokenizer of "
+                        f"{model} split them, perhaps into other tokens than were sampled. Where a "
+                        "text does not have the end of its turn, the tokens do not have it "
+                        "either, and it is not known whether the answer was cut off.")
         if count["messages"]:
             said.append(f"Prompts were written by the chat template of {model}.")
         computed = [name for name in FACTS if count[name]]
         if computed:
-            said.append(f"Computed with the weights of {model}, which need not be those that "
-                        f"sampled, at temperature {self.temperature:g}: {', '.join(computed)}.")
+            said.append(f"With the weights of {model}, which may differ from those that sampled, "
+                        "these columns were computed, at temperature "
+                        f"{self.temperature:g}: {', '.join(computed)}.")
         if count["advantage"]:
-            said.append(f"Computed from rewards: the advantage of {count['advantage']:,} answers, "
-                        "a z-score in the group.")
+            said.append(f"The advantage of {count['advantage']:,} answers was computed from the "
+                        "rewards, as a z-score in the group.")
         if self.passed_over:
-            said.append(f"No fields of a line: {', '.join(sorted(self.passed_over))}.")
+            said.append("The files have fields that are not used here: "
+                        f"{', '.join(sorted(self.passed_over))}.")
         unknown = [name for name in (*FACTS, "reward") if count[f"no {name}"]]
         if unknown:
             needs_model = unknown != ["reward"]
-            why = f" ({model} is of type {self.kind})" if needs_model and not self.model else ""
-            said.append(f"Not known, and left out: {', '.join(unknown)}{why}.")
+            why = ""
+            if needs_model and not self.model:
+                why = f", because models of type {self.kind}, as {model}, are not implemented"
+            said.append(f"These are not known, and left out: {', '.join(unknown)}{why}.")
         return said + self.queue.notes()
 
 
@@ -230,7 +235,7 @@ def prompts_of_groups(answers: list[dict]) -> dict:
     for answer in answers:
         prompt = prompts.setdefault(answer["group"], answer["prompt_ids"])
         if prompt != answer["prompt_ids"]:
-            raise UserError(f"{answer['where']}: its prompt is not that of its group")
+            raise UserError(f"{answer['where']}: its prompt differs from that of its group")
     return prompts
 
 
@@ -317,7 +322,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument("files", nargs="+", metavar="FILES",
                         help="what the trainer wrote, in the order of the steps")
     parser.add_argument("--model", required=True, metavar="FOLDER",
-                        help="its tokenizer reads the tokens, its weights compute what is missing")
+                        help="folder of the model. Its tokenizer reads the tokens, and its weights "
+                             "compute what is missing")
     parser.add_argument("--out", required=True, metavar="RUN", help="the run folder to make")
     given = parser.read(argv)
     files = [Path(file) for file in given.pop("files")]

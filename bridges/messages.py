@@ -29,6 +29,6 @@ def own_text(messages: list[dict], where: str) -> str:
     message = messages[0] if len(messages) == 1 else {}
     known = {key for key, value in message.items() if value is not None}
     if known != {"role", "content"} or message["role"] != "assistant":
-        raise UserError(f"{where}: its answer is more than one text of the model; turns, thoughts "
+        raise UserError(f"{where}: its answer is more than one text of the model. Turns, thoughts "
                         "and calls of tools that stand beside it are not imported")
     return message["content"]

@@ -44,7 +44,7 @@ def connect(policy, optimizer, run) -> "RolloutServer":
     s = policy.settings
     if s.temperature != 1:
         raise UserError(f"{FLAG}: --temperature {s.temperature} has to be 1, because vLLM's "
-                        "log-probs are those from before the temperature")
+                        "log-probs are those before a temperature is applied")
     server = RolloutServer(policy, optimizer, run)
     if processes.rank() == 0:
         server.introduce()
@@ -85,9 +85,9 @@ class RolloutServer:
         try:
             self.model = self.client.ask("GET", "/v1/models")["data"][0]["id"]
         except (LookupError, TypeError):
-            raise self.client.error("its /v1/models names no model") from None
-        say(f"answers to train on come from {one_line(self.model)} at {self.client.address}, "
-            "evaluations from the sampler of this program")
+            raise self.client.error("its /v1/models does not name a model") from None
+        say(f"the answers to train on come from {one_line(self.model)} at {self.client.address}, "
+            "and those of evaluations from the sampler of this program")
 
     def hand_over(self, step: int) -> None:
         """Give the server the weights after step - 1, matrices in the type that products have."""
@@ -146,10 +146,10 @@ class RolloutServer:
             largest = TIMES * self.usual + ROUNDING
         if gap > largest:
             raise self.client.error(
-                f"its log-probs of its answers are {gap:.2g} from ours on average, and rounding "
-                f"explains {largest:.2g}: it has not all of the weights that it was told to load, "
-                "or takes those of another training as well, or does not sample from the "
-                "distribution as it is (bridges/rollouts_by_a_server.md)")
+                f"its log-probs differ from ours by {gap:.2g} on average, and rounding explains "
+                f"only {largest:.2g}. Perhaps it did not load all of the weights that it was told "
+                "to load, or another training gives it weights as well, or it does not sample "
+                "from the distribution as it is (bridges/rollouts_by_a_server.md)")
         if self.usual is None:
             self.usual = gap
 
@@ -209,7 +209,7 @@ def read_answers(response: dict, limits: Limits) -> list[Answer]:
     """The answers to a prompt, in the order of their index."""
     choices = sorted(response["choices"], key=lambda choice: choice["index"])
     if [choice["index"] for choice in choices] != list(range(limits.answers)):
-        raise UserError(f"there should be {limits.answers}, each with its own index")
+        raise UserError(f"there should be {limits.answers}, each with an index of its own")
     answers = [(choice.get("token_ids"), choice["logprobs"]["token_logprobs"])
                for choice in choices]
     for number, answer in enumerate(answers):
@@ -225,8 +225,8 @@ def flaw_of(ids: list | None, log_probs: list, limits: Limits) -> str:
     if not all(type(token) is int and 0 <= token < limits.vocabulary for token in ids):
         return f"has token_ids outside the model's vocabulary of {limits.vocabulary}"
     if len(ids) > limits.tokens or len(ids) < limits.tokens and ids[-1] not in limits.ends:
-        return (f"has {len(ids)} tokens, and none that ends it: does the server allow "
-                f"{limits.tokens}?")
+        return (f"has {len(ids)} tokens, and no token that ends it. Does the server allow "
+                f"{limits.tokens} tokens?")
     known = [value for value in log_probs
              if type(value) in (int, float) and LOWEST < value < ROUNDING]
     if len(known) < len(log_probs) or len(known) != len(ids):

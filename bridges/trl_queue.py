@@ -61,17 +61,19 @@ class Queue:
         """The sentences in which the page says what was passed over."""
         said = []
         if self.again:
-            said.append(f"Passed over as written once more, at an update: {some(self.again)}.")
+            said.append("These were passed over, because an update wrote them once more: "
+                        f"{some(self.again)}.")
         if self.evaluations:
-            said.append(f"Left out as evaluations: {sum(self.evaluations.values()):,} answers, "
-                        f"{some(self.evaluations)}.")
+            said.append("These were left out as evaluations: "
+                        f"{sum(self.evaluations.values()):,} answers, {some(self.evaluations)}.")
         if self.prompts:
-            said.append("TRL writes an evaluation over answers of the training step before it, and "
-                        "where a file is all new, no file says so.")
+            said.append("TRL writes the answers of an evaluation in the place of those of the "
+                        "training step before it. Where all answers of a file are new, it cannot "
+                        "be seen that they are of an evaluation.")
         perhaps = self.perhaps()
         if perhaps:
             answers = sum(len(prompts) for prompts in self.prompts.values())
-            said.append("Perhaps evaluations, by prompts that come again: "
+            said.append("These may be evaluations, because their prompts come again: "
                         f"{sum(perhaps.values()):,} of {answers:,} answers, {some(perhaps)}.")
         return said
 

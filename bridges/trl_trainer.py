@@ -310,7 +310,7 @@ class Record:
             known = run_config(self.path)
             compared = config.keys() - {"git_commit", "versions"}
             if any(known.get(name) != config[name] for name in compared):
-                raise UserError(f"{self.path} is of a run with other settings: name another folder")
+                raise UserError(f"{self.path} has a run with other settings: name another folder")
             run = RunFolder(self.path)
             run.forget_after(batch - 1)
             return run

@@ -22,17 +22,19 @@ from engine.rollouts import Rollouts
 from engine.tokens import ANSWER
 from harness.flags import Count, Flag
 
-Ablation = typing.Annotated[str, Flag("resample", "resample or delete the token",
+Ablation = typing.Annotated[str, Flag("resample", "what is done to a token",
                                       choices=("resample", "delete"))]
 
 
 @mitigation
 class causal_ablation:
-    """abs(change of reward) if every n-th token is resampled and the answer continued; or
-    abs(change of log p(answer section)) if the token is deleted and the rest computed again.
+    """The weight is how much changes if a token is replaced or deleted. With --ablation resample,
+    another token is sampled and the answer continued: the weight is the size of the change of
+    reward. With delete, it is the size of the change of the answer section's log-probability.
 
-    The replacement is drawn from the policy, with the token itself excluded, and gets one
-    continuation. Weights of the tokens in between are interpolated linearly.
+    Only every n-th token is tried, where n is ablate_every; the weights of those in between are
+    interpolated linearly. The replacement is drawn from the policy, with the token itself excluded,
+    and the answer is continued from it once.
     """
 
     def __init__(self, policy: Policy, *, ablate_every: Count = 8, ablation: Ablation = "resample"):
@@ -97,12 +99,13 @@ def with_deletions(rollouts: Rollouts, positions: Positions) -> tuple[Rollouts, 
 
 @advantage
 class deletion:
-    """Reward of the answer minus the reward of its text without the token: it shows on which tokens
-    the scoring of the text depends.
+    """The reward of the answer minus the reward of its text without the token. It shows on which
+    tokens the scoring of the text depends.
 
-    The policy does not write anything instead, so a step of the reasoning that led to the answer
-    gets 0. The advantage is not centred, or tokens without effect would get something. So right
-    answers are reinforced at the tokens that the scoring reads, and wrong ones hardly anywhere.
+    The policy does not write anything in place of the token, so a step of the reasoning that led to
+    the answer gets 0. No mean is subtracted, because then tokens without any effect would get an
+    advantage. So right answers are reinforced at the tokens that the scoring reads, and wrong
+    answers hardly anywhere.
     """
 
     def __init__(self, policy: Policy):

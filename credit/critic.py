@@ -25,18 +25,23 @@ from harness.flags import Flag
 from qwen2_model import Qwen2
 
 Gamma = typing.Annotated[float, Flag(1.0, "discount of later rewards", least=0, most=1)]
-Lambda = typing.Annotated[float, Flag(1.0, "1 trusts the reward, 0 the critic", least=0, most=1)]
-Critic = typing.Annotated[str, Flag("head", "head or trunk", choices=("head", "trunk"))]
+Lambda = typing.Annotated[float, Flag(1.0, "lambda of GAE: at 1 the rest of the answer is judged "
+                                           "by its reward alone, at 0 by the critic alone",
+                                      least=0, most=1)]
+Critic = typing.Annotated[str, Flag("head", "head: a linear function of the policy's hidden "
+                                            "states. trunk: a network of its own, which begins as "
+                                            "a copy of the model", choices=("head", "trunk"))]
 HEAD = (lambda s: s.critic == "head", "--critic head")
 TRUNK = (lambda s: s.critic == "trunk", "--critic trunk")
-HeadRate = typing.Annotated[float, Flag(1e-2, "learning rate of a head", above=0, most=10,
+HeadRate = typing.Annotated[float, Flag(1e-2, "learning rate of the head", above=0, most=10,
                                         requires=HEAD)]
-TrunkRate = typing.Annotated[float, Flag(1e-3, "learning rate of a trunk", above=0, most=10,
+TrunkRate = typing.Annotated[float, Flag(1e-3, "learning rate of the trunk", above=0, most=10,
                                          requires=TRUNK)]
-Layers = typing.Annotated[int, Flag(0, "the model's first layers in a trunk, 0 for all", least=0,
-                                    most=1000, requires=TRUNK)]
-Process = typing.Annotated[float, Flag(0.0, "reward of each right step, where it ends", least=0,
-                                       most=1000)]
+Layers = typing.Annotated[int, Flag(0, "how many of the model's layers the trunk copies, from the "
+                                       "first on; 0 means all", least=0, most=1000,
+                                    requires=TRUNK)]
+Process = typing.Annotated[float, Flag(0.0, "reward that is paid where a right step of the "
+                                            "reasoning ends", least=0, most=1000)]
 PARTS = 8  # a batch is cut into so many: the critic takes a step on each, and keeps one in memory
 Module = typing.TypeVar("Module", bound=nn.Module)
 
@@ -92,7 +97,8 @@ class Trunk(nn.Module):
     def __init__(self, model: Qwen2, layers: int):
         super().__init__()
         if layers > len(model.model.layers):
-            raise UserError(f"--critic_layers {layers}: the model has {len(model.model.layers)}")
+            raise UserError(f"--critic_layers {layers}: the model has only "
+                            f"{len(model.model.layers)} layers")
         whole = whole_model(model, torch.float32)
         self.decoder = copy.deepcopy(whole.model).float().requires_grad_()
         self.decoder.layers = self.decoder.layers[:layers or None]
@@ -108,14 +114,15 @@ class Trunk(nn.Module):
 
 @advantage
 class gae:
-    """Generalised advantage estimation with a learned critic (PPO).
+    """Generalised advantage estimation with a learned critic, as in PPO.
 
     No gradient flows from the critic's loss to the policy.
 
-    With --process_reward (2305.20050) a reward is paid at the token where a right step ends, beside
-    R at the last token. At gamma = lambda = 1 the advantage is the sum of the rewards from the
-    token on, minus V. So every right step pays, needed or not, and an answer of many steps gets
-    the most.
+    With --process_reward (arXiv 2305.20050) a reward is paid where a right step of the reasoning
+    ends. It comes in addition to the reward of the answer, which is paid at the last token. At
+    gamma = lambda = 1 the advantage is the sum of the rewards from the token on, minus the critic's
+    value. So every right step pays, whether it is needed or not, and an answer with many steps gets
+    most.
     """
 
     def __init__(self, policy: Policy, *, gamma: Gamma = 1.0, gae_lambda: Lambda = 1.0,

@@ -19,15 +19,17 @@ LEAST_ENTROPY = 1e-6  # 1 / entropy stays finite
 
 @advantage
 def gtpo(rollouts: Rollouts, *, entropy_part: NotNegative = 0.1) -> torch.Tensor:
-    """Token rewards shaped by entropy, among the right answers and among the wrong ones, each
-    standardised over the group's tokens (GTPO, 2508.04349).
+    """Each token has a reward of its own, made from its entropy (GTPO, arXiv 2508.04349). In right
+    answers it is larger where the entropy is high, and in wrong ones more negative where the
+    entropy is low. Both sets of rewards are standardised over the tokens of the group.
 
-    Known here from reimplementations. The paper's two factors are 1 and 0.1, of which only the
-    ratio matters. An answer is right if its reward is above the group's mean. The rewards of right
-    answers are standardised together with zeros for the tokens of wrong answers, as in the
-    definition, and the other way round. The reimplementations leave the zeros out; then the tokens
-    of right answers have mean 0, and so do those of wrong answers, and nothing is learned from
-    being right."""
+    GTPO is known here from reimplementations. The paper has two factors, 1 and 0.1, and only their
+    ratio matters: entropy_part. An answer counts as right if its reward is above the group's mean.
+
+    As the paper defines it, the rewards of right answers are standardised together with a 0 for
+    each token of a wrong answer, and the other way round. The reimplementations leave these zeros
+    out. Then the tokens of right answers have mean 0, and so do those of wrong answers, and nothing
+    is learned from being right."""
     difference = centred(rollouts.reward, rollouts.group)
     entropy = rollouts.entropy.clamp(min=LEAST_ENTROPY)
     right = shaped(rollouts, difference > 0, entropy, entropy_part)

@@ -16,12 +16,13 @@ Exponent = typing.Annotated[float, Range(least=-100, most=100)]
 
 @mitigation
 class lambda_grpo:
-    """G softmax((1 + z/9)^lambda) over a group's G answers, where z are their standardised lengths
-    and lambda is learned.
+    """All tokens of an answer get one weight, which depends on the answer's length:
+    G softmax((1 + z/9)^lambda) over the G answers of a group, where z is the standardised length of
+    each and the exponent lambda is learned (arXiv 2510.06870).
 
-    What is learned is one number about lengths, not a network about tokens. The formula is known
-    here from reimplementations. After the weights of a batch are computed, lambda takes a gradient
-    step on the same loss, whose gradient flows through the weights while log_prob is fixed.
+    So one number is learned, and no network. The formula is known here from reimplementations.
+    After the weights of a batch are computed, lambda takes a gradient step on the same loss. There
+    the gradient flows through the weights, and log_prob is held fixed.
     """
 
     def __init__(self, policy: Policy, *, lambda_init: Exponent = 0.0,

@@ -30,10 +30,11 @@ class ImportanceNet(nn.Module):
 
 @mitigation
 class learned_importance:
-    """Attention pooling: a small network on the hidden states, trained to predict an answer's
-    advantage from their weighted mean.
+    """A small network gives each hidden state a weight. It learns to predict an answer's advantage
+    from the weighted mean of the hidden states (attention pooling), and the loss uses its weights.
 
-    During the warm-up the weight is 1. The importance is predictive, not causal.
+    For the first importance_warmup steps the weight is 1. A large weight means that the token helps
+    to predict the advantage, not that it causes it.
     """
 
     def __init__(self, policy: Policy, *, importance_warmup: CountOrNone = 10,

@@ -25,25 +25,27 @@ from engine.policy import Policy
 from engine.rollouts import Rollouts
 from harness.flags import Flag
 
-Count = typing.Annotated[int, Flag(4, "continuations with another token, for each undecided token",
-                                   least=1, most=10_000)]
-Most = typing.Annotated[int, Flag(8, "continuations with another token, for a token of probability "
-                                     "near 0; the others get fewer", least=1, most=10_000)]
-Above = typing.Annotated[float, Flag(0.15, "tokens whose 1 - p is above this are measured, the "
+Count = typing.Annotated[int, Flag(4, "how many answers with another token in its place are "
+                                      "sampled for each token that is measured", least=1,
+                                   most=10_000)]
+Most = typing.Annotated[int, Flag(8, "how many answers with another token in its place are sampled "
+                                     "for a token of probability near 0; for likelier tokens they "
+                                     "are fewer", least=1, most=10_000)]
+Above = typing.Annotated[float, Flag(0.15, "only tokens with 1 - p above this are measured; the "
                                            "others get credit 0", least=0, most=1)]
 CONFIDENT = 1e-3  # a token with 1 - p below this is taken to have no credit
 
 
 @advantage
 class measured:
-    """Monte Carlo advantage of each undecided token, compared with continuations that have another
-    token there.
+    """The credit of each token that the model was unsure of, measured by Monte Carlo: the expected
+    reward after the token minus that before it. For this, answers are sampled that begin in the
+    same way and then have another token.
 
-    A token that is not measured gets 0: the value before it is taken to be the value after it. The
-    advantage is a difference of rewards and not standardised, so most advantages are small beside
-    plain GRPO's.
-    AdamW is invariant to a constant factor, unless --max_grad_norm clips or the gradient is near
-    its epsilon.
+    A token that is not measured gets 0, as if the expected reward were the same before and after
+    it. The advantage is a difference of rewards and is not standardised, so most advantages are
+    smaller than plain GRPO's. A constant factor makes no difference to AdamW, unless
+    --max_grad_norm clips the gradient or the gradient is as small as AdamW's epsilon.
     """
 
     def __init__(self, policy: Policy, *, measured_k: Count = 4, measured_above: Above = 0.15):
@@ -60,12 +62,15 @@ class measured:
 
 @mitigation
 class oracle:
-    """|V(after) - V(before)|, measured by Monte Carlo: expensive, a reference for the others.
+    """The weight is the size of the token's credit, |V(after) - V(before)|, where V is the expected
+    reward. It is measured by Monte Carlo, which is expensive, so it serves as a reference for the
+    other weightings.
 
-    It is measured as by --advantage measured, at every token with 1 - p above a thousandth, with
-    oracle_k (1 - p) continuations, rounded up. A token of probability p cannot have more credit
-    than (1 - p) times the range of the reward, so the other tokens get 0. The sign is still that
-    of the answer's advantage, so this weighting is no upper bound; --advantage measured is.
+    It is measured as by --advantage measured, at every token with 1 - p above 0.001, and with
+    oracle_k * (1 - p) sampled answers, rounded up. The credit of a token of probability p is at
+    most (1 - p) times the range of the reward, so all other tokens get 0. A token's sign is still
+    that of its answer's advantage. So this weighting is no upper bound for what credit can do;
+    --advantage measured is.
     """
 
     def __init__(self, policy: Policy, *, oracle_k: Most = 8):

@@ -27,20 +27,25 @@ from harness.flags import Flag
 
 Prefix = tuple[int, tuple[int, ...]]  # a problem, and the first tokens of an answer to it
 Positions = list[tuple[int, int]]      # (answer, index) of single tokens
-K = typing.Annotated[int, Flag(9, "new continuations for each value", least=1, most=10_000)]
+K = typing.Annotated[int, Flag(9, "how many answers are sampled for each value", least=1,
+                               most=10_000)]
 # Twice as many are a few percent faster on a CPU and take twice the memory; half as many are slower
 # by a sixth. A model of 0.5B has 12 MB of cache for each row of 512 tokens.
 ROWS_AT_ONCE = 1024
 CACHE_AT_ONCE = 2 ** 30  # bytes
-Every = typing.Annotated[str, Flag("line", "a value at every new line, or every so many tokens")]
+Every = typing.Annotated[str, Flag("line", "line: a value is estimated at every new line. A "
+                                           "number: every so many tokens")]
 
 
 @advantage
 class vine:
-    """Monte Carlo values (VinePPO, 2410.01679): a segment's advantage is V after it minus V before.
+    """An answer is cut into segments, and all tokens of a segment get its advantage: V after the
+    segment minus V before it. V is the mean reward of answers that are sampled from there on
+    (VinePPO, arXiv 2410.01679).
 
-    After the last segment V is the reward itself. The advantage is unbiased for any number k of
-    continuations. Its variance is about 2 p (1 - p) / k for a reward of 1 with probability p.
+    After the last segment V is the reward itself. The advantage is unbiased, whatever values_k is.
+    If the reward is 1 with probability p and otherwise 0, its variance is about 2 p (1 - p) /
+    values_k.
     """
 
     def __init__(self, policy: Policy, *, values_k: K = 9, values_every: Every = "line"):

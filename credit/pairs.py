@@ -41,7 +41,7 @@ class GivenPairs:
         read: Reader | None = getattr(policy.task, "read", None)
         if read is None:
             raise UserError(f"--pairs: --task {policy.settings.task} has no method read, which "
-                            "makes a problem of a text")
+                            "would make a problem from its text")
         self.pairs = read_given(name, "pairs",
                                 lambda line, where: parse_pair(line, where, policy, read))
 
@@ -92,5 +92,6 @@ def parse_pair(line: str, where: str, policy: Policy, read: Reader) -> Pair:
     longest = len(prompt) + max(len(chosen), len(rejected))
     limit = policy.model.config.max_position_embeddings
     if longest > limit:
-        raise UserError(f"{where}: prompt and answer are {longest} tokens, the model takes {limit}")
+        raise UserError(f"{where}: prompt and answer have {longest} tokens, and the model "
+                        f"takes {limit}")
     return Pair(problem, prompt, chosen, rejected)

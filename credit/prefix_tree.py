@@ -17,11 +17,12 @@ from harness.flags import NotNegative
 
 @advantage
 def prefix_tree(rollouts: Rollouts, *, tree_scale: NotNegative = 1.0) -> torch.Tensor:
-    """grpo's advantage plus V(after the token) - V(before it), where V is the mean reward of the
-    group's answers that share the prefix (TEMPO, 2509.18314).
+    """The advantage of grpo, plus tree_scale times the difference that the token makes: V after it
+    minus V before it. V is the mean reward of the group's answers that begin in the same way
+    (TEMPO, arXiv 2509.18314).
 
     The difference is nonzero only where answers branch. Both parts are in units of the group's
-    standard deviation, as in the authors' code, where the scale is 1. With scale 0 it is grpo."""
+    standard deviation, as in the authors' code, where tree_scale is 1. With 0 it is grpo."""
     z = group_z_score(rollouts.reward, rollouts.group)
     after = [group_mean(z, node) for node in paths(rollouts).T]
     before = [group_mean(z, rollouts.group), *after[:-1]]
@@ -31,10 +32,12 @@ def prefix_tree(rollouts: Rollouts, *, tree_scale: NotNegative = 1.0) -> torch.T
 
 @mitigation
 def shared_prefix(rollouts: Rollouts) -> torch.Tensor:
-    """1 / the number of the group's answers that share the prefix up to and including this token.
+    """The weight is 1 / n, where n is the number of the group's answers that are the same up to
+    this token, itself included.
 
-    This is the lambda-GRPO of Sullivan (2509.21154; there weights are not rescaled, which is
-    --rescale none), not that of 2510.06870, which is about lengths."""
+    This is the lambda-GRPO of Sullivan (arXiv 2509.21154), which does not rescale the weights;
+    here that is --rescale none. The weighting lambda_grpo is another method of the same name, which
+    is about lengths."""
     return torch.stack([1 / torch.bincount(node)[node] for node in paths(rollouts).T], 1)
 
 

@@ -352,7 +352,8 @@ def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | li
     most = model.config.max_position_embeddings
     longest = max(start.seen + limit for start, limit in zip(starts, limits, strict=True))
     if longest > most:
-        raise UserError(f"prompt and answer can reach {longest} tokens, the model takes {most}")
+        raise UserError(f"prompt and answer can reach {longest} tokens, and the model takes "
+                        f"{most}")
     stop_ids = model.config.stop_ids if stop_ids is None else stop_ids
     share = range(len(starts)) if share is None else share
     # all processes have to make it, including those with an empty share

@@ -81,7 +81,7 @@ def encode(tokenizer: Tokenizer, text: str, what: str) -> list[int]:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UserError(f"{what} has half a character: {text[error.start]!r}") from None
+        raise UserError(f"{what} contains half of a character: {text[error.start]!r}") from None
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     if tokenizer.normalizer:  # Qwen's composes accents: it is another spelling of the same text
         text = tokenizer.normalizer.normalize_str(text)

@@ -135,7 +135,7 @@ if __name__ == "__main__":
     parser.add_argument("folder", nargs="?", type=Path, default=PROJECT / "models" / "tiny",
                         help="a model folder; models/tiny if none is named")
     parser.add_argument("step", nargs="?", type=int, default=1,
-                        help="another number is another problem")
+                        help="the number of the step, which decides the problem: from 1 on")
     given = parser.parse_args()
     try:
         one_step(given.folder, given.step)

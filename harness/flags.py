@@ -23,6 +23,7 @@ Requirement = tuple[Callable[[typing.Any], bool], str]
 Values = Mapping[str, typing.Any]                       # the value of each flag, by its name
 TYPE_NAMES = {int: "a whole number", float: "a number", bool: "yes or no", str: "a text"}
 MOST_THREADS = 1024
+LARGEST = 10 ** 9  # a number above this is a mistake, so help need not name the limit
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Flag:
     # which values are allowed
     least: float = 0         # these three are limits of a number
     above: float = -math.inf
-    most: float = 10 ** 9
+    most: float = LARGEST
     choices: Collection[str] = ()
     kind: type | None = None  # the type of the values, if it is not the type of the default
 
@@ -63,19 +64,37 @@ class Flag:
             return self.kind
         return str if self.default is None else type(self.default)
 
-    def limits(self) -> str:
-        low = f"above {self.above}" if self.above > -math.inf else f"at least {self.least}"
-        return f"{low} and at most {self.most}"
+    def limits(self, most: float = math.inf) -> str:
+        """The limits in words; not the upper one if it is no smaller than `most`."""
+        limits = []
+        if self.above > -math.inf:
+            limits.append(f"above {self.above}")
+        elif self.least > -math.inf:
+            limits.append(f"at least {self.least}")
+        if self.most < most:
+            limits.append(f"at most {self.most}")
+        return " and ".join(limits)
 
     def help(self) -> str:
-        parts = [self.text]
+        """what it means (one | another; default one; needs --other above 0)"""
+        facts = []
         if 0 < len(self.choices) < 10:
-            parts.append(f": {' | '.join(self.choices)}")
+            facts.append(" | ".join(self.choices))
         if self.default is not None and self.default is not False and self.default != "":
-            parts.append(f" (default {self.default})")
+            facts.append(f"default {self.default}")
         if self.requires:
-            parts.append(f"; needs {self.requires[1]}")
-        return "".join(parts)
+            facts.append(f"needs {self.requires[1]}")
+        return f"{self.text} ({'; '.join(facts)})" if facts else self.text
+
+    def help_of_method(self) -> str:
+        """(a number, above 0; default 2.0): what it means"""
+        kind = " or ".join(self.choices) or TYPE_NAMES[self.type]
+        limits = self.limits(most=LARGEST) if self.type in (int, float) else ""
+        facts = [f"{kind}, {limits}" if limits else kind, f"default {self.default}"]
+        if self.requires:
+            facts.append(f"needs {self.requires[1]}")
+        meaning = f": {self.text}" if self.text else ""
+        return f"({'; '.join(facts)}){meaning}"
 
     def has_effect(self, values: Values) -> bool:
         return not self.requires or self.requires[0](SimpleNamespace(**values))
@@ -123,8 +142,8 @@ def as_flag(owner: typing.Any, name: str, flag: Flag, hint: object) -> Flag:
     parts = typing.get_args(hint) or (hint,)
     kind = next((part for part in parts if isinstance(part, type) and part in TYPE_NAMES), None)
     if (kind or type(flag.default)) not in TYPE_NAMES or flag.default is inspect.Parameter.empty:
-        raise UserError(f"{name} of {owner.__name__} ({location_of(owner)}) becomes a flag: it "
-                        "needs a default and a type that is int, float, bool or str")
+        raise UserError(f"{name} of {owner.__name__} ({location_of(owner)}) becomes a flag, so it "
+                        "needs a default, and a type that is int, float, bool or str")
     declared = next((part for part in parts if isinstance(part, Flag)), flag)
     return replace(declared, default=flag.default, kind=kind)
 
@@ -141,14 +160,15 @@ def check_value(name: str, value: typing.Any, flag: Flag) -> None:
     if not has_type(value, flag):
         way_out = ""
         if flag.type is int and not (flag.kind or flag.text):  # a parameter without type: power=1
-            way_out = f", as its default {flag.default} is: write {flag.default}.0 there"
+            way_out = f", because its default is {flag.default}: write {flag.default}.0 there"
         raise UserError(f"--{name} {value!r:.80} should be {TYPE_NAMES[flag.type]}{way_out}")
     if flag.choices and value not in flag.choices:
         nearest = difflib.get_close_matches(str(value), flag.choices, len(flag.choices), cutoff=0)
         raise UserError(f"--{name} {value:.80} is not one of: {', '.join(nearest)}")
     is_number = flag.type in (int, float)
     if is_number and not (flag.above < value and flag.least <= value <= flag.most):
-        raise UserError(f"--{name} {value} should be {flag.limits()}")
+        most = LARGEST if value <= LARGEST else math.inf
+        raise UserError(f"--{name} {value} should be {flag.limits(most)}")
 
 
 def has_type(value: typing.Any, flag: Flag) -> bool:

@@ -41,14 +41,15 @@ def forecast(s: Settings, policy: Policy) -> list[str]:
     size = sum(parameter.numel() for parameter in policy.model.parameters())
     step, evaluation = seconds_of_step(s, policy, size), seconds_of_evaluation(s, policy, size)
     evaluations = 1 + -(-s.steps // s.eval_every) if s.eval_every else 0
-    of_evaluation = f"{in_words(evaluation)} an evaluation, " if evaluations else ""
+    of_evaluation = f"{in_words(evaluation)} for an evaluation, " if evaluations else ""
     saves = -(-s.steps // s.checkpoint_every) if s.checkpoint_every else int(s.save_model)
     in_all = s.steps * step + evaluations * evaluation + saves * seconds_of_saving(s, size)
     gigabytes = memory_of(s, policy.model) / 1e9
-    return [f"forecast for this CPU: about {in_words(step)} a step, {of_evaluation}"
-            f"{in_words(in_all)} in all, as if every answer had the full {s.max_new_tokens} "
-            "tokens; shorter answers take less, and the column left counts what was measured",
-            f"it needs about {gigabytes:.0f} GB of memory; {disk_of(s, size)}"]
+    return [f"forecast for this CPU: about {in_words(step)} for a step, {of_evaluation}and "
+            f"{in_words(in_all)} in all, if every answer had the full {s.max_new_tokens} tokens. "
+            "Shorter answers take less time, and the column `left` comes from the steps made so "
+            "far",
+            f"the run needs about {gigabytes:.0f} GB of memory; {disk_of(s, size)}"]
 
 
 def seconds_of_step(s: Settings, policy: Policy, size: int) -> float:
@@ -111,9 +112,9 @@ def available_memory() -> float:
 def disk_of(s: Settings, size: int) -> str:
     gigabytes = bytes_saved(s) * size / 1e9
     if s.checkpoint_every:
-        return f"on disk {gigabytes:.1f} GB for each of the two newest checkpoints"
+        return f"each of the two newest checkpoints takes {gigabytes:.1f} GB on disk"
     if s.save_model:
-        return f"on disk {gigabytes:.1f} GB for the trained model, at the end"
+        return f"the trained model takes {gigabytes:.1f} GB on disk, at the end"
     return "nothing of the model is written to disk"
 
 
@@ -158,8 +159,8 @@ def compare_types(chosen: str) -> None:
     other = "float32" if chosen == "bfloat16" else "bfloat16"
     of_chosen, of_other = seconds_of_product(chosen), seconds_of_product(other)
     if of_chosen > 1.5 * of_other and processes.is_main_process():
-        print(f"this CPU computes {other} faster: a product in {chosen} takes "
-              f"{of_chosen / of_other:.1f} times as long (--dtype {other})",
+        print(f"this CPU computes faster in {other}: a matrix product in {chosen} takes "
+              f"{of_chosen / of_other:.1f} times as long. --dtype {other} chooses it",
               file=sys.stderr, flush=True)
 
 

@@ -130,7 +130,7 @@ def check_prompts(policy: Policy) -> None:
     limit = policy.model.config.max_position_embeddings
     if longest + s.max_new_tokens > limit:
         raise UserError(f"--max_new_tokens {s.max_new_tokens}: a prompt of {longest} tokens and "
-                        f"the answer exceed the {limit} that {s.model} takes")
+                        f"such an answer are longer than the {limit} tokens that {s.model} takes")
 
 
 def device_of(s: Settings) -> torch.device:
@@ -182,16 +182,17 @@ class CheckedTask:
         for problem in problems:
             if self.task.prompt_for(problem) in self.held_out_prompts:
                 raise UserError(f"training_problems returns {self.task.show(problem)} in step "
-                                f"{step}, which is one of the held_out_problems, too: what is "
-                                "evaluated may not be trained on")
+                                f"{step}, but held_out_problems has it, too: what is evaluated "
+                                "may not be trained on")
         return problems
 
     def score(self, problem: Problem, text: str) -> dict[str, float]:
         score = self.task.score(problem, text)
         is_whole = PARTS <= score.keys() and all(map(math.isfinite, score.values()))
         if not is_whole or score["answer"] not in (0, 1):
-            raise UserError(f"score ({location_of(type(self.task))}) should return finite numbers, "
-                            f"{', '.join(sorted(PARTS))} among them, answer 0 or 1: got {score}")
+            raise UserError(f"score ({location_of(type(self.task))}) should return finite numbers. "
+                            f"Among them should be {', '.join(sorted(PARTS))}, and answer should "
+                            f"be 0 or 1. It returned {score}")
         return score
 
     def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
@@ -200,6 +201,7 @@ class CheckedTask:
             is_known = {*codes} <= {*range(len(names))}
             if len(codes) != len(pieces) or not is_known:
                 raise UserError(f"label ({location_of(type(self.task))}) should return two lists "
-                                f"with a code for each token: sections, 0 to {len(SECTIONS) - 1}, "
-                                f"and kinds, 0 to {len(KINDS) - 1} (docs/your_own_task.md)")
+                                "with a number for each token: its section, from 0 to "
+                                f"{len(SECTIONS) - 1}, and its kind, from 0 to {len(KINDS) - 1} "
+                                "(docs/your_own_task.md)")
         return labels

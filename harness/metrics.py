@@ -72,17 +72,18 @@ LEARNED = 0.75  # success from which on certainty is no failure
 WHAT_HELPS = ("What helps: solved examples in the prompt, easier problems, or a cold start by "
               "python -m tools.warmup (docs/how_a_run_fails.md)")
 ADVICE = {
-    "none right": "no answer was ever right, and in the last {steps} steps all answers to a "
-                  "problem had equal rewards, so there was nothing to learn from. " + WHAT_HELPS,
-    "all right": "in the last {steps} steps every answer was right and had the same reward as the "
-                 "others to its problem, so nothing is left to learn: only harder problems would "
-                 "teach more",
-    "no spread": "in the last {steps} steps all answers to a problem had equal rewards, so there "
-                 "was nothing to learn from. What helps: problems that are solved now and then, or "
-                 "more --answers to each (docs/how_a_run_fails.md)",
-    "one answer": "in the last {steps} steps the model gave nearly the same answer to a problem "
-                  "each time (entropy {entropy:.3f}), and {success:.0%} of the answers were right: "
-                  "it no longer tries others. What helps: begin again with a lower "
+    "none right": "no answer has been right so far, and in the last {steps} steps all answers to "
+                  "the same problem had equal rewards, so there was nothing to learn from. "
+                  + WHAT_HELPS,
+    "all right": "in the last {steps} steps every answer was right, and all answers to the same "
+                 "problem had equal rewards. So nothing is left to learn: only harder problems "
+                 "would teach more",
+    "no spread": "in the last {steps} steps all answers to the same problem had equal rewards, so "
+                 "there was nothing to learn from. What helps: problems that are solved sometimes, "
+                 "but not always, or more --answers to each (docs/how_a_run_fails.md)",
+    "one answer": "in the last {steps} steps nearly all answers to the same problem were the same "
+                  "(entropy {entropy:.3f}), and {success:.0%} of the answers were right. The model "
+                  "no longer tries other answers. What helps: begin again with a lower "
                   "--learning_rate (docs/how_a_run_fails.md)"}
 
 
@@ -200,7 +201,8 @@ class Watch:
         if before or after:
             return ""
         if self.was_right:
-            return "some answers in training were right: with more --steps there may be more"
+            return ("no held-out answer was right, but some answers in training were: with more "
+                    "--steps there may be more")
         return f"no answer in training was right, either. {WHAT_HELPS}"
 
 

@@ -27,10 +27,10 @@ from harness.settings import Settings, is_large, make_settings, read_flags
 from qwen2_model import Qwen2, read_config
 
 PAUSE = 0.5             # seconds between two looks at the processes
-AT_ONCE = b"\nstopping; a run that is not finished will start again from step 1\n"
+AT_ONCE = b"\nstopping. A run that is not finished will start again from step 1\n"
 PR_SET_PDEATHSIG = 1    # <sys/prctl.h>
-PROCESSES = Flag(0, "runs at a time; 0 means one for each core that this program may use, with a "
-                 "large model as many as there is memory for, and on a GPU one",
+PROCESSES = Flag(0, "how many runs are made at a time. 0 means one for each core that this program "
+                 "may use, but for a large model as many as there is memory for, and on a GPU one",
                  least=0, most=MOST_THREADS)
 
 
@@ -66,7 +66,7 @@ class PlannedRun:
             return is_complete(run_config(self.folder), read_lines(self.folder / "metrics.jsonl"),
                                read_lines(self.folder / "evaluations.jsonl"))
         except UserError as error:
-            raise UserError(f"{error}. Remove {self.folder}, and it is made again") from None
+            raise UserError(f"{error}. Remove {self.folder}, and the run is made again") from None
 
     def steps_made(self) -> int:
         path = self.folder / "metrics.jsonl"
@@ -169,7 +169,7 @@ class Runs:
         say(f"failed: {run.name}: {reason}")
         if self.all_or_nothing and self.running:
             names = ", ".join(other.name for other, _ in self.running)
-            say(f"no other run is started; these are finished first: {names}")
+            say(f"no other run is started. These are finished first: {names}")
 
     def show(self) -> None:
         parts = [f"{self.finished} of {len(self.planned)} finished{self.time_left()}"]
@@ -201,8 +201,8 @@ def stop_with_parent(stop_signal: signal.Signals) -> None:
 
 def why_it_ended(process: subprocess.Popen[bytes], log: Path) -> str:
     if process.returncode == -signal.SIGKILL:
-        return ("it was killed, as the system does when there is not enough memory; "
-                "--processes 1 needs the least")
+        return ("it was killed. The system does that when there is not enough memory; --processes "
+                "1 needs the least")
     return last_line(log)
 
 
@@ -217,12 +217,12 @@ def make_runs(planned: list[PlannedRun], processes: int, command: str,
     """Make the runs that are missing; returns those that failed, with the reason. `command` is the
     command that was typed. `before` is called after it was printed how long all will take."""
     runs = Runs(planned, processes, all_or_nothing)
-    say(f"{len(runs.waiting)} of {len(planned)} runs are to be made, {processes} at a time"
+    say(f"{len(runs.waiting)} of {len(planned)} runs have to be made, {processes} at a time"
         f"{runs.time_left()}")
     before()
     if not runs.make():
         finished = sum(run.is_finished() for run in planned)
-        say(f"stopped; {finished} of {len(planned)} runs are finished. Continue with: {command}")
+        say(f"stopped. {finished} of {len(planned)} runs are finished. Continue with: {command}")
         raise SystemExit(130)
     return runs.failed
 

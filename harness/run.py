@@ -70,8 +70,8 @@ def open_run(argv: list[str]) -> Iterator["Run"]:
 def refuse_unchangeable(given: Json) -> None:
     for name in sorted(given.keys() - {*CHANGEABLE}):
         others = ", ".join(f"--{flag}" for flag in CHANGEABLE if flag != "steps")
-        raise UserError(f"--{name} cannot be changed in a resumed run, only --steps can, and "
-                        f"the flags of the machine and the record: {others}")
+        raise UserError(f"--{name} cannot be changed in a resumed run. Only --steps can, and the "
+                        f"flags that say how a run is computed or recorded: {others}")
 
 
 class Run:

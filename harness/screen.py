@@ -60,7 +60,7 @@ def sentence_about(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError):
         package = str(error.name).partition(".")[0]
         if is_taken_away(package):
-            return f"this needs {package}/, a folder of this project that is not here"
+            return f"this needs the folder {package}/ of this project, which is not here"
     if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
         return "there is not enough memory: a smaller --micro_batch or --questions needs less"
     return ""
@@ -238,8 +238,9 @@ def print_outcome(path: Path, sampled: Sequence[Json], duration: float, done: in
     if advice:
         say(f"  {advice}")
     page = path / "analysis" / "report.html"
-    say(f"Tables, pictures and the page {page}; one token followed through a step:")
+    say(f"To make tables, pictures and the page {page}:")
     say(f"  {python_command('analyze.py', path)}")
+    say("To follow one token through a step:")
     say(f"  {python_command('-m', 'tools.follow', path)}")
 
 

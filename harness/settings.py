@@ -34,8 +34,8 @@ OTHER_NAMES = {  # that other trainers use
     "group_size": "--answers", "num_generations": "--answers", "max_steps": "--steps",
     "num_steps": "--steps", "max_tokens": "--max_new_tokens", "beta": "--kl", "output_dir": "--out",
     "max_completion_length": "--max_new_tokens", "gradient_checkpointing": "--checkpointing",
-    "wandb": "metrics.jsonl in the run's folder, a line a step",
-    "strength": "a keyword of your function: after the * in (rollouts, *, strength)"}
+    "wandb": "metrics.jsonl in the run's folder, with one line for each step",
+    "strength": "a flag if your function has a keyword of this name: (rollouts, *, strength)"}
 
 # when a setting has an effect
 POLICY: Requirement = (lambda s: s.loss == "policy", "--loss policy")
@@ -48,7 +48,7 @@ RESCALED: Requirement = (
 SHUFFLED: Requirement = (
     lambda s: s.loss == "policy" and (s.placebo != "weights" or s.mitigation != "none"),
     "--loss policy and, to shuffle weights, a --mitigation other than none")
-SAMPLED: Requirement = (lambda s: s.pairs is None, "sampled answers, not --pairs")
+SAMPLED: Requirement = (lambda s: s.pairs is None, "sampled answers, which --pairs replaces")
 SERVED: Requirement = (lambda s: s.rollouts != OWN_SAMPLER, "--rollouts http://HOST:PORT")
 NO_CHECKPOINTS: Requirement = (
     lambda s: s.checkpoint_every == 0, "--checkpoint_every 0, because otherwise the last "
@@ -59,11 +59,22 @@ ON_THE_DEVICE: Requirement = (lambda s: not s.offload_optimizer, "--offload_opti
 # a setting that says how a run is made, not which run it is
 HOW_IT_IS_MADE: Json = {"changeable": True, "in_name": False, "compared": "aside"}
 
+# what the columns of a step's line are, which a run prints (harness/screen.py)
+ABOUT_STEPS = (
+    "A run prints a line for each step. It has the mean reward of the step's answers, their "
+    "success (the share that is right), the mean score of their format, their mean length in "
+    "tokens, the share that finished before the limit, the mean entropy of the policy in nats, the "
+    "norm of the gradient before clipping, the tokens sampled in a second, and an estimate of the "
+    "time left.")
+ABOUT_DEFAULTS = (
+    "The defaults above are those for this model. They come from its folder's recipe.json and from "
+    "--config, where there are such files.")
+
 # headings of the help
 MODEL, PROBLEMS, SPREADING = "model and machine", "problems", "spreading credit over tokens"
 FROM_REWARD, LOSS, TRAINING = "from reward to advantage", "loss", "training"
 RECORD, CONTINUING = "evaluations, record and checkpoints", "continuing a run"
-OWN_FLAGS = "flags of the task, the weighting and the advantage"
+OWN_FLAGS = "flags of the chosen task, weighting and advantage"
 
 
 @dataclass
@@ -72,44 +83,48 @@ class Settings:
         "models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model",
         topic=MODEL, label="", compared="setting")
     device: str = option(
-        "cpu", "cpu, cuda or cuda:N", topic=MODEL, **HOW_IT_IS_MADE)
+        "cpu", "device to compute on: cpu, cuda or cuda:N", topic=MODEL, **HOW_IT_IS_MADE)
     dtype: str = option(
-        "float32", "number type to compute in; parameters stay float32. On CUDA the default is "
-        "bfloat16, unless the model folder has a recipe.json",
+        "float32",
+        "type of the numbers to compute with. The parameters stay float32. On CUDA the "
+        "default is bfloat16, unless the model folder has a recipe.json",
         choices=("float32", "bfloat16"), topic=MODEL, label="")
     checkpointing: bool = option(
-        False, "keep one activation of each layer for the backward pass and compute the others "
-        "again, which takes less memory but makes an update a third slower",
+        False, "keep only one activation of each layer for the backward pass, and compute the "
+        "others again when they are needed. This takes less memory and makes an update a third "
+        "slower",
         topic=MODEL, **HOW_IT_IS_MADE)
     offload_optimizer: bool = option(
-        False, "keep float32 parameters, gradients and AdamW's state on the CPU, so that in "
-        "bfloat16 the device holds only 2 bytes for each parameter",
+        False, "keep the float32 parameters, the gradients and AdamW's state on the CPU. In "
+        "bfloat16 the GPU then holds only 2 bytes for each parameter",
         topic=MODEL, sample_drops=True, **HOW_IT_IS_MADE)
     shard: bool = option(
         False, "under torchrun, split the parameters, gradients and AdamW's state between the "
         "processes", requires=ON_THE_DEVICE, topic=MODEL, sample_drops=True, **HOW_IT_IS_MADE)
     threads: int = option(
-        0, "CPU threads; 0 means one for every 64 hidden units", most=MOST_THREADS,
+        0, "CPU threads; 0 means one for every 64 hidden units of the model", most=MOST_THREADS,
         topic=MODEL, **HOW_IT_IS_MADE)
 
     task: str = option(
         "countdown_task", "what the model is trained on: countdown_task, examples.largest_last, or "
-        "my_task for your file my_task.py (docs/your_own_task.md)", topic=PROBLEMS, label="",
+        "my_task if your own task is in my_task.py (docs/your_own_task.md)",
+        topic=PROBLEMS, label="",
         compared="setting")
 
     mitigation: str = option(
-        "none", "weighting: how the advantage of an answer is spread over its tokens. The choices "
-        "are listed below",
+        "none", "the weighting: how the advantage of an answer is spread over its tokens. The "
+        "choices are listed below",
         choices=MITIGATIONS, requires=POLICY, topic=SPREADING, in_name=False, sample_drops=True)
     rescale: str = option(
-        "mean", "how the weights are rescaled. mean: to a mean of 1 over the tokens of the batch. "
-        "gradient: so that the sum of the tokens' gradient sizes is as large as with weights of "
-        "1. none: not at all",
+        "mean",
+        "by which number all weights of a batch are multiplied. mean: so that their mean is "
+        "1. gradient: so that the sizes of the tokens' gradients have the same sum as with "
+        "weights of 1. none: by no number",
         choices=("mean", "gradient", "none"), requires=RESCALED, topic=SPREADING,
         otherwise=lambda s: "none" if s.mitigation in NEVER_RESCALED else "mean")
     placebo: str = option(
-        "none", "a control that shuffles the weights over the tokens of the batch, or the "
-        "advantages within each group",
+        "none", "train a control instead. weights: the weights are shuffled over the tokens of the "
+        "batch. advantages: the advantages are shuffled within each group. none: no control",
         choices=("none", "weights", "advantages"), requires=SHUFFLED,
         topic=SPREADING, idea_takes=False, sample_drops=True)
 
@@ -119,111 +134,122 @@ class Settings:
         requires=POLICY, topic=FROM_REWARD, in_name=False, sample_drops=True)
 
     loss: str = option(
-        "policy", "policy: weight * advantage * log_prob. dpo: preference pairs, made of the best "
-        "and the worst answer of each group", choices=("policy", "dpo"), topic=LOSS,
+        "policy",
+        "policy: the policy loss, from weight * advantage * log_prob. dpo: the loss of DPO, for "
+        "which the best and the worst answer of each group are a preference pair",
+        choices=("policy", "dpo"), topic=LOSS,
         idea_takes=False, sample_drops=True)
     loss_norm: str = option(
-        "token", "what the loss is divided by. token: the number of tokens in the batch, as in "
-        "DAPO. sequence: it is averaged within each answer, and then over answers. constant: "
-        "answers times max_new_tokens, as in Dr. GRPO",
+        "token", "how the loss is averaged. token: over all tokens of the batch, as in DAPO. "
+        "sequence: over the tokens of each answer, and then over the answers. constant: its sum is "
+        "divided by the number of answers times max_new_tokens, as in Dr. GRPO",
         choices=("token", "sequence", "constant"), requires=POLICY,
         topic=LOSS)
     epochs: int = option(
-        1, "updates made from each batch, all with the same weights and advantages", least=1,
+        1, "how many updates are made from each batch, all with the same weights and advantages",
+        least=1,
         requires=POLICY, topic=LOSS)
     clip_low: float = option(
-        0.2, "the ratio of new to old probability, which is 1 in the first epoch, is clipped below "
-        "1 minus this", most=1, requires=REUSED, topic=LOSS)
+        0.2, "PPO's lower clipping: the ratio of new to old probability is clipped at 1 minus this",
+        most=1, requires=REUSED, topic=LOSS)
     clip_high: float = option(
-        0.28, "the same ratio is clipped above 1 plus this", requires=REUSED, topic=LOSS)
+        0.28, "PPO's upper clipping: the ratio is clipped at 1 plus this",
+        requires=REUSED, topic=LOSS)
     kl: float = option(
-        0.0, "coefficient of the KL divergence from the initial model, of which a copy is then "
-        "kept",
+        0.0, "coefficient of the KL divergence from the initial model. Above 0 a copy of that "
+        "model is kept in memory",
         requires=POLICY, topic=LOSS, sample_drops=True)
     kl_kind: str = option(
-        "k3", "estimator of the KL divergence. The gradient of k3 is that of KL(initial || "
-        "policy), the gradient of k2 that of KL(policy || initial)",
+        "k3", "estimator of the KL divergence. On average k3 has the gradient of KL(initial || "
+        "policy), and k2 has that of KL(policy || initial)",
         choices=("k3", "k2"), requires=KL, topic=LOSS)
     drop_unfinished: bool = option(
         False, "do not train on answers that were cut off at --max_new_tokens", requires=POLICY,
         topic=LOSS)
     dpo_beta: float = option(
-        0.1, "beta of DPO: a smaller value lets preferences move the policy further from the "
-        "initial model", above=0, requires=DPO, topic=LOSS)
+        0.1, "beta of DPO. With a smaller value the preferences may move the policy further from "
+        "the initial model", above=0, requires=DPO, topic=LOSS)
     pairs: str | None = option(
-        None, 'train on the JSON lines {"problem": ..., "chosen": ..., "rejected": ...} of this '
-        "file, instead of sampled answers", requires=DPO, topic=LOSS, idea_takes=False)
+        None, "file of preference pairs to train on, instead of sampled answers. Each of its lines "
+        'is JSON: {"problem": ..., "chosen": ..., "rejected": ...}', requires=DPO, topic=LOSS,
+        idea_takes=False)
 
     steps: int = option(
-        100, "steps of training; with 0 the model is only evaluated",
+        100, "steps of training. With 0 the model is only evaluated",
         topic=TRAINING, changeable=True, compared="setting")
     questions: int = option(
-        8, "problems in a step", least=1, topic=TRAINING, compared="setting")
+        8, "problems in each step", least=1, topic=TRAINING, compared="setting")
     answers: int = option(
         8, "answers to each problem", least=2, requires=SAMPLED, topic=TRAINING,
         compared="setting", otherwise=lambda s: 2)  # the two of a pair
     max_new_tokens: int = option(
-        512, "most tokens in an answer; a longer answer is cut off", least=1, topic=TRAINING,
+        512, "the most tokens that an answer may have. A longer one is cut off",
+        least=1, topic=TRAINING,
         compared="setting")
     temperature: float = option(
-        1.0, "temperature of sampling; the loss and the recorded columns are always computed at "
-        "temperature 1", least=0.01, most=100, topic=TRAINING, compared="setting")
+        1.0, "temperature of sampling. The loss and what is recorded of each token are always "
+        "computed at temperature 1", least=0.01, most=100, topic=TRAINING, compared="setting")
     rollouts: str = option(
-        OWN_SAMPLER, "where answers are sampled: own means in this program, http://HOST:PORT means "
-        "by a vLLM server (bridges/rollouts_by_a_server.md)", requires=SAMPLED,
+        OWN_SAMPLER, "where answers are sampled. own: in this program. http://HOST:PORT: by a vLLM "
+        "server (bridges/rollouts_by_a_server.md)", requires=SAMPLED,
         topic=TRAINING, changeable=True, in_name=False)
     rollouts_every: int = option(
-        1, "steps between two transfers of the model's parameters to the server",
+        1, "after how many steps the server gets the model's new parameters",
         least=1, requires=SERVED,
         topic=TRAINING)
     rollouts_timeout: float = option(
-        600.0, "seconds that the server may take to sample the answers of a step, or to load "
-        "parameters",
+        600.0, "how many seconds the server may take to sample the answers of a step, or to load "
+        "new parameters",
         above=0, most=1500, requires=SERVED, topic=TRAINING, **HOW_IT_IS_MADE)
     learning_rate: float = option(
         5e-6, "learning rate of AdamW", above=0, most=10, topic=TRAINING, label="lr")
     weight_decay: float = option(0.0, "weight decay of AdamW", topic=TRAINING)
     micro_batch: int = option(
-        8, "answers of full length that an update computes at a time; it changes only memory, "
-        "speed and rounding", least=1, topic=TRAINING, **HOW_IT_IS_MADE)
+        8, "how many answers of full length an update computes at a time. This changes memory, "
+        "speed and rounding, and nothing else", least=1, topic=TRAINING, **HOW_IT_IS_MADE)
     max_grad_norm: float = option(
-        1.0, "largest norm of the gradient, to which a larger one is scaled down; 0 means never",
+        1.0, "gradients with a larger norm are scaled down to this norm; 0 means never",
         topic=TRAINING)
     seed: int = option(
-        0, "seed of the problems and of sampling; an evaluation uses the same random numbers for "
-        "every seed",
+        0, "seed of the training problems and of sampling. Evaluations use the same random numbers "
+        "whatever the seed is",
         topic=TRAINING, in_name=False, compared="aside", idea_takes=False)
 
     eval_every: int = option(
-        25, "steps between evaluations, which are also made at the start and at the end; 0 means "
-        "never", topic=RECORD, compared="aside")
+        25, "steps between two evaluations. There is also one at the start and one at the end; 0 "
+        "means never", topic=RECORD, compared="aside")
     eval_tasks: int = option(
-        500, "held-out problems in an evaluation", least=1, requires=EVALUATED, topic=RECORD,
+        500, "number of held-out problems in an evaluation",
+        least=1, requires=EVALUATED, topic=RECORD,
         compared="aside")
     eval_answers: int = option(
-        1, "sampled answers to each held-out problem; success is the share that is right",
+        1, "number of answers sampled to each held-out problem. Success is the share of right ones",
         least=1, requires=EVALUATED, topic=RECORD, compared="aside")
     eval_modes: str = option(
-        "both", "evaluate both sampled and greedy answers, or only sampled ones", choices=MODES,
+        "both",
+        "which answers an evaluation looks at. both: sampled ones and greedy ones. sampled: "
+        "only sampled ones", choices=MODES,
         requires=EVALUATED, topic=RECORD, compared="aside")
     sample_every: int = option(
-        10, "steps between two records of a few answers in samples.jsonl; 0 means never",
+        10, "after every so many steps a few answers are written to samples.jsonl; 0 means never",
         topic=RECORD, **HOW_IT_IS_MADE)
     change_every: int = option(
-        10, "steps between measurements of each token's change, its log-prob after the step minus "
-        "before; they are also made at the first and the last step. 0 means never. A measured step "
-        "needs two more forward passes, on a CPU two fifths more time", topic=RECORD,
+        10, "steps between two measurements of each token's change, which is its log-prob after "
+        "the step minus its log-prob before. The first and the last step are measured, too; 0 "
+        "means never. A measurement needs two more forward passes; on a CPU such a step takes two "
+        "fifths longer", topic=RECORD,
         **HOW_IT_IS_MADE)
     checkpoint_every: int = option(
-        25, "steps between checkpoints; there is also one at the end. 0 means never",
+        25, "steps between two checkpoints. There is also one at the end; 0 means never",
         topic=RECORD, **HOW_IT_IS_MADE)
     save_model: bool = option(
-        False, "save the trained model at the end, its matrices in --dtype, without the optimizer "
-        "state that resuming needs", requires=NO_CHECKPOINTS, topic=RECORD,
+        False, "save only the trained model at the end, with its matrices in --dtype. The run "
+        "cannot be resumed from it, because the optimizer's state is not saved",
+        requires=NO_CHECKPOINTS, topic=RECORD,
         **HOW_IT_IS_MADE)
     out: str | None = option(
-        None, "folder of the run; by default runs/<mitigation>-<advantage>-s<seed>, whose middle "
-        "also names the flags that differ from their defaults",
+        None, "folder of the run. By default it is runs/<mitigation>-<advantage>-s<seed>, and "
+        "flags that differ from their defaults are named before the seed",
         topic=RECORD, in_name=False, compared="aside",
         idea_takes=False)
 
@@ -262,12 +288,13 @@ DEFAULTS = {name: flag.default for name, flag in OPTIONS.items()}
 CHANGEABLE = [name for name, flag in OPTIONS.items() if flag.changeable]
 # read with the settings, and none of them
 CONTINUE = {
-    "resume": Flag(None, "continue the run in this folder. Of its settings only --steps may be "
-                         "changed, and flags of the machine and the record, such as --threads",
+    "resume": Flag(None, "continue the run in this folder. Only --steps may be changed, and flags "
+                         "that say how a run is computed or recorded, such as --threads",
                    topic=CONTINUING, metavar="RUN", idea_takes=False),
-    "continue": Flag(False, "resume the run if its folder exists and has these settings; a "
+    "continue": Flag(False, "resume the run if its folder exists and has the same settings. A "
                             "finished run is left as it is", topic=CONTINUING, idea_takes=False),
-    "config": Flag(None, "use the settings in a run's config.json; flags override them",
+    "config": Flag(None, "take the settings from a run's config.json. Flags that are typed "
+                         "override them",
                    topic=CONTINUING, metavar="FILE", idea_takes=False)}
 NOT_KEYWORDS = (  # words of command lines, the tools' too, which no method may have as a flag
     *CONTINUE, "help", "step", "show", "seeds", "processes", "runs")
@@ -390,7 +417,7 @@ def all_flags(values: Values) -> dict[str, Flag]:
         for name in flags_of(owner).keys() & {*flags, *NOT_SETTINGS, *NOT_KEYWORDS}:
             raise UserError(f"the keyword {name} of {owner.__name__} ({location_of(owner)}) means "
                             "something else to this program: give it another name, "
-                            f"{owner.__name__}_{name} say")
+                            f"for example {owner.__name__}_{name}")
         flags |= flags_of(owner)
     return flags
 
@@ -420,7 +447,8 @@ def read_flags(argv: list[str]) -> Json:
         flags[name] = replace(flag, default=defaults.get(name, flag.default),
                               topic=flag.topic or OWN_FLAGS)
     parser = make_parser(
-        "python train.py [flags]", "Train with GRPO, and record the credit of every token.",
+        "python train.py [flags]",
+        "Train a language model with GRPO, and record for each token what it got.",
         flags | CONTINUE, epilog="" if topic is None else about_methods(), add_help=False)
     if topic is not None:
         print(about_method(topic) if topic else parser.format_help())
@@ -443,14 +471,14 @@ def about_methods() -> str:
     """The end of the help: each weighting and advantage, its flags, and what it does."""
     lines = []
     for axis, choices in METHODS.items():
-        lines.append(f"choices of --{axis}, each with its own flags (--help NAME explains one):")
+        lines.append(f"choices of --{axis}, each with its own flags (--help NAME says more of "
+                     "one):")
         for name in choices:
             flags = "".join(f" --{flag}" for flag in flags_of(choices[name]))
             text = " ".join((inspect.getdoc(choices[name]) or "").split("\n\n")[0].split())
             lines.append(textwrap.fill(f"{name}{flags}: {text}", 99, initial_indent="  ",
                                        subsequent_indent=" " * 6))
-    lines.append("The defaults above are those for this model: its folder's recipe.json and "
-                 "--config set them.")
+    lines += [textwrap.fill(ABOUT_STEPS, 99), textwrap.fill(ABOUT_DEFAULTS, 99)]
     return "\n".join(lines)
 
 
@@ -459,7 +487,8 @@ def about_method(name: str) -> str:
         if name in choices:
             lines = [f"--{axis} {name}", "", inspect.getdoc(choices[name]) or "", ""]
             for flag, known in flags_of(choices[name]).items():
-                limits = known.limits() if known.type in (int, float) else ""
-                lines.append(f"  --{flag} {known.help()} {limits}")
+                lines.append(textwrap.fill(f"--{flag} {known.help_of_method()}", 99,
+                                           initial_indent="  ", subsequent_indent=" " * 6))
             return "\n".join(lines)
-    raise UserError(f"--help {name}: there is no method of this name (--help lists them)")
+    raise UserError(f"--help {name}: there is no method of this name. --help alone lists the "
+                    "methods, and every flag")

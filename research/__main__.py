@@ -13,12 +13,13 @@ command continues them.
     python -m research large         which tokens decide the reward of a model that is too large for
                                      scoreboard?
     python -m research exact         what are the bias and variance of every weighting and
-                                     advantage? computed exactly, by listing all answers of a small
-                                     task; with --model, the exact credit of a real model's tokens
+                                     advantage? They are computed exactly, by listing all answers
+                                     of a small task. With --model, it is the exact credit of a real
+                                     model's tokens
     python -m research dial          in which synthetic tasks does credit by token help?
-    python -m research law           how much should it help there? a prediction from the variance
-                                     of the gradient, made before training
-    python -m research phase1        did phase 1 of the earlier experiment measure credit? its
+    python -m research law           how much should it help there? This is predicted from the
+                                     variance of the gradient, before training
+    python -m research phase1        did phase 1 of the earlier experiment measure credit? Its
                                      gradient does not depend on the reward
     python -m research rank          does GRPO's gradient have rank 2?
     python -m research sparsity      does the gradient become sparse during training?
@@ -29,9 +30,9 @@ command continues them.
     python -m research failure       how does a run fail? its signs, beside those of a run that
                                      learns
 
-These are probes: each answers one question, prints its findings, and writes a folder with
-numbers.json and its picture. On a CPU a probe takes minutes. NAME --help lists the flags of a
-command.
+These are probes. Each answers one question, prints its findings, and writes a folder with its
+numbers and picture. On a CPU a probe takes minutes. python -m research NAME --help lists the flags
+of each command.
 
     python -m research publish [FOLDER]  copy a result into research/results, and update the pages
                                          and pictures that show it
@@ -57,9 +58,10 @@ def main(argv: list[str]) -> None:
     elif name in OTHERS:
         import_module(f"research.experiments.{OTHERS[name]}").main(flags)
     else:
-        raise UserError(f"there is no {name} here, only {', '.join([*PROBES, *OTHERS])}")
+        raise UserError(f"there is no probe or experiment {name}, only "
+                        f"{', '.join([*PROBES, *OTHERS])}")
 
 
 if __name__ == "__main__":
-    run_as_program("research", main, interrupted="stopped at once; the same command of an "
-                   "experiment continues, a probe begins again")
+    run_as_program("research", main, interrupted="stopped at once. The same command continues an "
+                   "experiment, and begins a probe again")

@@ -17,7 +17,7 @@ from runs import lines, run, timeless
 from test_grpo import row_log_probs, settings
 
 WIDTH, RATE = 8, 0.25
-OF_CHANGE = {"fell_of_positive", "rose_of_negative", "change_correlation"}
+CHANGE_METRICS = {"fell_of_positive", "rose_of_negative", "change_correlation"}
 
 
 @pytest.fixture
@@ -142,9 +142,9 @@ def test_a_run_is_the_same_with_and_without(learner, tmp_path):
     for step, (one, two) in enumerate(zip(ours, theirs), 1):
         columns, plain = (read_columns(folder, step) for folder in folders)
         assert columns.keys() - plain.keys() == ({"change"} if step != 2 else set())
-        measured = {name for name in OF_CHANGE if one[name] is not None}
-        assert measured == (OF_CHANGE if step != 2 and not one["skipped"] else set())
-        assert timeless(one) | dict.fromkeys(OF_CHANGE) == timeless(two)
+        measured = {name for name in CHANGE_METRICS if one[name] is not None}
+        assert measured == (CHANGE_METRICS if step != 2 and not one["skipped"] else set())
+        assert timeless(one) | dict.fromkeys(CHANGE_METRICS) == timeless(two)
         for name in plain:
             np.testing.assert_array_equal(columns[name], plain[name], name)
     a, b = (folder / "checkpoints/step_000004/model.safetensors" for folder in folders)

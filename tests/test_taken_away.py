@@ -26,7 +26,7 @@ def test_a_step_is_trained_and_analysed(lab):
     program(lab, "train.py", "--threads", "1", "--questions", "2", "--answers", "4", "--steps", "1",
             "--max_new_tokens", "48", "--eval_every", "0", "--out", "runs/one")
     said = program(lab, "analyze.py", "runs/one", "--all")
-    assert "## Over training" in said
+    assert "## How the averages changed over training" in said
     assert (lab / "runs/one/analysis/report.html").is_file()
 
 
@@ -46,5 +46,5 @@ def test_the_import_rules_and_the_pages_hold(lab):
 def test_what_needs_one_of_them_says_so(lab):
     said = program(lab, "train.py", "--rollouts", "http://127.0.0.1:1", expect=1)
     assert said.splitlines()[-1] == (  # above it torch may warn
-        "train.py: this needs bridges/, a folder of this project that is not here")
+        "train.py: this needs the folder bridges/ of this project, which is not here")
     assert "Traceback" not in said

@@ -276,7 +276,7 @@ def test_wrong_commands_get_one_clear_line(learner, tmp_path, argv, said):
 
 
 @pytest.mark.parametrize("name", [
-    "write_tensors", "shutil.rmtree", "shutil.copyfile", "os.replace"])
+    "write_tensors", "shutil.rmtree", "Path.write_bytes", "os.replace"])
 def test_stopped_in_the_middle_of_a_checkpoint(whole, learner, tmp_path, monkeypatch, name):
     """Whatever call of the second checkpoint the end comes in, the folder can be resumed to the
     same run."""

@@ -4,12 +4,12 @@ import ast
 from engine.errors import PROJECT
 
 if __name__ == "__main__":
-    print("The tools, each of which explains its flags with --help:\n")
+    print("The tools. Each of them explains itself and its flags with --help:\n")
     for path in sorted((PROJECT / "tools").glob("*.py")):
         source = path.read_text(encoding="utf-8")
         if "\nif not __package__" in source:  # every program begins so
             first_paragraph = ast.get_docstring(ast.parse(source)).split("\n\n")[0]
-            sentence = " ".join(first_paragraph.split()).partition(":")[0].rstrip(".")
+            sentence = " ".join(first_paragraph.split()).rstrip(".")
             print(f"  python -m tools.{path.stem:11s} {sentence}")
     print("\nPrograms to read and to copy:\n\n"
           "  python examples/one_step.py                     one step of GRPO, from top to bottom\n"

@@ -19,16 +19,19 @@ from harness.screen import run_as_program
 from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
 
-FLAGS = {"steps": Flag(None, "steps, such as 1,100; by default the first and the last", kind=str),
-         "model": Flag(None, "what the model is called there, by default as in the run", kind=str)}
+FLAGS = {"steps": Flag(None, "the steps to copy, such as 1,100. By default they are the first and "
+                       "the last", kind=str),
+         "model": Flag(None, "the name of the model in the copy. By default it is that of the run",
+                             kind=str)}
 IDS = ("token_id", "prompt_ids")
 LEFT_OUT = ("run_id", "code", "made_of")  # entries of config.json that no reader of it needs
 
 
 def main(argv: list[str]) -> None:
     parser = make_parser("python -m tools.excerpt RUN OUT [flags]", __doc__, FLAGS)
-    parser.add_argument("run", metavar="RUN", type=Path)
-    parser.add_argument("out", metavar="OUT", type=Path, help="a new folder")
+    parser.add_argument("run", metavar="RUN", type=Path, help="a run folder")
+    parser.add_argument("out",
+                        metavar="OUT", type=Path, help="the folder to write; it must not exist")
     flags = with_defaults(parser.read(argv), FLAGS)
     config, known = run_config(flags.run), credit_steps(flags.run)
     chosen = flags.steps.split(",") if flags.steps else sorted({*known[:1], *known[-1:]})
@@ -41,7 +44,7 @@ def main(argv: list[str]) -> None:
     write_excerpt(flags.run, flags.out, steps, config | (
         {"model": flags.model} if flags.model else {}))
     size = sum(path.stat().st_size for path in flags.out.rglob("*") if path.is_file())
-    print(f"{flags.out}: steps {', '.join(map(str, steps))}, {size / 1e3:.0f} kB")
+    print(f"{flags.out} has the steps {', '.join(map(str, steps))}, in {size / 1e3:.0f} kB")
 
 
 def write_excerpt(run: Path, out: Path, steps: dict[int, Columns], config: Json) -> None:

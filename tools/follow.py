@@ -1,16 +1,18 @@
-"""Follow one token: one line of arithmetic for each stage that leads to its gradient.
+"""Follow one token through a step: a line of arithmetic for each stage that leads to its gradient.
 
     python -m tools.follow runs/none-grpo-s0 --step 1 --answer 5 --token 22
-    python -m tools.follow runs/none-grpo-s0 --step 1 --answer 5    the answer, shaded
-    python -m tools.follow runs/none-grpo-s0 --step 1               its answers, problem by problem
+    python -m tools.follow runs/none-grpo-s0 --step 1 --answer 5
+    python -m tools.follow runs/none-grpo-s0 --step 1
 
-With --moved the change of the token's log-prob in the step is split into what each group of tokens
-contributed to it (tools/helpers/moved.py).
+Without --token the whole answer is shown, shaded by the size of each token's gradient. Without
+--answer the answers of the step are listed, problem by problem. With --moved it is also shown how
+much the tokens of the batch contributed to the change of this token's log-prob.
 
 The numbers come from the credit file, and each line ends with the function that computes it.
 Answers and tokens are counted from 0, as in the file and on the page of analyze.py. The line
 "others" has the likeliest other tokens at this position. They come from the model that sampled the
-step, if it was kept. Nothing is written.
+step, if it was kept. The line "term" has the token's term of the loss, and "gradient" the size of
+its gradient at the logits. docs/symbols.md says what A, c, w, m, N and s are. Nothing is written.
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.follow")
@@ -41,12 +43,13 @@ from tools.helpers.terminal import check_exists, legend, one_line, shaded
 from train import drop_unfinished
 
 FLAGS = {
-    "step": Flag(None, "by default the last", kind=int),
+    "step": Flag(None, "which step. By default it is the last", kind=int),
     "answer": Flag(None, "which answer of the step", kind=int),
     "token": Flag(None, "which token of the answer", kind=int),
-    "moved": Flag(False, "what moved the token: takes some passes over the batch by the model that "
-                         "sampled it"),
-    "show": Flag(2, "problems to show, those with different rewards first", least=1)}
+    "moved": Flag(False, "also show what moved the token. This takes some passes over the batch by "
+                         "the model that sampled it"),
+    "show": Flag(2, "number of problems to show. Those whose answers differ in reward come first",
+                 least=1)}
 SHADES = ((0.05, ""), (0.2, "48;5;195;38;5;0"), (0.4, "48;5;153;38;5;0"), (0.7, "48;5;75;38;5;16"),
           (float("inf"), "48;5;26;38;5;231"))
 WIDTH = 70          # of a line of arithmetic
@@ -57,7 +60,7 @@ def main(argv: list[str]) -> None:
     parser = make_parser("python -m tools.follow RUN [--step N] [--answer N] [--token N]", __doc__,
                          FLAGS)
     parser.add_argument("run", metavar="RUN", nargs="?", default=None,
-                        help="a run folder, by default the newest in runs/")
+                        help="a run folder. By default it is the newest in runs/")
     flags = with_defaults(parser.read(argv), FLAGS)
     run = read_run(existing(flags.run))
     folder, steps = run["folder"], run["steps"]
@@ -97,9 +100,9 @@ def main(argv: list[str]) -> None:
 def refuse_alone(flags: SimpleNamespace) -> None:
     """Refuse a flag that would have no effect without another."""
     if flags.token is not None and flags.answer is None:
-        raise UserError(f"--token {flags.token} needs --answer: the answer that it is in")
+        raise UserError(f"--token {flags.token} needs --answer, the answer that the token is in")
     if flags.moved and flags.token is None:
-        raise UserError("--moved needs --token: the token that was moved")
+        raise UserError("--moved needs --token, the token that was moved")
 
 
 def begin_and_end(texts: list[str]) -> str:
@@ -129,8 +132,9 @@ def show_answer(answer: ShownAnswer) -> None:
     known, texts = answer["values"] | answer["account"], answer["texts"]
     sizes = [size or 0 for size in known["gradient size"]]
     largest = max(sizes) or 1
-    colours = legend(SHADES) or "in brackets after each token of at least 5%"
-    put(f"\ngradient size, as a share of the largest in this answer: {colours}\n")
+    colours = legend(SHADES) or "in brackets after each token that has at least 5%"
+    put("\nthe size of each token's gradient, as a share of the largest in this answer: "
+        f"{colours}\n")
     put(shaded(texts, [size / largest for size in sizes], SHADES,
                lambda share: f"[{share:.0%}]" if share >= SHADES[0][0] else ""))
     columns = ("p", "entropy", "advantage", "weight", "gradient size")
@@ -138,7 +142,7 @@ def show_answer(answer: ShownAnswer) -> None:
     rows = [[t, repr(texts[t]), KINDS[answer["kind"][t]], *(known[name][t] for name in columns)]
             for t in largest_first if sizes[t]]
     if not rows:
-        return print("\nno token of it has a gradient")
+        return print("\nNo token of this answer has a gradient.")
     formats = {"token": "d", "text": "", "kind": "", **dict.fromkeys(columns, ".4g")}
     print(f"\n{Table('largest', '', by_row(formats, rows)).to_text()}")
 
@@ -147,8 +151,8 @@ def show_token(answer: ShownAnswer, t: int) -> None:
     texts = list(map(visible, answer["texts"]))
     marked = styled(texts[t], BOLD) if has_colour() else f"[{texts[t]}]"
     put(f"\n{''.join(texts[:t])}{marked}{''.join(texts[t + 1:])}\n")
-    print(f"token {t}, {answer['texts'][t]!r}: {KINDS[answer['kind'][t]]} in "
-          f"{SECTIONS[answer['section'][t]]}\n")
+    print(f"token {t}, {answer['texts'][t]!r}, of the kind {KINDS[answer['kind'][t]]}, in the "
+          f"section {SECTIONS[answer['section'][t]]}\n")
 
 
 def print_stage(label: str, text: str, function: str) -> None:
@@ -189,7 +193,7 @@ def likeliest(run: Run, record: StepRecord, tokenizer: Tokenizer, answer: ShownA
     others = [token for token in p.topk(5).indices.tolist() if token != chosen][:4]
     pieces = [piece.decode(errors="replace") for piece in token_bytes(tokenizer, others)]
     known = ", ".join(f"{text!r} {p[token]:.2g}" for text, token in zip(pieces, others))
-    return f"{known} ({name})"
+    return f"the likeliest are {known} (by {name})"
 
 
 def show_what_moved(run: Run, record: StepRecord, tokenizer: Tokenizer, b: int, t: int) -> None:
@@ -206,12 +210,15 @@ def show_what_moved(run: Run, record: StepRecord, tokenizer: Tokenizer, b: int, 
     if s.drop_unfinished:
         rollouts = drop_unfinished(rollouts)
     if not (rollouts.advantage * weight).any() or not rollouts.mask[b, t]:
-        return print("\nnot moved: the step was skipped, or this answer was dropped from it")
+        return print("\nThe token was not moved: the step made no update, or left this answer out.")
     trainer = folder / "trainer" / "state.safetensors" if step > 1 else None
-    print(f"\n{what_moved(folder, trainer, rollouts, weight, s, b, t).to_text()}")
+    table = what_moved(folder, trainer, rollouts, weight, s, b, t)
+    print(f"\n{table.title}\n{table.to_text()}")
+    for note in table.notes:
+        print(textwrap.fill(f"{note}.", 100))
     tokens = record.tokens_of(b)
     if "change" in tokens:
-        print(f"on record: {tokens['change'][t]:+.5f}")
+        print(f"The change that was recorded in the run is {tokens['change'][t]:+.5f}.")
 
 
 if __name__ == "__main__":

@@ -1,21 +1,22 @@
-"""Is my idea better? Trains it beside plain GRPO and a placebo, and says what was found.
+"""Is my idea better? It is trained beside plain GRPO and a placebo, and a verdict is printed.
 
     python -m tools.idea my_idea --strength 2
 
-NAME is a weighting or an advantage. Its own flags and --rescale are the idea's; all other flags of
-train.py hold for every arm. Unless flags say otherwise there are eight seeds, and a run is 60
-steps of 8 problems x 8 answers. A large model on a CPU has the settings that train.py gives it
-there. Runs of a large model save no model, so a run that is stopped starts again from step 1.
+NAME is a weighting or an advantage. Its own flags and --rescale are for the idea alone, and all
+other flags of train.py are for every arm: plain GRPO, the idea and its placebo. Unless flags say
+otherwise, each arm is trained with eight seeds, and a run is 60 steps of 8 problems x 8 answers. A
+large model on a CPU has the settings that train.py gives it there. Runs of a large model save no
+model, so a run that is stopped starts again from step 1.
 
-1. It prints how long all runs will take, and what the idea does to the gradient in a few batches of
-   the untrained model.
-2. It trains plain GRPO, the idea and its placebo. There is one process for each core, or as many as
-   there is memory for. The placebo has the same numbers at other tokens, or at other answers if all
-   tokens of an answer have one number. Finished runs are used again, and those of plain GRPO are
-   also used for the next idea.
-3. It prints a verdict. The primary metric is the mean success of all answers in training, compared
-   in pairs of runs with the same seed. If the idea is better, all arms are trained again on as many
-   new seeds, and the verdict comes from these alone.
+1. First it prints how long all runs will take, and what the idea does to the gradient in a few
+   batches of the untrained model.
+2. Then it trains the three arms, with one process for each core, or with as many as there is memory
+   for. The placebo has the idea's numbers at other tokens, or at other answers if all tokens of an
+   answer have the same number. Finished runs are used again, and those of plain GRPO are also used
+   for the next idea.
+3. At last it prints a verdict. The primary metric is the mean success of all answers in training,
+   compared in pairs of runs with the same seed. If the idea is better, all arms are trained again
+   on as many new seeds, and the verdict comes from these alone.
 
 Ctrl-C stops it, and the same command continues.
 """
@@ -56,11 +57,11 @@ from tools.preview import on_real_tokens
 from tools.helpers.verdict import Verdict
 
 FLAGS = {
-    "seeds": Flag(8, "seeds of each arm; if the idea is better on them, all arms are trained "
-                     "again on as many new ones",
+    "seeds": Flag(8, "number of seeds of each arm. If the idea is better on them, all arms are "
+                     "trained again on as many new ones",
                   least=2, most=1000),
     "processes": PROCESSES,
-    "runs": Flag("runs/ideas", "folder of the runs")}
+    "runs": Flag("runs/ideas", "folder in which the runs are kept")}
 PLACEBOS = {"mitigation": "weights", "advantage": "advantages"}
 PLAIN = ("none", "grpo")
 USUAL = {"questions": 8, "answers": 8, "steps": 60, "threads": 1}
@@ -73,7 +74,7 @@ NOT_OF_A_STEP = ("analysis", "harness", "research", "tools")  # packages that co
 def main(argv: list[str]) -> None:
     parser = make_parser("python -m tools.idea NAME [its flags, flags of train.py, flags]", __doc__,
                          FLAGS)
-    parser.add_argument("name", metavar="NAME", help="a weighting or an advantage; it comes first")
+    parser.add_argument("name", metavar="NAME", help="a weighting or an advantage. It comes first")
     given, typed = parser.parse_known_args(argv)
     own = with_defaults(parser.values(given), FLAGS)
     command = python_command("-m", "tools.idea", *argv)
@@ -81,13 +82,13 @@ def main(argv: list[str]) -> None:
     verdict = Verdict(given.name, experiment.runs_of(range(own.seeds), experiment.first_look))
     if verdict.is_ahead():
         say(f"{given.name} is better than plain GRPO on these seeds, so all arms are trained again "
-            f"on {own.seeds} new ones")
+            f"on {own.seeds} new seeds")
         verdict.looks.append(experiment.runs_of(range(own.seeds, 2 * own.seeds)))
     verdict.print_findings()
     folders = experiment.folders
-    say(f"\npicture: {verdict.draw(folders['idea'])}")
+    say(f"\nThe picture is {verdict.draw(folders['idea'])}")
     runs = " ".join(f"{shlex.quote(str(folder))}/s*/" for folder in folders.values())
-    say(f"tables and a page: python analyze.py {runs}")
+    say(f"For tables and a page: python analyze.py {runs}")
     if experiment.settings["plain"].task == Settings.task and not is_taken_away("research"):
         experiment.try_synthetic_task()
 
@@ -150,7 +151,7 @@ class Experiment:
         say(textwrap.fill(said, 100))
         typed = " ".join([self.name, *as_typed(flags)])
         command = python_command("-m", "research", "dial", "--only", typed)
-        say(f"more synthetic tasks: {command}")
+        say(f"For more synthetic tasks: {command}")
 
 
 @dataclass
@@ -196,20 +197,20 @@ def arms_of(name: str, typed: list[str]) -> tuple[str, dict[str, dict]]:
         if word.startswith("--") and flag == axis:
             raise UserError(f"--{axis} cannot be given: {name} is the one that is tried")
         if word.startswith("--") and flag in NOT_TAKEN:
-            raise UserError(f"--{flag} cannot be given to this program, which itself chooses "
-                            f"seeds, folders, loss and placebo of plain GRPO, {name} and its "
-                            "placebo")
+            raise UserError(f"--{flag} cannot be given to this program, because it chooses the "
+                            "seeds, folders, loss and placebo of its three arms itself: plain "
+                            f"GRPO, {name} and its placebo")
     given = read_flags([f"--{axis}", name, *typed])
     own = (axis, "rescale", *flags_of(METHODS[axis][name]))
     of_idea = {flag: given.pop(flag) for flag in own if flag in given}
     common = usual_settings(given) | given
     common = {"eval_every": common["steps"], "checkpoint_every": common["steps"]} | common
     if common["steps"] < 1:
-        raise UserError(f"--steps {common['steps']}: then nothing is trained")
+        raise UserError(f"--steps {common['steps']}: with this, nothing is trained")
     if not common["eval_every"]:
         raise UserError("--eval_every 0: the verdict needs the evaluation at the end, because "
-                        "success in training cannot decide if problems repeat. --eval_tasks 100 "
-                        "makes it short")
+                        "success in training says little where problems are repeated. "
+                        "--eval_tasks 100 makes the evaluation short")
     common.setdefault("eval_modes", "sampled")
     return axis, {"plain": common, "idea": common | of_idea,
                   "placebo": common | of_idea | {"placebo": PLACEBOS[axis]}}
@@ -218,7 +219,7 @@ def arms_of(name: str, typed: list[str]) -> tuple[str, dict[str, dict]]:
 def axis_of(name: str) -> str:
     """mitigation or advantage: the flag that the idea is a choice of."""
     if name in PLAIN:
-        raise UserError(f"{name} is what an idea is compared with: give another name")
+        raise UserError(f"{name} is plain GRPO, with which an idea is compared: give another name")
     for axis, choices in METHODS.items():
         if name in choices:
             return axis

@@ -4,7 +4,7 @@
     python train.py --loss dpo --pairs runs/none-grpo-s0/pairs.jsonl
 
 The pairs come from the run's credit files, and pairs.jsonl is written into its folder.
-credit/pairs.py says what each of its lines has.
+credit/pairs.py says what each line of it has.
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.pairs")
@@ -33,13 +33,15 @@ def main(argv: list[str]) -> None:
         raise UserError(f"{folder} is a run of another program: its problems are not on record")
     settings = make_settings({"config": config})
     if settings.pairs:
-        raise UserError(f"{folder} was trained on the pairs of {settings.pairs}, and sampled none")
+        raise UserError(f"{folder} was trained on the pairs of {settings.pairs}, so it sampled "
+                        "no answers to make pairs from")
     pairs = pairs_of(folder, settings)
     if not pairs:
-        raise UserError(f"{folder} has no pairs: in no group of its credit files do rewards differ")
+        raise UserError(f"no pairs can be made from {folder}: in each group of its credit files, "
+                        "all rewards are equal")
     output = folder / "pairs.jsonl"
     replace_text(output, "".join(f"{json.dumps(pair)}\n" for pair in pairs))
-    print(f"{len(pairs):,} pairs: {output}")
+    print(f"{len(pairs):,} pairs are written to {output}")
 
 
 def pairs_of(folder: Path, settings: Settings) -> list[dict[str, str]]:

@@ -39,10 +39,12 @@ from tools.helpers.terminal import check_exists, legend, one_line, shaded
 from train import drop_unfinished
 
 FLAGS = {
-    "mitigation": Flag(None, "by default the run's own"),
-    "rescale": Flag(None, "by default the run's own", choices=("mean", "gradient", "none")),
-    "step": Flag(None, "by default the last one whose model was kept", kind=int),
-    "show": Flag(4, "answers to show", least=0, most=1_000_000)}
+    "mitigation": Flag(None, "the weighting to look at. By default it is that of the run"),
+    "rescale": Flag(None, "how the weights are rescaled (train.py --help). By default it is as in "
+                          "the run", choices=("mean", "gradient", "none")),
+    "step": Flag(None, "the step whose tokens are weighted. By default it is the last one for "
+                       "which the model that sampled it was kept", kind=int),
+    "show": Flag(4, "number of answers to show", least=0, most=1_000_000)}
 RECORDED = PROJECT / "docs/qwen-steps/untrained"
 SHADES = ((0.25, "48;5;255;38;5;0"), (0.5, "48;5;254;38;5;0"), (0.8, "48;5;195;38;5;0"),
           (1.25, "48;5;153;38;5;0"), (2.0, "48;5;111;38;5;0"), (4.0, "48;5;32;38;5;15"),
@@ -53,8 +55,8 @@ def main(argv: list[str]) -> None:
     first = make_parser("", None, FLAGS, add_help=False)
     name = vars(first.parse_known_args(argv)[0]).get("mitigation", "none")
     if name in ADVANTAGES:
-        raise UserError(f"{name} is an advantage, and this tool shows weightings: use python -m "
-                        f"tools.idea {name}")
+        raise UserError(f"{name} is an advantage, and this tool shows weightings. For an "
+                        f"advantage there is python -m tools.idea {name}")
     check_value("mitigation", name, OPTIONS["mitigation"])
     own = {}
     for weighting in (*MITIGATIONS.values(), MITIGATIONS[name]):
@@ -62,7 +64,7 @@ def main(argv: list[str]) -> None:
     parser = make_parser("python -m tools.preview RUN --mitigation NAME [its flags]", __doc__,
                          own | FLAGS)
     parser.add_argument("RUN", nargs="?", default=None,
-                        help="a run folder, by default the newest in runs/")
+                        help="a run folder. By default it is the newest in runs/")
     given = parser.read(argv)
     flags = with_defaults(given, FLAGS)
     folder = existing(flags.RUN)
@@ -96,7 +98,7 @@ def on_real_tokens(s: Settings) -> list[str]:
         rollouts, weight, _ = weighed(RECORDED, credit_steps(RECORDED)[0], settings)
     except UserError:
         return []
-    head = (f"the same, in {len(rollouts.mask)} recorded answers ({int(rollouts.mask.sum())} "
+    head = (f"The same for {len(rollouts.mask)} recorded answers ({int(rollouts.mask.sum())} "
             f"tokens) of {settings.model} before training:")
     return [head, *(f"  {line}" for line in about_weights(rollouts, weight))]
 
@@ -134,9 +136,9 @@ class ModelOfStep:
         models, step = models_of(self.folder, self.settings), self.step
         if step - 1 not in models:
             kept = [str(one) for one in credit_steps(self.folder) if one - 1 in models]
-            raise UserError(f"{self.settings.mitigation} asks the model, and the one that sampled "
+            raise UserError(f"{self.settings.mitigation} needs the model, and the one that sampled "
                             f"step {step} was not kept"
-                            + (f". It was of --step {' or '.join(kept)}" if kept else ""))
+                            + (f". It was kept for --step {' or '.join(kept)}" if kept else ""))
         policy, record = load_policy(self.settings, models[step - 1]), read_step(self.folder, step)
         refuse_other_model(policy.model, record, run_config(self.folder), policy.folder)
         return policy
@@ -152,8 +154,9 @@ def weighed(folder: Path, step: int, s: Settings) -> tuple[Rollouts, torch.Tenso
     model, policy, problems = ModelOfStep(folder, step, s), None, []
     if inspect.isclass(MITIGATIONS[s.mitigation]):  # it may sample answers and have them scored
         if is_foreign(run_config(folder)):
-            raise UserError(f"{s.mitigation} keeps a state or samples more: {folder} is a run of "
-                            "another program, and has no such state and no problems on record")
+            raise UserError(f"{s.mitigation} keeps a state or samples answers, so it needs the "
+                            f"run's model and problems. {folder} is a run of another program and "
+                            "does not have them")
         policy = model.policy
         problems = policy.task.training_problems(s.seed, step, s.questions)
     generator = torch.Generator().manual_seed(derived_seed("credit", s.seed, step))
@@ -161,30 +164,31 @@ def weighed(folder: Path, step: int, s: Settings) -> tuple[Rollouts, torch.Tenso
                            generator=generator)
     weighting = make_weighting(s, policy)
     if hasattr(weighting, "state_dict") and step > 1:
-        print(f"{s.mitigation} as it is at the start of a run")
+        print(f"{s.mitigation} learns during a run. Here it is as at the start of one.")
     batch = drop_unfinished(rollouts) if s.drop_unfinished else rollouts
     return rollouts, *rescaled_weight(weighting, s.mitigation, batch, policy, s.rescale)
 
 
 def headline(folder: Path, rollouts: Rollouts, s: Settings, metrics: dict) -> str:
-    """runs/none-grpo-s0, step 100: 256 answers, 12345 tokens; random --placebo_std 0.5, ..."""
+    """Step 100 of runs/none-grpo-s0 has 256 answers and 12345 tokens. The weights of ..."""
     flags = s.flags_for(MITIGATIONS[s.mitigation])
     typed = "".join(f" --{name} {value}" for name, value in flags.items())
     note = f"; {metrics['weight_note']}" if metrics["weight_note"] else ""
     answers, tokens = len(rollouts.mask), int(rollouts.mask.sum())
-    return (f"{folder}, step {rollouts.step}: {answers} answers, {tokens} tokens; {s.mitigation}"
-            f"{typed}, rescaled by {metrics['weight_factor']:.3g} (--rescale {s.rescale}){note}")
+    return (f"Step {rollouts.step} of {folder} has {answers} answers and {tokens} tokens. The "
+            f"weights of {s.mitigation}{typed} are multiplied by {metrics['weight_factor']:.3g} "
+            f"(--rescale {s.rescale}){note}.")
 
 
 def show_answers(rollouts: Rollouts, weight: torch.Tensor, tokenizer, answers: list[int]) -> None:
-    put(f"\nweight of each token: {legend(SHADES) or 'in brackets after it'}")
+    put(f"\nthe weight of each token: {legend(SHADES) or 'it stands in brackets after the token'}")
     for b in answers:
         length = len(rollouts.texts[b])
         prompt = b"".join(token_bytes(tokenizer, rollouts.prompt_ids[int(rollouts.group[b])]))
         asked = one_line(without_earlier_turns(prompt.decode(errors="replace")))
         low, high = rollouts.advantage[b, :length].aminmax()
         span = f"{low:+.2f}" if low == high else f"{low:+.2f} to {high:+.2f}"
-        print(f"\nanswer {b}: reward {rollouts.reward[b]:.2f}, advantage {span}; {asked}")
+        print(f"\nanswer {b}, reward {rollouts.reward[b]:.2f}, advantage {span}, to {asked}")
         put(shaded(rollouts.texts[b], weight[b, :length].tolist(), SHADES,
                    lambda number: f"[{number:.2f}]"))
 

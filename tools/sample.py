@@ -1,12 +1,12 @@
-"""Ask a trained model: it answers one problem or message as it did before training, and after.
+"""Ask a trained model: it answers a problem or a message as before training, and as after it.
 
     python -m tools.sample runs/none-grpo-s0 4 12 10 18
-    python -m tools.sample models/tiny 4 12 10 18            a model folder answers once
+    python -m tools.sample models/tiny 4 12 10 18    (the model of this folder answers)
     python -m tools.sample models/Qwen2.5-0.5B-Instruct "What is credit assignment?"
 
-The answers show which tokens the model was unsure of: at a terminal they are shaded, elsewhere
-their probability is printed after them. The same seed gives the same answers; --seed 1 gives
-others. No file is written.
+The answers show which tokens the model was unsure of. At a terminal with colours these tokens are
+shaded; elsewhere their probability is printed after them. The same seed gives the same answers, and
+--seed 1 gives others. No file is written.
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.sample")
@@ -28,13 +28,13 @@ from tools.helpers.terminal import legend, shaded
 SHADES = ((0.1, "48;5;26;38;5;231"), (0.5, "48;5;75;38;5;16"), (0.9, "48;5;153;38;5;16"),
           (float("inf"), ""))
 MARKED_BELOW = 0.5  # without colour, the probability of a token is printed if it is below this
-OF_A_MESSAGE = 128  # the limit of an answer to a message is at least so many tokens
+MESSAGE_TOKENS = 128  # the limit of an answer to a message is at least so many tokens
 FLAGS = {
-    "answers": Flag(1, "answers of each model", least=1, most=1000),
+    "answers": Flag(1, "number of answers that each model gives", least=1, most=1000),
     "seed": Flag(0, "seed of the sampling", least=0),
-    "task": Flag(None, "task of the problem; by default that of the run, or of the model's "
-                       "recipe.json"),
-    "device": Flag("cpu", "cpu, cuda or cuda:N")}
+    "task": Flag(None, "the task that the problem belongs to. By default it is that of the "
+                       "run, or of the recipe.json of the model"),
+    "device": Flag("cpu", "device to compute on: cpu, cuda or cuda:N")}
 WITHOUT_TRAINING = {name: flag.default for name, flag in OPTIONS.items() if flag.sample_drops}
 
 
@@ -42,19 +42,20 @@ def main(argv: list[str]) -> None:
     parser = make_parser("python -m tools.sample RUN PROBLEM [flags]", __doc__, FLAGS)
     parser.add_argument("run", metavar="RUN", help="a run folder, or the folder of a model")
     parser.add_argument("problem", metavar="PROBLEM", nargs="+",
-                        help="a problem such as 4 12 10 18; any other text is a message")
+                        help="a problem, such as 4 12 10 18. Any other text is sent as a message")
     flags = with_defaults(parser.read(argv), FLAGS)
     folder = find_folder(flags.run)
     settings = settings_of(folder, flags.task, flags.device)
     task, problem = problem_or_message(settings, " ".join(flags.problem))
     if isinstance(task, Message):  # an expression needs 12 tokens, a conversation more
-        longer = max(settings.max_new_tokens, OF_A_MESSAGE)
+        longer = max(settings.max_new_tokens, MESSAGE_TOKENS)
         settings = replace(settings, max_new_tokens=longer)
     policies = policies_of(folder, settings)
-    put(visible(f"{folder}, sampled at temperature {settings.temperature:g}, seed {flags.seed}"))
+    put(visible(f"{folder}: answers are sampled at temperature {settings.temperature:g} with seed "
+                f"{flags.seed}"))
     at = "" if settings.temperature == 1 else " at temperature 1"
-    marks = legend(SHADES) or f"in brackets after it, if below {MARKED_BELOW:.0%}"
-    put(f"probability of a token{at}: {marks}\n")
+    marks = legend(SHADES) or f"in brackets after the token, if it is below {MARKED_BELOW:.0%}"
+    put(f"the probability of each token{at}: {marks}\n")
     put(styled(visible(task.show(problem)), BOLD))
     seed, widest = derived_seed("sample", flags.seed), max(map(len, policies))
     for title, policy in policies.items():
@@ -100,7 +101,8 @@ def problem_or_message(settings: Settings, text: str) -> tuple[object, object]:
     task = make_task(settings.task, settings.method_flags)
     try:
         if not hasattr(task, "read"):
-            raise UserError("its class Task has no method `read` (docs/your_own_task.md)")
+            raise UserError("its class Task has no method `read`, which would read a "
+                            "problem (docs/your_own_task.md)")
         return task, task.read(text.split())
     except UserError as error:
         put(visible(f"this is not a problem of {settings.task}, so it is sent as a message: "
@@ -113,7 +115,7 @@ def is_run(folder: Path) -> bool:
     config = read_json(path) if path.exists() else {}
     if "mitigation" not in config and "model_type" not in config:
         raise UserError(f"{folder} is neither a run folder nor a model folder: it has no "
-                        "config.json that names a mitigation or a model_type")
+                        "config.json with a mitigation (a run) or a model_type (a model)")
     return "mitigation" in config
 
 

@@ -1,4 +1,4 @@
-"""Train a Qwen2 on synthetic demonstrations: a small new one, as models/tiny, or a real one.
+"""Train a Qwen2 on synthetic demonstrations: a small new model, like models/tiny, or a real one.
 
     python -m tools.warmup                                         # writes models/new
     python -m tools.warmup --size large --out models/tiny-large    # 2.9 times the parameters
@@ -11,11 +11,12 @@ saves. Matrices are trained with Muon (Jordan et al. 2024), all other parameters
 result is a model folder like any other; its recipe.json has the settings that suit the model in
 `python train.py`.
 
-A real model rarely solves a problem, and GRPO learns from differences between answers: after this
-cold start there are some. Unless flags say otherwise it gets 120 updates with AdamW, of 8
-demonstrations each, in the upper half of its layers: on a CPU the frozen half saves a third of the
-time and much memory. With --keep_every 60 the model so far is written as a folder, too: --start
-continues from it, with another --seed.
+A real model rarely solves a problem, so its answers hardly differ in reward, and GRPO learns from
+such differences. After this cold start there are more of them. Unless flags say otherwise, a real
+model gets 120 updates with AdamW, of 8 demonstrations each. Only the upper half of its layers is
+trained: on a CPU this saves a third of the time and much memory. With --keep_every 60 the model is
+also written after every 60 updates. To train one of these further, give its folder to --start, and
+another --seed.
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.warmup")
@@ -45,20 +46,21 @@ from tools.helpers.demonstrations import COUNTS, TALK, TASK, batches, make_token
 
 SIZES = {"small": (2, 64), "medium": (3, 128), "large": (4, 192)}  # blocks, hidden size
 FLAGS = {
-    "size": Flag("medium", "size of the model; models/tiny is medium", choices=SIZES),
-    "start": Flag(None, "folder of a model to start from, made by this program or a real one; "
-                        "without --size"),
+    "size": Flag("medium", "size of a new model. That of models/tiny is medium", choices=SIZES),
+    "start": Flag(None, "folder of a model to start from, instead of a new one of --size. It is "
+                        "one that this program has made, or a real one"),
     "rate": Flag(5e-5, "learning rate of a real model", above=0, most=10),
     "right": Flag(False, "use only demonstrations whose answer is right and well formed"),
-    "talk": Flag(0, "at most so many irrelevant sentences before each step and before the answer; "
-                    "5 make answers of about 100 tokens", least=0, most=20),
-    "out": Flag("models/new", "folder to write; it must not exist"),
-    "steps": Flag(2000, "updates", least=1, most=10_000_000),
-    "batch": Flag(128, "demonstrations in an update", least=1, most=10_000),
-    "seed": Flag(0, "seed of the initial weights and the demonstrations"),
-    "keep_every": Flag(0, "updates after which the model so far is written as OUT-UPDATES; 0 means "
-                          "never", least=0, most=10_000_000),
-    "dtype": Flag("float32", "type to compute in; parameters stay float32",
+    "talk": Flag(0, "the most irrelevant sentences before each step and before the answer. With 5, "
+                    "answers have about 100 tokens", least=0, most=20),
+    "out": Flag("models/new", "folder to write. It must not exist yet"),
+    "steps": Flag(2000, "number of updates", least=1, most=10_000_000),
+    "batch": Flag(128, "number of demonstrations in an update", least=1, most=10_000),
+    "seed": Flag(0, "seed of the initial weights and of the demonstrations"),
+    "keep_every": Flag(0, "after every so many updates the model is also written to a folder, "
+                       "which is called OUT-60 after 60 updates; 0 means never",
+                       least=0, most=10_000_000),
+    "dtype": Flag("float32", "type of the numbers to compute with. The parameters stay float32",
                   choices=("float32", "bfloat16")),
     "threads": Flag(2, "CPU threads", least=1, most=MOST_THREADS)}
 MUON_RATE, ADAM_RATE = 0.02, 3e-3  # learning rates of the matrices, and of all else
@@ -87,9 +89,11 @@ def main(argv: list[str]) -> None:
     is_real = tokenizer.to_str() != make_tokenizer().to_str()
     flags = with_defaults({**REAL_FLAGS, **given} if is_real else given, FLAGS)
     if start and "size" in given:
-        raise UserError(f"--size {flags.size} has no effect: the model of {start} has its own size")
+        raise UserError(f"--size {flags.size} has no effect, because the model of {start} has its "
+                        "own size")
     if "rate" in given and not is_real:
-        raise UserError(f"--rate {flags.rate} has no effect: only a real model is trained with it")
+        raise UserError(f"--rate {flags.rate} has no effect, because only a real model is trained "
+                        "with it")
     torch.set_num_threads(flags.threads)
     out = Path(flags.out)
     kept = folders_of_updates(out, flags.keep_every, flags.steps)
@@ -231,7 +235,7 @@ def evaluate(model: Qwen2, tokenizer: Tokenizer, recipe: dict) -> None:
     mean = {name: values.mean().item() for name, values in rollouts.scores.items()}
     results = (f"success {mean['answer']:.1%}, format {mean['format']:.2f}, "
                f"right steps {mean['reasoning']:.1%}, "
-               f"{rollouts.length.float().mean().item():.0f} tokens, "
+               f"length {rollouts.length.float().mean().item():.0f} tokens, "
                f"finished {rollouts.finished.float().mean().item():.1%}")
     print("\n    ".join([f"  {results}", *rollouts.answers[:3]]), flush=True)
 

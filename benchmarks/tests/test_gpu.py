@@ -37,8 +37,8 @@ def test_every_part_runs_and_one_that_fails_says_so(monkeypatch, capsys):
     assert first.startswith(f"PyTorch {torch.__version__}") and len(rows) == 8
     assert [row for row in rows if "FAILED" in row] == [rows[-1]]
     assert rows[-1].split() == "step FAILED: tiny, step: out of memory".split()
-    assert rows[0].endswith("64 of 64 answers equal, their log-probs 0e+00 apart, the gradient "
-                            "0e+00 of its norm: as on the CPU")
+    assert rows[0].endswith("the same as on the CPU: 64 of 64 answers are equal, log-probs differ "
+                            "by 0e+00, and the gradient by 0e+00 of its norm")
     assert rows[3].startswith("sample, 16 answers ") and rows[3].endswith(" MiB")
 
 
@@ -96,7 +96,7 @@ def test_a_model_that_computes_something_else_is_noticed(monkeypatch):
         return loaded[-1]
     monkeypatch.setattr(cases, "load_policy", load_policy)
     monkeypatch.setattr(gpu, "in_a_process", lambda case, most: cases.agreement(case))
-    assert gpu.outcome(Case("agreement")).endswith("NOT AS on the CPU")
+    assert gpu.outcome(Case("agreement")).startswith("NOT THE SAME AS on the CPU: ")
 
 
 def test_the_flag_of_a_models_folder_reaches_the_parts(learner, monkeypatch, capsys):

@@ -207,8 +207,9 @@ def test_answers_that_trl_writes_again_count_once(tmp_path, capsys):
     folder = imported(tmp_path, *files)
     assert credit_steps(folder) == [1, 3]
     said = capsys.readouterr().out
-    assert "once more, at an update: step 2, 4, 5." in said and "4 answers were texts" in said
-    assert read_columns(folder, 3)["trainer_step"] == [3] and "Perhaps" not in said
+    assert "an update wrote them once more: step 2, 4, 5." in said
+    assert "4 answers were recorded as texts" in said
+    assert read_columns(folder, 3)["trainer_step"] == [3] and "may be evaluations" not in said
 
 
 def test_new_answers_behind_old_ones_are_an_evaluation(tmp_path, capsys):
@@ -227,9 +228,9 @@ def test_new_answers_behind_old_ones_are_an_evaluation(tmp_path, capsys):
         files.append(list(queue))
     folder = imported(tmp_path, *trl_files(tmp_path, *files))
     said = capsys.readouterr().out
-    assert credit_steps(folder) == [1, 5] and "Perhaps" not in said
-    assert "Left out as evaluations: 12 answers, step 2, 4, 6, 8." in said
-    assert "once more, at an update: step 3, 7." in said
+    assert credit_steps(folder) == [1, 5] and "may be evaluations" not in said
+    assert "These were left out as evaluations: 12 answers, step 2, 4, 6, 8." in said
+    assert "an update wrote them once more: step 3, 7." in said
 
 
 @pytest.fixture(scope="module")
@@ -303,11 +304,12 @@ def test_analyze_says_that_a_run_was_imported(tmp_path, capsys, undrawn):
     folder = imported(tmp_path, write(tmp_path / "t.jsonl", *lines))
     said = analyzed(folder, capsys)
     page = (folder / "analysis/report.html").read_text()
-    assert '"parts":"form 0.25"' in page
+    assert '"parts":"form = 0.25"' in page
     assert "<th scope=row>form</th><td class=n>0.125</td>" in page
-    for words in ("Imported from 1 file of JSON lines", "4 answers were texts", "which need not be "
-                  "those that sampled", "at temperature 1: log_prob", "advantage of 4 answers",
-                  "No fields of a line: difficulty."):
+    for words in ("Imported from 1 file of JSON lines", "4 answers were recorded as texts",
+                  "which may differ from those that sampled", "at temperature 1: log_prob",
+                  "advantage of 4 answers",
+                  "The files have fields that are not used here: difficulty."):
         assert words in " ".join(said.split()) and words in page, words
     assert "not finished" not in said and '"answer":null' in page
     config = json.loads((folder / "config.json").read_text())
@@ -340,7 +342,7 @@ ID = {"step": 1, "prompt_ids": [5, 6], "token_ids": [7, 8], "reward": 1.0}
     ({**OURS, "reward": "1"}, "line 2: its reward should be a number"),
     ({**OURS, "completion": " unheard"}, "cannot spell the completion of .*line 2"),
     ({**ID, "token_ids": [7, 211]}, "line 2 has 4 tokens up to number 211"),
-    ({**ID, "log_prob": [-1.0]}, "line 2: its log_prob has 1 values, the answer 2 tokens"),
+    ({**ID, "log_prob": [-1.0]}, "line 2: its log_prob has 1 values, but the answer has 2 "),
     ({**ID, "log_prob": [-1.0, 2.0]}, "line 2: its log_prob should be"),
     ({**ID, "weight": -1}, "line 2: its weight should be"),
     ({**ID, "advantage": [1, 10 ** 400]}, "line 2: its advantage should be")])
@@ -355,10 +357,10 @@ def test_a_damaged_line_says_file_and_line_and_leaves_nothing(tmp_path, line, sa
 @pytest.mark.parametrize("lines, said", [
     ([], "there is no answer"),
     ([ID, {**ID, "step": 0}], "line 2: step 0 comes after"),
-    ([{**ID, "group": 1}, {**ID, "group": 1, "prompt_ids": [5]}], "line 2: its prompt is not that"),
+    ([{**ID, "group": 1}, {**ID, "group": 1, "prompt_ids": [5]}], "line 2: its prompt differs"),
     ([{**ID, "reward": None, "advantage": 1}, ID], "step 1: an answer has no advantage"),
     ([{**ID, "token_ids": 5}], "line 1: its token_ids should be a list of token numbers"),
-    ([VERL, TRL], "line 2 is of JSON lines, and what was read before of verl")])
+    ([VERL, TRL], "line 2 is of JSON lines, and what was read before is of verl")])
 def test_lines_that_do_not_go_together(tmp_path, lines, said):
     with pytest.raises(UserError, match=said):
         imported(tmp_path, write(tmp_path / "step1.jsonl", *lines))

@@ -147,11 +147,12 @@ def choice(index=0, ids=(5, 2), log_probs=(5e-5, -1)):
 
 
 @pytest.mark.parametrize("changed, words", [
-    (choice(1), "there should be 2, each with its own"),
+    (choice(1), "there should be 2, each with an index"),
     (choice(ids=None), "number 0 has no token_ids"),
     (choice(ids=(10, 2)), "outside the model's vocabulary"),
-    (choice(ids=(5, 5, 5, 2)), "has 4 tokens, and none that ends it: does the server allow 3?"),
-    (choice(ids=(5, 6)), "has 2 tokens, and none that ends it"),
+    (choice(ids=(5, 5, 5, 2)), "has 4 tokens, and no token that ends it. Does the "
+     "server allow 3 tokens?"),
+    (choice(ids=(5, 6)), "has 2 tokens, and no token that ends it"),
     *((choice(log_probs=(wrong, -1)), f"a log-prob for each token, not [{wrong}, -1]")
       for wrong in (None, 0.5, float("nan")))])
 def test_what_is_wrong_with_an_answer_is_told(changed, words):
@@ -235,10 +236,10 @@ def test_what_rounding_explains_is_seen_at_first(policy):
     ours = replace(known, log_prob=torch.zeros(8, 20), mask=torch.ones(8, 20, dtype=torch.bool))
     server.refuse_gap(torch.full((8, 20), -0.006), ours)
     said = said_by(server.refuse_gap, torch.full((8, 20), -0.007), ours)
-    assert "0.007 from ours on average, and rounding explains 0.0061" in said
+    assert "differ from ours by 0.007 on average, and rounding explains only 0.0061" in said
 
 
-OTHER_WEIGHTS = "it has not all of the weights that it was told to load"
+OTHER_WEIGHTS = "Perhaps it did not load all of the weights that it was told to load"
 
 
 @pytest.mark.parametrize("how", ["deaf", "in part"])

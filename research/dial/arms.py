@@ -91,7 +91,8 @@ def known_hidden_states(hidden: torch.Tensor) -> Callable[..., dict[str, torch.T
     """The extra forward pass of a run, which here is known already."""
     def look(rollouts: Rollouts, attention: bool = False) -> dict[str, torch.Tensor]:
         if attention:
-            raise UserError("it needs attention from token to token: each sees its cue alone")
+            raise UserError("it needs attention between tokens, and in these tasks each token sees "
+                            "its cue alone")
         return {"hidden": hidden}
     return look
 
@@ -103,7 +104,7 @@ class Missing:
         self.__dict__["what"] = what
 
     def refuse(self, *_):
-        raise UserError(f"it needs {self.what}, which a synthetic task has not")
+        raise UserError(f"it needs {self.what}, which a synthetic task does not have")
 
     __iter__ = __getitem__ = __len__ = __call__ = refuse
 

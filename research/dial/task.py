@@ -51,8 +51,8 @@ class TaskSpec:
         words = rf"(?: (?:sure \d+(?:\.\d+)?|{'|'.join(SWITCHES)}))*"
         match = re.fullmatch(rf"(\d{{1,6}})/(\d{{1,6}})({words})", text.strip())
         if not match or not 1 <= int(match[2]) <= int(match[1]):
-            raise UserError(f"--worlds {text!r}: a task is written as 128/12, tokens and how many "
-                            "of them decide, and then any of: sure 4, all, own, seen, found")
+            raise UserError(f"--worlds {text!r}: a task is written as 128/12, if 12 of 128 tokens "
+                            "decide, and then any of: sure 4, all, own, seen, found")
         sure = re.search(r"sure ([\d.]+)", match[3])
         switches = {name: True for name in SWITCHES if name in match[3]}
         return cls(int(match[1]), int(match[2]), float(sure[1]) if sure else 0.0, **switches)

@@ -2,21 +2,23 @@
 
     python -m research board --dry_run        # list the runs that the present stage still needs
     python -m research board                  # make the runs, stage by stage, then print the result
-    python -m research board --report_only
+    python -m research board --report_only    # print what the finished runs show
 
-The tiny model is trained for 60 steps of 8 problems x 8 answers. Each arm (arms.py), at the
-learning rate that suits it, is compared with plain GRPO by the mean success of all answers of the
-training, seed by seed (protocol.py):
+The tiny model is trained for 60 steps of 8 problems x 8 answers. Each arm (arms.py) has the
+learning rate that suits it. It is compared with plain GRPO by the mean success over all answers in
+training, for pairs of runs with the same seed (protocol.py):
 
-    verdict   p < 0.05 by Holm's correction over all methods, and a method is called ahead if it is
-              better on twelve new seeds, too. For the others the interval says what is left open
+    verdict   a difference is seen if p is below 0.05 after Holm's correction over all methods. A
+              method is only called ahead if it is also better on twelve new seeds. For all others
+              the interval says how large a difference may still be
     control   `measured`, which must be ahead, and plain GRPO with two and four times the batch.
-              These are no methods, so their p is not corrected
-    predicted from research/results/board/predictions.json, written before the results of any seed
+              These are not methods, so their p is not corrected
+    predicted the gain that was predicted, in research/results/board/predictions.json, before there
+              was a result of any seed
 
-A run's folder is called ARM-RATE-sSEED. A finished run in it is used, wherever it was made, if its
-settings are those of the plan; its log and config.json are enough. Runs of the published
-leaderboard are used as well, so one machine can continue where another stopped.
+A run's folder is called ARM-RATE-sSEED. A finished run in such a folder is used, wherever it was
+made, if its settings are those of the plan. Its log and its config.json are enough. Runs of the
+published leaderboard are used as well, so one machine can continue where another stopped.
 """
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,7 +46,8 @@ PUBLISHED_BOARD = RESULTS / "board.json"
 ANSWERS = 64  # to a step of every arm, but for those with larger batches
 TIMES_THE_BATCH = {"none-16x8": 2, "none-32x8": 4}  # how many times as many
 NOT_METHODS = (*CONTROLS, *SCALE)
-FLAGS = {"runs": Flag("runs/board", "folder of the runs"), **FLAGS_OF_RUNS, **FLAGS_OF_LEADERBOARD}
+FLAGS = {"runs": Flag("runs/board",
+                      "folder in which the runs are kept"), **FLAGS_OF_RUNS, **FLAGS_OF_LEADERBOARD}
 
 
 def main(argv: list[str]) -> None:
@@ -93,7 +96,8 @@ def board_leaderboard(board: Board, predicted: dict[str, float]) -> Table:
     """The arms that have pairs, the best first."""
     found = board.gains([*METHODS, *NOT_METHODS], board.seeds_of, NOT_METHODS)
     if not found:
-        raise UserError(f"{board.folder} has no two finished seeds of an arm and of {PLAIN} yet")
+        raise UserError(f"{board.folder} does not yet have two finished seeds of an arm and of "
+                        f"{PLAIN}")
     again = board.second_look()
     seconds_of_plain = mean_step_seconds(board.runs(PLAIN, REPORTED).values())
     rates, cost, verdicts = {}, {}, {}
@@ -113,10 +117,11 @@ def second_look_table(board: Board) -> list[Table]:
     for arm in again:
         gain = board.gain(f"{arm}-placebo", AGAIN)
         of_placebos.append(gain.estimate if gain.pairs else None)
-    return [gain_table("again", "The second look: those that were better, on new seeds", again,
+    return [gain_table("again",
+                       "The second look: the methods that were better, on new seeds", again,
                        {"placebo": ("points", of_placebos)},
-                       notes=["Runs are paired by seed. p has Holm's correction over these "
-                              "methods"],
+                       notes=["Gains are in points of mean success, for pairs of runs with the "
+                              "same seed. p has Holm's correction over these methods"],
                        headings={"placebo": f"gain of its placebo{WITH_INTERVAL}"})]
 
 

@@ -21,7 +21,7 @@ FLAGS_OF_RUNS = {
     "processes": PROCESSES,
     "report_only": Flag(False, "print what the finished runs show, and start no run")}
 FLAGS_OF_LEADERBOARD = {
-    "afresh": Flag(False, "also make the runs that are in the published result"),
+    "afresh": Flag(False, "also make those runs again that the published result has"),
     "dry_run": Flag(False, "list the runs that are missing, and start none")}
 Arms = dict[str, dict[int, Run]]  # finished runs, by arm and seed
 
@@ -38,7 +38,7 @@ def finished_run(planned: PlannedRun) -> Run | None:
     for name in wanted.keys() - passed_over:
         if config.get(name) != wanted[name]:
             raise UserError(f"{planned.folder} has --{name} {config.get(name)}, not "
-                            f"{wanted[name]}: remove it, and it is made again")
+                            f"{wanted[name]}: remove it, and the run is made again")
     return run if is_done(run) else None
 
 
@@ -121,7 +121,7 @@ def require_same_plan(name: str, result: dict, wanted: dict) -> None:
     for setting, value in wanted.items():
         if result["settings"][setting] != value:
             raise UserError(f"{name}.json was made with another {setting}: --afresh makes all runs "
-                            "anew")
+                            "again")
 
 
 def predictions(name: str) -> dict:
@@ -142,15 +142,16 @@ def leaderboard(found: Mapping[str, Gain], predicted: Mapping[str, float],
         columns[name] = spec, list(map(values.get, order))
     gains_in_order = {arm: found[arm] for arm in order}
     return gain_table(
-        "board", "Mean success in training, each arm minus plain GRPO, in points",
+        "board", "Mean success in training: the gain of each arm over plain GRPO, in points",
         gains_in_order, columns,
         verdicts=[verdicts[arm] for arm in order] if verdicts else None,
-        notes=["Runs are paired by seed, and the interval is Student's t. p and the verdict have "
-               "Holm's correction over the methods; p of a control or a larger batch is not "
-               "corrected. Where no difference is seen, the interval says how large a gain or a "
-               "loss may still be. The cost of a step is its processor seconds divided by plain "
-               "GRPO's"],
-        headings={"seconds": "cost of a step"})
+        notes=["Runs are compared in pairs with the same seed, and the interval is Student's t "
+               "over these pairs. p and the verdict have Holm's correction over the methods. The p "
+               "of a control or a larger batch is not corrected. Where no difference is seen, the "
+               "interval says how large a gain or a loss may still be. The cost of a step is its "
+               "processor time, divided by that of plain GRPO"],
+        headings={"predicted": "predicted gain", "seconds": "cost of a step",
+                  "rate": "learning rate"})
 
 
 def write_report(folder: Path, measured: str, findings: Findings, settings: dict,
@@ -161,5 +162,5 @@ def write_report(folder: Path, measured: str, findings: Findings, settings: dict
     write_findings(folder, measured, known, findings, seconds, command)
     print_findings(findings)
     as_name = "" if folder.name == measured else f" --name {folder.name.replace('-', '_')}"
-    print(f"picture and numbers: {folder}; to publish them: "
-          f"python -m research publish {folder}{as_name}")
+    print(f"The picture and all numbers are in {folder}. To publish them:\n"
+          f"  python -m research publish {folder}{as_name}")

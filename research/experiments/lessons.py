@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from analysis.plots import (DOWN, GREY, OF_CHANGE, OF_GRADIENT, OF_PUSH, OF_TOKENS, UP,
-                            legend_below, plt)
+from analysis.plots import (CHANGE_COLOUR, DOWN, GRADIENT_COLOUR, GREY, PUSH_COLOUR, TOKENS_COLOUR,
+                            UP, legend_below, plt)
 from countdown_task import between
 from grpo import gradient_size, group_z_score
 
@@ -47,7 +47,7 @@ def draw_gradient_size(curves: dict) -> Figure:
     """s against p: near 0 where the model was sure of the token that was drawn."""
     figure, axis = plt.subplots(figsize=(7.0, 3.9))
     for name, line in zip(ALTERNATIVES, ("-", "--", ":")):
-        axis.plot(curves["p"], curves[name], line, color=OF_GRADIENT, lw=2.4, label=name)
+        axis.plot(curves["p"], curves[name], line, color=GRADIENT_COLOUR, lw=2.4, label=name)
     axis.set(xlabel="p, the probability of the token that was drawn",
              ylabel="s, the gradient's size", xlim=(0, 1), ylim=(0, math.sqrt(2)),
              title="The size of the gradient of log p, at the logits")
@@ -81,7 +81,7 @@ def draw_one_step(table: dict) -> Figure:
         shade = 0.3 + 0.7 * abs(row["advantage"]) / np.abs(advantage).max()
         axes[2].barh([place] * row["tokens"], 0.8, left=range(row["tokens"]), height=0.7,
                      color=UP if row["advantage"] > 0 else DOWN, alpha=shade)
-    axes[3].barh(places, change, color=OF_CHANGE)
+    axes[3].barh(places, change, color=CHANGE_COLOUR)
     for axis, values, form in ((axes[0], reward, "{:.1f}"), (axes[1], advantage, "{:+.2f}")):
         axis.bar_label(axis.containers[0], [form.format(value) for value in values], padding=3,
                        fontsize=8)
@@ -111,9 +111,10 @@ def draw_one_answer(table: dict) -> Figure:
     """Each token's push above, and what the step did to it below."""
     rows, places = table["rows"], np.arange(len(table["rows"]))
     figure, axes = plt.subplots(2, 1, figsize=(11.0, 4.6), sharex=True)
-    axes[0].bar(places, [row["push"] for row in rows], color=OF_PUSH)
-    axes[1].bar(places, [row["change"] for row in rows], color=OF_CHANGE)
-    axes[0].set(title="Push: what the token's own term of the loss asks for", ylabel="push")
+    axes[0].bar(places, [row["push"] for row in rows], color=PUSH_COLOUR)
+    axes[1].bar(places, [row["change"] for row in rows], color=CHANGE_COLOUR)
+    axes[0].set(title="Push: what the token's own term of the loss asks for",
+                ylabel="push (log p, unit step)")
     axes[1].set(title="Change: what the step did to its log-probability", ylabel="change of log p",
                 xlim=(-0.7, len(rows) - 0.3))
     names = [row["token"].replace("\n", "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}")
@@ -131,7 +132,7 @@ def draw_push_and_change(table: dict) -> Figure:
     places = np.arange(len(rows))
     figure, axis = plt.subplots(figsize=(8.0, 4.0))
     for number, (name, colour) in enumerate(
-            {"tokens": OF_TOKENS, "push": OF_PUSH, "change": OF_CHANGE}.items()):
+            {"tokens": TOKENS_COLOUR, "push": PUSH_COLOUR, "change": CHANGE_COLOUR}.items()):
         values = [100 * row[name] for row in rows]
         bars = axis.bar(places + 0.27 * (number - 1), values, 0.25, color=colour,
                         label=f"of the {name}")

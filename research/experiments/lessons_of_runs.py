@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 import mitigations
-from analysis.plots import (BLUE, COLOURS, GREY, OF_CREDIT, OF_GRADIENT, legend_below, plt,
+from analysis.plots import (BLUE, COLOURS, CREDIT_COLOUR, GRADIENT_COLOUR, GREY, legend_below, plt,
                             style_of)
 from analysis.statistics import mean_over
 from engine.errors import PROJECT
@@ -28,7 +28,7 @@ SHOWN_ARMS = {  # arm and learning rate of the leaderboard -> its name
 PLAIN = "none 2.5e-4"
 SHOWN_WEIGHTINGS = ("none", "inverse_logprob", "equal_gradient", "low_probability",
                     "entropy_weighted", "entropy_masking")
-OF_A_STEP = re.compile(r" *(\d+)/\d+ +\S+ +([\d.]+)% +\S+ +\S+ +\S+ +([\d.]+) ")
+STEP_LINE = re.compile(r" *(\d+)/\d+ +\S+ +([\d.]+)% +\S+ +\S+ +\S+ +([\d.]+) ")
 HELD_OUT = re.compile(r" *held-out, sampled +([\d.]+)% +95% interval ([\d.]+)% to ([\d.]+)%")
 
 
@@ -37,7 +37,7 @@ def draw_noise(table: dict) -> Figure:
     units of one batch of rloo; and how many batches of rloo one batch with true credit is worth."""
     row_of = {row["advantage"]: row for row in table["rows"]}
     figure, axis = plt.subplots(figsize=(7.0, 4.2))
-    for (advantage, name), colour in zip(ESTIMATES.items(), (OF_GRADIENT, OF_CREDIT)):
+    for (advantage, name), colour in zip(ESTIMATES.items(), (GRADIENT_COLOUR, CREDIT_COLOUR)):
         times = row_of[advantage]["times"]
         axis.plot(BATCHES, times["value"] / BATCHES, "o-", color=colour, lw=2.4, ms=5, label=name)
         axis.fill_between(BATCHES, times["low"] / BATCHES, times["high"] / BATCHES, color=colour,
@@ -116,7 +116,7 @@ def curves_of(lines: Iterable[str]) -> tuple[list[list[float]], list[list[float]
     by_step: list[list[float]] = []
     held_out: list[list[float]] = []
     for line in lines:
-        if match := OF_A_STEP.match(line):
+        if match := STEP_LINE.match(line):
             by_step.append([float(number) for number in match.groups()])
         elif match := HELD_OUT.match(line):
             held_out.append([len(by_step), *(float(number) for number in match.groups())])

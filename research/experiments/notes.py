@@ -1,24 +1,29 @@
-"""Experiments 1 to 3 of the earlier experiment that this project started from ("the notes"), each
-as one command.
+"""Experiments 1 to 3 of the earlier experiment that this project started from ("the notes"). Each
+is one command.
 
-    python -m research notes --experiment 1   # think tokens discounted: 0.25 0.5 0.75 1
-    python -m research notes --experiment 2   # 1 / (abs(log p) + epsilon): 0.01 0.1 0.5, as it was
-                                              # published (no detach) and rescaled to mean 1
-    python -m research notes --experiment 3   # attention from the answer: 0.5 1 2 4
-    python -m research notes --experiment 1 --report_only
+    python -m research notes --experiment 1
+    python -m research notes --experiment 1 --report_only    # print what the finished runs show
 
-Every arm trains beside plain GRPO on the same problems, seed by seed, at one learning rate, 60
-steps of 8 problems x 8 answers. A discount of 1 is plain GRPO to the bit: its gain must be 0.
+    experiment 1   tokens before the answer are discounted by 0.25, 0.5, 0.75 or 1
+    experiment 2   the weight is 1 / (abs(log p) + epsilon), with an epsilon of 0.01, 0.1 or 0.5. It
+                   is trained as it was published (not detached), and detached and rescaled
+    experiment 3   the weight is the attention from the answer, scaled by 0.5, 1, 2 or 4
 
-    gain       mean success of all answers of the training, minus plain GRPO's
-    predicted  from research/results/notes/predictions.json, committed before the runs were made
-    norm       the gradient's norm before clipping, mean over steps
-    filler, reasoning, answer   shares of the gradient abs(A) w s: the first two by the notes'
-               regular expressions, the last of the answer section
-    ratio      mean w abs(A log p) of filler over that of reasoning, as the notes measured it
+Each arm is trained beside plain GRPO, on the same problems for the same seed, for 60 steps of 8
+problems x 8 answers. All have the same learning rate. A discount of 1 is plain GRPO to the bit, so
+its gain must be 0. These are the columns of the table:
 
---model and --flags train another model in another way; its settings are those of train.py. A run's
-folder is ARM-sSEED. Finished runs are used as they are, and the same command continues the others.
+    gain       the mean success over all answers in training, minus that of plain GRPO
+    predicted  the gain that was predicted, in research/results/notes/predictions.json, before the
+               runs were made
+    norm       the norm of the gradient before clipping, as a mean over steps
+    filler, reasoning, answer   shares of the gradient, that is of the sum of abs(A) w s. The notes'
+               regular expressions tell filler from reasoning, and answer is the answer section
+    ratio      the mean w abs(A log p) of filler, divided by that of reasoning, as in the notes
+
+With --model and --flags another model is trained in another way: its settings are those of
+train.py. A run's folder is ARM-sSEED. Finished runs are used as they are, and the same command
+continues the others.
 """
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,12 +69,12 @@ EXPERIMENTS = {  # the flags of each arm
         "attention 2": "--mitigation attention_credit --credit_scale 2",
         "attention 4": "--mitigation attention_credit --credit_scale 4"}}
 FLAGS = {
-    "experiment": Flag("1", "number of the experiment", choices=tuple(EXPERIMENTS)),
-    "model": Flag("models/tiny", "folder of a model"),
+    "experiment": Flag("1", "which of the three experiments", choices=tuple(EXPERIMENTS)),
+    "model": Flag("models/tiny", "folder of the model to train"),
     "flags": Flag("", 'further flags of train.py for every arm, such as "--max_new_tokens 96"'),
-    "seeds": Flag(3, "seeds of each arm", least=1, most=1000),
+    "seeds": Flag(3, "number of seeds of each arm", least=1, most=1000),
     "steps": Flag(60, "steps of each run", least=1, most=100_000),
-    "runs": Flag("runs/notes", "folder of the runs"),
+    "runs": Flag("runs/notes", "folder in which the runs are kept"),
     **FLAGS_OF_RUNS}
 
 
@@ -98,7 +103,7 @@ def runs_of_experiment(args: SimpleNamespace) -> list[PlannedRun]:
 def report_experiment(args: SimpleNamespace, arms: Arms, command: str) -> None:
     """Write the report into results/notes-N, where it takes the place of the one before."""
     if PLAIN not in arms:
-        raise UserError(f"{args.runs} has no finished run of {PLAIN} yet")
+        raise UserError(f"{args.runs} does not yet have a finished run of {PLAIN}")
     folder = Path(f"results/notes-{args.experiment}")
     folder.mkdir(parents=True, exist_ok=True)
     made = by_run_name(arms)
@@ -109,7 +114,8 @@ def report_experiment(args: SimpleNamespace, arms: Arms, command: str) -> None:
     draw_published(draw_curves, folder / "curves.png", {"curves": curves})
     tables = [experiment_table(arms, predictions("notes")), fifths_table(arms)]
     findings = Findings(f"Experiment {args.experiment} of the earlier experiment, made again",
-                        [f"{len(made)} finished runs of {args.steps} steps, {args.model}."],
+                        [f"There are {len(made)} finished runs of {args.steps} steps. They train "
+                         f"{args.model}."],
                         tables, {"curves": curves})
     write_report(folder, "notes", findings, vars(args), made,
                  total_seconds(made.values(), "seconds"), command)
@@ -142,10 +148,12 @@ def experiment_table(arms: Arms, predicted: dict[str, float]) -> Table:
     return gain_table(
         "arms", "Each arm beside plain GRPO", {arm: found.get(arm) for arm in arms}, beside,
         verdicts=verdicts, finding="\n".join(lines + same),
-        notes=["gain in points, paired by seed, interval by Student's t; verdict by Holm's "
-               "correction over the arms. Arms that learned other things write other texts, so "
-               "shares are not the weighting alone"],
-        headings={"success": "mean success in training"})
+        notes=["Gains are in points, for pairs of runs with the same seed. The interval is "
+               "Student's t, and the verdict has Holm's correction over the arms. Filler, "
+               "reasoning and answer are shares of the gradient. Arms that learned other things "
+               "also write other texts, so these shares do not come from the weighting alone"],
+        headings={"success": "mean success in training", "predicted": "predicted gain",
+                  "norm": "gradient norm", "ratio": "filler / reasoning, w abs(A log p)"})
 
 
 def verdict_of_enough(gain: Gain | None) -> str:
@@ -160,7 +168,7 @@ def fifths_table(arms: Arms) -> Table:
     parts = min(FIFTHS, steps)
     rows = [[arm, *success_by_parts(runs, parts)] for arm, runs in arms.items()]
     names = [f"part {number}" for number in range(1, parts + 1)]
-    return Table("curve", "Success by fifths of the training",
+    return Table("curve", "Mean success in each fifth of the training",
                  by_row({"arm": "", **dict.fromkeys(names, ".1%")}, rows))
 
 

@@ -16,8 +16,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.plots import (BLUE, COLOURS, GREY, OF_CHANGE, OF_CREDIT, OF_GRADIENT, OF_PUSH,
-                            OF_TOKENS, ORANGE, legend_below, plt, save, style_of, whole_steps)
+from analysis.plots import (BLUE, CHANGE_COLOUR, COLOURS, CREDIT_COLOUR, GRADIENT_COLOUR, GREY,
+                            ORANGE, PUSH_COLOUR, TOKENS_COLOUR, legend_below, plt, save, style_of,
+                            whole_steps)
 from analysis.statistics import mean_over
 from engine.errors import PROJECT
 from research.experiments import lessons, lessons_of_runs
@@ -73,7 +74,7 @@ def shown_of(name: str | Callable[[], dict], part: str = "") -> dict:
 
 
 def draw_gains(table: dict, meanings: dict[str, str] = MEANINGS,
-               second_look: str = " and, for ahead, a second look") -> Figure:
+               second_look: str = ", and ahead takes a second look") -> Figure:
     """A leaderboard: each arm's gain, the largest at the top; crosses are what was predicted.
     `meanings` has the arms that are no methods; `second_look`, what else it takes to be ahead."""
     rows = sorted(table["rows"], key=lambda row: row["gain"]["value"])
@@ -93,11 +94,11 @@ def draw_gains(table: dict, meanings: dict[str, str] = MEANINGS,
     axis.set_yticks(range(len(rows)), [row["arm"] for row in rows])
     axis.set_ylim(-0.7, len(rows) - 0.3)
     axis.set(title="Gain over plain GRPO",
-             xlabel="points of mean success in training, minus plain GRPO")
+             xlabel="gain in mean success in training, points")
     axis.plot([], [], "kx", ms=6, label="predicted")
-    legend_below(figure, axis, ncols=3, title="Lines: the 95% interval of one arm alone. Colours: "
-                 f"the verdict,\nby p corrected for the number of methods{second_look}. So a line "
-                 "beside 0 may be grey.")
+    legend_below(figure, axis, ncols=3, title="A line is the 95% interval of one arm alone. Its "
+                 "colour is the verdict,\nfor which p is corrected for the number of methods"
+                 f"{second_look}.\nSo a line that does not reach 0 may still be grey.")
     return figure
 
 
@@ -127,7 +128,8 @@ def draw_dial_shares(values: dict) -> Figure:
             draw_share_of_arm(axis, cells, of_length, length, arm, number)
         axis.axhline(1, color="black", lw=1, label="true credit")
         axis.axhline(0, color="black", lw=0.6)
-        axis.set(title=f"Answers of {length} tokens", xscale="log", xlabel="share that decides")
+        axis.set(title=f"Answers of {length} tokens", xscale="log",
+                 xlabel="share of the tokens that decide the reward")
         axis.xaxis.set_major_formatter("{x:g}")
         axis.xaxis.set_minor_formatter("")
     axes[0][0].set(ylabel="gain, as a share of the true credit's", ylim=(-1.5, 1.2))
@@ -188,7 +190,8 @@ def draw_curves(values: dict) -> Figure:
             axis.plot(np.arange(len(smooth)) + (window + 1) / 2, smooth, label=arm,
                       **style_of(number))
     axes[0].set(title="Success in training", xlabel="step", ylabel="share of right answers")
-    axes[1].set(title="Gradient norm before clipping", xlabel="step", yscale="log")
+    axes[1].set(title="Gradient norm before clipping", xlabel="step", ylabel="norm",
+                yscale="log")
     axes[1].yaxis.set_major_formatter("{x:g}")
     axes[1].yaxis.set_minor_formatter("")
     legend_below(figure, axes[0], ncols=4)
@@ -234,12 +237,12 @@ def draw_kinds_of_models(values: dict) -> Figure:
     figure, axes = plt.subplots(1, len(values), figsize=(9.0, 3.2), sharey=True)
     for axis, (title, shares) in zip(axes, values.items()):
         places = np.arange(len(shares["kinds"]))
-        axis.bar(places - 0.2, shares["tokens"], 0.4, color=OF_TOKENS, label="of the tokens")
-        axis.bar(places + 0.2, shares["gradient"], 0.4, color=OF_GRADIENT,
+        axis.bar(places - 0.2, shares["tokens"], 0.4, color=TOKENS_COLOUR, label="of the tokens")
+        axis.bar(places + 0.2, shares["gradient"], 0.4, color=GRADIENT_COLOUR,
                  label="of the gradient")
         axis.set_xticks(places, shares["kinds"], rotation=35, fontsize=8)
         axis.set_title(title, fontsize=9)
-    axes[0].set_ylabel("%")
+    axes[0].set_ylabel("share, %")
     legend_below(figure, axes[0], ncols=2)
     return figure
 
@@ -248,8 +251,9 @@ def draw_change(table: dict) -> Figure:
     """Shares of push, change and credit: a panel for each of the kinds that differ most."""
     kinds = list(dict.fromkeys(row["kind"] for row in table["rows"]))
     figure, axes = plt.subplots(1, len(kinds), sharey=True, squeeze=False, figsize=(10, 3.8))
-    columns = {"push": ("push", OF_PUSH), "plain step": ("change, plain step", OF_CHANGE + "80"),
-               "AdamW": ("change, AdamW", OF_CHANGE), "credit": ("credit", OF_CREDIT)}
+    columns = {"push": ("push", PUSH_COLOUR),
+               "plain step": ("change, plain step", CHANGE_COLOUR + "80"),
+               "AdamW": ("change, AdamW", CHANGE_COLOUR), "credit": ("credit", CREDIT_COLOUR)}
     for axis, kind in zip(axes[0], kinds):
         rows = [row for row in table["rows"] if row["kind"] == kind]
         places = np.arange(len(rows))
@@ -306,9 +310,9 @@ def draw_decided_by_model(table: dict) -> Figure:
         row_of = {row["kind"]: row for row in table["rows"] if row["model"] == model}
         places = np.arange(len(kinds))
         tokens = [100 * row_of[kind]["of all"] for kind in kinds]
-        axis.bar(places - 0.27, tokens, 0.25, color=OF_TOKENS, label="of the tokens")
-        for number, (name, colour) in enumerate({"gradient": OF_GRADIENT,
-                                                 "decided": OF_CREDIT}.items()):
+        axis.bar(places - 0.27, tokens, 0.25, color=TOKENS_COLOUR, label="of the tokens")
+        for number, (name, colour) in enumerate({"gradient": GRADIENT_COLOUR,
+                                                 "decided": CREDIT_COLOUR}.items()):
             share, low, high = (np.array([100 * row_of[kind][name][end] for kind in kinds])
                                 for end in ("value", "low", "high"))
             axis.bar(places + 0.27 * number, share, 0.25, color=colour, ecolor="black",

@@ -1,7 +1,7 @@
 """Publish a result, and update the pages and pictures that show it.
 
     python -m research publish                        # write all tables and draw all pictures again
-    python -m research publish results/board          # what an experiment or a probe has written
+    python -m research publish results/board          # publish what an experiment or a probe wrote
     python -m research publish results/law --name law_test
     python -m research publish --check                # change nothing, say what is not up to date
 
@@ -22,13 +22,15 @@ from research.experiments.pictures import draw_all_published, outdated_pictures
 from research.experiments.published import RESULTS, result_of, write_result
 
 FLAGS = {
-    "name": Flag(None, "name of the result, by default that of the experiment or the probe"),
+    "name": Flag(None, "name of the result. By default it is that of the experiment or the probe"),
     "check": Flag(False, "write nothing, and print which pages and pictures are not up to date")}
 
 
 def main(argv: list[str]) -> None:
     parser = make_parser("python -m research publish [FOLDER] [flags]", __doc__, FLAGS)
-    parser.add_argument("folder", nargs="?", help="results/board, or what a probe has written")
+    parser.add_argument("folder",
+                        nargs="?", help="results/board, or another folder that an experiment or a "
+                        "probe has written")
     typed = parser.read(argv)
     folder = typed.pop("folder", None)
     flags = with_defaults(typed, FLAGS)

@@ -3,20 +3,24 @@
     python -m research real_board --model models/Qwen2.5-0.5B-Instruct
     python -m research real_board --model FOLDER --prompt expression    # answers without thinking
     python -m research real_board --model FOLDER --arms "none, four times"    # these alone
-    python -m research real_board --model FOLDER --report_only
+    python -m research real_board --model FOLDER --report_only    # what the finished runs show
 
-The task is Countdown of two numbers with four solved examples in the prompt, with the settings that
-train.py has for a large model on a CPU. Training is short, because once plain GRPO is right in most
-answers, most groups have equal rewards, and there is nothing to compare. Each arm is compared with
-plain GRPO by the mean success of all trained answers, paired by seed, six seeds an arm. The arms
-are made one after the other, so each is complete before the next one begins.
+The task is Countdown of two numbers, with four solved examples in the prompt and the settings that
+train.py has for a large model on a CPU. Training is short, because once most answers of plain GRPO
+are right, most groups have equal rewards, and there is nothing to compare. Each arm has six seeds.
+It is compared with plain GRPO by the mean success over all answers in training, for pairs of runs
+with the same seed. The arms are made one after the other, so each is complete before the next one
+begins.
 
-    method    it differs from plain GRPO if its p, corrected by Holm over all methods that have
-              their six seeds, is below 0.05; for the others the interval says what is left open
-    control   `measured`, credit by Monte Carlo, which must be better, with two continuations a
-              token and with sixteen; four times the answers; and the advantages shuffled within
-              each group, which must not learn. These are no methods: their p is not corrected
-    predicted from research/results/real_board/predictions.json, written before any run
+    method    it differs from plain GRPO if its p is below 0.05, after Holm's correction over all
+              methods that have their six seeds. For the others the interval says how large a
+              difference may still be
+    control   `measured`, credit by Monte Carlo, which must be better, with two continuations for
+              each token and with sixteen; four times the answers; and the advantages shuffled
+              within each group, which must not learn. These are not methods, so their p is not
+              corrected
+    predicted the gain that was predicted, in research/results/real_board/predictions.json, before
+              any run was made
 
 A run's folder is ARM-sSEED. Finished runs are used as they are, and so are those of the published
 leaderboard, so one machine can continue where another stopped.
@@ -72,12 +76,15 @@ FORMS = {  # for each --prompt: problems a step, steps, and the arms that say no
 COMMON = ("--dtype bfloat16 --learning_rate 2e-6 --eval_every 0 --save_model no --sample_every 0 "
           "--change_every 0")
 FLAGS = {
-    "model": Flag("models/Qwen2.5-0.5B-Instruct", "folder of a model"),
-    "prompt": Flag("brief", "brief asks for short thinking before the answer, expression for none",
+    "model": Flag("models/Qwen2.5-0.5B-Instruct", "folder of the model to train"),
+    "prompt": Flag("brief",
+                   "wording of the prompt. brief asks for a short thinking before the answer, "
+                   "and expression for none",
                    choices=tuple(FORMS)),
-    "seeds": Flag(6, "seeds of each arm, from seed 0 on", least=FEWEST_PAIRS, most=1000),
-    "arms": Flag("", "the arms to make, in this order, separated by commas; by default all"),
-    "runs": Flag("runs/real_board", "folder of the runs"),
+    "seeds": Flag(6, "number of seeds of each arm, from seed 0 on", least=FEWEST_PAIRS, most=1000),
+    "arms": Flag("",
+                 "the arms to make, in this order, separated by commas. By default they are all"),
+    "runs": Flag("runs/real_board", "folder in which the runs are kept"),
     **FLAGS_OF_LEADERBOARD,
     **FLAGS_OF_RUNS}
 
@@ -127,7 +134,7 @@ def chosen_arms(args: SimpleNamespace) -> list[str]:
     wanted = [name.strip() for name in args.arms.split(",")]
     for name in wanted:
         if name not in known:
-            raise UserError(f"--arms: there is no arm {name!r}; the arms of --prompt "
+            raise UserError(f"--arms: there is no arm {name!r}. The arms of --prompt "
                             f"{args.prompt} are {', '.join(known)}")
     return wanted
 
@@ -158,7 +165,7 @@ def report_real_board(args: SimpleNamespace, arms: Arms, command: str) -> None:
     """Write the report into results/real_board_PROMPT, where it takes the place of the one
     before."""
     if len(arms.get(PLAIN, {})) < 2:
-        raise UserError(f"{args.runs} has no two finished seeds of {PLAIN} yet")
+        raise UserError(f"{args.runs} does not yet have two finished seeds of {PLAIN}")
     folder = Path("results") / f"real_board_{args.prompt}"
     folder.mkdir(parents=True, exist_ok=True)
     predicted = predictions("real_board").get(args.prompt, {})
@@ -169,7 +176,7 @@ def report_real_board(args: SimpleNamespace, arms: Arms, command: str) -> None:
     settings = {"prompt": args.prompt, "model": model_name(args), "common": COMMON,
                 "arms": flags_of_arms(args), "steps": FORMS[args.prompt].steps}
     findings = Findings("Which method trains a real model better than plain GRPO?",
-                        [f"{len(made)} runs are finished, --prompt {args.prompt}."], tables,
+                        [f"{len(made)} runs with --prompt {args.prompt} are finished."], tables,
                         real_values(arms))
     write_report(folder, "real_board", findings, settings, made, total_seconds(made.values()),
                  command)
@@ -192,8 +199,10 @@ def quarters_table(arms: Arms) -> Table:
         rows.append([arm, len(runs), success, *success_by_parts(runs, 4)])
     formats = {"arm": "", "seeds": "d", "all": ".1%", "first": ".1%", "second": ".1%",
                "third": ".1%", "last": ".1%"}
-    return Table("curve", "Success of the trained answers by quarters of the training, means over "
-                 "seeds", by_row(formats, rows))
+    return Table("curve", "Success in training, as a whole and in each quarter, means over seeds",
+                 by_row(formats, rows), headings={
+                     "all": "all steps", "first": "first quarter", "second": "second quarter",
+                     "third": "third quarter", "last": "last quarter"})
 
 
 def real_values(arms: Arms) -> dict:

@@ -13,15 +13,16 @@ So the mean is best exactly where Cov(|g|^2, R) = 0. Elsewhere it adds (E[R] - b
 variance, which the tables call its cost. Advantages that sum to zero only show that the mean was
 subtracted, not that it is best. There are three tables:
 
-    problems    b* beside the mean, and what the mean costs, for each problem's answers
-    others      the mean square with baselines made from the other answers: none, their mean
-                (RLOO), by length (OPO, 2505.23585: sum l R / sum l), by |g|^2 (b* itself), the mean
-                of the other problems' answers (batch mean)
-    conditions  synthetic cases with all answers listed, exact: where is the mean best, and what
-                does it cost elsewhere?
+    problems    b* beside the mean, and what the mean costs, for the answers to each problem
+    others      the mean square with each of these baselines, all made from other answers: none;
+                their mean (RLOO); their mean weighted by length (OPO, arXiv 2505.23585: sum l R /
+                sum l); their mean weighted by |g|^2 (b* itself); the mean over the answers to the
+                other problems (batch mean)
+    conditions  synthetic cases in which all answers are listed, so that all is exact: where is the
+                mean best, and what does it cost elsewhere?
 
 The z-score also divides by a number that differs between groups, so it is not only a baseline: it
-weights problems differently. It changes during training which answers have large gradients, so
+gives problems different weights. Which answers have large gradients changes during training, so
 measure a checkpoint, too.
 """
 from pathlib import Path
@@ -36,11 +37,11 @@ from engine.forward import response_log_probs
 from engine.policy import Policy
 from engine.rollouts import Rollouts
 from harness.flags import Flag
-from research.probes.common import OF_A_MODEL, Findings, Progress, policy_from_flags, sample_batch
+from research.probes.common import MODEL_FLAGS, Findings, Progress, policy_from_flags, sample_batch
 
 FLAGS = {
-    **OF_A_MODEL,
-    "questions": Flag(16, "problems", least=2, most=10_000),
+    **MODEL_FLAGS,
+    "questions": Flag(16, "number of problems", least=2, most=10_000),
     "answers": Flag(32, "answers to each problem", least=3, most=1000)}
 
 
@@ -51,7 +52,9 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     square = squares(policy, rollouts, progress).reshape(shape)
     reward = rollouts.reward.double().cpu().numpy().reshape(shape)
     length = rollouts.length.double().cpu().numpy().reshape(shape)
-    intro = [f"{policy.folder}: {args.questions} problems x {args.answers} answers."]
+    intro = [f"{policy.folder} gave {args.answers} answers to each of {args.questions} problems. "
+             "For each answer, R is its reward, g the gradient of its log-prob, and b a baseline "
+             "that is subtracted from R. b* is the baseline with the least variance."]
     return Findings("When is the group's mean the best baseline?", intro,
                     [others_table(reward, square, length), problems_table(reward, square),
                      conditions_table()])
@@ -87,12 +90,13 @@ def problems_table(reward: np.ndarray, square: np.ndarray) -> Table:
             correlation = float(np.corrcoef(R, g)[0, 1])
             rows.append([number, *best_baseline(R, g, evenly), correlation])
     higher = sum(row[1] > row[2] for row in rows)
-    return Table("problems", "b* beside the mean, by problem",
+    return Table("problems", "The best baseline b* and the mean, for each problem",
                  by_row({"problem": "d", "b*": ".3f", "mean": ".3f", "cost": ".1%",
                          "correlation": "+.2f"}, rows),
                  f"b* is above the mean in {higher} of {len(rows)} problems.",
-                 ["cost: what the mean adds to the mean square that b* leaves, on the answers that "
-                  "both were made from, so b* looks too good; correlation: of |g|^2 and R"])
+                 ["Cost: by how much the mean square E|(R - b) g|^2 is larger with the mean than "
+                  "with b*. Both were made from these same answers, so b* looks too good. "
+                  "Correlation: that of |g|^2 and R"])
 
 
 def without_own(reward: np.ndarray, weight: np.ndarray) -> np.ndarray:
@@ -128,10 +132,10 @@ def others_table(reward: np.ndarray, square: np.ndarray, length: np.ndarray) -> 
         change = jackknife(difference, problem)
         rows.append([name, own.mean(), change])
         if own is not usual:
-            sentences.append(f"{name}: the mean square differs by {change.value:+.1%} (95% "
-                             f"interval {change.low:+.1%} to {change.high:+.1%}) from that with "
-                             "the mean of the others.")
-    return Table("others", "Mean square E|(R - b) g|^2 with each baseline",
+            sentences.append(f"With the baseline {name}, the mean square differs by "
+                             f"{change.value:+.1%} (95% interval {change.low:+.1%} to "
+                             f"{change.high:+.1%}) from that with the mean of the others.")
+    return Table("others", "The mean square E|(R - b) g|^2 with each baseline b",
                  by_row({"baseline": "", "noise": ".3g", "change": "+.1%"}, rows),
                  "\n".join(sentences), ["The interval is over problems (jackknife)"],
                  {"noise": "mean square",
@@ -166,8 +170,9 @@ def conditions_table() -> Table:
         rows.append([name, b, mean, cost])
         if abs(b - mean) < 1e-9:
             is_best.append(name)
-    return Table("conditions", "Synthetic cases with all answers listed: when is the mean best?",
+    return Table("conditions",
+                 "Synthetic cases in which all answers are listed: when is the mean best?",
                  by_row({"world": "", "b*": ".3f", "mean": ".3f", "cost": ".1%"}, rows),
                  f"The mean is best where |g|^2 and R do not vary together: {'; '.join(is_best)}.",
-                 ["g at the logits of a softmax over the answers; cost: as a share of the mean "
-                  "square that b* leaves"], {"world": "case"})
+                 ["g is the gradient at the logits of a softmax over the answers. Cost: by how "
+                  "much the mean square is larger with the mean than with b*"], {"world": "case"})

@@ -39,20 +39,21 @@ from research.probes.common import COMMON, Findings
 FLAGS = {
     **COMMON,
     "runs": Flag(None, "folders of runs of plain GRPO, separated by commas"),
-    "steps": Flag("1,51,101", "steps whose batches are sampled again, each by the "
-                  "checkpoint before it"),
+    "steps": Flag("1,51,101", "the steps whose batches are sampled again, separated by commas. "
+                  "Each is sampled by the checkpoint before it"),
     "questions": Flag(16, "problems in a batch", least=1, most=1000),
     "answers": Flag(16, "answers to each problem", least=4, most=1000),
-    "new_tokens": Flag(0, "most tokens of an answer; 0 means as many as in the run",
+    "new_tokens": Flag(0, "the most tokens of an answer; 0 means as many as in the run",
                        least=0, most=10_000),
-    "measured": Flag(8, "problems whose credit is measured; the tables show only their tokens",
+    "measured": Flag(8, "problems of a batch whose credit is measured. The tables are about their "
+                     "tokens alone",
                      least=2, most=1000),
-    "continuations": Flag(8, "continuations that measure the credit of an uncertain token; 0 "
-                             "means that no credit is measured", least=0, most=1000),
+    "continuations": Flag(8, "how many continuations measure the credit of an uncertain token; "
+                             "0 means that no credit is measured", least=0, most=1000),
     "kept": Flag("results/change-batches", "folder in which each measured batch is kept, so that "
                  "the same command continues from it"),
-    "processes": Flag(1, "batches that are measured at the same time", least=1, most=64),
-    "batches": Flag(16, "batches of each synthetic task; 0 leaves these tasks out",
+    "processes": Flag(1, "how many batches are measured at the same time", least=1, most=64),
+    "batches": Flag(16, "number of batches of each synthetic task; 0 leaves these tasks out",
                     least=0, most=1000)}
 STEP = Flag(1, least=1, most=1_000_000, kind=int)
 
@@ -78,8 +79,8 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
                    items_table(by_step, load_tokenizer(runs[0]))]
     if args.batches:
         tables.append(synthetic_table(args))
-    intro = [f"{len(units)} batches of {args.questions} x {args.answers} answers, "
-             f"{spent:,} tokens sampled for their credit."]
+    intro = [f"There are {len(units)} batches of {args.questions} problems x {args.answers} "
+             f"answers. To measure credit, {spent:,} tokens were sampled."]
     return Findings("Push, change and credit", intro, tables)
 
 

@@ -29,8 +29,8 @@ def synthetic_table(args: SimpleNamespace) -> Table:
         rows.append([name, *cancelled(name, args), of["ratio"], of["gain"], gain])
     with_prediction = [row for row in rows if row[5] is not None]
     gains = [row[-1] for row in with_prediction]
-    names = {1: "the share that cancels", 3: "the cosine of a batch", 5: "the noise ratio",
-             6: "the noise-to-batch-size prediction"}  # of these columns
+    names = {1: "the share that cancels", 3: "the cosine of a batch of plain GRPO",
+             5: "the noise ratio", 6: "the predicted gain"}  # of these columns
     found = []
     for column, name in names.items():
         correlation = rank_correlation([row[column] for row in with_prediction], gains)
@@ -38,17 +38,21 @@ def synthetic_table(args: SimpleNamespace) -> Table:
     *first, last = found
     formats = {"world": "", "cancels": ".0%", "exact": ".2f", "batch": ".2f", "true": ".2f",
                "ratio": ".2g", "predicted": "points", "gain": "points"}
-    return Table("worlds", "Where everything is exact: what the push turns into",
+    return Table("worlds", "Synthetic tasks, where all is exact: what the push turns into",
                  by_row(formats, rows),
-                 f"Over {len(with_prediction)} synthetic tasks, the rank correlation with the gain "
-                 f"of true credit over plain GRPO is {', '.join(first)} and {last}.",
-                 ["cancels: the share of plain GRPO's push that cancels among equal tokens in "
-                  "equal contexts; cosine: of the change with the credit, in a step along the "
-                  "exact gradient, that of a batch of plain GRPO, and that of a batch with true "
-                  "credit; noise ratio and predicted gain: python -m research law; measured gain: "
-                  "python -m research dial"],
-                 {"world": "synthetic task", "exact": "cosine, exact gradient",
-                  "batch": "cosine, batch of plain GRPO", "true": "cosine, true credit",
+                 f"Which number tells beforehand how much true credit gains over plain GRPO? Over "
+                 f"{len(with_prediction)} synthetic tasks, the rank correlation with this gain is "
+                 f"{', '.join(first)} and {last}.",
+                 ["Cancels: the share of plain GRPO's push that cancels among equal tokens in "
+                  "equal contexts. Cosine: that between the tokens' changes in a step and their "
+                  "credits. The step is along the exact gradient, along that of a batch of plain "
+                  "GRPO, or along that of a batch with true credit. The noise ratio and the "
+                  "predicted gain are those of python -m research law, and the measured gain is "
+                  "that of python -m research dial. Gains are in points of mean success"],
+                 {"world": "synthetic task",
+                           "cancels": "share of the push that cancels",
+                                      "exact": "cosine, exact gradient",
+                  "batch": "cosine, batch of plain GRPO", "true": "cosine, batch with true credit",
                   "ratio": "noise ratio", "predicted": "predicted gain of true credit",
                   "gain": "measured gain of true credit"})
 

@@ -106,10 +106,13 @@ def kinds_table(batches: ByStep) -> Table:
         headings[name] += WITH_INTERVAL
     return Table("kinds", "Which kinds of token get the push, the change and the credit",
                  by_row(formats, rows), "",
-                 ["push: A s^2, what a token's own term of the loss would do to its log-prob; "
-                  "change: its log-prob after the step minus before; credit: V after the token "
-                  "minus V before it. Shares are of sums of sizes; the size of a credit has its "
-                  "sign taken from other continuations"], headings)
+                 ["The push of a token is A s^2: what its own term of the loss would do to its "
+                  "log-prob, if nothing else moved it. The change is its log-prob after the step "
+                  "minus before. The credit is V after the token minus V before it, where V is the "
+                  "expected reward of going on from there. A share is a share of the sum of sizes. "
+                  "The size of a credit is its value from one half of its continuations, times its "
+                  "sign from the other half, because the error of an estimate would add to its "
+                  "size"], headings)
 
 
 def fell_and_rose_table(batches: ByStep) -> Table:
@@ -126,16 +129,17 @@ def fell_and_rose_table(batches: ByStep) -> Table:
             rows.append([step, arm, *against_push, *correlations_with_credit(tokens)])
     formats = {"step": "d", "what": "", "fell": ".0%", "rose": ".0%", "by token": "+.2f",
                "by type": "+.2f"}
-    headings = {"fell": f"pushed up, but fell{WITH_INTERVAL}",
+    headings = {"what": "push, or change in a step", "fell": f"pushed up, but fell{WITH_INTERVAL}",
                 "rose": f"pushed down, but rose{WITH_INTERVAL}",
                 "by token": f"correlation with credit, by token{WITH_INTERVAL}",
                 "by type": f"correlation with credit, by vocabulary item{WITH_INTERVAL}"}
     return Table("arms", "Which log-probs fell and rose, and whether the change follows the credit",
                  by_row(formats, rows), "",
-                 ["pushed up, but fell: the share of the upward push that went to tokens whose "
-                  "log-prob fell; pushed down, but rose: the share of the downward push that went "
-                  "to tokens whose log-prob rose; correlations with the credit: token by token, "
-                  "and of sums with their sign over all tokens of one spelling"], headings)
+                 ["Pushed up, but fell: the share of the upward push that went to tokens whose "
+                  "log-prob fell. Pushed down, but rose: the share of the downward push that went "
+                  "to tokens whose log-prob rose. The correlations are those of the push, or of "
+                  "the change in a step, with the credit: token by token, and for sums with their "
+                  "signs over all tokens of one vocabulary item"], headings)
 
 
 def shares_of_items(item: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -166,8 +170,9 @@ def items_table(batches: ByStep, tokenizer: Tokenizer) -> Table:
                          f"correlation with the credit is {of_change:+.2f} for the change and "
                          f"{of_push:+.2f} for the push.")
     formats = {"step": "d", "type": "", **dict.fromkeys(("push", "change", "credit"), "+.1%")}
-    return Table("types", "The vocabulary items with the largest credit, with their sign",
+    return Table("types", "The vocabulary items with the largest credits, up or down",
                  by_row(formats, rows), "\n".join(sentences),
-                 ["The change is that in a step of plain gradient descent. Shares are shares of "
-                  "the sum of all sizes"],
+                 ["The change is that in a step of plain gradient descent. A number is the sum "
+                  "over the tokens of the item, with their signs, divided by the sum of sizes over "
+                  "all tokens"],
                  {"type": "vocabulary item"})

@@ -34,14 +34,15 @@ from harness.parser import make_parser, with_defaults
 from harness.settings import make_settings
 
 COMMON = {
-    "threads": Flag(0, "CPU threads; 0 means the number that suits the probe",
+    "threads": Flag(0, "CPU threads; 0 means the number that suits this probe",
                     least=0, most=MOST_THREADS),
-    "seed": Flag(0, "seed of all random numbers; the same seed gives the same results")}
-OF_A_MODEL = {
+    "seed": Flag(0, "seed of all random numbers. The same seed gives the same results")}
+MODEL_FLAGS = {
     "model": Flag("models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model, for example a "
                   "checkpoint"),
-    "max_new_tokens": Flag(0, "most tokens of an answer; 0 means the number that suits the model"),
-    "device": Flag("cpu", "cpu, cuda or cuda:N"),
+    "max_new_tokens": Flag(0, "the most tokens of an answer; 0 means the number that suits the "
+                              "model"),
+    "device": Flag("cpu", "device to compute on: cpu, cuda or cuda:N"),
     **COMMON}
 
 
@@ -59,21 +60,22 @@ def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[...
     """Read the flags, measure, and write the findings into a folder, which appears whole or not at
     all."""
     known = {**flags,
-             "out": Flag(None, f"a new folder, by default results/{name}-s<seed>"),
+             "out": Flag(None, f"a new folder for the results. By default it is "
+                         f"results/{name}-s<seed>"),
              "all": Flag(False, "print every table, not only the findings and the first table")}
     typed = make_parser(f"python -m research {name} [flags]", doc, known).read(argv)
     args, start = with_defaults(typed, known), time.monotonic()
     folder = Path(args.out or f"results/{name}-s{args.seed}")
     if folder.exists():
-        raise UserError(f"{folder} exists already: name another with --out, or remove it")
+        raise UserError(f"{folder} exists already: name another folder with --out, or remove it")
     with whole(folder) as unfinished:
         findings = measure(args, unfinished)
         show_status("")
         seconds = time.monotonic() - start
         write_findings(unfinished, name, args, findings, seconds, command_of(name, typed))
     print_findings(findings, with_all=args.all)
-    more = "" if args.all else "; --all prints every table"
-    print(f"\n{seconds:.0f} s; numbers: {folder / 'numbers.json'}{more}")
+    more = "" if args.all else " With --all every table is printed."
+    print(f"\nThis took {seconds:.0f} s. All numbers are in {folder / 'numbers.json'}.{more}")
 
 
 def command_of(name: str, typed: dict, leave_out: Collection[str] = ()) -> str:
@@ -125,7 +127,7 @@ def run_of(model: Path) -> Path | None:
 def policy_from_flags(args: SimpleNamespace) -> Policy:
     """The model with its problems, those of its run where it is a checkpoint. It is sampled at
     temperature 1, because a probe asks about the policy itself."""
-    chosen = {name: vars(args)[name] for name in OF_A_MODEL}
+    chosen = {name: vars(args)[name] for name in MODEL_FLAGS}
     if not args.max_new_tokens:
         del chosen["max_new_tokens"]
     if run := run_of(Path(args.model)):

@@ -82,9 +82,12 @@ def decided_table(tokens: TokenTable, partition: str,
                "gradient": ".1%"}
     return Table(
         partition, title, by_row(formats, rows), decided_in_words(rows),
-        ["The share it decides is a share of the sum of squared credits. The share of plain GRPO's "
-         "gradient is a share of the sum of abs(A) s, the gradient's sizes at the logits"],
-        {"of all": "share of all tokens", "decided": f"the share it decides{WITH_INTERVAL}",
+        ["The share they decide is a share of the sum of squared credits. The share of plain "
+         "GRPO's gradient is a share of the sum of abs(A) s, the sizes of the tokens' gradients at "
+         "the logits"],
+        {"tokens": "number of tokens",
+                   "of "
+                   "all": "share of all tokens", "decided": f"the share they decide{WITH_INTERVAL}",
          "gradient": f"share of plain GRPO's gradient{WITH_INTERVAL}"})
 
 
@@ -95,7 +98,7 @@ def decided_in_words(rows: list[Row]) -> str:
     name, _, _, decided, gradient = chosen
     if not decided.high - decided.low < 1:
         return ("There are too few problems, continuations or differences in reward to say which "
-                "tokens decide it.")
+                "tokens decide the reward.")
     return (f"The {name} tokens decide {decided.value:.0%} (95% interval {decided.low:.0%} to "
             f"{decided.high:.0%}) of the reward's variance and get {shown(gradient, '.0%')} of "
             "plain GRPO's gradient.")

@@ -6,14 +6,16 @@ A method's gain in a task is its expected reward, averaged over a training, minu
 with the same seed. These arms are trained besides all methods (research/dial/arms.py):
 
     true credit          V after the token minus V before it, exact
-    mask 0.1, 0          weight 1 at the tokens that decide, and weight 0.1 or 0 at the others
-    half known 0.1       weight 1 at half of the tokens that decide, and weight 0.1 at the others
-    placebo 0.1          weight 1 at as many random positions, which are the same through a run
-    batch 2x, 4x, 16x    plain GRPO with more problems, the scale to which gains are compared
+    mask 0.1, mask 0     weight 1 at the tokens that decide, and 0.1 or 0 at all others
+    half known 0.1       weight 1 at half of the tokens that decide, and 0.1 at all others
+    placebo 0.1          weight 1 at as many positions as decide, but at random ones, which stay the
+                         same through a run; 0.1 at all others
+    batch 2x, 4x, 16x    plain GRPO with 2, 4 or 16 times the problems. The gains of the methods are
+                         compared with those of larger batches
 
-In each task each arm has the learning rate that was best on other seeds. No gradient is clipped. A
-task is called 512/48 if 48 of 512 tokens decide. Its name may go on with any of: sure 4, all, own,
-seen, found. research/dial/task.py says what they mean.
+In each task each arm has the learning rate that was best for it on other seeds. No gradient is
+clipped. A task is called 512/48 if 48 of the 512 tokens of an answer decide. Its name may go on
+with any of: sure 4, all, own, seen, found. research/dial/task.py says what they mean.
 """
 import time
 from itertools import chain
@@ -48,12 +50,13 @@ ALIKE = ("none", "grpo", "span", "rloo")
 FLAGS = {
     **COMMON,
     "worlds": Flag(",".join(TASKS), "the synthetic tasks, separated by commas"),
-    "only": Flag(None, "arms to measure besides plain GRPO, true credit and larger batches, "
-                       "separated by commas"),
-    "steps": Flag(60, "steps of 8 x 8 answers", least=2, most=100_000),
-    "seeds": Flag(12, "seeds of each arm", least=2, most=1000),
-    "rates": Flag("3e-3,1e-2,3e-2", "learning rates of AdamW to choose from"),
-    "rate_seeds": Flag(8, "seeds, other than those of the arms, on which the rate is chosen",
+    "only": Flag(None, "the arms to measure besides plain GRPO, true credit and larger batches, "
+                       "separated by commas. By default they are all"),
+    "steps": Flag(60, "steps of each run. A step has 8 problems x 8 answers",
+                      least=2, most=100_000),
+    "seeds": Flag(12, "number of seeds of each arm", least=2, most=1000),
+    "rates": Flag("3e-3,1e-2,3e-2", "learning rates of AdamW to choose from, separated by commas"),
+    "rate_seeds": Flag(8, "number of other seeds, on which the learning rate is chosen",
                        least=1, most=1000)}
 RATES_FROM, SEEDS_FROM = 1000, 3000
 RATE = Flag(1e-2, above=0, most=10)
@@ -90,8 +93,8 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
 
 
 def training_in_words(args: SimpleNamespace) -> str:
-    return (f"{args.seeds} seeds of each arm, {args.steps} steps of 8 x 8 answers; the rate is the "
-            f"best of {args.rates} on {args.rate_seeds} other seeds.")
+    return (f"Each arm has {args.seeds} seeds, and {args.steps} steps of 8 problems x 8 answers. "
+            f"Its learning rate is the best of {args.rates} on {args.rate_seeds} other seeds.")
 
 
 def arms_asked(only: str | None) -> list[str]:
@@ -168,12 +171,15 @@ def dial_leaderboard(tasks: list[str], cells: list[dict]) -> Table:
                          cell["seconds"]])
     formats = {"world": "", "arm": "", "rate": "g", "mean": ".1%", "gain": "points",
                "share": ".0%", "seconds": ".1f"}
-    return Table("board", "Mean success of training, each arm minus plain GRPO",
+    return Table("board", "Mean success in training, and its gain over plain GRPO",
                  by_row(formats, rows), "", [
-                     "task: tokens / how many decide; share: of the true credit's gain; seconds "
-                     "of the processor for all seeds and rates of an arm"],
-                 {"world": "task", "gain": f"gain over plain GRPO{WITH_INTERVAL}",
-                  "share": f"share{WITH_INTERVAL}"})
+                     "A task is called 512/48 if 48 of the 512 tokens of an answer decide. The "
+                     "gain is in points, paired by seed. The share is the gain divided by that of "
+                     "true credit. The seconds are those of the processor, for all seeds and "
+                     "learning rates of an arm"],
+                 {"world": "task", "rate": "learning rate", "mean": "mean success",
+                  "gain": f"gain over plain GRPO{WITH_INTERVAL}",
+                  "share": f"share of true credit's gain{WITH_INTERVAL}"})
 
 
 def share_of_gain(gain: np.ndarray, true: np.ndarray) -> Estimate | None:
@@ -205,9 +211,12 @@ def shares_by_task(cells: list[dict]) -> Table:
         formats[mask] = ".0%"
         headings[mask] = f"{mask}{WITH_INTERVAL}"
     formats["beyond"] = "points"
-    headings["beyond"] = f"true credit minus 16 times the batch{WITH_INTERVAL}"
-    return Table("shares", "Shares of the true credit's gain, and its gain over 16 times the batch",
-                 by_row(formats, rows), "", ["intervals over seeds; a share's by the delta method"],
+    headings["beyond"] = f"gain of true credit over a 16 times larger batch, points{WITH_INTERVAL}"
+    return Table("shares",
+                 "What masks keep of true credit's gain, and what true credit gains over a "
+                 "16 times larger batch", by_row(formats, rows), "",
+                 ["For a mask the number is its gain over plain GRPO, divided by that of true "
+                  "credit. Intervals are over seeds, and for a quotient by the delta method"],
                  headings)
 
 
@@ -219,8 +228,10 @@ def gains_by_task(board: Table) -> Table:
         lines.setdefault(task, {})[arm] = mean if arm == PLAIN else gain
     rows = [[task, line[PLAIN], *map(line.get, names)] for task, line in lines.items()]
     formats = {"world": "", PLAIN: "size", **dict.fromkeys(names, "points")}
-    return Table("gains", "Gains in points of mean success over plain GRPO, by tokens and how many "
-                 "decide", by_row(formats, rows), "", ["with 95% intervals over seeds"],
+    return Table("gains", "Gains over plain GRPO in each task, in points of mean success",
+                 by_row(formats, rows), "",
+                 ["A task is called 512/48 if 48 of the 512 tokens of an answer decide. Intervals "
+                  "are 95% intervals over seeds"],
                  {"world": "task", PLAIN: f"{PLAIN}, mean success in %",
                   TRUE: f"{TRUE}, {IN_POINTS}"})
 
@@ -248,13 +259,18 @@ def predicted_gains_table(board: Table) -> list[Table]:
     mean_error = fmean(chain.from_iterable(errors.values()))
     by_task = ", ".join(f"{task} {100 * fmean(off):.1f}" for task, off in errors.items())
     finding = (f"{outside} of {len(rows)} predictions lie outside the 95% interval of what was "
-               f"measured; the mean absolute deviation is {shown(mean_error, 'size')} points "
-               f"({by_task}).")
+               f"measured. On average a prediction is off by {shown(mean_error, 'size')} points "
+               f"(by task: {by_task}).")
     formats = {"world": "", "arm": "", "ratio": ".3g", "cosine": ".2f", "predicted": "points",
                "gain": "points", "difference": "points", "verdict": ""}
     return [Table("law", "Gains over plain GRPO, predicted and measured", by_row(formats, rows),
-                  finding, ["The predictions were made before any of these trainings"],
-                  {"world": "task", "gain": f"gain over plain GRPO{WITH_INTERVAL}"})]
+                  finding, ["All gains are in points. The predictions were made before any of "
+                            "these runs. The ratio is the method's noise, divided by plain GRPO's, "
+                            "and the cosine is that of its mean gradient with the true one (python "
+                            "-m research law). Off: the prediction lies outside the interval"],
+                  {"world": "task", "ratio": "noise ratio", "predicted": "predicted gain",
+                   "gain": f"gain over plain GRPO{WITH_INTERVAL}",
+                   "difference": "measured minus predicted"})]
 
 
 def worth_in_a_sentence(name: str, flags: dict | None = None, seeds: int = 8) -> str:
@@ -267,9 +283,10 @@ def worth_in_a_sentence(name: str, flags: dict | None = None, seeds: int = 8) ->
         for arm in (named_arm(name, flags), named_arm(PLAIN), named_arm(TRUE)):
             success.append(trained_cell(task, arm, arm.name, args)["mean"])
     except UserError as error:
-        return f"{name} cannot be asked in a synthetic task: {error}"
+        return f"{name} cannot be tried in a synthetic task: {error}"
     mine, plain, true = np.array(success)
     gain, best = mean_over(mine - plain), float((true - plain).mean())
     return (f"In a synthetic task where {spec.decide} of {spec.tokens} tokens decide, {name} gains "
             f"{shown(gain, 'points')} points of mean success over plain GRPO, and true credit "
-            f"{shown(best, 'points')} ({seeds} seeds, each at the better of two learning rates).")
+            f"gains {shown(best, 'points')}. (These are means over {seeds} seeds, each at the "
+            "better of two learning rates.)")

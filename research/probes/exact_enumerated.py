@@ -21,10 +21,11 @@ from research.probes.identities import HOLDS, identities_table
 ALWAYS_SHOWN = ("none", "grpo", "dr_grpo", "rloo")
 RATIO, SHORT = "noise-to-signal ratio", "noise over signal"  # in sentences, and in headings
 LEGEND = (
-    "The bias is the size of (mean estimate - true gradient) divided by that of the true gradient. "
-    f"The cosine is that between the two gradients. {SHORT.capitalize()} is the {RATIO}: the trace "
-    "of the covariance divided by the squared part of the mean that lies along the true gradient. "
-    "It is the number of batches over which one has to average until noise and signal are equal.")
+    "The bias is the length of the mean estimate minus the true gradient, divided by the length "
+    "of the true gradient. The cosine is that between the mean estimate and the true gradient. "
+    f"{SHORT.capitalize()} is the {RATIO}: the trace of the covariance matrix, divided by the "
+    "square of the mean's part along the true gradient. It is the number of batches over which "
+    "one has to average until noise and signal are equal.")
 
 
 def measure_enumerated(args: SimpleNamespace) -> Findings:
@@ -40,7 +41,8 @@ def measure_enumerated(args: SimpleNamespace) -> Findings:
         advantages.append(findings.tables[1])
     if args.policies == 1:
         return found[0]
-    intro = f"{args.policies} policies. The first: {found[0].intro[0]}"
+    intro = (f"The tables are made from {args.policies} policies. About the first of them: "
+             f"{found[0].intro[0]}")
     return Findings("Synthetic tasks whose answers are all listed", [intro, LEGEND],
                     [over_policies(weightings, "none"), over_policies(advantages, "rloo")])
 
@@ -70,10 +72,11 @@ def of_policy(seed: int, args: SimpleNamespace, only: list[str] | None,
               identities_table(task, batches, advantages.values)]
     length = task.probability @ task.rollouts.length.double()
     choices, parameters = task.score.shape
-    intro = (f"{len(task.probability)} answers, {choices} choices, "
-             f"{parameters} parameters; J = {task.J:.3f}, {length:.2f} tokens an "
-             f"answer; {len(batches.which):,} different groups of {args.answers} answers, with "
-             "their probabilities.")
+    intro = (f"A policy of {parameters} parameters can write {len(task.probability)} answers. "
+             f"There are {choices} pairs of a prefix and a token that may follow it. It is right "
+             f"with the probability J = {task.J:.3f}, and an answer has {length:.2f} tokens on "
+             f"average. {args.answers} answers make {len(batches.which):,} different groups, whose "
+             "probabilities are known.")
     return Findings("A synthetic task whose answers are all listed", [intro, LEGEND], tables)
 
 
@@ -99,7 +102,8 @@ def over_policies(tables: Sequence[Table], plain: str) -> Table:
         headings[column] += WITH_INTERVAL
     return Table(first.name, f"{first.title}: medians of {len(tables)} policies",
                  by_row(formats, rows), "",
-                 ["with 95% intervals of the median; the last ratio is taken on the same policy",
+                 [f"Intervals are 95% intervals of the median. In the last column each policy's "
+                  f"{SHORT} is divided by that of {plain} on the same policy",
                   *first.notes[:1]], headings)
 
 
@@ -139,13 +143,14 @@ def advantage_table(task: EnumeratedTask, batches: Batches, advantages: Listed) 
     unbiased = [row for row in rows if row[1] < HOLDS]
     names = ", ".join(row[0] for row in unbiased)
     lowest, *_, ratio = min(unbiased, key=lambda row: row[3])
-    return Table("advantages", "Advantages, all weights 1",
+    return Table("advantages", "Advantages, with all weights 1",
                  columns_of("advantage", rows, advantages),
-                 f"Unbiased: {names}.\n"
-                 f"Among these {lowest} has the lowest {RATIO}: {ratio:.2f}.",
-                 ["critics know V exactly, wrong ones have a random number for each index; vine "
-                  "has segments of two tokens and exact values; batch_mean is dr_grpo, as a batch "
-                  "is one group", *why_not(advantages)], {"noise": SHORT})
+                 f"These advantages are unbiased: {names}.\n"
+                 f"Among them {lowest} has the lowest {RATIO}: {ratio:.2f}.",
+                 ["A critic knows V exactly here, and a wrong critic has a random number for each "
+                  "position instead. vine has segments of two tokens, and exact values. batch_mean "
+                  "is the same as dr_grpo, because a batch is one group", *why_not(advantages)],
+                 {"noise": SHORT})
 
 
 def weighting_table(task: EnumeratedTask, batches: Batches, rloo: torch.Tensor,
@@ -162,14 +167,15 @@ def weighting_table(task: EnumeratedTask, batches: Batches, rloo: torch.Tensor,
     return Table(
         "weightings", "Weightings, with the advantage rloo",
         columns_of("mitigation", rows, weights),
-        f"Weightings that keep the true direction: {', '.join(keep)}.\n"
-        f"Weightings with a lower {RATIO} than no weighting ({plain:.2f}): "
+        f"These weightings keep the direction of the true gradient: {', '.join(keep)}.\n"
+        f"These have a lower {RATIO} than no weighting ({plain:.2f}): "
         f"{', '.join(lower) or 'none'}.",
-        ["weights are rescaled to mean 1 over a batch, which here is one group (as published: "
-         "never); oracle knows the true credit; a weighting that looks at the advantage sees that "
-         "of grpo", *why_not(weights)], {"mitigation": "weighting", "noise": SHORT})
+        ["Weights are rescaled to a mean of 1 over the batch, which here is one group; those of "
+         "inverse_logprob_as_published are never rescaled. oracle knows the true credit. A "
+         "weighting that looks at the advantage sees that of grpo", *why_not(weights)],
+        {"mitigation": "weighting", "noise": SHORT})
 
 
 def why_not(listed: Listed) -> list[str]:
     reasons = [f"{name} ({reason})" for name, reason in listed.reasons.items()]
-    return [f"n/a: {'; '.join(reasons)}"] if reasons else []
+    return [f"n/a, with the reason: {'; '.join(reasons)}"] if reasons else []

@@ -6,10 +6,12 @@
 A run keeps, for some of its steps, what the step did to each token. This probe reads such a step
 and writes down, for the answers to one problem, how each number follows from the one before:
 
-    answer     its reward, its advantage, the log-prob of all its tokens before the step, and how
-               the step changed it
-    token      of the best answer: probability, advantage, weight, push and change
-    category   of all tokens of the step: the shares of the sizes of push and of change
+    each answer            its reward, its advantage, the log-prob of all its tokens before the
+                           step, and how the step changed this log-prob
+    each token of the      its probability, advantage, weight, push and change
+    best answer
+    each category of       its share of the push and of the change, over all tokens of the step
+    tokens
 
 Nothing is sampled. The pictures of a step on the pages are drawn from these numbers.
 """
@@ -30,7 +32,8 @@ from research.probes.common import COMMON, Findings
 FLAGS = {
     **COMMON,
     "run": Flag("runs/none-grpo-s0", "folder of a run"),
-    "step": Flag(1, "one of the steps whose change was measured, by default every tenth", least=1,
+    "step": Flag(1, "a step whose change was measured. Runs measure the first step and, by "
+                 "default, every tenth after it", least=1,
                  most=1_000_000),
     "group": Flag(0, "which problem of the step", least=0, most=1_000_000)}
 Speller = Callable[[np.ndarray], str]  # from the ids of some tokens to their text
@@ -40,8 +43,8 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     run = find_folder(args.run)
     record = read_step(run, args.step)
     if "change" not in record.tokens:
-        raise UserError(f"{run} did not measure the change of step {args.step}: step 1 has it, "
-                        "unless the run had --change_every 0")
+        raise UserError(f"{run} did not measure the change of step {args.step}. It did so in step "
+                        "1, unless the run had --change_every 0")
     if args.group >= len(record.prompts):
         raise UserError(f"--group {args.group}: the step has the problems 0 to "
                         f"{len(record.prompts) - 1}")
@@ -54,8 +57,8 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     problem = prompt.rpartition(USER_TURN)[2].partition(CHATML[1])[0].strip()
     answers = np.flatnonzero(record.answers["group"] == args.group)
     best = answers[np.argmax(record.answers["reward"][answers])]
-    intro = [f"Step {args.step} of {run.name}. The problem is {problem}, "
-             f"the best of its answers {text(record.tokens_of(best)['token_id'])!r}."]
+    intro = [f"This is step {args.step} of {run.name}. The problem is {problem}, and the best of "
+             f"the answers is {text(record.tokens_of(best)['token_id'])!r}."]
     tables = [answers_table(record, answers, text, f"The answers to {problem}"),
               tokens_table(record.tokens_of(best), text), kinds_table(record.tokens)]
     return Findings("One group, through one step", intro, tables)
@@ -74,7 +77,7 @@ def answers_table(record: StepRecord, answers: np.ndarray, text: Speller, title:
     reward = record.answers["reward"][answers].astype(float)
     rose = sum(row[-1] > 0 for row in rows)
     return Table("answers", title, by_row(formats, rows),
-                 f"The rewards have mean {reward.mean():.4f} and standard deviation "
+                 f"The rewards have the mean {reward.mean():.4f} and the standard deviation "
                  f"{reward.std():.4f}. {rose} of {len(rows)} answers became more likely.")
 
 
@@ -91,6 +94,10 @@ def tokens_table(tokens: TokenTable, text: Speller) -> Table:
     fell = sum(row[-1] < 0 < row[-2] for row in rows)
     return Table("tokens", "The tokens of the best answer", by_row(formats, rows),
                  f"Of its {len(rows)} tokens, {fell} were pushed up and became less likely.",
+                 notes=["p is the probability of the token, s the size of the gradient of its "
+                        "log-prob at the logits, and abs(A) w s the size of its gradient there. "
+                        "The push A w s^2 is what its own term of the loss asks for, and the "
+                        "change is what the step did to its log-prob"],
                  headings={"kind": "category", "gradient": "abs(A) w s"})
 
 
@@ -107,5 +114,8 @@ def kinds_table(tokens: TokenTable) -> Table:
         f"Words are {words[0]:.0%} of the tokens, get {words[1]:.0%} of the push and make up "
         f"{words[2]:.0%} of the change.")
     formats = {"kind": "", "tokens": ".1%", "push": ".1%", "change": ".1%"}
-    return Table("kinds", "Shares of all tokens of the step, and of the sizes of push and change",
-                 by_row(formats, rows), finding, headings={"kind": "category"})
+    return Table("kinds",
+                 "Each category's share of the step's tokens, of their push and of their change",
+                 by_row(formats, rows), finding, notes=["Shares of push and change are shares of "
+                                                        "the sum of their sizes"],
+                 headings={"kind": "category"})

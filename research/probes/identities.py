@@ -21,10 +21,12 @@ def identities_table(task: EnumeratedTask, batches: Batches, advantage: dict[str
     if wrong:
         holds = f"{wrong} of {len(rows)} identities do not hold"
     formats = {"identity": "", "left": ".6f", "right": ".6f", "difference": ".1e"}
-    return Table("identities", "What theory says", by_row(formats, rows),
+    return Table("identities",
+                 "Identities of theory, with both of their sides", by_row(formats, rows),
                  f"{holds}: the largest relative difference is {largest:.0e}.",
-                 ["left and right: sizes, where both are vectors; difference: size of the "
-                  "difference over that of the right side"],
+                 ["Where the sides are vectors, the table has their lengths. The relative "
+                  "difference is the length of left minus right, divided by that of the right "
+                  "side"],
                  {"left": "left side", "right": "right side", "difference": "relative difference"})
 
 
@@ -67,7 +69,7 @@ def rows_of_batches(task: EnumeratedTask, batches: Batches,
             mean(advantage["grpo"]), c * true),
         row("weight by the prefix alone (1 + entropy): E[sum w A_t grad log pi]",
             mean(by_prefix[which] * rloo), of_prefix),
-        row("weight by the token (1 / (abs(log p) + 0.1)): that + E[sum w (V - b) grad log pi]",
+        row("weight by the token (1 / (abs(log p) + 0.1)): E[sum w (A_t + V - b) grad log pi]",
             mean(by_token[which] * rloo), of_token)]
 
 

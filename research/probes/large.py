@@ -32,23 +32,24 @@ from engine.errors import UserError
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from harness.flags import Flag
-from research.probes.common import OF_A_MODEL, Findings, Progress, policy_from_flags, sample_batch
+from research.probes.common import MODEL_FLAGS, Findings, Progress, policy_from_flags, sample_batch
 from research.probes.credit import true_credit
 from research.probes.decided import (PARTITIONS, MeasuredAnswers, decided_table, tokens_of,
                                      write_run)
 
 FLAGS = {
-    **OF_A_MODEL,
-    "problems": Flag(24, "most problems whose credit is measured", least=2, most=10_000),
+    **MODEL_FLAGS,
+    "problems": Flag(24, "the most problems whose credit is measured", least=2, most=10_000),
     "minutes": Flag(60.0, "minutes after which no further problem is begun", above=0, most=100_000),
-    "questions": Flag(6, "problems that are answered at the same time", least=1, most=1000),
+    "questions": Flag(6, "how many problems are answered at the same time", least=1, most=1000),
     "answers": Flag(8, "answers to each problem", least=4, most=1000),
-    "of_each": Flag(3, "answers whose credit is measured, of each problem that is kept",
+    "of_each": Flag(3, "how many answers to each problem are measured",
                     least=2, most=1000),
-    "continuations": Flag(8, "continuations that measure the credit of an uncertain token", least=2,
+    "continuations": Flag(8, "how many continuations measure the credit of an uncertain token",
+                             least=2,
                           most=10_000),
-    "certain": Flag(0.05, "tokens with 1 - p below this are not measured: their credit counts as "
-                          "0", least=0, most=1)}
+    "certain": Flag(0.05, "tokens with 1 - p below this are not measured, and their credit counts "
+                          "as 0", least=0, most=1)}
 MOST_ROUNDS = 1000
 
 
@@ -65,18 +66,18 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
         credit = true_credit(policy, rollouts, args.continuations, certain=args.certain)
         measured.append(MeasuredAnswers(rollouts, credit, stands_for))
     if len(measured) < 2:
-        raise UserError(f"{np.mean(right):.1%} of {len(right)} answers are right, and in "
+        raise UserError(f"{np.mean(right):.1%} of {len(right)} answers are right. In "
                         f"{args.minutes:g} minutes fewer than two problems that are sometimes "
-                        "solved were measured: give it more --minutes, or train the model before "
-                        "(tools.warmup)")
+                        "solved were measured. Give it more --minutes, or train the model before "
+                        "(python -m tools.warmup)")
     tokens = tokens_of(policy, measured)
     write_run(folder / "run", policy, measured)
     spent = sum(part.credit.spent for part in measured)
-    intro = [f"{policy.folder}: {np.mean(right):.1%} of {len(right)} answers right; credit of "
-             f"{len(np.unique(tokens['answer']))} answers to {len(measured)} problems, "
-             f"{len(tokens):,} tokens, from {spent:,} sampled ones.",
-             "The credits from two halves of the continuations have a correlation of "
-             f"{correlation_of_halves(measured):.2f}."]
+    intro = [f"Of {len(right)} answers of {policy.folder}, {np.mean(right):.1%} are right. Credit "
+             f"was measured for {len(np.unique(tokens['answer']))} answers to {len(measured)} "
+             f"problems, with {len(tokens):,} tokens. For this, {spent:,} tokens were sampled.",
+             "The credits from one half of the continuations have a correlation of "
+             f"{correlation_of_halves(measured):.2f} with those from the other half."]
     return Findings("Which tokens decide the reward of a large model", intro,
                     [decided_table(tokens, partition) for partition in PARTITIONS],
                     {"right": right, "decided_by_problem": by_problem(tokens)})

@@ -5,14 +5,17 @@ noise-to-signal ratio, the method should gain what plain GRPO gains with three t
 two things are measured: plain GRPO's gain at several batch sizes, and the noise-to-signal ratio of
 each method on untrained and half trained policies. Nothing is fitted, and no method is trained.
 
-    noise    noise-to-signal ratio of a batch's gradient: trace of its covariance at the parameters,
-             over the square of its mean along the true gradient, which is exact here
-    ratio    noise over that of plain GRPO on the same policy; the geometric mean over policies
-    cosine   between the method's mean gradient and the true one: what the prediction leaves out
+    noise    the noise-to-signal ratio of a batch's gradient: the trace of its covariance matrix
+             over all parameters, divided by the square of its mean's part along the true gradient
+             (which is known exactly here)
+    ratio    a method's noise divided by that of plain GRPO on the same policy. The table has the
+             geometric mean over policies
+    cosine   the cosine between the method's mean gradient and the true one. The prediction leaves
+             it out
 
-Gradients are those of the parameters, so they contain what the tokens that decide nothing do to
-shared parameters. The prediction leaves out that AdamW divides by a scale of each parameter, and
-that the noise of a method may change as its policy learns.
+Gradients are with respect to the parameters, which all tokens share, so they contain what the
+tokens that decide nothing do to them. The prediction also leaves out that AdamW divides each
+parameter's gradient by its scale, and that the noise of a method may change as its policy learns.
 
 The gains that are predicted here are measured by python -m research dial, on other seeds. Methods
 that keep a state between batches are left out, because here each batch is alone. So are methods
@@ -47,10 +50,10 @@ from research.probes import dial
 from research.probes.common import Findings, Progress, rank_correlation
 
 FLAGS = {**dial.FLAGS,
-         "against": Flag(None, "two published results, predictions and gains: compare them, and "
-                               "measure nothing"),
-         "policies": Flag(3, "policies whose gradients' variance is measured, before training and "
-                             "in the middle of it", least=1, most=100)}
+         "against": Flag(None, "names of two published results, predictions and gains, as in "
+                               "law,dial: compare them, and measure nothing"),
+         "policies": Flag(3, "number of policies on which the noise is measured, before training "
+                             "and in the middle of it", least=1, most=100)}
 BATCH_SIZES = {"batch 0.25x": 0.25, "batch 0.5x": 0.5, PLAIN: 1.0, "batch 2x": 2.0,
                "batch 4x": 4.0, "batch 8x": 8.0, "batch 16x": 16.0, EXACT: math.inf}
 CURVE_FROM, NOISE_FROM = 2000, 4000  # seeds that no gain is measured on
@@ -93,7 +96,8 @@ RULES: dict[str, Callable[[dict, Curve], float]] = {  # of a row of the predicti
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
     if args.against:
         if args.against.count(",") != 1:
-            raise UserError(f"--against {args.against}: two names are needed, as in law,dial")
+            raise UserError(f"--against {args.against}: the names of two results are needed, as in "
+                            "law,dial")
         predictions, measured = args.against.split(",")
         return compare_rules(predictions, measured, dial.arms_asked(args.only or ASKED))
     torch.set_num_threads(args.threads or 1)
@@ -245,15 +249,20 @@ def prediction_row(task: str, name: str, means: dict[str, tuple[float, float]],
 def predictions_table(rows: list[Row], left_out: list[str]) -> Table:
     formats = {"world": "", "arm": "", "untrained": ".3g", "half": ".3g", "cosine": ".2f",
                "cosine half": ".2f", "ratio": ".3g", "gain": "points"}
-    notes = ["noise at the parameters, at equal signal; cosine: of the mean gradient with the true "
-             "one, which the prediction leaves out; ratio: the mean of both"]
+    notes = ["Noise is the noise-to-signal ratio of a batch's gradient with respect to the "
+             "parameters. It is measured on untrained and on half trained policies, and the "
+             "ratio is the geometric mean of both. The predicted gain is in points of mean "
+             "success over plain GRPO. The cosine is that between the method's mean gradient "
+             "and the true one, and the prediction leaves it out"]
     if left_out:
-        notes.append(f"left out, because each batch is alone here and they keep a state between "
+        notes.append("Left out, because each batch is alone here and they keep a state between "
                      f"batches: {', '.join(left_out)}")
-    return Table("predictions", "Noise over plain GRPO's, and the gain that it predicts",
-                 by_row(formats, rows), "", notes,
-                 {"world": "task", "untrained": "noise, untrained", "half": "half trained",
-                  "cosine half": "cosine, half trained", "gain": "predicted gain"})
+    return Table("predictions",
+                 "Each method's noise, divided by plain GRPO's, and the gain that it "
+                 "predicts", by_row(formats, rows), "", notes,
+                 {"world": "task", "untrained": "noise, untrained", "half": "noise, half trained",
+                  "cosine": "cosine, untrained", "cosine half": "cosine, half trained",
+                  "gain": "predicted gain, points"})
 
 
 def compare_rules(predictions: str, measured: str, arms: list[str]) -> Findings:
@@ -288,14 +297,17 @@ def compare_rules(predictions: str, measured: str, arms: list[str]) -> Findings:
     formats = {"arm": "", "rule": "", "worlds": "d", "inside": "d", "deviation": "size",
                "rank": ".2f", "slope": ".2f"}
     rules = Table("rules", "What was predicted, and what was measured", by_row(formats, rows), "",
-                  ["inside: of the 95% interval of what was measured; deviation: mean, in points; "
-                   "rank: correlation over tasks; slope: of measured over predicted gains, by "
-                   "least squares through 0"],
+                  ["Inside the interval: the number of tasks in which the predicted gain lies in "
+                   "the 95% interval of the measured one. Mean deviation: the mean size of "
+                   "measured minus predicted gain, in points. Rank correlation: of predicted and "
+                   "measured gains, over tasks. Measured / predicted: the slope of a line through "
+                   "0, by least squares"],
                   {"rule": "predicted by", "worlds": "tasks", "inside": "inside the interval",
-                   "deviation": "mean deviation", "rank": "rank correlation",
-                   "slope": "measured over predicted"})
+                   "deviation": "mean deviation, points", "rank": "rank correlation",
+                   "slope": "measured / predicted"})
     return Findings("Is the noise-to-batch-size prediction better than a plainer rule?",
-                    [f"{predictions}.json beside {measured}.json"],
+                    [f"The predictions are those of {predictions}.json, and the gains those of "
+                     f"{measured}.json."],
                     [rules, dial.shares_by_task(found["values"]["cells"])])
 
 

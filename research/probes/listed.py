@@ -55,10 +55,10 @@ def measure_model(args: SimpleNamespace, folder: Path) -> Findings:
     known = min(one.known for one in found.values())
     count = len(found[name].listing.listed)
     kind = "training" if args.training else "held-out"
-    intro = [f"{', '.join(models)}: {count} {kind} problems; every answer with a "
-             f"probability of {args.above:g} or more.",
-             f"Batches of {args.answers} answers to each problem; the credit of at least "
-             f"{known:.1%} of their tokens is known."]
+    intro = [f"For {count} {kind} problems, every answer with a probability of {args.above:g} or "
+             f"more was listed. The models are {', '.join(models)}.",
+             f"Each model also sampled a batch of {args.answers} answers to each problem. The "
+             f"credit of at least {known:.1%} of its tokens is known."]
     return Findings("Exact credit on a real model", intro, tables)
 
 
@@ -73,7 +73,7 @@ def named_models(text: str) -> dict[str, Path]:
                 raise UserError(f"--model {folder}: there is no model in this folder")
             if models.setdefault(name, folder) != folder:
                 raise UserError(f"--model: {models[name]} and {folder} would both be called "
-                                f"{name}: ask for one at a time")
+                                f"{name}, so ask for one at a time")
     return models
 
 
@@ -180,8 +180,8 @@ def mean_sizes(rewards: np.ndarray, probability: np.ndarray, answers: int) -> np
     m, others = len(rewards), answers - 1
     if math.comb(m + others - 1, others) > MOST_GROUPS:
         raise UserError(f"--answers {answers}: the answers to a problem have {m} different "
-                        f"rewards, and groups of so many can have them in more than "
-                        f"{MOST_GROUPS:,} ways: ask for smaller groups")
+                        f"rewards, so in a group of {answers} there are more than "
+                        f"{MOST_GROUPS:,} combinations of them. Ask for smaller groups")
     groups = torch.tensor(list(combinations_with_replacement(range(m), others)))  # (n, G - 1)
     counts = F.one_hot(groups, m).sum(1).double()  # (n, m)
     log_probability = torch.tensor(probability, dtype=torch.float64).log()

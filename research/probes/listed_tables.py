@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from analysis.plots import OF_CREDIT, OF_GRADIENT, OF_TOKENS, legend_below, plt, save
+from analysis.plots import CREDIT_COLOUR, GRADIENT_COLOUR, TOKENS_COLOUR, legend_below, plt, save
 from analysis.statistics import FEWEST
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from analysis.tokens import TokenTable
@@ -22,7 +22,7 @@ from research.probes.tree import Listing
 
 ORDINALS = ("1st", "2nd", "3rd", *(f"{number}th" for number in range(4, 1000)))
 WHERE = {"kind": PARTITIONS["kind"],
-         "index": (ORDINALS, "The same by the token's position in the answer")}
+         "index": (ORDINALS, "The same by the position of the token in the answer")}
 LABELS = {PUSH: "push", PLAIN_STEP: "change, plain step", ADAMW_STEP: "change, AdamW's first"}
 MOST_ITEMS = 8  # vocabulary items that are shown
 
@@ -46,8 +46,9 @@ def listed_model_tables(models: Models, tokenizer: Tokenizer, answers: int) -> l
         for name, one in models.items():
             of_models[name] = decided_table(one.tokens, partition, WHERE)
         tables.append(stacked(of_models))
-    tables[0].notes.append("over the listed answers, each by its probability; A: the mean over "
-                           f"all groups of {answers} that an answer may stand in")
+    tables[0].notes.append("Sums are over the listed answers, each times its probability. The "
+                           f"advantage A of an answer is its mean over all groups of {answers} "
+                           "answers in which it may be")
     tables.append(listed_table(models))
     moved = {name: one for name, one in models.items() if one.sampled["push"].any()}
     if moved:
@@ -64,15 +65,16 @@ def draw_shares(models: Models, folder: Path) -> None:
     for axis, (name, one) in zip(axes[0], models.items()):
         tokens = one.tokens
         gradient = np.abs(tokens["advantage"]) * tokens["s"]
-        sizes = {"tokens": (tokens["count"], OF_TOKENS),
-                 "plain GRPO's gradient": (gradient, OF_GRADIENT),
-                 "the share it decides": (tokens["squared credit"], OF_CREDIT)}
+        sizes = {"tokens": (tokens["count"], TOKENS_COLOUR),
+                 "plain GRPO's gradient": (gradient, GRADIENT_COLOUR),
+                 "the share it decides": (tokens["squared credit"], CREDIT_COLOUR)}
         for number, (label, (size, colour)) in enumerate(sizes.items()):
             total = np.bincount(tokens["kind"], size, len(KINDS))
             share = 100 * total / (total.sum() or 1)
             places = np.arange(len(KINDS)) + 0.27 * (number - 1)
             axis.barh(places, share, 0.25, color=colour, label=label)
-        axis.set(title=name, yticks=range(len(KINDS)), yticklabels=KINDS, xlabel="share, %")
+        axis.set(title=name, yticks=range(len(KINDS)), yticklabels=KINDS, xlabel="share of the "
+                                                                                 "sum, %")
     axes[0, 0].invert_yaxis()
     legend_below(figure, axes[0, 0], ncols=3)
     save(figure, folder, "kinds", "")
@@ -91,7 +93,7 @@ def stacked(tables: dict[str, Table]) -> Table:
         sentences.append(f"{name}: {table.finding}")
     return Table(first.name, first.title, by_row(formats, rows), "\n".join(sentences),
                  list(first.notes),
-                 {**first.headings, "tokens": "tokens of an answer to each problem"})
+                 {**first.headings, "tokens": "tokens in one answer to each problem"})
 
 
 def listed_table(models: Models) -> Table:
@@ -107,20 +109,22 @@ def listed_table(models: Models) -> Table:
         mean, least = listing.listed.mean(), listing.listed.min()
         rows.append([name, len(prompts), answers, mean, least, value, (low, high),
                      mean_width(listing)])
-        sentences.append(f"{name}: {mean:.2%} of the probability is listed, and "
-                         f"at least {least:.2%} of each problem's. The squared "
-                         "credits of each problem sum to the variance of its reward within "
+        sentences.append(f"{name}: the listed answers have {mean:.2%} of the probability on "
+                         f"average, and at least {least:.2%} for each problem. For each problem "
+                         "the squared credits sum to the variance of the reward, up to "
                          f"{missing:.0e}.")
     formats = {"model": "", "problems": "d", "answers": ".0f", "listed": ".2%", "least": ".2%",
                "V": ".1%", "bounds": ".1%", "width": ".3f"}
     return Table("listed", "How much is listed, and how precisely V is known",
                  by_row(formats, rows), "\n".join(sentences),
-                 ["The lower bound of V counts answers that are not listed with the least reward, "
-                  "the upper bound with the greatest. The width of the bounds is a mean over the "
-                  "prefixes of an answer"],
-                 {"answers": "listed answers to a problem", "listed": "probability listed, mean",
-                  "least": "least of a problem", "V": "mean V of the prompts",
-                  "width": "mean width of V's bounds"})
+                 ["Answers that are not listed count in the lower bound of V as if they had the "
+                  "least reward, and in the upper bound as if they had the greatest. The width is "
+                  "the upper bound minus the lower one, as a mean over the prefixes of the listed "
+                  "answers"],
+                 {"answers": "listed answers to a problem",
+                  "listed": "probability of the listed answers, mean",
+                  "least": "least of any problem", "V": "mean V of the prompts",
+                  "bounds": "bounds of this V", "width": "mean width of the bounds"})
 
 
 def mean_width(listing: Listing) -> float:
@@ -150,17 +154,20 @@ def follow_table(models: Models) -> Table:
             push, change = found[PUSH][number].value, found[PLAIN_STEP][number].value
             is_known = math.isfinite(push + change) and (number == 0 or items >= FEWEST)
             if is_known:
-                sentences.append(f"{name}: {how}, the correlation with the credit is {change:+.2f} "
-                                 f"for the change in a plain step and {push:+.2f} for the push.")
+                sentences.append(f"{name}: {how}, the credit has a correlation of {change:+.2f} "
+                                 f"with the change in a plain step, and of {push:+.2f} with the "
+                                 "push.")
     formats = {"model": "", "what": "", "by token": "+.2f", "types": "d", "by type": "+.2f"}
     return Table("follows", "Do push and change of a token follow its credit?",
                  by_row(formats, rows), "\n".join(sentences),
-                 ["correlations with the exact credit: token by token, and of sums with their "
-                  "sign over all tokens of one spelling, a vocabulary item, of which there are "
-                  f"{change_tables.COMMON_ITEM} or more, from 32 problems on in proportion; "
-                  "intervals: jackknife over problems; tokens without a push are left out"],
-                 {"by token": f"by token{WITH_INTERVAL}", "types": "vocabulary items",
-                  "by type": f"by vocabulary item{WITH_INTERVAL}"})
+                 ["The numbers are correlations with the exact credit: token by token, and for "
+                  "sums with their signs over all tokens of one vocabulary item. Only items with "
+                  f"{change_tables.COMMON_ITEM} or more tokens are counted, and from 32 problems "
+                  "on proportionally more. Intervals are by the jackknife over problems. Tokens "
+                  "without a push are left out"],
+                 {"what": "push, or change in a step",
+                  "by token": f"correlation by token{WITH_INTERVAL}", "types": "vocabulary items",
+                  "by type": f"correlation by vocabulary item{WITH_INTERVAL}"})
 
 
 def shares_table_of_models(models: Models) -> Table:
@@ -176,14 +183,16 @@ def shares_table_of_models(models: Models) -> Table:
                 shares = [share_of_sums(tokens["problem"], size * inside, size) for size in sizes]
                 rows.append([name, kind, inside.mean(), *shares])
     formats = {"model": "", "kind": "", "tokens": ".1%"}
-    headings = {"tokens": "of all tokens"}
-    for column in ("push", "plain step", "AdamW's first", "credit"):
+    headings = {"tokens": "share of the tokens"}
+    for column, of in (("push", "push"), ("plain step", "change, plain step"),
+                       ("AdamW's first", "change, AdamW's first step"), ("credit", "credit")):
         formats[column] = ".1%"
-        headings[column] = f"{column}{WITH_INTERVAL}"
-    return Table("shares", "Shares of the sizes of push, change and credit",
+        headings[column] = f"share of the {of}{WITH_INTERVAL}"
+    return Table("shares", "Which kinds of token get the push, the change and the credit",
                  by_row(formats, rows), "",
-                 ["of the batch's tokens that have a push and a known credit; change: in a plain "
-                  "step, and in AdamW's first"], headings)
+                 ["Shares are of sums of sizes, over the batch's tokens that have a push and a "
+                  "known credit. The change is that in a step of plain gradient descent, and in "
+                  "AdamW's first step"], headings)
 
 
 def largest_items_table(models: Models, tokenizer: Tokenizer) -> Table:
@@ -203,7 +212,9 @@ def largest_items_table(models: Models, tokenizer: Tokenizer) -> Table:
             rows.append([name, text, int(count[i]), push[i], change[i], credit[i]])
     formats = {"model": "", "type": "", "tokens": "d", "push": "+.1%", "change": "+.1%",
                "credit": "+.1%"}
-    return Table("types", "The vocabulary items with the largest credit, with their sign",
+    return Table("types", "The vocabulary items with the largest credits, up or down",
                  by_row(formats, rows), "",
-                 ["change: in a plain step; shares of the sum of all sizes"],
+                 ["The change is that in a step of plain gradient descent. A number is the sum "
+                  "over the tokens of the item, with their signs, divided by the sum of sizes over "
+                  "all tokens"],
                  {"type": "vocabulary item"})

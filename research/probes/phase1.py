@@ -2,24 +2,25 @@
 
     python -m research phase1 --model runs/none-grpo-s0/checkpoints/step_000100
 
-An earlier experiment took the answers of a trained model, and for each answer the gradient of the
-cross-entropy at the embeddings of its tokens, g_j = d loss / d embedding_j. It took the size of g_j
-for the credit of token j, and t = mean / (std / sqrt n) of a position over answers for its
-consistency: a token with abs(t) < 1.5 was called filler, one with abs(t) > 3 reasoning. This was
-its phase 1. Its second attempt, phase 2, is the contribution A log p of each token of a training.
-Both are measured here, and compared with
+Phase 1 is what an earlier experiment did first. It took the answers of a trained model, and for
+each answer the gradient of the cross-entropy with respect to the embeddings of its tokens,
+g_j = d loss / d embedding_j. The size of g_j was taken for the credit of token j. For each position
+it computed t = mean / (std / sqrt n) over the answers. A token with abs(t) < 1.5 was called filler,
+and one with abs(t) > 3 reasoning. Phase 2 is its second attempt: the contribution A log p of each
+token in a training. Both are measured here, and compared with
 
     random text     answers of the same lengths with tokens drawn evenly: there is no credit in them
     untrained       the same answers by a model with fresh weights; and random text by it
     loss terms      how many terms of the loss reach a token, from its position alone
     abs(A) s        the size of GRPO's gradient at the logits
 
-The earlier experiment did not record which number the t of phase 1 was computed from. So there are
-two here: the size of g, which is never negative, and the mean of g over its dimensions, which has a
-sign. Early and late mean the first and the last fifth of an answer. The earlier experiment's
-regular expressions tell filler from reasoning. At like positions means that both classes are
-averaged with the same weight of each fifth. The last token of an answer predicts nothing and is
-left out. If phase 1 measured credit, its pattern would vanish in the controls.
+The earlier experiment did not record from which number it computed the t of phase 1. So there are
+two here: one of the size of g, which is never negative, and one of the mean of g over its
+dimensions, which has a sign. Early and late mean the first and the last fifth of an answer. Filler
+and reasoning are told apart by the earlier experiment's regular expressions. "At like positions"
+means that both classes are averaged with the same weight for each fifth of the answer. The last
+token of an answer predicts nothing and is left out. If phase 1 measured credit, its pattern would
+vanish in the controls.
 
 Phase 2 is measured on the credit files of the run that the checkpoint lies in, on all its steps;
 for another model, on the same answers as phase 1.
@@ -41,15 +42,15 @@ from grpo import gradient_size, grpo
 from harness.record import credit_steps
 from harness.flags import Flag
 from qwen2_model import Qwen2
-from research.probes.common import (OF_A_MODEL, Findings, Progress, policy_from_flags, run_of,
+from research.probes.common import (MODEL_FLAGS, Findings, Progress, policy_from_flags, run_of,
                                     sample_batch)
 from research.probes.phase1_tables import (GRADIENT, LOSS_TERMS, PHASE_1, PHASE_2, RANDOM_TEXT,
                                            UNTRAINED, UNTRAINED_RANDOM, draw_positions, flaws_table,
                                            phases_table)
 
 FLAGS = {
-    **OF_A_MODEL,
-    "questions": Flag(25, "problems", least=2, most=10_000),
+    **MODEL_FLAGS,
+    "questions": Flag(25, "number of problems", least=2, most=10_000),
     "answers": Flag(4, "answers to each problem", least=2, most=1000)}
 
 
@@ -86,8 +87,10 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
 
     draw_positions(found, folder)
     with_shuffled_rewards = gradient_of_shuffled_rewards(policy, rollouts)
-    intro = [f"{policy.folder}: {args.questions} problems x {args.answers} answers, "
-             f"{len(found[PHASE_1]):,} tokens; phase 2 is measured on {source}."]
+    intro = [f"{policy.folder} gave {args.answers} answers to each of {args.questions} problems, "
+             f"with {len(found[PHASE_1]):,} tokens in all. Phase 2 is measured on {source}.",
+             "Phase 1 is the size of each token's gradient at its embedding, and phase 2 is A log "
+             "p. The other columns are controls, explained by python -m research phase1 --help."]
     return Findings("Phase 1: a gradient that never saw a reward", intro,
                     [phases_table(found), flaws_table(found, with_shuffled_rewards)])
 

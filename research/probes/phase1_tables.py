@@ -97,14 +97,15 @@ def phases_table(found: TokensByName) -> Table:
                      *of_controls])
         if "over" in name or "above 3" in name:
             other = float(statistic(found[RANDOM_TEXT]))
-            sentences.append(f"{name}: it is {of_phase_1.value:.3g} in phase 1, and {other:.3g} "
-                             "for random text, in which there is no credit.")
+            sentences.append(f"{name[0].upper()}{name[1:]} is {of_phase_1.value:.3g} in phase 1, "
+                             f"and {other:.3g} for random text, in which there is no credit.")
     formats = {"measure": "", "notes 1": "", PHASE_1: ".3g", "notes 2": "",
                PHASE_2: ".3g", **dict.fromkeys(CONTROLS, ".3g")}
-    return Table("phases", "Phase 1 beside phase 2 and numbers that hold no credit",
+    return Table("phases", "Phase 1, phase 2, and controls in which there is no credit",
                  by_row(formats, rows), "\n".join(sentences),
-                 ["The interval is over problems (jackknife). A t is that of a position over "
-                  "answers, and a ratio is one of mean sizes"],
+                 ["A t is that of a position over the answers. The rows with t have a share of the "
+                  "positions, or a mean over them. Early over late and filler over reasoning are "
+                  "ratios of mean sizes. The interval is over problems (jackknife)"],
                  {"notes 1": "phase 1, published", "notes 2": "phase 2, published",
                   PHASE_1: f"{PHASE_1}{WITH_INTERVAL}"})
 
@@ -124,34 +125,37 @@ def flaws_table(found: TokensByName, with_shuffled_rewards: TokenTable) -> Table
     without_learning = phase_1["size"][without_gradient].sum() / phase_1["size"].sum()
     not_a_word = mean_of(filler != WORD)
     rows = [
-        ["wrong gradient: shuffled rewards change GRPO's gradient by this share, phase 1 by 0",
+        ["the wrong gradient: how much of GRPO's gradient changes with shuffled rewards (of phase "
+         "1: 0)",
          changed],
-        ["correlation of its size with abs(A) s", pearson(phase_1["size"], gradient["size"])],
-        ["position: early over late where there is nothing to credit, untrained and random text",
+        ["correlation of the size in phase 1 with abs(A) s, that of GRPO's gradient",
+         pearson(phase_1["size"], gradient["size"])],
+        ["position: early over late for an untrained model and random text, without any credit",
          early_over_late],
-        ["correlation of its size with the number of loss terms",
+        ["correlation of the size in phase 1 with the number of loss terms",
          pearson(phase_1["size"], found[LOSS_TERMS]["size"])],
-        ["t: share above 3 of the size, which is never negative", t_of_size],
-        ["the same number with a sign", t_signed],
-        ["t grows with the answers: mean t of the size with all over that with half of them",
+        ["t: share of positions above 3, for the size, which is never negative", t_of_size],
+        ["the same for the number with a sign", t_signed],
+        ["t grows with the answers: mean t for all answers / mean t for half of them",
          t_of_all / t_of_half],
-        ["after the fact: share of it in answers from which training learns nothing (A = 0)",
+        ["after the fact: share of the sizes in answers from which nothing is learned (A = 0)",
          without_learning],
-        ["crude classes: share of filler that is no word but a tag, a space, an end", not_a_word]]
+        ["crude classes: share of filler that is not a word but a tag, a space or an end",
+         not_a_word]]
     sentences = [
-        f"Wrong gradient: shuffled rewards change GRPO's gradient by {changed:.3g} of its size, "
-        "and phase 1's by 0.",
-        "Position: for random text by an untrained model, where there is nothing to credit, early "
-        f"tokens have {early_over_late:.3g} times the size of late ones.",
-        f"t: the share of positions with t above 3 is {t_of_size:.3g} for the size, which is never "
-        f"negative, and {t_signed:.3g} for the number with a sign.",
-        f"After the fact: a share of {without_learning:.3g} of phase 1's size lies in answers from "
-        "which training learns nothing (A = 0).",
-        f"Crude classes: a share of {not_a_word:.3g} of filler is not words but tags, spaces and "
-        "ends of answers."]
+        f"The wrong gradient: shuffled rewards change GRPO's gradient by {changed:.3g} of its "
+        "size, and that of phase 1 not at all.",
+        "It depends on the position: for an untrained model and random text, where there is no "
+        f"credit, early tokens have {early_over_late:.3g} times the size of late ones.",
+        f"Its t shows little: the share of positions with abs(t) above 3 is {t_of_size:.3g} for "
+        f"the size, which is never negative, and {t_signed:.3g} for the number with a sign.",
+        f"It comes after the fact: a share of {without_learning:.3g} of the sizes of phase 1 is in "
+        "answers from which training learns nothing (A = 0).",
+        f"Its classes are crude: a share of {not_a_word:.3g} of filler is not words but tags, "
+        "spaces and ends of answers."]
     return Table("flaws", "The five flaws, each with the number that shows it",
                  by_row({"flaw": "", "found": ".3g"}, rows), "\n".join(sentences),
-                 [f"kinds of token: {', '.join(KINDS)}"])
+                 ["A size is that of phase 1. The kinds of token are: " + ", ".join(KINDS)])
 
 
 def pearson(one: np.ndarray, other: np.ndarray) -> float:
@@ -164,7 +168,7 @@ def draw_positions(found: TokensByName, folder: Path) -> None:
     for (name, tokens), colour in zip(found.items(), COLOURS):
         relative = np.array(mean_by_fifth(tokens)) / tokens["size"].mean()
         axis.plot(np.arange(1, FIFTHS + 1), relative, "o-", color=colour, label=name)
-    axis.set(xlabel="fifth of the answer", ylabel="mean size over that of all tokens",
-             title="By position: phase 1, phase 2, and numbers that hold no credit", yscale="log")
+    axis.set(xlabel="fifth of the answer", ylabel="mean size / that of all tokens",
+             title="By position: phase 1, phase 2, and controls without credit", yscale="log")
     legend_below(figure, axis, ncols=4)
     save(figure, folder, "positions", "Mean size by position in the answer")

@@ -4,42 +4,44 @@
     python -m research rank --model path/to/Qwen2.5-0.5B --questions 1 --answers 8 --measured_k 0
 
 It has been claimed that advantages which sum to zero give the gradient an intrinsic rank of about
-2, whatever the size R of the group, and that rewards by token would raise it ("what would settle
-it"), as a critic or another baseline might. Neither the matrix nor the rank is defined there. So
-two matrices are measured:
+2, whatever the size R of the group, and that token rewards would raise this rank, as a critic or
+another baseline might. The claim defines neither the matrix nor the rank. So two matrices are
+measured:
 
-    A   R x parameters: row i is answer i's part of the gradient, sum_t A_it grad log p(y_it)
-    B   the gradient that the group makes together, in one weight matrix (--layer)
+    A   a matrix with a row for each of the R answers, and a column for each parameter. Row i is
+        answer i's part of the gradient, sum_t A_it grad log p(y_it)
+    B   the gradient of the whole group with respect to one weight matrix (--layer)
 
-and from the singular values s_1 >= s_2 >= ... of each
+Five ranks are computed from the singular values s_1 >= s_2 >= ... of each:
 
-    threshold   how many are above a hundredth of s_1
-    90%, 99%    how many make up so much of the energy, the sum of s^2
-    entropy     exp(-sum q log q), q = s / sum s (Roy and Vetterli 2007)
+    threshold   how many of them are above a hundredth of s_1
+    90%, 99%    how many of them make up 90% or 99% of the sum of s^2
+    entropy     exp(-sum q log q), where q = s / sum s (Roy and Vetterli 2007)
     stable      sum s^2 / s_1^2
 
-Advantages are those of a group of the first R answers: the z-score, and as controls
+The advantages are those of a group of the first R answers: the z-score, and as controls
 
     shuffled     the z-scores of other answers
-    random sum   normal numbers that sum to zero and know no reward
-    all equal    1 for every answer: supervised fine-tuning on them, which sums to R
+    random sum   random normal numbers that sum to zero and do not depend on the rewards
+    all equal    1 for every answer, which is supervised fine-tuning on all of them
     no baseline  the reward itself
-    by token     normal numbers for each token; Monte Carlo credit (--measured_k continuations);
-                 and planted rewards, 1 for each number token: each token gets the rewards that
-                 follow it, minus the group's mean at its position
-    a critic     --advantage gae with lambda 0.95, after --critic_batches batches of 8 other
-                 problems
+    by token     a number of its own for each token: a random normal number; or Monte Carlo credit,
+                 from --measured_k continuations; or planted rewards. There each number token has
+                 the reward 1, and a token gets the sum of the rewards that follow it, minus the
+                 group's mean at its position
+    a critic     --advantage gae with lambda 0.95, whose critic was first trained on
+                 --critic_batches batches of 8 other problems
 
-Part of the answer needs no measurement. Multiplying a row by a number other than 0 does not change
-the rank, so advantages that sum to zero do not lower the rank of A. They only make the sum of the
-rows a combination of R - 1 differences. With two distinct rewards this sum is a multiple of one
-vector, the mean of the right answers minus the mean of the wrong ones; and a vector has no rank.
-The other group estimators, rloo and dr_grpo, are the z-score times a number, so they have the same
-ranks.
+Part of the question needs no measurement. To multiply a row by a number other than 0 does not
+change the rank, so advantages that sum to zero do not lower the rank of A. They only make the sum
+of the rows a combination of R - 1 differences. If there are only two distinct rewards, this sum is
+a multiple of one vector: the mean of the right answers minus the mean of the wrong ones. And a
+vector has no rank. The advantages rloo and dr_grpo are the z-score times a number, so they have the
+same ranks.
 
-The ranks of A are computed from its Gram matrix, R x R in float32 (summed in float64). Gradients
+The ranks of A are computed from its Gram matrix (R x R, in float32, summed in float64). Gradients
 are kept for one part of the parameters at a time, so that they take at most --memory GiB. Each part
-needs its own pass over all answers. Groups whose rewards are equal are left out.
+needs a pass over all answers of its own. Groups whose rewards are all equal are left out.
 """
 from collections import defaultdict
 from collections.abc import Iterator
@@ -59,26 +61,31 @@ from engine.tokens import NUMBER
 from grpo import group_z_score
 from harness.flags import Flag
 from harness.load import make
-from research.probes.common import OF_A_MODEL, Findings, Progress, policy_from_flags, sample_batch
+from research.probes.common import MODEL_FLAGS, Findings, Progress, policy_from_flags, sample_batch
 from research.probes.rank_tables import (CRITIC, ONES, PLANTED, RANKS, Z, FoundRanks,
                                          ranks_by_advantage, ranks_by_size)
 
 GROUP_SIZES = (2, 4, 8, 16)
 COLUMNS_AT_ONCE = 2 ** 15  # of more of them float32 loses the last digits
 FLAGS = {
-    **OF_A_MODEL,
-    "questions": Flag(12, "problems; each has its own matrices", least=1, most=10_000),
-    "answers": Flag(16, "answers to each problem; the groups are the first 2, 4, 8 and 16", least=2,
+    **MODEL_FLAGS,
+    "questions": Flag(12, "number of problems, each with matrices of its own",
+                          least=1, most=10_000),
+    "answers": Flag(16, "answers to each problem. Groups are the first 2, 4, 8 and 16 of them",
+                        least=2,
                     most=1000),
-    "measured_k": Flag(2, "continuations of each token for Monte Carlo credit; 0 leaves it out",
+    "measured_k": Flag(2, "continuations that measure the credit of each token; 0 leaves this arm "
+                          "out",
                        least=0,
                        most=1000),
-    "critic_batches": Flag(16, "batches that a critic is first trained on; 0 leaves it out",
+    "critic_batches": Flag(16, "batches that the critic is first trained on; 0 leaves this arm out",
                            least=0, most=10_000),
-    "critic": Flag("head", "critic: linear in the hidden state (head), or its own network (trunk)",
+    "critic": Flag("head",
+                   "the critic. head: linear in the hidden state. trunk: a network of its own",
                    choices=("head", "trunk")),
     "layer": Flag("mlp.up_proj", "the weight matrix in the middle layer whose gradient is B"),
-    "memory": Flag(4.0, "GiB for gradients; with less, there are more passes over the answers",
+    "memory": Flag(4.0, "GiB of memory for gradients. With less, more passes over the answers are "
+                        "made",
                    above=0, most=10_000)}
 RANDOM, MEASURED, NO_BASELINE = "random by token", "Monte Carlo by token", "no baseline"
 Kinds = dict[str, torch.Tensor]  # by the way in which tokens are weighted
@@ -98,15 +105,17 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
             grams, rows = gradients_of_answers(policy, rollouts, kinds, args)
             add_ranks(rollouts, grams, rows, found)
     if not found:
-        raise UserError("the answers to each problem have equal rewards: ask for more --questions "
-                        "or --answers")
+        raise UserError("all answers to the same problem have equal rewards. More --questions or "
+                        "--answers may help")
     parts = part_count(policy, kinds, args)
-    intro = [f"{policy.folder}: {args.questions} problems x {args.answers} answers; passes over "
-             f"the answers: {parts}, each with {len(kinds)} backward passes an answer.",
-             f"B is of {args.layer} in layer {middle_layer(policy)}."]
+    intro = [f"{policy.folder} gave {args.answers} answers to each of {args.questions} problems. "
+             f"The gradients took {parts} passes over the answers, each with {len(kinds)} backward "
+             "passes for an answer.",
+             f"Row i of A is answer i's part of the gradient. B is the group's gradient of "
+             f"{args.layer} in layer {middle_layer(policy)}."]
     if critic:
-        intro.append(f"The critic ({args.critic}) explained {learned:.2f} of the variance of its "
-                     "targets in the last batch that it learned from.")
+        intro.append(f"In the last batch that it learned from, the critic ({args.critic}) "
+                     f"explained {learned:.2f} of the variance of its targets.")
     return Findings("Has GRPO's gradient rank 2?", intro,
                     [ranks_by_size(found), ranks_by_advantage(found)])
 

@@ -62,16 +62,19 @@ def ranks_by_size(found: FoundRanks) -> Table:
             rows.append([*row, ones.value])
             if rank in ("entropy", "stable"):
                 by_size = ", ".join(f"{e.value:.2f}" for e in of_size)
-                sentences.append(f"{rank.capitalize()} rank of {matrix} at R = "
-                                 f"{', '.join(map(str, sizes))}: {by_size}; with all advantages 1, "
-                                 f"at R = {main}: {ones.value:.2f}.")
+                sentences.append(f"In groups of {', '.join(map(str, sizes))} answers, the {rank} "
+                                 f"rank of {matrix} is {by_size}. With all advantages 1 it is "
+                                 f"{ones.value:.2f} in groups of {main}.")
     formats = {"rank": "", **{f"R={R}": ".2f" for R in sizes}, ONES: ".2f"}
     problems = len(found["A", Z, main])
-    return Table("sizes", "Ranks of the z-score's gradient, by the size of the group",
-                 by_row(formats, rows), "\n".join(sentences),
-                 [f"Means over problems whose answers differ in reward ({problems} at R = {main}). "
-                  "A matrix of R rows has at most rank R, so R = 2 says nothing about A"],
-                 {f"R={main}": f"R={main}{WITH_INTERVAL}", ONES: f"all equal, R={main}"})
+    return Table("sizes", "The rank of the gradient with z-scores as advantages, by the size R of "
+                 "the group", by_row(formats, rows), "\n".join(sentences),
+                 ["Numbers are means over the problems whose answers differ in reward, of which "
+                  f"there are {problems} at R = {main}. The kinds of rank are explained by python "
+                  "-m research rank --help. A has R rows, so its rank is at most R, and R = 2 "
+                  "shows nothing about it"],
+                 {"rank": "matrix and rank", f"R={main}": f"R={main}{WITH_INTERVAL}",
+                  ONES: f"all advantages equal, R={main}"})
 
 
 def ranks_by_advantage(found: FoundRanks) -> Table:
@@ -87,15 +90,19 @@ def ranks_by_advantage(found: FoundRanks) -> Table:
             stable = mean_rank(found, matrix, arm, R, "stable")
             row += [entropy.value, stable.value, change]
             if arm in (PLANTED, CRITIC):
-                sentences.append(f"The entropy rank of {matrix} with {arm}, minus that with the "
-                                 f"z-score, is {change.value:+.2f} (95% interval {change.low:+.2f} "
-                                 f"to {change.high:+.2f}).")
+                sentences.append(f"With {arm}, the entropy rank of {matrix} differs by "
+                                 f"{change.value:+.2f} (95% interval {change.low:+.2f} to "
+                                 f"{change.high:+.2f}) from that with the z-score.")
         rows.append(row)
     formats, headings = {"advantage": ""}, {}
     for matrix in "AB":
+        headings[f"{matrix} entropy"] = f"entropy rank of {matrix}"
+        headings[f"{matrix} stable"] = f"stable rank of {matrix}"
         formats |= {f"{matrix} entropy": ".2f", f"{matrix} stable": ".2f",
                     f"{matrix} change": "+.2f"}
-        headings[f"{matrix} change"] = f"{matrix} entropy minus z-score's{WITH_INTERVAL}"
-    return Table("arms", f"Does credit by token raise the rank? R = {R}", by_row(formats, rows),
-                 "\n".join(sentences),
-                 ["paired by problem; each interval is of one comparison"], headings)
+        headings[f"{matrix} change"] = (f"entropy rank of {matrix} minus that with the "
+                                        f"z-score{WITH_INTERVAL}")
+    return Table("arms", f"Does credit by token raise the rank? Groups of {R} answers",
+                 by_row(formats, rows), "\n".join(sentences),
+                 ["Differences are paired by problem. Each interval is for one comparison, and not "
+                  "corrected for their number"], headings)

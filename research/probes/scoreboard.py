@@ -30,19 +30,19 @@ import numpy as np
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from analysis.tokens import TokenTable, flat
 from harness.flags import Flag
-from research.probes.common import (OF_A_MODEL, Findings, Progress, policy_from_flags, sample_batch,
-                                    share_of_sums)
+from research.probes.common import (MODEL_FLAGS, Findings, Progress, policy_from_flags,
+                                    sample_batch, share_of_sums)
 from research.probes.credit import true_credit
 from research.probes.decided import (PARTITIONS, MeasuredAnswers, decided_table, tokens_of,
                                      write_run)
 from research.probes.methods import make_methods
 
 FLAGS = {
-    **OF_A_MODEL,
-    "questions": Flag(12, "problems whose credit is measured", least=2, most=10_000),
+    **MODEL_FLAGS,
+    "questions": Flag(12, "number of problems whose credit is measured", least=2, most=10_000),
     "answers": Flag(8, "answers to each problem", least=2, most=1000),
-    "continuations": Flag(32, "continuations that measure the credit of an uncertain token; a "
-                              "nearly certain one gets fewer", least=2, most=10_000)}
+    "continuations": Flag(32, "how many continuations measure the credit of an uncertain token. "
+                              "A nearly certain one gets fewer", least=2, most=10_000)}
 
 
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
@@ -60,12 +60,14 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     tables = [decided_table(tokens, partition) for partition in PARTITIONS]
     tables.append(scores_table(tokens, sizes))
     write_run(folder / "run", policy, measured, with_change=True)  # the model's last use
-    intro = [f"{policy.folder}: {args.questions} problems x {args.answers} answers, "
-             f"{len(tokens):,} tokens, credit from {credit.spent:,} sampled tokens.",
+    intro = [f"{policy.folder} gave {args.answers} answers to each of {args.questions} problems, "
+             f"with {len(tokens):,} tokens in all. To measure their credit, {credit.spent:,} more "
+             "tokens were sampled.",
              "The credit of a token is V after it minus V before it, where V is the expected "
              "reward of continuing from there. The share that a token decides is its squared "
-             "credit over the reward's variance: on average, the squared credits of an answer sum "
-             "to that variance. Intervals are over problems, for this policy."]
+             "credit divided by the reward's variance, because on average the squared credits of "
+             "an answer add up to that variance. Intervals show how much a number varies between "
+             "problems. They are for this policy alone."]
     return Findings("Which tokens decide the reward, and which method finds them", intro, tables)
 
 
@@ -83,7 +85,9 @@ def scores_table(tokens: TokenTable, sizes: dict[str, np.ndarray]) -> Table:
     formats = {"arm": "", "index": "+.2f"}
     return Table("scores", "How well each method finds the tokens that decide",
                  by_row(formats, rows), "",
-                 ["A method with - has the same number for all tokens of an answer. In "
-                  "simulations of 12 problems, such 95% intervals contained the true value in 91 "
-                  "to 94% of cases"],
+                 ["The index is 1 if the token with the largest weight or advantage of each answer "
+                  "decides everything, 0 if weights and shares are unrelated, and -1 if the token "
+                  "with the smallest one decides everything. A method with - has the same number "
+                  "for all tokens of an answer. In simulations of 12 problems, such 95% intervals "
+                  "contained the true value in 91 to 94% of cases"],
                  {"arm": "method", "index": f"index{WITH_INTERVAL}"})

@@ -36,12 +36,12 @@ from engine.policy import Policy
 from engine.rollouts import Rollouts
 from harness.record import (checkpoint_folders, credit_steps, find_folder, read_columns, run_config)
 from harness.flags import Flag
-from research.probes.common import OF_A_MODEL, Findings, Progress, policy_from_flags, sample_batch
+from research.probes.common import MODEL_FLAGS, Findings, Progress, policy_from_flags, sample_batch
 
 FLAGS = {
-    "run": Flag("runs/none-grpo-s0", "folder of a run with checkpoints"),
-    **{name: flag for name, flag in OF_A_MODEL.items() if name != "model"},
-    "questions": Flag(32, "problems, the same at every checkpoint", least=2, most=10_000),
+    "run": Flag("runs/none-grpo-s0", "folder of a run that has checkpoints"),
+    **{name: flag for name, flag in MODEL_FLAGS.items() if name != "model"},
+    "questions": Flag(32, "number of problems, the same at every checkpoint", least=2, most=10_000),
     "answers": Flag(16, "answers to each problem", least=2, most=1000)}
 CONFIDENT = 0.99
 MEASURED = ("success", "groups without spread", "of success alone", "p > 0.99", "1 - sum p^2",
@@ -57,8 +57,8 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     run = Path(args.run)
     models, R = checkpoints(run), int(run_config(run)["answers"])
     if args.answers < R:
-        raise UserError(f"--answers {args.answers}: the run has groups of {R}, fewer say nothing "
-                        "of them")
+        raise UserError(f"--answers {args.answers}: the run has groups of {R} answers, and fewer "
+                        "answers say nothing of them")
     progress = Progress(checkpoints=len(models))
     rows: list[Row] = []
     before = 0
@@ -69,8 +69,8 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
         success, *others = of_checkpoint(policy, rollouts, R)
         rows.append([step, success, share_without_spread(run, before, step), *others])
         before = step
-    intro = [f"{run}: groups of {R}; at each checkpoint {args.questions} problems x "
-             f"{args.answers} answers."]
+    intro = [f"{run} has groups of {R} answers. At each of its checkpoints, {args.questions} "
+             f"problems x {args.answers} answers were sampled."]
     return Findings("Does the gradient become sparse?", intro, [steps_table(rows)])
 
 
@@ -81,7 +81,7 @@ def checkpoints(run: Path) -> dict[int, Path]:
     if (start / "config.json").exists():
         found = {0: start, **found}
     if len(found) < 2:
-        raise UserError(f"--run {run} has {len(found)} checkpoints, two are needed")
+        raise UserError(f"--run {run} has {len(found)} checkpoints, and two are needed")
     return found
 
 
@@ -139,16 +139,25 @@ def steps_table(rows: list[Row]) -> Table:
         known = [value for value in columns[name] if value is not None]
         if len(known) > 1:
             is_sparser = sign * (known[-1] - known[0]) > 0
-            sentences.append(f"{in_words} went from {known[0]:.3f} to {known[-1]:.3f}: by "
+            sentences.append(f"{in_words} went from {known[0]:.3f} to {known[-1]:.3f}, so by "
                              "this measure the gradient became "
                              f"{'sparser' if is_sparser else 'no sparser'}.")
     of_success = columns["of success alone"]
-    sentences.append("The share of groups without spread that follows from success alone went from "
-                     f"{of_success[0]:.3f} to {of_success[-1]:.3f}.")
+    sentences.append("From the success rate alone, a share of groups without spread follows that "
+                     f"went from {of_success[0]:.3f} to {of_success[-1]:.3f}.")
     formats = {"step": "d", **dict.fromkeys(MEASURED, ".3f")}
-    return Table("steps", "At each checkpoint", by_row(formats, rows), "\n".join(sentences),
-                 ["Groups without spread, whose rewards are all equal, are counted in the run's "
-                  "credit files since the checkpoint before. The mean of p^R + (1 - p)^R is the "
-                  "share that follows from success alone, which counts only right and wrong, and "
-                  "comes from answers sampled here. All numbers are of this one run"],
-                 {"of success alone": "mean of p^R + (1 - p)^R"})
+    return Table("steps",
+                 "Measures of sparsity at each checkpoint",
+                 by_row(formats, rows), "\n".join(sentences),
+                 ["Groups without spread have equal rewards. They are counted in the run's credit "
+                  "files since the checkpoint before. The mean of p^R + (1 - p)^R over problems is "
+                  "the share of such groups that follows from the success rate p alone. It comes "
+                  "from answers sampled here, and counts only right and wrong. Hoyer's sparsity is "
+                  "0 where all numbers of a gradient are equally large, and 1 where all but one "
+                  "are 0. All numbers are of this one run"],
+                 {"groups without spread": "share of groups without spread",
+                  "of success alone": "mean of p^R + (1 - p)^R",
+                  "p > 0.99": "share of tokens with p > 0.99",
+                  "1 - sum p^2": "mean of 1 - sum p^2",
+                  "Hoyer, GRPO": "Hoyer's sparsity, GRPO's gradient",
+                  "Hoyer, log-probs": "Hoyer's sparsity, gradient of the log-probs"})

@@ -121,10 +121,11 @@ def walk(model: FusedQwen2, prompt: list[int], ends: tuple[int, ...], most_token
                 parents.append(parent)
                 last_tokens.append(last)
         if probability_of(answers + paths) < LEAST_LISTED:
-            raise UserError(f"after {length} tokens, prefixes with a probability of {least:g} or "
-                            f"more have less than {LEAST_LISTED:.0%} of it together: such answers "
-                            "have too many paths to be listed; a task with shorter ones has fewer, "
-                            "and a smaller --above lists more")
+            raise UserError(f"after {length} tokens, the prefixes with a probability of {least:g} "
+                            f"or more have together less than {LEAST_LISTED:.0%} of the "
+                            "probability. Such answers have too many paths to be listed. A task "
+                            "with shorter answers has fewer paths, and a smaller --above lists "
+                            "more of them")
         if not paths:
             break
         device = branches.states.device

@@ -227,7 +227,7 @@ def test_the_worth_of_a_method_is_said_in_a_sentence(monkeypatch):
         0.5 + 0.1 * (arm.name == TRUE) + 0.01 * seed % 2 * (arm.name == "random")
         for seed in seeds])
     line = dial.worth_in_a_sentence("random")
-    assert "12 of 128 tokens decide, random gains" in line and "true credit +10.0 (8" in line
+    assert "12 of 128 tokens decide, random gains" in line and "true credit gains +10.0" in line
 
 
 def test_a_share_and_its_interval_by_hand():

@@ -75,7 +75,7 @@ def test_the_arms_that_are_made_can_be_chosen():
     assert chosen_arms(args) == ["four times", "none"]
     assert chosen_arms(ARGS) == [arm for arm in ARMS if arm != "measured 16"]
     args.arms = "none, nothing"
-    with pytest.raises(UserError, match="there is no arm 'nothing'; the arms of --prompt brief"):
+    with pytest.raises(UserError, match="there is no arm 'nothing'. The arms of --prompt brief"):
         chosen_arms(args)
 
 

@@ -20,7 +20,8 @@ def test_a_run_still_going_is_passed_over(tmp_path, capsys):
     folders = make(tmp_path, {"base": (0.5, {})}, seeds=2)
     cut(tmp_path / "base-s1/metrics.jsonl", 4)
     assert finished(list(map(read_run, folders))) == [read_run(folders[0])]
-    assert "base-s1 is not finished, step 4 of 10\n" in capsys.readouterr().err
+    assert ("base-s1 is left out, because it is not finished: it has made 4 of 10 steps.\n"
+            in capsys.readouterr().err)
     assert "none of these runs is finished" in refusal(finished, [read_run(folders[1])])
 
 

@@ -229,7 +229,7 @@ def test_classes_by_position(log):
                  for f in range(5)) for unit in UNITS]
     with np.errstate(invalid="ignore"):
         finding = notes_tables.classes_by_fifth(found).finding
-    assert f"in {ahead[0]} of 5 bins by A w log p, and in {ahead[1]} by A w s" in finding
+    assert f"in {ahead[0]} of 5 bins, and measured by A w s in {ahead[1]}." in finding
 
 
 def mean_at(rows, fifth, name, unit):
@@ -261,7 +261,8 @@ def test_the_notes_own_figures_follow_from_their_tables():
     early_over_late = notes_tables.at_like_classes(np.array(counts), np.array(
         [*fifths["filler"], *fifths["reasoning"], *[np.nan] * 5]))
     assert early_over_late == pytest.approx(1.48, abs=0.005)
-    assert notes_tables.OF_BINS[0] / notes_tables.OF_BINS[9] == pytest.approx(1.63, abs=0.005)
+    first, *_, last = notes_tables.SIZE_OF_BINS
+    assert first / last == pytest.approx(1.63, abs=0.005)
     assert 0.333 / 0.254 == pytest.approx(1.31, abs=0.005)
 
 
@@ -293,7 +294,7 @@ def test_the_looks_of_the_tables(log):
     whole = mean(sizes(rows, "contribution"))
     assert [row["look"] == "same" for row in tables["notes bins"]] == [
         (row["size"] > whole) == (theirs > 0.307)
-        for row, theirs in zip(tables["notes bins"], notes_tables.OF_BINS)]
+        for row, theirs in zip(tables["notes bins"], notes_tables.SIZE_OF_BINS)]
     ahead = [mean_at(rows, fifth, "filler", "contribution") >
              mean_at(rows, fifth, "reasoning", "contribution") for fifth in range(5)]
     assert [row["look"] for row in tables["notes classes by position"]] == [
@@ -390,7 +391,7 @@ def test_the_flag_prints_the_notes_tables_alone(tmp_path, capsys):
     assert max(len(line) for line in printed.splitlines() if str(tmp_path) not in line) <= 100
     page = (folder / "analysis/report.html").read_text()
     assert "<details id=the-earlier-experiment-s-tables>" in page
-    assert "alt=\"The earlier experiment&#x27;s pictures" in page
+    assert "alt=\"The four pictures of the earlier experiment" in page
     folders = make(tmp_path, {"a": (0.5, {}), "b": (0.2, {"mitigation": "random"})}, seeds=2)
     analyze.main([*folders, "--notes", "--output_dir", str(tmp_path / "both")])
     tables = notes_compared.notes_tables_of_arms(comparison_of(folders))

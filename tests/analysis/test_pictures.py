@@ -71,21 +71,21 @@ def test_a_picture_shows_the_shares_that_its_sentence_names(tmp_path, drawn):
         for bars in axis.containers:
             shown[bars.get_label(), to_hex(bars[0].get_facecolor())] = [
                 bar.get_height() for bar in bars]
-    expected = {("share of the tokens", plots.OF_TOKENS): [0.5, 0.5],
-                ("share of the gradient", plots.OF_GRADIENT): [1.414 / 3.111, 1.697 / 3.111],
-                ("share of the push", plots.OF_PUSH): [1 / 1.48, 0.48 / 1.48],
-                ("share of the change", plots.OF_CHANGE): [0.75, 0.25]}
+    expected = {("share of the tokens", plots.TOKENS_COLOUR): [0.5, 0.5],
+                ("share of the gradient", plots.GRADIENT_COLOUR): [1.414 / 3.111, 1.697 / 3.111],
+                ("share of the push", plots.PUSH_COLOUR): [1 / 1.48, 0.48 / 1.48],
+                ("share of the change", plots.CHANGE_COLOUR): [0.75, 0.25]}
     assert shown == {key: pytest.approx(values, rel=1e-3) for key, values in expected.items()}
 
 
 def test_the_page_has_the_colours_of_the_pictures():
     style = page.part("page.css")
     found = dict(re.findall(r"--(\w+): (\d+,\d+,\d+);", style))
-    expected = {"up": plots.UP, "down": plots.DOWN, "gradient": plots.OF_GRADIENT,
+    expected = {"up": plots.UP, "down": plots.DOWN, "gradient": plots.GRADIENT_COLOUR,
                 "unsure": plots.UNSURE, "neutral": plots.GREY}
     in_hex = {name: f"#{bytes(map(int, text.split(','))).hex()}" for name, text in found.items()}
     assert in_hex == expected
-    meanings = [*expected.values(), plots.OF_PUSH, plots.OF_CHANGE, plots.OF_CREDIT]
+    meanings = [*expected.values(), plots.PUSH_COLOUR, plots.CHANGE_COLOUR, plots.CREDIT_COLOUR]
     assert len(set(meanings)) == len(meanings)
 
 

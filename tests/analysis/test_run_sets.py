@@ -55,7 +55,7 @@ def test_each_set_of_comparable_runs_has_its_tables_and_the_same_arm_twice_count
     analyze.main([*map(str, runs), *map(str, exercises), str(alone)])
     printed = " ".join(capsys.readouterr().out.split())
     assert "b has the settings and the seed of a, so it is left out." in printed
-    assert "alone is left out: no other run here has its model" in printed
+    assert "alone is left out, because no other run here has the same model" in printed
     assert printed.index("2 runs of") < printed.index("4 runs of")
     for page in ("report.html", "set_2/report.html"):
         assert (tmp_path / "comparison" / page).exists()

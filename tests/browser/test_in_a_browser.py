@@ -178,9 +178,10 @@ def test_a_click_on_a_token_shows_its_account(run_page, visit):
     page = visit(run_page)
     training(page).locator("span").nth(3).click()
     account, caption = account_of(page)
-    assert account["group"] == "mean 0.6, standard deviation 0.5"
+    assert account["group"] == "their mean is 0.6, and their standard deviation 0.5"
     assert account["s"].endswith("= 0.7071") and account["term"].endswith("/ 16 = 0.0433")
-    assert account["change"] == "its log p changed by 0.03 in the step, after which p = 0.5152"
+    assert account["change"] == (
+        "the step changed its log p by 0.03, so that p = 0.5152 after it")
     assert caption.inner_text() == (f"Step 1, answer 0, token 3, {json.dumps(HOSTILE[3])}: number "
                                     "token, section answer, gradient size 0.7071")
     page.locator("#push").click()

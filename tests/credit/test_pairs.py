@@ -49,7 +49,7 @@ def test_a_step_takes_pairs_of_the_file(policy, tmp_path):
     (json.dumps({**PAIR, "problem": "3 x 7"}), "line 2: 'x' is not a whole positive number"),
     (json.dumps({**PAIR, "problem": "3 5 70000 15"}), "line 2: the tokenizer cannot spell the"),
     (json.dumps({**PAIR, "chosen": "Zebra"}), "line 2: the tokenizer cannot spell an answer"),
-    (json.dumps({**PAIR, "chosen": GOOD * 40}), "tokens, the model takes 1024")])
+    (json.dumps({**PAIR, "chosen": GOOD * 40}), "tokens, and the model takes 1024")])
 def test_a_bad_line_is_named(policy, tmp_path, line, said):
     path = tmp_path / "pairs.jsonl"
     path.write_text(json.dumps(PAIR) + "\n" + line + "\n")
@@ -81,7 +81,7 @@ def test_training_on_pairs_goes_on_as_if_never_stopped(tmp_path):
     assert metrics[-1]["pairs"] == 2 and metrics[-1]["pairs_in_order"] == 1
     credit = read_credit(whole, 1, load_tokenizer(whole))
     assert credit.advantage[:, 0].sign().tolist() == [1, -1, 1, -1]
-    assert "and sampled none" in refusal(tool.main, [str(whole)])
+    assert "so it sampled no answers" in refusal(tool.main, [str(whole)])
     assert "cannot read" in refusal(tool.main, [str(tmp_path)])
     other = {"mitigation": "none", "imported": []}  # what it was asked only its own trainer knows
     (tmp_path / "config.json").write_text(json.dumps(other))
@@ -94,7 +94,7 @@ def test_pairs_of_a_run_can_be_trained_on(policy, tmp_path, capsys):
     tool.main([str(tmp_path / "x")])
     path = tmp_path / "x/pairs.jsonl"
     pairs, trained = lines(path), []
-    assert f"{len(pairs)} pairs: {path}" in capsys.readouterr().out and len(pairs) > 1
+    assert f"{len(pairs)} pairs are written to {path}" in capsys.readouterr().out and len(pairs) > 1
     for step in (1, 2):
         trained += map(policy.task.show, policy.task.training_problems(0, step, 4))
     for pair in pairs:

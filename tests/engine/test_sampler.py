@@ -214,7 +214,7 @@ def test_the_whole_is_above_every_height():
 
 
 def test_an_answer_beyond_the_models_positions_is_refused(small_model):
-    with pytest.raises(UserError, match="can reach 40006 tokens, the model takes 32768"):
+    with pytest.raises(UserError, match="can reach 40006 tokens, and the model takes 32768"):
         generate(small_model, PROMPTS, max_new_tokens=40_000)
 
 

@@ -80,7 +80,7 @@ def test_a_turn_that_would_be_spelt_out_is_refused(tmp_path):
 
 @pytest.mark.parametrize("text, words", [
     ("", "the prompt of the problem 'this' is empty"),
-    ("a\ud800", "the prompt of the problem this has half a character: '\\ud800'")])
+    ("a\ud800", "the prompt of the problem this contains half of a character: '\\ud800'")])
 def test_a_prompt_that_no_model_can_take_is_refused(text, words):
     with pytest.raises(UserError, match=re.escape(words)):
         encode_prompt(byte_level_tokenizer([]), text, "this")

@@ -40,7 +40,7 @@ def test_what_is_told_is_what_is_counted(monkeypatch):
     step = (1 + 3) * (80 + 2 * P)
     time, space = forecast.forecast(policy.settings, policy)
     evaluation = 160 + 16 * P
-    assert (f"about {step:g} s a step, {evaluation:g} s an evaluation, "
+    assert (f"about {step:g} s for a step, {evaluation:g} s for an evaluation, and "
             f"{30 * step + 3 * evaluation + 2 * 12:g} s in all") in time
     assert "of memory" in space and "two newest checkpoints" in space
 
@@ -78,7 +78,7 @@ def test_an_update_is_forecast_by_its_micro_batches(monkeypatch, micro_batch):
     monkeypatch.setattr(forecast, "seconds_of", lambda operations, *_: operations / size)
     monkeypatch.setattr(forecast, "in_words", lambda seconds: f"{seconds:g} s")
     step = 2 * (38 + 80) + 6 * ({2: 136, 8: 38}[micro_batch] + 80)
-    assert f"about {step} s a step" in forecast.forecast(policy.settings, policy)[0]
+    assert f"about {step} s for a step" in forecast.forecast(policy.settings, policy)[0]
 
 
 LINE = {"length": 5.0, "rollout_tokens_per_second": 10.0}  # half a second an answer
@@ -109,10 +109,11 @@ def test_the_time_left_counts_what_is_still_to_come(flags, step, took, expected)
 
 
 @pytest.mark.parametrize("flags, said", [
-    ({}, "12.0 GB for each of the two newest checkpoints"),
+    ({}, "each of the two newest checkpoints takes 12.0 GB"),
     ({"checkpoint_every": 0}, "nothing of the model is written to disk"),
-    ({"checkpoint_every": 0, "save_model": True}, "4.0 GB for the trained model"),
-    ({"checkpoint_every": 0, "save_model": True, "dtype": "bfloat16"}, "2.0 GB for the trained")])
+    ({"checkpoint_every": 0, "save_model": True}, "the trained model takes 4.0 GB"),
+    ({"checkpoint_every": 0, "save_model": True, "dtype": "bfloat16"},
+     "the trained model takes 2.0 GB")])
 def test_what_comes_on_disk_is_what_was_asked_for(flags, said):
     """Of a billion parameters."""
     assert said in forecast.disk_of(make_settings(SETTINGS | flags), 10 ** 9)
@@ -201,12 +202,12 @@ def test_answers_with_more_numbers_may_be_longer(large_model, flags, tokens):
 def test_the_help_of_a_large_model_is_about_the_prompt_that_was_typed(large_model, capsys):
     with pytest.raises(SystemExit):
         read_flags(["--model", str(large_model), "--prompt", "brief", "--help"])
-    assert "a longer answer is cut off (default 64)" in " ".join(capsys.readouterr().out.split())
+    assert "A longer one is cut off (default 64)" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("chosen, seconds, said", [
-    ("bfloat16", [4, 5], "computes float32 faster: a product in bfloat16 takes 2.0 times"),
-    ("float32", [1, 5], "computes bfloat16 faster: a product in float32 takes 2.0 times"),
+    ("bfloat16", [4, 5], "faster in float32: a matrix product in bfloat16 takes 2.0 times"),
+    ("float32", [1, 5], "faster in bfloat16: a matrix product in float32 takes 2.0 times"),
     ("float32", [2, 2], ""), ("bfloat16", [2, 2], ""), ("float32", [1.4, 3], "")])
 def test_it_is_told_which_type_is_faster_when_a_product_was(monkeypatch, capsys, chosen, seconds,
                                                             said):

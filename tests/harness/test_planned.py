@@ -49,7 +49,7 @@ def test_stopped_and_started_again(planned, capfd, monkeypatch):
         make_runs([first, second], 1, "the same command")
     assert ended.value.code == 130
     said = capfd.readouterr().out
-    assert "stopped; 0 of 2 runs are finished. Continue with: the same command" in said
+    assert "stopped. 0 of 2 runs are finished. Continue with: the same command" in said
     done = max(checkpoint_folders(first.folder))
     assert 0 < done < 80 and not first.is_finished() and not second.folder.exists()
     assert make_runs([first], 2, "") == {} and first.is_finished()
@@ -67,7 +67,7 @@ def test_a_run_without_checkpoints_leaves_none_and_begins_again(planned, capfd, 
     with pytest.raises(SystemExit):
         make_runs([first, second], 1, "the same command")
     said = capfd.readouterr().out
-    assert "stopped; 1 of 2 runs are finished" in said and "will start again from step 1" in said
+    assert "stopped. 1 of 2 runs are finished" in said and "will start again from step 1" in said
     assert "after this step" not in said
     assert first.is_finished() and not second.is_finished() and second.steps_made() > 0
     assert not list(second.folder.rglob("*.safetensors"))
@@ -162,7 +162,7 @@ def test_a_run_that_the_system_killed_says_so(tmp_path):
     program.write_text("import os; print('step 1', flush=True); os.kill(os.getpid(), 9)\n")
     run = PlannedRun("none", 0, tmp_path / "run", [], 1, (str(program),))
     reason = make_runs([run], 1, "")["none"]
-    assert "it was killed, as the system does when there is not enough memory" in reason
+    assert "it was killed. The system does that when there is not enough memory" in reason
     assert f"(log: {run.log})" in reason
 
 
@@ -193,4 +193,4 @@ def test_all_or_nothing_starts_no_other_run_and_lets_those_that_started_finish(
     assert good.is_finished() and not late.log.exists()
     said = capfd.readouterr().out
     assert "failed: bad-s0: it cannot" in said
-    assert "no other run is started; these are finished first: good-s0\n" in said
+    assert "no other run is started. These are finished first: good-s0\n" in said

@@ -57,7 +57,7 @@ def test_a_package_that_is_not_here_is_named(monkeypatch, tmp_path, name, is_tol
     (tmp_path / "bridges").mkdir()
     monkeypatch.setattr(screen, "PROJECT", tmp_path)
     said = screen.sentence_about(ModuleNotFoundError(name=name))
-    assert said == "this needs bridges/, a folder of this project that is not here" * is_told
+    assert said == "this needs the folder bridges/ of this project, which is not here" * is_told
 
 
 def test_of_several_processes_rank_0_speaks_first(monkeypatch):
@@ -157,15 +157,16 @@ CHANGED = ("20.0% (95% interval 10.0% to 30.0%) -> 50.0% (40.0% to 60.0%) of 3 h
 
 
 @pytest.mark.parametrize("sampled, advice, said", [
-    (BEFORE, "", "3 min 52 s\nTables"),  # without two evaluations, the time alone
-    (BEFORE + AFTER, "", f"{CHANGED}\nTables"),
-    (BEFORE + AFTER, "try this", f"{CHANGED}\n  try this\nTables")])
+    (BEFORE, "", "3 min 52 s\nTo make tables"),  # without two evaluations, the time alone
+    (BEFORE + AFTER, "", f"{CHANGED}\nTo make tables"),
+    (BEFORE + AFTER, "try this", f"{CHANGED}\n  try this\nTo make tables")])
 def test_the_end_says_what_changed(capsys, sampled, advice, said):
     screen.print_outcome(Path("runs/x"), sampled, 232.0, 0, advice)
     printed = capsys.readouterr().out
     assert printed.startswith(f"  {said}")
-    assert "the page runs/x/analysis/report.html; one token followed" in printed
-    assert "\n  python analyze.py runs/x\n  python -m tools.follow runs/x\n" in printed
+    assert "the page runs/x/analysis/report.html:\n" in printed
+    assert "\n  python analyze.py runs/x\nTo follow one" in printed
+    assert printed.endswith("\n  python -m tools.follow runs/x\n")
 
 
 class Terminal(io.StringIO):

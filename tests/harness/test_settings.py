@@ -28,12 +28,13 @@ ABSENT = object()
 
 @pytest.mark.parametrize("flag, value, words", [
     (Flag(8, "a text"), 1.5, "--n 1.5 should be a whole number"),
-    (Flag(8), 0.5, "--n 0.5 should be a whole number, as its default 8 is: write 8.0 there"),
+    (Flag(8), 0.5, "--n 0.5 should be a whole number, because its default is 8: write 8.0 there"),
     (Flag(0.5), float("nan"), "--n nan should be a number"),
     (Flag(8, "a text"), "7" * 9999, f"--n '{'7' * 79} should be a whole number"),
     (Flag(False), 1, "--n 1 should be yes or no"),
-    (Flag(8, least=2), 1, "--n 1 should be at least 2 and at most 1000000000"),
-    (Flag(0.5, above=0), 0, "--n 0 should be above 0 and at most 1000000000"),
+    (Flag(8, least=2), 1, "--n 1 should be at least 2"),
+    (Flag(8, least=2), 10 ** 9 + 1, "--n 1000000001 should be at least 2 and at most 1000000000"),
+    (Flag(0.5, above=0), 0, "--n 0 should be above 0"),
     (Flag(0.5, least=0, most=1), 1.25, "--n 1.25 should be at least 0 and at most 1"),
     (Flag("a", choices=("mean", "gradient", "none")), "non",
      "--n non is not one of: none, mean, gradient")])
@@ -108,7 +109,7 @@ def test_fields_and_keyword_only_parameters_are_flags():
 def test_a_parameter_that_cannot_be_a_flag_is_refused(function):
     place = f"(tests/harness/test_settings.py:{function.__code__.co_firstlineno})"
     said = refusal(flags_of, function)
-    assert said.startswith(f"power of <lambda> {place} becomes a flag: it needs a default and a ty")
+    assert said.startswith(f"power of <lambda> {place} becomes a flag, so it needs a default, ")
 
 
 def test_every_number_has_bounds_and_its_defaults_lie_within():
@@ -271,7 +272,7 @@ def test_a_flag_has_one_meaning(own_choices, name):
     said = refusal(settings_of, ["--mitigation", "mine", "--advantage", "gae"])
     owner = "gae" if name == "gamma" else "mine"
     assert said.startswith(f"the keyword {name} of {owner} (") and ".py:" in said
-    assert f"another name, {owner}_{name} say" in said
+    assert f"another name, for example {owner}_{name}" in said
     assert settings_of(["--seed", "3"]).seed == 3
 
 
@@ -284,7 +285,7 @@ def test_a_flag_belongs_to_its_method(own_choices):
     said = refusal(settings_of, ["--power", "2"])
     assert said == "--power belongs to right, but --mitigation is none (--help lists the flags)"
     said = refusal(settings_of, ["--mitigation", "right", "--whole", "0.5"])
-    assert said.endswith("should be a whole number, as its default 1 is: write 1.0 there")
+    assert said.endswith("should be a whole number, because its default is 1: write 1.0 there")
 
 
 def test_other_trainers_names_lead_somewhere():
@@ -346,9 +347,9 @@ def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices
         assert re.search(f"\n  {name}[: ]", printed), name
     text = " ".join(printed.split())
     for name, value in (("questions", 5), ("steps", 8), ("answers", 8)):  # recipe, file, default
-        assert re.search(rf"--{name} \w+ [^()]*\(default {value}\)", text), name
+        assert re.search(rf"--{name} \w+ [^()]*\(default {value}[;)]", text), name
     assert help_of("late") == ("--mitigation late\n\nWords below, 100%.\n\nMore of them.\n\n"
-                               "  --power  (default 2.0) above 0 and at most 1000000000\n")
+                               "  --power (a number, above 0; default 2.0)\n")
     assert "--help latex: there is no method" in refusal(read_flags, ["--help", "latex"])
 
 
@@ -364,7 +365,8 @@ def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices
      "--rescale has no effect without a --mitigation whose weights are rescaled"),
     ("--placebo weights",
      "no effect without --loss policy and, to shuffle weights, a --mitigation"),
-    ("--data x.jsonl --max_number 9", "no effect without generated problems: not with --data"),
+    ("--data x.jsonl --max_number 9",
+     "no effect without generated problems, which --data replaces"),
     ("--eval_every 0 --eval_tasks 9", "--eval_tasks has no effect without --eval_every above 0"),
     ("--clip_low 0.3", "--clip_low has no effect without --epochs above 1"),
     ("--loss dpo --mitigation random", "--mitigation has no effect without --loss policy"),

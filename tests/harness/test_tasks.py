@@ -97,8 +97,8 @@ def test_scores_and_labels_stand_beside_every_weight_and_are_checked(score, labe
     task = CheckedTask(SimpleNamespace(score=lambda *_: score, label=lambda _: labels))
     if labels is None:
         said = refusal(task.score, "3 5", "8")
-        assert "finite numbers, answer, format, reasoning, reward among them, answer 0 or 1" in said
+        assert "should be answer, format, reasoning, reward, and answer should be 0 or 1" in said
     elif labels == ([0, 0], [0, 0]):
         assert task.label([b"a", b"b"]) is labels and task.score("3 5", "8") is score
     else:
-        assert "two lists with a code for each token" in refusal(task.label, [b"a", b"b"])
+        assert "two lists with a number for each token" in refusal(task.label, [b"a", b"b"])

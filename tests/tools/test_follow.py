@@ -97,7 +97,7 @@ def test_every_line_is_what_the_function_it_names_computes(recorded, batch, foll
     assert numbers(lines["reward"][0].partition(" = ")[2]) == pytest.approx(list(reward.values()),
                                                                             rel=1e-3)
     of_group = batch.reward[batch.group == batch.group[b]]
-    said = re.findall(rf"(\d+) x ({NUMBER})", lines["rewards"][0])
+    said = re.findall(rf"(\d+) got ({NUMBER})", lines["rewards"][0])
     assert sorted(float(value) for count, value in said for _ in range(int(count))
                   ) == pytest.approx(sorted(of_group.tolist()), rel=1e-3)
     assert close(lines["p"][0], p[chosen])
@@ -177,10 +177,10 @@ def test_a_run_of_another_trainer_says_what_it_has(tmp_path, follow_it):
         assert f"\n{label}" not in printed
     lines = lines_of(printed)
     assert ", step 4 (40 of the trainer): 2 answers" in printed
-    assert "A = 2, as on record" in printed and "rewards    of the 2 answers" in printed
+    assert "A = 2, as recorded" in printed and "rewards    of the 2 answers" in printed
     assert close(lines["p"][0], 0.5)
     term = 2 * math.log(2) / 4
-    assert f"= {term:.3g}, in the loss of this lab" in lines["term"][0]
+    assert f"= {term:.3g}, as this project's loss would have it" in lines["term"][0]
     said = refusal(follow_it, folder, "--answer", 0, "--token", 1, "--moved")
     assert said.endswith("mine is a run of another program, and how that takes a step is not on "
                          "record")

@@ -136,7 +136,7 @@ def test_runs_of_a_large_model_have_its_threads_and_are_begun_again(learner, tmp
 @pytest.mark.parametrize("argv, said", [
     ([], "are required: NAME"),
     (["no_such"], "there is no weighting and no advantage no_such, which comes first"),
-    (["none"], "none is what an idea is compared with"),
+    (["none"], "none is plain GRPO, with which an idea is compared"),
     (["by_kin"], "no weighting and no advantage by_kin; did you mean by_kind?"),
     (["by_kind", "--seed", "3"], "--seed cannot be given to this program"),
     (["by_kind", "--eval_every", "0"], "the verdict needs the evaluation at the end")])
@@ -193,10 +193,10 @@ def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd)
                             lambda *asked: f"dial: {asked}")
     main(["by_kind", "--word_weight", "0.1", *argv])
     said = capfd.readouterr().out
-    for part in ("6 of 6 runs are to be made, 2 at a time, about ", "finished: by_kind-placebo-s1",
+    for part in ("6 of 6 runs have to be made, 2 at a time, about ", "finished: by_kind-placebo-s1",
                  "by_kind minus"):
         assert part in said
-    assert ("dial: ('by_kind', {'word_weight': 0.1})\nmore synthetic tasks: python -m research "
+    assert ("dial: ('by_kind', {'word_weight': 0.1})\nFor more synthetic tasks: python -m research "
             "dial --only 'by_kind --word_weight 0.1'\n" in said) == dial
     folders = sorted(path.name.rpartition("-")[0] for path in (tmp_path / "my ideas").iterdir())
     assert folders == ["by_kind", "by_kind-placebo", "plain"]
@@ -211,8 +211,8 @@ def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd)
     with monkeypatch.context() as patch:  # all are there: nothing has to be planned
         patch.setattr(idea, "make_plan", None)
         main(["by_kind", "--word_weight", "0.1", *argv])
-    assert "0 of 6 runs are to be made" in capfd.readouterr().out
+    assert "0 of 6 runs have to be made" in capfd.readouterr().out
     monkeypatch.setattr("tools.idea.Settings", SimpleNamespace(task="of another task"))
     main(["by_kind", "--word_weight", "0.2", *argv])
     said = capfd.readouterr().out
-    assert "4 of 6 runs are to be made" in said and "dial" not in said
+    assert "4 of 6 runs have to be made" in said and "dial" not in said

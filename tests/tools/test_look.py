@@ -26,7 +26,8 @@ def test_a_weighting_of_ten_tokens():
     lines = about_gradient(True, KIND, ONES, ONES, ONES, weight)
     assert lines[0].endswith("in plain GRPO: number 3.00, word 0.50")
     assert "the heaviest tenth of the tokens has 30% of all weight" == lines[1]
-    assert "a batch 4.5 times as large" in lines[2] and "; 0.5 times, if all" in lines[2]
+    assert "a batch 4.5 times as large" in lines[2]
+    assert ", or 0.5 times as large, if all" in lines[2]
 
 
 def test_weights_of_whole_answers_have_no_noise_to_take_away():
@@ -34,7 +35,8 @@ def test_weights_of_whole_answers_have_no_noise_to_take_away():
     mask = torch.tensor([[True, True], [True, False]])
     assert not differs_within(torch.tensor([[2.0, 2.0], [1.0, 0.0]]), mask)
     assert differs_within(torch.tensor([[2.0, 1.0], [1.0, 0.0]]), mask)
-    assert "one number an answer" in about_gradient(True, KIND, ONES, ONES, ONES, ONES, False)[-1]
+    lines = about_gradient(True, KIND, ONES, ONES, ONES, ONES, False)
+    assert "all tokens of an answer have the same weight" in lines[-1]
 
 
 def test_equal_weights_are_plain_grpo():
@@ -52,17 +54,17 @@ def test_how_the_log_probs_of_the_kinds_change():
     mine = np.where(KIND == NUMBER, 0.8, 0.3) * np.array([-1] * 3 + [1] * 7)
     said = about_change(*(TokenTable({"kind": KIND, "push": push, "change": change})
                           for change in (plain, mine)))
-    assert "in plain GRPO: word 1.50, number 0.67;" in said
-    assert said.endswith("75% of the upward push A w s^2 went to tokens whose log-prob "
-                         "fell, 25% in plain GRPO")
+    assert "in plain GRPO: word 1.50, number 0.67. Of" in said
+    assert said.endswith("Of the upward push A w s^2, 75% went to tokens whose log-prob fell, and "
+                         "25% in plain GRPO")
 
 
 def test_an_advantage_has_signs():
     """Of nine tokens where both have one, three turned."""
     mine = np.array([1, 1, 1, 1, 1, 1, -2, -2, -2, 0.0])
     lines = about_gradient(False, KIND, ONES, ONES, mine, ONES)
-    assert lines[1].endswith("has 17% of all abs(A)")
-    assert lines[2].startswith("its sign differs from plain GRPO's at 33% ")
+    assert lines[1].endswith("has 17% of the sum of abs(A)")
+    assert lines[2].startswith("its sign differs from that of plain GRPO's advantage at 33% ")
 
 
 def test_a_forecast_by_the_clock(monkeypatch):
@@ -109,7 +111,7 @@ def test_of_a_large_model_one_batch_is_looked_at(monkeypatch, capsys):
     monkeypatch.setattr("qwen2_model.Qwen2.is_large", True)
     look("itself", s, s, True)
     said = capsys.readouterr().out
-    assert "in 8 answers" in said and "change of log p" in said
+    assert "for 8 answers" in said and "change of log p" in said
 
 
 def test_it_is_what_training_gives_the_tokens(capsys):
@@ -119,9 +121,9 @@ def test_it_is_what_training_gives_the_tokens(capsys):
     settings = [make_settings(plain | more) for more in ({}, {"mitigation": "by_kind"})]
     look("itself", settings[0], settings[0], True)
     printed = capsys.readouterr().out
-    assert "in 32 answers" in printed and "one number an answer" in printed
+    assert "for 32 answers" in printed and "all tokens of an answer have the same weight" in printed
     *_, change = printed.partition("share of the change")
-    factors = change.partition("plain GRPO: ")[2].partition(";")[0].split()[1::2]
+    factors = change.partition("GRPO: ")[2].partition(". Of")[0].split()[1::2]
     assert set(factors) <= {"1.00,", "1.00"}
     gradient = printed.partition("in plain GRPO: ")[2].partition("the heaviest")[0]
     assert {part.split()[-1] for part in gradient.split(", ")} == {"1.00"}

@@ -14,13 +14,14 @@ from runs import SHORT, everything
 
 @pytest.mark.parametrize("flags, said", [
     ("none", "[1.00]"), ("oracle --oracle_k 1", "answer "),
-    ("learned_importance", "as it is at the start of a run")])
+    ("learned_importance", "Here it is as at the start of one.")])
 def test_weightings_are_seen_on_recorded_tokens_and_nothing_is_written(
         recorded, flags, said, capsys):
     before = everything(recorded)
     preview.main([str(recorded), "--mitigation", *flags.split(), "--show", "1"])
     printed = capsys.readouterr().out
-    assert "step 3: 8 answers" in printed and printed.count("\nanswer ") == 1 and said in printed
+    assert "run has 8 answers and " in printed and said in printed
+    assert printed.count("\nanswer ") == 1
     assert "\n  the heaviest tenth of the tokens has " in printed
     assert before == everything(recorded)
 
@@ -43,7 +44,8 @@ def test_what_is_seen_is_what_training_would_have_done(recorded, name, tmp_path)
 def test_a_run_of_another_program_shows_what_its_credit_files_tell(tmp_path, config, capsys):
     folder = write_log(tmp_path / "x", {1: credit_columns([3, 2], [0, 0])}, config)
     preview.main([str(folder), "--mitigation", "entropy_weighted"])
-    assert "2 answers, 5 tokens; entropy_weighted" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "x has 2 answers and 5 tokens. The weights of entropy_weighted" in printed
     said = refusal(preview.main, [str(folder), "--mitigation", "oracle"])
     assert "x is a run of another program" in said
 
@@ -54,7 +56,7 @@ def test_a_model_that_was_not_kept_is_not_replaced_by_another(recorded, tmp_path
     argv = [str(folder), "--step", "2", "--mitigation"]
     preview.main([*argv, "entropy_ratio"])
     said = refusal(preview.main, [*argv, "attention_credit"])
-    assert said.endswith("sampled step 2 was not kept. It was of --step 1 or 3")
+    assert said.endswith("sampled step 2 was not kept. It was kept for --step 1 or 3")
 
 
 def test_a_step_of_which_nothing_was_finished(tmp_path, capsys):
@@ -67,6 +69,6 @@ def test_a_step_of_which_nothing_was_finished(tmp_path, capsys):
 def test_a_real_models_tokens_are_on_record_without_its_weights():
     """A weighting that asks the model says nothing of them."""
     told = preview.on_real_tokens(make_settings({"mitigation": "entropy_weighted"}))
-    assert told[0].startswith("the same, in 32 recorded answers") and "word 1." in told[1]
+    assert told[0].startswith("The same for 32 recorded answers") and "word 1." in told[1]
     for asks in ("attention_credit", "oracle"):
         assert preview.on_real_tokens(make_settings({"mitigation": asks})) == []

@@ -22,7 +22,7 @@ def test_a_tool_that_is_started_as_a_file_says_how_to_start_it():
     (sample, "", "are required: RUN, PROBLEM"),
     (sample, "nowhere 3", "nowhere is neither a run folder nor a model folder"),
     (sample, "TINY 3 5 999999 22", "cannot spell the prompt of the problem 3 5 999999 make 22"),
-    (sample, "TINY" + " 3" * 999, "the model takes 1024")])
+    (sample, "TINY" + " 3" * 999, "and the model takes 1024")])
 def test_wrong_commands(recorded, tool, argv, said):
     named = {"RUN": str(recorded), "TINY": str(ROOT / "models/tiny")}
     assert said in refusal(tool.main, [named.get(word, word) for word in argv.split()])

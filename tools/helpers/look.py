@@ -48,7 +48,7 @@ def seconds_of_runs(policy: Policy, *settings: Settings) -> list[float]:
 def seconds_of_step(policy: Policy, optimizer: AdamW, is_first: bool = False) -> float:
     """The seconds of a step. The first one warms up, and measures the change of each log-prob."""
     s = policy.settings
-    show_status("how long will it take? a step")
+    show_status("how long will it take? trying a step")
     methods = make_advantage(s, policy), make_weighting(s, policy)
     begun = time.perf_counter()
     batch, weight, _ = credited(sample(policy, s, 1), methods, policy, s, 1)
@@ -64,7 +64,7 @@ def seconds_of_evaluations(policy: Policy) -> float:
     s = policy.settings
     if not s.eval_every:
         return 0.0
-    show_status("how long will it take? an evaluation")
+    show_status("how long will it take? trying an evaluation")
     problems = policy.task.held_out_problems(s.eval_tasks)[:s.questions * s.answers]
     begun = time.perf_counter()
     policy.ask(problems, 1, derived_seed("evaluation", 0))
@@ -93,7 +93,7 @@ def look(name: str, plain: Settings, idea: Settings, is_weighting: bool) -> None
     usual, mine = (replace(batch, forward=None) for batch in (usual, mine))
     del policy, of_plain, of_idea  # the model: of a large one there is no room for two
     kind, *columns = (torch.cat(parts).numpy() for parts in zip(*found))
-    say(f"{name} compared with plain GRPO, in {count * len(batch.mask)} answers "
+    say(f"{name} compared with plain GRPO, for {count * len(batch.mask)} answers "
         f"({len(kind)} tokens) of the untrained model:")
     show_status("a look at the untrained model, the change of its log-probs in plain GRPO")
     in_plain = tokens_after_a_step(plain, usual, ones)
@@ -139,9 +139,9 @@ def about_change(plain: TokenTable, idea: TokenTable) -> str:
     weights."""
     gains = share_gains(shares_of_kinds(idea["kind"], np.abs(idea["change"])),
                         shares_of_kinds(plain["kind"], np.abs(plain["change"])))
-    return (f"share of the change of log p in a step, divided by its share in plain GRPO: {gains}; "
-            f"{share_that_fell(idea):.0%} of the upward push A w s^2 went to tokens whose log-prob "
-            f"fell, {share_that_fell(plain):.0%} in plain GRPO")
+    return ("each kind's share of the change of log p in a step, divided by its share in plain "
+            f"GRPO: {gains}. Of the upward push A w s^2, {share_that_fell(idea):.0%} went to "
+            f"tokens whose log-prob fell, and {share_that_fell(plain):.0%} in plain GRPO")
 
 
 def share_that_fell(tokens: TokenTable) -> float:
@@ -170,25 +170,31 @@ def about_gradient(is_weighting: bool, kind: np.ndarray, s: np.ndarray, usual: n
     size, usual_size = np.abs(advantage * weight * s), np.abs(usual * s)
     gains = share_gains(shares_of_kinds(kind, size), shares_of_kinds(kind, usual_size))
     amount = weight if is_weighting else np.abs(advantage)
-    name_of_amount = "weight" if is_weighting else "abs(A)"
+    heaviest_tenth, sum_of_all = "the heaviest tenth of the tokens", "all weight"
+    if not is_weighting:
+        heaviest_tenth = "the tenth of the tokens with the largest advantages"
+        sum_of_all = "the sum of abs(A)"
     heaviest = np.sort(amount)[::-1][:max(1, round(TENTH * len(amount)))]
     of_all = heaviest.sum() / max(amount.sum(), 1e-30)
-    lines = [f"share of the gradient, divided by its share in plain GRPO: {gains}",
-             f"the heaviest tenth of the tokens has {of_all:.0%} of all {name_of_amount}"]
+    if not usual_size.any():
+        return ["no token has a gradient in plain GRPO, because all its advantages are 0: there is "
+                "nothing to compare with"]
+    lines = [f"each kind's share of the gradient, divided by its share in plain GRPO: {gains}",
+             f"{heaviest_tenth} has {of_all:.0%} of {sum_of_all}"]
     if not is_weighting:
         both = (advantage != 0) & (usual != 0)
         turned = np.mean((advantage * usual)[both] < 0) if both.any() else 0.0
-        return [*lines, f"its sign differs from plain GRPO's at {turned:.0%} of the tokens where "
-                        "both have one"]
+        return [*lines, f"its sign differs from that of plain GRPO's advantage at {turned:.0%} of "
+                        "the tokens where neither is 0"]
     if not tells_tokens_apart:
-        return [*lines, "its weights are one number an answer, so they move no credit between "
-                        "tokens"]
+        return [*lines, "all tokens of an answer have the same weight, so no credit is moved "
+                        "between them"]
     at_most = as_a_batch(weight, usual_size, heaviest.mean())
     even = as_a_batch(weight, usual_size, weight.mean())
     return [*lines,
-            f"variance of the gradient: as with a batch {at_most:.1f} times as large, if only "
-            f"that tenth of the tokens decides the reward; {even:.1f} times, if all tokens decide "
-            f"it alike"]
+            "noise-to-signal ratio of the gradient: that of plain GRPO with a batch "
+            f"{at_most:.1f} times as large, if only that tenth of the tokens decides the reward, "
+            f"or {even:.1f} times as large, if all tokens decide it alike"]
 
 
 def as_a_batch(weight: np.ndarray, size: np.ndarray, level: float) -> float:

@@ -25,7 +25,12 @@ from engine.rollouts import Rollouts
 from grpo import update, update_with_change
 from qwen2_model import Qwen2, opened
 
-NOTE = "the plain step is as long as one that moves every parameter by the learning rate"
+NOTES = [
+    "Each number is a change of the token's log-prob. The first rows are what each group of tokens "
+    "contributed to it, to first order. Their sum differs from what was measured by what the first "
+    "order leaves out",
+    "The plain step is one of gradient descent, as long as a step that moves every parameter by "
+    "the learning rate. AdamW's step is that of the run"]
 
 
 def movers(rollouts: Rollouts, b: int, t: int) -> dict[str, Tensor]:
@@ -84,7 +89,7 @@ def what_moved(folder: Path, trainer: Path | None, rollouts: Rollouts, weight: T
     if measured:  # AdamW's step is not known where its state was not kept
         formats["AdamW's step"] = "+.5f"
     columns = by_row(formats, [row[:len(formats)] for row in rows])
-    return Table("moved", "What moved the token", columns, "", [NOTE])
+    return Table("moved", "What moved the token", columns, "", NOTES)
 
 
 def gradient_of_token(model: Qwen2, rollouts: Rollouts, b: int, t: int,

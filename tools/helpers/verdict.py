@@ -43,8 +43,8 @@ class Verdict:
     def print_findings(self) -> None:
         say("\n" + self.table().to_text() + "\n")
         if self.doubt:
-            metric = f"The primary metric is the held-out success at the end: {self.doubt}."
-            say(textwrap.fill(metric, 100))
+            say(textwrap.fill("The primary metric is here the held-out success at the end, because "
+                              f"{self.doubt}.", 100))
         for sentence in self.sentences():
             say(textwrap.fill(sentence, 100))
 
@@ -124,7 +124,8 @@ class Verdict:
         whole_steps(left)
         self.draw_pairs(right)
         legend_below(figure, left, ncols=3)
-        return save(figure, folder, "verdict", "Success in training, and each pair's difference")[0]
+        caption = "Success in training, and the difference of each pair of runs"
+        return save(figure, folder, "verdict", caption)[0]
 
     def draw_pairs(self, axis: Axes) -> None:
         labels = []
@@ -138,7 +139,8 @@ class Verdict:
                           fmt="s", ms=5, capsize=3, color=BLUE)
         axis.axhline(0, color="black", lw=0.8)
         axis.set(xlim=(-0.5, len(labels) - 0.5), xticks=range(len(labels)), xticklabels=labels,
-                 ylabel="points", title=f"{self.name}: each pair of a seed, and the mean")
+                 ylabel="difference in success, points",
+                 title=f"{self.name}: each pair of runs with the same seed, and the mean")
 
 
 def about_few(gain: Gain) -> list[str]:

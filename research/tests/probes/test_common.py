@@ -66,7 +66,7 @@ def test_the_overview_names_every_probe_and_help_shows_what_it_asks(capsys):
             overview.main([name, "--help"])
         assert stopped.value.code == 0
         assert f"python -m research {name} [flags]" in " ".join(capsys.readouterr().out.split())
-    with pytest.raises(UserError, match="there is no scorebord here"):
+    with pytest.raises(UserError, match="there is no probe or experiment scorebord"):
         overview.main(["scorebord"])
 
 

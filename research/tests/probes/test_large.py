@@ -69,7 +69,8 @@ def test_two_problems_of_the_model_that_ships(tmp_path, capsys):
     flags = "--problems 2 --of_each 2 --continuations 4 --certain 0.3 --threads 1".split()
     run_probe("large", large.__doc__, large.FLAGS, large.measure,
               [*flags, "--model", str(ROOT / "models/tiny"), "--out", str(tmp_path / "one")])
-    assert "credit of 4 answers to 2 problems" in capsys.readouterr().out.replace("\n", " ")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Credit was measured for 4 answers to 2 problems" in printed
     numbers = json.loads((tmp_path / "one/numbers.json").read_text())
     assert {len(values) for values in numbers["values"]["decided_by_problem"].values()} == {2}
     for step in (1, 2):

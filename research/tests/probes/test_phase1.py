@@ -136,5 +136,6 @@ def test_a_run(tmp_path, learner, capsys, undrawn):
     assert rows["early over late"]["loss terms"] > rows["early over late"]["random text"]
     named = " ".join(row["flaw"] for row in flaws["rows"])
     assert all(flaw in named for flaw in (
-        "wrong gradient", "position", "share above 3", "after the fact", "crude classes"))
+        "wrong gradient", "position", "share of positions above 3", "after the fact",
+        "crude classes"))
     assert "phase 1" in capsys.readouterr().out

@@ -129,8 +129,8 @@ def test_groups_without_spread_are_left_out_and_tables_say_what_is_there():
     arms = {row[0]: row for row in ranks_by_advantage(found).rows}
     assert arms[PLANTED][3].value == pytest.approx(0) and arms[ONES][1] == pytest.approx(4)
     said = ranks_by_advantage(found).finding
-    assert ("The entropy rank of A with a critic (gae), minus that with the z-score, is -3.00 (95% "
-            "interval -3.00 to -3.00).") in said
+    assert ("With a critic (gae), the entropy rank of A differs by -3.00 (95% interval -3.00 to "
+            "-3.00) from that with the z-score.") in said
 
 
 def test_a_run(tmp_path, learner, capsys):

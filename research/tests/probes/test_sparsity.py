@@ -61,7 +61,7 @@ def test_a_run_and_those_that_are_refused(tmp_path, learner, capsys):
     run = write_log(tmp_path / "run", {1: credit_columns([1, 1], [0, 0])},
                     config={"model": str(learner), "answers": 3})
     flags = ["sparsity", "--threads", "1", "--questions", "3", "--run", str(run), "--answers"]
-    with pytest.raises(UserError, match="has 1 checkpoints, two are needed"):
+    with pytest.raises(UserError, match="has 1 checkpoints, and two are needed"):
         main([*flags, "4", "--out", str(tmp_path / "x")])
     shutil.copytree(learner, run / "checkpoints/step_000001")
     with pytest.raises(UserError, match="the run has groups of 3"):
