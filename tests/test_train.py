@@ -267,7 +267,7 @@ def test_bfloat16_computes_and_parameters_stay_float32(learner, tmp_path):
     (["--device", "cuda:99"], "CUDA devices"), (["--device", "meta"], "only cpu, cuda and cuda:N"),
     (["--out", "/dev/null/run"], "cannot write"),
     (["--min_number", "20", "--max_number", "10"], "--min_number 20 is above --max_number 10"),
-    (["--max_new_tokens", "5000"], "and the answer exceed the 1024"),
+    (["--max_new_tokens", "5000"], "are longer than the 1024 tokens"),
     (["--min_number", "15", "--max_number", "15", "--max_target", "3"], "found no problem")])
 def test_wrong_commands_get_one_clear_line(learner, tmp_path, argv, said):
     assert said in refusal(train.main, ["--model", str(learner), "--out", str(tmp_path / "x"),

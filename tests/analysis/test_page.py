@@ -35,7 +35,7 @@ def test_of_a_large_group_the_most_common_rewards_are_listed(tmp_path):
     folder = write_log(tmp_path / "run", {1: credit_columns([1] * 40, [0] * 40, reward=reward)})
     [first, *_] = answers_of(folder, load_tokenizer(folder), [1])
     listed = first["account"]["rewards"].split(", ")
-    assert listed[:2] == ["3 x 7", "1 x 0"] and listed[15:] == ["1 x 15", "22 others"]
+    assert listed[:2] == ["3 got 7", "1 got 0"] and listed[15:] == ["1 got 15", "22 others"]
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -61,7 +61,7 @@ def test_the_time_ends_where_no_problem_is_ever_solved(policy, monkeypatch):
     monkeypatch.setattr(large, "time", SimpleNamespace(monotonic=lambda: 60 * clock.minutes))
     monkeypatch.setattr(large, "policy_from_flags", lambda args: policy)
     args = SimpleNamespace(minutes=1.5, problems=2, questions=1, answers=4, of_each=2)
-    with pytest.raises(UserError, match="0.0% of 8 answers are right, and in 1.5 minutes fewer"):
+    with pytest.raises(UserError, match="0.0% of 8 answers are right. In 1.5 minutes fewer"):
         large.measure(args, None)
 
 
