@@ -71,7 +71,8 @@ def test_a_run_with_as_many_threads_as_the_plan_says_is_taken(tmp_path):
     assert finished_run(planned) is None
     planned.folder = tmp_path / "other-s0"
     write_log(planned.folder, {}, config | {"threads": 2}, metrics)
-    with pytest.raises(UserError, match="has --threads 2, not 1: remove it, and the run is made again"):
+    refusal = "has --threads 2, not 1: remove it, and the run is made again"
+    with pytest.raises(UserError, match=refusal):
         finished_run(planned)
 
 
