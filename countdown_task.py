@@ -95,7 +95,8 @@ PROMPTS = {
     "original": Wording(ORIGINAL, as_numpy_prints),
     "brief": Wording(BRIEF + "<think>", " and ".join),
     "expression": Wording(BRIEF, " and ".join, thinks=False)}
-# For flags that only generated problems have: a test, and what is said if a flag fails it.
+# What flags of generated problems require: a test, and what such a flag is for, in the words of the
+# error that is raised if the test fails.
 GENERATED: tuple[Callable[["Task"], bool], str] = (
     lambda task: task.data is None, "generated problems, which --data replaces")
 
@@ -596,7 +597,8 @@ def borders(text: bytes) -> tuple[int, int, int]:
     """The indices where the think section ends, and where the answer section begins and ends."""
     end = len(text)
     opening = text.find(b"<answer>")
-    think_to = min(index for index in (text.find(b"</think>"), opening, end) if index >= 0)
+    found = [index for index in (text.find(b"</think>"), opening) if index >= 0]
+    think_to = min(found, default=end)  # the first of the two tags that there is
     answer_from = opening + len(b"<answer>") if opening >= 0 else end
     answer_to = text.find(b"</answer>", answer_from)
     return think_to, answer_from, answer_to if answer_to >= 0 else end

@@ -83,7 +83,9 @@ def rescaling(weight: Tensor, rollouts: Rollouts, rescale_to: str) -> float:
     total, weighted = size.sum().item(), (weight * size).sum().item()
     if total == 0:
         return 1.0
-    return total / weighted if weighted > 0 else float("inf")
+    if weighted > 0:
+        return total / weighted
+    return float("inf")  # all weights are 0 there, which no number can rescale (rescaled_weight)
 
 
 def length_scaling(length: Tensor, loss_norm: str, max_new_tokens: int) -> Tensor:
@@ -166,8 +168,8 @@ def gradient_size(log_prob: Tensor, collision: Tensor) -> Tensor:
     """s = norm(onehot - p) = sqrt(1 - 2 p + sum p^2): the size at the logits of the gradient of a
     token's log-prob.
 
-    It is clamped to its exact range [1 - p, sqrt2 (1 - p)], because the formula loses its digits to
-    cancellation when p is near 1.
+    When p is near 1, the formula subtracts numbers that are nearly equal, and few right digits are
+    left. So the result is clamped to its exact range [1 - p, sqrt2 (1 - p)].
     """
     rest = -torch.expm1(log_prob)  # 1 - p
     square = 1 - 2 * log_prob.exp() + collision
@@ -217,7 +219,7 @@ def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tenso
         sums = []  # of each micro-batch
         for part in micro_batches(rollouts, rows, s.micro_batch):
             log_prob = response_log_probs(model, rollouts, part)
-            if epoch == 0:  # not the sampler's log-probs, so that the ratio starts at exactly 1
+            if epoch == 0:  # the sampler's log-probs differ by rounding, so no ratio would be 1
                 old[part] = log_prob.detach()
             loss = policy_loss(log_prob, advantage[part], coefficient[part], mask[part], N,
                                old[part] if s.epochs > 1 else None, clip)
@@ -310,7 +312,7 @@ def update_with_change(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, w
 
     def log_probs() -> Tensor:
         parts = [frozen_log_probs(model, rollouts, rows, s.micro_batch) for rows in rows_of]
-        return parts[0] + parts[1]  # each is 0 in the rows of the other
+        return parts[0] + parts[1]  # each is 0 in the other's rows, so the sum joins them
 
     before = log_probs()
     metrics, columns = update(model, optimizer, rollouts, weight, s, reference)

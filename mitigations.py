@@ -107,7 +107,7 @@ def attention_credit(rollouts: Rollouts, *, credit_scale: NotNegative = 2.0) -> 
     section get the mean weight of the others.
     """
     section = ((rollouts.section == ANSWER) & rollouts.mask).float()
-    later = section.sum(1, keepdim=True) - section.cumsum(1)  # (B, T) section tokens after t
+    later = section.sum(1, keepdim=True) - section.cumsum(1)  # (B, T) how many of them come after t
     received = torch.einsum("bi,bij->bj", section, rollouts.attention) / later.clamp(min=1)
     mean = received.sum(1, keepdim=True) / rollouts.length[:, None].clamp(min=1)
     relative = torch.where(mean > 0, received / mean, 0.0)
@@ -174,7 +174,8 @@ def low_probability(rollouts: Rollouts, *, probability_share: Share = 0.2) -> Te
 @mitigation
 def taco(rollouts: Rollouts, *, tail_strictness: Positive = 0.01,
          tail_damping: Share = 0.9) -> Tensor:
-    """Tokens that are improbable even for their position are reinforced less (arXiv 2607.07976).
+    """Tokens that are improbable beside what is usual at their position are reinforced less
+    (arXiv 2607.07976).
     With r = -log p - entropy + log(tail_strictness), the weight is 1 - tail_damping * (1 - exp(-r))
     where both r and the advantage are positive. Elsewhere it is 1."""
     risk = -rollouts.log_prob - rollouts.entropy + math.log(tail_strictness)

@@ -79,7 +79,7 @@ class ModelConfig:
 def rotary(positions: Tensor, config: ModelConfig,
            dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     """Cosine and sine of position times frequency (2104.09864), each (..., 1, head_dim). The first
-    half of the sine is negated, which saves `rotate` its minus sign."""
+    half of the sine is negated here, so that `rotate` is x * cos + swapped * sin."""
     steps = torch.arange(0, config.head_dim, 2, device=positions.device, dtype=dtype)
     frequency = 1.0 / config.rope_theta ** (steps / config.head_dim)
     angle = positions[..., None, None].to(dtype) * frequency  # (..., 1, frequencies)
@@ -91,7 +91,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor | None = None) -> Te
     """Rotate every pair (a, b) of a head into (a cos - b sin, b cos + a sin), where a is in the
     head's first half and b at the same index of its second half. `out` may be x."""
     swapped = x.roll(x.shape[-1] // 2, -1)  # (b, a); the minus sign is already in `sin`
-    return torch.addcmul(x * cos, swapped, sin, out=out)
+    return torch.addcmul(x * cos, swapped, sin, out=out)  # x * cos + swapped * sin
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
@@ -394,7 +394,7 @@ def read_config(folder: Path) -> ModelConfig:
 
     def number(key: str, wanted: type[Number]) -> Number:
         value = raw.get(key, getattr(ModelConfig, key, None))  # the default
-        is_wanted = type(value) is wanted or wanted is float and type(value) is int
+        is_wanted = type(value) is wanted or (wanted is float and type(value) is int)
         if isinstance(value, (int, float)) and is_wanted:
             if wanted is bool or 0 < value <= LARGEST[wanted]:
                 return wanted(value)

@@ -69,7 +69,7 @@ def train(run: Run) -> None:
             update_now = update_with_change if is_change_measured(s, step) else update
             metrics, columns = update_now(policy.model, optimizer, batch, weight, s, reference)
         with clock("record"):
-            run.record(step, rollouts, weight, columns)  # dropped answers too, with weight 0
+            run.record(step, rollouts, weight, columns)  # all answers: dropped ones have weight 0
         run.log(step_metrics(clock, rollouts, metrics, advantage, weight_metrics))
 
         if run.is_due(s.eval_every, step):
@@ -99,8 +99,8 @@ def drop_unfinished(rollouts: Rollouts) -> Rollouts:
 
 def is_change_measured(s: Settings, step: int) -> bool:
     """Whether the change of each token is measured in this step: in step 1, every --change_every
-    steps after it, and in the last step. Counting from step 1 has a reason: the model that such a
-    step begins with is often kept as a checkpoint."""
+    steps after it, and in the last step. Steps are counted from 1, because then step
+    51, for example, begins with the model of checkpoint 50, which may still be there."""
     if not s.change_every:
         return False
     return (step - 1) % s.change_every == 0 or step == s.steps
@@ -117,8 +117,8 @@ def evaluate(policy: Policy, run: Run, step: int) -> None:
 def answer_held_out(policy: Policy, s: Settings, step: int, mode: str) -> Json:
     """Answer the held-out problems and return the line of evaluations.jsonl.
 
-    The problems are answered in parts, and a part has as many problems as a training batch has
-    answers. Random numbers depend on a problem's index alone, not on the step or on --seed.
+    So many problems are answered at a time as a training batch has answers, 256 by default. Random
+    numbers depend on a problem's index alone, not on the step or on --seed.
     """
     problems = policy.task.held_out_problems(s.eval_tasks)
     is_greedy = mode == "greedy"
@@ -140,7 +140,7 @@ def answer_held_out(policy: Policy, s: Settings, step: int, mode: str) -> Json:
             if start <= index < start + at_once:
                 examples[index] = example(part, (index - start) * each, titles[index])
     answer = found["answer"]
-    # the count is of problems: with several answers each, the interval is too wide, not too narrow
+    # problems are counted, not answers: with several answers each, the true interval is narrower
     low, high = wilson_interval(sum(answer), len(answer))
     return {"step": step, "mode": mode, "success": mean(answer), "success_low": low,
             "success_high": high, "format_mean": mean(found["format"]),

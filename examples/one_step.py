@@ -89,7 +89,7 @@ def one_step(folder: Path, step: int = 1) -> Qwen2:
 
     # Stage 6: weight the tokens. In plain GRPO each has weight 1. Your own idea would go here.
     weight = torch.ones_like(sampled.log_prob)                                       # (B, T)
-    weight = weight / weight[mask].mean()  # their mean stays 1
+    weight = weight / weight[mask].mean()  # whatever the weights were, their mean is 1 now
 
     # Stage 7: compute the loss and its gradient.
     log_prob = log_probs(model, prompt, ids)                                         # (B, T)

@@ -29,8 +29,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from engine.tokens import load_tokenizer
-from harness.flags import Flag, check_value
-from harness.parser import value_of
+from harness.flags import Flag
+from harness.parser import values_of
 from research.probes.change_batches import MeasuredBatch, load_or_measure_batch, sampled_by
 from research.probes.change_tables import fell_and_rose_table, items_table, kinds_table
 from research.probes.change_synthetic import synthetic_table
@@ -60,7 +60,7 @@ STEP = Flag(1, least=1, most=1_000_000, kind=int)
 
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
     runs = [Path(run) for run in args.runs.split(",")] if args.runs else []
-    units = list(product(numbers_of_steps(args.steps), runs))
+    units = list(product(values_of(args.steps, "steps", STEP), runs))
     for step, run in units:
         sampled_by(run, step)  # a wrong run or step is told before any batch is measured
     by_step: dict[int, list[MeasuredBatch]] = {}
@@ -82,13 +82,3 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     intro = [f"There are {len(units)} batches of {args.questions} problems x {args.answers} "
              f"answers. To measure credit, {spent:,} tokens were sampled."]
     return Findings("Push, change and credit", intro, tables)
-
-
-def numbers_of_steps(text: str) -> list[int]:
-    """The steps that --steps names, separated by commas."""
-    steps = []
-    for part in text.split(","):
-        step = value_of(part, STEP)
-        check_value("steps", step, STEP)
-        steps.append(step)
-    return steps

@@ -30,8 +30,8 @@ from analysis.statistics import Estimate, mean_over
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row, shown
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
-from harness.flags import Flag, check_value, flags_of
-from harness.parser import make_parser, value_of
+from harness.flags import Flag, flags_of
+from harness.parser import make_parser, values_of
 from research.dial.arms import PLAIN, TRUE, SyntheticArm, named_arm
 from research.dial.task import TaskSpec
 from research.dial.training import train_policies
@@ -68,7 +68,7 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     tasks = list(dict.fromkeys(args.worlds.split(",")))
     names = list(dict.fromkeys([PLAIN, TRUE, *SCALE, *arms_asked(args.only)]))
     arms = {name: arm_as_typed(name) for name in names}  # a wrong name is told before the training
-    learning_rates(args.rates)
+    values_of(args.rates, "rates", RATE)
     cells: list[dict] = []
     reasons: dict[str, str] = {}  # why an arm cannot be asked
     progress = Progress(**{task: TaskSpec.read(task).tokens for task in tasks})
@@ -133,7 +133,7 @@ def trained_cell(task: str, arm: SyntheticArm, name: str, args: SimpleNamespace,
 
 def best_rate(spec: TaskSpec, arm: SyntheticArm, args: SimpleNamespace) -> float:
     """The rate with the highest mean over other seeds."""
-    rates = learning_rates(args.rates)
+    rates = values_of(args.rates, "rates", RATE)
     first = args.seed + RATES_FROM
     seeds = list(range(first, first + args.rate_seeds))
     rate_of_runs = np.repeat(rates, len(seeds)).tolist()  # all seeds at the first rate, ...
@@ -143,16 +143,6 @@ def best_rate(spec: TaskSpec, arm: SyntheticArm, args: SimpleNamespace) -> float
         of_rate = [mean for mean, its_rate in zip(success, rate_of_runs) if its_rate == rate]
         mean_of_rate[rate] = fmean(of_rate)
     return max(mean_of_rate, key=mean_of_rate.__getitem__)
-
-
-def learning_rates(text: str) -> list[float]:
-    """The rates that --rates names, separated by commas."""
-    rates = []
-    for part in text.split(","):
-        rate = value_of(part, RATE)
-        check_value("rates", rate, RATE)
-        rates.append(rate)
-    return rates
 
 
 def dial_leaderboard(tasks: list[str], cells: list[dict]) -> Table:
