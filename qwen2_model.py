@@ -32,7 +32,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from engine.errors import UserError, read_json
+from engine.errors import UserError, did_you_mean, read_json
 from engine.processes import full_tensor, is_main_process
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # layer, q, k, v
@@ -340,8 +340,8 @@ class Qwen2(Layer):
         its part of a tensor."""
         folder = Path(folder)
         if not folder.is_dir():
-            raise UserError(f"there is no model folder {folder} (docs/large_models.md says how to "
-                            "get one)")
+            raise UserError(f"there is no model folder {folder}{did_you_mean(folder)} "
+                            "(docs/large_models.md says how to get one)")
         config, found = read_config(folder), stored_tensors(folder)
         last = f"model.layers.{config.num_hidden_layers - 1}."
         # checked first, because to make a million layers would take hours

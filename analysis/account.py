@@ -18,9 +18,10 @@ import numpy as np
 import torch
 
 from analysis.runs import is_foreign, task_of
-from analysis.tokens import StepRecord, TokenTable
+from analysis.tokens import StepRecord, TokenTable, read_step
 from engine.choices import ADVANTAGES, MITIGATIONS, Choices
 from engine.forward import TokenLogProbs
+from engine.optimizer import AdamW, clip_and_step
 from engine.sampler import Distribution
 from grpo import (centred, gradient_size, group_mean, group_z_score, length_scaling, policy_loss,
                   rescaling, update_with_change)
@@ -56,8 +57,8 @@ def stages(config: Mapping[str, object]) -> list[Stage]:
         *loss_stages(s, is_own),
         ("change", "the step changed its log p by [[change]], so that p = [[p after]] after it",
          where(update_with_change)),
-        ("rank", "by the size of its gradient, number [[rank]] of the [[tokens]] tokens of this "
-                 "answer", where(ranks))]
+        ("rank", "among the [[tokens]] tokens of this answer its gradient is number [[rank]] by "
+                 "size, whatever the signs are", where(ranks))]
 
 
 def sampling_stages(s: SimpleNamespace, is_own: bool) -> list[Stage]:
@@ -114,7 +115,18 @@ def loss_stages(s: SimpleNamespace, is_own: bool) -> list[Stage]:
         ("s", "sqrt(1 - 2 p + sum p^2) = sqrt(1 - 2 x [[p]] + [[collision]]) = [[s]]",
          where(gradient_size)),
         ("gradient", "abs(A) c w m s / N = abs([[advantage]]) x [[weight]] x [[m]] x [[s]] / [[N]] "
-                     "= [[gradient]]", where(TokenLogProbs.backward))]
+                     "= [[gradient]]", where(TokenLogProbs.backward)),
+        ("push", "A c w s^2 = [[advantage]] x [[weight]] x [[s]]^2 = [[push]]: what this term "
+                 "alone would do to log p in a step of size 1 at the logits", where(read_step)),
+        *(step_stages(s) if is_own else [])]
+
+
+def step_stages(s: SimpleNamespace) -> list[Stage]:
+    """What the optimizer makes of the gradient of the whole batch."""
+    return [("clipping", "[[clipping]]", where(clip_and_step)),
+            ("AdamW", "it divides each parameter's gradient by that gradient's usual size, so "
+                      "a parameter usually moves by at most about [[rate]] (--learning_rate)",
+             where(AdamW.step))]
 
 
 def with_default_settings(config: Mapping[str, object]) -> SimpleNamespace:
@@ -163,9 +175,26 @@ def numbers_of(record: StepRecord, config: Mapping[str, object], line: Json | No
         "c": rounded(c),
         "m": rounded(m),
         "dropped": NOT_TRAINED if is_dropped[b] else None,
+        **numbers_of_step(line, s),
         **numbers_of_group(answers, b),
         **numbers_of_advantage(record, s, b),
         **numbers_of_tokens(tokens, c, each)}
+
+
+def numbers_of_step(line: Json | None, s: SimpleNamespace) -> Numbers:
+    """What happened to the gradient of the whole batch, if it is on record."""
+    if not line or "gradient_norm" not in line:
+        return {"clipping": None, "rate": None}
+    norm, limit = line["gradient_norm"], s.max_grad_norm
+    if norm is None:
+        return {"clipping": f"the step made no update: {line['skipped']}", "rate": None}
+    clipping = f"the gradient of the whole batch has the norm {rounded(norm)}"
+    if limit and norm > limit:
+        clipping += (f", above --max_grad_norm {limit:g}, so it is multiplied by {limit:g} / "
+                     f"{rounded(norm)} = {rounded(limit / norm, 3)}")
+    else:
+        clipping += ", which is not clipped" + (f" (--max_grad_norm {limit:g})" if limit else "")
+    return {"clipping": clipping, "rate": rounded(s.learning_rate)}
 
 
 def numbers_of_group(answers: dict[str, np.ndarray], b: int) -> Numbers:

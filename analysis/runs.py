@@ -2,13 +2,12 @@
 import os
 import sys
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TypedDict
 
 import numpy as np
 
-from engine.errors import UserError
+from engine.errors import UserError, did_you_mean
 from harness.metrics import METRICS
 from harness.record import (Json, credit_steps, is_complete, read_columns, read_lines, run_config)
 from harness.settings import Settings, load_task
@@ -28,10 +27,8 @@ def existing(name: str | None = None) -> Path:
     """A run folder as it was typed; without a name the newest in runs/, which is printed."""
     if name:
         path = Path(name)
-        near = get_close_matches(path.name, [known.name for known in path.parent.glob("*")], 1)
         if not path.exists():
-            hint = f": did you mean {path.parent / near[0]}?" if near else ""
-            raise UserError(f"{path} does not exist{hint}")
+            raise UserError(f"{path} does not exist{did_you_mean(path)}")
         return path
     configs = list(Path("runs").glob("*/config.json"))
     if not configs:

@@ -16,6 +16,8 @@ samples more, a class, of which a run makes one object:
         metrics: dict         # numbers for metrics.jsonl, if any: the same names in each step
 """
 import importlib
+import inspect
+import sys
 from collections import UserDict
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -75,6 +77,17 @@ def module_of(choice: str | Choice) -> str:
 
 MITIGATIONS, ADVANTAGES = Choices(), Choices()
 LOSSES = Choices()  # other losses, as advantages with which the policy loss has the same gradient
+
+
+def without_decorator(name: str) -> str:
+    """A sentence about a function of this name that is no choice, because the decorator above it
+    was forgotten; an empty one if there is no such function beside the choices."""
+    for module in {*map(module_of, (MITIGATIONS | ADVANTAGES).data.values()), "mitigations"}:
+        function = getattr(sys.modules.get(module), name, None)
+        if inspect.isfunction(function) and function.__module__ == module:
+            return (f"The function {name} ({location_of(function)}) has no @mitigation or "
+                    "@advantage above it.")
+    return ""
 NEVER_RESCALED: set[str] = set()  # weightings whose scale matters
 WHOLE_ANSWERS: set[str] = set()   # advantages that give every token of an answer the same number
 

@@ -5,6 +5,7 @@ and what is wrong with a JSON file.
 """
 import inspect
 import json
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,13 @@ def parse_object(text: str, where: object) -> dict[str, Any]:
 
 def read_json(path: Path) -> dict[str, Any]:
     return parse_object(read_text(path), path)
+
+
+def did_you_mean(path: Path) -> str:
+    """: did you mean models/tiny?  These words belong after the name of a folder that does not
+    exist; there are none if nothing beside it has a similar name."""
+    near = get_close_matches(path.name, [known.name for known in path.parent.glob("*")], 1)
+    return f": did you mean {path.parent / near[0]}?" if near else ""
 
 
 def location_of(chosen: object) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from types import SimpleNamespace
 
+from engine.choices import Choices, without_decorator
 from engine.errors import UserError, location_of
 
 # a test of the values of all flags, and the words that a message says if it is not passed
@@ -132,6 +133,9 @@ def flags_of(owner: typing.Any) -> dict[str, Flag]:
         for name, one in inspect.signature(function).parameters.items():
             if one.kind is one.KEYWORD_ONLY:
                 flags[name] = Flag(one.default, least=-math.inf)
+            elif one.default is not one.empty:  # it would keep this value, whatever is typed
+                raise UserError(f"{name} of {owner.__name__} ({location_of(owner)}) is no flag, "
+                                f"because it stands before the *: write `(..., *, {name})`")
         hints = typing.get_type_hints(function, include_extras=True)
     return {name: as_flag(owner, name, flag, hints.get(name)) for name, flag in flags.items()}
 
@@ -163,8 +167,11 @@ def check_value(name: str, value: typing.Any, flag: Flag) -> None:
             way_out = f", because its default is {flag.default}: write {flag.default}.0 there"
         raise UserError(f"--{name} {value!r:.80} should be {TYPE_NAMES[flag.type]}{way_out}")
     if flag.choices and value not in flag.choices:
-        nearest = difflib.get_close_matches(str(value), flag.choices, len(flag.choices), cutoff=0)
-        raise UserError(f"--{name} {value:.80} is not one of: {', '.join(nearest)}")
+        hint = without_decorator(value) if isinstance(flag.choices, Choices) else ""
+        near = difflib.get_close_matches(value, flag.choices, 1)
+        if near and not hint:
+            hint = f"Did you mean {near[0]}?"
+        raise UserError(f"--{name} {value:.80} is not one of: {', '.join(flag.choices)}. {hint}")
     is_number = flag.type in (int, float)
     if is_number and not (flag.above < value and flag.least <= value <= flag.most):
         most = LARGEST if value <= LARGEST else math.inf

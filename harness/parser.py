@@ -14,9 +14,10 @@ from harness.record import Json
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one sentence, and never guesses what a shortened flag means."""
     flags: Mapping[str, Flag] = {}
+    hint = "--help lists the flags"
 
     def error(self, message: str) -> typing.NoReturn:
-        raise UserError(f"{message} (--help lists the flags)")
+        raise UserError(f"{message} ({self.hint})")
 
     def read(self, argv: list[str], about_unknown: Callable[[str], str] = lambda _: "") -> Json:
         """The values that were typed; --max-new-tokens is --max_new_tokens. `about_unknown` may

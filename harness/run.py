@@ -21,7 +21,7 @@ import torch
 
 from engine import processes
 from engine.choices import Method
-from engine.errors import NotFinite, UserError
+from engine.errors import BadCredit, NotFinite, UserError
 from engine.optimizer import AdamW, optimizer_tensors, parameters_by_name
 from engine.policy import Policy
 from engine.processes import refuse_undefined
@@ -63,8 +63,11 @@ def open_run(argv: list[str]) -> Iterator["Run"]:
         try:
             yield run
         except NotFinite as error:
-            raise UserError(f"{error}, in step {run.step} at --learning_rate "
-                            f"{settings.learning_rate:g}; {run.last_good_model()}") from error
+            rate = f" at --learning_rate {settings.learning_rate:g}"
+            if isinstance(error, BadCredit) or run.step == 0:  # the rate is not to blame
+                rate = ""
+            raise UserError(f"{error}, in step {run.step}{rate}; "
+                            f"{run.last_good_model()}") from error
 
 
 def refuse_unchangeable(given: Json) -> None:
@@ -315,4 +318,5 @@ class Run:
         advice = ""
         if len(sampled) > 1:
             advice = self.watch.advice_at_end(sampled[0]["success"], sampled[-1]["success"])
-        print_outcome(path, sampled, time.monotonic() - self.start, self.done, advice)
+        print_outcome(path, sampled, time.monotonic() - self.start, self.done, advice,
+                      has_steps=self.settings.steps > 0)

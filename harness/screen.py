@@ -40,6 +40,9 @@ def run_as_program(name: str, main: Callable[[list[str]], object], interrupted: 
         sys.stdout.flush()
     except KeyboardInterrupt:
         sys.exit(f"{name}: {interrupted}" if interrupted else 130)
+    except BrokenPipeError:  # as in `python -m tools.follow RUN | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left to print goes nowhere
+        sys.exit(f"{name}: nothing reads its output any more; {interrupted}" if interrupted else 1)
     except Exception as error:
         if not processes.is_main_process():  # rank 0 says it, and torchrun then ends the others
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -224,7 +227,7 @@ def most_varied(shown: list[str]) -> list[int]:
 
 
 def print_outcome(path: Path, sampled: Sequence[Json], duration: float, done: int,
-                  advice: str) -> None:
+                  advice: str, has_steps: bool = True) -> None:
     """Print how success has changed in the evaluations of sampled answers, how long that took
     (since step `done`, if the run was resumed), advice if nothing was learned, and what to look at
     next."""
@@ -240,8 +243,9 @@ def print_outcome(path: Path, sampled: Sequence[Json], duration: float, done: in
     page = path / "analysis" / "report.html"
     say(f"To make tables, pictures and the page {page}:")
     say(f"  {python_command('analyze.py', path)}")
-    say("To follow one token through a step:")
-    say(f"  {python_command('-m', 'tools.follow', path)}")
+    if has_steps:
+        say("To follow one token through a step:")
+        say(f"  {python_command('-m', 'tools.follow', path)}")
 
 
 def change(before: Json, after: Json) -> str:

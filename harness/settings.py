@@ -453,7 +453,14 @@ def read_flags(argv: list[str]) -> Json:
     if topic is not None:
         print(about_method(topic) if topic else parser.format_help())
         raise SystemExit(0)
+    parser.hint += "".join(map(own_flags_of, owners(defaults)[1:]))
     return parser.read(argv, partial(about_unknown, chosen=defaults))
+
+
+def own_flags_of(method: typing.Any) -> str:
+    """; those of my_idea are --strength"""
+    own = " ".join(f"--{name}" for name in flags_of(method))
+    return f"; those of {method.__name__} are {own}" if own else ""
 
 
 def read_what_decides(argv: list[str]) -> Json:

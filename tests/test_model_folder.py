@@ -99,6 +99,8 @@ def test_files_of_weights_that_are_cut_off_or_missing_are_named(folder):
     index.write_text(json.dumps({"weight_map": {NORM: "c.safetensors"}}))
     assert "c.safetensors cannot be read" in refused(folder)
     assert "there is no model folder" in refused(folder / "elsewhere")
+    near = folder.with_name(folder.name + "x")
+    assert f"there is no model folder {near}: did you mean {folder}?" in refused(near)
 
 
 def test_a_model_in_parts_may_have_its_tied_output_matrix_in_one_of_its_own(folder):

@@ -71,7 +71,7 @@ def test_a_model_that_is_broken_from_the_start_is_not_evaluated(learner, tmp_pat
               broken / "model.safetensors")
     said = run("--model", broken, "--out", tmp_path / "x", "--steps", 0, "--eval_every", 1,
                expect=1).stderr
-    assert "the model's probabilities are not finite, in step 0 at --learning_rate" in said
+    assert "the model's probabilities are not finite, in step 0; there is no checkpoint" in said
     assert not (tmp_path / "x").exists()
 
 
@@ -82,7 +82,7 @@ def test_a_model_that_is_broken_from_the_start_is_not_evaluated(learner, tmp_pat
     (MITIGATIONS, ["--mitigation", "mine", "--rescale", "none"], 3e38,
      r"the weighting mine is .* beyond 1e\+12, at .* \(tests/"),
     (ADVANTAGES, ["--advantage", "mine"], float("inf"),
-     r"the advantage mine is not finite.*, in step 3 at --learning_rate 0.001; the last good ")])
+     r"the advantage mine is not finite.*, in step 3; the last good ")])
 def test_methods_that_break_something_end_the_run(start, tmp_path, monkeypatch, choices, flags,
                                                   value, words):
     def mine(rollouts, *, power: float = 2.0):

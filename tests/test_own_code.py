@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+import mitigations
 from conftest import ROOT, StateIdea, put_in, refusal
 from engine.choices import checked_credit
-from harness.settings import load_task
+from harness.settings import load_task, read_flags
 from runs import SHORT, arrays, lines, run
+from tools.idea import arms_of
 
 ONE_STEP = [*SHORT, "--steps", "1", "--checkpoint_every", "0", "--eval_every", "0"]
 
@@ -175,3 +177,36 @@ def test_a_run_that_evaluates_nothing_needs_no_held_out_problems(own_task, tmp_p
     own_task(old, new, "--steps", "2", "--eval_every", "0", "--eval_tasks", "500",
              "--checkpoint_every", "1", expect=0)
     assert len(lines(tmp_path / "runs/x/metrics.jsonl")) == 2
+
+
+def test_a_forgotten_decorator_is_named(monkeypatch):
+    """A function in mitigations.py that is no choice; and one that is nowhere."""
+    def my_idea(rollouts):
+        return rollouts.entropy
+
+    my_idea.__module__ = "mitigations"
+    monkeypatch.setattr(mitigations, "my_idea", my_idea, raising=False)
+    for axis in ("mitigation", "advantage"):
+        said = refusal(read_flags, [f"--{axis}", "my_idea"])
+        assert "The function my_idea (tests/test_own_code.py:" in said
+        assert said.endswith("has no @mitigation or @advantage above it.")
+    assert "The function my_idea (" in refusal(arms_of, "my_idea", [])
+    assert "The function" not in refusal(read_flags, ["--mitigation", "my_other_idea"])
+
+
+def test_a_flag_that_stands_before_the_star_is_refused(monkeypatch):
+    """It would keep its default, whatever is typed."""
+    def no_star(rollouts, strength: float = 1.0):
+        return strength * rollouts.entropy
+
+    put_in(monkeypatch, no_star, "no_star")
+    said = refusal(read_flags, ["--mitigation", "no_star"])
+    assert said.startswith("strength of no_star (tests/test_own_code.py:")
+    assert said.endswith("is no flag, because it stands before the *: write `(..., *, strength)`")
+
+
+def test_an_unknown_flag_is_answered_with_those_of_the_method():
+    said = refusal(read_flags, ["--mitigation", "by_kind", "--power", "2"])
+    assert said.startswith("unknown argument --power (--help lists the flags; those of by_kind are "
+                           "--word_weight")
+    assert refusal(read_flags, ["--power", "2"]).endswith("(--help lists the flags)")

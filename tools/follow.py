@@ -33,7 +33,7 @@ from analysis.tokens import StepRecord, read_step
 from engine.errors import UserError
 from engine.tokens import KINDS, SECTIONS, load_tokenizer, token_bytes
 from harness.record import checkpoint_folders, find_folder, read_credit
-from harness.screen import BOLD, has_colour, put, run_as_program, styled, visible
+from harness.screen import BOLD, has_colour, put, run_as_program, say, styled, visible
 from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
 from qwen2_model import Qwen2
@@ -94,7 +94,9 @@ def main(argv: list[str]) -> None:
             others = likeliest(run, record, tokenizer, answer, flags.token)
             print_stage("others", others, where(Qwen2.logits))
     if flags.moved:
-        show_what_moved(run, record, tokenizer, flags.answer, flags.token)
+        return show_what_moved(run, record, tokenizer, flags.answer, flags.token)
+    if not is_foreign(run["config"]):
+        say("\nWhich other tokens moved this one? The same command with --moved shows it.")
 
 
 def refuse_alone(flags: SimpleNamespace) -> None:

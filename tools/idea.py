@@ -1,6 +1,7 @@
 """Is my idea better? It is trained beside plain GRPO and a placebo, and a verdict is printed.
 
     python -m tools.idea my_idea --strength 2
+    python -m tools.idea my_idea --quick    # a quarter of the time; sees only large differences
 
 NAME is a weighting or an advantage. Its own flags and --rescale are for the idea alone, and all
 other flags of train.py are for every arm: plain GRPO, the idea and its placebo. Unless flags say
@@ -36,11 +37,12 @@ from difflib import get_close_matches
 from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
 from analysis.runs import read_run
-from engine.choices import ADVANTAGES, MITIGATIONS
+from engine.choices import ADVANTAGES, MITIGATIONS, without_decorator
 from engine.errors import PROJECT, UserError
 from harness.flags import Flag, flags_of
 from harness.load import load_policy
@@ -56,10 +58,15 @@ from tools.helpers.look import look, seconds_of_runs
 from tools.preview import on_real_tokens
 from tools.helpers.verdict import Verdict
 
+QUICK_SEEDS = 4
+LONG = 20 * 60  # seconds: of all runs together, beyond which --quick is named
 FLAGS = {
     "seeds": Flag(8, "number of seeds of each arm. If the idea is better on them, all arms are "
                      "trained again on as many new ones",
                   least=2, most=1000),
+    "quick": Flag(False, f"a first look: {QUICK_SEEDS} seeds and half of the steps, unless flags "
+                         "say otherwise. This takes a quarter of the time, and only a large "
+                         "difference can be seen"),
     "processes": PROCESSES,
     "runs": Flag("runs/ideas", "folder in which the runs are kept")}
 PLACEBOS = {"mitigation": "weights", "advantage": "advantages"}
@@ -76,9 +83,12 @@ def main(argv: list[str]) -> None:
                          FLAGS)
     parser.add_argument("name", metavar="NAME", help="a weighting or an advantage. It comes first")
     given, typed = parser.parse_known_args(argv)
-    own = with_defaults(parser.values(given), FLAGS)
+    values = parser.values(given)
+    if values.get("quick"):
+        values = {"seeds": QUICK_SEEDS} | values
+    own = with_defaults(values, FLAGS)
     command = python_command("-m", "tools.idea", *argv)
-    experiment = Experiment(given.name, typed, Path(own.runs), own.processes, command)
+    experiment = Experiment(given.name, typed, own, command)
     verdict = Verdict(given.name, experiment.runs_of(range(own.seeds), experiment.first_look))
     if verdict.is_ahead():
         say(f"{given.name} is better than plain GRPO on these seeds, so all arms are trained again "
@@ -90,24 +100,25 @@ def main(argv: list[str]) -> None:
     runs = " ".join(f"{shlex.quote(str(folder))}/s*/" for folder in folders.values())
     say(f"For tables and a page: python analyze.py {runs}")
     if experiment.settings["plain"].task == Settings.task and not is_taken_away("research"):
-        experiment.try_synthetic_task()
+        experiment.try_synthetic_tasks()
 
 
 class Experiment:
     """The runs of plain GRPO, the idea and its placebo: flags, settings and folders of each arm."""
 
-    def __init__(self, name: str, typed: list[str], folder: Path, processes: int, command: str):
-        self.name, self.processes, self.command = name, processes, command
-        self.axis, self.flags = arms_of(name, typed)
+    def __init__(self, name: str, typed: list[str], own: SimpleNamespace, command: str):
+        self.name, self.own, self.command = name, own, command
+        self.forecast = 0.0  # seconds for all runs that have to be made
+        self.axis, self.flags = arms_of(name, typed, own.quick)
         self.settings = {arm: make_settings(flags) for arm, flags in self.flags.items()}
         self.labels = {"plain": "plain", "idea": name, "placebo": f"{name}-placebo"}
-        self.folders = {arm: folder / f"{self.labels[arm]}-{digest(s)}"
+        self.folders = {arm: Path(own.runs) / f"{self.labels[arm]}-{digest(s)}"
                         for arm, s in self.settings.items()}
 
     @cached_property
     def plan(self) -> "Plan":
         """Computed when a run is missing: for a large model that takes most of a minute."""
-        return make_plan(self.settings["plain"], self.settings["idea"], self.processes)
+        return make_plan(self.settings["plain"], self.settings["idea"], self.own.processes)
 
     def runs_of(self, seeds: range, before: Callable[[], None] = lambda: None
                 ) -> dict[str, dict[int, dict]]:
@@ -120,6 +131,7 @@ class Experiment:
             processes = plan.processes
             planned = [replace(run, threads=plan.threads, seconds=plan.seconds[arm])
                        for run, (arm, _) in zip(planned, arms)]
+            self.forecast = sum(run.seconds for run in planned) / processes
         failed = make_runs(planned, processes, self.command, before, all_or_nothing=True)
         if failed:
             raise UserError("; ".join(failed.values()))
@@ -134,6 +146,8 @@ class Experiment:
 
     def first_look(self) -> None:
         """Print what the idea does to the gradient of the untrained model."""
+        if self.forecast > LONG and not self.own.quick:
+            say("For a first look in about a quarter of the time, type --quick.")
         idea, is_weighting = self.settings["idea"], self.axis == "mitigation"
         look(self.name, self.settings["plain"], idea, is_weighting=is_weighting)
         if is_weighting:
@@ -142,13 +156,12 @@ class Experiment:
         return_memory()           # the runs need the memory that models have taken here
         torch.cuda.empty_cache()  # without a GPU it does nothing
 
-    def try_synthetic_task(self) -> None:
-        """Print what the idea is worth where it is known which tokens decide."""
-        show_status("training on a synthetic task, in which it is known which tokens decide")
+    def try_synthetic_tasks(self) -> None:
+        """Print where the idea could pay, by tasks in which it is known which tokens decide."""
+        show_status("training on synthetic tasks, in which it is known which tokens decide")
         of_method = flags_of(METHODS[self.axis][self.name])
         flags = {flag: value for flag, value in self.flags["idea"].items() if flag in of_method}
-        said = import_module("research.probes.dial").worth_in_a_sentence(self.name, flags)
-        say(textwrap.fill(said, 100))
+        say("\n" + import_module("research.probes.dial").where_it_pays(self.name, flags) + "\n")
         typed = " ".join([self.name, *as_typed(flags)])
         command = python_command("-m", "research", "dial", "--only", typed)
         say(f"For more synthetic tasks: {command}")
@@ -189,8 +202,9 @@ def usual_settings(given: dict) -> dict:
     return USUAL
 
 
-def arms_of(name: str, typed: list[str]) -> tuple[str, dict[str, dict]]:
-    """The axis of the idea, and the flags of train.py of each arm."""
+def arms_of(name: str, typed: list[str], is_quick: bool = False) -> tuple[str, dict[str, dict]]:
+    """The axis of the idea, and the flags of train.py of each arm. A quick look has half of the
+    usual steps."""
     axis = axis_of(name)
     for word in typed:
         flag = word.partition("=")[0].replace("-", "_").removeprefix("__")
@@ -203,7 +217,10 @@ def arms_of(name: str, typed: list[str]) -> tuple[str, dict[str, dict]]:
     given = read_flags([f"--{axis}", name, *typed])
     own = (axis, "rescale", *flags_of(METHODS[axis][name]))
     of_idea = {flag: given.pop(flag) for flag in own if flag in given}
-    common = usual_settings(given) | given
+    usual = usual_settings(given)
+    if is_quick:
+        usual = usual | {"steps": usual["steps"] // 2}
+    common = usual | given
     common = {"eval_every": common["steps"], "checkpoint_every": common["steps"]} | common
     if common["steps"] < 1:
         raise UserError(f"--steps {common['steps']}: with this, nothing is trained")
@@ -229,6 +246,7 @@ def axis_of(name: str) -> str:
     else:
         hint = (", which comes first: is its function in mitigations.py, below @mitigation or "
                 "@advantage?")
+    hint = f". {said}" if (said := without_decorator(name)) else hint
     raise UserError(f"there is no weighting and no advantage {name}{hint}")
 
 

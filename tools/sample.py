@@ -12,10 +12,11 @@ if not __package__:
     raise SystemExit("start it with: python -m tools.sample")
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
-from engine.errors import UserError, read_json
-from engine.policy import Policy, derived_seed
+from engine.errors import UserError, did_you_mean, read_json
+from engine.policy import Policy, derived_seed, encode_prompts
 from engine.rollouts import Rollouts
 from harness.flags import Flag
 from harness.load import load_policy, make_task
@@ -46,11 +47,13 @@ def main(argv: list[str]) -> None:
     flags = with_defaults(parser.read(argv), FLAGS)
     folder = find_folder(flags.run)
     settings = settings_of(folder, flags.task, flags.device)
-    task, problem = problem_or_message(settings, " ".join(flags.problem))
-    if isinstance(task, Message):  # an expression needs 12 tokens, a conversation more
+    task, problem, reason = problem_or_message(settings, " ".join(flags.problem))
+    if reason:  # an expression needs 12 tokens, a conversation more
         longer = max(settings.max_new_tokens, MESSAGE_TOKENS)
         settings = replace(settings, max_new_tokens=longer)
     policies = policies_of(folder, settings)
+    if reason:
+        say_that_it_is_a_message(settings, policies, problem, reason)
     put(visible(f"{folder}: answers are sampled at temperature {settings.temperature:g} with seed "
                 f"{flags.seed}"))
     at = "" if settings.temperature == 1 else " at temperature 1"
@@ -96,21 +99,36 @@ class Message:
         return [0] * len(pieces), [0] * len(pieces)
 
 
-def problem_or_message(settings: Settings, text: str) -> tuple[object, object]:
-    """The typed problem, read by the task; or a message to the model, if it is not a problem."""
+def problem_or_message(settings: Settings, text: str) -> tuple[Any, Any, str]:
+    """The task and the typed problem, read by this task. If it is not a problem, it is a message to
+    the model, and the third value says why."""
     task = make_task(settings.task, settings.method_flags)
     try:
         if not hasattr(task, "read"):
             raise UserError("its class Task has no method `read`, which would read a "
                             "problem (docs/your_own_task.md)")
-        return task, task.read(text.split())
+        return task, task.read(text.split()), ""
     except UserError as error:
-        put(visible(f"this is not a problem of {settings.task}, so it is sent as a message: "
-                    f"{error}"))
-        return Message(), text
+        return Message(), text, str(error)
+
+
+def say_that_it_is_a_message(settings: Settings, policies: dict[str, Policy], text: str,
+                             reason: str) -> None:
+    """Print why the text is sent as a message; an error if the model cannot read it as one."""
+    not_a_problem = f"this is not a problem of {settings.task}"
+    for policy in policies.values():
+        try:
+            encode_prompts(policy.tokenizer, Message(), [text])
+        except UserError:
+            raise UserError(f"{not_a_problem}: {reason}. It cannot be sent as a message either, "
+                            "because this model knows no other words than those of its problems"
+                            ) from None
+    put(visible(f"{not_a_problem}, so it is sent as a message: {reason}"))
 
 
 def is_run(folder: Path) -> bool:
+    if not folder.exists():
+        raise UserError(f"{folder} does not exist{did_you_mean(folder)}")
     path = folder / "config.json"
     config = read_json(path) if path.exists() else {}
     if "mitigation" not in config and "model_type" not in config:

@@ -17,6 +17,7 @@ In each task each arm has the learning rate that was best for it on other seeds.
 clipped. A task is called 512/48 if 48 of the 512 tokens of an answer decide. Its name may go on
 with any of: sure 4, all, own, seen, found. research/dial/task.py says what they mean.
 """
+import textwrap
 import time
 from itertools import chain
 from pathlib import Path
@@ -43,6 +44,7 @@ TASKS = ("128/3", "128/12", "128/42", "128/128", "512/12", "512/48", "512/170", 
          "128/42 own", "512/48 sure 4", "512/48 sure 6", "128/6 all", "128/12 seen",
          "128/12 found")  # in stored results a task is found under the name `world`
 BEYOND = ("mask 0.1", "mask 0", "half known 0.1", "placebo 0.1")
+FEW_SOME_MANY = TASKS[:3]
 LARGEST_BATCH = "batch 16x"
 SCALE = ("batch 2x", "batch 4x", LARGEST_BATCH)
 # none and grpo are plain GRPO; span and rloo are dr_grpo here, but for a factor
@@ -263,20 +265,38 @@ def predicted_gains_table(board: Table) -> list[Table]:
                    "difference": "measured minus predicted"})]
 
 
-def worth_in_a_sentence(name: str, flags: dict | None = None, seeds: int = 8) -> str:
-    """What a method is worth in one synthetic task, after some seconds."""
-    task = "128/12"
-    spec = TaskSpec.read(task)
+def where_it_pays(name: str, flags: dict | None = None, seeds: int = 8) -> str:
+    """Where a method pays: its gain in three synthetic tasks, in which few tokens, some, or many of
+    128 decide, as a table and a sentence. It takes some ten seconds."""
     args = SimpleNamespace(seed=0, steps=60, rates="1e-2,3e-2", seeds=seeds, rate_seeds=4)
-    success = []  # of each arm, by seed
+    rows: list[Row] = []
+    ahead = []
     try:
-        for arm in (named_arm(name, flags), named_arm(PLAIN), named_arm(TRUE)):
-            success.append(trained_cell(task, arm, arm.name, args)["mean"])
+        arms = named_arm(name, flags), named_arm(PLAIN), named_arm(TRUE)
+        for task in FEW_SOME_MANY:
+            mine, plain, true = (np.array(trained_cell(task, arm, arm.name, args)["mean"])
+                                 for arm in arms)
+            gain = mean_over(mine - plain)
+            rows.append([f"{TaskSpec.read(task).decide} of {TaskSpec.read(task).tokens}", gain,
+                         mean_over(true - plain)])
+            if gain.low > 0:
+                ahead.append(str(TaskSpec.read(task).decide))
     except UserError as error:
-        return f"{name} cannot be tried in a synthetic task: {error}"
-    mine, plain, true = np.array(success)
-    gain, best = mean_over(mine - plain), float((true - plain).mean())
-    return (f"In a synthetic task where {spec.decide} of {spec.tokens} tokens decide, {name} gains "
-            f"{shown(gain, 'points')} points of mean success over plain GRPO, and true credit "
-            f"gains {shown(best, 'points')}. (These are means over {seeds} seeds, each at the "
-            "better of two learning rates.)")
+        return f"Where could it pay? {name} cannot be tried in a synthetic task: {error}"
+    table = Table("where", "", by_row({"decide": "", "gain": "points", "true": "points"}, rows),
+                  headings={"decide": "tokens that decide", "gain": f"gain of {name}",
+                            "true": "gain of true credit"})
+    found = f"{name} is ahead of plain GRPO in none of them."
+    if ahead:
+        found = f"{name} is ahead of plain GRPO where {listed(ahead)} of the tokens decide."
+    about = (f"Where could it pay? The table has three synthetic tasks, in which it is known which "
+             f"tokens decide. {found} A gain is in points of mean success over plain GRPO, with "
+             f"its 95% interval: {seeds} seeds, each method at the better of two learning rates. "
+             "No method can know more than the true credit.")
+    return f"{textwrap.fill(about, 100)}\n\n{table.to_text()}"
+
+
+def listed(words: list[str]) -> str:
+    """3, 12 or 42"""
+    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+

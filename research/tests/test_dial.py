@@ -222,12 +222,27 @@ def test_a_mask_that_was_not_trained_has_no_share():
     assert row[3].value == pytest.approx(0.2)
 
 
-def test_the_worth_of_a_method_is_said_in_a_sentence(monkeypatch):
-    monkeypatch.setattr(dial, "train_policies", lambda spec, arm, seeds, rates, *_: [
-        0.5 + 0.1 * (arm.name == TRUE) + 0.01 * seed % 2 * (arm.name == "random")
-        for seed in seeds])
-    line = dial.worth_in_a_sentence("random")
-    assert "12 of 128 tokens decide, random gains" in line and "true credit gains +10.0" in line
+@pytest.mark.parametrize("pays_at, said", [
+    ((), "random is ahead of plain GRPO in none of them."),
+    ((3,), "random is ahead of plain GRPO where 3 of the tokens decide."),
+    ((3, 12, 42), "random is ahead of plain GRPO where 3, 12 or 42 of the tokens decide.")])
+def test_where_a_method_pays(monkeypatch, pays_at, said):
+    """True credit is 0.1 ahead with every seed, and the method 0.05 in some of the tasks."""
+    def train(spec, arm, seeds, rates, *_):
+        gain = {TRUE: 0.1, "random": 0.05 * (spec.decide in pays_at)}.get(arm.name, 0.0)
+        return [0.5 + gain + 1e-3 * (seed % 2) for seed in seeds]
+
+    monkeypatch.setattr(dial, "train_policies", train)
+    text = dial.where_it_pays("random")
+    assert said in " ".join(text.split())
+    rows = [line for line in text.split("\n") if " of 128" in line]
+    assert [row.split()[1] for row in rows] == ["3", "12", "42"]
+    assert all("+10.0" in row for row in rows)
+    assert ["+5.0" in row for row in rows] == [decide in pays_at for decide in (3, 12, 42)]
+
+
+def test_a_method_that_cannot_be_asked_says_why():
+    assert "deletion cannot be tried in a synthetic task: " in dial.where_it_pays("deletion")
 
 
 def test_a_share_and_its_interval_by_hand():

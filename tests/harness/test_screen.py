@@ -169,6 +169,30 @@ def test_the_end_says_what_changed(capsys, sampled, advice, said):
     assert printed.endswith("\n  python -m tools.follow runs/x\n")
 
 
+def test_without_a_step_there_is_no_token_to_follow(capsys):
+    screen.print_outcome(Path("runs/x"), BEFORE, 2.0, 0, "", has_steps=False)
+    printed = capsys.readouterr().out
+    assert "python analyze.py runs/x" in printed and "follow" not in printed
+
+
+@pytest.mark.parametrize("interrupted, code, said", [
+    ("", 1, ""), ("--resume continues", 1,
+                  "it: nothing reads its output any more; --resume continues\n")])
+def test_a_closed_pipe_is_no_error(tmp_path, interrupted, code, said):
+    """As in `python -m tools.follow RUN | head`: the reader has gone before the program prints."""
+    program = (f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+               "from harness.screen import run_as_program, say\n"
+               "def main(argv):\n    sys.stdin.read()\n    say('late')\n"
+               f"run_as_program('it', main, {interrupted!r})\n")
+    read, write = os.pipe()
+    started = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=write,
+                               stderr=subprocess.PIPE, text=True)
+    os.close(read)
+    os.close(write)
+    _, complaint = started.communicate("")
+    assert (started.returncode, complaint) == (code, said)
+
+
 class Terminal(io.StringIO):
     def isatty(self):
         return True

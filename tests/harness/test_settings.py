@@ -37,7 +37,7 @@ ABSENT = object()
     (Flag(0.5, above=0), 0, "--n 0 should be above 0"),
     (Flag(0.5, least=0, most=1), 1.25, "--n 1.25 should be at least 0 and at most 1"),
     (Flag("a", choices=("mean", "gradient", "none")), "non",
-     "--n non is not one of: none, mean, gradient")])
+     "--n non is not one of: mean, gradient, none. Did you mean none?")])
 def test_a_value_that_does_not_fit_is_refused(flag, value, words):
     assert refusal(check_value, "n", value, flag) == words
 
@@ -354,7 +354,7 @@ def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices
 
 
 @pytest.mark.parametrize("argv, said", [
-    ("--mitigation entropy_maskin", "--mitigation entropy_maskin is not one of: entropy_masking, "),
+    ("--mitigation entropy_maskin", "Did you mean entropy_masking?"),
     ("--count 5", "unknown argument --count"), ("--config=", "cannot read .: Is a directory"),
     ("--task my_tsk", "there is no such module"), ("--task ../my_task", "there is no such module"),
     ("--task examples/largest_last.py",

@@ -5,14 +5,15 @@ import math
 import operator
 import re
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from conftest import credit_columns, refusal, write_log
 
-from analysis.account import NOT_TRAINED
-from analysis.answers import answer_of
+from analysis.account import NOT_TRAINED, numbers_of_step
+from analysis.answers import answer_of, metrics_by_step
 from analysis.runs import read_run
 from analysis.tokens import read_step
 from engine.tokens import load_tokenizer
@@ -69,6 +70,24 @@ def a_token(batch):
     return divmod(int(entropy.argmax()), entropy.shape[1])
 
 
+def log_probs_gradient(logits, chosen):
+    logits = logits.clone().requires_grad_()
+    logits.log_softmax(-1)[chosen].backward()
+    return logits.grad
+
+
+@pytest.mark.parametrize("line, words", [
+    ({"gradient_norm": 4.0}, "norm 4, above --max_grad_norm 0.5, so it is multiplied by 0.5 / 4 = "
+                             "0.125"),
+    ({"gradient_norm": 0.4}, "norm 0.4, which is not clipped (--max_grad_norm 0.5)"),
+    ({"gradient_norm": None, "skipped": "no answer was finished"},
+     "the step made no update: no answer was finished")])
+def test_what_became_of_the_gradient(line, words):
+    known = numbers_of_step(line, SimpleNamespace(max_grad_norm=0.5, learning_rate=1e-3))
+    assert known["clipping"].endswith(words)
+    assert known["rate"] == (None if line["gradient_norm"] is None else 0.001)
+
+
 def test_every_line_is_what_the_function_it_names_computes(recorded, batch, follow_it):
     """The gradient at the logits is that of the loss of the whole batch, by autograd, of the model
     that sampled the step."""
@@ -76,7 +95,7 @@ def test_every_line_is_what_the_function_it_names_computes(recorded, batch, foll
     lines = lines_of(follow_it(recorded, "--step", STEP, "--answer", b, "--token", t))
     assert list(lines) == ["rewards", "p", "others", "entropy", "reward", "group",
                            "advantage", "weight", "rescaling", "loss norm", "term", "s", "gradient",
-                           "change", "rank"]
+                           "push", "clipping", "AdamW", "change", "rank"]
     for _, place in lines.values():
         path, names = place.split(": ")
         module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
@@ -129,6 +148,14 @@ def test_every_line_is_what_the_function_it_names_computes(recorded, batch, foll
     assert close(lines["term"][0], loss)
     assert close(lines["s"][0], torch.nn.functional.one_hot(chosen, len(p)).sub(p).norm())
     assert close(lines["gradient"][0], logits.grad.norm())
+    # a step of size 1 at the logits, along the gradient of -N times the loss; without m
+    push = (log_probs_gradient(logits.detach(), chosen) @ -logits.grad) * trained.sum()
+    push = push / length_scale[b]
+    assert close(lines["push"][0].partition(": ")[0], push)
+    norm, limit = metrics_by_step(recorded)[STEP]["gradient_norm"], settings["max_grad_norm"]
+    assert numbers(lines["clipping"][0])[0] == pytest.approx(norm, rel=1e-3)
+    assert ("is not clipped" in lines["clipping"][0]) == (norm <= limit)
+    assert close(lines["AdamW"][0], settings["learning_rate"])
     with torch.no_grad():
         after = Qwen2.from_pretrained(recorded / f"checkpoints/step_{STEP:06d}")(
             torch.tensor([before]))[0, -1].log_softmax(-1)[chosen]
@@ -138,7 +165,7 @@ def test_every_line_is_what_the_function_it_names_computes(recorded, batch, foll
     size = gradient_size(batch.log_prob, batch.collision)[b]
     sizes = batch.advantage[b].abs() * (weight * rescale)[b] * size
     larger = (sizes > sizes[t]) & batch.mask[b]
-    assert numbers(lines["rank"][0])[:2] == [1 + int(larger.sum()), int(batch.length[b])]
+    assert numbers(lines["rank"][0])[:2] == [int(batch.length[b]), 1 + int(larger.sum())]
 
 
 def test_a_model_that_was_not_kept_is_not_asked(recorded, batch, follow_it, tmp_path):

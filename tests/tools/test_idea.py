@@ -12,6 +12,7 @@ import pytest
 from conftest import ROOT, put_in, refusal
 from runs import lines, train_here
 
+from engine.errors import UserError
 from harness import planned as planned_runs
 from harness.forecast import memory_of
 from harness.load import load_policy
@@ -36,6 +37,35 @@ def test_the_arms_of_a_weighting_and_of_an_advantage():
     assert axis == "advantage" and arms["plain"]["eval_every"] == 9
     assert arms["plain"]["mitigation"] == "taco" and "advantage" not in arms["plain"]
     assert arms["placebo"]["placebo"] == "advantages" and arms["idea"]["advantage"] == "span"
+
+
+@pytest.mark.parametrize("typed, seeds, steps", [
+    ([], 8, 60), (["--quick"], 4, 30), (["--quick", "--seeds", "6"], 6, 30),
+    (["--quick", "--steps", "7"], 4, 7)])
+def test_a_quick_look_has_half_of_the_steps_and_of_the_seeds(monkeypatch, typed, seeds, steps):
+    made = []
+
+    def runs_of(experiment, seeds, before):
+        made.append((len(seeds), experiment.settings["idea"].steps))
+        raise UserError("enough")
+
+    monkeypatch.setattr(idea.Experiment, "runs_of", runs_of)
+    assert refusal(main, ["by_kind", *typed]) == "enough"
+    assert made == [(seeds, steps)]
+
+
+@pytest.mark.parametrize("seconds, typed, is_named", [
+    (50, [], True), (49, [], False), (500, ["--quick"], False)])
+def test_a_long_forecast_names_the_quick_look(monkeypatch, capsys, tmp_path, seconds, typed,
+                                              is_named):
+    """Eight seeds of three arms, two at a time: 24 x 50 s / 2 are ten minutes."""
+    monkeypatch.setattr(idea, "make_plan", lambda *_: idea.Plan(
+        2, 1, dict.fromkeys(("plain", "idea", "placebo"), seconds)))
+    monkeypatch.setattr(idea, "LONG", 12 * 49.5)
+    monkeypatch.setattr(idea, "look", lambda *_, **__: None)
+    monkeypatch.setattr(idea, "make_runs", lambda *given, **_: given[3]() or {"one": "enough"})
+    assert refusal(main, ["dr_grpo", *typed, "--runs", str(tmp_path)]) == "enough"
+    assert ("type --quick" in capsys.readouterr().out) == is_named
 
 
 @pytest.mark.parametrize("typed", [["--mitigation", "taco"], ["--mitigation=taco"]])
@@ -189,15 +219,15 @@ def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd)
     monkeypatch.setattr(idea, "return_memory", lambda: freed.append(list(tmp_path.rglob("*"))))
     dial = not is_taken_away("research")
     if dial:
-        monkeypatch.setattr("research.probes.dial.worth_in_a_sentence",
+        monkeypatch.setattr("research.probes.dial.where_it_pays",
                             lambda *asked: f"dial: {asked}")
     main(["by_kind", "--word_weight", "0.1", *argv])
     said = capfd.readouterr().out
     for part in ("6 of 6 runs have to be made, 2 at a time, about ", "finished: by_kind-placebo-s1",
                  "by_kind minus"):
         assert part in said
-    assert ("dial: ('by_kind', {'word_weight': 0.1})\nFor more synthetic tasks: python -m research "
-            "dial --only 'by_kind --word_weight 0.1'\n" in said) == dial
+    assert ("dial: ('by_kind', {'word_weight': 0.1})\n\nFor more synthetic tasks: python -m "
+            "research dial --only 'by_kind --word_weight 0.1'\n" in said) == dial
     folders = sorted(path.name.rpartition("-")[0] for path in (tmp_path / "my ideas").iterdir())
     assert folders == ["by_kind", "by_kind-placebo", "plain"]
     [typed] = re.findall("a page: python analyze.py (.*)", said)

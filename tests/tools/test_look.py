@@ -20,14 +20,14 @@ KIND, ONES = np.array([WORD] * 8 + [NUMBER] * 2), np.ones(10)
 
 def test_a_weighting_of_ten_tokens():
     """Eight words of weight 0.5 and two numbers of weight 3, sizes alike: shares 4/10 and 6/10 of
-    8/10 and 2/10. The heaviest token has 3 of 10. If it decides, 9 x 10 of 8/4 + 2 x 9 = 20; with
-    the mean weight 1 in its place 10 of 20."""
+    8/10 and 2/10. A tenth is one token, but both numbers are equally heavy: they have 6 of 10. If
+    they decide, 9 x 10 of 8/4 + 2 x 9 = 20; with the mean weight 1 in the place of 3, 10 of 20."""
     weight = np.where(KIND == NUMBER, 3.0, 0.5)
     lines = about_gradient(True, KIND, ONES, ONES, ONES, weight)
     assert lines[0].endswith("in plain GRPO: number 3.00, word 0.50")
-    assert "the heaviest tenth of the tokens has 30% of all weight" == lines[1]
-    assert "a batch 4.5 times as large" in lines[2]
-    assert ", or 0.5 times as large, if all" in lines[2]
+    assert "the heaviest 20% of the tokens have 60% of all weight" == lines[1]
+    assert "a batch 4.5 times as large at best" in lines[2] and "if these 20% decide" in lines[2]
+    assert lines[2].endswith("alike, with a batch 0.5 times as large")
 
 
 def test_weights_of_whole_answers_have_no_noise_to_take_away():
@@ -60,10 +60,11 @@ def test_how_the_log_probs_of_the_kinds_change():
 
 
 def test_an_advantage_has_signs():
-    """Of nine tokens where both have one, three turned."""
+    """Of nine tokens where both have one, three turned. These are the largest, with 6 of 12."""
     mine = np.array([1, 1, 1, 1, 1, 1, -2, -2, -2, 0.0])
     lines = about_gradient(False, KIND, ONES, ONES, mine, ONES)
-    assert lines[1].endswith("has 17% of the sum of abs(A)")
+    assert lines[1] == ("the 30% of the tokens with the largest advantages have 50% of the sum of "
+                        "abs(A)")
     assert lines[2].startswith("its sign differs from that of plain GRPO's advantage at 33% ")
 
 
@@ -125,7 +126,7 @@ def test_it_is_what_training_gives_the_tokens(capsys):
     *_, change = printed.partition("share of the change")
     factors = change.partition("GRPO: ")[2].partition(". Of")[0].split()[1::2]
     assert set(factors) <= {"1.00,", "1.00"}
-    gradient = printed.partition("in plain GRPO: ")[2].partition("the heaviest")[0]
+    gradient = printed.partition("in plain GRPO: ")[2].partition("all tokens")[0]
     assert {part.split()[-1] for part in gradient.split(", ")} == {"1.00"}
     look("by_kind", *settings, True)
     said = capsys.readouterr().out

@@ -78,6 +78,19 @@ def test_what_the_evaluation_sees_stands_beside():
     assert "held-out" not in verdict_of([0.03, 0.05])
 
 
+def test_the_levels_before_and_after_are_said():
+    """Before training 0.2 and 0.4; afterwards plain GRPO 0.5 and 0.7, the idea 0.6 and 0.6."""
+    look = runs_with([0.03, 0.05])
+    for arm, ends in {"plain": (0.5, 0.7), "idea": (0.6, 0.61)}.items():
+        for run, before, after in zip(look[arm].values(), (0.2, 0.4), ends):
+            run["evaluations"] = [{"step": step, "mode": "sampled", "success": success,
+                                   "answer": None} for step, success in ((0, before), (2, after))]
+    [said] = Verdict("my_idea", look).levels()
+    assert said == ("Before training the model solves 30.0% of the held-out problems. After it "
+                    "plain GRPO solves 60.0% of them, and my_idea 60.5%.")
+    assert Verdict("my_idea", runs_with([0.03, 0.05])).levels() == []  # none was evaluated
+
+
 def test_the_table_and_the_picture(tmp_path):
     verdict = Verdict("my_idea", runs_with([0.05, 0.051, 0.049]))
     verdict.looks.append(runs_with([0.03, 0.031, 0.029], 10))

@@ -3,8 +3,9 @@ to the gradient of a few batches.
 
 The gradient's size at the logits is abs(A) w s for each token (grpo.gradient_size), and the
 variance of a batch's gradient comes from the sum of the squares. A weighting that takes gradient
-away from tokens that decide nothing is worth as much as a larger batch of plain GRPO. An upper
-bound of this batch's size can be computed before any training.
+away from tokens that decide nothing is worth as much as a larger batch of plain GRPO. Before any
+training it can be computed how large this batch is at best: if a tenth of the tokens decide the
+reward, and the weighting has found them.
 """
 import textwrap
 import time
@@ -170,17 +171,22 @@ def about_gradient(is_weighting: bool, kind: np.ndarray, s: np.ndarray, usual: n
     size, usual_size = np.abs(advantage * weight * s), np.abs(usual * s)
     gains = share_gains(shares_of_kinds(kind, size), shares_of_kinds(kind, usual_size))
     amount = weight if is_weighting else np.abs(advantage)
-    heaviest_tenth, sum_of_all = "the heaviest tenth of the tokens", "all weight"
-    if not is_weighting:
-        heaviest_tenth = "the tenth of the tokens with the largest advantages"
-        sum_of_all = "the sum of abs(A)"
-    heaviest = np.sort(amount)[::-1][:max(1, round(TENTH * len(amount)))]
+    # the heaviest tenth; and if others have the same weight as the last of these, they as well
+    of_last = np.sort(amount)[::-1][max(1, round(TENTH * len(amount))) - 1]
+    heaviest = amount[amount >= of_last]
+    share = f"{len(heaviest) / len(amount):.0%}"
     of_all = heaviest.sum() / max(amount.sum(), 1e-30)
+    heaviest_tokens, sum_of_all = f"the heaviest {share} of the tokens", "all weight"
+    if not is_weighting:
+        heaviest_tokens = f"the {share} of the tokens with the largest advantages"
+        sum_of_all = "the sum of abs(A)"
     if not usual_size.any():
         return ["no token has a gradient in plain GRPO, because all its advantages are 0: there is "
                 "nothing to compare with"]
     lines = [f"each kind's share of the gradient, divided by its share in plain GRPO: {gains}",
-             f"{heaviest_tenth} has {of_all:.0%} of {sum_of_all}"]
+             f"{heaviest_tokens} have {of_all:.0%} of {sum_of_all}"]
+    if len(heaviest) == len(amount):
+        lines[1] = "all tokens have the same share of " + sum_of_all
     if not is_weighting:
         both = (advantage != 0) & (usual != 0)
         turned = np.mean((advantage * usual)[both] < 0) if both.any() else 0.0
@@ -193,8 +199,9 @@ def about_gradient(is_weighting: bool, kind: np.ndarray, s: np.ndarray, usual: n
     even = as_a_batch(weight, usual_size, weight.mean())
     return [*lines,
             "noise-to-signal ratio of the gradient: that of plain GRPO with a batch "
-            f"{at_most:.1f} times as large, if only that tenth of the tokens decides the reward, "
-            f"or {even:.1f} times as large, if all tokens decide it alike"]
+            f"{at_most:.1f} times as large at best, if the weighting has found the tokens that "
+            f"decide the reward: if these {share} decide it, and no others. If all tokens decide "
+            f"it alike, with a batch {even:.1f} times as large"]
 
 
 def as_a_batch(weight: np.ndarray, size: np.ndarray, level: float) -> float:

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from engine.rollouts import Rollouts
 from grpo import update, update_with_change
 from qwen2_model import Qwen2, opened
 
+LARGEST_PARTS = 3  # so many are named in a sentence
 NOTES = [
     "Each number is a change of the token's log-prob. The first rows are what each group of tokens "
     "contributed to it, to first order. Their sum differs from what was measured by what the first "
@@ -72,7 +74,7 @@ def what_moved(folder: Path, trainer: Path | None, rollouts: Rollouts, weight: T
     for name, mask in movers(rollouts, b, t).items():
         found = gradient(model, rollouts, weight * mask, s)
         tokens = int((mask & rollouts.mask).sum())
-        parts[name] = tokens, -inner(own, found), -inner(scale, found)
+        parts[name] = tokens, 0.0 - inner(own, found), 0.0 - inner(scale, found)
     whole = gradient(model, rollouts, weight, s)
     rate = s.learning_rate * (sum(g.numel() for g in whole) / inner(whole, whole)) ** 0.5
     _, change = step(model, torch.optim.SGD(model.parameters(), rate), rollouts, weight, s)
@@ -88,8 +90,17 @@ def what_moved(folder: Path, trainer: Path | None, rollouts: Rollouts, weight: T
     formats = {"moved by": "", "tokens": ",d", "plain step": "+.5f"}
     if measured:  # AdamW's step is not known where its state was not kept
         formats["AdamW's step"] = "+.5f"
-    columns = by_row(formats, [row[:len(formats)] for row in rows])
-    return Table("moved", "What moved the token", columns, "", NOTES)
+    rows = [row[:len(formats)] for row in rows]
+    notes = [*NOTES, about_largest(rows[:-2], [*formats][-1])]
+    return Table("moved", "What moved the token", by_row(formats, rows), "", notes)
+
+
+def about_largest(rows: list[Row], heading: str) -> str:
+    """A sentence about the largest parts, up or down, of the last column."""
+    parts: list[tuple[str, Any]] = [(str(row[0]), row[-1]) for row in rows]
+    largest = sorted(parts, key=lambda part: -abs(part[1]))[:LARGEST_PARTS]
+    named = [f"{name} ({value:+.5f})" for name, value in largest if value]
+    return f"What moved it most in {heading}: {', '.join(named) or 'nothing'}"
 
 
 def gradient_of_token(model: Qwen2, rollouts: Rollouts, b: int, t: int,

@@ -8,12 +8,14 @@ better on the first seeds by luck, and none of these is better again on the new 
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 
 from matplotlib.axes import Axes
 
 from analysis.compare import curves_of_arm, doubt_about_training
 from analysis.gains import AT_THE_END, IN_TRAINING, Gain, gain_over, room_left
 from analysis.plots import BLUE, GREY, ORANGE, legend_below, plt, save, whole_steps
+from analysis.runs import evaluations
 from analysis.statistics import Estimate
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row, shown
 from engine.choices import WHOLE_ANSWERS
@@ -69,7 +71,7 @@ class Verdict:
     def sentences(self) -> list[str]:
         last = self.looks[-1]
         gain, over_placebo = self.gain(last), self.gain(last, "placebo")
-        return [self.over_plain(gain), *self.held_out(), *about_few(gain),
+        return [self.over_plain(gain), *self.levels(), *self.held_out(), *about_few(gain),
                 self.about_choice(over_placebo.estimate)]
 
     def over_plain(self, gain: Gain) -> str:
@@ -88,6 +90,19 @@ class Verdict:
                     f"pairs.{before}")
         return (f"No difference seen: {in_points(estimate)}, {gain.pairs} pairs.{before} In this "
                 f"setting {room_left(estimate)}.")
+
+    def levels(self) -> list[str]:
+        """A sentence about the share of held-out problems that is solved before and after."""
+        before, after = [], {}
+        for arm in ("plain", "idea"):
+            runs = [evaluations(run, "sampled") for run in self.looks[-1][arm].values()]
+            if not all(run and run[0]["step"] == 0 for run in runs):
+                return []
+            before += [run[0]["success"] for run in runs]
+            after[arm] = fmean(run[-1]["success"] for run in runs)
+        return [f"Before training the model solves {fmean(before):.1%} of the held-out problems. "
+                f"After it plain GRPO solves {after['plain']:.1%} of them, and {self.name} "
+                f"{after['idea']:.1%}."]
 
     def held_out(self) -> list[str]:
         """A sentence about the evaluation at the end, if it sees a difference and is not the
