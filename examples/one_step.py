@@ -1,7 +1,8 @@
 """One step of GRPO from top to bottom: one problem, sixteen answers, one update of the model.
 
     python examples/one_step.py                    # models/tiny: a few seconds
-    python examples/one_step.py FOLDER             # any Qwen2, Qwen2.5 or dense Qwen3 model
+    python examples/one_step.py FOLDER             # any Qwen2, Qwen2.5 or dense Qwen3 model; one of
+                                                   # 0.5 billion parameters takes a minute or two
     python examples/one_step.py models/tiny 2      # another problem, that of train.py's step 2
 
 It uses the model (qwen2_model.py), the task (countdown_task.py), the formulas (grpo.py) and the
@@ -32,7 +33,7 @@ from typing import Any
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT))  # so that it can be started from any folder
 
-import engine  # noqa: F401  before torch: it says how threads wait
+import engine  # noqa: F401  before torch, because it sets how torch's threads wait for work
 import torch
 from torch import Tensor
 
@@ -47,6 +48,7 @@ from qwen2_model import Qwen2
 ANSWERS = 16
 SEED = 0
 MAX_GRAD_NORM = 1.0
+SHOWN_TOKENS = 3
 DEFAULTS: dict[str, Any] = {"learning_rate": 5e-6, "max_new_tokens": 512}
 # For a model whose folder has no recipe.json: problems of two numbers, four of them solved in the
 # prompt, and an answer that is the bare expression.
@@ -61,8 +63,10 @@ def one_step(folder: Path, step: int = 1) -> Qwen2:
     Shapes: B is 16, the number of answers; P is the prompt's tokens, T those of the longest answer.
     """
     # Stage 1: load the model and its tokenizer, and make the task in a form that suits the model.
-    recipe = folder / "recipe.json"
-    settings = DEFAULTS | json.loads(recipe.read_text()) if recipe.exists() else WITHOUT_RECIPE
+    recipe = folder / "recipe.json"  # the settings that suit this model, if it brings them
+    settings = WITHOUT_RECIPE
+    if recipe.exists():
+        settings = DEFAULTS | json.loads(recipe.read_text())  # the recipe's values win
     model = Qwen2.from_pretrained(folder)
     tokenizer = load_tokenizer(folder)
     names = [field.name for field in fields(Task)]
@@ -70,9 +74,13 @@ def one_step(folder: Path, step: int = 1) -> Qwen2:
 
     # Stage 2: draw a problem, and write the prompt, which ends where the answer begins.
     [problem] = task.training_problems(SEED, step, count=1)
-    prompt = encode_prompt(tokenizer, task.prompt_for(problem), task.show(problem))  # P token ids
+    name = task.show(problem)  # such as "10 8 2 make 60": for people, and for error messages
+    prompt = encode_prompt(tokenizer, task.prompt_for(problem), name)                # P token ids
 
-    # Stage 3: sample the answers. The mask says which positions hold a token of the answer.
+    # Stage 3: sample the answers. An answer ends with a stop token (<|im_end|>, which is its last
+    # token) or at the limit. Shorter answers are filled up to T positions, and the mask is True
+    # only at the tokens of an answer. The seed is made from these three values, so each step of
+    # each run has random numbers of its own.
     sampled = generate(model, [prompt], answers=ANSWERS, stop_ids=stop_ids(model, tokenizer),
                        max_new_tokens=settings["max_new_tokens"],
                        seed=derived_seed("train", SEED, step))
@@ -101,21 +109,40 @@ def one_step(folder: Path, step: int = 1) -> Qwen2:
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
     optimizer.step()
 
-    # Stage 9: compute how probable the same answers are after the update.
+    # Stage 9: compute how probable the same tokens are after the update, and sum them by answer.
+    log_prob = log_prob.detach()
     with torch.no_grad():
-        before = (log_prob * mask).sum(1)                                            # (B,)
-        after = (log_probs(model, prompt, ids) * mask).sum(1)                        # (B,)
+        log_prob_after = log_probs(model, prompt, ids)                               # (B, T)
+    before, after = (log_prob * mask).sum(1), (log_prob_after * mask).sum(1)         # (B,) each
 
-    print(f"problem {task.show(problem)}: rewards have mean {reward.mean():.4f} and standard "
+    print(f"problem {name}: rewards have mean {reward.mean():.4f} and standard "
           f"deviation {reward.std(correction=0):.4f}, the gradient has norm {norm:.3g}\n")
     print("answer  tokens  reward  advantage   log-prob before    after   change")
     for b in range(ANSWERS):
         print(f"{b:6}  {mask[b].sum():6}  {reward[b]:6.2f}  {advantage[b, 0]:+9.3f}  "
               f"{before[b]:16.3f} {after[b]:8.3f}  {after[b] - before[b]:+7.3f}")
+    best = int(reward.argmax())
+    columns = {"log-prob before": log_prob, "advantage": advantage, "weight": weight,
+               "term of the loss": -weight * advantage * log_prob / mask.sum(),
+               "log-prob after": log_prob_after}
+    texts = [tokenizer.decode([token]) for token in ids[best, mask[best]].tolist()]
+    show_tokens(best, texts, {heading: values[best] for heading, values in columns.items()})
     if reward.max() == reward.min():
         print("\nAll answers have the same reward, so this problem teaches nothing. Take another: "
               f"python examples/one_step.py {folder} {step + 1}")
     return model
+
+
+def show_tokens(answer: int, texts: list[str], columns: dict[str, Tensor]) -> None:
+    """Print some of an answer's tokens: a row of each tensor (B, T), cut to the three positions at
+    which the model was least sure of what it wrote."""
+    log_prob = columns["log-prob before"][:len(texts)]
+    positions = sorted(log_prob.argsort()[:SHOWN_TOKENS].tolist())
+    print(f"\n{len(positions)} tokens of answer {answer}, those that the model was least sure of:\n"
+          f"\nposition  token      {'  '.join(columns)}")
+    for t in positions:
+        numbers = [f"{values[t]:+{len(heading)}.4f}" for heading, values in columns.items()]
+        print(f"{t:8}  {texts[t]!r:10} {'  '.join(numbers)}")
 
 
 def log_probs(model: Qwen2, prompt: list[int], answers: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ NUMBERS = re.compile(r"[-+]?\d+(?:\.\d+)?")
 def table_of(printed):
     """The numbers of each line below the table's head."""
     return [[float(number) for number in NUMBERS.findall(line)]
-            for line in printed.partition("change\n")[2].splitlines() if line.strip()]
+            for line in printed.partition("change\n")[2].partition("\n\n")[0].splitlines()]
 
 
 def test_a_step_is_the_first_one_of_training_gradient_for_gradient(tmp_path, monkeypatch, capsys):
@@ -47,8 +47,20 @@ def test_a_step_is_the_first_one_of_training_gradient_for_gradient(tmp_path, mon
     length = np.diff([*starts, len(columns["token_id"])])
     expected = np.stack([np.arange(16), length, columns["reward"], columns["advantage"][starts],
                          before, before + change, change], axis=1)
-    printed = table_of(capsys.readouterr().out)
-    np.testing.assert_allclose(printed, expected, rtol=0, atol=0.006)  # two digits of a reward
+    printed = capsys.readouterr().out
+    np.testing.assert_allclose(table_of(printed), expected, rtol=0, atol=0.006)  # a reward's digits
+    # the three least likely tokens of the answer with the highest reward
+    best = int(columns["reward"].argmax())
+    of_best = slice(starts[best], starts[best] + length[best])
+    log_prob, change, advantage = (columns[name][of_best]
+                                   for name in ("log_prob", "change", "advantage"))
+    positions = sorted(np.argsort(log_prob)[:3])
+    N = len(columns["token_id"])
+    expected = [[t, log_prob[t], advantage[t], 1, -advantage[t] * log_prob[t] / N,
+                 log_prob[t] + change[t]] for t in positions]
+    lines = printed.partition("log-prob after\n")[2].splitlines()
+    shown = [[float(word) for word in (line.split()[0], *line.split()[-5:])] for line in lines]
+    np.testing.assert_allclose(shown, expected, rtol=0, atol=0.001)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +83,7 @@ def bare_model(tmp_path_factory):
 def test_any_model_can_be_asked_from_any_folder(bare_model, tmp_path):
     """One that knows nothing solves nothing, and is told so: nothing changes."""
     printed = program(tmp_path, ROOT / "examples/one_step.py", bare_model, 2)
-    table = table_of(printed.partition("\n\nAll")[0])
+    table = table_of(printed)
     assert len(table) == 16 and all(row[2:4] == [0, 0] and row[6] == 0 for row in table)
     assert f"python examples/one_step.py {bare_model} 3" in printed
 
