@@ -41,6 +41,7 @@ from engine.choices import Metrics, advantage
 from engine.forward import frozen_log_probs, micro_batches, response_log_probs
 from engine.optimizer import Optimizer, clip_and_step
 from engine.policy import RunSettings
+from engine.progress import over_answers
 from engine.rollouts import Rollouts
 from qwen2_model import Qwen2
 
@@ -217,7 +218,7 @@ def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tenso
     for epoch in range(s.epochs):
         optimizer.zero_grad()
         sums = []  # of each micro-batch
-        for part in micro_batches(rollouts, rows, s.micro_batch):
+        for part in over_answers(micro_batches(rollouts, rows, s.micro_batch)):
             log_prob = response_log_probs(model, rollouts, part)
             if epoch == 0:  # the sampler's log-probs differ by rounding, so no ratio would be 1
                 old[part] = log_prob.detach()

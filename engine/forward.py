@@ -16,6 +16,7 @@ from torch import Tensor
 from engine import processes
 from engine.packing import SharedPrompts, pack, send
 from engine.processes import reshard_layers
+from engine.progress import over_answers
 from engine.rollouts import Rollouts
 from qwen2_model import Qwen2, linear
 
@@ -69,7 +70,7 @@ def log_probs_of_each(model: Qwen2, rollouts: Rollouts, rows: Tensor) -> Tensor:
 def frozen_log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor, micro_batch: int) -> Tensor:
     """(B, T): the log-probs of these rows' tokens, without gradient; 0 in other rows."""
     log_prob = torch.zeros_like(rollouts.log_prob)
-    for part in micro_batches(rollouts, rows, micro_batch):
+    for part in over_answers(micro_batches(rollouts, rows, micro_batch)):
         log_prob[part] = response_log_probs(model, rollouts, part)
     reshard_layers(model)
     return log_prob

@@ -39,6 +39,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine import progress
 from engine.cache import FIRST_SLOTS, Cache, fill_blocks, rows_of_block
 from engine.errors import UserError
 from engine.fused import FusedQwen2
@@ -304,6 +305,7 @@ def step_until_done(decoding: Decoding, longest: int) -> None:
         done = int(decoding.rows.done.sum())
         if done == rows:
             return
+        progress.note(f"{t} of at most {longest} tokens")
         count = min(pace.look, longest - t)
         needed = t + count - 1  # slots, because the last of these steps feeds token t + count - 2
         slots = cache.slots

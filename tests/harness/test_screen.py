@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from conftest import ROOT, hand_made
-from engine import processes
+from engine import processes, progress
 from engine.errors import UserError
 from harness import screen
 from harness.metrics import batch_metrics
@@ -198,14 +198,16 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize("usual, said", [(14.2, "step 3: update, 0 of about 14 s"),
-                                         (None, "step 3: update, 0 s")])
-def test_a_terminal_shows_how_long_a_stage_takes(monkeypatch, usual, said):
+@pytest.mark.parametrize("usual, done, said", [
+    (14.2, "", "step 3: update, 0 of about 14 s"), (None, "", "step 3: update, 0 s"),
+    (14.2, "16 of 64 answers", "step 3: update, 16 of 64 answers, 0 of about 14 s")])
+def test_a_terminal_shows_how_far_a_stage_is(monkeypatch, usual, done, said):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setattr(screen, "TICK", 0.01)
     with pytest.raises(ValueError), screen.ticking_status("step 3: update", usual):
         begin = time.monotonic()
+        progress.note(done)
         while said not in terminal.getvalue() and time.monotonic() < begin + 30:
             time.sleep(0.01)
         raise ValueError  # a mistake in a step ends the clock, too
