@@ -101,10 +101,12 @@ def test_a_run_has_the_threads_that_are_planned(tmp_path):
 
 
 @pytest.mark.parametrize("gigabytes, flags, expected", [
-    (15, {}, 1), (49, {}, 2), (1000, {}, 8), (63, {"dtype": "bfloat16"}, 1),
-    (65, {"dtype": "bfloat16"}, 2), (49, {"kl": 0.1}, 1), (1000, {"device": "cuda"}, 1)])
+    (15, {}, 1), (43, {}, 1), (44, {}, 2), (1000, {}, 8), (55, {"dtype": "bfloat16"}, 1),
+    (56, {"dtype": "bfloat16"}, 2), (52, {"kl": 0.1}, 1), (54, {"kl": 0.1}, 2),
+    (1000, {"device": "cuda"}, 1)])
 def test_as_many_large_runs_as_there_is_memory_for(monkeypatch, gigabytes, flags, expected):
-    """A billion parameters and eight cores: 24 GB a run, in bfloat16 32, with a frozen copy 28."""
+    """A billion parameters and eight cores: 18 GB a run, in bfloat16 23, with a frozen copy 22;
+    and of each a fifth more."""
     memory_given_to(monkeypatch, gigabytes, is_large=True)
     s = make_settings({"model": "models/tiny", "dtype": "float32", **flags})
     assert runs_at_a_time(s) == expected
@@ -116,7 +118,7 @@ def test_small_runs_have_a_core_each(monkeypatch):
 
 
 def test_the_run_that_needs_most_decides_how_many_are_made_at_a_time(planned, monkeypatch):
-    memory_given_to(monkeypatch, 49, is_large=True)
+    memory_given_to(monkeypatch, 44, is_large=True)
     runs = [planned(seed=0), planned(seed=1), planned("kl", more="--kl 0.1")]
     assert processes_for(runs[:2]) == 2 and processes_for(runs) == 1
 
