@@ -8,9 +8,10 @@ from typing import TypedDict
 import numpy as np
 
 from engine.errors import UserError, did_you_mean
+from harness.flags import TYPE_NAMES, has_type
 from harness.metrics import METRICS
 from harness.record import (Json, credit_steps, is_complete, read_columns, read_lines, run_config)
-from harness.settings import Settings, load_task
+from harness.settings import OPTIONS, Settings, load_task
 
 PLAIN_SETTINGS = {"mitigation": "none", "advantage": "grpo", "loss": "policy", "placebo": "none"}
 
@@ -60,9 +61,21 @@ def read_runs(folders: list[str]) -> list[Run]:
 
 def read_run(folder: str | Path) -> Run:
     folder = Path(folder)
-    return {"folder": folder, "config": run_config(folder), "steps": credit_steps(folder),
+    config = run_config(folder)
+    refuse_other_types(folder, config)
+    return {"folder": folder, "config": config, "steps": credit_steps(folder),
             "metrics": read_metrics(folder),
             "evaluations": read_lines(folder / "evaluations.jsonl")}
+
+
+def refuse_other_types(folder: Path, config: Json) -> None:
+    """Refuse a setting of another type than its flag has, as a config.json may have that somebody
+    has edited."""
+    for name, flag in OPTIONS.items():
+        value = config.get(name, flag.default)
+        if value is not flag.default and not has_type(value, flag):
+            raise UserError(f"{folder / 'config.json'}: {name} is {value!r:.80}, and should be "
+                            f"{TYPE_NAMES[flag.type]}")
 
 
 def read_metrics(folder: Path) -> list[Json]:

@@ -1,6 +1,5 @@
 """The parts of a run, made from its settings: policy, task, optimizer, methods and source of
 answers."""
-import math
 import re
 from collections.abc import Sequence
 from functools import wraps
@@ -22,6 +21,7 @@ from harness.run import Run
 from harness.settings import OWN_SAMPLER, Settings, load_task
 from qwen2_model import Qwen2
 
+LARGEST_SCORE = 1e12  # the squares of such rewards, in float32, are still finite
 PARTS = {"reward", "format", "answer", "reasoning"}  # the numbers that every score has
 
 
@@ -188,10 +188,10 @@ class CheckedTask:
 
     def score(self, problem: Problem, text: str) -> dict[str, float]:
         score = self.task.score(problem, text)
-        is_whole = PARTS <= score.keys() and all(map(math.isfinite, score.values()))
-        if not is_whole or score["answer"] not in (0, 1):
-            raise UserError(f"score ({location_of(type(self.task))}) should return finite numbers. "
-                            f"Among them should be {', '.join(sorted(PARTS))}, and answer should "
+        are_numbers = all(-LARGEST_SCORE <= value <= LARGEST_SCORE for value in score.values())
+        if not (are_numbers and PARTS <= score.keys() and score["answer"] in (0, 1)):
+            raise UserError(f"score ({location_of(type(self.task))}) should return numbers from "
+                            f"-{LARGEST_SCORE:g} to {LARGEST_SCORE:g}. Among them should be {', '.join(sorted(PARTS))}, and answer should "
                             f"be 0 or 1. It returned {score}")
         return score
 

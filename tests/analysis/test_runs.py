@@ -1,6 +1,8 @@
 """Run folders as analysis reads them."""
 import io
+import json
 import os
+import shutil
 import sys
 
 import pytest
@@ -64,3 +66,14 @@ def test_the_name_of_a_folder_cannot_steer_the_terminal(tmp_path, monkeypatch):
     write_run(tmp_path / "runs/a\x1b[2J", 0.5, 0)
     existing(None)
     assert sys.stdout.getvalue() == "runs/a\\x1b[2J, the newest run\n"
+
+
+@pytest.mark.parametrize("name, value, words", [
+    ("steps", "many", "steps is 'many', and should be a whole number"),
+    ("learning_rate", None, "learning_rate is None, and should be a number"),
+    ("task", 7, "task is 7, and should be a text")])
+def test_a_config_that_was_edited_wrongly_is_named(recorded, tmp_path, name, value, words):
+    folder = shutil.copytree(recorded, tmp_path / "run")
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    assert refusal(read_run, folder) == f"{path}: {words}"
