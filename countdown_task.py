@@ -489,9 +489,9 @@ def without_end_of_turn(text: str) -> str:
     return text.removesuffix(end)
 
 
-# A step is a op b = c, with at most two spaces between its parts. The pattern is a look-ahead,
-# (?=...), which consumes no text. So the c of one step can be the a of the next: "3 * 5 = 15 + 7 =
-# 22" is two steps.
+# A step is a op b = c, with at most two spaces between its parts. The c of one step can be the a of
+# the next, as in "3 * 5 = 15 + 7 = 22", which is two steps. Therefore the pattern is a look-ahead,
+# (?=...), which consumes no text.
 PARTS_OF_STEP = ("([0-9]{1,9})", "([-+*/])", "([0-9]{1,9})", "=", "(-?[0-9]{1,9})")
 STEP = re.compile(f"(?<![0-9])(?={' {0,2}'.join(PARTS_OF_STEP)}(?![0-9]))")
 

@@ -214,7 +214,7 @@ def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tenso
     if not is_trained.any():
         return skipped(rollouts, N), columns
 
-    own_rows = rollouts.rows_of_rank()  # the answers of this process; of a single one, all
+    own_rows = rollouts.rows_of_rank()  # of this process: all answers, unless there are several
     trained_rows = own_rows[is_trained[own_rows]]
     reference_log_prob = None
     if reference is not None:
@@ -227,7 +227,7 @@ def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tenso
         for part in over_answers(micro_batches(rollouts, trained_rows, s.micro_batch)):
             log_prob = response_log_probs(model, rollouts, part)
             if epoch == 0:
-                # not the sampler's, which differ by rounding, so that no ratio would be exactly 1
+                # the sampler's log-probs differ by rounding: with them no ratio would be exactly 1
                 old[part] = log_prob.detach()
             loss = policy_loss(log_prob, advantage[part], coefficient[part], mask[part], N,
                                old[part] if s.epochs > 1 else None, clip)

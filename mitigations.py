@@ -55,7 +55,7 @@ def none(rollouts: Rollouts) -> Tensor:
 @mitigation
 def outcome_conditional(rollouts: Rollouts, *, think_discount: Share = 0.5) -> Tensor:
     """The weight is 1 after `<answer>`, and `think_discount` before it. If an answer lacks this
-    tag, all its tokens get `think_discount`. As all weights, these are then rescaled (--rescale).
+    tag, all its tokens get `think_discount`. Like all weights, they are then rescaled (--rescale).
     """
     weight = torch.full_like(rollouts.log_prob, think_discount)
     for row, texts in enumerate(rollouts.texts):

@@ -38,7 +38,7 @@ from engine.processes import full_tensor, is_main_process
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # layer, q, k, v
 # (parameter, tensor to copy into it) -> whether the numbers in the parameter are then finite
 Copy = Callable[[Tensor, Tensor], bool]
-Number = TypeVar("Number", bound=float)  # float, int or bool: a type checker lets them be floats
+Number = TypeVar("Number", bound=float)  # float, int or bool: all are floats to a type checker
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,9 @@ class gae:
         value = torch.zeros_like(rollouts.log_prob)
         with torch.no_grad():
             for rows in torch.arange(len(mask), device=mask.device).chunk(PARTS):
-                value[rows] = value[rows].masked_scatter(mask[rows], values(rollouts, rows))
+                of_rows = torch.zeros_like(value[rows])
+                of_rows[mask[rows]] = values(rollouts, rows)
+                value[rows] = of_rows
         step_reward: torch.Tensor | float = 0.0
         if self.process_reward:
             step_reward = self.process_reward * steps_ended(rollouts, policy)

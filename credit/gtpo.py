@@ -50,9 +50,10 @@ def shaped(rollouts: Rollouts, rows: torch.Tensor, signal: torch.Tensor,
     count = over_group(mask.float(), rollouts)
     share = torch.where(mask, signal / total, 0.0)
     reward = (1 + part * share * count) * mask
-    group = rollouts.group[:, None].expand_as(mask)[rollouts.mask]
-    standardised = group_z_score(reward[rollouts.mask], group)
-    return torch.zeros_like(reward).masked_scatter(rollouts.mask, standardised) * mask
+    group_of_token = rollouts.group[:, None].expand_as(mask)[rollouts.mask]  # (tokens,)
+    standardised = torch.zeros_like(reward)
+    standardised[rollouts.mask] = group_z_score(reward[rollouts.mask], group_of_token)
+    return standardised * mask
 
 
 def over_group(value: torch.Tensor, rollouts: Rollouts) -> torch.Tensor:
