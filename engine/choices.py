@@ -76,7 +76,10 @@ def module_of(choice: str | Choice) -> str:
 
 
 MITIGATIONS, ADVANTAGES = Choices(), Choices()
-LOSSES = Choices()  # other losses, as advantages with which the policy loss has the same gradient
+# Other losses. A choice is an advantage: with it the policy loss has the gradient of that loss.
+LOSSES = Choices()
+NEVER_RESCALED: set[str] = set()  # weightings whose scale matters
+WHOLE_ANSWERS: set[str] = set()   # advantages that give every token of an answer the same number
 
 
 def without_decorator(name: str) -> str:
@@ -88,8 +91,6 @@ def without_decorator(name: str) -> str:
             return (f"The function {name} ({location_of(function)}) has no @mitigation or "
                     "@advantage above it.")
     return ""
-NEVER_RESCALED: set[str] = set()  # weightings whose scale matters
-WHOLE_ANSWERS: set[str] = set()   # advantages that give every token of an answer the same number
 
 
 @overload
