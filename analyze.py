@@ -8,6 +8,10 @@
 3. Make the tables and pictures, in the order in which the page shows them.
 4. Write the page (analysis/report.py).
 
+A tally has sums over the tokens of a run. It has them for each cell of a partition of the tokens,
+such as the seven kinds, and for each block of training, which is cut into at most 50 blocks of
+steps. A chapter of the page is a title with several tables.
+
 A is the advantage of a token, w its weight, p its probability, and s = norm(onehot - p) the size of
 the gradient of its log-prob at the logits. The gradient's size at the logits is abs(A) w s. Several
 runs are compared in analysis/compare.py.
@@ -40,19 +44,19 @@ if TYPE_CHECKING:
 FINDINGS = (  # the tables whose findings are printed, and shown beside a picture on the page
     "gradient by kind", "change by kind", "gradient by section", "gradient by position")
 IN_SHORT = ("gradient by kind", "gains")  # the tables that are printed
-A_OR_S = ("Mean abs(A) shows how large the advantages of these tokens are, and mean s how "
-          "uncertain the model was. The share of the squares is a share of the sum of (A w s)^2, "
-          "on which the variance of the gradient depends")
-REST_WORDS = {  # full headings of columns
+ABOUT_FACTORS = (
+    "Mean abs(A) shows how large the advantages of these tokens are, and mean s how uncertain the "
+    "model was. The share of the squares is a share of the sum of (A w s)^2, on which the variance "
+    "of the gradient depends")
+HEADINGS = {  # for the short name of a column its heading in a table
     "abs(A) w s": "mean abs(A) w s", "abs(A)": "mean abs(A)", "s": "mean s",
     "over rest": f"relative to all other tokens{WITH_INTERVAL}"}
-AXES = ("kind", "section", "position")
-CURVES: dict[str, Style] = {  # the lines of an evaluation's modes
+CURVES: dict[str, Style] = {  # for each mode of evaluation how its line is drawn
     "sampled": {"color": "black", "ls": "-"}, "greedy": {"color": "black", "ls": "--"}}
 
 
 def main(argv: list[str]) -> None:
-    import mitigations  # noqa: F401  fills the lists of choices
+    import mitigations  # noqa: F401  makes known the methods that a run's settings name
     flags = report.read_analysis_flags(argv, __doc__)
     runs = read_runs(flags.runs)
     first_folder = runs[0]["folder"]
@@ -76,22 +80,23 @@ def analyze_run(run: Run, folder: Path, with_all: bool, notes_alone: bool = Fals
     folder.mkdir(parents=True, exist_ok=True)  # now it is known that there is something to write
     show_status("pictures and page")
     pictures = draw_run(run, tally, folder)
-    if tally and (with_all or notes_alone):  # they take as long as all other tables together
+    # only if they are wanted, because these tables take as long as all others together
+    if tally and (with_all or notes_alone):
         tables, drawn = earlier_experiment(run, tally, folder)
         chapters[report.NOTES] = tables
         pictures += drawn
-    by_name = {table.name: table for tables in chapters.values() for table in tables}
+    by_name = {}
+    for tables in chapters.values():
+        for table in tables:
+            by_name[table.name] = table
+    findings = findings_of(by_name)
     description = report.describe(run, tally)
     sentences = [f"{report.task_in_words(run['config'])}.", description, *report.opening(run)]
-    found = {name: by_name[name].finding for name in FINDINGS if name in by_name}
-    findings = {name: text for name, text in found.items() if text != TOO_FEW_GROUPS}
-    if not findings:  # none of them can say anything, and it is enough to say so once
-        findings = dict(list(found.items())[:1])
     page = report.run_page(sentences, findings, chapters, pictures)
     write_page(folder / "report.html", report.title_of(run), page, answers, shown_evaluations(run))
     if notes_alone:
         only_notes = {}
-        if report.NOTES in chapters:  # they need credit files
+        if report.NOTES in chapters:  # a run without credit files has no such chapter
             only_notes[report.NOTES] = chapters[report.NOTES]
         report.print_report([description], [], only_notes, folder, with_all=True)
     else:
@@ -100,6 +105,14 @@ def analyze_run(run: Run, folder: Path, with_all: bool, notes_alone: bool = Fals
         if tally and not with_all:
             texts.append(report.SHORT_LEGEND)
         report.print_report(texts, first, chapters, folder, with_all)
+
+
+def findings_of(tables: dict[str, Table]) -> dict[str, str]:
+    """The findings of the tables that FINDINGS names. If there are too few groups for any of them,
+    it is the first alone, which says so."""
+    found = {name: tables[name].finding for name in FINDINGS if name in tables}
+    definite = {name: text for name, text in found.items() if text != TOO_FEW_GROUPS}
+    return definite or dict(list(found.items())[:1])
 
 
 def earlier_experiment(run: Run, tally: Tally, folder: Path) -> tuple[list[Table], list[Picture]]:
@@ -123,7 +136,9 @@ def shown_evaluations(run: Run) -> list[Json]:
 
 
 def run_chapters(run: Run, tally: Tally | None) -> dict[str, list[Table]]:
-    of_training, of_gradient = list[Table](), list[Table]()
+    """The tables of a run, by the title of their chapter."""
+    of_training: list[Table] = []
+    of_gradient: list[Table] = []
     if any(len(evaluations(run, mode)) > 1 for mode in CURVES):
         of_training.append(held_out_gains(run))
     if tally is None:
@@ -133,7 +148,7 @@ def run_chapters(run: Run, tally: Tally | None) -> dict[str, list[Table]]:
         if tally.has_cells(name):
             of_gradient.append(gradient_table(tally, name))
     if tally.steps_with_change:
-        for name in AXES:
+        for name in ("kind", "section", "position"):
             if name == "position" or tally.has_cells(name):
                 of_gradient.append(change_table(tally, name))
     of_gradient += [position_gradients(tally), forks(tally)]
@@ -141,9 +156,10 @@ def run_chapters(run: Run, tally: Tally | None) -> dict[str, list[Table]]:
 
 
 def draw_run(run: Run, tally: Tally | None, folder: Path) -> list[Picture]:
-    points = max(len(run["metrics"]), *(len(evaluations(run, mode)) for mode in CURVES))
+    lengths = [len(evaluations(run, mode)) for mode in CURVES]  # of the curves of the evaluations
+    points = max(len(run["metrics"]), *lengths)
     pictures = [learning_curve(run, folder)] if points > 1 else []
-    if tally and tally.total("all", "abs gradient")[0] > 0:
+    if tally and tally.total("all", "abs gradient").sum() > 0:
         if tally.has_cells("kind"):
             pictures.append(gradient_by_kind(tally, folder))
             if tally.steps_with_change:
@@ -196,17 +212,19 @@ def learning_curve(run: Run, folder: Path) -> Picture:
     path, caption = save(figure, folder, "learning_curve",
                          "Share of answers that solve their problem, in training and on held-out "
                          "problems (with 95% intervals)")
-    # The page draws a mark at the step that its slider shows. In percent of the picture: where the
-    # mark is at step 0, and how far it moves for each step.
+    # The page has a slider for the step, and a mark in this picture moves with it. Its style says,
+    # in percent of the picture, where the mark stands at step 0 and how far it moves for a step.
     box, (low, high) = axis.get_position(), axis.get_xlim()
-    step = 100 * box.width / (high - low)
-    return path, caption, (f"--zero:{100 * box.x0 - low * step:.2f}%;--step:{step:.4f}%;"
-                           f"top:{100 - 100 * box.y1:.2f}%;height:{100 * box.height:.2f}%")
+    per_step = 100 * box.width / (high - low)
+    at_zero = 100 * box.x0 - low * per_step
+    mark = (f"--zero:{at_zero:.2f}%;--step:{per_step:.4f}%;"
+            f"top:{100 - 100 * box.y1:.2f}%;height:{100 * box.height:.2f}%")
+    return path, caption, mark
 
 
 def rewards(tally: Tally) -> Table:
-    """The mean reward and its parts over all answers, under the names that a task or another
-    trainer gave the parts."""
+    """The mean over all answers of the reward and of each of its parts. The parts have the names
+    that the task gave them, or another trainer, if the run was imported from it."""
     rows = [(name.removeprefix(PART), total / tally.answers.sum())
             for name, total in tally.rewards.items()]
     return Table("rewards", "Mean reward of all answers, and of each of its parts",
@@ -214,11 +232,12 @@ def rewards(tally: Tally) -> Table:
 
 
 def growth(run: Run, tally: Tally) -> Table:
-    """The table of how the run's averages developed. Training is cut into at most ten parts, and
-    each part has a row."""
+    """The table of how the run's averages developed. Training is cut into at most ten parts, each
+    of one or more blocks, and each part has a row."""
     by_step = {line["step"]: line for line in run["metrics"]}
     rows: list[Row] = []
-    for blocks in np.array_split(np.arange(len(tally.blocks)), min(10, len(tally.blocks))):
+    number_of_blocks = len(tally.blocks)
+    for blocks in np.array_split(np.arange(number_of_blocks), min(10, number_of_blocks)):
         steps = np.concatenate([tally.blocks[block] for block in blocks])
         lines = [by_step[step] for step in steps if step in by_step]
         name = f"{steps[0]}-{steps[-1]}" if len(steps) > 1 else f"{steps[0]}"
@@ -244,7 +263,8 @@ def growth(run: Run, tally: Tally) -> Table:
 
 
 def forks(tally: Tally) -> Table:
-    """The vocabulary items at which the model was least certain what to write, and most certain."""
+    """The table of the ten items of the vocabulary at which the model was least certain what to
+    write, and of the ten at which it was most certain."""
     count = tally.kinds_of_id.sum(1)
     common = np.flatnonzero(count >= max(10, 0.0005 * tally.tokens))
     means = {name: total[common] / count[common] for name, total in tally.of_id.items()}
@@ -275,7 +295,8 @@ def forks(tally: Tally) -> Table:
 def over_training(tally: Tally, folder: Path) -> Picture:
     figure, axis = plt.subplots()
     sizes = tally.by_block("kind", "abs gradient")
-    shares = sizes / sizes.sum(1, keepdims=True).clip(1e-300)  # (blocks, kinds)
+    of_block = sizes.sum(1, keepdims=True).clip(1e-300)  # never 0, because it divides
+    shares = sizes / of_block  # (blocks, kinds)
     steps = [block.mean() for block in tally.blocks]
     for kind in np.argsort(-shares.mean(0)):
         if shares[:, kind].max() >= 0.01:
@@ -290,8 +311,8 @@ def over_training(tally: Tally, folder: Path) -> Picture:
 
 
 def gradient_table(tally: Tally, partition: str) -> Table:
-    """The shares of the gradient, by kind of token or by section. The last columns compare a token
-    of each with the mean of all other tokens."""
+    """The shares of the gradient, by kind of token or by section. The last columns compare the mean
+    gradient of a row's tokens with that of all other tokens."""
     tokens, share = tally.count(partition), tally.shares(partition)
     used = np.flatnonzero(tokens)  # those that occur in this run
     names = [PARTITIONS[partition][i] for i in used]
@@ -305,8 +326,8 @@ def gradient_table(tally: Tally, partition: str) -> Table:
         **rest_columns(tally, partition, used)}
     title = "kind of token" if partition == "kind" else partition
     return Table(f"gradient by {partition}", f"Where the gradient went, by {title}", columns,
-                 most_of_the_gradient(tally, partition), [OVER_REST, A_OR_S],
-                 {**REST_WORDS, "tokens": "share of the tokens",
+                 most_of_the_gradient(tally, partition), [OVER_REST, ABOUT_FACTORS],
+                 {**HEADINGS, "tokens": "share of the tokens",
                   "gradient": "share of the gradient", "squares": "share of the squares"})
 
 
@@ -319,8 +340,10 @@ def most_of_the_gradient(tally: Tally, partition: str) -> str:
     part = tally.share(partition, most)
     of_tokens = tally.count(partition)[most] / tally.tokens
     name = PARTITIONS[partition][most]
-    they = f"{name.capitalize()} tokens are" if partition == "kind" else f"The {name} section has"
-    return (f"{they} {of_tokens:.1%} of all tokens and got the largest share of the gradient: "
+    beginning = f"The {name} section has"
+    if partition == "kind":
+        beginning = f"{name.capitalize()} tokens are"
+    return (f"{beginning} {of_tokens:.1%} of all tokens and got the largest share of the gradient: "
             f"{part.value:.1%} of the sum of abs(A) w s (95% interval {part.low:.1%} to "
             f"{part.high:.1%}).")
 
@@ -346,7 +369,7 @@ def change_by_kind(tally: Tally, folder: Path) -> Picture:
             "share of the push": (push, PUSH_COLOUR),
             "share of the change": (change, CHANGE_COLOUR)}
     meaning = "of the push (the sum of abs(A) w s^2) and of the change (the sum of its sizes)"
-    if CREDIT in known(tally):
+    if CREDIT in known(tally):  # a probe has measured the credit of the tokens
         bars["share it decides"] = tally.shares("kind", SIZES[CREDIT]), CREDIT_COLOUR
         meaning += ", and the share of the reward that it decides (of the sum of squared credits)"
     most = int((push - change).argmax())
@@ -359,8 +382,8 @@ def change_by_kind(tally: Tally, folder: Path) -> Picture:
 
 
 def bars_by_kind(tally: Tally, bars: dict[str, tuple[np.ndarray, str]], title: str) -> Figure:
-    """Draw a bar for each kind of token and each entry of `bars`, which gives for a label the
-    shares of the kinds and a colour."""
+    """Draw bars side by side for each kind of token, one for each label. `bars` has for each label
+    the share of every kind, and a colour."""
     used = np.flatnonzero(tally.is_common("kind"))
     figure, axis = plt.subplots(figsize=(5.6, 3.8))
     width = 0.84 / len(bars)
@@ -392,7 +415,7 @@ def position_gradients(tally: Tally) -> Table:
                  f"last fifth (95% interval {early.low:.2f} to {early.high:.2f}).",
                  [OVER_REST, "A token belongs to the part of the answer in which its middle lies: "
                   "token t of an answer, counted from 0, lies at (t + 1/2) / length"],
-                 {**REST_WORDS, "bin": "part of the answer", "entropy": "mean entropy"})
+                 {**HEADINGS, "bin": "part of the answer", "entropy": "mean entropy"})
 
 
 def position_bars(tally: Tally, folder: Path) -> Picture:
@@ -430,6 +453,7 @@ def compare_set(comparison: "Comparison", folder: Path, left_out: list[str], wit
     chapters = chapters_of(comparison)
     folder.mkdir(parents=True, exist_ok=True)
     pictures = [learning_curves(comparison, folder)]
+    # twins: a sentence for each run that is left out because another has its settings and seed
     intro = [report.describe_comparison(comparison.runs), *comparison.twins, *left_out]
     if notes_alone:
         from analysis.notes_compared import notes_tables_of_arms

@@ -38,15 +38,16 @@ from engine.tokens import (ANSWER, BRACKET, END, END_OF_TURN, NUMBER, OPERATOR, 
 from harness.record import read_given
 from harness.flags import option
 
-MAX_NUMBER = 999_999_999  # nine digits, because the score of the reasoning reads no more
+MAX_NUMBER = 999_999_999  # the score of the reasoning reads numbers of at most nine digits
 MAX_NUMBERS = 30  # the most numbers in a problem of a file
 TAGS = (b"<think>", b"</think>", b"<answer>", b"</answer>")
 ANSWER_BEGINS = "</think>\n<answer>"
 FORMAT_WEIGHT = 0.1
 REWARDS = {"graded": f"answer + {FORMAT_WEIGHT} format", "right": "answer",
            "signed": "2 answer - 1"}
-MAX_SOLVED = 4  # most numbers in a solved example: all expressions of more are too many to try
-MAX_THINK = 20_000  # steps are searched for in so many characters of a think section, no further
+# A solved example has at most 4 numbers, because 5 can form too many expressions to try them all.
+MAX_SOLVED = 4
+MAX_THINK = 20_000  # the score of the reasoning reads only this many characters of the thinking
 
 SHORT = "<|im_start|>user\n{numbers} make {target}<|im_end|>\n<|im_start|>assistant\n<think>"
 FULL = """<|im_start|>system
@@ -95,8 +96,8 @@ PROMPTS = {
     "original": Wording(ORIGINAL, as_numpy_prints),
     "brief": Wording(BRIEF + "<think>", " and ".join),
     "expression": Wording(BRIEF, " and ".join, thinks=False)}
-# What flags of generated problems require: a test, and what such a flag is for, in the words of the
-# error that is raised if the test fails.
+# Flags of generated problems require this. The first item tests whether problems are generated. The
+# second is text for the error message if they are not: it says what such a flag is for.
 GENERATED: tuple[Callable[["Task"], bool], str] = (
     lambda task: task.data is None, "generated problems, which --data replaces")
 
@@ -150,7 +151,7 @@ class Task:
         if self.data:
             problems = read_problems(self.data)
         self.to_train = [problem for problem in problems if not held_out(problem)]
-        tested: dict[Content, Problem] = {}  # a problem counts once
+        tested: dict[Content, Problem] = {}  # without repetitions, so each counts once
         for problem in filter(held_out, problems):
             tested.setdefault(content_of(problem), problem)
         self.to_test = list(tested.values())
@@ -227,8 +228,9 @@ class Task:
     def extreme_problems(self) -> list[Problem]:
         """Problems with the longest prompts, to check that the tokenizer can write them and that
         they fit into the model. If problems are generated, it is one problem with the largest
-        numbers. If they are from a file, there is one problem for each number in the file: it
-        consists of nothing but this number, as often as the longest problem has numbers."""
+        numbers. If they are from a file, there is one problem for each number in the file, because
+        the tokenizer has to know every number. Such a problem repeats its number as often as the
+        longest problem of the file has numbers."""
         from_file = self.to_train + self.to_test
         if not from_file:
             return [Problem((self.max_number,) * max(self.counts), self.max_target)]
@@ -247,7 +249,9 @@ class Task:
         some wordings have is kept only before the first question."""
         numbers = self.wording.write_numbers([str(number) for number in problem.numbers])
         text = self.wording.text.format(numbers=numbers, target=problem.target)
-        return text if is_first else text[max(text.find(USER_TURN), 0):]
+        if is_first or USER_TURN not in text:
+            return text
+        return text[text.index(USER_TURN):]
 
     def solved_turns(self) -> str:
         """The --examples, as earlier turns of the conversation. If the wording has a think section,
@@ -317,8 +321,8 @@ class Task:
     def score(self, problem: Problem, text: str) -> dict[str, float]:
         """The reward of an answer and the parts it is made of."""
         if self.wording.thinks:
-            opened = "<think>" if self.wording.text.endswith("<think>") else ""
-            well_formed = format_score(text, opened)
+            prompt_has_tag = self.wording.text.endswith("<think>")
+            well_formed = format_score(text, "<think>" if prompt_has_tag else "")
             expression = between(text, "<answer>", "</answer>")
         else:
             expression = without_end_of_turn(text)
@@ -338,9 +342,11 @@ class Task:
     def right_steps(self, problem: Problem, pieces: list[bytes]) -> list[int]:
         """The index of the token in which each right step of the reasoning ends. In the tokens
         " 3", " *", " 5", " =", " 1", "5", "," it is [5], the second digit of 15."""
-        text = b"".join(pieces).decode("latin-1")  # one character a byte; steps are plain ASCII
-        ends = list(itertools.accumulate(map(len, pieces)))
-        return [bisect_left(ends, end) for end, right in steps_of(text, problem.numbers) if right]
+        # latin-1 makes one character of each byte, so an index of a character is that of a byte
+        text = b"".join(pieces).decode("latin-1")
+        token_ends = list(itertools.accumulate(map(len, pieces)))
+        right_ends = [end for end, is_right in steps_of(text, problem.numbers) if is_right]
+        return [bisect_left(token_ends, end) for end in right_ends]
 
 
 Step = tuple[int, str, int, int]  # x, operator, y and the result
@@ -414,8 +420,9 @@ def solutions_of(numbers: Iterable[int], max_result: int) -> Iterator[Solution]:
 
 def combined(items: list[tuple[int, str]], steps: tuple[Step, ...],
              max_result: int) -> Iterator[Solution]:
-    """Replace two of the items, (value, expression), by the result of a step, and repeat this until
-    one item is left: in every way. `steps` are those that were made before."""
+    """Every solution that these items lead to. An item is a value and its expression. A step
+    replaces two items by its result, and steps are made until one item is left. `steps` are the
+    steps that have led to these items."""
     if len(items) == 1:
         yield Solution(*items[0], steps)
         return
@@ -449,7 +456,7 @@ def content_of(problem: Problem) -> Content:
 
 def held_out(problem: Problem) -> bool:
     """Whether a problem is only evaluated and never trained on. A hash chooses a fifth of all
-    problems, so they are the same in every run and every program."""
+    problems, so the same problems are held out in every run and every program."""
     numbers, target = content_of(problem)
     key = f"{','.join(map(str, numbers))}={target}"
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") % 5 == 0
@@ -462,12 +469,12 @@ def between(text: str, opening: str, closing: str) -> str | None:
     return content if opened and closed else None
 
 
-def format_score(text: str, opened: str) -> float:
+def format_score(text: str, end_of_prompt: str) -> float:
     """The format part of the reward: 1 for exactly <think>...</think>, a new line and
     <answer>...</answer>, with every tag once. Otherwise 0.1 for a pair of think tags plus 0.5 for a
-    pair of answer tags. If the prompt has `opened` the "<think>", the answer need not repeat it."""
+    pair of answer tags. If the prompt ends with "<think>", the answer need not repeat the tag."""
     if not text.startswith("<think>"):
-        text = opened + text
+        text = end_of_prompt + text
     text = without_end_of_turn(text)
     every_tag_once = all(text.count(tag.decode()) == 1 for tag in TAGS)
     if every_tag_once and ANSWER_BEGINS in text and text.endswith("</answer>"):
@@ -482,16 +489,18 @@ def without_end_of_turn(text: str) -> str:
     return text.removesuffix(end)
 
 
-# A step is a op b = c. The pattern is all look-ahead, which consumes no text, so that the c of one
-# step can be the a of the next: "3 * 5 = 15 + 7 = 22" is two steps.
-STEP = re.compile(r"(?<![0-9])(?=([0-9]{1,9}) {0,2}([-+*/]) {0,2}([0-9]{1,9})"
-                  r" {0,2}= {0,2}(-?[0-9]{1,9})(?![0-9]))")
+# A step is a op b = c, with at most two spaces between its parts. The c of one step can be the a of
+# the next, as in "3 * 5 = 15 + 7 = 22", which is two steps. Therefore the pattern is a look-ahead,
+# (?=...), which consumes no text.
+PARTS_OF_STEP = ("([0-9]{1,9})", "([-+*/])", "([0-9]{1,9})", "=", "(-?[0-9]{1,9})")
+STEP = re.compile(f"(?<![0-9])(?={' {0,2}'.join(PARTS_OF_STEP)}(?![0-9]))")
 
 
 def steps_of(text: str, numbers: Iterable[int]) -> list[tuple[int, bool]]:
-    """The index at which each step `a op b = c` of the think section ends, and whether it is right:
-    c is the result, and a and b were available. A number is available if it is the result of an
-    earlier step or one of the problem's (3 + 3 needs two threes in the problem)."""
+    """Each step `a op b = c` of the think section: the index of the character after it, and whether
+    it is right. A step is right if c is its result, and a and b were available. A number is
+    available if it is the result of an earlier step or one of the problem's (3 + 3 needs two threes
+    in the problem)."""
     if "</think>" not in text:  # a section that was not closed counts for nothing
         return []
     think = text.partition("</think>")[0]
@@ -566,9 +575,10 @@ def annotate(pieces: list[bytes]) -> tuple[list[int], list[int]]:
     and ">", and may join the ">" with a newline.
     """
     text = b"".join(pieces)
-    is_tag = bytearray(len(text))  # 1 for each byte of a tag
+    is_tag = [False] * len(text)  # for each byte
     for match in re.finditer(b"</?(think|answer)>", text):
-        is_tag[match.start():match.end()] = bytes([1]) * len(match[0])
+        for index in range(*match.span()):
+            is_tag[index] = True
     think_to, answer_from, answer_to = borders(text)
     sections, kinds, end = [], [], 0
     for piece in pieces:
@@ -596,12 +606,15 @@ def annotate_expression(pieces: list[bytes]) -> tuple[list[int], list[int]]:
 def borders(text: bytes) -> tuple[int, int, int]:
     """The indices where the think section ends, and where the answer section begins and ends."""
     end = len(text)
-    opening = text.find(b"<answer>")
-    found = [index for index in (text.find(b"</think>"), opening) if index >= 0]
-    think_to = min(found, default=end)  # the first of the two tags that there is
-    answer_from = opening + len(b"<answer>") if opening >= 0 else end
-    answer_to = text.find(b"</answer>", answer_from)
-    return think_to, answer_from, answer_to if answer_to >= 0 else end
+
+    def index_or_end(tag: bytes, start: int = 0) -> int:
+        index = text.find(tag, start)
+        return index if index >= 0 else end
+
+    opening = index_or_end(b"<answer>")
+    think_to = min(index_or_end(b"</think>"), opening)
+    answer_from = min(opening + len(b"<answer>"), end)
+    return think_to, answer_from, index_or_end(b"</answer>", answer_from)
 
 
 def kind_of(piece: bytes) -> int:

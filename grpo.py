@@ -27,9 +27,9 @@ Left out of GRPO as published; the first three come back with a flag:
                          does, which is --loss_norm sequence
     the reward model     a program checks the answer, so no reward has to be learned
 
-There is no importance sampling either: answers that older weights have sampled (--rollouts_every
-above 1) are trained on as if they were new. Other ways to spread credit over the tokens, such as
-critics and Monte Carlo values, are in credit/.
+There is no importance sampling either: answers that an older state of the model has sampled
+(--rollouts_every above 1) are trained on as if they were new. Other ways to spread credit over the
+tokens, such as critics and Monte Carlo values, are in credit/.
 """
 import math
 
@@ -56,7 +56,7 @@ def policy_loss(log_prob: Tensor, advantage: Tensor, coefficient: Tensor, mask: 
 
     `old` are the log-probs from before the first update on this batch. If they are given, PPO's
     clipped ratio (1707.06347, with a wider upper bound as in DAPO, 2503.14476) takes the place of
-    log_prob. At ratio 1 the gradient is the same.
+    log_prob. Where the ratio is 1, both forms have the same gradient.
     """
     if old is None:
         objective = coefficient * advantage * log_prob
@@ -71,22 +71,24 @@ def rescaling(weight: Tensor, rollouts: Rollouts, rescale_to: str) -> float:
     """The number c by which the weights of a batch are multiplied, as --rescale says:
 
     mean      the mean weight of the batch's tokens becomes 1
-    gradient  the sizes of the tokens' gradients at the logits, abs(A) w s, get the same sum as
-              without weights
+    gradient  the sum of abs(A) w s over the batch becomes the sum of abs(A) s, which is the sum
+              without weights. abs(A) w s is the size of a token's gradient at the logits
+              (`gradient_size`)
     none      c is 1
     """
     if rescale_to == "none":
         return 1.0
-    size = rollouts.mask.double()
+    unweighted = rollouts.mask.double()  # what a token of weight 1 adds to the sum: 1 or abs(A) s
     if rescale_to == "gradient":
-        at_logits = gradient_size(rollouts.log_prob, rollouts.collision)
-        size = size * rollouts.advantage.abs() * at_logits
-    total, weighted = size.sum().item(), (weight * size).sum().item()
-    if total == 0:
+        s = gradient_size(rollouts.log_prob, rollouts.collision)
+        unweighted = unweighted * rollouts.advantage.abs() * s
+    wanted_sum = unweighted.sum().item()
+    weighted_sum = (weight * unweighted).sum().item()
+    if wanted_sum == 0:
         return 1.0
-    if weighted > 0:
-        return total / weighted
-    return float("inf")  # all weights are 0 there, which no number can rescale (rescaled_weight)
+    if weighted_sum > 0:
+        return wanted_sum / weighted_sum
+    return float("inf")  # no number can rescale a sum of 0; `rescaled_weight` takes care of it
 
 
 def length_scaling(length: Tensor, loss_norm: str, max_new_tokens: int) -> Tensor:
@@ -166,24 +168,28 @@ def batch_mean(rollouts: Rollouts) -> Tensor:
 
 
 def gradient_size(log_prob: Tensor, collision: Tensor) -> Tensor:
-    """s = norm(onehot - p) = sqrt(1 - 2 p + sum p^2): the size at the logits of the gradient of a
-    token's log-prob.
+    """s = norm(onehot - p) = sqrt(1 - 2 p_y + sum p^2): the length of the gradient that the
+    log-prob of a token y has with respect to the logits. This gradient is onehot - p, where p are
+    the probabilities of all tokens. `collision` is sum p^2.
 
-    When p is near 1, the formula subtracts numbers that are nearly equal, and few right digits are
-    left. So the result is clamped to its exact range [1 - p, sqrt2 (1 - p)].
+    When p_y is near 1, the formula subtracts numbers that are nearly equal, and few right digits
+    are left. So the result is clamped to its exact range [1 - p_y, sqrt2 (1 - p_y)].
     """
-    rest = -torch.expm1(log_prob)  # 1 - p
+    rest = -torch.expm1(log_prob)  # 1 - p_y
     square = 1 - 2 * log_prob.exp() + collision
     return square.clamp(rest.square(), 2 * rest.square()).sqrt()
 
 
 def divergence(log_prob: Tensor, reference: Tensor, kind: str) -> Tensor:
-    """KL(policy || reference) at each position, estimated from the token that was sampled there.
+    """KL(policy || reference) at each position, estimated from the token that was sampled there
+    (Schulman, "Approximating KL divergence", 2020):
 
-    k2 = d^2 / 2 and k3 = exp(d) - d - 1 with d = reference - log_prob (Schulman, "Approximating KL
-    divergence", 2020). As a loss at a fixed prefix, k2 has the gradient of KL(policy || reference)
-    and k3 that of KL(reference || policy). Both leave out that the policy also decides which
-    prefixes it reaches.
+        k2 = d^2 / 2         k3 = exp(d) - d - 1         with d = reference - log_prob
+
+    Both estimate the same number, but as a loss they are not the same. On average k2 has the
+    gradient of KL(policy || reference), and k3 has the gradient of KL(reference || policy), each
+    for a fixed prefix. That the policy also decides which prefixes it reaches is left out of both
+    gradients.
     """
     d = reference - log_prob
     return d.exp() - d - 1 if kind == "k3" else d.square() / 2
@@ -200,40 +206,42 @@ def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tenso
     """
     mask, advantage = rollouts.mask, rollouts.advantage
     N = int(mask.sum())
-    length_scale = length_scaling(rollouts.length, s.loss_norm, s.max_new_tokens)  # (B, 1)
-    coefficient = weight * length_scale                                            # (B, T)
-    old, ratio = torch.zeros_like(weight), torch.ones_like(weight)
+    length_scale = length_scaling(rollouts.length, s.loss_norm, s.max_new_tokens)    # (B, 1)
+    coefficient = weight * length_scale                                              # (B, T)
+    old, ratio = torch.zeros_like(weight), torch.ones_like(weight)  # filled in the passes below
     columns = {"ratio": ratio} if s.epochs > 1 else {}
-    trained = has_gradient(mask, coefficient * advantage, reference is not None)   # (B,)
-    if not trained.any():
+    is_trained = has_gradient(mask, coefficient * advantage, reference is not None)  # (B,)
+    if not is_trained.any():
         return skipped(rollouts, N), columns
 
-    own = rollouts.rows_of_rank()
-    rows = own[trained[own]]
-    anchor = None  # log-probs of the reference
+    own_rows = rollouts.rows_of_rank()  # of this process: all answers, unless there are several
+    trained_rows = own_rows[is_trained[own_rows]]
+    reference_log_prob = None
     if reference is not None:
-        anchor = frozen_log_probs(reference, rollouts, rows, s.micro_batch)
+        reference_log_prob = frozen_log_probs(reference, rollouts, trained_rows, s.micro_batch)
     clip = (s.clip_low, s.clip_high)
-    passes = []
+    totals = []  # of each pass over the batch
     for epoch in range(s.epochs):
         optimizer.zero_grad()
         sums = []  # of each micro-batch
-        for part in over_answers(micro_batches(rollouts, rows, s.micro_batch)):
+        for part in over_answers(micro_batches(rollouts, trained_rows, s.micro_batch)):
             log_prob = response_log_probs(model, rollouts, part)
-            if epoch == 0:  # the sampler's log-probs differ by rounding, so no ratio would be 1
+            if epoch == 0:
+                # the sampler's log-probs differ by rounding: with them no ratio would be exactly 1
                 old[part] = log_prob.detach()
             loss = policy_loss(log_prob, advantage[part], coefficient[part], mask[part], N,
                                old[part] if s.epochs > 1 else None, clip)
-            if anchor is not None:
-                kl = divergence(log_prob, anchor[part], s.kl_kind)
+            if reference_log_prob is not None:
+                kl = divergence(log_prob, reference_log_prob[part], s.kl_kind)
                 loss = loss + s.kl * (length_scale[part] * kl * mask[part]).sum() / N
             loss.backward()
             log_prob = log_prob.detach()
             ratio[part] = (log_prob - old[part]).exp()
-            sums.append(diagnostics(rollouts, part, loss, log_prob, ratio[part], clip, anchor))
+            sums.append(diagnostics(rollouts, part, loss, log_prob, ratio[part], clip,
+                                    reference_log_prob))
         norm = clip_and_step(optimizer, s.max_grad_norm)
-        passes.append(add_up(sums) | {"norm": norm})
-    return summary(passes, N, s.epochs > 1), columns
+        totals.append(add_up(sums) | {"norm": norm})
+    return summary(totals, N, s.epochs > 1), columns
 
 
 def has_gradient(mask: Tensor, factor: Tensor, with_kl: bool) -> Tensor:
@@ -244,7 +252,7 @@ def has_gradient(mask: Tensor, factor: Tensor, with_kl: bool) -> Tensor:
 
 
 def diagnostics(rollouts: Rollouts, rows: Tensor, loss: Tensor, log_prob: Tensor, ratio: Tensor,
-                clip: tuple[float, float], anchor: Tensor | None) -> dict[str, Tensor]:
+                clip: tuple[float, float], reference_log_prob: Tensor | None) -> dict[str, Tensor]:
     """Sums over the tokens of a micro-batch, for the metrics.
 
     The gap between training's log-probs and the sampler's should be rounding; if it is more, there
@@ -257,8 +265,8 @@ def diagnostics(rollouts: Rollouts, rows: Tensor, loss: Tensor, log_prob: Tensor
     clipped = torch.where(advantage > 0, too_high, too_low) & (advantage != 0) & mask
     sums = {"loss": loss.detach(), "gap": gap.abs().sum(), "tokens": mask.sum(),
             "ratio": (ratio * mask).sum(), "clipped": clipped.sum()}
-    if anchor is not None:
-        sums["kl"] = (divergence(log_prob, anchor[rows], "k3") * mask).sum()
+    if reference_log_prob is not None:
+        sums["kl"] = (divergence(log_prob, reference_log_prob[rows], "k3") * mask).sum()
     return sums
 
 
@@ -270,9 +278,9 @@ def add_up(sums: list[dict[str, Tensor]]) -> dict[str, float]:
     return processes.all_reduce_numbers(total)
 
 
-def summary(passes: list[dict[str, float]], N: int, with_ratio: bool) -> Metrics:
+def summary(totals: list[dict[str, float]], N: int, with_ratio: bool) -> Metrics:
     """Loss, norm and gap of the first pass over the batch; ratio, clipping and KL of the last."""
-    first, last = passes[0], passes[-1]
+    first, last = totals[0], totals[-1]
     metrics: Metrics = {
         "N": N, "skipped": None, "loss": first["loss"], "gradient_norm": first["norm"],
         "sampler_gap": first["gap"] / first["tokens"], "trained_tokens": first["tokens"]}
@@ -302,32 +310,36 @@ def update_with_change(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, w
     before, at the same prefix. This costs one forward pass before the update and one after."""
     length_scale = length_scaling(rollouts.length, s.loss_norm, s.max_new_tokens)  # (B, 1)
     factor = weight * length_scale * rollouts.advantage                            # (B, T)
-    trained = has_gradient(rollouts.mask, factor, reference is not None)
-    if not trained.any():
+    is_trained = has_gradient(rollouts.mask, factor, reference is not None)        # (B,)
+    if not is_trained.any():
         metrics, columns = update(model, optimizer, rollouts, weight, s, reference)
         return metrics, {**columns, "change": torch.zeros_like(weight)}
-    own = rollouts.rows_of_rank()
     # answers without a gradient change too: they share the parameters with the others
-    untrained = ~trained & rollouts.mask.any(1)
-    rows_of = own[trained[own]], own[untrained[own]]
+    is_untrained = ~is_trained & rollouts.mask.any(1)
+    own_rows = rollouts.rows_of_rank()
+    trained_rows, untrained_rows = own_rows[is_trained[own_rows]], own_rows[is_untrained[own_rows]]
 
     def log_probs() -> Tensor:
-        parts = [frozen_log_probs(model, rollouts, rows, s.micro_batch) for rows in rows_of]
-        return parts[0] + parts[1]  # each is 0 in the other's rows, so the sum joins them
+        # one after the other, so that trained answers are in the same micro-batches as in `update`
+        trained = frozen_log_probs(model, rollouts, trained_rows, s.micro_batch)
+        untrained = frozen_log_probs(model, rollouts, untrained_rows, s.micro_batch)
+        return trained + untrained  # each is 0 in the other's rows, so the sum joins them
 
     before = log_probs()
     metrics, columns = update(model, optimizer, rollouts, weight, s, reference)
     change = log_probs() - before
     size = gradient_size(rollouts.log_prob, rollouts.collision)
     push = factor * rollouts.mask * size.square()
-    return {**metrics, **change_metrics(change[own], push[own])}, {**columns, "change": change}
+    about_change = change_metrics(change[own_rows], push[own_rows])
+    return metrics | about_change, columns | {"change": change}
 
 
 def change_metrics(change: Tensor, push: Tensor) -> Metrics:
     """Metrics of how well changes follow pushes, over the tokens of all processes that have a push.
 
-    A push, A c w m s^2, is what the token's own term of the loss would do to its log-prob; the
-    change is what the step on the whole batch did. The shares say how much of all pushes up went to
+    A push, c w m A s^2, is what the token's own term of the loss would do to its log-prob; the
+    change is what the step on the whole batch did. (Tables write A w s^2 for the push: their w is
+    c w, and m is left out.) The shares say how much of all pushes up went to
     tokens that fell, and how much of all pushes down to tokens that rose. They do not count tokens,
     because most tokens are so probable that nothing moves them.
     """

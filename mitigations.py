@@ -20,12 +20,12 @@ become flags, their types say which values are allowed, and its docstring is the
 
 The weight of padding is ignored. `rescaled_weight` below turns the returned weights into those of
 the loss: with a mean of 1 over the batch, unless --rescale says otherwise. Weights may not be
-negative. Credit with a sign is an advantage: it is written in this file too, under @advantage, as
-`span` is.
+negative. A function whose values may be negative is an advantage, and stands under @advantage
+instead, as `span` does at the end of this file.
 
 An answer is everything that was generated; its answer section is the part between <answer> and
-</answer>. Weightings that keep a state or sample more are classes in credit/, and choices of the
-same flag. To see weights on recorded tokens without training:
+</answer>. Weightings that keep a state, or sample answers of their own, are classes in credit/.
+They are choices of the same flag. To see weights on recorded tokens without training:
 
     python -m tools.preview runs/none-grpo-s0 --mitigation my_idea --strength 2
 """
@@ -55,7 +55,8 @@ def none(rollouts: Rollouts) -> Tensor:
 @mitigation
 def outcome_conditional(rollouts: Rollouts, *, think_discount: Share = 0.5) -> Tensor:
     """The weight is 1 after `<answer>`, and `think_discount` before it. If an answer lacks this
-    tag, all its tokens get `think_discount`. Then the weights are rescaled (--rescale)."""
+    tag, all its tokens get `think_discount`. Like all weights, they are then rescaled (--rescale).
+    """
     weight = torch.full_like(rollouts.log_prob, think_discount)
     for row, texts in enumerate(rollouts.texts):
         weight[row, tokens_until(texts, "<answer>"):] = 1
@@ -82,10 +83,12 @@ def inverse_logprob(rollouts: Rollouts, *, epsilon: Positive = 0.1) -> Tensor:
 
 @mitigation(rescaled=False)
 def inverse_logprob_as_published(rollouts: Rollouts, *, epsilon: Positive = 0.1) -> Tensor:
-    """The weight is epsilon / (|log p| + epsilon)^2. This is what the weight of inverse_logprob
-    becomes if it is not detached, so that the gradient flows through it, too. It is never rescaled.
+    """The weight is epsilon / (|log p| + epsilon)^2, and it is never rescaled. It makes the
+    gradient that inverse_logprob would make if its weight were not detached: then the gradient
+    would also flow through the weight.
 
-    It is the derivative of log p / (|log p| + epsilon) with respect to log p.
+    The reason is that this weight is the derivative of log p / (|log p| + epsilon) with respect to
+    log p.
     """
     return epsilon / (rollouts.log_prob.abs() + epsilon).square()
 
@@ -102,17 +105,18 @@ def attention_credit(rollouts: Rollouts, *, credit_scale: NotNegative = 2.0) -> 
     """The weight is 0.5 + credit_scale * a, where a is the attention that the answer section pays
     to the token, divided by the mean of this attention over all tokens of the answer.
 
-    The attention is that of the last layer, averaged over heads and over the later tokens of the
-    answer section. The weight is clamped to [0.1, 0.5 + 3 credit_scale]. Answers without an answer
-    section get the mean weight of the others.
+    The attention is that of the last layer. It is averaged over heads, and over those tokens of the
+    answer section that come after the token. The weight is clamped to [0.1, 0.5 + 3 credit_scale].
+    Answers without an answer section get the mean weight of the others.
     """
-    section = ((rollouts.section == ANSWER) & rollouts.mask).float()
-    later = section.sum(1, keepdim=True) - section.cumsum(1)  # (B, T) how many of them come after t
-    received = torch.einsum("bi,bij->bj", section, rollouts.attention) / later.clamp(min=1)
+    in_section = ((rollouts.section == ANSWER) & rollouts.mask).float()
+    # (B, T): how many tokens of the section come after token t
+    later = in_section.sum(1, keepdim=True) - in_section.cumsum(1)
+    received = torch.einsum("bi,bij->bj", in_section, rollouts.attention) / later.clamp(min=1)
     mean = received.sum(1, keepdim=True) / rollouts.length[:, None].clamp(min=1)
     relative = torch.where(mean > 0, received / mean, 0.0)
     weight = (0.5 + credit_scale * relative).clamp(0.1, 0.5 + 3 * credit_scale)
-    has_section = section.any(1)[:, None]
+    has_section = in_section.any(1)[:, None]
     if not has_section.any():
         return torch.ones_like(weight)
     mean_weight = weight[has_section & rollouts.mask].mean()
@@ -174,7 +178,7 @@ def low_probability(rollouts: Rollouts, *, probability_share: Share = 0.2) -> Te
 @mitigation
 def taco(rollouts: Rollouts, *, tail_strictness: Positive = 0.01,
          tail_damping: Share = 0.9) -> Tensor:
-    """Tokens that are improbable beside what is usual at their position are reinforced less
+    """Tokens that are far less probable than is usual at their position are reinforced less
     (arXiv 2607.07976).
     With r = -log p - entropy + log(tail_strictness), the weight is 1 - tail_damping * (1 - exp(-r))
     where both r and the advantage are positive. Elsewhere it is 1."""
@@ -232,13 +236,13 @@ def random(rollouts: Rollouts, *, placebo_std: Spread = 1.0) -> Tensor:
 def covariance(rollouts: Rollouts, *, covariance_share: Share = 0.0002,
                covariance_low: NotNegative = 1.0,
                covariance_high: NotNegative = 5.0) -> Tensor:
-    """A few random tokens get 0, and all others get 1. They are drawn from the tokens at which log
-    p and advantage are both high, or both low: such tokens lower the policy's entropy fastest
-    (Clip-Cov, arXiv 2505.22617).
+    """A few tokens, drawn at random, get 0, and all others get 1. Only tokens at which log p and
+    advantage are both high, or both low, can be drawn, because such tokens lower the policy's
+    entropy fastest (Clip-Cov, arXiv 2505.22617).
 
-    More exactly, they are drawn from the tokens at which (log p - mean log p) * (advantage - mean
-    advantage) lies between covariance_low and covariance_high. Both means are over the batch.
-    covariance_share of the batch's tokens are drawn, but at least one.
+    More exactly, a token can be drawn if (log p - mean log p) * (advantage - mean advantage) lies
+    between covariance_low and covariance_high. Both means are over the batch. covariance_share of
+    the batch's tokens are drawn, but at least one.
     """
     if covariance_low >= covariance_high:
         raise UserError(f"--covariance_low {covariance_low} should be below --covariance_high "
@@ -246,11 +250,11 @@ def covariance(rollouts: Rollouts, *, covariance_share: Share = 0.0002,
     mean_log_prob = rollouts.log_prob[rollouts.mask].mean()
     mean_advantage = rollouts.advantage[rollouts.mask].mean()
     product = (rollouts.log_prob - mean_log_prob) * (rollouts.advantage - mean_advantage)
-    is_inside = (product > covariance_low) & (product < covariance_high) & rollouts.mask
-    inside = is_inside.flatten().nonzero().squeeze(1)  # indices in the flattened batch
+    is_candidate = (product > covariance_low) & (product < covariance_high) & rollouts.mask
+    candidates = is_candidate.flatten().nonzero().squeeze(1)  # indices in the flattened batch
     count = max(1, int(covariance_share * rollouts.mask.sum()))
-    order = torch.randperm(len(inside), generator=rollouts.generator).to(inside.device)
-    drawn = inside[order[:count]]
+    order = torch.randperm(len(candidates), generator=rollouts.generator).to(candidates.device)
+    drawn = candidates[order[:count]]
     weight = torch.ones(rollouts.mask.numel(), device=rollouts.mask.device)
     weight[drawn] = 0
     return weight.view_as(rollouts.log_prob)
@@ -282,10 +286,10 @@ def rescaled_weight(chosen: Method, name: str, rollouts: Rollouts, policy: Polic
     They are what the weighting `chosen` returned: checked, without gradient, 0 beyond the mask,
     shuffled for --placebo weights, and multiplied by one number for the batch (grpo.rescaling).
     """
-    if not rollouts.mask.any():  # every answer was dropped
-        nothing: Metrics = {"weight_factor": 1.0, "weight_max": 0.0, "weight_note": None}
-        unknown = dict.fromkeys(metrics_of(chosen))  # the weighting was not called
-        return torch.zeros_like(rollouts.log_prob), unknown | nothing
+    if not rollouts.mask.any():  # every answer was dropped, so the weighting is not called
+        metrics: Metrics = dict.fromkeys(metrics_of(chosen))  # its own metrics are None
+        metrics |= {"weight_factor": 1.0, "weight_max": 0.0, "weight_note": None}
+        return torch.zeros_like(rollouts.log_prob), metrics
     note = None
     weight = checked_credit(chosen, f"the weighting {name}", rollouts, policy, is_weight=True)
     if not weight.any():
@@ -309,18 +313,20 @@ def shuffled(value: Tensor, mask: Tensor, group: Tensor, generator: torch.Genera
     result = torch.zeros_like(value)
     for number in group.unique():
         rows = (group == number).nonzero().squeeze(1)
-        own, inside = value[rows], mask[rows]
-        count = len(rows) if whole_answers else int(inside.sum())
+        of_group, is_token = value[rows], mask[rows]
+        count = len(rows) if whole_answers else int(is_token.sum())
         order = torch.randperm(count, generator=generator).to(rows.device)
-        if whole_answers:
-            result[rows] = own[order, :1] * inside
+        if whole_answers:  # all tokens of an answer have the value of its first
+            mixed = of_group[order, :1] * is_token
         else:
-            result[rows] = torch.zeros_like(own).masked_scatter(inside, own[inside][order])
+            mixed = torch.zeros_like(of_group)
+            mixed[is_token] = of_group[is_token][order]
+        result[rows] = mixed
     return result
 
 
-# Methods that keep a state or sample more are classes in credit/. These are their modules, which
-# are imported when a method is chosen or its help is printed.
+# The methods of these modules are choices as well. A module is imported when its method is chosen
+# or its help is printed.
 MITIGATIONS.update({
     "learned_importance": "credit.learned_importance", "lambda_grpo": "credit.lambda_grpo",
     "causal_ablation": "credit.causal_ablation", "oracle": "credit.measured",

@@ -36,8 +36,9 @@ from engine.errors import UserError, did_you_mean, read_json
 from engine.processes import full_tensor, is_main_process
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # layer, q, k, v
-Copy = Callable[[Tensor, Tensor], bool]  # (parameter, tensor to copy into it) -> is it finite?
-Number = TypeVar("Number", bound=float)  # int and bool, too
+# (parameter, tensor to copy into it) -> whether the numbers in the parameter are then finite
+Copy = Callable[[Tensor, Tensor], bool]
+Number = TypeVar("Number", bound=float)  # float, int or bool: all are floats to a type checker
 
 
 @dataclass(frozen=True)
@@ -99,31 +100,36 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
 
 
 def product_type(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """The type in which to multiply matrices. It is `dtype` with one exception: on a CPU without
-    instructions for bfloat16 it is float32, because bfloat16 would be 40 times slower. The result
-    differs only by the order of its sums."""
+    """The type in which to multiply matrices. It is `dtype` with one exception: on a CPU on which
+    oneDNN does not multiply bfloat16 it is float32, because bfloat16 would be 40 times slower. The
+    sums of products are then added up in another order, and nothing else differs."""
     is_slow = dtype == torch.bfloat16 and device.type == "cpu" and not has_bfloat16()
     return torch.float32 if is_slow else dtype
 
 
 def has_bfloat16() -> bool:
-    """Whether oneDNN multiplies bfloat16 matrices on this CPU: from AVX-512 on."""
+    """Whether oneDNN, torch's library for products on a CPU, multiplies bfloat16 matrices on this
+    CPU. It does so from AVX-512 on."""
     has_onednn = torch.backends.mkldnn.is_available()
     return has_onednn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def is_fast_in_bfloat16() -> bool:
-    """Whether this CPU has instructions that multiply in bfloat16 (AVX-512's, or AMX). Without them
-    oneDNN converts, which is slower than float32."""
+    """Whether bfloat16 is also faster than float32 on this CPU. For that it needs instructions that
+    multiply in bfloat16 (AVX-512's, or AMX). Without them oneDNN converts every number first, which
+    is slower than float32."""
     return has_bfloat16() and bool(
         torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def linear(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ matrix.T + bias in the type of x, whatever type the weights are kept in."""
-    wide = product_type(x.dtype, x.device)
-    bias = None if bias is None else bias.to(x.dtype).to(wide)  # rounded as the matrix is
-    return F.linear(x.to(wide), matrix.to(x.dtype).to(wide), bias).to(x.dtype)
+    product_dtype = product_type(x.dtype, x.device)
+    # the weights are rounded to the type of x even if the product is computed in another type
+    matrix = matrix.to(x.dtype).to(product_dtype)
+    if bias is not None:
+        bias = bias.to(x.dtype).to(product_dtype)
+    return F.linear(x.to(product_dtype), matrix, bias).to(x.dtype)
 
 
 class Layer(nn.Module):
@@ -132,9 +138,10 @@ class Layer(nn.Module):
 
 
 class RMSNorm(Layer):
-    """x / sqrt(mean of x^2 + eps) * weight (1910.07467). In mixed precision the norm casts its
-    output to the compute type, and each Linear computes in the type of its input."""
-    output_dtype = torch.float32  # `Qwen2.compute_in` sets it
+    """x / sqrt(mean of x^2 + eps) * weight (1910.07467). The norm computes in float32 at least and
+    casts its output to `output_dtype`. Thereby the norms decide in which type matrices are
+    multiplied, because each Linear computes in the type of its input."""
+    output_dtype = torch.float32  # `Qwen2.compute_in` changes it
 
     def __init__(self, size: int, eps: float):
         super().__init__()
@@ -142,7 +149,7 @@ class RMSNorm(Layer):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        # the mean of squares in bfloat16 would lose the small ones
+        # in bfloat16 a small square would be lost when it is added to a large sum
         wide = at_least_float32(self.output_dtype)
         normed = F.rms_norm(x.to(wide), self.weight.shape, self.weight.to(wide), self.eps)
         return normed.to(self.output_dtype)
@@ -185,32 +192,35 @@ class Attention(Layer):
             self.k_norm = RMSNorm(size, config.rms_norm_eps)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        heads = (-1, self.head_dim)
-        q = self.q_proj(x).unflatten(-1, heads)  # (..., H, head_dim)
-        k = self.k_proj(x).unflatten(-1, heads)  # (..., K, head_dim)
-        v = self.v_proj(x).unflatten(-1, heads)
+        shape = (-1, self.head_dim)
+        q = self.q_proj(x).unflatten(-1, shape)  # (..., H, head_dim)
+        k = self.k_proj(x).unflatten(-1, shape)  # (..., K, head_dim)
+        v = self.v_proj(x).unflatten(-1, shape)
         if hasattr(self, "q_norm"):
             q, k = self.q_norm(q), self.k_norm(k)
         sizes = [q.shape[-2], k.shape[-2]]
         turned = rotate(torch.cat([q, k], -2), cos, sin)  # together, with half the operations
-        q, k = turned.type_as(v).split(sizes, -2)
+        turned = turned.type_as(v)  # cos and sin are in float32 at least
+        q, k = turned.split(sizes, -2)
         return self.o_proj(attend(self.layer, q, k, v).flatten(-2))
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     """Softmax attention over (rows, heads, length, head_dim); without a mask it is causal.
 
-    A mask, of 0 and -inf, is added to the scores. Its shape is (rows, 1, H / K * length, keys): the
-    query heads that share a key head are stacked along the axis of the queries, as if they were
-    more queries.
+    A mask, of 0 and -inf, is added to the scores. With a mask, the query heads that share a key
+    head are computed as one head with H / K times as many queries: first all queries of the first
+    head, then those of the second, and so on. So the mask's shape is
+    (rows, 1, H / K * length, keys).
     """
     H, K = q.shape[1], k.shape[1]
     if mask is None:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=H != K)
-    wide = product_type(q.dtype, q.device)
+    product_dtype = product_type(q.dtype, q.device)
     by_key_head = q.unflatten(1, (K, -1)).flatten(2, 3)  # (rows, K, H / K * length, head_dim)
     attended = F.scaled_dot_product_attention(
-        by_key_head.to(wide), k.to(wide), v.to(wide), mask.to(wide))
+        by_key_head.to(product_dtype), k.to(product_dtype), v.to(product_dtype),
+        mask.to(product_dtype))
     return attended.to(q.dtype).reshape(q.shape)
 
 
@@ -315,8 +325,8 @@ class Qwen2(Layer):
 
     @property
     def is_large(self) -> bool:
-        """Whether the model has more than 100 million parameters. Then what takes long is announced
-        before it begins."""
+        """Whether the model has more than 100 million parameters. If it has, programs announce what
+        takes long before they begin it."""
         return sum(parameter.numel() for parameter in self.parameters()) > 1e8
 
     @property
@@ -373,8 +383,8 @@ class Qwen2(Layer):
         write_tensors(folder / "model.safetensors", tensors, format="pt")
 
 
-# The largest number that config.json may hold. Positions are computed in float32, in which whole
-# numbers are exact up to 2^24.
+# The largest number of each type that config.json may hold. For int it is 2^24, because positions
+# are computed in float32, in which whole numbers are exact up to there.
 LARGEST: dict[type, float] = {int: 2 ** 24, float: 1e12}
 OUTPUT, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
 
@@ -393,10 +403,12 @@ def read_config(folder: Path) -> ModelConfig:
         raw["rope_theta"] = rope["rope_theta"]
 
     def number(key: str, wanted: type[Number]) -> Number:
-        value = raw.get(key, getattr(ModelConfig, key, None))  # the default
-        is_wanted = type(value) is wanted or (wanted is float and type(value) is int)
-        if isinstance(value, (int, float)) and is_wanted:
-            if wanted is bool or 0 < value <= LARGEST[wanted]:
+        default = getattr(ModelConfig, key, None)
+        value = raw.get(key, default)
+        allowed = (int, float) if wanted is float else (wanted,)
+        if isinstance(value, (int, float)) and type(value) in allowed:
+            is_sensible = wanted is bool or 0 < value <= LARGEST[wanted]
+            if is_sensible:
                 return wanted(value)
         raise UserError(f"{path} has no sensible value for {key} {shortened(value)}")
 
@@ -422,7 +434,11 @@ def not_implemented(raw: dict[str, object], rope: dict[str, object],
                  "attention_dropout": 0.0, "quantization_config": None,
                  "attention_bias": config.model_type == "qwen2",
                  "layer_types": ["full_attention"] * config.num_hidden_layers}
-    found = [key for key, value in supported.items() if (raw.get(key) or value) != value]
+    found = []
+    for key, supported_value in supported.items():
+        value = raw.get(key)
+        if value and value != supported_value:
+            found.append(key)
     supported_rope = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0,
                       "rope_theta": config.rope_theta}
     if not rope.items() <= supported_rope.items():
@@ -537,7 +553,8 @@ def load_weights(model: Qwen2, found: dict[str, StoredTensor], copy: Copy) -> No
             raise UserError(f"{found[name].path}: {name} holds numbers that are not finite in "
                             f"{parameter.dtype}")
     if OUTPUT in found and model.lm_head is None:  # a second copy of tied embeddings
-        if not torch.equal(*(found[name].read(name) for name in (OUTPUT, EMBEDDINGS))):
+        matrix, embeddings = found[OUTPUT].read(OUTPUT), found[EMBEDDINGS].read(EMBEDDINGS)
+        if not torch.equal(matrix, embeddings):
             raise UserError(f"{found[OUTPUT].path} has, beyond what config.json asks for, {OUTPUT} "
                             "(not the embeddings, although tie_word_embeddings is true)")
 

@@ -69,12 +69,13 @@ def train(run: Run) -> None:
             update_now = update_with_change if is_change_measured(s, step) else update
             metrics, columns = update_now(policy.model, optimizer, batch, weight, s, reference)
         with clock("record"):
-            run.record(step, rollouts, weight, columns)  # all answers: dropped ones have weight 0
+            # also the answers that were dropped, with weight 0
+            run.record(step, rollouts, weight, columns)
         run.log(step_metrics(clock, rollouts, metrics, advantage, weight_metrics))
 
         if run.is_due(s.eval_every, step):
             evaluate(policy, run, step)
-        run.save_if_due(step)  # after the evaluation: up to a checkpoint, everything is on record
+        run.save_if_due(step)  # last, so that the record is complete up to every checkpoint
     run.end()
 
 
@@ -99,8 +100,8 @@ def drop_unfinished(rollouts: Rollouts) -> Rollouts:
 
 def is_change_measured(s: Settings, step: int) -> bool:
     """Whether the change of each token is measured in this step: in step 1, every --change_every
-    steps after it, and in the last step. Steps are counted from 1, because then step
-    51, for example, begins with the model of checkpoint 50, which may still be there."""
+    steps after it, and in the last step. Counting from 1 has a use: with --change_every 10 step 51
+    is measured, and it begins with the model of checkpoint 50, which may still be there."""
     if not s.change_every:
         return False
     return (step - 1) % s.change_every == 0 or step == s.steps
@@ -117,8 +118,8 @@ def evaluate(policy: Policy, run: Run, step: int) -> None:
 def answer_held_out(policy: Policy, s: Settings, step: int, mode: str) -> Json:
     """Answer the held-out problems and return the line of evaluations.jsonl.
 
-    So many problems are answered at a time as a training batch has answers, 256 by default. Random
-    numbers depend on a problem's index alone, not on the step or on --seed.
+    The number of problems that are answered at a time is the number of answers in a training batch,
+    256 by default. Random numbers depend on a problem's index alone, not on the step or on --seed.
     """
     problems = policy.task.held_out_problems(s.eval_tasks)
     is_greedy = mode == "greedy"

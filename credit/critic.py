@@ -42,7 +42,8 @@ Layers = typing.Annotated[int, Flag(0, "how many of the model's layers the trunk
                                     requires=TRUNK)]
 Process = typing.Annotated[float, Flag(0.0, "reward that is paid where a right step of the "
                                             "reasoning ends", least=0, most=1000)]
-PARTS = 8  # a batch is cut into so many: the critic takes a step on each, and keeps one in memory
+# A batch is cut into 8 parts. The critic takes a step on each, and keeps only one in memory.
+PARTS = 8
 Module = typing.TypeVar("Module", bound=nn.Module)
 
 
@@ -59,7 +60,8 @@ class Trained(typing.Generic[Module]):
         self.optimizer.zero_grad()
         loss.backward()
         for parameter in self.module.parameters():
-            if parameter.grad is None:  # not in this loss, but AdamW should make its state
+            # a parameter that this loss does not depend on: with a gradient AdamW makes its state
+            if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         self.optimizer.step()
         refuse_undefined("after its update, what is trained beside the policy is",
@@ -145,7 +147,9 @@ class gae:
         value = torch.zeros_like(rollouts.log_prob)
         with torch.no_grad():
             for rows in torch.arange(len(mask), device=mask.device).chunk(PARTS):
-                value[rows] = value[rows].masked_scatter(mask[rows], values(rollouts, rows))
+                of_rows = torch.zeros_like(value[rows])
+                of_rows[mask[rows]] = values(rollouts, rows)
+                value[rows] = of_rows
         step_reward: torch.Tensor | float = 0.0
         if self.process_reward:
             step_reward = self.process_reward * steps_ended(rollouts, policy)

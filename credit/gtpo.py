@@ -3,9 +3,10 @@
     right:   r_t =   1 + part * H_t / (sum of H_t over the right answers) * d_t
     wrong:   r_t = -(1 + part * (1 / H_t) / (sum of 1 / H_t over the wrong ones) * h_t)
 
-d_t and h_t are the numbers of right and wrong answers that have a token t, so that on average a
-token gets 1 + part. In right answers high entropy is reinforced, in wrong ones low entropy is
-penalised.
+H_t is the entropy at token t of an answer, and the sums are over the group's answers at the same
+index t. d_t and h_t are the numbers of right and wrong answers that have a token t. They are
+factors, so that on average a token of a right answer gets 1 + part, and one of a wrong answer
+-(1 + part). In right answers high entropy is reinforced, in wrong ones low entropy is penalised.
 """
 import torch
 
@@ -28,8 +29,8 @@ def gtpo(rollouts: Rollouts, *, entropy_part: NotNegative = 0.1) -> torch.Tensor
 
     As the paper defines it, the rewards of right answers are standardised together with a 0 for
     each token of a wrong answer, and the other way round. The reimplementations leave these zeros
-    out. Then the tokens of right answers have mean 0, and so do those of wrong answers, and nothing
-    is learned from being right."""
+    out. Without them the tokens of right answers have mean 0, and so do those of wrong answers, so
+    that nothing is learned from being right."""
     difference = centred(rollouts.reward, rollouts.group)
     entropy = rollouts.entropy.clamp(min=LEAST_ENTROPY)
     right = shaped(rollouts, difference > 0, entropy, entropy_part)
@@ -39,16 +40,20 @@ def gtpo(rollouts: Rollouts, *, entropy_part: NotNegative = 0.1) -> torch.Tensor
 
 def shaped(rollouts: Rollouts, rows: torch.Tensor, signal: torch.Tensor,
            part: float) -> torch.Tensor:
-    """(B, T): 1 + part * share * count at the tokens of these rows (B,) and 0 at the others,
-    standardised over each group's tokens; after that, other rows are set to 0 again."""
+    """(B, T): the shaped rewards of these rows (B,), from their signal: the entropy or 1 / entropy.
+    A token of them gets 1 + part * share * count, where share is its part of the signals that these
+    rows have at this index, and count is the number of these rows there. All other tokens get 0.
+    Then the rewards are standardised over each group's tokens, and other rows are set to 0 again.
+    """
     mask = rollouts.mask & rows[:, None]
     total = over_group(signal * mask, rollouts)
     count = over_group(mask.float(), rollouts)
     share = torch.where(mask, signal / total, 0.0)
     reward = (1 + part * share * count) * mask
-    group = rollouts.group[:, None].expand_as(mask)[rollouts.mask]
-    standardised = group_z_score(reward[rollouts.mask], group)
-    return torch.zeros_like(reward).masked_scatter(rollouts.mask, standardised) * mask
+    group_of_token = rollouts.group[:, None].expand_as(mask)[rollouts.mask]  # (tokens,)
+    standardised = torch.zeros_like(reward)
+    standardised[rollouts.mask] = group_z_score(reward[rollouts.mask], group_of_token)
+    return standardised * mask
 
 
 def over_group(value: torch.Tensor, rollouts: Rollouts) -> torch.Tensor:

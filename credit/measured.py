@@ -7,10 +7,10 @@ of answers that have the same prefix and then another token than y_t, continued 
 
     V_t = p V_{t+1} + (1 - p) O_t,   V_T = R,   A_t = V_{t+1} - V_t = (1 - p) (V_{t+1} - O_t)
 
-Only O_t is sampled. This is the difference of two Monte Carlo values, in which the part that they
-share is computed instead of sampled. So a token that is nearly certain needs hardly any answers,
-and if every O_t is a mean of independent answers, A_t is unbiased. The advantage `measured` is A_t;
-the weighting `oracle` is only its size.
+Only O_t is sampled. A_t is the difference of two values. The answers that go on with y_t are a part
+of both, and this part is computed instead of sampled. So a token that is nearly certain needs
+hardly any answers, and if every O_t is a mean of independent answers, A_t is unbiased. The
+advantage `measured` is A_t; the weighting `oracle` is only its size.
 """
 import math
 import typing
@@ -67,8 +67,8 @@ class oracle:
     other weightings.
 
     It is measured as by --advantage measured, at every token with 1 - p above 0.001, and with
-    oracle_k * (1 - p) sampled answers, rounded up. The credit of a token of probability p is at
-    most (1 - p) times the range of the reward, so all other tokens get 0. A token's sign is still
+    oracle_k * (1 - p) sampled answers, rounded up. All other tokens get 0, because the credit of a
+    token of probability p is at most (1 - p) times the range of the reward. A token's sign is still
     that of its answer's advantage. So this weighting is no upper bound for what credit can do;
     --advantage measured is.
     """
@@ -112,8 +112,8 @@ def credit_at(policy: Policy, rollouts: Rollouts, positions: Positions,
 def deviations(policy: Policy, rollouts: Rollouts, positions: Positions, counts: list[int],
                progress: Callable[[float], None] = lambda share: None
                ) -> tuple[list[torch.Tensor], Metrics]:
-    """The rewards, for each position (b, t), of answers that have another token there and are then
-    continued by the policy; and how much was sampled."""
+    """For each position (b, t) the rewards of sampled answers that deviate there: they have another
+    token and are then continued by the policy. The second result says how much was sampled."""
     if not counts:
         return [], {}
     ids, groups = rollouts.ids.tolist(), rollouts.group.tolist()
@@ -137,7 +137,9 @@ def chain(rollouts: Rollouts, other_probability: torch.Tensor, others: torch.Ten
     credit = torch.zeros(mask.shape, dtype=torch.float64)
     credit_variance, worth_variance = torch.zeros_like(credit), torch.zeros_like(worth)
     for t in range(mask.shape[1] - 1, -1, -1):
-        q = other_probability[:, t] * ~others[:, t].isnan()
+        # here `worth` (B,) is V_{t+1}. q is 1 - p, or 0 if O_t was not measured
+        is_measured = ~others[:, t].isnan()
+        q = other_probability[:, t] * is_measured
         credit[:, t] = q * (worth - others[:, t].nan_to_num(0.0))
         credit_variance[:, t] = q.square() * (worth_variance + variance[:, t])
         worth_variance = (1 - q).square() * worth_variance + q.square() * variance[:, t]

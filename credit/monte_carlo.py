@@ -29,10 +29,11 @@ Prefix = tuple[int, tuple[int, ...]]  # a problem, and the first tokens of an an
 Positions = list[tuple[int, int]]      # (answer, index) of single tokens
 K = typing.Annotated[int, Flag(9, "how many answers are sampled for each value", least=1,
                                most=10_000)]
-# Twice as many are a few percent faster on a CPU and take twice the memory; half as many are slower
-# by a sixth. A model of 0.5B has 12 MB of cache for each row of 512 tokens.
+# The most continuations that are sampled at a time. Twice as many are a few percent faster on a CPU
+# and take twice the memory; half as many are slower by a sixth.
 ROWS_AT_ONCE = 1024
-CACHE_AT_ONCE = 2 ** 30  # bytes
+# The most bytes of cache for them. A model of 0.5B has 12 MB for each row of 512 tokens.
+CACHE_AT_ONCE = 2 ** 30
 Every = typing.Annotated[str, Flag("line", "line: a value is estimated at every new line. A "
                                            "number: every so many tokens")]
 
@@ -44,8 +45,8 @@ class vine:
     (VinePPO, arXiv 2410.01679).
 
     After the last segment V is the reward itself. The advantage is unbiased, whatever values_k is.
-    If the reward is 1 with probability p and otherwise 0, its variance is about 2 p (1 - p) /
-    values_k.
+    If the reward is 1 with probability p and otherwise 0, the variance of the advantage is about
+    2 p (1 - p) / values_k.
     """
 
     def __init__(self, policy: Policy, *, values_k: K = 9, values_every: Every = "line"):
@@ -148,8 +149,9 @@ def continuation_rewards(policy: Policy, rollouts: Rollouts, prefixes: list[Pref
 
 
 def rows_at_once(policy: Policy) -> int:
-    """The number of continuations that fit into the cache, and as rows of logits, if all of them
-    reach the limit."""
+    """The number of continuations that are sampled at a time: so many that their keys and values
+    fit into CACHE_AT_ONCE, even if all of them reach the limit, and their logits into
+    LOGITS_AT_ONCE."""
     config, dtype = policy.model.config, policy.model.compute_dtype
     numbers = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
     row: int = numbers * dtype.itemsize * policy.settings.max_new_tokens
@@ -160,8 +162,9 @@ def continue_from(policy: Policy, rollouts: Rollouts, prefixes: list[Prefix], ex
                   ends: tuple[int, ...], seed: int, share: range) -> Generation:
     """Sample a continuation of each of these prefixes; what they share is computed once."""
     s, sequence_of = policy.settings, sequences(prefixes)
-    number = {prefix: i for i, prefix in enumerate(dict.fromkeys(sequence_of.values()))}
-    prompts = [[*rollouts.prompt_ids[group], *ids] for group, ids in number]
+    distinct = dict.fromkeys(sequence_of.values())  # the sequences, each once
+    number = {sequence: i for i, sequence in enumerate(distinct)}
+    prompts = [[*rollouts.prompt_ids[group], *ids] for group, ids in distinct]
     starts, limits = [], []
     for prefix, token in zip(prefixes, excluded):
         group, ids = prefix

@@ -46,8 +46,9 @@ class GivenPairs:
                                 lambda line, where: parse_pair(line, where, policy, read))
 
     def sample(self, problems: Sequence[Problem], answers: int, seed: int) -> Rollouts:
-        """Two answers to each of some problems of the file, as many as `problems` has: the better
-        answer, then the worse one. Which pairs they are follows from --seed and the step."""
+        """Pairs of the file, as many as `problems` has: for each its better answer, then its worse
+        one. Only the number of `problems` is used. Which pairs are drawn follows from --seed and
+        the step."""
         rng = random.Random(f"pairs {self.policy.settings.seed} {self.run.step}")
         drawn = [rng.choice(self.pairs) for _ in problems]
         return batch_of(drawn, self.policy)

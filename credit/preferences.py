@@ -1,12 +1,12 @@
-"""DPO (2305.18290) on pairs of answers, a better one and a worse one. The pairs are the best and
-the worst answer of each group of the batch. Or they are read from a file (credit/pairs.py): the
-paper's pairs, too, were collected before training.
+"""DPO (2305.18290) on pairs of answers, a better one and a worse one. Without --pairs they are the
+best and the worst answer of each group of the batch. With --pairs they are read from a file
+(credit/pairs.py), as in the paper, whose pairs were collected before training.
 
     loss = - mean over pairs of  log sigmoid( beta (margin of the better - margin of the worse) )
 
 An answer's margin is its log-prob minus that under the initial model, summed over its tokens. The
-gradient of this loss is the policy loss's with an advantage of its own, the same for every token of
-an answer, + for the better one:
+policy loss has the same gradient as this loss if every token of an answer has the following
+advantage, with + in the better answer and - in the worse one:
 
     A = +- N beta sigmoid( - beta (margin of the better - margin of the worse) ) / pairs
 

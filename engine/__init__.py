@@ -1,6 +1,7 @@
 """The computations of a training step: sampling, the packed forward pass, the optimizer, processes.
 
-Import this package before torch, which reads two settings when it is imported:
+Import this package before torch, because torch reads two settings when it is imported, and this
+package sets them:
 
     GOMP_SPINCOUNT         how torch's threads wait for each other, hundreds of times a step. By
                            default they spin, which makes a run many times slower if another process

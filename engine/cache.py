@@ -25,9 +25,9 @@ yet):
     row 4, both heads    x x x x x    x .     x .     _ _
     row 5, both heads    x x x x x    . x     . x     _ _
 
-With a larger G a prompt is read less often, but of every G scores in the slots G - 1 are masked. So
-G falls while the answers grow (`rows_of_block`). Rows may also continue from within a prompt; then
-they see only its first tokens.
+With a larger G a prompt is read less often. But each query then has a score for all G tokens of a
+slot, and G - 1 of these are masked. So G falls while the answers grow (`rows_of_block`). Rows may
+also continue from within a prompt; then they see only its first tokens.
 
 When rows are dropped or the slots run out, the remaining rows are arranged again (`arrange`).
 """
@@ -80,32 +80,36 @@ class Cache:
         """A copy of a layer in which the present row rows[r] is row r, in blocks of G."""
         block, within = rows // self.G, rows % self.G  # in the old blocks, which have self.G rows
         P = self.P
-        _, K, _, size = old.shape
-        new = old.new_empty(len(rows) // G, K, P + slots * G, size)
+        _, heads, _, head_dim = old.shape  # 2 K heads
+        new = old.new_empty(len(rows) // G, heads, P + slots * G, head_dim)
+        # the prompt of a new block is that of its first row
         new[:, :, :P] = old[block[::G], :, :P]
         new[:, :, P + written * G:] = 0
         old_slots = old[:, :, P:P + written * self.G].unflatten(2, (written, self.G))
         of_rows = old_slots[block, :, :, within]  # (R, 2 K, written, head_dim)
+        in_blocks = of_rows.unflatten(0, (-1, G))  # (blocks, G, 2 K, written, head_dim)
         new_slots = new[:, :, P:P + written * G].unflatten(2, (written, G))
-        new_slots.copy_(of_rows.unflatten(0, (-1, G)).permute(0, 2, 3, 1, 4))
+        new_slots.copy_(in_blocks.permute(0, 2, 3, 1, 4))  # (blocks, 2 K, written, G, head_dim)
         return new
 
     def make_mask(self, seen: Tensor, written: int) -> None:
         """Make the mask as it is before the next slot is written."""
         blocks, P, G = len(seen) // self.G, self.P, self.G
         # a GPU's kernel needs lines that begin at multiples of 16 numbers
-        width = -(-(P + self.slots * G) // 16) * 16
-        hidden = torch.full((blocks, G, width), float("-inf"), dtype=self.dtype, device=seen.device)
+        width = -(-(P + self.slots * G) // 16) * 16  # rounded up
+        mask = torch.full((blocks, G, width), float("-inf"), dtype=self.dtype, device=seen.device)
         in_prompt = torch.arange(P, device=seen.device) < seen.view(blocks, G, 1)
         same_row = torch.eye(G, dtype=torch.bool, device=seen.device)
-        slot = hidden[..., :G].masked_fill(same_row, 0)
-        hidden[..., :P].masked_fill_(in_prompt, 0)
-        hidden[..., P:P + written * G].unflatten(2, (written, G)).masked_fill_(same_row[:, None], 0)
+        slot = mask[..., :G].masked_fill(same_row, 0)  # a copy; all of the mask is still -inf
+        mask[..., :P].masked_fill_(in_prompt, 0)
+        slots = mask[..., P:P + written * G].unflatten(2, (written, G))  # (blocks, G, written, G)
+        slots.masked_fill_(same_row[:, None], 0)
+        # every row has the same mask for each of its query heads
         self.slot_mask = slot.repeat_interleave(self.heads, 1)[:, None]
-        self.mask = hidden.repeat_interleave(self.heads, 1)[:, None]
+        self.mask = mask.repeat_interleave(self.heads, 1)[:, None]
 
     def set_window(self, end: int) -> None:
-        """Let the next steps read slots 0 to end - 1, as far as they are written by then."""
+        """Let the next steps read slots 0 to end - 1. Those that are not written yet are masked."""
         self.end = self.P + end * self.G
 
     def open_slot(self) -> None:
@@ -120,10 +124,13 @@ class Cache:
         new = kv.unflatten(0, (-1, self.G)).transpose(1, 2)  # (blocks, 2 K, G, head_dim)
         self.stored[layer].index_copy_(2, self.columns, new)
         keys, values = self.stored[layer][:, :, :self.end].chunk(2, 1)
-        q = q.unflatten(1, (-1, self.heads)).unflatten(0, (-1, self.G))
-        q = q.transpose(1, 2).flatten(2, 3)  # (blocks, K, G * heads, head_dim), like the result
-        attended = F.scaled_dot_product_attention(q, keys, values, self.mask[..., :self.end])
-        return torch.unflatten(attended, 2, (self.G, self.heads)).transpose(1, 2).flatten(0, 1)
+        q = q.unflatten(1, (-1, self.heads))               # (R, K, heads, head_dim)
+        q = q.unflatten(0, (-1, self.G)).transpose(1, 2)   # (blocks, K, G, heads, head_dim)
+        queries = q.flatten(2, 3)                          # (blocks, K, G * heads, head_dim)
+        attended = F.scaled_dot_product_attention(queries, keys, values, self.mask[..., :self.end])
+        # the same steps backwards
+        attended = torch.unflatten(attended, 2, (self.G, self.heads))
+        return attended.transpose(1, 2).flatten(0, 1)
 
 
 def rows_of_block(answers: list[int], P: int, slots: int) -> int:
@@ -140,12 +147,14 @@ def rows_of_block(answers: list[int], P: int, slots: int) -> int:
 
 
 def fill_blocks(answers: Tensor, G: int) -> tuple[Tensor, Tensor]:
-    """The order of the rows in the blocks: for each row of the blocks the number of the row that it
-    is made from, and whether it is a copy. answers (Q,): how many rows each prompt has."""
-    sizes = -(-answers // G) * G  # rows of each prompt in the blocks, copies included
-    first_in_blocks = (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
+    """The rows that fill the blocks: for each place in the blocks the row that stands there, and
+    whether it is a copy. answers (Q,): how many rows each prompt has. With G = 2 and answers 3 2
+    the places have rows 0 1 2 0 3 4, and the fourth is a copy."""
+    sizes = -(-answers // G) * G  # places of each prompt, copies included: 4 2
+    # for each place: the first place of its prompt, the first row of its prompt
+    first_place = (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
     first_row = (answers.cumsum(0) - answers).repeat_interleave(sizes)
-    # counts the rows of each prompt from 0
-    number = torch.arange(len(first_in_blocks), device=answers.device) - first_in_blocks
+    # counts the places of each prompt from 0
+    number = torch.arange(len(first_place), device=answers.device) - first_place
     is_copy = number >= answers.repeat_interleave(sizes)
     return first_row + number.masked_fill(is_copy, 0), is_copy

@@ -29,7 +29,7 @@ from torch import Tensor
 from engine.errors import BadCredit, UserError, location_of
 from engine.rollouts import Rollouts
 
-LARGEST_CREDIT = 1e12  # the squares of its gradient, in float32, are still finite
+LARGEST_CREDIT = 1e12  # with larger numbers the squared gradient could overflow in float32
 
 Choice = Callable[..., Tensor] | type  # a function or a class below a decorator
 Metrics = dict[str, Any]  # numbers for a line of metrics.jsonl, by name
@@ -76,7 +76,10 @@ def module_of(choice: str | Choice) -> str:
 
 
 MITIGATIONS, ADVANTAGES = Choices(), Choices()
-LOSSES = Choices()  # other losses, as advantages with which the policy loss has the same gradient
+# Other losses. A choice is an advantage: with it the policy loss has the gradient of that loss.
+LOSSES = Choices()
+NEVER_RESCALED: set[str] = set()  # weightings whose scale matters
+WHOLE_ANSWERS: set[str] = set()   # advantages that give every token of an answer the same number
 
 
 def without_decorator(name: str) -> str:
@@ -88,8 +91,6 @@ def without_decorator(name: str) -> str:
             return (f"The function {name} ({location_of(function)}) has no @mitigation or "
                     "@advantage above it.")
     return ""
-NEVER_RESCALED: set[str] = set()  # weightings whose scale matters
-WHOLE_ANSWERS: set[str] = set()   # advantages that give every token of an answer the same number
 
 
 @overload
@@ -133,26 +134,30 @@ def checked_credit(chosen: Method, whose: str, rollouts: Rollouts, policy: objec
     column: (B, 1) is a number for each answer. (B,) is refused, because torch would spread it over
     T instead of over B.
     """
-    # not copied: the random numbers go on, and the extra forward pass is made only once
-    shared, mask = (rollouts.generator, rollouts.forward), rollouts.mask
-    values = chosen(deepcopy(rollouts, {id(part): part for part in shared}), policy)
-    if not fits_frame(values, mask):
+    mask = rollouts.mask
+    # Two things are not copied: the generator, so that the next method draws other numbers, and
+    # the extra forward pass, so that it is made only once for all methods. `deepcopy` finds by its
+    # id what it should not copy.
+    not_copied = {id(part): part for part in (rollouts.generator, rollouts.forward)}
+    values = chosen(deepcopy(rollouts, not_copied), policy)
+    if not has_shape_of(values, mask):
         about = " ".join(brief(values).split())[:200]
         if isinstance(values, Tensor):
             about = f"a tensor {tuple(values.shape)} of {values.dtype} on {values.device}"
         raise UserError(f"{whose} ({location_of(chosen)}) should return a tensor (B, T) = "
                         f"{tuple(mask.shape)} of real numbers on {mask.device}, got {about}")
-    frame = values.detach().float().expand(mask.shape).masked_fill(~mask, 0.0)
+    credit = values.detach().float().expand(mask.shape).masked_fill(~mask, 0.0)
     too_large = f"{whose} is not finite, or beyond {LARGEST_CREDIT:g},"
     location = location_of(chosen)
-    refuse_tokens(~(frame.abs() <= LARGEST_CREDIT), too_large, mask, location, BadCredit)
+    refuse_tokens(~(credit.abs() <= LARGEST_CREDIT), too_large, mask, location, BadCredit)
     if is_weight:
-        refuse_tokens(frame < 0, f"{whose} is negative", mask, f"{location}; credit with a sign is "
-                      "an advantage: see docs/weightings.md")
-    return frame
+        refuse_tokens(credit < 0, f"{whose} is negative", mask, f"{location}; credit with a sign "
+                      "is an advantage: see docs/weightings.md")
+    return credit
 
 
-def fits_frame(values: Tensor, mask: Tensor) -> bool:
+def has_shape_of(values: Tensor, mask: Tensor) -> bool:
+    """Whether it is a tensor of real numbers that has, or can be expanded to, the mask's shape."""
     if not isinstance(values, Tensor) or values.dim() != 2 or values.is_complex():
         return False
     (B, T), (rows, columns) = mask.shape, values.shape

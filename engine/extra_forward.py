@@ -62,7 +62,9 @@ def attention_within(shared: SharedPrompts, q: Tensor, k: Tensor) -> Tensor:
             mask = block.mask(window, torch.float32)
             score = queries[:, :, window] @ keys[:, :, :mask.shape[-1]].transpose(-1, -2)
             weight = (score.float() * head_dim ** -0.5 + mask).softmax(-1).mean(1)
-            attention[block.rows, window, :window.stop] = weight[..., -window.stop:]
+            end = window.stop
+            of_answer = weight[..., -end:]  # the keys before are those of the prompt
+            attention[block.rows, window, :end] = of_answer
     return attention
 
 
@@ -79,8 +81,10 @@ def with_facts(model: Qwen2, rollouts: Rollouts, micro_batch: int) -> Rollouts:
         parts = []
         for h, y in zip(states.split(size), targets.split(size)):
             parts.append(torch.stack(Distribution(model.logits(h)).facts(y)))
-        for fact, values in zip(facts, torch.cat(parts, 1)):
-            fact[rows] = fact[rows].masked_scatter(mask, values)
+        for fact, values in zip(facts, torch.cat(parts, 1)):  # (B, T), (tokens,)
+            of_rows = torch.zeros_like(fact[rows])
+            of_rows[mask] = values
+            fact[rows] = of_rows
     processes.all_reduce(facts)
     refuse_undefined("the model's probabilities are", facts)
     return replace(rollouts, log_prob=facts[0], entropy=facts[1], collision=facts[2])

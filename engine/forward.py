@@ -31,8 +31,9 @@ def response_log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor) -> Tensor
 
 
 def first_of_equals(rollouts: Rollouts, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows without repetitions, and for each row (rows,) the index of its equal among them:
-    equal answers to the same problem have equal log-probs. Both are on the CPU.
+    """The rows without repetitions, because equal answers to the same problem have equal log-probs.
+    The second tensor (rows,) has for each row the index of its equal among the first. Both are on
+    the CPU.
 
         problems 0 0 0 1, answers x x y x, rows 4 5 6 7      distinct 4 6 7, number 0 0 1 2
     """
@@ -104,11 +105,12 @@ def lay_out(rollouts: Rollouts, rows: Tensor) -> tuple[Tensor, SharedPrompts, Te
 def micro_batches(rollouts: Rollouts, rows: Tensor, size: int) -> list[Tensor]:
     """Cut the rows into parts of `size` that fit into memory, with the answers to a problem side by
     side. The part with most tokens comes first, because the others then fit into the memory that it
-    has taken; equal answers count several times here. All processes get the same number of parts
-    (see engine/sharded.py), some of them empty.
+    has taken. (Equal answers are counted as if each were computed.) All processes get the same
+    number of parts, some of them empty (see engine/sharded.py).
 
-    A GPU needs as many kernels for few tokens as for many. So there parts are joined as long as
-    they have no more tokens, prompts included, than `size` answers of full length.
+    On a GPU neighbouring parts are joined, because a GPU needs as many kernels for few tokens as
+    for many. A joined part has no more tokens, prompts included, than `size` answers of full
+    length.
     """
     group_of, tokens = rollouts.lists
     numbers = rows.tolist()
@@ -122,11 +124,13 @@ def micro_batches(rollouts: Rollouts, rows: Tensor, size: int) -> list[Tensor]:
     most = size * rollouts.ids.shape[1] if rows.device.type == "cuda" else 0
     parts: list[slice] = []
     for start in range(0, len(numbers), size):
-        joined = slice(parts[-1].start if parts else 0, start + size)
-        if parts and count_tokens(joined) <= most:
-            parts[-1] = joined
-        else:
-            parts.append(slice(start, start + size))
+        part = slice(start, start + size)
+        if parts:
+            joined = slice(parts[-1].start, part.stop)
+            if count_tokens(joined) <= most:
+                parts[-1] = joined
+                continue
+        parts.append(part)
     parts.sort(key=count_tokens, reverse=True)
     missing = processes.all_reduce_max(len(parts)) - len(parts)
     return [rows[part] for part in parts] + [rows[:0]] * missing
@@ -143,7 +147,8 @@ class TokenLogProbs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:
         cast = matrix.to(hidden.dtype)
-        ctx.chunk = max(1, 4 * LOGITS_AT_ONCE // hidden.element_size() // len(matrix))
+        bytes_of_a_row = hidden.element_size() * len(matrix)  # of the logits of a token
+        ctx.chunk = max(1, 4 * LOGITS_AT_ONCE // bytes_of_a_row)
         if len(hidden) <= ctx.chunk:
             log_prob, p = token_distribution(hidden, cast, targets)
             ctx.save_for_backward(hidden, matrix, targets, p)
@@ -165,11 +170,12 @@ class TokenLogProbs(torch.autograd.Function):
         parts = zip(hidden.split(ctx.chunk), targets.split(ctx.chunk), gradient.split(ctx.chunk))
         for h, y, g in parts:
             p = kept[0] if kept else linear(h, cast).softmax(-1, dtype=torch.float32)
-            # computed in float32 and written in h's type; not into p, which another backward pass
-            # may need
-            at_logits = torch.mul(p, -g[:, None], out=torch.empty_like(p, dtype=h.dtype))
-            at_target = p.gather(1, y[:, None]) * -g[:, None] + g[:, None]
-            at_logits.scatter_(1, y[:, None], at_target.to(h.dtype))
+            # The gradient at the logits is -g p, and at the target g more. It is computed in
+            # float32 and written in h's type; not into p, which another backward pass may need.
+            g, y = g[:, None], y[:, None]
+            at_logits = torch.mul(p, -g, out=torch.empty_like(p, dtype=h.dtype))
+            at_target = p.gather(1, y) * -g + g
+            at_logits.scatter_(1, y, at_target.to(h.dtype))
             at_hidden.append(linear(at_logits, cast.T))
             product = linear(at_logits.T, h.T)
             at_matrix = product.to(matrix.dtype) if at_matrix is None else at_matrix.add_(product)

@@ -10,15 +10,17 @@ the width of the MLP, H and K the numbers of query and key heads):
     gate_proj, up_proj        gate_up (D, 2 I)
     down_proj, + x            down (I, D); the same call adds x
 
-A matrix is stored as (inputs, outputs), because a product with few rows reads it fastest so, and in
-the type of its products. In float32 the norm's weight is multiplied into the matrix that follows
-it: the weight of input i scales line i. In bfloat16 it is kept apart, so that the sampler rounds
-the same matrix as training does. Otherwise an update that is too small to change a rounded matrix
-of the model could change a rounded product, and so what is sampled but not what is trained. The
-results are those of the model, apart from rounding.
+A matrix is stored in the type of its products, as (inputs, outputs), because in this layout a
+product with few rows reads it fastest. In float32 the norm's weight is multiplied into the matrix
+that follows it: the weight of input i scales line i. In bfloat16 it is kept apart, so that the
+sampler rounds the same matrix as training does. Otherwise the sampler would round the product of
+matrix and weight. A small update could change this product without changing the rounded matrix of
+the model, and so change what is sampled but not what is trained. The results are those of the
+model, apart from rounding.
 
-In a model of PACKED hidden units or more, a CPU multiplies in oneDNN's own layout, which inductor
-uses for frozen weights; benchmarks/README.md says how much faster it is.
+If the hidden states have PACKED numbers or more, a CPU multiplies with matrices in oneDNN's own
+layout. benchmarks/README.md says how much faster it is. (torch's compiler, inductor, uses this
+layout for frozen weights.)
 """
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -53,7 +55,8 @@ class FusedQwen2:
 
     def __init__(self, model: Qwen2, longest: int):
         """`longest` is the number of positions that may be used."""
-        reshard_layers(model)  # layers that are still gathered from the last pass have another type
+        # layers may still be gathered from the last pass, in another type than their shards
+        reshard_layers(model)
         self.config = model.config
         self.dtype = model.compute_dtype
         self.wide = at_least_float32(self.dtype)  # the type of x between the layers
@@ -63,8 +66,9 @@ class FusedQwen2:
         self.is_packed = (output.device.type == "cpu" and torch.backends.mkldnn.is_available()
                           and self.product_type in PACKED_TYPES
                           and self.config.hidden_size >= PACKED)
-        # Whether the lines of `o` are in the order (H / K, K). In float32 they have the model's
-        # order, so that sums are added up in the order in which the model adds them.
+        # Whether the lines of `o` are in the order (H / K, K), which saves a copy in `hidden`. In
+        # float32 they keep the model's order (K, H / K), because then sums are added up in the
+        # order in which the model adds them.
         self.swaps_heads = self.is_mixed and not self.is_packed
         output = output.to(self.product_type)
         self.output = self.packed(output) if self.is_packed else output.t()
@@ -75,8 +79,8 @@ class FusedQwen2:
                        if isinstance(layer, Block)]
         self.norm = self.weight_of(model.model.norm)
         epsilon = self.norm.new_tensor(self.config.rms_norm_eps)
-        self.least = {n: (n * epsilon).sqrt()  # see `normed`
-                      for n in (self.config.hidden_size, self.config.head_dim)}
+        self.sqrt_n_eps = {n: (n * epsilon).sqrt()  # for `normed`
+                           for n in (self.config.hidden_size, self.config.head_dim)}
         positions = torch.arange(longest, device=self.embeddings.device)
         cos_sin = rotary(positions, self.config, self.wide)
         self.cos_sin = torch.stack(cos_sin, 1)  # (longest, 2, 1, head_dim)
@@ -120,13 +124,13 @@ class FusedQwen2:
         return weight if self.is_mixed else weight * len(weight) ** 0.5
 
     def normed(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
-        """RMSNorm over the last axis, of n numbers. In mixed precision it is torch's own, a single
-        kernel on a GPU. In float32 x / sqrt(|x|^2 + n eps), which leaves out sqrt(n), is faster on
-        a CPU; hypot(a, b) is sqrt(a^2 + b^2)."""
+        """RMSNorm over the last axis, of n numbers. In mixed precision it is torch's own, which is
+        a single kernel on a GPU. In float32 it is x / sqrt(|x|^2 + n eps), because this is faster
+        on a CPU. It leaves out a factor sqrt(n), which `weight_of` has put into the weight."""
         if self.is_mixed:
             return F.rms_norm(x, x.shape[-1:], weight, self.config.rms_norm_eps)
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        x = x / torch.hypot(length, self.least[x.shape[-1]])
+        x = x / torch.hypot(length, self.sqrt_n_eps[x.shape[-1]])  # hypot(a, b) = sqrt(a^2 + b^2)
         return x if weight is None else x * weight
 
     def hidden(self, ids: Tensor, positions: Tensor, attend: AttendJoined) -> Tensor:
@@ -149,14 +153,15 @@ class FusedQwen2:
         """Queries (N, H, head_dim), and keys and values side by side (N, 2 K, head_dim)."""
         H, K = self.config.num_attention_heads, self.config.num_key_value_heads
         qkv = self.product(x, layer.qkv, layer.qkv_bias).view(len(x), -1, self.config.head_dim)
-        turned = qk = qkv[:, :H + K]
-        if layer.qk_norm is not None:
-            turned = self.normed(qk.to(self.wide)) * layer.qk_norm
-        rotate(turned, cos, sin, out=qk)
+        qk = qkv[:, :H + K]
+        if layer.qk_norm is None:
+            rotate(qk, cos, sin, out=qk)
+        else:
+            rotate(self.normed(qk.to(self.wide)) * layer.qk_norm, cos, sin, out=qk)
         return [qkv[:, :H], qkv[:, H:]]
 
     def product(self, x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x @ matrix + bias. Both factors and the result have the digits of the compute type."""
+        """x @ matrix + bias. Both factors and the result are rounded to the compute type."""
         x = x.to(self.dtype).to(self.product_type)
         bias = None if bias is None else bias.to(x.dtype)
         product: Tensor

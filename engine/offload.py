@@ -25,19 +25,20 @@ class OffloadedAdamW(AdamW):
         self.pairs = list(zip(model.parameters(), copies))
         cast_weights(model, model.compute_dtype).to(device)
         # page-locked if there is a GPU, because the bus is then twice as fast
-        self.buffer = torch.empty(max(parameter.nbytes for parameter, _ in self.pairs),
+        self.bus_memory = torch.empty(max(parameter.nbytes for parameter, _ in self.pairs),
                                   dtype=torch.uint8, pin_memory=torch.device(device).type == "cuda")
         for parameter, copy in self.pairs:
             parameter.register_post_accumulate_grad_hook(partial(self.take_gradient, copy))
 
-    def on_the_way(self, parameter: Tensor) -> Tensor:
-        """CPU memory for numbers that cross the bus, with the shape and type of the parameter."""
-        return self.buffer[:parameter.nbytes].view(parameter.dtype).view(parameter.shape)
+    def buffer_for(self, parameter: Tensor) -> Tensor:
+        """CPU memory for numbers that cross the bus, with the shape and type of the parameter. All
+        parameters use the same memory, one after the other."""
+        return self.bus_memory[:parameter.nbytes].view(parameter.dtype).view(parameter.shape)
 
     def take_gradient(self, copy: Tensor, parameter: Tensor) -> None:
         """Add the gradient of the model's parameter to that of its copy, and free the first."""
         if parameter.grad is not None:
-            gradient = self.on_the_way(parameter).copy_(parameter.grad)
+            gradient = self.buffer_for(parameter).copy_(parameter.grad)
             copy.grad = torch.zeros_like(copy) if copy.grad is None else copy.grad
             copy.grad += gradient
             parameter.grad = None
@@ -46,7 +47,8 @@ class OffloadedAdamW(AdamW):
     def step(self) -> None:
         super().step()
         for parameter, copy in self.pairs:
-            parameter.copy_(self.on_the_way(parameter).copy_(copy))
+            on_cpu = self.buffer_for(parameter).copy_(copy)  # in the type of the parameter
+            parameter.copy_(on_cpu)
 
 
 def cast_weights(model: Qwen2, dtype: torch.dtype) -> Qwen2:

@@ -54,8 +54,9 @@ class AdamW:
                 self.state[p] = {
                     "step": torch.zeros((), dtype=torch.float32, device=p.device),
                     "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
-        counts, means, squares = ([self.state[p][name] for p in gradients] for name in STATE)
-        adamw(list(gradients), list(gradients.values()), means, squares, [], counts, fused=True,
+        states = [self.state[p] for p in gradients]
+        steps, means, squares = ([state[name] for state in states] for name in STATE)
+        adamw(list(gradients), list(gradients.values()), means, squares, [], steps, fused=True,
               amsgrad=False, maximize=False, lr=self.learning_rate, beta1=self.BETAS[0],
               beta2=self.BETAS[1], eps=self.EPSILON, weight_decay=self.weight_decay)
 

@@ -28,11 +28,11 @@ attends to the whole prompt and to its own answer up to itself. The row attends 
     d2  x x . x x x . . . . x x x
 
 Most of this (N, N) mask is empty, so it is never built. Attention works on padded rows instead (_
-is padding), in three steps. First the prefix is one row, whose mask is plain causal. Then what
-follows the prefix in each of the Q = 2 prompts, its rest, is a row of a block: the queries of this
-block are the rests, its keys the prefix and the rests. Last come blocks of at most ROWS answers of
-similar length, whose keys are those of their prompt and their own. Here one block holds all four
-answers, b and c first because they are the shortest:
+is padding), in three steps. First the prefix is one row, whose mask is plain causal. Then comes a
+block with one row for each of the Q = 2 prompts: the rest of the prompt, which is what follows the
+prefix. The queries of this block are the rests, and its keys are the prefix and the rests. Last
+come blocks of at most ROWS answers of similar length, whose keys are those of their prompt and
+their own. Here one block holds all four answers, b and c first because they are the shortest:
 
     prefix (1, 2)   rests, queries (2, 3)   rests, keys (2, P) = (2, 5)
     s0 s1           p2  _  _                s0 s1 p2  _  _
@@ -46,10 +46,10 @@ answers, b and c first because they are the shortest:
 
 If no prefix is shared, the whole prompts (Q, P) are causal rows, and there are no rests.
 
-In rows longer than LONG, queries are taken QUERIES at a time, and keys after the last of them are
-left out. The results are put back into the flat order, without the padding. The gradient is exact:
-the keys and values of a prompt collect it from all its answers, those of the prefix from all
-prompts.
+In rows longer than LONG, queries are taken QUERIES at a time. Keys that come after the last of
+these queries are left out, because none of them sees such a key. The results are put back into the
+flat order, without the padding. The gradient is exact: the keys and values of a prompt collect it
+from all its answers, those of the prefix from all prompts.
 
 The sampler does not use this file for its answers: there a prompt is shared token by token, by
 blocks of rows (engine/cache.py).
@@ -78,7 +78,7 @@ class Block(NamedTuple):
     at_once: int     # how many queries are taken at a time
 
     def windows(self) -> list[slice]:
-        """The parts of the queries, each taken at a time."""
+        """The parts into which the queries are cut, `at_once` queries each."""
         S = self.indices.shape[1]
         return [slice(start, min(start + self.at_once, S)) for start in range(0, S, self.at_once)]
 
@@ -94,7 +94,7 @@ class Block(NamedTuple):
         mask = torch.full((r, 1, end - start, width), float("-inf"), dtype=dtype,
                           device=self.sees.device)
         mask[..., :B].masked_fill_(self.sees[:, None, None], 0)
-        mask[..., B:B + end].triu_(start + 1)  # causal
+        mask[..., B:B + end].triu_(start + 1)  # query i sees the row's own tokens 0 to start + i
         return mask.repeat(1, 1, heads, 1)[..., :B + end]
 
 
@@ -146,24 +146,28 @@ class SharedPrompts:
         return self
 
     def find_padded_index(self) -> Tensor:
-        """(N,): for each token of the flat sequence its index in the padded rows, which are laid
-        end to end: the causal ones, the rests, and all blocks."""
-        first, length = self.causal.shape  # the prefix, or whole prompts
-        indices, masks = [self.causal], [self.prompt_mask[:first, :length]]
+        """(N,): for each token of the flat sequence its index in the padded rows. The padded rows
+        are laid end to end: first the causal ones, then the rests, then all blocks."""
+        rows, length = self.causal.shape  # the prefix, or whole prompts
+        indices, masks = [self.causal], [self.prompt_mask[:rows, :length]]
         for block in self.rests:
             indices.append(block.indices)
             masks.append(self.prompt_mask[:, self.prefix:])
         for block in self.blocks:
             indices.append(block.indices)
             masks.append(self.answer_mask[block.rows, :block.indices.shape[1]])
-        in_rows = torch.cat([mask.flatten() for mask in masks]).nonzero().squeeze(1)
-        in_flat = torch.cat([of_rows.flatten() for of_rows in indices])[in_rows]
-        return torch.empty_like(in_rows).index_copy_(0, in_flat, in_rows)
+        is_token = torch.cat([mask.flatten() for mask in masks])
+        flat_index = torch.cat([of_rows.flatten() for of_rows in indices])
+        padded_index = is_token.nonzero().squeeze(1)
+        # the inverse of flat_index: at each token's place in the flat sequence its padded index
+        found = torch.empty_like(padded_index)
+        return found.index_copy_(0, flat_index[padded_index], padded_index)
 
     def keys_of(self, block: Block, x: Tensor) -> Tensor:
         """(r, heads, B + S, head_dim): the part of the keys or values x (N, heads, head_dim) that
         the rows of a block may see. The prefix is repeated by `expand`, because its gradient is
-        then one sum; with `to_rows` a GPU would add row by row, and in bfloat16 round each time."""
+        then one sum over the rows. With `to_rows` a GPU would add them one by one, and in bfloat16
+        it would round after each."""
         own = to_rows(x, block.keys[:, self.prefix:])
         if not self.prefix:
             return own
@@ -218,8 +222,8 @@ def common_prefix(prompts: list[list[int]]) -> int:
 
 
 def send(x: Tensor, device: torch.device) -> Tensor:
-    """Send a tensor from the CPU to the device. A GPU reads it from page-locked memory when it gets
-    there, so that nothing waits."""
+    """Send a tensor from the CPU to the device. It is first put into page-locked memory, from which
+    a GPU reads it later by itself, so that the CPU does not wait."""
     if device.type == "cpu":
         return x
     return x.pin_memory().to(device, non_blocking=True)

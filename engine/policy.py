@@ -31,7 +31,8 @@ class Forward:
         self.results: dict[str, Tensor] = {}
 
     def look(self, rollouts: Rollouts, attention: bool = False) -> dict[str, Tensor]:
-        if ("attention" if attention else "hidden") not in self.results:
+        wanted = "attention" if attention else "hidden"
+        if wanted not in self.results:
             from engine.extra_forward import look_inside
             self.results = look_inside(self.model, rollouts, self.micro_batch, attention)
         return self.results
@@ -72,10 +73,12 @@ class Policy:
 
     @torch.no_grad()
     def refuse_broken_model(self) -> None:
-        """Raise if the logits after one prompt are not finite, as finite parameters can overflow.
+        """Raise if the logits after one prompt are not finite. Parameters that are finite do not
+        make sure of that, because a product of them can overflow.
 
-        The prompt is not that of a held-out problem: a task remembers those that it was asked for,
-        and refuses to train on them. A run that evaluates nothing may train on any problem."""
+        The prompt is that of an extreme problem, and not of a held-out one. A run may not train on
+        a held-out problem that it has asked for (harness/load.py), but a run that evaluates nothing
+        may train on any problem."""
         problem = self.task.extreme_problems()[0]
         prompt = encode_prompt(self.tokenizer, self.task.prompt_for(problem), "")
         hidden = self.model.model(torch.tensor([prompt], device=self.model.device))

@@ -64,8 +64,8 @@ def rank() -> int:
 
 def is_main_process() -> bool:
     """Whether this process prints. It is read from the environment, because it is needed before the
-    processes are connected. A RANK that another program left there does not silence a single run.
-    """
+    processes are connected. A process that runs alone always prints, even if another program has
+    left a RANK there."""
     return is_alone() or os.environ.get("RANK", "0") == "0"
 
 
@@ -153,8 +153,9 @@ def reshard_layers(model: torch.nn.Module) -> None:
 def refuse_undefined(what: str, *tensors: torch.Tensor) -> None:
     """Raise unless all tensors are finite, in all processes; `what` may be "the gradient is".
 
-    A finite norm is enough, and on a CPU takes a tenth of the time that the largest number takes.
-    Only if the squares of finite numbers are too large does the largest number decide.
+    If the 2-norm is finite, all numbers are. On a CPU it takes a tenth of the time that finding the
+    largest number takes, so it is tried first. The largest number is needed only if the 2-norm is
+    not finite, because squares of finite numbers can be too large.
     """
     own = [local_shard(tensor.detach()) for tensor in tensors if tensor.is_floating_point()]
     parts = [part for part in own if part.numel()]

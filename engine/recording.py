@@ -13,7 +13,8 @@ class Recording:
 
     def __init__(self, step: Callable[[], None], before: "Recording | None"):
         self.step, self.calls = step, 0
-        # the next graph uses the memory of this one, which `before` has recorded
+        # the graph that `before` recorded, until this recording has its own, which takes over the
+        # memory of that one
         self.graph: torch.cuda.CUDAGraph | None = before.graph if before else None
 
     def __call__(self) -> None:
@@ -25,7 +26,7 @@ class Recording:
             self.step()  # recorded, but not carried out
             graph.capture_end()
             self.graph = graph
-        if self.calls > 0 and self.graph:
+        if self.calls > 0 and self.graph:  # from the second call on there is one
             self.graph.replay()
         self.calls += 1
 

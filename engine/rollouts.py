@@ -1,7 +1,8 @@
 """A batch of rollouts (sampled answers), with everything that is known about each token.
 
-Everything per token is (B, T): index t is the t-th generated token. The sampler writes these
-coordinates, and `lay_out` in forward.py makes the one shift that a training forward pass needs.
+Everything per token is (B, T): index t is the t-th generated token. The sampler counts tokens so,
+and so do rewards, credit and the loss. Only a forward pass in training needs another index, because
+token t is predicted at the token before it: `lay_out` in forward.py makes this shift.
 
     3 5 7 make 22 -> " 3 * 5 = 15 ...", " no ..."   two answers to one problem, 30 and 8 tokens
     ids, mask, log_prob, ... (2, 30)                mask[1, 8:] is False
@@ -70,7 +71,7 @@ class Rollouts:
     advantage: Tensor = UNSET                             # (B, T)
     generator: torch.Generator = field(default_factory=torch.Generator)  # on the CPU
     forward: Forward | None = None                        # computes hidden and attention
-    true_credit: Tensor = UNSET                           # (B, T), if a probe has measured it
+    true_credit: Tensor = UNSET                           # (B, T), if a probe of research/ has it
 
     @property
     def length(self) -> Tensor:
@@ -108,7 +109,8 @@ class Rollouts:
 
     def of_problems(self, problems: range) -> "Rollouts":
         """The part of the batch that answers these problems, which are numbered from 0 again."""
-        part, chosen = self.of_rows(self.rows_of(problems)), slice(problems.start, problems.stop)
+        part = self.of_rows(self.rows_of(problems))
+        chosen = slice(problems.start, problems.stop)
         return replace(part, group=part.group - problems.start, problems=self.problems[chosen],
                        prompt_ids=self.prompt_ids[chosen])
 
@@ -142,7 +144,8 @@ def score_answers(rollouts: Rollouts, tokenizer: Tokenizer, task: Task[Problem])
     """
     section, kind = torch.zeros(2, *rollouts.mask.shape, dtype=torch.uint8)
     texts, answers, scores = [], [], []
-    for row, (group, ids) in enumerate(zip(*rollouts.lists)):
+    groups, ids_of_rows = rollouts.lists
+    for row, (group, ids) in enumerate(zip(groups, ids_of_rows)):
         pieces = token_bytes(tokenizer, ids)
         sections, kinds = task.label(pieces)
         section[row, :len(ids)] = torch.tensor(sections, dtype=torch.uint8)

@@ -1,5 +1,5 @@
-"""Sampling answers: first every prompt is computed once, and the beginning that all prompts share
-only once; then all answers grow by one token in each step.
+"""Sampling answers: first every prompt is computed once, and then all answers grow by one token in
+each step. If all prompts begin with the same tokens, this beginning is computed once for all.
 
 Example: prompts p (3 tokens) and r (5 tokens) begin with the same two tokens, s. They have two
 answers each, of at most 4 new tokens. The answers are R = 4 rows: rows 0 and 1 continue p, rows 2
@@ -18,9 +18,9 @@ and 3 continue r. Row 1 draws the stop token as its token 1. V is the vocabulary
                               1 1 1 1
 
 Step t feeds token t - 1 and samples token t. engine/cache.py says which tokens a fed token sees.
-Stop tokens are looked for every 4 steps, and finished rows are dropped once they are an eighth of
-all (on CUDA every 16 steps, and a quarter). Until then finished rows are decoded with the others,
-and what they draw is cut off afterwards.
+Stop tokens are looked for every 4 steps on a CPU, and finished rows are dropped once they are an
+eighth of all. On CUDA it is every 16 steps, and a quarter of all. Until then finished rows are
+decoded with the others, and what they draw is cut off afterwards.
 
 Answers may also continue a sequence from a position within it. The sequence is still computed once,
 and its hidden state at that position predicts their first token. With
@@ -46,19 +46,22 @@ from engine.fused import FusedQwen2
 from engine.packing import pack, send, to_rows
 from qwen2_model import Qwen2
 
-LONG_VOCABULARY = 4096  # beyond it, drawing a token costs the reading of memory, not arithmetic
-PART = 128  # a long vocabulary is cut into parts of so many tokens
-# With a long vocabulary a CPU draws the tokens of so few rows at a time: their logits are read
-# several times, and stay in its cache meanwhile.
+# In a vocabulary longer than this, most of the time for drawing a token goes into reading memory,
+# and not into arithmetic.
+LONG_VOCABULARY = 4096
+PART = 128  # a long vocabulary is cut into parts of this many tokens
+# With a long vocabulary a CPU draws the tokens of only 4 rows at a time. Their logits are read
+# several times, and those of 4 rows stay in the CPU's cache meanwhile.
 ROWS_IN_CACHE = 4
 
 
 class Pace(NamedTuple):
-    """The intervals at which a step may change. On a GPU it is then recorded again."""
-    look: int    # finished rows are looked for every so many steps
-    window: int  # the part of the cache that steps read grows by so many tokens
-    leave: int   # finished rows are dropped once they are 1 / leave of all rows; not at once,
-    #              because the cache is moved when rows are dropped
+    """How often something changes between steps: which rows there are, or how much of the cache
+    they read. On a GPU the step is recorded again after such a change."""
+    look: int    # steps between two searches for finished rows
+    window: int  # tokens by which the part of the cache that steps read is enlarged at a time
+    leave: int   # finished rows are dropped once they are 1 / leave of all rows. They are not
+    #              dropped at once, because then the whole cache has to be moved
 
 
 PACE = {"cpu": Pace(4, 4, 8), "cuda": Pace(16, 128, 4)}
@@ -119,15 +122,18 @@ class Distribution:
 
 
 def pick_by_parts(share: Tensor, e: Tensor, sums: Tensor) -> Tensor:
-    """Do what `index_at` does with the cumulative sum of e (R, V), for which a GPU has only a slow
-    kernel. First the part, of PART tokens, is found by the sums or means of the parts (R, parts),
-    and then the token within the part."""
+    """The same token as `index_at(share, e.cumsum(-1))`, up to rounding, without the cumulative sum
+    over the whole vocabulary (R, V), for which a GPU has only a slow kernel. The vocabulary is cut
+    into parts of PART tokens. First the part is found, by the sums (R, parts) of e over the parts,
+    and then the token within this part. The parts' means serve as well as their sums."""
     cumulative = sums.cumsum(-1)                                           # (R, parts)
-    part = index_at(share, cumulative)
-    beyond = cumulative.gather(1, part) - share * cumulative[:, -1:]       # up to the part's end
-    inside = in_parts(e).gather(1, part[..., None].expand(-1, -1, PART)).squeeze(1)
-    token = index_at(1 - beyond / sums.gather(1, part), inside.cumsum(-1))
-    return token.add_(part, alpha=PART).clamp(max=e.shape[1] - 1)
+    part = index_at(share, cumulative)                                     # (R, 1)
+    height = share * cumulative[:, -1:]
+    beyond = cumulative.gather(1, part) - height     # from the height to the end of the part
+    share_in_part = 1 - beyond / sums.gather(1, part)
+    e_in_part = in_parts(e).gather(1, part[..., None].expand(-1, -1, PART)).squeeze(1)
+    index = index_at(share_in_part, e_in_part.cumsum(-1))
+    return index.add_(part, alpha=PART).clamp(max=e.shape[1] - 1)          # part * PART + index
 
 
 class LongDistribution(Distribution):
@@ -137,7 +143,8 @@ class LongDistribution(Distribution):
     def __init__(self, logits: Tensor):
         self.logits = logits
         self.p = logits.softmax(-1, dtype=torch.float32)                   # (R, V)
-        # for each part; with this correction the sum of squared deviations is divided by 1
+        # For each part, the mean of p and the sum of (p - mean)^2: a variance divides this sum by
+        # PART - correction, which is 1.
         self.deviation, self.mean = torch.var_mean(in_parts(self.p), -1, correction=PART - 1)
 
     def pick(self, uniform: Tensor, temperature: float = 1.0) -> Tensor:
@@ -149,7 +156,8 @@ class LongDistribution(Distribution):
         """The same three numbers, for a token that was drawn. Its p is clamped, because float32 has
         no p below e^-87. entr(p) is -p log p."""
         p = self.p.gather(1, token[:, None]).squeeze(1)
-        squares = torch.addcmul(self.deviation, self.mean, self.mean, value=PART)  # sums of p^2
+        # the sum of p^2 over each part: sum of (p - mean)^2 + PART mean^2
+        squares = torch.addcmul(self.deviation, self.mean, self.mean, value=PART)
         log_prob = p.clamp(min=torch.finfo(p.dtype).tiny).log()
         return log_prob, torch.special.entr(self.p).sum(-1), squares.sum(-1)
 
@@ -164,11 +172,11 @@ def in_parts(p: Tensor) -> Tensor:
 
 def index_at(share: Tensor, cumulative: Tensor) -> Tensor:
     """(R, 1) the first index at which the cumulative sum (R, n) is above this share of the whole
-    sum. It is never an index that adds nothing to the sum."""
+    sum. A token of probability 0 adds nothing to the sum, so its index is never returned."""
     # clamped, so that it is below the whole sum even after rounding
     height = share.clamp(0, 1 - 2 ** -23) * cumulative[:, -1:]
     index = torch.searchsorted(cumulative, height, right=True)
-    return index.clamp(max=cumulative.shape[1] - 1)  # NaN would be beyond
+    return index.clamp(max=cumulative.shape[1] - 1)  # if the sum is NaN, the index found is n
 
 
 @dataclass(frozen=True)
@@ -218,8 +226,9 @@ class Decoding:
 
         def attend(layer: int, q: Tensor, kv: Tensor) -> Tensor:
             self.cache.add_prompts(to_rows(kv, packed.prompts), rows.prompt)
-            attended = packed(layer, q, *kv.chunk(2, 1))
-            return torch.unflatten(attended, 1, (kv.shape[1] // 2, -1))
+            k, v = kv.chunk(2, 1)
+            attended = packed(layer, q, k, v)                               # (N, H, head_dim)
+            return torch.unflatten(attended, 1, (k.shape[1], -1))           # by key head
 
         hidden = self.model.hidden(ids, packed.positions, attend)           # (N, D)
         last_seen = packed.prompts[rows.prompt, rows.seen - 1]              # (R,)
@@ -249,17 +258,19 @@ class Decoding:
             distribution: Distribution = LongDistribution(logits)
         else:
             distribution = Distribution(logits)
-        allowed = distribution
-        if without is not None:  # the other tokens keep their proportions
+        # Without the excluded token the others keep their proportions. What is recorded are the
+        # facts of the whole distribution.
+        drawn_from = distribution
+        if without is not None:
             every = torch.arange(logits.shape[1], device=logits.device)
             logits = logits.masked_fill(every == without[some, None], float("-inf"))
-            allowed = Distribution(logits)
+            drawn_from = Distribution(logits)
         cell = self.line + rows.answer[some]  # in the flat tables
         uniform = self.uniform.index_select(0, cell)
         if sampling.greedy:
             token = logits.argmax(-1)
         else:
-            token = allowed.pick(uniform, sampling.temperature)
+            token = drawn_from.pick(uniform, sampling.temperature)
         rows.token[some] = token
         self.tokens.index_copy_(0, cell, token)
         self.facts.index_copy_(0, cell, torch.stack(distribution.facts(token), 1))
@@ -274,9 +285,9 @@ class Decoding:
         """Drop the rows that are done and put the others into blocks of the cache, with room for
         `slots` tokens each, of which `written` are there already."""
         stay = (~self.rows.done).nonzero().squeeze(1)
-        answers = self.rows.prompt[stay].unique_consecutive(return_counts=True)[1]
-        G = rows_of_block(answers.tolist(), self.cache.P, slots)
-        row, is_copy = fill_blocks(answers, G)
+        _, rows_of_prompt = self.rows.prompt[stay].unique_consecutive(return_counts=True)
+        G = rows_of_block(rows_of_prompt.tolist(), self.cache.P, slots)
+        row, is_copy = fill_blocks(rows_of_prompt, G)
         self.rows = Rows(*(values[stay[row]] for values in vars(self.rows).values()))
         self.rows.answer[is_copy] = self.columns - 1
         self.rows.done |= is_copy
@@ -297,8 +308,9 @@ def step_until_done(decoding: Decoding, longest: int) -> None:
     if device.type != "cpu":
         from engine.recording import Recording
     recording: Recording | None = None
-    step, window = decoding.step, 0
-    t = count = 1  # token 0 came with the prefill
+    step = decoding.step
+    window = 0     # the steps read this many slots
+    t = count = 1  # tokens that each row has: token 0 came with the prefill. count are new
     while t < longest:
         decoding.find_done(t, count)
         rows = len(decoding.rows.done)
@@ -307,14 +319,16 @@ def step_until_done(decoding: Decoding, longest: int) -> None:
             return
         progress.note(f"{t} of at most {longest} tokens")
         count = min(pace.look, longest - t)
-        needed = t + count - 1  # slots, because the last of these steps feeds token t + count - 2
+        # A step stores the token that it feeds. After count steps these are all but the newest of
+        # t + count tokens.
+        needed_slots = t + count - 1
         slots = cache.slots
-        if needed > slots:
-            slots = min(max(needed, 2 * slots), longest - 1)
+        if needed_slots > slots:  # twice as many, so that it happens rarely
+            slots = min(max(needed_slots, 2 * slots), longest - 1)
         if pace.leave * done >= rows or slots > cache.slots:
             decoding.arrange(slots, written=t - 1)
             window = 0
-        if needed > window:
+        if needed_slots > window:
             window = min(t + pace.window - 1, cache.slots)
             cache.set_window(window)
             if device.type != "cpu":
@@ -358,7 +372,7 @@ def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | li
                         f"{most}")
     stop_ids = model.config.stop_ids if stop_ids is None else stop_ids
     share = range(len(starts)) if share is None else share
-    # all processes have to make it, including those with an empty share
+    # made also by a process whose share is empty, because all processes have to take part
     fused = FusedQwen2(model, longest=max(map(len, prompts)) + max(limits))
     starts = [start for start in starts for _ in range(answers)]
     limits = [limit for limit in limits for _ in range(answers)]
@@ -384,11 +398,11 @@ def decode(model: FusedQwen2, prompts: list[list[int]], starts: list[Start], lim
     device, longest = uniform.device, uniform.shape[1]
     needed = sorted({starts[row].prompt for row in wanted})
     number_of = {prompt: number for number, prompt in enumerate(needed)}
-    table = []
+    lines = []  # for each row: answer, prompt, seen, limit
     for row in sorted(wanted, key=lambda row: starts[row].prompt):
         start = starts[row]
-        table.append((row, number_of[start.prompt], start.seen, limits[row]))
-    answer, prompt, seen, limit = torch.tensor(table, device=device).unbind(1)
+        lines.append((row, number_of[start.prompt], start.seen, limits[row]))
+    answer, prompt, seen, limit = torch.tensor(lines, device=device).unbind(1)
     rows = Rows(answer, prompt, seen, limit, token=torch.zeros_like(answer), position=seen - 1,
                 done=torch.zeros_like(answer, dtype=torch.bool))
     prompts = [prompts[prompt] for prompt in needed]

@@ -8,9 +8,9 @@ processes, each process has
                        and freed afterwards; its gradient is reduce-scattered
 
 Loop, loss and files are the same as without it; all code that differs is here, or calls this file.
-Processes wait for each other at every layer, so all of them make the same number of passes, and one
-without answers left passes empty batches. In sampling every token step would gather every layer, so
-FusedQwen2 is a whole copy.
+Processes wait for each other at every layer, so all of them make the same number of forward passes.
+A process that has no answers left makes them with empty batches. In sampling every token step would
+gather every layer, so FusedQwen2 is a whole copy.
 
 Left out: sampling layer by layer. So each process needs memory for a whole copy in bfloat16, beside
 its own rows.

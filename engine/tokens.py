@@ -25,9 +25,10 @@ KINDS = ("word", "space", "number", "operator", "bracket", "tag", "end")
 
 
 def load_tokenizer(folder: str | Path, vocabulary: int | None = None) -> Tokenizer:
-    """Read tokenizer.json, and check that it suits a model that knows `vocabulary` tokens: it may
-    have no others, and it must have those of ChatML, the format of the prompts. Without a model
-    `vocabulary` is None: then the tokenizer is only needed to spell what was sampled."""
+    """Read tokenizer.json, and check that it suits a model that knows `vocabulary` tokens. All its
+    tokens must be among them, and the tokens of ChatML, the format of the prompts, must be among
+    its own. Without a model `vocabulary` is None: then the tokenizer is only needed to spell what
+    was sampled."""
     path = Path(folder) / "tokenizer.json"
     if not path.exists():
         raise UserError(f"{path} does not exist: the folder needs the model's own tokenizer")
@@ -70,10 +71,10 @@ def encode_prompt(tokenizer: Tokenizer, text: str, problem: str) -> list[int]:
 
 def without_earlier_turns(prompt: str) -> str:
     """A prompt as it is printed for people: of several user turns, only the last one."""
-    *earlier, last = prompt.split(USER_TURN)
-    if len(earlier) < 2:
+    _, *turns = prompt.split(USER_TURN)  # before the first turn may be one of the system
+    if len(turns) < 2:
         return prompt
-    return f"[{len(earlier) - 1} earlier turns] {USER_TURN}{last}"
+    return f"[{len(turns) - 1} earlier turns] {USER_TURN}{turns[-1]}"
 
 
 def encode(tokenizer: Tokenizer, text: str, what: str) -> list[int]:
@@ -83,7 +84,9 @@ def encode(tokenizer: Tokenizer, text: str, what: str) -> list[int]:
     except UnicodeEncodeError as error:
         raise UserError(f"{what} contains half of a character: {text[error.start]!r}") from None
     ids = tokenizer.encode(text, add_special_tokens=False).ids
-    if tokenizer.normalizer:  # Qwen's composes accents: it is another spelling of the same text
+    # Qwen's normalizer joins a letter and its accent into one character, so what its tokens spell
+    # has to be compared with the normalised text.
+    if tokenizer.normalizer:
         text = tokenizer.normalizer.normalize_str(text)
     if b"".join(token_bytes(tokenizer, ids)).decode(errors="replace") != text:
         raise UserError(f"the tokenizer cannot spell {what}: its {tokenizer.get_vocab_size()} "
