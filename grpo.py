@@ -38,10 +38,10 @@ from torch import Tensor
 
 from engine import processes
 from engine.choices import Metrics, advantage
-from engine.forward import frozen_log_probs, micro_batches, response_log_probs
+from engine.forward import (frozen_log_probs, micro_batches, over_answers,
+                            response_log_probs)
 from engine.optimizer import Optimizer, clip_and_step
 from engine.policy import RunSettings
-from engine.progress import over_answers
 from engine.rollouts import Rollouts
 from qwen2_model import Qwen2
 

@@ -8,6 +8,7 @@
                      prompts share the tokens that all of them begin with
     TokenLogProbs    log softmax of single tokens, without the logits of the whole batch at once
 """
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ from torch import Tensor
 from engine import processes
 from engine.packing import SharedPrompts, pack, send
 from engine.processes import reshard_layers
-from engine.progress import over_answers
 from engine.rollouts import Rollouts
 from qwen2_model import Qwen2, linear
 
@@ -134,6 +134,15 @@ def micro_batches(rollouts: Rollouts, rows: Tensor, size: int) -> list[Tensor]:
     parts.sort(key=count_tokens, reverse=True)
     missing = processes.all_reduce_max(len(parts)) - len(parts)
     return [rows[part] for part in parts] + [rows[:0]] * missing
+
+
+def over_answers(parts: list[Tensor]) -> Iterator[Tensor]:
+    """The micro-batches, one after the other. Before each it is noted how many answers are done."""
+    total, so_far = sum(map(len, parts)), 0
+    for part in parts:
+        processes.note_progress(f"{so_far} of {total} answers")
+        yield part
+        so_far += len(part)
 
 
 class TokenLogProbs(torch.autograd.Function):

@@ -20,6 +20,15 @@ if TYPE_CHECKING:  # this import takes a second
 
 from engine.errors import NotFinite, UserError
 
+progress = ""  # what this process has done of a long computation, such as "16 of 64 answers"
+
+
+def note_progress(text: str) -> None:
+    """Note it for the status line of a terminal (harness/screen.py)."""
+    global progress
+    progress = text
+
+
 
 def start(device: str) -> str:
     """Join the other processes, if there are any, and return this one's device."""

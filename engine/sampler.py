@@ -39,7 +39,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine import progress
+from engine import processes
 from engine.cache import FIRST_SLOTS, Cache, fill_blocks, rows_of_block
 from engine.errors import UserError
 from engine.fused import FusedQwen2
@@ -317,7 +317,7 @@ def step_until_done(decoding: Decoding, longest: int) -> None:
         done = int(decoding.rows.done.sum())
         if done == rows:
             return
-        progress.note(f"{t} of at most {longest} tokens")
+        processes.note_progress(f"{t} of at most {longest} tokens")
         count = min(pace.look, longest - t)
         # A step stores the token that it feeds. After count steps these are all but the newest of
         # t + count tokens.

@@ -191,8 +191,9 @@ class CheckedTask:
         are_numbers = all(-LARGEST_SCORE <= value <= LARGEST_SCORE for value in score.values())
         if not (are_numbers and PARTS <= score.keys() and score["answer"] in (0, 1)):
             raise UserError(f"score ({location_of(type(self.task))}) should return numbers from "
-                            f"-{LARGEST_SCORE:g} to {LARGEST_SCORE:g}. Among them should be {', '.join(sorted(PARTS))}, and answer should "
-                            f"be 0 or 1. It returned {score}")
+                            f"-{LARGEST_SCORE:g} to {LARGEST_SCORE:g}. Among them should be "
+                            f"{', '.join(sorted(PARTS))}, and answer should be 0 or 1. It "
+                            f"returned {score}")
         return score
 
     def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:

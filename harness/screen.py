@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 import torch
 
-from engine import processes, progress
+from engine import processes
 from engine.errors import PROJECT, UserError
 from harness.record import Json
 
@@ -150,10 +150,10 @@ def show_status(text: str) -> None:
 
 @contextmanager
 def ticking_status(text: str, usual: float | None) -> Iterator[None]:
-    """Show a status, and every second what is done of it (engine/progress.py) and how long it has
+    """Show a status, and every second what is done of it and how long it has
     taken; `usual` is what it took before."""
     show_status(text)
-    progress.note("")
+    processes.note_progress("")
     if not sys.stderr.isatty():
         yield
         return
@@ -162,7 +162,7 @@ def ticking_status(text: str, usual: float | None) -> Iterator[None]:
 
     def tick() -> None:
         while not ended.wait(TICK):
-            done = f", {progress.done}" if progress.done else ""
+            done = f", {processes.progress}" if processes.progress else ""
             show_status(f"{text}{done}, {time.monotonic() - begin:.0f}{of_usual} s")
 
     thread = Thread(target=tick, name="status", daemon=True)
@@ -171,7 +171,7 @@ def ticking_status(text: str, usual: float | None) -> Iterator[None]:
         yield
     finally:
         ended.set()
-        progress.note("")
+        processes.note_progress("")
         thread.join()  # so that nothing is printed between its lines
 
 

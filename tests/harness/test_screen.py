@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from conftest import ROOT, hand_made
-from engine import processes, progress
+from engine import processes
 from engine.errors import UserError
 from harness import screen
 from harness.metrics import batch_metrics
@@ -207,7 +207,7 @@ def test_a_terminal_shows_how_far_a_stage_is(monkeypatch, usual, done, said):
     monkeypatch.setattr(screen, "TICK", 0.01)
     with pytest.raises(ValueError), screen.ticking_status("step 3: update", usual):
         begin = time.monotonic()
-        progress.note(done)
+        processes.note_progress(done)
         while said not in terminal.getvalue() and time.monotonic() < begin + 30:
             time.sleep(0.01)
         raise ValueError  # a mistake in a step ends the clock, too
