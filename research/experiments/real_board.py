@@ -16,9 +16,10 @@ begins.
               methods that have their six seeds. For the others the interval says how large a
               difference may still be
     control   `measured`, credit by Monte Carlo, which must be better, with two continuations for
-              each token and with sixteen; four times the answers; and the advantages shuffled
-              within each group, which must not learn. These are not methods, so their p is not
-              corrected
+              each token and with sixteen; four times the answers; the placebo of `by_kind without
+              words`, in which as many tokens have no weight, but random ones; and the advantages
+              shuffled within each group, which must not learn. These are not methods, so their p
+              is not corrected
     predicted the gain that was predicted, in research/results/real_board/predictions.json, before
               any run was made
 
@@ -63,13 +64,15 @@ ARMS = {  # in the order in which they are made
     "entropy_masking": "--mitigation entropy_masking",
     "equal_gradient": "--mitigation equal_gradient",
     "by_kind without words": "--mitigation by_kind --word_weight 0",
+    "its placebo": "--mitigation by_kind --word_weight 0 --placebo weights",
     "random": "--mitigation random",
     SHUFFLED: "--placebo advantages",
     "four times": "--questions {four_times}"}
 CONTROLS = {"four times": "larger batches", "measured": "the control", "measured 16": "the control",
-            SHUFFLED: "the control"}
+            "its placebo": "the control", SHUFFLED: "the control"}
 FEWEST_PAIRS = 6  # an arm with fewer is not in the table yet
-BY_SECTION = ("outcome_conditional 0.5", "outcome_conditional 0.25", "by_kind without words")
+BY_SECTION = ("outcome_conditional 0.5", "outcome_conditional 0.25", "by_kind without words",
+              "its placebo")
 FORMS = {  # for each --prompt: problems a step, steps, and the arms that say nothing there
     "brief": SimpleNamespace(questions=4, steps=24, without=("measured 16",)),
     "expression": SimpleNamespace(questions=8, steps=16, without=BY_SECTION)}
