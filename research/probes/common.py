@@ -132,6 +132,8 @@ def policy_from_flags(args: SimpleNamespace) -> Policy:
         del chosen["max_new_tokens"]
     if run := run_of(Path(args.model)):
         chosen["config"] = str(run / "config.json")
+    if vars(args).get("config"):
+        chosen["config"] = args.config
     return load_policy(make_settings({**chosen, "temperature": 1.0}))
 
 

@@ -39,6 +39,8 @@ from research.probes.decided import (PARTITIONS, MeasuredAnswers, decided_table,
 
 FLAGS = {
     **MODEL_FLAGS,
+    "config": Flag(None, "file of settings of train.py, with the task and its flags. By default "
+                         "they are those of the run, or those that the model has in train.py"),
     "problems": Flag(24, "the most problems whose credit is measured", least=2, most=10_000),
     "minutes": Flag(60.0, "minutes after which no further problem is begun", above=0, most=100_000),
     "questions": Flag(6, "how many problems are answered at the same time", least=1, most=1000),
