@@ -10,7 +10,7 @@ from conftest import ROOT, hand_made
 from engine.errors import UserError
 from harness.record import read_columns
 from research.probes import large
-from research.probes.common import run_probe
+from research.probes.common import policy_from_flags, run_probe
 from research.probes.credit import MeasuredCredit
 from research.probes.decided import MeasuredAnswers, tokens_of
 
@@ -78,3 +78,13 @@ def test_two_problems_of_the_model_that_ships(tmp_path, capsys):
         chance = 1 - np.exp(columns["log_prob"].astype(float))
         assert not columns["true_credit"][chance < 0.299].any()
         assert columns["true_credit"].any()
+
+
+@pytest.mark.parametrize("named, answers", [(False, 16), (True, 5)])
+def test_the_settings_of_a_run_can_be_named(tmp_path, named, answers):
+    """Otherwise they are those that the model has in train.py."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"mitigation": "none", "answers": 5}))
+    defaults = {name: flag.default for name, flag in large.FLAGS.items()}
+    args = SimpleNamespace(**defaults | {"config": str(path) if named else None})
+    assert policy_from_flags(args).settings.answers == answers
