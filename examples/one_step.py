@@ -49,6 +49,7 @@ ANSWERS = 16
 SEED = 0
 MAX_GRAD_NORM = 1.0
 SHOWN_TOKENS = 3
+# A folder's recipe.json, as models/tiny has one, overrides these.
 DEFAULTS: dict[str, Any] = {"learning_rate": 5e-6, "max_new_tokens": 512}
 # For a model whose folder has no recipe.json: problems of two numbers, four of them solved in the
 # prompt, and an answer that is the bare expression.
@@ -69,8 +70,8 @@ def one_step(folder: Path, step: int = 1) -> Qwen2:
         settings = DEFAULTS | json.loads(recipe.read_text())  # the recipe's values win
     model = Qwen2.from_pretrained(folder)
     tokenizer = load_tokenizer(folder)
-    names = [field.name for field in fields(Task)]
-    task = Task(**{name: settings[name] for name in names if name in settings})
+    of_task = [field.name for field in fields(Task) if field.name in settings]
+    task = Task(**{name: settings[name] for name in of_task})  # such as numbers="3"
 
     # Stage 2: draw a problem, and write the prompt, which ends where the answer begins.
     [problem] = task.training_problems(SEED, step, count=1)
@@ -99,12 +100,14 @@ def one_step(folder: Path, step: int = 1) -> Qwen2:
     weight = torch.ones_like(sampled.log_prob)                                       # (B, T)
     weight = weight / weight[mask].mean()  # whatever the weights were, their mean is 1 now
 
-    # Stage 7: compute the loss and its gradient.
+    # Stage 7: compute the loss and its gradient. The sampler has computed the log-probs as well,
+    # but it keeps nothing for a backward pass, so they are computed again.
     log_prob = log_probs(model, prompt, ids)                                         # (B, T)
     loss = policy_loss(log_prob, advantage, weight, mask, total=int(mask.sum()))
     loss.backward()
 
-    # Stage 8: limit the gradient, and move the parameters.
+    # Stage 8: limit the gradient to the norm MAX_GRAD_NORM, and move the parameters. `norm` is the
+    # norm from before.
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings["learning_rate"], weight_decay=0)
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
     optimizer.step()
@@ -124,9 +127,9 @@ def one_step(folder: Path, step: int = 1) -> Qwen2:
     best = int(reward.argmax())
     columns = {"log-prob before": log_prob, "advantage": advantage, "weight": weight,
                "term of the loss": -weight * advantage * log_prob / mask.sum(),
-               "log-prob after": log_prob_after}
-    texts = [tokenizer.decode([token]) for token in ids[best, mask[best]].tolist()]
-    show_tokens(best, texts, {heading: values[best] for heading, values in columns.items()})
+               "log-prob after": log_prob_after, "change": log_prob_after - log_prob}
+    pieces = [tokenizer.decode([token]) for token in ids[best, mask[best]].tolist()]
+    show_tokens(best, pieces, {heading: values[best] for heading, values in columns.items()})
     if reward.max() == reward.min():
         print("\nAll answers have the same reward, so this problem teaches nothing. Take another: "
               f"python examples/one_step.py {folder} {step + 1}")
@@ -148,8 +151,10 @@ def show_tokens(answer: int, texts: list[str], columns: dict[str, Tensor]) -> No
 def log_probs(model: Qwen2, prompt: list[int], answers: Tensor) -> Tensor:
     """(B, T): the log-prob of each token, given the prompt and the tokens before it.
 
-    The logits at a position are a prediction of the next token, so those at the prompt's last
-    position belong to the answer's first token, and those at the answer's last one to no token.
+    No position sees the padding, because it comes after the answer, and attention is causal: each
+    position sees those before it. The logits at a position are a prediction of the next token, so
+    those at the prompt's last position belong to the answer's first token, and those at the
+    answer's last one to no token.
     """
     prompts = torch.tensor([prompt] * len(answers))                                  # (B, P)
     logits = model(torch.cat([prompts, answers], dim=1))            # (B, P + T, vocabulary)

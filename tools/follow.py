@@ -57,8 +57,8 @@ MOST = 8            # tokens that get a line
 
 
 def main(argv: list[str]) -> None:
-    parser = make_parser("python -m tools.follow RUN [--step N] [--answer N] [--token N]", __doc__,
-                         FLAGS)
+    usage = "python -m tools.follow RUN [--step N] [--answer N] [--token N [--moved]]"
+    parser = make_parser(usage, __doc__, FLAGS)
     parser.add_argument("run", metavar="RUN", nargs="?", default=None,
                         help="a run folder. By default it is the newest in runs/")
     flags = with_defaults(parser.read(argv), FLAGS)
@@ -88,15 +88,11 @@ def main(argv: list[str]) -> None:
     if flags.token is None:
         return show_answer(answer)
     show_token(answer, flags.token)
-    for label, text, function in with_numbers(stages(run["config"]), answer, flags.token):
-        print_stage(label, text, function)
-        if label == "p":
-            others = likeliest(run, record, tokenizer, answer, flags.token)
-            print_stage("others", others, where(Qwen2.logits))
+    print_account(run, record, tokenizer, answer, flags.token)
     if flags.moved:
         return show_what_moved(run, record, tokenizer, flags.answer, flags.token)
     if not is_foreign(run["config"]):
-        say("\nWhich other tokens moved this one? The same command with --moved shows it.")
+        say("\nWhat else moved this token? The same command with --moved shows it.")
 
 
 def refuse_alone(flags: SimpleNamespace) -> None:
@@ -155,6 +151,18 @@ def show_token(answer: ShownAnswer, t: int) -> None:
     put(f"\n{''.join(texts[:t])}{marked}{''.join(texts[t + 1:])}\n")
     print(f"token {t}, {answer['texts'][t]!r}, of the kind {KINDS[answer['kind'][t]]}, in the "
           f"section {SECTIONS[answer['section'][t]]}\n")
+
+
+def print_account(run: Run, record: StepRecord, tokenizer: Tokenizer, answer: ShownAnswer,
+                  t: int) -> None:
+    """Print the stages of token t, from its reward to its change."""
+    for label, text, function in with_numbers(stages(run["config"]), answer, t):
+        print_stage(label, text, function)
+        if label == "p":
+            others = likeliest(run, record, tokenizer, answer, t)
+            print_stage("others", others, where(Qwen2.logits))
+    if "change" not in answer["values"]:
+        print_stage("change", "not measured in this step; --change_every says in which it is", "")
 
 
 def print_stage(label: str, text: str, function: str) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from engine.choices import MITIGATIONS
 from engine.errors import UserError
-from engine.tokens import OPERATOR, WORD
+from engine.tokens import ANSWER, OPERATOR, WORD
 from grpo import group_z_score
 from qwen2_model import rotary
 from research.__main__ import main
@@ -230,7 +230,8 @@ def test_where_a_method_pays(monkeypatch, pays_at, said):
     """True credit is 0.1 ahead with every seed, and the method 0.05 in some of the tasks."""
     def train(spec, arm, seeds, rates, *_):
         gain = {TRUE: 0.1, "random": 0.05 * (spec.decide in pays_at)}.get(arm.name, 0.0)
-        return [0.5 + gain + 1e-3 * (seed % 2) for seed in seeds]
+        own = 1e-4 * (arm.name == "random")  # otherwise it would do the same as plain GRPO
+        return [0.5 + gain + (1e-3 - own) * (seed % 2) for seed in seeds]
 
     monkeypatch.setattr(dial, "train_policies", train)
     text = dial.where_it_pays("random")
@@ -239,6 +240,17 @@ def test_where_a_method_pays(monkeypatch, pays_at, said):
     assert [row.split()[1] for row in rows] == ["3", "12", "42"]
     assert all("+10.0" in row for row in rows)
     assert ["+5.0" in row for row in rows] == [decide in pays_at for decide in (3, 12, 42)]
+
+
+def test_a_method_that_does_the_same_as_plain_grpo_cannot_be_tried(monkeypatch):
+    """It weights by sections, of which a synthetic task has only one."""
+    def in_the_answer(rollouts, *, elsewhere: float = 0.1):
+        return torch.where(rollouts.section == ANSWER, 1.0, elsewhere)
+
+    monkeypatch.setitem(MITIGATIONS, "in_the_answer", in_the_answer)
+    said = dial.where_it_pays("in_the_answer", seeds=2)
+    assert said.startswith("Where could it pay? in_the_answer cannot be tried in a synthetic task")
+    assert "does the same as plain GRPO" in said and "none of them" not in said
 
 
 def test_a_method_that_cannot_be_asked_says_why():

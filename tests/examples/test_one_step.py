@@ -57,9 +57,9 @@ def test_a_step_is_the_first_one_of_training_gradient_for_gradient(tmp_path, mon
     positions = sorted(np.argsort(log_prob)[:3])
     N = len(columns["token_id"])
     expected = [[t, log_prob[t], advantage[t], 1, -advantage[t] * log_prob[t] / N,
-                 log_prob[t] + change[t]] for t in positions]
-    lines = printed.partition("log-prob after\n")[2].splitlines()
-    shown = [[float(word) for word in (line.split()[0], *line.split()[-5:])] for line in lines]
+                 log_prob[t] + change[t], change[t]] for t in positions]
+    lines = printed.rpartition("change\n")[2].splitlines()
+    shown = [[float(word) for word in (line.split()[0], *line.split()[-6:])] for line in lines]
     np.testing.assert_allclose(shown, expected, rtol=0, atol=0.001)
 
 

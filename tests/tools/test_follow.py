@@ -247,3 +247,10 @@ def test_the_answers_to_each_problem(recorded, batch, follow_it):
         assert float(reward) == pytest.approx(float(batch.reward[int(b)]), abs=0.006)
         assert float(advantage) == pytest.approx(float(batch.advantage[int(b), 0]), abs=0.006)
         assert int(length) == int(batch.length[int(b)])
+
+
+@pytest.mark.parametrize("step, is_measured", [(2, False), (STEP, True)])
+def test_a_step_whose_change_was_not_measured_says_so(recorded, follow_it, step, is_measured):
+    """It is measured in the first step and in the last one."""
+    said = follow_it(recorded, "--step", step, "--answer", 0, "--token", 0)
+    assert ("change     not measured in this step; --change_every" in said) != is_measured

@@ -41,14 +41,23 @@ def test_the_sentences_by_hand():
 
 
 def test_few_pairs_say_what_they_can_see():
-    """1, 2 and 3 points: their mean has the standard error 1 / sqrt(3). With 2 degrees of freedom
-    5.67 of them are found in 80 of 100 experiments: 3.3 points."""
-    said = Verdict("my_idea", runs_with([0.01, 0.02, 0.03])).sentences()
+    """0, 1, 2 and 3 points: their mean has the standard error 1.29 / 2. With 3 degrees of freedom
+    4.27 of them are found in 80 of 100 experiments: 2.8 points."""
+    said = Verdict("my_idea", runs_with([0.0, 0.01, 0.02, 0.03])).sentences()
     [few] = [sentence for sentence in said if "80 of 100" in sentence]
-    assert few.startswith("3 pairs can see only large differences.") and "of 3.3 points" in few
+    assert few.startswith("4 pairs can see only large differences.") and "of 2.8 points" in few
+    three = " ".join(Verdict("my_idea", runs_with([0.01, 0.02, 0.03])).sentences())
+    assert "3 pairs are too few to say how much pairs differ" in three and "80 of" not in three
     assert "80 of 100" not in verdict_of([0.01, 0.02] * 4)
     assert "7 pairs can see only large" in verdict_of([0.01, 0.02] * 3 + [0.03])
     assert "80 of 100" not in verdict_of([0.0, 0.0, 0.0])  # there is no spread to go by
+
+
+def test_runs_that_sampled_the_same_have_no_verdict():
+    """As after a single step, which is sampled before the first update."""
+    said = verdict_of([0.0, 0.0])
+    assert said.startswith("my_idea and plain GRPO sampled the same in training, so there is no")
+    assert "behind" not in said
 
 
 def test_ahead_is_said_after_a_second_look_alone():

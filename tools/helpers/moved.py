@@ -32,7 +32,8 @@ NOTES = [
     "contributed to it, to first order. Their sum differs from what was measured by what the first "
     "order leaves out",
     "The plain step is one of gradient descent, as long as a step that moves every parameter by "
-    "the learning rate. AdamW's step is that of the run"]
+    "the learning rate. AdamW's step is that of the run. Where the sum is far from what was "
+    "measured, the step was too long for the first order, and the parts of that column say little"]
 
 
 def movers(rollouts: Rollouts, b: int, t: int) -> dict[str, Tensor]:

@@ -22,6 +22,7 @@ from engine.choices import WHOLE_ANSWERS
 from harness.screen import say
 
 OTHERS = {"plain": "plain GRPO", "placebo": "its placebo"}
+FEWEST = 4  # from fewer pairs not even their spread is known
 FEW = 8  # with fewer pairs than these, a sentence says how large a difference they can see
 COLOURS = {"plain": GREY, "placebo": ORANGE, "idea": BLUE}
 Look = dict[str, dict[int, dict]]  # runs by arm and seed
@@ -82,6 +83,9 @@ class Verdict:
             first = self.gain(self.looks[0])
             before = (f" On the first {first.pairs} seeds it was better: "
                       f"{in_points(first.estimate)}.")
+        if estimate.low == estimate.high == 0:
+            return (f"{name} and plain GRPO sampled the same in training, so there is no verdict: "
+                    "the first step is sampled before any update.")
         if before and estimate.low > 0:
             return (f"{name} is ahead of plain GRPO: {in_points(estimate)} on {gain.pairs} new "
                     f"seeds.{before}")
@@ -164,6 +168,9 @@ def about_few(gain: Gain) -> list[str]:
     visible = gain.estimate.visible
     if gain.pairs >= FEW or not visible > 0:
         return []
+    if gain.pairs < FEWEST:
+        return [f"{gain.pairs} pairs are too few to say how much pairs differ, so the interval is "
+                "itself uncertain. More --seeds make it surer."]
     return [f"{gain.pairs} pairs can see only large differences. With the spread of these pairs, "
             f"80 of 100 such experiments would find a true difference of {shown(visible, 'size')} "
             f"points, and fewer would find a smaller one."]
