@@ -29,7 +29,8 @@ def existing(name: str | None = None) -> Path:
     if name:
         path = Path(name)
         if not path.exists():
-            raise UserError(f"{path} does not exist{did_you_mean(path)}")
+            hint = did_you_mean(path) or ": python train.py --mitigation none makes a run"
+            raise UserError(f"{path} does not exist{hint}")
         return path
     configs = list(Path("runs").glob("*/config.json"))
     if not configs:

@@ -81,8 +81,9 @@ NOT_OF_A_STEP = ("analysis", "harness", "research", "tools")  # packages that co
 def main(argv: list[str]) -> None:
     parser = make_parser("python -m tools.idea NAME [its flags, flags of train.py, flags]", __doc__,
                          FLAGS)
-    parser.add_argument("name", metavar="NAME", help="a weighting or an advantage. It comes first. `python train.py "
-                             "--help NAME` describes it and its flags")
+    parser.add_argument("name", metavar="NAME",
+                        help="a weighting or an advantage. It comes first. `python train.py --help "
+                             "NAME` describes it and its flags")
     given, typed = parser.parse_known_args(argv)
     values = parser.values(given)
     if values.get("quick"):

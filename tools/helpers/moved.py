@@ -27,6 +27,7 @@ from grpo import update, update_with_change
 from qwen2_model import Qwen2, opened
 
 LARGEST_PARTS = 3  # so many are named in a sentence
+TINY = 5e-6        # a smaller change is printed as 0.00000
 NOTES = [
     "Each number is a change of the token's log-prob. The first rows are what each group of tokens "
     "contributed to it, to first order. Their sum differs from what was measured by what the first "
@@ -100,7 +101,7 @@ def about_largest(rows: list[Row], heading: str) -> str:
     """A sentence about the largest parts, up or down, of the last column."""
     parts: list[tuple[str, Any]] = [(str(row[0]), row[-1]) for row in rows]
     largest = sorted(parts, key=lambda part: -abs(part[1]))[:LARGEST_PARTS]
-    named = [f"{name} ({value:+.5f})" for name, value in largest if value]
+    named = [f"{name} ({value:+.5f})" for name, value in largest if abs(value) > TINY]
     return f"What moved it most in {heading}: {', '.join(named) or 'nothing'}"
 
 
