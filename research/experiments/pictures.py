@@ -265,7 +265,8 @@ def draw_change(table: dict) -> Figure:
         axis.set(title=f"{kind}s: {rows[0]['tokens']:.0%} of the tokens", xlabel="step")
         axis.set_xticks(places, [row["step"] for row in rows])
         axis.grid(axis="x", visible=False)
-    axes[0][0].set(ylabel="share of the sum of sizes, %", ylim=(0, None))
+        axis.axhline(0, color="black", lw=0.8)  # an estimated credit may be below it
+    axes[0][0].set(ylabel="share of the sum of sizes, %")
     legend_below(figure, axes[0][0], ncols=4)
     return figure
 
