@@ -8,9 +8,10 @@
 3. Make the tables and pictures, in the order in which the page shows them.
 4. Write the page (analysis/report.py).
 
-A tally has sums over the tokens of a run. It has them for each cell of a partition of the tokens,
-such as the seven kinds, and for each block of training, which is cut into at most 50 blocks of
-steps. A chapter of the page is a title with several tables.
+Four words of this file: a *partition* puts each token of a run into one *cell*, for example by its
+kind, of which there are seven. A *block* is a part of the training, which is cut into at most 50
+blocks of steps. A *tally* has sums over the tokens of each cell in each block. A *chapter* is a
+part of the page, a title with several tables.
 
 A is the advantage of a token, w its weight, p its probability, and s = norm(onehot - p) the size of
 the gradient of its log-prob at the logits. The gradient's size at the logits is abs(A) w s. Several

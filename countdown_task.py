@@ -96,8 +96,9 @@ PROMPTS = {
     "original": Wording(ORIGINAL, as_numpy_prints),
     "brief": Wording(BRIEF + "<think>", " and ".join),
     "expression": Wording(BRIEF, " and ".join, thinks=False)}
-# Flags of generated problems require this. The first item tests whether problems are generated. The
-# second is text for the error message if they are not: it says what such a flag is for.
+# The flags below that describe generated problems have an effect only if problems are generated.
+# The first item tests that. The second ends the error message: "--numbers has no effect without
+# generated problems, which --data replaces".
 GENERATED: tuple[Callable[["Task"], bool], str] = (
     lambda task: task.data is None, "generated problems, which --data replaces")
 

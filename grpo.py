@@ -337,11 +337,13 @@ def update_with_change(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, w
 def change_metrics(change: Tensor, push: Tensor) -> Metrics:
     """Metrics of how well changes follow pushes, over the tokens of all processes that have a push.
 
-    A push, c w m A s^2, is what the token's own term of the loss would do to its log-prob; the
-    change is what the step on the whole batch did. (Tables write A w s^2 for the push: their w is
-    c w, and m is left out.) The shares say how much of all pushes up went to
-    tokens that fell, and how much of all pushes down to tokens that rose. They do not count tokens,
-    because most tokens are so probable that nothing moves them.
+    A push, c w m A s^2, is what the token's own term of the loss would do to its log-prob. The
+    change is what the step on the whole batch did to it. Two metrics are shares: of the sum of all
+    pushes up, the share that went to tokens that fell; and of all pushes down, the share that went
+    to tokens that rose. Tokens themselves are not counted, because most of them are so probable
+    that nothing moves them.
+
+    Tables write A w s^2 for the push. There w is what is c w here, and m is left out.
     """
     pushed = push != 0
     change, push = change[pushed].double(), push[pushed].double()

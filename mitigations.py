@@ -307,9 +307,9 @@ def rescaled_weight(chosen: Method, name: str, rollouts: Rollouts, policy: Polic
 
 def shuffled(value: Tensor, mask: Tensor, group: Tensor, generator: torch.Generator,
              whole_answers: bool = False) -> Tensor:
-    """A placebo (B, T): the same values in random order, so that only the choice of tokens is lost.
-    The values of a group are shuffled over its tokens, or with `whole_answers` over its answers;
-    for weights the whole batch is one group."""
+    """A placebo (B, T): the same values, but at random tokens. What a method loses by this is what
+    its choice of tokens was worth. The values of a group are shuffled over its tokens, or with
+    `whole_answers` over its answers. For weights the whole batch is one group."""
     result = torch.zeros_like(value)
     for number in group.unique():
         rows = (group == number).nonzero().squeeze(1)

@@ -119,7 +119,8 @@ def answer_held_out(policy: Policy, s: Settings, step: int, mode: str) -> Json:
     """Answer the held-out problems and return the line of evaluations.jsonl.
 
     The number of problems that are answered at a time is the number of answers in a training batch,
-    256 by default. Random numbers depend on a problem's index alone, not on the step or on --seed.
+    256 by default. The random numbers follow from the index of the first of these problems. So they
+    are the same at every step and for every --seed.
     """
     problems = policy.task.held_out_problems(s.eval_tasks)
     is_greedy = mode == "greedy"
@@ -141,7 +142,8 @@ def answer_held_out(policy: Policy, s: Settings, step: int, mode: str) -> Json:
             if start <= index < start + at_once:
                 examples[index] = example(part, (index - start) * each, titles[index])
     answer = found["answer"]
-    # problems are counted, not answers: with several answers each, the true interval is narrower
+    # The interval counts problems. With several answers to each, success is measured more exactly
+    # than that, so the true interval is narrower.
     low, high = wilson_interval(sum(answer), len(answer))
     return {"step": step, "mode": mode, "success": mean(answer), "success_low": low,
             "success_high": high, "format_mean": mean(found["format"]),
