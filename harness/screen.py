@@ -150,8 +150,8 @@ def show_status(text: str) -> None:
 
 @contextmanager
 def ticking_status(text: str, usual: float | None) -> Iterator[None]:
-    """Show a status, and every second what is done of it and how long it has
-    taken; `usual` is what it took before."""
+    """Show a status, and every second what is done of it and how long it has taken; `usual` is what
+    it took before."""
     show_status(text)
     processes.note_progress("")
     if not sys.stderr.isatty():

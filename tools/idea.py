@@ -133,7 +133,8 @@ class Experiment:
             processes = plan.processes
             planned = [replace(run, threads=plan.threads, seconds=plan.seconds[arm])
                        for run, (arm, _) in zip(planned, arms)]
-            self.forecast = sum(run.seconds for run in planned) / processes
+            missing = [run for run in planned if not run.is_finished()]
+            self.forecast = sum(run.seconds for run in missing) / processes
         failed = make_runs(planned, processes, self.command, before, all_or_nothing=True)
         if failed:
             raise UserError("; ".join(failed.values()))

@@ -298,8 +298,7 @@ def where_it_pays(name: str, flags: dict | None = None, seeds: int = 8) -> str:
     about = (f"Where could it pay? The table has three synthetic tasks, in which it is known which "
              f"tokens decide. {found} A gain is in points of mean success over plain GRPO, with "
              f"its 95% interval over {seeds} seeds. Each method has the better of two learning "
-             "rates, found on other seeds. "
-             "No method can know more than the true credit.")
+             "rates, found on other seeds. No method can know more than the true credit.")
     return f"{textwrap.fill(about, 100)}\n\n{table.to_text()}"
 
 

@@ -10,7 +10,7 @@ from harness.record import read_columns, read_credit
 from test_change import RATE, WIDTH, coin, thrown  # noqa: F401  coin is a fixture
 from test_grpo import row_log_probs, settings
 from tools import follow
-from tools.helpers.moved import movers, what_moved
+from tools.helpers.moved import about_largest, movers, what_moved
 
 
 def account(model, folder, rollouts, b, t, rate, **changed):
@@ -102,3 +102,10 @@ def test_what_no_step_trained_on_is_not_taken_apart(recorded, capsys):
     follow.main([str(recorded), "--step", "3", "--answer", str(b), "--token", "0", "--moved"])
     printed = capsys.readouterr().out
     assert "left this answer out" in printed and "itself" not in printed
+
+
+def test_a_part_that_is_not_known_is_not_among_the_largest():
+    """Of earlier steps the plain step knows nothing."""
+    rows = [["itself", 1, 0.5], ["other problems", 7, -0.75], ["earlier steps", None, None]]
+    said = about_largest(rows, "plain step")
+    assert said.endswith("the column plain step: other problems (-0.75000), itself (+0.50000)")

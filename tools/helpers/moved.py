@@ -99,10 +99,10 @@ def what_moved(folder: Path, trainer: Path | None, rollouts: Rollouts, weight: T
 
 def about_largest(rows: list[Row], heading: str) -> str:
     """A sentence about the largest parts, up or down, of the last column."""
-    parts: list[tuple[str, Any]] = [(str(row[0]), row[-1]) for row in rows]
+    parts: list[tuple[str, Any]] = [(str(row[0]), row[-1]) for row in rows if row[-1] is not None]
     largest = sorted(parts, key=lambda part: -abs(part[1]))[:LARGEST_PARTS]
     named = [f"{name} ({value:+.5f})" for name, value in largest if abs(value) > TINY]
-    return f"What moved it most in {heading}: {', '.join(named) or 'nothing'}"
+    return f"What moved it most in the column {heading}: {', '.join(named) or 'nothing'}"
 
 
 def gradient_of_token(model: Qwen2, rollouts: Rollouts, b: int, t: int,
