@@ -1,12 +1,14 @@
-"""Settings of a large model on a CPU, if its folder has no recipe.json: they suit a laptop.
+"""Settings of a large model, if its folder has no recipe.json: they suit a laptop.
 
 Unless other settings are typed, the model learns Countdown with two numbers, and its answer is an
-expression without any thinking, because this is what it can learn within minutes.
+expression without any thinking, because this is what it can learn within minutes. On a GPU it is
+the same task, so that the same command shows the same learning, only faster. For other prompts and
+tasks a GPU has no such settings: it is fast enough for the usual ones.
 """
 from harness.record import Json
 from qwen2_model import is_fast_in_bfloat16
 
-# for any prompt and any task
+# for any other prompt, and for any other task, on a CPU
 LAPTOP: Json = {
     "questions": 4, "answers": 8, "max_new_tokens": 128, "micro_batch": 4, "eval_every": 50,
     "eval_tasks": 64, "eval_modes": "sampled", "checkpoint_every": 50}
@@ -24,13 +26,14 @@ LONGER: Json = {"expression": 32, "brief": 192}  # max_new_tokens with more numb
 LAPTOP_RATE: Json = {"bfloat16": 2e-6, "float32": 5e-7}
 
 
-def laptop_recipe(given: Json, is_countdown: bool) -> Json:
+def laptop_recipe(given: Json, is_countdown: bool, on_gpu: bool) -> Json:
     """The recipe that suits the settings that are given."""
-    dtype = "bfloat16" if is_fast_in_bfloat16() else "float32"
+    dtype = "bfloat16" if on_gpu or is_fast_in_bfloat16() else "float32"
+    usual = {} if on_gpu else LAPTOP
     if not is_countdown:
-        return {"dtype": dtype, **LAPTOP}
+        return {"dtype": dtype, **usual}
     prompt = given.get("prompt", "expression")
-    recipe = {"dtype": dtype, "prompt": "expression", **LAPTOP_BY_PROMPT.get(prompt, LAPTOP)}
+    recipe = {"dtype": dtype, "prompt": "expression", **LAPTOP_BY_PROMPT.get(prompt, usual)}
     if prompt in LAPTOP_BY_PROMPT:
         computed_in = given.get("dtype", dtype)
         if computed_in in LAPTOP_RATE:

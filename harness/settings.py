@@ -367,11 +367,12 @@ def from_files(given: Json) -> tuple[Json, Json]:
     path = folder / "recipe.json"
     recipe = read_json(path) if path.exists() else {}
     chosen = DEFAULTS | recipe | config | given
-    if not recipe and str(chosen["device"]).startswith("cuda"):
-        recipe = {"dtype": "bfloat16"}  # a large model: in float32 a GPU is several times slower
-    elif not recipe and is_large(folder):
+    on_gpu = str(chosen["device"]).startswith("cuda")
+    if not recipe and is_large(folder):
         from harness.laptop import laptop_recipe
-        recipe = laptop_recipe(config | given, chosen["task"] == Settings.task)
+        recipe = laptop_recipe(config | given, chosen["task"] == Settings.task, on_gpu)
+    elif not recipe and on_gpu:
+        recipe = {"dtype": "bfloat16"}  # in float32 a GPU is several times slower
     return known_values(path, recipe, chosen), known_values(given.get("config"), config, chosen)
 
 

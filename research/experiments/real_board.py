@@ -4,6 +4,7 @@
     python -m research real_board --model FOLDER --prompt expression    # answers without thinking
     python -m research real_board --model FOLDER --arms "none, four times"    # these alone
     python -m research real_board --model FOLDER --report_only    # what the finished runs show
+    python -m research real_board --model FOLDER --device cuda --questions 8 --seeds 8
 
 The task is Countdown of two numbers, with four solved examples in the prompt and the settings that
 train.py has for a large model on a CPU. Training is short, because once most answers of plain GRPO
@@ -24,7 +25,9 @@ begins.
               any run was made
 
 A run's folder is ARM-sSEED. Finished runs are used as they are, and so are those of the published
-leaderboard, so one machine can continue where another stopped.
+leaderboard, so one machine can continue where another stopped. Runs on a GPU round differently from
+those on a CPU, and runs with another number of problems a step are another experiment, so these
+have a leaderboard of their own.
 """
 from dataclasses import replace
 from functools import partial
@@ -87,6 +90,9 @@ FLAGS = {
     "seeds": Flag(6, "number of seeds of each arm, from seed 0 on", least=FEWEST_PAIRS, most=1000),
     "arms": Flag("",
                  "the arms to make, in this order, separated by commas. By default they are all"),
+    "questions": Flag(0, "problems in a step. 0 means 4 with a thinking, and 8 without",
+                      least=0, most=10_000),
+    "device": Flag("cpu", "device to train on: cpu, cuda or cuda:N"),
     "runs": Flag("runs/real_board", "folder in which the runs are kept"),
     **FLAGS_OF_LEADERBOARD,
     **FLAGS_OF_RUNS}
@@ -122,11 +128,28 @@ def main(argv: list[str]) -> None:
 def flags_of_arms(args: SimpleNamespace) -> dict[str, str]:
     """The flags of each arm, by its name."""
     form = FORMS[args.prompt]
+    questions = args.questions or form.questions
     of_arms = {}
     for arm, flags in ARMS.items():
         if arm not in form.without:
-            of_arms[arm] = flags.format(four_times=4 * form.questions)
+            of_arms[arm] = flags.format(four_times=4 * questions)
     return of_arms
+
+
+def name_of_board(args: SimpleNamespace) -> str:
+    """The name of the leaderboard, which says what differs from the usual runs: real_board_brief,
+    or real_board_brief_8_gpu."""
+    parts = ["real_board", args.prompt]
+    if args.questions:
+        parts.append(str(args.questions))
+    if args.device != "cpu":
+        parts.append("gpu")
+    return "_".join(parts)
+
+
+def common_flags(args: SimpleNamespace) -> str:
+    """The flags that all runs have, besides the model, the prompt and the number of problems."""
+    return COMMON if args.device == "cpu" else f"{COMMON} --device {args.device}"
 
 
 def chosen_arms(args: SimpleNamespace) -> list[str]:
@@ -149,16 +172,19 @@ def model_name(args: SimpleNamespace) -> str:
 
 def real_runs(args: SimpleNamespace) -> list[PlannedRun]:
     """All runs of the plan, arm by arm."""
-    folder = Path(args.runs) / args.prompt
-    common = ["--model", args.model, "--prompt", args.prompt, *COMMON.split()]
+    folder = Path(args.runs) / name_of_board(args).removeprefix("real_board_")
+    common = ["--model", args.model, "--prompt", args.prompt, *common_flags(args).split()]
     planned = []
-    for arm, own_flags in flags_of_arms(args).items():
+    for arm, flags_of_arm in flags_of_arms(args).items():
+        own_flags = flags_of_arm.split()
+        if args.questions and "--questions" not in own_flags:
+            own_flags += ["--questions", str(args.questions)]
         for seed in range(args.seeds):
             planned.append(PlannedRun(
                 arm,
                 seed,
                 folder / f"{arm.replace(' ', '-')}-s{seed}",
-                flags=[*common, *own_flags.split()],
+                flags=[*common, *own_flags],
                 steps=FORMS[args.prompt].steps,
                 keeps_checkpoints=False))
     return planned
@@ -169,17 +195,18 @@ def report_real_board(args: SimpleNamespace, arms: Arms, command: str) -> None:
     before."""
     if len(arms.get(PLAIN, {})) < 2:
         raise UserError(f"{args.runs} does not yet have two finished seeds of {PLAIN}")
-    folder = Path("results") / f"real_board_{args.prompt}"
+    name = name_of_board(args)
+    folder = Path("results") / name
     folder.mkdir(parents=True, exist_ok=True)
-    predicted = predictions("real_board").get(args.prompt, {})
+    predicted = predictions("real_board").get(name.removeprefix("real_board_"), {})
     tables = [real_leaderboard(arms, predicted), quarters_table(arms)]
     drawing = partial(draw_gains, meanings=CONTROLS, second_look="")
     draw_published(drawing, folder / "gains.png", tables[0].to_json())
     made = by_run_name(arms)
-    settings = {"prompt": args.prompt, "model": model_name(args), "common": COMMON,
+    settings = {"prompt": args.prompt, "model": model_name(args), "common": common_flags(args),
                 "arms": flags_of_arms(args), "steps": FORMS[args.prompt].steps}
     findings = Findings("Which method trains a real model better than plain GRPO?",
-                        [f"{len(made)} runs with --prompt {args.prompt} are finished."], tables,
+                        [f"{len(made)} runs of {name} are finished."], tables,
                         real_values(arms))
     write_report(folder, "real_board", findings, settings, made, total_seconds(made.values()),
                  command)
@@ -219,11 +246,11 @@ def real_values(arms: Arms) -> dict:
 
 def published_real_runs(args: SimpleNamespace) -> dict[tuple[str, int], Run]:
     """The runs of the published leaderboard whose flags are still those of the plan."""
-    name = f"real_board_{args.prompt}"
+    name = name_of_board(args)
     if not (RESULTS / f"{name}.json").exists():
         return {}
     result = read_result(RESULTS / f"{name}.json")
-    require_same_plan(name, result, {"common": COMMON, "steps": FORMS[args.prompt].steps,
+    require_same_plan(name, result, {"common": common_flags(args), "steps": FORMS[args.prompt].steps,
                                      "model": model_name(args)})
     flags_then, flags_now = result["settings"]["arms"], flags_of_arms(args)
     runs = {}

@@ -15,8 +15,8 @@ from research.experiments.real_board import (ARMS, COMMON, CONTROLS, FORMS, chos
                                              flags_of_arms, published_real_runs, quarters_table,
                                              real_leaderboard, real_runs, real_values)
 
-ARGS = SimpleNamespace(model="models/tiny", prompt="brief", seeds=6, arms="", runs="runs/x",
-                       processes=0)
+ARGS = SimpleNamespace(model="models/tiny", prompt="brief", seeds=6, arms="", questions=0,
+                       device="cpu", runs="runs/x", processes=0)
 
 
 def run_of(curve, seconds=2.0, questions=4):
@@ -52,6 +52,17 @@ def test_the_flags_of_every_arm_are_taken_and_arms_come_one_after_the_other(prom
                                             if run.arm == "four times")))
     assert of_four.questions == 4 * FORMS[prompt].questions
     assert ("outcome_conditional 0.5" in flags_of_arms(args)) == (prompt == "brief")
+
+
+def test_a_gpu_and_another_number_of_problems_have_a_leaderboard_of_their_own():
+    args = SimpleNamespace(**vars(ARGS) | {"device": "cuda:1", "questions": 8})
+    assert real_board.name_of_board(ARGS) == "real_board_brief"
+    assert real_board.name_of_board(args) == "real_board_brief_8_gpu"
+    folders = {run.folder for run in real_runs(ARGS)}
+    for run in real_runs(args):
+        s = make_settings(read_flags(run.flags))
+        assert s.device == "cuda:1" and s.questions == (32 if run.arm == "four times" else 8)
+        assert run.folder not in folders
 
 
 @pytest.mark.parametrize("experiment", ["board", "notes", "real_board"])

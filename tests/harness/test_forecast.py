@@ -192,8 +192,6 @@ def test_a_large_model_has_a_laptops_settings_on_a_cpu_and_flags_win(large_model
     assert "questions" not in chosen.folder.name  # they are its defaults
     assert "promptfull" in make_settings(model | {"prompt": "full"}).folder.name
     assert make_settings(model | {"questions": 16}).questions == 16
-    on_a_gpu = make_settings(model | {"device": "cuda"})
-    assert (on_a_gpu.questions, on_a_gpu.dtype) == (Settings.questions, "bfloat16")
     os.truncate(large_model / "model.safetensors", LARGE)
     assert make_settings(model).eval_tasks == Settings.eval_tasks
 
@@ -204,6 +202,19 @@ def test_a_large_model_has_a_laptops_settings_on_a_cpu_and_flags_win(large_model
 def test_another_prompt_or_task_has_its_own_recipe(large_model, flags, recipe):
     chosen = make_settings({"model": str(large_model), **flags}).to_json()
     assert {name: chosen[name] for name in recipe} == recipe
+
+
+def test_on_a_gpu_a_large_model_learns_the_same_and_other_tasks_have_the_usual_settings(
+        large_model, monkeypatch):
+    monkeypatch.setattr("harness.laptop.is_fast_in_bfloat16", lambda: False)  # it is about CPUs
+    model = {"model": str(large_model), "device": "cuda"}
+    for prompt, recipe in LAPTOP_BY_PROMPT.items():
+        chosen = make_settings(model | {"prompt": prompt}).to_json()
+        assert {name: chosen[name] for name in recipe} == recipe
+        assert (chosen["dtype"], chosen["learning_rate"]) == ("bfloat16", 2e-6)
+    for flags in ({"prompt": "full"}, {"task": "examples.largest_last"}):
+        chosen = make_settings(model | flags)
+        assert (chosen.questions, chosen.dtype) == (Settings.questions, "bfloat16")
 
 
 @pytest.mark.parametrize("is_fast", [True, False])
