@@ -6,8 +6,8 @@
 NAME is a weighting or an advantage. Its own flags and --rescale are for the idea alone, and all
 other flags of train.py are for every arm: plain GRPO, the idea and its placebo. Unless flags say
 otherwise, each arm is trained with eight seeds, and a run is 60 steps of 8 problems x 8 answers. A
-large model on a CPU has the settings that train.py gives it there. Runs of a large model save no
-model, so a run that is stopped starts again from step 1.
+large model has the settings that train.py gives it. Runs of a large model save no model, so a run
+that is stopped starts again from step 1.
 
 1. First it prints how long all runs will take, and what the idea does to the gradient in a few
    batches of the untrained model.
@@ -195,14 +195,16 @@ def is_large_on_cpu(s: Settings) -> bool:
 
 
 def usual_settings(given: dict) -> dict:
-    """The settings of all arms, unless something else is typed. A large model on a CPU has the
-    recipe that train.py has for it there."""
+    """The settings of all arms, unless something else is typed. A large model has the recipe that
+    train.py has for it."""
     s = make_settings(given)
-    if is_large_on_cpu(s):
-        return {"steps": s.defaults.get("steps", STEPS_OF_LARGE)} | NO_MODELS
-    if is_large(find_folder(s.model)):
-        return USUAL | NO_MODELS
-    return USUAL
+    if not is_large(find_folder(s.model)):
+        return USUAL
+    if "steps" in s.defaults:
+        return {"steps": s.defaults["steps"]} | NO_MODELS
+    if s.device == "cpu":
+        return {"steps": STEPS_OF_LARGE} | NO_MODELS
+    return USUAL | NO_MODELS
 
 
 def arms_of(name: str, typed: list[str], is_quick: bool = False) -> tuple[str, dict[str, dict]]:

@@ -82,8 +82,8 @@ def large_folder(folder):
 
 
 def test_a_large_model_keeps_its_recipe_and_leaves_no_model(tmp_path):
-    """On a CPU it is the laptop's, but for the evaluation, which is made at the end; on a GPU all
-    is as usual, but for models of gigabytes."""
+    """It is the laptop's, but for the evaluation, which is made at the end. If a recipe of its own
+    names no steps, a CPU makes few of them, and a GPU the usual number."""
     typed = ["--model", str(large_folder(tmp_path))]
     _, arms = arms_of("by_kind", typed)
     no_models = {"checkpoint_every": 0, "save_model": False, "eval_modes": "sampled"}
@@ -97,6 +97,9 @@ def test_a_large_model_keeps_its_recipe_and_leaves_no_model(tmp_path):
     _, arms = arms_of("by_kind", [*typed, "--steps", "7", "--checkpoint_every", "3"])
     assert (arms["idea"]["steps"], arms["idea"]["eval_every"]) == (7, 7)
     assert arms["idea"]["checkpoint_every"] == 3
+    on_gpu = arms_of("by_kind", [*typed, "--device", "cuda"])[1]["plain"]
+    assert on_gpu == arms["plain"] | {"device": "cuda", "steps": steps, "eval_every": steps,
+                                      "checkpoint_every": 0}
     (tmp_path / "recipe.json").write_text('{"eval_tasks": 9}')  # its own, which names no steps
     assert arms_of("by_kind", typed)[1]["plain"]["steps"] == 20
     _, arms = arms_of("by_kind", [*typed, "--device", "cuda"])
