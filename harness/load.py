@@ -1,5 +1,6 @@
 """The parts of a run, made from its settings: policy, task, optimizer, methods and source of
 answers."""
+import os
 import re
 from collections.abc import Sequence
 from functools import wraps
@@ -135,7 +136,19 @@ def check_prompts(policy: Policy) -> None:
 
 def device_of(s: Settings) -> torch.device:
     """The device of --device; each of several processes has its own."""
-    return pick_device(processes.start(s.device))
+    device = pick_device(processes.start(s.device))
+    if device.type == "cuda":
+        compute_the_same_every_time(s.deterministic)
+    return device
+
+
+def compute_the_same_every_time(wanted: bool) -> None:
+    """Whether torch uses only algorithms that give the same numbers every time (--deterministic).
+    cuBLAS needs the variable for it, and reads it before its first product."""
+    if wanted:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.utils.deterministic.fill_uninitialized_memory = False  # it would only cost time
+    torch.use_deterministic_algorithms(wanted)
 
 
 def pick_device(name: str) -> torch.device:

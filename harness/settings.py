@@ -54,6 +54,7 @@ NO_CHECKPOINTS: Requirement = (
     lambda s: s.checkpoint_every == 0, "--checkpoint_every 0, because otherwise the last "
                                        "checkpoint has the model")
 EVALUATED: Requirement = (lambda s: s.eval_every > 0, "--eval_every above 0")
+ON_A_GPU: Requirement = (lambda s: s.device.startswith("cuda"), "--device cuda")
 ON_THE_DEVICE: Requirement = (lambda s: not s.offload_optimizer, "--offload_optimizer no")
 
 # a setting that says how a run is made, not which run it is
@@ -101,6 +102,10 @@ class Settings:
     shard: bool = option(
         False, "under torchrun, split the parameters, gradients and AdamW's state between the "
         "processes", requires=ON_THE_DEVICE, topic=MODEL, sample_drops=True, **HOW_IT_IS_MADE)
+    deterministic: bool = option(
+        False, "compute the same numbers every time, as a CPU does. A GPU's usual algorithms add "
+        "in an order that changes from run to run. A step takes about two fifths longer",
+        requires=ON_A_GPU, topic=MODEL, sample_drops=True, **HOW_IT_IS_MADE)
     threads: int = option(
         0, "CPU threads; 0 means one for every 64 hidden units of the model", most=MOST_THREADS,
         topic=MODEL, **HOW_IT_IS_MADE)

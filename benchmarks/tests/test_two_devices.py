@@ -16,8 +16,12 @@ from engine.forward import micro_batches
 from engine.optimizer import AdamW
 from engine.sampler import Start, generate
 from grpo import update
-from harness.load import pick_device
+from harness.load import load_policy, pick_device
+from harness.settings import make_settings
+from research.__main__ import main as research
 from runs import lines
+from tools.helpers.look import look, seconds_of_runs
+from tools.idea import arms_of
 from train import main
 
 PROMPTS = [[5, 6, 7], [5, 9]]
@@ -68,6 +72,18 @@ def test_a_gpu_is_made_the_present_one_and_plans_no_attention(monkeypatch):
     for name in ("cpu", "cuda", "cuda:1"):
         pick_device(name)
     assert calls == [0, False, 1, False]
+
+
+@pytest.mark.parametrize("flags, wanted", [([], False), (["--deterministic"], True)])
+def test_a_gpu_computes_the_same_every_time_if_that_is_wanted(learner, tmp_path, monkeypatch,
+                                                              flags, wanted):
+    calls, environment = [], {}
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", calls.append)
+    monkeypatch.setattr("harness.load.os.environ", environment)
+    with second_device(monkeypatch):
+        run(learner, tmp_path / "run", "--device", "cuda", *flags)
+    assert set(calls) == {wanted}
+    assert environment == ({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if wanted else {})
 
 
 def test_short_answers_share_a_micro_batch(monkeypatch):
@@ -135,3 +151,27 @@ def test_every_method_stays_on_its_device(learner, tmp_path, monkeypatch, weight
     with second_device(monkeypatch):
         assert run(learner, tmp_path / "run", "--device", "cuda", "--mitigation", weighting,
                    "--advantage", advantage)
+
+
+SMALL = ["--max_new_tokens", "24", "--device", "cuda"]
+
+
+def test_an_idea_is_looked_at_there(learner, monkeypatch, capsys):
+    typed = ["--model", str(learner), "--questions", "2", "--answers", "4", "--eval_tasks", "4"]
+    _, arms = arms_of("entropy_weighted", [*typed, *SMALL])
+    plain, idea = make_settings(arms["plain"]), make_settings(arms["idea"])
+    with second_device(monkeypatch):
+        assert all(seconds > 0 for seconds in seconds_of_runs(load_policy(plain), plain, idea))
+        look("entropy_weighted", plain, idea, is_weighting=True)
+    assert "each kind's share" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("probe, flags", [
+    ("baseline", []), ("phase1", []), ("scoreboard", ["--continuations", "2"]),
+    ("rank", ["--measured_k", "1", "--critic_batches", "1"])])
+def test_probes_are_made_there(learner, tmp_path, monkeypatch, probe, flags):
+    monkeypatch.chdir(tmp_path)
+    with second_device(monkeypatch):
+        research([probe, "--model", str(learner), "--questions", "4", "--answers", "8", *SMALL,
+                  *flags])
+    assert (tmp_path / "results" / f"{probe}-s0" / "numbers.json").exists()

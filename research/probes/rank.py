@@ -206,7 +206,7 @@ def gradients_of_answers(policy: Policy, rollouts: Rollouts, kinds: Kinds,
                 weighted = (coefficient[b] * log_prob).sum()
                 of_part = torch.autograd.grad(weighted, part, retain_graph=True,
                                               materialize_grads=True)
-                torch.cat([g.flatten() for g in of_part], out=rows[kind][b])
+                rows[kind][b] = torch.cat([g.flatten() for g in of_part])
                 for parameter, g in zip(part, of_part):
                     if parameter is matrix:
                         kept[kind][b] = g

@@ -144,8 +144,8 @@ def test_an_ordinary_flag_tells_runs_apart():
 
 def test_every_setting_says_what_it_is():
     """Two runs of the same numbers may differ in how they are made, and in nothing else."""
-    how_it_is_made = {"device", "checkpointing", "offload_optimizer", "shard", "threads",
-                      "micro_batch", "rollouts_timeout", "sample_every", "change_every",
+    how_it_is_made = {"device", "checkpointing", "offload_optimizer", "shard", "deterministic",
+                      "threads", "micro_batch", "rollouts_timeout", "sample_every", "change_every",
                       "checkpoint_every", "save_model"}
     assert with_property("changeable", True) == how_it_is_made | {"steps", "rollouts"}
     assert with_property("in_name", False) == how_it_is_made | {
@@ -156,7 +156,8 @@ def test_every_setting_says_what_it_is():
         "model", "task", "steps", "questions", "answers", "max_new_tokens", "temperature"}
     assert with_property("idea_takes", False) == {"seed", "out", "placebo", "loss", "pairs"}
     assert with_property("sample_drops", True) == {
-        "mitigation", "advantage", "loss", "placebo", "kl", "offload_optimizer", "shard"}
+        "mitigation", "advantage", "loss", "placebo", "kl", "offload_optimizer", "shard",
+        "deterministic"}
 
 
 def in_any_order(flags: dict):

@@ -93,7 +93,7 @@ def look(name: str, plain: Settings, idea: Settings, is_weighting: bool) -> None
         found.append([frame[mine.mask].double() for frame in frames])
     usual, mine = (replace(batch, forward=None) for batch in (usual, mine))
     del policy, of_plain, of_idea  # the model: of a large one there is no room for two
-    kind, *columns = (torch.cat(parts).numpy() for parts in zip(*found))
+    kind, *columns = (torch.cat(parts).cpu().numpy() for parts in zip(*found))
     say(f"{name} compared with plain GRPO, for {count * len(batch.mask)} answers "
         f"({len(kind)} tokens) of the untrained model:")
     show_status("a look at the untrained model, the change of its log-probs in plain GRPO")
