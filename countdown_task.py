@@ -122,8 +122,8 @@ class Task:
     prompt: str = option("full", "wording of the prompt. original is that of GRPO-Zero. expression "
                          "asks for the expression alone, without any thinking", choices=PROMPTS)
     examples: int = option(0, "number of solved problems that stand in the prompt as earlier turns "
-                           "of the conversation. They show + * - / in turn, and none of them is "
-                           "held out", most=100)
+                           "of the conversation. Their solutions show + * - / in turn. None of "
+                           "them is a held-out problem", most=100)
     numbers: str = option("3,4", "how many numbers a generated problem has",
                           choices=("2", "3", "4", "3,4"), requires=GENERATED)
     min_number: int = option(1, "smallest number of a generated problem",
@@ -141,7 +141,7 @@ class Task:
         "1 if it is right, and otherwise -1",
         choices=REWARDS)
     reasoning_weight: float = option(
-        0.0, "this times the share of right steps in the thinking is added to the reward",
+        0.0, "the share of right steps in the thinking, times this number, is added to the reward",
         least=0, most=1000)
 
     def __post_init__(self) -> None:

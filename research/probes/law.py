@@ -168,7 +168,7 @@ def noise_of_arms(spec: TaskSpec, arms: dict[str, SyntheticArm], rate: float, st
                   are_asked: bool = False) -> dict[str, dict[str, tuple[float, float]]]:
     """The ratio of each arm's noise to plain GRPO's and its cosine, for policies that are untrained
     and half trained by plain GRPO; the mean over policies. One whose answers all have the same
-    reward says nothing. An arm that was asked for by name, and cannot be asked, is an error."""
+    reward says nothing. An arm that was asked for by name, and cannot be measured, is an error."""
     found: dict[str, dict[str, Pairs]] = {name: {} for name in arms}
     for seed in seeds:
         for state, parameters in zip(STATES, trained_by_plain(spec, seed, rate, steps // 2)):
@@ -181,7 +181,7 @@ def noise_of_arms(spec: TaskSpec, arms: dict[str, SyntheticArm], rate: float, st
                     found[name].setdefault(state, []).append((noise / plain, cosine))
                 except UserError as error:  # for the others python -m research dial says why
                     if are_asked:
-                        raise UserError(f"{name} cannot be asked here: {error}") from None
+                        raise UserError(f"{name} cannot be measured here: {error}") from None
                     del found[name]
     means = {}
     for name, states in found.items():
