@@ -158,8 +158,9 @@ class Task:
         self.to_test = list(tested.values())
         if self.data and not (self.to_train and self.to_test):
             raise UserError(
-                f"{self.data}: {len(self.to_train)} problems to train on and {len(self.to_test)} "
-                "held out by their hash (about a fifth): both are needed, the file is too small")
+                f"{self.data} is too small. About a fifth of the problems, chosen by their hash, "
+                "are held out, and some of both kinds are needed. Here "
+                f"{len(self.to_train)} are left to train on, and {len(self.to_test)} are held out")
         self.wording = PROMPTS[self.prompt]
         self.shown: set[Content] = set()  # the solved problems in every prompt
         self.head = self.solved_turns()   # the text that every prompt begins with
@@ -167,7 +168,7 @@ class Task:
                          if content_of(problem) not in self.shown]
         if self.data and not self.to_train:
             raise UserError(f"--examples {self.examples}: {self.data} has no other problems to "
-                            "train on")
+                            "train on than those that the prompt shows as examples")
 
     solved = ("the expression makes the target from the numbers, each used exactly once, with "
               "+ - * /")  # what a right answer is, in words, for the page of a run

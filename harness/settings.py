@@ -324,8 +324,9 @@ def load_task(name: str) -> type:
         from harness.short_task import short_task
         return short_task(module)
     if not dataclasses.is_dataclass(getattr(module, "Task", None)):
-        raise UserError(f"--task {name}: this module has neither `problems` and a function "
-                        "`reward(problem, text)` nor a dataclass Task (docs/your_own_task.md)")
+        raise UserError(f"--task {name}: this module should have `problems` and a function "
+                        "`reward(problem, text)`, or else a dataclass Task "
+                        "(docs/your_own_task.md)")
     task: type = module.Task
     return task
 
