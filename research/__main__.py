@@ -14,8 +14,8 @@ command continues them.
                                      scoreboard?
     python -m research exact         what are the bias and variance of every weighting and
                                      advantage? They are computed exactly, by listing all answers
-                                     of a small task. With --model, it is the exact credit of a real
-                                     model's tokens
+                                     of a small task. With --model, what is computed is the exact
+                                     credit of a real model's tokens
     python -m research dial          in which synthetic tasks does credit by token help?
     python -m research law           how much should it help there? This is predicted from the
                                      variance of the gradient, before training
