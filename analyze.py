@@ -3,9 +3,9 @@
     python analyze.py runs/none-grpo-s0    # one run: where its gradient went
     python analyze.py runs/*               # several runs: their arms, compared
 
-Its findings are printed. Pictures and the page report.html are written into a folder of the run. An
-arm is a set of runs that differ only in their seed. Arms are compared by pairs of runs that have
-the same seed.
+The findings are printed. Pictures and the page report.html are written into --output_dir. An arm is
+a set of runs with the same settings and different seeds. Arms are compared by pairs of runs that
+have the same seed.
 
 A is the advantage of a token, w its weight, p its probability, and s = norm(onehot - p) the size of
 the gradient of its log-prob at the logits. The gradient's size at the logits is abs(A) w s.

@@ -3,7 +3,7 @@
     python -m research board         the leaderboard: which way of spreading credit over tokens
                                      trains the tiny model better than plain GRPO?
     python -m research real_board    the leaderboard of a real model, on a laptop
-    python -m research notes         experiments 1 to 3 of the earlier experiment that this project
+    python -m research notes         three experiments from the notes of the work that this project
                                      started from
 
 These experiments consist of many training runs. They can be stopped at any moment, and the same
