@@ -1,22 +1,28 @@
 """Tables, pictures and a page from the credit files of a run. It reads run folders, never a model.
 
-    python analyze.py runs/none-grpo-s0         # findings, pictures, report.html in its analysis/
-    python analyze.py runs/*                    # the arms compared, paired by seed
+    python analyze.py runs/none-grpo-s0    # one run: where its gradient went
+    python analyze.py runs/*               # several runs: their arms, compared
 
-1. Read the run: settings, metrics, evaluations (analysis/runs.py).
-2. Go through its credit files once and sum up the numbers of its tokens (analysis/tally.py).
-3. Make the tables and pictures, in the order in which the page shows them.
-4. Write the page (analysis/report.py).
-
-Four words of this file: a *partition* puts each token of a run into one *cell*, for example by its
-kind, of which there are seven. A *block* is a part of the training, which is cut into at most 50
-blocks of steps. A *tally* has sums over the tokens of each cell in each block. A *chapter* is a
-part of the page, a title with several tables.
+The findings are printed. Pictures and the page report.html are written into --output_dir. An arm is
+a set of runs with the same settings and different seeds. Arms are compared by pairs of runs that
+have the same seed.
 
 A is the advantage of a token, w its weight, p its probability, and s = norm(onehot - p) the size of
-the gradient of its log-prob at the logits. The gradient's size at the logits is abs(A) w s. Several
-runs are compared in analysis/compare.py.
+the gradient of its log-prob at the logits. The gradient's size at the logits is abs(A) w s.
 """
+# The order of this file:
+#
+# 1. Read the run: settings, metrics, evaluations (analysis/runs.py).
+# 2. Go through its credit files once and sum up the numbers of its tokens (analysis/tally.py).
+# 3. Make the tables and pictures, in the order in which the page shows them.
+# 4. Write the page (analysis/report.py).
+#
+# Several runs are compared in analysis/compare.py.
+#
+# Four words of this file: a *partition* puts each token of a run into one *cell*, for example by
+# its kind, of which there are seven. A *block* is a part of the training, which is cut into at most
+# 50 blocks of steps. A *tally* has sums over the tokens of each cell in each block. A *chapter* is
+# a part of the page, a title with several tables.
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,7 +57,8 @@ ABOUT_FACTORS = (
     "of the gradient depends")
 HEADINGS = {  # for the short name of a column its heading in a table
     "abs(A) w s": "mean abs(A) w s", "abs(A)": "mean abs(A)", "s": "mean s",
-    "over rest": f"relative to all other tokens{WITH_INTERVAL}"}
+    "over rest": f"mean size relative to all other tokens{WITH_INTERVAL}",
+    "difference": "more or less gradient"}
 CURVES: dict[str, Style] = {  # for each mode of evaluation how its line is drawn
     "sampled": {"color": "black", "ls": "-"}, "greedy": {"color": "black", "ls": "--"}}
 
@@ -102,9 +109,8 @@ def analyze_run(run: Run, folder: Path, with_all: bool, notes_alone: bool = Fals
         report.print_report([description], [], only_notes, folder, with_all=True)
     else:
         first = [by_name[name] for name in IN_SHORT if name in by_name]
-        texts = [*sentences, *findings.values()]
-        if tally and not with_all:
-            texts.append(report.SHORT_LEGEND)
+        legend = report.SHORT_LEGEND if tally and not with_all else []
+        texts = [*sentences, *legend, *findings.values()]
         report.print_report(texts, first, chapters, folder, with_all)
 
 

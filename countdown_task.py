@@ -122,8 +122,8 @@ class Task:
     prompt: str = option("full", "wording of the prompt. original is that of GRPO-Zero. expression "
                          "asks for the expression alone, without any thinking", choices=PROMPTS)
     examples: int = option(0, "number of solved problems that stand in the prompt as earlier turns "
-                           "of the conversation. They show + * - / in turn, and none of them is "
-                           "held out", most=100)
+                           "of the conversation. Their solutions show + * - / in turn. None of "
+                           "them is a held-out problem", most=100)
     numbers: str = option("3,4", "how many numbers a generated problem has",
                           choices=("2", "3", "4", "3,4"), requires=GENERATED)
     min_number: int = option(1, "smallest number of a generated problem",
@@ -141,7 +141,7 @@ class Task:
         "1 if it is right, and otherwise -1",
         choices=REWARDS)
     reasoning_weight: float = option(
-        0.0, "this times the share of right steps in the thinking is added to the reward",
+        0.0, "the share of right steps in the thinking, times this number, is added to the reward",
         least=0, most=1000)
 
     def __post_init__(self) -> None:
@@ -158,8 +158,9 @@ class Task:
         self.to_test = list(tested.values())
         if self.data and not (self.to_train and self.to_test):
             raise UserError(
-                f"{self.data}: {len(self.to_train)} problems to train on and {len(self.to_test)} "
-                "held out by their hash (about a fifth): both are needed, the file is too small")
+                f"{self.data} is too small. About a fifth of the problems, chosen by their hash, "
+                "are held out, and some of both kinds are needed. Here "
+                f"{len(self.to_train)} are left to train on, and {len(self.to_test)} are held out")
         self.wording = PROMPTS[self.prompt]
         self.shown: set[Content] = set()  # the solved problems in every prompt
         self.head = self.solved_turns()   # the text that every prompt begins with
@@ -167,7 +168,7 @@ class Task:
                          if content_of(problem) not in self.shown]
         if self.data and not self.to_train:
             raise UserError(f"--examples {self.examples}: {self.data} has no other problems to "
-                            "train on")
+                            "train on than those that the prompt shows as examples")
 
     solved = ("the expression makes the target from the numbers, each used exactly once, with "
               "+ - * /")  # what a right answer is, in words, for the page of a run

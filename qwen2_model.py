@@ -528,7 +528,8 @@ def check_tensors(folder: Path, found: dict[str, StoredTensor], model: Qwen2) ->
         raise UserError(f"{folder} lacks {', '.join(missing[:5])}")
     shapes.setdefault(OUTPUT, shapes[EMBEDDINGS])
     if unknown := sorted(set(found) - set(shapes)):
-        raise UserError(f"{folder} has, beyond what config.json asks for, {', '.join(unknown[:5])}")
+        raise UserError(f"{folder} has tensors that config.json does not ask for: "
+                        f"{', '.join(unknown[:5])}")
     for name, tensor in found.items():
         if tensor.shape != shapes[name]:
             raise UserError(f"{tensor.path}: {name} has shape {tensor.shape}, config.json asks for "
@@ -555,8 +556,9 @@ def load_weights(model: Qwen2, found: dict[str, StoredTensor], copy: Copy) -> No
     if OUTPUT in found and model.lm_head is None:  # a second copy of tied embeddings
         matrix, embeddings = found[OUTPUT].read(OUTPUT), found[EMBEDDINGS].read(EMBEDDINGS)
         if not torch.equal(matrix, embeddings):
-            raise UserError(f"{found[OUTPUT].path} has, beyond what config.json asks for, {OUTPUT} "
-                            "(not the embeddings, although tie_word_embeddings is true)")
+            raise UserError(f"{found[OUTPUT].path} has a tensor that config.json does not ask for: "
+                            f"{OUTPUT}, which differs from the embeddings, although "
+                            "tie_word_embeddings is true")
 
 
 @torch.no_grad()

@@ -31,10 +31,11 @@ HEADINGS = {"tokens": "share of the tokens", "push": "share of the push",
 NOTES = ["The push is A w s^2: what a token's own term of the loss would do to its log-prob, if "
          "nothing else moved it. The change is its log-prob after the step minus before, at the "
          "same prefix. Only steps in which the change was measured are counted",
-         "Net push: up and down added with their signs, as a share of the sum of all sizes; net "
-         "change is the same for changes. Pushed up, but fell: the share of the row's upward push "
-         "that went to tokens whose log-prob fell. Pushed down, but rose: the share of its "
-         "downward push that went to tokens whose log-prob rose"]
+         "Net push: the sum of the row's pushes with their signs, so that up and down cancel, "
+         "divided by the sum of the sizes of all pushes. Net change is the same for changes. "
+         "Pushed up, but fell: the share of the row's upward push that went to tokens whose "
+         "log-prob fell. Pushed down, but rose: the share of its downward push that went to tokens "
+         "whose log-prob rose"]
 ABOUT_CREDIT = ("The credit of a token is V after it minus V before it, where V is the expected "
                 "reward of going on from there. The share it decides is its share of the sum of "
                 "squared credits. On average this sum is, over an answer, the variance of the "

@@ -28,11 +28,11 @@ WINDOW = 5  # steps whose mean is a point of a curve, but in a short run
 PAIRED_BY_SEED = ("for pairs of runs with the same seed. The interval is Student's t over the "
                   "pairs")
 MEASURE_NOTES = {
-    IN_TRAINING: "The difference in mean success over all answers that training sampled, "
-                 f"{PAIRED_BY_SEED}",
-    AT_THE_END: "The difference in success of sampled answers to the held-out problems. The "
-                "interval is Student's t over seeds and problems, or over problems alone if there "
-                "is one seed"}
+    IN_TRAINING: "The gain is the difference in mean success over all answers that training "
+                 f"sampled, {PAIRED_BY_SEED}",
+    AT_THE_END: "The gain is the difference in success of sampled answers to the held-out "
+                "problems. The interval is Student's t over seeds and problems, or over problems "
+                "alone if there is one seed"}
 VERDICT_NOTE = (
     "The verdict is better or worse if p is below 0.05, after Holm's correction for the number of "
     "arms in the table. Where no difference is seen, the interval says how large a gain or a loss "
@@ -127,10 +127,10 @@ def differences(comparison: Comparison, measure: str, is_primary: bool = True,
         notes.append(f"This is not the primary metric, because {doubt}" if doubt
                      else SECONDARY_NOTE)
     could_see = [gain.could_see for gain in found.values()]
-    title = f"{measure.capitalize()}: each arm minus {baseline}, in percentage points"
-    return gain_table(measure, title, found, {"could see": ("size", could_see)}, baseline,
-                      notes=notes, headings={"p": "p, Holm's correction",
-                                             "could see": "detectable gain"})
+    title = f"{measure.capitalize()}: each arm minus the arm {baseline}, in percentage points"
+    return gain_table(measure, title, found, {"could see": ("size", could_see)},
+                      f"the arm {baseline}", notes=notes,
+                      headings={"p": "p, Holm's correction", "could see": "detectable gain"})
 
 
 def stability(comparison: Comparison) -> Table:

@@ -58,7 +58,7 @@ class Gain:
         """A word for a table. Where no difference is seen, the interval beside it says how large
         one may still be."""
         if not self.pairs:
-            return "no shared seed"
+            return "nothing to compare"
         if self.pairs == 1:
             return "one seed: no verdict"
         if not self.is_seen:

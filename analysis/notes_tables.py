@@ -180,16 +180,16 @@ def early_over_late_in_notes(notes: Notes) -> Table:
              1 / 3 if is_discounted else None, "only long answers have late positions"),
             ("first over last fifth, with the same mix of classes",
              alike, None if is_discounted else 1.48,
-             "anything but which classes are early or late")):
+             "everything except which classes are early or late")):
         rows.append([name, old, theirs, same_or_other(old, theirs, 1), new, why])
     title = "Mean size of early tokens over that of late ones: two published definitions, and ours"
     return Table("notes early", title,
                  by_row(RATIO_FORMATS, rows), "", [
         "This table can show that a run's early tokens were less certain than its late ones. The "
         "earlier experiment compared a number by one definition with a number by the other, and "
-        "that cannot be done. With the same mix of classes, each class has the same share of both "
-        "fifths (the 1.48 is computed from the published table). Here ours is the same if both "
-        "figures are above 1, or both below."],
+        "such a comparison says nothing. With the same mix of classes, each class has the same "
+        "share of both fifths (the 1.48 is computed from the published table). Here ours is the "
+        "same if both figures are above 1, or both below."],
         heads_of_ratios(notes))
 
 
@@ -241,8 +241,8 @@ def classes(notes: Notes) -> Table:
                "why": ""}
     return Table("notes classes", "Classes of tokens, by the published regular expressions",
                  by_row(formats, rows), "", [
-        "In the row 'mean log p; mean s', the first columns are mean log p, and the column A w s "
-        "is mean s.",
+        "The row 'mean log p; mean s' has mean log p in its first columns, and mean s in the "
+        "column A w s.",
         "This table can show which class is written with less certainty. It cannot show whether "
         "the contributions of a class cancel, because their mean depends on how A varies with log "
         "p. A whole tag is structure. Where the tokenizer cuts a tag into pieces, these are "
@@ -280,8 +280,8 @@ def classes_by_fifth(notes: Notes) -> Table:
                  f"bins, and measured by {heads['new']} in {new_ahead}. In the earlier experiment "
                  f"it was larger in 4 of 5 by A log p.", [
         "This table can show that the difference between the classes does not come from the "
-        "position alone. Five bins account for a part of what the position does, and for nothing "
-        "else. Here ours is the same if the same class is the larger one."],
+        "position alone. Five bins remove a part of the position's effect, and no other effect. "
+        "Here ours is the same if the same class is the larger one."],
         heads | {"part": "part of the answer"})
 
 
@@ -295,7 +295,7 @@ def filler_over_reasoning(notes: Notes) -> Table:
     rows: list[Row] = []
     for name, (old, new), theirs, why in (
             ("mean absolute", crude, sizes[FILLER] / sizes[REASONING],
-             "what counts as filler: words, pieces of cut tags"),
+             "which tokens count as filler: words, and pieces of cut tags"),
             ("the same, with both classes at the same positions", alike,
              None if notes.published < 1 else 1.24, "the same, within each of five bins"),
             ("how uncertain the classes are: mean log p, mean s", uncertain, 0.555 / 0.489,

@@ -34,12 +34,13 @@ LEGENDS = {GRADIENT: [
     "each table shows it, too. The published figures are those of that run. The column 'ours is' "
     "compares this run's figure with the published one: it is the same if it differs by at most a "
     "quarter, unless the table gives another rule."]}
-SHORT_LEGEND = (
-    "At the logits, the gradient of a token has the size abs(A) w s: A is its advantage, w its "
-    "weight, p its probability and s = norm(onehot - p). Its push A w s^2 is what its own term of "
-    "the loss would do to its log-prob, if nothing else moved it. Its change is the log-prob after "
-    "the step minus before, at the same prefix. The share of the squares is a share of the sum of "
-    "(A w s)^2, on which the variance of the gradient depends.")
+SHORT_LEGEND = [
+    "The gradient of a token has the size abs(A) w s at the logits. A is the token's advantage, w "
+    "its weight, p its probability, and s = norm(onehot - p). The share of the squares is a share "
+    "of the sum of (A w s)^2, on which the variance of the gradient depends.",
+    "The push of a token, A w s^2, is what its own term of the loss would do to its log-prob, if "
+    "nothing else moved it. Its change is the log-prob after the step minus before, at the same "
+    "prefix."]
 PICTURE_BELOW = {  # table: the picture below it; two other pictures stand elsewhere on the page
     "growth": "over_training", "gradient by position": "position", "notes bins": "notes",
     "arms": "learning_curves"}
@@ -48,9 +49,9 @@ FLAGS = {
                        "analysis/ in the run, or for several runs comparison/ beside them"),
     "baseline": Flag(None, "the arm that the others are compared with, by the name that the "
                      "tables give it (default: plain GRPO)"),
-    "notes": Flag(False, "print only the tables of the earlier experiment that this lab began "
-                         "with"),
-    "all": Flag(False, "print every table, also those of the earlier experiment")}
+    "notes": Flag(False, "print only the tables that an earlier experiment made, with the numbers "
+                         "of this run beside the published ones"),
+    "all": Flag(False, "print every table, also those of --notes, and what its columns mean")}
 
 
 def read_analysis_flags(argv: list[str], description: str) -> SimpleNamespace:

@@ -8,9 +8,10 @@ there as on the CPU, and get the same gradient? How many tokens a second does a 
 parameters sample and train on, with random weights in bfloat16, and how much memory does it take?
 
 With --model the model is a real one, and `transformers` samples for comparison, if it is installed.
-On a CPU each line also has the share of the limit. The limit is the speed that the matrix products
-of these shapes alone would allow, which is measured here. The last lines have short answers to long
-prompts. These prompts share no tokens, or most of them, as with examples before each problem.
+On a CPU each line also has the share of the limit. The limit is the speed that the model's matrix
+products alone would allow, which is measured here. The last lines have short answers to long
+prompts. In some of these lines the prompts have no tokens in common, and in others most of their
+tokens, as where the same examples stand before each problem.
 
 Each part is a process of its own, with a limit on its time. If one fails, its line says why, and
 the others go on.

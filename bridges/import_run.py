@@ -4,9 +4,9 @@
     python analyze.py runs/mine
 
 FILES are those of another trainer (bridges/import_formats.py), or JSON lines with the fields that
-bridges/your_own_run.md lists. What they lack is computed, and the page of the run says so: tokens
-by the tokenizer of --model, log-prob, entropy and collision by a forward pass of its weights, the
-advantage from the rewards of the group. One step is in memory at a time.
+bridges/your_own_run.md lists. What they lack is computed, and the page of the run says what. Tokens
+come from the tokenizer of --model. Log-prob, entropy and collision come from a forward pass of its
+weights, and the advantage from the rewards of the group. One step is in memory at a time.
 """
 if not __package__:
     raise SystemExit("start it with: python -m bridges.import_run")
@@ -112,8 +112,9 @@ class Reader:
         vocabulary = self.model.config.vocab_size
         longest = self.model.config.max_position_embeddings
         if max(tokens) >= vocabulary or len(tokens) > longest:
-            raise UserError(f"{where} has {len(tokens)} tokens up to number {max(tokens)}, and "
-                            f"{self.folder} takes {longest} tokens up to number {vocabulary - 1}")
+            raise UserError(f"{where} has {len(tokens)} tokens with numbers up to {max(tokens)}, "
+                            f"but the model of {self.folder} takes at most {longest} tokens, with "
+                            f"numbers up to {vocabulary - 1}")
 
     def prompt_of(self, line: dict, where: str) -> list[int]:
         """The prompt's tokens, which are given, or made from its text or its messages."""

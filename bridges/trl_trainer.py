@@ -85,8 +85,8 @@ class CreditGRPOTrainer(GRPOTrainer):
         self.is_watched = self.is_weighted or credit is not None
         if self.is_weighted and self.importance_sampling_level != "token":
             raise UserError(f"importance_sampling_level {self.importance_sampling_level!r} gives "
-                            "the tokens of an answer one ratio, so only the mean of their weights "
-                            "would count: weights need 'token', with luspo too")
+                            "all tokens of an answer one ratio, so only the mean of their weights "
+                            "would count. Weights need 'token', also with the loss luspo")
         if self.is_watched:
             rescale = "none" if function.__name__ in NEVER_RESCALED else rescale
             self.credit = Credit(self, function, values, rescale, credit, task)
@@ -352,8 +352,8 @@ class Only:
     def __getattr__(self, name: str):
         if name.startswith("__"):  # Python's own questions
             raise AttributeError(name)
-        raise UserError(f"TRL's trainer has no {self.what}.{name} for a weighting: one that "
-                        "samples, or computes with this lab's model, needs train.py")
+        raise UserError(f"TRL's trainer gives a weighting no {self.what}.{name}. A weighting that "
+                        "samples answers, or computes with this lab's model, needs train.py")
 
 
 def scores_of(trainer, rewards: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -434,4 +434,5 @@ def refuse_other_trl() -> None:
         if not hasattr(GRPOTrainer, name):
             raise UserError(f"{here} has no {name}")
     if "advantages.dim() == 1" not in inspect.getsource(GRPOTrainer._compute_loss):
-        raise UserError(f"{here} takes one advantage an answer, none for each token")
+        raise UserError(f"{here} takes only one advantage for each answer, and not one for each "
+                        "token")

@@ -131,8 +131,9 @@ class gae:
                  critic: Critic = "head", critic_lr: HeadRate = 1e-2, critic_layers: Layers = 0,
                  trunk_lr: TrunkRate = 1e-3, process_reward: Process = 0.0):
         if process_reward and not hasattr(policy.task, "right_steps"):
-            raise UserError(f"--process_reward {process_reward}: --task {policy.settings.task} has "
-                            "no method right_steps, which says where right steps end")
+            raise UserError(f"--process_reward {process_reward} needs a task with a method "
+                            "right_steps, which says where right steps end, and "
+                            f"--task {policy.settings.task} has none")
         self.gamma, self.gae_lambda, self.process_reward = gamma, gae_lambda, process_reward
         is_head = critic == "head"
         module = Head(policy.model) if is_head else Trunk(policy.model, critic_layers)

@@ -28,9 +28,9 @@ from harness.flags import Flag
 Count = typing.Annotated[int, Flag(4, "how many answers with another token in its place are "
                                       "sampled for each token that is measured", least=1,
                                    most=10_000)]
-Most = typing.Annotated[int, Flag(8, "how many answers with another token in its place are sampled "
-                                     "for a token of probability near 0; for likelier tokens they "
-                                     "are fewer", least=1, most=10_000)]
+Most = typing.Annotated[int, Flag(8, "how many answers are sampled that have another token in the "
+                                     "place of the measured one, if its probability is near 0; for "
+                                     "a likelier token there are fewer", least=1, most=10_000)]
 Above = typing.Annotated[float, Flag(0.15, "only tokens with 1 - p above this are measured; the "
                                            "others get credit 0", least=0, most=1)]
 CONFIDENT = 1e-3  # a token with 1 - p below this is taken to have no credit

@@ -40,8 +40,8 @@ class GivenPairs:
         self.policy, self.run = policy, run
         read: Reader | None = getattr(policy.task, "read", None)
         if read is None:
-            raise UserError(f"--pairs: --task {policy.settings.task} has no method read, which "
-                            "would make a problem from its text")
+            raise UserError("--pairs needs a task with a method read, which makes a problem from "
+                            f"its text, and --task {policy.settings.task} has none")
         self.pairs = read_given(name, "pairs",
                                 lambda line, where: parse_pair(line, where, policy, read))
 

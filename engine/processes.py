@@ -37,11 +37,12 @@ def start(device: str) -> str:
     if device == "cuda":
         device, count = f"cuda:{os.environ['LOCAL_RANK']}", torch.cuda.device_count()
         if int(os.environ["LOCAL_RANK"]) >= count:
-            raise UserError(f"--device cuda: more processes than the {count} CUDA devices that "
-                            "PyTorch sees on this machine")
+            raise UserError("--device cuda: each process takes a device of its own, and there are "
+                            f"more processes than the {count} CUDA devices that PyTorch sees here")
         torch.cuda.set_device(device)
     elif device != "cpu":
-        raise UserError(f"--device {device}: every process takes a device of its own, say cuda")
+        raise UserError(f"--device {device} is one device, and each process takes one of its own: "
+                        "write --device cuda")
     if not dist.is_initialized():
         backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
         dist.init_process_group(backend, timeout=timedelta(minutes=30))

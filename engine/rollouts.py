@@ -156,7 +156,7 @@ def score_answers(rollouts: Rollouts, tokenizer: Tokenizer, task: Task[Problem])
     device = rollouts.mask.device
     # a task may return more parts than are needed, but the same ones for every answer
     if any(score.keys() != scores[0].keys() for score in scores):
-        raise UserError("score should have the same names for every answer")
+        raise UserError("score should return the same names of parts for every answer")
     columns = {}
     for part in scores[0]:
         values = [score[part] for score in scores]

@@ -41,8 +41,9 @@ def load_tokenizer(folder: str | Path, vocabulary: int | None = None) -> Tokeniz
     for token in CHATML:
         if vocabulary is not None and (
                 len(tokenizer.encode(token, add_special_tokens=False).ids) != 1):
-            raise UserError(f"{path}: {token} is not one of added_tokens, so it would be spelt out "
-                            "in every prompt, which is ChatML")
+            raise UserError(f"{path}: {token} is not one of added_tokens. Every prompt has it, "
+                            "because prompts are ChatML, and there it would be spelt out in "
+                            "several tokens")
     refuse_tokens(spellings(tokenizer), vocabulary, path)
     return tokenizer
 
@@ -55,8 +56,8 @@ def refuse_tokens(bytes_of: dict[int, bytes | None], vocabulary: int | None, pat
             raise UserError(f"{path}: token {number} is not written in the byte-level alphabet")
     highest = max(bytes_of)
     if vocabulary is not None and highest >= vocabulary:
-        raise UserError(f"{path} has a token {highest}, beyond the {vocabulary} that the model of "
-                        "this folder knows: it belongs to another model")
+        raise UserError(f"{path} belongs to another model: it has a token {highest}, and the model "
+                        f"of this folder knows only {vocabulary} tokens")
 
 
 def encode_prompt(tokenizer: Tokenizer, text: str, problem: str) -> list[int]:
@@ -89,8 +90,8 @@ def encode(tokenizer: Tokenizer, text: str, what: str) -> list[int]:
     if tokenizer.normalizer:
         text = tokenizer.normalizer.normalize_str(text)
     if b"".join(token_bytes(tokenizer, ids)).decode(errors="replace") != text:
-        raise UserError(f"the tokenizer cannot spell {what}: its {tokenizer.get_vocab_size()} "
-                        "tokens are all the words and numbers that this model knows")
+        raise UserError(f"the tokenizer cannot spell {what}: this model knows no words and numbers "
+                        f"other than its {tokenizer.get_vocab_size()} tokens")
     return ids
 
 

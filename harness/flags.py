@@ -135,7 +135,8 @@ def flags_of(owner: typing.Any) -> dict[str, Flag]:
                 flags[name] = Flag(one.default, least=-math.inf)
             elif one.default is not one.empty:  # it would keep this value, whatever is typed
                 raise UserError(f"{name} of {owner.__name__} ({location_of(owner)}) is no flag, "
-                                f"because it stands before the *: write `(..., *, {name})`")
+                                "because only arguments after a * become flags: write "
+                                f"`(..., *, {name})`")
         hints = typing.get_type_hints(function, include_extras=True)
     return {name: as_flag(owner, name, flag, hints.get(name)) for name, flag in flags.items()}
 

@@ -121,7 +121,8 @@ def step_metrics(clock: Clock, rollouts: Rollouts, update: Json, advantage: Meth
     line: Json = {"step": clock.step}
     for part in (weights, credit, extra, batch, update, time_metrics(clock), speed):
         for name in line.keys() & part.keys():
-            raise UserError(f"the metric {name} of a weighting or an advantage needs another name")
+            raise UserError(f"a weighting or an advantage has a metric {name}, but metrics.jsonl "
+                            "has one of this name already: give it another name")
         line |= part
     return dict.fromkeys(METRICS) | line
 

@@ -150,7 +150,8 @@ class Run:
         checkpoints = self.folder.checkpoints()
         if not checkpoints:
             return "there is no checkpoint before it"
-        return f"the last good checkpoint, for --model, is {checkpoints[max(checkpoints)]}"
+        return (f"the last good checkpoint is {checkpoints[max(checkpoints)]}, from which --model "
+                "begins a new run")
 
     def steps(self) -> Iterator[int]:
         for self.step in range(self.done + 1, self.settings.steps + 1):

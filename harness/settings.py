@@ -122,14 +122,15 @@ class Settings:
         choices=MITIGATIONS, requires=POLICY, topic=SPREADING, in_name=False, sample_drops=True)
     rescale: str = option(
         "mean",
-        "by which number all weights of a batch are multiplied. mean: so that their mean is "
-        "1. gradient: so that the sizes of the tokens' gradients have the same sum as with "
-        "weights of 1. none: by no number",
+        "what all weights of a batch are multiplied by. mean: a number that makes their mean 1. "
+        "gradient: a number with which the sizes of the tokens' gradients have the same sum as "
+        "with weights of 1. none: nothing, so the weights stay as they are",
         choices=("mean", "gradient", "none"), requires=RESCALED, topic=SPREADING,
         otherwise=lambda s: "none" if s.mitigation in NEVER_RESCALED else "mean")
     placebo: str = option(
-        "none", "train a control instead. weights: the weights are shuffled over the tokens of the "
-        "batch. advantages: the advantages are shuffled within each group. none: no control",
+        "none", "train a control instead of the method itself. weights: the weights are shuffled "
+        "over the tokens of the batch. advantages: the advantages are shuffled within each group. "
+        "none: no control",
         choices=("none", "weights", "advantages"), requires=SHUFFLED,
         topic=SPREADING, idea_takes=False, sample_drops=True)
 
@@ -140,8 +141,9 @@ class Settings:
 
     loss: str = option(
         "policy",
-        "policy: the policy loss, from weight * advantage * log_prob. dpo: the loss of DPO, for "
-        "which the best and the worst answer of each group are a preference pair",
+        "policy: the policy loss, which is computed from weight * advantage * log_prob of each "
+        "token. dpo: the loss of DPO, for which the best and the worst answer of each group are a "
+        "preference pair",
         choices=("policy", "dpo"), topic=LOSS,
         idea_takes=False, sample_drops=True)
     loss_norm: str = option(
@@ -327,8 +329,9 @@ def load_task(name: str) -> type:
         from harness.short_task import short_task
         return short_task(module)
     if not dataclasses.is_dataclass(getattr(module, "Task", None)):
-        raise UserError(f"--task {name}: this module has neither `problems` and a function "
-                        "`reward(problem, text)` nor a dataclass Task (docs/your_own_task.md)")
+        raise UserError(f"--task {name}: this module should have `problems` and a function "
+                        "`reward(problem, text)`, or else a dataclass Task "
+                        "(docs/your_own_task.md)")
     task: type = module.Task
     return task
 
@@ -454,7 +457,7 @@ def read_flags(argv: list[str]) -> Json:
                               topic=flag.topic or OWN_FLAGS)
     parser = make_parser(
         "python train.py [flags]",
-        "Train a language model with GRPO, and record for each token what it got.",
+        "Train a language model with GRPO, and record each token's advantage and weight.",
         flags | CONTINUE, epilog="" if topic is None else about_methods(), add_help=False)
     if topic is not None:
         print(about_method(topic) if topic else parser.format_help())

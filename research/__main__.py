@@ -3,7 +3,7 @@
     python -m research board         the leaderboard: which way of spreading credit over tokens
                                      trains the tiny model better than plain GRPO?
     python -m research real_board    the leaderboard of a real model, on a laptop
-    python -m research notes         experiments 1 to 3 of the earlier experiment that this project
+    python -m research notes         three experiments from the notes of the work that this project
                                      started from
 
 These experiments consist of many training runs. They can be stopped at any moment, and the same
@@ -14,8 +14,8 @@ command continues them.
                                      scoreboard?
     python -m research exact         what are the bias and variance of every weighting and
                                      advantage? They are computed exactly, by listing all answers
-                                     of a small task. With --model, it is the exact credit of a real
-                                     model's tokens
+                                     of a small task. With --model, what is computed is the exact
+                                     credit of a real model's tokens
     python -m research dial          in which synthetic tasks does credit by token help?
     python -m research law           how much should it help there? This is predicted from the
                                      variance of the gradient, before training

@@ -92,7 +92,7 @@ def test_a_number_that_may_not_be_is_told_with_its_token_and_its_function(
 @pytest.mark.parametrize("name", ["step", "loss"])
 def test_metrics_take_no_place_of_the_loops(said_of, name):
     said = said_of(with_metrics({name: 1.0}))
-    assert f"the metric {name} of a weighting or an advantage needs another name" in said
+    assert f"a weighting or an advantage has a metric {name}, but " in said
 
 
 def test_metrics_of_numpy_and_torch_are_numbers_and_null_where_undefined(monkeypatch, tmp_path):
@@ -202,7 +202,8 @@ def test_a_flag_that_stands_before_the_star_is_refused(monkeypatch):
     put_in(monkeypatch, no_star, "no_star")
     said = refusal(read_flags, ["--mitigation", "no_star"])
     assert said.startswith("strength of no_star (tests/test_own_code.py:")
-    assert said.endswith("is no flag, because it stands before the *: write `(..., *, strength)`")
+    assert said.endswith("is no flag, because only arguments after a * become flags: write "
+                         "`(..., *, strength)`")
 
 
 def test_an_unknown_flag_is_answered_with_those_of_the_method():

@@ -12,9 +12,9 @@ that is stopped starts again from step 1.
 1. First it prints how long all runs will take, and what the idea does to the gradient in a few
    batches of the untrained model.
 2. Then it trains the three arms, with one process for each core, or with as many as there is memory
-   for. The placebo has the idea's numbers at other tokens, or at other answers if all tokens of an
-   answer have the same number. Finished runs are used again, and those of plain GRPO are also used
-   for the next idea.
+   for. The placebo has the weights or advantages of the idea, but at other tokens; or at other
+   answers, if all tokens of an answer have the same one. Finished runs are used again, and those of
+   plain GRPO are also used for the next idea.
 3. At last it prints a verdict. The primary metric is the mean success of all answers in training,
    compared in pairs of runs with the same seed. If the idea is better, all arms are trained again
    on as many new seeds, and the verdict comes from these alone.
@@ -79,8 +79,8 @@ NOT_OF_A_STEP = ("analysis", "harness", "research", "tools")  # packages that co
 
 
 def main(argv: list[str]) -> None:
-    parser = make_parser("python -m tools.idea NAME [its flags, flags of train.py, flags]", __doc__,
-                         FLAGS)
+    parser = make_parser("python -m tools.idea NAME [flags of NAME, of train.py, or of this list]",
+                         __doc__, FLAGS)
     parser.add_argument("name", metavar="NAME",
                         help="a weighting or an advantage. It comes first. `python train.py --help "
                              "NAME` describes it and its flags")
@@ -164,10 +164,14 @@ class Experiment:
         show_status("training on synthetic tasks, in which it is known which tokens decide")
         of_method = flags_of(METHODS[self.axis][self.name])
         flags = {flag: value for flag, value in self.flags["idea"].items() if flag in of_method}
-        say("\n" + import_module("research.probes.dial").where_it_pays(self.name, flags) + "\n")
+        dial = import_module("research.probes.dial")
+        found = dial.where_it_pays(self.name, flags)
+        say(f"\n{found}")
+        if dial.NOT_TRIED in found:
+            return
         typed = " ".join([self.name, *as_typed(flags)])
         command = python_command("-m", "research", "dial", "--only", typed)
-        say(f"For more synthetic tasks: {command}")
+        say(f"\nFor more synthetic tasks: {command}")
 
 
 @dataclass

@@ -3,14 +3,15 @@
     python -m tools.preview runs/none-grpo-s0 --mitigation entropy_weighted --entropy_temp 0.5
 
 It reads the credit file of one step, prints what the weights do to the gradient of its tokens, and
-shows answers shaded by the weights. Nothing is trained or written. A model is loaded only for a
-weighting that needs hidden states, attention or further samples. It is the model that sampled the
-step, if it was kept.
+shows answers shaded by the weights. `python train.py --help NAME` explains a weighting and its
+flags. Nothing is trained or written. A model is loaded only for a weighting that needs hidden
+states, attention or further samples. It is the model that sampled the step, if it was kept.
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.preview")
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -58,11 +59,8 @@ def main(argv: list[str]) -> None:
         raise UserError(f"{name} is an advantage, and this tool shows weightings. For an "
                         f"advantage there is python -m tools.idea {name}")
     check_value("mitigation", name, OPTIONS["mitigation"])
-    own = {}
-    for weighting in (*MITIGATIONS.values(), MITIGATIONS[name]):
-        own |= flags_of(weighting)  # of flags with the same name, that of the chosen one is kept
     parser = make_parser("python -m tools.preview RUN --mitigation NAME [its flags]", __doc__,
-                         own | FLAGS)
+                         flags_of_weightings(name) | FLAGS)
     parser.add_argument("RUN", nargs="?", default=None,
                         help="a run folder. By default it is the newest in runs/")
     given = parser.read(argv)
@@ -77,6 +75,24 @@ def main(argv: list[str]) -> None:
     groups = groups_in_order(rollouts.group.numpy(), rollouts.reward.numpy())
     answers = np.concatenate(groups)[:flags.show].tolist()
     show_answers(rollouts, weight, load_tokenizer(folder), answers)
+
+
+def flags_of_weightings(chosen: str) -> dict[str, Flag]:
+    """The flags of all weightings, each with the names of those that have it. Of flags with the
+    same name, that of the chosen weighting is kept."""
+    found: dict[str, Flag] = {}
+    owners: dict[str, list[str]] = {}
+    for name, weighting in MITIGATIONS.items():
+        for flag in flags_of(weighting):
+            owners.setdefault(flag, []).append(name)
+        found |= flags_of(weighting)
+    found |= flags_of(MITIGATIONS[chosen])
+    for flag, known in found.items():
+        text = f"of {', '.join(owners[flag])}"
+        if known.text:
+            text += f": {known.text}"
+        found[flag] = replace(known, text=text)
+    return found
 
 
 def about_weights(rollouts: Rollouts, weight: torch.Tensor) -> list[str]:

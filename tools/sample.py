@@ -1,4 +1,4 @@
-"""Ask a trained model: it answers a problem or a message as before training, and as after it.
+"""Ask a problem or a message: the model from before the training answers it, and the trained one.
 
     python -m tools.sample runs/none-grpo-s0 4 12 10 18
     python -m tools.sample models/tiny 4 12 10 18    (the model of this folder answers)

@@ -1,7 +1,7 @@
 """Train a Qwen2 on synthetic demonstrations: a small new model, like models/tiny, or a real one.
 
     python -m tools.warmup                                         # writes models/new
-    python -m tools.warmup --size large --out models/tiny-large    # 2.9 times the parameters
+    python -m tools.warmup --size large --out models/tiny-large    # 2.9 times as many parameters
     python -m tools.warmup --talk 5 --start models/tiny \\
         --steps 600 --batch 32 --threads 1 --out models/talk
     python -m tools.warmup --start models/Qwen2.5-0.5B-Instruct --right --out models/warm
@@ -12,11 +12,11 @@ result is a model folder like any other; its recipe.json has the settings that s
 `python train.py`.
 
 A real model rarely solves a problem, so its answers hardly differ in reward, and GRPO learns from
-such differences. After this cold start there are more of them. Unless flags say otherwise, a real
-model gets 120 updates with AdamW, of 8 demonstrations each. Only the upper half of its layers is
-trained: on a CPU this saves a third of the time and much memory. With --keep_every 60 the model is
-also written after every 60 updates. To train one of these further, give its folder to --start, and
-another --seed.
+such differences. After this cold start the answers to a problem differ in reward more often. Unless
+flags say otherwise, a real model gets 120 updates with AdamW, of 8 demonstrations each. Only the
+upper half of its layers is trained: on a CPU this saves a third of the time and much memory. With
+--keep_every 60 the model is also written after every 60 updates. To train one of these further,
+give its folder to --start, and another --seed.
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.warmup")
@@ -51,8 +51,8 @@ FLAGS = {
                         "one that this program has made, or a real one"),
     "rate": Flag(5e-5, "learning rate of a real model", above=0, most=10),
     "right": Flag(False, "use only demonstrations whose answer is right and well formed"),
-    "talk": Flag(0, "the most irrelevant sentences before each step and before the answer. With 5, "
-                    "answers have about 100 tokens", least=0, most=20),
+    "talk": Flag(0, "at most so many irrelevant sentences stand before each step and before the "
+                    "answer. With 5, answers have about 100 tokens", least=0, most=20),
     "out": Flag("models/new", "folder to write. It must not exist yet"),
     "steps": Flag(2000, "number of updates", least=1, most=10_000_000),
     "batch": Flag(128, "number of demonstrations in an update", least=1, most=10_000),
@@ -233,11 +233,11 @@ def evaluate(model: Qwen2, tokenizer: Tokenizer, recipe: dict) -> None:
                               1, max_new_tokens=recipe["max_new_tokens"])
     rollouts = score_answers(rollouts, tokenizer, TASK)
     mean = {name: values.mean().item() for name, values in rollouts.scores.items()}
-    results = (f"success {mean['answer']:.1%}, format {mean['format']:.2f}, "
-               f"right steps {mean['reasoning']:.1%}, "
+    results = (f"{len(rollouts.answers):,} held-out problems: success {mean['answer']:.1%}, "
+               f"format {mean['format']:.2f}, right steps {mean['reasoning']:.1%}, "
                f"length {rollouts.length.float().mean().item():.0f} tokens, "
                f"finished {rollouts.finished.float().mean().item():.1%}")
-    print("\n    ".join([f"  {results}", *rollouts.answers[:3]]), flush=True)
+    print("\n    ".join([f"  {results}. Three answers:", *rollouts.answers[:3]]), flush=True)
 
 
 def save(folder: Path, model: Qwen2, tokenizer: Tokenizer, recipe: dict,

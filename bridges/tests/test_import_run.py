@@ -341,7 +341,7 @@ ID = {"step": 1, "prompt_ids": [5, 6], "token_ids": [7, 8], "reward": 1.0}
     ("{}", "line 2 is no answer"), ({**OURS, "step": None}, "line 2 has no step"),
     ({**OURS, "reward": "1"}, "line 2: its reward should be a number"),
     ({**OURS, "completion": " unheard"}, "cannot spell the completion of .*line 2"),
-    ({**ID, "token_ids": [7, 211]}, "line 2 has 4 tokens up to number 211"),
+    ({**ID, "token_ids": [7, 211]}, "line 2 has 4 tokens with numbers up to 211"),
     ({**ID, "log_prob": [-1.0]}, "line 2: its log_prob has 1 values, but the answer has 2 "),
     ({**ID, "log_prob": [-1.0, 2.0]}, "line 2: its log_prob should be"),
     ({**ID, "weight": -1}, "line 2: its weight should be"),

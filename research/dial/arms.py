@@ -91,8 +91,7 @@ def known_hidden_states(hidden: torch.Tensor) -> Callable[..., dict[str, torch.T
     """The extra forward pass of a run, which here is known already."""
     def look(rollouts: Rollouts, attention: bool = False) -> dict[str, torch.Tensor]:
         if attention:
-            raise UserError("it needs attention between tokens, and in these tasks each token sees "
-                            "its cue alone")
+            raise UserError("it needs attention between tokens, and in these tasks there is none")
         return {"hidden": hidden}
     return look
 

@@ -9,8 +9,10 @@ learning rate that suits it. It is compared with plain GRPO by the mean success 
 training, for pairs of runs with the same seed (protocol.py):
 
     verdict   a difference is seen if p is below 0.05 after Holm's correction over all methods. A
-              method is only called ahead if it is also better on twelve new seeds. For all others
-              the interval says how large a difference may still be
+              method is only called ahead if it is also better on twelve new seeds. It is called
+              "behind, stopped" if its interval over the first six seeds lies wholly below -1 point,
+              because then it is not trained on six more. For all others the interval says how large
+              a difference may still be
     control   `measured`, which must be ahead, and plain GRPO with two and four times the batch.
               These are not methods, so their p is not corrected
     predicted the gain that was predicted, in research/results/board/predictions.json, before there
@@ -97,7 +99,7 @@ def board_leaderboard(board: Board, predicted: dict[str, float]) -> Table:
     found = board.gains([*METHODS, *NOT_METHODS], board.seeds_of, NOT_METHODS)
     if not found:
         raise UserError(f"{board.folder} does not yet have two finished seeds of an arm and of "
-                        f"{PLAIN}")
+                        f"plain GRPO ({PLAIN})")
     again = board.second_look()
     seconds_of_plain = mean_step_seconds(board.runs(PLAIN, REPORTED).values())
     rates, cost, verdicts = {}, {}, {}

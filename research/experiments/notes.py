@@ -1,12 +1,12 @@
-"""Experiments 1 to 3 of the earlier experiment that this project started from ("the notes"). Each
-is one command.
+"""Three experiments from the notes of the work that this project started from. Each is one command.
 
     python -m research notes --experiment 1
     python -m research notes --experiment 1 --report_only    # print what the finished runs show
 
     experiment 1   tokens before the answer are discounted by 0.25, 0.5, 0.75 or 1
     experiment 2   the weight is 1 / (abs(log p) + epsilon), with an epsilon of 0.01, 0.1 or 0.5. It
-                   is trained as it was published (not detached), and detached and rescaled
+                   is trained in two ways: as it was published, where a gradient also flows through
+                   the weight; and with a weight that is detached and rescaled
     experiment 3   the weight is the attention from the answer, scaled by 0.5, 1, 2 or 4
 
 Each arm is trained beside plain GRPO, on the same problems for the same seed, for 60 steps of 8
@@ -17,8 +17,9 @@ its gain must be 0. These are the columns of the table:
     predicted  the gain that was predicted, in research/results/notes/predictions.json, before the
                runs were made
     norm       the norm of the gradient before clipping, as a mean over steps
-    filler, reasoning, answer   shares of the gradient, that is of the sum of abs(A) w s. The notes'
-               regular expressions tell filler from reasoning, and answer is the answer section
+    filler, reasoning, answer   shares of the gradient, which is the sum of abs(A) w s. Filler and
+               reasoning are told apart by the regular expressions of the notes, and answer is the
+               answer section
     ratio      the mean w abs(A log p) of filler, divided by that of reasoning, as in the notes
 
 With --model and --flags another model is trained in another way: its settings are those of
@@ -103,7 +104,7 @@ def runs_of_experiment(args: SimpleNamespace) -> list[PlannedRun]:
 def report_experiment(args: SimpleNamespace, arms: Arms, command: str) -> None:
     """Write the report into results/notes-N, where it takes the place of the one before."""
     if PLAIN not in arms:
-        raise UserError(f"{args.runs} does not yet have a finished run of {PLAIN}")
+        raise UserError(f"{args.runs} does not yet have a finished run of plain GRPO ({PLAIN})")
     folder = Path(f"results/notes-{args.experiment}")
     folder.mkdir(parents=True, exist_ok=True)
     made = by_run_name(arms)

@@ -16,11 +16,11 @@ begins.
     method    it differs from plain GRPO if its p is below 0.05, after Holm's correction over all
               methods that have their six seeds. For the others the interval says how large a
               difference may still be
-    control   `measured`, credit by Monte Carlo, which must be better, with two continuations for
-              each token and with sixteen; four times the answers; the placebo of `by_kind without
-              words`, in which as many tokens have no weight, but random ones; and the advantages
-              shuffled within each group, which must not learn. These are not methods, so their p
-              is not corrected
+    control   `measured` is credit by Monte Carlo, with two continuations for each token and with
+              sixteen, and must be better. `four times` is plain GRPO with four times the answers.
+              `its placebo` takes the weight from as many tokens as `by_kind without words`, but
+              from random ones. The arm whose advantages are shuffled within each group must not
+              learn. These are not methods, so their p is not corrected
     predicted the gain that was predicted, in research/results/real_board/predictions.json, before
               any run was made
 
@@ -191,10 +191,10 @@ def real_runs(args: SimpleNamespace) -> list[PlannedRun]:
 
 
 def report_real_board(args: SimpleNamespace, arms: Arms, command: str) -> None:
-    """Write the report into results/real_board_PROMPT, where it takes the place of the one
+    """Write the report into results/, under the name of this leaderboard, where it takes the place of the one
     before."""
     if len(arms.get(PLAIN, {})) < 2:
-        raise UserError(f"{args.runs} does not yet have two finished seeds of {PLAIN}")
+        raise UserError(f"{args.runs} does not yet have two finished seeds of plain GRPO ({PLAIN})")
     name = name_of_board(args)
     folder = Path("results") / name
     folder.mkdir(parents=True, exist_ok=True)

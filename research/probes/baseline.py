@@ -54,7 +54,7 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     length = rollouts.length.double().cpu().numpy().reshape(shape)
     intro = [f"{policy.folder} gave {args.answers} answers to each of {args.questions} problems. "
              "For each answer, R is its reward, g the gradient of its log-prob, and b a baseline "
-             "that is subtracted from R. b* is the baseline with the least variance."]
+             "that is subtracted from R. b* is the baseline with which (R - b) g varies least."]
     return Findings("When is the group's mean the best baseline?", intro,
                     [others_table(reward, square, length), problems_table(reward, square),
                      conditions_table()])
@@ -132,9 +132,10 @@ def others_table(reward: np.ndarray, square: np.ndarray, length: np.ndarray) -> 
         change = jackknife(difference, problem)
         rows.append([name, own.mean(), change])
         if own is not usual:
-            sentences.append(f"With the baseline {name}, the mean square differs by "
+            sentences.append(f"With the baseline '{name}', the mean square of (R - b) g differs by "
                              f"{change.value:+.1%} (95% interval {change.low:+.1%} to "
-                             f"{change.high:+.1%}) from that with the mean of the others.")
+                             f"{change.high:+.1%}) from that with the mean of the other answers to "
+                             "the problem (RLOO).")
     return Table("others", "The mean square E|(R - b) g|^2 with each baseline b",
                  by_row({"baseline": "", "noise": ".3g", "change": "+.1%"}, rows),
                  "\n".join(sentences), ["The interval is over problems (jackknife)"],
@@ -160,7 +161,7 @@ def conditions_table() -> Table:
     cases |= {
         "four answers alike, one right": ([0.0] * 4, [1.0, 0.0, 0.0, 0.0]),
         "all rewards equal": ([2.0, 1.0, 0.0], [0.5, 0.5, 0.5]),
-        "right and wrong alike: each a likely and a rare answer": (
+        "of two likely and two rare answers, one each is right": (
             [2.0, 2.0, 0.0, 0.0], [1.0, 0.0, 1.0, 0.0]),
         "the rare one of four is right": ([2.0, 2.0, 2.0, 0.0], [0.0, 0.0, 0.0, 1.0]),
         "the likely one of four is right": ([2.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0])}
@@ -173,6 +174,7 @@ def conditions_table() -> Table:
     return Table("conditions",
                  "Synthetic cases in which all answers are listed: when is the mean best?",
                  by_row({"world": "", "b*": ".3f", "mean": ".3f", "cost": ".1%"}, rows),
-                 f"The mean is best where |g|^2 and R do not vary together: {'; '.join(is_best)}.",
+                 "The mean is best in the cases in which |g|^2 and R do not vary together: "
+                 f"{'; '.join(is_best)}.",
                  ["g is the gradient at the logits of a softmax over the answers. Cost: by how "
                   "much the mean square is larger with the mean than with b*"], {"world": "case"})

@@ -82,7 +82,8 @@ def list_advantages(task: EnumeratedTask, batches: Batches, seed: int,
 def on_every_batch(task: EnumeratedTask, batches: Batches, chosen: dict,
                    advantage: torch.Tensor | None, progress: Callable[[float], None]) -> Listed:
     """The numbers of weightings, which are given an advantage; or those of advantages."""
-    reasons = {name: "a class" for name, one in chosen.items() if inspect.isclass(one)}
+    reasons = {name: "a class, which may keep a state or sample answers"
+               for name, one in chosen.items() if inspect.isclass(one)}
     functions = [name for name in chosen if name not in reasons]
     values = {}
     for number, name in enumerate(functions):

@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 from analysis.statistics import Estimate
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from analysis.tokens import TokenTable, joined_tables
+from engine.errors import UserError
 from engine.tokens import KINDS
 from research.probes.change_batches import (ADAMW_STEP, PLAIN_STEP, PUSH, SMALL_GROUPS, STEPS,
                                             MeasuredBatch)
@@ -89,6 +90,10 @@ def kinds_table(batches: ByStep) -> Table:
     rows: list[Row] = []
     for step, of_step in batches.items():
         tokens = pooled(of_step, PUSH)
+        if not len(tokens):
+            raise UserError(f"at step {step} no measured token has a push, because in each "
+                            "measured problem all answers have equal rewards. More --questions or "
+                            "--measured problems may help")
         sizes = [np.abs(pooled(of_step, arm)["change"]) for arm in (PUSH, PLAIN_STEP, ADAMW_STEP)]
         sizes.append(size_of_credit(tokens))
         for kind in SHOWN:

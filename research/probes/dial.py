@@ -63,6 +63,7 @@ FLAGS = {
 RATES_FROM, SEEDS_FROM = 1000, 3000
 RATE = Flag(1e-2, above=0, most=10)
 IN_POINTS = f"points of mean success over plain GRPO{WITH_INTERVAL}"
+NOT_TRIED = "cannot be tried in a synthetic task"
 
 
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
@@ -72,7 +73,7 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     arms = {name: arm_as_typed(name) for name in names}  # a wrong name is told before the training
     values_of(args.rates, "rates", RATE)
     cells: list[dict] = []
-    reasons: dict[str, str] = {}  # why an arm cannot be asked
+    reasons: dict[str, str] = {}  # why an arm cannot be measured
     progress = Progress(**{task: TaskSpec.read(task).tokens for task in tasks})
     for task in tasks:
         for i, name in enumerate(names):
@@ -81,11 +82,11 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
                 cells.append(trained_cell(task, arms[name], name, args))
             except UserError as error:
                 if args.only:
-                    raise UserError(f"{name} cannot be asked here: {error}") from None
+                    raise UserError(f"{name} cannot be measured here: {error}") from None
                 reasons[name] = str(error)
     board = dial_leaderboard(tasks, cells)
     for name, reason in reasons.items():
-        board.notes.append(f"{name} cannot be asked: {reason}")
+        board.notes.append(f"{name} cannot be measured here: {reason}")
     draw_published(draw_dial_shares, folder / "shares.png", {"cells": cells})
     tables = [gains_by_task(board), board]
     if args.only:
@@ -284,11 +285,10 @@ def where_it_pays(name: str, flags: dict | None = None, seeds: int = 8) -> str:
             if gain.low > 0:
                 ahead.append(str(TaskSpec.read(task).decide))
     except UserError as error:
-        return f"Where could it pay? {name} cannot be tried in a synthetic task: {error}"
+        return f"Where could it pay? {name} {NOT_TRIED}: {error}"
     if same == len(FEW_SOME_MANY):
-        return (f"Where could it pay? {name} cannot be tried in a synthetic task, because there it "
-                "does the same as plain GRPO: what tells tokens apart for it does not differ "
-                "between them.")
+        return (f"Where could it pay? {name} {NOT_TRIED}, because there it does the same as plain "
+                "GRPO: it tells tokens apart by something that is the same for all tokens there.")
     table = Table("where", "", by_row({"decide": "", "gain": "points", "true": "points"}, rows),
                   headings={"decide": "tokens that decide", "gain": f"gain of {name}",
                             "true": "gain of true credit"})

@@ -7,11 +7,11 @@ real model.
     python -m research exact --model runs/x   # takes minutes: the model before, in the middle of
                                               # and after this run
 
-With --model, every answer to a problem that has a probability of --above or more is listed. So V
-of each prefix is known, and with it the credit of each token (listed.py). The tables show the share
-of the reward's variance that each kind of token decides, its share of plain GRPO's gradient, and
-whether the change of a token's log-prob in a step follows its credit. The answers have to be short,
-because there are too many long ones to list.
+With --model, the answers to a problem whose probability is --above or more are all listed. So V of
+each prefix, which is the expected reward of continuing from it, is known, and with it the credit of
+each token (listed.py). The tables show the share of the reward's variance that each kind of token
+decides, its share of plain GRPO's gradient, and whether the change of a token's log-prob in a step
+follows its credit. The answers have to be short, because there are too many long ones to list.
 
 Without --model, the policy is a Qwen2 of a few hundred parameters, which knows three tokens and
 writes answers of at most four (enumerated.py). The true gradient is that of J, the probability of a

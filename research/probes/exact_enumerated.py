@@ -73,8 +73,8 @@ def of_policy(seed: int, args: SimpleNamespace, only: list[str] | None,
     length = task.probability @ task.rollouts.length.double()
     choices, parameters = task.score.shape
     intro = (f"A policy of {parameters} parameters can write {len(task.probability)} answers. "
-             f"There are {choices} pairs of a prefix and a token that may follow it. It is right "
-             f"with the probability J = {task.J:.3f}, and an answer has {length:.2f} tokens on "
+             f"There are {choices} pairs of a prefix and a token that may follow it. An answer is "
+             f"right with the probability J = {task.J:.3f}, and has {length:.2f} tokens on "
              f"average. {args.answers} answers make {len(batches.which):,} different groups, whose "
              "probabilities are known.")
     return Findings("A synthetic task whose answers are all listed", [intro, LEGEND], tables)
@@ -148,8 +148,9 @@ def advantage_table(task: EnumeratedTask, batches: Batches, advantages: Listed) 
                  f"These advantages are unbiased: {names}.\n"
                  f"Among them {lowest} has the lowest {RATIO}: {ratio:.2f}.",
                  ["A critic knows V exactly here, and a wrong critic has a random number for each "
-                  "position instead. vine has segments of two tokens, and exact values. batch_mean "
-                  "is the same as dr_grpo, because a batch is one group", *why_not(advantages)],
+                  "position instead. one-step is V after the token minus V before it. vine has "
+                  "segments of two tokens, and exact values. batch_mean is the same as dr_grpo, "
+                  "because a batch is one group", *why_not(advantages)],
                  {"noise": SHORT})
 
 

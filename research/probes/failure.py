@@ -70,7 +70,7 @@ def signs_table(runs: dict[str, Run]) -> Table:
         for sign in SIGNS:
             row += [lines[0][sign], lines[-1][sign]]
         rows.append([*row, certain[0] if certain else None, skipped])
-        sentences.append(f"{name}: {skipped} of {len(lines)} steps changed nothing.")
+        sentences.append(f"{name}: {skipped} of {len(lines)} steps made no update.")
     formats = {"run": "", "steps": "d", "success": ".1%", "success at the end": ".1%",
                "entropy": ".3f", "entropy at the end": ".3f", "without spread": ".0%",
                "without spread at the end": ".0%", "certain": "d", "skipped": "d"}

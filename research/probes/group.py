@@ -57,8 +57,8 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     problem = prompt.rpartition(USER_TURN)[2].partition(CHATML[1])[0].strip()
     answers = np.flatnonzero(record.answers["group"] == args.group)
     best = answers[np.argmax(record.answers["reward"][answers])]
-    intro = [f"This is step {args.step} of {run.name}. The problem is {problem}, and the best of "
-             f"the answers is {text(record.tokens_of(best)['token_id'])!r}."]
+    intro = [f"This is step {args.step} of the run {run.name}. The problem is {problem}, and the "
+             f"best of the answers is {text(record.tokens_of(best)['token_id'])!r}."]
     tables = [answers_table(record, answers, text, f"The answers to {problem}"),
               tokens_table(record.tokens_of(best), text), kinds_table(record.tokens)]
     return Findings("One group, through one step", intro, tables)
@@ -93,7 +93,8 @@ def tokens_table(tokens: TokenTable, text: Speller) -> Table:
                "weight": ".2f", "s": ".3f", "gradient": ".3f", "push": "+.3f", "change": "+.4f"}
     fell = sum(row[-1] < 0 < row[-2] for row in rows)
     return Table("tokens", "The tokens of the best answer", by_row(formats, rows),
-                 f"Of its {len(rows)} tokens, {fell} were pushed up and became less likely.",
+                 f"Of the {len(rows)} tokens of the best answer, {fell} were pushed up and became "
+                 "less likely.",
                  notes=["p is the probability of the token, s the size of the gradient of its "
                         "log-prob at the logits, and abs(A) w s the size of its gradient there. "
                         "The push A w s^2 is what its own term of the loss asks for, and the "

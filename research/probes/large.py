@@ -11,10 +11,10 @@ Three things make it cheaper:
   there is little to decide. The other problems count only for the success rate.
 - Of each such problem three answers are drawn, at least one right and one wrong. A drawn right
   answer is weighted so that it represents the right answers of its group, and likewise a wrong one.
-- Only tokens with 1 - p above --certain are measured. The credit of the other tokens is at most
-  that share of the reward's range, and counts as 0.
+- Only tokens with 1 - p above --certain are measured. The credit of another token is at most
+  --certain times the range of the reward, and counts as 0.
 
-The measured answers are written as a run folder for analyze.py, a problem a step.
+The measured answers are written as a run folder for analyze.py, in which each problem is a step.
 """
 import random
 import time
@@ -40,7 +40,8 @@ from research.probes.decided import (PARTITIONS, MeasuredAnswers, decided_table,
 FLAGS = {
     **MODEL_FLAGS,
     "config": Flag(None, "file of settings of train.py, with the task and its flags. By default "
-                         "they are those of the run, or those that the model has in train.py"),
+                         "they are those of the run that the model lies in, or the defaults of "
+                         "train.py for this model"),
     "problems": Flag(24, "the most problems whose credit is measured", least=2, most=10_000),
     "minutes": Flag(60.0, "minutes after which no further problem is begun", above=0, most=100_000),
     "questions": Flag(6, "how many problems are answered at the same time", least=1, most=1000),

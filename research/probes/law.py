@@ -13,8 +13,8 @@ each method on untrained and half trained policies. Nothing is fitted, and no me
     cosine   the cosine between the method's mean gradient and the true one. The prediction leaves
              it out
 
-Gradients are with respect to the parameters, which all tokens share, so they contain what the
-tokens that decide nothing do to them. The prediction also leaves out that AdamW divides each
+Gradients are with respect to the parameters. All tokens share these, so the gradients also contain
+what comes from tokens that decide nothing. The prediction also leaves out that AdamW divides each
 parameter's gradient by its scale, and that the noise of a method may change as its policy learns.
 
 The gains that are predicted here are measured by python -m research dial, on other seeds. Methods
@@ -168,7 +168,7 @@ def noise_of_arms(spec: TaskSpec, arms: dict[str, SyntheticArm], rate: float, st
                   are_asked: bool = False) -> dict[str, dict[str, tuple[float, float]]]:
     """The ratio of each arm's noise to plain GRPO's and its cosine, for policies that are untrained
     and half trained by plain GRPO; the mean over policies. One whose answers all have the same
-    reward says nothing. An arm that was asked for by name, and cannot be asked, is an error."""
+    reward says nothing. An arm that was asked for by name, and cannot be measured, is an error."""
     found: dict[str, dict[str, Pairs]] = {name: {} for name in arms}
     for seed in seeds:
         for state, parameters in zip(STATES, trained_by_plain(spec, seed, rate, steps // 2)):
@@ -181,7 +181,7 @@ def noise_of_arms(spec: TaskSpec, arms: dict[str, SyntheticArm], rate: float, st
                     found[name].setdefault(state, []).append((noise / plain, cosine))
                 except UserError as error:  # for the others python -m research dial says why
                     if are_asked:
-                        raise UserError(f"{name} cannot be asked here: {error}") from None
+                        raise UserError(f"{name} cannot be measured here: {error}") from None
                     del found[name]
     means = {}
     for name, states in found.items():
@@ -255,8 +255,8 @@ def predictions_table(rows: list[Row], left_out: list[str]) -> Table:
              "success over plain GRPO. The cosine is that between the method's mean gradient "
              "and the true one, and the prediction leaves it out"]
     if left_out:
-        notes.append("Left out, because each batch is alone here and they keep a state between "
-                     f"batches: {', '.join(left_out)}")
+        notes.append("Some methods keep a state between batches. They are left out, because each "
+                     f"batch is alone here: {', '.join(left_out)}")
     return Table("predictions",
                  "Each method's noise, divided by plain GRPO's, and the gain that it "
                  "predicts", by_row(formats, rows), "", notes,
@@ -301,7 +301,11 @@ def compare_rules(predictions: str, measured: str, arms: list[str]) -> Findings:
                    "the 95% interval of the measured one. Mean deviation: the mean size of "
                    "measured minus predicted gain, in points. Rank correlation: of predicted and "
                    "measured gains, over tasks. Measured / predicted: the slope of a line through "
-                   "0, by least squares"],
+                   "0, by least squares",
+                   "Predicted by: `its gain times 0.6` is the prediction times 0.6. `the "
+                   "prediction, arithmetic mean` has the arithmetic mean of the noise ratios in "
+                   "place of the geometric one. `as the exact gradient` is the gain of plain GRPO "
+                   "with the exact gradient. `no gain` is 0"],
                   {"rule": "predicted by", "worlds": "tasks", "inside": "inside the interval",
                    "deviation": "mean deviation, points", "rank": "rank correlation",
                    "slope": "measured / predicted"})

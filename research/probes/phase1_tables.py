@@ -82,6 +82,11 @@ STATISTICS = {
     "early over late": first_over_last_fifth,
     "filler over reasoning": class_ratio,
     "the same at like positions": ratio_at_like_positions}
+IN_WORDS = {  # the statistics of which a sentence is made
+    "t of the size above 3": "The share of positions with a t of the size above 3",
+    "abs(t) above 3": "The share of positions with abs(t) above 3",
+    "early over late": "The mean size of early tokens, divided by that of late ones,",
+    "filler over reasoning": "The mean size of filler, divided by that of reasoning,"}
 
 
 def phases_table(found: TokensByName) -> Table:
@@ -95,17 +100,18 @@ def phases_table(found: TokensByName) -> Table:
         of_controls = [float(statistic(found[control])) for control in CONTROLS]
         rows.append([name, published_1, of_phase_1, published_2, float(statistic(phase_2)),
                      *of_controls])
-        if "over" in name or "above 3" in name:
+        if name in IN_WORDS:
             other = float(statistic(found[RANDOM_TEXT]))
-            sentences.append(f"{name[0].upper()}{name[1:]} is {of_phase_1.value:.3g} in phase 1, "
-                             f"and {other:.3g} for random text, in which there is no credit.")
+            sentences.append(f"{IN_WORDS[name]} is {of_phase_1.value:.3g} in phase 1, and "
+                             f"{other:.3g} for random text, in which there is no credit.")
     formats = {"measure": "", "notes 1": "", PHASE_1: ".3g", "notes 2": "",
                PHASE_2: ".3g", **dict.fromkeys(CONTROLS, ".3g")}
     return Table("phases", "Phase 1, phase 2, and controls in which there is no credit",
                  by_row(formats, rows), "\n".join(sentences),
-                 ["A t is that of a position over the answers. The rows with t have a share of the "
-                  "positions, or a mean over them. Early over late and filler over reasoning are "
-                  "ratios of mean sizes. The interval is over problems (jackknife)"],
+                 ["Each position has a t, which is computed over the answers. A row with t has the "
+                  "share of the positions of which its name is true, or the mean over positions. "
+                  "Early over late and filler over reasoning are ratios of mean sizes. The "
+                  "interval is over problems (jackknife)"],
                  {"notes 1": "phase 1, published", "notes 2": "phase 2, published",
                   PHASE_1: f"{PHASE_1}{WITH_INTERVAL}"})
 
@@ -143,16 +149,16 @@ def flaws_table(found: TokensByName, with_shuffled_rewards: TokenTable) -> Table
         ["crude classes: share of filler that is not a word but a tag, a space or an end",
          not_a_word]]
     sentences = [
-        f"The wrong gradient: shuffled rewards change GRPO's gradient by {changed:.3g} of its "
+        f"The wrong gradient: shuffled rewards change GRPO's gradient by {changed:.3g} times its "
         "size, and that of phase 1 not at all.",
         "It depends on the position: for an untrained model and random text, where there is no "
         f"credit, early tokens have {early_over_late:.3g} times the size of late ones.",
         f"Its t shows little: the share of positions with abs(t) above 3 is {t_of_size:.3g} for "
         f"the size, which is never negative, and {t_signed:.3g} for the number with a sign.",
-        f"It comes after the fact: a share of {without_learning:.3g} of the sizes of phase 1 is in "
-        "answers from which training learns nothing (A = 0).",
-        f"Its classes are crude: a share of {not_a_word:.3g} of filler is not words but tags, "
-        "spaces and ends of answers."]
+        "It comes after the fact: answers from which training learns nothing (A = 0) have a share "
+        f"of {without_learning:.3g} of the sum of the sizes of phase 1.",
+        f"Its classes are crude: {not_a_word:.1%} of filler is not words but tags, spaces and ends "
+        "of answers."]
     return Table("flaws", "The five flaws, each with the number that shows it",
                  by_row({"flaw": "", "found": ".3g"}, rows), "\n".join(sentences),
                  ["A size is that of phase 1. The kinds of token are: " + ", ".join(KINDS)])

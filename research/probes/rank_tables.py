@@ -61,10 +61,10 @@ def ranks_by_size(found: FoundRanks) -> Table:
                 row.append(estimate if R == main else estimate.value)
             rows.append([*row, ones.value])
             if rank in ("entropy", "stable"):
-                by_size = ", ".join(f"{e.value:.2f}" for e in of_size)
-                sentences.append(f"In groups of {', '.join(map(str, sizes))} answers, the {rank} "
-                                 f"rank of {matrix} is {by_size}. With all advantages 1 it is "
-                                 f"{ones.value:.2f} in groups of {main}.")
+                by_size = ", ".join(f"{e.value:.2f} in groups of {R}"
+                                    for R, e in zip(sizes, of_size))
+                sentences.append(f"The {rank} rank of {matrix} is {by_size} answers. With all "
+                                 f"advantages 1 it is {ones.value:.2f} in groups of {main}.")
     formats = {"rank": "", **{f"R={R}": ".2f" for R in sizes}, ONES: ".2f"}
     problems = len(found["A", Z, main])
     return Table("sizes", "The rank of the gradient with z-scores as advantages, by the size R of "

@@ -16,11 +16,13 @@ Every method, which is a weighting or an advantage, gets an index. The tokens of
 ranked by weight, from -1 (least) to 1 (most). The index is the mean of these ranks, in which each
 token counts by the share it decides. It is 1 if the token with most weight decides everything, 0 if
 weights and shares are unrelated, and -1 if the token with least weight decides everything. In the
-example it is 0.96 - 0.04 * 0.67. A squared credit is measured as the product of two independent
-estimates, because the square of one estimate would be too large by its variance.
+example it is 0.96 - 0.04 * 0.67, because the third token shares the lowest two ranks, -1 and -0.33,
+with the fourth. A squared credit is measured as the product of two independent estimates, because
+the square of one estimate would be too large by its variance.
 
-The batch is written as a run folder for analyze.py, with the columns true_credit, true_credit_se
-and decided, the squared credit; and change, the change of each log-prob in a first step of AdamW.
+The batch is written as a run folder for analyze.py. Its column `decided` has the squared credit,
+`true_credit` the credit, `true_credit_se` its standard error, and `change` the change of each
+log-prob in a first step of AdamW.
 """
 from pathlib import Path
 from types import SimpleNamespace
@@ -67,7 +69,7 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
              "reward of continuing from there. The share that a token decides is its squared "
              "credit divided by the reward's variance, because on average the squared credits of "
              "an answer add up to that variance. Intervals show how much a number varies between "
-             "problems. They are for this policy alone."]
+             "problems. They say nothing of other policies."]
     return Findings("Which tokens decide the reward, and which method finds them", intro, tables)
 
 

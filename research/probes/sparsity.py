@@ -143,7 +143,7 @@ def steps_table(rows: list[Row]) -> Table:
                              "this measure the gradient became "
                              f"{'sparser' if is_sparser else 'no sparser'}.")
     of_success = columns["of success alone"]
-    sentences.append("From the success rate alone, a share of groups without spread follows that "
+    sentences.append("The share of groups without spread that follows from the success rate alone "
                      f"went from {of_success[0]:.3f} to {of_success[-1]:.3f}.")
     formats = {"step": "d", **dict.fromkeys(MEASURED, ".3f")}
     return Table("steps",

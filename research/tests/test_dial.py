@@ -191,7 +191,7 @@ def test_a_method_with_its_flags_stands_beside_the_scale(tmp_path, monkeypatch, 
     arms = {(cell["world"], cell["arm"]) for cell in numbers["values"]["cells"]}
     names = (PLAIN, TRUE, "batch 2x", "batch 4x", "batch 16x", "my_idea --strength 2", "gae")
     assert arms == {(world, name) for world in ("8/2", "8/4") for name in names}
-    with pytest.raises(UserError, match="deletion cannot be asked here: it needs answers of anoth"):
+    with pytest.raises(UserError, match="deletion cannot be measured here: it needs answers of an"):
         main(["dial", *quick, "--only", "deletion", "--out", "b"])
 
 

@@ -150,7 +150,7 @@ def test_a_gain_of_too_few_pairs_has_no_verdict_and_is_no_test(tmp_path):
     of_two = gain_over(comparison.arms["random"], comparison.arms["none"], AT_THE_END)
     assert at_the_end["random"]["p"] == pytest.approx(of_two.p)
     nothing = gain_over(comparison.arms["random"], {})
-    assert nothing.verdict == "no shared seed" and np.isnan(nothing.estimate.value)
+    assert nothing.verdict == "nothing to compare" and np.isnan(nothing.estimate.value)
 
 
 def test_a_control_is_not_corrected_and_not_counted(tmp_path):

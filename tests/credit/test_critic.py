@@ -52,7 +52,7 @@ def test_right_steps_are_paid_where_they_end(policy):
 
 def test_what_cannot_be_had_is_refused(policy):
     other = SimpleNamespace(task=None, settings=SimpleNamespace(task="some_task"))
-    with pytest.raises(UserError, match="--process_reward 0.5: --task some_task has no method"):
+    with pytest.raises(UserError, match="--process_reward 0.5 needs .* --task some_task has none"):
         make("gae", other, process_reward=0.5)
     with pytest.raises(UserError, match="--critic_layers 4: the model has only 3"):
         make("gae", policy, critic="trunk", critic_layers=4)

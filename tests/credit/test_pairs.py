@@ -61,7 +61,7 @@ def test_files_that_hold_no_pairs(policy, tmp_path):
     for name, asked, said in (
             (written(tmp_path / "empty.jsonl"), policy, "holds no pairs"),
             ("nowhere.jsonl", policy, "cannot read nowhere.jsonl: No such file"),
-            ("nowhere.jsonl", of_another, "--task some_task has no method read")):
+            ("nowhere.jsonl", of_another, "--task some_task has none")):
         assert said in refusal(GivenPairs, name, asked, None)
 
 

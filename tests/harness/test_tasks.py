@@ -83,7 +83,7 @@ def test_problems_without_a_reward_are_no_task(monkeypatch, tmp_path, more):
     if more:
         assert load_task(name) is sys.modules[name].Task
     else:
-        assert "has neither `problems` and a function `reward(pro" in refusal(load_task, name)
+        assert "should have `problems` and a function `reward(pro" in refusal(load_task, name)
 
 
 GOOD = {"reward": 1.1, "format": 1, "answer": True, "reasoning": 0}

@@ -56,7 +56,7 @@ def test_few_pairs_say_what_they_can_see():
 def test_runs_that_sampled_the_same_have_no_verdict():
     """As after a single step, which is sampled before the first update."""
     said = verdict_of([0.0, 0.0])
-    assert said.startswith("my_idea and plain GRPO sampled the same in training, so there is no")
+    assert said.startswith("my_idea and plain GRPO had the same success in training in every pair")
     assert "behind" not in said
 
 

@@ -141,8 +141,9 @@ def about_change(plain: TokenTable, idea: TokenTable) -> str:
     gains = share_gains(shares_of_kinds(idea["kind"], np.abs(idea["change"])),
                         shares_of_kinds(plain["kind"], np.abs(plain["change"])))
     return ("each kind's share of the change of log p in a step, divided by its share in plain "
-            f"GRPO: {gains}. Of the upward push A w s^2, {share_that_fell(idea):.0%} went to "
-            f"tokens whose log-prob fell, and {share_that_fell(plain):.0%} in plain GRPO")
+            f"GRPO: {gains}. Of the upward push (A w s^2, what a token's own term of the loss "
+            f"would do to its log-prob), {share_that_fell(idea):.0%} went to tokens whose log-prob "
+            f"fell, and {share_that_fell(plain):.0%} in plain GRPO")
 
 
 def share_that_fell(tokens: TokenTable) -> float:
@@ -190,18 +191,18 @@ def about_gradient(is_weighting: bool, kind: np.ndarray, s: np.ndarray, usual: n
     if not is_weighting:
         both = (advantage != 0) & (usual != 0)
         turned = np.mean((advantage * usual)[both] < 0) if both.any() else 0.0
-        return [*lines, f"its sign differs from that of plain GRPO's advantage at {turned:.0%} of "
-                        "the tokens where neither is 0"]
+        return [*lines, "the sign of the new advantage differs from that of plain GRPO's at "
+                        f"{turned:.0%} of the tokens where neither is 0"]
     if not tells_tokens_apart:
         return [*lines, "all tokens of an answer have the same weight, so no credit is moved "
                         "between them"]
     at_most = as_a_batch(weight, usual_size, heaviest.mean())
     even = as_a_batch(weight, usual_size, weight.mean())
     return [*lines,
-            "noise-to-signal ratio of the gradient: that of plain GRPO with a batch "
-            f"{at_most:.1f} times as large at best, if the weighting has found the tokens that "
-            f"decide the reward: if these {share} decide it, and no others. If all tokens decide "
-            f"it alike, with a batch {even:.1f} times as large"]
+            "at best the gradient has the noise-to-signal ratio of plain GRPO with a batch "
+            f"{at_most:.1f} times as large. That is so if the weighting has found the tokens that "
+            f"decide the reward: if the heaviest {share} decide it, and no others. If all tokens "
+            f"decide it alike, the ratio is that of a batch {even:.1f} times as large"]
 
 
 def as_a_batch(weight: np.ndarray, size: np.ndarray, level: float) -> float:

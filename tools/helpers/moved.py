@@ -29,12 +29,13 @@ from qwen2_model import Qwen2, opened
 LARGEST_PARTS = 3  # so many are named in a sentence
 TINY = 5e-6        # a smaller change is printed as 0.00000
 NOTES = [
-    "Each number is a change of the token's log-prob. The first rows are what each group of tokens "
-    "contributed to it, to first order. Their sum differs from what was measured by what the first "
-    "order leaves out",
-    "The plain step is one of gradient descent, as long as a step that moves every parameter by "
-    "the learning rate. AdamW's step is that of the run. Where the sum is far from what was "
-    "measured, the step was too long for the first order, and the parts of that column say little"]
+    "Each number is a change of the token's log-prob. The first rows are what other tokens, and "
+    "the token itself, contributed to it, to first order. Their sum differs from what was measured "
+    "by what the first order leaves out",
+    "A better answer is one with an advantage above 0. All others count as worse. The plain step "
+    "is a step of gradient descent. It is as long as a step that moves every parameter by the "
+    "learning rate. AdamW's step is that of the run. Where the sum is far from what was measured, "
+    "the step was too long for the first order, and the parts of that column say little"]
 
 
 def movers(rollouts: Rollouts, b: int, t: int) -> dict[str, Tensor]:

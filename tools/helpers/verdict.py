@@ -84,8 +84,9 @@ class Verdict:
             before = (f" On the first {first.pairs} seeds it was better: "
                       f"{in_points(first.estimate)}.")
         if estimate.low == estimate.high == 0:
-            return (f"{name} and plain GRPO sampled the same in training, so there is no verdict: "
-                    "the first step is sampled before any update.")
+            return (f"{name} and plain GRPO had the same {self.measure} in every pair of runs, so "
+                    "there is no verdict. In the first step that is always so, because it is "
+                    "sampled before any update.")
         if before and estimate.low > 0:
             return (f"{name} is ahead of plain GRPO: {in_points(estimate)} on {gain.pairs} new "
                     f"seeds.{before}")

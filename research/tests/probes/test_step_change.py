@@ -1,5 +1,6 @@
 """The statistics of push, change and credit, by hand and against numpy; tasks that can be listed; a
 small measurement."""
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -106,6 +107,9 @@ def test_a_small_measurement(recorded, tmp_path, monkeypatch):
     word = known & (tokens["kind"] == 0)
     push = np.abs(tokens["push"])
     assert shares["word"]["push"]["value"] == pytest.approx(push[word].sum() / push[known].sum())
+    without_push = replace(one, tokens=tokens.having({"push": np.zeros(len(tokens))}))
+    with pytest.raises(UserError, match="at step 3 no measured token has a push"):
+        change_tables.kinds_table({3: [without_push]})
 
 
 @pytest.mark.parametrize("steps, sentence", [
