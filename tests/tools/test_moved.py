@@ -120,8 +120,8 @@ def test_the_largest_contributions_of_other_tokens_are_listed(rollouts):
     assert rollouts.mask[cells].all()
     table = tokens_that_moved(contribution, "step", rollouts, make_tokenizer(), 0, 1)
     rows = [(row[0], row[1], row[3], row[5]) for row in table.rows]
-    assert rows == [(2, 0, "its group's worse answers", -3.0), (0, 0, "the rest of its answer", 2.0),
-                    (4, 0, "other problems", 0.5)]
+    assert rows == [(2, 0, "its group's worse answers", -3.0),
+                    (0, 0, "the rest of its answer", 2.0), (4, 0, "other problems", 0.5)]
     assert [row[4] for row in table.rows] == pytest.approx(
         [rollouts.advantage[row[:2]].item() for row in rows])
     others = int(rollouts.mask.sum()) - 1
