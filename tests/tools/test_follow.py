@@ -142,8 +142,8 @@ def test_every_line_is_what_the_function_it_names_computes(recorded, batch, foll
         [float(length_scale[b]), int(trained.sum())], rel=1e-3)
     log_prob = torch.zeros_like(batch.log_prob)
     log_prob[b, t] = log_probs[chosen]
-    coefficient = weight * rescale * length_scale
-    loss = policy_loss(log_prob, batch.advantage, coefficient, trained, trained.sum())
+    scaled_weight = weight * rescale * length_scale
+    loss = policy_loss(log_prob, batch.advantage, scaled_weight, trained, trained.sum())
     loss.backward()
     assert close(lines["term"][0], loss)
     assert close(lines["s"][0], torch.nn.functional.one_hot(chosen, len(p)).sub(p).norm())

@@ -131,8 +131,8 @@ def contributions(model: Qwen2, direction: list[Tensor], rollouts: Rollouts, wei
     """(B, T): the part of each token, A c w m <direction, its gradient> / N."""
     N = int(rollouts.mask.sum())
     log_prob = torch.zeros_like(weight, requires_grad=True)
-    coefficient = weight * length_scaling(rollouts.length, s.loss_norm, s.max_new_tokens)
-    loss = policy_loss(log_prob, rollouts.advantage, coefficient, rollouts.mask, N)
+    scaled_weight = weight * length_scaling(rollouts.length, s.loss_norm, s.max_new_tokens)
+    loss = policy_loss(log_prob, rollouts.advantage, scaled_weight, rollouts.mask, N)
     [of_loss] = torch.autograd.grad(loss, log_prob)  # -A c w m / N
     rows = of_loss.any(1).nonzero().squeeze(1)
     return -of_loss * slopes(model, direction, rollouts, rows, s.micro_batch)
