@@ -15,8 +15,10 @@ update in training (16 bytes a parameter, and its activations) and the time of a
 The numbers come from the credit file, and each line ends with the function that computes it.
 Answers and tokens are counted from 0, as in the file and on the page of analyze.py. The line
 "others" has the likeliest other tokens at this position. They come from the model that sampled the
-step, if it was kept. The line "term" has the token's term of the loss, and "gradient" the size of
-its gradient at the logits. docs/symbols.md says what A, c, w, m, N and s are. Nothing is written.
+step, if it was kept. The line "term" has the token's term of the loss. The line "gradient" has two
+numbers: the gradient's size at the logits, by which tokens are compared here and on the page, and
+what is left of it in the loss, which divides by N. docs/symbols.md says what A, c, w, m, N and s
+are. Nothing is written.
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.follow")
@@ -135,7 +137,7 @@ def show_answer(answer: ShownAnswer) -> None:
     sizes = [size or 0 for size in known["gradient size"]]
     largest = max(sizes) or 1
     colours = legend(SHADES) or "in brackets after each token that has at least 5%"
-    put("\nthe size of each token's gradient, as a share of the largest in this answer: "
+    put("\nthe gradient's size at the logits, as a share of the largest in this answer: "
         f"{colours}\n")
     put(shaded(texts, [size / largest for size in sizes], SHADES,
                lambda share: f"[{share:.0%}]" if share >= SHADES[0][0] else ""))
