@@ -147,7 +147,7 @@ def test_every_line_is_what_the_function_it_names_computes(recorded, batch, foll
     loss.backward()
     assert close(lines["term"][0], loss)
     assert close(lines["s"][0], torch.nn.functional.one_hot(chosen, len(p)).sub(p).norm())
-    # the gradient of the loss at the logits, and the size without m / N, by which tokens are compared
+    # the gradient of the loss at the logits, and its size there without m / N
     of_loss = logits.grad.norm()
     at_logits, in_loss = lines["gradient"][0].split(". The loss takes m / N of it")
     assert close(in_loss, of_loss)
