@@ -48,22 +48,21 @@ from qwen2_model import Qwen2
 Columns = dict[str, Tensor]  # a tensor (B, T) for each new column of the credit file
 
 
-def policy_loss(log_prob: Tensor, advantage: Tensor, coefficient: Tensor, mask: Tensor,
-                total: float, old: Tensor | None = None,
-                clip: tuple[float, float] = (0.2, 0.28)) -> Tensor:
-    """The formula above for some answers. Tensors are (answers, T), `coefficient` is c w m and
-    `total` is N.
+def policy_loss(log_prob: Tensor, advantage: Tensor, weight: Tensor, mask: Tensor, total: float,
+                old: Tensor | None = None, clip: tuple[float, float] = (0.2, 0.28)) -> Tensor:
+    """The formula above for some answers. Tensors are (answers, T). `weight` is c w m: what the
+    weighting returned, rescaled, and times the length scale. `total` is N.
 
     `old` are the log-probs from before the first update on this batch. If they are given, PPO's
     clipped ratio (1707.06347, with a wider upper bound as in DAPO, 2503.14476) takes the place of
     log_prob. Where the ratio is 1, both forms have the same gradient.
     """
     if old is None:
-        objective = coefficient * advantage * log_prob
+        objective = weight * advantage * log_prob
     else:
         ratio = (log_prob - old).exp()
         clipped = ratio.clamp(1 - clip[0], 1 + clip[1])
-        objective = coefficient * torch.minimum(ratio * advantage, clipped * advantage)
+        objective = weight * torch.minimum(ratio * advantage, clipped * advantage)
     return -(objective * mask).sum() / total
 
 
@@ -199,18 +198,19 @@ def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tenso
            reference: Qwen2 | None = None) -> tuple[Metrics, Columns]:
     """Train the model on the whole batch: one step of the optimizer, or with --epochs several.
 
-    `weight` is c w. With a `reference` model the loss has a KL term. Returns metrics, and columns
-    (B, T) for the credit file: with --epochs the ratio of new to old probability in the last pass.
+    `weight` is c w, and `scaled_weight` is c w m. With a `reference` model the loss has a KL term.
+    Returns metrics, and columns (B, T) for the credit file: with --epochs the ratio of new to old
+    probability in the last pass.
 
     Answers without a gradient are not computed. If no answer has one, nothing is changed.
     """
     mask, advantage = rollouts.mask, rollouts.advantage
     N = int(mask.sum())
     length_scale = length_scaling(rollouts.length, s.loss_norm, s.max_new_tokens)    # (B, 1)
-    coefficient = weight * length_scale                                              # (B, T)
+    scaled_weight = weight * length_scale                                            # (B, T)
     old, ratio = torch.zeros_like(weight), torch.ones_like(weight)  # filled in the passes below
     columns = {"ratio": ratio} if s.epochs > 1 else {}
-    is_trained = has_gradient(mask, coefficient * advantage, reference is not None)  # (B,)
+    is_trained = has_gradient(mask, scaled_weight * advantage, reference is not None)  # (B,)
     if not is_trained.any():
         return skipped(rollouts, N), columns
 
@@ -229,7 +229,7 @@ def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tenso
             if epoch == 0:
                 # the sampler's log-probs differ by rounding: with them no ratio would be exactly 1
                 old[part] = log_prob.detach()
-            loss = policy_loss(log_prob, advantage[part], coefficient[part], mask[part], N,
+            loss = policy_loss(log_prob, advantage[part], scaled_weight[part], mask[part], N,
                                old[part] if s.epochs > 1 else None, clip)
             if reference_log_prob is not None:
                 kl = divergence(log_prob, reference_log_prob[part], s.kl_kind)

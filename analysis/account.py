@@ -58,7 +58,7 @@ def stages(config: Mapping[str, object]) -> list[Stage]:
         ("change", "the step changed its log p by [[change]], so that p = [[p after]] after it",
          where(update_with_change)),
         ("rank", "among the [[tokens]] tokens of this answer its gradient is number [[rank]] by "
-                 "size, whatever the signs are", where(ranks))]
+                 "size at the logits, whatever the signs are", where(ranks))]
 
 
 def sampling_stages(s: SimpleNamespace, is_own: bool) -> list[Stage]:
@@ -114,8 +114,10 @@ def loss_stages(s: SimpleNamespace, is_own: bool) -> list[Stage]:
                  f"[[N]] = [[term]]{besides}", where(policy_loss)),
         ("s", "sqrt(1 - 2 p + sum p^2) = sqrt(1 - 2 x [[p]] + [[collision]]) = [[s]]",
          where(gradient_size)),
-        ("gradient", "abs(A) c w m s / N = abs([[advantage]]) x [[weight]] x [[m]] x [[s]] / [[N]] "
-                     "= [[gradient]]", where(TokenLogProbs.backward)),
+        ("gradient", "its size at the logits is abs(A) c w s = abs([[advantage]]) x [[weight]] x "
+                     "[[s]] = [[gradient size]]. The loss takes m / N of it, which is "
+                     "[[gradient size]] x [[m]] / [[N]] = [[gradient]]",
+         where(TokenLogProbs.backward)),
         ("push", "A c w s^2 = [[advantage]] x [[weight]] x [[s]]^2 = [[push]]: what this term "
                  "alone would do to log p in a step of size 1 at the logits", where(read_step)),
         *(step_stages(s) if is_own else [])]

@@ -17,6 +17,7 @@ samples more, a class, of which a run makes one object:
 """
 import importlib
 import inspect
+import math
 import sys
 from collections import UserDict
 from collections.abc import Callable, Mapping
@@ -149,10 +150,11 @@ def checked_credit(chosen: Method, whose: str, rollouts: Rollouts, policy: objec
     credit = values.detach().float().expand(mask.shape).masked_fill(~mask, 0.0)
     too_large = f"{whose} is not finite, or beyond {LARGEST_CREDIT:g},"
     location = location_of(chosen)
-    refuse_tokens(~(credit.abs() <= LARGEST_CREDIT), too_large, mask, location, BadCredit)
+    is_too_large = ~(credit.abs() <= LARGEST_CREDIT)
+    refuse_tokens(is_too_large, too_large, credit, rollouts, location, BadCredit)
     if is_weight:
-        refuse_tokens(credit < 0, f"{whose} is negative", mask, f"{location}; credit with a sign "
-                      "is an advantage: see docs/weightings.md")
+        refuse_tokens(credit < 0, f"{whose} is negative", credit, rollouts, f"{location}; credit "
+                      "with a sign is an advantage: see docs/weightings.md")
     return credit
 
 
@@ -164,12 +166,19 @@ def has_shape_of(values: Tensor, mask: Tensor) -> bool:
     return rows in (1, B) and columns in (1, T) and values.device == mask.device
 
 
-def refuse_tokens(wrong: Tensor, what: str, mask: Tensor, location: str,
+def refuse_tokens(wrong: Tensor, what: str, credit: Tensor, rollouts: Rollouts, location: str,
                   kind: type[UserError] = UserError) -> None:
     if wrong.any():
         row, t = wrong.nonzero()[0].tolist()
-        raise kind(f"{what} at {int(wrong.sum())} of {int(mask.sum())} tokens, first at answer "
-                   f"{row}, token {t} ({location})")
+        value = credit[row, t].item()
+        reason = ""
+        if math.isnan(value):
+            reason = ", usually because of 0 / 0, 0 * log 0 or the mean of no tokens"
+        elif math.isinf(value):
+            reason = ", usually because of a division by 0 or of log 0"
+        raise kind(f"{what} at {int(wrong.sum())} of {int(rollouts.mask.sum())} tokens, first at "
+                   f"token {t} of answer {row}, which answers problem {int(rollouts.group[row])}: "
+                   f"there it is {value:g}{reason} ({location})")
 
 
 def metrics_of(chosen: object) -> Metrics:

@@ -33,7 +33,9 @@ from typing import Any
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT))  # so that it can be started from any folder
 
-import engine  # noqa: F401  before torch, because it sets how torch's threads wait for work
+# This import sets two environment variables that make torch faster. Torch reads them when it is
+# imported, so the line stands before the next one. Nothing below uses the name.
+import engine  # noqa: F401
 import torch
 from torch import Tensor
 
@@ -70,8 +72,13 @@ def one_step(folder: Path, step: int = 1) -> Qwen2:
         settings = DEFAULTS | json.loads(recipe.read_text())  # the recipe's values win
     model = Qwen2.from_pretrained(folder)
     tokenizer = load_tokenizer(folder)
-    of_task = [field.name for field in fields(Task) if field.name in settings]
-    task = Task(**{name: settings[name] for name in of_task})  # such as numbers="3"
+    # The settings are of the task, such as numbers="3", and of the training, such as the learning
+    # rate. The task gets those that it has a field for.
+    task_settings = {}
+    for field in fields(Task):
+        if field.name in settings:
+            task_settings[field.name] = settings[field.name]
+    task = Task(**task_settings)
 
     # Stage 2: draw a problem, and write the prompt, which ends where the answer begins.
     [problem] = task.training_problems(SEED, step, count=1)
@@ -103,6 +110,11 @@ def one_step(folder: Path, step: int = 1) -> Qwen2:
     # Stage 7: compute the loss and its gradient. The sampler has computed the log-probs as well,
     # but it keeps nothing for a backward pass, so they are computed again.
     log_prob = log_probs(model, prompt, ids)                                         # (B, T)
+    # Why does this loss raise the expected reward? That is the sum of probability * reward over all
+    # possible answers. The gradient of a probability is the probability times the gradient of its
+    # logarithm. So the gradient of the sum is the mean of reward * (gradient of log-prob) over
+    # sampled answers. docs/policy_gradient.md derives it, and why the advantage may take the place
+    # of the reward. The loss has a minus, because an optimizer makes it smaller.
     loss = policy_loss(log_prob, advantage, weight, mask, total=int(mask.sum()))
     loss.backward()
 

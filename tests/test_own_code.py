@@ -67,25 +67,33 @@ def test_what_an_idea_returns_is_checked(rollouts, made_of):
     assert len(said) < 400
 
 
-@pytest.mark.parametrize("value, is_weight, words", [
-    (float("nan"), False, "is not finite, or beyond 1e+12,"), (-float("inf"), False, "not finite"),
-    (1e13, False, "beyond 1e+12"), (-0.5, True, "is negative")])
+TOO_LARGE = "is not finite, or beyond 1e+12,"
+
+
+@pytest.mark.parametrize("value, is_weight, words, there", [
+    (float("nan"), False, TOO_LARGE,
+     "nan, usually because of 0 / 0, 0 * log 0 or the mean of no tokens ("),
+    (-float("inf"), False, TOO_LARGE, "-inf, usually because of a division by 0 or of log 0 ("),
+    (1e13, False, TOO_LARGE, "1e+13 ("), (-0.5, True, "is negative", "-0.5 (")])
 def test_a_number_that_may_not_be_is_told_with_its_token_and_its_function(
-        rollouts, value, is_weight, words):
+        rollouts, value, is_weight, words, there):
     """Beyond the mask, and as an advantage where it is only negative, it is fine."""
     def idea(batch, policy):
-        return torch.where(torch.arange(batch.mask.shape[1]) == t, value, 1.0)[None]  # (1, T)
+        return torch.where(is_wrong, value, 1.0)
 
     t = int(rollouts.length.min()) - 1
+    is_wrong = torch.zeros_like(rollouts.mask)
+    is_wrong[4:, t] = True
     said = refusal(checked_credit, idea, "the weighting mine", rollouts, None, is_weight)
-    B, tokens, line = len(rollouts.mask), int(rollouts.mask.sum()), idea.__code__.co_firstlineno
-    assert f"{words} at {B} of {tokens} tokens, first at answer 0, token {t}" in said.replace(
-        "is not finite, or beyond 1e+12,", words)
-    assert f"(tests/test_own_code.py:{line}" in said
-    t = -1 if is_weight else t
+    tokens, line = int(rollouts.mask.sum()), idea.__code__.co_firstlineno
+    assert said.startswith(
+        f"the weighting mine {words} at 2 of {tokens} tokens, first at token {t} of answer 4, "
+        f"which answers problem 1: there it is {there}tests/test_own_code.py:{line}")
     if is_weight:
-        checked_credit(idea, "mine", rollouts, None, is_weight)
-    t = rollouts.mask.shape[1]
+        checked_credit(idea, "mine", rollouts, None, is_weight=False)
+    is_wrong = ~rollouts.mask
+    checked_credit(idea, "mine", rollouts, None, is_weight)
+    is_wrong = torch.zeros(1, rollouts.mask.shape[1], dtype=torch.bool)  # (1, T) is for all answers
     checked_credit(idea, "mine", rollouts, None, is_weight)
 
 

@@ -5,14 +5,20 @@
     python -m tools.follow runs/none-grpo-s0 --step 1
 
 Without --token the whole answer is shown, shaded by the size of each token's gradient. Without
---answer the answers of the step are listed, problem by problem. With --moved it is also shown how
-much the tokens of the batch contributed to the change of this token's log-prob.
+--answer the answers of the step are listed, problem by problem.
+
+With --moved it is also shown how much the tokens of the batch contributed to the change of this
+token's log-prob: in groups, and the five tokens that contributed most. The contributions are of
+first order, and tools/helpers/moved.py says what they leave out. This takes as much memory as an
+update in training (16 bytes a parameter, and its activations) and the time of about seven.
 
 The numbers come from the credit file, and each line ends with the function that computes it.
 Answers and tokens are counted from 0, as in the file and on the page of analyze.py. The line
 "others" has the likeliest other tokens at this position. They come from the model that sampled the
-step, if it was kept. The line "term" has the token's term of the loss, and "gradient" the size of
-its gradient at the logits. docs/symbols.md says what A, c, w, m, N and s are. Nothing is written.
+step, if it was kept. The line "term" has the token's term of the loss. The line "gradient" has two
+numbers: the gradient's size at the logits, by which tokens are compared here and on the page, and
+what is left of it in the loss, which divides by N. docs/symbols.md says what A, c, w, m, N and s
+are. Nothing is written.
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.follow")
@@ -46,8 +52,8 @@ FLAGS = {
     "step": Flag(None, "which step. By default it is the last", kind=int),
     "answer": Flag(None, "which answer of the step", kind=int),
     "token": Flag(None, "which token of the answer", kind=int),
-    "moved": Flag(False, "also show what moved the token. This takes some passes over the batch by "
-                         "the model that sampled it"),
+    "moved": Flag(False, "also show which tokens of the batch moved the token. This takes as much "
+                         "memory as an update in training, and the time of about seven"),
     "show": Flag(2, "number of problems to show. Those whose answers differ in reward come first",
                  least=1)}
 SHADES = ((0.05, ""), (0.2, "48;5;195;38;5;0"), (0.4, "48;5;153;38;5;0"), (0.7, "48;5;75;38;5;16"),
@@ -131,7 +137,7 @@ def show_answer(answer: ShownAnswer) -> None:
     sizes = [size or 0 for size in known["gradient size"]]
     largest = max(sizes) or 1
     colours = legend(SHADES) or "in brackets after each token that has at least 5%"
-    put("\nthe size of each token's gradient, as a share of the largest in this answer: "
+    put("\nthe gradient's size at the logits, as a share of the largest in this answer: "
         f"{colours}\n")
     put(shaded(texts, [size / largest for size in sizes], SHADES,
                lambda share: f"[{share:.0%}]" if share >= SHADES[0][0] else ""))
@@ -222,10 +228,10 @@ def show_what_moved(run: Run, record: StepRecord, tokenizer: Tokenizer, b: int, 
     if not (rollouts.advantage * weight).any() or not rollouts.mask[b, t]:
         return print("\nThe token was not moved: the step made no update, or left this answer out.")
     trainer = folder / "trainer" / "state.safetensors" if step > 1 else None
-    table = what_moved(folder, trainer, rollouts, weight, s, b, t)
-    print(f"\n{table.title}\n{table.to_text()}")
-    for note in table.notes:
-        print(textwrap.fill(f"{note}.", 100))
+    for table in what_moved(folder, trainer, rollouts, weight, s, tokenizer, b, t):
+        print(f"\n{table.title}\n{table.to_text()}")
+        for note in table.notes:
+            print(textwrap.fill(f"{note}.", 100))
     tokens = record.tokens_of(b)
     if "change" in tokens:
         print(f"The change that was recorded in the run is {tokens['change'][t]:+.5f}.")

@@ -82,11 +82,14 @@ def draw_one_step(table: dict) -> Figure:
         axes[2].barh([place] * row["tokens"], 0.8, left=range(row["tokens"]), height=0.7,
                      color=UP if row["advantage"] > 0 else DOWN, alpha=shade)
     axes[3].barh(places, change, color=CHANGE_COLOUR)
-    for axis, values, form in ((axes[0], reward, "{:.1f}"), (axes[1], advantage, "{:+.2f}")):
+    for axis, values, form in ((axes[0], reward, "{:.1f}"), (axes[1], advantage, "{:+.2f}"),
+                               (axes[3], change, "{:+.2f}")):
         axis.bar_label(axis.containers[0], [form.format(value) for value in values], padding=3,
                        fontsize=8)
     axes[0].set_xlim(0, 1.35 * reward.max())
     axes[1].set_xlim(advantage.min() - 0.4 * advantage.max(), 1.4 * advantage.max())
+    room = 0.3 * np.abs(change).max()  # for the numbers beside the bars
+    axes[3].set_xlim(change.min() - room, change.max() + room)
     for axis in axes:
         axis.grid(axis="y", visible=False)
         axis.tick_params(axis="y", length=0)
@@ -100,7 +103,8 @@ def draw_one_step(table: dict) -> Figure:
     axes[1].set(title="2. Advantage", xlabel="standard deviations")
     axes[2].set(title="3. Each token of an answer gets its advantage",
                 xlabel="token (dark: a large advantage)")
-    axes[3].set(title="4. After the step", xlabel="change of the answer's log-prob")
+    axes[3].set(title="4. What the step did",
+                xlabel="change of its log-prob\n(left: less likely, right: more likely)")
     figure.supxlabel("loss = -sum(weight * advantage * log_prob) / N    "
                      "Between 3 and 4: one step on this group and those of the other problems",
                      fontsize=9.5)

@@ -191,8 +191,8 @@ def real_runs(args: SimpleNamespace) -> list[PlannedRun]:
 
 
 def report_real_board(args: SimpleNamespace, arms: Arms, command: str) -> None:
-    """Write the report into results/, under the name of this leaderboard, where it takes the place of the one
-    before."""
+    """Write the report into a folder of results/ with the name of this leaderboard. It takes the
+    place of the one before."""
     if len(arms.get(PLAIN, {})) < 2:
         raise UserError(f"{args.runs} does not yet have two finished seeds of plain GRPO ({PLAIN})")
     name = name_of_board(args)

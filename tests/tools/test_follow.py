@@ -142,12 +142,16 @@ def test_every_line_is_what_the_function_it_names_computes(recorded, batch, foll
         [float(length_scale[b]), int(trained.sum())], rel=1e-3)
     log_prob = torch.zeros_like(batch.log_prob)
     log_prob[b, t] = log_probs[chosen]
-    coefficient = weight * rescale * length_scale
-    loss = policy_loss(log_prob, batch.advantage, coefficient, trained, trained.sum())
+    scaled_weight = weight * rescale * length_scale
+    loss = policy_loss(log_prob, batch.advantage, scaled_weight, trained, trained.sum())
     loss.backward()
     assert close(lines["term"][0], loss)
     assert close(lines["s"][0], torch.nn.functional.one_hot(chosen, len(p)).sub(p).norm())
-    assert close(lines["gradient"][0], logits.grad.norm())
+    # the gradient of the loss at the logits, and its size there without m / N
+    of_loss = logits.grad.norm()
+    at_logits, in_loss = lines["gradient"][0].split(". The loss takes m / N of it")
+    assert close(in_loss, of_loss)
+    assert close(at_logits, of_loss * trained.sum() / length_scale[b])
     # a step of size 1 at the logits, along the gradient of -N times the loss; without m
     push = (log_probs_gradient(logits.detach(), chosen) @ -logits.grad) * trained.sum()
     push = push / length_scale[b]

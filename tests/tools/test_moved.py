@@ -5,12 +5,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from engine.tokens import load_tokenizer
+from conftest import make_tokenizer
+from engine.tokens import load_tokenizer, token_bytes
 from harness.record import read_columns, read_credit
 from test_change import RATE, WIDTH, coin, thrown  # noqa: F401  coin is a fixture
 from test_grpo import row_log_probs, settings
 from tools import follow
-from tools.helpers.moved import about_largest, movers, what_moved
+from tools.helpers.moved import (about_largest, contributions, gradient_of_token, movers,
+                                 tokens_that_moved, what_moved)
 
 
 def account(model, folder, rollouts, b, t, rate, **changed):
@@ -18,7 +20,8 @@ def account(model, folder, rollouts, b, t, rate, **changed):
     model.save_pretrained(folder)
     s = SimpleNamespace(**vars(settings(**changed)), learning_rate=rate, weight_decay=0.0)
     weight = rollouts.mask.float()
-    rows = what_moved(folder, None, rollouts, weight, s, b, t).rows
+    groups, _ = what_moved(folder, None, rollouts, weight, s, make_tokenizer(), b, t)
+    rows = groups.rows
     return {row[0]: row[2] for row in rows}, {row[0]: row[3] for row in rows}
 
 
@@ -70,6 +73,62 @@ def test_the_parts_add_up_and_the_step_agrees(small_model, rollouts, tmp_path, c
         assert abs(found["sum"]) > 1e-4
 
 
+@pytest.mark.numerics
+@pytest.mark.parametrize("loss_norm", ["token", "sequence"])
+def test_each_tokens_contribution_is_that_of_its_own_gradient(small_model, rollouts, loss_norm):
+    """Against a backward pass for every token, along the gradient as AdamW's first step scales it:
+    each of its numbers is multiplied by rate / abs(the same number of the batch's gradient)."""
+    b, t, rate, N = 0, 1, 1e-3, rollouts.mask.sum()
+    s = SimpleNamespace(**vars(settings(loss_norm=loss_norm, micro_batch=2)), learning_rate=rate)
+    weight = 1 + rollouts.entropy * rollouts.mask
+    parameters = list(small_model.parameters())
+    gradients, factors, whole = {}, {}, [torch.zeros_like(p) for p in parameters]
+    for row, t_other in rollouts.mask.nonzero().tolist():
+        log_prob = row_log_probs(small_model, rollouts, row)[t_other]
+        gradients[row, t_other] = torch.autograd.grad(log_prob, parameters)
+        m = N / (6 * rollouts.length[row]) if loss_norm == "sequence" else 1.0
+        factors[row, t_other] = (rollouts.advantage * weight)[row, t_other] * m / N
+        for total, of_token in zip(whole, gradients[row, t_other]):
+            total += factors[row, t_other] * of_token
+    scaled = [g * rate / (of_batch.abs() + 1e-8) for g, of_batch in zip(gradients[b, t], whole)]
+    expected = torch.zeros_like(weight)
+    for cell, of_token in gradients.items():
+        along = sum((x * y).sum() for x, y in zip(scaled, of_token))
+        expected[cell] = factors[cell] * along
+    own = gradient_of_token(small_model, rollouts, b, t, s)
+    for found, by_hand in zip(own, gradients[b, t]):
+        torch.testing.assert_close(found, by_hand, rtol=1e-3, atol=1e-5)
+    found = contributions(small_model, scaled, rollouts, weight, s)
+    assert (expected != 0).sum() > 5 and not found[~rollouts.mask].any()
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
+
+
+def test_contributions_do_not_depend_on_chunks(small_model, rollouts, monkeypatch):
+    s, weight = settings(micro_batch=3), rollouts.mask.float()
+    own = gradient_of_token(small_model, rollouts, 0, 1, s)
+    at_once = contributions(small_model, own, rollouts, weight, s)
+    monkeypatch.setattr("engine.forward.LOGITS_AT_ONCE", 50 * 4)  # four tokens at a time
+    in_chunks = contributions(small_model, own, rollouts, weight, s)
+    torch.testing.assert_close(in_chunks, at_once, rtol=1e-4, atol=1e-6)
+
+
+def test_the_largest_contributions_of_other_tokens_are_listed(rollouts):
+    """The token itself has the largest, and is not among them; nor is one that is 0."""
+    contribution = torch.zeros_like(rollouts.log_prob)
+    cells = [0, 0, 2, 4], [1, 0, 0, 0]
+    contribution[cells] = torch.tensor([9, 2, -3, 0.5])
+    assert rollouts.mask[cells].all()
+    table = tokens_that_moved(contribution, "step", rollouts, make_tokenizer(), 0, 1)
+    rows = [(row[0], row[1], row[3], row[5]) for row in table.rows]
+    assert rows == [(2, 0, "its group's worse answers", -3.0),
+                    (0, 0, "the rest of its answer", 2.0), (4, 0, "other problems", 0.5)]
+    assert [row[4] for row in table.rows] == pytest.approx(
+        [rollouts.advantage[row[:2]].item() for row in rows])
+    others = int(rollouts.mask.sum()) - 1
+    assert table.notes[-1] == (f"All {others} other tokens of the batch raised its log-prob by "
+                               "+2.50000 and lowered it by -3.00000")
+
+
 def test_every_token_pushes_once(rollouts):
     of_all = torch.stack(list(movers(rollouts, 1, 2).values())).int()
     assert (of_all.sum(0) == 1).all() and of_all[0].sum() == 1
@@ -86,14 +145,26 @@ def test_in_a_run_adamws_step_is_that_on_record(recorded, capsys, step):
     b, t = divmod(int(wanted.argmax()), wanted.shape[1])
     follow.main([str(recorded), "--step", str(step), "--answer", str(b), "--token", str(t),
                  "--moved"])
-    rows = dict(re.findall(r"^\| ([a-z' ]+?) +\| .*\| +([-+.\d]+) \|$", capsys.readouterr().out,
-                           re.M))
+    printed = capsys.readouterr().out
+    rows = dict(re.findall(r"^\| ([a-z' ]+?) +\| .*\| +([-+.\d]+) \|$", printed, re.M))
     columns = read_columns(recorded, step)
     on_record = columns["change"][columns["episode_start"][b] + t]
     assert float(rows["measured"]) == pytest.approx(on_record, abs=2e-5) and abs(on_record) > 1e-4
     assert ("earlier steps" in rows) == (step == 3)
     parts = [float(value) for who, value in rows.items() if who not in ("sum", "measured")]
     assert sum(parts) == pytest.approx(float(rows["sum"]), abs=1e-4)
+    # the single tokens: answer, token, text, advantage and contribution are those on record
+    tokens = re.findall(r"^\| +(\d+) \| +(\d+) \| (.*?\[.*\].) .* \| +([-+.\d]+) "
+                        r"\| +([-+.\d]+) \|$", printed, re.M)
+    assert len(tokens) == 5
+    sizes = [abs(float(size)) for *_, size in tokens]
+    assert sizes == sorted(sizes, reverse=True)
+    for answer, token, text, advantage, _ in tokens:
+        cell = int(answer), int(token)
+        assert cell != (b, t) and batch.mask[cell] and batch.finished[cell[0]]
+        assert float(advantage) == pytest.approx(float(batch.advantage[cell]), rel=1e-3)
+        [piece] = token_bytes(load_tokenizer(recorded), [int(batch.ids[cell])])
+        assert text[:-1].endswith(repr(f"[{piece.decode(errors='replace')}]")[1:-1])
 
 
 def test_what_no_step_trained_on_is_not_taken_apart(recorded, capsys):

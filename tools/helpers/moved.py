@@ -1,15 +1,26 @@
 """What moved this token? Its change in a step, split by the tokens that made it.
 
 To first order a step that adds D to the parameters changes log p of a token by <g, D>, where g is
-its gradient. A plain step is a sum over all tokens j of the batch, so its parts add up to the
-whole:
+its gradient. A plain step is a sum over all tokens j of the batch, and so is this change:
 
     D = rate * sum_j A_j c w_j m_j g_j / N        part of j: rate * A_j c w_j m_j <g, g_j> / N
 
-AdamW multiplies each number of the gradient by a scale that the whole batch has made, in a first
-step by nearly rate / abs(gradient). The parts are computed at this scale, so they add up, too. What
-is left of AdamW's step comes from earlier steps. Then the change is measured by taking the step:
-what differs from the sum is curvature. A KL term, and epochs after the first, are left out.
+AdamW multiplies each number of the gradient by a scale, in a first step by nearly
+rate / abs(gradient). With this scale S the part of token j is A_j c w_j m_j <S g, g_j> / N.
+
+How are the <S g, g_j> of all tokens found without a gradient for each? <S g, g_j> says how fast
+log p of token j changes when the parameters move along S g. Torch's forward mode computes that for
+all tokens of the batch in one pass: every number carries its derivative along S g with it.
+
+What the parts leave out:
+
+    the scale      it is held as it was, although the whole batch has made it, and token j with it.
+                   It includes the clipping
+    earlier steps  AdamW also steps along the mean gradient of earlier batches. This is a row of its
+                   own, and belongs to no token
+    curvature      the change is also measured, by taking the step. What differs from the sum is
+                   what the first order leaves out
+    other terms    a KL term, and epochs after the first
 """
 from collections.abc import Iterable
 from dataclasses import replace
@@ -18,15 +29,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from analysis.tables import Row, Table, by_row
+from engine.forward import frozen_log_probs
 from engine.optimizer import (STATE, AdamW, Optimizer, load_optimizer_tensors, parameters_by_name)
 from engine.rollouts import Rollouts
-from grpo import update, update_with_change
+from engine.tokens import token_bytes
+from grpo import length_scaling, policy_loss, update, update_with_change
 from qwen2_model import Qwen2, opened
 
 LARGEST_PARTS = 3  # so many are named in a sentence
+MOST_TOKENS = 5    # so many of the batch's tokens get a line
+TOKENS_BEFORE = 4  # so many are shown before such a token
 TINY = 5e-6        # a smaller change is printed as 0.00000
 NOTES = [
     "Each number is a change of the token's log-prob. The first rows are what other tokens, and "
@@ -36,6 +55,12 @@ NOTES = [
     "is a step of gradient descent. It is as long as a step that moves every parameter by the "
     "learning rate. AdamW's step is that of the run. Where the sum is far from what was measured, "
     "the step was too long for the first order, and the parts of that column say little"]
+NOTES_ON_TOKENS = [
+    "Each row is one token, and the last column its contribution to the change. Over all tokens of "
+    "the batch the contributions add up to the rows of the table above",
+    "They are of first order too. The factor by which AdamW divides each parameter's gradient, and "
+    "the clipping, are held as the whole batch made them. The momentum of earlier steps belongs to "
+    "no token"]
 
 
 def movers(rollouts: Rollouts, b: int, t: int) -> dict[str, Tensor]:
@@ -54,10 +79,10 @@ def movers(rollouts: Rollouts, b: int, t: int) -> dict[str, Tensor]:
 
 
 def what_moved(folder: Path, trainer: Path | None, rollouts: Rollouts, weight: Tensor,
-               s: SimpleNamespace, b: int, t: int) -> Table:
-    """The change of token t of answer b, in the step that trained on these rollouts. `folder` has
-    the model that sampled them, `trainer` the file of its optimizer's state: None before the first
-    step."""
+               s: SimpleNamespace, tokenizer: Tokenizer, b: int, t: int) -> tuple[Table, Table]:
+    """The change of token t of answer b, in the step that trained on these rollouts: by groups of
+    tokens, and the single tokens that contributed most. `folder` has the model that sampled them,
+    `trainer` the file of its optimizer's state: None before the first step."""
     s = with_settings(s, epochs=1, kl=0.0)
     model, scale, after, measured = Qwen2.from_pretrained(folder, "cpu"), [], [], []
     if trainer is None or trainer.exists():
@@ -70,32 +95,105 @@ def what_moved(folder: Path, trainer: Path | None, rollouts: Rollouts, weight: T
     s = with_settings(s, max_grad_norm=0.0)
     own = gradient_of_token(model, rollouts, b, t, s)
     moved_by = (a - p.detach() for a, p in zip(after, model.parameters()))
-    total = inner(own, moved_by)
-    scale, after = [of.mul_(g) for of, g in zip(scale, own)], []
-
-    parts = {}
-    for name, mask in movers(rollouts, b, t).items():
-        found = gradient(model, rollouts, weight * mask, s)
-        tokens = int((mask & rollouts.mask).sum())
-        parts[name] = tokens, 0.0 - inner(own, found), 0.0 - inner(scale, found)
+    total, after = inner(own, moved_by), []
+    by_plain = contributions(model, own, rollouts, weight, s)  # of a step with the rate 1
+    by_adamw = torch.zeros_like(by_plain)
+    if scale:
+        scale = [of.mul_(g) for of, g in zip(scale, own)]
+        by_adamw = contributions(model, scale, rollouts, weight, s)
+    del own, scale
     whole = gradient(model, rollouts, weight, s)
     rate = s.learning_rate * (sum(g.numel() for g in whole) / inner(whole, whole)) ** 0.5
+    by_plain *= rate
     _, change = step(model, torch.optim.SGD(model.parameters(), rate), rollouts, weight, s)
 
-    rows: list[Row] = [[name, tokens, rate * plain, adamw]
-                       for name, (tokens, plain, adamw) in parts.items()]
-    sum_of_plain = sum(rate * plain for _, plain, _ in parts.values())
+    rows: list[Row] = []
+    for name, mask in movers(rollouts, b, t).items():
+        of_name = mask & rollouts.mask
+        rows.append([name, int(of_name.sum()), total_of(by_plain[of_name]),
+                     total_of(by_adamw[of_name])])
     if trainer:
-        sum_of_adamw = sum(adamw for _, _, adamw in parts.values())
-        rows.append(["earlier steps", None, None, total - sum_of_adamw])
-    rows.append(["sum", None, sum_of_plain, total])
+        rows.append(["earlier steps", None, None, total - total_of(by_adamw)])
+    rows.append(["sum", None, total_of(by_plain), total])
     rows.append(["measured", None, change[b, t].item(), *measured])
     formats = {"moved by": "", "tokens": ",d", "plain step": "+.5f"}
     if measured:  # AdamW's step is not known where its state was not kept
         formats["AdamW's step"] = "+.5f"
     rows = [row[:len(formats)] for row in rows]
-    notes = [*NOTES, about_largest(rows[:-2], [*formats][-1])]
-    return Table("moved", "What moved the token", by_row(formats, rows), "", notes)
+    heading = [*formats][-1]
+    notes = [*NOTES, about_largest(rows[:-2], heading)]
+    groups = Table("moved", "What moved the token", by_row(formats, rows), "", notes)
+    contribution = by_adamw if measured else by_plain
+    return groups, tokens_that_moved(contribution, heading, rollouts, tokenizer, b, t)
+
+
+def contributions(model: Qwen2, direction: list[Tensor], rollouts: Rollouts, weight: Tensor,
+                  s: SimpleNamespace) -> Tensor:
+    """(B, T): the part of each token, A c w m <direction, its gradient> / N."""
+    N = int(rollouts.mask.sum())
+    log_prob = torch.zeros_like(weight, requires_grad=True)
+    scaled_weight = weight * length_scaling(rollouts.length, s.loss_norm, s.max_new_tokens)
+    loss = policy_loss(log_prob, rollouts.advantage, scaled_weight, rollouts.mask, N)
+    [of_loss] = torch.autograd.grad(loss, log_prob)  # -A c w m / N
+    rows = of_loss.any(1).nonzero().squeeze(1)
+    return -of_loss * slopes(model, direction, rollouts, rows, s.micro_batch)
+
+
+def slopes(model: Qwen2, direction: list[Tensor], rollouts: Rollouts, rows: Tensor,
+           micro_batch: int) -> Tensor:
+    """(B, T): how fast the log-probs of these rows' tokens change when the parameters move in this
+    direction, which is <direction, gradient>; 0 in other rows. It is computed in one forward pass,
+    which needs two numbers where another needs one, and keeps nothing for a backward pass."""
+    # no other kernel of torch's attention has a forward mode
+    with forward_ad.dual_level(), sdpa_kernel(SDPBackend.MATH):
+        moving = {}
+        for (name, p), moves in zip(model.named_parameters(), direction, strict=True):
+            moving[f"model.{name}"] = forward_ad.make_dual(p.detach(), moves)
+        log_prob = functional_call(LogProbs(model), moving, (rollouts, rows, micro_batch))
+        return forward_ad.unpack_dual(log_prob).tangent
+
+
+class LogProbs(nn.Module):
+    """`frozen_log_probs` as a module, because torch puts other parameters only into a module."""
+
+    def __init__(self, model: Qwen2):
+        super().__init__()
+        self.model = model
+
+    def forward(self, rollouts: Rollouts, rows: Tensor, micro_batch: int) -> Tensor:
+        return frozen_log_probs(self.model, rollouts, rows, micro_batch)
+
+
+def tokens_that_moved(contribution: Tensor, heading: str, rollouts: Rollouts, tokenizer: Tokenizer,
+                      b: int, t: int) -> Table:
+    """The other tokens of the batch with the largest contributions, up or down."""
+    others = contribution.clone()
+    others[b, t] = 0.0
+    groups = movers(rollouts, b, t)
+    formats = {"answer": "d", "token": "d", "text, [the token]": "", "one of": "",
+               "advantage": "+.4g", heading: "+.5f"}
+    rows: list[Row] = []
+    for cell in others.abs().flatten().topk(min(MOST_TOKENS, others.numel())).indices.tolist():
+        answer, position = divmod(cell, others.shape[1])
+        value = others[answer, position].item()
+        if value == 0:
+            continue
+        first = max(0, position - TOKENS_BEFORE)
+        *before, piece = token_bytes(tokenizer, rollouts.ids[answer, first:position + 1].tolist())
+        text = f"{b''.join(before).decode(errors='replace')}[{piece.decode(errors='replace')}]"
+        [group] = [name for name, mask in groups.items() if mask[answer, position]]
+        rows.append([answer, position, repr(text), group,
+                     rollouts.advantage[answer, position].item(), value])
+    up, down = total_of(others.clamp(min=0)), total_of(others.clamp(max=0))
+    number = int(rollouts.mask.sum()) - 1
+    notes = [*NOTES_ON_TOKENS, f"All {number:,} other tokens of the batch raised its log-prob by "
+             f"{up:+.5f} and lowered it by {down:+.5f}"]
+    title = "The other tokens of the batch that moved it most"
+    return Table("moved_tokens", title, by_row(formats, rows), "", notes)
+
+
+def total_of(values: Tensor) -> float:
+    return values.double().sum().item()
 
 
 def about_largest(rows: list[Row], heading: str) -> str:
