@@ -147,7 +147,7 @@ def compute_the_same_every_time(wanted: bool) -> None:
     cuBLAS needs the variable for it, and reads it before its first product."""
     if wanted:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.utils.deterministic.fill_uninitialized_memory = False  # it would only cost time
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.use_deterministic_algorithms(wanted)
 
 

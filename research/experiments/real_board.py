@@ -250,7 +250,8 @@ def published_real_runs(args: SimpleNamespace) -> dict[tuple[str, int], Run]:
     if not (RESULTS / f"{name}.json").exists():
         return {}
     result = read_result(RESULTS / f"{name}.json")
-    require_same_plan(name, result, {"common": common_flags(args), "steps": FORMS[args.prompt].steps,
+    steps = FORMS[args.prompt].steps
+    require_same_plan(name, result, {"common": common_flags(args), "steps": steps,
                                      "model": model_name(args)})
     flags_then, flags_now = result["settings"]["arms"], flags_of_arms(args)
     runs = {}

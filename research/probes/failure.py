@@ -14,16 +14,24 @@ metrics.jsonl are to be read together:
     groups without spread  the share of problems whose answers all got the same reward, so that
                            nothing can be learned from them
 
-Success alone does not show what was forgotten. So, where the task is Countdown, the last table
-counts the held-out problems that were solved, by the operator that solves them.
+Success alone does not show what was forgotten. So, where the task is Countdown, a table counts the
+held-out problems that were solved, by the operator that solves them.
+
+Nor does success show whether the model reads the target at all. The last table is about that. A
+*blind* answer puts the same operators between the numbers of every problem, in the order in which
+they are given: a + b, or a - b + c. Some problems are solved by it, by luck. The table has the
+blind answer that solves the most held-out problems, and says on how many of them the trained model
+did just as well or badly. If these are all, the model may have learned that answer and no other.
 """
 from collections import Counter
+from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
 from analysis.runs import Run, evaluations, read_run
 from analysis.tables import Row, Table, by_row
-from countdown_task import Problem, solutions_of
+from countdown_task import Problem, read_expression, solutions_of
 from engine.errors import UserError
 from harness.flags import Flag
 from harness.load import make_task
@@ -52,7 +60,10 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     intro = ["; ".join(f"{name}: {len(run['metrics'])} steps" for name, run in runs.items()) + "."]
     tables = [signs_table(runs)]
     if all(is_countdown(run) for run in runs.values()):
-        tables.append(operators_table(runs))
+        held_out = [held_out_of(run) for run in runs.values()]
+        if held_out[0] == held_out[1]:  # otherwise their counts could not be compared
+            tables.append(operators_table(runs))
+        tables.append(blind_table(runs))
     curves = {name: {sign: [line[sign] for line in run["metrics"]] for sign in SIGNS}
               for name, run in runs.items()}
     return Findings("How does a run fail?", intro, tables, curves)
@@ -124,3 +135,43 @@ def operator_of(problem: Problem, most: int = 10_000) -> str:
     last = {solution.steps[-1][1] for solution in solutions_of(problem.numbers, most)
             if solution.value == problem.target}
     return last.pop() if len(last) == 1 else "several"
+
+
+def blind_table(runs: dict[str, Run]) -> Table:
+    """A row for each run: the best blind answer, what it solves, and what the model solves."""
+    rows: list[Row] = []
+    for name, run in runs.items():
+        problems, sampled = held_out_of(run), evaluations(run, "sampled")
+        expression, solved = best_blind_answer(problems)
+        before, after = (list(map(bool, line["answer"])) for line in (sampled[0], sampled[-1]))
+        same = sum(a == b for a, b in zip(after, solved))
+        rows.append([name, expression, len(problems), sum(solved), sum(before), sum(after), same])
+    formats = {"run": "", "blind answer": "", "problems": "d", "solved by it": "d", "before": "d",
+               "after": "d", "the same": "d"}
+    return Table("blind", "The answer to every problem that solves the most of them by luck",
+                 by_row(formats, rows),
+                 notes=["`of all, the same` counts the problems that the trained model and this "
+                        "answer both solved, or both failed"],
+                 headings={"blind answer": "blind answer", "solved by it": "it solves",
+                           "before": "model solves, before training",
+                           "after": "model solves, after it", "the same": "of all, the same"})
+
+
+def best_blind_answer(problems: list[Problem]) -> tuple[str, list[bool]]:
+    """The blind answer that solves the most problems, and which these are. If problems have
+    different counts of numbers, the shorter ones take the first of its operators."""
+    most = max(len(problem.numbers) for problem in problems)
+    best, best_solved = "", [False] * len(problems)
+    for operators in product("+-*/", repeat=most - 1):
+        solved = [read_expression(blind_answer(problem.numbers, operators)) == problem.target
+                  for problem in problems]
+        if sum(solved) > sum(best_solved):
+            best, best_solved = blind_answer("abcdefghij"[:most], operators), solved
+    return best, best_solved
+
+
+def blind_answer(numbers: Iterable[object], operators: Iterable[str]) -> str:
+    """43 - 57 + 70, of these numbers and of - and +."""
+    first, *others = map(str, numbers)
+    return " ".join([first, *(f"{operator} {number}"
+                              for operator, number in zip(operators, others))])
