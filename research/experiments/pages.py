@@ -103,21 +103,24 @@ def make_words(words: str) -> str:
 
 
 def make_source(words: str) -> str:
-    """Command, day, version and commit. The commit is that of the code that made the runs, where it
-    is on record, else that of the report. Programs of earlier commits may be gone."""
+    """Command, day, versions and commits: those of the code that made the runs, where they are on
+    record, else those of the report. Programs of earlier commits may be gone."""
     result = read_result(RESULTS / f"{words}.json")
     made = [part for part in result.get("made_by") or [] if isinstance(part, dict)] or [result]
     commits: list[str] = []
+    versions: list[str] = []
     for part in made:
         commit = (part["git_commit"] or "unknown")[:7]
+        version = (part.get("versions") or result["versions"])["torch"]
         if commit not in commits:
             commits.append(commit)
+        if version not in versions:
+            versions.append(version)
     program = result["measured"]
     files = [PROJECT / f"research/{folder}/{program}.py" for folder in ("probes", "experiments")]
     is_here = any(file.exists() for file in files)
     gone = "" if is_here else ", a command of that commit, no longer here"
-    torch = result["versions"]["torch"]
-    return (f"\n`{result['command']}`, {result['day']}, torch {torch}, commit "
+    return (f"\n`{result['command']}`, {result['day']}, torch {' and '.join(versions)}, commit "
             f"{' and '.join(commits)}{gone}\n")
 
 

@@ -90,11 +90,12 @@ def test_what_is_marked_is_made_again(results, marked, content):
 
 
 def test_a_source_names_the_codes_that_made_the_runs(results):
-    made_by = [{"git_commit": code * 40, "runs": []} for code in "bc"]
+    made_by = [{"git_commit": code * 40, "runs": [], "versions": {"torch": torch}}
+               for code, torch in (("b", "2.13.0"), ("c", "2.11.0"), ("c", "2.11.0"))]
     path = results / "small.json"
     write_result(path, {**read_result(path), "made_by": made_by})
     made = pages.fill("<!-- source small --><!-- end -->", "p")
-    assert "commit bbbbbbb and ccccccc, a command of that commit" in made
+    assert "torch 2.13.0 and 2.11.0, commit bbbbbbb and ccccccc, a command of that commit" in made
     write_result(path, {**read_result(path), "measured": "exact"})
     assert pages.fill(made, "p").endswith("ccccccc\n<!-- end -->")  # it is still here
 
