@@ -1,4 +1,4 @@
-"""A check of ten minutes on a GPU: is it right, how fast is it, how much memory does it take?
+"""A check of three minutes on a GPU: is it right, how fast is it, how much memory does it take?
 
     python -m benchmarks.gpu
     python -m benchmarks.gpu --device cpu --model FOLDER --dtype float32 --new_tokens 40
