@@ -23,6 +23,8 @@ command continues them.
                                      gradient does not depend on the reward
     python -m research rank          does GRPO's gradient have rank 2?
     python -m research sparsity      does the gradient become sparse during training?
+    python -m research signal        how noisy is the gradient of one batch, and how much less noisy
+                                     does a method make it?
     python -m research baseline      when is the group's mean the best number to subtract from the
                                      reward?
     python -m research change        does the change of a token's log-prob follow its credit?
@@ -44,7 +46,7 @@ from harness.screen import run_as_program
 from research.probes.common import run_probe
 
 PROBES = ("scoreboard", "large", "exact", "dial", "law", "change", "phase1", "rank", "sparsity",
-          "baseline", "group", "failure")
+          "signal", "baseline", "group", "failure")
 OTHERS = {"board": "board", "real_board": "real_board", "notes": "notes", "publish": "publish"}
 
 

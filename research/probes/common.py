@@ -125,7 +125,12 @@ def run_of(model: Path) -> Path | None:
 
 
 def policy_from_flags(args: SimpleNamespace) -> Policy:
-    """The model with its problems, those of its run where it is a checkpoint. It is sampled at
+    """The model with its problems, those of its run where it is a checkpoint."""
+    return load_policy(make_settings(flags_of_model(args)))
+
+
+def flags_of_model(args: SimpleNamespace) -> dict:
+    """The flags of train.py that a probe's flags about the model stand for. It is sampled at
     temperature 1, because a probe asks about the policy itself."""
     chosen = {name: vars(args)[name] for name in MODEL_FLAGS}
     if not args.max_new_tokens:
@@ -134,7 +139,7 @@ def policy_from_flags(args: SimpleNamespace) -> Policy:
         chosen["config"] = str(run / "config.json")
     if vars(args).get("config"):
         chosen["config"] = args.config
-    return load_policy(make_settings({**chosen, "temperature": 1.0}))
+    return {**chosen, "temperature": 1.0}
 
 
 def sample_batch(policy: Policy, questions: int, answers: int, step: int = 1) -> Rollouts:

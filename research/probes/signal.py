@@ -1,0 +1,221 @@
+"""How noisy is the gradient of one batch, and how much less noisy does a method make it?
+
+    python -m research signal
+    python -m research signal --only "measured --measured_k 16, by_kind --word_weight 0"
+    python -m research signal --model models/Qwen2.5-0.5B-Instruct --batches 12
+
+A step of training follows the gradient g of one batch. It has a part that all batches share, which
+is the mean E[g], and a part that is different in each. The noise-to-signal ratio compares them:
+
+    noise     E|g - E[g]|^2, the variance of one batch's gradient, added up over all parameters
+    signal    |E[g]|^2, the squared length of the mean gradient
+    ratio     noise / signal. Its unit is batches: with a ratio of 8, the mean of 8 batches has as
+              much noise as signal
+
+A method that halves plain GRPO's ratio is worth as much as a batch twice as large. This number is
+measured here before anything is trained. It is an upper limit of what the method can gain if its
+mean gradient points elsewhere. So the cosine of the two mean gradients is measured, too.
+
+How it is estimated: N batches of problems and answers are sampled, each independent of the others,
+and every method computes its gradient g_1, ..., g_N from the same batches.
+
+    signal         the mean of the inner products <g_i, g_j> over all pairs i != j, because two
+                   batches share nothing but E[g]
+    noise          the mean of |g_i|^2, minus the signal
+
+A gradient of half a billion numbers is too large to be kept N times. So it is folded into a million
+numbers: it is cut into blocks of this length, each block gets a random sign and a random rotation,
+and the blocks are added up. On average over the signs the inner products stay what they are (Charikar
+et al. 2002). What is not measured: AdamW divides each parameter's gradient by its usual size, and so
+weighs the parameters differently.
+"""
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from analysis.statistics import Estimate, jackknife
+from analysis.tables import WITH_INTERVAL, Row, Table, by_row
+from engine.errors import UserError
+from engine.optimizer import AdamW
+from engine.policy import Policy
+from engine.rollouts import Rollouts
+from grpo import update
+from harness.flags import Flag
+from harness.load import make_advantage, make_weighting
+from harness.settings import METHODS, Settings, make_settings, read_flags
+from mitigations import rescaled_weight
+from research.probes.common import (MODEL_FLAGS, Findings, Progress, flags_of_model,
+                                    policy_from_flags, sample_batch)
+from train import with_advantage
+
+PLAIN = "plain GRPO"
+FOLDED = 2 ** 20  # so many numbers are left of a gradient
+
+FLAGS = {
+    **MODEL_FLAGS,
+    "config": Flag(None, "file of settings of train.py, with the task and its flags. By default "
+                         "they are those of the run that the model lies in, or the defaults of "
+                         "train.py for this model"),
+    "only": Flag("measured", "the weightings and advantages to compare with plain GRPO, separated "
+                             "by commas, each with its own flags"),
+    "questions": Flag(0, "problems in a batch; 0 means as many as train.py has in a step",
+                      least=0, most=10_000),
+    "answers": Flag(0, "answers to each problem; 0 means as many as train.py has",
+                    least=0, most=1000),
+    "batches": Flag(16, "number of batches", least=4, most=10_000)}
+
+
+@dataclass
+class Compared:
+    """A method, and the folded gradients that it had in each batch so far."""
+    settings: Settings
+    gradients: list[Tensor]
+
+
+class Unmoved(AdamW):
+    """An optimizer that leaves the model as it is. The gradients stay where the update left
+    them."""
+
+    def step(self) -> None:
+        pass
+
+
+def measure(args: SimpleNamespace, folder: Path) -> Findings:
+    policy = policy_from_flags(args)
+    methods = {PLAIN: Compared(policy.settings, [])}
+    for typed in args.only.split(","):
+        methods[typed.strip()] = Compared(settings_of(typed.strip(), args), [])
+    s = policy.settings
+    questions, answers = args.questions or s.questions, args.answers or s.answers
+    progress, right = Progress(batches=1), []
+    optimizer = Unmoved(policy.model.parameters(), learning_rate=0.0)
+    for number in range(args.batches):
+        progress("batches", number / args.batches, f"{number} of {args.batches} batches")
+        with torch.no_grad():
+            batch = sample_batch(policy, questions, answers, step=number + 1)
+        right += batch.scores["answer"].tolist()
+        for compared in methods.values():
+            gradient = folded_gradient(policy, optimizer, batch, compared.settings, number + 1)
+            compared.gradients.append(gradient)
+    inner = inner_products([torch.stack(compared.gradients) for compared in methods.values()])
+    if not inner[0, 0].any():
+        raise UserError("in no batch any answers to the same problem had different rewards, so all "
+                        "gradients are 0. More --questions or --answers may help")
+    intro = [f"{policy.folder} gave {answers} answers to each of {questions} problems in each of "
+             f"{args.batches} batches. {np.mean(right):.1%} of the answers are right."]
+    values = {"methods": list(methods), "inner_products": inner.tolist()}
+    return Findings("How noisy is a batch's gradient?", intro, [ratio_table(list(methods), inner)],
+                    values)
+
+
+def settings_of(typed: str, args: SimpleNamespace) -> Settings:
+    """The settings of a method that is typed as `measured --measured_k 16`, or by a name alone."""
+    name, *flags = shlex.split(typed) or [""]
+    for axis, choices in METHODS.items():
+        if axis != "loss" and name in choices:
+            return make_settings(flags_of_model(args) | read_flags([f"--{axis}", name, *flags]))
+    raise UserError(f"--only: there is no weighting or advantage {name!r}")
+
+
+def folded_gradient(policy: Policy, optimizer: AdamW, batch: Rollouts, s: Settings,
+                    step: int) -> Tensor:
+    """The gradient that a step of training with these settings follows, folded, before clipping."""
+    policy = replace(policy, settings=s)
+    rollouts = with_advantage(batch, make_advantage(s, policy), policy, s, step)
+    weight, _ = rescaled_weight(make_weighting(s, policy), s.mitigation, rollouts, policy,
+                                s.rescale)
+    optimizer.zero_grad()
+    update(policy.model, optimizer, rollouts, weight, replace(s, kl=0.0, max_grad_norm=0.0))
+    return folded(policy.model.parameters())
+
+
+def folded(parameters: Iterable[nn.Parameter], length: int = FOLDED, seed: int = 0) -> Tensor:
+    """(length,) the gradient of all parameters, cut into blocks that are added up, each with a
+    random sign and rotated by a random number of places. They are the same in every call."""
+    generator = torch.Generator().manual_seed(seed)
+    total = torch.zeros(length)
+    for parameter in parameters:
+        count = -(-parameter.numel() // length)
+        signs = 2.0 * torch.randint(2, (count,), generator=generator) - 1
+        places = torch.randint(length, (count,), generator=generator).tolist()
+        if parameter.grad is None:
+            continue
+        for block, sign, by in zip(parameter.grad.flatten().split(length), signs, places):
+            filled = F.pad(block, (0, length - len(block))).cpu()
+            total += sign * filled.roll(by)
+    return total
+
+
+def inner_products(gradients: list[Tensor]) -> np.ndarray:
+    """(methods, methods, N, N): [a, b, i, j] is <g_i, g_j>, of method a in batch i and method b in
+    batch j."""
+    every = torch.stack(gradients).double()                            # (methods, N, length)
+    return torch.einsum("ail,bjl->abij", every, every).numpy()
+
+
+def mean_of_pairs(products: np.ndarray) -> float:
+    """The mean of (N, N) inner products over all pairs of different batches."""
+    N = len(products)
+    return float((products.sum() - products.trace()) / (N * (N - 1)))
+
+
+def noise_to_signal(products: np.ndarray) -> float:
+    """The ratio, from (N, N) inner products of one method; nan if no signal is seen."""
+    signal = mean_of_pairs(products)
+    noise = products.trace() / len(products) - signal
+    return float(noise / signal) if signal > 0 else np.nan
+
+
+def cosine(inner: np.ndarray) -> float:
+    """The cosine of the mean gradients of two methods, from (2, 2, N, N) inner products."""
+    one, two = mean_of_pairs(inner[0, 0]), mean_of_pairs(inner[1, 1])
+    return float(mean_of_pairs(inner[0, 1]) / np.sqrt(one * two)) if min(one, two) > 0 else np.nan
+
+
+def ratio_table(names: list[str], inner: np.ndarray) -> Table:
+    """A row for each method; the first is plain GRPO."""
+    batches = np.arange(inner.shape[-1])
+    rows: list[Row] = []
+    sentences = []
+    for m, name in enumerate(names):
+
+        def pair(kept: np.ndarray) -> np.ndarray:
+            """The inner products of plain GRPO and this method, over the batches that are kept."""
+            of_both = inner[[0, m]][:, [0, m]]
+            return np.asarray(of_both[:, :, kept][:, :, :, kept])
+
+        def ratio(kept: np.ndarray) -> float:
+            return noise_to_signal(pair(kept)[1, 1])
+
+        def factor(kept: np.ndarray) -> float:
+            return noise_to_signal(pair(kept)[0, 0]) / noise_to_signal(pair(kept)[1, 1])
+
+        own: list[Estimate] = [jackknife(ratio, batches)]
+        if m > 0:
+            own += [jackknife(factor, batches), jackknife(lambda kept: cosine(pair(kept)), batches)]
+            low, high = own[1].interval
+            sentences.append(f"{name}: its gradient is as noisy as that of plain GRPO with a batch "
+                             f"{own[1].value:.2f} times as large (95% interval {low:.2f} to "
+                             f"{high:.2f}).")
+        else:
+            sentences.append(f"{name}: {own[0].value:.1f} batches have to be averaged until the "
+                             "noise of their gradient is as large as its signal.")
+        rows.append([name, *own, *[None] * (3 - len(own))])
+    formats = {"method": "", f"ratio{WITH_INTERVAL}": ".1f", f"factor{WITH_INTERVAL}": ".2f",
+               f"cosine{WITH_INTERVAL}": "+.2f"}
+    return Table("signal", "The noise-to-signal ratio of one batch's gradient", by_row(formats, rows),
+                 "\n".join(sentences),
+                 ["`ratio` is in batches. `factor`: how many times as large a batch of plain GRPO "
+                  "has this ratio. `cosine`: that of the angle between the method's mean gradient "
+                  "and plain GRPO's. Intervals are by the jackknife over batches"],
+                 headings={f"ratio{WITH_INTERVAL}": f"noise-to-signal ratio{WITH_INTERVAL}",
+                           f"factor{WITH_INTERVAL}": f"as a batch so many times as large"
+                                                     f"{WITH_INTERVAL}",
+                           f"cosine{WITH_INTERVAL}": f"cosine with plain GRPO{WITH_INTERVAL}"})
