@@ -25,9 +25,11 @@ and every method computes its gradient g_1, ..., g_N from the same batches.
 
 A gradient of half a billion numbers is too large to be kept N times. So it is folded into a million
 numbers: it is cut into blocks of this length, each block gets a random sign and a random rotation,
-and the blocks are added up. On average over the signs the inner products stay what they are (Charikar
-et al. 2002). What is not measured: AdamW divides each parameter's gradient by its usual size, and so
-weighs the parameters differently.
+and the blocks are added up. On average over the signs the inner products stay what they are
+(Charikar et al. 2002).
+
+What is not measured: AdamW divides each parameter's gradient by its usual size, so in training the
+parameters have other weights than here.
 """
 import shlex
 from collections.abc import Iterable
@@ -179,6 +181,12 @@ def cosine(inner: np.ndarray) -> float:
     return float(mean_of_pairs(inner[0, 1]) / np.sqrt(one * two)) if min(one, two) > 0 else np.nan
 
 
+def exponential(of_log: Estimate) -> Estimate:
+    """A positive number, from the estimate of its logarithm: so its interval is above 0."""
+    return Estimate(float(np.exp(of_log.value)), float(np.exp(of_log.low)),
+                    float(np.exp(of_log.high)))
+
+
 def ratio_table(names: list[str], inner: np.ndarray) -> Table:
     """A row for each method; the first is plain GRPO."""
     batches = np.arange(inner.shape[-1])
@@ -191,15 +199,16 @@ def ratio_table(names: list[str], inner: np.ndarray) -> Table:
             of_both = inner[[0, m]][:, [0, m]]
             return np.asarray(of_both[:, :, kept][:, :, :, kept])
 
-        def ratio(kept: np.ndarray) -> float:
-            return noise_to_signal(pair(kept)[1, 1])
+        def log_ratio(kept: np.ndarray) -> float:
+            return float(np.log(noise_to_signal(pair(kept)[1, 1])))
 
-        def factor(kept: np.ndarray) -> float:
-            return noise_to_signal(pair(kept)[0, 0]) / noise_to_signal(pair(kept)[1, 1])
+        def log_factor(kept: np.ndarray) -> float:
+            return float(np.log(noise_to_signal(pair(kept)[0, 0]))) - log_ratio(kept)
 
-        own: list[Estimate] = [jackknife(ratio, batches)]
+        own = [exponential(jackknife(log_ratio, batches))]
         if m > 0:
-            own += [jackknife(factor, batches), jackknife(lambda kept: cosine(pair(kept)), batches)]
+            own += [exponential(jackknife(log_factor, batches)),
+                    jackknife(lambda kept: cosine(pair(kept)), batches)]
             low, high = own[1].interval
             sentences.append(f"{name}: its gradient is as noisy as that of plain GRPO with a batch "
                              f"{own[1].value:.2f} times as large (95% interval {low:.2f} to "
@@ -210,11 +219,12 @@ def ratio_table(names: list[str], inner: np.ndarray) -> Table:
         rows.append([name, *own, *[None] * (3 - len(own))])
     formats = {"method": "", f"ratio{WITH_INTERVAL}": ".1f", f"factor{WITH_INTERVAL}": ".2f",
                f"cosine{WITH_INTERVAL}": "+.2f"}
-    return Table("signal", "The noise-to-signal ratio of one batch's gradient", by_row(formats, rows),
-                 "\n".join(sentences),
+    return Table("signal", "The noise-to-signal ratio of one batch's gradient",
+                 by_row(formats, rows), "\n".join(sentences),
                  ["`ratio` is in batches. `factor`: how many times as large a batch of plain GRPO "
                   "has this ratio. `cosine`: that of the angle between the method's mean gradient "
-                  "and plain GRPO's. Intervals are by the jackknife over batches"],
+                  "and plain GRPO's. Intervals are by the jackknife over batches; those of the "
+                  "ratio and the factor were computed for their logarithms"],
                  headings={f"ratio{WITH_INTERVAL}": f"noise-to-signal ratio{WITH_INTERVAL}",
                            f"factor{WITH_INTERVAL}": f"as a batch so many times as large"
                                                      f"{WITH_INTERVAL}",
