@@ -8,9 +8,9 @@ A step of training follows the gradient g of one batch. It has a part that all b
 is the mean E[g], and a part that is different in each. The noise-to-signal ratio compares them:
 
     noise     E|g - E[g]|^2, the variance of one batch's gradient, added up over all parameters
-    signal    |E[g]|^2, the squared length of the mean gradient
-    ratio     noise / signal. Its unit is batches: with a ratio of 8, the mean of 8 batches has as
-              much noise as signal
+    signal    |E[g]|, the length of the mean gradient
+    ratio     noise / signal^2. Its unit is batches: with a ratio of 8, the mean of 8 batches has as
+              much noise as squared signal
 
 A method that halves plain GRPO's ratio is worth as much as a batch twice as large. This number is
 measured here before anything is trained. It is an upper limit of what the method can gain if its
@@ -19,9 +19,9 @@ mean gradient points elsewhere. So the cosine of the two mean gradients is measu
 How it is estimated: N batches of problems and answers are sampled, each independent of the others,
 and every method computes its gradient g_1, ..., g_N from the same batches.
 
-    signal         the mean of the inner products <g_i, g_j> over all pairs i != j, because two
-                   batches share nothing but E[g]
-    noise          the mean of |g_i|^2, minus the signal
+    signal^2    the mean of the inner products <g_i, g_j> over all pairs i != j, because two batches
+                share nothing but E[g]
+    noise       the mean of |g_i|^2, minus signal^2
 
 A gradient of half a billion numbers is too large to be kept N times. So it is folded into a million
 numbers: it is cut into blocks of this length, each block gets a random sign and a random rotation,
@@ -170,9 +170,9 @@ def mean_of_pairs(products: np.ndarray) -> float:
 
 def noise_to_signal(products: np.ndarray) -> float:
     """The ratio, from (N, N) inner products of one method; nan if no signal is seen."""
-    signal = mean_of_pairs(products)
-    noise = products.trace() / len(products) - signal
-    return float(noise / signal) if signal > 0 else np.nan
+    squared_signal = mean_of_pairs(products)
+    noise = products.trace() / len(products) - squared_signal
+    return float(noise / squared_signal) if squared_signal > 0 else np.nan
 
 
 def cosine(inner: np.ndarray) -> float:
@@ -215,7 +215,7 @@ def ratio_table(names: list[str], inner: np.ndarray) -> Table:
                              f"{high:.2f}).")
         else:
             sentences.append(f"{name}: {own[0].value:.1f} batches have to be averaged until the "
-                             "noise of their gradient is as large as its signal.")
+                             "noise of their gradient is as large as its squared signal.")
         rows.append([name, *own, *[None] * (3 - len(own))])
     formats = {"method": "", f"ratio{WITH_INTERVAL}": ".1f", f"factor{WITH_INTERVAL}": ".2f",
                f"cosine{WITH_INTERVAL}": "+.2f"}
