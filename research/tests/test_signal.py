@@ -23,8 +23,8 @@ def parameters(*gradients):
 
 
 def test_by_hand():
-    """Two batches with the gradients (3, 1) and (1, 3): <g_1, g_2> = 6 is the squared signal, and both
-    have the square 10, so the noise is 4. Doubled gradients have the same ratio."""
+    """Two batches with the gradients (3, 1) and (1, 3): <g_1, g_2> = 6 is the squared signal, and
+    both have the square 10, so the noise is 4. Doubled gradients have the same ratio."""
     one = torch.tensor([[3.0, 1.0], [1.0, 3.0]])
     inner = inner_products([one, 2 * one])
     assert inner.shape == (2, 2, 2, 2)
@@ -40,7 +40,8 @@ def test_by_hand():
 
 def test_a_ratio_is_found_again():
     """100 batches whose gradients are 1 in each of 50 places plus noise of variance 4: the squared
-    signal is 50, the noise 200. With half of the noise a method is worth a batch four times as large."""
+    signal is 50, the noise 200. With half of the noise's length a method is worth a batch four
+    times as large."""
     generator = torch.Generator().manual_seed(0)
     noise = 2 * torch.randn(100, 50, generator=generator)
     inner = inner_products([1 + noise, 3 * (1 + noise / 2)])
