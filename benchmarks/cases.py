@@ -356,7 +356,13 @@ def in_a_process(case: Case, most: float | None = None) -> dict:
 
 
 def main(argv: list[str]) -> None:
-    print(json.dumps(measure(Case(**json.loads(argv[0])))))
+    try:
+        [text] = argv
+        case = Case(**json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise UserError("it takes one case as JSON, such as '{\"what\": \"rollout\"}'. Its fields "
+                        f"are {', '.join(Case.__dataclass_fields__)} ({error})") from None
+    print(json.dumps(measure(case)))
 
 
 if __name__ == "__main__":
