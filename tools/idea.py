@@ -167,11 +167,13 @@ class Experiment:
         dial = import_module("research.probes.dial")
         found = dial.where_it_pays(self.name, flags)
         say(f"\n{found}")
-        if dial.NOT_TRIED in found:
-            return
         typed = " ".join([self.name, *as_typed(flags)])
-        command = python_command("-m", "research", "dial", "--only", typed)
-        say(f"\nFor more synthetic tasks: {command}")
+        if dial.NOT_TRIED not in found:
+            command = python_command("-m", "research", "dial", "--only", typed)
+            say(f"\nFor more synthetic tasks: {command}")
+        model = ["--model", self.settings["plain"].model]
+        command = python_command("-m", "research", "signal", *model, "--only", typed)
+        say(f"Does it make the gradient of this model less noisy? {command}")
 
 
 @dataclass
