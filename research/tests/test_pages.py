@@ -31,6 +31,13 @@ def test_pages_are_as_the_results_have_them(page):
     assert pages.fill(text, page.name) == text
 
 
+@pytest.mark.parametrize("page", pages.pages(), ids=lambda page: page.name)
+def test_no_line_begins_with_a_number_of_a_result(page):
+    """Markdown takes a line that begins with a comment for HTML, and then shows the rest of the
+    line with its stars and backticks."""
+    assert not re.findall(r"^ *<!-- (?:number|interval) .*", page.read_text(), flags=re.M)
+
+
 STORED = sorted(published.RESULTS.glob("*.json"))
 
 
