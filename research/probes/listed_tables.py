@@ -149,7 +149,7 @@ def follow_table(models: Models) -> Table:
         frequent = change_tables.of_frequent_items(pushed)
         items = len(np.unique(pushed["token_id"][frequent]))
         for arm, (by_token, by_item) in found.items():
-            rows.append([name, LABELS[arm], by_token, items, by_item])
+            rows.append([name, LABELS[arm], by_token, items, by_item if items >= FEWEST else None])
         for number, how in enumerate(("token by token", "summed over vocabulary items")):
             push, change = found[PUSH][number].value, found[PLAIN_STEP][number].value
             is_known = math.isfinite(push + change) and (number == 0 or items >= FEWEST)
@@ -163,8 +163,9 @@ def follow_table(models: Models) -> Table:
                  ["The numbers are correlations with the exact credit: token by token, and for "
                   "sums with their signs over all tokens of one vocabulary item. Only items with "
                   f"{change_tables.COMMON_ITEM} or more tokens are counted, and from 32 problems "
-                  "on proportionally more. Intervals are by the jackknife over problems. Tokens "
-                  "without a push are left out"],
+                  "on proportionally more. Between fewer than "
+                  f"{FEWEST} items there is no correlation to speak of. Intervals are by the "
+                  "jackknife over problems. Tokens without a push are left out"],
                  {"what": "push, or change in a step",
                   "by token": f"correlation by token{WITH_INTERVAL}", "types": "vocabulary items",
                   "by type": f"correlation by vocabulary item{WITH_INTERVAL}"})
