@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from analysis.statistics import FEWEST
 from conftest import ROOT, refusal
 from engine.tokens import KINDS
 from grpo import gradient_size, group_z_score
@@ -120,6 +121,9 @@ def test_tables_have_a_row_for_each_model_and_kind(stage, monkeypatch):
     known = live_tokens(found.sampled, PLAIN_STEP)
     assert follows.rows[1][2].value == pytest.approx(
         np.corrcoef(known["change"], known["credit 1"])[0, 1])
+    assert follows.rows[1][3] >= FEWEST and follows.rows[1][4].value < 1
+    monkeypatch.setattr(listed_tables, "FEWEST", follows.rows[1][3] + 1)  # so it has too few items
+    assert all(row[4] is None for row in listed_tables.follow_table(stages).rows)
     shares = [row for row in listed_tables.shares_table_of_models(stages).rows if row[0] == "after"]
     assert sum(row[2] for row in shares) == pytest.approx(1)
     for kind, column, name in (("number", 3, "push"), ("number", 6, "credit 1"),
