@@ -51,6 +51,7 @@ from engine.rollouts import Rollouts
 from grpo import update
 from harness.flags import Flag
 from harness.load import make_advantage, make_weighting
+from harness.memory import return_memory
 from harness.settings import METHODS, Settings, make_settings, read_flags
 from mitigations import rescaled_weight
 from research.probes.common import (MODEL_FLAGS, Findings, Progress, flags_of_model,
@@ -106,6 +107,8 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
         for compared in methods.values():
             gradient = folded_gradient(policy, optimizer, batch, compared.settings, number + 1)
             compared.gradients.append(gradient)
+            if policy.model.is_large:  # as a run does after each step, else its memory grows
+                return_memory()
     inner = inner_products([torch.stack(compared.gradients) for compared in methods.values()])
     if not inner[0, 0].any():
         raise UserError("in no batch any answers to the same problem had different rewards, so all "
