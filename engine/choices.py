@@ -147,7 +147,7 @@ def checked_credit(chosen: Method, whose: str, rollouts: Rollouts, policy: objec
         if isinstance(values, Tensor):
             about = f"a tensor {tuple(values.shape)} of {values.dtype} on {values.device}"
             if values.layout != torch.strided:
-                about += f", which is sparse: .to_dense() makes such a tensor of it"
+                about += ", which is sparse: .to_dense() makes such a tensor of it"
         raise UserError(f"{whose} ({location_of(chosen)}) should return a tensor (B, T) = "
                         f"{tuple(mask.shape)} of real numbers on {mask.device}, got {about}")
     credit = values.detach().float().expand(mask.shape).masked_fill(~mask, 0.0)
