@@ -46,8 +46,8 @@ def test_what_is_told_is_what_is_counted(monkeypatch):
 
 
 @pytest.mark.parametrize("flags, words", [
-    ({"questions": 10 ** 9}, "--questions 1000000000 with --answers 4 and --max_new_tokens 10 takes "
-                             "at least 1,700 GB of memory, and this machine has 16 GB"),
+    ({"questions": 10 ** 9}, "--questions 1000000000 with --answers 4 and --max_new_tokens 10 "
+                             "takes at least 1,700 GB of memory, and this machine has 16 GB"),
     ({"answers": 10 ** 9}, "takes at least 600 GB"),
     ({"eval_tasks": 10 ** 9}, "--eval_tasks 1000000000 with --eval_answers 1 and"),
     ({"eval_answers": 10 ** 9}, "--eval_tasks 8 with --eval_answers 1000000000 and"),
