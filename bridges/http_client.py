@@ -2,15 +2,17 @@
 
 http.client follows no redirect and asks the environment for no proxy, so this talks to the address
 that was given and to nothing else. Requests run side by side, since a server batches what arrives
-together. They have one deadline for all.
+together. They have one deadline for all. A reply may have only so many bytes, so that no server can
+fill the memory.
 """
 import json
 import queue
 import re
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPResponse, IncompleteRead
 
 from engine.errors import UserError, parse_object
 
@@ -35,6 +37,7 @@ class Client:
     """A client of the server at an address."""
     address: str    # http://HOST:PORT
     seconds: float  # the time for all requests that are made together
+    most: int       # bytes of a reply
 
     def ask(self, method: str, path: str, content: dict | None = None) -> dict:
         return self.all([(method, path, content)])[0]
@@ -42,20 +45,24 @@ class Client:
     def all(self, requests: list[tuple[str, str, dict | None]]) -> list[dict]:
         """Make requests (method, path, content) side by side, and return their answers in the same
         order. The first that fails ends the waiting for all."""
+        waiting: queue.SimpleQueue = queue.SimpleQueue()
         done: queue.SimpleQueue = queue.SimpleQueue()
-        turns = threading.Semaphore(AT_ONCE)
 
-        def work(number: int, request: tuple) -> None:
-            with turns:
-                try:
-                    done.put((number, self.exchange(*request)))
-                except Exception as error:  # whatever it is, the caller waits for it
-                    done.put((number, error))
+        def work() -> None:
+            with suppress(queue.Empty):  # no request waits any more
+                while True:
+                    number, request = waiting.get_nowait()
+                    try:
+                        done.put((number, self.exchange(*request)))
+                    except Exception as error:  # whatever it is, the caller waits for it
+                        done.put((number, error))
 
         deadline = time.monotonic() + self.seconds
         for numbered in enumerate(requests):
+            waiting.put(numbered)
+        for _ in range(min(AT_ONCE, len(requests))):
             # a daemon does not delay the exit of the program
-            threading.Thread(target=work, args=numbered, daemon=True).start()
+            threading.Thread(target=work, daemon=True).start()
         answers: dict[int, dict] = {}
         while len(answers) < len(requests):
             try:
@@ -69,12 +76,12 @@ class Client:
 
     def exchange(self, method: str, path: str, content: dict | None) -> dict:
         """Send one request, and return the JSON object of the reply."""
-        body = None if content is None else json.dumps(content)
+        question = None if content is None else json.dumps(content)
         connection = HTTPConnection(self.address.removeprefix("http://"), timeout=self.seconds)
         try:
-            connection.request(method, path, body, {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            text = response.read().decode(errors="replace")
+            connection.request(method, path, question, {"Content-Type": "application/json"})
+            with connection.getresponse() as response:  # closed, or a long reply would go on
+                body = self.read_body(response)
         except TimeoutError:
             raise self.too_late() from None
         except (OSError, OverflowError, HTTPException, ValueError) as error:  # a port, a chunk
@@ -82,9 +89,20 @@ class Client:
             raise self.error(f"no answer to {path} ({one_line(reason)})") from None
         finally:
             connection.close()
+        if len(body) > self.most:
+            raise self.error(f"its answer to {path} has more than {self.most:,} bytes")
+        text = body.decode(errors="replace")
         if response.status != 200:
-            raise self.error(f"it answers {path} with {response.status}: {one_line(text)}")
+            said = f": {one_line(text)}" if text.strip() else ""
+            raise self.error(f"it answers {path} with {response.status}{said}")
         return parse_object(text, str(self.error(f"its answer to {path}")))
+
+    def read_body(self, response: HTTPResponse) -> bytes:
+        """The body of a reply, or the beginning of one that is too long."""
+        body = response.read(self.most + 1)
+        if response.length and len(body) <= self.most:
+            raise IncompleteRead(body, response.length)
+        return body
 
     def too_late(self) -> UserError:
         return self.error(f"no whole answer within {self.seconds:g} s")

@@ -32,6 +32,8 @@ from qwen2_model import Qwen2, write_tensors
 AS_SAMPLED = {  # a server would take other values from the model's generation_config.json
     "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 LOWEST = -1e5    # of a log-prob; vLLM writes -9999 for -inf
+MOST_BYTES = 2 ** 24   # of a reply without answers
+BYTES_OF_TOKEN = 1000  # the most that each token adds to it: its text, id and log-prob
 ROUNDING = 1e-4  # a log-prob may be above 0 by that much
 # Mean differences in log-prob; bridges/rollouts_by_a_server.md has measured ones
 LARGE_AT_FIRST = 0.1  # another model, or other weights of this one
@@ -74,7 +76,8 @@ class RolloutServer:
         self.policy = policy
         self.optimizer = optimizer
         self.run = run
-        self.client = Client(read_address(s.rollouts), s.rollouts_timeout)
+        longest = MOST_BYTES + BYTES_OF_TOKEN * s.answers * s.max_new_tokens
+        self.client = Client(read_address(s.rollouts), s.rollouts_timeout, longest)
         self.model = ""                 # its name at the server
         self.salt = ""                  # see `ask_to_load`
         self.weights_of = run.step + 1  # the step before which the server got its weights

@@ -25,6 +25,7 @@ from copy import deepcopy
 from reprlib import repr as brief
 from typing import Any, Protocol, TypeVar, overload
 
+import torch
 from torch import Tensor
 
 from engine.errors import BadCredit, UserError, location_of
@@ -145,6 +146,8 @@ def checked_credit(chosen: Method, whose: str, rollouts: Rollouts, policy: objec
         about = " ".join(brief(values).split())[:200]
         if isinstance(values, Tensor):
             about = f"a tensor {tuple(values.shape)} of {values.dtype} on {values.device}"
+            if values.layout != torch.strided:
+                about += ", which is sparse: .to_dense() makes such a tensor of it"
         raise UserError(f"{whose} ({location_of(chosen)}) should return a tensor (B, T) = "
                         f"{tuple(mask.shape)} of real numbers on {mask.device}, got {about}")
     credit = values.detach().float().expand(mask.shape).masked_fill(~mask, 0.0)
@@ -159,8 +162,11 @@ def checked_credit(chosen: Method, whose: str, rollouts: Rollouts, policy: objec
 
 
 def has_shape_of(values: Tensor, mask: Tensor) -> bool:
-    """Whether it is a tensor of real numbers that has, or can be expanded to, the mask's shape."""
+    """Whether it is a dense tensor of real numbers that has, or can be expanded to, the mask's
+    shape."""
     if not isinstance(values, Tensor) or values.dim() != 2 or values.is_complex():
+        return False
+    if values.layout != torch.strided:
         return False
     (B, T), (rows, columns) = mask.shape, values.shape
     return rows in (1, B) and columns in (1, T) and values.device == mask.device

@@ -166,6 +166,8 @@ def check_value(name: str, value: typing.Any, flag: Flag) -> None:
         way_out = ""
         if flag.type is int and not (flag.kind or flag.text):  # a parameter without type: power=1
             way_out = f", because its default is {flag.default}: write {flag.default}.0 there"
+        if flag.type is bool and value in ("yes", "no"):  # of a file: what is typed is read before
+            way_out = ", which in a file is true or false"
         raise UserError(f"--{name} {value!r:.80} should be {TYPE_NAMES[flag.type]}{way_out}")
     if flag.choices and value not in flag.choices:
         hint = without_decorator(value) if isinstance(flag.choices, Choices) else ""

@@ -22,6 +22,7 @@ from harness.run import Run
 from harness.settings import OWN_SAMPLER, Settings, load_task
 from qwen2_model import Qwen2
 
+OF_PROBLEM, OF_TOKEN = 500, 30  # bytes of a problem, and of each token of its answers, at the least
 LARGEST_SCORE = 1e12  # the squares of such rewards, in float32, are still finite
 PARTS = {"reward", "format", "answer", "reasoning"}  # the numbers that every score has
 
@@ -37,6 +38,7 @@ def load_policy(s: Settings, checkpoint: Path | None = None) -> Policy:
     if s.questions < processes.count():
         raise UserError(f"--questions {s.questions} cannot be shared by {processes.count()} "
                         "processes: some would have none")
+    refuse_beyond_memory(s)
     folder = checkpoint or find_folder(s.model)
     model = load_model(s, folder, torch.device("cpu") if s.offload_optimizer else device)
     model.model.checkpointing = s.checkpointing
@@ -48,6 +50,34 @@ def load_policy(s: Settings, checkpoint: Path | None = None) -> Policy:
     policy = Policy(model, tokenizer, make_task(s.task, s.method_flags), s, folder)
     check_prompts(policy)
     return policy
+
+
+def refuse_beyond_memory(s: Settings) -> None:
+    """Refuse batches that cannot fit into this machine, because the program would grow until the
+    system kills it. What is counted is a small part of what they really need."""
+    if not hasattr(os, "sysconf"):  # on Windows
+        return
+    refuse_batch(("questions", s.questions), ("answers", s.answers), s.questions, s.max_new_tokens)
+    if s.eval_every:  # as many problems are answered at a time as a step has answers
+        at_once = min(s.eval_tasks, s.questions * s.answers)
+        refuse_batch(("eval_tasks", s.eval_tasks), ("eval_answers", s.eval_answers), at_once,
+                     s.max_new_tokens)
+
+
+def refuse_batch(problems: tuple[str, int], answers: tuple[str, int], at_once: int,
+                 tokens: int) -> None:
+    """Refuse these two flags, names and values, if the machine has too little memory for them:
+    `at_once` problems are answered at a time, with so many `tokens` in each answer."""
+    needed = OF_PROBLEM * problems[1] + OF_TOKEN * at_once * answers[1] * tokens
+    memory = bytes_of_machine()
+    if needed > memory:
+        raise UserError(f"--{problems[0]} {problems[1]} with --{answers[0]} {answers[1]} and "
+                        f"--max_new_tokens {tokens} takes at least {needed / 1e9:,.0f} GB of "
+                        f"memory, and this machine has {memory / 1e9:.0f} GB")
+
+
+def bytes_of_machine() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def load_model(s: Settings, folder: Path, device: torch.device) -> Qwen2:

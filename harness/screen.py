@@ -64,7 +64,8 @@ def sentence_about(error: Exception) -> str:
         package = str(error.name).partition(".")[0]
         if is_taken_away(package):
             return f"this needs the folder {package}/ of this project, which is not here"
-    if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+    is_memory_full = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    if is_memory_full or "can't allocate memory" in str(error):
         return "there is not enough memory: a smaller --micro_batch or --questions needs less"
     return ""
 

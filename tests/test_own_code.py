@@ -54,7 +54,7 @@ def test_an_idea_that_raises_is_told_by_python_and_leaves_no_folder(monkeypatch,
 
 @pytest.mark.parametrize("made_of", [
     lambda x: 1.0, lambda x: x[:, 0], lambda x: x.T, lambda x: x + 1j, lambda x: x.to("meta"),
-    lambda x: [x.tolist()] * 9, lambda x: x[None], lambda x: None])
+    lambda x: [x.tolist()] * 9, lambda x: x[None], lambda x: None, lambda x: x.to_sparse()])
 def test_what_an_idea_returns_is_checked(rollouts, made_of):
     """And told with the place of the function."""
     def idea(rollouts, policy):

@@ -22,6 +22,8 @@ RPC = {  # what it replies to the request for other weights, and loads none
 SILENT = 1.5  # seconds
 RAW = {  # status, body and headers of an answer
     "halved": (200, b'{"choices": [', {"Content-Length": "1000"}),
+    "huge": (200, b"{}", {"Content-Length": str(10 ** 18)}),
+    "endless": (200, b" " * 2 ** 25, {}),
     "html": (200, b"<html>hello</html>", {}),
     "broken": (500, b"CUDA\nout of \x1b[31mmemory" + b"!" * 5000, {})}
 

@@ -40,7 +40,7 @@ def address(learner):
 def behave(address):
     """Tells the server how to behave; afterwards it is well behaved again."""
     def tell(how: str) -> None:
-        Client(address, 60.0).ask("POST", "/behave", {"as": how})
+        Client(address, 60.0, 1000).ask("POST", "/behave", {"as": how})
 
     yield tell
     tell("")
@@ -163,7 +163,9 @@ WORDS = {
     "null": "its answers to problem 1 of this step: number 0 should have a log-prob for each token",
     "halved": "no answer to /v1/completions (IncompleteRead(13 bytes read, 987 more",
     "html": "is not JSON", "broken": "with 500: CUDA out of",
-    "silent": "no whole answer within 1 s"}
+    "silent": "no whole answer within 1 s",
+    "huge": "no answer to /v1/completions (IncompleteRead(2 bytes read, 999999999999999998 more",
+    "endless": "its answer to /v1/completions has more than 16,873,216 bytes"}
 
 
 @pytest.mark.parametrize("how", WORDS)
@@ -196,8 +198,22 @@ def test_answers_stand_in_the_order_of_their_requests(monkeypatch):
 
     monkeypatch.setattr(Client, "exchange", the_first_is_last)
     monkeypatch.setattr(http_client, "AT_ONCE", 2)
-    answers = Client("http://nowhere", 60.0).all([(number,) for number in range(5)])
+    answers = Client("http://nowhere", 60.0, 1000).all([(number,) for number in range(5)])
     assert answers == [{"number": number} for number in range(5)]
+
+
+def test_many_requests_need_few_threads(monkeypatch):
+    """A system does not start thousands of them."""
+    names = set()
+
+    def note_the_thread(client, number):
+        names.add(threading.current_thread().name)
+        return {}
+
+    monkeypatch.setattr(Client, "exchange", note_the_thread)
+    monkeypatch.setattr(http_client, "AT_ONCE", 3)
+    assert len(Client("http://nowhere", 60.0, 1000).all([(number,) for number in range(99)])) == 99
+    assert 1 <= len(names) <= 3
 
 
 def test_a_server_that_is_of_no_use_is_told_before_anything_is_written(tmp_path, address, behave):

@@ -120,8 +120,9 @@ def require_same_plan(name: str, result: dict, wanted: dict) -> None:
     """End in an error where a published result was made in another way than the plan says."""
     for setting, value in wanted.items():
         if result["settings"][setting] != value:
-            raise UserError(f"{name}.json was made with another {setting}: --afresh makes all runs "
-                            "again")
+            raise UserError(f"{name}.json was made with other settings. Its {setting} is "
+                            f"{result['settings'][setting]}, and here it is {value}. --afresh "
+                            "makes all runs again")
 
 
 def predictions(name: str) -> dict:

@@ -148,8 +148,9 @@ def name_of_board(args: SimpleNamespace) -> str:
 
 
 def common_flags(args: SimpleNamespace) -> str:
-    """The flags that all runs have, besides the model, the prompt and the number of problems."""
-    return COMMON if args.device == "cpu" else f"{COMMON} --device {args.device}"
+    """The flags that all runs have, besides the model, the prompt and the number of problems. Which
+    of several GPUs it is makes no difference."""
+    return COMMON if args.device == "cpu" else f"{COMMON} --device cuda"
 
 
 def chosen_arms(args: SimpleNamespace) -> list[str]:
@@ -173,7 +174,9 @@ def model_name(args: SimpleNamespace) -> str:
 def real_runs(args: SimpleNamespace) -> list[PlannedRun]:
     """All runs of the plan, arm by arm."""
     folder = Path(args.runs) / name_of_board(args).removeprefix("real_board_")
-    common = ["--model", args.model, "--prompt", args.prompt, *common_flags(args).split()]
+    common = ["--model", args.model, "--prompt", args.prompt, *COMMON.split()]
+    if args.device != "cpu":
+        common += ["--device", args.device]
     planned = []
     for arm, flags_of_arm in flags_of_arms(args).items():
         own_flags = flags_of_arm.split()

@@ -31,7 +31,7 @@ from types import SimpleNamespace
 
 from analysis.runs import Run, evaluations, read_run
 from analysis.tables import Row, Table, by_row
-from countdown_task import Problem, read_expression, solutions_of
+from countdown_task import MAX_SOLVED, Problem, read_expression, solutions_of
 from engine.errors import UserError
 from harness.flags import Flag
 from harness.load import make_task
@@ -61,9 +61,14 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     tables = [signs_table(runs)]
     if all(is_countdown(run) for run in runs.values()):
         held_out = [held_out_of(run) for run in runs.values()]
-        if held_out[0] == held_out[1]:  # otherwise their counts could not be compared
-            tables.append(operators_table(runs))
-        tables.append(blind_table(runs))
+        if not all(map(can_be_tried, held_out)):
+            intro.append("What solves the held-out problems is not shown, because not all of them "
+                         f"have 2 to {MAX_SOLVED} numbers. A single number has no operator, and "
+                         "more numbers form too many expressions to try them all.")
+        else:
+            if held_out[0] == held_out[1]:  # otherwise their counts could not be compared
+                tables.append(operators_table(runs))
+            tables.append(blind_table(runs))
     curves = {name: {sign: [line[sign] for line in run["metrics"]] for sign in SIGNS}
               for name, run in runs.items()}
     return Findings("How does a run fail?", intro, tables, curves)
@@ -130,6 +135,11 @@ def held_out_of(run: Run) -> list[Problem]:
     return task.held_out_problems(settings.eval_tasks)
 
 
+def can_be_tried(problems: list[Problem]) -> bool:
+    """Whether each problem has an operator, and few enough numbers to try all expressions."""
+    return all(2 <= len(problem.numbers) <= MAX_SOLVED for problem in problems)
+
+
 def operator_of(problem: Problem, most: int = 10_000) -> str:
     """The operator of the last step of every solution, or `several`."""
     last = {solution.steps[-1][1] for solution in solutions_of(problem.numbers, most)
@@ -166,7 +176,7 @@ def best_blind_answer(problems: list[Problem]) -> tuple[str, list[bool]]:
         solved = [read_expression(blind_answer(problem.numbers, operators)) == problem.target
                   for problem in problems]
         if sum(solved) > sum(best_solved):
-            best, best_solved = blind_answer("abcdefghij"[:most], operators), solved
+            best, best_solved = blind_answer("abcd"[:most], operators), solved
     return best, best_solved
 
 

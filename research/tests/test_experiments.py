@@ -46,7 +46,8 @@ def test_every_setting_of_a_plan_is_compared():
     settings = {"common": "x", "steps": 60}
     require_same_plan("board", {"settings": settings}, settings)
     for setting in settings:
-        with pytest.raises(UserError, match=f"board.json was made with another {setting}"):
+        words = f"Its {setting} is 1, and here it is {settings[setting]}"
+        with pytest.raises(UserError, match=words):
             require_same_plan("board", {"settings": settings | {setting: 1}}, settings)
 
 

@@ -1,9 +1,13 @@
 """How a run fails: the answer to every problem that solves the most of them by luck."""
+import json
+from types import SimpleNamespace
+
 import pytest
 
+from conftest import evaluation, write_log
 from countdown_task import Problem
 from research.probes import failure
-from research.probes.failure import best_blind_answer, blind_answer, blind_table
+from research.probes.failure import best_blind_answer, blind_answer, blind_table, measure
 
 PROBLEMS = [Problem((4, 9), 13), Problem((9, 4), 5), Problem((4, 9), 36), Problem((2, 3, 5), 0),
             Problem((2, 3, 4), 3), Problem((7, 2, 1), 4)]
@@ -30,3 +34,22 @@ def test_what_a_model_solves_is_compared_with_it(monkeypatch):
              for step, answer in ((0, [0, 1, 0, 0, 0, 0]), (9, [1, 1, 0, 1, 0, 0]))]
     table = blind_table({"x": {"evaluations": lines}})
     assert table.rows == [("x", "a + b - c", 6, 2, 1, 3, 5)]
+
+
+@pytest.mark.parametrize("nums, tables", [
+    ([3, 5, 7], ["signs", "operators", "blind"]), ([5], ["signs"]), ([1] * 5, ["signs"]),
+    ([1] * 30, ["signs"])])
+def test_problems_of_which_not_all_expressions_can_be_tried_get_no_table(tmp_path, nums, tables):
+    """A number alone has no operator, and 30 numbers have 4 ** 29 blind answers."""
+    lines = [json.dumps({"nums": nums, "target": target}) for target in range(1, 60)]
+    (tmp_path / "problems.jsonl").write_text("\n".join(lines))
+    config = {"task": "countdown_task", "data": str(tmp_path / "problems.jsonl"), "eval_tasks": 3}
+    step = {"step": 1, "success": 0.5, "entropy": 0.4, "groups_without_spread": 0.5,
+            "skipped": None}
+    evaluations = [evaluation(0, [0, 0, 1]), evaluation(1, [0, 1, 1])]
+    for name in ("a", "b"):
+        write_log(tmp_path / name, {}, config, [step], evaluations)
+    args = SimpleNamespace(run=str(tmp_path / "a"), beside=str(tmp_path / "b"))
+    findings = measure(args, tmp_path)
+    assert [table.name for table in findings.tables] == tables
+    assert ("too many expressions" in " ".join(findings.intro)) == (len(tables) == 1)

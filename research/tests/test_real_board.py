@@ -58,6 +58,7 @@ def test_a_gpu_and_another_number_of_problems_have_a_leaderboard_of_their_own():
     args = SimpleNamespace(**vars(ARGS) | {"device": "cuda:1", "questions": 8})
     assert real_board.name_of_board(ARGS) == "real_board_brief"
     assert real_board.name_of_board(args) == "real_board_brief_8_gpu"
+    assert real_board.common_flags(args) == f"{COMMON} --device cuda"  # whichever GPU it is
     folders = {run.folder for run in real_runs(ARGS)}
     for run in real_runs(args):
         s = make_settings(read_flags(run.flags))
@@ -149,9 +150,9 @@ def test_a_published_leaderboard_is_gone_on_with(tmp_path, monkeypatch):
     assert after[0][2].value == pytest.approx(before[0][2].value, abs=0.5 / 32)
     assert after[0][5] == 4
     other = SimpleNamespace(**vars(ARGS) | {"model": "models/other"})
-    with pytest.raises(UserError, match="made with another model: --afresh"):
+    with pytest.raises(UserError, match="Its model is .*, and here it is .* --afresh"):
         published_real_runs(other)
     settings["steps"] = 3
     write_result(tmp_path / "real_board_brief.json", result)
-    with pytest.raises(UserError, match="made with another steps: --afresh"):
+    with pytest.raises(UserError, match="Its steps is .*, and here it is .* --afresh"):
         published_real_runs(ARGS)

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, refusal
 
 import train
-from harness import forecast, memory
+from harness import forecast, load, memory
 from harness.load import load_policy
 from harness.laptop import LAPTOP, LAPTOP_BY_PROMPT
 from harness.run import Run
@@ -43,6 +43,21 @@ def test_what_is_told_is_what_is_counted(monkeypatch):
     assert (f"about {step:g} s for a step, {evaluation:g} s for an evaluation, and "
             f"{30 * step + 3 * evaluation + 2 * 12:g} s in all") in time
     assert "of memory" in space and "two newest checkpoints" in space
+
+
+@pytest.mark.parametrize("flags, words", [
+    ({"questions": 10 ** 9}, "--questions 1000000000 with --answers 4 and --max_new_tokens 10 "
+                             "takes at least 1,700 GB of memory, and this machine has 16 GB"),
+    ({"answers": 10 ** 9}, "takes at least 600 GB"),
+    ({"eval_tasks": 10 ** 9}, "--eval_tasks 1000000000 with --eval_answers 1 and"),
+    ({"eval_answers": 10 ** 9}, "--eval_tasks 8 with --eval_answers 1000000000 and"),
+    ({"eval_answers": 10 ** 7, "eval_tasks": 400}, "takes at least 24 GB")])
+def test_a_batch_that_no_machine_can_hold_is_refused(monkeypatch, flags, words):
+    """A problem takes 500 bytes, and each token of its answers 30. Of an evaluation only as many
+    problems are answered at a time as a step has answers: here eight, of 10 tokens."""
+    monkeypatch.setattr(load, "bytes_of_machine", lambda: 16 * 10 ** 9)
+    load_policy(make_settings(SETTINGS))
+    assert words in refusal(load_policy, make_settings(SETTINGS | flags))
 
 
 @pytest.mark.parametrize("flags, gigabytes", [

@@ -37,6 +37,7 @@ def test_what_a_model_wrote_cannot_steer_the_terminal():
     (FileNotFoundError(2, "No such file or directory", "/none/x"), "name: .*/none/x"),
     (OSError(28, "No space left on device"), "name: .*No space left on device"),
     (torch.OutOfMemoryError("CUDA out of memory"), "name: there is not enough memory"),
+    (MemoryError(), "name: there is not enough memory"),
     (UserError("bad \x1b[2J name"), r"name: bad \\x1b\[2J name"),
     (KeyboardInterrupt(), "name: stopped")])
 def test_what_ends_a_program_is_one_line(monkeypatch, error, words):

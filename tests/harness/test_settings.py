@@ -32,6 +32,7 @@ ABSENT = object()
     (Flag(0.5), float("nan"), "--n nan should be a number"),
     (Flag(8, "a text"), "7" * 9999, f"--n '{'7' * 79} should be a whole number"),
     (Flag(False), 1, "--n 1 should be yes or no"),
+    (Flag(False), "yes", "--n 'yes' should be yes or no, which in a file is true or false"),
     (Flag(8, least=2), 1, "--n 1 should be at least 2"),
     (Flag(8, least=2), 10 ** 9 + 1, "--n 1000000001 should be at least 2 and at most 1000000000"),
     (Flag(0.5, above=0), 0, "--n 0 should be above 0"),

@@ -11,8 +11,8 @@ from harness.record import read_columns, read_credit
 from test_change import RATE, WIDTH, coin, thrown  # noqa: F401  coin is a fixture
 from test_grpo import row_log_probs, settings
 from tools import follow
-from tools.helpers.moved import (about_largest, contributions, gradient_of_token, movers,
-                                 tokens_that_moved, what_moved)
+from tools.helpers.moved import (about_largest, about_step, contributions, gradient_of_token,
+                                 movers, tokens_that_moved, what_moved)
 
 
 def account(model, folder, rollouts, b, t, rate, **changed):
@@ -127,6 +127,39 @@ def test_the_largest_contributions_of_other_tokens_are_listed(rollouts):
     others = int(rollouts.mask.sum()) - 1
     assert table.notes[-1] == (f"All {others} other tokens of the batch raised its log-prob by "
                                "+2.50000 and lowered it by -3.00000")
+
+
+def test_weight_decay_has_a_row_of_its_own(small_model, rollouts, tmp_path):
+    """It moves the token as well, and with it the rows add up. Without it there is no such row."""
+    small_model.save_pretrained(tmp_path)
+    for decay in (0.0, 50.0):
+        s = SimpleNamespace(**vars(settings()), learning_rate=1e-4, weight_decay=decay)
+        groups, _ = what_moved(tmp_path, None, rollouts, rollouts.mask.float(), s,
+                               make_tokenizer(), 0, 1)
+        adamw = {row[0]: row[3] for row in groups.rows}
+        assert ("weight decay" in adamw) == (decay > 0)
+        assert decay == 0 or abs(adamw["weight decay"]) > 1e-4
+        parts = adamw.keys() - {"sum", "measured"}
+        assert sum(adamw[who] for who in parts) == pytest.approx(adamw["sum"], rel=0.02, abs=1e-5)
+
+
+def test_a_step_whose_adamw_is_not_known_says_so(small_model, rollouts, tmp_path):
+    """The checkpoint that sampled it has a model and no state of AdamW."""
+    small_model.save_pretrained(tmp_path)
+    s = SimpleNamespace(**vars(settings()), learning_rate=1e-4, weight_decay=0.1)
+    groups, tokens = what_moved(tmp_path, tmp_path / "trainer", rollouts, rollouts.mask.float(), s,
+                                make_tokenizer(), 0, 1)
+    assert list(groups.columns) == ["moved by", "tokens", "plain step"]
+    assert [row[0] for row in groups.rows][-3:] == ["other problems", "sum", "measured"]
+    assert "AdamW's step is not shown, because" in " ".join(groups.notes)
+    assert [*tokens.columns][-1] == "plain step"
+
+
+@pytest.mark.parametrize("changed, words", [
+    ({}, "that of the run"), ({"kl": 0.1}, "that of the run, without the KL term"),
+    ({"epochs": 3}, "the first of the 3 that the run took on this batch")])
+def test_what_adamws_step_is(changed, words):
+    assert about_step(settings(**changed)) == f"AdamW's step is {words}"
 
 
 def test_every_token_pushes_once(rollouts):

@@ -17,7 +17,7 @@ What the parts leave out:
     the scale      it is held as it was, although the whole batch has made it, and token j with it.
                    It includes the clipping
     earlier steps  AdamW also steps along the mean gradient of earlier batches. This is a row of its
-                   own, and belongs to no token
+                   own, and belongs to no token. Weight decay (--weight_decay) is in the same row
     curvature      the change is also measured, by taking the step. What differs from the sum is
                    what the first order leaves out
     other terms    a KL term, and epochs after the first
@@ -47,14 +47,15 @@ LARGEST_PARTS = 3  # so many are named in a sentence
 MOST_TOKENS = 5    # so many of the batch's tokens get a line
 TOKENS_BEFORE = 4  # so many are shown before such a token
 TINY = 5e-6        # a smaller change is printed as 0.00000
-NOTES = [
+NOTE = (
     "Each number is a change of the token's log-prob. The first rows are what other tokens, and "
     "the token itself, contributed to it, to first order. Their sum differs from what was measured "
-    "by what the first order leaves out",
+    "by what the first order leaves out")
+NOTE_ON_STEPS = (
     "A better answer is one with an advantage above 0. All others count as worse. The plain step "
     "is a step of gradient descent. It is as long as a step that moves every parameter by the "
-    "learning rate. AdamW's step is that of the run. Where the sum is far from what was measured, "
-    "the step was too long for the first order, and the parts of that column say little"]
+    "learning rate. {adamw}. Where the sum is far from what was measured, the step was too long "
+    "for the first order, and the parts of that column say little")
 NOTES_ON_TOKENS = [
     "Each row is one token, and the last column its contribution to the change. Over all tokens of "
     "the batch the contributions add up to the rows of the table above",
@@ -83,6 +84,7 @@ def what_moved(folder: Path, trainer: Path | None, rollouts: Rollouts, weight: T
     """The change of token t of answer b, in the step that trained on these rollouts: by groups of
     tokens, and the single tokens that contributed most. `folder` has the model that sampled them,
     `trainer` the file of its optimizer's state: None before the first step."""
+    about_adamw = about_step(s)
     s = with_settings(s, epochs=1, kl=0.0)
     model, scale, after, measured = Qwen2.from_pretrained(folder, "cpu"), [], [], []
     if trainer is None or trainer.exists():
@@ -112,8 +114,9 @@ def what_moved(folder: Path, trainer: Path | None, rollouts: Rollouts, weight: T
         of_name = mask & rollouts.mask
         rows.append([name, int(of_name.sum()), total_of(by_plain[of_name]),
                      total_of(by_adamw[of_name])])
-    if trainer:
-        rows.append(["earlier steps", None, None, total - total_of(by_adamw)])
+    if measured and (trainer or s.weight_decay):
+        also = ["earlier steps"] * bool(trainer) + ["weight decay"] * bool(s.weight_decay)
+        rows.append([" and ".join(also), None, None, total - total_of(by_adamw)])
     rows.append(["sum", None, total_of(by_plain), total])
     rows.append(["measured", None, change[b, t].item(), *measured])
     formats = {"moved by": "", "tokens": ",d", "plain step": "+.5f"}
@@ -121,10 +124,21 @@ def what_moved(folder: Path, trainer: Path | None, rollouts: Rollouts, weight: T
         formats["AdamW's step"] = "+.5f"
     rows = [row[:len(formats)] for row in rows]
     heading = [*formats][-1]
-    notes = [*NOTES, about_largest(rows[:-2], heading)]
+    if not measured:
+        about_adamw = ("AdamW's step is not shown, because what AdamW keeps of earlier steps is "
+                       "only in the two newest checkpoints of a run")
+    notes = [NOTE, NOTE_ON_STEPS.format(adamw=about_adamw), about_largest(rows[:-2], heading)]
     groups = Table("moved", "What moved the token", by_row(formats, rows), "", notes)
     contribution = by_adamw if measured else by_plain
     return groups, tokens_that_moved(contribution, heading, rollouts, tokenizer, b, t)
+
+
+def about_step(s: SimpleNamespace) -> str:
+    """What AdamW's step is, beside that of the run."""
+    said = "AdamW's step is that of the run"
+    if s.epochs > 1:
+        said = f"AdamW's step is the first of the {s.epochs} that the run took on this batch"
+    return said + (", without the KL term" if s.kl else "")
 
 
 def contributions(model: Qwen2, direction: list[Tensor], rollouts: Rollouts, weight: Tensor,
