@@ -115,7 +115,7 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
                         "gradients are 0. More --questions or --answers may help")
     intro = [f"{policy.folder} gave {answers} answers to each of {questions} problems in each of "
              f"{args.batches} batches. {np.mean(right):.1%} of the answers are right."]
-    values = {"methods": list(methods), "inner_products": inner.tolist()}
+    values = {"inner_products": by_pair(list(methods), inner)}
     return Findings("How noisy is a batch's gradient?", intro, [ratio_table(list(methods), inner)],
                     values)
 
@@ -163,6 +163,17 @@ def inner_products(gradients: list[Tensor]) -> np.ndarray:
     batch j."""
     every = torch.stack(gradients).double()                            # (methods, N, length)
     return torch.einsum("ail,bjl->abij", every, every).numpy()
+
+
+def by_pair(names: list[str], inner: np.ndarray) -> dict[str, list[str]]:
+    """The inner products that the table was made of, a text for each batch: of each method with
+    itself and with plain GRPO."""
+    found = {}
+    for b, name in enumerate(names):
+        for a in {0, b}:
+            found[f"{names[a]} x {name}"] = [" ".join(f"{value:.6g}" for value in row)
+                                             for row in inner[a, b]]
+    return found
 
 
 def mean_of_pairs(products: np.ndarray) -> float:

@@ -83,8 +83,11 @@ def test_the_probe(learner, tmp_path, monkeypatch, capsys):
     plain, same, other = (list(row.values()) for row in numbers["tables"][0]["rows"])
     assert same[1:] != other[1:] and plain[1] == same[1]
     assert "batch 1.00 times as large" in capsys.readouterr().out
-    inner = np.array(numbers["values"]["inner_products"])
-    assert np.allclose(inner[0, 0], inner[0, 1], rtol=1e-4)
+    inner = {pair: np.array([row.split() for row in rows], float)
+             for pair, rows in numbers["values"]["inner_products"].items()}
+    of_plain, of_same = (inner[f"{PLAIN} x {name}"] for name in (PLAIN, "by_kind --word_weight 1"))
+    assert of_plain.shape == (4, 4) and np.allclose(of_plain, of_same, rtol=1e-4)
+    assert noise_to_signal(of_plain) == pytest.approx(plain[1]["value"], rel=1e-3)
 
 
 @pytest.mark.parametrize("typed, said", [
