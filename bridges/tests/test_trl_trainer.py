@@ -392,5 +392,5 @@ def test_another_trl_is_refused_in_a_sentence(monkeypatch):
         with pytest.raises(UserError, match="has no _calculate_rewards"):
             trl_trainer.refuse_other_trl()
     monkeypatch.setattr(trl.GRPOTrainer, "_compute_loss", Gradients.__init__)
-    with pytest.raises(UserError, match="one advantage an answer"):
+    with pytest.raises(UserError, match="only one advantage for each answer"):
         trl_trainer.refuse_other_trl()

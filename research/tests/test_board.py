@@ -140,5 +140,5 @@ def test_what_the_table_says():
     other = {**arms.ARMS, "gtpo": "--advantage gtpo --entropy_part 1"}
     again = published_board_runs({**result, "settings": {**result["settings"], "arms": other}})
     assert {key[0] for key in board.known.keys() - again.keys()} == {"gtpo"}
-    with pytest.raises(UserError, match="another steps"):
+    with pytest.raises(UserError, match="Its steps is 30, and here it is 60"):
         published_board_runs({**result, "settings": {**result["settings"], "steps": 30}})

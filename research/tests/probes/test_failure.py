@@ -1,5 +1,7 @@
-"""The signs of a run that fails: from lines by hand, and its problems by an own arithmetic."""
+"""The signs of a run that fails: from lines by hand, and its problems by an own arithmetic; and the
+answer to every problem that solves the most of them by luck."""
 import json
+from types import SimpleNamespace
 
 import pytest
 from conftest import evaluation, write_log
@@ -7,7 +9,9 @@ from conftest import evaluation, write_log
 from countdown_task import Problem
 from engine.errors import UserError
 from research.__main__ import main
-from research.probes.failure import held_out_of, operator_of
+from research.probes import failure
+from research.probes.failure import (best_blind_answer, blind_answer, blind_table, held_out_of,
+                                     measure, operator_of)
 
 TASK = {"task": "countdown_task", "numbers": "2", "prompt": "expression", "eval_tasks": 40}
 
@@ -33,7 +37,9 @@ def test_the_signs_and_the_operators(tmp_path):
     main(["failure", "--run", str(tmp_path / "fails"), "--beside", str(tmp_path / "learns"),
           "--out", str(tmp_path / "out")])
     numbers = json.loads((tmp_path / "out/numbers.json").read_text())
-    signs, operators = (table["rows"] for table in numbers["tables"])
+    signs, operators, blind = (table["rows"] for table in numbers["tables"])
+    best = max(sum(is_sum(problem) for problem in problems), blind[0]["solved by it"])
+    assert blind[0]["solved by it"] == best and blind[0]["after"] == sum(only_sums)
     fails, learned = signs
     assert (fails["certain"], fails["skipped"], fails["success at the end"]) == (2, 1, 0.4)
     assert (learned["certain"], learned["skipped"]) == (None, 0)
@@ -62,3 +68,49 @@ def test_two_runs_are_needed(tmp_path):
     with pytest.raises(UserError, match="no finished step"):
         main(["failure", "--run", str(write_log(tmp_path / "new", {}, TASK)), "--beside", str(run),
               "--out", str(tmp_path / "out")])
+
+
+PROBLEMS = [Problem((4, 9), 13), Problem((9, 4), 5), Problem((4, 9), 36), Problem((2, 3, 5), 0),
+            Problem((2, 3, 4), 3), Problem((7, 2, 1), 4)]
+
+
+def test_the_best_blind_answer_is_found():
+    """a - b + c solves 5 = 9 - 4 and 3 = 2 - 3 + 4, and a - b - c 5 and 4 = 7 - 2 - 1; a + b - c
+    solves 13 and 0 alone. The first of the best is taken."""
+    solved = [True, False, False, True, False, False]
+    assert best_blind_answer(PROBLEMS) == ("a + b - c", solved)
+
+
+@pytest.mark.parametrize("numbers, written", [
+    ((2, 3, 5, 7), "2 - 3 * 5 + 7"), ((2, 3, 5), "2 - 3 * 5"), ("ab", "a - b")])
+def test_a_problem_of_fewer_numbers_takes_the_first_operators(numbers, written):
+    assert blind_answer(numbers, "-*+") == written
+
+
+def test_what_a_model_solves_is_compared_with_it(monkeypatch):
+    """Before, the model solves one problem of another kind. After, it solves what a + b - c
+    solves, and one more."""
+    monkeypatch.setattr(failure, "held_out_of", lambda run: PROBLEMS)
+    lines = [{"step": step, "mode": "sampled", "answer": answer}
+             for step, answer in ((0, [0, 1, 0, 0, 0, 0]), (9, [1, 1, 0, 1, 0, 0]))]
+    table = blind_table({"x": {"evaluations": lines}})
+    assert table.rows == [("x", "a + b - c", 6, 2, 1, 3, 5)]
+
+
+@pytest.mark.parametrize("nums, tables", [
+    ([3, 5, 7], ["signs", "operators", "blind"]), ([5], ["signs"]), ([1] * 5, ["signs"]),
+    ([1] * 30, ["signs"])])
+def test_problems_of_which_not_all_expressions_can_be_tried_get_no_table(tmp_path, nums, tables):
+    """A number alone has no operator, and 30 numbers have 4 ** 29 blind answers."""
+    lines = [json.dumps({"nums": nums, "target": target}) for target in range(1, 60)]
+    (tmp_path / "problems.jsonl").write_text("\n".join(lines))
+    config = {"task": "countdown_task", "data": str(tmp_path / "problems.jsonl"), "eval_tasks": 3}
+    step = {"step": 1, "success": 0.5, "entropy": 0.4, "groups_without_spread": 0.5,
+            "skipped": None}
+    evaluations = [evaluation(0, [0, 0, 1]), evaluation(1, [0, 1, 1])]
+    for name in ("a", "b"):
+        write_log(tmp_path / name, {}, config, [step], evaluations)
+    args = SimpleNamespace(run=str(tmp_path / "a"), beside=str(tmp_path / "b"))
+    findings = measure(args, tmp_path)
+    assert [table.name for table in findings.tables] == tables
+    assert ("too many expressions" in " ".join(findings.intro)) == (len(tables) == 1)
