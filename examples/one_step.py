@@ -119,7 +119,7 @@ def one_step(folder: Path, step: int = 1) -> Qwen2:
     loss.backward()
 
     # Stage 8: limit the gradient to the norm MAX_GRAD_NORM, and move the parameters. `norm` is the
-    # norm from before.
+    # gradient's norm before it was limited.
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings["learning_rate"], weight_decay=0)
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
     optimizer.step()
