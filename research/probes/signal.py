@@ -201,28 +201,31 @@ def exponential(of_log: Estimate) -> Estimate:
                     float(np.exp(of_log.high)))
 
 
+def estimates(pair: np.ndarray) -> list[Estimate]:
+    """The ratio of a method, its factor and its cosine, with intervals over batches, from the inner
+    products (2, 2, N, N) of plain GRPO and this method."""
+    batches = np.arange(pair.shape[-1])
+
+    def of_batches(kept: np.ndarray) -> np.ndarray:
+        return np.asarray(pair[:, :, kept][:, :, :, kept])
+
+    def log_ratio(kept: np.ndarray) -> float:
+        return float(np.log(noise_to_signal(of_batches(kept)[1, 1])))
+
+    def log_factor(kept: np.ndarray) -> float:
+        return float(np.log(noise_to_signal(of_batches(kept)[0, 0]))) - log_ratio(kept)
+
+    return [exponential(jackknife(log_ratio, batches)), exponential(jackknife(log_factor, batches)),
+            jackknife(lambda kept: cosine(of_batches(kept)), batches)]
+
+
 def ratio_table(names: list[str], inner: np.ndarray) -> Table:
-    """A row for each method; the first is plain GRPO."""
-    batches = np.arange(inner.shape[-1])
+    """A row for each method; the first is plain GRPO, which is not compared with itself."""
     rows: list[Row] = []
     sentences = []
     for m, name in enumerate(names):
-
-        def pair(kept: np.ndarray) -> np.ndarray:
-            """The inner products of plain GRPO and this method, over the batches that are kept."""
-            of_both = inner[[0, m]][:, [0, m]]
-            return np.asarray(of_both[:, :, kept][:, :, :, kept])
-
-        def log_ratio(kept: np.ndarray) -> float:
-            return float(np.log(noise_to_signal(pair(kept)[1, 1])))
-
-        def log_factor(kept: np.ndarray) -> float:
-            return float(np.log(noise_to_signal(pair(kept)[0, 0]))) - log_ratio(kept)
-
-        own = [exponential(jackknife(log_ratio, batches))]
+        own = estimates(inner[[0, m]][:, [0, m]])
         if m > 0:
-            own += [exponential(jackknife(log_factor, batches)),
-                    jackknife(lambda kept: cosine(pair(kept)), batches)]
             low, high = own[1].interval
             sentences.append(f"{name}: its gradient is as noisy as that of plain GRPO with a batch "
                              f"{own[1].value:.2f} times as large (95% interval {low:.2f} to "
@@ -230,7 +233,7 @@ def ratio_table(names: list[str], inner: np.ndarray) -> Table:
         else:
             sentences.append(f"{name}: {own[0].value:.1f} batches have to be averaged until the "
                              "noise of their gradient is as large as its squared signal.")
-        rows.append([name, *own, *[None] * (3 - len(own))])
+        rows.append([name, *own] if m > 0 else [name, own[0], None, None])
     formats = {"method": "", f"ratio{WITH_INTERVAL}": ".1f", f"factor{WITH_INTERVAL}": ".2f",
                f"cosine{WITH_INTERVAL}": "+.2f"}
     return Table("signal", "The noise-to-signal ratio of one batch's gradient",

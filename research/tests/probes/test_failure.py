@@ -38,8 +38,8 @@ def test_the_signs_and_the_operators(tmp_path):
           "--out", str(tmp_path / "out")])
     numbers = json.loads((tmp_path / "out/numbers.json").read_text())
     signs, operators, blind = (table["rows"] for table in numbers["tables"])
-    best = max(sum(is_sum(problem) for problem in problems), blind[0]["solved by it"])
-    assert blind[0]["solved by it"] == best and blind[0]["after"] == sum(only_sums)
+    assert blind[0]["solved by it"] >= sum(only_sums)  # the answer a + b is one of those tried
+    assert blind[0]["after"] == sum(only_sums)
     fails, learned = signs
     assert (fails["certain"], fails["skipped"], fails["success at the end"]) == (2, 1, 0.4)
     assert (learned["certain"], learned["skipped"]) == (None, 0)
