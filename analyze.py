@@ -42,7 +42,7 @@ from analysis.tables import TOO_FEW_GROUPS, WITH_INTERVAL, Columns, Row, Table, 
 from analysis.tally import (OVER_REST, PARTITIONS, RARE, Tally, early_over_late, over_rest,
                             rest_columns)
 from harness.record import PART, Json
-from harness.screen import run_as_program, show_status
+from harness.screen import python_command, run_as_program, show_status
 from engine.tokens import KINDS
 
 if TYPE_CHECKING:
@@ -112,6 +112,9 @@ def analyze_run(run: Run, folder: Path, with_all: bool, notes_alone: bool = Fals
         legend = report.SHORT_LEGEND if tally and not with_all else []
         texts = [*sentences, *legend, *findings.values()]
         report.print_report(texts, first, chapters, folder, with_all)
+        if tally:
+            print("To follow one token through a step: "
+                  f"{python_command('-m', 'tools.follow', run['folder'])}")
 
 
 def findings_of(tables: dict[str, Table]) -> dict[str, str]:

@@ -273,6 +273,15 @@ def checkpoint_folders(run: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
+def sampling_models(run: Path, first: str) -> dict[int, str]:
+    """For each step that has a credit file, the folder of the model that sampled it. Steps whose
+    model was not kept are left out. `first` is the model that the run began with."""
+    after = {0: first}  # the model after each step
+    for step, folder in checkpoint_folders(run).items():
+        after[step] = str(folder)
+    return {step: after[step - 1] for step in credit_steps(run) if step - 1 in after}
+
+
 def make_run(path: Path, config: Json, tokenizer: Path) -> None:
     """Make the folder of a new run."""
     with whole(path) as unfinished:

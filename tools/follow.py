@@ -23,7 +23,6 @@ are. Nothing is written.
 if not __package__:
     raise SystemExit("start it with: python -m tools.follow")
 import textwrap
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -38,13 +37,14 @@ from analysis.tables import Table, by_row
 from analysis.tokens import StepRecord, read_step
 from engine.errors import UserError
 from engine.tokens import KINDS, SECTIONS, load_tokenizer, token_bytes
-from harness.record import checkpoint_folders, find_folder, read_credit
+from harness.record import find_folder, read_credit, sampling_models
 from harness.screen import BOLD, has_colour, put, run_as_program, say, styled, visible
 from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
 from qwen2_model import Qwen2
 from tools.helpers.moved import what_moved
-from tools.helpers.same_model import SAME_MODEL, log_probs_after, refuse_other_model
+from tools.helpers.same_model import (SAME_MODEL, log_probs_after, refuse_other_model,
+                                      where_kept)
 from tools.helpers.terminal import check_exists, legend, one_line, shaded
 from train import drop_unfinished
 
@@ -82,6 +82,9 @@ def main(argv: list[str]) -> None:
     title = (f"{folder}, {number}: {answers} answers to {len(record.prompts)} problems, "
              f"{len(record.tokens)} tokens")
     refuse_alone(flags)
+    models = sampling_models(folder, run["config"]["model"])
+    if flags.moved:
+        refuse_without_model(run, step, models)
     if flags.answer is None:
         print(title)
         return show_problems(record, tokenizer, flags.show)
@@ -94,11 +97,14 @@ def main(argv: list[str]) -> None:
     if flags.token is None:
         return show_answer(answer)
     show_token(answer, flags.token)
-    print_account(run, record, tokenizer, answer, flags.token)
+    print_account(run, models.get(step), record, tokenizer, answer, flags.token)
     if flags.moved:
-        return show_what_moved(run, record, tokenizer, flags.answer, flags.token)
-    if not is_foreign(run["config"]):
+        show_what_moved(run, models[step], record, tokenizer, flags.answer, flags.token)
+    elif step in models and not is_foreign(run["config"]):
         say("\nWhat else moved this token? The same command with --moved shows it.")
+    elif not is_foreign(run["config"]):
+        say("\nWhat else moved a token? --moved shows it, if the model that sampled the step was "
+            f"kept. {where_kept(models)}.")
 
 
 def refuse_alone(flags: SimpleNamespace) -> None:
@@ -107,6 +113,16 @@ def refuse_alone(flags: SimpleNamespace) -> None:
         raise UserError(f"--token {flags.token} needs --answer, the answer that the token is in")
     if flags.moved and flags.token is None:
         raise UserError("--moved needs --token, the token that was moved")
+
+
+def refuse_without_model(run: Run, step: int, models: dict[int, str]) -> None:
+    """Refuse --moved where the step cannot be taken again."""
+    if is_foreign(run["config"]):
+        raise UserError(f"--moved: {run['folder']} is a run of another program, and how that takes "
+                        "a step is not on record")
+    if step not in models:
+        raise UserError(f"--moved takes the step again, and the model that sampled step {step} was "
+                        f"not kept. {where_kept(models)}")
 
 
 def begin_and_end(texts: list[str]) -> str:
@@ -159,13 +175,14 @@ def show_token(answer: ShownAnswer, t: int) -> None:
           f"section {SECTIONS[answer['section'][t]]}\n")
 
 
-def print_account(run: Run, record: StepRecord, tokenizer: Tokenizer, answer: ShownAnswer,
-                  t: int) -> None:
-    """Print the stages of token t, from its reward to its change."""
+def print_account(run: Run, model: str | None, record: StepRecord, tokenizer: Tokenizer,
+                  answer: ShownAnswer, t: int) -> None:
+    """Print the stages of token t, from its reward to its change. `model` is the folder of the
+    model that sampled it, if it was kept."""
     for label, text, function in with_numbers(stages(run["config"]), answer, t):
         print_stage(label, text, function)
         if label == "p":
-            others = likeliest(run, record, tokenizer, answer, t)
+            others = likeliest(run, model, record, tokenizer, answer, t)
             print_stage("others", others, where(Qwen2.logits))
     if "change" not in answer["values"]:
         print_stage("change", "not measured in this step; --change_every says in which it is", "")
@@ -179,27 +196,20 @@ def print_stage(label: str, text: str, function: str) -> None:
         print(f"{'':10} {line}")
 
 
-def sampled_by(run: Run, step: int) -> str | Path:
-    """The folder of the model that sampled a step: that of the weights after the step before."""
-    models = {0: run["config"]["model"], **checkpoint_folders(run["folder"])}
-    if step - 1 not in models:
-        raise UserError(f"the model after step {step - 1}, which sampled it, was not kept")
-    return models[step - 1]
-
-
 @torch.no_grad()
-def likeliest(run: Run, record: StepRecord, tokenizer: Tokenizer, answer: ShownAnswer,
-              t: int) -> str:
+def likeliest(run: Run, sampled_by: str | None, record: StepRecord, tokenizer: Tokenizer,
+              answer: ShownAnswer, t: int) -> str:
     """The likeliest other tokens at the position of token t, by the model that sampled the step."""
     temperature = run["config"].get("columns_temperature", 1)  # of what is on record
     if temperature is None:
         return "not known, because the temperature of the record is not known"
+    if sampled_by is None:
+        return f"not known: the model after step {record.step - 1}, which sampled it, was not kept"
     tokens = record.tokens_of(answer["episode"])
     chosen = int(tokens["token_id"][t])
     before = np.concatenate([record.prompts[answer["group"]], tokens["token_id"][:t]])
     try:
-        name = sampled_by(run, record.step)
-        folder = find_folder(str(name))
+        folder = find_folder(sampled_by)
         model = Qwen2.from_pretrained(folder, "cpu")
         p = log_probs_after(model, before, len(before) - 1, temperature, folder)[0].exp()
     except UserError as error:
@@ -209,16 +219,14 @@ def likeliest(run: Run, record: StepRecord, tokenizer: Tokenizer, answer: ShownA
     others = [token for token in p.topk(5).indices.tolist() if token != chosen][:4]
     pieces = [piece.decode(errors="replace") for piece in token_bytes(tokenizer, others)]
     known = ", ".join(f"{text!r} {p[token]:.2g}" for text, token in zip(pieces, others))
-    return f"the likeliest are {known} (by {name})"
+    return f"the likeliest are {known} (by {sampled_by})"
 
 
-def show_what_moved(run: Run, record: StepRecord, tokenizer: Tokenizer, b: int, t: int) -> None:
+def show_what_moved(run: Run, sampled_by: str, record: StepRecord, tokenizer: Tokenizer, b: int,
+                    t: int) -> None:
     """Print how much each group of tokens moved token t of answer b."""
     step, s = record.step, with_default_settings(run["config"])
-    if is_foreign(run["config"]):
-        raise UserError(f"--moved: {run['folder']} is a run of another program, and how that takes "
-                        "a step is not on record")
-    folder = find_folder(str(sampled_by(run, step)))
+    folder = find_folder(sampled_by)
     refuse_other_model(Qwen2.from_pretrained(folder, "cpu"), record, run["config"], folder)
     rollouts = read_credit(run["folder"], step, tokenizer)
     weight = torch.zeros_like(rollouts.advantage)
@@ -234,7 +242,8 @@ def show_what_moved(run: Run, record: StepRecord, tokenizer: Tokenizer, b: int, 
             print(textwrap.fill(f"{note}.", 100))
     tokens = record.tokens_of(b)
     if "change" in tokens:
-        print(f"The change that was recorded in the run is {tokens['change'][t]:+.5f}.")
+        print("The run took AdamW's step, and recorded that it changed the token's log-prob by "
+              f"{tokens['change'][t]:+.5f}.")
 
 
 if __name__ == "__main__":

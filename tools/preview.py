@@ -27,7 +27,7 @@ from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from engine.tokens import load_tokenizer, token_bytes, without_earlier_turns
 from grpo import gradient_size
-from harness.record import checkpoint_folders, credit_steps, find_folder, read_credit, run_config
+from harness.record import credit_steps, find_folder, read_credit, run_config, sampling_models
 from harness.screen import put, run_as_program
 from harness.load import load_policy, make_weighting
 from harness.flags import Flag, check_value, flags_of
@@ -35,7 +35,7 @@ from harness.parser import make_parser, with_defaults
 from harness.settings import OPTIONS, Settings, make_settings
 from mitigations import rescaled_weight
 from tools.helpers.look import about_gradient, differs_within
-from tools.helpers.same_model import refuse_other_model
+from tools.helpers.same_model import refuse_other_model, where_kept
 from tools.helpers.terminal import check_exists, legend, one_line, shaded
 from train import drop_unfinished
 
@@ -127,16 +127,12 @@ def settings_with(folder: Path, weighting: dict) -> Settings:
                           "placebo": "none", "device": "cpu", "shard": False, **weighting})
 
 
-def models_of(folder: Path, settings: Settings) -> dict[int, Path]:
-    return {0: find_folder(settings.model), **checkpoint_folders(folder)}
-
-
 def step_of_run(folder: Path, settings: Settings, step: int | None) -> int:
-    steps, models = credit_steps(folder), models_of(folder, settings)
+    steps, models = credit_steps(folder), sampling_models(folder, settings.model)
     if not steps:
         raise UserError(f"{folder} has no credit files yet")
     if step is None:
-        return max((known for known in steps if known - 1 in models), default=steps[-1])
+        return max(models, default=steps[-1])
     check_exists("step", step, steps, folder)
     return step
 
@@ -149,13 +145,12 @@ class ModelOfStep:
 
     @cached_property
     def policy(self) -> Policy:
-        models, step = models_of(self.folder, self.settings), self.step
-        if step - 1 not in models:
-            kept = [str(one) for one in credit_steps(self.folder) if one - 1 in models]
+        models, step = sampling_models(self.folder, self.settings.model), self.step
+        if step not in models:
             raise UserError(f"{self.settings.mitigation} needs the model, and the one that sampled "
-                            f"step {step} was not kept"
-                            + (f". It was kept for --step {' or '.join(kept)}" if kept else ""))
-        policy, record = load_policy(self.settings, models[step - 1]), read_step(self.folder, step)
+                            f"step {step} was not kept. {where_kept(models)}")
+        policy = load_policy(self.settings, find_folder(models[step]))
+        record = read_step(self.folder, step)
         refuse_other_model(policy.model, record, run_config(self.folder), policy.folder)
         return policy
 

@@ -172,7 +172,7 @@ def test_every_line_is_what_the_function_it_names_computes(recorded, batch, foll
     assert numbers(lines["rank"][0])[:2] == [int(batch.length[b]), 1 + int(larger.sum())]
 
 
-def test_a_model_that_was_not_kept_is_not_asked(recorded, batch, follow_it, tmp_path):
+def test_a_model_that_was_not_kept_is_not_asked(recorded, batch, follow_it, tmp_path, capsys):
     folder = shutil.copytree(recorded, tmp_path / "run")
     argv = (folder, "--step", STEP, "--answer", 0, "--token", 0)
     model = Qwen2.from_pretrained(folder / "checkpoints/step_000002")
@@ -184,6 +184,10 @@ def test_a_model_that_was_not_kept_is_not_asked(recorded, batch, follow_it, tmp_
     shutil.rmtree(folder / "checkpoints/step_000002")
     told_instead = lines_of(follow_it(*argv))["others"][0]
     assert told_instead == "not known: the model after step 2, which sampled it, was not kept"
+    capsys.readouterr()
+    said = refusal(follow_it, *argv, "--moved")
+    assert said.endswith("sampled step 3 was not kept. It was kept for --step 1 or 2")
+    assert not capsys.readouterr().out  # it is refused before anything is printed
 
 
 def test_a_token_beyond_the_vocabulary_of_the_model_was_sampled_by_another(recorded):
@@ -191,7 +195,9 @@ def test_a_token_beyond_the_vocabulary_of_the_model_was_sampled_by_another(recor
     tokenizer = load_tokenizer(recorded)
     answer = answer_of(record, tokenizer, run["config"], None, 0)
     record.tokens["token_id"][0] = 50_000
-    assert "has a token 50000, so another" in follow.likeliest(run, record, tokenizer, answer, 1)
+    sampled_by = str(recorded / f"checkpoints/step_{STEP - 1:06d}")
+    said = follow.likeliest(run, sampled_by, record, tokenizer, answer, 1)
+    assert "has a token 50000, so another" in said
 
 
 def test_a_run_of_another_trainer_says_what_it_has(tmp_path, follow_it):
@@ -223,14 +229,15 @@ def test_what_else_could_stand_there_is_at_the_temperature_of_the_record(recorde
     run, record = read_run(recorded), read_step(recorded, STEP)
     tokenizer = load_tokenizer(recorded)
     answer = answer_of(record, tokenizer, run["config"], None, 0)
-    usual = follow.likeliest(run, record, tokenizer, answer, 0)
+    sampled_by = str(recorded / f"checkpoints/step_{STEP - 1:06d}")
+    usual = follow.likeliest(run, sampled_by, record, tokenizer, answer, 0)
     run["config"]["columns_temperature"] = 0.1
-    assert "another model" in follow.likeliest(run, record, tokenizer, answer, 0)
-    model = Qwen2.from_pretrained(recorded / f"checkpoints/step_{STEP - 1:06d}")
+    assert "another model" in follow.likeliest(run, sampled_by, record, tokenizer, answer, 0)
+    model = Qwen2.from_pretrained(sampled_by)
     with torch.no_grad():
         p = (model(torch.tensor([record.prompts[0].tolist()]))[0, -1] / 0.1).softmax(-1)
     record.tokens["log_prob"][0] = p[int(record.tokens["token_id"][0])].log()
-    cold = follow.likeliest(run, record, tokenizer, answer, 0)
+    cold = follow.likeliest(run, sampled_by, record, tokenizer, answer, 0)
     assert cold != usual and not cold.startswith("not known")
 
 

@@ -11,8 +11,8 @@ from harness.record import read_columns, read_credit
 from test_change import RATE, WIDTH, coin, thrown  # noqa: F401  coin is a fixture
 from test_grpo import row_log_probs, settings
 from tools import follow
-from tools.helpers.moved import (about_largest, about_step, contributions, gradient_of_token,
-                                 movers, tokens_that_moved, what_moved)
+from tools.helpers.moved import (about_largest, about_step, about_sums, contributions,
+                                 gradient_of_token, movers, tokens_that_moved, what_moved)
 
 
 def account(model, folder, rollouts, b, t, rate, **changed):
@@ -206,6 +206,17 @@ def test_what_no_step_trained_on_is_not_taken_apart(recorded, capsys):
     follow.main([str(recorded), "--step", "3", "--answer", str(b), "--token", "0", "--moved"])
     printed = capsys.readouterr().out
     assert "left this answer out" in printed and "itself" not in printed
+
+
+@pytest.mark.parametrize("total, measured, is_far", [
+    (0.5, 0.4, False), (-0.04, -0.19, True), (0.19, 0.04, True), (0.2, -0.2, True),
+    (0.0, 4e-6, False), (0.0, 0.0, False)])
+def test_a_sum_that_is_far_from_what_was_measured_is_named(total, measured, is_far):
+    """A step's parts explain a change only if they add up to it, nearly."""
+    rows = [["itself", 1, 0.1, 9.0], ["sum", None, 0.1, total], ["measured", None, 0.1, measured]]
+    said = about_sums(rows, ["moved by", "tokens", "plain step", "AdamW's step"])
+    assert len(said) == is_far
+    assert all(f"AdamW's step the sum ({total:+.5f}) is far" in text for text in said)
 
 
 def test_a_part_that_is_not_known_is_not_among_the_largest():

@@ -47,15 +47,17 @@ LARGEST_PARTS = 3  # so many are named in a sentence
 MOST_TOKENS = 5    # so many of the batch's tokens get a line
 TOKENS_BEFORE = 4  # so many are shown before such a token
 TINY = 5e-6        # a smaller change is printed as 0.00000
+SUM, MEASURED = "sum", "measured"  # the two last rows
+FAR = 0.5  # a sum is far from what was measured if they differ by this share of the larger one
 NOTE = (
     "Each number is a change of the token's log-prob. The first rows are what other tokens, and "
-    "the token itself, contributed to it, to first order. Their sum differs from what was measured "
-    "by what the first order leaves out")
+    "the token itself, contributed to it, to first order. A better answer is one with an advantage "
+    "above 0, and all others count as worse. The last row was measured, by taking the step. It "
+    "differs from the sum by what the first order leaves out")
 NOTE_ON_STEPS = (
-    "A better answer is one with an advantage above 0. All others count as worse. The plain step "
-    "is a step of gradient descent. It is as long as a step that moves every parameter by the "
-    "learning rate. {adamw}. Where the sum is far from what was measured, the step was too long "
-    "for the first order, and the parts of that column say little")
+    "The plain step is one of gradient descent: it goes along the batch's gradient. How long it is "
+    "was chosen for this table: as long as a step that moves each parameter by the learning rate, "
+    "because AdamW's first step is about as long. {adamw}")
 NOTES_ON_TOKENS = [
     "Each row is one token, and the last column its contribution to the change. Over all tokens of "
     "the batch the contributions add up to the rows of the table above",
@@ -117,8 +119,8 @@ def what_moved(folder: Path, trainer: Path | None, rollouts: Rollouts, weight: T
     if measured and (trainer or s.weight_decay):
         also = ["earlier steps"] * bool(trainer) + ["weight decay"] * bool(s.weight_decay)
         rows.append([" and ".join(also), None, None, total - total_of(by_adamw)])
-    rows.append(["sum", None, total_of(by_plain), total])
-    rows.append(["measured", None, change[b, t].item(), *measured])
+    rows.append([SUM, None, total_of(by_plain), total])
+    rows.append([MEASURED, None, change[b, t].item(), *measured])
     formats = {"moved by": "", "tokens": ",d", "plain step": "+.5f"}
     if measured:  # AdamW's step is not known where its state was not kept
         formats["AdamW's step"] = "+.5f"
@@ -127,7 +129,8 @@ def what_moved(folder: Path, trainer: Path | None, rollouts: Rollouts, weight: T
     if not measured:
         about_adamw = ("AdamW's step is not shown, because what AdamW keeps of earlier steps is "
                        "only in the two newest checkpoints of a run")
-    notes = [NOTE, NOTE_ON_STEPS.format(adamw=about_adamw), about_largest(rows[:-2], heading)]
+    notes = [NOTE, NOTE_ON_STEPS.format(adamw=about_adamw), *about_sums(rows, [*formats]),
+             about_largest(rows[:-2], heading)]
     groups = Table("moved", "What moved the token", by_row(formats, rows), "", notes)
     contribution = by_adamw if measured else by_plain
     return groups, tokens_that_moved(contribution, heading, rollouts, tokenizer, b, t)
@@ -208,6 +211,18 @@ def tokens_that_moved(contribution: Tensor, heading: str, rollouts: Rollouts, to
 
 def total_of(values: Tensor) -> float:
     return values.double().sum().item()
+
+
+def about_sums(rows: list[Row], headings: list[str]) -> list[str]:
+    """A sentence for each step whose parts do not add up to what was measured."""
+    said = []
+    in_sum, measured = (row[2:] for row in rows[-2:])
+    for heading, first_order, whole in zip(headings[2:], in_sum, measured):
+        if abs(first_order - whole) > max(FAR * max(abs(first_order), abs(whole)), TINY):
+            said.append(f"In the column {heading} the sum ({first_order:+.5f}) is far from what "
+                        f"was measured ({whole:+.5f}). So this step was too long for the first "
+                        "order, and the parts in this column explain little of the change")
+    return said
 
 
 def about_largest(rows: list[Row], heading: str) -> str:

@@ -1,8 +1,9 @@
-"""Whether a model is the one that sampled a recorded step.
+"""Which model sampled a recorded step, and whether a folder still has that model.
 
-It need not be: a folder can hold other weights by now, and an excerpt of a run numbers its tokens
-anew, so that the model would read other words.
+It need not have it: a folder can hold other weights by now, and an excerpt of a run numbers its
+tokens anew, so that the model would read other words.
 """
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,18 @@ from qwen2_model import Qwen2
 
 SAME_MODEL = 0.1  # if log-probs differ by more from the record, another model sampled it
 COMPARED = 50     # tokens of an answer, of which the mean difference is taken
+NAMED_STEPS = 8   # if more models were kept, only some of their steps are named
+
+
+def where_kept(steps: Iterable[int]) -> str:
+    """A sentence that names the steps for which the model that sampled them was kept."""
+    names = [str(step) for step in sorted(steps)]
+    if not names:
+        return "It was kept for no step"
+    if len(names) > NAMED_STEPS:
+        names = [*names[:3], "...", names[-1]]
+        return f"It was kept for {' '.join(['--step', *names])}"
+    return f"It was kept for --step {' or '.join(names)}"
 
 
 @torch.no_grad()
