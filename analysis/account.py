@@ -111,7 +111,8 @@ def loss_stages(s: SimpleNamespace, is_own: bool) -> list[Stage]:
         ("loss norm", f"{LENGTHS[s.loss_norm]}, and N = [[N]] tokens{of_kept}[[N from]] "
                       f"(--loss_norm {s.loss_norm})", where(length_scaling)),
         ("term", "-A c w m log p / N = -([[advantage]] x [[weight]] x [[m]] x [[log-prob]]) / "
-                 f"[[N]] = [[term]]{besides}", where(policy_loss)),
+                 f"[[N]] = [[term]]{besides}. Its value moves nothing; what counts is its "
+                 "gradient", where(policy_loss)),
         ("s", "sqrt(1 - 2 p + sum p^2) = sqrt(1 - 2 x [[p]] + [[collision]]) = [[s]]",
          where(gradient_size)),
         ("gradient", "its size at the logits is abs(A) c w s = abs([[advantage]]) x [[weight]] x "

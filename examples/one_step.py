@@ -50,11 +50,9 @@ from qwen2_model import Qwen2
 ANSWERS = 16
 SEED = 0
 MAX_GRAD_NORM = 1.0
-SHOWN_TOKENS = 3
-# A folder's recipe.json, as models/tiny has one, overrides these.
-DEFAULTS: dict[str, Any] = {"learning_rate": 5e-6, "max_new_tokens": 512}
-# For a model whose folder has no recipe.json: problems of two numbers, four of them solved in the
-# prompt, and an answer that is the bare expression.
+SHOWN_TOKENS = 12
+# The settings of a model whose folder has no recipe.json: problems of two numbers, four of them
+# solved in the prompt, and an answer that is the bare expression.
 WITHOUT_RECIPE: dict[str, Any] = {
     "prompt": "expression", "examples": 4, "numbers": "2", "min_number": 2, "max_number": 30,
     "max_target": 900, "reward_form": "right", "learning_rate": 5e-7, "max_new_tokens": 12}
@@ -66,19 +64,9 @@ def one_step(folder: Path, step: int = 1) -> Qwen2:
     Shapes: B is 16, the number of answers; P is the prompt's tokens, T those of the longest answer.
     """
     # Stage 1: load the model and its tokenizer, and make the task in a form that suits the model.
-    recipe = folder / "recipe.json"  # the settings that suit this model, if it brings them
-    settings = WITHOUT_RECIPE
-    if recipe.exists():
-        settings = DEFAULTS | json.loads(recipe.read_text())  # the recipe's values win
     model = Qwen2.from_pretrained(folder)
     tokenizer = load_tokenizer(folder)
-    # The settings are of the task, such as numbers="3", and of the training, such as the learning
-    # rate. The task gets those that it has a field for.
-    task_settings = {}
-    for field in fields(Task):
-        if field.name in settings:
-            task_settings[field.name] = settings[field.name]
-    task = Task(**task_settings)
+    task, learning_rate, max_new_tokens = settings_of(folder)
 
     # Stage 2: draw a problem, and write the prompt, which ends where the answer begins.
     [problem] = task.training_problems(SEED, step, count=1)
@@ -90,7 +78,7 @@ def one_step(folder: Path, step: int = 1) -> Qwen2:
     # only at the tokens of an answer. The seed is made from these three values, so each step of
     # each run has random numbers of its own.
     sampled = generate(model, [prompt], answers=ANSWERS, stop_ids=stop_ids(model, tokenizer),
-                       max_new_tokens=settings["max_new_tokens"],
+                       max_new_tokens=max_new_tokens,
                        seed=derived_seed("train", SEED, step))
     ids, mask = sampled.tokens, sampled.mask                                         # (B, T) each
 
@@ -99,8 +87,10 @@ def one_step(folder: Path, step: int = 1) -> Qwen2:
              for row, inside in zip(ids, mask)]
     reward = torch.tensor([task.score(problem, text)["reward"] for text in texts])   # (B,)
 
-    # Stage 5: compare the answers with each other. Every token gets its answer's advantage.
-    group = torch.zeros(ANSWERS, dtype=torch.long)  # all of them answer problem number 0
+    # Stage 5: compare the answers with each other. An answer's advantage is (its reward - the mean
+    # reward of its group) / (the standard deviation of the group's rewards + 0.0001). All sixteen
+    # answer problem number 0, so they are one group. Every token gets its answer's advantage.
+    group = torch.zeros(ANSWERS, dtype=torch.long)                                   # (B,)
     advantage = group_z_score(reward, group)[:, None] * mask                         # (B, T)
 
     # Stage 6: weight the tokens. In plain GRPO each has weight 1. Your own idea would go here.
@@ -110,17 +100,22 @@ def one_step(folder: Path, step: int = 1) -> Qwen2:
     # Stage 7: compute the loss and its gradient. The sampler has computed the log-probs as well,
     # but it keeps nothing for a backward pass, so they are computed again.
     log_prob = log_probs(model, prompt, ids)                                         # (B, T)
-    # Why does this loss raise the expected reward? That is the sum of probability * reward over all
-    # possible answers. The gradient of a probability is the probability times the gradient of its
-    # logarithm. So the gradient of the sum is the mean of reward * (gradient of log-prob) over
-    # sampled answers. docs/policy_gradient.md derives it, and why the advantage may take the place
-    # of the reward. The loss has a minus, because an optimizer makes it smaller.
+    # The loss is -sum(weight * advantage * log_prob * mask) / N, with N tokens in all answers.
+    # Why does a smaller loss mean a larger expected reward?
+    #   1. The expected reward is the sum of probability * reward over all possible answers.
+    #   2. Its gradient is the sum of (gradient of probability) * reward.
+    #   3. The gradient of a probability is probability * (gradient of log-prob). So the gradient of
+    #      the expected reward is the sum of probability * (gradient of log-prob) * reward.
+    #   4. A sum of probability * something is the mean of that something over sampled answers. So
+    #      the mean of (gradient of log-prob) * reward over our answers estimates it.
+    #   5. The advantage takes the place of the reward: docs/policy_gradient.md derives why it may.
+    # The loss has a minus, because an optimizer makes it smaller, and the reward should be larger.
     loss = policy_loss(log_prob, advantage, weight, mask, total=int(mask.sum()))
     loss.backward()
 
     # Stage 8: limit the gradient to the norm MAX_GRAD_NORM, and move the parameters. `norm` is the
     # gradient's norm before it was limited.
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings["learning_rate"], weight_decay=0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0)
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
     optimizer.step()
 
@@ -131,11 +126,18 @@ def one_step(folder: Path, step: int = 1) -> Qwen2:
     before, after = (log_prob * mask).sum(1), (log_prob_after * mask).sum(1)         # (B,) each
 
     print(f"problem {name}: rewards have mean {reward.mean():.4f} and standard "
-          f"deviation {reward.std(correction=0):.4f}, the gradient has norm {norm:.3g}\n")
+          f"deviation {reward.std(correction=0):.4f}")
+    print(f"the gradient has norm {norm:.3g} (limited to {MAX_GRAD_NORM:g}), and AdamW's learning "
+          f"rate is {learning_rate:g}\n")
     print("answer  tokens  reward  advantage   log-prob before    after   change")
     for b in range(ANSWERS):
         print(f"{b:6}  {mask[b].sum():6}  {reward[b]:6.2f}  {advantage[b, 0]:+9.3f}  "
               f"{before[b]:16.3f} {after[b]:8.3f}  {after[b] - before[b]:+7.3f}")
+    rose_anyway = [b for b in range(ANSWERS) if advantage[b, 0] < 0 and after[b] > before[b]]
+    if rose_anyway:
+        print("\nAnswers that became more probable in spite of a negative advantage: "
+              f"{', '.join(map(str, rose_anyway))}.\nThey share the model's parameters with the "
+              "other answers, so each of those moves them, too.")
     best = int(reward.argmax())
     columns = {"log-prob before": log_prob, "advantage": advantage, "weight": weight,
                "term of the loss": -weight * advantage * log_prob / mask.sum(),
@@ -148,12 +150,27 @@ def one_step(folder: Path, step: int = 1) -> Qwen2:
     return model
 
 
+def settings_of(folder: Path) -> tuple[Task, float, int]:
+    """The task, the learning rate and the largest number of new tokens that suit a model. Its
+    folder's recipe.json names them, if it has one. A recipe may leave the last two out."""
+    recipe = folder / "recipe.json"
+    settings = WITHOUT_RECIPE
+    if recipe.exists():
+        settings = {"learning_rate": 5e-6, "max_new_tokens": 512, **json.loads(recipe.read_text())}
+    # A recipe has settings of the task, such as numbers="3", and others, such as the number of
+    # steps. The task gets those that it has a field for.
+    names_of_task = {field.name for field in fields(Task)}
+    task = Task(**{name: settings[name] for name in settings if name in names_of_task})
+    return task, settings["learning_rate"], settings["max_new_tokens"]
+
+
 def show_tokens(answer: int, texts: list[str], columns: dict[str, Tensor]) -> None:
-    """Print some of an answer's tokens: a row of each tensor (B, T), cut to the three positions at
-    which the model was least sure of what it wrote."""
+    """Print some of an answer's tokens: those that the model was least sure of, in the order of the
+    answer. Each column is a row of a tensor (B, T), with a number for each position."""
     log_prob = columns["log-prob before"][:len(texts)]
     positions = sorted(log_prob.argsort()[:SHOWN_TOKENS].tolist())
-    print(f"\n{len(positions)} tokens of answer {answer}, those that the model was least sure of:\n"
+    print(f"\nThe {len(positions)} tokens of answer {answer} that the model was least sure of. A "
+          f"term of the loss is\n-weight * advantage * log-prob / N:\n"
           f"\nposition  token      {'  '.join(columns)}")
     for t in positions:
         numbers = [f"{values[t]:+{len(heading)}.4f}" for heading, values in columns.items()]

@@ -179,7 +179,7 @@ def test_a_click_on_a_token_shows_its_account(run_page, visit):
     training(page).locator("span").nth(3).click()
     account, caption = account_of(page)
     assert account["group"] == "their mean is 0.6, and their standard deviation 0.5"
-    assert account["s"].endswith("= 0.7071") and account["term"].endswith("/ 16 = 0.0433")
+    assert account["s"].endswith("= 0.7071") and "/ 16 = 0.0433. " in account["term"]
     assert account["change"] == (
         "the step changed its log p by 0.03, so that p = 0.5152 after it")
     assert caption.inner_text() == (f"Step 1, answer 0, token 3, {json.dumps(HOSTILE[3])}: number "

@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 import train
 from conftest import ROOT
 from engine.tokens import byte_alphabet
-from examples.one_step import one_step
+from examples.one_step import SHOWN_TOKENS, one_step
 from harness.record import read_columns
 from qwen2_model import ModelConfig, Qwen2
 from runs import program
@@ -48,13 +48,15 @@ def test_a_step_is_the_first_one_of_training_gradient_for_gradient(tmp_path, mon
     expected = np.stack([np.arange(16), length, columns["reward"], columns["advantage"][starts],
                          before, before + change, change], axis=1)
     printed = capsys.readouterr().out
+    rose = np.flatnonzero((expected[:, 3] < 0) & (expected[:, 6] > 0)).tolist()
+    assert rose and f"negative advantage: {', '.join(map(str, rose))}.\n" in printed
     np.testing.assert_allclose(table_of(printed), expected, rtol=0, atol=0.006)  # a reward's digits
-    # the three least likely tokens of the answer with the highest reward
+    # the least likely tokens of the answer with the highest reward
     best = int(columns["reward"].argmax())
     of_best = slice(starts[best], starts[best] + length[best])
     log_prob, change, advantage = (columns[name][of_best]
                                    for name in ("log_prob", "change", "advantage"))
-    positions = sorted(np.argsort(log_prob)[:3])
+    positions = sorted(np.argsort(log_prob)[:SHOWN_TOKENS])
     N = len(columns["token_id"])
     expected = [[t, log_prob[t], advantage[t], 1, -advantage[t] * log_prob[t] / N,
                  log_prob[t] + change[t], change[t]] for t in positions]

@@ -55,9 +55,9 @@ NOTE = (
     "above 0, and all others count as worse. The last row was measured, by taking the step. It "
     "differs from the sum by what the first order leaves out")
 NOTE_ON_STEPS = (
-    "The plain step is one of gradient descent: it goes along the batch's gradient. How long it is "
-    "was chosen for this table: as long as a step that moves each parameter by the learning rate, "
-    "because AdamW's first step is about as long. {adamw}")
+    "The plain step is one of gradient descent: it goes straight against the gradient of the "
+    "batch's loss. Its length was chosen for this table. It is that of a step which moves each "
+    "parameter by the learning rate, because AdamW's first step is about as long. {adamw}")
 NOTES_ON_TOKENS = [
     "Each row is one token, and the last column its contribution to the change. Over all tokens of "
     "the batch the contributions add up to the rows of the table above",
