@@ -12,6 +12,10 @@ token's log-prob: in groups, and the five tokens that contributed most. The cont
 first order, and tools/helpers/moved.py says what they leave out. This takes as much memory as an
 update in training (16 bytes a parameter, and its activations) and the time of about seven.
 
+With --credit 1000 the token's credit is measured: how much it changed the expected reward. For
+this the model that sampled the answer continues it 1,000 times from before the token, and 1,000
+times from after it.
+
 The numbers come from the credit file, and each line ends with the function that computes it.
 Answers and tokens are counted from 0, as in the file and on the page of analyze.py. The line
 "others" has the likeliest other tokens at this position. They come from the model that sampled the
@@ -35,6 +39,7 @@ from analysis.answers import ShownAnswer, answer_of, groups_in_order, metrics_by
 from analysis.runs import Run, existing, is_foreign, read_run
 from analysis.tables import Table, by_row
 from analysis.tokens import StepRecord, read_step
+from credit.monte_carlo import continuation_rewards
 from engine.errors import UserError
 from engine.tokens import KINDS, SECTIONS, load_tokenizer, token_bytes
 from harness.record import find_folder, read_credit, sampling_models
@@ -42,6 +47,7 @@ from harness.screen import BOLD, has_colour, put, run_as_program, say, styled, v
 from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
 from qwen2_model import Qwen2
+from tools.helpers.credit_of_token import measure_credit
 from tools.helpers.moved import what_moved
 from tools.helpers.same_model import (SAME_MODEL, log_probs_after, refuse_other_model,
                                       where_kept)
@@ -54,6 +60,9 @@ FLAGS = {
     "token": Flag(None, "which token of the answer", kind=int),
     "moved": Flag(False, "also show which tokens of the batch moved the token. This takes as much "
                          "memory as an update in training, and the time of about seven"),
+    "credit": Flag(None, "also measure the token's credit: sample so many continuations of the "
+                         "answer before the token, as many after it, and compare their rewards",
+                   kind=int, least=2, most=1_000_000),
     "show": Flag(2, "number of problems to show. Those whose answers differ in reward come first",
                  least=1)}
 SHADES = ((0.05, ""), (0.2, "48;5;195;38;5;0"), (0.4, "48;5;153;38;5;0"), (0.7, "48;5;75;38;5;16"),
@@ -63,7 +72,8 @@ MOST = 8            # tokens that get a line
 
 
 def main(argv: list[str]) -> None:
-    usage = "python -m tools.follow RUN [--step N] [--answer N] [--token N [--moved]]"
+    usage = ("python -m tools.follow RUN [--step N] [--answer N] "
+             "[--token N [--moved] [--credit K]]")
     parser = make_parser(usage, __doc__, FLAGS)
     parser.add_argument("run", metavar="RUN", nargs="?", default=None,
                         help="a run folder. By default it is the newest in runs/")
@@ -82,9 +92,8 @@ def main(argv: list[str]) -> None:
     title = (f"{folder}, {number}: {answers} answers to {len(record.prompts)} problems, "
              f"{len(record.tokens)} tokens")
     refuse_alone(flags)
-    models = sampling_models(folder, run["config"]["model"])
-    if flags.moved:
-        refuse_without_model(run, step, models)
+    models = sampling_models(folder, str(run["config"].get("model", "")))
+    refuse_without_model(flags, run, step, models)
     if flags.answer is None:
         print(title)
         return show_problems(record, tokenizer, flags.show)
@@ -98,13 +107,14 @@ def main(argv: list[str]) -> None:
         return show_answer(answer)
     show_token(answer, flags.token)
     print_account(run, models.get(step), record, tokenizer, answer, flags.token)
+    if flags.credit:
+        credit = measure_credit(folder, models[step], step, flags.answer, flags.token,
+                                flags.credit)
+        print_stage("credit", credit.in_words(), where(continuation_rewards))
     if flags.moved:
         show_what_moved(run, models[step], record, tokenizer, flags.answer, flags.token)
-    elif step in models and not is_foreign(run["config"]):
-        say("\nWhat else moved this token? The same command with --moved shows it.")
-    elif not is_foreign(run["config"]):
-        say("\nWhat else moved a token? --moved shows it, if the model that sampled the step was "
-            f"kept. {where_kept(models)}.")
+    if not flags.moved and not flags.credit and not is_foreign(run["config"]):
+        say_what_else(step, models)
 
 
 def refuse_alone(flags: SimpleNamespace) -> None:
@@ -113,16 +123,31 @@ def refuse_alone(flags: SimpleNamespace) -> None:
         raise UserError(f"--token {flags.token} needs --answer, the answer that the token is in")
     if flags.moved and flags.token is None:
         raise UserError("--moved needs --token, the token that was moved")
+    if flags.credit and flags.token is None:
+        raise UserError("--credit needs --token, the token whose credit is measured")
 
 
-def refuse_without_model(run: Run, step: int, models: dict[int, str]) -> None:
-    """Refuse --moved where the step cannot be taken again."""
+def refuse_without_model(flags: SimpleNamespace, run: Run, step: int,
+                         models: dict[int, str]) -> None:
+    """Refuse the flags that need the model of the step where that is not known."""
+    if not flags.moved and not flags.credit:
+        return
+    flag = "--moved" if flags.moved else "--credit"
     if is_foreign(run["config"]):
-        raise UserError(f"--moved: {run['folder']} is a run of another program, and how that takes "
-                        "a step is not on record")
+        raise UserError(f"{flag}: {run['folder']} is a run of another program, and how that "
+                        "samples and takes a step is not on record")
     if step not in models:
-        raise UserError(f"--moved takes the step again, and the model that sampled step {step} was "
-                        f"not kept. {where_kept(models)}")
+        raise UserError(f"{flag} needs the model that sampled step {step}, and it was not kept. "
+                        f"{where_kept(models)}")
+
+
+def say_what_else(step: int, models: dict[int, str]) -> None:
+    """Name the flags that show more of a token."""
+    say("\nWhat else moved this token? The same command with --moved shows it.\n"
+        "How much did it change the expected reward? --credit 1000 measures that.")
+    if step not in models:
+        say("Both need the model that sampled the step, and here it was not kept.\n"
+            f"{where_kept(models)}.")
 
 
 def begin_and_end(texts: list[str]) -> str:
