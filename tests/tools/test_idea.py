@@ -82,16 +82,16 @@ def large_folder(folder):
 
 
 def test_a_large_model_keeps_its_recipe_and_leaves_no_model(tmp_path):
-    """It is the laptop's, but for the evaluation, which is made at the end. If a recipe of its own
-    names no steps, a CPU makes few of them, and a GPU the usual number."""
+    """It is the laptop's, evaluated at the end, after half of the steps. A recipe of its own keeps
+    its steps. If it names none, a CPU makes few, and a GPU the usual number."""
     typed = ["--model", str(large_folder(tmp_path))]
     _, arms = arms_of("by_kind", typed)
     no_models = {"checkpoint_every": 0, "save_model": False, "eval_modes": "sampled"}
-    steps = TWO_NUMBERS["steps"]
+    steps = 24
     assert arms["plain"] == no_models | {"model": str(tmp_path), "steps": steps,
                                          "eval_every": steps}
     known = make_settings(arms["placebo"])
-    others = TWO_NUMBERS.keys() - {"eval_every", "save_model"}
+    others = TWO_NUMBERS.keys() - {"eval_every", "save_model", "steps"}
     assert {name: known.to_json()[name] for name in others} == {
         name: TWO_NUMBERS[name] for name in others}
     _, arms = arms_of("by_kind", [*typed, "--steps", "7", "--checkpoint_every", "3"])
@@ -100,6 +100,8 @@ def test_a_large_model_keeps_its_recipe_and_leaves_no_model(tmp_path):
     on_gpu = arms_of("by_kind", [*typed, "--device", "cuda"])[1]["plain"]
     assert on_gpu == arms["plain"] | {"device": "cuda", "steps": steps, "eval_every": steps,
                                       "checkpoint_every": 0}
+    (tmp_path / "recipe.json").write_text('{"steps": 9}')
+    assert arms_of("by_kind", typed)[1]["plain"]["steps"] == 9
     (tmp_path / "recipe.json").write_text('{"eval_tasks": 9}')  # its own, which names no steps
     assert arms_of("by_kind", typed)[1]["plain"]["steps"] == 20
     _, arms = arms_of("by_kind", [*typed, "--device", "cuda"])
