@@ -83,9 +83,8 @@ def inverse_logprob(rollouts: Rollouts, *, epsilon: Positive = 0.1) -> Tensor:
 
 @mitigation(rescaled=False)
 def inverse_logprob_as_published(rollouts: Rollouts, *, epsilon: Positive = 0.1) -> Tensor:
-    """The weight is epsilon / (|log p| + epsilon)^2, and it is never rescaled. It makes the
-    gradient that inverse_logprob would make if its weight were not detached: then the gradient
-    would also flow through the weight.
+    """The weight is epsilon / (|log p| + epsilon)^2, and it is never rescaled. It has the gradient
+    that inverse_logprob would have if the gradient also flowed through the weight.
 
     The reason is that this weight is the derivative of log p / (|log p| + epsilon) with respect to
     log p.
@@ -189,8 +188,8 @@ def taco(rollouts: Rollouts, *, tail_strictness: Positive = 0.01,
 
 @mitigation
 def planning(rollouts: Rollouts, *, planning_boost: Share = 0.2) -> Tensor:
-    """Words of the think section get the weight 1 + planning_boost * sign(advantage), because words
-    begin, continue or end an attempt. All other tokens get 1.
+    """Words of the think section get the weight 1 + planning_boost * sign(advantage), and all other
+    tokens get 1. Words count as planning here: with them an attempt begins, goes on or ends.
 
     It follows HICRA (arXiv 2509.03646, known here from reimplementations). There planning tokens
     get the advantage A + boost * |A|, and they are phrases from a list made for mathematics, such

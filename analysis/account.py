@@ -57,8 +57,8 @@ def stages(config: Mapping[str, object]) -> list[Stage]:
         *loss_stages(s, is_own),
         ("change", "the step changed its log p by [[change]], so that p = [[p after]] after it",
          where(update_with_change)),
-        ("rank", "among the [[tokens]] tokens of this answer its gradient is number [[rank]] by "
-                 "size at the logits, whatever the signs are", where(ranks))]
+        ("rank", "of the answer's [[tokens]] tokens it is number [[rank]] by the size of its "
+                 "gradient at the logits, the largest first", where(ranks))]
 
 
 def sampling_stages(s: SimpleNamespace, is_own: bool) -> list[Stage]:

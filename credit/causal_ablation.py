@@ -28,9 +28,10 @@ Ablation = typing.Annotated[str, Flag("resample", "what is done to a token",
 
 @mitigation
 class causal_ablation:
-    """The weight is how much changes if a token is replaced or deleted. With --ablation resample,
-    another token is sampled and the answer continued: the weight is the size of the change of
-    reward. With delete, it is the size of the change of the answer section's log-probability.
+    """The weight says how much depends on a token. With --ablation resample, another token is
+    sampled in its place and the answer is continued: the weight is how far the reward changes. With
+    delete, the token is left out: the weight is how far the answer section's log-probability
+    changes.
 
     Only every n-th token is tried, where n is ablate_every; the weights of those in between are
     interpolated linearly. The replacement is drawn from the policy, with the token itself excluded,

@@ -22,7 +22,8 @@ LEAST_ENTROPY = 1e-6  # 1 / entropy stays finite
 def gtpo(rollouts: Rollouts, *, entropy_part: NotNegative = 0.1) -> torch.Tensor:
     """Each token has a reward of its own, made from its entropy (GTPO, arXiv 2508.04349). In right
     answers it is larger where the entropy is high, and in wrong ones more negative where the
-    entropy is low. Both sets of rewards are standardised over the tokens of the group.
+    entropy is low. The two sets of rewards, those of right and of wrong answers, are standardised
+    over the tokens of the group.
 
     GTPO is known here from reimplementations. The paper has two factors, 1 and 0.1, and only their
     ratio matters: entropy_part. An answer counts as right if its reward is above the group's mean.

@@ -16,9 +16,9 @@ Exponent = typing.Annotated[float, Range(least=-100, most=100)]
 
 @mitigation
 class lambda_grpo:
-    """All tokens of an answer get one weight, which depends on the answer's length:
-    G softmax((1 + z/9)^lambda) over the G answers of a group, where z is the standardised length of
-    each and the exponent lambda is learned (arXiv 2510.06870).
+    """All tokens of an answer get one weight, which depends on the answer's length (arXiv
+    2510.06870). It is G softmax((1 + z/9)^lambda) over the G answers of a group. Here z is the
+    standardised length of an answer, and the exponent lambda is learned.
 
     So one number is learned, and no network. The formula is known here from reimplementations.
     After the weights of a batch are computed, lambda takes a gradient step on the same loss. There

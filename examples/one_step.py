@@ -136,8 +136,8 @@ def one_step(folder: Path, step: int = 1) -> Qwen2:
     rose_anyway = [b for b in range(ANSWERS) if advantage[b, 0] < 0 and after[b] > before[b]]
     if rose_anyway:
         print("\nAnswers that became more probable in spite of a negative advantage: "
-              f"{', '.join(map(str, rose_anyway))}.\nThey share the model's parameters with the "
-              "other answers, so each of those moves them, too.")
+              f"{', '.join(map(str, rose_anyway))}.\nAll answers share the model's parameters, so "
+              "each answer's term of the loss moves all of them.")
     best = int(reward.argmax())
     columns = {"log-prob before": log_prob, "advantage": advantage, "weight": weight,
                "term of the loss": -weight * advantage * log_prob / mask.sum(),
@@ -170,7 +170,7 @@ def show_tokens(answer: int, texts: list[str], columns: dict[str, Tensor]) -> No
     log_prob = columns["log-prob before"][:len(texts)]
     positions = sorted(log_prob.argsort()[:SHOWN_TOKENS].tolist())
     print(f"\nThe {len(positions)} tokens of answer {answer} that the model was least sure of. A "
-          f"term of the loss is\n-weight * advantage * log-prob / N:\n"
+          "term of the loss is\n-weight * advantage * log-prob / N, with N tokens in all answers:\n"
           f"\nposition  token      {'  '.join(columns)}")
     for t in positions:
         numbers = [f"{values[t]:+{len(heading)}.4f}" for heading, values in columns.items()]

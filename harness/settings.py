@@ -122,9 +122,9 @@ class Settings:
         choices=MITIGATIONS, requires=POLICY, topic=SPREADING, in_name=False, sample_drops=True)
     rescale: str = option(
         "mean",
-        "what all weights of a batch are multiplied by. mean: a number that makes their mean 1. "
-        "gradient: a number with which the sizes of the tokens' gradients have the same sum as "
-        "with weights of 1. none: nothing, so the weights stay as they are",
+        "the number by which all weights of a batch are multiplied. mean: their mean becomes 1. "
+        "gradient: the sum of the sizes of the tokens' gradients becomes what it is with weights "
+        "of 1. none: the weights stay as they are",
         choices=("mean", "gradient", "none"), requires=RESCALED, topic=SPREADING,
         otherwise=lambda s: "none" if s.mitigation in NEVER_RESCALED else "mean")
     placebo: str = option(
@@ -250,8 +250,8 @@ class Settings:
         25, "steps between two checkpoints. There is also one at the end; 0 means never",
         topic=RECORD, **HOW_IT_IS_MADE)
     save_model: bool = option(
-        False, "save only the trained model at the end, with its matrices in --dtype. The run "
-        "cannot be resumed from it, because the optimizer's state is not saved",
+        False, "save the trained model at the end, with its matrices in --dtype, and nothing "
+        "else. So the run cannot be resumed, because that needs the optimizer's state",
         requires=NO_CHECKPOINTS, topic=RECORD,
         **HOW_IT_IS_MADE)
     out: str | None = option(
@@ -295,8 +295,9 @@ DEFAULTS = {name: flag.default for name, flag in OPTIONS.items()}
 CHANGEABLE = [name for name, flag in OPTIONS.items() if flag.changeable]
 # read with the settings, and none of them
 CONTINUE = {
-    "resume": Flag(None, "continue the run in this folder. Only --steps may be changed, and flags "
-                         "that say how a run is computed or recorded, such as --threads",
+    "resume": Flag(None, "continue the run in this folder. --steps may be changed, and so may "
+                         "flags that say how a run is computed or recorded: "
+                         f"{', '.join(name for name in CHANGEABLE if name != 'steps')}",
                    topic=CONTINUING, metavar="RUN", idea_takes=False),
     "continue": Flag(False, "resume the run if its folder exists and has the same settings. A "
                             "finished run is left as it is", topic=CONTINUING, idea_takes=False),

@@ -10,7 +10,7 @@ Without --token the whole answer is shown, shaded by the size of each token's gr
 With --moved it is also shown how much the tokens of the batch contributed to the change of this
 token's log-prob: in groups, and the five tokens that contributed most. The contributions are of
 first order, and tools/helpers/moved.py says what they leave out. This takes as much memory as an
-update in training (16 bytes a parameter, and its activations) and the time of about seven.
+update in training (16 bytes a parameter, and its activations) and the time of about seven updates.
 
 With --credit 1000 the token's credit is measured: how much it changed the expected reward. For
 this the model that sampled the answer continues it 1,000 times from before the token, and 1,000
@@ -59,7 +59,7 @@ FLAGS = {
     "answer": Flag(None, "which answer of the step", kind=int),
     "token": Flag(None, "which token of the answer", kind=int),
     "moved": Flag(False, "also show which tokens of the batch moved the token. This takes as much "
-                         "memory as an update in training, and the time of about seven"),
+                         "memory as an update in training, and the time of about seven updates"),
     "credit": Flag(None, "also measure the token's credit: sample so many continuations of the "
                          "answer before the token, as many after it, and compare their rewards",
                    kind=int, least=2, most=1_000_000),

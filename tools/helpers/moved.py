@@ -56,8 +56,8 @@ NOTE = (
     "differs from the sum by what the first order leaves out")
 NOTE_ON_STEPS = (
     "The plain step is one of gradient descent: it goes straight against the gradient of the "
-    "batch's loss. Its length was chosen for this table. It is that of a step which moves each "
-    "parameter by the learning rate, because AdamW's first step is about as long. {adamw}")
+    "batch's loss. It is made as long as AdamW's first step, which moves each parameter by about "
+    "the learning rate. {adamw}")
 NOTES_ON_TOKENS = [
     "Each row is one token, and the last column its contribution to the change. Over all tokens of "
     "the batch the contributions add up to the rows of the table above",
@@ -204,7 +204,7 @@ def tokens_that_moved(contribution: Tensor, heading: str, rollouts: Rollouts, to
     up, down = total_of(others.clamp(min=0)), total_of(others.clamp(max=0))
     number = int(rollouts.mask.sum()) - 1
     notes = [*NOTES_ON_TOKENS, f"All {number:,} other tokens of the batch raised its log-prob by "
-             f"{up:+.5f} and lowered it by {down:+.5f}"]
+             f"{up:.5f} and lowered it by {-down:.5f}"]
     title = "The other tokens of the batch that moved it most"
     return Table("moved_tokens", title, by_row(formats, rows), "", notes)
 
@@ -220,8 +220,8 @@ def about_sums(rows: list[Row], headings: list[str]) -> list[str]:
     for heading, first_order, whole in zip(headings[2:], in_sum, measured):
         if abs(first_order - whole) > max(FAR * max(abs(first_order), abs(whole)), TINY):
             said.append(f"In the column {heading} the sum ({first_order:+.5f}) is far from what "
-                        f"was measured ({whole:+.5f}). So this step was too long for the first "
-                        "order, and the parts in this column explain little of the change")
+                        f"was measured ({whole:+.5f}). So its parts say little about the change: "
+                        "for a first-order calculation this step is too long")
     return said
 
 
