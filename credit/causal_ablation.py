@@ -60,7 +60,7 @@ class causal_ablation:
     def after_resampling(self, rollouts: Rollouts, policy: Policy,
                          positions: Positions) -> torch.Tensor:
         """(positions,): reward with the token minus reward without it."""
-        groups, ids = rollouts.lists
+        groups, ids = rollouts.groups_and_ids
         prefixes = [(groups[row], tuple(ids[row][:t])) for row, t in positions]
         own_tokens = [ids[row][t] for row, t in positions]
         rewards, self.metrics = continuation_rewards(policy, rollouts, prefixes, 1,
@@ -113,7 +113,7 @@ class deletion:
         pass
 
     def __call__(self, rollouts: Rollouts, policy: Policy) -> torch.Tensor:
-        credit, (groups, answers) = torch.zeros_like(rollouts.log_prob), rollouts.lists
+        credit, (groups, answers) = torch.zeros_like(rollouts.log_prob), rollouts.groups_and_ids
         for row in rollouts.rows_of_rank().tolist():
             problem, ids = rollouts.problems[groups[row]], answers[row]
             rest = [policy.reward_of(problem, ids[:t] + ids[t + 1:]) for t in range(len(ids))]

@@ -177,7 +177,7 @@ def steps_ended(rollouts: Rollouts, policy: Policy) -> torch.Tensor:
     """(B, T): how many right steps of the reasoning end with the token."""
     right_steps: Callable[[Problem, list[bytes]], list[int]] = getattr(policy.task, "right_steps")
     ended = torch.zeros(rollouts.mask.shape)
-    for row, (group, ids) in enumerate(zip(*rollouts.lists)):
+    for row, (group, ids) in enumerate(zip(*rollouts.groups_and_ids)):
         for t in right_steps(rollouts.problems[group], token_bytes(policy.tokenizer, ids)):
             ended[row, t] += 1
     return ended.to(rollouts.mask.device)

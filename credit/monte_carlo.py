@@ -81,7 +81,7 @@ def prefix_values(policy: Policy, rollouts: Rollouts, cuts: list[list[int]],
     """The value of the first cuts[b][j] tokens of each answer b, and how much was sampled for it.
     Equal prefixes of a problem have one value."""
     prefixes: list[list[Prefix]] = []  # of each answer
-    for group, answer, lengths in zip(*rollouts.lists, cuts):
+    for group, answer, lengths in zip(*rollouts.groups_and_ids, cuts):
         prefixes.append([(group, tuple(answer[:length])) for length in lengths])
     distinct = list(dict.fromkeys(itertools.chain(*prefixes)))
     if not distinct:

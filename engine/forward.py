@@ -37,7 +37,7 @@ def first_of_equals(rollouts: Rollouts, rows: Tensor) -> tuple[Tensor, Tensor]:
 
         problems 0 0 0 1, answers x x y x, rows 4 5 6 7      distinct 4 6 7, number 0 0 1 2
     """
-    group_of, tokens = rollouts.lists
+    group_of, tokens = rollouts.groups_and_ids
     distinct: dict[tuple[int, ...], int] = {}  # the first row of each answer
     answers = []
     for row in rows.tolist():  # the CPU waits for the GPU here, in every micro-batch
@@ -53,7 +53,7 @@ def first_of_equals(rollouts: Rollouts, rows: Tensor) -> tuple[Tensor, Tensor]:
 def log_probs_of_each(model: Qwen2, rollouts: Rollouts, rows: Tensor) -> Tensor:
     """The same as `response_log_probs`, but equal rows are computed several times."""
     ids, shared, predicts = lay_out(rollouts, rows)
-    _, tokens = rollouts.lists
+    _, tokens = rollouts.groups_and_ids
     answers = [tokens[row] for row in rows.tolist()]
     length = torch.tensor([len(answer) for answer in answers])
     is_token = torch.arange(rollouts.ids.shape[1]) < length[:, None]
@@ -88,7 +88,7 @@ def lay_out(rollouts: Rollouts, rows: Tensor) -> tuple[Tensor, SharedPrompts, Te
         prompt a b c, answer x y z       ids a b c x y,  predicts 2 3 4
     """
     device = rollouts.ids.device
-    group_of, tokens = rollouts.lists
+    group_of, tokens = rollouts.groups_and_ids
     numbers = rows.tolist()
     groups = [group_of[row] for row in numbers]
     distinct = sorted(set(groups))
@@ -112,7 +112,7 @@ def micro_batches(rollouts: Rollouts, rows: Tensor, size: int) -> list[Tensor]:
     for many. A joined part has no more tokens, prompts included, than `size` answers of full
     length.
     """
-    group_of, tokens = rollouts.lists
+    group_of, tokens = rollouts.groups_and_ids
     numbers = rows.tolist()
 
     def count_tokens(part: slice) -> int:

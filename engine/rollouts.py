@@ -78,8 +78,9 @@ class Rollouts:
         return self.mask.sum(1)
 
     @cached_property
-    def lists(self) -> tuple[list[int], list[list[int]]]:
-        """The group of each answer and its tokens, read from a GPU only once."""
+    def groups_and_ids(self) -> tuple[list[int], list[list[int]]]:
+        """The group of each answer, and the ids of its tokens, as Python's lists. They are kept,
+        because they have to be copied from a GPU."""
         rows = zip(self.ids.tolist(), self.length.tolist())
         return self.group.tolist(), [ids[:length] for ids, length in rows]
 
@@ -144,7 +145,7 @@ def score_answers(rollouts: Rollouts, tokenizer: Tokenizer, task: Task[Problem])
     """
     section, kind = torch.zeros(2, *rollouts.mask.shape, dtype=torch.uint8)
     texts, answers, scores = [], [], []
-    groups, ids_of_rows = rollouts.lists
+    groups, ids_of_rows = rollouts.groups_and_ids
     for row, (group, ids) in enumerate(zip(groups, ids_of_rows)):
         pieces = token_bytes(tokenizer, ids)
         sections, kinds = task.label(pieces)

@@ -71,7 +71,7 @@ def test_log_probs_and_gradients_agree_with_transformers(tmp_path, kind):
     model = Qwen2.from_pretrained(tmp_path)
     log_prob = response_log_probs(model, batch, torch.arange(7))
     (log_prob * factor).sum().backward()
-    for row, answer in enumerate(batch.lists[1]):
+    for row, answer in enumerate(batch.groups_and_ids[1]):
         P = len(prompts[row % 3])
         logits = other(torch.tensor([prompts[row % 3] + answer])).logits[0, P - 1:-1]
         expected = logits.log_softmax(-1)[range(len(answer)), answer]

@@ -198,7 +198,7 @@ def mean_sizes(rewards: np.ndarray, probability: np.ndarray, answers: int) -> np
 
 def write_answers(path: Path, policy: Policy, listing: Listing) -> None:
     """Write a line for each listed answer, the likely ones of a problem first."""
-    rollouts, (groups, ids) = listing.rollouts, listing.rollouts.lists
+    rollouts, (groups, ids) = listing.rollouts, listing.rollouts.groups_and_ids
     rewards, credit = rollouts.reward.tolist(), listing.credit(rollouts).tolist()
     likely_first = sorted(range(len(ids)), key=lambda row: (groups[row], -listing.probability[row]))
     lines = []

@@ -131,7 +131,7 @@ def mean_width(listing: Listing) -> float:
     """The mean width of V's bounds over the prefixes of the listed answers, each by its
     probability."""
     total = count = 0.0
-    for share, group, ids in zip(listing.share, *listing.rollouts.lists):
+    for share, group, ids in zip(listing.share, *listing.rollouts.groups_and_ids):
         for t in range(len(ids)):
             low, high = listing.bounds[group, tuple(ids[:t])]
             total += share * (high - low)

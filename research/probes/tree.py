@@ -168,7 +168,7 @@ class Listing:
         """(B, T) the credit of the tokens of any answers to these problems: V after the token minus
         V before it. NaN where a prefix is not listed, 0 beyond the mask."""
         credit = torch.zeros(rollouts.mask.shape, dtype=torch.float64)
-        for row, (group, ids) in enumerate(zip(*rollouts.lists)):
+        for row, (group, ids) in enumerate(zip(*rollouts.groups_and_ids)):
             values = torch.full((len(ids) + 1,), math.nan, dtype=torch.float64)
             for t in range(len(values)):
                 prefix = group, tuple(ids[:t])
@@ -228,7 +228,7 @@ def with_prefix_values(rollouts: Rollouts) -> Listing:
     rewarded: dict[Prefix, float] = {}  # the sum of their rewards, each times its probability
     reach: dict[Prefix, float] = {}   # its own probability
     groups, probability = [], []      # of each answer
-    for row, (group, ids) in enumerate(zip(*rollouts.lists)):
+    for row, (group, ids) in enumerate(zip(*rollouts.groups_and_ids)):
         of_answer = before[row][len(ids)]
         groups.append(group)
         probability.append(of_answer)

@@ -94,7 +94,7 @@ def test_push_change_and_credit_are_of_the_same_tokens(stage):
     change = change_in_a_step(policy, batch)
     size = gradient_size(batch.log_prob, batch.collision) ** 2
     at = 0
-    for b, ids in enumerate(batch.lists[1]):
+    for b, ids in enumerate(batch.groups_and_ids[1]):
         for t, token in enumerate(ids):
             before, after = (found.listing.value.get((int(batch.group[b]), tuple(ids[:n])))
                              for n in (t, t + 1))
