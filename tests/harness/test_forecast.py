@@ -58,8 +58,8 @@ def test_what_is_told_is_what_is_counted(monkeypatch):
 def test_a_batch_that_no_machine_can_hold_is_refused(monkeypatch, flags, words):
     """A problem takes 500 bytes, and each token of its answers 30. The cache of models/tiny has 2 x
     3 layers x 2 heads x 32 numbers a token, in float32 1536 bytes, for all tokens but the last, and
-    at first for 64 of them: an answer of 10 tokens takes 300 + 9 * 1536 bytes. Of an evaluation only
-    as many problems are answered at a time as a step has answers: here eight."""
+    at first for 64 of them: an answer of 10 tokens takes 300 + 9 * 1536 bytes. Of an evaluation
+    only as many problems are answered at a time as a step has answers: here eight."""
     monkeypatch.setattr(load, "bytes_of_machine", lambda: 16 * 10 ** 9)
     load_policy(make_settings(SETTINGS))
     assert words in refusal(load_policy, make_settings(SETTINGS | flags))

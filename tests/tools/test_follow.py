@@ -242,7 +242,8 @@ def test_of_a_dropped_answer_no_weight_is_told(recorded, batch, follow_it):
     lines = lines_of(printed)
     assert "change     not measured, because the step left this answer out" in printed
     assert lines["dropped"][0] == NOT_TRAINED and {"group", "advantage", "s"} <= set(lines)
-    assert not {"weight", "rescaling", "loss norm", "term", "gradient", "rank", "change"} & set(lines)
+    assert not {"weight", "rescaling", "loss norm", "term", "gradient", "rank",
+                "change"} & set(lines)
 
 
 def test_the_answers_to_each_problem(recorded, batch, follow_it):
