@@ -48,6 +48,7 @@ REWARDS = {"graded": f"answer + {FORMAT_WEIGHT} format", "right": "answer",
 # A solved example has at most 4 numbers, because 5 can form too many expressions to try them all.
 MAX_SOLVED = 4
 MAX_THINK = 20_000  # the score of the reasoning reads only this many characters of the thinking
+MOST_KNOWN = 100_000  # draws without a new problem, after which there are taken to be no more
 
 SHORT = "<|im_start|>user\n{numbers} make {target}<|im_end|>\n<|im_start|>assistant\n<think>"
 FULL = """<|im_start|>system
@@ -203,10 +204,12 @@ class Task:
         if self.to_test:
             return rng.sample(self.to_test, min(count, len(self.to_test)))
         problems: dict[Content, Problem] = {}
+        known = 0  # draws since the last new problem
         for _ in range(20 * count):
             problem = self.make_problem(rng, held_out)
+            known = known + 1 if content_of(problem) in problems else 0
             problems.setdefault(content_of(problem), problem)
-            if len(problems) == count:
+            if len(problems) == count or known == MOST_KNOWN:
                 break
         return list(problems.values())
 

@@ -181,7 +181,9 @@ def numbers_of(record: StepRecord, config: Mapping[str, object], line: Json | No
         **numbers_of_step(line, s),
         **numbers_of_group(answers, b),
         **numbers_of_advantage(record, s, b),
-        **numbers_of_tokens(tokens, c, each)}
+        **numbers_of_tokens(tokens, c, each),
+        # the change of a dropped answer was not measured, and is on record as 0
+        **({"p after": None} if is_dropped[b] else {})}
 
 
 def numbers_of_step(line: Json | None, s: SimpleNamespace) -> Numbers:

@@ -100,8 +100,10 @@ def one_step(folder: Path, step: int = 1) -> Qwen2:
     # Stage 7: compute the loss and its gradient. The sampler has computed the log-probs as well,
     # but it keeps nothing for a backward pass, so they are computed again.
     log_prob = log_probs(model, prompt, ids)                                         # (B, T)
+    # Both must agree. Logits that are read one position too late raise no error, but a large gap.
+    gap = ((log_prob - sampled.log_prob) * mask).abs().max()
     # The loss is -sum(weight * advantage * log_prob * mask) / N, with N tokens in all answers.
-    # Why does a smaller loss mean a larger expected reward?
+    # Why does a step along this gradient raise the expected reward?
     #   1. The expected reward is the sum of probability * reward over all possible answers.
     #   2. Its gradient is the sum of (gradient of probability) * reward.
     #   3. The gradient of a probability is probability * (gradient of log-prob). So the gradient of
@@ -110,11 +112,16 @@ def one_step(folder: Path, step: int = 1) -> Qwen2:
     #      the mean of (gradient of log-prob) * reward over our answers estimates it.
     #   5. The advantage takes the place of the reward: docs/policy_gradient.md derives why it may.
     # The loss has a minus, because an optimizer makes it smaller, and the reward should be larger.
+    # But its value says nothing: only the gradient counts, and only at the model that sampled these
+    # answers. After the step they are no longer its samples, so each step samples new ones. That is
+    # also why there is no ratio of new to old probability as in PPO, and no clipping: before the
+    # first update with a batch the ratio is 1. A KL term is left out as well.
     loss = policy_loss(log_prob, advantage, weight, mask, total=int(mask.sum()))
     loss.backward()
 
     # Stage 8: limit the gradient to the norm MAX_GRAD_NORM, and move the parameters. `norm` is the
-    # gradient's norm before it was limited.
+    # gradient's norm before it was limited. In a training the optimizer is made once, before the
+    # first step, because AdamW keeps means of the gradients of earlier steps.
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0)
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
     optimizer.step()
@@ -127,6 +134,7 @@ def one_step(folder: Path, step: int = 1) -> Qwen2:
 
     print(f"problem {name}: rewards have mean {reward.mean():.4f} and standard "
           f"deviation {reward.std(correction=0):.4f}")
+    print(f"the log-probs of training differ from those of the sampler by at most {gap:.0e}")
     print(f"the gradient has norm {norm:.3g} (limited to {MAX_GRAD_NORM:g}), and AdamW's learning "
           f"rate is {learning_rate:g}\n")
     print("answer  tokens  reward  advantage   log-prob before    after   change")
@@ -198,6 +206,8 @@ if __name__ == "__main__":
     parser.add_argument("step", nargs="?", type=int, default=1,
                         help="the number of the step, which decides the problem: from 1 on")
     given = parser.parse_args()
+    if given.step < 1:
+        parser.error(f"steps are counted from 1, and {given.step} is no step")
     try:
         one_step(given.folder, given.step)
     except UserError as error:

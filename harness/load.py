@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from engine import processes
+from engine.cache import FIRST_SLOTS
 from engine.choices import ADVANTAGES, LOSSES, MITIGATIONS, Choice, Method
 from engine.errors import UserError, location_of
 from engine.optimizer import AdamW
@@ -38,9 +39,9 @@ def load_policy(s: Settings, checkpoint: Path | None = None) -> Policy:
     if s.questions < processes.count():
         raise UserError(f"--questions {s.questions} cannot be shared by {processes.count()} "
                         "processes: some would have none")
-    refuse_beyond_memory(s)
     folder = checkpoint or find_folder(s.model)
     model = load_model(s, folder, torch.device("cpu") if s.offload_optimizer else device)
+    refuse_beyond_memory(s, bytes_of_answer(s, model, device))
     model.model.checkpointing = s.checkpointing
     set_threads(s.threads, model)
     if device.type == "cpu" and model.is_large:
@@ -52,28 +53,43 @@ def load_policy(s: Settings, checkpoint: Path | None = None) -> Policy:
     return policy
 
 
-def refuse_beyond_memory(s: Settings) -> None:
+def bytes_of_answer(s: Settings, model: Qwen2, device: torch.device) -> int:
+    """The memory of the machine that an answer takes while it is sampled, at the least: the tables
+    of the sampler, and on a CPU also the part of its cache that is there from the first token on.
+    Each of several processes has the cache of its own answers alone."""
+    tables = OF_TOKEN * s.max_new_tokens
+    if device.type != "cpu":
+        return tables
+    config, slots = model.config, min(s.max_new_tokens - 1, FIRST_SLOTS)
+    of_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    return tables + slots * of_token * model.compute_dtype.itemsize // processes.count()
+
+
+def refuse_beyond_memory(s: Settings, of_answer: int) -> None:
     """Refuse batches that cannot fit into this machine, because the program would grow until the
-    system kills it. What is counted is a small part of what they really need."""
+    system kills it. What is counted is a part of what they really need."""
     if not hasattr(os, "sysconf"):  # on Windows
         return
-    refuse_batch(("questions", s.questions), ("answers", s.answers), s.questions, s.max_new_tokens)
+    sampled_here = s.pairs is None and s.rollouts == OWN_SAMPLER
+    refuse_batch(s, ("questions", s.questions), ("answers", s.answers), s.questions,
+                 of_answer if sampled_here else OF_TOKEN * s.max_new_tokens)
     if s.eval_every:  # as many problems are answered at a time as a step has answers
         at_once = min(s.eval_tasks, s.questions * s.answers)
-        refuse_batch(("eval_tasks", s.eval_tasks), ("eval_answers", s.eval_answers), at_once,
-                     s.max_new_tokens)
+        refuse_batch(s, ("eval_tasks", s.eval_tasks), ("eval_answers", s.eval_answers), at_once,
+                     of_answer)
 
 
-def refuse_batch(problems: tuple[str, int], answers: tuple[str, int], at_once: int,
-                 tokens: int) -> None:
+def refuse_batch(s: Settings, problems: tuple[str, int], answers: tuple[str, int], at_once: int,
+                 of_answer: int) -> None:
     """Refuse these two flags, names and values, if the machine has too little memory for them:
-    `at_once` problems are answered at a time, with so many `tokens` in each answer."""
-    needed = OF_PROBLEM * problems[1] + OF_TOKEN * at_once * answers[1] * tokens
+    `at_once` problems are answered at a time, and each answer takes so many bytes."""
+    needed = OF_PROBLEM * problems[1] + at_once * answers[1] * of_answer
     memory = bytes_of_machine()
     if needed > memory:
         raise UserError(f"--{problems[0]} {problems[1]} with --{answers[0]} {answers[1]} and "
-                        f"--max_new_tokens {tokens} takes at least {needed / 1e9:,.0f} GB of "
-                        f"memory, and this machine has {memory / 1e9:.0f} GB")
+                        f"--max_new_tokens {s.max_new_tokens} takes at least "
+                        f"{needed / 1e9:,.0f} GB of memory, and this machine has "
+                        f"{memory / 1e9:.0f} GB")
 
 
 def bytes_of_machine() -> int:

@@ -304,6 +304,17 @@ def test_fewer_problems_than_asked_for_are_no_endless_search():
     assert len(Task(prompt="short", numbers="3", max_number=2).held_out_problems(20)) == 3
 
 
+def test_the_search_ends_when_nothing_new_was_drawn_for_long(monkeypatch):
+    """Whatever the number that was asked for: here the last new problem of four is the seventh
+    draw, and after five more draws nobody looks further."""
+    A, B, C, D = (Problem((1, 1, number), 3) for number in range(4))
+    draws = iter([A, A, B, A, A, C, D, *[A, B, C, D, A]])
+    monkeypatch.setattr("countdown_task.MOST_KNOWN", 5)
+    monkeypatch.setattr(Task, "make_problem", lambda *_: next(draws))
+    task = Task(prompt="short", numbers="3")
+    assert task.held_out_problems(10 ** 9) == [A, B, C, D] and next(draws, None) is None
+
+
 PARTS_OF_AN_ANSWER = {"so": "word", " try": "word", "é.": "word", "<": "word", ">\n": "word",
                       "|": "word", " ": "space", "\n": "space", "3": "number", " 15": "number",
                       "+": "operator", " *": "operator", "-": "operator", "/": "operator",

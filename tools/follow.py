@@ -211,6 +211,8 @@ def print_account(run: Run, model: str | None, record: StepRecord, tokenizer: To
             print_stage("others", others, where(Qwen2.logits))
     if "change" not in answer["values"]:
         print_stage("change", "not measured in this step; --change_every says in which it is", "")
+    elif answer["account"]["dropped"]:
+        print_stage("change", "not measured, because the step left this answer out", "")
 
 
 def print_stage(label: str, text: str, function: str) -> None:
@@ -258,8 +260,13 @@ def show_what_moved(run: Run, sampled_by: str, record: StepRecord, tokenizer: To
     weight[rollouts.mask] = torch.from_numpy(record.tokens["weight"]).float()
     if s.drop_unfinished:
         rollouts = drop_unfinished(rollouts)
-    if not (rollouts.advantage * weight).any() or not rollouts.mask[b, t]:
-        return print("\nThe token was not moved: the step made no update, or left this answer out.")
+    if not rollouts.mask[b, t]:
+        return print("\nWhat moved the token is not known: the step left this answer out, and did "
+                     "not measure its change.")
+    if not (rollouts.advantage * weight).any():
+        return print("\nNo token of the batch moved it: the step made no update."
+                     if not s.kl else "\nNo token's advantage moved it: only the KL term did, and "
+                                      "what AdamW keeps of earlier steps.")
     trainer = folder / "trainer" / "state.safetensors" if step > 1 else None
     for table in what_moved(folder, trainer, rollouts, weight, s, tokenizer, b, t):
         print(f"\n{table.title}\n{table.to_text()}")

@@ -27,7 +27,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from analysis.statistics import Estimate, mean_over
+from analysis.statistics import Estimate, holm, mean_over
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row, shown
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
@@ -62,6 +62,7 @@ FLAGS = {
                        least=1, most=1000)}
 RATES_FROM, SEEDS_FROM = 1000, 3000
 RATE = Flag(1e-2, above=0, most=10)
+RATE_OF_ALL = "1e-2"  # the best one of plain GRPO in most tasks
 IN_POINTS = f"points of mean success over plain GRPO{WITH_INTERVAL}"
 NOT_TRIED = "cannot be tried in a synthetic task"
 
@@ -137,6 +138,8 @@ def trained_cell(task: str, arm: SyntheticArm, name: str, args: SimpleNamespace,
 def best_rate(spec: TaskSpec, arm: SyntheticArm, args: SimpleNamespace) -> float:
     """The rate with the highest mean over other seeds."""
     rates = values_of(args.rates, "rates", RATE)
+    if len(rates) == 1:
+        return rates[0]
     first = args.seed + RATES_FROM
     seeds = list(range(first, first + args.rate_seeds))
     rate_of_runs = np.repeat(rates, len(seeds)).tolist()  # all seeds at the first rate, ...
@@ -266,12 +269,17 @@ def predicted_gains_table(board: Table) -> list[Table]:
                    "difference": "measured minus predicted"})]
 
 
-def where_it_pays(name: str, flags: dict | None = None, seeds: int = 8) -> str:
+def where_it_pays(name: str, flags: dict | None = None, seeds: int = 16) -> str:
     """Where a method pays: its gain in three synthetic tasks, in which few tokens, some, or many of
-    128 decide, as a table and a sentence. It takes some ten seconds."""
-    args = SimpleNamespace(seed=0, steps=60, rates="1e-2,3e-2", seeds=seeds, rate_seeds=4)
+    128 decide, as a table and a sentence. It takes some ten seconds.
+
+    All arms have the same learning rate. With the better of two rates for each, found on four
+    seeds, a method that knew nothing was 3.5 points ahead: plain GRPO had got the worse rate by
+    chance.
+    """
+    args = SimpleNamespace(seed=0, steps=60, rates=RATE_OF_ALL, seeds=seeds)
     rows: list[Row] = []
-    ahead = []
+    gains: dict[str, Estimate] = {}  # by the number of tokens that decide
     same = 0  # tasks in which each run ends as the one of plain GRPO with its seed does
     try:
         arms = named_arm(name, flags), named_arm(PLAIN), named_arm(TRUE)
@@ -282,8 +290,7 @@ def where_it_pays(name: str, flags: dict | None = None, seeds: int = 8) -> str:
             rows.append([f"{TaskSpec.read(task).decide} of {TaskSpec.read(task).tokens}", gain,
                          mean_over(true - plain)])
             same += bool((mine == plain).all())
-            if gain.low > 0:
-                ahead.append(str(TaskSpec.read(task).decide))
+            gains[str(TaskSpec.read(task).decide)] = gain
     except UserError as error:
         return f"Where could it pay? {name} {NOT_TRIED}: {error}"
     if same == len(FEW_SOME_MANY):
@@ -292,13 +299,17 @@ def where_it_pays(name: str, flags: dict | None = None, seeds: int = 8) -> str:
     table = Table("where", "", by_row({"decide": "", "gain": "points", "true": "points"}, rows),
                   headings={"decide": "tokens that decide", "gain": f"gain of {name}",
                             "true": "gain of true credit"})
-    found = f"{name} is ahead of plain GRPO in none of them."
+    corrected = dict(zip(gains, holm([gain.p for gain in gains.values()])))
+    ahead = [decide for decide, gain in gains.items()
+             if gain.value > 0 and corrected[decide] < 0.05]
+    found = f"{name} is not seen to be ahead of plain GRPO in any of them."
     if ahead:
         found = f"{name} is ahead of plain GRPO where {listed(ahead)} of the tokens decide."
     about = (f"Where could it pay? The table has three synthetic tasks, in which it is known which "
-             f"tokens decide. {found} A gain is in points of mean success over plain GRPO, with "
-             f"its 95% interval over {seeds} seeds. Each method has the better of two learning "
-             "rates, found on other seeds. No method can know more than the true credit.")
+             f"tokens decide. {found} This goes by p-values below 0.05 after Holm's correction for "
+             "the three tasks. An answer there has 128 symbols, each of them one of four. A gain "
+             "is in points of mean success over plain GRPO, with its 95% interval over "
+             f"{seeds} seeds. No method can know more than the true credit.")
     return f"{textwrap.fill(about, 100)}\n\n{table.to_text()}"
 
 

@@ -29,7 +29,7 @@ from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
-from analysis.runs import Run, evaluations, read_run
+from analysis.runs import Run, evaluations, is_foreign, read_run
 from analysis.tables import Row, Table, by_row
 from countdown_task import MAX_SOLVED, Problem, read_expression, solutions_of
 from engine.errors import UserError
@@ -37,6 +37,7 @@ from harness.flags import Flag
 from harness.load import make_task
 from harness.metrics import CERTAIN
 from harness.record import find_folder
+from harness.screen import most_varied
 from harness.settings import make_settings
 from research.probes.common import Findings
 
@@ -49,23 +50,20 @@ SIGNS = {"success": "success", "entropy": "entropy",
 
 
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
-    runs = {}
-    for name in (args.run, args.beside):
-        run = read_run(find_folder(name))
-        if not run["metrics"]:
-            raise UserError(f"{name} has no finished step yet")
-        runs[run["folder"].name] = run
-    if len(runs) < 2:
-        raise UserError(f"--run and --beside are both {args.run}: two runs are compared")
+    runs = two_runs(find_folder(args.run), find_folder(args.beside))
     intro = ["; ".join(f"{name}: {len(run['metrics'])} steps" for name, run in runs.items()) + "."]
     tables = [signs_table(runs)]
     if all(is_countdown(run) for run in runs.values()):
-        held_out = [held_out_of(run) for run in runs.values()]
+        try:
+            held_out = [held_out_of(run) for run in runs.values()]
+        except UserError as error:  # the signs above are on record
+            held_out = []
+            intro.append(f"What solves the held-out problems is not known: {error}.")
         if not all(map(can_be_tried, held_out)):
             intro.append("What solves the held-out problems is not shown, because not all of them "
                          f"have 2 to {MAX_SOLVED} numbers. A single number has no operator, and "
                          "more numbers form too many expressions to try them all.")
-        else:
+        elif held_out:
             if held_out[0] == held_out[1]:  # otherwise their counts could not be compared
                 tables.append(operators_table(runs))
             tables.append(blind_table(runs))
@@ -74,19 +72,35 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     return Findings("How does a run fail?", intro, tables, curves)
 
 
+def two_runs(folder: Path, beside: Path) -> dict[str, Run]:
+    """Both runs by their names; by their paths if they have the same name."""
+    if folder.resolve() == beside.resolve():
+        raise UserError(f"--run and --beside are both {folder}: two runs are compared")
+    runs = {}
+    for path in (folder, beside):
+        run = read_run(path)
+        if not run["metrics"]:
+            raise UserError(f"{path} has no finished step yet")
+        runs[str(path) if folder.name == beside.name else path.name] = run
+    return runs
+
+
 def signs_table(runs: dict[str, Run]) -> Table:
     """A row for each run: the signs at the beginning and at the end."""
     rows: list[Row] = []
     sentences = []
     for name, run in runs.items():
         lines = run["metrics"]
-        certain = [line["step"] for line in lines if line["entropy"] < CERTAIN]
-        skipped = sum(bool(line["skipped"]) for line in lines)
+        certain = [line["step"] for line in lines
+                   if line["entropy"] is not None and line["entropy"] < CERTAIN]
+        skipped = None  # another trainer does not say it
+        if not is_foreign(run["config"]):
+            skipped = sum(bool(line["skipped"]) for line in lines)
+            sentences.append(f"{name}: {skipped} of {len(lines)} steps made no update.")
         row: Row = [name, len(lines)]
         for sign in SIGNS:
             row += [lines[0][sign], lines[-1][sign]]
         rows.append([*row, certain[0] if certain else None, skipped])
-        sentences.append(f"{name}: {skipped} of {len(lines)} steps made no update.")
     formats = {"run": "", "steps": "d", "success": ".1%", "success at the end": ".1%",
                "entropy": ".3f", "entropy at the end": ".3f", "without spread": ".0%",
                "without spread at the end": ".0%", "certain": "d", "skipped": "d"}
@@ -102,8 +116,9 @@ def signs_table(runs: dict[str, Run]) -> Table:
 
 
 def is_countdown(run: Run) -> bool:
-    config = run["config"]
-    return config.get("task") == "countdown_task" and bool(run["evaluations"])
+    """Whether a run of Countdown was evaluated before training and later."""
+    return (run["config"].get("task") == "countdown_task"
+            and len(evaluations(run, "sampled")) > 1)
 
 
 def operators_table(runs: dict[str, Run]) -> Table:
@@ -129,10 +144,19 @@ def operators_table(runs: dict[str, Run]) -> Table:
 
 
 def held_out_of(run: Run) -> list[Problem]:
-    """The problems of a run's evaluations."""
+    """The problems of a run's evaluations. They are not on record, only some of them are, so it is
+    checked that the settings still give these."""
     settings = make_settings({"config": str(run["folder"] / "config.json")})
     task = make_task(settings.task, settings.method_flags)
-    return task.held_out_problems(settings.eval_tasks)
+    problems = task.held_out_problems(settings.eval_tasks)
+    titles = [task.show(problem) for problem in problems]
+    shown = [titles[index] for index in most_varied(titles)]
+    for line in run["evaluations"]:
+        recorded = [one["problem"] for one in line["shown"]]
+        if len(line["answer"]) != len(problems) or (recorded and recorded != shown):
+            raise UserError(f"the settings of {run['folder']} give other problems now than it "
+                            "recorded, as after a change of the file of --data")
+    return problems
 
 
 def can_be_tried(problems: list[Problem]) -> bool:

@@ -223,7 +223,7 @@ def test_a_mask_that_was_not_trained_has_no_share():
 
 
 @pytest.mark.parametrize("pays_at, said", [
-    ((), "random is ahead of plain GRPO in none of them."),
+    ((), "random is not seen to be ahead of plain GRPO in any of them."),
     ((3,), "random is ahead of plain GRPO where 3 of the tokens decide."),
     ((3, 12, 42), "random is ahead of plain GRPO where 3, 12 or 42 of the tokens decide.")])
 def test_where_a_method_pays(monkeypatch, pays_at, said):
@@ -240,6 +240,19 @@ def test_where_a_method_pays(monkeypatch, pays_at, said):
     assert [row.split()[1] for row in rows] == ["3", "12", "42"]
     assert all("+10.0" in row for row in rows)
     assert ["+5.0" in row for row in rows] == [decide in pays_at for decide in (3, 12, 42)]
+
+
+def test_all_arms_have_one_learning_rate_where_a_method_is_tried(monkeypatch):
+    """If each had the rate that was best on few seeds, luck with a rate would look like a gain."""
+    rates = set()
+
+    def train(spec, arm, seeds, rate_of_runs, *_):
+        rates.update(rate_of_runs)
+        return [0.5 + 1e-3 * (seed % 2) * (arm.name == "random") for seed in seeds]
+
+    monkeypatch.setattr(dial, "train_policies", train)
+    dial.where_it_pays("random")
+    assert rates == {0.01}
 
 
 def test_a_method_that_does_the_same_as_plain_grpo_cannot_be_tried(monkeypatch):

@@ -47,14 +47,19 @@ def test_what_is_told_is_what_is_counted(monkeypatch):
 
 @pytest.mark.parametrize("flags, words", [
     ({"questions": 10 ** 9}, "--questions 1000000000 with --answers 4 and --max_new_tokens 10 "
-                             "takes at least 1,700 GB of memory, and this machine has 16 GB"),
-    ({"answers": 10 ** 9}, "takes at least 600 GB"),
+                             "takes at least 56,996 GB of memory, and this machine has 16 GB"),
+    ({"answers": 10 ** 9}, "takes at least 28,248 GB"),
+    ({"questions": 300_000}, "takes at least 17 GB"),
+    ({"questions": 600_000, "dtype": "bfloat16"}, "takes at least 18 GB"),
+    ({"questions": 40_000, "max_new_tokens": 1000}, "takes at least 21 GB"),
     ({"eval_tasks": 10 ** 9}, "--eval_tasks 1000000000 with --eval_answers 1 and"),
     ({"eval_answers": 10 ** 9}, "--eval_tasks 8 with --eval_answers 1000000000 and"),
-    ({"eval_answers": 10 ** 7, "eval_tasks": 400}, "takes at least 24 GB")])
+    ({"eval_answers": 10 ** 7, "eval_tasks": 400}, "takes at least 1,130 GB")])
 def test_a_batch_that_no_machine_can_hold_is_refused(monkeypatch, flags, words):
-    """A problem takes 500 bytes, and each token of its answers 30. Of an evaluation only as many
-    problems are answered at a time as a step has answers: here eight, of 10 tokens."""
+    """A problem takes 500 bytes, and each token of its answers 30. The cache of models/tiny has 2 x
+    3 layers x 2 heads x 32 numbers a token, in float32 1536 bytes, for all tokens but the last, and
+    at first for 64 of them: an answer of 10 tokens takes 300 + 9 * 1536 bytes. Of an evaluation
+    only as many problems are answered at a time as a step has answers: here eight."""
     monkeypatch.setattr(load, "bytes_of_machine", lambda: 16 * 10 ** 9)
     load_policy(make_settings(SETTINGS))
     assert words in refusal(load_policy, make_settings(SETTINGS | flags))

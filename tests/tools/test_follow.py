@@ -242,11 +242,15 @@ def test_what_else_could_stand_there_is_at_the_temperature_of_the_record(recorde
 
 
 def test_of_a_dropped_answer_no_weight_is_told(recorded, batch, follow_it):
-    """Its group's statistics know it, the loss does not."""
+    """Its group's statistics know it, the loss does not. Nor was its change measured, and the 0 on
+    record is not told."""
     b = int((~batch.finished).nonzero()[0])
-    lines = lines_of(follow_it(recorded, "--step", STEP, "--answer", b, "--token", 0))
+    printed = follow_it(recorded, "--step", STEP, "--answer", b, "--token", 0)
+    lines = lines_of(printed)
+    assert "change     not measured, because the step left this answer out" in printed
     assert lines["dropped"][0] == NOT_TRAINED and {"group", "advantage", "s"} <= set(lines)
-    assert not {"weight", "rescaling", "loss norm", "term", "gradient", "rank"} & set(lines)
+    assert not {"weight", "rescaling", "loss norm", "term", "gradient", "rank",
+                "change"} & set(lines)
 
 
 def test_the_answers_to_each_problem(recorded, batch, follow_it):

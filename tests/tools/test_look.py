@@ -31,6 +31,17 @@ def test_a_weighting_of_ten_tokens():
     assert lines[2].endswith("alike, the ratio is that of a batch 0.5 times as large")
 
 
+def test_equal_weights_stay_equal_where_batches_are_rescaled_differently():
+    """Five tokens of each batch, of which two got 1 from the weighting and three 0.25. The second
+    batch's factor is 2% larger. Four of ten are the heaviest, and not only the second batch's."""
+    returned = np.array([1.0, 1.0, 0.25, 0.25, 0.25] * 2)
+    rescaled = returned * np.repeat([1.0, 1.02], 5)
+    lines = about_gradient(True, KIND, ONES, ONES, ONES, rescaled, as_returned=returned)
+    assert "the heaviest 40% of the tokens" in lines[1]
+    assert "the heaviest 20% of the tokens" in about_gradient(
+        True, KIND, ONES, ONES, ONES, rescaled)[1]
+
+
 def test_weights_of_whole_answers_have_no_noise_to_take_away():
     """Two answers of two tokens and one; what is behind an answer's last token does not count."""
     mask = torch.tensor([[True, True], [True, False]])

@@ -1,13 +1,16 @@
 """What moved a token: by hand where only the last matrix learns, against autograd, in a run."""
+import json
 import re
+import shutil
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from conftest import make_tokenizer
 from engine.tokens import load_tokenizer, token_bytes
-from harness.record import read_columns, read_credit
+from harness.record import credit_path, read_columns, read_credit
 from test_change import RATE, WIDTH, coin, thrown  # noqa: F401  coin is a fixture
 from test_grpo import row_log_probs, settings
 from tools import follow
@@ -217,6 +220,22 @@ def test_a_sum_that_is_far_from_what_was_measured_is_named(total, measured, is_f
     said = about_sums(rows, ["moved by", "tokens", "plain step", "AdamW's step"])
     assert len(said) == is_far
     assert all(f"AdamW's step the sum ({total:+.5f}) is far" in text for text in said)
+
+
+@pytest.mark.parametrize("kl, words", [(0.0, "the step made no update"),
+                                       (0.1, "only the KL term did, and what AdamW keeps")])
+def test_where_all_rewards_are_equal_only_a_kl_term_moves_a_token(recorded, tmp_path, capsys, kl,
+                                                                  words):
+    run = shutil.copytree(recorded, tmp_path / "run")
+    config = json.loads((run / "config.json").read_text()) | {"kl": kl}
+    (run / "config.json").write_text(json.dumps(config))
+    columns = read_columns(run, 3)
+    b = int(columns["finished"].nonzero()[0][0])
+    columns["advantage"] *= 0
+    np.savez_compressed(credit_path(run, 3), **columns)
+    follow.main([str(run), "--step", "3", "--answer", str(b), "--token", "0", "--moved"])
+    printed = capsys.readouterr().out
+    assert words in printed and "itself" not in printed
 
 
 def test_a_part_that_is_not_known_is_not_among_the_largest():

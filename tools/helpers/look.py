@@ -28,6 +28,7 @@ from mitigations import rescaled_weight
 from train import drop_unfinished, with_advantage
 
 BATCHES, TENTH = 4, 0.1
+ROUNDING = 1e-5  # weights that differ by no more than this share are equal
 RARE = 0.005  # share of the gradient: a kind of token that has less is left out
 
 
@@ -84,23 +85,24 @@ def look(name: str, plain: Settings, idea: Settings, is_weighting: bool) -> None
         show_status(f"a look at the untrained model, batch {step} of {count}")
         batch = sample(policy, plain, step)
         usual, ones, _ = credited(batch, of_plain, policy, plain, step)
-        mine, weight, note = credited(batch, of_idea, replace(policy, settings=idea), idea, step)
-        if note:
-            notes.add(note)
+        mine, weight, metrics = credited(batch, of_idea, replace(policy, settings=idea), idea, step)
+        if metrics["weight_note"]:
+            notes.add(metrics["weight_note"])
         by_token |= differs_within(weight, mine.mask)
         s = gradient_size(batch.log_prob, batch.collision)
-        frames = (mine.kind, s, usual.advantage, mine.advantage, weight)
+        as_returned = weight / (metrics["weight_factor"] or 1)
+        frames = (mine.kind, s, usual.advantage, mine.advantage, weight, as_returned)
         found.append([frame[mine.mask].double() for frame in frames])
     usual, mine = (replace(batch, forward=None) for batch in (usual, mine))
     del policy, of_plain, of_idea  # the model: of a large one there is no room for two
-    kind, *columns = (torch.cat(parts).cpu().numpy() for parts in zip(*found))
+    kind, *columns, as_returned = (torch.cat(parts).cpu().numpy() for parts in zip(*found))
     say(f"{name} compared with plain GRPO, for {count * len(batch.mask)} answers "
         f"({len(kind)} tokens) of the untrained model:")
     show_status("a look at the untrained model, the change of its log-probs in plain GRPO")
     in_plain = tokens_after_a_step(plain, usual, ones)
     show_status(f"a look at the untrained model, the change of its log-probs with {name}")
     in_idea = tokens_after_a_step(idea, mine, weight)
-    lines = about_gradient(is_weighting, kind.astype(int), *columns, by_token)
+    lines = about_gradient(is_weighting, kind.astype(int), *columns, by_token, as_returned)
     for line in [*lines, about_change(in_plain, in_idea), *notes]:
         say(textwrap.fill(f"  {line}", 100, subsequent_indent="    "))
 
@@ -111,12 +113,12 @@ def sample(policy: Policy, s: Settings, step: int) -> Rollouts:
 
 
 def credited(batch: Rollouts, methods: tuple, policy: Policy, s: Settings, step: int) -> tuple:
-    """The batch and its weights (B, T), as a step of training makes them; and a note or None."""
+    """The batch and its weights (B, T), as a step of training makes them; and their metrics."""
     advantage, weighting = methods
     rollouts = with_advantage(batch, advantage, policy, s, step)
     rollouts = drop_unfinished(rollouts) if s.drop_unfinished else rollouts
     weight, metrics = rescaled_weight(weighting, s.mitigation, rollouts, policy, s.rescale)
-    return rollouts, weight, metrics["weight_note"]
+    return rollouts, weight, metrics
 
 
 def differs_within(weight: torch.Tensor, mask: torch.Tensor) -> bool:
@@ -166,15 +168,19 @@ def share_gains(mine: np.ndarray, plain: np.ndarray) -> str:
 
 def about_gradient(is_weighting: bool, kind: np.ndarray, s: np.ndarray, usual: np.ndarray,
                    advantage: np.ndarray, weight: np.ndarray,
-                   tells_tokens_apart: bool = True) -> list[str]:
+                   tells_tokens_apart: bool = True,
+                   as_returned: np.ndarray | None = None) -> list[str]:
     """Lines about some tokens, (n,) each: their kind, s, plain GRPO's advantage, and the idea's
-    advantage and weight."""
+    advantage and weight. `as_returned` are the weights before they were rescaled, if the tokens
+    come from several batches: each batch has another factor, and with it equal weights would no
+    longer be equal."""
     size, usual_size = np.abs(advantage * weight * s), np.abs(usual * s)
     gains = share_gains(shares_of_kinds(kind, size), shares_of_kinds(kind, usual_size))
     amount = weight if is_weighting else np.abs(advantage)
+    order = amount if as_returned is None or not is_weighting else as_returned
     # the heaviest tenth; and if others have the same weight as the last of these, they as well
-    of_last = np.sort(amount)[::-1][max(1, round(TENTH * len(amount))) - 1]
-    heaviest = amount[amount >= of_last]
+    of_last = np.sort(order)[::-1][max(1, round(TENTH * len(order))) - 1]
+    heaviest = amount[order >= of_last * (1 - ROUNDING)]
     share = f"{len(heaviest) / len(amount):.0%}"
     of_all = heaviest.sum() / max(amount.sum(), 1e-30)
     heaviest_tokens, sum_of_all = f"the heaviest {share} of the tokens", "all weight"

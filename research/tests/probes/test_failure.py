@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 from conftest import evaluation, write_log
 
-from countdown_task import Problem
+from analysis.runs import read_run
+from countdown_task import Problem, Task
 from engine.errors import UserError
 from research.__main__ import main
 from research.probes import failure
@@ -28,7 +29,7 @@ def is_sum(problem):
 def test_the_signs_and_the_operators(tmp_path):
     learns = write_log(tmp_path / "learns", {}, TASK, [line(1, 0.1, 0.5, 0.5)],
                        [evaluation(0, [0.0] * 40), evaluation(1, [1.0] * 40)])
-    problems = held_out_of({"folder": learns})
+    problems = held_out_of(read_run(learns))
     assert len(problems) == 40 and any(map(is_sum, problems))
     only_sums = [float(is_sum(problem)) for problem in problems]
     write_log(tmp_path / "fails", {}, TASK,
@@ -68,6 +69,60 @@ def test_two_runs_are_needed(tmp_path):
     with pytest.raises(UserError, match="no finished step"):
         main(["failure", "--run", str(write_log(tmp_path / "new", {}, TASK)), "--beside", str(run),
               "--out", str(tmp_path / "out")])
+
+
+def test_two_runs_of_one_name_are_two_runs(tmp_path):
+    """As the runs of two arms with the same seed."""
+    for arm, success in (("a", 0.1), ("b", 0.2)):
+        write_log(tmp_path / arm / "s0", {}, TASK, [line(1, success, 0.5, 0.5)])
+    found = measure(SimpleNamespace(run=str(tmp_path / "a/s0"), beside=str(tmp_path / "b/s0")),
+                    tmp_path)
+    assert [row[:3] for row in found.tables[0].rows] == [
+        (str(tmp_path / "a/s0"), 1, 0.1), (str(tmp_path / "b/s0"), 1, 0.2)]
+
+
+def test_what_another_trainer_does_not_say_is_not_known(tmp_path):
+    own = write_log(tmp_path / "own", {}, {}, [line(1, 0.1, 0.5, 0.5)])
+    other = write_log(tmp_path / "other", {}, {"trainer": "trl"}, [{"step": 1, "reward": 0.5}])
+    [table] = measure(SimpleNamespace(run=str(other), beside=str(own)), tmp_path).tables
+    assert table.rows[0] == ("other", 1, *[None] * 8)
+    assert table.finding == "own: 0 of 1 steps made no update."
+
+
+@pytest.mark.parametrize("change", ["another", "gone", "fewer", None])
+def test_problems_that_have_changed_since_the_run_are_not_counted(tmp_path, change):
+    """The file has as many problems as before; the evaluations recorded one of the old ones."""
+    def write(first):
+        lines = [json.dumps({"nums": [3, number], "target": 3 + number})
+                 for number in range(first, first + 40)]
+        path.write_text("\n".join(lines))
+
+    path = tmp_path / "problems.jsonl"
+    write(1)
+    config = {"task": "countdown_task", "data": str(path), "eval_tasks": 3}
+    task = Task(data=str(path))
+    shown = [{"problem": task.show(problem)} for problem in task.held_out_problems(3)]
+    lines = [evaluation(step, [0, 0, 1]) | {"shown": shown} for step in (0, 1)]
+    for name in ("a", "b"):
+        write_log(tmp_path / name, {}, config, [line(1, 0.1, 0.5, 0.5)], lines)
+    if change == "another":
+        write(41)
+    elif change == "gone":
+        path.unlink()
+    elif change == "fewer":
+        path.write_text("\n".join(path.read_text().split("\n")[:8]))
+    found = measure(SimpleNamespace(run=str(tmp_path / "a"), beside=str(tmp_path / "b")), tmp_path)
+    assert ("is not known: " in " ".join(found.intro)) == (change is not None)
+    assert len(found.tables) == (1 if change else 3)
+
+
+def test_an_evaluation_before_training_says_nothing_about_after_it(tmp_path):
+    """A run that was stopped before its second evaluation."""
+    for name in ("a", "b"):
+        write_log(tmp_path / name, {}, TASK, [line(1, 0.1, 0.5, 0.5)],
+                  [evaluation(0, [0.0] * 40), evaluation(0, [0.0] * 40, "greedy")])
+    found = measure(SimpleNamespace(run=str(tmp_path / "a"), beside=str(tmp_path / "b")), tmp_path)
+    assert [table.name for table in found.tables] == ["signs"]
 
 
 PROBLEMS = [Problem((4, 9), 13), Problem((9, 4), 5), Problem((4, 9), 36), Problem((2, 3, 5), 0),
