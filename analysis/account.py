@@ -108,13 +108,15 @@ def loss_stages(s: SimpleNamespace, is_own: bool) -> list[Stage]:
     if s.kl:
         besides += f", without the KL term (--kl {s.kl:g})"
     return [
-        ("loss norm", f"{LENGTHS[s.loss_norm]}, and N = [[N]] tokens{of_kept}[[N from]] "
-                      f"(--loss_norm {s.loss_norm})", where(length_scaling)),
+        ("loss norm", f"the answer's length factor is {LENGTHS[s.loss_norm]}, and N = [[N]] "
+                      f"tokens{of_kept}[[N from]] (--loss_norm {s.loss_norm})",
+         where(length_scaling)),
         ("term", "-A c w m log p / N = -([[advantage]] x [[weight]] x [[m]] x [[log-prob]]) / "
                  f"[[N]] = [[term]]{besides}. Its value moves nothing; what counts is its "
                  "gradient", where(policy_loss)),
-        ("s", "sqrt(1 - 2 p + sum p^2) = sqrt(1 - 2 x [[p]] + [[collision]]) = [[s]]",
-         where(gradient_size)),
+        *ratio_stage(s, is_own),
+        ("s", "the length of the gradient of log p at the logits: sqrt(1 - 2 p + sum p^2) = "
+              "sqrt(1 - 2 x [[p]] + [[collision]]) = [[s]]", where(gradient_size)),
         ("gradient", "its size at the logits is abs(A) c w s = abs([[advantage]]) x [[weight]] x "
                      "[[s]] = [[gradient size]]. The loss takes m / N of it, which is "
                      "[[gradient size]] x [[m]] / [[N]] = [[gradient]]",
@@ -124,11 +126,20 @@ def loss_stages(s: SimpleNamespace, is_own: bool) -> list[Stage]:
         *(step_stages(s) if is_own else [])]
 
 
+def ratio_stage(s: SimpleNamespace, is_own: bool) -> list[Stage]:
+    """What has become of PPO's ratio. With several updates a credit file has its own columns."""
+    if not is_own or s.epochs > 1:
+        return []
+    return [("ratio", "of new to old probability: 1 in the only update with this batch, so PPO's "
+                      "clipped ratio has the gradient of log p (--epochs 1)", where(policy_loss))]
+
+
 def step_stages(s: SimpleNamespace) -> list[Stage]:
     """What the optimizer makes of the gradient of the whole batch."""
     return [("clipping", "[[clipping]]", where(clip_and_step)),
-            ("AdamW", "it divides each parameter's gradient by that gradient's usual size, so "
-                      "a parameter usually moves by at most about [[rate]] (--learning_rate)",
+            ("AdamW", "it divides each parameter's gradient by the usual size of that gradient, "
+                      "which in a first step is its own. So a parameter usually moves by at most "
+                      "about [[rate]] (--learning_rate)",
              where(AdamW.step))]
 
 
@@ -179,7 +190,7 @@ def numbers_of(record: StepRecord, config: Mapping[str, object], line: Json | No
         "m": rounded(m),
         "dropped": NOT_TRAINED if is_dropped[b] else None,
         **numbers_of_step(line, s),
-        **numbers_of_group(answers, b),
+        **numbers_of_group(answers, b, getattr(s, "reward", "")),
         **numbers_of_advantage(record, s, b),
         **numbers_of_tokens(tokens, c, each),
         # the change of a dropped answer was not measured, and is on record as 0
@@ -202,7 +213,8 @@ def numbers_of_step(line: Json | None, s: SimpleNamespace) -> Numbers:
     return {"clipping": clipping, "rate": rounded(s.learning_rate)}
 
 
-def numbers_of_group(answers: dict[str, np.ndarray], b: int) -> Numbers:
+def numbers_of_group(answers: dict[str, np.ndarray], b: int, formula: str) -> Numbers:
+    """The rewards of the answer's group, and the parts of its own that the formula names."""
     reward, group = torch.from_numpy(answers["reward"]), torch.from_numpy(answers["group"])
     mean = group_mean(reward, group)
     std = group_mean((reward - mean).square(), group).sqrt()
@@ -215,8 +227,10 @@ def numbers_of_group(answers: dict[str, np.ndarray], b: int) -> Numbers:
         counts.append(f"{others} others")
     parts = []
     for name, values in sorted(answers.items()):
-        if name.startswith(PART) and np.isfinite(values[b]):
-            parts.append(f"{name.removeprefix(PART)} = {rounded(values[b])}")
+        part = name.removeprefix(PART)
+        is_named = not formula or re.search(rf"\b{re.escape(part)}\b", formula)
+        if name.startswith(PART) and is_named and np.isfinite(values[b]):
+            parts.append(f"{part} = {rounded(values[b])}")
     return {
         "answers": rewards.total(),
         "rewards": ", ".join(counts),

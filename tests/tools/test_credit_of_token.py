@@ -57,7 +57,8 @@ def test_it_is_the_difference_of_two_means(recorded, policy, batch, monkeypatch)
 def test_in_words():
     said = CreditOfToken(before=0.25, after=0.75, error=0.1, k=1000).in_words()
     assert said == ("V after - V before = 0.7500 - 0.2500 = +0.500 (95% interval +0.304 to +0.696)."
-                    " V is the mean reward of 1,000 continuations")
+                    " Each V is the mean reward of 1,000 continuations by the model that sampled "
+                    "the answer")
 
 
 def test_v_is_the_mean_reward_of_answers_that_begin_so(recorded, policy, batch):

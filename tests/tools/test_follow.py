@@ -94,8 +94,8 @@ def test_every_line_is_what_the_function_it_names_computes(recorded, batch, foll
     b, t = a_token(batch)
     lines = lines_of(follow_it(recorded, "--step", STEP, "--answer", b, "--token", t))
     assert list(lines) == ["rewards", "p", "others", "entropy", "reward", "group",
-                           "advantage", "weight", "rescaling", "loss norm", "term", "s", "gradient",
-                           "push", "clipping", "AdamW", "change", "rank"]
+                           "advantage", "weight", "rescaling", "loss norm", "term", "ratio", "s",
+                           "gradient", "push", "clipping", "AdamW", "change", "rank"]
     for _, place in lines.values():
         path, names = place.split(": ")
         module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
@@ -112,7 +112,7 @@ def test_every_line_is_what_the_function_it_names_computes(recorded, batch, foll
     p = log_probs.exp()
 
     reward = {part: float(batch.scores[part][b])
-              for part in ("reward", "answer", "format", "reasoning")}
+              for part in ("reward", "answer", "format")}  # those that the formula names
     assert numbers(lines["reward"][0].partition(" = ")[2]) == pytest.approx(list(reward.values()),
                                                                             rel=1e-3)
     of_group = batch.reward[batch.group == batch.group[b]]

@@ -129,7 +129,8 @@ def test_the_largest_contributions_of_other_tokens_are_listed(rollouts):
         [rollouts.advantage[row[:2]].item() for row in rows])
     others = int(rollouts.mask.sum()) - 1
     assert table.notes[-1] == (f"All {others} other tokens of the batch raised its log-prob by "
-                               "2.50000 and lowered it by 3.00000")
+                               "2.50000 and lowered it by 3.00000. The tokens in the table make "
+                               "up 100% of these two")
 
 
 def test_weight_decay_has_a_row_of_its_own(small_model, rollouts, tmp_path):

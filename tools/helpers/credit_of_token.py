@@ -32,8 +32,8 @@ class CreditOfToken:
     def in_words(self) -> str:
         credit, half = self.after - self.before, Z * self.error
         return (f"V after - V before = {self.after:.4f} - {self.before:.4f} = {credit:+.3f} (95% "
-                f"interval {credit - half:+.3f} to {credit + half:+.3f}). V is the mean reward of "
-                f"{self.k:,} continuations")
+                f"interval {credit - half:+.3f} to {credit + half:+.3f}). Each V is the mean "
+                f"reward of {self.k:,} continuations by the model that sampled the answer")
 
 
 def measure_credit(run: Path, sampled_by: str, step: int, b: int, t: int, k: int) -> CreditOfToken:

@@ -53,7 +53,8 @@ NOTE = (
     "Each number is a change of the token's log-prob. The first rows are what other tokens, and "
     "the token itself, contributed to it, to first order. A better answer is one with an advantage "
     "above 0, and all others count as worse. The last row was measured, by taking the step. It "
-    "differs from the sum by what the first order leaves out")
+    "differs from the sum by what the first order leaves out. A group can move the token against "
+    "the sign of its own advantages, because all tokens share the model's parameters")
 NOTE_ON_STEPS = (
     "The plain step is one of gradient descent: it goes straight against the gradient of the "
     "batch's loss. It is made as long as AdamW's first step, which moves each parameter by about "
@@ -203,8 +204,10 @@ def tokens_that_moved(contribution: Tensor, heading: str, rollouts: Rollouts, to
                      rollouts.advantage[answer, position].item(), value])
     up, down = total_of(others.clamp(min=0)), total_of(others.clamp(max=0))
     number = int(rollouts.mask.sum()) - 1
+    share = sum(abs(row[-1]) for row in rows) / max(up - down, TINY)
     notes = [*NOTES_ON_TOKENS, f"All {number:,} other tokens of the batch raised its log-prob by "
-             f"{up:.5f} and lowered it by {-down:.5f}"]
+             f"{up:.5f} and lowered it by {-down:.5f}. The tokens in the table make up "
+             f"{share:.0%} of these two"]
     title = "The other tokens of the batch that moved it most"
     return Table("moved_tokens", title, by_row(formats, rows), "", notes)
 
