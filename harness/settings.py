@@ -35,7 +35,8 @@ OTHER_NAMES = {  # that other trainers use
     "num_steps": "--steps", "max_tokens": "--max_new_tokens", "beta": "--kl", "output_dir": "--out",
     "max_completion_length": "--max_new_tokens", "gradient_checkpointing": "--checkpointing",
     "wandb": "metrics.jsonl in the run's folder, with one line for each step",
-    "strength": "a flag if your function has a keyword of this name: (rollouts, *, strength)"}
+    "strength": "the flag of a function with an argument of this name: def my_idea(rollouts, *, "
+                "strength: Positive = 1.0)"}
 
 # when a setting has an effect
 POLICY: Requirement = (lambda s: s.loss == "policy", "--loss policy")

@@ -104,8 +104,9 @@ def main(argv: list[str]) -> None:
     say(f"\nThe picture is {verdict.draw(folders['idea'])}")
     runs = " ".join(f"{shlex.quote(str(folder))}/s*/" for folder in folders.values())
     say(f"For tables and a page: python analyze.py {runs}")
-    if experiment.settings["plain"].task == Settings.task and not is_taken_away("research"):
+    if experiment.has_synthetic_tasks():
         experiment.try_synthetic_tasks()
+    say(f"\n{textwrap.fill(verdict.next_step(own.quick), 100)}")
 
 
 class Experiment:
@@ -159,24 +160,37 @@ class Experiment:
         if is_weighting:
             for line in on_real_tokens(idea):
                 say(textwrap.fill(line, 100, subsequent_indent="    "))
+        if self.has_synthetic_tasks():
+            model = ["--model", self.settings["plain"].model]
+            command = python_command("-m", "research", "signal", *model, "--only",
+                                     self.as_in_research())
+            say("Without any training it can be measured, in one or two minutes for a small model, "
+                f"whether the gradient is\nless noisy with it: {command}")
         return_memory()           # the runs need the memory that models have taken here
         torch.cuda.empty_cache()  # without a GPU it does nothing
+
+    def has_synthetic_tasks(self) -> bool:
+        """Whether the probes of research/ are there and know the task."""
+        return self.settings["plain"].task == Settings.task and not is_taken_away("research")
+
+    def own_flags(self) -> dict:
+        """The flags of the idea itself that were typed."""
+        of_method = flags_of(METHODS[self.axis][self.name])
+        return {flag: value for flag, value in self.flags["idea"].items() if flag in of_method}
+
+    def as_in_research(self) -> str:
+        """my_idea --strength 10: the idea as an argument of a probe."""
+        return " ".join([self.name, *as_typed(self.own_flags())])
 
     def try_synthetic_tasks(self) -> None:
         """Print where the idea could pay, by tasks in which it is known which tokens decide."""
         show_status("training on synthetic tasks, in which it is known which tokens decide")
-        of_method = flags_of(METHODS[self.axis][self.name])
-        flags = {flag: value for flag, value in self.flags["idea"].items() if flag in of_method}
         dial = import_module("research.probes.dial")
-        found = dial.where_it_pays(self.name, flags)
+        found = dial.where_it_pays(self.name, self.own_flags())
         say(f"\n{found}")
-        typed = " ".join([self.name, *as_typed(flags)])
         if dial.NOT_TRIED not in found:
-            command = python_command("-m", "research", "dial", "--only", typed)
+            command = python_command("-m", "research", "dial", "--only", self.as_in_research())
             say(f"\nFor more synthetic tasks: {command}")
-        model = ["--model", self.settings["plain"].model]
-        command = python_command("-m", "research", "signal", *model, "--only", typed)
-        say(f"Does it make the gradient of this model less noisy? {command}")
 
 
 @dataclass

@@ -233,8 +233,9 @@ def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd)
         assert part in said
     assert ("dial: ('by_kind', {'word_weight': 0.1})\n\nFor more synthetic tasks: python -m "
             "research dial --only 'by_kind --word_weight 0.1'\n" in said) == dial
-    assert (f"less noisy? python -m research signal --model {learner} --only 'by_kind "
+    assert (f"less noisy with it: python -m research signal --model {learner} --only 'by_kind "
             "--word_weight 0.1'\n" in said) == dial
+    assert "\nWhat next? " in said
     folders = sorted(path.name.rpartition("-")[0] for path in (tmp_path / "my ideas").iterdir())
     assert folders == ["by_kind", "by_kind-placebo", "plain"]
     [typed] = re.findall("a page: python analyze.py (.*)", said)

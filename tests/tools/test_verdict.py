@@ -40,6 +40,18 @@ def test_the_sentences_by_hand():
     assert "worse than a random one (-6.0 (-6.2 to -5.8) points)" in behind
 
 
+def test_what_to_do_next_follows_from_the_verdict():
+    open_one = Verdict("my_idea", runs_with([0.03, 0.05]))
+    assert "without --quick" in open_one.next_step(is_quick=True)
+    assert "--seeds 4 sees smaller" in open_one.next_step(is_quick=False)
+    behind = Verdict("my_idea", runs_with([-0.05, -0.051, -0.049]))
+    assert "research signal measures whether my_idea" in behind.next_step(is_quick=False)
+    ahead = Verdict("my_idea", runs_with([0.05, 0.051, 0.049]))
+    assert "another --model" in ahead.next_step(is_quick=False)
+    same = Verdict("my_idea", runs_with([0.0, 0.0]))
+    assert "more --steps" in same.next_step(is_quick=False)
+
+
 def test_few_pairs_say_what_they_can_see():
     """0, 1, 2 and 3 points: their mean has the standard error 1.29 / 2. With 3 degrees of freedom
     4.27 of them are found in 80 of 100 experiments: 2.8 points."""
