@@ -134,7 +134,7 @@ def one_step(folder: Path, step: int = 1) -> Qwen2:
 
     print(f"problem {name}: rewards have mean {reward.mean():.4f} and standard "
           f"deviation {reward.std(correction=0):.4f}")
-    print(f"the log-probs of training differ from those of the sampler by at most {gap:.0e}")
+    print(f"the log-probs of training differ from those of the sampler by at most {gap:.2g}")
     print(f"the gradient has norm {norm:.3g} (limited to {MAX_GRAD_NORM:g}), and AdamW's learning "
           f"rate is {learning_rate:g}\n")
     print("answer  tokens  reward  advantage   log-prob before    after   change")

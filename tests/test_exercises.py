@@ -10,7 +10,7 @@ from conftest import ROOT
 from runs import SHORT, arrays, copy_project, lines, program
 
 PAGE = (ROOT / "docs/exercises.md").read_text()
-SECTIONS = dict(re.findall(r"^## (\d)\. (.*?)(?=^## |\Z)", PAGE, flags=re.S | re.M))
+SECTIONS = dict(re.findall(r"^## (\d+)\. (.*?)(?=^## |\Z)", PAGE, flags=re.S | re.M))
 
 TRAIN = """
 import json, sys
@@ -37,7 +37,8 @@ RUNS = {  # by name: the exercise whose changes are made, flags
     "no mean": ("1", STEP), "own N in parts": ("2", [*STEP, "--micro_batch", "4"]),
     "no end": ("3", [*STEP, "--mitigation", "ends"]), "no detach": ("4", [*STEP, *INVERSE]),
     "temperature": ("5", STEP), "format alone": ("6", STEP),
-    "own weighting": ("7", [*STEP, "--mitigation", "by_entropy"])}
+    "own weighting": ("7", [*STEP, "--mitigation", "by_entropy"]),
+    "clipped ratio": ("", [*STEP, "--epochs", "2"]), "no ratio": ("9", [*STEP, "--epochs", "2"])}
 
 
 def changes(exercise: str) -> list[tuple[str, str, str]]:
@@ -72,11 +73,25 @@ def made(tmp_path_factory):
                    arrays(place / name / "credit/step_000001.npz")) for name in RUNS}
 
 
-def test_the_page_has_eight_exercises_each_with_what_to_see():
-    assert sorted(SECTIONS) == list("12345678")
+def test_the_page_has_ten_exercises_each_with_what_to_see():
+    assert list(SECTIONS) == [str(number) for number in range(1, 11)]
     for number, text in SECTIONS.items():
-        assert "```bash" in text and "<details>" in text, number
+        assert "<details>" in text, number
+        assert number == "10" or "```bash" in text, number  # it has a screen in its place
         assert number == "8" or changes(number), number
+
+
+def test_log_probs_of_the_wrong_positions_differ_from_the_samplers(tmp_path):
+    copy_project(tmp_path, "examples")
+    [(name, old, new)] = changes("10")
+    path = tmp_path / name
+    text = path.read_text()
+    assert text.count(old) == 1
+    for line, is_small in ((old, True), (new, False)):
+        path.write_text(text.replace(old, line))
+        [gap] = re.findall(r"from those of the sampler by at most (\S+)",
+                           program(tmp_path, path, ROOT / "models/tiny"))
+        assert (float(gap) < 1e-3) == is_small and (is_small or float(gap) > 10)
 
 
 def test_each_change_does_what_the_page_says(made):
@@ -92,5 +107,8 @@ def test_each_change_does_what_the_page_says(made):
     assert plain["sampler_gap"] < 1e-4 and metrics["temperature"]["sampler_gap"] > 1e-2
     form = metrics["format alone"]
     assert form["reward"] == form["reward_format"] and plain["reward"] != plain["reward_format"]
+    # without the ratio the loss is that of log p in every update, with it another
+    assert metrics["no ratio"]["loss"] == pytest.approx(plain["loss"], abs=1e-5)
+    assert abs(metrics["clipped ratio"]["loss"] - plain["loss"]) > 1e-3
     mine = credit["own weighting"]
     assert np.corrcoef(mine["weight"], mine["entropy"])[0, 1] > 0.8
