@@ -17,8 +17,8 @@ TWO_NUMBERS: Json = {
     "reward_form": "right", "questions": 8, "answers": 8, "micro_batch": 64, "steps": 48,
     "eval_every": 24, "eval_tasks": 250, "eval_modes": "sampled", "checkpoint_every": 0,
     "save_model": True}
-# Methods are compared over the first half of these steps. By then plain GRPO solves about three
-# quarters of the problems. Later most groups have equal rewards, and then no method can differ.
+# Methods are compared over the first half of these steps. By then plain GRPO solves about two
+# thirds of the problems. Later most groups have equal rewards, and then no method can differ.
 STEPS_COMPARED = TWO_NUMBERS["steps"] // 2
 LAPTOP_BY_PROMPT: Json = {
     "expression": {**TWO_NUMBERS, "max_new_tokens": 12},

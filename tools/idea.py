@@ -7,7 +7,7 @@ NAME is a weighting or an advantage. Its own flags and --rescale are for the ide
 other flags of train.py are for every arm: plain GRPO, the idea and its placebo. Unless flags say
 otherwise, each arm is trained with eight seeds, and a run is 60 steps of 8 problems x 8 answers. A
 large model has the settings that train.py gives it, but 24 steps instead of 48. By then plain GRPO
-solves about three quarters of the problems, and later most groups have equal rewards, so that no
+solves about two thirds of the problems, and later most groups have equal rewards, so that no
 method can differ. Runs of a large model save no model, so a run that is stopped starts again from
 step 1.
 
