@@ -1,2 +1,2 @@
-"""Files to read and to copy from: one step of GRPO from top to bottom, and a second task."""
+"""Files to read and to copy from: one step of GRPO, a whole training, a second task."""
 import engine  # noqa: F401  before torch: it says how threads wait

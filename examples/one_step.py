@@ -9,7 +9,7 @@ It uses the model (qwen2_model.py), the task (countdown_task.py), the formulas (
 sampler (engine/sampler.py), and writes no file. Its gradient is the one that
 `python train.py --questions 1 --answers 16` computes in its first step; a test compares the two.
 It takes 16 bytes of memory a parameter (the weights, their gradient, AdamW's two moments), and some
-for the logits.
+for the logits. The same step thirty times, until models/tiny has learned, is examples/loop.py.
 
 What the lab adds to such a step, and why:
 

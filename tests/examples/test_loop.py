@@ -1,0 +1,108 @@
+"""The page that repeats the step of GRPO: its steps are those of train.py."""
+import re
+
+import numpy as np
+import pytest
+import torch
+
+import train
+from conftest import ROOT
+from examples import loop
+from harness.metrics import wilson_interval
+from qwen2_model import Qwen2
+from runs import lines, program
+
+HELD_OUT = 20  # problems: 500 take seconds
+NUMBERS = re.compile(r"\d+(?:\.\d+)?")
+
+
+@pytest.fixture(autouse=True)
+def few_are_held_out(monkeypatch):
+    monkeypatch.setattr(loop, "HELD_OUT", HELD_OUT)
+
+
+def parameters(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def test_the_first_two_steps_are_those_of_training(tmp_path, monkeypatch, capsys):
+    """The first one to rounding. After it the parameters differ by rounding, so a CPU may draw
+    another token in the second one, and then another answer: one of 128 changes 4% of what the two
+    steps did to the parameters. With an optimizer for each step it would be 46%."""
+    clip, gradients = torch.nn.utils.clip_grad_norm_, []
+
+    def noted(given, limit):
+        given = list(given)
+        gradients.append(torch.cat([p.grad.flatten() for p in given]))
+        return clip(given, limit)
+
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", noted)
+    run = tmp_path / "run"
+    train.main(["--questions", str(loop.PROBLEMS), "--answers", str(loop.ANSWERS), "--steps", "2",
+                "--eval_every", "0", "--out", str(run)])
+    capsys.readouterr()
+    trained = parameters(loop.train(steps=2, seed=0))
+    wanted, _, found, _ = gradients
+    assert (wanted - found).norm() <= 1e-4 * wanted.norm()
+    start = parameters(Qwen2.from_pretrained(loop.FOLDER))
+    expected = parameters(Qwen2.from_pretrained(run / "checkpoints/step_000002"))
+    assert (trained - expected).norm() <= 0.1 * (expected - start).norm()
+
+    before, _, _, *steps, _, after = capsys.readouterr().out.splitlines()
+    for number, (line, metrics) in enumerate(zip(steps, lines(run / "metrics.jsonl"), strict=True)):
+        unequal = loop.PROBLEMS * (1 - metrics["groups_without_spread"])
+        expected = [number + 1, metrics["reward"], 100 * metrics["success"], unequal, loop.PROBLEMS,
+                    metrics["gradient_norm"], metrics["tokens"]]
+        tolerance = [0, 0.001, 0.1, 0, 0, 0.001, 0]  # half of the last digit, and rounding
+        if number == 1:
+            tolerance = [0, 0.02, 2, 1, 0, 0.01, 100]  # with an answer that is another
+        found = [float(word) for word in NUMBERS.findall(line)]
+        assert (np.abs(np.subtract(found, expected)) <= tolerance).all(), (found, expected)
+    assert before.startswith("before: ") and after.startswith("after:  ")
+
+
+def test_the_same_held_out_problems_are_asked_before_and_after(monkeypatch, capsys):
+    """Without a step between them both answers are the same, and none of them is trained on."""
+    asked, generate = [], loop.generate
+
+    def noted(model, prompts, **given):
+        asked.append((prompts, given["answers"], given["seed"]))
+        return generate(model, prompts, **given)
+
+    monkeypatch.setattr(loop, "generate", noted)
+    loop.train(steps=0, seed=0)
+    before, _, _, _, after = capsys.readouterr().out.splitlines()
+    assert before.partition(":")[2].strip() == after.partition(":")[2].strip()
+    loop.train(steps=1, seed=1)
+    assert asked[0] == asked[1] == asked[2] == asked[4]  # whatever the seed is
+    prompts, answers, _ = asked[0]
+    assert (len(prompts), answers) == (HELD_OUT, 1)
+    assert not [prompt for prompt in asked[3][0] if prompt in prompts]
+
+
+def test_a_step_without_differences_moves_nothing(monkeypatch):
+    """Not even by what AdamW keeps of the first step."""
+    steps, z_score, after = [], loop.group_z_score, {}
+
+    def equal_in_step_2(reward, group):
+        steps.append(reward)
+        return z_score(reward, group) if len(steps) == 1 else torch.zeros_like(reward)
+
+    monkeypatch.setattr(loop, "group_z_score", equal_in_step_2)
+    for count in (1, 2):
+        steps.clear()
+        after[count] = parameters(loop.train(count, seed=0))
+    assert len(steps) == 2 and torch.equal(after[1], after[2])
+
+
+@pytest.mark.parametrize("hits, count", [(0, 100), (23, 100), (113, 500), (20, 20)])
+def test_the_interval_is_wilsons(hits, count):
+    right = torch.tensor([1.0] * hits + [0.0] * (count - hits))
+    low, high = wilson_interval(hits, count)
+    assert loop.success(right) == (f"{hits / count:.1%} of {count} held-out problems (95% interval "
+                                   f"{low:.1%} to {high:.1%})")
+
+
+def test_it_can_be_started_from_any_folder(tmp_path):
+    said = program(tmp_path, ROOT / "examples/loop.py", "--help")
+    assert "--steps" in said and "--seed" in said
