@@ -3,8 +3,8 @@
     python examples/loop.py                      # models/tiny: less than a minute on one core
     python examples/loop.py --steps 5 --seed 1   # fewer steps, with other problems
 
-Read examples/one_step.py first. The stages here have the same numbers, and the comments say only
-what changes because a step is repeated. The steps are those of
+Read examples/one_step.py first. The stages here have the same numbers. The comments say only what
+changes because a step is repeated, and because it has several problems. The steps are those of
 `python train.py --questions 16 --answers 8`; a test compares the first two. The trained model is
 not saved, because no file is written.
 """
@@ -42,7 +42,7 @@ def train(steps: int, seed: int) -> Qwen2:
     # rate * (the mean of its gradients) / (the root of the mean of their squares), and it keeps
     # these two means from step to step. An optimizer that is made anew knows one gradient alone.
     # Divided by its own size that is +1 or -1, so in each step every parameter would move by about
-    # the learning rate, however small its gradient is, and the noise in it would not average out.
+    # the learning rate, however small its gradient is, and the noise of batches would not average.
     model = Qwen2.from_pretrained(FOLDER)
     tokenizer = load_tokenizer(FOLDER)
     task, learning_rate, max_new_tokens = settings_of(FOLDER)
@@ -59,7 +59,7 @@ def train(steps: int, seed: int) -> Qwen2:
         scores = []
         for b, (ids, inside) in enumerate(zip(sampled.tokens, sampled.mask)):
             text = tokenizer.decode(ids[inside].tolist(), skip_special_tokens=False)
-            scores.append(task.score(problems[b // answers], text))  # the first 8 answer problem 0
+            scores.append(task.score(problems[b // answers], text))  # so many each
         reward = torch.tensor([score["reward"] for score in scores])
         right = torch.tensor([score["answer"] for score in scores])
         return prompts, sampled, reward, right
@@ -76,8 +76,8 @@ def train(steps: int, seed: int) -> Qwen2:
         problems = task.training_problems(seed, step, PROBLEMS)
 
         # Stages 3 and 4: sample answers with random numbers of this step, and reward them. Those of
-        # the step before cannot simply be used again. The mean over answers estimates the gradient
-        # only if the model as it is now has sampled them, and that step has changed the model.
+        # the step before cannot simply be used again: the mean over answers estimates the gradient
+        # only for the model that sampled them, and the step has changed the model.
         prompts, sampled, reward, right = ask(problems, ANSWERS, derived_seed("train", seed, step))
         ids, mask = sampled.tokens, sampled.mask                                     # (B, T) each
 

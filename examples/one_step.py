@@ -8,14 +8,16 @@
 It uses the model (qwen2_model.py), the task (countdown_task.py), the formulas (grpo.py) and the
 sampler (engine/sampler.py), and writes no file. Its gradient is the one that
 `python train.py --questions 1 --answers 16` computes in its first step; a test compares the two.
-It takes 16 bytes of memory a parameter (the weights, their gradient, AdamW's two moments), and some
-for the logits. The same step thirty times, until models/tiny has learned, is examples/loop.py.
+It takes 16 bytes of memory a parameter (the weights, their gradient, AdamW's two moments), and more
+for the logits and for what the backward pass needs. A whole training of such steps is
+examples/loop.py.
 
 What the lab adds to such a step, and why:
 
     evaluation         answers to held-out problems, because the rewards of a batch are partly luck
                        and the problems change from step to step
-    a record           each token's credit in a file, because questions come up after the training
+    a record           advantage, weight and log-prob of each token in a file, because questions
+                       come up after the training
     resuming           checkpoints, and random numbers that follow from the step alone, because a
                        run that is killed should go on as if nothing had happened
     several processes  each with its share of the problems, because one GPU may be too slow
@@ -75,8 +77,8 @@ def one_step(folder: Path, step: int = 1) -> Qwen2:
 
     # Stage 3: sample the answers. An answer ends with a stop token (<|im_end|>, which is its last
     # token) or at the limit. Shorter answers are filled up to T positions, and the mask is True
-    # only at the tokens of an answer. The seed is made from these three values, so each step of
-    # each run has random numbers of its own.
+    # only at the tokens of an answer. The seed is made from a word, the run's seed and the step, so
+    # each step of each run has random numbers of its own.
     sampled = generate(model, [prompt], answers=ANSWERS, stop_ids=stop_ids(model, tokenizer),
                        max_new_tokens=max_new_tokens,
                        seed=derived_seed("train", SEED, step))
@@ -100,10 +102,11 @@ def one_step(folder: Path, step: int = 1) -> Qwen2:
     # Stage 7: compute the loss and its gradient. The sampler has computed the log-probs as well,
     # but it keeps nothing for a backward pass, so they are computed again.
     log_prob = log_probs(model, prompt, ids)                                         # (B, T)
-    # Both must agree. Logits that are read one position too late raise no error, but a large gap.
+    # Both must agree. If logits are read one position too late, no error is raised, but this gap
+    # is large.
     gap = ((log_prob - sampled.log_prob) * mask).abs().max()
     # The loss is -sum(weight * advantage * log_prob * mask) / N, with N tokens in all answers.
-    # Why does a step along this gradient raise the expected reward?
+    # Why does a step against the gradient of this loss raise the expected reward?
     #   1. The expected reward is the sum of probability * reward over all possible answers.
     #   2. Its gradient is the sum of (gradient of probability) * reward.
     #   3. The gradient of a probability is probability * (gradient of log-prob). So the gradient of
@@ -188,10 +191,10 @@ def show_tokens(answer: int, texts: list[str], columns: dict[str, Tensor]) -> No
 def log_probs(model: Qwen2, prompt: list[int], answers: Tensor) -> Tensor:
     """(B, T): the log-prob of each token, given the prompt and the tokens before it.
 
-    No position sees the padding, because it comes after the answer, and attention is causal: each
-    position sees those before it. The logits at a position are a prediction of the next token, so
-    those at the prompt's last position belong to the answer's first token, and those at the
-    answer's last one to no token.
+    No token of an answer sees the padding, because it comes after the answer, and attention is
+    causal: each position sees those before it. The logits at a position are a prediction of the
+    next token, so those at the prompt's last position belong to the answer's first token, and those
+    at the answer's last one to no token.
     """
     prompts = torch.tensor([prompt] * len(answers))                                  # (B, P)
     logits = model(torch.cat([prompts, answers], dim=1))            # (B, P + T, vocabulary)
