@@ -3,8 +3,8 @@ could already say?
 
 The success with k tries, pass@k, is the probability that at least one of k sampled answers to a
 problem is right, averaged over the problems. One try shows what the model usually does, and many
-tries show what it can do at all. So a gain with one try that is gone with many tries means that
-training made answers likelier which the model could already give (2504.13837).
+tries show what it can do at all. If a gain with one try is gone with many tries, training has
+mostly made answers likelier which the model could already give (2504.13837).
 
 It needs evaluations with several answers to each problem: --eval_answers 32.
 """
@@ -24,12 +24,12 @@ TOO_FEW_PROBLEMS = (
 
 
 def success_with_tries(right: Floats, answers: int, tries: int) -> Floats:
-    """(problems,) the success with so many tries at each problem, of whose `answers` so many were
-    `right`: 1 - C(n - c, k) / C(n, k) (Chen et al. 2021, 2107.03374).
+    """(problems,) the probability that at least one of so many tries at a problem is right, if of
+    its `answers` so many were `right`: 1 - C(n - c, k) / C(n, k) (Chen et al. 2021, 2107.03374).
 
     The quotient is the probability that k of the n answers, drawn without replacement, are all
-    wrong. It is the product of the share of wrong answers among those left at each draw. It is 0 as
-    soon as no wrong answer is left.
+    wrong. It is the product over the draws of the share of wrong answers among those left, which
+    becomes 0 when no wrong answer is left. The factorials of C would be too large for floats.
     """
     all_wrong = np.ones(len(right))
     for drawn in range(tries):
@@ -123,8 +123,6 @@ def tries_in_words(numbers: list[int]) -> str:
 
 def notes_of(right_at_start: Floats, right_at_end: Floats, answers: int) -> list[str]:
     """How the table is computed, and how many problems no try solved."""
-    unsolved_at_start, unsolved_at_end = right_at_start == 0, right_at_end == 0
-    in_both = int((unsolved_at_start & unsolved_at_end).sum())
     return [
         f"Success with k tries, pass@k, is estimated from the {answers} answers to each problem. "
         f"If c of these n = {answers} are right, then k of them, drawn without replacement, have a "
@@ -133,6 +131,18 @@ def notes_of(right_at_start: Floats, right_at_end: Floats, answers: int) -> list
         "paired by problem. Its interval is over other problems and other answers to them, not "
         "over other seeds of the training. The finding goes by p-values below 0.05 after Holm's "
         "correction for the rows",
-        f"Of {len(right_at_start):,} problems, {int(unsolved_at_start.sum()):,} were solved by "
-        f"none of the {answers} tries at the start and {int(unsolved_at_end.sum()):,} by none at "
-        f"the end; {in_both:,} are in both counts"]
+        never_solved(right_at_start, right_at_end, answers)]
+
+
+def never_solved(right_at_start: Floats, right_at_end: Floats, answers: int) -> str:
+    """How many problems no try solved, and how much of the success at the end is to the others."""
+    unsolved_at_start, unsolved_at_end = right_at_start == 0, right_at_end == 0
+    in_both = int((unsolved_at_start & unsolved_at_end).sum())
+    text = (f"Of {len(right_at_start):,} problems, {int(unsolved_at_start.sum()):,} were solved by "
+            f"none of the {answers} tries at the start and {int(unsolved_at_end.sum()):,} by none "
+            f"at the end; {in_both:,} are in both counts")
+    if right_at_end.any():
+        share = right_at_end[~unsolved_at_start].sum() / right_at_end.sum()
+        text += (f". {share:.1%} of the right answers at the end are to problems that some try "
+                 "solved at the start")
+    return text

@@ -63,7 +63,8 @@ def test_more_with_one_try_and_fewer_with_many(tmp_path, capsys):
     assert found["high"] - found["value"] == pytest.approx(1.984 * (24 / 99 / 100) ** 0.5, rel=1e-3)
     assert table.notes[1] == (
         "Of 100 problems, 0 were solved by none of the 4 tries at the start and 40 by none at the "
-        "end; 0 are in both counts")
+        "end; 0 are in both counts. 100.0% of the right answers at the end are to problems that "
+        "some try solved at the start")
     said = ("With 1 or 2 tries the model solves more problems at step 10 than at step 0; with 4 "
             "tries the model solves fewer.")
     assert table.finding == said
@@ -74,11 +75,16 @@ def test_more_with_one_try_and_fewer_with_many(tmp_path, capsys):
 
 
 def test_what_is_never_solved_is_counted_at_the_start_and_at_the_end(tmp_path):
+    """Of the 1 + 4 right answers at the end, 4 are to a problem that was solved at the start."""
     folder = run_of(tmp_path / "run", [0.0, 0.0, 0.0, 0.5, 1.0], [0.0, 0.25, 0.0, 0.0, 1.0])
     table = tries_table(read_run(folder))
-    assert table.notes[1].startswith("Of 5 problems, 3 were solved by none of the 4 tries at the "
-                                     "start and 3 by none at the end; 2 are")
+    assert table.notes[1] == (
+        "Of 5 problems, 3 were solved by none of the 4 tries at the start and 3 by none at the "
+        "end; 2 are in both counts. 80.0% of the right answers at the end are to problems that "
+        "some try solved at the start")
     assert table.finding == TOO_FEW_PROBLEMS
+    nothing = tries_table(read_run(run_of(tmp_path / "nothing", [0.5] * 5, [0.0] * 5)))
+    assert nothing.notes[1].endswith("5 by none at the end; 0 are in both counts")
 
 
 def found_of(*gains, problems=400):
