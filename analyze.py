@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 FINDINGS = (  # the tables whose findings are printed, and shown beside a picture on the page
     "gradient by kind", "change by kind", "gradient by section", "gradient by position")
-IN_SHORT = ("gradient by kind", "gains")  # the tables that are printed
+IN_SHORT = ("gradient by kind", "gains", "tries")  # the tables that are printed
 ABOUT_FACTORS = (
     "Mean abs(A) shows how large the advantages of these tokens are, and mean s how uncertain the "
     "model was. The share of the squares is a share of the sum of (A w s)^2, on which the variance "
@@ -100,6 +100,8 @@ def analyze_run(run: Run, folder: Path, with_all: bool, notes_alone: bool = Fals
     findings = findings_of(by_name)
     description = report.describe(run, tally)
     sentences = [f"{report.task_in_words(run['config'])}.", description, *report.opening(run)]
+    if "tries" in by_name:
+        sentences.append(by_name["tries"].finding)
     page = report.run_page(sentences, findings, chapters, pictures)
     write_page(folder / "report.html", report.title_of(run), page, answers, shown_evaluations(run))
     if notes_alone:
@@ -151,6 +153,9 @@ def run_chapters(run: Run, tally: Tally | None) -> dict[str, list[Table]]:
     of_gradient: list[Table] = []
     if any(len(evaluations(run, mode)) > 1 for mode in CURVES):
         of_training.append(held_out_gains(run))
+    if run["config"].get("eval_answers", 1) > 1 and len(evaluations(run, "sampled")) > 1:
+        from analysis.tries import tries_table
+        of_training.append(tries_table(run))
     if tally is None:
         return {report.TRAINING: of_training}
     of_training += [growth(run, tally), rewards(tally)]

@@ -1,5 +1,6 @@
 """What the pages tell a reader to paste works as it stands there, the notebook too."""
 import inspect
+import itertools
 import json
 import re
 import shlex
@@ -12,7 +13,7 @@ import pytest
 import mitigations
 
 from conftest import REMOVABLE, ROOT, is_taken_away, project_files
-from countdown_task import Problem, read_problems
+from countdown_task import Problem, Task, evaluates_to, read_problems
 from runs import SHORT, block, blocks, copy_project, printed_by, program
 
 TRAIN = """
@@ -248,6 +249,25 @@ def all_pages():
     """The pages of the lab, and of the other packages that are there."""
     return [*project_files("*.md"), NOTEBOOK,
             *(page for folder in ("docs", *REMOVABLE) for page in project_files(f"{folder}/*.md"))]
+
+
+def test_what_guesses_would_solve():
+    """All 192 expressions of each of the 250 problems of docs/reading_a_run.md are tried. A guess
+    is any of them with equal probability, and guesses are independent."""
+    task = Task(prompt="short", numbers="3", min_number=1, max_number=15, max_result=150)
+    right = []
+    for problem in task.held_out_problems(250):
+        written = []
+        for x, y, z in itertools.permutations(problem.numbers):
+            for one, two in itertools.product("+-*/", repeat=2):
+                written += [f"({x}{one}{y}){two}{z}", f"{x}{one}({y}{two}{z})"]
+        found = [evaluates_to(text, problem.numbers, problem.target) for text in written]
+        right.append(sum(found) / len(found))
+    one_try, many_tries = np.mean(right), np.mean(1 - (1 - np.array(right)) ** 32)
+    page = " ".join((ROOT / "docs/reading_a_run.md").read_text().split())
+    assert f"one of the {len(written)} expressions" in page
+    said = f"solves {one_try:.1%} of these problems with one try, and {many_tries:.0%} with 32"
+    assert said in page
 
 
 def test_every_test_that_a_page_names_exists():
