@@ -153,7 +153,7 @@ def run_chapters(run: Run, tally: Tally | None) -> dict[str, list[Table]]:
     of_gradient: list[Table] = []
     if any(len(evaluations(run, mode)) > 1 for mode in CURVES):
         of_training.append(held_out_gains(run))
-    if run["config"].get("eval_answers", 1) > 1 and len(evaluations(run, "sampled")) > 1:
+    if len(evaluations(run, "sampled")) > 1 and run["config"].get("eval_answers", 1) > 1:
         from analysis.tries import tries_table
         of_training.append(tries_table(run))
     if tally is None:
