@@ -122,7 +122,8 @@ def loss_stages(s: SimpleNamespace, is_own: bool) -> list[Stage]:
                      "[[gradient size]] x [[m]] / [[N]] = [[gradient]]",
          where(TokenLogProbs.backward)),
         ("push", "A c w s^2 = [[advantage]] x [[weight]] x [[s]]^2 = [[push]]: what this term "
-                 "alone would do to log p in a step of size 1 at the logits", where(read_step)),
+                 "alone would do to log p, to first order, in a gradient step at the logits with "
+                 "the rate 1", where(read_step)),
         *(step_stages(s) if is_own else [])]
 
 
@@ -204,7 +205,8 @@ def numbers_of_step(line: Json | None, s: SimpleNamespace) -> Numbers:
     norm, limit = line["gradient_norm"], s.max_grad_norm
     if norm is None:
         return {"clipping": f"the step made no update: {line['skipped']}", "rate": None}
-    clipping = f"the gradient of the whole batch has the norm {rounded(norm)}"
+    clipping = ("the gradient of the whole batch, with respect to all parameters, has the norm "
+                f"{rounded(norm)}")
     if limit and norm > limit:
         clipping += (f", above --max_grad_norm {limit:g}, so it is multiplied by {limit:g} / "
                      f"{rounded(norm)} = {rounded(limit / norm, 3)}")

@@ -302,9 +302,13 @@ def where_it_pays(name: str, flags: dict | None = None, seeds: int = 16) -> str:
     corrected = dict(zip(gains, holm([gain.p for gain in gains.values()])))
     ahead = [decide for decide, gain in gains.items()
              if gain.value > 0 and corrected[decide] < 0.05]
+    behind = [decide for decide, gain in gains.items()
+              if gain.value < 0 and corrected[decide] < 0.05]
     found = f"{name} is not seen to be ahead of plain GRPO in any of them."
     if ahead:
         found = f"{name} is ahead of plain GRPO where {listed(ahead)} of the tokens decide."
+    if behind:
+        found += f" It is behind where {listed(behind)} of the tokens decide."
     about = (f"Where could it pay? The table has three synthetic tasks, in which it is known which "
              f"tokens decide. {found} This goes by p-values below 0.05 after Holm's correction for "
              "the three tasks. An answer there has 128 symbols, each of them one of four. A gain "

@@ -242,6 +242,17 @@ def test_where_a_method_pays(monkeypatch, pays_at, said):
     assert ["+5.0" in row for row in rows] == [decide in pays_at for decide in (3, 12, 42)]
 
 
+def test_a_method_that_is_behind_is_named(monkeypatch):
+    """It is 0.05 behind with every seed where 12 tokens decide."""
+    def train(spec, arm, seeds, *_):
+        loss = 0.05 * (arm.name == "random" and spec.decide == 12)
+        return [0.5 - loss + 1e-3 * (seed % 2) * (arm.name == "random") for seed in seeds]
+
+    monkeypatch.setattr(dial, "train_policies", train)
+    said = " ".join(dial.where_it_pays("random").split())
+    assert "It is behind where 12 of the tokens decide." in said
+
+
 def test_all_arms_have_one_learning_rate_where_a_method_is_tried(monkeypatch):
     """If each had the rate that was best on few seeds, luck with a rate would look like a gain."""
     rates = set()
