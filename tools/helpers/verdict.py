@@ -178,7 +178,7 @@ class Verdict:
         axis.axhline(0, color="black", lw=0.8)
         axis.set(xlim=(-0.5, len(labels) - 0.5), xticks=range(len(labels)), xticklabels=labels,
                  ylabel="difference in success, points",
-                 title=f"{self.name}: each pair of runs with the same seed, and the mean")
+                 title=f"{self.name}: pairs of one seed, and their mean")
 
 
 def about_few(gain: Gain) -> list[str]:
