@@ -128,7 +128,8 @@ def loss_stages(s: SimpleNamespace, is_own: bool) -> list[Stage]:
 
 
 def ratio_stage(s: SimpleNamespace, is_own: bool) -> list[Stage]:
-    """What has become of PPO's ratio. With several updates a credit file has its own columns."""
+    """The line about PPO's ratio, for a run with one update for each batch. With several updates
+    the ratio is a column of the credit file."""
     if not is_own or s.epochs > 1:
         return []
     return [("ratio", "of new to old probability: 1 in the only update with this batch, so PPO's "

@@ -92,5 +92,7 @@ def test_any_model_can_be_asked_from_any_folder(bare_model, tmp_path):
 
 def test_a_folder_that_is_none_is_one_sentence(tmp_path):
     program(tmp_path, ROOT / "examples/one_step.py", expect=0)
+    said = program(tmp_path, ROOT / "examples/one_step.py", TINY, 0, expect=2)
+    assert "steps are counted from 1" in said
     said = program(tmp_path, ROOT / "examples/one_step.py", tmp_path / "none", expect=1)
     assert said.startswith("one_step.py: ") and said.count("\n") == 1

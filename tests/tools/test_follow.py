@@ -23,6 +23,7 @@ from harness.record import read_credit, run_config
 from mitigations import outcome_conditional
 from qwen2_model import Qwen2
 from tools import follow
+from tools.helpers.same_model import where_kept
 
 NUMBER = r"-?\d+\.?\d*(?:e[-+]?\d+)?"
 STEP = 3
@@ -188,6 +189,18 @@ def test_a_model_that_was_not_kept_is_not_asked(recorded, batch, follow_it, tmp_
     said = refusal(follow_it, *argv, "--moved")
     assert said.endswith("sampled step 3, and it was not kept. It was kept for --step 1 or 2")
     assert not capsys.readouterr().out  # it is refused before anything is printed
+
+
+def test_a_run_in_runs_is_named_if_only_its_name_was_typed(follow_it, tmp_path, monkeypatch):
+    (tmp_path / "runs/one").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert refusal(follow_it, "one") == "one does not exist; did you mean runs/one?"
+
+
+def test_the_steps_whose_models_were_kept_are_named():
+    assert where_kept([]) == "It was kept for no step"
+    assert where_kept([26, 1]) == "It was kept for --step 1 or 26"
+    assert where_kept(range(1, 10)) == "It was kept for --step 1 2 3 ... 9"
 
 
 def test_a_token_beyond_the_vocabulary_of_the_model_was_sampled_by_another(recorded):

@@ -141,9 +141,9 @@ class Verdict:
             return ("What next? See whether it is also better on other problems, for example with "
                     "--numbers 4, and with another --model.")
         if gain.estimate.high < 0:
-            return (f"What next? More seeds will hardly change this. python -m research signal "
+            return ("What next? More seeds will hardly change this. python -m research signal "
                     f"measures whether {self.name} makes the gradient noisier, which would be a "
-                    f"reason.")
+                    "reason.")
         if is_quick:
             return ("What next? The same command without --quick has more seeds and steps, and "
                     "sees smaller differences.")
