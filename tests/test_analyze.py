@@ -78,7 +78,7 @@ def test_a_screen_says_what_the_run_did_and_the_page_goes_from_there_to_tables(t
         {**evaluation(3, [1, 1]), "success_low": 0.3, "success_high": 0.954}])
     analyze.main([str(folder)])
     printed = capsys.readouterr().out
-    assert "report.html" in printed
+    assert "report.html" in printed and f"python -m tools.follow {folder}" in printed
     page = (folder / "analysis/report.html").read_text()
     page = re.sub(r"data:image/png;base64,[^\"]*", "", page)
     said = ("not finished: step 3 of 4 so far",

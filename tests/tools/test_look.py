@@ -9,7 +9,7 @@ import torch
 
 from analysis.tokens import TokenTable
 from conftest import ROOT
-from engine.tokens import NUMBER, WORD
+from engine.tokens import NUMBER, THINK, WORD
 from harness.load import load_optimizer, load_policy, make_advantage, make_weighting
 from harness.settings import make_settings
 from tools.helpers.look import (about_change, about_gradient, as_a_batch, credited, differs_within,
@@ -144,6 +144,13 @@ def test_it_is_what_training_gives_the_tokens(capsys):
     look("by_kind", *settings, True)
     said = capsys.readouterr().out
     assert "word 0." in said and "operator 1." in said
+    # equal weights are equal in all four batches, although each batch is rescaled differently
+    policy, heavy, total = load_policy(settings[0]), 0, 0
+    for step in range(1, 5):
+        batch = sample(policy, settings[0], step)
+        heavy += int((batch.mask & ~((batch.kind == WORD) & (batch.section == THINK))).sum())
+        total += int(batch.mask.sum())
+    assert f"the heaviest {heavy / total:.0%} of the tokens" in " ".join(said.split())
 
 
 def test_answers_that_are_dropped_have_no_weight(monkeypatch):
