@@ -77,7 +77,7 @@ FEWEST_PAIRS = 6  # an arm with fewer is not in the table yet
 BY_SECTION = ("outcome_conditional 0.5", "outcome_conditional 0.25", "by_kind without words",
               "its placebo")
 FORMS = {  # for each --prompt: problems a step, steps, and the arms that say nothing there
-    "brief": SimpleNamespace(questions=4, steps=24, without=("measured 16",)),
+    "brief": SimpleNamespace(questions=4, steps=24, without=()),
     "expression": SimpleNamespace(questions=8, steps=16, without=BY_SECTION)}
 COMMON = ("--dtype bfloat16 --learning_rate 2e-6 --eval_every 0 --save_model no --sample_every 0 "
           "--change_every 0")

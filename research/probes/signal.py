@@ -145,17 +145,18 @@ def folded(parameters: Iterable[nn.Parameter], length: int = FOLDED, seed: int =
     """(length,) the gradient of all parameters, cut into blocks that are added up, each with a
     random sign and rotated by a random number of places. They are the same in every call."""
     generator = torch.Generator().manual_seed(seed)
-    total = torch.zeros(length)
+    parameters = list(parameters)
+    total = torch.zeros(length, device=parameters[0].device)
     for parameter in parameters:
         count = -(-parameter.numel() // length)
-        signs = 2.0 * torch.randint(2, (count,), generator=generator) - 1
+        signs = (2.0 * torch.randint(2, (count,), generator=generator) - 1).tolist()
         places = torch.randint(length, (count,), generator=generator).tolist()
         if parameter.grad is None:
             continue
         for block, sign, by in zip(parameter.grad.flatten().split(length), signs, places):
-            filled = F.pad(block, (0, length - len(block))).cpu()
+            filled = F.pad(block, (0, length - len(block)))
             total += sign * filled.roll(by)
-    return total
+    return total.cpu()
 
 
 def inner_products(gradients: list[Tensor]) -> np.ndarray:
