@@ -1,11 +1,13 @@
 """The curves of the pictures that explain: points worked out by hand."""
 import math
+from dataclasses import fields
 
 import numpy as np
 import pytest
 
+from harness.settings import Settings
 from research.experiments import lessons_of_runs
-from research.experiments.lessons import (ALTERNATIVES, clipped_losses, gradient_sizes,
+from research.experiments.lessons import (ALTERNATIVES, CLIP, clipped_losses, gradient_sizes,
                                           z_scores)
 from research.experiments.pictures import shown_of
 
@@ -37,6 +39,11 @@ def test_the_clip_by_hand(ratio, positive, negative):
     for name, expected in (("positive", positive), ("negative", negative)):
         found = [curves[f"{name}: {what}"][place] for what in ("loss", "derivative")]
         assert found == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_bounds_of_the_picture_are_those_of_the_flags():
+    usual = {field.name: field.default for field in fields(Settings)}
+    assert (usual["clip_low"], usual["clip_high"]) == CLIP
 
 
 @pytest.mark.parametrize("arm", lessons_of_runs.SHOWN_ARMS)
