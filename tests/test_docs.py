@@ -156,8 +156,9 @@ def test_the_derivative_of_one_token_follows_from_the_record(project, folder_of)
 def test_every_command_of_a_page_is_taken(project):
     """Flags of train.py are read, and `python -m tools...` is run where it trains no model."""
     (project / "models/Qwen2.5-0.5B-Instruct").symlink_to(ROOT / "models/tiny")
-    for name in ("before", "none-grpo-Qwen2.5-0.5B-Instruct-s0"):
+    for name in ("before", "usual", "shuffled", "none-grpo-Qwen2.5-0.5B-Instruct-s0"):
         (project / "runs" / name).symlink_to(project / "runs/none-grpo-s0")
+    printed_by(project, block("docs/how_a_run_fails.md", "one.jsonl"))  # writes that file
     (project / "problems.jsonl").write_text('{"nums": [3, 5, 7], "target": 22}\n')
     pages = [ROOT / "README.md", *project_files("docs/*.md")]
     typed = [shlex.split(command.replace("$seed", "0"), comments=True)

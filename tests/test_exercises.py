@@ -73,12 +73,12 @@ def made(tmp_path_factory):
                    arrays(place / name / "credit/step_000001.npz")) for name in RUNS}
 
 
-def test_the_page_has_ten_exercises_each_with_what_to_see():
-    assert list(SECTIONS) == [str(number) for number in range(1, 11)]
+def test_the_page_has_eleven_exercises_each_with_what_to_see():
+    assert list(SECTIONS) == [str(number) for number in range(11)]
     for number, text in SECTIONS.items():
         assert "<details>" in text, number
         assert number == "10" or "```bash" in text, number  # it has a screen in its place
-        assert number == "8" or changes(number), number
+        assert number in "08" or changes(number), number
 
 
 def test_log_probs_of_the_wrong_positions_differ_from_the_samplers(tmp_path):

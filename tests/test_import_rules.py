@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "analyze": ["analysis", "engine", "harness", "grpo", "mitigations"],
     "research": [*SIX, *LAB, "research"],
     "tools": [*SIX, *LAB, "tools"],
-    "examples": [*SIX, "engine", "harness.flags", "examples.one_step"],
+    "examples": [*SIX, "engine", "harness.flags", "examples.one_step", "examples.check_the_loss"],
     "bridges": [*SIX, *LAB, "tools", "bridges"],
     "benchmarks": [*SIX, *LAB, "benchmarks"],
 }

@@ -9,10 +9,12 @@ from matplotlib.figure import Figure
 from analysis.plots import (CHANGE_COLOUR, DOWN, GRADIENT_COLOUR, GREY, PUSH_COLOUR, TOKENS_COLOUR,
                             UP, legend_below, plt)
 from countdown_task import between
-from grpo import gradient_size, group_z_score
+from grpo import gradient_size, group_z_score, policy_loss
 
 DIGITS = 4    # to which a formula's curve is compared with the picture that was drawn
 GROUP = 16    # answers to a problem
+CLIP = (0.2, 0.28)  # the defaults of --clip_low and --clip_high
+ADVANTAGES = {"positive": 1.0, "negative": -1.0}
 ALTERNATIVES = {  # where the rest of the probability is -> the sum of squares of its shares
     "at one other token": 1.0, "at three others, equally": 1 / 3, "spread over very many": 0.0}
 
@@ -36,6 +38,26 @@ def z_scores() -> dict[str, list[float]]:
         curves["share"].append(right / GROUP)
         curves["right"].append(round(score[0].item(), DIGITS))
         curves["wrong"].append(round(score[-1].item(), DIGITS))
+    return curves
+
+
+def clipped_losses() -> dict[str, list[float]]:
+    """The loss of one token and its derivative by log p, over the ratio of its new and its old
+    probability: for an advantage of +1 and for one of -1. No ratio is a bound of the clip, because
+    there the derivative would depend on rounding."""
+    ratio = 1 + 0.003 * torch.arange(-200, 234, dtype=torch.float64)  # 0.4 to 1.699
+    curves = {"ratio": rounded(ratio)}
+    for name, value in ADVANTAGES.items():
+        losses, derivatives = [], []
+        for log_ratio in ratio.log():
+            log_prob = log_ratio.clone().requires_grad_()
+            loss = policy_loss(log_prob, torch.tensor(value), torch.tensor(1.0),
+                               torch.tensor(True), total=1, old=torch.tensor(0.0), clip=CLIP)
+            loss.backward()
+            losses.append(loss.detach())
+            derivatives.append(log_prob.grad)
+        curves[f"{name}: loss"] = rounded(torch.stack(losses))
+        curves[f"{name}: derivative"] = rounded(torch.stack(derivatives))
     return curves
 
 
@@ -64,6 +86,34 @@ def draw_z_scores(curves: dict) -> Figure:
     axis.set(xlabel=f"share of the {GROUP} answers that are right", ylabel="advantage",
              xlim=(0, 1), title="The advantage that GRPO gives to each answer of a group")
     axis.legend()
+    return figure
+
+
+def draw_clipped_losses(curves: dict) -> Figure:
+    """The loss above and its derivative below, grey where the clip leaves no gradient."""
+    figure, axes = plt.subplots(2, 2, figsize=(8.0, 5.2), sharex=True, sharey="row")
+    ratio = np.array(curves["ratio"])
+    start = curves["ratio"].index(1.0)
+    for column, name in zip(axes.T, ADVANTAGES):
+        derivative = np.array(curves[f"{name}: derivative"])
+        has_gradient = derivative != 0
+        for axis, values in zip(column, (np.array(curves[f"{name}: loss"]), derivative)):
+            axis.axhline(0, color="black", lw=0.8, zorder=1)
+            for bound in (1 - CLIP[0], 1 + CLIP[1]):
+                axis.axvline(bound, color="black", lw=0.8, ls=":")
+            for shown, colour, label in ((has_gradient, GRADIENT_COLOUR, "it has a gradient"),
+                                         (~has_gradient, GREY, "it has none: far enough")):
+                axis.plot(ratio, np.where(shown, values, np.nan), color=colour, lw=3, label=label)
+            axis.plot(1, values[start], "o", color="black", ms=5.5,
+                      label="before the first update")
+        ticks = [0.6, 1 - CLIP[0], 1, 1 + CLIP[1], 1.5]
+        column[1].set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        column[1].set(xlabel="ratio of new to old probability", xlim=(ratio[0], ratio[-1]))
+    axes[0][0].set(title="Advantage +1: the token should become likelier",
+                   ylabel="loss of the token")
+    axes[0][1].set(title="Advantage -1: it should become less likely")
+    axes[1][0].set(ylabel="its derivative by log p")
+    legend_below(figure, axes[0][0], ncols=3)
     return figure
 
 

@@ -357,6 +357,7 @@ PUBLISHED = {  # picture -> how it is drawn, and which table or values of which 
     "docs/push-and-change.png": (lessons.draw_push_and_change, "group", "kinds"),
     "docs/gradient-size.png": (lessons.draw_gradient_size, lessons.gradient_sizes),
     "docs/z-score.png": (lessons.draw_z_scores, lessons.z_scores),
+    "docs/clip.png": (lessons.draw_clipped_losses, lessons.clipped_losses),
     "docs/collapse.png": (draw_failure, "failure", "values"),
     "docs/noise.png": (lessons_of_runs.draw_noise, "exact_policies", "advantages"),
     "docs/seeds.png": (lessons_of_runs.draw_seeds, "board", "values"),

@@ -1,11 +1,14 @@
 """The curves of the pictures that explain: points worked out by hand."""
 import math
+from dataclasses import fields
 
 import numpy as np
 import pytest
 
+from harness.settings import Settings
 from research.experiments import lessons_of_runs
-from research.experiments.lessons import ALTERNATIVES, gradient_sizes, z_scores
+from research.experiments.lessons import (ALTERNATIVES, CLIP, clipped_losses, gradient_sizes,
+                                          z_scores)
 from research.experiments.pictures import shown_of
 
 
@@ -25,6 +28,22 @@ def test_the_z_score_by_hand():
     place = curves["share"].index(0.75)
     assert curves["right"][place] == pytest.approx(0.577, abs=1e-3)
     assert curves["wrong"][place] == pytest.approx(-1.732, abs=1e-3)
+
+
+@pytest.mark.parametrize("ratio, positive, negative", [
+    (0.7, (-0.7, -0.7), (0.8, 0)), (1.0, (-1, -1), (1, 1)), (1.3, (-1.28, 0), (1.3, 1.3))])
+def test_the_clip_by_hand(ratio, positive, negative):
+    """The loss and its derivative by log p: -r A, or where the clip holds its bound and 0."""
+    curves = clipped_losses()
+    place = curves["ratio"].index(ratio)
+    for name, expected in (("positive", positive), ("negative", negative)):
+        found = [curves[f"{name}: {what}"][place] for what in ("loss", "derivative")]
+        assert found == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_bounds_of_the_picture_are_those_of_the_flags():
+    usual = {field.name: field.default for field in fields(Settings)}
+    assert (usual["clip_low"], usual["clip_high"]) == CLIP
 
 
 @pytest.mark.parametrize("arm", lessons_of_runs.SHOWN_ARMS)

@@ -1,0 +1,402 @@
+"""The checks of an exercise: is the `policy_loss` that a reader has written that of grpo.py?
+
+write_the_loss.py calls `check`. Each check gives the same tensors to both functions. It compares
+the losses, and their gradients with respect to log_prob.
+
+How is a mistake found? Each function under @mistake computes the loss that somebody gets who makes
+this mistake, by calling grpo.py's function with other arguments. If such a loss and its gradient
+are those of the reader's function, and the mistake has passed all checks of this part so far, it is
+named. What is told about it is the docstring.
+"""
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from textwrap import fill
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo import policy_loss
+
+WIDTH = 88
+LARGEST_TABLE = 8  # tokens
+RIGHT_BOUNDS = (0.2, 0.28)
+
+
+@dataclass
+class Batch:
+    """The arguments of policy_loss. Tensors are (answers, T)."""
+    log_prob: Tensor
+    advantage: Tensor
+    weight: Tensor
+    mask: Tensor
+    total: float
+    old: Tensor | None = None
+    clip: tuple[float, float] = RIGHT_BOUNDS
+
+
+@dataclass
+class Check:
+    part: int    # of the exercise
+    name: str
+    batch: Batch
+
+
+Loss = Callable[[Batch], Tensor]
+Result = tuple[Tensor, Tensor]  # the loss, and its gradient (answers, T)
+MISTAKES: dict[str, Loss] = {}
+PARTS = {1: "one update with a batch", 2: "several updates, with the ratio"}
+NEEDS_OLD: set[str] = set()  # mistakes that can only be made in part 2
+
+
+class NoLoss(Exception):
+    """What a function returned is no loss, or nothing is written yet; the message says which."""
+
+
+def right(batch: Batch, **changed: Any) -> Tensor:
+    """grpo.py's loss of a batch, some of whose arguments are replaced."""
+    return policy_loss(**vars(replace(batch, **changed)))
+
+
+def mistake(loss: Loss) -> Loss:
+    """Put a function into the list of mistakes."""
+    MISTAKES[loss.__name__] = loss
+    return loss
+
+
+def mistake_of_part_2(loss: Loss) -> Loss:
+    """Put a function into the list of mistakes that need `old`."""
+    NEEDS_OLD.add(loss.__name__)
+    return mistake(loss)
+
+
+@mistake
+def sign(batch: Batch) -> Tensor:
+    """The sign. The optimizer makes the loss smaller, and a token with a positive advantage should
+    become more likely. So the loss has a minus."""
+    return -right(batch)
+
+
+@mistake
+def no_gradient(batch: Batch) -> Tensor:
+    """A detach. The number is right, but no gradient flows back to log_prob. Is there a detach() or
+    a no_grad() on the way? The ratio must not be detached, because in the loss with `old` the
+    gradient flows through nothing else."""
+    return right(batch, log_prob=batch.log_prob.detach())
+
+
+@mistake
+def probability(batch: Batch) -> Tensor:
+    """The log-probability. Yours has the probability exp(log_prob) in the place of log_prob."""
+    return right(batch, log_prob=batch.log_prob.exp())
+
+
+@mistake
+def no_advantage(batch: Batch) -> Tensor:
+    """The advantage. It is missing, so good and bad answers are pushed the same way."""
+    return right(batch, advantage=torch.ones_like(batch.advantage))
+
+
+@mistake
+def no_weight(batch: Batch) -> Tensor:
+    """The weight. It is missing, so all tokens count the same."""
+    return right(batch, weight=torch.ones_like(batch.weight))
+
+
+@mistake
+def no_mask(batch: Batch) -> Tensor:
+    """The mask. Padding counts in your sum. Multiply each token's term by the mask before you add
+    them up."""
+    return right(batch, mask=torch.ones_like(batch.mask))
+
+
+@mistake
+def no_division(batch: Batch) -> Tensor:
+    """N. The sum is not divided. Divide it by `total`."""
+    return right(batch, total=1.0)
+
+
+@mistake
+def mean_of_positions(batch: Batch) -> Tensor:
+    """N. You divide by the number of all positions, as mean() does, and padding is among them.
+    Take the sum, and divide it by `total`."""
+    return right(batch, total=batch.mask.numel())
+
+
+@mistake
+def mean_without_mask(batch: Batch) -> Tensor:
+    """The mask and N. You take the mean over all positions, and padding is among them. Multiply
+    each token's term by the mask, take the sum, and divide it by `total`."""
+    return right(batch, mask=torch.ones_like(batch.mask), total=batch.mask.numel())
+
+
+@mistake
+def mean_of_answers(batch: Batch) -> Tensor:
+    """N. You divide each answer by its own length, so a token of a short answer counts more. Here
+    each token counts the same: take the sum over all answers, and divide it by `total`."""
+    answers, length = len(batch.mask), batch.mask.sum(1, keepdim=True)
+    return right(batch, weight=batch.weight / length, total=answers)
+
+
+@mistake
+def tokens_of_these_answers(batch: Batch) -> Tensor:
+    """N. You divide by the number of tokens in these answers, mask.sum(). But they may be a
+    micro-batch, that is, a part of the batch. `total` is the number of tokens in the whole batch:
+    only with it do the gradients of all parts add up to that of the batch."""
+    return right(batch, total=batch.mask.sum())
+
+
+@mistake_of_part_2
+def old_is_ignored(batch: Batch) -> Tensor:
+    """The ratio. `old` is given, but yours is still the loss of part 1. Here the ratio
+    exp(log_prob - old) takes the place of log_prob."""
+    return right(batch, old=None)
+
+
+@mistake_of_part_2
+def ratio_of_1(batch: Batch) -> Tensor:
+    """The ratio. Yours is 1 at every token, as if you compared log_prob with itself. Compare it
+    with `old`."""
+    return right(batch, old=batch.log_prob.detach())
+
+
+@mistake_of_part_2
+def ratio_upside_down(batch: Batch) -> Tensor:
+    """The ratio. Yours is upside down. New over old is exp(log_prob - old)."""
+    return right(batch, log_prob=old_of(batch), old=batch.log_prob)
+
+
+@mistake_of_part_2
+def ratio_of_logs(batch: Batch) -> Tensor:
+    """The ratio. You divide log_prob by `old`. The ratio is that of the probabilities, which is
+    exp(log_prob - old)."""
+    old = old_of(batch)
+    return right(batch, log_prob=old + (batch.log_prob / old).log())
+
+
+@mistake_of_part_2
+def ratio_as_weight(batch: Batch) -> Tensor:
+    """A detach. You multiply log_prob by a detached ratio. In PPO the ratio takes the place of
+    log_prob, and the gradient flows through the ratio itself."""
+    return right(batch, weight=batch.weight * detached_ratio(batch), old=None)
+
+
+@mistake_of_part_2
+def clipped_ratio_as_weight(batch: Batch) -> Tensor:
+    """A detach. You multiply log_prob by a clipped and detached ratio. So the gradient flows also
+    where the clip should stop it. In PPO the ratio takes the place of log_prob."""
+    ratio = detached_ratio(batch).clamp(1 - batch.clip[0], 1 + batch.clip[1])
+    return right(batch, weight=batch.weight * ratio, old=None)
+
+
+@mistake_of_part_2
+def no_clip(batch: Batch) -> Tensor:
+    """The clip. It is missing, so a token that has moved far enough is still pushed on."""
+    return right(batch, clip=(torch.inf, torch.inf))
+
+
+@mistake_of_part_2
+def no_minimum(batch: Batch) -> Tensor:
+    """The minimum. You use the clipped ratio alone, so a token that has moved the wrong way is not
+    brought back. Take the smaller of ratio * advantage and clipped ratio * advantage."""
+    old, (low, high) = old_of(batch), batch.clip
+    change = (batch.log_prob - old).clamp(math.log(1 - low), math.log(1 + high))
+    return right(batch, log_prob=old + change)
+
+
+@mistake_of_part_2
+def maximum(batch: Batch) -> Tensor:
+    """The minimum. You take the larger of ratio * advantage and clipped ratio * advantage. Take the
+    smaller one. (If you have moved the minus inside, it is the larger of the two negative ones.)"""
+    return -right(batch, advantage=-batch.advantage)
+
+
+@mistake_of_part_2
+def smaller_ratio(batch: Batch) -> Tensor:
+    """The clip's direction. You take the smaller ratio, and then multiply it by the advantage. If
+    the advantage is negative, that is the larger product. Multiply both ratios by the advantage
+    first, and then take the smaller product."""
+    positive, negative = batch.advantage.clamp(min=0), batch.advantage.clamp(max=0)
+    return right(batch, advantage=positive) - right(batch, advantage=-negative)
+
+
+@mistake_of_part_2
+def bounds_without_1(batch: Batch) -> Tensor:
+    """The bounds. You clip the ratio between clip[0] and clip[1]. They say how far it may go from
+    1, so the bounds are 1 - clip[0] and 1 + clip[1]."""
+    return right(batch, clip=(1 - batch.clip[0], batch.clip[1] - 1))
+
+
+@mistake_of_part_2
+def upper_bound(batch: Batch) -> Tensor:
+    """The bounds. Your upper bound is 1 + clip[0], and it should be 1 + clip[1]."""
+    return right(batch, clip=(batch.clip[0], batch.clip[0]))
+
+
+@mistake_of_part_2
+def lower_bound(batch: Batch) -> Tensor:
+    """The bounds. Your lower bound is 1 - clip[1], and it should be 1 - clip[0]."""
+    return right(batch, clip=(batch.clip[1], batch.clip[1]))
+
+
+@mistake_of_part_2
+def fixed_bounds(batch: Batch) -> Tensor:
+    """The bounds. Yours are always 0.8 and 1.28. Use the argument `clip`."""
+    return right(batch, clip=RIGHT_BOUNDS)
+
+
+def detached_ratio(batch: Batch) -> Tensor:
+    return (batch.log_prob - old_of(batch)).exp().detach()
+
+
+def old_of(batch: Batch) -> Tensor:
+    if batch.old is None:
+        raise ValueError("only the checks of part 2 have `old`")
+    return batch.old
+
+
+def checks() -> list[Check]:
+    """From the simplest to all at once. The numbers of 1, 2, 3, 5 and 6 are worked out by hand in
+    docs/exercises.md."""
+    two_tokens = Batch(log_prob=torch.tensor([[-1.0, -2.0]]), advantage=torch.tensor([[2.0, 2.0]]),
+                       weight=torch.tensor([[1.0, 0.5]]), mask=torch.tensor([[True, True]]),
+                       total=2)
+    two_answers = Batch(log_prob=torch.tensor([[-1.0, -2.0], [-3.0, -5.0]]),
+                        advantage=torch.tensor([[2.0, 2.0], [-1.0, -1.0]]),
+                        weight=torch.tensor([[1.0, 0.5], [1.0, 1.0]]),
+                        mask=torch.tensor([[True, True], [True, False]]), total=3)
+    some, others = random_batch(seed=0), random_batch(seed=1)
+    moved = others.log_prob + 0.4 * torch.randn(others.log_prob.shape, generator=seeded(2))
+    return [
+        Check(1, "two tokens", two_tokens),
+        Check(1, "two answers, and padding", two_answers),
+        Check(1, "a part of a larger batch", replace(two_answers, total=6)),
+        Check(1, "random numbers", some),
+        Check(2, "positive advantages", four_ratios(advantage=1.0)),
+        Check(2, "negative advantages", four_ratios(advantage=-1.0)),
+        Check(2, "ratios of 1", replace(some, old=some.log_prob)),
+        Check(2, "random numbers", replace(others, old=moved, clip=(0.1, 0.4)))]
+
+
+def four_ratios(advantage: float) -> Batch:
+    """An answer of four tokens: two ratios are below 1, two above it."""
+    ratio, old = torch.tensor([[0.5, 0.75, 1.25, 1.5]]), torch.tensor([[-1.0, -2.0, -1.0, -2.0]])
+    ones = torch.ones_like(ratio)
+    return Batch(log_prob=old + ratio.log(), advantage=advantage * ones, weight=ones,
+                 mask=ones.bool(), total=4, old=old)
+
+
+def random_batch(seed: int) -> Batch:
+    """Three answers of different lengths, which are a part of a batch of 40 tokens."""
+    numbers = seeded(seed)
+    log_prob = -2 * torch.rand(3, 6, generator=numbers) - 0.1
+    advantage = torch.randn(3, 6, generator=numbers)
+    weight = 2 * torch.rand(3, 6, generator=numbers)
+    mask = torch.arange(6) < torch.tensor([[6], [2], [4]])
+    return Batch(log_prob, advantage, weight, mask, total=40)
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def check(written: Callable[..., Tensor]) -> bool:
+    """Print the checks up to the first one that fails, and say what is probably wrong there.
+    Returns whether all have passed."""
+    number = 0
+    for part, title in PARTS.items():
+        print(f"\nPart {part}: {title}")
+        candidates = {name: loss for name, loss in MISTAKES.items()
+                      if part == 2 or name not in NEEDS_OLD}
+        for step in checks():
+            if step.part == part:
+                number += 1
+                if not passes(written, step, number, candidates):
+                    return False
+    print("\nEvery check has passed: your function and grpo.py's have the same loss and the same "
+          "gradient.\nNow compare the two texts.")
+    return True
+
+
+def passes(written: Callable[..., Tensor], step: Check, number: int,
+           candidates: dict[str, Loss]) -> bool:
+    """Print one check. From the candidates those mistakes are removed that would have failed."""
+    begin = f"  {number}  {step.name:26}"
+    expected = result_of(right, step.batch)
+    try:
+        found = result_of(lambda batch: written(**vars(batch)), step.batch)
+    except NoLoss as reason:
+        print(f"{begin} {reason}")
+        return False
+    if not agree(found, expected):
+        wrong = f"and it should be {expected[0]:.4f}"
+        if torch.isclose(found[0], expected[0], rtol=1e-4, atol=1e-6):
+            wrong = "which is right, but its gradient is not"
+        print(f"{begin} WRONG  the loss is {found[0]:.4f}, {wrong}")
+        explain(step.batch, found, expected, candidates)
+        return False
+    print(f"{begin} right  the loss is {found[0]:.4f}")
+    for name, loss in list(candidates.items()):
+        if not agree(result_of(loss, step.batch), expected):
+            del candidates[name]
+    return True
+
+
+def result_of(loss: Loss, batch: Batch) -> Result:
+    """The loss and its gradient, which is 0 where no gradient flows."""
+    log_prob = batch.log_prob.clone().requires_grad_()
+    try:
+        value = loss(replace(batch, log_prob=log_prob))
+    except NotImplementedError as error:
+        raise NoLoss(f"not written yet: {error}" if str(error) else "not written yet") from None
+    if value is None:
+        raise NoLoss("WRONG  nothing is returned: is a `return` missing?")
+    if not isinstance(value, Tensor):
+        raise NoLoss(f"WRONG  a {type(value).__name__} is returned. Return a tensor, because it "
+                     "carries the gradient")
+    if value.numel() != 1:
+        raise NoLoss(f"WRONG  a tensor of shape {tuple(value.shape)} is returned. A loss is one "
+                     "number: take the sum")
+    gradient = None
+    if value.requires_grad:
+        [gradient] = torch.autograd.grad(value.sum(), log_prob, allow_unused=True)
+    if gradient is None:
+        gradient = torch.zeros_like(log_prob)
+    return value.detach().sum(), gradient
+
+
+def agree(one: Result, other: Result) -> bool:
+    """Whether two results are equal, rounding apart."""
+    return all(torch.allclose(a.float(), b.float(), rtol=1e-4, atol=1e-6)
+               for a, b in zip(one, other))
+
+
+def explain(batch: Batch, found: Result, expected: Result, candidates: dict[str, Loss]) -> None:
+    """Print the tokens, if they are few, and the mistake that gives these numbers."""
+    if batch.mask.numel() <= LARGEST_TABLE:
+        print_tokens(batch, found[1], expected[1])
+    for wrong in candidates.values():
+        if agree(result_of(wrong, batch), found):
+            told = "Probably wrong: " + " ".join((wrong.__doc__ or "").split())
+            break
+    else:
+        told = ("No typical mistake gives these numbers. Work out one token by hand, and compare "
+                "it with what your function computes for this token.")
+    print("\n" + fill(told, WIDTH) + "\n\nMend it, and type the command again.")
+
+
+def print_tokens(batch: Batch, found: Tensor, expected: Tensor) -> None:
+    """A row for each position. The last columns are derivatives of the loss by its log_prob."""
+    columns = {"log_prob": batch.log_prob, "advantage": batch.advantage, "weight": batch.weight,
+               "mask": batch.mask.float()}
+    if batch.old is not None:
+        columns["ratio"] = (batch.log_prob - batch.old).exp()
+    columns |= {"yours": found, "right": expected}
+    answers, tokens = batch.mask.shape
+    print("\n     The last two columns are the derivative of the loss by log_prob:\n\n"
+          f"     answer  token  {'  '.join(f'{name:>9}' for name in columns)}")
+    for answer in range(answers):
+        for token in range(tokens):
+            numbers = [f"{values[answer, token]:9.4g}" for values in columns.values()]
+            print(f"     {answer:6}  {token:5}  {'  '.join(numbers)}")
