@@ -101,12 +101,16 @@ def main(argv: list[str]) -> None:
         verdict.looks.append(experiment.runs_of(range(own.seeds, 2 * own.seeds)))
     verdict.print_findings()
     folders = experiment.folders
-    say(f"\nThe picture is {verdict.draw(folders['idea'])}")
+    picture = verdict.draw(folders["idea"])
+    has_more_tasks = experiment.has_synthetic_tasks() and experiment.try_synthetic_tasks()
+    say(f"\nThe picture is {picture}")
     runs = " ".join(f"{shlex.quote(str(folder))}/s*/" for folder in folders.values())
     say(f"For tables and a page: python analyze.py {runs}")
-    if experiment.has_synthetic_tasks():
-        experiment.try_synthetic_tasks()
-    say(f"\n{textwrap.fill(verdict.next_step(own.quick), 100)}")
+    if has_more_tasks:
+        say(f"For more synthetic tasks: {experiment.probe('dial')}")
+    if verdict.is_behind() and experiment.has_synthetic_tasks():
+        say(f"To see whether a noisier gradient is the reason: {experiment.probe('signal')}")
+    say(f"\n{textwrap.fill(verdict.in_short(own.quick), 100)}")
 
 
 class Experiment:
@@ -161,11 +165,8 @@ class Experiment:
             for line in on_real_tokens(idea):
                 say(textwrap.fill(line, 100, subsequent_indent="    "))
         if self.has_synthetic_tasks():
-            model = ["--model", self.settings["plain"].model]
-            command = python_command("-m", "research", "signal", *model, "--only",
-                                     self.as_in_research())
-            say("Without any training it can be measured, in one or two minutes for a small model, "
-                f"whether the gradient is\nless noisy with it: {command}")
+            say("Whether the gradient is less noisy with it can be measured without any training, "
+                f"in one or two\nminutes for a small model: {self.probe('signal')}")
         return_memory()           # the runs need the memory that models have taken here
         torch.cuda.empty_cache()  # without a GPU it does nothing
 
@@ -182,15 +183,19 @@ class Experiment:
         """my_idea --strength 10: the idea as an argument of a probe."""
         return " ".join([self.name, *as_typed(self.own_flags())])
 
-    def try_synthetic_tasks(self) -> None:
-        """Print where the idea could pay, by tasks in which it is known which tokens decide."""
+    def probe(self, name: str) -> str:
+        """The command that asks a probe of research/ about the idea."""
+        model = ["--model", self.settings["plain"].model] if name == "signal" else []
+        return python_command("-m", "research", name, *model, "--only", self.as_in_research())
+
+    def try_synthetic_tasks(self) -> bool:
+        """Print where the idea could pay, by tasks in which it is known which tokens decide.
+        Returns whether it can be tried in them."""
         show_status("training on synthetic tasks, in which it is known which tokens decide")
         dial = import_module("research.probes.dial")
         found = dial.where_it_pays(self.name, self.own_flags())
         say(f"\n{found}")
-        if dial.NOT_TRIED not in found:
-            command = python_command("-m", "research", "dial", "--only", self.as_in_research())
-            say(f"\nFor more synthetic tasks: {command}")
+        return dial.NOT_TRIED not in found
 
 
 @dataclass
