@@ -11,15 +11,17 @@ solves about two thirds of the problems, and later most groups have equal reward
 method can differ. Runs of a large model save no model, so a run that is stopped starts again from
 step 1.
 
-1. First it prints how long all runs will take, and what the idea does to the gradient in a few
+1. First it prints how long all of this will take, and what the idea does to the gradient in a few
    batches of the untrained model.
 2. Then it trains the three arms, with one process for each core, or with as many as there is memory
    for. The placebo has the weights or advantages of the idea, but at other tokens; or at other
    answers, if all tokens of an answer have the same one. Finished runs are used again, and those of
    plain GRPO are also used for the next idea.
-3. At last it prints a verdict. The primary metric is the mean success of all answers in training,
+3. Then it prints a verdict. The primary metric is the mean success of all answers in training,
    compared in pairs of runs with the same seed. If the idea is better, all arms are trained again
    on as many new seeds, and the verdict comes from these alone.
+4. At last it tries the idea in three synthetic tasks, in which it is known which tokens decide. The
+   last paragraph says what was found, how sure that is, and what to do next.
 
 Ctrl-C stops it, and the same command continues.
 """
@@ -57,12 +59,13 @@ from harness.screen import is_taken_away, python_command, run_as_program, say, s
 from harness.settings import (CONTINUE, METHODS, OPTIONS, Settings, is_large, make_settings,
                               read_flags)
 from mitigations import rescaled_weight
-from tools.helpers.look import look, seconds_of_runs
+from tools.helpers.look import look, seconds_of_runs, steps_of_look
 from tools.preview import on_real_tokens
 from tools.helpers.verdict import Verdict
 
 QUICK_SEEDS = 4
-LONG = 20 * 60  # seconds: of all runs together, beyond which --quick is named
+LONG = 20 * 60  # seconds: of the whole program, beyond which --quick is named
+SECONDS_OF_TASKS = 15  # the synthetic tasks on one core; four times as long with a critic
 FLAGS = {
     "seeds": Flag(8, "number of seeds of each arm. If the idea is better on them, all arms are "
                      "trained again on as many new ones",
@@ -118,7 +121,7 @@ class Experiment:
 
     def __init__(self, name: str, typed: list[str], own: SimpleNamespace, command: str):
         self.name, self.own, self.command = name, own, command
-        self.forecast = 0.0  # seconds for all runs that have to be made
+        self.forecast = 0.0  # seconds for what is still to be done
         self.axis, self.flags = arms_of(name, typed, own.quick)
         self.settings = {arm: make_settings(flags) for arm, flags in self.flags.items()}
         self.labels = {"plain": "plain", "idea": name, "placebo": f"{name}-placebo"}
@@ -136,14 +139,17 @@ class Experiment:
         before the next seed."""
         arms = [(arm, seed) for seed in seeds for arm in self.flags]
         planned, processes = [self.planned_run(*one) for one in arms], 1
+        of_look, of_tasks = 0.0, SECONDS_OF_TASKS if self.has_synthetic_tasks() else 0.0
         if not all(run.is_finished() for run in planned):
             plan = self.plan
             processes = plan.processes
             planned = [replace(run, threads=plan.threads, seconds=plan.seconds[arm])
                        for run, (arm, _) in zip(planned, arms)]
             missing = [run for run in planned if not run.is_finished()]
-            self.forecast = sum(run.seconds for run in missing) / processes
-        failed = make_runs(planned, processes, self.command, before, all_or_nothing=True)
+            of_look = plan.look if before == self.first_look else 0.0
+            self.forecast = of_look + sum(run.seconds for run in missing) / processes + of_tasks
+        failed = make_runs(planned, processes, self.command, before, all_or_nothing=True,
+                           seconds_before=of_look, seconds_after=of_tasks)
         if failed:
             raise UserError("; ".join(failed.values()))
         return {arm: {seed: read_run(self.folders[arm] / f"s{seed}") for seed in seeds}
@@ -203,6 +209,7 @@ class Plan:
     processes: int  # runs at a time
     threads: int    # of each run
     seconds: dict[str, float]  # a forecast for a run of each arm
+    look: float = 0.0  # and for the look before them
 
 
 def make_plan(plain: Settings, idea: Settings, processes: int) -> Plan:
@@ -215,7 +222,9 @@ def make_plan(plain: Settings, idea: Settings, processes: int) -> Plan:
         if not plain.threads:
             torch.set_num_threads(min(threads, torch.get_num_threads()))
     of_plain, of_idea = seconds_of_runs(policy, plain, idea)
-    return Plan(processes, threads, {"plain": of_plain, "idea": of_idea, "placebo": of_idea})
+    of_look = steps_of_look(policy.model.is_large) * of_idea / idea.steps
+    return Plan(processes, threads, {"plain": of_plain, "idea": of_idea, "placebo": of_idea},
+                of_look)
 
 
 def is_large_on_cpu(s: Settings) -> bool:

@@ -58,14 +58,24 @@ def test_a_quick_look_has_half_of_the_steps_and_of_the_seeds(monkeypatch, typed,
     (50, [], True), (49, [], False), (500, ["--quick"], False)])
 def test_a_long_forecast_names_the_quick_look(monkeypatch, capsys, tmp_path, seconds, typed,
                                               is_named):
-    """Eight seeds of three arms, two at a time: 24 x 50 s / 2 are ten minutes."""
+    """Eight seeds of three arms, two at a time: 24 x 50 s / 2 are ten minutes. The look takes 7
+    seconds, and the synthetic tasks 15, where they are here."""
     monkeypatch.setattr(idea, "make_plan", lambda *_: idea.Plan(
-        2, 1, dict.fromkeys(("plain", "idea", "placebo"), seconds)))
-    monkeypatch.setattr(idea, "LONG", 12 * 49.5)
+        2, 1, dict.fromkeys(("plain", "idea", "placebo"), seconds), look=7.0))
+    others = {"seconds_before": 7.0, "seconds_after": 0.0 if is_taken_away("research") else 15.0}
+    monkeypatch.setattr(idea, "LONG", 12 * 49.5 + sum(others.values()))
     monkeypatch.setattr(idea, "look", lambda *_, **__: None)
-    monkeypatch.setattr(idea, "make_runs", lambda *given, **_: given[3]() or {"one": "enough"})
+    told = {}
+
+    def make_runs(planned, processes, command, before, **more):
+        told.update(more)
+        before()
+        return {"one": "enough"}
+
+    monkeypatch.setattr(idea, "make_runs", make_runs)
     assert refusal(main, ["dr_grpo", *typed, "--runs", str(tmp_path)]) == "enough"
     assert ("type --quick" in capsys.readouterr().out) == is_named
+    assert told == others | {"all_or_nothing": True}
 
 
 @pytest.mark.parametrize("typed", [["--mitigation", "taco"], ["--mitigation=taco"]])
@@ -127,6 +137,7 @@ def test_large_runs_side_by_side_share_memory_and_cores(monkeypatch, runs_in_mem
     plan = make_plan(s, s, asked)
     assert (plan.processes, plan.threads) == expected
     assert plan.seconds == {"plain": 3.0, "idea": 5.0, "placebo": 5.0}
+    assert plan.look == 6 * 5.0 / s.steps  # four batches and two steps
     assert threads[-1] == expected[1]  # as many are timed
 
 

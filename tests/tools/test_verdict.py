@@ -37,7 +37,7 @@ def test_the_sentences_by_hand():
               "up to 9.7. The placebo is the random choice: it has the same numbers at other "
               "tokens.")
     assert choice in nothing
-    of_answers = Verdict("rloo", runs_with([0.03, 0.05])).sentences()[-1]
+    *_, of_answers = Verdict("rloo", runs_with([0.03, 0.05])).sentences()
     assert "its choice of answers" in of_answers and of_answers.endswith("other answers.")
     behind = verdict_of([-0.05, -0.051, -0.049])
     assert behind.startswith("my_idea is behind plain GRPO: -5.0 (-5.2 to -4.8) points, 3 pairs.")

@@ -75,8 +75,9 @@ class Verdict:
     def sentences(self) -> list[str]:
         last = self.looks[-1]
         gain, over_placebo = self.gain(last), self.gain(last, "placebo")
-        return [self.over_plain(gain), *about_few(gain), *self.levels(), *self.held_out(),
-                self.about_choice(over_placebo.estimate)]
+        by_primary_metric = [self.over_plain(gain), *about_few(gain),
+                             self.about_choice(over_placebo.estimate)]
+        return [*by_primary_metric, *self.levels(), *self.held_out()]
 
     def over_plain(self, gain: Gain) -> str:
         """Whether the idea is ahead of plain GRPO, and if that is open, what the interval leaves
