@@ -77,7 +77,7 @@ def test_the_last_paragraph_says_what_was_found_how_sure_and_what_next():
     ahead = Verdict("my_idea", runs_with(AHEAD))
     ahead.looks.append(runs_with(AHEAD, 10))
     said = ahead.in_short(is_quick=False)
-    assert said.startswith("In short: my_idea is ahead of plain GRPO. Its choice of tokens is better")
+    assert said.startswith("In short: my_idea is ahead of plain GRPO. Its choice of tokens is bet")
     assert "another --model" in said
     same = Verdict("my_idea", runs_with([0.0, 0.0])).in_short(is_quick=False)
     assert same.startswith("In short: my_idea and plain GRPO had the same success in training")

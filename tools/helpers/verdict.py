@@ -160,7 +160,9 @@ class Verdict:
         name, end, where = self.name, self.at_the_end("plain"), "on held-out problems at the end"
         nothing_seen = f"no difference between {name} and plain GRPO was seen"
         if not self.is_decided():
-            return f"in training {nothing_seen}, but {name} is {end} {where}" if end else nothing_seen
+            if not end:
+                return nothing_seen
+            return f"in training {nothing_seen}, but {name} is {end} {where}"
         verdict = f"{name} is {'ahead of' if gain.estimate.low > 0 else 'behind'} plain GRPO"
         if not end:
             return verdict
