@@ -11,6 +11,7 @@ import inspect
 import re
 import textwrap
 import typing
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -444,9 +445,14 @@ def about_unknown(name: str, chosen: Json) -> str:
     return f"unknown argument --{name}: here it is {other}" if other else ""
 
 
-def read_flags(argv: list[str]) -> Json:
+def read_flags(argv: list[str], also_known: Collection[str] = (),
+               not_taken: Collection[str] = ()) -> Json:
     """The flags that were typed, with `resume`, `config` and `continue`. Which flags there are
-    follows from the task and the methods, which are typed or in a file."""
+    follows from the task and the methods, which are typed or in a file.
+
+    A misspelt flag is answered with the nearest one. Another program than train.py may have read
+    flags of its own before, which are `also_known`, and may refuse some of train.py, `not_taken`.
+    """
     given = read_what_decides(argv)
     topic = given.pop("help", None)
     if "resume" in given:
@@ -464,6 +470,7 @@ def read_flags(argv: list[str]) -> Json:
     if topic is not None:
         print(about_method(topic) if topic else parser.format_help())
         raise SystemExit(0)
+    parser.also_known, parser.not_taken = also_known, not_taken
     parser.hint += "".join(map(own_flags_of, owners(defaults)[1:]))
     return parser.read(argv, partial(about_unknown, chosen=defaults))
 

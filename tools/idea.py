@@ -259,7 +259,7 @@ def arms_of(name: str, typed: list[str], is_quick: bool = False) -> tuple[str, d
             raise UserError(f"--{flag} cannot be given to this program, because it chooses the "
                             "seeds, folders, loss and placebo of its three arms itself: plain "
                             f"GRPO, {name} and its placebo")
-    given = read_flags([f"--{axis}", name, *typed])
+    given = read_flags([f"--{axis}", name, *typed], also_known=FLAGS, not_taken=NOT_TAKEN)
     own = (axis, "rescale", *flags_of(METHODS[axis][name]))
     of_idea = {flag: given.pop(flag) for flag in own if flag in given}
     usual = usual_settings(given)
