@@ -21,7 +21,7 @@ from engine.errors import PROJECT, UserError, location_of, read_json
 from harness.flags import (MOST_THREADS, Flag, Requirement, Values, check_value, check_values,
                            flags_of, option, settled)
 from harness.parser import Parser, make_parser
-from harness.record import Json, find_folder
+from harness.record import Json, find_folder, run_config
 
 METHODS = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}
 MODES = {"both": ("sampled", "greedy"), "sampled": ("sampled",)}  # of an evaluation
@@ -214,8 +214,9 @@ class Settings:
         5e-6, "learning rate of AdamW", above=0, most=10, topic=TRAINING, label="lr")
     weight_decay: float = option(0.0, "weight decay of AdamW", topic=TRAINING)
     micro_batch: int = option(
-        8, "how many answers of full length an update computes at a time. This changes memory, "
-        "speed and rounding, and nothing else", least=1, topic=TRAINING, **HOW_IT_IS_MADE)
+        8, "how many answers of full length an update computes at a time; a number above that of "
+        "all answers means all of them. This changes memory, speed and rounding, and nothing else",
+        least=1, topic=TRAINING, **HOW_IT_IS_MADE)
     max_grad_norm: float = option(
         1.0, "gradients with a larger norm are scaled down to this norm; 0 means never",
         topic=TRAINING)
@@ -456,7 +457,9 @@ def read_flags(argv: list[str], also_known: Collection[str] = (),
     given = read_what_decides(argv)
     topic = given.pop("help", None)
     if "resume" in given:
-        given["config"] = Path(given.pop("resume")) / "config.json"
+        run = Path(given.pop("resume"))
+        run_config(run)  # refuses a folder that is none of a run
+        given["config"] = run / "config.json"
     recipe, config = from_files(given)
     defaults = DEFAULTS | recipe | config | given
     flags = {}
