@@ -41,7 +41,7 @@ from analysis.statistics import mean_over, paired_difference
 from analysis.tables import TOO_FEW_GROUPS, WITH_INTERVAL, Columns, Row, Table, by_row
 from analysis.tally import (OVER_REST, PARTITIONS, RARE, Tally, early_over_late, over_rest,
                             rest_columns)
-from harness.record import PART, Json
+from harness.record import PART, Json, make_output_folder
 from harness.screen import python_command, run_as_program, show_status
 from engine.tokens import KINDS
 
@@ -85,7 +85,7 @@ def analyze_run(run: Run, folder: Path, with_all: bool, notes_alone: bool = Fals
         steps = tally.steps_with_change or run["steps"]
         answers = answers_of(run["folder"], tally.tokenizer, steps)
     chapters = run_chapters(run, tally)
-    folder.mkdir(parents=True, exist_ok=True)  # now it is known that there is something to write
+    make_output_folder(folder)  # now it is known that there is something to write
     show_status("pictures and page")
     pictures = draw_run(run, tally, folder)
     # only if they are wanted, because these tables take as long as all others together
@@ -466,7 +466,7 @@ def compare_set(comparison: "Comparison", folder: Path, left_out: list[str], wit
                 notes_alone: bool) -> None:
     from analysis.compare import chapters_of, learning_curves
     chapters = chapters_of(comparison)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_output_folder(folder)
     pictures = [learning_curves(comparison, folder)]
     # twins: a sentence for each run that is left out because another has its settings and seed
     intro = [report.describe_comparison(comparison.runs), *comparison.twins, *left_out]

@@ -3,7 +3,7 @@ import argparse
 import difflib
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import SimpleNamespace
 
 from engine.errors import UserError
@@ -15,6 +15,8 @@ class Parser(argparse.ArgumentParser):
     """Says what is wrong in one sentence, and never guesses what a shortened flag means."""
     flags: Mapping[str, Flag] = {}
     hint = "--help lists the flags"
+    also_known: Collection[str] = ()  # flags that the program has read before
+    not_taken: Collection[str] = ()   # flags that the program refuses
 
     def error(self, message: str) -> typing.NoReturn:
         raise UserError(f"{message} ({self.hint})")
@@ -27,7 +29,10 @@ class Parser(argparse.ArgumentParser):
         found, unknown = self.parse_known_intermixed_args(typed)  # RUN --flag 1 PROBLEM, too
         if unknown:
             name = unknown[0].partition("=")[0]
-            near = difflib.get_close_matches(name, self._option_string_actions, 1, cutoff=0.75)
+            refused = {f"--{flag}" for flag in self.not_taken}
+            takes = [*self._option_string_actions, *(f"--{flag}" for flag in self.also_known)]
+            takes = [flag for flag in takes if flag not in refused]
+            near = difflib.get_close_matches(name, takes, 1, cutoff=0.75)
             question = f", did you mean {near[0]}?" if near else ""
             said = about_unknown(name.removeprefix("--"))
             self.error(said or f"unknown argument {unknown[0]}{question}")

@@ -89,10 +89,13 @@ class Runs:
 
     `failed` has what went wrong, by arm. When a run has failed, the others of its arm are not
     started; with `all_or_nothing` no others at all. Those that have started are finished.
+    `seconds_after` is what the program will need when all runs are made.
     """
 
-    def __init__(self, planned: list[PlannedRun], processes: int, all_or_nothing: bool = False):
+    def __init__(self, planned: list[PlannedRun], processes: int, all_or_nothing: bool = False,
+                 seconds_after: float = 0.0):
         self.planned, self.processes, self.all_or_nothing = planned, processes, all_or_nothing
+        self.seconds_after = seconds_after
         self.waiting = [run for run in planned if not run.is_finished()]
         self.running: list[tuple[PlannedRun, subprocess.Popen[bytes]]] = []
         self.failed: dict[str, str] = {}
@@ -177,12 +180,13 @@ class Runs:
         parts += [f"{run.name} {run.steps_made()}/{run.steps}" for run, _ in self.running]
         show_status(", ".join(parts))
 
-    def time_left(self) -> str:
-        """The time until all are finished, as ", about 9 min left"; "" if it is not known.
+    def time_left(self, seconds_before: float = 0.0) -> str:
+        """The time until the program ends, as ", about 9 min left"; "" if it is not known.
 
-        It is that of the busiest process, if each waiting run goes to the one that is free first.
-        A step takes what it took in the runs that were finished here, their imports and
-        evaluations included; before the first is finished, what was forecast.
+        That of the runs is that of the busiest process, if each waiting run goes to the one that is
+        free first. A step takes what it took in the runs that were finished here, their imports and
+        evaluations included; before the first is finished, what was forecast. `seconds_before` is
+        what the program needs before it starts them.
         """
         missing = [(run, run.steps - run.steps_made()) for run, _ in self.running]
         missing += [(run, run.steps - run.steps_kept()) for run in self.waiting]
@@ -190,7 +194,8 @@ class Runs:
         for run, steps in missing:
             a_step = self.seconds / self.steps if self.steps else run.seconds / run.steps
             loads[loads.index(min(loads))] += a_step * steps
-        return f", {rounded_duration(max(loads))} left" if max(loads) else ""
+        seconds = seconds_before + max(loads) + self.seconds_after
+        return f", {rounded_duration(seconds)} left" if seconds else ""
 
 
 def stop_with_parent(stop_signal: signal.Signals) -> None:
@@ -213,13 +218,14 @@ def last_line(log: Path) -> str:
 
 
 def make_runs(planned: list[PlannedRun], processes: int, command: str,
-              before: Callable[[], None] = lambda: None,
-              all_or_nothing: bool = False) -> dict[str, str]:
+              before: Callable[[], None] = lambda: None, all_or_nothing: bool = False,
+              seconds_before: float = 0.0, seconds_after: float = 0.0) -> dict[str, str]:
     """Make the runs that are missing; returns those that failed, with the reason. `command` is the
-    command that was typed. `before` is called after it was printed how long all will take."""
-    runs = Runs(planned, processes, all_or_nothing)
+    command that was typed. `before` is called after it was printed how long all will take, and
+    takes `seconds_before`; `seconds_after` is what the program needs when all runs are made."""
+    runs = Runs(planned, processes, all_or_nothing, seconds_after)
     say(f"{len(runs.waiting)} of {len(planned)} runs have to be made, {processes} at a time"
-        f"{runs.time_left()}")
+        f"{runs.time_left(seconds_before)}")
     before()
     if not runs.make():
         finished = sum(run.is_finished() for run in planned)

@@ -15,6 +15,7 @@ import re
 import secrets
 import shutil
 import subprocess
+import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,6 +37,7 @@ Json = dict[str, Any]  # an object in a JSON file
 Columns = dict[str, np.ndarray]
 Parsed = TypeVar("Parsed")
 LOGS = ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl")
+ABANDONED = 5  # seconds after which nobody is writing a file of an analysis any more
 PART = "reward_"  # the beginning of a column of the reward's parts: reward_answer, ...
 TYPES: dict[str, Any] = {  # of the columns that are not float32
     "section": np.uint8, "kind": np.uint8, "finished": np.bool_, "token_id": np.int32,
@@ -133,6 +135,17 @@ def remove(path: Path) -> None:
     """Remove a file, or a folder with everything in it, if it exists."""
     if path.exists():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def make_output_folder(folder: Path) -> None:
+    """Make a folder for files that are written whole, if it does not exist. What a killed program
+    has left there unfinished is removed; another one that is at work writes to its file all the
+    time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.glob(f".*.{'[0-9a-f]' * 8}.tmp"):
+        with suppress(FileNotFoundError):  # the other one has finished it
+            if path.is_file() and time.time() - path.stat().st_mtime > ABANDONED:
+                path.unlink()
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -28,7 +28,7 @@ from engine.processes import refuse_undefined
 from engine.rollouts import Rollouts
 from harness.metrics import STAGES, Watch
 from harness.record import (Json, RunFolder, credit_path, make_run, provenance, read_lines, remove,
-                            run_config, whole, write_credit)
+                            whole, write_credit)
 from harness.screen import (StopRequest, print_evaluation, print_step, python_command, say,
                             print_outcome)
 from harness.settings import CHANGEABLE, MODES, Settings, is_large, make_settings, read_flags
@@ -46,7 +46,6 @@ def open_run(argv: list[str]) -> Iterator["Run"]:
     may_continue, resume = given.pop("continue", False), given.pop("resume", None)
     if resume:
         refuse_unchangeable(given)
-        run_config(Path(resume))
         given |= {"config": Path(resume) / "config.json", "out": resume}
     settings = make_settings(given)
     exists = settings.folder.exists()  # before the processes meet: then one of them may make it

@@ -1,6 +1,7 @@
 """The terminal: what people see of a program, and how it ends.
 
-A mistake of the user is one line, a mistake in the code is a traceback. What a model wrote cannot
+A mistake of the user is one line, a mistake in the code is a traceback. Of a mistake in a function
+that a user has written the traceback has that function's lines alone. What a model wrote cannot
 steer the terminal. Ctrl-C once stops after the current step, twice at once; several processes stop
 together, after the same step.
 """
@@ -12,8 +13,10 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
+from types import TracebackType
 from typing import Any, TextIO
 
 import torch
@@ -26,6 +29,14 @@ EXAMPLES, MOST_OF_ANSWER = 3, 300  # answers shown at an evaluation, and charact
 TICK = 1.0  # seconds between two looks at a clock
 BOLD, GREEN, RED = "1", "1;32", "1;31"
 MESSAGE = b"\nstopping after this step (Ctrl-C again stops at once, at the last checkpoint)\n"
+# functions that call what a user may have written: a weighting, an advantage, a task
+CALL_USERS_CODE = {
+    ("engine.choices", "checked_credit"),
+    ("harness.load", "make"), ("harness.load", "make.<locals>.<lambda>"),
+    ("harness.load", "CheckedTask.training_problems"),
+    ("harness.load", "CheckedTask.held_out_problems"),
+    ("harness.load", "CheckedTask.score"), ("harness.load", "CheckedTask.label"),
+    ("harness.short_task", "ShortTask.score")}
 # The loss is not among these: its value says nothing about progress (docs/reading_a_run.md).
 HEADER = ("    step  reward  success  format  length  finished  entropy  grad norm  tokens/s"
           "      left")
@@ -48,10 +59,35 @@ def run_as_program(name: str, main: Callable[[list[str]], object], interrupted: 
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             time.sleep(5)
         if not (sentence := sentence_about(error)):
+            if not sys.flags.dev_mode:
+                sys.excepthook = partial(print_traceback, name)
             raise
         sys.exit(f"{name}: {visible(sentence)}")
     finally:
         processes.stop()
+
+
+def print_traceback(name: str, kind: type[BaseException], error: BaseException,
+                    trace: TracebackType | None) -> None:
+    """Print the traceback of an error. If a user's function was called, only the lines from there
+    on, and before them how to see the others. The last line is Python's own, as in any traceback.
+    """
+    if users := in_users_code(trace):
+        print(f"{name}: an error in the code below. To see all that led there, type "
+              "PYTHONDEVMODE=1 before the command.", file=sys.stderr)
+        error = error.with_traceback(users)
+    sys.__excepthook__(kind, error, users or trace)
+
+
+def in_users_code(trace: TracebackType | None) -> TracebackType | None:
+    """The part of a traceback that begins in a user's function; None if none was called."""
+    found = None
+    while trace:
+        frame = trace.tb_frame
+        if (frame.f_globals.get("__name__"), frame.f_code.co_qualname) in CALL_USERS_CODE:
+            found = trace.tb_next
+        trace = trace.tb_next
+    return found
 
 
 def sentence_about(error: Exception) -> str:

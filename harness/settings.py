@@ -11,6 +11,7 @@ import inspect
 import re
 import textwrap
 import typing
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from engine.errors import PROJECT, UserError, location_of, read_json
 from harness.flags import (MOST_THREADS, Flag, Requirement, Values, check_value, check_values,
                            flags_of, option, settled)
 from harness.parser import Parser, make_parser
-from harness.record import Json, find_folder
+from harness.record import Json, find_folder, run_config
 
 METHODS = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}
 MODES = {"both": ("sampled", "greedy"), "sampled": ("sampled",)}  # of an evaluation
@@ -213,8 +214,9 @@ class Settings:
         5e-6, "learning rate of AdamW", above=0, most=10, topic=TRAINING, label="lr")
     weight_decay: float = option(0.0, "weight decay of AdamW", topic=TRAINING)
     micro_batch: int = option(
-        8, "how many answers of full length an update computes at a time. This changes memory, "
-        "speed and rounding, and nothing else", least=1, topic=TRAINING, **HOW_IT_IS_MADE)
+        8, "how many answers of full length an update computes at a time; a number above that of "
+        "all answers means all of them. This changes memory, speed and rounding, and nothing else",
+        least=1, topic=TRAINING, **HOW_IT_IS_MADE)
     max_grad_norm: float = option(
         1.0, "gradients with a larger norm are scaled down to this norm; 0 means never",
         topic=TRAINING)
@@ -444,13 +446,20 @@ def about_unknown(name: str, chosen: Json) -> str:
     return f"unknown argument --{name}: here it is {other}" if other else ""
 
 
-def read_flags(argv: list[str]) -> Json:
+def read_flags(argv: list[str], also_known: Collection[str] = (),
+               not_taken: Collection[str] = ()) -> Json:
     """The flags that were typed, with `resume`, `config` and `continue`. Which flags there are
-    follows from the task and the methods, which are typed or in a file."""
+    follows from the task and the methods, which are typed or in a file.
+
+    A misspelt flag is answered with the nearest one. Another program than train.py may have read
+    flags of its own before, which are `also_known`, and may refuse some of train.py, `not_taken`.
+    """
     given = read_what_decides(argv)
     topic = given.pop("help", None)
     if "resume" in given:
-        given["config"] = Path(given.pop("resume")) / "config.json"
+        run = Path(given.pop("resume"))
+        run_config(run)  # refuses a folder that is none of a run
+        given["config"] = run / "config.json"
     recipe, config = from_files(given)
     defaults = DEFAULTS | recipe | config | given
     flags = {}
@@ -464,6 +473,7 @@ def read_flags(argv: list[str]) -> Json:
     if topic is not None:
         print(about_method(topic) if topic else parser.format_help())
         raise SystemExit(0)
+    parser.also_known, parser.not_taken = also_known, not_taken
     parser.hint += "".join(map(own_flags_of, owners(defaults)[1:]))
     return parser.read(argv, partial(about_unknown, chosen=defaults))
 

@@ -1,6 +1,7 @@
 """The command: what it writes and prints, which files and flags it refuses, and the page."""
 import html
 import json
+import os
 import re
 import weakref
 
@@ -14,6 +15,7 @@ from analysis.notes import Notes
 from analysis.tally import Tally
 from analysis import answers, notes_tables, report, tokens
 from analysis.runs import read_run
+from harness.record import whole
 
 
 def test_one_step_at_a_time(tmp_path, monkeypatch):
@@ -113,6 +115,29 @@ def test_wrong_flags_and_folders(tmp_path):
         ([str(ROOT / "models/tiny")], "tiny is not a run folder"),
     ):
         assert said in refusal(analyze.main, argv)
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_a_killed_analysis_left_behind_is_removed_by_the_next(tmp_path, count):
+    """One run, or several. What is being written at this moment stays, and so does what another
+    program has put there."""
+    folders = [random_log(tmp_path / f"run{n}", seed=n)[0] for n in range(count)]
+    for folder in folders:
+        write_lines(folder / "metrics.jsonl", [{"step": step, "success": 0.5, "seconds": 1.0}
+                                               for step in (1, 2, 3)])
+    output = tmp_path / "output"
+    with pytest.raises(ZeroDivisionError), whole(output / "report.html") as unfinished:
+        1 / 0
+    left, mine = unfinished, unfinished.with_name(".page.0123abcd.tmp")
+    others = output / ".notes.tmp", output / "x.0123abcd.tmp"
+    for path in (left, mine, *others):
+        path.write_text("half")
+    for path in (left, *others):
+        os.utime(path, (0, 0))
+    analyze.main([*map(str, folders), "--output_dir", str(output)])
+    assert (output / "report.html").exists() and not left.exists()
+    assert all(path.exists() for path in (mine, *others))
 
 
 @pytest.mark.usefixtures("undrawn")

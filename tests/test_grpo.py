@@ -111,6 +111,7 @@ def test_the_largest_micro_batch_is_the_first():
 
     assert parts(batch, range(6), 2) == [[2, 3], [0, 1], [4, 5]]
     assert parts(batch, [0, 1, 4, 5], 3) == [[0, 1, 4], [5]]
+    assert parts(batch, range(6), 10 ** 9) == [[*range(6)]]  # more than there are: all at once
     two = hand_made(torch.ones(4, 5, dtype=torch.bool), group=torch.tensor([0, 1, 2, 2]),
                     prompt_ids=[[5] * 3, [5] * 3, [5] * 4])
     assert parts(two, range(4), 2) == [[0, 1], [2, 3]]

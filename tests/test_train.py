@@ -175,6 +175,7 @@ def test_a_loop_can_be_started_again(learner, tmp_path, monkeypatch):
             (["--out", str(tmp_path / "notes")], "notes is not a run folder")):
         assert said in run(*flags, *more, expect=1).stderr
     assert f"exists already: {on}, or name another folder" in run(*flags[:-1], expect=1).stderr
+    assert "is not a run folder" in run("--resume", learner, expect=1).stderr  # it is a model's
 
 
 def test_nothing_grows_with_the_number_of_steps(learner, tmp_path, monkeypatch):

@@ -14,7 +14,8 @@ update in training (16 bytes a parameter, and its activations) and the time of a
 
 With --credit 1000 the token's credit is measured: how much it changed the expected reward. For
 this the model that sampled the answer continues it 1,000 times from before the token, and 1,000
-times from after it.
+times from after it. The last sentences then join push, change and credit: whether the token was
+pushed up or down, what became of its probability, and whether the push was deserved.
 
 The numbers come from the credit file, and each line ends with the function that computes it.
 Answers and tokens are counted from 0, as in the file and on the page of analyze.py. The line
@@ -47,7 +48,8 @@ from harness.screen import BOLD, has_colour, put, run_as_program, say, styled, v
 from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
 from qwen2_model import Qwen2
-from tools.helpers.credit_of_token import measure_credit
+from tools.helpers.credit_of_token import MOST_CONTINUATIONS, measure_credit
+from tools.helpers.in_short import in_short
 from tools.helpers.moved import what_moved
 from tools.helpers.same_model import (SAME_MODEL, log_probs_after, refuse_other_model,
                                       where_kept)
@@ -62,7 +64,7 @@ FLAGS = {
                          "memory as an update in training, and the time of about seven updates"),
     "credit": Flag(None, "also measure the token's credit: sample so many continuations of the "
                          "answer before the token, as many after it, and compare their rewards",
-                   kind=int, least=2, most=1_000_000),
+                   kind=int, least=2, most=MOST_CONTINUATIONS),
     "show": Flag(2, "number of problems to show. Those whose answers differ in reward come first",
                  least=1)}
 SHADES = ((0.05, ""), (0.2, "48;5;195;38;5;0"), (0.4, "48;5;153;38;5;0"), (0.7, "48;5;75;38;5;16"),
@@ -113,6 +115,8 @@ def main(argv: list[str]) -> None:
         print_stage("credit", credit.in_words(), where(continuation_rewards))
     if flags.moved:
         show_what_moved(run, models[step], record, tokenizer, flags.answer, flags.token)
+    if flags.credit:
+        print(f"\n{textwrap.fill(in_short(answer, flags.token, credit), 100)}")
     if not flags.moved and not flags.credit and not is_foreign(run["config"]):
         say_what_else(step, models)
 

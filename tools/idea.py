@@ -11,15 +11,17 @@ solves about two thirds of the problems, and later most groups have equal reward
 method can differ. Runs of a large model save no model, so a run that is stopped starts again from
 step 1.
 
-1. First it prints how long all runs will take, and what the idea does to the gradient in a few
+1. First it prints how long all of this will take, and what the idea does to the gradient in a few
    batches of the untrained model.
 2. Then it trains the three arms, with one process for each core, or with as many as there is memory
    for. The placebo has the weights or advantages of the idea, but at other tokens; or at other
    answers, if all tokens of an answer have the same one. Finished runs are used again, and those of
    plain GRPO are also used for the next idea.
-3. At last it prints a verdict. The primary metric is the mean success of all answers in training,
+3. Then it prints a verdict. The primary metric is the mean success of all answers in training,
    compared in pairs of runs with the same seed. If the idea is better, all arms are trained again
    on as many new seeds, and the verdict comes from these alone.
+4. At last it tries the idea in three synthetic tasks, in which it is known which tokens decide. The
+   last paragraph says what was found, how sure that is, and what to do next.
 
 Ctrl-C stops it, and the same command continues.
 """
@@ -57,12 +59,13 @@ from harness.screen import is_taken_away, python_command, run_as_program, say, s
 from harness.settings import (CONTINUE, METHODS, OPTIONS, Settings, is_large, make_settings,
                               read_flags)
 from mitigations import rescaled_weight
-from tools.helpers.look import look, seconds_of_runs
+from tools.helpers.look import look, seconds_of_runs, steps_of_look
 from tools.preview import on_real_tokens
 from tools.helpers.verdict import Verdict
 
 QUICK_SEEDS = 4
-LONG = 20 * 60  # seconds: of all runs together, beyond which --quick is named
+LONG = 20 * 60  # seconds: of the whole program, beyond which --quick is named
+SECONDS_OF_TASKS = 15  # the synthetic tasks on one core; four times as long with a critic
 FLAGS = {
     "seeds": Flag(8, "number of seeds of each arm. If the idea is better on them, all arms are "
                      "trained again on as many new ones",
@@ -101,12 +104,16 @@ def main(argv: list[str]) -> None:
         verdict.looks.append(experiment.runs_of(range(own.seeds, 2 * own.seeds)))
     verdict.print_findings()
     folders = experiment.folders
-    say(f"\nThe picture is {verdict.draw(folders['idea'])}")
+    picture = verdict.draw(folders["idea"])
+    has_more_tasks = experiment.has_synthetic_tasks() and experiment.try_synthetic_tasks()
+    say(f"\nThe picture is {picture}")
     runs = " ".join(f"{shlex.quote(str(folder))}/s*/" for folder in folders.values())
     say(f"For tables and a page: python analyze.py {runs}")
-    if experiment.has_synthetic_tasks():
-        experiment.try_synthetic_tasks()
-    say(f"\n{textwrap.fill(verdict.next_step(own.quick), 100)}")
+    if has_more_tasks:
+        say(f"For more synthetic tasks: {experiment.probe('dial')}")
+    if verdict.is_behind() and experiment.has_synthetic_tasks():
+        say(f"To see whether a noisier gradient is the reason: {experiment.probe('signal')}")
+    say(f"\n{textwrap.fill(verdict.in_short(own.quick), 100)}")
 
 
 class Experiment:
@@ -114,7 +121,7 @@ class Experiment:
 
     def __init__(self, name: str, typed: list[str], own: SimpleNamespace, command: str):
         self.name, self.own, self.command = name, own, command
-        self.forecast = 0.0  # seconds for all runs that have to be made
+        self.forecast = 0.0  # seconds for what is still to be done
         self.axis, self.flags = arms_of(name, typed, own.quick)
         self.settings = {arm: make_settings(flags) for arm, flags in self.flags.items()}
         self.labels = {"plain": "plain", "idea": name, "placebo": f"{name}-placebo"}
@@ -132,14 +139,17 @@ class Experiment:
         before the next seed."""
         arms = [(arm, seed) for seed in seeds for arm in self.flags]
         planned, processes = [self.planned_run(*one) for one in arms], 1
+        of_look, of_tasks = 0.0, SECONDS_OF_TASKS if self.has_synthetic_tasks() else 0.0
         if not all(run.is_finished() for run in planned):
             plan = self.plan
             processes = plan.processes
             planned = [replace(run, threads=plan.threads, seconds=plan.seconds[arm])
                        for run, (arm, _) in zip(planned, arms)]
             missing = [run for run in planned if not run.is_finished()]
-            self.forecast = sum(run.seconds for run in missing) / processes
-        failed = make_runs(planned, processes, self.command, before, all_or_nothing=True)
+            of_look = plan.look if before == self.first_look else 0.0
+            self.forecast = of_look + sum(run.seconds for run in missing) / processes + of_tasks
+        failed = make_runs(planned, processes, self.command, before, all_or_nothing=True,
+                           seconds_before=of_look, seconds_after=of_tasks)
         if failed:
             raise UserError("; ".join(failed.values()))
         return {arm: {seed: read_run(self.folders[arm] / f"s{seed}") for seed in seeds}
@@ -161,11 +171,8 @@ class Experiment:
             for line in on_real_tokens(idea):
                 say(textwrap.fill(line, 100, subsequent_indent="    "))
         if self.has_synthetic_tasks():
-            model = ["--model", self.settings["plain"].model]
-            command = python_command("-m", "research", "signal", *model, "--only",
-                                     self.as_in_research())
-            say("Without any training it can be measured, in one or two minutes for a small model, "
-                f"whether the gradient is\nless noisy with it: {command}")
+            say("Whether the gradient is less noisy with it can be measured without any training, "
+                f"in one or two\nminutes for a small model: {self.probe('signal')}")
         return_memory()           # the runs need the memory that models have taken here
         torch.cuda.empty_cache()  # without a GPU it does nothing
 
@@ -182,15 +189,19 @@ class Experiment:
         """my_idea --strength 10: the idea as an argument of a probe."""
         return " ".join([self.name, *as_typed(self.own_flags())])
 
-    def try_synthetic_tasks(self) -> None:
-        """Print where the idea could pay, by tasks in which it is known which tokens decide."""
+    def probe(self, name: str) -> str:
+        """The command that asks a probe of research/ about the idea."""
+        model = ["--model", self.settings["plain"].model] if name == "signal" else []
+        return python_command("-m", "research", name, *model, "--only", self.as_in_research())
+
+    def try_synthetic_tasks(self) -> bool:
+        """Print where the idea could pay, by tasks in which it is known which tokens decide.
+        Returns whether it can be tried in them."""
         show_status("training on synthetic tasks, in which it is known which tokens decide")
         dial = import_module("research.probes.dial")
         found = dial.where_it_pays(self.name, self.own_flags())
         say(f"\n{found}")
-        if dial.NOT_TRIED not in found:
-            command = python_command("-m", "research", "dial", "--only", self.as_in_research())
-            say(f"\nFor more synthetic tasks: {command}")
+        return dial.NOT_TRIED not in found
 
 
 @dataclass
@@ -198,6 +209,7 @@ class Plan:
     processes: int  # runs at a time
     threads: int    # of each run
     seconds: dict[str, float]  # a forecast for a run of each arm
+    look: float = 0.0  # and for the look before them
 
 
 def make_plan(plain: Settings, idea: Settings, processes: int) -> Plan:
@@ -210,7 +222,9 @@ def make_plan(plain: Settings, idea: Settings, processes: int) -> Plan:
         if not plain.threads:
             torch.set_num_threads(min(threads, torch.get_num_threads()))
     of_plain, of_idea = seconds_of_runs(policy, plain, idea)
-    return Plan(processes, threads, {"plain": of_plain, "idea": of_idea, "placebo": of_idea})
+    of_look = steps_of_look(policy.model.is_large) * of_idea / idea.steps
+    return Plan(processes, threads, {"plain": of_plain, "idea": of_idea, "placebo": of_idea},
+                of_look)
 
 
 def is_large_on_cpu(s: Settings) -> bool:
@@ -245,7 +259,7 @@ def arms_of(name: str, typed: list[str], is_quick: bool = False) -> tuple[str, d
             raise UserError(f"--{flag} cannot be given to this program, because it chooses the "
                             "seeds, folders, loss and placebo of its three arms itself: plain "
                             f"GRPO, {name} and its placebo")
-    given = read_flags([f"--{axis}", name, *typed])
+    given = read_flags([f"--{axis}", name, *typed], also_known=FLAGS, not_taken=NOT_TAKEN)
     own = (axis, "rescale", *flags_of(METHODS[axis][name]))
     of_idea = {flag: given.pop(flag) for flag in own if flag in given}
     usual = usual_settings(given)

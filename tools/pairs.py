@@ -12,12 +12,12 @@ import json
 from pathlib import Path
 
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
-from analysis.runs import is_foreign
+from analysis.runs import existing, is_foreign
 from credit.pairs import KEYS
 from credit.preferences import best_and_worst
-from engine.errors import UserError, read_json
+from engine.errors import UserError
 from engine.tokens import load_tokenizer
-from harness.record import credit_steps, read_credit, replace_text
+from harness.record import credit_steps, read_credit, replace_text, run_config
 from harness.screen import run_as_program
 from harness.parser import make_parser
 from harness.settings import Settings, make_settings
@@ -27,11 +27,10 @@ from harness.load import make_task
 def main(argv: list[str]) -> None:
     parser = make_parser("python -m tools.pairs RUN", __doc__, {})
     parser.add_argument("run", metavar="RUN", help="a run folder")
-    folder = Path(parser.read(argv)["run"])
-    config = folder / "config.json"
-    if is_foreign(read_json(config)):
+    folder = existing(parser.read(argv)["run"])
+    if is_foreign(run_config(folder)):
         raise UserError(f"{folder} is a run of another program: its problems are not on record")
-    settings = make_settings({"config": config})
+    settings = make_settings({"config": folder / "config.json"})
     if settings.pairs:
         raise UserError(f"{folder} was trained on the pairs of {settings.pairs}, so it sampled "
                         "no answers to make pairs from")

@@ -35,6 +35,7 @@ from harness.flags import Flag, flags_of
 from harness.parser import make_parser, values_of
 from research.dial.arms import PLAIN, TRUE, SyntheticArm, named_arm
 from research.dial.task import TaskSpec
+from research.dial.told import told_by_definition
 from research.dial.training import train_policies
 from research.experiments.pictures import draw_dial_shares, draw_published
 from research.experiments.published import table_rows
@@ -314,6 +315,7 @@ def where_it_pays(name: str, flags: dict | None = None, seeds: int = 16) -> str:
              "the three tasks. An answer there has 128 symbols, each of them one of four. A gain "
              "is in points of mean success over plain GRPO, with its 95% interval over "
              f"{seeds} seeds. No method can know more than the true credit.")
+    about = " ".join([about, *told_by_definition(name, flags)])
     return f"{textwrap.fill(about, 100)}\n\n{table.to_text()}"
 
 

@@ -9,12 +9,13 @@ import torch
 
 from engine.choices import MITIGATIONS
 from engine.errors import UserError
-from engine.tokens import ANSWER, OPERATOR, WORD
+from engine.tokens import ANSWER, NUMBER, OPERATOR, WORD
 from grpo import group_z_score
 from qwen2_model import rotary
 from research.__main__ import main
 from research.dial.arms import PLAIN, TRUE, Batch, named_arm
 from research.dial.task import (Sample, SyntheticTask, TaskSpec, fresh_policy, used_parameters)
+from research.dial.told import told_by_definition
 from research.dial.training import AdamWOfRows, train_policies
 from research.probes import dial
 
@@ -275,6 +276,32 @@ def test_a_method_that_does_the_same_as_plain_grpo_cannot_be_tried(monkeypatch):
     said = dial.where_it_pays("in_the_answer", seeds=2)
     assert said.startswith("Where could it pay? in_the_answer cannot be tried in a synthetic task")
     assert "does the same as plain GRPO" in said and "none of them" not in said
+
+
+@pytest.mark.parametrize("weight, said", [
+    (lambda batch: torch.where(batch.kind == OPERATOR, 1.0, 0.1), "told which tokens decide"),
+    (lambda batch: 1.0 + (batch.section == ANSWER) * batch.entropy, "all tokens are in one"),
+    (lambda batch: 1.0 + batch.hidden.abs().mean(-1), "that decide nothing have the same one"),
+    # no token is a number: entropy alone tells tokens apart
+    (lambda batch: 1.0 + (batch.kind != NUMBER) * batch.entropy, ""),
+    (lambda batch: 1.0 + batch.entropy, "")])
+def test_what_a_task_tells_by_its_definition_is_said_below_the_gains(monkeypatch, weight, said):
+    """A weight by kinds is a mask of the tokens that decide."""
+    monkeypatch.setitem(MITIGATIONS, "mine", weight)
+    monkeypatch.setattr(dial, "train_policies", lambda spec, arm, seeds, *_: [
+        0.5 + 1e-3 * (seed % 2) * (arm.name == "mine") for seed in seeds])
+    text = " ".join(dial.where_it_pays("mine").split())
+    assert ("But mine " in text) == bool(said) and said in text
+
+
+def test_the_methods_that_go_by_what_a_definition_says():
+    found = {name: told_by_definition(name) for name in (
+        "by_kind", "planning", "span", "gae", "learned_importance", "entropy_weighted", "rloo")}
+    kinds, sections, states = ("kinds of tokens apart", "sections of an answer", "hidden states")
+    words = {"by_kind": kinds, "planning": kinds, "span": sections, "gae": states,
+             "learned_importance": states}
+    for name, told in found.items():
+        assert len(told) == (name in words) and words.get(name, "") in " ".join(told)
 
 
 def test_a_method_that_cannot_be_asked_says_why():

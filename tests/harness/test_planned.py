@@ -91,6 +91,24 @@ def test_the_time_left_counts_steps_that_are_made_again(planned):
     assert Runs([replace(run, keeps_checkpoints=False)], 1).time_left() == ", about 10 min left"
 
 
+def test_the_time_left_counts_what_comes_before_and_after_the_runs(planned, capsys):
+    """Ten minutes of a run, three before it and four after it; at last the four alone."""
+    run = replace(planned(), seconds=600.0)
+    runs = Runs([run], 1, seconds_after=240.0)
+    assert runs.time_left(180.0) == ", about 17 min left"
+    assert runs.time_left() == ", about 14 min left"
+    runs.waiting = []
+    assert runs.time_left() == ", about 4 min left"
+
+    with pytest.raises(RuntimeError):
+        make_runs([run], 1, "", before=stopped, seconds_before=180.0, seconds_after=240.0)
+    assert "1 of 1 runs have to be made, 1 at a time, about 17 min left" in capsys.readouterr().out
+
+
+def stopped():
+    raise RuntimeError
+
+
 def test_a_run_has_the_threads_that_are_planned(tmp_path):
     program = tmp_path / "program.py"
     program.write_text("import os; print(os.environ['OMP_NUM_THREADS'])\n")

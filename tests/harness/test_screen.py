@@ -9,16 +9,20 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from conftest import ROOT, hand_made
 from engine import processes
+from engine.choices import checked_credit
 from engine.errors import UserError
 from harness import screen
+from harness.load import CheckedTask, make
 from harness.metrics import batch_metrics
 from harness.screen import StopRequest, Visible, run_as_program, visible
+from harness.short_task import short_task
 
 python = partial(subprocess.run, cwd=ROOT, capture_output=True, text=True)
 
@@ -49,6 +53,75 @@ def test_what_ends_a_program_is_one_line(monkeypatch, error, words):
     with pytest.raises(SystemExit, match=words) as ended:
         run_as_program("name", main, interrupted="stopped")
     assert "\n" not in ended.value.code
+
+
+def wrong(*_, **__):
+    return helper()
+
+
+def helper():
+    return [].entropy
+
+
+class WrongTask:
+    training_problems = held_out_problems = score = label = wrong
+
+
+class WrongIdea:
+    def __init__(self, policy):
+        wrong()
+
+
+BATCH = hand_made([[True]])
+SHORT_TASK = SimpleNamespace(__name__="my_task", problems=["a", "b"], reward=wrong)
+
+
+@pytest.mark.parametrize("call, first", [
+    (lambda: checked_credit(make(wrong, {}, None), "mine", BATCH), "wrong"),
+    (lambda: make(WrongIdea, {}, None), "__init__"),
+    (lambda: CheckedTask(WrongTask()).training_problems(0, 1, 1), "wrong"),
+    (lambda: CheckedTask(WrongTask()).held_out_problems(1), "wrong"),
+    (lambda: CheckedTask(WrongTask()).score("a", "b"), "wrong"),
+    (lambda: CheckedTask(WrongTask()).label([b"a"]), "wrong"),
+    (lambda: CheckedTask(short_task(SHORT_TASK)()).score("a", "b"), "wrong"),
+    (lambda: wrong(), "")])
+def test_of_a_mistake_in_a_users_function_its_lines_are_printed(monkeypatch, call, first):
+    """And Python's own last line, which the log of a run ends with. Where no user's function was
+    called, the traceback is whole. So is the error's, for who catches it."""
+    printed = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    monkeypatch.setattr(sys, "stderr", printed)
+    monkeypatch.setattr(sys, "excepthook", None)
+    with pytest.raises(AttributeError) as raised:
+        run_as_program("name", lambda argv: call())
+    assert "run_as_program" in [entry.name for entry in raised.traceback]
+    sys.excepthook(raised.type, raised.value, raised.tb)
+    told, *_ = lines = printed.getvalue().splitlines()
+    assert lines[-1] == "AttributeError: 'list' object has no attribute 'entropy'"
+    assert ("PYTHONDEVMODE=1" in told) == bool(first)
+    functions = [line.rpartition(" in ")[2] for line in lines if line.startswith("  File ")]
+    if first:
+        assert functions == [*dict.fromkeys([first, "wrong", "helper"])]
+    else:
+        assert "run_as_program" in functions
+
+
+DEVELOPING = """
+import sys
+sys.path.insert(0, "tests")
+from harness.screen import run_as_program
+from test_screen import BATCH, checked_credit, make, wrong
+run_as_program("it", lambda argv: checked_credit(make(wrong, {}, None), "mine", BATCH))
+"""
+
+
+@pytest.mark.parametrize("mode", ["", "1"])
+def test_the_whole_traceback_is_there_for_who_asks(mode):
+    said = python([sys.executable, "-c", DEVELOPING], env={
+        **os.environ, "PYTHONDEVMODE": mode, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/harness'}"})
+    assert said.returncode == 1 and said.stderr.rstrip().endswith("no attribute 'entropy'")
+    assert ("run_as_program" in said.stderr) == bool(mode)
+    assert ("PYTHONDEVMODE=1 before the command" in said.stderr) != bool(mode)
 
 
 @pytest.mark.parametrize("name, is_told", [

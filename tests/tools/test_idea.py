@@ -58,14 +58,24 @@ def test_a_quick_look_has_half_of_the_steps_and_of_the_seeds(monkeypatch, typed,
     (50, [], True), (49, [], False), (500, ["--quick"], False)])
 def test_a_long_forecast_names_the_quick_look(monkeypatch, capsys, tmp_path, seconds, typed,
                                               is_named):
-    """Eight seeds of three arms, two at a time: 24 x 50 s / 2 are ten minutes."""
+    """Eight seeds of three arms, two at a time: 24 x 50 s / 2 are ten minutes. The look takes 7
+    seconds, and the synthetic tasks 15, where they are here."""
     monkeypatch.setattr(idea, "make_plan", lambda *_: idea.Plan(
-        2, 1, dict.fromkeys(("plain", "idea", "placebo"), seconds)))
-    monkeypatch.setattr(idea, "LONG", 12 * 49.5)
+        2, 1, dict.fromkeys(("plain", "idea", "placebo"), seconds), look=7.0))
+    others = {"seconds_before": 7.0, "seconds_after": 0.0 if is_taken_away("research") else 15.0}
+    monkeypatch.setattr(idea, "LONG", 12 * 49.5 + sum(others.values()))
     monkeypatch.setattr(idea, "look", lambda *_, **__: None)
-    monkeypatch.setattr(idea, "make_runs", lambda *given, **_: given[3]() or {"one": "enough"})
+    told = {}
+
+    def make_runs(planned, processes, command, before, **more):
+        told.update(more)
+        before()
+        return {"one": "enough"}
+
+    monkeypatch.setattr(idea, "make_runs", make_runs)
     assert refusal(main, ["dr_grpo", *typed, "--runs", str(tmp_path)]) == "enough"
     assert ("type --quick" in capsys.readouterr().out) == is_named
+    assert told == others | {"all_or_nothing": True}
 
 
 @pytest.mark.parametrize("typed", [["--mitigation", "taco"], ["--mitigation=taco"]])
@@ -127,6 +137,7 @@ def test_large_runs_side_by_side_share_memory_and_cores(monkeypatch, runs_in_mem
     plan = make_plan(s, s, asked)
     assert (plan.processes, plan.threads) == expected
     assert plan.seconds == {"plain": 3.0, "idea": 5.0, "placebo": 5.0}
+    assert plan.look == 6 * 5.0 / s.steps  # four batches and two steps
     assert threads[-1] == expected[1]  # as many are timed
 
 
@@ -174,6 +185,11 @@ def test_runs_of_a_large_model_have_its_threads_and_are_begun_again(learner, tmp
     (["none"], "none is plain GRPO, with which an idea is compared"),
     (["by_kin"], "no weighting and no advantage by_kin; did you mean by_kind?"),
     (["by_kind", "--seed", "3"], "--seed cannot be given to this program"),
+    (["by_kind", "--quik"], "unknown argument --quik, did you mean --quick? ("),
+    (["by_kind", "--proceses=2"], "unknown argument --proceses=2, did you mean --processes? ("),
+    (["by_kind", "--sed", "3"], "did you mean --seeds? ("),  # --seed is nearer, and is refused
+    (["by_kind", "--stesp", "3"], "did you mean --steps? ("),
+    (["by_kind", "--word_wieght", "3"], "did you mean --word_weight? ("),
     (["by_kind", "--eval_every", "0"], "the verdict needs the evaluation at the end")])
 def test_what_is_refused(argv, said):
     assert said in refusal(main, argv)
@@ -231,11 +247,14 @@ def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd)
     for part in ("6 of 6 runs have to be made, 2 at a time, about ", "finished: by_kind-placebo-s1",
                  "by_kind minus"):
         assert part in said
-    assert ("dial: ('by_kind', {'word_weight': 0.1})\n\nFor more synthetic tasks: python -m "
-            "research dial --only 'by_kind --word_weight 0.1'\n" in said) == dial
-    assert (f"less noisy with it: python -m research signal --model {learner} --only 'by_kind "
+    assert ("dial: ('by_kind', {'word_weight': 0.1})\n" in said) == dial
+    assert ("For more synthetic tasks: python -m research dial --only 'by_kind --word_weight "
+            "0.1'\n" in said) == dial
+    assert (f"for a small model: python -m research signal --model {learner} --only 'by_kind "
             "--word_weight 0.1'\n" in said) == dial
-    assert "\nWhat next? " in said
+    *_, pointers, last = said.rstrip().split("\n\n")  # nothing comes after the last paragraph
+    assert pointers.startswith("The picture is ") and last.startswith("In short: ")
+    assert "What next? " in " ".join(last.split())
     folders = sorted(path.name.rpartition("-")[0] for path in (tmp_path / "my ideas").iterdir())
     assert folders == ["by_kind", "by_kind-placebo", "plain"]
     [typed] = re.findall("a page: python analyze.py (.*)", said)

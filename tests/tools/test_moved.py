@@ -147,6 +147,24 @@ def test_weight_decay_has_a_row_of_its_own(small_model, rollouts, tmp_path):
         assert sum(adamw[who] for who in parts) == pytest.approx(adamw["sum"], rel=0.02, abs=1e-5)
 
 
+@pytest.mark.parametrize("rate, is_far", [(1e-5, False), (0.1, True)])
+def test_a_plain_step_whose_sum_is_far_from_what_was_measured_has_no_column(
+        small_model, rollouts, tmp_path, rate, is_far):
+    """A long step is not of first order. A run whose AdamW is not known has no other column."""
+    small_model.save_pretrained(tmp_path)
+    s = SimpleNamespace(**vars(settings()), learning_rate=rate, weight_decay=0.0)
+    for trainer in (None, tmp_path / "not kept"):
+        groups, _ = what_moved(tmp_path, trainer, rollouts, rollouts.mask.float(), s,
+                               make_tokenizer(), 0, 1)
+        has_column = trainer is not None or not is_far
+        assert ("plain step" in groups.columns) == has_column
+        assert ("AdamW's step" in groups.columns) == (trainer is None)
+        assert all(len(row) == len(groups.columns) for row in groups.rows)
+        notes = " ".join(groups.notes)
+        assert ("has no column here. The sum of its parts (" in notes) != has_column
+        assert ("In the column plain step the sum (" in notes) == (is_far and has_column)
+
+
 def test_a_step_whose_adamw_is_not_known_says_so(small_model, rollouts, tmp_path):
     """The checkpoint that sampled it has a model and no state of AdamW."""
     small_model.save_pretrained(tmp_path)

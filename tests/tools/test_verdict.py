@@ -1,4 +1,8 @@
 """What is said of paired runs, by hand."""
+import re
+
+import pytest
+
 import mitigations  # noqa: F401  fills the lists of choices
 from tools.helpers.verdict import Verdict
 
@@ -33,30 +37,79 @@ def test_the_sentences_by_hand():
               "up to 9.7. The placebo is the random choice: it has the same numbers at other "
               "tokens.")
     assert choice in nothing
-    of_answers = Verdict("rloo", runs_with([0.03, 0.05])).sentences()[-1]
+    *_, of_answers = Verdict("rloo", runs_with([0.03, 0.05])).sentences()
     assert "its choice of answers" in of_answers and of_answers.endswith("other answers.")
     behind = verdict_of([-0.05, -0.051, -0.049])
     assert behind.startswith("my_idea is behind plain GRPO: -5.0 (-5.2 to -4.8) points, 3 pairs.")
     assert "worse than a random one (-6.0 (-6.2 to -5.8) points)" in behind
 
 
-def test_what_to_do_next_follows_from_the_verdict():
-    open_one = Verdict("my_idea", runs_with([0.03, 0.05]))
-    assert "without --quick" in open_one.next_step(is_quick=True)
-    assert "--seeds 4 sees smaller" in open_one.next_step(is_quick=False)
-    behind = Verdict("my_idea", runs_with([-0.05, -0.051, -0.049]))
-    assert "research signal measures whether my_idea" in behind.next_step(is_quick=False)
-    ahead = Verdict("my_idea", runs_with([0.05, 0.051, 0.049]))
-    assert "another --model" in ahead.next_step(is_quick=False)
-    same = Verdict("my_idea", runs_with([0.0, 0.0]))
-    assert "more --steps" in same.next_step(is_quick=False)
+HALF, ALL = [1, 0] * 100, [1] * 200  # which of 200 held-out problems are solved
+
+
+def ended(gains, plain, idea, placebo, look=0):
+    """A verdict on runs that ended with these held-out problems solved."""
+    ends = {"plain": plain, "idea": idea, "placebo": placebo}
+    return Verdict("my_idea", runs_with(gains, look, ends=ends))
+
+
+OPEN, BEHIND, AHEAD = [0.03, 0.05], [-0.05, -0.051, -0.049], [0.05, 0.051, 0.049]
+
+
+def test_the_last_paragraph_says_what_was_found_how_sure_and_what_next():
+    open_one = Verdict("my_idea", runs_with(OPEN))
+    assert open_one.in_short(is_quick=True) == (
+        "In short: no difference between my_idea and plain GRPO was seen. Its choice of tokens was "
+        "not seen to differ from a random one. How sure is that? By its 95% interval, the "
+        "difference in success in training lies between -8.7 and +16.7 points (2 pairs). What "
+        "next? The same command without --quick has more seeds and steps. It sees smaller "
+        "differences.")
+    assert open_one.in_short(is_quick=False).endswith(
+        "What next? If a gain within the interval would be worth it, --seeds 4 sees smaller "
+        "differences; finished runs are used again.")
+    behind = Verdict("my_idea", runs_with(BEHIND))
+    assert behind.in_short(is_quick=False) == (
+        "In short: my_idea is behind plain GRPO. Its choice of tokens is worse than a random one. "
+        "How sure is that? By its 95% interval, the difference in success in training lies between "
+        "-5.2 and -4.8 points (3 pairs). What next? More seeds will hardly change this, so try "
+        "another idea.")
+    assert behind.is_behind() and not open_one.is_behind()
+    ahead = Verdict("my_idea", runs_with(AHEAD))
+    ahead.looks.append(runs_with(AHEAD, 10))
+    said = ahead.in_short(is_quick=False)
+    assert said.startswith("In short: my_idea is ahead of plain GRPO. Its choice of tokens is bet")
+    assert "another --model" in said
+    same = Verdict("my_idea", runs_with([0.0, 0.0])).in_short(is_quick=False)
+    assert same.startswith("In short: my_idea and plain GRPO had the same success in training")
+    assert "more --steps" in same and "How sure" not in same
+    no_interval = Verdict("my_idea", runs_with([0.25, 0.25])).in_short(is_quick=False)
+    assert "How sure is that? These 2 pairs give no interval." in no_interval
+
+
+@pytest.mark.parametrize("gains, plain, idea, found", [
+    (OPEN, ALL, HALF, "in training no difference between my_idea and plain GRPO was seen, but "
+                      "my_idea is worse on held-out problems at the end."),
+    (OPEN, HALF, ALL, "in training no difference between my_idea and plain GRPO was seen, but "
+                      "my_idea is better on held-out problems at the end."),
+    (OPEN, ALL, ALL, "no difference between my_idea and plain GRPO was seen."),
+    (BEHIND, ALL, HALF, "my_idea is behind plain GRPO in training, and worse on held-out problems "
+                        "at the end."),
+    (BEHIND, HALF, ALL, "my_idea is behind plain GRPO in training, but better on held-out problems "
+                        "at the end."),
+    (BEHIND, ALL, ALL, "my_idea is behind plain GRPO.")])
+def test_the_last_paragraph_joins_both_measures(gains, plain, idea, found):
+    said = ended(gains, plain, idea, ALL).in_short(is_quick=False)
+    assert said.startswith(f"In short: {found} Its choice")
+    is_open_in_both = gains is OPEN and plain is not idea
+    assert ("shows whether the difference on held-out problems is seen again" in said
+            ) == is_open_in_both
 
 
 def test_few_pairs_say_what_they_can_see():
     """0, 1, 2 and 3 points: their mean has the standard error 1.29 / 2. With 3 degrees of freedom
     4.27 of them are found in 80 of 100 experiments: 2.8 points."""
     said = Verdict("my_idea", runs_with([0.0, 0.01, 0.02, 0.03])).sentences()
-    [few] = [sentence for sentence in said if "80 of 100" in sentence]
+    few = said[1]  # beside the verdict of which it speaks
     assert few.startswith("4 pairs can see only large differences.") and "of 2.8 points" in few
     three = " ".join(Verdict("my_idea", runs_with([0.01, 0.02, 0.03])).sentences())
     assert "3 pairs are too few to say how much pairs differ" in three and "80 of" not in three
@@ -87,16 +140,47 @@ def test_ahead_is_said_after_a_second_look_alone():
     assert turned.startswith("my_idea is behind plain GRPO: -5.0 (") and first in turned
 
 
-def test_what_the_evaluation_sees_stands_beside():
-    """Plain GRPO solves all of 200 problems, the idea half of them, with every seed."""
-    ends = {"plain": [1] * 200, "idea": [1, 0] * 100, "placebo": [1] * 200}
-    said = " ".join(Verdict("my_idea", runs_with([0.03, 0.05], ends=ends)).sentences())
-    assert said.startswith("No difference seen")
-    assert "held-out problems at the end, the difference is -50" in said
-    swapped = {"plain": ends["idea"], "idea": ends["plain"], "placebo": ends["plain"]}
-    said = " ".join(Verdict("my_idea", runs_with([0.03, 0.05], ends=swapped)).sentences())
-    assert "ahead" not in said and "held-out problems at the end, the difference is +50" in said
-    assert "held-out" not in verdict_of([0.03, 0.05])
+def test_no_difference_in_training_does_not_hide_one_on_held_out_problems():
+    """The idea solves half of 200 problems, and plain GRPO and the placebo all of them, with every
+    seed. The first sentence says of which measure it speaks, and another one speaks of the second.
+    """
+    verdict = ended(OPEN, plain=ALL, idea=HALF, placebo=ALL)
+    said = " ".join(verdict.sentences())
+    assert said.startswith("No difference seen in training: +4.0 (-8.7 to +16.7) points")
+    [held_out] = verdict.held_out()
+    low_and_high = re.findall(r"\(-50\.0 \((-\d+\.\d) to (-\d+\.\d)\) points\)", held_out)
+    assert len(low_and_high) == 2 and all(float(high) < 0 for _, high in low_and_high)
+    assert held_out.startswith("On held-out problems at the end my_idea is worse than plain GRPO (")
+    assert " and worse than its placebo (" in held_out
+    assert held_out.endswith(
+        "This is the second measure: the verdict goes by the first, success in training. The "
+        "intervals of the second are not corrected for there being two.")
+
+
+@pytest.mark.parametrize("plain, placebo, seen", [
+    (HALF, HALF, "better than plain GRPO (+50.0 (… and better than its placebo (+50.0 (…"),
+    (HALF, ALL, "better than plain GRPO (+50.0 (…"),
+    (ALL, HALF, "better than its placebo (+50.0 (…"), (ALL, ALL, "")])
+def test_what_the_evaluation_sees_of_each_arm(plain, placebo, seen):
+    """Here the idea solves all problems. Better at the end is not called ahead."""
+    verdict = ended(OPEN, plain, ALL, placebo)
+    said = " ".join(verdict.held_out())
+    shortened = re.sub(r"\(\+50\.0 \(.*?\) points\)", "(+50.0 (…", said)
+    assert shortened.partition(". This")[0] == (
+        f"On held-out problems at the end my_idea is {seen}" if seen else "")
+    assert "ahead" not in said
+    is_named = verdict.sentences()[0].startswith("No difference seen in training: ")
+    assert is_named == (plain is HALF)
+
+
+def test_where_held_out_success_is_the_primary_metric_it_is_said_once(monkeypatch):
+    monkeypatch.setattr("tools.helpers.verdict.doubt_about_training", lambda runs: "a reason")
+    verdict = ended(OPEN, plain=ALL, idea=HALF, placebo=ALL)
+    assert verdict.sentences()[0].startswith("my_idea is behind plain GRPO: -50.0 (")
+    assert verdict.held_out() == []
+    said = verdict.in_short(is_quick=False)
+    assert said.startswith("In short: my_idea is behind plain GRPO. Its choice")
+    assert "the difference in held-out success at the end lies between -" in said
 
 
 def test_the_levels_before_and_after_are_said():

@@ -19,6 +19,7 @@ from harness.record import find_folder, read_credit
 from harness.screen import show_status
 from harness.settings import make_settings
 
+MOST_CONTINUATIONS = 1_000_000
 Z = 1.96  # a normal 95% interval is so many standard errors to each side
 
 
@@ -29,10 +30,16 @@ class CreditOfToken:
     error: float   # the standard error of the difference
     k: int         # continuations for each of the two
 
-    def in_words(self) -> str:
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95% interval of the credit."""
         credit, half = self.after - self.before, Z * self.error
+        return credit - half, credit + half
+
+    def in_words(self) -> str:
+        credit, (low, high) = self.after - self.before, self.interval
         return (f"V after - V before = {self.after:.4f} - {self.before:.4f} = {credit:+.3f} (95% "
-                f"interval {credit - half:+.3f} to {credit + half:+.3f}). Each V is the mean "
+                f"interval {low:+.3f} to {high:+.3f}). Each V is the mean "
                 f"reward of {self.k:,} continuations by the model that sampled the answer")
 
 

@@ -47,6 +47,16 @@ def seconds_of_runs(policy: Policy, *settings: Settings) -> list[float]:
     return found
 
 
+def steps_of_look(is_large: bool) -> int:
+    """About so many steps of training take as long as a look, which samples a few batches and takes
+    a step twice."""
+    return batches_of_look(is_large) + 2
+
+
+def batches_of_look(is_large: bool) -> int:
+    return 1 if is_large else BATCHES
+
+
 def seconds_of_step(policy: Policy, optimizer: AdamW, is_first: bool = False) -> float:
     """The seconds of a step. The first one warms up, and measures the change of each log-prob."""
     s = policy.settings
@@ -80,7 +90,7 @@ def look(name: str, plain: Settings, idea: Settings, is_weighting: bool) -> None
     policy, found, notes, by_token = load_policy(plain), [], set(), False
     of_plain, of_idea = ((make_advantage(s, policy), make_weighting(s, policy))
                          for s in (plain, idea))
-    count = 1 if policy.model.is_large else BATCHES
+    count = batches_of_look(policy.model.is_large)
     for step in range(1, count + 1):
         show_status(f"a look at the untrained model, batch {step} of {count}")
         batch = sample(policy, plain, step)

@@ -59,6 +59,10 @@ NOTE_ON_STEPS = (
     "The plain step is one of gradient descent: it goes straight against the gradient of the "
     "batch's loss. It is made as long as AdamW's first step, which moves each parameter by about "
     "the learning rate. {adamw}")
+NOTE_WITHOUT_PLAIN = (
+    "A plain step of gradient descent, as long as AdamW's, has no column here. The sum of its "
+    "parts ({sum:+.5f}) is far from the change that it makes ({measured:+.5f}), so they would say "
+    "little. {adamw}")
 NOTES_ON_TOKENS = [
     "Each row is one token, and the last column its contribution to the change. Over all tokens of "
     "the batch the contributions add up to the rows of the table above",
@@ -130,8 +134,13 @@ def what_moved(folder: Path, trainer: Path | None, rollouts: Rollouts, weight: T
     if not measured:
         about_adamw = ("AdamW's step is not shown, because what AdamW keeps of earlier steps is "
                        "only in the two newest checkpoints of a run")
-    notes = [NOTE, NOTE_ON_STEPS.format(adamw=about_adamw), *about_sums(rows, [*formats]),
-             about_largest(rows[:-2], heading)]
+    about_steps = NOTE_ON_STEPS.format(adamw=about_adamw)
+    [in_sum, of_step] = (row[2] for row in rows[-2:])  # the plain step's
+    if measured and is_far(in_sum, of_step):
+        rows = [[*row[:2], *row[3:]] for row in rows]
+        del formats["plain step"]
+        about_steps = NOTE_WITHOUT_PLAIN.format(sum=in_sum, measured=of_step, adamw=about_adamw)
+    notes = [NOTE, about_steps, *about_sums(rows, [*formats]), about_largest(rows[:-2], heading)]
     groups = Table("moved", "What moved the token", by_row(formats, rows), "", notes)
     contribution = by_adamw if measured else by_plain
     return groups, tokens_that_moved(contribution, heading, rollouts, tokenizer, b, t)
@@ -221,11 +230,15 @@ def about_sums(rows: list[Row], headings: list[str]) -> list[str]:
     said = []
     in_sum, measured = (row[2:] for row in rows[-2:])
     for heading, first_order, whole in zip(headings[2:], in_sum, measured):
-        if abs(first_order - whole) > max(FAR * max(abs(first_order), abs(whole)), TINY):
+        if is_far(first_order, whole):
             said.append(f"In the column {heading} the sum ({first_order:+.5f}) is far from what "
                         f"was measured ({whole:+.5f}). So its parts say little about the change: "
                         "for a first-order calculation this step is too long")
     return said
+
+
+def is_far(in_sum: float, measured: float) -> bool:
+    return abs(in_sum - measured) > max(FAR * max(abs(in_sum), abs(measured)), TINY)
 
 
 def about_largest(rows: list[Row], heading: str) -> str:

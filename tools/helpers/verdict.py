@@ -43,6 +43,9 @@ class Verdict:
         """Whether the interval of the last look is above 0."""
         return self.gain(self.looks[-1]).estimate.low > 0
 
+    def is_behind(self) -> bool:
+        return self.gain(self.looks[-1]).estimate.high < 0
+
     def print_findings(self) -> None:
         say("\n" + self.table().to_text() + "\n")
         if self.doubt:
@@ -72,8 +75,9 @@ class Verdict:
     def sentences(self) -> list[str]:
         last = self.looks[-1]
         gain, over_placebo = self.gain(last), self.gain(last, "placebo")
-        return [self.over_plain(gain), *self.levels(), *self.held_out(), *about_few(gain),
-                self.about_choice(over_placebo.estimate)]
+        by_primary_metric = [self.over_plain(gain), *about_few(gain),
+                             self.about_choice(over_placebo.estimate)]
+        return [*by_primary_metric, *self.levels(), *self.held_out()]
 
     def over_plain(self, gain: Gain) -> str:
         """Whether the idea is ahead of plain GRPO, and if that is open, what the interval leaves
@@ -93,8 +97,9 @@ class Verdict:
         if estimate.high < 0:
             return (f"{name} is behind plain GRPO: {in_points(estimate)}, {gain.pairs} "
                     f"pairs.{before}")
-        return (f"No difference seen: {in_points(estimate)}, {gain.pairs} pairs.{before} In this "
-                f"setting {room_left(estimate)}.")
+        where = " in training" if self.at_the_end("plain") else ""
+        return (f"No difference seen{where}: {in_points(estimate)}, {gain.pairs} pairs.{before} In "
+                f"this setting {room_left(estimate)}.")
 
     def levels(self) -> list[str]:
         """A sentence about the share of held-out problems that is solved before and after."""
@@ -109,28 +114,71 @@ class Verdict:
                 f"After it plain GRPO solves {after['plain']:.1%} of them, and {self.name} "
                 f"{after['idea']:.1%}."]
 
+    def at_the_end(self, other: str) -> str:
+        """How the idea differs from another arm on held-out problems at the end; empty if no
+        difference is seen, or if this is the primary metric."""
+        if self.doubt:
+            return ""
+        return difference_in_words(self.gain(self.looks[-1], other, AT_THE_END).estimate)
+
     def held_out(self) -> list[str]:
-        """A sentence about the evaluation at the end, if it sees a difference and is not the
+        """Sentences about the evaluation at the end, if it sees a difference and is not the
         primary metric."""
-        end = self.gain(self.looks[-1], measure=AT_THE_END).estimate
-        is_seen = end.low > 0 or end.high < 0
-        if self.doubt or not is_seen:
+        seen = []
+        for other, label in OTHERS.items():
+            if word := self.at_the_end(other):
+                estimate = self.gain(self.looks[-1], other, AT_THE_END).estimate
+                seen.append(f"{word} than {label} ({in_points(estimate)})")
+        if not seen:
             return []
-        return [f"On held-out problems at the end, the difference is {in_points(end)}; the primary "
-                "metric is success in training."]
+        return [f"On held-out problems at the end {self.name} is {' and '.join(seen)}. This is the "
+                "second measure: the verdict goes by the first, success in training. The intervals "
+                "of the second are not corrected for there being two."]
 
     def about_choice(self, over_placebo: Estimate) -> str:
         """Whether it matters which tokens the idea chooses."""
-        shuffled = self.shuffled
-        if over_placebo.low > 0:
-            seen = f"better than a random one ({in_points(over_placebo)})"
-        elif over_placebo.high < 0:
-            seen = f"worse than a random one ({in_points(over_placebo)})"
-        else:
+        shuffled, word = self.shuffled, difference_in_words(over_placebo)
+        seen = f"{word} than a random one ({in_points(over_placebo)})"
+        if not word:
             seen = (f"not seen to differ from a random one: {in_points(over_placebo)}. Here "
                     f"{room_left(over_placebo)}")
         return (f"On these seeds its choice of {shuffled} is {seen}. The placebo is the "
                 f"random choice: it has the same numbers at other {shuffled}.")
+
+    def in_short(self, is_quick: bool) -> str:
+        """The last paragraph of all: what was found, how sure that is, and what to do next."""
+        gain, over_placebo = self.gain(self.looks[-1]), self.gain(self.looks[-1], "placebo")
+        if gain.estimate.low == gain.estimate.high == 0:
+            return f"In short: {self.over_plain(gain)} {self.next_step(is_quick)}"
+        word = difference_in_words(over_placebo.estimate)
+        choice = f"is {word} than" if word else "was not seen to differ from"
+        return (f"In short: {self.found(gain)}. Its choice of {self.shuffled} {choice} a random "
+                f"one. How sure is that? {self.how_sure(gain)} {self.next_step(is_quick)}")
+
+    def found(self, gain: Gain) -> str:
+        """A clause with the verdict, and with what the second measure adds to it."""
+        name, end, where = self.name, self.at_the_end("plain"), "on held-out problems at the end"
+        nothing_seen = f"no difference between {name} and plain GRPO was seen"
+        if not self.is_decided():
+            if not end:
+                return nothing_seen
+            return f"in training {nothing_seen}, but {name} is {end} {where}"
+        verdict = f"{name} is {'ahead of' if gain.estimate.low > 0 else 'behind'} plain GRPO"
+        if not end:
+            return verdict
+        both = "and" if end == difference_in_words(gain.estimate) else "but"
+        return f"{verdict} in training, {both} {end} {where}"
+
+    def is_decided(self) -> bool:
+        """Whether the verdict is ahead, which takes a second look, or behind."""
+        return self.is_behind() or (self.is_ahead() and len(self.looks) > 1)
+
+    def how_sure(self, gain: Gain) -> str:
+        low, high = shown(gain.estimate.low, "points"), shown(gain.estimate.high, "points")
+        if not gain.estimate.low < gain.estimate.high:
+            return f"These {gain.pairs} pairs give no interval."
+        return (f"By its 95% interval, the difference in {self.measure} lies between {low} and "
+                f"{high} points ({gain.pairs} pairs).")
 
     def next_step(self, is_quick: bool) -> str:
         """What to do after this verdict."""
@@ -141,14 +189,16 @@ class Verdict:
             return ("What next? See whether it is also better on other problems, for example with "
                     "--numbers 4, and with another --model.")
         if gain.estimate.high < 0:
-            return ("What next? More seeds will hardly change this. python -m research signal "
-                    f"measures whether {self.name} makes the gradient noisier, which would be a "
-                    "reason.")
+            return "What next? More seeds will hardly change this, so try another idea."
+        again = ""
+        if self.at_the_end("plain"):
+            again = ", and shows whether the difference on held-out problems is seen again"
         if is_quick:
-            return ("What next? The same command without --quick has more seeds and steps, and "
-                    "sees smaller differences.")
-        return (f"What next? If a gain within the interval would be worth it, --seeds "
-                f"{2 * gain.pairs} sees smaller differences; finished runs are used again.")
+            return ("What next? The same command without --quick has more seeds and steps. It sees "
+                    f"smaller differences{again}.")
+        worth = "" if again else "If a gain within the interval would be worth it, "
+        return (f"What next? {worth}--seeds {2 * gain.pairs} sees smaller differences{again}; "
+                "finished runs are used again.")
 
     def draw(self, folder: Path) -> Path:
         """A picture of how the arms learned, and of how far each pair is apart."""
@@ -198,3 +248,10 @@ def about_few(gain: Gain) -> list[str]:
 def in_points(estimate: Estimate) -> str:
     """+4.0 (-8.7 to +16.7) points"""
     return f"{shown(estimate, 'points')} points"
+
+
+def difference_in_words(estimate: Estimate) -> str:
+    """better or worse, if the 95% interval lies wholly on one side of 0; otherwise empty."""
+    if estimate.low > 0:
+        return "better"
+    return "worse" if estimate.high < 0 else ""
