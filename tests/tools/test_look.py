@@ -31,6 +31,14 @@ def test_a_weighting_of_ten_tokens():
     assert lines[2].endswith("alike, the ratio is that of a batch 0.5 times as large")
 
 
+def test_a_batch_that_is_absurdly_large_is_not_told_in_digits():
+    """The two numbers have all weight, and hardly a gradient."""
+    size = np.where(KIND == NUMBER, 1e-4, 1.0)
+    weight = np.where(KIND == NUMBER, 5.0, 1e-6)
+    lines = about_gradient(True, KIND, size, ONES, ONES, weight)
+    assert "a batch more than 1000 times as large. That is so" in lines[2]
+
+
 def test_equal_weights_stay_equal_where_batches_are_rescaled_differently():
     """Five tokens of each batch, of which two got 1 from the weighting and three 0.25. The second
     batch's factor is 2% larger. Four of ten are the heaviest, and not only the second batch's."""

@@ -29,6 +29,7 @@ from train import drop_unfinished, with_advantage
 
 BATCHES, TENTH = 4, 0.1
 ROUNDING = 1e-5  # weights that differ by no more than this share are equal
+MOST_TIMES = 1000  # a larger factor is not told in digits
 RARE = 0.005  # share of the gradient: a kind of token that has less is left out
 
 
@@ -216,9 +217,15 @@ def about_gradient(is_weighting: bool, kind: np.ndarray, s: np.ndarray, usual: n
     even = as_a_batch(weight, usual_size, weight.mean())
     return [*lines,
             "at best the gradient has the noise-to-signal ratio of plain GRPO with a batch "
-            f"{at_most:.1f} times as large. That is so if the weighting has found the tokens that "
-            f"decide the reward: if the heaviest {share} decide it, and no others. If all tokens "
-            f"decide it alike, the ratio is that of a batch {even:.1f} times as large"]
+            f"{in_times(at_most)} times as large. That is so if the weighting has found the tokens "
+            f"that decide the reward: if the heaviest {share} decide it, and no others. If all "
+            f"tokens decide it alike, the ratio is that of a batch {in_times(even)} times as large"]
+
+
+def in_times(factor: float) -> str:
+    """A number before the word `times`. With nearly all weight on a few tokens without a gradient
+    it can have eight digits, which say nothing more than that it is large."""
+    return f"{factor:.1f}" if factor < MOST_TIMES else f"more than {MOST_TIMES}"
 
 
 def as_a_batch(weight: np.ndarray, size: np.ndarray, level: float) -> float:
