@@ -166,14 +166,19 @@ def inner_products(gradients: list[Tensor]) -> np.ndarray:
     return torch.einsum("ail,bjl->abij", every, every).numpy()
 
 
-def by_pair(names: list[str], inner: np.ndarray) -> dict[str, list[str]]:
-    """The inner products that the table was made of, a text for each batch: of each method with
-    itself and with plain GRPO."""
+def by_pair(names: list[str], inner: np.ndarray) -> dict[str, dict[str, str]]:
+    """What the table was made of, of each method with itself and with plain GRPO: for each batch,
+    the inner product of its own two gradients, and the sums over those of its gradient with all
+    batches. Without batch i the sum over all pairs has rows[i] + columns[i] - same[i] less."""
     found = {}
     for b, name in enumerate(names):
         for a in {0, b}:
-            found[f"{names[a]} x {name}"] = [" ".join(f"{value:.6g}" for value in row)
-                                             for row in inner[a, b]]
+            products = inner[a, b]
+            parts = {"same": products.diagonal(), "rows": products.sum(1),
+                     "columns": products.sum(0)}
+            found[f"{names[a]} x {name}"] = {
+                part: " ".join(f"{value:.6g}" for value in values)
+                for part, values in parts.items()}
     return found
 
 

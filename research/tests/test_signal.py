@@ -9,7 +9,7 @@ from torch import nn
 
 from engine.errors import UserError
 from research.__main__ import main
-from research.probes.signal import (PLAIN, cosine, folded, inner_products, mean_of_pairs,
+from research.probes.signal import (PLAIN, by_pair, cosine, folded, inner_products, mean_of_pairs,
                                     noise_to_signal, ratio_table, settings_of)
 
 
@@ -83,11 +83,26 @@ def test_the_probe(learner, tmp_path, monkeypatch, capsys):
     plain, same, other = (list(row.values()) for row in numbers["tables"][0]["rows"])
     assert same[1:] != other[1:] and plain[1] == same[1]
     assert "batch 1.00 times as large" in capsys.readouterr().out
-    inner = {pair: np.array([row.split() for row in rows], float)
-             for pair, rows in numbers["values"]["inner_products"].items()}
-    of_plain, of_same = (inner[f"{PLAIN} x {name}"] for name in (PLAIN, "by_kind --word_weight 1"))
-    assert of_plain.shape == (4, 4) and np.allclose(of_plain, of_same, rtol=1e-4)
-    assert noise_to_signal(of_plain) == pytest.approx(plain[1]["value"], rel=1e-3)
+    sums = {}
+    for pair, parts in numbers["values"]["inner_products"].items():
+        sums[pair] = {part: np.array(values.split(), float) for part, values in parts.items()}
+    of_plain, of_same = (sums[f"{PLAIN} x {name}"] for name in (PLAIN, "by_kind --word_weight 1"))
+    for part in ("same", "rows", "columns"):
+        assert len(of_plain[part]) == 4
+        assert np.allclose(of_plain[part], of_same[part], rtol=1e-4)
+    same, rows = of_plain["same"], of_plain["rows"]
+    squared_signal = (rows.sum() - same.sum()) / (4 * 3)
+    ratio = (same.mean() - squared_signal) / squared_signal
+    assert ratio == pytest.approx(plain[1]["value"], rel=1e-3)
+
+
+def test_the_sums_that_are_stored_give_those_without_a_batch():
+    """Three batches: the sum over the pairs of the first two follows from the stored numbers."""
+    inner = np.arange(9.0).reshape(1, 1, 3, 3)
+    parts = by_pair([PLAIN], inner)[f"{PLAIN} x {PLAIN}"]
+    assert parts == {"same": "0 4 8", "rows": "3 12 21", "columns": "9 12 15"}
+    without_the_last = 36 - 21 - 15 + 8
+    assert without_the_last == inner[0, 0, :2, :2].sum()
 
 
 @pytest.mark.parametrize("typed, said", [
