@@ -117,16 +117,18 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     curves: dict[str, dict[str, float]] = {}
     rows: list[Row] = []
     for task in tasks:
-        cells = {}
+        cells: list[dict] = []
         for i, name in enumerate(BATCH_SIZES):
             progress(task, i / (len(BATCH_SIZES) + 4), f"{task}: {name}")
-            cells[name] = dial.trained_cell(task, named_arm(name), name, args, CURVE_FROM)
-        plain = fmean(cells[PLAIN]["mean"])
-        curve = {size: fmean(cells[name]["mean"]) - plain for name, size in BATCH_SIZES.items()}
+            cells.append(dial.trained_cell(task, named_arm(name), name, args, CURVE_FROM))
+        sizes, _ = dial.arms_of_task(task, cells)
+        plain = sizes.mean(PLAIN)
+        curve = {size: sizes.mean(name) - plain for name, size in BATCH_SIZES.items()}
         curves[task] = {str(size): gain for size, gain in curve.items()}
 
         progress(task, 0.8, f"{task}: noise")
-        found = noise_of_arms(TaskSpec.read(task), arms, cells[PLAIN]["rate"], args.steps, seeds,
+        rate = cells[0]["rates"][sizes.best_rate(PLAIN)]
+        found = noise_of_arms(TaskSpec.read(task), arms, rate, args.steps, seeds,
                               are_asked=bool(args.only))
         for name, means in found.items():
             if means:
@@ -311,8 +313,7 @@ def compare_rules(predictions: str, measured: str, arms: list[str]) -> Findings:
                    "slope": "measured / predicted"})
     return Findings("Is the noise-to-batch-size prediction better than a plainer rule?",
                     [f"The predictions are those of {predictions}.json, and the gains those of "
-                     f"{measured}.json."],
-                    [rules, dial.shares_by_task(found["values"]["cells"])])
+                     f"{measured}.json."], [rules])
 
 
 def prediction_errors(predicted: list[float], measured: list[dict]) -> list[float]:

@@ -16,6 +16,7 @@ from research.__main__ import main
 from research.dial.arms import PLAIN, TRUE, Batch, named_arm
 from research.dial.task import (Sample, SyntheticTask, TaskSpec, fresh_policy, used_parameters)
 from research.dial.training import AdamWOfRows, train_policies
+from research.experiments.published import RESULTS, read_result
 from research.probes import dial
 
 WORLDS = ("4/2", "4/2 all", "4/2 seen sure 1", "4/3 all seen found", "3/2 own seen")
@@ -183,7 +184,7 @@ def test_a_method_with_its_flags_stands_beside_the_scale(tmp_path, monkeypatch, 
         return 1 + strength * rollouts.entropy
 
     monkeypatch.setitem(MITIGATIONS.data, "my_idea", my_idea)
-    quick = "--steps 3 --seeds 2 --rates 1e-2,3e-2 --rate_seeds 2 --worlds 8/2,8/4".split()
+    quick = "--steps 3 --seeds 4 --rates 1e-2,3e-2 --worlds 8/2,8/4".split()
     main(["dial", *quick, "--only", "my_idea --strength 2,gae", "--out", "a"])
     assert (tmp_path / "a/shares.png").is_file()
     assert "| my_idea" in capsys.readouterr().out  # what is asked is seen at once
@@ -214,12 +215,50 @@ def test_what_is_typed_wrongly_is_told_before_anything_is_trained(monkeypatch, t
         main([probe, *flags])
 
 
-def test_a_mask_that_was_not_trained_has_no_share():
-    cells = [{"world": "4/2", "arm": arm, "mean": mean} for arm, mean in {
-        PLAIN: [0.1, 0.2], TRUE: [0.3, 0.6], "mask 0": [0.2, 0.4], "batch 16x": [0.2, 0.3]}.items()]
-    [row] = dial.shares_by_task(cells).rows
-    assert row[1] is None and row[2].value == pytest.approx(0.5)
-    assert row[3].value == pytest.approx(0.2)
+def test_the_tables_of_three_methods_by_hand():
+    """One rate. True credit gains 0.2 with every seed, a mask half of it. by_kind is ahead in one
+    task and behind in the other; rloo is as far ahead, but not with every seed."""
+    plain = np.array([0.1, 0.2, 0.3, 0.4])
+    gains = {PLAIN: 0.0, TRUE: 0.2, "mask 0": 0.1, "batch 16x": 0.15,
+             "rloo": np.array([1, -0.9, 0.9, -0.9])}
+    cells = []
+    for task, gain in {"4/2": 0.1, "4/3": -0.1}.items():
+        for arm, more in {**gains, "by_kind --word_weight 0": gain}.items():
+            cells.append({"world": task, "arm": arm, "rates": [0.01], "seconds": 1.0,
+                          "success": [(plain + more).tolist()]})
+    board = dial.dial_leaderboard(["4/2", "4/3"], cells)
+    of_mask = board.rows[2]
+    assert of_mask[2] == "0.01" and of_mask[3] == pytest.approx(0.35)
+    assert of_mask[4].interval == pytest.approx((0.1, 0.1))
+    assert of_mask[5].interval == pytest.approx((0.5, 0.5))
+    _, absent, of_mask, beyond = dial.shares_by_task(cells).rows[0]
+    assert absent is None and of_mask.value == pytest.approx(0.5)
+    assert beyond.value == pytest.approx(0.05)
+    [methods] = dial.methods_table(board)
+    assert methods.rows == [("rloo", "-", "-"), ("by_kind --word_weight 0", "4/2", "4/3")]
+    assert dial.methods_table(dial.dial_leaderboard(["4/2"], cells[:4])) == []
+
+
+def test_both_learning_rates_are_named_where_the_halves_differ():
+    success = [[8.0, 6, 1, 3], [5, 7, 9, 4]]  # the first half takes the second rate
+    cells = [{"world": "4/2", "arm": arm, "rates": [0.003, 0.03], "success": success,
+              "seconds": 1.0} for arm in (PLAIN, TRUE)]
+    assert dial.dial_leaderboard(["4/2"], cells).rows[0][2] == "0.03 and 0.003"
+
+
+def test_published_tables_follow_from_published_values():
+    result = read_result(RESULTS / "dial.json")
+    cells = result["values"]["cells"]
+    made = dial.dial_leaderboard(list(dict.fromkeys(cell["world"] for cell in cells)), cells)
+    stored = next(table for table in result["tables"] if table["name"] == "board")
+    for row, kept in zip(made.to_json()["rows"], stored["rows"], strict=True):
+        assert row["arm"] == kept["arm"] and row["rate"] == kept["rate"]
+        for column in ("gain", "share"):
+            if kept[column] is None:
+                assert row[column] is None
+                continue
+            assert row[column]["value"] == pytest.approx(kept[column]["value"])
+            assert row[column]["low"] == pytest.approx(kept[column]["low"], rel=0.05, abs=0.005)
 
 
 @pytest.mark.parametrize("pays_at, said", [
@@ -279,12 +318,3 @@ def test_a_method_that_does_the_same_as_plain_grpo_cannot_be_tried(monkeypatch):
 
 def test_a_method_that_cannot_be_asked_says_why():
     assert "deletion cannot be tried in a synthetic task: " in dial.where_it_pays("deletion")
-
-
-def test_a_share_and_its_interval_by_hand():
-    """(1 + 3) / (2 + 4); 1 - 4/3 and 3 - 8/3 have a standard error of 1/3, t is 12.706, and the
-    true credit's mean 3."""
-    share = dial.share_of_gain(np.array([1.0, 3.0]), np.array([2.0, 4.0]))
-    assert share.value == pytest.approx(2 / 3)
-    assert share.interval == pytest.approx((2 / 3 - 12.706 / 9, 2 / 3 + 12.706 / 9), rel=1e-3)
-    assert dial.share_of_gain(np.array([1.0]), np.array([-1.0])) is None
