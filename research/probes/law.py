@@ -17,6 +17,9 @@ Gradients are with respect to the parameters. All tokens share these, so the gra
 what comes from tokens that decide nothing. The prediction also leaves out that AdamW divides each
 parameter's gradient by its scale, and that the noise of a method may change as its policy learns.
 
+For each size of the batch plain GRPO's learning rate is chosen as in python -m research dial. The
+policies on which the noise is measured have the rate that is best for plain GRPO over all seeds.
+
 The gains that are predicted here are measured by python -m research dial, on other seeds. Methods
 that keep a state between batches are left out, because here each batch is alone. So are methods
 that need something that these tasks do not have.
