@@ -59,7 +59,7 @@ FLAGS = {
                        "separated by commas. By default they are all"),
     "steps": Flag(60, "steps of each run. A step has 8 problems x 8 answers",
                       least=2, most=100_000),
-    "seeds": Flag(48, "number of seeds of each arm, at each learning rate",
+    "seeds": Flag(24, "number of seeds of each arm, at each learning rate",
                   least=FEWEST_SEEDS, most=1000),
     "rates": Flag("3e-3,1e-2,3e-2", "learning rates of AdamW, separated by commas. If they are "
                                     "several, each half of the seeds takes the one that is best "
