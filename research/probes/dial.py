@@ -19,6 +19,7 @@ takes the rate that was best for the arm on the other half, and the 95% interval
 an answer decide. Its name may go on with any of: sure 4, all, own, seen, found.
 research/dial/task.py says what they mean.
 """
+import json
 import textwrap
 import time
 from itertools import chain
@@ -32,15 +33,16 @@ import torch
 from analysis.statistics import Estimate, holm, mean_over
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row, shown
 from engine.choices import ADVANTAGES, MITIGATIONS
-from engine.errors import UserError
+from engine.errors import UserError, read_json
 from harness.flags import Flag, flags_of
 from harness.parser import make_parser, values_of
+from harness.record import replace_text
 from research.dial.arms import PLAIN, TRUE, SyntheticArm, named_arm
 from research.dial.gains import FEWEST_SEEDS, ArmsOfTask
 from research.dial.task import TaskSpec
 from research.dial.training import train_policies
 from research.experiments.pictures import draw_dial_shares, draw_published
-from research.experiments.published import table_rows
+from research.experiments.published import fingerprint, table_rows
 from research.probes.common import COMMON, Findings, Progress
 
 TASKS = ("128/3", "128/12", "128/42", "128/128", "512/12", "512/48", "512/170", "512/48 own",
@@ -63,7 +65,9 @@ FLAGS = {
                   least=FEWEST_SEEDS, most=1000),
     "rates": Flag("3e-3,1e-2,3e-2", "learning rates of AdamW, separated by commas. If they are "
                                     "several, each half of the seeds takes the one that is best "
-                                    "on the other half")}
+                                    "on the other half"),
+    "kept": Flag(None, "a folder in which each trained arm is kept, so that the same command "
+                       "continues from it. A method whose code has changed needs another folder")}
 SEEDS_FROM, SEEDS_OF_A_TRY = 5000, 3000  # the first seed here, and in where_it_pays
 RATE = Flag(1e-2, above=0, most=10)
 RATE_OF_ALL = "1e-2"  # the best one of plain GRPO in most tasks
@@ -86,7 +90,7 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
         for i, name in enumerate(names):
             progress(task, i / len(names), f"{task}: {name}")
             try:
-                cells.append(trained_cell(task, arms[name], name, args, SEEDS_FROM))
+                cells.append(kept_or_trained_cell(task, arms[name], name, args))
             except UserError as error:
                 if args.only:
                     raise UserError(f"{name} cannot be measured here: {error}") from None
@@ -133,6 +137,21 @@ def arm_as_typed(text: str) -> SyntheticArm:
         words += f"--{flag}".split(maxsplit=1)
     parser = make_parser(f"python -m research dial --only {name}", None, flags_of(chosen))
     return named_arm(name, parser.read(words))
+
+
+def kept_or_trained_cell(task: str, arm: SyntheticArm, name: str, args: SimpleNamespace) -> dict:
+    """The cell that was kept by a command with these settings, or one that is trained now."""
+    if not args.kept:
+        return trained_cell(task, arm, name, args, SEEDS_FROM)
+    settings = {"task": task, "arm": name, "first seed": args.seed + SEEDS_FROM,
+                "seeds": args.seeds, "steps": args.steps, "rates": args.rates}
+    path = Path(args.kept) / f"{fingerprint(settings)[:16]}.json"
+    if path.exists():
+        return read_json(path)
+    cell = trained_cell(task, arm, name, args, SEEDS_FROM)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(path, json.dumps(cell))
+    return cell
 
 
 def trained_cell(task: str, arm: SyntheticArm, name: str, args: SimpleNamespace,

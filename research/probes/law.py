@@ -52,7 +52,7 @@ from research.experiments.published import (RESULTS, estimates_as_arrays, read_r
 from research.probes import dial
 from research.probes.common import Findings, Progress, rank_correlation
 
-FLAGS = {**dial.FLAGS,
+FLAGS = {**{name: flag for name, flag in dial.FLAGS.items() if name != "kept"},
          "against": Flag(None, "names of two published results, predictions and gains, as in "
                                "law,dial: compare them, and measure nothing"),
          "policies": Flag(3, "number of policies on which the noise is measured, before training "

@@ -251,6 +251,26 @@ def test_every_seed_is_trained_at_every_rate(monkeypatch):
     assert cell["rates"] == [0.1, 0.5]
 
 
+def test_what_was_trained_is_kept(monkeypatch, tmp_path):
+    """The same command trains nothing again; another flag does."""
+    trained = []
+
+    def train(spec, arm, seeds, rates, steps):
+        trained.append(arm.name)
+        return [seed / 1e4 for seed in seeds]
+
+    monkeypatch.setattr(dial, "train_policies", train)
+    args = SimpleNamespace(seed=0, steps=3, seeds=4, rates="0.1,0.5", kept=str(tmp_path / "kept"))
+    made = [dial.kept_or_trained_cell("4/2", named_arm(PLAIN), PLAIN, args) for _ in range(2)]
+    assert made[0] == made[1] and trained == [PLAIN]
+    for changed in ({"seed": 1}, {"steps": 4}, {"seeds": 5}, {"rates": "0.1"}):
+        dial.kept_or_trained_cell("4/2", named_arm(PLAIN), PLAIN,
+                                  SimpleNamespace(**{**vars(args), **changed}))
+    dial.kept_or_trained_cell("4/3", named_arm(PLAIN), PLAIN, args)
+    dial.kept_or_trained_cell("4/2", named_arm(TRUE), TRUE, args)
+    assert trained == [PLAIN] * 6 + [TRUE]
+
+
 def test_both_learning_rates_are_named_where_the_halves_differ():
     success = [[8.0, 6, 1, 3], [5, 7, 9, 4]]  # the first half takes the second rate
     cells = [{"world": "4/2", "arm": arm, "rates": [0.003, 0.03], "success": success,
