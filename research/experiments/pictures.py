@@ -19,7 +19,6 @@ from matplotlib.figure import Figure
 from analysis.plots import (BLUE, CHANGE_COLOUR, COLOURS, CREDIT_COLOUR, GRADIENT_COLOUR, GREY,
                             ORANGE, PUSH_COLOUR, TOKENS_COLOUR, legend_below, plt, save, style_of,
                             whole_steps)
-from analysis.statistics import mean_over
 from engine.errors import PROJECT
 from research.experiments import lessons, lessons_of_runs
 from research.experiments.arms import CONTROLS, SCALE
@@ -32,7 +31,7 @@ COLOUR_OF_VERDICT = {"better": BLUE, "ahead": BLUE, "worse": ORANGE, "behind": O
 NOT_SEEN = "no difference seen"
 SIGNS = "os^DvP*"
 FAR = 5                 # points
-Cells = dict[tuple[str, str], np.ndarray]  # of a task and an arm: mean success by seed
+Shares = dict[tuple[str, str], dict]  # of a task and an arm: its share of the true credit's gain
 
 
 def draw_all_published() -> list[str]:
@@ -108,24 +107,21 @@ def colour_of_verdict(verdict: str) -> str:
     return COLOUR_OF_VERDICT.get(verdict.partition(",")[0], GREY)
 
 
-def draw_dial_shares(values: dict) -> Figure:
+def draw_dial_shares(board: dict) -> Figure:
     """The share of the true credit's gain that each arm reaches, by the share of tokens that
-    decides: a panel for each length, synthetic tasks without further parameters. Grey, the eighth
+    decide: a panel for each length, synthetic tasks without further parameters. Grey, the eighth
     colour, is plain GRPO with more problems; what lies below -1.5 is cut off."""
-    cells: Cells = {}
-    arms: dict[str, None] = {}  # each once, in the order of the cells
-    for cell in values["cells"]:
-        cells[cell["world"], cell["arm"]] = np.array(cell["mean"])
-        arms[cell["arm"]] = None
+    shares = shares_of_board(board)
+    arms = dict.fromkeys(row["arm"] for row in board["rows"])
     compared = [arm for arm in arms if arm not in ("plain GRPO", "true credit")]
     compared.sort(key=lambda arm: arm.startswith("batch "))
-    tasks = plain_tasks(cells)
+    tasks = plain_tasks(shares)
     panels = max(1, len(tasks))
     figure, axes = plt.subplots(1, panels, figsize=(5.6 * panels, 5.4), sharey=True,
                                 squeeze=False)
     for axis, (length, of_length) in zip(axes[0], sorted(tasks.items())):
         for number, arm in enumerate(compared):
-            draw_share_of_arm(axis, cells, of_length, length, arm, number)
+            draw_share_of_arm(axis, shares, of_length, length, arm, number)
         axis.axhline(1, color="black", lw=1, label="true credit")
         axis.axhline(0, color="black", lw=0.6)
         axis.set(title=f"Answers of {length} tokens", xscale="log",
@@ -137,44 +133,48 @@ def draw_dial_shares(values: dict) -> Figure:
     return figure
 
 
-def plain_tasks(cells: Cells) -> dict[int, list[tuple[int, str]]]:
+def shares_of_board(board: dict) -> Shares:
+    """Those that are known."""
+    shares = {}
+    for row in board["rows"]:
+        if row["share"] is not None:
+            shares[row["world"], row["arm"]] = row["share"]
+    return shares
+
+
+def plain_tasks(shares: Shares) -> dict[int, list[tuple[int, str]]]:
     """The tasks that are written as 128/12 and no more, by the length of their answers: how many
     tokens decide, and the name."""
     found: dict[int, list[tuple[int, str]]] = {}
-    for task in dict.fromkeys(task for task, _ in cells):
+    for task in dict.fromkeys(task for task, _ in shares):
         tokens, _, decide = task.partition("/")
         if decide.isdigit():
             found.setdefault(int(tokens), []).append((int(decide), task))
     return {length: sorted(tasks) for length, tasks in found.items()}
 
 
-def draw_share_of_arm(axis: Axes, cells: Cells, tasks: list[tuple[int, str]], length: int,
+def draw_share_of_arm(axis: Axes, shares: Shares, tasks: list[tuple[int, str]], length: int,
                       name: str, number: int) -> None:
     """One arm's line in a panel."""
-    deciding, shares, reaches = [], [], []
-    for decide, task in tasks:
-        if (task, name) in cells:
-            share, reach = share_of_true_gain(cells, task, name)
-            deciding.append(decide / length)
-            shares.append(share)
-            reaches.append(reach)
-    if not shares:
+    place, share, reaches = points_of_arm(shares, tasks, length, name)
+    if not len(place):
         return
     is_scale = name.startswith("batch ")
     style = dict(color=GREY, ls=":", lw=2) if is_scale else style_of(number + number // 7)
-    axis.errorbar(deciding, shares, reaches, marker="o", ms=4, elinewidth=0.7, label=name, **style)
+    axis.errorbar(place, share, reaches, marker="o", ms=4, elinewidth=0.7, label=name, **style)
     if is_scale:
-        axis.annotate(name, (deciding[-1], shares[-1]), (6, -3), textcoords="offset points",
+        axis.annotate(name, (place[-1], share[-1]), (6, -3), textcoords="offset points",
                       color=GREY, fontsize=8)
 
 
-def share_of_true_gain(cells: Cells, task: str, name: str) -> tuple[float, float]:
-    """An arm's gain as a share of the true credit's, and how far its interval reaches, the true
-    credit's gain taken as it is."""
-    plain = cells[task, "plain GRPO"]
-    gain = mean_over(cells[task, name] - plain)
-    true = (cells[task, "true credit"] - plain).mean()
-    return gain.value / true, (gain.high - gain.value) / abs(true)
+def points_of_arm(shares: Shares, tasks: list[tuple[int, str]], length: int,
+                  name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each task in which the arm's share is known: the share of tokens that decide (n,), the
+    arm's share (n,), and how far its interval reaches down and up (2, n)."""
+    known = [(decide / length, shares[task, name]) for decide, task in tasks
+             if (task, name) in shares]
+    share, low, high = estimates_as_arrays([stored for _, stored in known])
+    return np.array([place for place, _ in known]), share, np.array([share - low, high - share])
 
 
 def draw_curves(values: dict) -> Figure:
@@ -271,27 +271,25 @@ def draw_change(table: dict) -> Figure:
     return figure
 
 
-def draw_dial_shares_plainly(values: dict) -> Figure:
+def draw_dial_shares_plainly(board: dict) -> Figure:
     """Three lines of draw_dial_shares: who knows where the reward is decided, who knows half of it,
     and a larger batch."""
-    cells = {(cell["world"], cell["arm"]): np.array(cell["mean"]) for cell in values["cells"]}
-    tasks = plain_tasks(cells)
+    shares = shares_of_board(board)
+    tasks = plain_tasks(shares)
     figure, axes = plt.subplots(1, max(1, len(tasks)), sharey=True, squeeze=False,
                                 figsize=(4.6 * max(1, len(tasks)), 4.2))
     for axis, (length, of_length) in zip(axes[0], sorted(tasks.items())):
         for number, (arm, name) in enumerate(PLAINLY.items()):
-            points = [(decide / length, *share_of_true_gain(cells, task, arm))
-                      for decide, task in of_length if (task, arm) in cells]
-            place, share, reach = zip(*points)
-            beside = np.array(place) * (1 + 0.04 * (number - 1))  # no interval covers another
-            axis.errorbar(beside, share, reach, marker="o", ms=5, lw=2, elinewidth=0.9, label=name,
-                          **style_of(number))
+            place, share, reaches = points_of_arm(shares, of_length, length, arm)
+            beside = place * (1 + 0.04 * (number - 1))  # no interval covers another
+            axis.errorbar(beside, share, reaches, marker="o", ms=5, lw=2, elinewidth=0.9,
+                          label=name, **style_of(number))
         axis.axhline(1, color="black", lw=1)
         axis.axhline(0, color="black", lw=0.8)
         axis.set(title=f"Answers of {length} tokens", xscale="log",
                  xlabel="share of the tokens that decide the reward")
-        shares = [decide / length for decide, _ in of_length]
-        axis.set_xticks(shares, [f"{share:.0%}" for share in shares])
+        deciding = [decide / length for decide, _ in of_length]
+        axis.set_xticks(deciding, [f"{share:.0%}" for share in deciding])
         axis.set_xticks([], minor=True)
     axes[0][0].set(ylabel="gain, as a share of the true credit's", ylim=(-1.1, 1.35))
     axes[0][0].set_yticks([-1, -0.5, 0, 0.5, 1],
@@ -364,10 +362,10 @@ PUBLISHED = {  # picture -> how it is drawn, and which table or values of which 
     "docs/real-run.png": (lessons_of_runs.draw_real_run, "real_run", "transcript"),
     "docs/weights.png": (lessons_of_runs.draw_weights, lessons_of_runs.weights_by_probability),
     "research/results/exact-real.png": (draw_decided_by_model, "exact_real", "kind"),
-    "research/results/dial-shares-plain.png": (draw_dial_shares_plainly, "dial", "values"),
+    "research/results/dial-shares-plain.png": (draw_dial_shares_plainly, "dial", "board"),
     "research/results/board-leads.png": (draw_gains, "board", "board"),
     "research/results/notes-curves.png": (draw_curves, "notes_2", "values"),
     "research/results/real-kinds.png": (draw_kinds_of_models, "real", "values"),
     "research/results/change.png": (draw_change, "change", "kinds"),
     "research/results/dial-law.png": (draw_predicted_gains, "dial", "law"),
-    "research/results/dial-shares.png": (draw_dial_shares, "dial", "values")}
+    "research/results/dial-shares.png": (draw_dial_shares, "dial", "board")}

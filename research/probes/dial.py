@@ -13,10 +13,13 @@ with the same seed. These arms are trained besides all methods (research/dial/ar
     batch 2x, 4x, 16x    plain GRPO with 2, 4 or 16 times the problems. The gains of the methods are
                          compared with those of larger batches
 
-In each task each arm has the learning rate that was best for it on other seeds. No gradient is
-clipped. A task is called 512/48 if 48 of the 512 tokens of an answer decide. Its name may go on
-with any of: sure 4, all, own, seen, found. research/dial/task.py says what they mean.
+In each task each arm is trained with every seed at every learning rate. Each half of the seeds
+takes the rate that was best for the arm on the other half, and the 95% intervals cover this choice
+(research/dial/gains.py). No gradient is clipped. A task is called 512/48 if 48 of the 512 tokens of
+an answer decide. Its name may go on with any of: sure 4, all, own, seen, found.
+research/dial/task.py says what they mean.
 """
+import json
 import textwrap
 import time
 from itertools import chain
@@ -30,15 +33,17 @@ import torch
 from analysis.statistics import Estimate, holm, mean_over
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row, shown
 from engine.choices import ADVANTAGES, MITIGATIONS
-from engine.errors import UserError
+from engine.errors import UserError, read_json
 from harness.flags import Flag, flags_of
 from harness.parser import make_parser, values_of
+from harness.record import replace_text
 from research.dial.arms import PLAIN, TRUE, SyntheticArm, named_arm
+from research.dial.gains import FEWEST_SEEDS, ArmsOfTask
 from research.dial.task import TaskSpec
 from research.dial.told import told_by_definition
 from research.dial.training import train_policies
 from research.experiments.pictures import draw_dial_shares, draw_published
-from research.experiments.published import table_rows
+from research.experiments.published import fingerprint, table_rows
 from research.probes.common import COMMON, Findings, Progress
 
 TASKS = ("128/3", "128/12", "128/42", "128/128", "512/12", "512/48", "512/170", "512/48 own",
@@ -57,13 +62,18 @@ FLAGS = {
                        "separated by commas. By default they are all"),
     "steps": Flag(60, "steps of each run. A step has 8 problems x 8 answers",
                       least=2, most=100_000),
-    "seeds": Flag(12, "number of seeds of each arm", least=2, most=1000),
-    "rates": Flag("3e-3,1e-2,3e-2", "learning rates of AdamW to choose from, separated by commas"),
-    "rate_seeds": Flag(8, "number of other seeds, on which the learning rate is chosen",
-                       least=1, most=1000)}
-RATES_FROM, SEEDS_FROM = 1000, 3000
+    "seeds": Flag(24, "number of seeds of each arm, at each learning rate",
+                  least=FEWEST_SEEDS, most=1000),
+    "rates": Flag("3e-3,1e-2,3e-2", "learning rates of AdamW, separated by commas. If they are "
+                                    "several, each half of the seeds takes the one that is best "
+                                    "on the other half"),
+    "kept": Flag(None, "a folder in which each trained arm is kept, so that the same command "
+                       "continues from it. A method whose code has changed needs another folder")}
+SEEDS_FROM, SEEDS_OF_A_TRY = 5000, 3000  # the first seed here, and in where_it_pays
 RATE = Flag(1e-2, above=0, most=10)
 RATE_OF_ALL = "1e-2"  # the best one of plain GRPO in most tasks
+SHARE_IN_WORDS = ("The share is the gain divided by that of true credit, with an interval by "
+                  "Fieller's method. There is none where true credit is not ahead beyond chance.")
 IN_POINTS = f"points of mean success over plain GRPO{WITH_INTERVAL}"
 NOT_TRIED = "cannot be tried in a synthetic task"
 
@@ -81,7 +91,7 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
         for i, name in enumerate(names):
             progress(task, i / len(names), f"{task}: {name}")
             try:
-                cells.append(trained_cell(task, arms[name], name, args))
+                cells.append(kept_or_trained_cell(task, arms[name], name, args))
             except UserError as error:
                 if args.only:
                     raise UserError(f"{name} cannot be measured here: {error}") from None
@@ -89,17 +99,22 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     board = dial_leaderboard(tasks, cells)
     for name, reason in reasons.items():
         board.notes.append(f"{name} cannot be measured here: {reason}")
-    draw_published(draw_dial_shares, folder / "shares.png", {"cells": cells})
+    draw_published(draw_dial_shares, folder / "shares.png", board.to_json())
     tables = [gains_by_task(board), board]
     if args.only:
         tables.reverse()  # the first is printed at once
-    return Findings("Where does credit by token pay?", [training_in_words(args)],
-                    [*tables, *predicted_gains_table(board)], {"cells": cells})
+    tables += [shares_by_task(cells), *methods_table(board), *predicted_gains_table(board)]
+    return Findings("Where does credit by token pay?", [training_in_words(args)], tables,
+                    {"cells": cells})
 
 
 def training_in_words(args: SimpleNamespace) -> str:
-    return (f"Each arm has {args.seeds} seeds, and {args.steps} steps of 8 problems x 8 answers. "
-            f"Its learning rate is the best of {args.rates} on {args.rate_seeds} other seeds.")
+    training = (f"Each arm has {args.seeds} seeds, and {args.steps} steps of 8 problems x 8 "
+                "answers.")
+    if "," not in args.rates:
+        return f"{training} The learning rate is {args.rates}."
+    return (f"{training} Each seed is trained at the learning rates {args.rates}. Each half of the "
+            "seeds takes the one that is best for the arm on the other half.")
 
 
 def arms_asked(only: str | None) -> list[str]:
@@ -125,84 +140,77 @@ def arm_as_typed(text: str) -> SyntheticArm:
     return named_arm(name, parser.read(words))
 
 
+def kept_or_trained_cell(task: str, arm: SyntheticArm, name: str, args: SimpleNamespace) -> dict:
+    """The cell that was kept by a command with these settings, or one that is trained now."""
+    if not args.kept:
+        return trained_cell(task, arm, name, args, SEEDS_FROM)
+    settings = {"task": task, "arm": name, "first seed": args.seed + SEEDS_FROM,
+                "seeds": args.seeds, "steps": args.steps, "rates": args.rates}
+    path = Path(args.kept) / f"{fingerprint(settings)[:16]}.json"
+    if path.exists():
+        return read_json(path)
+    cell = trained_cell(task, arm, name, args, SEEDS_FROM)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(path, json.dumps(cell))
+    return cell
+
+
 def trained_cell(task: str, arm: SyntheticArm, name: str, args: SimpleNamespace,
-                 first: int = SEEDS_FROM) -> dict:
-    """The arm in the task: by seed the mean of its training at its own rate."""
-    spec, start = TaskSpec.read(task), time.process_time()
-    rate = best_rate(spec, arm, args)
+                 first: int) -> dict:
+    """The arm in the task: the mean success of its training by rate and seed. `first` is the first
+    seed."""
+    rates, start = values_of(args.rates, "rates", RATE), time.process_time()
     seeds = [args.seed + first + n for n in range(args.seeds)]
-    means = train_policies(spec, arm, seeds, [rate] * len(seeds), args.steps)
-    return {"world": task, "arm": name, "rate": rate, "mean": means,
+    rate_of_runs = np.repeat(rates, len(seeds)).tolist()  # all seeds at the first rate, ...
+    means = train_policies(TaskSpec.read(task), arm, seeds * len(rates), rate_of_runs, args.steps)
+    by_rate = np.round(means, 6).reshape(len(rates), len(seeds))
+    return {"world": task, "arm": name, "rates": rates, "success": by_rate.tolist(),
             "seconds": round(time.process_time() - start, 2)}
 
 
-def best_rate(spec: TaskSpec, arm: SyntheticArm, args: SimpleNamespace) -> float:
-    """The rate with the highest mean over other seeds."""
-    rates = values_of(args.rates, "rates", RATE)
-    if len(rates) == 1:
-        return rates[0]
-    first = args.seed + RATES_FROM
-    seeds = list(range(first, first + args.rate_seeds))
-    rate_of_runs = np.repeat(rates, len(seeds)).tolist()  # all seeds at the first rate, ...
-    success = train_policies(spec, arm, seeds * len(rates), rate_of_runs, args.steps)
-    mean_of_rate = {}
-    for rate in rates:
-        of_rate = [mean for mean, its_rate in zip(success, rate_of_runs) if its_rate == rate]
-        mean_of_rate[rate] = fmean(of_rate)
-    return max(mean_of_rate, key=mean_of_rate.__getitem__)
+def arms_of_task(task: str, cells: list[dict]) -> tuple[ArmsOfTask, list[dict]]:
+    """The arms of the task, and their cells in the same order."""
+    of_task = [cell for cell in cells if cell["world"] == task]
+    success = np.array([cell["success"] for cell in of_task])
+    return ArmsOfTask([cell["arm"] for cell in of_task], success), of_task
 
 
 def dial_leaderboard(tasks: list[str], cells: list[dict]) -> Table:
     """Each arm's gain over plain GRPO in each task, and its share of the true credit's gain."""
     rows: list[Row] = []
     for task in tasks:
-        arms = {cell["arm"]: cell for cell in cells if cell["world"] == task}
-        plain = np.array(arms[PLAIN]["mean"])  # (seeds,)
-        true_gain = arms[TRUE]["mean"] - plain
-        for name, cell in arms.items():
-            of_seeds = cell["mean"] - plain
-            gain, share = mean_over(of_seeds), share_of_gain(of_seeds, true_gain)
-            if name == PLAIN:
-                gain, share = Estimate(0.0), None
-            rows.append([task, name, cell["rate"], fmean(cell["mean"]), gain, share,
+        arms, of_task = arms_of_task(task, cells)
+        for cell, chosen in zip(of_task, arms.chosen):
+            name = cell["arm"]
+            gain, share = Estimate(0.0), None
+            if name != PLAIN:
+                gain, share = arms.difference(name, PLAIN), arms.share(name, TRUE, PLAIN)
+            rates = dict.fromkeys(f"{cell['rates'][number]:g}" for number in chosen)
+            rows.append([task, name, " and ".join(rates), arms.mean(name), gain, share,
                          cell["seconds"]])
-    formats = {"world": "", "arm": "", "rate": "g", "mean": ".1%", "gain": "points",
+    formats = {"world": "", "arm": "", "rate": "", "mean": ".1%", "gain": "points",
                "share": ".0%", "seconds": ".1f"}
     return Table("board", "Mean success in training, and its gain over plain GRPO",
                  by_row(formats, rows), "", [
-                     "A task is called 512/48 if 48 of the 512 tokens of an answer decide. The "
-                     "gain is in points, paired by seed. The share is the gain divided by that of "
-                     "true credit. The seconds are those of the processor, for all seeds and "
-                     "learning rates of an arm"],
+                     "A task is called 512/48 if 48 of the 512 tokens of an answer decide. Where "
+                     "the two halves of the seeds have different learning rates, both are named. "
+                     f"The gain is in points, paired by seed. {SHARE_IN_WORDS} The seconds are "
+                     "those of the processor, for all seeds and learning rates of an arm"],
                  {"world": "task", "rate": "learning rate", "mean": "mean success",
                   "gain": f"gain over plain GRPO{WITH_INTERVAL}",
                   "share": f"share of true credit's gain{WITH_INTERVAL}"})
 
 
-def share_of_gain(gain: np.ndarray, true: np.ndarray) -> Estimate | None:
-    """The mean gain as a share of the true credit's: both differ by seed, and the share of two
-    means is taken as straight near them (the delta method)."""
-    if true.mean() <= 0:
-        return None
-    share = gain.mean() / true.mean()
-    off = mean_over(gain - share * true)
-    return Estimate(share, share + off.low / true.mean(), share + off.high / true.mean())
-
-
 def shares_by_task(cells: list[dict]) -> Table:
     """What masks keep of the true credit's gain, and what that has beyond 16 times the batch."""
-    by_task: dict[str, dict[str, np.ndarray]] = {}  # the success by seed of each arm
-    for cell in cells:
-        by_task.setdefault(cell["world"], {})[cell["arm"]] = np.array(cell["mean"])
     masks = BEYOND[:2]
     rows: list[Row] = []
-    for task, success in by_task.items():
-        plain, true = success[PLAIN], success[TRUE]
+    for task in dict.fromkeys(cell["world"] for cell in cells):
+        arms, _ = arms_of_task(task, cells)
         shares: Row = []
         for mask in masks:
-            known = success.get(mask)
-            shares.append(None if known is None else share_of_gain(known - plain, true - plain))
-        rows.append([task, *shares, mean_over(true - success[LARGEST_BATCH])])
+            shares.append(arms.share(mask, TRUE, PLAIN) if mask in arms.names else None)
+        rows.append([task, *shares, arms.difference(TRUE, LARGEST_BATCH)])
     formats, headings = {"world": ""}, {"world": "task"}
     for mask in masks:
         formats[mask] = ".0%"
@@ -212,9 +220,31 @@ def shares_by_task(cells: list[dict]) -> Table:
     return Table("shares",
                  "What masks keep of true credit's gain, and what true credit gains over a "
                  "16 times larger batch", by_row(formats, rows), "",
-                 ["For a mask the number is its gain over plain GRPO, divided by that of true "
-                  "credit. Intervals are over seeds, and for a quotient by the delta method"],
-                 headings)
+                 [f"For a mask the number is a share. {SHARE_IN_WORDS}"], headings)
+
+
+def methods_table(board: Table) -> list[Table]:
+    """In which tasks each listed method is ahead of plain GRPO or behind it, if there are any."""
+    gains: dict[tuple[str, str], Estimate] = {}  # of a method in a task
+    for task, arm, _, _, gain, *_ in board.rows:
+        method, *_ = arm.split(" --")
+        if method in MITIGATIONS or method in ADVANTAGES:
+            gains[arm, task] = gain
+    if not gains:
+        return []
+    corrected = dict(zip(gains, holm([gain.p for gain in gains.values()])))
+    rows: list[Row] = []
+    for method in dict.fromkeys(arm for arm, _ in gains):
+        ahead, behind = [], []
+        for (arm, task), gain in gains.items():
+            if arm == method and corrected[arm, task] < 0.05:
+                (ahead if gain.value > 0 else behind).append(task)
+        rows.append([method, ", ".join(ahead) or "-", ", ".join(behind) or "-"])
+    return [Table("methods", "Where each method is ahead of plain GRPO, and where behind",
+                  by_row({"arm": "", "ahead": "", "behind": ""}, rows), "",
+                  ["Named are the tasks in which the p-value is below 0.05 after Holm's correction "
+                   f"for all {len(gains)} gains of this table"],
+                  {"arm": "method", "ahead": "ahead in", "behind": "behind in"})]
 
 
 def gains_by_task(board: Table) -> Table:
@@ -228,7 +258,7 @@ def gains_by_task(board: Table) -> Table:
     return Table("gains", "Gains over plain GRPO in each task, in points of mean success",
                  by_row(formats, rows), "",
                  ["A task is called 512/48 if 48 of the 512 tokens of an answer decide. Intervals "
-                  "are 95% intervals over seeds"],
+                  "are 95% intervals over seeds, and cover the choice of a learning rate"],
                  {"world": "task", PLAIN: f"{PLAIN}, mean success in %",
                   TRUE: f"{TRUE}, {IN_POINTS}"})
 
@@ -285,8 +315,8 @@ def where_it_pays(name: str, flags: dict | None = None, seeds: int = 16) -> str:
     try:
         arms = named_arm(name, flags), named_arm(PLAIN), named_arm(TRUE)
         for task in FEW_SOME_MANY:
-            mine, plain, true = (np.array(trained_cell(task, arm, arm.name, args)["mean"])
-                                 for arm in arms)
+            cells = [trained_cell(task, arm, arm.name, args, SEEDS_OF_A_TRY) for arm in arms]
+            [mine], [plain], [true] = (np.array(cell["success"]) for cell in cells)
             gain = mean_over(mine - plain)
             rows.append([f"{TaskSpec.read(task).decide} of {TaskSpec.read(task).tokens}", gain,
                          mean_over(true - plain)])

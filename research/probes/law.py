@@ -17,6 +17,9 @@ Gradients are with respect to the parameters. All tokens share these, so the gra
 what comes from tokens that decide nothing. The prediction also leaves out that AdamW divides each
 parameter's gradient by its scale, and that the noise of a method may change as its policy learns.
 
+For each size of the batch plain GRPO's learning rate is chosen as in python -m research dial. The
+policies on which the noise is measured have the rate that is best for plain GRPO over all seeds.
+
 The gains that are predicted here are measured by python -m research dial, on other seeds. Methods
 that keep a state between batches are left out, because here each batch is alone. So are methods
 that need something that these tasks do not have.
@@ -49,7 +52,7 @@ from research.experiments.published import (RESULTS, estimates_as_arrays, read_r
 from research.probes import dial
 from research.probes.common import Findings, Progress, rank_correlation
 
-FLAGS = {**dial.FLAGS,
+FLAGS = {**{name: flag for name, flag in dial.FLAGS.items() if name != "kept"},
          "against": Flag(None, "names of two published results, predictions and gains, as in "
                                "law,dial: compare them, and measure nothing"),
          "policies": Flag(3, "number of policies on which the noise is measured, before training "
@@ -117,16 +120,18 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     curves: dict[str, dict[str, float]] = {}
     rows: list[Row] = []
     for task in tasks:
-        cells = {}
+        cells: list[dict] = []
         for i, name in enumerate(BATCH_SIZES):
             progress(task, i / (len(BATCH_SIZES) + 4), f"{task}: {name}")
-            cells[name] = dial.trained_cell(task, named_arm(name), name, args, CURVE_FROM)
-        plain = fmean(cells[PLAIN]["mean"])
-        curve = {size: fmean(cells[name]["mean"]) - plain for name, size in BATCH_SIZES.items()}
+            cells.append(dial.trained_cell(task, named_arm(name), name, args, CURVE_FROM))
+        sizes, _ = dial.arms_of_task(task, cells)
+        plain = sizes.mean(PLAIN)
+        curve = {size: sizes.mean(name) - plain for name, size in BATCH_SIZES.items()}
         curves[task] = {str(size): gain for size, gain in curve.items()}
 
         progress(task, 0.8, f"{task}: noise")
-        found = noise_of_arms(TaskSpec.read(task), arms, cells[PLAIN]["rate"], args.steps, seeds,
+        rate = cells[0]["rates"][sizes.best_rate(PLAIN)]
+        found = noise_of_arms(TaskSpec.read(task), arms, rate, args.steps, seeds,
                               are_asked=bool(args.only))
         for name, means in found.items():
             if means:
@@ -311,8 +316,7 @@ def compare_rules(predictions: str, measured: str, arms: list[str]) -> Findings:
                    "slope": "measured / predicted"})
     return Findings("Is the noise-to-batch-size prediction better than a plainer rule?",
                     [f"The predictions are those of {predictions}.json, and the gains those of "
-                     f"{measured}.json."],
-                    [rules, dial.shares_by_task(found["values"]["cells"])])
+                     f"{measured}.json."], [rules])
 
 
 def prediction_errors(predicted: list[float], measured: list[dict]) -> list[float]:

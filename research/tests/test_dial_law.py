@@ -14,7 +14,7 @@ from research.dial.training import batch_gradients
 from research.probes.law import (RULES, noise_beside, noise_of_arms, noise_ratio_to_gain,
                                  prediction_errors)
 
-QUICK = "--steps 3 --seeds 2 --rates 1e-2,3e-2 --rate_seeds 2".split()
+QUICK = "--steps 3 --seeds 4 --rates 1e-2,3e-2".split()
 CURVE = {0.5: -4.0, 1.0: 0.0, 4.0: 6.0, 16.0: 8.0, math.inf: 10.0}
 
 
@@ -49,9 +49,8 @@ def test_published_predictions_are_compared_with_published_gains(tmp_path, monke
     """Eight tasks of true credit: `all` is another reward."""
     monkeypatch.chdir(tmp_path)
     main(["law", "--against", "law,dial", "--only", "true credit", "--out", "rules"])
-    rules, shares = json.loads((tmp_path / "rules/numbers.json").read_text())["tables"]
+    [rules] = json.loads((tmp_path / "rules/numbers.json").read_text())["tables"]
     assert [row["worlds"] for row in rules["rows"]] == [8] * len(RULES)
-    assert len(shares["rows"]) == 14
 
 
 @pytest.mark.parametrize("names, sentence", [
