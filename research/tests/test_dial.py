@@ -291,7 +291,9 @@ def test_published_tables_follow_from_published_values():
                 assert row[column] is None
                 continue
             assert row[column]["value"] == pytest.approx(kept[column]["value"])
-            assert row[column]["low"] == pytest.approx(kept[column]["low"], rel=0.05, abs=0.005)
+            if row["arm"] != PLAIN:  # it has no interval, because it is compared with itself
+                assert row[column]["low"] == pytest.approx(kept[column]["low"], rel=0.05,
+                                                           abs=0.005)
 
 
 @pytest.mark.parametrize("pays_at, said", [
