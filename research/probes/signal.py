@@ -3,6 +3,7 @@
     python -m research signal
     python -m research signal --only "measured --measured_k 16, by_kind --word_weight 0"
     python -m research signal --model models/Qwen2.5-0.5B-Instruct --batches 12
+    python -m research signal --model runs/none-grpo-s0/checkpoints/step_000050  # half trained
 
 A step of training follows the gradient g of one batch. It has a part that all batches share, which
 is the mean E[g], and a part that is different in each. The noise-to-signal ratio compares them:
@@ -14,7 +15,8 @@ is the mean E[g], and a part that is different in each. The noise-to-signal rati
 
 A method that halves plain GRPO's ratio is worth as much as a batch twice as large. This number is
 measured here before anything is trained. It is an upper limit of what the method can gain if its
-mean gradient points elsewhere. So the cosine of the two mean gradients is measured, too.
+mean gradient points elsewhere. So the cosine of the two mean gradients is measured, too. Both can
+change while a model learns, so measure a checkpoint as well.
 
 How it is estimated: N batches of problems and answers are sampled, each independent of the others,
 and every method computes its gradient g_1, ..., g_N from the same batches.
