@@ -50,7 +50,7 @@ from harness.parser import make_parser, with_defaults
 from qwen2_model import Qwen2
 from tools.helpers.credit_of_token import MOST_CONTINUATIONS, measure_credit
 from tools.helpers.in_short import in_short
-from tools.helpers.moved import what_moved
+from tools.helpers.moved import measured_change, what_moved
 from tools.helpers.same_model import (SAME_MODEL, log_probs_after, refuse_other_model,
                                       where_kept)
 from tools.helpers.terminal import check_exists, legend, one_line, shaded
@@ -113,10 +113,11 @@ def main(argv: list[str]) -> None:
         credit = measure_credit(folder, models[step], step, flags.answer, flags.token,
                                 flags.credit)
         print_stage("credit", credit.in_words(), where(continuation_rewards))
+    change = None
     if flags.moved:
-        show_what_moved(run, models[step], record, tokenizer, flags.answer, flags.token)
+        change = show_what_moved(run, models[step], record, tokenizer, flags.answer, flags.token)
     if flags.credit:
-        print(f"\n{textwrap.fill(in_short(answer, flags.token, credit), 100)}")
+        print(f"\n{textwrap.fill(in_short(answer, flags.token, credit, change), 100)}")
     if not flags.moved and not flags.credit and not is_foreign(run["config"]):
         say_what_else(step, models)
 
@@ -254,8 +255,9 @@ def likeliest(run: Run, sampled_by: str | None, record: StepRecord, tokenizer: T
 
 
 def show_what_moved(run: Run, sampled_by: str, record: StepRecord, tokenizer: Tokenizer, b: int,
-                    t: int) -> None:
-    """Print how much each group of tokens moved token t of answer b."""
+                    t: int) -> float | None:
+    """Print how much each group of tokens moved token t of answer b. Returns how much AdamW's step
+    changed its log-prob, if that was measured here."""
     step, s = record.step, with_default_settings(run["config"])
     folder = find_folder(sampled_by)
     refuse_other_model(Qwen2.from_pretrained(folder, "cpu"), record, run["config"], folder)
@@ -265,14 +267,17 @@ def show_what_moved(run: Run, sampled_by: str, record: StepRecord, tokenizer: To
     if s.drop_unfinished:
         rollouts = drop_unfinished(rollouts)
     if not rollouts.mask[b, t]:
-        return print("\nWhat moved the token is not known: the step left this answer out, and did "
-                     "not measure its change.")
+        print("\nWhat moved the token is not known: the step left this answer out, and did not "
+              "measure its change.")
+        return None
     if not (rollouts.advantage * weight).any():
-        return print("\nNo token of the batch moved it: the step made no update."
-                     if not s.kl else "\nNo token's advantage moved it: only the KL term did, and "
-                                      "what AdamW keeps of earlier steps.")
+        print("\nNo token of the batch moved it: the step made no update."
+              if not s.kl else "\nNo token's advantage moved it: only the KL term did, and what "
+                               "AdamW keeps of earlier steps.")
+        return None
     trainer = folder / "trainer" / "state.safetensors" if step > 1 else None
-    for table in what_moved(folder, trainer, rollouts, weight, s, tokenizer, b, t):
+    tables = what_moved(folder, trainer, rollouts, weight, s, tokenizer, b, t)
+    for table in tables:
         print(f"\n{table.title}\n{table.to_text()}")
         for note in table.notes:
             print(textwrap.fill(f"{note}.", 100))
@@ -280,6 +285,9 @@ def show_what_moved(run: Run, sampled_by: str, record: StepRecord, tokenizer: To
     if "change" in tokens:
         print("The run took AdamW's step, and recorded that it changed the token's log-prob by "
               f"{tokens['change'][t]:+.5f}.")
+    if s.epochs > 1 or s.kl:
+        return None  # the run's step was another one
+    return measured_change(tables[0])
 
 
 if __name__ == "__main__":

@@ -3,10 +3,13 @@ import math
 
 import pytest
 
-from engine.tokens import KINDS
+from analysis.tables import Table, by_row
+from engine.tokens import KINDS, load_tokenizer
+from harness.record import read_credit
 from tools import follow
 from tools.helpers.credit_of_token import CreditOfToken
 from tools.helpers.in_short import in_short
+from tools.helpers.moved import ADAMW, measured_change
 
 
 def answer(push=1.0, p=0.5, p_after=0.4, advantage=2.0, weight=1.0, dropped=None):
@@ -82,3 +85,38 @@ def test_follow_ends_with_it_where_the_credit_is_measured(recorded, capsys):
     assert last.startswith("In short: the ")
     follow.main(argv)
     assert "In short" not in capsys.readouterr().out
+
+
+def test_the_change_that_moved_has_measured_is_told(recorded, monkeypatch, capsys):
+    """In step 2 the run has none on record, and here --moved measures that p is halved."""
+    batch = read_credit(recorded, 2, load_tokenizer(recorded))
+    trained = batch.finished & (batch.advantage[:, 0] != 0)  # the run drops unfinished answers
+    row = int(trained.nonzero()[0])
+    argv = [str(recorded), "--step", "2", "--answer", str(row), "--token", "0", "--credit", "8"]
+    monkeypatch.setattr("tools.follow.show_what_moved", lambda *asked: -math.log(2))
+    said = []
+    for flags in ([], ["--moved"]):
+        follow.main([*argv, *flags])
+        *_, last = capsys.readouterr().out.rstrip().split("\n\n")
+        said.append(" ".join(last.split()))
+    assert "How its probability then changed was not measured." in said[0]
+    assert "in the step its probability fell from " in said[1]
+
+
+@pytest.mark.parametrize("headings, change", [
+    (["moved by", "tokens", "plain step", ADAMW], 0.2), (["moved by", "tokens", ADAMW], 0.1),
+    (["moved by", "tokens", "plain step"], None)])
+def test_the_measured_change_is_that_of_adamw(headings, change):
+    """Its column is missing where AdamW's state was not kept, and that of a plain step where its
+    parts say little."""
+    row = ["measured", None, 0.1, 0.2][:len(headings)]
+    table = Table("moved", "", by_row(dict.fromkeys(headings, ""), [row]))
+    assert measured_change(table) == change
+
+
+def test_a_change_that_was_measured_here_is_told_where_the_run_has_none():
+    """From a probability of 0.5 to 0.25; but what the run has on record goes first."""
+    halved = -math.log(2)
+    said = in_short(answer(p_after=None), 1, credit(0.3), halved)
+    assert "but in the step its probability fell from 0.5 to 0.25." in said
+    assert "fell from 0.5 to 0.4." in in_short(answer(), 1, credit(0.3), halved)

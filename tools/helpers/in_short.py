@@ -13,14 +13,16 @@ from tools.helpers.credit_of_token import MOST_CONTINUATIONS, CreditOfToken
 HARDLY = 0.005  # a push that is smaller would be rounded to 0.00
 
 
-def in_short(answer: ShownAnswer, t: int, credit: CreditOfToken) -> str:
+def in_short(answer: ShownAnswer, t: int, credit: CreditOfToken,
+             change: float | None = None) -> str:
+    """`change` is that of the token's log-prob, where the run has none on record."""
     push = answer["values"]["push"][t]
     direction = ""  # of the push
     if not answer["account"]["dropped"] and abs(push) >= HARDLY:
         direction = "up" if push > 0 else "down"
     token = f"the {KINDS[answer['kind'][t]]} {answer['texts'][t]!r}"
     return (f"In short: {token} {about_push(answer, t, direction)}"
-            f"{about_change(answer, t, direction)} {about_credit(credit, direction)}")
+            f"{about_change(answer, t, direction, change)} {about_credit(credit, direction)}")
 
 
 def about_push(answer: ShownAnswer, t: int, direction: str) -> str:
@@ -35,14 +37,16 @@ def about_push(answer: ShownAnswer, t: int, direction: str) -> str:
     return f"was pushed {direction} ({push:+.2f})"
 
 
-def about_change(answer: ShownAnswer, t: int, direction: str) -> str:
+def about_change(answer: ShownAnswer, t: int, direction: str, change: float | None) -> str:
     """The end of a sentence about a push."""
     values = answer["values"]
     if answer["account"]["dropped"]:
         return "."
-    if "change" not in values:
+    if "change" in values:
+        change = values["change"][t]
+    if change is None:
         return ". How its probability then changed was not measured."
-    change, log_prob = values["change"][t], values["log-prob"][t]
+    log_prob = values["log-prob"][t]
     before, after = f"{math.exp(log_prob):.4g}", f"{math.exp(log_prob + change):.4g}"
     if before == after:
         return f", and the step left its probability at {before}."

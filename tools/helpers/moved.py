@@ -48,6 +48,7 @@ MOST_TOKENS = 5    # so many of the batch's tokens get a line
 TOKENS_BEFORE = 4  # so many are shown before such a token
 TINY = 5e-6        # a smaller change is printed as 0.00000
 SUM, MEASURED = "sum", "measured"  # the two last rows
+ADAMW = "AdamW's step"  # a column
 FAR = 0.5  # a sum is far from what was measured if they differ by this share of the larger one
 NOTE = (
     "Each number is a change of the token's log-prob. The first rows are what other tokens, and "
@@ -128,7 +129,7 @@ def what_moved(folder: Path, trainer: Path | None, rollouts: Rollouts, weight: T
     rows.append([MEASURED, None, change[b, t].item(), *measured])
     formats = {"moved by": "", "tokens": ",d", "plain step": "+.5f"}
     if measured:  # AdamW's step is not known where its state was not kept
-        formats["AdamW's step"] = "+.5f"
+        formats[ADAMW] = "+.5f"
     rows = [row[:len(formats)] for row in rows]
     heading = [*formats][-1]
     if not measured:
@@ -144,6 +145,12 @@ def what_moved(folder: Path, trainer: Path | None, rollouts: Rollouts, weight: T
     groups = Table("moved", "What moved the token", by_row(formats, rows), "", notes)
     contribution = by_adamw if measured else by_plain
     return groups, tokens_that_moved(contribution, heading, rollouts, tokenizer, b, t)
+
+
+def measured_change(moved: Table) -> float | None:
+    """How much AdamW's step changed the token's log-prob, by the table of what moved it."""
+    change = dict(zip(moved.columns, moved.rows[-1])).get(ADAMW)
+    return change if isinstance(change, float) else None
 
 
 def about_step(s: SimpleNamespace) -> str:
