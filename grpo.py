@@ -36,9 +36,8 @@ import math
 import torch
 from torch import Tensor
 
-from engine import processes
 from engine.choices import Metrics, advantage
-from engine.forward import (frozen_log_probs, micro_batches, over_answers,
+from engine.forward import (batch_sums, frozen_log_probs, micro_batches, over_answers,
                             response_log_probs)
 from engine.optimizer import Optimizer, clip_and_step
 from engine.policy import RunSettings
@@ -214,7 +213,7 @@ def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tenso
     if not is_trained.any():
         return skipped(rollouts, N), columns
 
-    own_rows = rollouts.rows_of_rank()  # of this process: all answers, unless there are several
+    own_rows = rollouts.own_rows()
     trained_rows = own_rows[is_trained[own_rows]]
     reference_log_prob = None
     if reference is not None:
@@ -271,11 +270,11 @@ def diagnostics(rollouts: Rollouts, rows: Tensor, loss: Tensor, log_prob: Tensor
 
 
 def add_up(sums: list[dict[str, Tensor]]) -> dict[str, float]:
-    """The sums of all micro-batches, over all processes."""
+    """The sums of all micro-batches."""
     total = {}
     for name in sums[0]:
         total[name] = sum(of_part[name] for of_part in sums)
-    return processes.all_reduce_numbers(total)
+    return batch_sums(total)
 
 
 def summary(totals: list[dict[str, float]], N: int, with_ratio: bool) -> Metrics:
@@ -316,7 +315,7 @@ def update_with_change(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, w
         return metrics, {**columns, "change": torch.zeros_like(weight)}
     # answers without a gradient change too: they share the parameters with the others
     is_untrained = ~is_trained & rollouts.mask.any(1)
-    own_rows = rollouts.rows_of_rank()
+    own_rows = rollouts.own_rows()
     trained_rows, untrained_rows = own_rows[is_trained[own_rows]], own_rows[is_untrained[own_rows]]
 
     def log_probs() -> Tensor:
@@ -335,7 +334,7 @@ def update_with_change(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, w
 
 
 def change_metrics(change: Tensor, push: Tensor) -> Metrics:
-    """Metrics of how well changes follow pushes, over the tokens of all processes that have a push.
+    """Metrics of how well changes follow pushes, over the tokens of the batch that have a push.
 
     A push, c w m A s^2, is what the token's own term of the loss would do to its log-prob. The
     change is what the step on the whole batch did to it. Two metrics are shares: of the sum of all
@@ -349,7 +348,7 @@ def change_metrics(change: Tensor, push: Tensor) -> Metrics:
     change, push = change[pushed].double(), push[pushed].double()
     up, down = push.clamp(min=0), -push.clamp(max=0)
     fell, rose = up * (change < 0), down * (change > 0)
-    total = processes.all_reduce_numbers(
+    total = batch_sums(
         {"up": up.sum(), "fell": fell.sum(), "down": down.sum(), "rose": rose.sum()})
     return {"fell_of_positive": total["fell"] / total["up"] if total["up"] else math.nan,
             "rose_of_negative": total["rose"] / total["down"] if total["down"] else math.nan,
@@ -357,8 +356,8 @@ def change_metrics(change: Tensor, push: Tensor) -> Metrics:
 
 
 def correlation(x: Tensor, y: Tensor) -> float:
-    """Pearson's correlation of the values (n,) of all processes; NaN if x or y does not vary."""
-    total = processes.all_reduce_numbers({
+    """Pearson's correlation of the batch's values (n,); NaN if x or y does not vary."""
+    total = batch_sums({
         "n": x.numel(), "x": x.sum(), "y": y.sum(),
         "xx": (x * x).sum(), "yy": (y * y).sum(), "xy": (x * y).sum()})
     n = max(total["n"], 1)

@@ -29,6 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.model_folder import read_config, read_model_folder
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from engine.errors import PROJECT, UserError
 from engine.offload import OffloadedAdamW
@@ -44,7 +45,7 @@ from harness.load import load_policy, pick_device
 from harness.metrics import peak_memory
 from harness.flags import MOST_THREADS, flags_of, option
 from harness.settings import Settings, make_settings
-from qwen2_model import ModelConfig, Qwen2, read_config
+from qwen2_model import ModelConfig, Qwen2
 
 SIZES = {  # vocabulary, width, MLP width, layers, heads, key heads, head width
     "tiny": (512, 128, 384, 4, 4, 2, 32),
@@ -88,7 +89,7 @@ def make_model(case: Case) -> Qwen2:
     torch.manual_seed(0)
     device = "cpu" if case.offload_optimizer else case.device
     if case.model:
-        model = Qwen2.from_pretrained(case.model, device)
+        model = read_model_folder(case.model, device)
     else:
         with torch.device(device):
             model = Qwen2(make_config(case))

@@ -22,6 +22,7 @@ from types import SimpleNamespace
 import torch
 from tokenizers import Tokenizer
 
+from engine.model_folder import read_model_folder
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from bridges.import_formats import FIELDS, PER_TOKEN, lines_of
 from bridges.messages import own_text, prompt_text
@@ -37,7 +38,6 @@ from harness.screen import python_command, run_as_program, show_status
 from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
 from harness.load import pick_device
-from qwen2_model import Qwen2
 
 MODELS = ("qwen2", "qwen3")  # the model_type of those that are implemented
 AT_ONCE = 8                  # answers in a forward pass
@@ -58,7 +58,7 @@ class Reader:
         self.temperature = temperature
         self.model = None
         if self.kind in MODELS:
-            self.model = Qwen2.from_pretrained(folder, self.device)
+            self.model = read_model_folder(folder, self.device)
             self.model.model.norm.weight.data /= temperature  # and so the logits
         added = self.tokenizer.get_added_tokens_decoder()
         self.special = {i for i, token in added.items() if token.special}

@@ -21,13 +21,14 @@ from bridges.http_client import FLAG, Client, one_line, read_address
 from engine import processes
 from engine.errors import UserError
 from engine.extra_forward import with_facts
+from engine.model_folder import write_model_folder, write_tensors
 from engine.optimizer import parameters_by_name
 from engine.policy import encode_prompts, gather, stop_ids
 from engine.rollouts import Rollouts
 from engine.sampler import Generation
 from harness.record import read_lines, remove, run_config, whole
 from harness.screen import say
-from qwen2_model import Qwen2, write_tensors
+from qwen2_model import Qwen2
 
 AS_SAMPLED = {  # a server would take other values from the model's generation_config.json
     "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -193,7 +194,7 @@ def write_weights(folder: Path, model: Qwen2, parameters: dict[str, torch.Tensor
         return write_tensors(None, parameters)
     remove(folder.parent)
     with whole(folder) as unfinished:
-        model.save_pretrained(unfinished, parameters)
+        write_model_folder(model, unfinished, parameters)
 
 
 Answer = tuple[list[int], list[float]]  # token ids, and the log-prob of each

@@ -114,7 +114,7 @@ class deletion:
 
     def __call__(self, rollouts: Rollouts, policy: Policy) -> torch.Tensor:
         credit, (groups, answers) = torch.zeros_like(rollouts.log_prob), rollouts.groups_and_ids
-        for row in rollouts.rows_of_rank().tolist():
+        for row in rollouts.own_rows().tolist():
             problem, ids = rollouts.problems[groups[row]], answers[row]
             rest = [policy.reward_of(problem, ids[:t] + ids[t + 1:]) for t in range(len(ids))]
             credit[row, :len(ids)] = rollouts.reward[row] - torch.tensor(rest).to(credit)

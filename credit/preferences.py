@@ -50,7 +50,7 @@ class dpo:
         advantage = torch.zeros_like(rollouts.log_prob[:, 0])                # (B,)
         if not len(pairs):
             return advantage[:, None]
-        own = pairs[torch.isin(pairs[:, 0], rollouts.rows_of_rank())].flatten()
+        own = pairs[torch.isin(pairs[:, 0], rollouts.own_rows())].flatten()
         log_prob = frozen_log_probs(policy.model, rollouts, own, s.micro_batch)
         anchor = frozen_log_probs(self.reference, rollouts, own, s.micro_batch)
         margin = (log_prob - anchor).sum(1)                                  # (B,)

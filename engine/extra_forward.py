@@ -23,7 +23,7 @@ def look_inside(model: Qwen2, rollouts: Rollouts, micro_batch: int,
     results = {"hidden": torch.zeros(B, T, model.config.hidden_size, device=device)}
     if attention:
         results["attention"] = torch.zeros(B, T, T, device=device)
-    rows = rollouts.rows_of_rank()
+    rows = rollouts.own_rows()
     for part in micro_batches(rollouts, rows[rollouts.length[rows] > 0], micro_batch):
         look_at(model, rollouts, part, results)
     processes.all_reduce(*results.values())
@@ -73,7 +73,7 @@ def with_facts(model: Qwen2, rollouts: Rollouts, micro_batch: int) -> Rollouts:
     """Add log-prob, entropy and collision of each token under this model."""
     facts = torch.zeros(3, *rollouts.mask.shape, device=rollouts.mask.device)
     size = max(1, LOGITS_AT_ONCE // model.config.vocab_size)
-    for rows in micro_batches(rollouts, rollouts.rows_of_rank(), micro_batch):
+    for rows in micro_batches(rollouts, rollouts.own_rows(), micro_batch):
         ids, shared, predicts = lay_out(rollouts, rows)
         mask = rollouts.mask[rows]
         states = model.model(ids, shared.positions, shared)[predicts[mask]]

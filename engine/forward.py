@@ -8,7 +8,7 @@
                      prompts share the tokens that all of them begin with
     TokenLogProbs    log softmax of single tokens, without the logits of the whole batch at once
 """
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -143,6 +143,12 @@ def over_answers(parts: list[Tensor]) -> Iterator[Tensor]:
         processes.note_progress(f"{so_far} of {total} answers")
         yield part
         so_far += len(part)
+
+
+def batch_sums(numbers: Mapping[str, float | Tensor]) -> dict[str, float]:
+    """The sum of each number over the whole batch, in float64. The numbers are sums over this
+    process's answers; if several processes share the batch, theirs are added."""
+    return processes.all_reduce_numbers(numbers)
 
 
 class TokenLogProbs(torch.autograd.Function):

@@ -126,8 +126,9 @@ class Rollouts:
         inside = (self.group >= problems.start) & (self.group < problems.stop)
         return inside.nonzero().squeeze(1)
 
-    def rows_of_rank(self) -> Tensor:
-        """The rows that this process has sampled and trains on."""
+    def own_rows(self) -> Tensor:
+        """The rows that this process has sampled and trains on: all rows, unless several processes
+        share the batch."""
         return self.rows_of(processes.shard_of(len(self.prompt_ids)))
 
     def with_each(self, change: Callable[[Tensor], Tensor]) -> "Rollouts":

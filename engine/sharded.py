@@ -20,8 +20,9 @@ from pathlib import Path
 import torch
 
 from engine import processes
+from engine.model_folder import copy_whole, read_model_folder
 from engine.processes import full_tensor, is_sharded, local_shard, reshard_layers, shard_like
-from qwen2_model import Qwen2, copy_whole
+from qwen2_model import Qwen2
 
 
 def shard(model: Qwen2, device: torch.device, dtype: torch.dtype) -> None:
@@ -49,7 +50,7 @@ def load_shard(folder: Path, device: torch.device, dtype: torch.dtype) -> Qwen2:
         shard(model, device, dtype)
         model.to_empty(device=device).to(torch.float32)
 
-    return Qwen2.from_pretrained(folder, device, shard_fn=shard_fn, copy=copy_rows)
+    return read_model_folder(folder, device, shard_fn=shard_fn, copy=copy_rows)
 
 
 @torch.no_grad()

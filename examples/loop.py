@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from countdown_task import Problem
+from engine.model_folder import read_model_folder
 from engine.policy import derived_seed, stop_ids
 from engine.sampler import Generation, generate
 from engine.tokens import encode_prompt, load_tokenizer
@@ -43,7 +44,7 @@ def train(steps: int, seed: int) -> Qwen2:
     # these two means from step to step. An optimizer that is made anew knows one gradient alone.
     # Divided by its own size that is +1 or -1, so in each step every parameter would move by about
     # the learning rate, however small its gradient is, and the noise of batches would not average.
-    model = Qwen2.from_pretrained(FOLDER)
+    model = read_model_folder(FOLDER)
     tokenizer = load_tokenizer(FOLDER)
     task, learning_rate, max_new_tokens = settings_of(FOLDER)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0)

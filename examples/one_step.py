@@ -43,6 +43,7 @@ from torch import Tensor
 
 from countdown_task import Task
 from engine.errors import UserError
+from engine.model_folder import read_model_folder
 from engine.policy import derived_seed, stop_ids
 from engine.sampler import generate
 from engine.tokens import encode_prompt, load_tokenizer
@@ -66,7 +67,7 @@ def one_step(folder: Path, step: int = 1) -> Qwen2:
     Shapes: B is 16, the number of answers; P is the prompt's tokens, T those of the longest answer.
     """
     # Stage 1: load the model and its tokenizer, and make the task in a form that suits the model.
-    model = Qwen2.from_pretrained(folder)
+    model = read_model_folder(folder)
     tokenizer = load_tokenizer(folder)
     task, learning_rate, max_new_tokens = settings_of(folder)
 

@@ -13,6 +13,7 @@ from engine import processes
 from engine.cache import FIRST_SLOTS
 from engine.choices import ADVANTAGES, LOSSES, MITIGATIONS, Choice, Method
 from engine.errors import UserError, location_of
+from engine.model_folder import read_model_folder
 from engine.optimizer import AdamW
 from engine.policy import Policy, encode_prompts
 from engine.rollouts import Problem, Rollouts, Task
@@ -100,7 +101,7 @@ def load_model(s: Settings, folder: Path, device: torch.device) -> Qwen2:
     """The model of a folder; with --shard the part of this process."""
     dtype = getattr(torch, s.dtype)
     if not s.shard:
-        return Qwen2.from_pretrained(folder, device).compute_in(dtype)
+        return read_model_folder(folder, device).compute_in(dtype)
     if processes.count() == 1:
         raise UserError("--shard splits a model between processes, and there is only one: start "
                         "several with torchrun (docs/large_models.md), or use --shard no")

@@ -19,12 +19,13 @@ from pathlib import Path
 import torch
 
 from engine.errors import PROJECT, UserError
+from engine.model_folder import read_config
 from harness.flags import MOST_THREADS, Flag
 from harness.forecast import available_memory, memory_of
 from harness.record import find_folder, is_complete, locked, read_lines, run_config, writing
 from harness.screen import MESSAGE, StopRequest, say, show_status
 from harness.settings import Settings, is_large, make_settings, read_flags
-from qwen2_model import Qwen2, read_config
+from qwen2_model import Qwen2
 
 PAUSE = 0.5             # seconds between two looks at the processes
 AT_ONCE = b"\nstopping. A run that is not finished will start again from step 1\n"

@@ -22,6 +22,7 @@ import torch
 from engine import processes
 from engine.choices import Method
 from engine.errors import BadCredit, NotFinite, UserError
+from engine.model_folder import write_model_folder, write_tensors
 from engine.optimizer import AdamW, optimizer_tensors, parameters_by_name
 from engine.policy import Policy
 from engine.processes import refuse_undefined
@@ -32,7 +33,6 @@ from harness.record import (Json, RunFolder, credit_path, make_run, provenance, 
 from harness.screen import (StopRequest, print_evaluation, print_step, python_command, say,
                             print_outcome)
 from harness.settings import CHANGEABLE, MODES, Settings, is_large, make_settings, read_flags
-from qwen2_model import write_tensors
 
 TRAVELS_ALONG = (  # from the model's folder to every checkpoint
     "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocab.json", "merges.txt",
@@ -281,7 +281,7 @@ class Run:
         return self.folder.at("checkpoints") / f"step_{step:06d}"
 
     def write_model(self, folder: Path, parameters: Mapping[str, torch.Tensor]) -> None:
-        self.policy.model.save_pretrained(folder, parameters)
+        write_model_folder(self.policy.model, folder, parameters)
         for name, content in self.travels_along.items():
             (folder / name).write_bytes(content)
 

@@ -37,6 +37,7 @@ from tokenizers import AddedToken
 
 from countdown_task import TAGS, Problem
 from engine.choices import ADVANTAGES, MITIGATIONS
+from engine.model_folder import write_model_folder
 import mitigations  # noqa: F401  fills the lists of choices
 from grpo import grpo
 from harness.load import load_policy, make
@@ -313,7 +314,7 @@ def learner(tmp_path_factory):
     config = ModelConfig(vocab_size=tokenizer.get_vocab_size(), head_dim=16, pad_token_id=0,
                          tie_word_embeddings=True, eos_token_id=(2,), max_position_embeddings=1024,
                          **SMALL)
-    Qwen2(config).save_pretrained(folder)
+    write_model_folder(Qwen2(config), folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     recipe = dict(prompt="short", numbers="3", max_number=15, max_target=99, max_result=150,
                   threads=1, learning_rate=1e-3, questions=4, answers=4, max_new_tokens=40,

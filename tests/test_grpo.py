@@ -12,6 +12,7 @@ from countdown_task import Problem, Task
 from credit.preferences import best_and_worst, dpo
 from engine.choices import ADVANTAGES
 from engine.forward import first_of_equals, lay_out, micro_batches, response_log_probs
+from engine.model_folder import read_model_folder
 from engine.policy import sample_answers
 from engine.sampler import generate
 from engine.tokens import load_tokenizer
@@ -19,7 +20,6 @@ from grpo import batch_mean, dr_grpo, group_z_score, rloo, update
 from mitigations import span
 from properties import draw, given
 from harness.record import read_credit, write_credit
-from qwen2_model import Qwen2
 
 
 def settings(**changed):
@@ -323,7 +323,7 @@ def test_what_was_written_can_be_read_again(policy, tmp_path):
 
 
 def test_the_end_of_turn_stops_also_a_model_whose_own_list_lacks_it(learner, monkeypatch):
-    model, tokenizer, asked = Qwen2.from_pretrained(learner), load_tokenizer(learner), {}
+    model, tokenizer, asked = read_model_folder(learner), load_tokenizer(learner), {}
     other = dataclasses.replace(model.config, eos_token_id=(7,), pad_token_id=None)
     monkeypatch.setattr(model, "config", other)
     monkeypatch.setattr("engine.policy.generate", lambda *args, **sampling: asked.update(sampling)

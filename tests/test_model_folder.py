@@ -6,7 +6,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from conftest import SMALL, refusal
-from qwen2_model import ModelConfig, Qwen2, read_config
+from engine.model_folder import read_config, read_model_folder, write_model_folder
+from qwen2_model import ModelConfig, Qwen2
 from runs import edit_config
 
 NORM = "model.norm.weight"
@@ -17,7 +18,7 @@ def folder(tmp_path):
     """A model of 50 tokens, in one file."""
     torch.manual_seed(0)
     config = ModelConfig(vocab_size=50, head_dim=16, tie_word_embeddings=True, **SMALL)
-    Qwen2(config).save_pretrained(tmp_path / "model")
+    write_model_folder(Qwen2(config), tmp_path / "model")
     return tmp_path / "model"
 
 
@@ -29,7 +30,7 @@ def rewrite(folder, **changes):
 
 
 def refused(folder) -> str:
-    return refusal(Qwen2.from_pretrained, folder)
+    return refusal(read_model_folder, folder)
 
 
 @pytest.mark.parametrize("changes, words", [
@@ -68,7 +69,7 @@ def test_shapes_and_names_are_compared_before_memory_is_taken(folder, monkeypatc
 @pytest.mark.parametrize("kind", [torch.float64, torch.float16, torch.bfloat16])
 def test_the_four_kinds_of_numbers_are_read(folder, kind):
     rewrite(folder, **{NORM: torch.full((64,), 1.5, dtype=kind)})
-    norm = Qwen2.from_pretrained(folder).model.norm.weight
+    norm = read_model_folder(folder).model.norm.weight
     assert norm.dtype == torch.float32 and (norm == 1.5).all()
 
 
@@ -110,13 +111,13 @@ def test_a_model_in_parts_may_have_its_tied_output_matrix_in_one_of_its_own(fold
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     embeddings = load_file(folder / "a.safetensors")["model.embed_tokens.weight"]
     save_file({"lm_head.weight": embeddings.clone()}, folder / "b.safetensors")
-    model = Qwen2.from_pretrained(folder)
+    model = read_model_folder(folder)
     save_file({"lm_head.weight": embeddings + 1}, folder / "b.safetensors")
     assert "lm_head.weight, which differs from the embeddings" in refused(folder)
     with torch.no_grad():
         model.model.norm.weight.add_(1)
-    model.save_pretrained(folder)
-    assert torch.equal(Qwen2.from_pretrained(folder).model.norm.weight, model.model.norm.weight)
+    write_model_folder(model, folder)
+    assert torch.equal(read_model_folder(folder).model.norm.weight, model.model.norm.weight)
 
 
 @pytest.mark.parametrize("config, generation, stop", [
@@ -125,9 +126,9 @@ def test_a_model_in_parts_may_have_its_tied_output_matrix_in_one_of_its_own(fold
 def test_stop_tokens_come_from_the_generation_config_first(folder, config, generation, stop):
     edit_config(folder, eos_token_id=config, pad_token_id=0)
     (folder / "generation_config.json").write_text(json.dumps(generation))
-    model = Qwen2.from_pretrained(folder)
+    model = read_model_folder(folder)
     assert model.config.stop_ids == stop
-    model.save_pretrained(folder.parent / "again")
+    write_model_folder(model, folder.parent / "again")
     assert read_config(folder.parent / "again").stop_ids == stop
 
 

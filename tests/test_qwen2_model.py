@@ -4,7 +4,7 @@ import torch
 
 from conftest import INSTALL, hand_made
 from engine.forward import response_log_probs
-from qwen2_model import Qwen2
+from engine.model_folder import read_model_folder, write_model_folder
 from runs import edit_config
 
 transformers = pytest.importorskip("transformers", reason=INSTALL)
@@ -31,7 +31,7 @@ def reference(kind: str, tied: bool, folder, shard_size="1GB", **more):
 
 def assert_same_logits(folder, other, ids=IDS):
     with torch.no_grad():
-        ours = Qwen2.from_pretrained(folder)(ids)
+        ours = read_model_folder(folder)(ids)
         torch.testing.assert_close(ours, other(ids).logits, atol=1e-4, rtol=1e-4)
 
 
@@ -48,12 +48,12 @@ def test_logits_agree_with_transformers(tmp_path, kind, tied, shard_size):
 def test_what_we_save_transformers_opens(tmp_path, kind):
     rope = {"rope_type": "default", "rope_theta": 5e4}
     reference(kind, kind == "qwen2", tmp_path / "a", rope_parameters=rope)
-    ours = Qwen2.from_pretrained(tmp_path / "a")
-    ours.save_pretrained(tmp_path / "b")
+    ours = read_model_folder(tmp_path / "a")
+    write_model_folder(ours, tmp_path / "b")
     assert_same_logits(tmp_path / "b",
                        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "b"))
     with torch.no_grad():
-        assert torch.equal(Qwen2.from_pretrained(tmp_path / "b")(IDS), ours(IDS))
+        assert torch.equal(read_model_folder(tmp_path / "b")(IDS), ours(IDS))
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
@@ -68,7 +68,7 @@ def test_log_probs_and_gradients_agree_with_transformers(tmp_path, kind):
     batch = hand_made(torch.arange(10) < length, ids=ids, prompt_ids=prompts,
                       group=torch.arange(7) % 3)
     factor = torch.randn(ids.shape, generator=torch.Generator().manual_seed(2)) * batch.mask
-    model = Qwen2.from_pretrained(tmp_path)
+    model = read_model_folder(tmp_path)
     log_prob = response_log_probs(model, batch, torch.arange(7))
     (log_prob * factor).sum().backward()
     for row, answer in enumerate(batch.groups_and_ids[1]):

@@ -34,6 +34,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
+from engine.model_folder import read_model_folder
 import mitigations  # noqa: F401  fills the lists of choices
 from analysis.account import stages, where, with_default_settings, with_numbers
 from analysis.answers import ShownAnswer, answer_of, groups_in_order, metrics_by_step
@@ -242,7 +243,7 @@ def likeliest(run: Run, sampled_by: str | None, record: StepRecord, tokenizer: T
     before = np.concatenate([record.prompts[answer["group"]], tokens["token_id"][:t]])
     try:
         folder = find_folder(sampled_by)
-        model = Qwen2.from_pretrained(folder, "cpu")
+        model = read_model_folder(folder, "cpu")
         p = log_probs_after(model, before, len(before) - 1, temperature, folder)[0].exp()
     except UserError as error:
         return f"not known: {error}"
@@ -260,7 +261,7 @@ def show_what_moved(run: Run, sampled_by: str, record: StepRecord, tokenizer: To
     changed its log-prob, if that was measured here."""
     step, s = record.step, with_default_settings(run["config"])
     folder = find_folder(sampled_by)
-    refuse_other_model(Qwen2.from_pretrained(folder, "cpu"), record, run["config"], folder)
+    refuse_other_model(read_model_folder(folder, "cpu"), record, run["config"], folder)
     rollouts = read_credit(run["folder"], step, tokenizer)
     weight = torch.zeros_like(rollouts.advantage)
     weight[rollouts.mask] = torch.from_numpy(record.tokens["weight"]).float()

@@ -33,6 +33,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 
 from engine.errors import UserError
+from engine.model_folder import read_model_folder, write_model_folder
 from engine.tokens import load_tokenizer
 from harness.record import find_folder, whole
 from harness.run import TRAVELS_ALONG
@@ -100,7 +101,7 @@ def main(argv: list[str]) -> None:
     with whole(out) as unfinished:
         unfinished.mkdir()  # before all else, so that it is known that it can be written
         torch.manual_seed(flags.seed)
-        model = (Qwen2.from_pretrained(start) if start else
+        model = (read_model_folder(start) if start else
                  make_model(tokenizer.get_vocab_size(), *SIZES[flags.size]))
         model.compute_in(getattr(torch, flags.dtype))
         recipe = recipe_for(flags.talk, is_real)
@@ -244,7 +245,7 @@ def save(folder: Path, model: Qwen2, tokenizer: Tokenizer, recipe: dict,
          source: Path | None = None) -> None:
     """Write a model folder. The chat template of a real model, its end of a turn and so on come
     from the folder `source`."""
-    model.save_pretrained(folder)
+    write_model_folder(model, folder)
     (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     for name, content in (("tokenizer_config", TOKENIZER_CONFIG), ("recipe", recipe)):
         text = json.dumps(content, indent=2) + "\n"

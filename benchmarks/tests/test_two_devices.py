@@ -94,7 +94,7 @@ def test_short_answers_share_a_micro_batch(monkeypatch):
                       prompt_ids=[[5, 6]] * 3)
 
     def parts(batch, size):
-        return [part.tolist() for part in micro_batches(batch, batch.rows_of_rank(), size)]
+        return [part.tolist() for part in micro_batches(batch, batch.own_rows(), size)]
 
     assert parts(batch, 1) == [[3], [0], [1], [5], [2], [4]]
     with second_device(monkeypatch):

@@ -13,6 +13,7 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+from engine.model_folder import read_model_folder
 from engine.sampler import generate
 from harness.load import set_threads
 from qwen2_model import Linear, Qwen2
@@ -50,7 +51,7 @@ class Handler(BaseHTTPRequestHandler):
             return self.send(*RPC[self.behaviour])
         assert request["method"] == "reload_weights"
         before = Handler.model.output_matrix
-        Handler.model = Qwen2.from_pretrained(Path(request["kwargs"]["weights_path"]))
+        Handler.model = read_model_folder(Path(request["kwargs"]["weights_path"]))
         if self.behaviour == "in part":  # where the output matrix is the embeddings, it stays
             self.model.lm_head = Linear(*reversed(before.shape), bias=False)
             self.model.lm_head.weight = before
@@ -94,7 +95,7 @@ class Server(HTTPServer):
 
 
 def serve(folder, port):
-    Handler.name, Handler.model = str(folder), Qwen2.from_pretrained(folder)
+    Handler.name, Handler.model = str(folder), read_model_folder(folder)
     set_threads(0, Handler.model)
     server = Server(("127.0.0.1", port), Handler)
     print(f"{folder} answers at http://127.0.0.1:{server.server_port} until Ctrl-C", flush=True)

@@ -13,9 +13,9 @@ from analysis.runs import read_run
 from bridges.import_run import main
 from bridges.tests import INSTALL
 from engine.errors import UserError
+from engine.model_folder import read_model_folder
 from engine.tokens import OTHER, THINK, load_tokenizer
 from harness.record import credit_steps, read_columns
-from qwen2_model import Qwen2
 from runs import SHORT, run
 
 TINY = ROOT / "models/tiny"
@@ -43,7 +43,7 @@ def imported(folder, *files, model=TINY, flags=()):
 def facts_of(ids, prompt):
     """log p, entropy and sum p^2 of each token, from the logits of the whole sequence."""
     with torch.no_grad():
-        logits = Qwen2.from_pretrained(TINY)(torch.tensor([prompt + ids]))[0, len(prompt) - 1:-1]
+        logits = read_model_folder(TINY)(torch.tensor([prompt + ids]))[0, len(prompt) - 1:-1]
     p = logits.double().softmax(-1)
     return (p[range(len(ids)), ids].log().numpy(), -(p * p.log()).sum(-1).numpy(),
             p.square().sum(-1).numpy())
@@ -119,7 +119,7 @@ def test_a_forward_pass_is_at_the_temperature_of_the_sampling(tmp_path, capsys, 
     folder = imported(tmp_path, file, flags=["--temperature", "0.5"])
     assert said in capsys.readouterr().out
     with torch.no_grad():
-        logits = Qwen2.from_pretrained(TINY)(torch.tensor([[5, 6, 10, 11, 12, 2]]))[0, 1:-1]
+        logits = read_model_folder(TINY)(torch.tensor([[5, 6, 10, 11, 12, 2]]))[0, 1:-1]
     collision = (logits.double() / 0.5).softmax(-1).square().sum(-1).numpy()
     assert np.allclose(read_columns(folder, 1)["collision"], collision, atol=1e-5)
     analyzed(folder, capsys)

@@ -17,6 +17,7 @@ import torch
 
 from analysis.tokens import TokenTable, table_of_frames
 from engine.errors import UserError
+from engine.model_folder import read_model_folder
 from engine.optimizer import AdamW
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
@@ -25,7 +26,6 @@ from harness.memory import return_memory
 from harness.load import load_policy
 from harness.record import checkpoint_folders, run_config, whole
 from harness.settings import make_settings
-from qwen2_model import Qwen2
 from research.experiments.published import fingerprint
 from research.probes.credit import true_credit
 
@@ -152,5 +152,5 @@ def change_in_a_step(policy: Policy, batch: Rollouts, is_plain: bool = True) -> 
     optimizer.zero_grad()
     del optimizer  # a large model has no room for a second copy beside its state and gradient
     return_memory()
-    model.load_state_dict(Qwen2.from_pretrained(policy.folder, "cpu").state_dict())
+    model.load_state_dict(read_model_folder(policy.folder, "cpu").state_dict())
     return columns["change"]

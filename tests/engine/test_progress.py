@@ -4,8 +4,8 @@ import torch
 from conftest import ROOT
 from engine import processes
 from engine.forward import over_answers
+from engine.model_folder import read_model_folder
 from engine.sampler import generate
-from qwen2_model import Qwen2
 
 
 def test_answers_are_counted_before_each_part():
@@ -18,7 +18,7 @@ def test_answers_are_counted_before_each_part():
 def test_tokens_are_counted_while_they_are_sampled(monkeypatch):
     noted = []
     monkeypatch.setattr(processes, "note_progress", noted.append)
-    generate(Qwen2.from_pretrained(ROOT / "models/tiny"), [[5, 6, 7]], max_new_tokens=20,
+    generate(read_model_folder(ROOT / "models/tiny"), [[5, 6, 7]], max_new_tokens=20,
              stop_ids=())
     assert noted[0] == "1 of at most 20 tokens" and len(noted) > 1
     assert all(text.endswith(" of at most 20 tokens") for text in noted)

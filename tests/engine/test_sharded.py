@@ -11,11 +11,12 @@ from test_processes import ARMS, TOLERANCE, measured, ranks_that_agree, side_by_
 from engine import processes
 from engine.errors import NotFinite, UserError
 from engine.forward import frozen_log_probs
+from engine.model_folder import read_config, write_model_folder
 from harness.load import load_optimizer, load_policy
 from engine.optimizer import clip_and_step
 from harness.settings import make_settings
 from engine.processes import local_shard, refuse_undefined
-from qwen2_model import ModelConfig, Qwen2, read_config
+from qwen2_model import ModelConfig, Qwen2
 from runs import lines
 from train import main
 
@@ -36,7 +37,7 @@ def kept_by_this_process(model: str) -> torch.Tensor:
     optimizer = load_optimizer(policy.settings, policy)
     clip_and_step(optimizer, 1.0)
     rollouts = policy.ask(policy.task.training_problems(0, 1, 4), 2, 0)
-    frozen_log_probs(policy.model, rollouts, rollouts.rows_of_rank(), 2)  # leaves nothing whole
+    frozen_log_probs(policy.model, rollouts, rollouts.own_rows(), 2)  # leaves nothing whole
     parameters = list(policy.model.parameters())
     moments = [optimizer.state[p] for p in parameters if p.grad is not None]
     tensors = [parameters, [p.grad for p in parameters if p.grad is not None],
@@ -71,7 +72,7 @@ def untied(learner, tmp_path_factory):
     shutil.copytree(learner, folder)
     config = {**vars(read_config(learner)), "tie_word_embeddings": False}
     torch.manual_seed(1)
-    Qwen2(ModelConfig(**config)).save_pretrained(folder)
+    write_model_folder(Qwen2(ModelConfig(**config)), folder)
     return folder
 
 

@@ -11,6 +11,7 @@ from conftest import ROOT
 from engine.tokens import byte_alphabet
 from examples.one_step import SHOWN_TOKENS, one_step
 from harness.record import read_columns
+from engine.model_folder import write_model_folder
 from qwen2_model import ModelConfig, Qwen2
 from runs import program
 
@@ -75,9 +76,10 @@ def bare_model(tmp_path_factory):
     tokenizer.add_special_tokens([AddedToken(name, special=True)
                                   for name in ("<|im_start|>", "<|im_end|>")])
     torch.manual_seed(0)
-    Qwen2(ModelConfig(vocab_size=tokenizer.get_vocab_size(), hidden_size=32, intermediate_size=32,
-                      num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
-                      head_dim=16, tie_word_embeddings=True)).save_pretrained(folder)
+    config = ModelConfig(vocab_size=tokenizer.get_vocab_size(), hidden_size=32,
+                         intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+                         num_key_value_heads=1, head_dim=16, tie_word_embeddings=True)
+    write_model_folder(Qwen2(config), folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
 

@@ -16,12 +16,12 @@ from analysis.account import NOT_TRAINED, numbers_of_step
 from analysis.answers import answer_of, metrics_by_step
 from analysis.runs import read_run
 from analysis.tokens import read_step
+from engine.model_folder import read_model_folder, write_model_folder
 from engine.tokens import load_tokenizer
 from grpo import (gradient_size, group_mean, group_z_score, length_scaling, policy_loss,
                   rescaling)
 from harness.record import read_credit, run_config
 from mitigations import outcome_conditional
-from qwen2_model import Qwen2
 from tools import follow
 from tools.helpers.same_model import where_kept
 
@@ -104,7 +104,7 @@ def test_every_line_is_what_the_function_it_names_computes(recorded, batch, foll
     settings = run_config(recorded)
     trained = batch.mask & batch.finished[:, None]
     assert not batch.finished.all() and trained.any()
-    model = Qwen2.from_pretrained(recorded / f"checkpoints/step_{STEP - 1:06d}")
+    model = read_model_folder(recorded / f"checkpoints/step_{STEP - 1:06d}")
     before = batch.prompt_ids[batch.group[b]] + batch.ids[b, :t].tolist()
     with torch.no_grad():
         logits = model(torch.tensor([before]))[0, -1]
@@ -162,7 +162,7 @@ def test_every_line_is_what_the_function_it_names_computes(recorded, batch, foll
     assert ("is not clipped" in lines["clipping"][0]) == (norm <= limit)
     assert close(lines["AdamW"][0], settings["learning_rate"])
     with torch.no_grad():
-        after = Qwen2.from_pretrained(recorded / f"checkpoints/step_{STEP:06d}")(
+        after = read_model_folder(recorded / f"checkpoints/step_{STEP:06d}")(
             torch.tensor([before]))[0, -1].log_softmax(-1)[chosen]
     change, p_after = numbers(lines["change"][0])
     assert change == pytest.approx((after - log_probs[chosen]).item(), rel=2e-3, abs=1e-6)
@@ -176,10 +176,10 @@ def test_every_line_is_what_the_function_it_names_computes(recorded, batch, foll
 def test_a_model_that_was_not_kept_is_not_asked(recorded, batch, follow_it, tmp_path, capsys):
     folder = shutil.copytree(recorded, tmp_path / "run")
     argv = (folder, "--step", STEP, "--answer", 0, "--token", 0)
-    model = Qwen2.from_pretrained(folder / "checkpoints/step_000002")
+    model = read_model_folder(folder / "checkpoints/step_000002")
     for parameter in model.parameters():
         parameter.data.zero_()
-    model.save_pretrained(folder / "checkpoints/step_000002")
+    write_model_folder(model, folder / "checkpoints/step_000002")
     shutil.rmtree(folder / "checkpoints/step_000002/trainer")  # with the seal of what was there
     assert "so another model sampled it" in " ".join(follow_it(*argv).split())
     shutil.rmtree(folder / "checkpoints/step_000002")
@@ -246,7 +246,7 @@ def test_what_else_could_stand_there_is_at_the_temperature_of_the_record(recorde
     usual = follow.likeliest(run, sampled_by, record, tokenizer, answer, 0)
     run["config"]["columns_temperature"] = 0.1
     assert "another model" in follow.likeliest(run, sampled_by, record, tokenizer, answer, 0)
-    model = Qwen2.from_pretrained(sampled_by)
+    model = read_model_folder(sampled_by)
     with torch.no_grad():
         p = (model(torch.tensor([record.prompts[0].tolist()]))[0, -1] / 0.1).softmax(-1)
     record.tokens["log_prob"][0] = p[int(record.tokens["token_id"][0])].log()

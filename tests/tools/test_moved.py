@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from conftest import make_tokenizer
+from engine.model_folder import write_model_folder
 from engine.tokens import load_tokenizer, token_bytes
 from harness.record import credit_path, read_columns, read_credit
 from test_change import RATE, WIDTH, coin, thrown  # noqa: F401  coin is a fixture
@@ -20,7 +21,7 @@ from tools.helpers.moved import (about_largest, about_step, about_sums, contribu
 
 def account(model, folder, rollouts, b, t, rate, **changed):
     """The table's columns by who: plain steps, AdamW's."""
-    model.save_pretrained(folder)
+    write_model_folder(model, folder)
     s = SimpleNamespace(**vars(settings(**changed)), learning_rate=rate, weight_decay=0.0)
     weight = rollouts.mask.float()
     groups, _ = what_moved(folder, None, rollouts, weight, s, make_tokenizer(), b, t)
@@ -135,7 +136,7 @@ def test_the_largest_contributions_of_other_tokens_are_listed(rollouts):
 
 def test_weight_decay_has_a_row_of_its_own(small_model, rollouts, tmp_path):
     """It moves the token as well, and with it the rows add up. Without it there is no such row."""
-    small_model.save_pretrained(tmp_path)
+    write_model_folder(small_model, tmp_path)
     for decay in (0.0, 50.0):
         s = SimpleNamespace(**vars(settings()), learning_rate=1e-4, weight_decay=decay)
         groups, _ = what_moved(tmp_path, None, rollouts, rollouts.mask.float(), s,
@@ -151,7 +152,7 @@ def test_weight_decay_has_a_row_of_its_own(small_model, rollouts, tmp_path):
 def test_a_plain_step_whose_sum_is_far_from_what_was_measured_has_no_column(
         small_model, rollouts, tmp_path, rate, is_far):
     """A long step is not of first order. A run whose AdamW is not known has no other column."""
-    small_model.save_pretrained(tmp_path)
+    write_model_folder(small_model, tmp_path)
     s = SimpleNamespace(**vars(settings()), learning_rate=rate, weight_decay=0.0)
     for trainer in (None, tmp_path / "not kept"):
         groups, _ = what_moved(tmp_path, trainer, rollouts, rollouts.mask.float(), s,
@@ -167,7 +168,7 @@ def test_a_plain_step_whose_sum_is_far_from_what_was_measured_has_no_column(
 
 def test_a_step_whose_adamw_is_not_known_says_so(small_model, rollouts, tmp_path):
     """The checkpoint that sampled it has a model and no state of AdamW."""
-    small_model.save_pretrained(tmp_path)
+    write_model_folder(small_model, tmp_path)
     s = SimpleNamespace(**vars(settings()), learning_rate=1e-4, weight_decay=0.1)
     groups, tokens = what_moved(tmp_path, tmp_path / "trainer", rollouts, rollouts.mask.float(), s,
                                 make_tokenizer(), 0, 1)

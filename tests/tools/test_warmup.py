@@ -8,8 +8,8 @@ import torch
 
 from conftest import INSTALL, ROOT
 from engine.errors import UserError
+from engine.model_folder import read_model_folder
 from engine.tokens import load_tokenizer
-from qwen2_model import Qwen2
 from tools import warmup
 from tools.helpers.demonstrations import make_example, make_tokenizer
 from tools.warmup import orthogonal
@@ -58,7 +58,7 @@ def quick(monkeypatch):
 def test_a_model_folder_appears_whole_or_not_at_all(tmp_path, monkeypatch, quick):
     """One update makes a folder that opens; an error while it is written leaves nothing."""
     warmup.main([*quick, "--out", str(tmp_path / "model")])
-    made, ships = (Qwen2.from_pretrained(folder) for folder in (tmp_path / "model", TINY))
+    made, ships = (read_model_folder(folder) for folder in (tmp_path / "model", TINY))
     assert made.config == ships.config
     assert json.loads((tmp_path / "model/recipe.json").read_text()) == warmup.RECIPE
     with pytest.raises(UserError, match="exists already"):
@@ -105,7 +105,7 @@ def test_a_real_model_is_warmed_up_in_the_upper_half_of_its_layers(tmp_path, mon
                                                                     real):
     monkeypatch.setitem(warmup.REAL_RECIPE, "eval_tasks", 4)
     warmup.main([*quick, "--start", str(real), "--right", "--out", str(tmp_path / "warm")])
-    before, after = (Qwen2.from_pretrained(folder) for folder in (real, tmp_path / "warm"))
+    before, after = (read_model_folder(folder) for folder in (real, tmp_path / "warm"))
     changed = {name for (name, a), b in zip(before.named_parameters(), after.parameters())
                if not torch.equal(a, b)}
     assert {name.split(".")[2] for name in changed} == {"2", "3"}  # of 4 layers
@@ -142,7 +142,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_is_trained(monk
 
 def test_the_loss_is_that_of_all_logits(real):
     """0.5 and 2 are the weights of the third and fourth token; all else counts nothing."""
-    model = Qwen2.from_pretrained(real)
+    model = read_model_folder(real)
     ids, weights = torch.tensor([[3, 4, 5, 6]]), torch.tensor([[0, 0, 0.5, 2.0]])
     log_p = model(ids).log_softmax(-1)[0]
     expected = -(0.5 * log_p[1, 5] + 2 * log_p[2, 6]) / 2.5

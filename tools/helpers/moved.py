@@ -37,11 +37,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from analysis.tables import Row, Table, by_row
 from engine.forward import frozen_log_probs
+from engine.model_folder import opened, read_model_folder
 from engine.optimizer import (STATE, AdamW, Optimizer, load_optimizer_tensors, parameters_by_name)
 from engine.rollouts import Rollouts
 from engine.tokens import token_bytes
 from grpo import length_scaling, policy_loss, update, update_with_change
-from qwen2_model import Qwen2, opened
+from qwen2_model import Qwen2
 
 LARGEST_PARTS = 3  # so many are named in a sentence
 MOST_TOKENS = 5    # so many of the batch's tokens get a line
@@ -94,14 +95,14 @@ def what_moved(folder: Path, trainer: Path | None, rollouts: Rollouts, weight: T
     `trainer` the file of its optimizer's state: None before the first step."""
     about_adamw = about_step(s)
     s = with_settings(s, epochs=1, kl=0.0)
-    model, scale, after, measured = Qwen2.from_pretrained(folder, "cpu"), [], [], []
+    model, scale, after, measured = read_model_folder(folder, "cpu"), [], [], []
     if trainer is None or trainer.exists():
         optimizer = load_adamw(model, trainer, s)
         norm, change = step(model, optimizer, rollouts, weight, s)
         scale, measured = scale_of(optimizer, norm, s), [change[b, t].item()]
         after = [p.detach() for p in model.parameters()]
         del optimizer
-        model = Qwen2.from_pretrained(folder, "cpu")
+        model = read_model_folder(folder, "cpu")
     s = with_settings(s, max_grad_norm=0.0)
     own = gradient_of_token(model, rollouts, b, t, s)
     moved_by = (a - p.detach() for a, p in zip(after, model.parameters()))
