@@ -88,8 +88,7 @@ def analyze_run(run: Run, folder: Path, with_all: bool, notes_alone: bool = Fals
     make_output_folder(folder)  # now it is known that there is something to write
     show_status("pictures and page")
     pictures = draw_run(run, tally, folder)
-    # only if they are wanted, because these tables take as long as all others together
-    if tally and (with_all or notes_alone):
+    if tally and notes_alone:
         tables, drawn = earlier_experiment(run, tally, folder)
         chapters[report.NOTES] = tables
         pictures += drawn
@@ -129,8 +128,8 @@ def findings_of(tables: dict[str, Table]) -> dict[str, str]:
 
 def earlier_experiment(run: Run, tally: Tally, folder: Path) -> tuple[list[Table], list[Picture]]:
     """The tables and pictures of the experiment that this lab began with."""
-    from analysis import notes_tables
-    from analysis.notes import Notes
+    from research.earlier import notes_tables
+    from research.earlier.notes import Notes
     notes = Notes(run, tally)
     pictures = []
     if notes.cloud.any():  # some log p is known
@@ -471,7 +470,7 @@ def compare_set(comparison: "Comparison", folder: Path, left_out: list[str], wit
     # twins: a sentence for each run that is left out because another has its settings and seed
     intro = [report.describe_comparison(comparison.runs), *comparison.twins, *left_out]
     if notes_alone:
-        from analysis.notes_compared import notes_tables_of_arms
+        from research.earlier.notes_compared import notes_tables_of_arms
         chapters[report.NOTES] = notes_tables_of_arms(comparison)
     page = report.comparison_page(intro, chapters, pictures)
     write_page(folder / "report.html", "Runs compared", page)

@@ -51,7 +51,7 @@ FLAGS = {
                      "tables give it (default: plain GRPO)"),
     "notes": Flag(False, "print only the tables that an earlier experiment made, with the numbers "
                          "of this run beside the published ones"),
-    "all": Flag(False, "print every table, also those of --notes, and what its columns mean")}
+    "all": Flag(False, "print every table but those of --notes, and what its columns mean")}
 
 
 def read_analysis_flags(argv: list[str], description: str) -> SimpleNamespace:

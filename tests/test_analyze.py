@@ -11,9 +11,8 @@ from conftest import ROOT, credit_columns, evaluation, refusal, write_lines, wri
 from logs import plain_rows, random_log, rows_in, titles_in
 
 import analyze
-from analysis.notes import Notes
 from analysis.tally import Tally
-from analysis import answers, notes_tables, report, tokens
+from analysis import answers, report, tokens
 from analysis.runs import read_run
 from harness.record import whole
 
@@ -30,8 +29,8 @@ def test_one_step_at_a_time(tmp_path, monkeypatch):
 
     monkeypatch.setattr(tokens, "read_columns", watched)
     folder, _ = random_log(tmp_path / "run", steps=4)
-    Notes(read_run(folder), Tally(folder))
-    assert len(alive) == 8
+    Tally(folder)
+    assert len(alive) == 4
 
 
 def test_a_run_without_credit_files_has_its_gains_paired_by_problem(tmp_path, capsys):
@@ -48,11 +47,6 @@ def test_a_run_without_credit_files_has_its_gains_paired_by_problem(tmp_path, ca
     assert list(row["gain"].values()) == pytest.approx([0.25, 0.25 - 0.387, 0.25 + 0.387], abs=1e-3)
 
 
-NAMES_OF_NOTES = {f"notes {name}" for name in (
-    "contribution", "sign", "t", "bins", "early", "classes", "classes by position", "filler",
-    "top tokens")}
-
-
 @pytest.mark.usefixtures("undrawn")
 def test_every_table_is_printed_and_fits_a_terminal(tmp_path, capsys):
     folder, _ = random_log(tmp_path / "run", steps=12, groups=4)
@@ -62,11 +56,10 @@ def test_every_table_is_printed_and_fits_a_terminal(tmp_path, capsys):
     page = (tmp_path / "out/report.html").read_text()
     run, tally = read_run(folder), Tally(folder)
     tables = sum(analyze.run_chapters(run, tally).values(), [])
-    tables += notes_tables.notes_tables(Notes(run, tally))
     titles = [table.title for table in tables]
     assert titles_in(printed) == titles and page.count("<table><thead>") == len(titles)
     assert {"growth", "rewards", "gradient by kind", "gradient by section", "gradient by position",
-            "forks", *NAMES_OF_NOTES} <= {table.name for table in tables}
+            "forks"} <= {table.name for table in tables}
     assert page.count("<figure") == len([*(tmp_path / "out").glob("*.png")]) > 0
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from analysis.notes import CLASSES, class_codes
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row, shown
 from analysis.tokens import TokenTable, joined_tables, table_of_frames
 from engine.policy import Policy
@@ -21,6 +20,7 @@ from engine.tokens import KINDS, SECTIONS
 from grpo import gradient_size, update_with_change
 from harness.load import load_optimizer
 from harness.record import credit_path, make_run, provenance, write_credit
+from research.earlier.notes import CLASSES, class_codes
 from research.probes.common import share_of_sums
 from research.probes.credit import MeasuredCredit, squared_credit
 

@@ -13,11 +13,11 @@ from engine.errors import UserError
 from engine.forward import response_log_probs
 from engine.tokens import NUMBER, WORD
 from research.__main__ import main
-from research.probes import rank
-from research.probes.rank import (
+from research.earlier import rank
+from research.earlier.rank import (
     MEASURED, NO_BASELINE, add_ranks, advantages_of, gradients_of_answers, gram, matrix_of,
     parameter_parts, planted, ranks_of)
-from research.probes.rank_tables import (
+from research.earlier.rank_tables import (
     CRITIC, ONES, PLANTED, RANKS, Z, ranks_by_advantage, ranks_by_size)
 
 

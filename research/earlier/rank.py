@@ -62,7 +62,7 @@ from grpo import group_z_score
 from harness.flags import Flag
 from harness.load import make
 from research.probes.common import MODEL_FLAGS, Findings, Progress, policy_from_flags, sample_batch
-from research.probes.rank_tables import (CRITIC, ONES, PLANTED, RANKS, Z, FoundRanks,
+from research.earlier.rank_tables import (CRITIC, ONES, PLANTED, RANKS, Z, FoundRanks,
                                          ranks_by_advantage, ranks_by_size)
 
 GROUP_SIZES = (2, 4, 8, 16)

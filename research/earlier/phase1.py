@@ -32,7 +32,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from analysis.notes import class_codes
+from research.earlier.notes import class_codes
 from analysis.tokens import TokenTable, joined_tables, read_tokens, table_of_frames
 from engine.errors import UserError
 from engine.forward import lay_out, log_probs_of_each, micro_batches
@@ -44,7 +44,7 @@ from harness.flags import Flag
 from qwen2_model import Qwen2
 from research.probes.common import (MODEL_FLAGS, Findings, Progress, policy_from_flags, run_of,
                                     sample_batch)
-from research.probes.phase1_tables import (GRADIENT, LOSS_TERMS, PHASE_1, PHASE_2, RANDOM_TEXT,
+from research.earlier.phase1_tables import (GRADIENT, LOSS_TERMS, PHASE_1, PHASE_2, RANDOM_TEXT,
                                            UNTRAINED, UNTRAINED_RANDOM, draw_positions, flaws_table,
                                            phases_table)
 

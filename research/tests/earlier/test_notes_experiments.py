@@ -8,7 +8,7 @@ from harness.parser import with_defaults
 from harness.settings import read_flags
 from harness.settings import make_settings
 from research.__main__ import main
-from research.experiments.notes import (
+from research.earlier.notes_experiments import (
     EXPERIMENTS, FLAGS, experiment_table, fifths_table, gradient_shares, runs_of_experiment)
 
 

@@ -1,12 +1,10 @@
 """Copy a few steps of a run into a folder that is small enough to send: no model, no checkpoints.
 
-    python -m tools.excerpt runs/none-grpo-s0 few-steps --steps 1,100
+    python -m research excerpt runs/none-grpo-s0 few-steps --steps 1,100
 
 analyze.py, tools.preview and tools.follow can read it. Its tokenizer has only the tokens that
 occur, with new numbers, so it can spell these answers and nothing else.
 """
-if not __package__:
-    raise SystemExit("start it with: python -m tools.excerpt")
 import json
 from pathlib import Path
 
@@ -15,7 +13,6 @@ import numpy as np
 from engine.errors import UserError, read_json
 from harness.record import (Columns, Json, credit_path, credit_steps, read_columns, read_lines,
                             run_config, whole)
-from harness.screen import run_as_program
 from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
 
@@ -28,7 +25,7 @@ LEFT_OUT = ("run_id", "code", "made_of")  # entries of config.json that no reade
 
 
 def main(argv: list[str]) -> None:
-    parser = make_parser("python -m tools.excerpt RUN OUT [flags]", __doc__, FLAGS)
+    parser = make_parser("python -m research excerpt RUN OUT [flags]", __doc__, FLAGS)
     parser.add_argument("run", metavar="RUN", type=Path, help="a run folder")
     parser.add_argument("out",
                         metavar="OUT", type=Path, help="the folder to write; it must not exist")
@@ -76,7 +73,3 @@ def reduced_tokenizer(tokenizer: Json, ids: list[int]) -> Json:
         vocabulary[token["content"]] = token["id"]
     model = {**tokenizer["model"], "vocab": vocabulary, "merges": []}
     return {**tokenizer, "added_tokens": added, "model": model}
-
-
-if __name__ == "__main__":
-    run_as_program("excerpt", main)

@@ -11,7 +11,7 @@ from conftest import credit_columns, gradients, spoken, write_log
 from engine.errors import UserError
 from engine.forward import response_log_probs
 from research.__main__ import main
-from research.probes.sparsity import hoyer, hoyer_of_gradient, of_checkpoint, share_without_spread
+from research.earlier.sparsity import hoyer, hoyer_of_gradient, of_checkpoint, share_without_spread
 
 
 def test_hoyer_by_hand():

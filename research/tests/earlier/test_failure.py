@@ -10,8 +10,8 @@ from analysis.runs import read_run
 from countdown_task import Problem, Task
 from engine.errors import UserError
 from research.__main__ import main
-from research.probes import failure
-from research.probes.failure import (best_blind_answer, blind_answer, blind_table, held_out_of,
+from research.earlier import failure
+from research.earlier.failure import (best_blind_answer, blind_answer, blind_table, held_out_of,
                                      measure, operator_of)
 
 TASK = {"task": "countdown_task", "numbers": "2", "prompt": "expression", "eval_tasks": 40}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.notes import CLASSES, FILLER, REASONING
+from research.earlier.notes import CLASSES, FILLER, REASONING
 from analysis.plots import COLOURS, legend_below, plt, save
 from analysis.statistics import jackknife, t_values
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row

@@ -32,7 +32,6 @@ from types import SimpleNamespace
 import numpy as np
 
 from analysis.gains import (Gain, gain_table, gains, mean_success, over_baseline, success_by_step)
-from analysis.notes import UNDEFINED, Notes
 from analysis.runs import Run
 from analysis.tables import Row, Table, by_row, shown
 from analysis.tally import Tally
@@ -41,6 +40,7 @@ from engine.tokens import ANSWER
 from harness.screen import python_command
 from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
+from research.earlier.notes import UNDEFINED, Notes
 from research.experiments.common import (FLAGS_OF_RUNS, Arms, by_run_name, end_with,
                                          finished_arms, predictions, success_by_parts,
                                          total_seconds, write_report)

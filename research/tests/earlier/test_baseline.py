@@ -8,7 +8,7 @@ from conftest import gradients, spoken
 
 from engine.forward import response_log_probs
 from research.__main__ import main
-from research.probes.baseline import bandit, baselines, best_baseline, others_table, squares
+from research.earlier.baseline import bandit, baselines, best_baseline, others_table, squares
 from research.probes.common import Progress
 
 

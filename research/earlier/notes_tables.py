@@ -1,4 +1,4 @@
-"""The earlier experiment's tables and pictures of one run; analysis/notes.py has their sums.
+"""The earlier experiment's tables and pictures of one run; notes.py beside it has their sums.
 
 Each table has its unit A log p beside the gradient's size, the published figures, whether ours is
 the same or another, and one sentence on what the table can and cannot mean.
@@ -10,13 +10,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 
-from analysis.notes import (ADVANTAGES, CLASSES, FILLER, LOG_PROBS, PUBLISHED_SIZES, REASONING,
-                            STRUCTURE, UNDEFINED, UNITS, VALUES, Notes, class_codes, quantile,
-                            same_or_other)
 from analysis.page import Picture
 from analysis.plots import COLOURS, GRADIENT_COLOUR, save, whole_steps
 from analysis.statistics import Floats
 from analysis.tables import Row, Table, by_row
+from research.earlier.notes import (ADVANTAGES, CLASSES, FILLER, LOG_PROBS, PUBLISHED_SIZES,
+                                    REASONING, STRUCTURE, UNDEFINED, UNITS, VALUES, Notes,
+                                    class_codes, quantile, same_or_other)
 
 FEWEST_ANSWERS = (2, 30)  # that a position must have for a t: the published number, and enough
 

@@ -7,7 +7,8 @@ from conftest import refusal
 import analyze
 from engine.tokens import load_tokenizer
 from harness.record import credit_steps, read_credit
-from tools import excerpt, follow, preview
+from research.earlier import excerpt
+from tools import follow, preview
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from qwen2_model import Qwen2, causal, rotary
 from research.__main__ import main
 from research.probes.common import run_of
 from analysis.tokens import TokenTable
-from research.probes.phase1 import forget, phase_one, phase_two, random_text
-from research.probes.phase1_tables import (class_ratio, first_over_last_fifth,
+from research.earlier.phase1 import forget, phase_one, phase_two, random_text
+from research.earlier.phase1_tables import (class_ratio, first_over_last_fifth,
                                            ratio_at_like_positions, t_by_position)
 
 

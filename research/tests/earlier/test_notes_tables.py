@@ -9,7 +9,7 @@ from logs import (by_name, comparison_of, ids_of, make, plain_rows, random_log, 
                   titles_in)
 
 import analyze
-from analysis import notes, notes_compared, notes_tables
+from research.earlier import notes, notes_compared, notes_tables
 from analysis.runs import read_run
 from analysis.gains import Gain
 from analysis.statistics import Estimate
@@ -387,7 +387,11 @@ def test_the_flag_prints_the_notes_tables_alone(tmp_path, capsys):
     analyze.main([str(folder), "--notes"])
     printed = capsys.readouterr().out
     found = notes.Notes(read_run(folder), Tally(folder))
-    assert titles_in(printed) == [table.title for table in notes_tables.notes_tables(found)]
+    tables = notes_tables.notes_tables(found)
+    assert titles_in(printed) == [table.title for table in tables]
+    assert {table.name for table in tables} == {f"notes {name}" for name in (
+        "contribution", "sign", "t", "bins", "early", "classes", "classes by position", "filler",
+        "top tokens")}
     assert max(len(line) for line in printed.splitlines() if str(tmp_path) not in line) <= 100
     page = (folder / "analysis/report.html").read_text()
     assert "<details id=the-earlier-experiment-s-tables>" in page
