@@ -33,7 +33,7 @@ from engine.tokens import load_tokenizer
 from harness.flags import Flag
 from harness.parser import values_of
 from research.probes.change_batches import MeasuredBatch, load_or_measure_batch, sampled_by
-from research.probes.change_parts import (FIRST_SEED, shares_of_seed, tables_of_seeds,
+from research.probes.change_parts import (FIRST_SEED, load_or_measure_seed, tables_of_seeds,
                                           values_of_seeds)
 from research.probes.change_tables import fell_and_rose_table, items_table, kinds_table
 from research.probes.change_synthetic import synthetic_table
@@ -87,7 +87,7 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     if args.seeds:
         seeds = range(FIRST_SEED, FIRST_SEED + args.seeds)
         with ProcessPoolExecutor(args.processes, get_context("spawn")) as pool:
-            found = list(pool.map(shares_of_seed, seeds, repeat(vars(args))))
+            found = list(pool.map(load_or_measure_seed, seeds, repeat(vars(args))))
         tables += tables_of_seeds(found)
         values = values_of_seeds(found)
     if args.batches:

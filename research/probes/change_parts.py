@@ -19,7 +19,9 @@ A relation explains a loss if words keep their share where it alone is left out,
 alone is added to the token itself. K is also cut into two: the part of the output matrix (the head)
 when it makes the logits, and the rest (the body).
 """
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -28,11 +30,13 @@ from torch import Tensor
 from analysis.statistics import Floats, mean_over
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from analysis.tokens import TokenTable, table_of_frames
+from engine.errors import read_json
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from engine.tokens import KINDS
 from grpo import gradient_size
 from harness.load import load_policy
+from harness.record import replace_text
 from harness.settings import make_settings
 from research.probes.change_batches import change_in_a_step, with_groups
 
@@ -56,9 +60,21 @@ SUMS = (ITSELF, *(f"itself and: {name}" for name in RELATIONS[1:]), "all",
         *(f"all but: {name}" for name in RELATIONS[1:]), "itself, head alone",
         "itself, body alone", "all, head alone", "all, body alone")
 Shares = dict[str, list[float]]  # of a row: the share of each of SHOWN
+OfSeed = tuple[dict[str, Shares], Shares, float]
 
 
-def shares_of_seed(seed: int, flags: dict) -> tuple[dict[str, Shares], Shares, float]:
+def load_or_measure_seed(seed: int, flags: dict) -> OfSeed:
+    """The shares of one seed's batch as they were measured before, or measured now and kept."""
+    sizes = f"{flags['questions']}x{flags['answers']}"
+    path = Path(flags["kept"]) / f"parts-{Path(flags['model']).name}-{seed}-{sizes}.json"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(path, json.dumps(shares_of_seed(seed, flags)))
+    of_parts, of_sums, agreement = read_json(path)
+    return of_parts, of_sums, agreement
+
+
+def shares_of_seed(seed: int, flags: dict) -> OfSeed:
     """Of the batch of one seed: the shares of each part and measure, those of each of SUMS, and the
     correlation of the first-order change with the measured one."""
     torch.set_num_threads(flags["threads"] or 1)
@@ -210,7 +226,7 @@ def relations(tokens: TokenTable) -> Tensor:
 
 # tables
 
-def tables_of_seeds(found: list[tuple[dict[str, Shares], Shares, float]]) -> list[Table]:
+def tables_of_seeds(found: list[OfSeed]) -> list[Table]:
     of_parts, of_sums, agreement = zip(*found)
     return [parts_table(list(of_parts)), losses_table(list(of_parts)),
             relations_table(list(of_sums), float(np.mean(agreement)))]
@@ -289,7 +305,7 @@ def relations_table(of_seeds: list[Shares], agreement: float) -> Table:
                   "minus all": f"words, minus those of all{WITH_INTERVAL}"})
 
 
-def values_of_seeds(found: list[tuple[dict[str, Shares], Shares, float]]) -> dict:
+def values_of_seeds(found: list[OfSeed]) -> dict:
     """The shares of every batch, which the tables were made of: [words, numbers, operators]."""
     def rounded(values: list[float]) -> list[float]:
         return [round(value, 6) for value in values]
