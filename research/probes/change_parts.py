@@ -59,6 +59,7 @@ RELATIONS = (ITSELF, OWN_ANSWER, SAME_WORD_THERE, OTHER_WORD_THERE, SAME_WORD_AN
 SUMS = (ITSELF, *(f"itself and: {name}" for name in RELATIONS[1:]), "all",
         *(f"all but: {name}" for name in RELATIONS[1:]), "itself, head alone",
         "itself, body alone", "all, head alone", "all, body alone")
+KEPT = ("parts", "sums", "agreement")  # of a seed, in its file
 Shares = dict[str, list[float]]  # of a row: the share of each of SHOWN
 OfSeed = tuple[dict[str, Shares], Shares, float]
 
@@ -69,8 +70,8 @@ def load_or_measure_seed(seed: int, flags: dict) -> OfSeed:
     path = Path(flags["kept"]) / f"parts-{Path(flags['model']).name}-{seed}-{sizes}.json"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(path, json.dumps(shares_of_seed(seed, flags)))
-    of_parts, of_sums, agreement = read_json(path)
+        replace_text(path, json.dumps(dict(zip(KEPT, shares_of_seed(seed, flags)))))
+    of_parts, of_sums, agreement = (read_json(path)[name] for name in KEPT)
     return of_parts, of_sums, agreement
 
 
