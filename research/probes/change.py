@@ -92,6 +92,8 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
         values = values_of_seeds(found)
     if args.batches:
         tables.append(synthetic_table(args))
-    intro = [f"There are {len(units)} batches of {args.questions} problems x {args.answers} "
-             f"answers. To measure credit, {spent:,} tokens were sampled."]
+    intro = []
+    if units:
+        intro = [f"There are {len(units)} batches of {args.questions} problems x {args.answers} "
+                 f"answers. To measure credit, {spent:,} tokens were sampled."]
     return Findings("Push, change and credit", intro, tables, values)
