@@ -30,6 +30,13 @@ numbers: it is cut into blocks of this length, each block gets a random sign and
 and the blocks are added up. On average over the signs the inner products stay what they are
 (Charikar et al. 2002).
 
+Training scales gradients down that are longer than --max_grad_norm, so a second table has the same
+numbers of the steps as they are made: each batch's gradient clipped in this way. It also says how
+much of the jackknife's variance comes from a single batch. Where that is more than half, the
+interval rests on this batch. A published result gets this table, too:
+
+    python -m research signal --again signal_tiny,signal_real_brief
+
 What is not measured: AdamW divides each parameter's gradient by its usual size, so in training the
 parameters have other weights than here.
 """
@@ -44,7 +51,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from analysis.statistics import Estimate, jackknife
+from analysis.statistics import Estimate, Floats, jackknife
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from engine.errors import UserError
 from engine.optimizer import AdamW
@@ -56,6 +63,7 @@ from harness.load import make_advantage, make_weighting
 from harness.memory import return_memory
 from harness.settings import METHODS, Settings, make_settings, read_flags
 from mitigations import rescaled_weight
+from research.experiments.published import RESULTS, read_result
 from research.probes.common import (MODEL_FLAGS, Findings, Progress, flags_of_model,
                                     policy_from_flags, sample_batch)
 from train import with_advantage
@@ -74,7 +82,10 @@ FLAGS = {
                       least=0, most=10_000),
     "answers": Flag(0, "answers to each problem; 0 means as many as train.py has",
                     least=0, most=1000),
-    "batches": Flag(16, "number of batches", least=4, most=10_000)}
+    "batches": Flag(16, "number of batches", least=4, most=10_000),
+    "again": Flag(None, "names of published results of this probe, separated by commas. Nothing is "
+                        "sampled: only the table of the steps as they are made is computed, from "
+                        "their inner products")}
 
 
 @dataclass
@@ -92,7 +103,20 @@ class Unmoved(AdamW):
         pass
 
 
+@dataclass
+class Measured:
+    """The inner products of a measurement."""
+    label: str
+    names: list[str]  # of the methods; the first is plain GRPO
+    inner: Floats     # (methods, methods, N, N); only pairs with plain GRPO have to be known
+    limit: float      # --max_grad_norm of a run, 0 where nothing is clipped
+    only_sums: bool = False  # so gradients that are longer than the limit cannot be clipped
+
+
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
+    if args.again:
+        published = [read_measured(name.strip()) for name in args.again.split(",")]
+        return Findings("How noisy are the steps as they are made?", [], [steps_table(published)])
     policy = policy_from_flags(args)
     methods = {PLAIN: Compared(policy.settings, [])}
     for typed in args.only.split(","):
@@ -117,9 +141,12 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
                         "gradients are 0. More --questions or --answers may help")
     intro = [f"{policy.folder} gave {answers} answers to each of {questions} problems in each of "
              f"{args.batches} batches. {np.mean(right):.1%} of the answers are right."]
-    values = {"inner_products": by_pair(list(methods), inner)}
-    return Findings("How noisy is a batch's gradient?", intro, [ratio_table(list(methods), inner)],
-                    values)
+    names = list(methods)
+    values = {"inner_products": by_pair(names, inner),
+              "inner_products_clipped": by_pair(names, clipped(inner, s.max_grad_norm))}
+    measured = Measured(str(args.model), names, inner, s.max_grad_norm)
+    return Findings("How noisy is a batch's gradient?", intro,
+                    [ratio_table(names, inner), steps_table([measured])], values)
 
 
 def settings_of(typed: str, args: SimpleNamespace) -> Settings:
@@ -184,6 +211,52 @@ def by_pair(names: list[str], inner: np.ndarray) -> dict[str, dict[str, str]]:
     return found
 
 
+def read_measured(name: str) -> Measured:
+    """The inner products of a published result."""
+    result = read_result(RESULTS / f"{name}.json")
+    stored = result["values"].get("inner_products")
+    if not stored:
+        raise UserError(f"--again: {name} has no inner products")
+    names = list(dict.fromkeys(pair.split(" x ")[1] for pair in stored))
+    limit, N = Settings.max_grad_norm, result["settings"]["batches"]
+    inner = np.full((len(names), len(names), N, N), np.nan)
+    for pair, rows in stored.items():
+        a, b = map(names.index, pair.split(" x "))
+        if isinstance(rows, list):
+            inner[a, b] = [numbers(row) for row in rows]
+        else:
+            inner[a, b] = with_sums({part: numbers(row) for part, row in rows.items()})
+        inner[b, a] = inner[a, b].T
+    return Measured(name, names, inner, limit, isinstance(rows, dict))
+
+
+def numbers(text: str) -> Floats:
+    return np.array(text.split(), float)
+
+
+def with_sums(parts: dict[str, Floats]) -> Floats:
+    """(N, N): inner products with the sums that are stored (`by_pair`). All of a jackknife follows
+    from these sums, so any inner products that have them give the same numbers. Here the one of two
+    different batches i and j is row[i] + column[j]."""
+    same, N = parts["same"], len(parts["same"])
+    ones, eye = np.ones((N, N)), np.eye(N)
+    equations = np.block([[(N - 1) * eye, ones - eye], [ones - eye, (N - 1) * eye]])
+    wanted = np.concatenate([parts["rows"] - same, parts["columns"] - same])
+    row, column = np.split(np.linalg.lstsq(equations, wanted, rcond=None)[0], 2)
+    products = row[:, None] + column[None, :]
+    np.fill_diagonal(products, same)
+    return np.asarray(products)
+
+
+def clipped(inner: Floats, limit: float) -> Floats:
+    """The inner products of gradients that are scaled down to the limit where they are longer."""
+    if not limit:
+        return inner
+    squares = np.einsum("aaii->ai", inner)  # (methods, N)
+    scale = np.minimum(1, limit / np.sqrt(np.maximum(squares, limit ** 2 / 1e12)))
+    return np.asarray(inner * scale[:, None, :, None] * scale[None, :, None, :])
+
+
 def mean_of_pairs(products: np.ndarray) -> float:
     """The mean of (N, N) inner products over all pairs of different batches."""
     N = len(products)
@@ -214,17 +287,37 @@ def estimates(pair: np.ndarray) -> list[Estimate]:
     products (2, 2, N, N) of plain GRPO and this method."""
     batches = np.arange(pair.shape[-1])
 
-    def of_batches(kept: np.ndarray) -> np.ndarray:
-        return np.asarray(pair[:, :, kept][:, :, :, kept])
-
     def log_ratio(kept: np.ndarray) -> float:
-        return float(np.log(noise_to_signal(of_batches(kept)[1, 1])))
+        return log_ratio_of(pair[1, 1], kept)
 
     def log_factor(kept: np.ndarray) -> float:
-        return float(np.log(noise_to_signal(of_batches(kept)[0, 0]))) - log_ratio(kept)
+        return log_ratio_of(pair[0, 0], kept) - log_ratio(kept)
+
+    def cosine_of(kept: np.ndarray) -> float:
+        return cosine(np.asarray(pair[:, :, kept][:, :, :, kept]))
 
     return [exponential(jackknife(log_ratio, batches)), exponential(jackknife(log_factor, batches)),
-            jackknife(lambda kept: cosine(of_batches(kept)), batches)]
+            jackknife(cosine_of, batches)]
+
+
+def log_ratio_of(products: np.ndarray, kept: np.ndarray) -> float:
+    """The logarithm of the noise-to-signal ratio over the batches that are kept."""
+    return float(np.log(noise_to_signal(products[kept][:, kept])))
+
+
+def largest_share(pair: np.ndarray, is_compared: bool) -> float:
+    """The largest share that a single batch has in the jackknife's variance: of the logarithm of a
+    method's factor, or for plain GRPO of its ratio."""
+    number = np.arange(pair.shape[-1])
+    without = []
+    for left_out in number:
+        kept = number != left_out
+        value = -log_ratio_of(pair[1, 1], kept)
+        without.append(value + log_ratio_of(pair[0, 0], kept) if is_compared else value)
+    squares = np.square(np.array(without) - np.mean(without))
+    if not squares.any():  # the method is plain GRPO
+        return 0.0
+    return float(squares.max() / squares.sum())
 
 
 def ratio_table(names: list[str], inner: np.ndarray) -> Table:
@@ -254,3 +347,42 @@ def ratio_table(names: list[str], inner: np.ndarray) -> Table:
                            f"factor{WITH_INTERVAL}": f"as a batch so many times as large"
                                                      f"{WITH_INTERVAL}",
                            f"cosine{WITH_INTERVAL}": f"cosine with plain GRPO{WITH_INTERVAL}"})
+
+
+def steps_table(measured: list[Measured]) -> Table:
+    """The numbers of `ratio_table` for the steps as they are made, with clipped gradients."""
+    rows: list[Row] = []
+    sentences = []
+    for one in measured:
+        made = clipped(one.inner, one.limit)
+        for m, name in enumerate(one.names):
+            norms = np.sqrt(one.inner[m, m].diagonal())
+            share = float(np.mean(norms > one.limit)) if one.limit else 0.0
+            before = largest_share(one.inner[[0, m]][:, [0, m]], m > 0)
+            own, after = None, None
+            if not (one.only_sums and share > 0):
+                pair = made[[0, m]][:, [0, m]]
+                own, after = estimates(pair), largest_share(pair, m > 0)
+            rows.append([one.label, name, float(np.median(norms)), share,
+                         own[0] if own else None, *(own[1:] if own and m else (None, None)),
+                         before, after])
+            if before > 0.5:
+                sentences.append(f"{one.label}, {name}: before clipping {before:.0%} of the "
+                                 "variance of its factor comes from a single batch, so its "
+                                 "interval rests on this batch.")
+                if after is not None:
+                    sentences.append(f"After clipping it is {after:.0%}.")
+    formats = {"result": "", "method": "", "norm": ".2f", "clipped": ".0%", "ratio": ".1f",
+               "factor": ".2f", "cosine": "+.2f", "before": ".0%", "after": ".0%"}
+    return Table("steps", "The noise of the steps as they are made, with clipped gradients",
+                 by_row(formats, rows), " ".join(sentences),
+                 ["A gradient that is longer than --max_grad_norm of training is scaled down to "
+                  "it. `largest share` is the share of a single batch in the variance that the "
+                  "jackknife finds for the logarithm of the factor (of plain GRPO: of the ratio), "
+                  "before clipping and after it. Where a result has only sums of inner products, "
+                  "clipped gradients have no numbers"],
+                 headings={"norm": "median norm of a batch", "clipped": "batches clipped",
+                           "ratio": f"noise-to-signal ratio{WITH_INTERVAL}",
+                           "factor": f"as a batch so many times as large{WITH_INTERVAL}",
+                           "cosine": f"cosine with plain GRPO{WITH_INTERVAL}",
+                           "before": "largest share, before", "after": "largest share, after"})
