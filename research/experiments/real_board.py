@@ -45,9 +45,9 @@ from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
 from research.experiments.common import (FLAGS_OF_LEADERBOARD, FLAGS_OF_RUNS, Arms, by_run_name,
                                          end_with, finished_arms, finished_run, from_short_form,
-                                         leaderboard, list_missing, mean_step_seconds, predictions,
-                                         require_same_plan, short_form, success_by_parts,
-                                         total_seconds, write_report)
+                                         leaderboard, list_missing, mean_step_seconds, pairs_table,
+                                         predictions, require_same_plan, short_form,
+                                         success_by_parts, total_seconds, write_report)
 from research.experiments.pictures import draw_gains, draw_published
 from research.experiments.published import RESULTS, read_result
 from research.probes.common import Findings, command_of
@@ -202,7 +202,10 @@ def report_real_board(args: SimpleNamespace, arms: Arms, command: str) -> None:
     folder = Path("results") / name
     folder.mkdir(parents=True, exist_ok=True)
     predicted = predictions("real_board").get(name.removeprefix("real_board_"), {})
-    tables = [real_leaderboard(arms, predicted), quarters_table(arms)]
+    complete = {arm: runs for arm, runs in arms.items() if len(runs) >= FEWEST_PAIRS}
+    tables = [real_leaderboard(arms, predicted), quarters_table(arms),
+              pairs_table(over_baseline(complete, PLAIN),
+                          "The gain over plain GRPO in training of every pair, in points")]
     drawing = partial(draw_gains, meanings=CONTROLS, second_look="")
     draw_published(drawing, folder / "gains.png", tables[0].to_json())
     made = by_run_name(arms)
@@ -262,5 +265,5 @@ def published_real_runs(args: SimpleNamespace) -> dict[tuple[str, int], Run]:
         arm, _, number = run_name.rpartition("-s")
         seed = int(number)
         if flags_now.get(arm) == flags_then.get(arm) and seed < args.seeds:
-            runs[arm, seed] = from_short_form(stored, result)
+            runs[arm, seed] = from_short_form(stored, result, run_name)
     return runs

@@ -36,8 +36,8 @@ from harness.parser import make_parser, with_defaults
 from harness.planned import PlannedRun, make_runs
 from harness.screen import python_command, say
 from research.experiments.common import (FLAGS_OF_RUNS, Arms, by_run_name, end_with,
-                                         finished_arms, finished_run, list_missing, short_form,
-                                         total_seconds, write_report)
+                                         finished_arms, finished_run, list_missing, pairs_table,
+                                         short_form, total_seconds, write_report)
 from research.experiments.real_board import ARMS as ARMS_OF_BOARD
 from research.experiments.real_board import FORMS, PLAIN, model_name
 from research.probes.common import Findings, command_of
@@ -144,7 +144,8 @@ def report(args: SimpleNamespace, arms: Arms, command: str) -> None:
     made = by_run_name(arms)
     settings = {"model": model_name(args), "common": COMMON,
                 "arms": {name: arm.flags for name, arm in ARMS.items()}}
-    tables = [training_table(arms), held_out_table(arms), state_table(arms), pairs_table(arms)]
+    tables = [training_table(arms), held_out_table(arms), state_table(arms),
+              pairs_table(compared(arms), "The gain in training of every pair, in points")]
     findings = Findings("What else could explain the verdicts of the real model's leaderboard?",
                         [f"{len(made)} runs are finished."], tables, values_of(made))
     write_report(Path("results/real_controls"), "real_controls", findings, settings, made,
@@ -241,22 +242,6 @@ def state_table(arms: Arms) -> Table:
 def column(run: Run, name: str) -> list[float]:
     """A metric of every step; nan where it is not known, as the norm of a step without update."""
     return [np.nan if line[name] is None else line[name] for line in run["metrics"]]
-
-
-def pairs_table(arms: Arms) -> Table:
-    """The gain in training of every pair."""
-    family = compared(arms)
-    seeds = sorted({seed for mine, theirs in family.values() for seed in mine.keys() & theirs})
-    rows: list[Row] = []
-    for name, (mine, theirs) in family.items():
-        row: Row = [name, ARMS[name].beside]
-        for seed in seeds:
-            is_there = seed in mine and seed in theirs
-            row.append(mean_success(mine[seed]) - mean_success(theirs[seed]) if is_there else None)
-        rows.append(row)
-    formats = {"arm": "", "beside": "", **{f"seed {seed}": "points" for seed in seeds}}
-    return Table("pairs", "The gain in training of every pair, in points", by_row(formats, rows),
-                 headings={"beside": "compared with"})
 
 
 def values_of(made: dict[str, Run]) -> dict:
