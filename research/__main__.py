@@ -24,7 +24,8 @@ COMMANDS = {
         "notes": "earlier.notes_experiments",
         **{name: f"earlier.{name}" for name in (
             "phase1", "rank", "sparsity", "baseline", "group", "failure", "excerpt")}},
-    "The numbers and pictures of the pages": {"publish": "experiments.publish"}}
+    "The numbers and pictures of the pages": {
+        "publish": "experiments.publish", "recompute": "experiments.recompute"}}
 MODULES = {name: f"research.{file}" for chapter in COMMANDS.values()
            for name, file in chapter.items()}
 
