@@ -365,19 +365,58 @@ def other_limit(stored: dict) -> float:
 
 # shares of what is decided
 
+def share_of_problems(part: Numbers, whole: Numbers) -> list[float]:
+    """A share of sums over problems, with the jackknife over them. A problem without tokens is
+    none."""
+    problems = [i for i, size in enumerate(whole) if size != 0]
+    parts, wholes = [part[i] for i in problems], [whole[i] for i in problems]
+
+    def share(left_out: int | None) -> float:
+        kept = [i for i in range(len(problems)) if i != left_out]
+        return math.fsum(parts[i] for i in kept) / math.fsum(wholes[i] for i in kept)
+
+    return jackknife(len(problems), share)
+
+
+def within_a_share(published: list[float], again: list[float]) -> list[float]:
+    """The ends cut at 0 and 1 where the published ones are."""
+    return [edge if value == edge and (other - edge) * (1 - 2 * edge) <= 0 else other
+            for value, other in zip(published, again)
+            for edge in [min(max(round(value), 0), 1)]]
+
+
+def checks_of_kinds(rows: list[dict], values: dict, of: str = "") -> Iterator[Check]:
+    """The shares of each kind in what is decided, and in the gradient where that is stored."""
+    for column in ("decided", "gradient"):
+        by_kind = values.get(f"{column}_by_problem")
+        if by_kind is None:
+            continue
+        whole = [math.fsum(of_problem) for of_problem in zip(*by_kind.values())]
+        for row in rows:
+            published = ends(row[column])
+            again = share_of_problems(by_kind[row["kind"]], whole)
+            yield Check(f"{row['kind']}, {column}{of}", published,
+                        within_a_share(published, again))
+
+
 def check_decided(result: Result) -> Iterator[Check]:
-    """Sums over problems, of each kind and of all kinds; the jackknife leaves out a problem."""
-    by_kind = result["values"]["decided_by_problem"]
-    problems = len(next(iter(by_kind.values())))
-    whole = [math.fsum(values[i] for values in by_kind.values()) for i in range(problems)]
-    for row in table(result, "kind"):
-        part = by_kind[row["kind"]]
+    yield from checks_of_kinds(table(result, "kind"), result["values"])
 
-        def share(left_out: int | None, part: Numbers = part) -> float:
-            kept = [i for i in range(problems) if i != left_out]
-            return math.fsum(part[i] for i in kept) / math.fsum(whole[i] for i in kept)
 
-        yield Check(f"{row['kind']} decide", ends(row["decided"]), jackknife(problems, share))
+def check_exact_real(result: Result) -> Iterator[Check]:
+    for model, values in result["values"].get("by_model", {}).items():
+        rows = [row for row in table(result, "kind") if row["model"] == model]
+        yield from checks_of_kinds(rows, values, f", {model}")
+
+
+def check_change(result: Result) -> Iterator[Check]:
+    for row in table(result, "kinds"):
+        sums = result["values"]["kinds_by_problem"][str(row["step"])]
+        for measure in ("push", "plain step", "AdamW", "credit"):
+            published = ends(row[measure])
+            again = share_of_problems(sums[measure][row["kind"]], sums[measure]["all"])
+            yield Check(f"{row['kind']}, {measure}, step {row['step']}", published,
+                        within_a_share(published, again))
 
 
 # synthetic tasks

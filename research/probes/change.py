@@ -35,7 +35,8 @@ from harness.parser import values_of
 from research.probes.change_batches import MeasuredBatch, load_or_measure_batch, sampled_by
 from research.probes.change_parts import (FIRST_SEED, load_or_measure_seed, tables_of_seeds,
                                           values_of_seeds)
-from research.probes.change_tables import fell_and_rose_table, items_table, kinds_table
+from research.probes.change_tables import (fell_and_rose_table, items_table, kinds_table,
+                                           sums_of_kinds)
 from research.probes.change_synthetic import synthetic_table
 from research.probes.common import COMMON, Findings
 
@@ -80,16 +81,17 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
                 spent += batch.spent
 
     tables = []
+    values: dict = {}
     if units:
         tables += [kinds_table(by_step), fell_and_rose_table(by_step),
                    items_table(by_step, load_tokenizer(runs[0]))]
-    values: dict = {}
+        values["kinds_by_problem"] = sums_of_kinds(by_step)
     if args.seeds:
         seeds = range(FIRST_SEED, FIRST_SEED + args.seeds)
         with ProcessPoolExecutor(args.processes, get_context("spawn")) as pool:
             found = list(pool.map(load_or_measure_seed, seeds, repeat(vars(args))))
         tables += tables_of_seeds(found)
-        values = values_of_seeds(found)
+        values |= values_of_seeds(found)
     if args.batches:
         tables.append(synthetic_table(args))
     intro = []
