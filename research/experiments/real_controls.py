@@ -51,6 +51,7 @@ COMMON = (f"--prompt {PROMPT} --dtype bfloat16 --save_model no --sample_every 0 
 RATE, LOWER_RATES = "2e-6", ("1e-6", "5e-7")
 UNCLIPPED = "--max_grad_norm 0"
 CONTROLS = ("twice", "measured 16")
+FEWEST_SEEDS = 4  # two in each half
 
 
 @dataclass
@@ -144,7 +145,7 @@ def report(args: SimpleNamespace, arms: Arms, command: str) -> None:
     made = by_run_name(arms)
     settings = {"model": model_name(args), "common": COMMON,
                 "arms": {name: arm.flags for name, arm in ARMS.items()}}
-    tables = [training_table(arms), held_out_table(arms), state_table(arms),
+    tables = [training_table(arms), rates_table(arms), held_out_table(arms), state_table(arms),
               pairs_table(compared(arms), "The gain in training of every pair, in points")]
     findings = Findings("What else could explain the verdicts of the real model's leaderboard?",
                         [f"{len(made)} runs are finished."], tables, values_of(made))
@@ -179,6 +180,40 @@ def training_table(arms: Arms) -> Table:
                   "setting and that of a control is not corrected"],
                  {"beside": "compared with", "gain": f"gain{WITH_INTERVAL}",
                   "p": "p, Holm's correction"})
+
+
+def rates_table(arms: Arms) -> Table:
+    """Success in training by rate, and the gain over plain GRPO where each arm has its own rate.
+    The rate is chosen by the other half of the seeds (cross-fitting), so luck with a rate does not
+    look like a gain."""
+    rates = (*LOWER_RATES[::-1], RATE)
+    names = {name: [arms.get(name if rate == RATE else f"{name} {rate}", {}) for rate in rates]
+             for name in (PLAIN, "equal_gradient", "inverse_logprob")}
+    seeds = sorted(set.intersection(*(set(runs) for at_rates in names.values()
+                                      for runs in at_rates)))
+    success = {name: np.array([[mean_success(runs[seed]) for seed in seeds] for runs in at_rates])
+               for name, at_rates in names.items()}
+    rows: list[Row] = []
+    for name, by_rate in success.items():
+        gain = None
+        if name != PLAIN and len(seeds) >= FEWEST_SEEDS:
+            gain = mean_over(at_own_rate(by_rate) - at_own_rate(success[PLAIN]))
+        means = by_rate.mean(1) if seeds else [None] * len(rates)
+        rows.append([name, len(seeds), *means, gain])
+    formats = {"arm": "", "seeds": "d", **dict.fromkeys(rates, ".1%"), "gain": "points"}
+    return Table("rates", "Success in training at three learning rates", by_row(formats, rows), "",
+                 ["The gain is over plain GRPO, each arm at the best of its three rates. One half "
+                  "of the seeds chooses the rate of the other half. The interval is Student's t "
+                  "over pairs, and does not cover the choice"],
+                 {"gain": f"gain with own rates{WITH_INTERVAL}"})
+
+
+def at_own_rate(by_rate: Floats) -> Floats:
+    """(seeds,): success at the rate that is best on the other half of the seeds, of success (rates,
+    seeds)."""
+    middle = by_rate.shape[1] // 2
+    first, second = by_rate[:, :middle], by_rate[:, middle:]
+    return np.concatenate([first[second.mean(1).argmax()], second[first.mean(1).argmax()]])
 
 
 def held_out_table(arms: Arms) -> Table:
@@ -222,12 +257,13 @@ def state_table(arms: Arms) -> Table:
             continue
         ends = [mean_over([line["success"] for line in final_lines(runs, mode)]) for mode in MODES]
         norms = np.array([column(run, "gradient_norm") for run in runs], float)
+        norms = norms[np.isfinite(norms)]  # a step without an update has none
         limit = runs[0]["config"]["max_grad_norm"]
-        clipped = np.nanmean(norms > limit) if limit else 0.0
+        clipped = float(np.mean(norms > limit)) if limit and len(norms) else 0.0
         rows.append([name, len(runs), mean_over(list(map(mean_success, runs))), *ends,
                      float(np.mean([column(run, "entropy")[-STEPS // 4:] for run in runs])),
                      float(np.mean([column(run, "reward_format")[-STEPS // 4:] for run in runs])),
-                     float(np.nanmedian(norms)), clipped])
+                     float(np.median(norms)) if len(norms) else None, clipped])
     formats = {"arm": "", "seeds": "d", "training": ".1%", "sampled": ".1%", "greedy": ".1%",
                "entropy": ".2f", "format": ".0%", "norm": ".2f", "clipped": ".0%"}
     return Table("state", "Success, entropy and gradient norm of each arm", by_row(formats, rows),

@@ -21,7 +21,7 @@ What has no raw numbers is listed at the end.
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from engine.errors import UserError
@@ -218,8 +218,20 @@ def check_real_board(result: Result) -> Iterator[Check]:
     for row in rows:
         gains[row["arm"]] = [runs[f"{row['arm']}-s{seed}"] - runs[f"none-s{seed}"]
                              for seed in range(row["pairs"])]
-    yield from gains_and_p(gains, rows, ("four times", "measured", "measured 16", "its placebo",
-                                         "shuffled"))
+    controls = ("four times", "measured", "measured 16", "its placebo", "shuffled")
+    yield from gains_and_p(gains, rows, controls)
+    for row in table(result, "pairs"):
+        arm, *published = row.values()
+        yield Check(f"pairs of {arm}", published, list(gains[arm]))
+    plain = [runs[f"none-s{seed}"] for seed in range(len(runs)) if f"none-s{seed}" in runs]
+    middle = (sorted(plain)[(len(plain) - 1) // 2] + sorted(plain)[len(plain) // 2]) / 2
+    farthest = max(range(len(plain)), key=lambda seed: abs(plain[seed] - middle))
+    without = {arm: [gain for seed, gain in enumerate(of_arm) if seed != farthest]
+               for arm, of_arm in gains.items()}
+    renamed = [{"arm": row["arm"], "gain": row["without"], "p": row["p without"]}
+               for row in table(result, "without")]
+    for check in gains_and_p(without, renamed, controls):
+        yield replace(check, what=f"{check.what}, without seed {farthest}")
 
 
 def check_real_controls(result: Result) -> Iterator[Check]:

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from harness.settings import make_settings, read_flags
-from research.experiments.real_controls import (ARMS, COMMON, PLAIN, ROUNDS, STEPS, compared,
-                                                held_out_table, planned_runs, state_table,
+from research.experiments.real_controls import (ARMS, COMMON, PLAIN, ROUNDS, STEPS, at_own_rate,
+                                                compared, held_out_table, planned_runs, state_table,
                                                 training_table, values_of)
 
 ARGS = SimpleNamespace(model="models/tiny", device="cpu", runs="runs/x")
@@ -42,6 +42,13 @@ def test_an_arm_differs_from_the_one_beside_it_in_one_thing():
     assert slow["learning_rate"] == 5e-7 and slow["max_grad_norm"] == 1
     assert settings["twice"]["questions"] == 16
     assert f"--eval_every {STEPS}" in COMMON  # the last step is evaluated, too
+
+
+def test_each_half_of_the_seeds_takes_the_rate_of_the_other():
+    """Two rates: the first half is best at the first, the second half at the second. So the first
+    half gets the second rate, and the other way round."""
+    by_rate = np.array([[0.9, 0.8, 0.1, 0.2], [0.5, 0.4, 0.7, 0.6]])
+    assert at_own_rate(by_rate).tolist() == [0.5, 0.4, 0.1, 0.2]
 
 
 def test_a_loss_by_sampling_alone_is_told_from_one_by_greedy_answers_too():
