@@ -5,7 +5,7 @@ the unit that varies independently, not the token. Across runs it is the seed. N
 assumed.
 """
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -125,6 +125,24 @@ def jackknife(statistic: Callable[[NDArray[np.bool_]], float], problem: ArrayLik
         n = len(without)
         error = np.sqrt((n - 1) / n * np.square(without - without.mean()).sum())
     return estimate(value, float(error), n - 1)
+
+
+def jackknife_of_log(statistic: Callable[[NDArray[np.bool_]], float],
+                     problem: ArrayLike) -> Estimate:
+    """The estimate of a positive statistic, such as a ratio of sizes. Its interval is computed for
+    its logarithm, so all of it is above 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = jackknife(lambda kept: float(np.log(statistic(kept))), problem)
+        value, low, high = np.exp([found.value, *found.interval]).tolist()
+    return Estimate(value, low, high)
+
+
+def within(found: Estimate, least: float, most: float) -> Estimate:
+    """The estimate with its interval cut at the ends of what is possible, such as 0 and 1 for a
+    share. The truth lies between them, so the interval holds it as often as before the cut. The
+    value stays: an estimate may lie beyond them by chance."""
+    low, high = np.clip(found.interval, least, most).tolist()
+    return replace(found, low=low, high=high)
 
 
 def t_values(n: Floats, total: Floats, square: Floats) -> Floats:

@@ -8,7 +8,7 @@ import numpy as np
 
 from research.earlier.notes import CLASSES, FILLER, REASONING
 from analysis.plots import COLOURS, legend_below, plt, save
-from analysis.statistics import jackknife, t_values
+from analysis.statistics import jackknife, jackknife_of_log, t_values
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from analysis.tokens import TokenTable
 from engine.tokens import KINDS, WORD
@@ -82,6 +82,7 @@ STATISTICS = {
     "early over late": first_over_last_fifth,
     "filler over reasoning": class_ratio,
     "the same at like positions": ratio_at_like_positions}
+RATIOS_OF_SIZES = ("early over late", "filler over reasoning", "the same at like positions")
 IN_WORDS = {  # the statistics of which a sentence is made
     "t of the size above 3": "The share of positions with a t of the size above 3",
     "abs(t) above 3": "The share of positions with abs(t) above 3",
@@ -96,7 +97,8 @@ def phases_table(found: TokensByName) -> Table:
     for name, statistic in STATISTICS.items():
         published_1, published_2 = PUBLISHED[name]
         # of a whole training, phase 2, the problems are too many to leave out one by one
-        of_phase_1 = jackknife(lambda kept: statistic(phase_1.where(kept)), phase_1["problem"])
+        estimated = jackknife_of_log if name in RATIOS_OF_SIZES else jackknife
+        of_phase_1 = estimated(lambda kept: statistic(phase_1.where(kept)), phase_1["problem"])
         of_controls = [float(statistic(found[control])) for control in CONTROLS]
         rows.append([name, published_1, of_phase_1, published_2, float(statistic(phase_2)),
                      *of_controls])
@@ -111,7 +113,8 @@ def phases_table(found: TokensByName) -> Table:
                  ["Each position has a t, which is computed over the answers. A row with t has the "
                   "share of the positions of which its name is true, or the mean over positions. "
                   "Early over late and filler over reasoning are ratios of mean sizes. The "
-                  "interval is over problems (jackknife)"],
+                  "interval is over problems (jackknife), and that of a ratio is computed for its "
+                  "logarithm"],
                  {"notes 1": "phase 1, published", "notes 2": "phase 2, published",
                   PHASE_1: f"{PHASE_1}{WITH_INTERVAL}"})
 

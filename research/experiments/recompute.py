@@ -132,6 +132,12 @@ def covariance(one: Numbers, two: Numbers) -> float:
     return math.fsum(products) / (len(one) - 1)
 
 
+def cut(found: list[float], least: float, most: float) -> list[float]:
+    """The value as it is, and the ends within what is possible, as a share within 0 and 1."""
+    value, *ends_of_it = found
+    return [value, *(min(max(end, least), most) for end in ends_of_it)]
+
+
 def interval(value: float, error: float, df: float) -> list[float]:
     """Value, lower and upper end."""
     reach = quantile(df) * error
@@ -326,7 +332,7 @@ def numbers_of_signal(plain: Sums, own: Sums, both: Sums) -> list[list[float]]:
     factor = jackknife(own.n, lambda i: plain.log_ratio(i) - own.log_ratio(i))
     cosine = jackknife(own.n, lambda i: both.signal(i) / math.sqrt(plain.signal(i)
                                                                      * own.signal(i)))
-    return [list(map(math.exp, ratio)), list(map(math.exp, factor)), cosine]
+    return [list(map(math.exp, ratio)), list(map(math.exp, factor)), cut(cosine, -1, 1)]
 
 
 def sums_of_method(stored: dict, name: str, limit: float = 0.0) -> tuple[Sums, Sums, Sums]:
@@ -390,11 +396,9 @@ def share_of_problems(part: Numbers, whole: Numbers) -> list[float]:
     return jackknife(len(problems), share)
 
 
-def within_a_share(published: list[float], again: list[float]) -> list[float]:
-    """The ends cut at 0 and 1 where the published ones are."""
-    return [edge if value == edge and (other - edge) * (1 - 2 * edge) <= 0 else other
-            for value, other in zip(published, again)
-            for edge in [min(max(round(value), 0), 1)]]
+def as_a_share(again: list[float], published: list[float]) -> list[float]:
+    """Cut at 0 and 1, unless the published interval goes beyond, as older ones do."""
+    return cut(again, 0, 1) if 0 <= published[1] and published[2] <= 1 else again
 
 
 def checks_of_kinds(rows: list[dict], values: dict, of: str = "") -> Iterator[Check]:
@@ -407,8 +411,7 @@ def checks_of_kinds(rows: list[dict], values: dict, of: str = "") -> Iterator[Ch
         for row in rows:
             published = ends(row[column])
             again = share_of_problems(by_kind[row["kind"]], whole)
-            yield Check(f"{row['kind']}, {column}{of}", published,
-                        within_a_share(published, again))
+            yield Check(f"{row['kind']}, {column}{of}", published, as_a_share(again, published))
 
 
 def check_decided(result: Result) -> Iterator[Check]:
@@ -428,7 +431,7 @@ def check_change(result: Result) -> Iterator[Check]:
             published = ends(row[measure])
             again = share_of_problems(sums[measure][row["kind"]], sums[measure]["all"])
             yield Check(f"{row['kind']}, {measure}, step {row['step']}", published,
-                        within_a_share(published, again))
+                        as_a_share(again, published))
 
 
 # synthetic tasks

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from tokenizers import Tokenizer
 
-from analysis.statistics import Estimate
+from analysis.statistics import Estimate, within
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from analysis.tokens import TokenTable, joined_tables
 from engine.errors import UserError
@@ -53,7 +53,7 @@ def of_frequent_items(tokens: TokenTable) -> np.ndarray:
 
 def correlations_with_credit(tokens: TokenTable) -> list[Estimate]:
     """The correlation of change and credit token by token, and that of their sums over vocabulary
-    items."""
+    items, with intervals that are cut at -1 and 1."""
     if not tokens["credit 1"].any():
         return [Estimate(np.nan)] * 2
     frequent = of_frequent_items(tokens)
@@ -62,11 +62,13 @@ def correlations_with_credit(tokens: TokenTable) -> list[Estimate]:
         part = tokens.where(frequent)
         _, item = np.unique(part["token_id"], return_inverse=True)
         values = [part["change"], part["credit 1"], part["credit 2"]]
-        by_item = jackknife_of_sums(part["problem"], values, correlation_by_item, item)
+        by_item = within(jackknife_of_sums(part["problem"], values, correlation_by_item, item),
+                         -1, 1)
     d, c1, c2 = tokens["change"], tokens["credit 1"], tokens["credit 2"]
     dc = d * (c1 + c2) / 2
     products = [np.ones_like(d), d, d * d, c1, c2, c1 * c2, dc]
-    return [jackknife_of_sums(tokens["problem"], products, correlation_by_token), by_item]
+    by_token = jackknife_of_sums(tokens["problem"], products, correlation_by_token)
+    return [within(by_token, -1, 1), by_item]
 
 
 def correlation_by_token(sums: np.ndarray) -> float:

@@ -20,7 +20,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from analysis.statistics import Estimate, jackknife
+from analysis.statistics import Estimate, jackknife, within
 from analysis.tables import Table, show, show_in_short
 from engine.errors import UserError
 from engine.policy import Policy, derived_seed
@@ -171,8 +171,10 @@ def jackknife_of_sums(problem: np.ndarray, values: Sequence[np.ndarray],
 
 
 def share_of_sums(problem: np.ndarray, part: np.ndarray, whole: np.ndarray) -> Estimate:
-    """The sum of a part over the sum of the whole, with its interval over problems."""
-    return jackknife_of_sums(problem, [part, whole], lambda sums: float(sums[0, 0] / sums[1, 0]))
+    """The sum of a part over the sum of the whole, with its interval over problems, cut at 0 and
+    1."""
+    share = jackknife_of_sums(problem, [part, whole], lambda sums: float(sums[0, 0] / sums[1, 0]))
+    return within(share, 0, 1)
 
 
 def rank_correlation(one: list | np.ndarray, two: list | np.ndarray) -> float:

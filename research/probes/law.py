@@ -25,10 +25,11 @@ that keep a state between batches are left out, because here each batch is alone
 that need something that these tasks do not have.
 
     python -m research law --against law,dial    is it better than a plainer rule would be?
+    python -m research law --against board       what did it say of the tiny model's leaderboard?
 
 With --against nothing is measured. Published gains are compared with these predictions, and with
-those of simpler rules that do not need a method's noise, over the tasks whose reward is the share
-of right tokens.
+those of simpler rules that do not need a method's noise. In synthetic tasks that is over the tasks
+whose reward is the share of right tokens.
 """
 import inspect
 import math
@@ -51,10 +52,11 @@ from research.experiments.published import (RESULTS, estimates_as_arrays, read_r
                                             table_rows)
 from research.probes import dial
 from research.probes.common import Findings, Progress, rank_correlation
+from research.probes.law_board import compare_with_leaderboard
 
 FLAGS = {**{name: flag for name, flag in dial.FLAGS.items() if name != "kept"},
          "against": Flag(None, "names of two published results, predictions and gains, as in "
-                               "law,dial: compare them, and measure nothing"),
+                               "law,dial, or board: compare them, and measure nothing"),
          "policies": Flag(3, "number of policies on which the noise is measured, before training "
                              "and in the middle of it", least=1, most=100)}
 BATCH_SIZES = {"batch 0.25x": 0.25, "batch 0.5x": 0.5, PLAIN: 1.0, "batch 2x": 2.0,
@@ -97,6 +99,8 @@ RULES: dict[str, Callable[[dict, Curve], float]] = {  # of a row of the predicti
 
 
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
+    if args.against == "board":
+        return compare_with_leaderboard()
     if args.against:
         if args.against.count(",") != 1:
             raise UserError(f"--against {args.against}: the names of two results are needed, as in "

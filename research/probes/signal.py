@@ -51,7 +51,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from analysis.statistics import Estimate, Floats, jackknife
+from analysis.statistics import Estimate, Floats, jackknife, jackknife_of_log, within
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from engine.errors import UserError
 from engine.optimizer import AdamW
@@ -276,33 +276,23 @@ def cosine(inner: np.ndarray) -> float:
     return float(mean_of_pairs(inner[0, 1]) / np.sqrt(one * two)) if min(one, two) > 0 else np.nan
 
 
-def exponential(of_log: Estimate) -> Estimate:
-    """A positive number, from the estimate of its logarithm: so its interval is above 0."""
-    return Estimate(float(np.exp(of_log.value)), float(np.exp(of_log.low)),
-                    float(np.exp(of_log.high)))
-
-
 def estimates(pair: np.ndarray) -> list[Estimate]:
     """The ratio of a method, its factor and its cosine, with intervals over batches, from the inner
     products (2, 2, N, N) of plain GRPO and this method."""
     batches = np.arange(pair.shape[-1])
 
-    def log_ratio(kept: np.ndarray) -> float:
-        return log_ratio_of(pair[1, 1], kept)
+    def of_batches(kept: np.ndarray) -> np.ndarray:
+        return np.asarray(pair[:, :, kept][:, :, :, kept])
 
-    def log_factor(kept: np.ndarray) -> float:
-        return log_ratio_of(pair[0, 0], kept) - log_ratio(kept)
+    def ratio(kept: np.ndarray) -> float:
+        return noise_to_signal(of_batches(kept)[1, 1])
 
-    def cosine_of(kept: np.ndarray) -> float:
-        return cosine(np.asarray(pair[:, :, kept][:, :, :, kept]))
+    def factor(kept: np.ndarray) -> float:
+        return noise_to_signal(of_batches(kept)[0, 0]) / ratio(kept)
 
-    return [exponential(jackknife(log_ratio, batches)), exponential(jackknife(log_factor, batches)),
-            jackknife(cosine_of, batches)]
-
-
-def log_ratio_of(products: np.ndarray, kept: np.ndarray) -> float:
-    """The logarithm of the noise-to-signal ratio over the batches that are kept."""
-    return float(np.log(noise_to_signal(products[kept][:, kept])))
+    of_cosine = jackknife(lambda kept: cosine(of_batches(kept)), batches)
+    return [jackknife_of_log(ratio, batches), jackknife_of_log(factor, batches),
+            within(of_cosine, -1, 1)]
 
 
 def largest_share(pair: np.ndarray, is_compared: bool) -> float:
@@ -312,8 +302,9 @@ def largest_share(pair: np.ndarray, is_compared: bool) -> float:
     without = []
     for left_out in number:
         kept = number != left_out
-        value = -log_ratio_of(pair[1, 1], kept)
-        without.append(value + log_ratio_of(pair[0, 0], kept) if is_compared else value)
+        of_plain, own = (np.log(noise_to_signal(products[kept][:, kept]))
+                         for products in (pair[0, 0], pair[1, 1]))
+        without.append(of_plain - own if is_compared else own)
     squares = np.square(np.array(without) - np.mean(without))
     if not squares.any():  # the method is plain GRPO
         return 0.0
@@ -342,7 +333,8 @@ def ratio_table(names: list[str], inner: np.ndarray) -> Table:
                  ["`ratio` is in batches. `factor`: how many times as large a batch of plain GRPO "
                   "has this ratio. `cosine`: that of the angle between the method's mean gradient "
                   "and plain GRPO's. Intervals are by the jackknife over batches; those of the "
-                  "ratio and the factor were computed for their logarithms"],
+                  "ratio and the factor were computed for their logarithms. Those of the cosine "
+                  "are cut at -1 and 1"],
                  headings={f"ratio{WITH_INTERVAL}": f"noise-to-signal ratio{WITH_INTERVAL}",
                            f"factor{WITH_INTERVAL}": f"as a batch so many times as large"
                                                      f"{WITH_INTERVAL}",

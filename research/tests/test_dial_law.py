@@ -1,6 +1,7 @@
 """From noise to a gain, by hand."""
 import json
 import math
+from statistics import fmean
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from research.dial.task import SyntheticTask, TaskSpec
 from research.dial.training import batch_gradients
 from research.probes.law import (RULES, noise_beside, noise_of_arms, noise_ratio_to_gain,
                                  prediction_errors)
+from research.probes.law_board import gain_of_batch
 
 QUICK = "--steps 3 --seeds 4 --rates 1e-2,3e-2".split()
 CURVE = {0.5: -4.0, 1.0: 0.0, 4.0: 6.0, 16.0: 8.0, math.inf: 10.0}
@@ -24,6 +26,24 @@ CURVE = {0.5: -4.0, 1.0: 0.0, 4.0: 6.0, 16.0: 8.0, math.inf: 10.0}
     (2, -4), (math.sqrt(2), -2), (50, -4)])  # beyond what was measured: as there
 def test_a_gain_from_noise(ratio, gain):
     assert noise_ratio_to_gain(ratio, CURVE) == pytest.approx(gain)
+
+
+@pytest.mark.parametrize("times, gain", [
+    (1, 0), (2, 3), (4, 9), (2 ** 1.5, 6), (8, 15), (0.5, -3)])  # the line goes on beyond its ends
+def test_the_gain_of_a_batch_from_the_leaderboards_curve(times, gain):
+    assert gain_of_batch(times, [0.0, 3.0, 9.0]) == pytest.approx(gain)
+
+
+def test_the_leaderboards_predictions_are_compared_with_its_gains(tmp_path, monkeypatch):
+    """Every method and the control, by three rules; the larger batches are the curve itself."""
+    monkeypatch.chdir(tmp_path)
+    main(["law", "--against", "board", "--out", "rules"])
+    rules, arms = json.loads((tmp_path / "rules/numbers.json").read_text())["tables"]
+    names = {row["arm"] for row in arms["rows"]}
+    assert "measured" in names and not names & {"none", "none-16x8", "none-32x8"}
+    assert [row["arms"] for row in rules["rows"]] == [len(names)] * 3
+    *_, none = rules["rows"]
+    assert none["deviation"] == pytest.approx(fmean(abs(row["gain"]) for row in arms["rows"]))
 
 
 def test_what_was_predicted_against_what_was_measured():

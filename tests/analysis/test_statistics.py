@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from analysis.statistics import (Estimate, detectable, estimate, holm, jackknife, mean_over,
-                                 paired_difference, ratio, student_quantile, t_values, two_sided_p,
-                                 verdicts)
+from analysis.statistics import (Estimate, detectable, estimate, holm, jackknife,
+                                 jackknife_of_log, mean_over, paired_difference, ratio,
+                                 student_quantile, t_values, two_sided_p, verdicts, within)
 from harness.metrics import wilson_interval
 from properties import draw, given
 
@@ -104,6 +104,26 @@ def test_a_jackknife_by_hand():
     found = jackknife(lambda kept: values[kept].mean(), problem)
     error = (2 / 3 * 19 / 6) ** 0.5
     assert found.value == 3 and found.high - 3 == pytest.approx(4.302653 * error, rel=1e-4)
+
+
+def test_the_interval_of_a_ratio_is_that_of_its_logarithm():
+    """A ratio that is 8 and, without one of three problems, 4, 8 or 16: a jackknife of its
+    logarithm to the base 2, which is 3, 2, 3 and 4."""
+    without = {0: 2.0, 1: 3.0, 2: 4.0}
+
+    def logarithm(kept):
+        return 3.0 if kept.all() else without[int(np.flatnonzero(~kept)[0])]
+
+    plain = jackknife(logarithm, np.arange(3))
+    ratio_of_sizes = jackknife_of_log(lambda kept: 2 ** logarithm(kept), np.arange(3))
+    assert ratio_of_sizes.value == pytest.approx(8)
+    assert ratio_of_sizes.interval == pytest.approx((2 ** plain.low, 2 ** plain.high))
+    assert plain.low < 0 < ratio_of_sizes.low
+
+
+def test_an_interval_is_cut_at_what_is_possible():
+    assert within(Estimate(1.02, -0.5, 1.5, p=0.1), 0, 1) == Estimate(1.02, 0.0, 1.0, p=0.1)
+    assert within(Estimate(0.5, 0.25, 0.75), 0, 1).interval == (0.25, 0.75)
 
 
 def test_the_paired_error_by_hand():
