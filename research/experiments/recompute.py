@@ -273,8 +273,34 @@ def check_price(result: Result) -> Iterator[Check]:
         cost = min(curve[price][-1] for curve in [*mine.values(), *plain.values()])
         gains = [at_cost(mine[seed], price, cost) - at_cost(plain[seed], price, cost)
                  for seed in mine]
-        yield Check(f"{row['arm']} by {row['price']}", [row["difference"], *row["95%"]],
-                    t_interval(gains))
+        found = row["difference"]
+        published = ends(found) if isinstance(found, dict) else [found, *row["95%"]]
+        yield Check(f"{row['arm']} by {row['price']}", published, t_interval(gains))
+
+
+def check_evaluations(result: Result) -> Iterator[Check]:
+    """Held-out success minus plain GRPO's, in the middle of the training and at the end."""
+    curves = result["values"]
+    for row in table(result, "differences"):
+        for when in ("middle", "end"):
+            gains = []
+            for seed, curve in curves[row["arm"]].items():
+                plain = curves["none"][seed]
+                place = len(curve["success"]) // 2 if when == "middle" else -1
+                gains.append(curve["success"][place] - plain["success"][place])
+            yield Check(f"{row['arm']}, {when}", ends(row[when]), t_interval(gains))
+    yield from check_price(result)
+
+
+def check_notes(result: Result) -> Iterator[Check]:
+    curves, rows = result["values"]["curves"], table(result, "arms")
+    for row in rows:
+        if row["gain"] is None:
+            continue
+        gains = [mean(curves[name][0]) - mean(curves[f"none {seed}"][0])
+                 for name, arm, seed in ((name, *name.rsplit(" ", 1)) for name in curves)
+                 if arm == row["arm"]]
+        yield Check(f"gain of {row['arm']}", ends(row["gain"]), t_interval(gains))
 
 
 # the noise of a batch's gradient
@@ -501,6 +527,17 @@ def check_dial(result: Result) -> Iterator[Check]:
                         OF_DRAWS * width / max(1.0, min(map(abs, ends(cell)))))
 
 
+def check_one_rate(result: Result) -> Iterator[Check]:
+    """Gains in synthetic tasks in which every arm has one learning rate, paired by seed."""
+    means = {(cell["world"], cell["arm"]): cell["mean"] for cell in result["values"]["cells"]}
+    for row in table(result, "board"):
+        if row["arm"] != "plain GRPO":
+            gains = [mine - plain for mine, plain in zip(means[row["world"], row["arm"]],
+                                                         means[row["world"], "plain GRPO"])]
+            yield Check(f"gain of {row['arm']}, {row['world']}", ends(row["gain"]),
+                        t_interval(gains))
+
+
 # shares of push and change
 
 def check_change_parts(result: Result) -> Iterator[Check]:
@@ -535,4 +572,7 @@ CHECKED: dict[str, Callable[[Result], Iterator[Check]]] = {
     "signal_steps": check_signal_steps,
     **dict.fromkeys(("large", "real_brief", "real_large"), check_decided),
     **dict.fromkeys(("dial", "dial_test"), check_dial),
+    **dict.fromkeys(("dial_methods", "dial_clipped"), check_one_rate),
+    **dict.fromkeys(("notes_1", "notes_2", "notes_3"), check_notes),
+    **dict.fromkeys(("inverse", "short_steps"), check_evaluations),
     "change_parts": check_change_parts}
