@@ -538,6 +538,27 @@ def check_one_rate(result: Result) -> Iterator[Check]:
                         t_interval(gains))
 
 
+# the enumerated models
+
+def median_interval(values: Numbers) -> list[float]:
+    """The median, and the two values between which it lies with 95%: as often as a fair coin shows
+    at least so many heads and tails."""
+    order, n = sorted(values), len(values)
+    middle = (order[(n - 1) // 2] + order[n // 2]) / 2
+    k = max((k for k in range(n // 2)
+             if math.fsum(math.comb(n, i) for i in range(k + 1)) / 2 ** n <= 0.025), default=None)
+    return [middle] if k is None else [middle, order[k], order[n - 1 - k]]
+
+
+def check_exact_policies(result: Result) -> Iterator[Check]:
+    for name, of_methods in result["values"].items():
+        for row in table(result, name):
+            method, *published = row.values()
+            for column, cell, values in zip(list(row)[1:], published, zip(*of_methods[method])):
+                if None not in values:  # an estimate without a direction has no ratio
+                    yield Check(f"{column} of {method}", ends(cell), median_interval(values))
+
+
 # shares of push and change
 
 def check_change_parts(result: Result) -> Iterator[Check]:
