@@ -37,6 +37,13 @@ interval rests on this batch. A published result gets this table, too:
 
     python -m research signal --again signal_tiny,signal_real_brief
 
+Where does the noise come from? With --split every batch's problems are answered a second time. The
+inner product of the two gradients of plain GRPO has the signal and what the problems add to it, but
+nothing of the answers:
+
+    from the problems   the mean of <g_i, g'_i>, minus signal^2
+    from the answers    the rest of the noise
+
 What is not measured: AdamW divides each parameter's gradient by its usual size, so in training the
 parameters have other weights than here.
 """
@@ -83,6 +90,9 @@ FLAGS = {
     "answers": Flag(0, "answers to each problem; 0 means as many as train.py has",
                     least=0, most=1000),
     "batches": Flag(16, "number of batches", least=4, most=10_000),
+    "split": Flag(False, "answer the problems of every batch a second time, and say how much of "
+                         "plain GRPO's noise comes from the choice of problems, and how much from "
+                         "the answers"),
     "again": Flag(None, "names of published results of this probe, separated by commas. Nothing is "
                         "sampled: only the table of the steps as they are made is computed, from "
                         "their inner products")}
@@ -125,6 +135,7 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     questions, answers = args.questions or s.questions, args.answers or s.answers
     progress, right = Progress(batches=1), []
     optimizer = Unmoved(policy.model.parameters(), learning_rate=0.0)
+    same_problems: list[float] = []
     for number in range(args.batches):
         progress("batches", number / args.batches, f"{number} of {args.batches} batches")
         with torch.no_grad():
@@ -135,6 +146,11 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
             compared.gradients.append(gradient)
             if policy.model.is_large:  # as a run does after each step, else its memory grows
                 return_memory()
+        if args.split:
+            with torch.no_grad():
+                batch = sample_batch(policy, questions, answers, number + 1, again=True)
+            other = folded_gradient(policy, optimizer, batch, s, number + 1).double()
+            same_problems.append(float(methods[PLAIN].gradients[-1].double() @ other))
     inner = inner_products([torch.stack(compared.gradients) for compared in methods.values()])
     if not inner[0, 0].any():
         raise UserError("in no batch any answers to the same problem had different rewards, so all "
@@ -145,8 +161,11 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     values = {"inner_products": by_pair(names, inner),
               "inner_products_clipped": by_pair(names, clipped(inner, s.max_grad_norm))}
     measured = Measured(str(args.model), names, inner, s.max_grad_norm)
-    return Findings("How noisy is a batch's gradient?", intro,
-                    [ratio_table(names, inner), steps_table([measured])], values)
+    tables = [ratio_table(names, inner), steps_table([measured])]
+    if args.split:
+        tables.append(split_table(inner[0, 0], np.array(same_problems)))
+        values["same_problems"] = same_problems
+    return Findings("How noisy is a batch's gradient?", intro, tables, values)
 
 
 def settings_of(typed: str, args: SimpleNamespace) -> Settings:
@@ -378,3 +397,28 @@ def steps_table(measured: list[Measured]) -> Table:
                            "factor": f"as a batch so many times as large{WITH_INTERVAL}",
                            "cosine": f"cosine with plain GRPO{WITH_INTERVAL}",
                            "before": "largest share, before", "after": "largest share, after"})
+
+
+def split_table(products: np.ndarray, same_problems: np.ndarray) -> Table:
+    """How much of the noise comes from the problems. `products` (N, N) are those of plain GRPO's
+    gradients, `same_problems` (N,) those of two gradients whose batches share their problems."""
+    def of_problems(kept: np.ndarray) -> float:
+        squared_signal = mean_of_pairs(products[kept][:, kept])
+        return float((same_problems[kept].mean() - squared_signal) / squared_signal)
+
+    def of_answers(kept: np.ndarray) -> float:
+        return noise_to_signal(products[kept][:, kept]) - of_problems(kept)
+
+    def share(kept: np.ndarray) -> float:
+        return of_problems(kept) / noise_to_signal(products[kept][:, kept])
+
+    batches = np.arange(len(products))
+    found = [jackknife(statistic, batches) for statistic in (of_problems, of_answers, share)]
+    cells: Row = [within(found[0], 0, np.inf), within(found[1], 0, np.inf), within(found[2], 0, 1)]
+    formats = {"problems": ".1f", "answers": ".1f", "share": ".0%"}
+    return Table("split", "Where plain GRPO's noise comes from", by_row(formats, [cells]), "",
+                 ["The first two columns add up to the noise-to-signal ratio. Intervals are by the "
+                  "jackknife over batches, cut at what is possible"],
+                 {"problems": f"from the problems{WITH_INTERVAL}",
+                  "answers": f"from the answers{WITH_INTERVAL}",
+                  "share": f"share of the problems{WITH_INTERVAL}"})

@@ -10,9 +10,8 @@ from torch import nn
 from engine.errors import UserError
 from research.__main__ import main
 from research.probes.signal import (PLAIN, Measured, by_pair, clipped, cosine, estimates, folded,
-                                    inner_products, mean_of_pairs,
-                                    noise_to_signal, ratio_table, settings_of, steps_table,
-                                    with_sums)
+                                    inner_products, mean_of_pairs, noise_to_signal, ratio_table,
+                                    settings_of, split_table, steps_table, with_sums)
 
 
 def parameters(*gradients):
@@ -144,3 +143,16 @@ def test_where_one_batch_makes_the_interval_it_is_said():
     from_sums = estimates(np.broadcast_to(again, (2, 2, 10, 10)))[0]
     assert from_sums.value == pytest.approx(whole.value, rel=1e-4)
     assert from_sums.low == pytest.approx(whole.low, rel=1e-3)
+
+
+def test_the_noise_of_problems_and_of_answers_are_told_apart():
+    """A signal of 1 in each of 400 places, noise of variance 3 from the problems, which two batches
+    share, and of variance 1 from the answers."""
+    generator = torch.Generator().manual_seed(0)
+    problems = 3 ** 0.5 * torch.randn(60, 400, generator=generator)
+    one, other = (1 + problems + torch.randn(60, 400, generator=generator) for _ in range(2))
+    [row] = split_table(inner_products([one])[0, 0], (one * other).sum(1).double().numpy()).rows
+    of_problems, of_answers, share = row
+    assert of_problems.value == pytest.approx(3, abs=0.3)  # three standard errors
+    assert of_answers.value == pytest.approx(1, abs=0.1)
+    assert share.value == pytest.approx(0.75, abs=0.05) and share.high <= 1
