@@ -304,6 +304,9 @@ CONTINUE = {
                    topic=CONTINUING, metavar="RUN", idea_takes=False),
     "continue": Flag(False, "resume the run if its folder exists and has the same settings. A "
                             "finished run is left as it is", topic=CONTINUING, idea_takes=False),
+    "accept_changes": Flag(False, "with --resume: go on although something that the run is made of "
+                           "has changed. It is written down, and analyze.py says it",
+                           topic=CONTINUING, idea_takes=False),
     "config": Flag(None, "take the settings from a run's config.json. Flags that are typed "
                          "override them",
                    topic=CONTINUING, metavar="FILE", idea_takes=False)}
