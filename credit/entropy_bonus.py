@@ -45,7 +45,7 @@ class WithEntropyBonus:
         return metrics_of(self.advantage) | {"entropy_coefficient": self.coefficient.item()}
 
     def state_dict(self) -> dict[str, Tensor]:
-        inner = getattr(self.advantage, "state_dict", dict)()
+        inner: dict[str, Tensor] = getattr(self.advantage, "state_dict", dict)()
         return {"entropy_coefficient": self.coefficient,
                 **{f"inner.{name}": value for name, value in inner.items()}}
 
