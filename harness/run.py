@@ -132,6 +132,7 @@ class Run:
         self.accepted: list[Json] = []  # changes that --accept_changes has let pass
         self.made_of: Json = {}
         self.seconds: deque[float] = deque(maxlen=20)  # of the last steps
+        self.drawn: Json = {}  # what dynamic sampling drew beyond the batch, in the last step
         self.took: dict[str, float] = {}  # seconds of the last "update", "sampled", "save", ...
         self.watch = Watch()
         self.travels_along: dict[str, bytes] = {}  # files of the model's folder, by name
@@ -202,7 +203,12 @@ class Run:
                 "begins a new run")
 
     def steps(self) -> Iterator[int]:
-        for self.step in range(self.done + 1, self.settings.steps + 1):
+        s = self.settings
+        for self.step in range(self.done + 1, s.steps + 1):
+            if s.warmup_steps or s.decay != "none":
+                from engine.schedule import rate_of_step
+                self.optimizer.learning_rate = rate_of_step(
+                    self.step, s.steps, s.learning_rate, s.warmup_steps, s.decay)
             yield self.step
 
     def is_due(self, every: int, step: int) -> bool:
@@ -241,6 +247,8 @@ class Run:
     def log(self, line: Json) -> None:
         """Write a line of metrics.jsonl, and print one."""
         steps, step = self.settings.steps, self.step
+        for name, count in self.drawn.items():
+            line[name] += count
         self.folder.append("metrics.jsonl", line)
         self.seconds.append(line["seconds"])
         for stage in STAGES:

@@ -31,13 +31,14 @@ MAY_IMPORT = {
     "engine": ["qwen2_model", "engine"],
     "harness": ["qwen2_model", "engine", "harness",
                 # only when a flag needs them: --pairs, --rollouts
-                "credit.pairs.GivenPairs", "bridges.remote_rollouts.connect"],
+                "credit.pairs.GivenPairs", "bridges.remote_rollouts.connect",
+                "credit.entropy_bonus.WithEntropyBonus"],
     "credit": ["engine", "harness", "qwen2_model", "grpo", "credit"],
     "analysis": ["engine", "harness", "grpo", "analysis"],
     "countdown_task": ["engine.errors", "engine.tokens", "harness.flags",
                        "harness.record.read_given"],
     "qwen2_model": [],
-    "grpo": ["engine", "qwen2_model"],
+    "grpo": ["engine", "qwen2_model", "credit.clips.clipped_loss"],  # only with --clip_kind
     "mitigations": ["engine", "harness", "grpo"],
     "train": [*SIX, *LAB],
     "analyze": ["analysis", "engine", "harness", "grpo", "mitigations",
