@@ -9,8 +9,8 @@ import numpy as np
 
 from analysis.statistics import Estimate, detectable, mean_over
 from tools.helpers.prospects import (Answers, Blind, as_share, best_blind, disagreement, fit_beta,
-                                     living_share, mean_scores, pays_success, repeats, share_of_form,
-                                     shown_rule)
+                                     living_share, mean_scores, pays_success, repeats,
+                                     share_of_form, shown_rule)
 
 SIZES = (2, 4, 8, 16, 32)  # of groups
 FEWEST_LIVING = 0.5  # groups a step: with fewer, most steps make no update
