@@ -486,16 +486,12 @@ def other_limit(stored: dict) -> float:
 # shares of what is decided
 
 def share_of_problems(part: Numbers, whole: Numbers) -> list[float]:
-    """A share of sums over problems, with the jackknife over them. A problem without tokens is
-    none."""
-    problems = [i for i, size in enumerate(whole) if size != 0]
-    parts, wholes = [part[i] for i in problems], [whole[i] for i in problems]
-
+    """A share of sums over problems, with the jackknife over them."""
     def share(left_out: int | None) -> float:
-        kept = [i for i in range(len(problems)) if i != left_out]
-        return math.fsum(parts[i] for i in kept) / math.fsum(wholes[i] for i in kept)
+        kept = [i for i in range(len(part)) if i != left_out]
+        return math.fsum(part[i] for i in kept) / math.fsum(whole[i] for i in kept)
 
-    return jackknife(len(problems), share)
+    return jackknife(len(part), share)
 
 
 def as_a_share(again: list[float], published: list[float]) -> list[float]:
@@ -503,7 +499,7 @@ def as_a_share(again: list[float], published: list[float]) -> list[float]:
     return cut(again, 0, 1) if 0 <= published[1] and published[2] <= 1 else again
 
 
-def checks_of_kinds(rows: list[dict], values: dict, of: str = "") -> Iterator[Check]:
+def checks_of_kinds(rows: list[dict], values: dict) -> Iterator[Check]:
     """The shares of each kind in what is decided, and in the gradient where that is stored."""
     for column in ("decided", "gradient"):
         by_kind = values.get(f"{column}_by_problem")
@@ -513,27 +509,24 @@ def checks_of_kinds(rows: list[dict], values: dict, of: str = "") -> Iterator[Ch
         for row in rows:
             published = ends(row[column])
             again = share_of_problems(by_kind[row["kind"]], whole)
-            yield Check(f"{row['kind']}, {column}{of}", published, as_a_share(again, published))
+            yield Check(f"{row['kind']}, {column}", published, as_a_share(again, published))
 
 
 def check_decided(result: Result) -> Iterator[Check]:
     yield from checks_of_kinds(table(result, "kind"), result["values"])
 
 
-def check_exact_real(result: Result) -> Iterator[Check]:
-    for model, values in result["values"].get("by_model", {}).items():
-        rows = [row for row in table(result, "kind") if row["model"] == model]
-        yield from checks_of_kinds(rows, values, f", {model}")
-
-
 def check_change(result: Result) -> Iterator[Check]:
+    """Of the tokens that have a push. A problem without such tokens counts as none."""
     for row in table(result, "kinds"):
         sums = result["values"]["kinds_by_problem"][str(row["step"])]
+        problems = [i for i, size in enumerate(sums["push"]["all"]) if size]
         for measure in ("push", "plain step", "AdamW", "credit"):
+            part, whole = ([sums[measure][name][i] for i in problems]
+                           for name in (row["kind"], "all"))
             published = ends(row[measure])
-            again = share_of_problems(sums[measure][row["kind"]], sums[measure]["all"])
             yield Check(f"{row['kind']}, {measure}, step {row['step']}", published,
-                        as_a_share(again, published))
+                        as_a_share(share_of_problems(part, whole), published))
 
 
 # synthetic tasks
@@ -667,7 +660,8 @@ CHECKED: dict[str, Callable[[Result], Iterator[Check]]] = {
     **dict.fromkeys(("signal_tiny", "signal_tiny_half", "signal_real", "signal_real_brief",
                      "signal_real_brief_16"), check_signal),
     "signal_steps": check_signal_steps, "signal_split": check_signal_split,
-    **dict.fromkeys(("large", "real_brief", "real_large"), check_decided),
+    **dict.fromkeys(("large", "real_brief", "real_large", "scoreboard_24"), check_decided),
+    "change_start": check_change,
     **dict.fromkeys(("dial", "dial_test"), check_dial),
     **dict.fromkeys(("dial_methods", "dial_clipped"), check_one_rate),
     **dict.fromkeys(("notes_1", "notes_2", "notes_3"), check_notes),
