@@ -306,24 +306,40 @@ def draw_decided_by_model(table: dict) -> Figure:
              if max(row["of all"] for row in table["rows"] if row["kind"] == kind) > 0.01]
     figure, axes = plt.subplots(1, len(models), sharey=True, squeeze=False, figsize=(11.0, 4.0))
     for axis, model in zip(axes[0], models):
-        row_of = {row["kind"]: row for row in table["rows"] if row["model"] == model}
-        places = np.arange(len(kinds))
-        tokens = [100 * row_of[kind]["of all"] for kind in kinds]
-        axis.bar(places - 0.27, tokens, 0.25, color=TOKENS_COLOUR, label="of the tokens")
-        for number, (name, colour) in enumerate({"gradient": GRADIENT_COLOUR,
-                                                 "decided": CREDIT_COLOUR}.items()):
-            share, low, high = (np.array([100 * row_of[kind][name][end] for kind in kinds])
-                                for end in ("value", "low", "high"))
-            axis.bar(places + 0.27 * number, share, 0.25, color=colour, ecolor="black",
-                     yerr=[share - low, high - share], capsize=2, error_kw={"elinewidth": 0.9},
-                     label={"gradient": "of plain GRPO's gradient",
-                            "decided": "of what is decided"}[name])
+        draw_decided_kinds(axis, [row for row in table["rows"] if row["model"] == model], kinds)
         axis.set(title=f"after {model}" if model.startswith("step") else "before training")
-        axis.set_xticks(places, kinds)
-        axis.grid(axis="x", visible=False)
     axes[0][0].set(ylabel="share, %")
     legend_below(figure, axes[0][0], ncols=3)
     return figure
+
+
+def draw_decided(table: dict) -> Figure:
+    """The same for one model. Categories with less than 1% of the tokens are left out."""
+    figure, axis = plt.subplots(figsize=(8.0, 4.0))
+    kinds = [row["kind"] for row in table["rows"] if row["of all"] > 0.01]
+    draw_decided_kinds(axis, table["rows"], kinds)
+    axis.set(ylabel="share, %")
+    legend_below(figure, axis, ncols=3)
+    return figure
+
+
+def draw_decided_kinds(axis: Axes, rows: list[dict], kinds: list[str]) -> None:
+    """Three bars for each of these categories: of the tokens, of the gradient, of what is
+    decided."""
+    row_of = {row["kind"]: row for row in rows}
+    places = np.arange(len(kinds))
+    tokens = [100 * row_of[kind]["of all"] for kind in kinds]
+    axis.bar(places - 0.27, tokens, 0.25, color=TOKENS_COLOUR, label="of the tokens")
+    labels = {"gradient": "of plain GRPO's gradient", "decided": "of what is decided"}
+    colours = {"gradient": GRADIENT_COLOUR, "decided": CREDIT_COLOUR}
+    for number, name in enumerate(labels):
+        estimates = [row_of[kind][name] for kind in kinds]
+        share, low, high = (100 * ends for ends in estimates_as_arrays(estimates))
+        reach = np.maximum([share - low, high - share], 0)  # an estimate may lie beyond its cut end
+        axis.bar(places + 0.27 * number, share, 0.25, color=colours[name], ecolor="black",
+                 yerr=reach, capsize=2, error_kw={"elinewidth": 0.9}, label=labels[name])
+    axis.set_xticks(places, kinds)
+    axis.grid(axis="x", visible=False)
 
 
 def draw_failure(values: dict) -> Figure:
@@ -361,6 +377,7 @@ PUBLISHED = {  # picture -> how it is drawn, and which table or values of which 
     "docs/seeds.png": (lessons_of_runs.draw_seeds, "board", "values"),
     "docs/real-run.png": (lessons_of_runs.draw_real_run, "real_run", "transcript"),
     "docs/weights.png": (lessons_of_runs.draw_weights, lessons_of_runs.weights_by_probability),
+    "research/results/decided.png": (draw_decided, "ceiling", "kind"),
     "research/results/exact-real.png": (draw_decided_by_model, "exact_real", "kind"),
     "research/results/dial-shares-plain.png": (draw_dial_shares_plainly, "dial", "board"),
     "research/results/board-leads.png": (draw_gains, "board", "board"),
