@@ -380,6 +380,8 @@ PUBLISHED = {  # picture -> how it is drawn, and which table or values of which 
     "research/results/decided.png": (draw_decided, "ceiling", "kind"),
     "research/results/exact-real.png": (draw_decided_by_model, "exact_real", "kind"),
     "research/results/dial-shares-plain.png": (draw_dial_shares_plainly, "dial", "board"),
+    "research/results/real-pairs.png": (lessons_of_runs.draw_real_pairs, "real_board_brief_8_gpu",
+                                        "values"),
     "research/results/board-leads.png": (draw_gains, "board", "board"),
     "research/results/notes-curves.png": (draw_curves, "notes_2", "values"),
     "research/results/real-kinds.png": (draw_kinds_of_models, "real", "values"),
