@@ -16,14 +16,16 @@ from research.probes.common import run_probe
 # The commands in the order in which the overview lists them: a heading, and the file of each.
 COMMANDS = {
     "Experiments, which train": {
-        "board": "experiments.board", "real_board": "experiments.real_board"},
+        "board": "experiments.board", "real_board": "experiments.real_board",
+        "real_controls": "experiments.real_controls"},
     "Probes, which measure": {name: f"probes.{name}" for name in (
         "scoreboard", "large", "exact", "dial", "law", "signal", "change")},
     "Earlier questions, which have been answered": {
         "notes": "earlier.notes_experiments",
         **{name: f"earlier.{name}" for name in (
             "phase1", "rank", "sparsity", "baseline", "group", "failure", "excerpt")}},
-    "The numbers and pictures of the pages": {"publish": "experiments.publish"}}
+    "The numbers and pictures of the pages": {
+        "publish": "experiments.publish", "recompute": "experiments.recompute"}}
 MODULES = {name: f"research.{file}" for chapter in COMMANDS.values()
            for name, file in chapter.items()}
 

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from analysis.gains import Gain, gain_table, success_by_step
+from analysis.gains import Gain, gain_table, mean_success, success_by_step
 from analysis.runs import Run, is_done, read_run
-from analysis.tables import Table
+from analysis.tables import Row, Table, by_row
 from engine.errors import UserError, read_json
 from harness.screen import python_command, say
 from harness.flags import Flag
@@ -105,11 +105,13 @@ def short_form(run: Run, answers: int) -> list:
     return [answers, round(mean_step_seconds([run]), 4), right]
 
 
-def from_short_form(stored: list, result: dict) -> Run:
-    """The run that a published result has in short, as far as a leaderboard needs it."""
+def from_short_form(stored: list, result: dict, name: str) -> Run:
+    """The run of this name that a published result has in short, as far as a leaderboard needs
+    it."""
     answers, seconds, right = stored
     metrics = [{"success": count / answers, "processor_seconds": seconds} for count in right]
-    made_by = result["made_by"][0]
+    made_it = [part for part in result["made_by"] if name in part.get("runs", [])]
+    made_by = (made_it or result["made_by"])[0]
     config = {"git_commit": made_by["git_commit"], "versions": made_by["versions"],
               "questions": answers, "answers": 1}
     return {"folder": Path("published"), "steps": [], "evaluations": [], "metrics": metrics,
@@ -153,6 +155,22 @@ def leaderboard(found: Mapping[str, Gain], predicted: Mapping[str, float],
                "processor time, divided by that of plain GRPO"],
         headings={"predicted": "predicted gain", "seconds": "cost of a step",
                   "rate": "learning rate"})
+
+
+def pairs_table(family: Mapping[str, tuple[Mapping[int, Run], Mapping[int, Run]]],
+                title: str) -> Table:
+    """The gain in training of every pair: a row for each arm, a column for each seed. `family` has
+    the runs of an arm and those that it is compared with, by seed."""
+    seeds = sorted({seed for mine, theirs in family.values() for seed in mine.keys() & theirs})
+    rows: list[Row] = []
+    for name, (mine, theirs) in family.items():
+        row: Row = [name]
+        for seed in seeds:
+            is_there = seed in mine and seed in theirs
+            row.append(mean_success(mine[seed]) - mean_success(theirs[seed]) if is_there else None)
+        rows.append(row)
+    formats = {"arm": "", **{f"seed {seed}": "points" for seed in seeds}}
+    return Table("pairs", title, by_row(formats, rows))
 
 
 def write_report(folder: Path, measured: str, findings: Findings, settings: dict,

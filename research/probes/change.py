@@ -1,6 +1,7 @@
 """Push, change and credit: does the change of a token's log-prob in a step follow its credit?
 
     python -m research change --runs runs/none-grpo-s0,runs/none-grpo-s1 --steps 1,51,101
+    python -m research change --seeds 12 --batches 0  # why do words lose so much of their push?
 
 GRPO gives all tokens of an answer one advantage. What a step then does to a token is not what the
 token's own term of the loss would do, because all tokens share the model's parameters and so move
@@ -32,7 +33,10 @@ from engine.tokens import load_tokenizer
 from harness.flags import Flag
 from harness.parser import values_of
 from research.probes.change_batches import MeasuredBatch, load_or_measure_batch, sampled_by
-from research.probes.change_tables import fell_and_rose_table, items_table, kinds_table
+from research.probes.change_parts import (FIRST_SEED, load_or_measure_seed, tables_of_seeds,
+                                          values_of_seeds)
+from research.probes.change_tables import (fell_and_rose_table, items_table, kinds_table,
+                                           sums_of_kinds)
 from research.probes.change_synthetic import synthetic_table
 from research.probes.common import COMMON, Findings
 
@@ -53,6 +57,9 @@ FLAGS = {
     "kept": Flag("results/change-batches", "folder in which each measured batch is kept, so that "
                  "the same command continues from it"),
     "processes": Flag(1, "how many batches are measured at the same time", least=1, most=64),
+    "seeds": Flag(0, "number of batches of the untrained model on whose parts steps are made; 0 "
+                     "leaves these tables out", least=0, most=1000),
+    "model": Flag("models/tiny", "folder of the untrained model, for --seeds"),
     "batches": Flag(16, "number of batches of each synthetic task; 0 leaves these tasks out",
                     least=0, most=1000)}
 STEP = Flag(1, least=1, most=1_000_000, kind=int)
@@ -74,11 +81,21 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
                 spent += batch.spent
 
     tables = []
+    values: dict = {}
     if units:
         tables += [kinds_table(by_step), fell_and_rose_table(by_step),
                    items_table(by_step, load_tokenizer(runs[0]))]
+        values["kinds_by_problem"] = sums_of_kinds(by_step)
+    if args.seeds:
+        seeds = range(FIRST_SEED, FIRST_SEED + args.seeds)
+        with ProcessPoolExecutor(args.processes, get_context("spawn")) as pool:
+            found = list(pool.map(load_or_measure_seed, seeds, repeat(vars(args))))
+        tables += tables_of_seeds(found)
+        values |= values_of_seeds(found)
     if args.batches:
         tables.append(synthetic_table(args))
-    intro = [f"There are {len(units)} batches of {args.questions} problems x {args.answers} "
-             f"answers. To measure credit, {spent:,} tokens were sampled."]
-    return Findings("Push, change and credit", intro, tables)
+    intro = []
+    if units:
+        intro = [f"There are {len(units)} batches of {args.questions} problems x {args.answers} "
+                 f"answers. To measure credit, {spent:,} tokens were sampled."]
+    return Findings("Push, change and credit", intro, tables, values)

@@ -88,19 +88,43 @@ def correlation_by_item(sums: np.ndarray) -> float:
     return float(covariance / np.sqrt((d * d).sum() * (c1 * c2).sum()))
 
 
+def sizes_of_tokens(of_step: Sequence[MeasuredBatch]) -> tuple[TokenTable, dict[str, np.ndarray]]:
+    """The tokens of a step's batches that have a push, and the sizes (n,) of their push, changes
+    and credit."""
+    tokens = pooled(of_step, PUSH)
+    sizes = {"push": PUSH, "plain step": PLAIN_STEP, "AdamW": ADAMW_STEP}
+    found = {name: np.abs(pooled(of_step, arm)["change"]) for name, arm in sizes.items()}
+    return tokens, {**found, "credit": size_of_credit(tokens)}
+
+
+def sums_of_kinds(batches: ByStep) -> dict[str, dict[str, dict[str, list[float]]]]:
+    """What the shares are made of: for each step, measure and kind the sum of sizes in each
+    problem; `all` is the sum over all kinds."""
+    found: dict[str, dict[str, dict[str, list[float]]]] = {}
+    for step, of_step in batches.items():
+        tokens, sizes = sizes_of_tokens(of_step)
+        found[str(step)] = {}
+        for name, size in sizes.items():
+            sums = {"all": tokens.sums_by_problem(size).tolist()}
+            for kind in SHOWN:
+                inside = tokens["kind"] == KINDS.index(kind)
+                sums[kind] = tokens.sums_by_problem(size * inside).tolist()
+            found[str(step)][name] = sums
+    return found
+
+
 def kinds_table(batches: ByStep) -> Table:
     rows: list[Row] = []
     for step, of_step in batches.items():
-        tokens = pooled(of_step, PUSH)
+        tokens, sizes = sizes_of_tokens(of_step)
         if not len(tokens):
             raise UserError(f"at step {step} no measured token has a push, because in each "
                             "measured problem all answers have equal rewards. More --questions or "
                             "--measured problems may help")
-        sizes = [np.abs(pooled(of_step, arm)["change"]) for arm in (PUSH, PLAIN_STEP, ADAMW_STEP)]
-        sizes.append(size_of_credit(tokens))
         for kind in SHOWN:
             inside = tokens["kind"] == KINDS.index(kind)
-            shares = [share_of_sums(tokens["problem"], size * inside, size) for size in sizes]
+            shares = [share_of_sums(tokens["problem"], size * inside, size)
+                      for size in sizes.values()]
             rows.append([step, kind, inside.mean(), *shares])
     names = ("push", "plain step", "AdamW", "credit")
     formats = {"step": "d", "kind": "", "tokens": ".0%"}

@@ -92,6 +92,21 @@ def decided_table(tokens: TokenTable, partition: str,
          "gradient": f"share of plain GRPO's gradient{WITH_INTERVAL}"})
 
 
+def sums_by_problem(tokens: TokenTable) -> dict[str, dict[str, list[float]]]:
+    """What the shares of each kind are made of: its sum of squared credit and of gradient in each
+    problem. From these the intervals follow, and several runs can be pooled."""
+    sizes = {"decided_by_problem": tokens["squared credit"],
+             "gradient_by_problem": np.abs(tokens["advantage"]) * tokens["s"]}
+    found: dict[str, dict[str, list[float]]] = {}
+    for name, size in sizes.items():
+        found[name] = {}
+        for code, kind in enumerate(KINDS):
+            inside = tokens["kind"] == code
+            if inside.any():
+                found[name][kind] = tokens.sums_by_problem(size * inside).tolist()
+    return found
+
+
 def decided_in_words(rows: list[Row]) -> str:
     """A sentence about filler, or else about the tokens that decide most."""
     filler = [row for row in rows if row[0] == "filler"]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from analysis.statistics import Estimate
-from analysis.tables import WITH_INTERVAL, Columns, Row, Table, by_row
+from analysis.tables import WITH_INTERVAL, Columns, Row, Table, by_row, in_json
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
 from research.probes.batches import Batches, Listed, estimator, list_advantages, list_weights
@@ -43,8 +43,10 @@ def measure_enumerated(args: SimpleNamespace) -> Findings:
         return found[0]
     intro = (f"The tables are made from {args.policies} policies. About the first of them: "
              f"{found[0].intro[0]}")
+    values = {"weightings": in_json_by_policy(numbers_by_policy(weightings, "none")),
+              "advantages": in_json_by_policy(numbers_by_policy(advantages, "rloo"))}
     return Findings("Synthetic tasks whose answers are all listed", [intro, LEGEND],
-                    [over_policies(weightings, "none"), over_policies(advantages, "rloo")])
+                    [over_policies(weightings, "none"), over_policies(advantages, "rloo")], values)
 
 
 def named_methods(text: str) -> list[str]:
@@ -80,9 +82,9 @@ def of_policy(seed: int, args: SimpleNamespace, only: list[str] | None,
     return Findings("A synthetic task whose answers are all listed", [intro, LEGEND], tables)
 
 
-def over_policies(tables: Sequence[Table], plain: str) -> Table:
-    """The median of each number and its interval. In the last column the noise-to-signal ratio is
-    divided by that of `plain` on the same policy."""
+def numbers_by_policy(tables: Sequence[Table], plain: str) -> dict[str, list[list[float]]]:
+    """Bias, cosine and noise-to-signal ratio of each method, a row for each policy. A fourth number
+    is the ratio divided by that of `plain` on the same policy."""
     numbers: dict[str, list[list[float]]] = {}  # method: a row for each policy
     for table in tables:
         listed = [row for row in table.rows if row[-1] != "n/a"]
@@ -90,8 +92,19 @@ def over_policies(tables: Sequence[Table], plain: str) -> Table:
         for name, *values in listed:
             times = values[-1] / plain_noise
             numbers.setdefault(name, []).append([*values, times])
+    return numbers
+
+
+def in_json_by_policy(numbers: dict[str, list[list[float]]]) -> dict[str, list[list]]:
+    """The same for a file, in which an undefined number is null."""
+    return {name: [[in_json(value) for value in of_policy] for of_policy in policies]
+            for name, policies in numbers.items()}
+
+
+def over_policies(tables: Sequence[Table], plain: str) -> Table:
+    """The median of each number and its interval."""
     rows: list[Row] = []
-    for name, policies in numbers.items():
+    for name, policies in numbers_by_policy(tables, plain).items():
         rows.append([name, *map(median_of, zip(*policies))])
     first = tables[0]
     formats = {next(iter(first.columns)): ""}

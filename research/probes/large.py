@@ -27,15 +27,14 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from analysis.tokens import TokenTable
 from engine.errors import UserError
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from harness.flags import Flag
 from research.probes.common import MODEL_FLAGS, Findings, Progress, policy_from_flags, sample_batch
 from research.probes.credit import true_credit
-from research.probes.decided import (PARTITIONS, MeasuredAnswers, decided_table, tokens_of,
-                                     write_run)
+from research.probes.decided import (PARTITIONS, MeasuredAnswers, decided_table, sums_by_problem,
+                                     tokens_of, write_run)
 
 FLAGS = {
     **MODEL_FLAGS,
@@ -83,7 +82,7 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
              f"{correlation_of_halves(measured):.2f} with those from the other half."]
     return Findings("Which tokens decide the reward of a large model", intro,
                     [decided_table(tokens, partition) for partition in PARTITIONS],
-                    {"right": right, "decided_by_problem": by_problem(tokens)})
+                    {"right": right, **sums_by_problem(tokens)})
 
 
 def kept_problems(policy: Policy, args: SimpleNamespace, right: list[float],
@@ -136,14 +135,3 @@ def correlation_of_halves(measured: list[MeasuredAnswers]) -> float:
         halves.append(quarters.view(2, 2, -1).mean(1).cpu().numpy())
     credit = np.concatenate(halves, 1)  # (2, n)
     return float(np.corrcoef(credit[:, credit.any(0)])[0, 1])
-
-
-def by_problem(tokens: TokenTable) -> dict[str, list[float]]:
-    """The squared credit at each kind of token, problem by problem: to pool several runs."""
-    names, _ = PARTITIONS["kind"]
-    found = {}
-    for code, name in enumerate(names):
-        inside = tokens["kind"] == code
-        if inside.any():
-            found[name] = tokens.sums_by_problem(tokens["squared credit"] * inside).tolist()
-    return found

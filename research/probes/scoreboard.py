@@ -35,8 +35,8 @@ from harness.flags import Flag
 from research.probes.common import (MODEL_FLAGS, Findings, Progress, policy_from_flags,
                                     sample_batch, share_of_sums)
 from research.probes.credit import true_credit
-from research.probes.decided import (PARTITIONS, MeasuredAnswers, decided_table, tokens_of,
-                                     write_run)
+from research.probes.decided import (PARTITIONS, MeasuredAnswers, decided_table, sums_by_problem,
+                                     tokens_of, write_run)
 from research.probes.methods import make_methods
 
 FLAGS = {
@@ -70,7 +70,8 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
              "credit divided by the reward's variance, because on average the squared credits of "
              "an answer add up to that variance. Intervals show how much a number varies between "
              "problems. They say nothing of other policies."]
-    return Findings("Which tokens decide the reward, and which method finds them", intro, tables)
+    return Findings("Which tokens decide the reward, and which method finds them", intro, tables,
+                    sums_by_problem(tokens))
 
 
 def scores_table(tokens: TokenTable, sizes: dict[str, np.ndarray]) -> Table:

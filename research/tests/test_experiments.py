@@ -35,8 +35,9 @@ def test_a_run_is_the_same_after_it_was_published():
     """The short form has the seconds to four digits, and its answers stand in the settings."""
     stored = short_form(run_of([0.25, 0.5], 1.23456), 8)
     assert stored == [8, 1.2346, [2, 4]]
-    result = {"made_by": [{"git_commit": "abc", "versions": {"torch": "2"}}]}
-    again = from_short_form(stored, result)
+    result = {"made_by": [{"git_commit": "older", "versions": {"torch": "1"}, "runs": ["none-s1"]},
+                          {"git_commit": "abc", "versions": {"torch": "2"}, "runs": ["none-s0"]}]}
+    again = from_short_form(stored, result, "none-s0")
     config = again["config"]
     assert config["git_commit"] == "abc" and config["questions"] * config["answers"] == 8
     assert short_form(again, 8) == stored

@@ -9,8 +9,9 @@ from torch import nn
 
 from engine.errors import UserError
 from research.__main__ import main
-from research.probes.signal import (PLAIN, by_pair, cosine, folded, inner_products, mean_of_pairs,
-                                    noise_to_signal, ratio_table, settings_of)
+from research.probes.signal import (PLAIN, Measured, by_pair, clipped, cosine, estimates, folded,
+                                    inner_products, mean_of_pairs, noise_to_signal, ratio_table,
+                                    settings_of, split_table, steps_table, with_sums)
 
 
 def parameters(*gradients):
@@ -114,3 +115,44 @@ def test_what_is_no_method(typed, said):
                            config=None)
     with pytest.raises((UserError, SystemExit), match=said):
         settings_of(typed, args)
+
+
+def test_gradients_that_are_longer_than_the_limit_are_clipped():
+    """(3, 4) and (0.3, 0.4) at a limit of 1: the first becomes (0.6, 0.8), the second stays."""
+    inner = inner_products([torch.tensor([[3.0, 4.0], [0.3, 0.4]])])
+    assert clipped(inner, 1.0)[0, 0] == pytest.approx(np.array([[1.0, 0.5], [0.5, 0.25]]))
+    assert clipped(inner, 0.0) is inner
+
+
+def test_where_one_batch_makes_the_interval_it_is_said():
+    """Ten batches agree but for the last of the loud method, which is ten times as long as the
+    others until it is clipped."""
+    generator = torch.Generator().manual_seed(0)
+    plain = 1 + torch.randn(10, 200, generator=generator)
+    loud = plain.clone()
+    loud[-1] *= 10
+    inner = inner_products([plain, loud])
+    table = steps_table([Measured("x", [PLAIN, "loud"], inner, 20.0)])
+    row = dict(zip(table.columns, table.rows[1]))
+    assert row["before"] > 0.5 > row["after"] and row["clipped"] > 0
+    assert "loud: before clipping" in table.finding and PLAIN not in table.finding
+    sums = {part: np.array(text.split(), float)
+            for part, text in by_pair([PLAIN], inner)[f"{PLAIN} x {PLAIN}"].items()}
+    again = with_sums(sums)
+    whole = estimates(inner[[0, 0]][:, [0, 0]])[0]
+    from_sums = estimates(np.broadcast_to(again, (2, 2, 10, 10)))[0]
+    assert from_sums.value == pytest.approx(whole.value, rel=1e-4)
+    assert from_sums.low == pytest.approx(whole.low, rel=1e-3)
+
+
+def test_the_noise_of_problems_and_of_answers_are_told_apart():
+    """A signal of 1 in each of 400 places, noise of variance 3 from the problems, which two batches
+    share, and of variance 1 from the answers."""
+    generator = torch.Generator().manual_seed(0)
+    problems = 3 ** 0.5 * torch.randn(60, 400, generator=generator)
+    one, other = (1 + problems + torch.randn(60, 400, generator=generator) for _ in range(2))
+    [row] = split_table(inner_products([one])[0, 0], (one * other).sum(1).double().numpy()).rows
+    of_problems, of_answers, share = row
+    assert of_problems.value == pytest.approx(3, abs=0.3)  # three standard errors
+    assert of_answers.value == pytest.approx(1, abs=0.1)
+    assert share.value == pytest.approx(0.75, abs=0.05) and share.high <= 1

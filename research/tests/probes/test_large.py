@@ -73,6 +73,10 @@ def test_two_problems_of_the_model_that_ships(tmp_path, capsys):
     assert "Credit was measured for 4 answers to 2 problems" in printed
     numbers = json.loads((tmp_path / "one/numbers.json").read_text())
     assert {len(values) for values in numbers["values"]["decided_by_problem"].values()} == {2}
+    [word] = [row for row in numbers["tables"][0]["rows"] if row["kind"] == "word"]
+    gradient = numbers["values"]["gradient_by_problem"]
+    assert word["gradient"]["value"] == pytest.approx(sum(gradient["word"])
+                                                      / sum(map(sum, gradient.values())))
     for step in (1, 2):
         columns = read_columns(tmp_path / "one/run", step)
         chance = 1 - np.exp(columns["log_prob"].astype(float))

@@ -111,6 +111,8 @@ def test_a_small_measurement(recorded, tmp_path, monkeypatch):
     word = known & (tokens["kind"] == 0)
     push = np.abs(tokens["push"])
     assert shares["word"]["push"]["value"] == pytest.approx(push[word].sum() / push[known].sum())
+    sums = change_tables.sums_of_kinds({3: [one]})["3"]["push"]  # from which anybody can compute it
+    assert shares["word"]["push"]["value"] == pytest.approx(sum(sums["word"]) / sum(sums["all"]))
     without_push = replace(one, tokens=tokens.having({"push": np.zeros(len(tokens))}))
     with pytest.raises(UserError, match="at step 3 no measured token has a push"):
         change_tables.kinds_table({3: [without_push]})

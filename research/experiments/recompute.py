@@ -1,0 +1,599 @@
+"""Do the published intervals follow from the raw numbers that are stored beside them?
+
+    python -m research recompute          # a line for each result
+    python -m research recompute --all    # a line for each interval
+
+The results in research/results keep the raw numbers that their tables were made of. This program
+computes the tables again: each gain from the runs, each ratio from the inner products, each share
+from the sums over problems. It is a second implementation, in one file of plain Python. It shares
+no statistics with the project, so an error would have to be made twice.
+
+    Student's t    the distribution function from the incomplete beta function, by its continued
+                   fraction; quantiles by bisection
+    Holm           sorted p-values, multiplied by how many are left, never smaller than the one
+                   before
+    jackknife      the estimate without one batch or problem after the other
+    Fieller        a quotient of means, from the roots of a quadratic
+    bootstrap      own draws, so its intervals agree up to the chance of the draws
+
+What has no raw numbers is listed at the end.
+"""
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from engine.errors import UserError
+from harness.flags import Flag
+from harness.parser import make_parser, with_defaults
+from research.experiments.published import RESULTS, read_result
+
+FLAGS = {"all": Flag(False, "print every interval, and not only those that differ")}
+CLOSE = 2e-6          # the project reads Student's t off a table of 100,000 steps
+OF_DRAWS = 0.12       # a bootstrap's interval may differ by this share of its width
+DRAWS = 4000
+Numbers = Sequence[float]
+Result = dict
+
+
+@dataclass
+class Check:
+    """A published number or interval, and what was computed again."""
+    what: str
+    published: list[float]
+    again: list[float]
+    tolerance: float = CLOSE
+
+    @property
+    def agrees(self) -> bool:
+        if len(self.published) != len(self.again):
+            return False
+        return all(abs(one - two) <= self.tolerance * max(1.0, abs(one))
+                   for one, two in zip(self.published, self.again))
+
+
+def main(argv: list[str]) -> None:
+    flags = with_defaults(make_parser("python -m research recompute [flags]", __doc__,
+                                      FLAGS).read(argv), FLAGS)
+    differs = 0
+    for name, checks_of in CHECKED.items():
+        if not (RESULTS / f"{name}.json").exists():
+            continue
+        checks = list(checks_of(read_result(RESULTS / f"{name}.json")))
+        wrong = [check for check in checks if not check.agrees]
+        differs += len(wrong)
+        word = f"{len(wrong)} differ" if wrong else "all agree"
+        print(f"{name}: {len(checks)} computed again, {word}")
+        for check in checks if flags.all else wrong:
+            print(f"  {'agrees ' if check.agrees else 'differs'} {check.what}: published "
+                  f"{in_short(check.published)}, again {in_short(check.again)}")
+    without = sorted(path.stem for path in RESULTS.glob("*.json") if path.stem not in CHECKED)
+    print(f"not computed again, because raw numbers are not stored: {', '.join(without)}")
+    if differs:
+        raise UserError(f"{differs} published numbers do not follow from what is stored")
+
+
+def in_short(values: Numbers) -> str:
+    return " ".join(f"{value:.5g}" for value in values)
+
+
+# statistics
+
+def beta_fraction(a: float, b: float, x: float) -> float:
+    """The continued fraction of the incomplete beta function, by Lentz's method."""
+    tiny = 1e-300
+    c, d = 1.0, 1.0 / max(1 - (a + b) * x / (a + 1), tiny)
+    value = d
+    for m in range(1, 1000):
+        for numerator in (m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
+                          -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))):
+            d = 1 / (1 + numerator * d or tiny)
+            c = 1 + numerator / c or tiny
+            value *= c * d
+        if abs(c * d - 1) < 1e-15:
+            break
+    return value
+
+
+def two_sided_p(t: float, df: float) -> float:
+    """The probability that Student's t is at least as far from 0 as this."""
+    x = df / (df + t * t)
+    a, b = df / 2, 0.5
+    log_front = (math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x)
+                 + (b * math.log1p(-x) if x < 1 else -math.inf))
+    if x < (a + 1) / (a + b + 2):
+        return math.exp(log_front) * beta_fraction(a, b, x) / a
+    return 1 - math.exp(log_front) * beta_fraction(b, a, 1 - x) / b
+
+
+@cache
+def quantile(df: float) -> float:
+    """The t that 95% of the distribution lie within."""
+    low, high = 0.0, 1000.0
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if two_sided_p(middle, df) > 0.05 else (low, middle)
+    return low
+
+
+def mean(values: Numbers) -> float:
+    return math.fsum(values) / len(values)
+
+
+def variance(values: Numbers) -> float:
+    middle = mean(values)
+    return math.fsum((value - middle) ** 2 for value in values) / (len(values) - 1)
+
+
+def covariance(one: Numbers, two: Numbers) -> float:
+    of_one, of_two = mean(one), mean(two)
+    products = [(a - of_one) * (b - of_two) for a, b in zip(one, two)]
+    return math.fsum(products) / (len(one) - 1)
+
+
+def cut(found: list[float], least: float, most: float) -> list[float]:
+    """The value as it is, and the ends within what is possible, as a share within 0 and 1."""
+    value, *ends_of_it = found
+    return [value, *(min(max(end, least), most) for end in ends_of_it)]
+
+
+def interval(value: float, error: float, df: float) -> list[float]:
+    """Value, lower and upper end."""
+    reach = quantile(df) * error
+    return [value, value - reach, value + reach]
+
+
+def t_interval(values: Numbers) -> list[float]:
+    return interval(mean(values), math.sqrt(variance(values) / len(values)), len(values) - 1)
+
+
+def t_test(values: Numbers) -> float:
+    error = math.sqrt(variance(values) / len(values))
+    return two_sided_p(mean(values) / error, len(values) - 1) if error else float(not any(values))
+
+
+def holm(p: dict[str, float]) -> dict[str, float]:
+    corrected, least = {}, 0.0
+    for number, name in enumerate(sorted(p, key=lambda key: p[key])):
+        least = min(1.0, max(least, (len(p) - number) * p[name]))
+        corrected[name] = least
+    return corrected
+
+
+def jackknife(n: int, statistic: Callable[[int | None], float]) -> list[float]:
+    """`statistic(i)` is the estimate without number i, `statistic(None)` with all."""
+    without = [statistic(i) for i in range(n)]
+    middle = mean(without)
+    error = math.sqrt((n - 1) / n * math.fsum((value - middle) ** 2 for value in without))
+    return interval(statistic(None), error, n - 1)
+
+
+def fieller(above: float, below: float, var_above: float, var_below: float, cov: float,
+            df: float) -> list[float] | None:
+    """A quotient of two means with the roots of (above - q below)^2 = t^2 variance."""
+    t = quantile(df) ** 2
+    a, b, c = below ** 2 - t * var_below, above * below - t * cov, above ** 2 - t * var_above
+    if below <= 0 or a <= 0:
+        return None
+    reach = math.sqrt(max(b * b - a * c, 0))
+    return [above / below, (b - reach) / a, (b + reach) / a]
+
+
+# leaderboards
+
+def table(result: Result, name: str) -> list[dict]:
+    return next(one["rows"] for one in result["tables"] if one["name"] == name)
+
+
+def ends(cell: dict) -> list[float]:
+    return [cell["value"], cell["low"], cell["high"]]
+
+
+def success(run: list) -> float:
+    """Of a run in short: answers to a step, seconds, right answers of each step."""
+    answers, _, right = run
+    return sum(right) / (answers * len(right))
+
+
+def gains_and_p(gains: dict[str, Numbers], rows: list[dict],
+                not_corrected: Sequence[str]) -> Iterator[Check]:
+    """The rows of a leaderboard from the gains of every pair."""
+    p = {arm: t_test(of_arm) for arm, of_arm in gains.items()}
+    corrected = holm({arm: value for arm, value in p.items() if arm not in not_corrected})
+    for row in rows:
+        arm = row["arm"]
+        yield Check(f"gain of {arm}", ends(row["gain"]), t_interval(gains[arm]))
+        yield Check(f"p of {arm}", [row["p"]], [corrected.get(arm, p[arm])])
+
+
+def check_board(result: Result) -> Iterator[Check]:
+    """The tiny model's leaderboard: seeds 40 to 51, or 40 to 45 of an arm that was stopped."""
+    runs, rows, gains = result["values"]["runs"], table(result, "board"), {}
+    plain_rate = next(row["rate"] for row in table(result, "rates") if row["arm"] == "none")
+    for row in rows:
+        seeds = range(40, 40 + row["pairs"])
+        gains[row["arm"]] = [success(runs[f"{row['arm']} {row['rate']} {seed}"])
+                             - success(runs[f"none {plain_rate} {seed}"]) for seed in seeds]
+    yield from gains_and_p(gains, rows, ("measured", "none-16x8", "none-32x8"))
+
+
+def check_real_board(result: Result) -> Iterator[Check]:
+    runs = {name: success(run) for name, run in result["values"]["runs"].items()}
+    rows, gains = table(result, "board"), {}
+    for row in rows:
+        gains[row["arm"]] = [runs[f"{row['arm']}-s{seed}"] - runs[f"none-s{seed}"]
+                             for seed in range(row["pairs"])]
+    controls = ("four times", "measured", "measured 16", "its placebo", "shuffled")
+    yield from gains_and_p(gains, rows, controls)
+    for row in table(result, "pairs"):
+        arm, *published = row.values()
+        yield Check(f"pairs of {arm}", published, list(gains[arm]))
+    plain = [runs[f"none-s{seed}"] for seed in range(len(runs)) if f"none-s{seed}" in runs]
+    middle = (sorted(plain)[(len(plain) - 1) // 2] + sorted(plain)[len(plain) // 2]) / 2
+    farthest = max(range(len(plain)), key=lambda seed: abs(plain[seed] - middle))
+    without = {arm: [gain for seed, gain in enumerate(of_arm) if seed != farthest]
+               for arm, of_arm in gains.items()}
+    renamed = [{"arm": row["arm"], "gain": row["without"], "p": row["p without"]}
+               for row in table(result, "without")]
+    for check in gains_and_p(without, renamed, controls):
+        yield replace(check, what=f"{check.what}, without seed {farthest}")
+
+
+def check_real_controls(result: Result) -> Iterator[Check]:
+    """Gains in training, each arm beside the one that its row names."""
+    runs = {name: success(run["in_short"]) for name, run in result["values"]["runs"].items()}
+    rows, gains = table(result, "training"), {}
+    for row in rows:
+        seeds = [seed for seed in range(100) if f"{row['arm']}-s{seed}" in runs
+                 and f"{row['beside']}-s{seed}" in runs]
+        gains[row["arm"]] = [runs[f"{row['arm']}-s{seed}"] - runs[f"{row['beside']}-s{seed}"]
+                             for seed in seeds]
+    plain = [arm for arm in gains if arm.startswith("none")]
+    yield from gains_and_p(gains, rows, ("twice", "measured 16", *plain))
+
+
+def at_cost(curve: dict, price: str, cost: float) -> float:
+    """Success at a cost, on the straight line between two evaluations."""
+    costs, values = curve[price], curve["success"]
+    for (c0, c1), (s0, s1) in zip(zip(costs, costs[1:]), zip(values, values[1:])):
+        if cost <= c1:
+            return s0 + (s1 - s0) * (cost - c0) / (c1 - c0)
+    return values[-1]
+
+
+def check_price(result: Result) -> Iterator[Check]:
+    """Success at equal cost: the largest that both arms have paid in every seed."""
+    names = {"processor seconds": "seconds", "sampled tokens": "tokens",
+             "scored answers": "rewards"}
+    curves = result["values"]
+    plain = next(curves[arm] for arm in curves if arm.startswith("none"))
+    for row in table(result, "versus"):
+        price, mine = names[row["price"]], curves[row["arm"]]
+        cost = min(curve[price][-1] for curve in [*mine.values(), *plain.values()])
+        gains = [at_cost(mine[seed], price, cost) - at_cost(plain[seed], price, cost)
+                 for seed in mine]
+        found = row["difference"]
+        published = ends(found) if isinstance(found, dict) else [found, *row["95%"]]
+        yield Check(f"{row['arm']} by {row['price']}", published, t_interval(gains))
+
+
+def check_evaluations(result: Result) -> Iterator[Check]:
+    """Held-out success minus plain GRPO's, in the middle of the training and at the end."""
+    curves = result["values"]
+    for row in table(result, "differences"):
+        for when in ("middle", "end"):
+            gains = []
+            for seed, curve in curves[row["arm"]].items():
+                plain = curves["none"][seed]
+                place = len(curve["success"]) // 2 if when == "middle" else -1
+                gains.append(curve["success"][place] - plain["success"][place])
+            yield Check(f"{row['arm']}, {when}", ends(row[when]), t_interval(gains))
+    yield from check_price(result)
+
+
+def check_notes(result: Result) -> Iterator[Check]:
+    curves, rows = result["values"]["curves"], table(result, "arms")
+    for row in rows:
+        if row["gain"] is None:
+            continue
+        gains = [mean(curves[name][0]) - mean(curves[f"none {seed}"][0])
+                 for name, arm, seed in ((name, *name.rsplit(" ", 1)) for name in curves)
+                 if arm == row["arm"]]
+        yield Check(f"gain of {row['arm']}", ends(row["gain"]), t_interval(gains))
+
+
+# the noise of a batch's gradient
+
+Products = list[list[float]]
+
+
+def products_of(stored: list | dict, scale: tuple[Numbers, Numbers] | None = None) -> Products:
+    """The inner products (N, N), or from their sums some that have the same sums."""
+    if isinstance(stored, list):
+        rows = [[float(number) for number in row.split()] for row in stored]
+        if scale is not None:
+            rows = [[value * scale[0][i] * scale[1][j] for j, value in enumerate(row)]
+                    for i, row in enumerate(rows)]
+        return rows
+    raise UserError("these are sums")
+
+
+class Sums:
+    """What the jackknife needs of inner products: for each batch the product of its own two
+    gradients, and the sums of its row and of its column."""
+
+    def __init__(self, stored: list | dict, scale: tuple[Numbers, Numbers] | None = None):
+        if isinstance(stored, dict):
+            self.same, self.rows, self.columns = (
+                [float(number) for number in stored[part].split()]
+                for part in ("same", "rows", "columns"))
+        else:
+            products = products_of(stored, scale)
+            self.same = [row[i] for i, row in enumerate(products)]
+            self.rows = [math.fsum(row) for row in products]
+            self.columns = [math.fsum(column) for column in zip(*products)]
+        self.n, self.total, self.trace = len(self.same), sum(self.rows), sum(self.same)
+
+    def signal(self, left_out: int | None) -> float:
+        """The mean product of two different batches."""
+        n, total, trace = self.n, self.total, self.trace
+        if left_out is not None:
+            i, n = left_out, n - 1
+            total -= self.rows[i] + self.columns[i] - self.same[i]
+            trace -= self.same[i]
+        return (total - trace) / (n * (n - 1))
+
+    def log_ratio(self, left_out: int | None) -> float:
+        n, trace = self.n, self.trace
+        if left_out is not None:
+            n, trace = n - 1, trace - self.same[left_out]
+        signal = self.signal(left_out)
+        return math.log((trace / n - signal) / signal)
+
+
+def numbers_of_signal(plain: Sums, own: Sums, both: Sums) -> list[list[float]]:
+    """Ratio, factor and cosine of a method, with intervals."""
+    ratio = jackknife(own.n, own.log_ratio)
+    factor = jackknife(own.n, lambda i: plain.log_ratio(i) - own.log_ratio(i))
+    cosine = jackknife(own.n, lambda i: both.signal(i) / math.sqrt(plain.signal(i)
+                                                                     * own.signal(i)))
+    return [list(map(math.exp, ratio)), list(map(math.exp, factor)), cut(cosine, -1, 1)]
+
+
+def sums_of_method(stored: dict, name: str, limit: float = 0.0) -> tuple[Sums, Sums, Sums]:
+    """Those of plain GRPO, of the method, and of the two together; clipped at the limit."""
+    plain = "plain GRPO"
+    keys = f"{plain} x {plain}", f"{name} x {name}", f"{plain} x {name}"
+    if not limit:
+        of_plain, own, both = (Sums(stored[key]) for key in keys)
+        return of_plain, own, both
+    scales = []
+    for key in keys[:2]:
+        norms = [math.sqrt(square) for square in Sums(stored[key]).same]
+        scales.append([min(1.0, limit / norm) if norm else 1.0 for norm in norms])
+    pairs = ((scales[0],) * 2, (scales[1],) * 2, (scales[0], scales[1]))
+    of_plain, own, both = (Sums(stored[key], scale) for key, scale in zip(keys, pairs))
+    return of_plain, own, both
+
+
+def check_signal(result: Result) -> Iterator[Check]:
+    """To the six digits that the inner products are stored with."""
+    stored = result["values"]["inner_products"]
+    for row in table(result, "signal"):
+        name, *published = row.values()
+        found = numbers_of_signal(*sums_of_method(stored, name))
+        for what, cell, again in zip(("ratio", "factor", "cosine"), published, found):
+            if cell is not None:
+                yield Check(f"{what} of {name}", ends(cell), again, 2e-3)
+
+
+def check_signal_steps(result: Result) -> Iterator[Check]:
+    """The same with every gradient scaled down to norm 1 where it is longer."""
+    for row in table(result, "steps"):
+        if row["ratio"] is None:
+            continue
+        stored = read_result(RESULTS / f"{row['result']}.json")["values"]["inner_products"]
+        limit = 1.0 if row["clipped"] else 0.0
+        sums = sums_of_method(stored, row["method"], limit or other_limit(stored))
+        for what, again in zip(("ratio", "factor", "cosine"), numbers_of_signal(*sums)):
+            if row[what] is not None:
+                yield Check(f"{what} of {row['method']}, {row['result']}", ends(row[what]), again,
+                            2e-3)
+
+
+def other_limit(stored: dict) -> float:
+    """1, if plain GRPO is clipped, although the method is not; 0 where there are only sums."""
+    return 1.0 if isinstance(stored["plain GRPO x plain GRPO"], list) else 0.0
+
+
+# shares of what is decided
+
+def share_of_problems(part: Numbers, whole: Numbers) -> list[float]:
+    """A share of sums over problems, with the jackknife over them. A problem without tokens is
+    none."""
+    problems = [i for i, size in enumerate(whole) if size != 0]
+    parts, wholes = [part[i] for i in problems], [whole[i] for i in problems]
+
+    def share(left_out: int | None) -> float:
+        kept = [i for i in range(len(problems)) if i != left_out]
+        return math.fsum(parts[i] for i in kept) / math.fsum(wholes[i] for i in kept)
+
+    return jackknife(len(problems), share)
+
+
+def as_a_share(again: list[float], published: list[float]) -> list[float]:
+    """Cut at 0 and 1, unless the published interval goes beyond, as older ones do."""
+    return cut(again, 0, 1) if 0 <= published[1] and published[2] <= 1 else again
+
+
+def checks_of_kinds(rows: list[dict], values: dict, of: str = "") -> Iterator[Check]:
+    """The shares of each kind in what is decided, and in the gradient where that is stored."""
+    for column in ("decided", "gradient"):
+        by_kind = values.get(f"{column}_by_problem")
+        if by_kind is None:
+            continue
+        whole = [math.fsum(of_problem) for of_problem in zip(*by_kind.values())]
+        for row in rows:
+            published = ends(row[column])
+            again = share_of_problems(by_kind[row["kind"]], whole)
+            yield Check(f"{row['kind']}, {column}{of}", published, as_a_share(again, published))
+
+
+def check_decided(result: Result) -> Iterator[Check]:
+    yield from checks_of_kinds(table(result, "kind"), result["values"])
+
+
+def check_exact_real(result: Result) -> Iterator[Check]:
+    for model, values in result["values"].get("by_model", {}).items():
+        rows = [row for row in table(result, "kind") if row["model"] == model]
+        yield from checks_of_kinds(rows, values, f", {model}")
+
+
+def check_change(result: Result) -> Iterator[Check]:
+    for row in table(result, "kinds"):
+        sums = result["values"]["kinds_by_problem"][str(row["step"])]
+        for measure in ("push", "plain step", "AdamW", "credit"):
+            published = ends(row[measure])
+            again = share_of_problems(sums[measure][row["kind"]], sums[measure]["all"])
+            yield Check(f"{row['kind']}, {measure}, step {row['step']}", published,
+                        as_a_share(again, published))
+
+
+# synthetic tasks
+
+class Task:
+    """The arms of a synthetic task: success by rate and seed."""
+
+    def __init__(self, cells: list[dict]):
+        self.success = {cell["arm"]: cell["success"] for cell in cells}
+        self.seeds = len(cells[0]["success"][0])
+        self.middle = self.seeds // 2
+        half = range(self.middle), range(self.middle, self.seeds)
+        self.mean = {arm: self.at_best_rate(arm, *half) for arm in self.success}
+        self.draws = self.drawn(random.Random(1))
+
+    def at_best_rate(self, arm: str, first: Sequence[int], second: Sequence[int]) -> float:
+        """Each half of the seeds takes the rate that is best for the other."""
+        of_first = [mean([rate[seed] for seed in first]) for rate in self.success[arm]]
+        of_second = [mean([rate[seed] for seed in second]) for rate in self.success[arm]]
+        mine = of_first[of_second.index(max(of_second))]
+        other = of_second[of_first.index(max(of_first))]
+        return (self.middle * mine + (self.seeds - self.middle) * other) / self.seeds
+
+    def drawn(self, generator: random.Random) -> dict[str, list[float]]:
+        """The mean of each arm in every draw. A half of n seeds is drawn from n - 1 times."""
+        draws: dict[str, list[float]] = {arm: [] for arm in self.success}
+        for _ in range(DRAWS):
+            first = generator.choices(range(self.middle), k=self.middle - 1)
+            rest = self.seeds - self.middle
+            second = generator.choices(range(self.middle, self.seeds), k=rest - 1)
+            for arm in draws:
+                draws[arm].append(self.at_best_rate(arm, first, second))
+        return draws
+
+    def difference(self, one: str, two: str) -> list[float]:
+        drawn = self.draws_of(one, two)
+        return interval(self.mean[one] - self.mean[two], math.sqrt(variance(drawn)),
+                        self.seeds - 2)
+
+    def share(self, one: str) -> list[float] | None:
+        above, below = self.draws_of(one, "plain GRPO"), self.draws_of("true credit", "plain GRPO")
+        base = self.mean["plain GRPO"]
+        return fieller(self.mean[one] - base, self.mean["true credit"] - base, variance(above),
+                       variance(below), covariance(above, below), self.seeds - 2)
+
+    def draws_of(self, one: str, two: str) -> list[float]:
+        return [a - b for a, b in zip(self.draws[one], self.draws[two])]
+
+
+def check_dial(result: Result) -> Iterator[Check]:
+    """Gains and shares with rates chosen by the other half of the seeds. The ends of an interval
+    agree up to a share of its width, because the draws are others."""
+    cells = result["values"]["cells"]
+    tasks = {name: Task([cell for cell in cells if cell["world"] == name])
+             for name in dict.fromkeys(cell["world"] for cell in cells)}
+    for row in table(result, "board"):
+        task, arm = tasks[row["world"]], row["arm"]
+        yield Check(f"mean of {arm}, {row['world']}", [row["mean"]], [task.mean[arm]])
+        if arm == "plain GRPO":
+            continue
+        for what, cell, again in (("gain", row["gain"], task.difference(arm, "plain GRPO")),
+                                  ("share", row["share"], task.share(arm))):
+            if cell is None or again is None:
+                continue
+            width = cell["high"] - cell["low"]
+            yield Check(f"{what} of {arm}, {row['world']}", ends(cell), again,
+                        OF_DRAWS * width / max(1.0, min(map(abs, ends(cell)))))
+
+
+def check_one_rate(result: Result) -> Iterator[Check]:
+    """Gains in synthetic tasks in which every arm has one learning rate, paired by seed."""
+    means = {(cell["world"], cell["arm"]): cell["mean"] for cell in result["values"]["cells"]}
+    for row in table(result, "board"):
+        if row["arm"] != "plain GRPO":
+            gains = [mine - plain for mine, plain in zip(means[row["world"], row["arm"]],
+                                                         means[row["world"], "plain GRPO"])]
+            yield Check(f"gain of {row['arm']}, {row['world']}", ends(row["gain"]),
+                        t_interval(gains))
+
+
+# the enumerated models
+
+def median_interval(values: Numbers) -> list[float]:
+    """The median, and the two values between which it lies with 95%: as often as a fair coin shows
+    at least so many heads and tails."""
+    order, n = sorted(values), len(values)
+    middle = (order[(n - 1) // 2] + order[n // 2]) / 2
+    k = max((k for k in range(n // 2)
+             if math.fsum(math.comb(n, i) for i in range(k + 1)) / 2 ** n <= 0.025), default=None)
+    return [middle] if k is None else [middle, order[k], order[n - 1 - k]]
+
+
+def check_exact_policies(result: Result) -> Iterator[Check]:
+    for name, of_methods in result["values"].items():
+        for row in table(result, name):
+            method, *published = row.values()
+            for column, cell, values in zip(list(row)[1:], published, zip(*of_methods[method])):
+                if None not in values:  # an estimate without a direction has no ratio
+                    yield Check(f"{column} of {method}", ends(cell), median_interval(values))
+
+
+# shares of push and change
+
+def check_change_parts(result: Result) -> Iterator[Check]:
+    """Means over seeds of the shares of words, numbers and operators."""
+    values = result["values"]
+    kinds = values["kinds"]
+    for row in table(result, "parts"):
+        number = kinds.index(row["kind"])
+        for measure in ("push", "plain step", "AdamW's first"):
+            shares = [seed[number] for seed in values["parts"][row["part"]][measure]]
+            yield Check(f"{row['part']}, {row['kind']}, {measure}", ends(row[measure]),
+                        t_interval(shares))
+    words = values["relations"]
+    for row in table(result, "relations"):
+        name = row["moved by"]
+        for number, kind in enumerate(kinds):
+            yield Check(f"{name}, {kind}", ends(row[kind]),
+                        t_interval([seed[number] for seed in words[name]]))
+        for column, other in (("minus itself", "itself"), ("minus all", "all")):
+            if row[column] is not None:
+                differences = [one[0] - two[0] for one, two in zip(words[name], words[other])]
+                yield Check(f"{name}, {column}", ends(row[column]), t_interval(differences))
+
+
+CHECKED: dict[str, Callable[[Result], Iterator[Check]]] = {
+    "board": check_board,
+    **dict.fromkeys(("real_board_expression", "real_board_brief", "real_board_brief_8_gpu"),
+                    check_real_board),
+    "real_controls": check_real_controls, "price": check_price,
+    **dict.fromkeys(("signal_tiny", "signal_tiny_half", "signal_real", "signal_real_brief",
+                     "signal_real_brief_16"), check_signal),
+    "signal_steps": check_signal_steps,
+    **dict.fromkeys(("large", "real_brief", "real_large"), check_decided),
+    **dict.fromkeys(("dial", "dial_test"), check_dial),
+    **dict.fromkeys(("dial_methods", "dial_clipped"), check_one_rate),
+    **dict.fromkeys(("notes_1", "notes_2", "notes_3"), check_notes),
+    **dict.fromkeys(("inverse", "short_steps"), check_evaluations),
+    "change_parts": check_change_parts}

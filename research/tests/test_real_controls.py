@@ -1,0 +1,70 @@
+"""The controls of the real model's leaderboard, from runs made by hand."""
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from harness.settings import make_settings, read_flags
+from research.experiments.real_controls import (ARMS, COMMON, PLAIN, ROUNDS, STEPS, at_own_rate,
+                                                compared, held_out_table, planned_runs, state_table,
+                                                training_table, values_of)
+
+ARGS = SimpleNamespace(model="models/tiny", device="cpu", runs="runs/x")
+
+
+def run_of(success, sampled, greedy, norm=2.0):
+    """A run with this success in training, whose first held-out problems of four are solved."""
+    lines = [{"success": success, "entropy": 0.5, "reward_format": 1.0, "gradient_norm": norm,
+              "processor_seconds": 1.0} for _ in range(STEPS)]
+    evaluations = [{"step": STEPS, "mode": mode, "success": solved / 4,
+                    "answer": [1.0] * solved + [0.0] * (4 - solved)}
+                   for mode, solved in (("sampled", sampled), ("greedy", greedy))]
+    config = {"questions": 8, "answers": 8, "steps": STEPS, "max_grad_norm": 1.0,
+              "git_commit": None, "versions": {}}
+    return {"metrics": lines, "evaluations": evaluations, "config": config}
+
+
+def test_an_arm_differs_from_the_one_beside_it_in_one_thing():
+    """All settings but the one that its name says are those of the arm that it is compared with."""
+    settings = {}
+    for run in planned_runs(ARGS):
+        s = make_settings(read_flags([*run.flags, "--seed", str(run.seed)])).to_json()
+        settings[run.arm] = {name: value for name, value in s.items()
+                             if name not in ("seed", "measured_k", "measured_above")}
+    assert settings.keys() == ARMS.keys() == {arm for arms, _ in ROUNDS for arm in arms}
+    for name, arm in ARMS.items():
+        if arm.beside:
+            mine, other = settings[name], settings[arm.beside]
+            differ = [key for key in mine.keys() & other.keys() if mine[key] != other[key]]
+            assert len(differ) == 1, name
+    unclipped, slow = settings["random unclipped"], settings["inverse_logprob 5e-7"]
+    assert unclipped["max_grad_norm"] == 0 and unclipped["learning_rate"] == 2e-6
+    assert slow["learning_rate"] == 5e-7 and slow["max_grad_norm"] == 1
+    assert settings["twice"]["questions"] == 16
+    assert f"--eval_every {STEPS}" in COMMON  # the last step is evaluated, too
+
+
+def test_each_half_of_the_seeds_takes_the_rate_of_the_other():
+    """Two rates: the first half is best at the first, the second half at the second. So the first
+    half gets the second rate, and the other way round."""
+    by_rate = np.array([[0.9, 0.8, 0.1, 0.2], [0.5, 0.4, 0.7, 0.6]])
+    assert at_own_rate(by_rate).tolist() == [0.5, 0.4, 0.1, 0.2]
+
+
+def test_a_loss_by_sampling_alone_is_told_from_one_by_greedy_answers_too():
+    """Two pairs. equal_gradient solves one problem of four where plain GRPO solves three by
+    sampling; greedily both solve three."""
+    arms = {PLAIN: {seed: run_of(0.5 + seed / 100, 3, 3) for seed in range(2)},
+            "equal_gradient": {seed: run_of(0.3 + seed / 50, 1, 3, norm=0.5) for seed in range(2)},
+            "random unclipped": {0: run_of(0.5, 3, 3)}}
+    assert compared(arms).keys() == {"equal_gradient"}  # the other has nothing beside it
+    [row] = held_out_table(arms).rows
+    _, beside, pairs, sampled, greedy, rest, _ = row
+    assert (beside, pairs, sampled.value, greedy.value, rest.value) == (PLAIN, 2, -0.5, 0.0, -0.5)
+    [row] = training_table(arms).rows
+    assert row[3].value == pytest.approx(-0.195)
+    state = {row[0]: row for row in state_table(arms).rows}
+    assert state[PLAIN][-1] == 1.0 and state["equal_gradient"][-1] == 0.0  # of the steps clipped
+    stored = values_of({"none-s0": arms[PLAIN][0]})["runs"]["none-s0"]
+    assert stored["sampled"] == "1110" and stored["in_short"][2] == [32] * STEPS
+    assert np.isfinite(stored["entropy"]).all()
