@@ -101,31 +101,6 @@ def draw_gains(table: dict, meanings: dict[str, str] = MEANINGS,
     return figure
 
 
-def draw_pairs(table: dict) -> Figure:
-    """The gain of every pair, a row for each arm; a point is the number of its seed, the bar is the
-    mean. The seed whose gains are farthest from the means of their arms has another colour."""
-    seeds = [name for name in table["columns"] if name != "arm"]
-    gain = np.array([[row[seed] for seed in seeds] for row in table["rows"]], float)
-    order = np.argsort(np.nanmean(gain, 1))
-    gain = 100 * gain[order]
-    mean = np.nanmean(gain, 1)
-    farthest = int(np.nanargmax(np.nanmean(np.abs(gain - mean[:, None]), 0)))
-    figure, axis = plt.subplots(figsize=(8.0, 1.2 + 0.3 * len(gain)))
-    for height, (of_arm, mean_of_arm) in enumerate(zip(gain, mean)):
-        axis.plot([mean_of_arm, mean_of_arm], [height - 0.3, height + 0.3], color="black", lw=2)
-        for number, value in enumerate(of_arm):
-            axis.text(value, height, seeds[number].removeprefix("seed "), fontsize=8, ha="center",
-                      va="center", color=ORANGE if number == farthest else BLUE,
-                      weight="bold" if number == farthest else "normal")
-    axis.axvline(0, color=GREY, lw=0.8)
-    axis.set_xlim(np.nanmin(gain) - 2, np.nanmax(gain) + 2)
-    axis.set_yticks(range(len(gain)), [table["rows"][row]["arm"] for row in order])
-    axis.set_ylim(-0.7, len(gain) - 0.3)
-    axis.set(title="The gain of every pair over plain GRPO",
-             xlabel="gain in mean success in training, points; a number is a seed, a bar the mean")
-    return figure
-
-
 def colour_of_verdict(verdict: str) -> str:
     """The colour of a method: `behind, stopped` counts as behind, `better once, ...` as nothing
     seen."""
@@ -410,7 +385,6 @@ PUBLISHED = {  # picture -> how it is drawn, and which table or values of which 
     "research/results/board-leads.png": (draw_gains, "board", "board"),
     "research/results/notes-curves.png": (draw_curves, "notes_2", "values"),
     "research/results/real-kinds.png": (draw_kinds_of_models, "real", "values"),
-    "research/results/real-board-pairs.png": (draw_pairs, "real_board_brief_8_gpu", "pairs"),
     "research/results/change.png": (draw_change, "change", "kinds"),
     "research/results/dial-law.png": (draw_predicted_gains, "dial", "law"),
     "research/results/dial-shares.png": (draw_dial_shares, "dial", "board")}
