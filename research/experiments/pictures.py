@@ -3,11 +3,6 @@ research publish` draws them. Those that explain how GRPO works are in lessons.p
 explain what results mean in lessons_of_runs.py.
 
 A picture carries a fingerprint of what it shows, so a test sees one that is older than its result.
-
-README's answer, docs/answer.png, was drawn with the program and the data of commit 99d9392, in the
-colours of analysis/plots.py. It was chosen by a rule, not by its looks: of the first step on record
-the first answer that solved its problem at its second try. The bars below it are
-results/scoreboard.json's.
 """
 from collections.abc import Callable
 from pathlib import Path
@@ -366,6 +361,7 @@ def draw_failure(values: dict) -> Figure:
 PLAINLY = {"mask 0.1": "knows all tokens that decide", "half known 0.1": "knows half of them",
            "batch 4x": "plain GRPO, four times as many answers"}
 PUBLISHED = {  # picture -> how it is drawn, and which table or values of which result it shows
+    "docs/answer.png": (lessons.draw_shaded_answer, "group", "tokens"),
     "docs/one-step.png": (lessons.draw_one_step, "group", "answers"),
     "docs/one-answer.png": (lessons.draw_one_answer, "group", "tokens"),
     "docs/push-and-change.png": (lessons.draw_push_and_change, "group", "kinds"),

@@ -231,4 +231,4 @@ def test_every_picture_of_readme_and_pages_is_drawn_by_the_command_and_no_other_
              for path in re.findall(r"\(([^\s()]+\.png)\)", page.read_text(encoding="utf-8"))}
     kept = {path.relative_to(ROOT).as_posix() for folder in ("docs", "research")
             for path in (ROOT / folder).rglob("*.png")}
-    assert shown == kept == {*PUBLISHED, "docs/answer.png"}  # whose program is of an earlier commit
+    assert shown == kept == {*PUBLISHED}
