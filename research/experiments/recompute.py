@@ -388,6 +388,28 @@ def check_signal(result: Result) -> Iterator[Check]:
                 yield Check(f"{what} of {name}", ends(cell), again, 2e-3)
 
 
+def check_signal_split(result: Result) -> Iterator[Check]:
+    """The noise of plain GRPO in two parts, from the products of two batches with the same
+    problems."""
+    yield from check_signal(result)
+    plain = Sums(result["values"]["inner_products"]["plain GRPO x plain GRPO"])
+    same = result["values"]["same_problems"]
+
+    def of_problems(left_out: int | None) -> float:
+        kept = [value for i, value in enumerate(same) if i != left_out]
+        return mean(kept) / plain.signal(left_out) - 1
+
+    def of_answers(left_out: int | None) -> float:
+        return math.exp(plain.log_ratio(left_out)) - of_problems(left_out)
+
+    def share(left_out: int | None) -> float:
+        return of_problems(left_out) / math.exp(plain.log_ratio(left_out))
+
+    [row] = table(result, "split")
+    for name, statistic in (("problems", of_problems), ("answers", of_answers), ("share", share)):
+        yield Check(f"noise, {name}", ends(row[name]), jackknife(plain.n, statistic), 2e-3)
+
+
 def check_signal_steps(result: Result) -> Iterator[Check]:
     """The same with every gradient scaled down to norm 1 where it is longer."""
     for row in table(result, "steps"):
@@ -590,7 +612,7 @@ CHECKED: dict[str, Callable[[Result], Iterator[Check]]] = {
     "real_controls": check_real_controls, "price": check_price,
     **dict.fromkeys(("signal_tiny", "signal_tiny_half", "signal_real", "signal_real_brief",
                      "signal_real_brief_16"), check_signal),
-    "signal_steps": check_signal_steps,
+    "signal_steps": check_signal_steps, "signal_split": check_signal_split,
     **dict.fromkeys(("large", "real_brief", "real_large"), check_decided),
     **dict.fromkeys(("dial", "dial_test"), check_dial),
     **dict.fromkeys(("dial_methods", "dial_clipped"), check_one_rate),
