@@ -13,8 +13,9 @@ It is compared with plain GRPO by the mean success over all answers in training,
 with the same seed. The arms are made one after the other, so each is complete before the next one
 begins.
 
-    method    it differs from plain GRPO if its p is below 0.05, after Holm's correction over all
-              methods that have their six seeds. For the others the interval says how large a
+    method    it is better or worse in this one look if its p is below 0.05, after Holm's
+              correction over all methods that have their six seeds. No second look is made, so none
+              is called ahead (analysis/gains.py). For the others the interval says how large a
               difference may still be
     control   `measured` is credit by Monte Carlo, with two continuations for each token and with
               sixteen, and must be better. `four times` is plain GRPO with four times the answers.
@@ -34,7 +35,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-from analysis.gains import gains, mean_success, over_baseline
+from analysis.gains import Gain, gains, mean_success, over_baseline
 from analysis.runs import Run
 from analysis.statistics import mean_over
 from analysis.tables import Row, Table, by_row
@@ -45,9 +46,9 @@ from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
 from research.experiments.common import (FLAGS_OF_LEADERBOARD, FLAGS_OF_RUNS, Arms, by_run_name,
                                          end_with, finished_arms, finished_run, from_short_form,
-                                         leaderboard, list_missing, mean_step_seconds, predictions,
-                                         require_same_plan, short_form, success_by_parts,
-                                         total_seconds, write_report)
+                                         leaderboard, list_missing, mean_step_seconds, power_table,
+                                         predictions, require_same_plan, short_form,
+                                         success_by_parts, total_seconds, write_report)
 from research.experiments.pictures import draw_gains, draw_published
 from research.experiments.published import RESULTS, read_result
 from research.probes.common import Findings, command_of
@@ -202,7 +203,8 @@ def report_real_board(args: SimpleNamespace, arms: Arms, command: str) -> None:
     folder = Path("results") / name
     folder.mkdir(parents=True, exist_ok=True)
     predicted = predictions("real_board").get(name.removeprefix("real_board_"), {})
-    tables = [real_leaderboard(arms, predicted), quarters_table(arms)]
+    tables = [real_leaderboard(arms, predicted), quarters_table(arms),
+              power_table(complete_gains(arms), list(CONTROLS))]
     drawing = partial(draw_gains, meanings=CONTROLS, second_look="")
     draw_published(drawing, folder / "gains.png", tables[0].to_json())
     made = by_run_name(arms)
@@ -215,10 +217,15 @@ def report_real_board(args: SimpleNamespace, arms: Arms, command: str) -> None:
                  command)
 
 
+def complete_gains(arms: Arms) -> dict[str, Gain]:
+    """The gains of the arms that have all of their first six pairs."""
+    found = gains(over_baseline(arms, PLAIN), controls=list(CONTROLS), fewest=FEWEST_PAIRS)
+    return {arm: gain for arm, gain in found.items() if gain.pairs >= FEWEST_PAIRS}
+
+
 def real_leaderboard(arms: Arms, predicted: dict[str, float]) -> Table:
     """The arms that have all of their first six pairs, the best first."""
-    found = gains(over_baseline(arms, PLAIN), controls=list(CONTROLS), fewest=FEWEST_PAIRS)
-    complete = {arm: gain for arm, gain in found.items() if gain.pairs >= FEWEST_PAIRS}
+    complete = complete_gains(arms)
     seconds_of_plain = mean_step_seconds(arms[PLAIN].values())
     cost = {arm: mean_step_seconds(arms[arm].values()) / seconds_of_plain for arm in complete}
     return leaderboard(complete, predicted, cost)
