@@ -38,7 +38,8 @@ from analysis.plots import (CHANGE_COLOUR, COLOURS, CREDIT_COLOUR, GRADIENT_COLO
                             PUSH_COLOUR, TOKENS_COLOUR, Style, legend_below, save, whole_steps)
 from analysis.runs import Run, evaluations, read_runs
 from analysis.statistics import mean_over, paired_difference
-from analysis.tables import TOO_FEW_GROUPS, WITH_INTERVAL, Columns, Row, Table, by_row
+from analysis.tables import (TOO_FEW_GROUPS, WITH_INTERVAL, Columns, Row, Table, by_row,
+                             without_format)
 from analysis.tally import (OVER_REST, PARTITIONS, RARE, Tally, early_over_late, over_rest,
                             rest_columns)
 from harness.record import PART, Json, make_output_folder
@@ -48,6 +49,7 @@ from engine.tokens import KINDS
 if TYPE_CHECKING:
     from analysis.arms import Comparison
 
+WITHOUT = (f"{PART}format", f"{PART}reasoning")  # a task without these gives 0 to every answer
 FINDINGS = (  # the tables whose findings are printed, and shown beside a picture on the page
     "gradient by kind", "change by kind", "gradient by section", "gradient by position")
 IN_SHORT = ("gradient by kind", "gains", "tries")  # the tables that are printed
@@ -59,6 +61,7 @@ HEADINGS = {  # for the short name of a column its heading in a table
     "abs(A) w s": "mean abs(A) w s", "abs(A)": "mean abs(A)", "s": "mean s",
     "over rest": f"mean size relative to all other tokens{WITH_INTERVAL}",
     "difference": "more or less gradient"}
+MODES_IN_WORDS = {"sampled": "sampled", "greedy": "greedy (likeliest token)"}
 CURVES: dict[str, Style] = {  # for each mode of evaluation how its line is drawn
     "sampled": {"color": "black", "ls": "-"}, "greedy": {"color": "black", "ls": "--"}}
 
@@ -194,17 +197,21 @@ def held_out_gains(run: Run) -> Table:
         start, end = lines[0], lines[-1]
         change = np.array(end["answer"], float) - np.array(start["answer"], float)
         gain = paired_difference(change[None])  # of one seed
-        rows.append([mode, len(end["answer"]), start["success"], end["success"], gain,
-                     end["format_mean"], end["finished_mean"], end["length_mean"]])
+        rows.append([MODES_IN_WORDS[mode], len(end["answer"]), start["success"], end["success"],
+                     gain, end["format_mean"], end["finished_mean"], end["length_mean"]])
     formats = {"mode": "", "problems": ",d", "start": ".1%", "end": ".1%", "gain": "+.1%",
                "format": ".2f", "finished": ".1%", "length": ".0f"}
-    return Table("gains", "Held-out success, from the first evaluation to the last",
-                 by_row(formats, rows), "",
-                 ["Start and end are the share of right answers. The gain is the difference, "
-                  "paired by problem, because the problems are the same at the start and at the "
-                  "end. The columns after it are of the end: the mean score of the format, the "
-                  "share of answers that finished before the limit, and their mean length"],
-                 {"gain": f"gain{WITH_INTERVAL}", "length": "tokens in an answer"})
+    columns = without_format(by_row(formats, rows))
+    of_format = "the mean score of the format, " if "format" in columns else ""
+    return Table("gains", "Held-out success, from the first evaluation to the last", columns, "",
+                 ["A sampled answer draws each token from the model's distribution, and a greedy "
+                  "one takes the likeliest token at every place. Start and end are the share of "
+                  "right answers. The gain is the difference, paired by problem, because the "
+                  f"problems are the same at the start and at the end. The columns after it are "
+                  f"of the end: {of_format}the share of answers that finished before the limit, "
+                  "and their mean length"],
+                 {"mode": "answers", "gain": f"gain{WITH_INTERVAL}",
+                  "length": "tokens in an answer"})
 
 
 def learning_curve(run: Run, folder: Path) -> Picture:
@@ -238,9 +245,10 @@ def learning_curve(run: Run, folder: Path) -> Picture:
 
 def rewards(tally: Tally) -> Table:
     """The mean over all answers of the reward and of each of its parts. The parts have the names
-    that the task gave them, or another trainer, if the run was imported from it."""
+    that the task gave them, or another trainer, if the run was imported from it. A task may have no
+    score for the format or the reasoning, and then it has no row."""
     rows = [(name.removeprefix(PART), total / tally.answers.sum())
-            for name, total in tally.rewards.items()]
+            for name, total in tally.rewards.items() if total or name not in WITHOUT]
     return Table("rewards", "Mean reward of all answers, and of each of its parts",
                  by_row({"part": "", "mean": ".3f"}, rows))
 

@@ -28,6 +28,7 @@ from analysis.tables import WITH_INTERVAL, Columns, Row, Table, shown
 from harness.record import Json
 
 IN_TRAINING, AT_THE_END = MEASURES = ("success in training", "held-out success at the end")
+GREEDY_AT_THE_END = "held-out success of greedy answers at the end"
 LEVEL = 0.05        # a difference is seen if its corrected p is below this
 BETTER, WORSE, NOT_SEEN = "better", "worse", "no difference seen"  # in one look
 AHEAD, BEHIND = "ahead", "behind"
@@ -135,10 +136,13 @@ def room_left(estimate: Estimate) -> str:
 def gain_over(mine: Arm, theirs: Arm, measure: str = IN_TRAINING, tests: int = 1) -> Gain:
     """The gain of one arm over another; its p is not corrected. `tests` is how many gains are
     tested together, which decides how small a gain could be seen."""
-    difference_of = difference_in_training if measure == IN_TRAINING else difference_at_the_end
+    mode = "greedy" if measure == GREEDY_AT_THE_END else "sampled"
     found = {}
     for seed in sorted(set(mine) & set(theirs)):
-        difference = difference_of(mine[seed], theirs[seed])
+        if measure == IN_TRAINING:
+            difference = difference_in_training(mine[seed], theirs[seed])
+        else:
+            difference = difference_at_the_end(mine[seed], theirs[seed], mode)
         if difference is not None:
             found[seed] = difference
     if not found:
@@ -220,9 +224,9 @@ def difference_in_training(mine: Run, theirs: Run) -> Floats | None:
     return np.array([mean_success(mine) - mean_success(theirs)])
 
 
-def difference_at_the_end(mine: Run, theirs: Run) -> Floats | None:
+def difference_at_the_end(mine: Run, theirs: Run, mode: str = "sampled") -> Floats | None:
     """(problems,) the difference in each held-out problem, after the last step."""
-    my_end, their_end = final_lines([mine], "sampled"), final_lines([theirs], "sampled")
+    my_end, their_end = final_lines([mine], mode), final_lines([theirs], mode)
     if not my_end or not their_end:
         return None
     my_answers = np.array(my_end[0]["answer"], float)
