@@ -1,7 +1,8 @@
-"""Tables, pictures and a page from the credit files of a run. It reads run folders, never a model.
+"""Tables, pictures and a page from the credit files of a run. It needs no model, but for --credit.
 
-    python analyze.py runs/none-grpo-s0    # one run: where its gradient went
-    python analyze.py runs/*               # several runs: their arms, compared
+    python analyze.py runs/none-grpo-s0                 # one run: where its gradient went
+    python analyze.py runs/none-grpo-s0 --credit 1:5    # and what each token of an answer earned
+    python analyze.py runs/*                            # several runs: their arms, compared
 
 The findings are printed. Pictures and the page report.html are written into --output_dir. An arm is
 a set of runs with the same settings and different seeds. Arms are compared by pairs of runs that
@@ -71,6 +72,9 @@ def main(argv: list[str]) -> None:
     flags = report.read_analysis_flags(argv, __doc__)
     runs = read_runs(flags.runs)
     first_folder = runs[0]["folder"]
+    if flags.credit:
+        from tools.helpers.measured_answer import measure_and_keep
+        measure_and_keep(runs[0], flags.credit, flags.continuations or report.CONTINUATIONS)
     if len(runs) == 1:
         analyze_run(runs[0], Path(flags.output_dir or first_folder / "analysis"), flags.all,
                     flags.notes)

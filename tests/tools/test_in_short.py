@@ -68,13 +68,14 @@ def test_no_more_continuations_are_advised_than_the_flag_takes():
     assert in_short(answer(), 1, credit(0.1, k=250_001)).endswith("push up was deserved.")
 
 
-def test_follow_ends_with_it_where_the_credit_is_measured(recorded, capsys):
+def test_follow_begins_with_it(recorded, capsys):
+    """The credit is told where it was measured."""
     argv = [str(recorded), "--step", "1", "--answer", "0", "--token", "0"]
-    follow.main([*argv, "--moved", "--credit", "10"])
-    *_, last = capsys.readouterr().out.rstrip().split("\n\n")
-    assert last.startswith("In short: the ")
-    follow.main(argv)
-    assert "In short" not in capsys.readouterr().out
+    for flags, is_measured in ((["--moved", "--credit", "10"], True), ([], False)):
+        follow.main([*argv, *flags])
+        _, first, *_ = capsys.readouterr().out.split("\n\n")
+        assert first.startswith("In short: the ")
+        assert ("credit" in first or "expected reward" in first) == is_measured
 
 
 def test_the_change_that_moved_has_measured_is_told(recorded, monkeypatch, capsys):
@@ -83,12 +84,12 @@ def test_the_change_that_moved_has_measured_is_told(recorded, monkeypatch, capsy
     trained = batch.finished & (batch.advantage[:, 0] != 0)  # the run drops unfinished answers
     row = int(trained.nonzero()[0])
     argv = [str(recorded), "--step", "2", "--answer", str(row), "--token", "0", "--credit", "10"]
-    monkeypatch.setattr("tools.follow.show_what_moved", lambda *asked: -math.log(2))
+    monkeypatch.setattr("tools.follow.what_moved_token", lambda *asked: ("x", -math.log(2)))
     said = []
     for flags in ([], ["--moved"]):
         follow.main([*argv, *flags])
-        *_, last = capsys.readouterr().out.rstrip().split("\n\n")
-        said.append(" ".join(last.split()))
+        _, first, *_ = capsys.readouterr().out.split("\n\n")
+        said.append(" ".join(first.split()))
     assert "How its probability then changed was not measured." in said[0]
     assert "in the step its probability fell from " in said[1]
 

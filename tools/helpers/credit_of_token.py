@@ -20,7 +20,8 @@ from torch import Tensor
 
 from credit.monte_carlo import continuation_rewards
 from engine.errors import UserError
-from engine.policy import derived_seed, encode_prompts
+from engine.policy import Policy, derived_seed, encode_prompts
+from engine.rollouts import Rollouts
 from engine.tokens import load_tokenizer
 from harness.load import load_policy
 from harness.record import find_folder, read_credit
@@ -48,22 +49,49 @@ class CreditOfToken:
 
 def measure_credit(run: Path, sampled_by: str, step: int, b: int, t: int, k: int) -> CreditOfToken:
     """The credit of token t of answer b. `sampled_by` is the model's folder."""
-    settings = make_settings({"config": run / "config.json", "device": "cpu", "shard": False})
-    policy = load_policy(settings, find_folder(sampled_by))
-    problems = policy.task.training_problems(settings.seed, step, settings.questions)
-    generator = torch.Generator().manual_seed(derived_seed("credit of a token", step, b, t))
-    rollouts = read_credit(run, step, load_tokenizer(run), problems, generator=generator)
-    if rollouts.prompt_ids != encode_prompts(policy.tokenizer, policy.task, problems):
-        raise UserError(f"--credit: the prompts of step {step} in {run} are not those that its "
-                        "settings make now, so its answers cannot be scored again")
+    seed = derived_seed("credit of a token", step, b, t)
+    policy, rollouts = replayed_step(run, sampled_by, step, seed)
     problem, ids = int(rollouts.group[b]), rollouts.ids[b].tolist()
     prefixes = [(problem, tuple(ids[:t])), (problem, tuple(ids[:t + 1]))]
     rewards, _ = continuation_rewards(policy, rollouts, prefixes, k, show_share)  # (2, k)
     show_status("")
     is_last = t == int(rollouts.length[b]) - 1
-    before, after = rewards.double()
+    return credit_of(rewards.double(), is_last, rollouts.reward)
+
+
+def measure_all(run: Path, sampled_by: str, step: int, b: int, k: int) -> list[CreditOfToken]:
+    """The credit of each token of answer b. V after a token is V before the next one, so the same
+    continuations serve for both."""
+    seed = derived_seed("credit of an answer", step, b)
+    policy, rollouts = replayed_step(run, sampled_by, step, seed)
+    problem, length = int(rollouts.group[b]), int(rollouts.length[b])
+    ids = rollouts.ids[b, :length].tolist()
+    prefixes = [(problem, tuple(ids[:t])) for t in range(length + 1)]
+    rewards, _ = continuation_rewards(policy, rollouts, prefixes, k, show_share)
+    show_status("")
+    rewards = rewards.double()  # (length + 1, k)
+    return [credit_of(rewards[t:t + 2], t == length - 1, rollouts.reward) for t in range(length)]
+
+
+def replayed_step(run: Path, sampled_by: str, step: int, seed: int) -> tuple[Policy, Rollouts]:
+    """The policy that sampled a step, and the step's answers with their problems, so that they can
+    be continued and scored. `seed` is that of the continuations."""
+    settings = make_settings({"config": run / "config.json", "device": "cpu", "shard": False})
+    policy = load_policy(settings, find_folder(sampled_by))
+    problems = policy.task.training_problems(settings.seed, step, settings.questions)
+    generator = torch.Generator().manual_seed(seed)
+    rollouts = read_credit(run, step, load_tokenizer(run), problems, generator=generator)
+    if rollouts.prompt_ids != encode_prompts(policy.tokenizer, policy.task, problems):
+        raise UserError(f"--credit: the prompts of step {step} in {run} are not those that its "
+                        "settings make now, so its answers cannot be scored again")
+    return policy, rollouts
+
+
+def credit_of(rewards: Tensor, is_last: bool, recorded: Tensor) -> CreditOfToken:
+    """The credit that follows from rewards (2, k) before and after a token."""
+    before, after = rewards
     return CreditOfToken(before.mean().item(), after.mean().item(),
-                         credit_interval(before, after, is_last, rollouts.reward), k)
+                         credit_interval(before, after, is_last, recorded), rewards.shape[1])
 
 
 def credit_interval(before: Tensor, after: Tensor, is_last: bool,
