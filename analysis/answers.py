@@ -31,7 +31,7 @@ SHADED_BY = {
     "entropy": ("entropy", "the less certain the model was what to write there"),
     "log-prob": ("log_prob", "the less likely the token was"),
     "credit": ("true_credit", "the further the expected reward rose (blue) or fell (orange) with "
-               "this token"),
+               "this token. If the 95% interval of a measured credit includes 0, it has no colour"),
     "credit's error": ("true_credit_se", "the larger the standard error of its measured credit")}
 MEANING = {name: meaning for name, (_, meaning) in SHADED_BY.items()}
 
