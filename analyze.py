@@ -236,7 +236,8 @@ def learning_curve(run: Run, folder: Path) -> Picture:
     legend_below(figure, axis, ncols=3)
     path, caption = save(figure, folder, "learning_curve",
                          "Share of answers that solve their problem, in training and on held-out "
-                         "problems (with 95% intervals)")
+                         "problems (with 95% intervals). Greedy answers take the likeliest token "
+                         "at every place")
     # The page has a slider for the step, and a mark in this picture moves with it. Its style says,
     # in percent of the picture, where the mark stands at step 0 and how far it moves for a step.
     box, (low, high) = axis.get_position(), axis.get_xlim()

@@ -20,6 +20,10 @@ const COLOURS = {
   'log-prob': ['--unsure', '--unsure'],
   "credit's error": ['--neutral', '--neutral'],
 };
+const MODES = {
+  sampled: 'sampled answers',
+  greedy: 'greedy answers, which take the likeliest token at every place',
+};
 const FULL = 0.95;  // of a step's tokens have at most the size that gets the full colour
 
 // The line whose step is nearest; of two equally near ones the earlier.
@@ -145,7 +149,7 @@ function showHeldOut(step) {
   const first = evaluations.find(line => line.mode === evaluation.mode);
   const success = `${(100 * evaluation.success).toFixed(1)}%`;
   $('held-out').textContent = `${capital(timeOf(evaluation))}, ${success} of the held-out `
-    + `problems were solved (${evaluation.mode} answers).`;
+    + `problems were solved (${MODES[evaluation.mode]}).`;
   $('nearest').textContent = evaluation.step === step ? ''
     : `There was no evaluation at step ${step}, so this is the nearest one.`;
   $('held-out-answers').replaceChildren(...evaluation.shown.map((shown, i) => {

@@ -111,8 +111,11 @@ def opening(run: Run) -> list[str]:
     lines = main_evaluations(run)
     if len(lines) > 1:
         first, last = lines[0], lines[-1]
+        answers = f"{first['mode'].capitalize()} answers"
+        if first["mode"] == "greedy":
+            answers += ", which take the likeliest token at every place,"
         sentences.append(
-            f"{first['mode'].capitalize()} answers solved {solved_in_words(first)} of "
+            f"{answers} solved {solved_in_words(first)} of "
             f"{len(first['answer']):,} held-out problems at step {first['step']}, and "
             f"{solved_in_words(last)} at step {last['step']}.")
     if not run["steps"]:
