@@ -14,9 +14,9 @@ from analysis.tokens import read_step
 from engine.tokens import load_tokenizer
 from harness.record import read_credit, sampling_models
 from tools import follow
-from tools.helpers import credit_of_token, measured_answer
+from tools.helpers import credit_of_token, measured_answer, moved_answer
 from tools.helpers.moved import what_moved
-from tools.helpers.moved_answer import parts_of_answer, trained_batch
+from tools.helpers.moved_answer import moved_in_words, parts_of_answer, trained_batch
 
 MANY = ["--continuations", "10"]
 
@@ -54,6 +54,33 @@ def test_the_parts_are_those_of_each_token_by_itself(recorded, step):
         for name, value in of_token.items():
             assert parts[name][t].item() == pytest.approx(value, rel=2e-3, abs=2e-6), name
     assert any(part.abs().max() > 1e-4 for part in parts.values())
+
+
+@pytest.mark.parametrize("epochs, kl, ends", [
+    (1, 0.0, "log p by +0.40000"), (2, 0.0, "the first of the 2 that the run took on this batch"),
+    (1, 0.1, "AdamW's step is that of the run, without the KL term")])
+def test_what_moved_it_in_words(recorded, monkeypatch, epochs, kl, ends):
+    parts = {"itself": torch.tensor([0.1]), "other problems": torch.tensor([0.2]),
+             "sum": torch.tensor([0.3]), "measured": torch.tensor([0.4])}
+    monkeypatch.setattr(moved_answer, "parts_of_answer", lambda batch, b: parts)
+    run, b = read_run(recorded), an_answer(recorded, 1)
+    batch = trained_batch(run, run["config"]["model"], read_step(recorded, 1),
+                          load_tokenizer(recorded))
+    batch.settings.epochs, batch.settings.kl = epochs, kl
+    [said] = moved_in_words(batch, b, 1)
+    assert said.startswith("to first order: itself +0.10000, other problems +0.20000. Their sum is "
+                           "+0.30000, and AdamW's step changed log p by +0.40000")
+    assert said.endswith(ends)
+    batch.weight.zero_()  # a step without an update
+    assert moved_in_words(batch, b, 2) == [None, None]
+
+
+def test_of_an_answer_that_was_left_out_the_credit_is_measured(run):
+    """The step did not train on it, so nothing is said of what moved its tokens."""
+    b = int((~read_credit(run, 1, load_tokenizer(run)).finished).nonzero()[0])
+    analyze.main([str(run), "--credit", f"1:{b}", *MANY])
+    [kept] = kept_answers(run).values()
+    assert len(kept["credit"]) == len(kept["token_id"]) and set(kept["moved"]) == {None}
 
 
 def test_v_after_a_token_is_v_before_the_next_one(recorded, monkeypatch):

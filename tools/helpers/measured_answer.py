@@ -40,7 +40,8 @@ def measure_and_keep(run: Run, wanted: str, continuations: int) -> None:
                         f"{where_kept(models)}")
     tokenizer = load_tokenizer(folder)
     show_status("what moved the answer's tokens")
-    moved = moved_in_words(trained_batch(run, models[step], record, tokenizer), b)
+    batch = trained_batch(run, models[step], record, tokenizer)
+    moved = moved_in_words(batch, b, len(tokens))
     others = likeliest_others(run, models[step], record, tokenizer, b, range(len(tokens)))
     credits = measure_all(folder, models[step], step, b, continuations)
     measured: Measured = {

@@ -20,8 +20,9 @@ from analysis.tokens import StepRecord
 from engine.model_folder import read_model_folder
 from engine.rollouts import Rollouts
 from harness.record import find_folder, read_credit
-from tools.helpers.moved import (MEASURED, SUM, derivatives_of_loss, gradient, gradient_of_token,
-                                 load_adamw, movers, scale_of, slopes, step, with_settings)
+from tools.helpers.moved import (MEASURED, SUM, about_step, derivatives_of_loss, gradient,
+                                 gradient_of_token, load_adamw, movers, scale_of, slopes, step,
+                                 with_settings)
 from tools.helpers.same_model import refuse_other_model
 from train import drop_unfinished
 
@@ -55,20 +56,21 @@ def trained_batch(run: Run, sampled_by: str, record: StepRecord,
     return TrainedBatch(folder, trainer, rollouts, weight, s)
 
 
-def moved_in_words(batch: TrainedBatch, b: int) -> list[str | None]:
-    """For each token of answer b what moved it in AdamW's step; None where that is not known."""
-    length = int(batch.rollouts.length[b])
+def moved_in_words(batch: TrainedBatch, b: int, length: int) -> list[str | None]:
+    """For each of the tokens of answer b what moved it in AdamW's step; None where that is not
+    known, as in an answer that the step left out."""
     is_known = batch.trainer is None or batch.trainer.exists()
     if not batch.rollouts.mask[b].any() or not batch.has_update or not is_known:
         return length * [None]
-    parts = parts_of_answer(batch, b)
+    parts, s = parts_of_answer(batch, b), batch.settings
+    of_run = f". {about_step(s)}" if s.epochs > 1 or s.kl else ""  # else the step is the run's
     found: list[str | None] = []
     for t in range(length):
         values = {name: part[t].item() for name, part in parts.items()}
         in_sum, measured = values.pop(SUM), values.pop(MEASURED)
         named = ", ".join(f"{name} {value:+.5f}" for name, value in values.items())
         found.append(f"to first order: {named}. Their sum is {in_sum:+.5f}, and AdamW's step "
-                     f"changed log p by {measured:+.5f}")
+                     f"changed log p by {measured:+.5f}{of_run}")
     return found
 
 
