@@ -37,13 +37,13 @@ from analysis.change import CREDIT, SIZES, change_table, known
 from analysis.page import Picture, write_page
 from analysis.plots import (CHANGE_COLOUR, COLOURS, CREDIT_COLOUR, GRADIENT_COLOUR, GREY,
                             PUSH_COLOUR, TOKENS_COLOUR, Style, legend_below, save, whole_steps)
-from analysis.runs import Run, evaluations, read_runs
+from analysis.runs import Run, evaluations, is_foreign, read_runs
 from analysis.statistics import mean_over, paired_difference
 from analysis.tables import (TOO_FEW_GROUPS, WITH_INTERVAL, Columns, Row, Table, by_row,
                              without_format)
 from analysis.tally import (OVER_REST, PARTITIONS, RARE, Tally, early_over_late, over_rest,
                             rest_columns)
-from harness.record import PART, Json, make_output_folder
+from harness.record import PART, Json, make_output_folder, sampling_models
 from harness.screen import python_command, run_as_program, show_status
 from engine.tokens import KINDS
 
@@ -123,6 +123,15 @@ def analyze_run(run: Run, folder: Path, with_all: bool, notes_alone: bool = Fals
         if tally:
             print("To follow one token through a step: "
                   f"{python_command('-m', 'tools.follow', run['folder'])}")
+            say_how_to_measure(run)
+
+
+def say_how_to_measure(run: Run) -> None:
+    """Name the command that measures the credit of an answer, if a model was kept for that."""
+    models = sampling_models(run["folder"], str(run["config"].get("model", "")))
+    if models and not is_foreign(run["config"]):
+        print("To measure what each token of an answer earned, for the page: "
+              f"{python_command('analyze.py', run['folder'], '--credit', f'{min(models)}:0')}")
 
 
 def findings_of(tables: dict[str, Table]) -> dict[str, str]:

@@ -51,10 +51,10 @@ FLAGS = {
                        "analysis/ in the run, or for several runs comparison/ beside them"),
     "baseline": Flag(None, "the arm that the others are compared with, by the name that the "
                      "tables give it (default: plain GRPO)"),
-    "credit": Flag(None, "STEP:ANSWER, as 1:5. Of each token of this training answer measure the "
-                         "credit, the likeliest other tokens, and what moved it, and keep that "
-                         "with the run: the page then shows it. It needs the model that sampled "
-                         "the step", kind=str),
+    "credit": Flag(None, "a training answer, as 1:5 for answer 5 of step 1. Of each of its tokens "
+                         "measure the credit, the likeliest other tokens, and what moved it, and "
+                         "keep that with the run: the page then shows it. It needs the model that "
+                         "sampled the step", kind=str, metavar="STEP:ANSWER"),
     "continuations": Flag(None, "with --credit: how many continuations are sampled for each value "
                           f"(default {CONTINUATIONS})", kind=int, least=10, most=1_000_000),
     "notes": Flag(False, "print only the tables that an earlier experiment made, with the numbers "

@@ -75,6 +75,7 @@ def test_what_moved_it_in_words(recorded, monkeypatch, epochs, kl, ends):
     assert moved_in_words(batch, b, 2) == [None, None]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_of_an_answer_that_was_left_out_the_credit_is_measured(run):
     """The step did not train on it, so nothing is said of what moved its tokens."""
     b = int((~read_credit(run, 1, load_tokenizer(run)).finished).nonzero()[0])
@@ -105,6 +106,7 @@ def test_v_after_a_token_is_v_before_the_next_one(recorded, monkeypatch):
     assert len(found) == length and widths[-1] != pytest.approx(widths[-2])
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_it_is_measured_once_and_shown_by_both_programs(run, capsys, monkeypatch):
     b = an_answer(run, 3)
     analyze.main([str(run), "--credit", f"3:{b}", *MANY])
@@ -131,6 +133,7 @@ def test_it_is_measured_once_and_shown_by_both_programs(run, capsys, monkeypatch
         analyze.main([str(run), "--credit", f"3:{b}", "--continuations", "11"])
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_answer_of_another_run_is_not_shown(run):
     """The run was made again since, and its answer 0 has other tokens."""
     b = an_answer(run, 1)
