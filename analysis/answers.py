@@ -1,17 +1,19 @@
 """The training answers on a page: which ones, and what is known about each token."""
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from analysis.account import WHERE_MEASURED, Numbers, Stage, Value, numbers_of, rounded, stages
-from analysis.measured import Measured, kept_answers
 from analysis.runs import read_metrics
 from analysis.tokens import StepRecord, read_step
 from engine.tokens import token_bytes, without_earlier_turns
 from harness.record import Json, credit_steps, run_config
+
+if TYPE_CHECKING:
+    from analysis.measured import Measured
 
 Z = 1.96  # a normal 95% interval is so many standard errors to each side
 PER_PAGE, STEPS = 10_000, 21  # tokens of training answers on a page, and steps they are from
@@ -59,6 +61,7 @@ def answers_of(run: Path, tokenizer: Tokenizer, steps: list[int],
     """The answers that the viewer shows, of evenly spaced steps: as many as fit, and never fewer
     than two of a step. First come those of which something was measured after the run, then those
     of groups whose rewards differ."""
+    from analysis.measured import kept_answers
     answers: list[ShownAnswer] = []
     config, metrics, measured = run_config(run), metrics_by_step(run), kept_answers(run)
     evenly_spaced = np.linspace(0, len(steps) - 1, STEPS)
@@ -85,7 +88,7 @@ def answers_of(run: Path, tokenizer: Tokenizer, steps: list[int],
     return with_the_same_values(answers)
 
 
-def is_of(record: StepRecord, measured: Measured) -> bool:
+def is_of(record: StepRecord, measured: "Measured") -> bool:
     """Whether the answer that was measured is the one on record: a run can be made again."""
     b = measured["answer"]
     if b >= len(record.answers["group"]):
@@ -93,7 +96,7 @@ def is_of(record: StepRecord, measured: Measured) -> bool:
     return bool(record.tokens_of(b)["token_id"].tolist() == measured["token_id"])
 
 
-def add_measured(answer: ShownAnswer, measured: Measured) -> None:
+def add_measured(answer: ShownAnswer, measured: "Measured") -> None:
     """Add what was measured of the answer's tokens: their credit as numbers, the rest in words."""
     answer["values"]["credit"] = list(map(rounded, measured["credit"]))
     answer["values"]["credit's error"] = [
