@@ -148,6 +148,24 @@ def t_interval(values: Numbers) -> list[float]:
     return interval(mean(values), math.sqrt(variance(values) / len(values)), len(values) - 1)
 
 
+def two_way(differences: list[list[float]]) -> list[float]:
+    """The mean of differences (seeds, problems), for other seeds and other problems. The variance
+    of the mean over seeds is at least what the randomness of single answers makes; this randomness
+    is taken out of the variance over problems."""
+    seeds, problems = len(differences), len(differences[0])
+    by_seed = [mean(of_seed) for of_seed in differences]
+    by_problem = [mean(of_problem) for of_problem in zip(*differences)]
+    value, freedom = mean(by_seed), (seeds - 1) * (problems - 1)
+    squares = math.fsum((cell - by_seed[i] - by_problem[j] + value) ** 2
+                        for i, of_seed in enumerate(differences) for j, cell in enumerate(of_seed))
+    of_answers = max(squares / freedom / (seeds * problems), 1 / (seeds * problems) ** 2)
+    of_problems = max(variance(by_problem) / problems - of_answers, 0)
+    among_seeds = max(quantile(seeds - 1) ** 2 * variance(by_seed) / seeds,
+                      quantile(freedom) ** 2 * of_answers)
+    reach = math.sqrt(among_seeds + quantile(problems - 1) ** 2 * of_problems)
+    return [value, value - reach, value + reach]
+
+
 def t_test(values: Numbers) -> float:
     error = math.sqrt(variance(values) / len(values))
     return two_sided_p(mean(values) / error, len(values) - 1) if error else float(not any(values))
@@ -251,6 +269,42 @@ def check_real_controls(result: Result) -> Iterator[Check]:
                              for seed in seeds]
     plain = [arm for arm in gains if arm.startswith("none")]
     yield from gains_and_p(gains, rows, ("twice", "measured 16", *plain))
+    yield from check_rates(runs, table(result, "rates"))
+    for row in table(result, "held_out"):
+        solved: dict[str, list[list[float]]] = {}
+        for mode in ("sampled", "greedy"):
+            answers = {name: list(map(int, run[mode]))
+                       for name, run in result["values"]["runs"].items()}
+            solved[mode] = [
+                [one - two for one, two in zip(answers[f"{row['arm']}-s{seed}"],
+                                               answers[f"{row['beside']}-s{seed}"])]
+                for seed in range(100) if f"{row['arm']}-s{seed}" in answers
+                and f"{row['beside']}-s{seed}" in answers]
+        solved["rest"] = [[one - two for one, two in zip(*pair)]
+                          for pair in zip(solved["sampled"], solved["greedy"])]
+        for name, differences in solved.items():
+            yield Check(f"{row['arm']}, {name}", ends(row[name]), two_way(differences))
+
+
+def check_rates(runs: dict[str, float], rows: list[dict]) -> Iterator[Check]:
+    """Success at three rates; each half of the seeds takes the rate that is best for the other."""
+    rates = {"5e-7": " 5e-7", "1e-6": " 1e-6", "2e-6": ""}
+    names = [row["arm"] for row in rows]
+    seeds = [seed for seed in range(100) if all(f"{arm}{rate}-s{seed}" in runs for arm in names
+                                                for rate in rates.values())]
+    at_own: dict[str, list[float]] = {}
+    for row in rows:
+        arm = row["arm"]
+        by_rate = [[runs[f"{arm}{rate}-s{seed}"] for seed in seeds] for rate in rates.values()]
+        yield Check(f"{arm} by rate", [row[rate] for rate in rates], list(map(mean, by_rate)))
+        middle = len(seeds) // 2
+        of_first = [mean(rate[:middle]) for rate in by_rate]
+        of_second = [mean(rate[middle:]) for rate in by_rate]
+        at_own[arm] = [*by_rate[of_second.index(max(of_second))][:middle],
+                       *by_rate[of_first.index(max(of_first))][middle:]]
+        if row["gain"] is not None:
+            gains = [mine - plain for mine, plain in zip(at_own[arm], at_own["none"])]
+            yield Check(f"{arm}, own rates", ends(row["gain"]), t_interval(gains))
 
 
 def at_cost(curve: dict, price: str, cost: float) -> float:
@@ -618,4 +672,4 @@ CHECKED: dict[str, Callable[[Result], Iterator[Check]]] = {
     **dict.fromkeys(("dial_methods", "dial_clipped"), check_one_rate),
     **dict.fromkeys(("notes_1", "notes_2", "notes_3"), check_notes),
     **dict.fromkeys(("inverse", "short_steps"), check_evaluations),
-    "change_parts": check_change_parts}
+    "exact_policies": check_exact_policies, "change_parts": check_change_parts}

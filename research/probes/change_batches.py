@@ -112,7 +112,7 @@ def sampled_by(run: Path, step: int) -> Path | None:
 
 def with_groups(rollouts: Rollouts, size: int) -> Rollouts:
     """The batch with plain GRPO's advantages from groups of so many answers to one problem."""
-    group = torch.arange(len(rollouts.group)) // size
+    group = torch.arange(len(rollouts.group), device=rollouts.group.device) // size
     advantage = group_z_score(rollouts.reward, group)[:, None] * rollouts.mask
     return replace(rollouts, advantage=advantage)
 
