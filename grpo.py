@@ -32,6 +32,7 @@ There is no importance sampling either: answers that an older state of the model
 tokens, such as critics and Monte Carlo values, are in credit/.
 """
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -219,6 +220,10 @@ def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tenso
     if reference is not None:
         reference_log_prob = frozen_log_probs(reference, rollouts, trained_rows, s.micro_batch)
     clip = (s.clip_low, s.clip_high)
+    loss_of: Callable[..., Tensor] = policy_loss
+    if s.clip_kind != "ppo":
+        from credit.clips import clipped_loss
+        loss_of = clipped_loss(s.clip_kind)
     totals = []  # of each pass over the batch
     for epoch in range(s.epochs):
         optimizer.zero_grad()
@@ -228,8 +233,8 @@ def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tenso
             if epoch == 0:
                 # the sampler's log-probs differ by rounding: with them no ratio would be exactly 1
                 old[part] = log_prob.detach()
-            loss = policy_loss(log_prob, advantage[part], scaled_weight[part], mask[part], N,
-                               old[part] if s.epochs > 1 else None, clip)
+            loss = loss_of(log_prob, advantage[part], scaled_weight[part], mask[part], N,
+                           old[part] if s.epochs > 1 else None, clip)
             if reference_log_prob is not None:
                 kl = divergence(log_prob, reference_log_prob[part], s.kl_kind)
                 loss = loss + s.kl * (length_scale[part] * kl * mask[part]).sum() / N

@@ -259,6 +259,13 @@ def covariance(rollouts: Rollouts, *, covariance_share: Share = 0.0002,
     return weight.view_as(rollouts.log_prob)
 
 
+@mitigation
+def negative_only(rollouts: Rollouts, *, positive_weight: Share = 0.1) -> Tensor:
+    """The weight is 1 where the advantage is negative, and `positive_weight` elsewhere (arXiv
+    2506.01347): what failed is unlearned, and what worked is hardly reinforced."""
+    return torch.where(rollouts.advantage < 0, 1.0, positive_weight)
+
+
 @advantage
 def span(rollouts: Rollouts) -> Tensor:
     """Each part of the reward, minus the group's mean of this part, is paid at tokens of its own:
@@ -329,9 +336,12 @@ def shuffled(value: Tensor, mask: Tensor, group: Tensor, generator: torch.Genera
 MITIGATIONS.update({
     "learned_importance": "credit.learned_importance", "lambda_grpo": "credit.lambda_grpo",
     "causal_ablation": "credit.causal_ablation", "oracle": "credit.measured",
-    "shared_prefix": "credit.prefix_tree"})
+    "shared_prefix": "credit.prefix_tree", "rlsd": "credit.hinted", "rlcsd": "credit.hinted",
+    "sc_grpo": "credit.hinted"})
 ADVANTAGES.update({
     "vine": "credit.monte_carlo", "deletion": "credit.causal_ablation",
     "measured": "credit.measured", "gae": "credit.critic",
-    "prefix_tree": "credit.prefix_tree", "gtpo": "credit.gtpo"})
+    "prefix_tree": "credit.prefix_tree", "gtpo": "credit.gtpo",
+    "optimal_token_baseline": "credit.baselines", "maxrl": "credit.baselines",
+    "gdpo": "credit.baselines"})
 LOSSES["dpo"] = "credit.preferences"

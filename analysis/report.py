@@ -9,6 +9,7 @@ from analysis.runs import (PLAIN_SETTINGS, Run, evaluations, is_done, is_foreign
 from analysis.tables import Table, show, show_in_short
 from analysis.tally import Tally
 from engine.errors import UserError
+from harness.made_of import accepted_before, differences
 from harness.record import Json
 from harness.screen import show_status
 from harness.flags import Flag
@@ -89,6 +90,10 @@ def opening(run: Run) -> list[str]:
     if isinstance(imported, list):
         return list(map(str, imported))
     sentences = []
+    for change in differences(run["folder"]):
+        sentences.append(f"Something is not as it was when the run was made: {change}.")
+    for change in accepted_before(run["folder"]):
+        sentences.append(f"Accepted when it was resumed: {change}.")
     if not is_done(run):
         sentences.append(f"This run is not finished: step {steps_done(run)} of "
                          f"{run['config']['steps']} so far.")

@@ -26,6 +26,9 @@ class BadCredit(NotFinite):
 
 
 def read_text(path: Path) -> str:
+    # a pipe would wait for ever, and /dev/zero never ends
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise UserError(f"cannot read {path}: it is no regular file")
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from engine import processes
+from engine.errors import UserError
 from engine.processes import full_tensor, is_sharded, local_shard, refuse_undefined, shard_like
 from qwen2_model import Qwen2
 
@@ -86,10 +87,18 @@ def load_optimizer_tensors(optimizer: AdamW, parameters: dict[str, nn.Parameter]
     if not tensors:
         return
     for name, parameter in parameters.items():
+        missing = [key for key in STATE if f"{key}.{name}" not in tensors]
+        if missing:
+            raise UserError(f"the state of the optimizer lacks {missing[0]} of {name}, so AdamW "
+                            "would start anew")
         count = tensors[f"step.{name}"].clone().to(parameter.device)
         optimizer.state[parameter] = {"step": count}
         for key in ("exp_avg", "exp_avg_sq"):
             moment = torch.empty_like(parameter, requires_grad=False)
+            found = tuple(tensors[f"{key}.{name}"].shape)
+            if found != tuple(parameter.shape):
+                raise UserError(f"the state of the optimizer has {key} of {name} with shape "
+                                f"{found}, and the parameter has {tuple(parameter.shape)}")
             # with --shard only the rows of this process
             local_shard(moment).copy_(shard_like(parameter, tensors[f"{key}.{name}"]))
             optimizer.state[parameter][key] = moment

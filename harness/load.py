@@ -143,7 +143,11 @@ def make(function: Choice, values: Json, policy: Policy) -> Method:
 
 def make_advantage(s: Settings, policy: Policy) -> Method:
     chosen = LOSSES[s.loss] if s.loss in LOSSES else ADVANTAGES[s.advantage]
-    return make(chosen, s.flags_for(chosen), policy)
+    made = make(chosen, s.flags_for(chosen), policy)
+    if not s.entropy_bonus:
+        return made
+    from credit.entropy_bonus import WithEntropyBonus
+    return WithEntropyBonus(made, s.entropy_bonus, s.entropy_target)
 
 
 def make_weighting(s: Settings, policy: Policy) -> Method:
@@ -158,8 +162,13 @@ def answers_from(run: Run, policy: Policy, optimizer: AdamW) -> Source:
         return GivenPairs(s.pairs, policy, run)
     if s.rollouts != OWN_SAMPLER:
         from bridges.remote_rollouts import connect
-        return connect(policy, optimizer, run)
-    return policy
+        source: Source = connect(policy, optimizer, run)
+    else:
+        source = policy
+    if s.dynamic_sampling > 1:
+        from engine.dynamic import DynamicSampling
+        return DynamicSampling(source, policy, s.dynamic_sampling, run.drawn)
+    return source
 
 
 def set_threads(threads: int, model: Qwen2) -> None:

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from engine import processes
 from engine.choices import Method
 from engine.errors import UserError, read_json
 from engine.optimizer import AdamW, load_optimizer_tensors
+from harness.made_of import NAME, differences, kept
 from harness.record import (LOGS, Json, RunFolder, checkpoint_folders, is_complete, read_lines,
                             replace_text, run_config)
 from harness.screen import say
@@ -63,6 +65,26 @@ def last_state(s: Settings, folder: RunFolder,
     return done, checkpoints.get(done), is_finished
 
 
+def refuse_changes(folder: Path, s: Settings, checkpoint: Path | None, done: int,
+                   accepts: bool) -> list[Json]:
+    """Refuse to go on if something that the run is made of has changed. With --accept_changes the
+    changes are returned, after those that were accepted before."""
+    before = kept(folder)
+    if before is None and done:
+        say(f"{folder} has no {NAME}, so it is not known whether what it is made of has changed")
+    found = list(differences(folder, s, checkpoint, done))
+    accepted: list[Json] = list((before or {}).get("accepted", []))
+    if not found:
+        return accepted
+    if not accepts:
+        others = f", and {len(found) - 1} more" if len(found) > 1 else ""
+        raise UserError(f"{found[0]}{others}. So what follows would not be what the run that was "
+                        "never stopped gives. Put it back, begin a new run, or go on with "
+                        "--accept_changes, which is written down")
+    say("going on although " + "; ".join(found))
+    return [*accepted, {"after_step": done, "changes": "; ".join(found)}]
+
+
 def has_last_step(s: Settings, path: Path, metrics: list[Json], evaluations: list[Json]) -> bool:
     """Whether a run has all steps, and what is kept at its end.
 
@@ -82,7 +104,11 @@ def has_last_step(s: Settings, path: Path, metrics: list[Json], evaluations: lis
 def load_state(checkpoint: Path, optimizer: AdamW, parameters: dict[str, torch.nn.Parameter],
                methods: Mapping[str, Method]) -> None:
     """Read back the state of the optimizer, the advantage and the weighting."""
-    tensors = load_file(checkpoint / "trainer" / "state.safetensors")
+    path = checkpoint / "trainer" / "state.safetensors"
+    try:
+        tensors = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} is damaged: {error}") from None
     for part, method in methods.items():
         names = [name for name in tensors if name.startswith(f"{part}.")]
         state = {name.removeprefix(f"{part}."): tensors.pop(name) for name in names}

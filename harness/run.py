@@ -21,17 +21,19 @@ import torch
 
 from engine import processes
 from engine.choices import Method
-from engine.errors import BadCredit, NotFinite, UserError
+from engine.errors import BadCredit, NotFinite, UserError, location_of
 from engine.model_folder import write_model_folder, write_tensors
 from engine.optimizer import AdamW, optimizer_tensors, parameters_by_name
 from engine.policy import Policy
 from engine.processes import refuse_undefined
 from engine.rollouts import Rollouts
+from harness.made_of import (has_opened_more, state_of_checkpoint, watch_opened_files,
+                             write_down)
 from harness.metrics import STAGES, Watch
 from harness.record import (Json, RunFolder, credit_path, make_run, provenance, read_lines, remove,
                             whole, write_credit)
-from harness.screen import (StopRequest, print_evaluation, print_step, python_command, say,
-                            print_outcome)
+from harness.screen import (StopRequest, in_users_code, place_of, print_evaluation,
+                            print_outcome, print_step, python_command, say)
 from harness.settings import CHANGEABLE, MODES, Settings, is_large, make_settings, read_flags
 
 TRAVELS_ALONG = (  # from the model's folder to every checkpoint
@@ -42,8 +44,12 @@ TRAVELS_ALONG = (  # from the model's folder to every checkpoint
 @contextmanager
 def open_run(argv: list[str]) -> Iterator["Run"]:
     """The run that a command line asks for."""
+    watch_opened_files()  # before the task's file is imported
     given = read_flags(argv)
     may_continue, resume = given.pop("continue", False), given.pop("resume", None)
+    accepts_changes = given.pop("accept_changes", False)
+    if accepts_changes and not resume:
+        raise UserError("--accept_changes has no effect without --resume")
     if resume:
         refuse_unchangeable(given)
         given |= {"config": Path(resume) / "config.json", "out": resume}
@@ -52,21 +58,58 @@ def open_run(argv: list[str]) -> Iterator["Run"]:
     run = Run(settings)
     with run.cleanup:
         if exists:
-            from harness.resume import last_state, refuse_other
+            from harness.resume import last_state, refuse_changes, refuse_other
             if not resume:
                 refuse_other(settings, may_continue)
             run.is_new = False
             run.cleanup.enter_context(run.folder.opened())
             run.done, run.checkpoint, run.is_finished = last_state(
                 settings, run.folder, may_begin_again=not resume)
+            if not run.is_finished:
+                run.accepted = refuse_changes(run.folder.path, settings, run.checkpoint, run.done,
+                                              accepts_changes)
         try:
             yield run
+        except SystemExit as error:  # a function of the user's has ended the program
+            if where := in_users_code(error.__traceback__):
+                raise UserError(f"{place_of(where)} calls sys.exit, which would end the run "
+                                "without a word") from None
+            raise
         except NotFinite as error:
             rate = f" at --learning_rate {settings.learning_rate:g}"
             if isinstance(error, BadCredit) or run.step == 0:  # the rate is not to blame
                 rate = ""
             raise UserError(f"{error}, in step {run.step}{rate}; "
                             f"{run.last_good_model()}") from error
+
+
+def facts_of(method: Method) -> dict[str, torch.Tensor]:
+    """The numbers and tensors that an object without state_dict has, by their names; none of a
+    function or of an object that saves its state itself."""
+    if hasattr(method, "state_dict"):
+        return {}
+    found = {}
+    for name, value in getattr(method, "__dict__", {}).items():
+        if isinstance(value, torch.Tensor):
+            found[name] = value.detach().clone()
+        elif isinstance(value, (bool, int, float)):
+            found[name] = torch.tensor(value, dtype=torch.float64)
+        elif isinstance(value, torch.nn.Module):
+            for parameter, tensor in value.named_parameters():
+                if tensor.requires_grad:  # a frozen model cannot change
+                    found[f"{name}.{parameter}"] = tensor.detach().clone()
+    return found
+
+
+def refuse_other_default_type() -> None:
+    """Raise an error if somebody has changed the type of torch's new tensors, which would change
+    numbers everywhere."""
+    dtype = torch.get_default_dtype()
+    if dtype != torch.float32:
+        torch.set_default_dtype(torch.float32)
+        raise UserError(f"the default type of tensors is {dtype}: a function of yours calls "
+                        "torch.set_default_dtype. Give the type to the tensors that need it, as in "
+                        "torch.zeros(3, dtype=torch.float64)")
 
 
 def refuse_unchangeable(given: Json) -> None:
@@ -86,7 +129,10 @@ class Run:
         self.checkpoint: Path | None = None
         self.step = self.done = 0
         self.is_finished, self.is_new = False, True
+        self.accepted: list[Json] = []  # changes that --accept_changes has let pass
+        self.made_of: Json = {}
         self.seconds: deque[float] = deque(maxlen=20)  # of the last steps
+        self.drawn: Json = {}  # what dynamic sampling drew beyond the batch, in the last step
         self.took: dict[str, float] = {}  # seconds of the last "update", "sampled", "save", ...
         self.watch = Watch()
         self.travels_along: dict[str, bytes] = {}  # files of the model's folder, by name
@@ -96,6 +142,7 @@ class Run:
         """Make the folder; or, if the run is resumed, read back the state of the optimizer and the
         methods from its checkpoint. From now on Ctrl-C waits for the end of a step."""
         self.policy, self.optimizer, self.methods = policy, optimizer, methods
+        self.at_first = {part: facts_of(method) for part, method in methods.items()}
         # read now, because a user may remove the folder meanwhile: it can be an old checkpoint
         for name in TRAVELS_ALONG:
             if (policy.folder / name).exists():
@@ -107,6 +154,8 @@ class Run:
             if self.checkpoint:
                 load_state(self.checkpoint, optimizer, self.parameters, methods)
             take_over(self.settings, self.folder, self.done)
+            if self.folder.writes:
+                self.made_of = write_down(self.folder.path, self.settings, self.accepted)
             for line in read_lines(self.folder.path / "metrics.jsonl"):
                 self.watch.advice(line)  # it was told when the step was made
         if policy.model.is_large:
@@ -136,6 +185,7 @@ class Run:
                   "model_config": model.config.to_json()}
         if self.folder.writes:
             make_run(s.folder, config, policy.folder / "tokenizer.json")
+            self.made_of = write_down(s.folder, s)
         processes.barrier()
         self.cleanup.enter_context(self.folder.opened())
         self.cleanup.push(self.remove_unless_started)
@@ -153,7 +203,12 @@ class Run:
                 "begins a new run")
 
     def steps(self) -> Iterator[int]:
-        for self.step in range(self.done + 1, self.settings.steps + 1):
+        s = self.settings
+        for self.step in range(self.done + 1, s.steps + 1):
+            if s.warmup_steps or s.decay != "none":
+                from engine.schedule import rate_of_step
+                self.optimizer.learning_rate = rate_of_step(
+                    self.step, s.steps, s.learning_rate, s.warmup_steps, s.decay)
             yield self.step
 
     def is_due(self, every: int, step: int) -> bool:
@@ -166,6 +221,7 @@ class Run:
                columns: dict[str, torch.Tensor]) -> None:
         """Write the credit file, each process that of its own problems, and some answers. Rank 0
         writes last, so if its file exists, those of all others do."""
+        refuse_other_default_type()
         if self.folder.writes:
             processes.barrier()
         problems = processes.shard_of(len(rollouts.prompt_ids))
@@ -191,6 +247,8 @@ class Run:
     def log(self, line: Json) -> None:
         """Write a line of metrics.jsonl, and print one."""
         steps, step = self.settings.steps, self.step
+        for name, count in self.drawn.items():
+            line[name] += count
         self.folder.append("metrics.jsonl", line)
         self.seconds.append(line["seconds"])
         for stage in STAGES:
@@ -241,6 +299,8 @@ class Run:
         """Write a checkpoint if it is due. After Ctrl-C or SIGTERM write one in any case, and end
         the run here."""
         stopped = processes.any_of(self.stop.requested)
+        if step == self.done + 1 and self.settings.checkpoint_every:
+            self.refuse_forgotten_state()
         if stopped or self.is_due(self.settings.checkpoint_every, step):
             self.policy.refuse_broken_model()
             start = time.perf_counter()
@@ -252,6 +312,17 @@ class Run:
             processes.barrier()  # torchrun stops all processes as soon as one has ended
             raise SystemExit(130)
 
+    def refuse_forgotten_state(self) -> None:
+        """Raise an error if a method has changed a number of its own in the first step and cannot
+        save it: a resumed run would begin with the number of the first step."""
+        for part, method in self.methods.items():
+            now = facts_of(method)
+            for name, before in self.at_first[part].items():
+                if not torch.equal(before, now.get(name, before)):
+                    raise UserError(f"{type(method).__name__} ({location_of(method)}) changes its "
+                                    f"{name}, which a resumed run would forget: it needs "
+                                    "state_dict and load_state_dict, or --checkpoint_every 0")
+
     @property
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         return parameters_by_name(self.policy.model, self.optimizer)
@@ -261,7 +332,8 @@ class Run:
         tensors = optimizer_tensors(self.optimizer, self.parameters)
         for part, method in self.methods.items():
             state: dict[str, torch.Tensor] = getattr(method, "state_dict", dict)()
-            tensors |= {f"{part}.{name}": value for name, value in state.items()}
+            # copies, because two tensors of a state may share their memory, which no file can
+            tensors |= {f"{part}.{name}": value.clone() for name, value in state.items()}
         refuse_undefined("the state that a resumed run would continue from is",
                          *(value for value in tensors.values() if value.is_floating_point()))
         if not self.folder.writes:
@@ -270,12 +342,15 @@ class Run:
             return
         for folder in [*self.folder.checkpoints().values()][:-1]:
             remove(folder / "trainer")
+        if has_opened_more(self.made_of):
+            self.made_of = write_down(self.folder.path, self.settings, self.accepted)
         with whole(self.model_folder(step)) as unfinished:
             self.write_model(unfinished, self.parameters)
             trainer = unfinished / "trainer"
             trainer.mkdir()
             write_tensors(trainer / "state.safetensors", tensors)
-            (trainer / "state.json").write_text(json.dumps({"step": step}) + "\n")
+            state_of_run = state_of_checkpoint(unfinished, step, self.made_of)
+            (trainer / "state.json").write_text(json.dumps(state_of_run) + "\n")
 
     def model_folder(self, step: int) -> Path:
         return self.folder.at("checkpoints") / f"step_{step:06d}"

@@ -90,6 +90,15 @@ def in_users_code(trace: TracebackType | None) -> TracebackType | None:
     return found
 
 
+def place_of(trace: TracebackType) -> str:
+    """The innermost function, file and line of a traceback: my_idea (mitigations.py:57)."""
+    while trace.tb_next:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code
+    file = code.co_filename.removeprefix(f"{PROJECT}/")
+    return f"{code.co_qualname} ({file}:{trace.tb_lineno})"
+
+
 def sentence_about(error: Exception) -> str:
     """The line about an error; an empty one about a mistake in this code."""
     if isinstance(error, UserError):

@@ -44,6 +44,9 @@ POLICY: Requirement = (lambda s: s.loss == "policy", "--loss policy")
 DPO: Requirement = (lambda s: s.loss == "dpo", "--loss dpo")
 KL: Requirement = (lambda s: s.loss == "policy" and s.kl > 0, "--kl above 0")
 REUSED: Requirement = (lambda s: s.loss == "policy" and s.epochs > 1, "--epochs above 1")
+NOT_SHUFFLED: Requirement = (lambda s: s.loss == "policy" and s.placebo != "advantages",
+                             "--loss policy, and advantages that are not shuffled")
+WITH_BONUS: Requirement = (lambda s: s.entropy_bonus > 0, "--entropy_bonus above 0")
 RESCALED: Requirement = (
     lambda s: s.loss == "policy" and s.mitigation not in ("none", *NEVER_RESCALED),
     "a --mitigation whose weights are rescaled")
@@ -164,6 +167,20 @@ class Settings:
     clip_high: float = option(
         0.28, "PPO's upper clipping: the ratio is clipped at 1 plus this",
         requires=REUSED, topic=LOSS)
+    clip_kind: str = option(
+        "ppo", "how an update on a batch that is used again is bounded. credit/clips.py has the "
+        "formulas; in the first pass over a batch all of them are plain GRPO. The metric "
+        "clipped_share counts by PPO's bounds, whichever is chosen",
+        choices=("ppo", "dual", "gspo", "cispo", "sapo", "gmpo", "dppo", "fipo"), requires=REUSED,
+        topic=LOSS)
+    entropy_bonus: float = option(
+        0.0, "coefficient of a bonus for entropy. It is added to the advantage of each token, "
+        "which has the same gradient on average (credit/entropy_bonus.py)", most=1000,
+        requires=NOT_SHUFFLED, topic=LOSS)
+    entropy_target: float = option(
+        0.0, "the coefficient grows by a tenth after each step whose mean entropy lies below this, "
+        "and shrinks by a tenth after each other one; 0 means that it stays as it is", most=100,
+        requires=WITH_BONUS, topic=LOSS)
     kl: float = option(
         0.0, "coefficient of the KL divergence from the initial model. Above 0 a copy of that "
         "model is kept in memory",
@@ -213,6 +230,15 @@ class Settings:
     learning_rate: float = option(
         5e-6, "learning rate of AdamW", above=0, most=10, topic=TRAINING, label="lr")
     weight_decay: float = option(0.0, "weight decay of AdamW", topic=TRAINING)
+    warmup_steps: int = option(
+        0, "the learning rate rises in equal parts over so many steps", topic=TRAINING)
+    decay: str = option(
+        "none", "how the learning rate falls after that, nearly to 0 in the last step",
+        choices=("none", "linear", "cosine"), topic=TRAINING)
+    dynamic_sampling: int = option(
+        1, "draw at most so many batches of problems for a step, until there are enough groups "
+        "whose answers have different rewards. What is drawn beyond the first batch is counted as "
+        "extra_answers", least=1, most=100, requires=SAMPLED, topic=TRAINING)
     micro_batch: int = option(
         8, "how many answers of full length an update computes at a time; a number above that of "
         "all answers means all of them. This changes memory, speed and rounding, and nothing else",
@@ -304,6 +330,9 @@ CONTINUE = {
                    topic=CONTINUING, metavar="RUN", idea_takes=False),
     "continue": Flag(False, "resume the run if its folder exists and has the same settings. A "
                             "finished run is left as it is", topic=CONTINUING, idea_takes=False),
+    "accept_changes": Flag(False, "with --resume: go on although something that the run is made of "
+                           "has changed. It is written down, and analyze.py says it",
+                           topic=CONTINUING, idea_takes=False),
     "config": Flag(None, "take the settings from a run's config.json. Flags that are typed "
                          "override them",
                    topic=CONTINUING, metavar="FILE", idea_takes=False)}

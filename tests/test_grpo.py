@@ -24,7 +24,8 @@ from harness.record import read_credit, write_credit
 
 def settings(**changed):
     usual = dict(micro_batch=64, max_grad_norm=0.0, epochs=1, pairs=None, loss_norm="token",
-                 max_new_tokens=14, kl=0.0, kl_kind="k3", clip_low=0.2, clip_high=0.28)
+                 max_new_tokens=14, kl=0.0, kl_kind="k3", clip_low=0.2, clip_high=0.28,
+                 clip_kind="ppo")
     return SimpleNamespace(**{**usual, **changed})
 
 

@@ -27,18 +27,14 @@ Ctrl-C stops it, and the same command continues.
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.idea")
-import ast
 import hashlib
-import inspect
 import json
-import os
 import shlex
-import sys
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import cache, cached_property
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,10 +43,11 @@ import torch
 
 from analysis.runs import read_run
 from engine.choices import ADVANTAGES, MITIGATIONS, without_decorator
-from engine.errors import PROJECT, UserError
+from engine.errors import UserError
 from harness.flags import Flag, flags_of
 from harness.laptop import STEPS_COMPARED
 from harness.load import load_policy
+from harness.made_of import differences, parts_of_run, watch_opened_files
 from harness.memory import return_memory
 from harness.parser import make_parser, with_defaults
 from harness.planned import PROCESSES, PlannedRun, make_runs, runs_at_a_time, usable_cores
@@ -58,7 +55,6 @@ from harness.record import find_folder
 from harness.screen import is_taken_away, python_command, run_as_program, say, show_status
 from harness.settings import (CONTINUE, METHODS, OPTIONS, Settings, is_large, make_settings,
                               read_flags)
-from mitigations import rescaled_weight
 from tools.helpers.look import look, seconds_of_runs, steps_of_look
 from tools.preview import on_real_tokens
 from tools.helpers.verdict import Verdict
@@ -81,10 +77,10 @@ USUAL = {"questions": 8, "answers": 8, "steps": 60, "threads": 1}
 NO_MODELS = {"checkpoint_every": 0, "save_model": False}  # of a large one each has gigabytes
 STEPS_OF_LARGE = 20  # on a CPU, where its recipe names none
 NOT_TAKEN = {name for name, flag in {**OPTIONS, **CONTINUE}.items() if not flag.idea_takes}
-NOT_OF_A_STEP = ("analysis", "harness", "research", "tools")  # packages that compute no step
 
 
 def main(argv: list[str]) -> None:
+    watch_opened_files()  # before the task's file is imported
     parser = make_parser("python -m tools.idea NAME [flags of NAME, of train.py, or of this list]",
                          __doc__, FLAGS)
     parser.add_argument("name", metavar="NAME",
@@ -138,6 +134,7 @@ class Experiment:
         """The runs as look[arm][seed]; those that are missing are trained, all arms of a seed
         before the next seed."""
         arms = [(arm, seed) for seed in seeds for arm in self.flags]
+        self.refuse_changed_runs(arms)
         planned, processes = [self.planned_run(*one) for one in arms], 1
         of_look, of_tasks = 0.0, SECONDS_OF_TASKS if self.has_synthetic_tasks() else 0.0
         if not all(run.is_finished() for run in planned):
@@ -154,6 +151,17 @@ class Experiment:
             raise UserError("; ".join(failed.values()))
         return {arm: {seed: read_run(self.folders[arm] / f"s{seed}") for seed in seeds}
                 for arm in self.flags}
+
+    def refuse_changed_runs(self, arms: list[tuple[str, int]]) -> None:
+        """Refuse finished runs that were made of something else, such as a file that the task reads
+        and that has changed: what would be compared is not the same any more."""
+        for arm, seed in arms:
+            folder = self.folders[arm] / f"s{seed}"
+            if self.planned_run(arm, seed).is_finished():
+                changed = next(differences(folder, replace(self.settings[arm], seed=seed)), "")
+                if changed:
+                    raise UserError(f"{folder} is an earlier run, and since then {changed}. Name "
+                                    "another folder with --runs, or remove this one")
 
     def planned_run(self, arm: str, seed: int) -> PlannedRun:
         s = self.settings[arm]
@@ -306,81 +314,12 @@ def as_typed(flags: dict) -> list[str]:
 
 
 def digest(s: Settings) -> str:
-    """Eight characters, which change with whatever a run depends on, except its seed.
-
-    They follow from the settings, from the files of what computes a step, and from those that its
-    task uses. Plain GRPO's runs are used by every idea, so of mitigations.py only the functions of
-    plain GRPO count. For any other run each file that is loaded counts, because an idea may use
-    whatever it imports.
-    """
-    values = {name: value for name, value in s.to_json().items() if name not in ("seed", "out")}
-    files = {PROJECT / name for name in ("train.py", "grpo.py", "qwen2_model.py")}
-    files |= set((PROJECT / "engine").glob("*.py"))
-    used = {getattr(one, "__module__", None) for one in vars(sys.modules[s.task]).values()}
-    files |= set(files_of({s.task, *used}))  # the task's file, and those that it imports from
-    named = [Path(str(value)) for value in values.values()]
-    files |= {path for path in named if path.is_file()}  # a file that a flag names, as --data
-    files |= {path for path in find_folder(s.model).iterdir() if path.is_file()}
-    functions = []
-    if (s.mitigation, s.advantage) == PLAIN:
-        chosen = (MITIGATIONS[s.mitigation], ADVANTAGES[s.advantage], rescaled_weight)
-        functions = [inspect.getsource(function) for function in chosen]
-    else:
-        files |= with_imports(set(filter(is_own, files_of(sys.modules))))
-    digests = {os.path.relpath(path, PROJECT): digest_of_file(path, path.stat().st_mtime_ns)
-               for path in files}
-    known = {"values": values, "files": digests, "functions": functions}
-    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:8]
-
-
-@cache  # the weights of a large model are read for seconds
-def digest_of_file(path: Path, changed: int) -> str:
-    """`changed` is the time of the last change: a changed file is read again."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def files_of(modules: Iterable[str]) -> list[Path]:
-    files = [getattr(sys.modules.get(name), "__file__", None) for name in list(modules)]
-    return [Path(name) for name in files if name and name.endswith(".py") and os.path.isabs(name)]
-
-
-def with_imports(files: set[Path]) -> set[Path]:
-    """Add to these files those that they import, also those that a function imports when it is
-    called, which are not loaded yet."""
-    known, new = set(), files
-    while new:
-        known |= new
-        new = {path for file in new for path in imported_by(file) if is_own(path)} - known
-    return known
-
-
-def imported_by(file: Path) -> set[Path]:
-    """The files of the project, or beside this one, that it imports."""
-    try:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-    except SyntaxError:  # Python says so when it is imported
-        return set()
-    names = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        if isinstance(node, ast.ImportFrom):
-            module = [node.module] if node.module else []
-            names += module + [".".join([*module, alias.name]) for alias in node.names]
-    paths = {folder.joinpath(*name.split(".")).with_suffix(".py")
-             for name in names for folder in (PROJECT, file.parent)}
-    return {path for path in paths if path.is_file()}
-
-
-def is_own(path: Path) -> bool:
-    """Whether the numbers of a run may depend on this file. They do not if it belongs to Python, to
-    an installed package, or to a package of this project that computes no step."""
-    if {"site-packages", "dist-packages"} & set(path.parts):
-        return False
-    if PROJECT in path.parents:
-        return path.relative_to(PROJECT).parts[0] not in NOT_OF_A_STEP
-    return Path(sys.base_prefix) not in path.parents
+    """Eight characters, which change with whatever a run is made of, except its seed
+    (harness/made_of.py)."""
+    parts = parts_of_run(s)
+    parts["settings"].pop("seed")
+    known = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(known.encode()).hexdigest()[:8]
 
 
 if __name__ == "__main__":

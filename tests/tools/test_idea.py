@@ -18,9 +18,10 @@ from harness.forecast import memory_of
 from harness.load import load_policy
 from harness.screen import is_taken_away
 from harness.laptop import TWO_NUMBERS
+from harness.made_of import is_own
 from harness.settings import LARGE, make_settings
 from tools import idea
-from tools.idea import arms_of, digest, is_own, main, make_plan
+from tools.idea import arms_of, digest, main, make_plan
 
 SMALL = ["--questions", "2", "--answers", "4", "--steps", "2", "--eval_tasks", "4",
          "--max_new_tokens", "32", "--seeds", "2", "--processes", "2"]
@@ -269,6 +270,15 @@ def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd)
         patch.setattr(idea, "make_plan", None)
         main(["by_kind", "--word_weight", "0.1", *argv])
     assert "0 of 6 runs have to be made" in capfd.readouterr().out
+    [plain] = (tmp_path / "my ideas").glob("plain-*")
+    record = plain / "s1/made_of.json"  # as if its task had read a file that has changed since
+    words = tmp_path / "words.txt"
+    words.write_text("new")
+    text = record.read_text()
+    record.write_text(json.dumps(json.loads(text) | {"files": {str(words): "0" * 64}}))
+    assert f"and since then {words} has changed" in refusal(main, ["by_kind", "--word_weight",
+                                                                   "0.1", *argv])
+    record.write_text(text)
     monkeypatch.setattr("tools.idea.Settings", SimpleNamespace(task="of another task"))
     main(["by_kind", "--word_weight", "0.2", *argv])
     said = capfd.readouterr().out

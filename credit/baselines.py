@@ -1,0 +1,67 @@
+"""Baselines and advantages of 2026 that need more than the mean of a group."""
+import torch
+from torch import Tensor
+
+from engine.choices import advantage
+from engine.rollouts import Rollouts
+from grpo import centred, gradient_size, group_mean, group_z_score, to_every_token
+
+
+@advantage
+def optimal_token_baseline(rollouts: Rollouts, *, zero_tail: bool = True) -> Tensor:
+    """The reward minus a baseline for each position (arXiv 2602.07078): B_t is the mean reward of
+    the group's answers that reach token t, each counted with W_it, the sum of s^2 over its tokens
+    up to t. An answer whose tokens have had large gradients adds more noise, so it counts more.
+
+    Nothing is divided by a standard deviation. Beyond the second longest answer only one answer is
+    left; there the baseline is 0 as in verl, unless --zero_tail no. Without it B_t would be this
+    answer's own reward, so the rest of it would have no gradient."""
+    s = gradient_size(rollouts.log_prob, rollouts.collision)
+    energy = (s.square() * rollouts.mask).cumsum(1) * rollouts.mask                 # W (B, T)
+    reward = rollouts.reward[:, None]
+    total = over_group(energy, rollouts)
+    baseline = over_group(energy * reward, rollouts) / (total + 1e-8)
+    if zero_tail:
+        reached = over_group(rollouts.mask.float(), rollouts)
+        baseline = torch.where(reached > 1, baseline, 0.0)
+    return (reward - baseline) * rollouts.mask
+
+
+@advantage(whole_answers=True)
+def maxrl(rollouts: Rollouts) -> Tensor:
+    """(reward - mean) / mean of the group (arXiv 2602.02710), for rewards of 0 and 1. It is 0 where
+    the mean is 0. A problem that is solved rarely counts more than with any of the others: a group
+    of 16 with one right answer gives it 15, and one with 8 right answers gives each of them 1."""
+    mean = group_mean(rollouts.reward, rollouts.group).float()
+    difference = centred(rollouts.reward, rollouts.group)
+    return to_every_token(torch.where(mean > 0, difference / mean, 0.0), rollouts)
+
+
+@advantage(whole_answers=True)
+def gdpo(rollouts: Rollouts) -> Tensor:
+    """Each part of the reward is standardised in the group by itself, and their sum is standardised
+    over the batch (after the abstract of arXiv 2601.05242). So a part that differs little counts as
+    much as one that differs a lot. The parts are answer, format and reasoning, those that are paid.
+    In a sum such as 1 + 0.1 the smaller part hardly counts."""
+    total = torch.zeros_like(rollouts.reward)
+    for part in paid_parts(rollouts):
+        total += group_z_score(rollouts.scores[part], rollouts.group)
+    one_group = torch.zeros_like(rollouts.group)
+    return to_every_token(group_z_score(total, one_group), rollouts)
+
+
+def paid_parts(rollouts: Rollouts) -> list[str]:
+    """The parts of the reward that are paid in this batch: those with a positive coefficient if the
+    reward is written as a sum of parts, each times a number (least squares)."""
+    parts = [part for part in rollouts.scores if part != "reward"]
+    columns = torch.stack([rollouts.scores[part] for part in parts], 1).double()
+    reward = rollouts.reward.double()
+    coefficients = torch.linalg.pinv(columns - columns.mean(0)) @ (reward - reward.mean())
+    paid = [part for part, number in zip(parts, coefficients.tolist()) if number > 1e-3]
+    return paid or ["reward"]
+
+
+def over_group(value: Tensor, rollouts: Rollouts) -> Tensor:
+    """(B, T): at each position the sum over the group's answers."""
+    groups = torch.zeros(len(rollouts.prompt_ids), value.shape[1], device=value.device)
+    return groups.index_add(0, rollouts.group, value)[rollouts.group]

@@ -1,0 +1,81 @@
+"""Dynamic sampling (2503.14476): problems are drawn until enough groups have answers with different
+rewards (--dynamic_sampling).
+
+A group whose answers all have the same reward has no gradient. So more problems are drawn, a batch
+at a time, and groups without spread are replaced by groups with spread. What was drawn and thrown
+away was paid for all the same: `extra_answers` and `extra_tokens` of metrics.jsonl count it.
+"""
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from engine.choices import Metrics
+from engine.policy import Policy, derived_seed
+from engine.rollouts import Problem, Rollouts
+
+
+class Source(Protocol):
+    def sample(self, problems: Sequence[Problem], answers: int, seed: int) -> Rollouts: ...
+
+
+@dataclass
+class DynamicSampling:
+    """A source of answers, made of another one: at most `most` batches are drawn for a step."""
+    source: Source
+    policy: Policy
+    most: int
+    drawn: Metrics = field(default_factory=dict)  # what was drawn beyond the last batch
+
+    def sample(self, problems: Sequence[Problem], answers: int, seed: int) -> Rollouts:
+        wanted = len(problems)
+        drawn = [self.policy.score(self.source.sample(problems, answers, seed))]
+        living = [groups_with_spread(drawn[0])]
+        while len(drawn) < self.most and sum(map(len, living)) < wanted:
+            more = self.policy.task.training_problems(seed, len(drawn), wanted)
+            of_more = self.source.sample(more, answers, derived_seed("more", seed, len(drawn)))
+            drawn.append(self.policy.score(of_more))
+            living.append(groups_with_spread(drawn[-1]))
+        chosen = []
+        for batch, groups in enumerate(living):
+            chosen += [(batch, group) for group in groups]
+        chosen = chosen[:wanted]
+        for group in range(wanted):  # too few: the first batch fills up, without a gradient
+            if len(chosen) < wanted and (0, group) not in chosen:
+                chosen.append((0, group))
+        kept = [drawn[batch].of_problems(range(group, group + 1))
+                for batch, group in sorted(chosen)]
+        result = joined(kept)
+        tokens = sum(int(batch.mask.sum()) for batch in drawn)
+        self.drawn["extra_answers"] = answers * wanted * (len(drawn) - 1)
+        self.drawn["extra_tokens"] = tokens - int(result.mask.sum())
+        return result
+
+
+def groups_with_spread(rollouts: Rollouts) -> list[int]:
+    """The groups whose answers have different rewards."""
+    reward = rollouts.reward.view(len(rollouts.prompt_ids), -1)
+    return (reward != reward[:, :1]).any(1).nonzero().squeeze(1).tolist()
+
+
+def joined(parts: list[Rollouts]) -> Rollouts:
+    """One batch, without scores, of several that have one group each."""
+    longest = max(part.ids.shape[1] for part in parts)
+
+    def frame(name: str) -> torch.Tensor:
+        padded = []
+        for part in parts:
+            values = getattr(part, name)
+            padded.append(torch.nn.functional.pad(values, (0, longest - values.shape[1])))
+        return torch.cat(padded)
+
+    mask = frame("mask")
+    used = int(mask.sum(1).max())
+    sizes = torch.tensor([len(part.ids) for part in parts])
+    group = torch.arange(len(parts)).repeat_interleave(sizes).to(mask.device)
+    finished = torch.cat([part.finished for part in parts])
+    return Rollouts([part.problems[0] for part in parts], [part.prompt_ids[0] for part in parts],
+                    group, frame("ids")[:, :used], mask[:, :used], finished,
+                    frame("log_prob")[:, :used], frame("entropy")[:, :used],
+                    frame("collision")[:, :used])

@@ -1,0 +1,317 @@
+"""What a run is made of, and whether it still is.
+
+A run's numbers follow from its settings, the model's folder, the code that computes a step, and the
+files that these read. All of this may be edited while a run is stopped, and a run that went on then
+would be half of one thing and half of another, without a word. So a run writes down a digest of
+each part in made_of.json, and every checkpoint has a digest of each of its files in
+trainer/state.json. Three programs compare them, by `differences`:
+
+    train.py --resume    refuses to go on; with --accept_changes it goes on, and writes that down
+    tools.idea           does not use a finished run again
+    analyze.py           says it beside its findings
+
+What counts as code: the files that compute a step, the task's file and what it imports, and with
+another weighting or advantage than plain GRPO's all files that this may import. Of mitigations.py
+only the functions count that a run uses, because every idea is written there. What counts as a file
+that code reads: those that a flag names, and those that a function of yours opens, which Python
+reports (sys.addaudithook). A file that a library opens without Python, such as a safetensors file,
+is not seen.
+"""
+import ast
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from engine.choices import ADVANTAGES, MITIGATIONS
+from engine.errors import PROJECT, UserError, read_json
+from harness.record import (Json, credit_steps, find_folder, read_lines, replace_text,
+                            run_config)
+from harness.settings import CHANGEABLE, Settings
+
+NAME = "made_of.json"
+PLAIN = ("none", "grpo")
+NOT_OF_A_STEP = ("analysis", "harness", "research", "tools")  # packages that compute no step
+# of a run's own name and place, or seen only in how it is made
+NOT_COMPARED = {"out", *CHANGEABLE}
+opened: set[str] = set()  # absolute paths of the files that a user's code has opened to read
+
+
+def watch_opened_files() -> None:
+    """From now on note which files a user's code opens to read. There is no way to end that."""
+    if not watch_opened_files.__dict__.setdefault("is_on", False):
+        watch_opened_files.__dict__["is_on"] = True
+        sys.addaudithook(note_opened)
+
+
+def note_opened(event: str, arguments: tuple[Any, ...]) -> None:
+    if event != "open":
+        return
+    path, mode = arguments[0], arguments[1]
+    if not isinstance(path, (str, os.PathLike)) or not isinstance(mode, str) or "r" not in mode:
+        return
+    if not str(path).endswith((".py", ".pyc")) and is_users(sys._getframe(1)):
+        opened.add(os.path.abspath(path))
+
+
+def is_users(frame: Any) -> bool:
+    """Whether the innermost frame that belongs to no library belongs to a user's code: a file at
+    the top of the project, in examples/, or outside of it."""
+    while frame is not None:
+        file = Path(frame.f_code.co_filename)
+        if file.is_absolute() and is_own(file, ()):
+            inside = file.relative_to(PROJECT).parts if PROJECT in file.parents else ("",)
+            return len(inside) == 1 or inside[0] == "examples"
+        frame = frame.f_back
+    return False
+
+
+def parts_of_run(s: Settings) -> dict[str, Json]:
+    """The digests of what a run with these settings is made of, in three parts: settings, the
+    model's files, and other files and functions."""
+    values = {name: value for name, value in s.to_json().items() if name not in NOT_COMPARED}
+    model = {path.name: digest_of(path) for path in sorted(find_folder(s.model).iterdir())
+             if path.is_file()}
+    named = {Path(str(value)) for name, value in values.items()
+             if name != "model" and isinstance(value, str)}
+    files = code_files(s) | {path for path in named if path.is_file()} | read_by_users()
+    digests = {shown(path): digest_of(path) for path in sorted(files)}
+    for name, text in functions_of(s).items():
+        digests[f"the function {name} of mitigations.py"] = digest_of_text(text)
+    return {"settings": values, "model": model, "files": digests}
+
+
+def shown(path: Path) -> str:
+    """The name of a file of the project from there, of another one its whole path."""
+    path = Path(os.path.abspath(path))
+    return str(path.relative_to(PROJECT)) if PROJECT in path.parents else str(path)
+
+
+def read_by_users() -> set[Path]:
+    return {path for path in map(Path, opened) if path.is_file()}
+
+
+def functions_of(s: Settings) -> dict[str, str]:
+    """The source of each function of mitigations.py that a run uses, with all that it needs of
+    this file."""
+    names = ["rescaled_weight"]
+    for chosen in (MITIGATIONS[s.mitigation], ADVANTAGES[s.advantage]):
+        if chosen.__module__ == "mitigations":
+            names.append(chosen.__name__)
+    source = (PROJECT / "mitigations.py").read_text(encoding="utf-8")
+    return {name: needed_by(name, source) for name in names}
+
+
+def needed_by(name: str, source: str) -> str:
+    """The source of what a file defines under this name, and of all of the file's names that it
+    uses, one after the other."""
+    defined: dict[str, list[ast.stmt]] = {}
+    for node in ast.parse(source).body:
+        targets = [node] if hasattr(node, "name") else getattr(node, "targets", [])
+        targets = targets or [getattr(node, "target", None)]
+        for target in targets:
+            of_node = getattr(target, "name", None) or getattr(target, "id", None)
+            if of_node:
+                defined.setdefault(of_node, []).append(node)
+    known: dict[str, str] = {}
+    wanted = [name]
+    while wanted:
+        one = wanted.pop()
+        if one in known or one not in defined:
+            continue
+        known[one] = "\n".join(ast.unparse(node) for node in defined[one])
+        for node in defined[one]:
+            wanted += [part.id for part in ast.walk(node) if isinstance(part, ast.Name)]
+    return "\n".join(known[one] for one in sorted(known))
+
+
+def code_files(s: Settings) -> set[Path]:
+    """The files whose code the numbers of a run depend on, but for mitigations.py."""
+    files = {PROJECT / name for name in ("train.py", "grpo.py", "qwen2_model.py")}
+    files |= set((PROJECT / "engine").glob("*.py"))
+    task = sys.modules.get(s.task)
+    used = {getattr(one, "__module__", None) for one in vars(task).values()} if task else set()
+    files |= set(files_of({s.task, *filter(None, used)}))  # the task's, and what it imports from
+    if (s.mitigation, s.advantage) != PLAIN:
+        methods = {MITIGATIONS[s.mitigation].__module__, ADVANTAGES[s.advantage].__module__}
+        files |= with_imports(set(files_of(methods)))
+    return {path for path in files if is_own(path)} - {PROJECT / "mitigations.py"}
+
+
+@cache  # the weights of a large model are read for seconds
+def digest_of_file(path: Path, size: int, changed: int) -> str:
+    """`size` and the time of the last change: a file that was changed is read again."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest_of(path: Path) -> str:
+    facts = path.stat()
+    return digest_of_file(path, facts.st_size, facts.st_mtime_ns)
+
+
+def digest_of_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def files_of(modules: Iterable[str]) -> list[Path]:
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in list(modules)]
+    return [Path(name) for name in files if name and name.endswith(".py") and os.path.isabs(name)]
+
+
+def with_imports(files: set[Path]) -> set[Path]:
+    """Add to these files those that they import, also those that a function imports when it is
+    called, which are not loaded yet."""
+    known, new = set(), files
+    while new:
+        known |= new
+        new = {path for file in new for path in imported_by(file) if is_own(path)} - known
+    return known
+
+
+def imported_by(file: Path) -> set[Path]:
+    """The files of the project, or beside this one, that it imports."""
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except SyntaxError:  # Python says so when it is imported
+        return set()
+    names = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        if isinstance(node, ast.ImportFrom):
+            module = [node.module] if node.module else []
+            names += module + [".".join([*module, alias.name]) for alias in node.names]
+    paths = {folder.joinpath(*name.split(".")).with_suffix(".py")
+             for name in names for folder in (PROJECT, file.parent)}
+    return {path for path in paths if path.is_file()}
+
+
+def is_own(path: Path, not_of_a_step: tuple[str, ...] = NOT_OF_A_STEP) -> bool:
+    """Whether the numbers of a run may depend on this file. They do not if it belongs to Python, to
+    an installed package, or to a package of this project that computes no step."""
+    if {"site-packages", "dist-packages"} & set(path.parts):
+        return False
+    if PROJECT in path.parents:
+        return path.relative_to(PROJECT).parts[0] not in not_of_a_step
+    return Path(sys.base_prefix) not in path.parents
+
+
+def identity_of(parts: Json) -> str:
+    """Sixteen characters that tell a run from others: they follow from its settings."""
+    return digest_of_text(json.dumps(parts["settings"], sort_keys=True, default=str))[:16]
+
+
+def write_down(folder: Path, s: Settings, accepted: Iterable[Json] = ()) -> Json:
+    """Write made_of.json. It is written before the first step, and again before a checkpoint if a
+    user's code has opened more files by then."""
+    parts: Json = {**parts_of_run(s), "accepted": list(accepted)}
+    replace_text(folder / NAME, json.dumps(parts, indent=2, default=str) + "\n")
+    return parts
+
+
+def has_opened_more(parts: Json) -> bool:
+    """Whether a user's code has opened a file that is not written down."""
+    return any(shown(path) not in parts["files"] for path in read_by_users())
+
+
+def kept(folder: Path) -> Json | None:
+    """What made_of.json says; None if the run has none, because it is older or not of train.py."""
+    path = folder / NAME
+    if not path.exists():
+        return None
+    parts = read_json(path)
+    if not all(isinstance(parts.get(name), dict) for name in ("settings", "model", "files")):
+        raise UserError(f"{path} is damaged: it lacks settings, model or files")
+    return parts
+
+
+def digests_of_folder(folder: Path) -> dict[str, str]:
+    """The digest of every file of a checkpoint, by its name, but for trainer/state.json, which
+    holds them."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    names = {path: path.relative_to(folder).as_posix() for path in files}
+    return {name: digest_of(path) for path, name in names.items() if name != "trainer/state.json"}
+
+
+def differences(folder: Path, s: Settings | None = None, checkpoint: Path | None = None,
+                done: int = 0) -> Iterator[str]:
+    """What differs from what a run was made of, in words. With settings `s`, which a program is
+    going to use, all parts are compared; without them only the record. `checkpoint` is the one that
+    a run continues from after `done` steps."""
+    before = kept(folder)
+    if before is not None:
+        yield from of_settings(before["settings"], run_config(folder))
+        if s is not None:
+            yield from of_parts(before, parts_of_run(s), s, done)
+    yield from of_record(folder, done)
+    if checkpoint is not None:
+        yield from of_checkpoint(checkpoint, done)
+
+
+def of_settings(before: Json, config: Json) -> Iterator[str]:
+    for name, value in before.items():
+        if name not in NOT_COMPARED and config.get(name, value) != value:
+            yield f"config.json says {name} {config[name]}, and the run was made with {value}"
+
+
+def of_parts(before: Json, now: Json, s: Settings, done: int) -> Iterator[str]:
+    needs_first_model = done == 0 or s.kl > 0 or s.loss == "dpo"
+    if needs_first_model:
+        for name, digest in before["model"].items():
+            if now["model"].get(name) != digest:
+                yield f"{name} of the model folder {s.model} has changed"
+    for name, digest in before["files"].items():
+        if name in now["files"]:
+            is_same = now["files"][name] == digest
+        else:  # a file that has not been opened yet, or one that is gone
+            path = PROJECT / name
+            is_same = not name.startswith("the function ") and path.is_file() and (
+                digest_of(path) == digest)
+        if not is_same:
+            yield f"{name} has changed"
+
+
+def of_record(folder: Path, done: int) -> Iterator[str]:
+    """Lines and files of steps that are missing."""
+    lines = [line.get("step") for line in read_lines(folder / "metrics.jsonl")]
+    last = done or max((step for step in lines if isinstance(step, int)), default=0)
+    missing = sorted(set(range(1, last + 1)) - set(lines))
+    if missing:
+        yield f"metrics.jsonl has no line of step {missing[0]}"
+    files = credit_steps(folder)
+    if files:  # a user may have removed them all
+        missing = sorted(set(range(1, last + 1)) - set(files))
+        if missing:
+            yield f"there is no credit file of step {missing[0]}"
+
+
+def of_checkpoint(checkpoint: Path, done: int) -> Iterator[str]:
+    """A checkpoint of another step or run, or one of which a file has changed."""
+    state = read_json(checkpoint / "trainer" / "state.json")
+    if state.get("step") != done:
+        yield f"{checkpoint} holds the state after step {state.get('step')}"
+    before = kept(checkpoint.parent.parent)
+    if before is not None and state.get("run", identity_of(before)) != identity_of(before):
+        yield f"{checkpoint} is of another run"
+    if isinstance(state.get("files"), dict):
+        now = digests_of_folder(checkpoint)
+        for name, digest in state["files"].items():
+            if now.get(name) != digest:
+                yield f"{checkpoint / name} has changed"
+
+
+def state_of_checkpoint(checkpoint: Path, step: int, parts: Json) -> Json:
+    """The content of trainer/state.json, when all other files of the checkpoint are written."""
+    return {"step": step, "run": identity_of(parts), "files": digests_of_folder(checkpoint)}
+
+
+def accepted_before(folder: Path) -> list[str]:
+    """A sentence for each change that --accept_changes has let pass."""
+    parts = kept(folder) or {}
+    return [f"after step {one['after_step']} the run went on although {one['changes']}"
+            for one in parts.get("accepted", [])]

@@ -1,0 +1,64 @@
+"""Dynamic sampling: what is drawn, what is kept, and what it cost; and the rate of a step."""
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import hand_made
+
+from engine.dynamic import DynamicSampling
+from engine.schedule import rate_of_step
+
+SPREAD = {0: [0, 1], 1: [1, 1], 2: [0, 0], 3: [1, 0], 4: [0, 1]}  # rewards of each problem
+
+
+class Sampler:
+    """Two answers to each problem; the token of an answer says which."""
+
+    def __init__(self):
+        self.asked = []
+
+    def sample(self, problems, answers, seed):
+        self.asked.append(list(problems))
+        n = 2 * len(problems)
+        ids = torch.tensor([[10 * problem + answer] * 2 for problem in problems
+                            for answer in range(2)])
+        return dataclasses.replace(
+            hand_made(torch.ones(n, 2, dtype=torch.bool), ids=ids, problems=list(problems),
+                      prompt_ids=[[problem] for problem in problems],
+                      group=torch.arange(n) // 2), finished=torch.ones(n, dtype=torch.bool))
+
+    def score(self, rollouts):
+        reward = [SPREAD[problem][answer] for problem in rollouts.problems for answer in range(2)]
+        return dataclasses.replace(rollouts, scores={"reward": torch.tensor(reward).float()},
+                                   answers=["x"] * len(reward), texts=[["x"]] * len(reward))
+
+
+def policy_of(sampler):
+    rounds = {1: [3, 2], 2: [4, 1]}
+    task = SimpleNamespace(training_problems=lambda seed, step, count: rounds[step])
+    return SimpleNamespace(score=sampler.score, task=task)
+
+
+@pytest.mark.parametrize("most, problems, extra", [
+    (1, [0, 1], 0),      # one batch: the group without spread stays
+    (2, [0, 3], 4),      # the second batch brings 3
+    (3, [0, 3], 4)])     # two are enough, so no third batch is drawn
+def test_groups_without_spread_are_replaced_and_what_was_drawn_is_counted(most, problems, extra):
+    sampler = Sampler()
+    drawn = {}
+    source = DynamicSampling(sampler, policy_of(sampler), most, drawn)
+    found = source.sample([0, 1], 2, seed=7)
+    assert found.problems == problems and drawn["extra_answers"] == extra
+    assert found.prompt_ids == [[problem] for problem in problems]
+    assert found.ids[:, 0].tolist() == [10 * problem + answer for problem in problems
+                                        for answer in range(2)]
+    assert found.group.tolist() == [0, 0, 1, 1] and not found.scores
+    assert drawn["extra_tokens"] == 2 * extra
+
+
+def test_the_rate_rises_and_falls_by_hand():
+    rates = [rate_of_step(step, 8, 1.0, 2, "linear") for step in range(1, 9)]
+    assert rates == pytest.approx([0.5, 1.0, 6 / 7, 5 / 7, 4 / 7, 3 / 7, 2 / 7, 1 / 7])
+    assert rate_of_step(5, 9, 1.0, 0, "cosine") == pytest.approx(0.5)  # 5 of 10 are left
+    assert rate_of_step(8, 8, 0.3, 0, "none") == 0.3

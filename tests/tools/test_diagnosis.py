@@ -1,0 +1,103 @@
+"""A run that goes wrong: logs with one fault each, healthy ones, and what cannot be read."""
+import json
+
+import pytest
+from conftest import refusal, write_lines
+
+from tools import preflight
+from tools.helpers.diagnosis import diagnose, faults_of, read_log
+
+STEPS = range(1, 31)
+
+
+def line(step, **known):
+    usual = {"step": step, "reward": 0.3 + 0.01 * step, "success": 0.2 + 0.01 * step,
+             "groups_without_spread": 0.2, "entropy": 0.35, "length": 46.0, "finished": 1.0,
+             "gradient_norm": 0.2, "sampler_gap": 3e-7}
+    return usual | known
+
+
+FAULTS = {  # the row of the table, and what is different in its run
+    "sampler": (1, {"sampler_gap": lambda step: 0.12}),
+    "hard": (3, {"success": lambda step: 0.0, "reward": lambda step: 0.09}),
+    "dead": (3, {"groups_without_spread": lambda step: 0.9, "success": lambda step: 0.1,
+                 "reward": lambda step: 0.1}),
+    "easy": (4, {"groups_without_spread": lambda step: 0.95, "success": lambda step: 0.97,
+                 "reward": lambda step: 1.0}),
+    "one answer": (5, {"entropy": lambda step: 0.35 if step < 5 else 0.002,
+                       "groups_without_spread": lambda step: 0.2 if step < 5 else 0.95,
+                       "success": lambda step: 0.26, "reward": lambda step: 0.26}),
+    "destroyed": (6, {"success": lambda step: 0.2 if step < 3 else 0.0,
+                      "reward": lambda step: 0.3 if step < 3 else 0.05,
+                      "gradient_norm": lambda step: 0.17 if step < 3 else 0.9}),
+    "not finite": (6, {"gradient_norm": lambda step: float("nan") if step > 9 else 0.2}),
+    "cut off": (7, {"finished": lambda step: 0.25}),
+    "format": (9, {"success": lambda step: 0.2 + 0.001 * (-1) ** step}),
+    "old": (11, {"ratio_mean": lambda step: 1.0, "clipped_share": lambda step: 0.0}),
+    "clipped": (12, {"ratio_mean": lambda step: 1.4, "clipped_share": lambda step: 0.5}),
+    "unclipped": (13, {"gradient_norm_last": lambda step: 3.0}),
+    "no gradient": (0, {"gradient_norm": lambda step: 0.0})}
+
+
+def rows_of(path):
+    return [fault.row for fault in faults_of(read_log(path))]
+
+
+def write(path, changes=()):
+    write_lines(path, [line(step) | {name: of_step(step) for name, of_step in dict(changes).items()}
+                       for step in STEPS])
+    return path
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_each_fault_is_found_and_no_other(name, tmp_path):
+    row, changes = FAULTS[name]
+    assert rows_of(write(tmp_path / "log.jsonl", changes)) == [row]
+
+
+def test_a_healthy_run_has_none_and_a_short_one_is_not_judged(tmp_path):
+    assert "Nothing found: the reward rises" in diagnose(write(tmp_path / "log.jsonl"))
+    write_lines(tmp_path / "short.jsonl", [line(1)])
+    assert "nothing can be said" in " ".join(diagnose(tmp_path / "short.jsonl").split())
+
+
+def test_trl_verl_and_printed_lines_are_read_under_their_names(tmp_path):
+    def trl(step):
+        return {"step": step, "reward": 0.1, "frac_reward_zero_std": 0.9, "entropy": 0.4,
+                "completions/clipped_ratio": 0.1, "grad_norm": 0.3, "loss": 0.0}
+
+    state = tmp_path / "checkpoint-30/trainer_state.json"
+    state.parent.mkdir()
+    state.write_text(json.dumps({"log_history": [trl(step) for step in STEPS]}))
+    assert rows_of(tmp_path) == [3]
+    (tmp_path / "printed.txt").write_text("\n".join(
+        f"[rank0] {({name: str(value) for name, value in trl(step).items()})}" for step in STEPS))
+    assert rows_of(tmp_path / "printed.txt") == [3]
+    write_lines(tmp_path / "verl.jsonl", [
+        {"critic/rewards/mean": 0.1, "response_length/clip_ratio": 0.8, "actor/grad_norm": 1.0}
+        for _ in STEPS])
+    assert rows_of(tmp_path / "verl.jsonl") == [7]
+    said = diagnose(tmp_path / "verl.jsonl")
+    assert "does not say: no_spread, entropy" in " ".join(said.split())
+
+
+def test_a_part_of_the_reward_that_rises_alone(tmp_path):
+    write_lines(tmp_path / "log.jsonl", [
+        {"reward": 0.5 + 0.02 * step, "rewards/format/mean": 0.02 * step,
+         "rewards/right/mean": 0.5} for step in STEPS])
+    assert rows_of(tmp_path / "log.jsonl") == [9]
+
+
+@pytest.mark.parametrize("text, said", [
+    ("", "no line with a reward"), ("{'__import__': 1}\n", "no line with a reward"),
+    ("{" * 3000, "no line with a reward")])
+def test_a_log_that_cannot_be_read_ends_in_a_sentence(text, said, tmp_path):
+    (tmp_path / "log.txt").write_text(text)
+    assert said in refusal(diagnose, tmp_path / "log.txt")
+
+
+def test_the_command_reads_a_run_and_takes_no_flag_beside_it(recorded, tmp_path, capsys):
+    preflight.main(["--run", str(recorded)])
+    assert "nothing can be said" in " ".join(capsys.readouterr().out.split())  # it has three steps
+    assert "takes no --steps" in refusal(preflight.main, ["--run", str(recorded), "--steps", "3"])
+    assert "no run or log" in refusal(preflight.main, ["--run", str(tmp_path / "none")])

@@ -1,0 +1,164 @@
+"""Before training: the chances by enumeration, a rule on another problem, the words of a task that
+can be learned, one that cannot, and one whose reward has a hole; resumed sampling."""
+import itertools
+import json
+
+import numpy as np
+import pytest
+from conftest import refusal
+
+from tools import preflight
+from tools.helpers import prospects
+from tools.helpers.prospects import (Answers, Beta, apply_rule, best_blind, chance_of_equal,
+                                     disagreement, fit_beta, pays_success, rule_of, share_of_form,
+                                     shown_rule)
+from tools.helpers.prospects_in_words import CANNOT, FORM, LEARNS, ONE_ANSWER, Findings, Plan
+
+
+@pytest.mark.parametrize("values, size", [
+    ([1, 1, 0, 0, 0], 2), ([1, 1, 0, 0, 0], 3), ([0.1, 1.1, 0.1, 1.1], 2), ([0, 0, 0], 2)])
+def test_the_chance_of_equal_rewards_is_that_of_all_choices(values, size):
+    choices = list(itertools.combinations(values, size))
+    equal = sum(len(set(choice)) == 1 for choice in choices)
+    assert chance_of_equal(values, size) == pytest.approx(equal / len(choices))
+
+
+def test_a_beta_distribution_by_hand_and_by_fit():
+    """With a = b = 1 every success is equally likely. Two answers are both right in a third of the
+    cases, the integral of p^2, and both wrong in a third."""
+    assert Beta(1.0, 1.0).living(2) == pytest.approx(1 / 3)
+    assert Beta(1.0, 1.0).some_right(2) == pytest.approx(2 / 3)
+    rng = np.random.default_rng(0)
+    right = rng.binomial(64, rng.beta(0.5, 2.0, 4000)).tolist()
+    found = fit_beta(right, 64)
+    assert found.a == pytest.approx(0.5, rel=0.1) and found.b == pytest.approx(2.0, rel=0.1)
+    assert fit_beta([0, 0], 64) is None and fit_beta([64, 64], 64) is None
+
+
+def test_a_rule_answers_another_problem_without_looking_at_it():
+    rule = rule_of("<answer> 10 * ( 8 - 2 )</answer>", "10 8 2 make 60")
+    assert apply_rule(rule, "4 5 6 make 9") == "<answer> 4 * ( 5 - 6 )</answer>"
+    assert shown_rule(rule) == "<answer> a * ( b - c )</answer>"
+    assert apply_rule(rule_of("7", "1 2 make 3"), "4 5 make 9") == "7"  # of no problem: it stays
+    assert apply_rule(rule, "4 5") == "<answer> 4 * ( 5 -  )</answer>"  # it has no third number
+
+
+def answers(problem, texts, reward, right=None, form=None):
+    count = len(texts)
+    return Answers(problem, texts, reward, right or reward, form or [1.0] * count, [1.0] * count,
+                   [5.0] * count, [0.3] * count)
+
+
+def test_what_the_form_takes_of_the_rewards_variance():
+    """Rewards 1, 0, 0, 0.5, of which the first alone is right. The mean is 0.375 and the sum of
+    squares 1.25 - 4 * 0.140625 = 0.6875. Among the three wrong ones, mean 1/6: 0.25 - 3/36 =
+    0.1667."""
+    one = answers("p", list("abcd"), [1, 0, 0, 0.5], [1, 0, 0, 0])
+    assert share_of_form([one]) == pytest.approx((0.25 - 3 / 36) / 0.6875)
+    assert share_of_form([answers("p", ["a", "b"], [1.0, 1.0])]) is None
+    assert pays_success([one])
+    paid_for_being_wrong = answers("p", ["a", "b"], [0.0, 1.0], [1.0, 0.0])
+    assert not pays_success([paid_for_being_wrong])
+    assert disagreement([paid_for_being_wrong]) == pytest.approx(-1.0)
+
+
+class Sums:
+    """Problems such as 3 4; right is what names both numbers."""
+    show = staticmethod(str)
+
+    def prompt_for(self, problem):
+        return f"add {problem}"
+
+    def score(self, problem, text):
+        first, second = problem.split()
+        right = float(text == str(int(first) + int(second)))
+        return {"reward": right + 0.5 * (text == f"{first} {second}"), "answer": right,
+                "format": 1.0, "reasoning": 0.0}
+
+
+PROBLEMS = [f"{a} {b}" for a in range(2, 10) for b in range(2, 10)]
+
+
+def test_the_best_blind_answer_is_chosen_on_one_half_and_measured_on_the_other():
+    """What was seen to earn most, 7, earns something on one problem only."""
+    asked = [answers("3 4", ["7", "3 4"], [1.0, 0.5], [1, 0])]
+    found = best_blind(asked, PROBLEMS, str, Sums().score)
+    assert shown_rule(found.rule) == "a b" and found.reward == 0.5 and found.right == 0.0
+    # nothing of the second half decides what is chosen
+    turned = [*PROBLEMS[:32], *["1 6"] * 32]
+    assert best_blind(asked, turned, str, Sums().score).rule == found.rule
+
+
+def findings(problems, questions=8, group=4, task=None, others=PROBLEMS):
+    plan = Plan(questions, group, 80, 1e-4, held_out=100, has_examples=False)
+    return Findings(problems, plan, task or Sums(), others)
+
+
+def some(reward, right=None, texts=None, count=6):
+    return [answers(f"{i + 2} 3", texts or [f"answer {j}" for j in range(len(reward))], reward,
+                    right) for i in range(count)]
+
+
+@pytest.mark.parametrize("problems, word", [
+    (some([1.0, 0, 0, 0, 1.0, 0]), LEARNS),
+    (some([0.0] * 6), CANNOT),                                    # too hard
+    (some([1.0] * 6), CANNOT),                                    # too easy
+    (some([0.1, 0, 0, 0.1, 0, 0.1], [0.0] * 6), FORM),            # nothing is right
+    (some([1.0, 0, 1, 0, 1, 0], [0.0, 1, 0, 1, 0, 1]), FORM)])    # being wrong is paid
+def test_the_word_of_a_task(problems, word):
+    found = findings(problems)
+    assert found.word == word
+    assert found.in_words().split("\n\n")[-1].startswith(word.upper())
+
+
+def test_an_answer_that_ignores_the_problem_and_earns_as_much_is_named():
+    class Hole(Sums):
+        def score(self, problem, text):
+            honest = super().score(problem, text)
+            return honest | {"reward": max(honest["reward"], float("cheat" in text))}
+
+    problems = some([1.0, 1.0, 0, 0, 0, 0], [1.0, 0, 0, 0, 0, 0],
+                    texts=["5", "cheat", "x", "y", "z", "w"])
+    found = findings(problems, task=Hole())
+    assert found.word == ONE_ANSWER and "`cheat`" in found.about_blind()
+
+
+def test_it_samples_says_a_word_and_goes_on_where_it_stopped(tmp_path, capsys, monkeypatch):
+    out = tmp_path / "pre"
+    typed = ["--problems", "6", "--answers", "8", "--questions", "2", "--answers", "8", "--threads",
+             "1", "--out", str(out)]
+    asked = []
+    usual = preflight.Policy.ask
+
+    def counted(policy, problems, answers, seed, greedy=False):
+        asked.append(len(problems))
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return usual(policy, problems, answers, seed, greedy)
+
+    monkeypatch.setattr(preflight.Policy, "ask", counted)
+    with pytest.raises(KeyboardInterrupt):
+        preflight.main(typed)
+    first = (out / "answers.jsonl").read_text()
+    preflight.main(typed)
+    again = (out / "answers.jsonl").read_text()
+    assert again.startswith(first) and len(again.splitlines()) == 6
+    kept = [json.loads(line) for line in again.splitlines()]
+    assert len({one["problem"] for one in kept}) == 6
+    printed = capsys.readouterr().out
+    assert "LEARNS" in printed and (out / "preflight.txt").read_text() in printed
+    preflight.main(typed)  # everything is there
+    assert (out / "answers.jsonl").read_text() == again
+    assert "--temperature" in refusal(preflight.main, [*typed, "--temperature", "0.7"])
+
+
+def test_a_model_that_always_says_the_same_and_one_that_is_cut_off():
+    same = some([0.0] * 6, texts=["no"] * 6)
+    assert "1 of 6 answers to a problem are different" in findings(same).about_answers()
+    cut = [Answers(**{**vars(one), "finished": [0.0] * 6}) for one in same]
+    assert "--max_new_tokens 160" in findings(cut).reason()
+
+
+def test_half_of_its_words_said_before():
+    assert prospects.repeats("one two three four five " * 4)
+    assert not prospects.repeats("one two three four five six seven eight nine ten eleven twelve")

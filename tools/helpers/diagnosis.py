@@ -1,0 +1,390 @@
+"""Which fault a run shows, by the metrics of its steps: ours, or the log of another trainer.
+
+Each check below looks for one row of the table in docs/how_a_run_fails.md, and says what it saw and
+which single run would decide. A log says less than a run of this project: what it does not have is
+not looked for, and the answer names what was missing.
+"""
+import ast
+import json
+import math
+import textwrap
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.errors import UserError
+from harness.record import read_lines
+
+LARGEST_FILE = 200e6  # bytes of a log
+# Our name of a metric, and those of TRL (ms-swift and unsloth write the same) and of verl.
+NAMES = {
+    "step": ("step", "training/global_step", "global_step"),
+    "reward": ("reward", "critic/rewards/mean", "critic/score/mean"),
+    "success": ("success",),
+    "format": ("reward_format",),
+    "no_spread": ("groups_without_spread", "frac_reward_zero_std"),
+    "spread": ("reward_std",),
+    "entropy": ("entropy", "actor/entropy", "actor/entropy_loss"),
+    "length": ("length", "completions/mean_length", "completion_length",
+               "response_length/mean"),
+    "finished": ("finished",),
+    "cut_off": ("completions/clipped_ratio", "response_length/clip_ratio"),
+    "gradient_norm": ("gradient_norm", "grad_norm", "actor/grad_norm"),
+    "gradient_norm_last": ("gradient_norm_last",),
+    "gap": ("sampler_gap", "sampling/sampling_logp_difference/mean"),
+    "ratio": ("ratio_mean",),
+    "clipped": ("clipped_share", "clip_ratio/region_mean", "actor/pg_clipfrac"),
+    "learning_rate": ("learning_rate", "actor/lr")}
+PART = "rewards/"  # of a reward function of TRL: rewards/NAME/mean
+FEWEST = 5  # steps from which on something can be said
+
+
+@dataclass(frozen=True)
+class Fault:
+    row: int        # of the table in docs/how_a_run_fails.md; 0 if it has none
+    what: str       # what it most often is
+    evidence: str   # what was seen
+    decide: str     # the run that would decide
+
+
+class Log:
+    """The metrics of a run, step by step: log["entropy"] has a number for each step that says it.
+    """
+
+    def __init__(self, lines: list[dict[str, Any]], evaluations: list[dict[str, Any]],
+                 config: dict[str, Any]):
+        self.evaluations, self.config = evaluations, config
+        self.columns: dict[str, np.ndarray] = {}
+        for name, aliases in NAMES.items():
+            self.columns[name] = column_of(lines, aliases)
+        cut_off = self.columns.pop("cut_off")
+        if not len(self.columns["finished"]) and len(cut_off):
+            self.columns["finished"] = 1 - cut_off
+        parts = sorted({key for line in lines for key in line
+                        if key.startswith(PART) and key.endswith("/mean")})
+        self.parts = {key.removeprefix(PART).removesuffix("/mean"): column_of(lines, (key,))
+                      for key in parts}
+        self.steps = len(lines)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.columns[name]
+
+    def has(self, *names: str) -> bool:
+        return all(len(self.columns[name]) >= FEWEST for name in names)
+
+    def start(self, name: str) -> float:
+        """The mean of the first fifth of the steps."""
+        return float(np.mean(self[name][:fifth(self[name])]))
+
+    def end(self, name: str) -> float:
+        """The mean of the last fifth of the steps."""
+        return float(np.mean(self[name][-fifth(self[name]):]))
+
+
+def column_of(lines: list[dict[str, Any]], aliases: Iterable[str]) -> np.ndarray:
+    """The numbers under the first of these names that the lines have."""
+    for name in aliases:
+        values = [line[name] for line in lines if is_number(line.get(name))]
+        if values:
+            return np.array(values, float)
+    return np.array([])
+
+
+def is_number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
+def fifth(values: np.ndarray) -> int:
+    return max(1, len(values) // 5)
+
+
+def read_log(path: Path) -> Log:
+    """The log of a run folder of this project, or of a file or folder of another trainer."""
+    if not path.exists():
+        raise UserError(f"there is no run or log {path}")
+    if (path / "metrics.jsonl").is_file():
+        config = json.loads((path / "config.json").read_text("utf-8"))
+        evaluations = path / "evaluations.jsonl"
+        return Log(read_lines(path / "metrics.jsonl"),
+                   read_lines(evaluations) if evaluations.exists() else [], config)
+    file = log_file_in(path) if path.is_dir() else path
+    if file.stat().st_size > LARGEST_FILE:
+        raise UserError(f"{file} has {file.stat().st_size / 1e6:.0f} MB: a log of metrics has less")
+    lines = lines_of_text(file)
+    lines = [line for line in lines if column_of([line], NAMES["reward"]).size]
+    if not lines:
+        raise UserError(f"{file} has no line with a reward: expected trainer_state.json of TRL, "
+                        "JSON lines, or the lines {...} that a trainer prints")
+    return Log(lines, [], {})
+
+
+def log_file_in(folder: Path) -> Path:
+    """trainer_state.json of the newest checkpoint, or a file of JSON lines."""
+    states = sorted(folder.glob("**/trainer_state.json"), key=lambda path: path.stat().st_mtime)
+    logs = sorted(folder.glob("*.jsonl"))
+    if not states + logs:
+        raise UserError(f"{folder} has neither metrics.jsonl nor trainer_state.json nor JSON lines")
+    return (states or logs)[-1]
+
+
+def lines_of_text(file: Path) -> list[dict[str, Any]]:
+    """The metrics in a file: trainer_state.json, JSON lines, or printed dicts. Nothing in it is
+    executed."""
+    try:
+        text = file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {file}: {error}") from None
+    try:
+        whole = json.loads(text)
+        if isinstance(whole, dict) and isinstance(whole.get("log_history"), list):
+            return [line for line in whole["log_history"] if isinstance(line, dict)]
+    except (ValueError, RecursionError):
+        pass  # not one JSON document: it is read line by line
+    found = []
+    for line in text.splitlines():
+        start, end = line.find("{"), line.rfind("}")
+        if start < 0 or end < start:
+            continue
+        one = parsed(line[start:end + 1])
+        if isinstance(one, dict):
+            found.append({key: as_number(value) for key, value in one.items()})
+    return found
+
+
+def parsed(text: str) -> Any:
+    """A JSON object, or the literal of a dict as Python prints it; None if it is neither."""
+    for read in (json.loads, ast.literal_eval):
+        try:
+            return read(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+    return None
+
+
+def as_number(value: Any) -> Any:
+    """Newer trainers print their numbers as texts: '0.25'."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def no_gradient(log: Log) -> Fault | None:
+    if not log.has("gradient_norm"):
+        return None
+    norm = log["gradient_norm"]
+    if not np.isfinite(norm).all():
+        return Fault(6, "The loss or a weight is not finite, and the model is destroyed",
+                     f"the norm of the gradient is not finite in {int((~np.isfinite(norm)).sum())} "
+                     f"of {len(norm)} steps", "the same run with a tenth of the learning rate")
+    if (norm == 0).all():
+        has_spread = not log.has("no_spread") or log.start("no_spread") < 1
+        if has_spread:
+            return Fault(0, "The loss has no gradient: it is detached, multiplied by 0, or no "
+                         "parameter is trained",
+                         f"the norm of the gradient is exactly 0 in all {len(norm)} steps, "
+                         "although groups had different rewards",
+                         "python -m tools.formula on the loss: one backward pass shows it")
+    if log.has("learning_rate") and (log["learning_rate"] == 0).all():
+        return Fault(0, "Nothing is trained: the learning rate is 0",
+                     f"it is 0 in all {len(log['learning_rate'])} steps",
+                     "the same run with a learning rate")
+    return None
+
+
+def other_sampler(log: Log) -> Fault | None:
+    if log.has("gap") and log.start("gap") > 0.01:
+        return Fault(1, "Sampling and training compute different log-probs",
+                     f"on average they differ by {log.start('gap'):.3g} in the first steps, and "
+                     "rounding is at most 0.002",
+                     "one step at temperature 1, with the sampler's weights compared to the "
+                     "trainer's")
+    return None
+
+
+def destroyed(log: Log) -> Fault | None:
+    """What the first two steps had, the end has not: most is lost within a few steps."""
+    name = "success" if log.has("success") else "reward"
+    if not log.has(name, "gradient_norm"):
+        return None
+    at_first, at_last = float(log[name][:2].mean()), log.end(name)
+    norm = float(log["gradient_norm"][:2].mean())
+    times = float(np.median(log["gradient_norm"][2:])) / max(norm, 1e-12)
+    if at_first > 0 and at_last < at_first / 4 and times > 1.5:
+        return Fault(6, "The learning rate is far too high, and the model is destroyed",
+                     f"{name} went from {at_first:.3g} in the first two steps to {at_last:.3g}, "
+                     f"and the norm of the gradient became {times:.1f} times as large",
+                     "the same run with a tenth of the learning rate")
+    return None
+
+
+def cut_off(log: Log) -> Fault | None:
+    if log.has("finished") and log.start("finished") < 0.5:
+        return Fault(7, "The limit of new tokens is too small, or the model does not know how to "
+                     "end", f"only {log.start('finished'):.0%} of the answers of the first steps "
+                     "ended before the limit", "one step with twice the limit")
+    return None
+
+
+def one_answer(log: Log) -> Fault | None:
+    if not log.has("entropy"):
+        return None
+    collapsed = log.end("entropy") < min(0.02, log.start("entropy") / 5)
+    dead = log.has("no_spread") and log.end("no_spread") > 0.75
+    no_spread = log.has("spread") and log.end("spread") < 0.05 * max(log.start("spread"), 1e-9)
+    solved = log.has("success") and log.end("success") > 0.75
+    if collapsed and (dead or no_spread) and not solved:
+        return Fault(5, "The learning rate is too high, and the model writes one answer for all",
+                     f"the entropy went from {log.start('entropy'):.3g} to "
+                     f"{log.end('entropy'):.3g}, and most groups have equal rewards at the end",
+                     "the same run with a fifth of the learning rate; and look at the answers to "
+                     "different problems: are they the same?")
+    return None
+
+
+def dead_groups(log: Log) -> Fault | None:
+    if log.has("no_spread") and log.start("no_spread") > 0.7:
+        solved = log.start("success") if log.has("success") else math.nan
+        if solved > 0.75:
+            return Fault(4, "The problems are too easy, and nothing is left to learn",
+                         f"{solved:.0%} of the answers of the first steps were right",
+                         "the same run with harder problems")
+        return Fault(3, "The problems are too hard, or the groups too small",
+                     f"in the first steps {log.start('no_spread'):.0%} of the groups had equal "
+                     "rewards, and such a group has no gradient",
+                     "python -m tools.preflight for this task: it says which size of group would "
+                     "have different rewards")
+    return None
+
+
+def never_right(log: Log) -> Fault | None:
+    if log.has("success") and (log["success"] == 0).all():
+        return Fault(3, "The problems are too hard, so only the format is learned, or nothing",
+                     f"no answer was right in {len(log['success'])} steps",
+                     "easier problems, or the same run after a cold start "
+                     "(python -m tools.warmup)")
+    return None
+
+
+def paid_for_something_else(log: Log) -> Fault | None:
+    if log.has("success", "reward") and rose(log["reward"]) and not rose(log["success"]):
+        return Fault(9, "The reward pays for something else",
+                     f"the reward went from {log.start('reward'):.3g} to {log.end('reward'):.3g}, "
+                     f"success from {log.start('success'):.0%} to {log.end('success'):.0%}",
+                     "the same run with the reward of being right alone")
+    if log.has("reward") and log.parts and rose(log["reward"]):
+        long = {name: values for name, values in log.parts.items() if len(values) >= FEWEST}
+        rising = [name for name, values in long.items() if rose(values)]
+        flat = [name for name, values in long.items() if not rose(values)]
+        if rising and flat:
+            return Fault(9, "The reward pays for something else than you may want",
+                         f"of the parts of the reward {', '.join(rising)} rose, and "
+                         f"{', '.join(flat)} did not",
+                         f"the same run with {flat[0]} alone")
+    return None
+
+
+def paid_for_length(log: Log) -> Fault | None:
+    if not log.has("reward", "length") or len(log["reward"]) != len(log["length"]):
+        return None
+    size = log.end("length") / max(log.start("length"), 1e-9)
+    if len(log["reward"]) >= 10 and rose(log["reward"]) and not 0.5 < size < 2:
+        together = float(np.corrcoef(log["reward"], log["length"])[0, 1])
+        if abs(together) > 0.9:
+            return Fault(9, "The reward may pay for the length of an answer",
+                         f"reward and length have a correlation of {together:+.2f} over the steps, "
+                         f"and the length went from {log.start('length'):.0f} to "
+                         f"{log.end('length'):.0f} tokens",
+                         "read ten answers of the last steps; and ask python -m tools.preflight "
+                         "what an answer that ignores the problem earns")
+    return None
+
+
+def by_heart(log: Log) -> Fault | None:
+    sampled = [line for line in log.evaluations if line.get("mode") == "sampled"]
+    if len(sampled) < 2 or not log.has("success"):
+        return None
+    first, last = sampled[0]["success"], sampled[-1]["success"]
+    if rose(log["success"]) and last < first + 0.02 and log.end("success") > last + 0.15:
+        return Fault(8, "There are few different problems, and the model learns them by heart",
+                     f"success in training went from {log.start('success'):.0%} to "
+                     f"{log.end('success'):.0%}, and on held-out problems from {first:.1%} to "
+                     f"{last:.1%}", "the same run with more different problems")
+    return None
+
+
+def several_passes(log: Log) -> Fault | None:
+    if log.has("ratio", "clipped") and (log["ratio"] == 1).all() and (log["clipped"] == 0).all():
+        return Fault(11, "The old log-probs are computed anew in each pass",
+                     "the ratio of new to old probability is exactly 1 in every step, although "
+                     "batches are used several times",
+                     "print the ratio of the second pass over one batch")
+    if log.has("gradient_norm_last", "gradient_norm") and (
+            log.end("gradient_norm_last") > 5 * log.end("gradient_norm")):
+        return Fault(13, "The updates after the first have no clipped ratio",
+                     f"the norm of the gradient is {log.end('gradient_norm_last'):.3g} in the last "
+                     f"pass over a batch and {log.end('gradient_norm'):.3g} in the first",
+                     "the same run with one update for each batch")
+    if log.has("clipped") and log.end("clipped") > 0.3:
+        return Fault(12, "The passes over a batch move the model too far",
+                     f"{log.end('clipped'):.0%} of the tokens are clipped at the end",
+                     "the first step with a tenth of the learning rate")
+    return None
+
+
+def rose(values: np.ndarray) -> bool:
+    """Whether the last third of the values lies above the first by more than twice its error."""
+    third = max(2, len(values) // 3)
+    early, late = values[:third], values[-third:]
+    error = math.sqrt(float(early.var(ddof=1) + late.var(ddof=1)) / third)
+    return float(late.mean() - early.mean()) > max(2 * error, 1e-9)
+
+
+CHECKS: tuple[Callable[[Log], Fault | None], ...] = (
+    no_gradient, other_sampler, destroyed, cut_off, never_right, one_answer, dead_groups,
+    paid_for_something_else, paid_for_length, by_heart, several_passes)
+EXPLAINS_ALL = (no_gradient, destroyed, never_right, one_answer)
+
+
+def faults_of(log: Log) -> list[Fault]:
+    """The faults of a run. If one of EXPLAINS_ALL is among them, the others follow from it."""
+    found = []
+    for check in CHECKS:
+        fault = check(log)
+        if fault:
+            found.append(fault)
+            if check in EXPLAINS_ALL:
+                break
+    return found
+
+
+def diagnose(path: Path) -> str:
+    """The faults that a run or a log shows, in sentences."""
+    log = read_log(path)
+    if log.steps < FEWEST:
+        return f"{path} has {log.steps} steps: with fewer than {FEWEST} nothing can be said."
+    known = [name for name in log.columns if log.has(name) and name != "step"]
+    missing = [name for name in ("reward", "no_spread", "entropy", "finished", "gradient_norm")
+               if name not in known]
+    parts: list[str] = []
+    for fault in faults_of(log):
+        row = f"row {fault.row} of docs/how_a_run_fails.md" if fault.row else "no row has it"
+        parts.append(f"{fault.what} ({row}). Seen: {fault.evidence}. The run that would decide: "
+                     f"{fault.decide}.")
+    if not parts:
+        text = "Nothing found"
+        if log.has("reward"):
+            way = "rises" if rose(log["reward"]) else "does not rise"
+            text += (f": the reward {way}, from {log.start('reward'):.3g} to "
+                     f"{log.end('reward'):.3g}")
+            if way != "rises":
+                text += (". The run that would decide is the same one with shuffled advantages: if "
+                         "it looks alike, the reward teaches nothing")
+        parts.append(f"{text}.")
+    head = f"{path}: {log.steps} steps."
+    if missing:
+        head += f" It does not say: {', '.join(missing)}; so their signs were not looked for."
+    return "\n\n".join(textwrap.fill(part, 100) for part in (head, *parts))

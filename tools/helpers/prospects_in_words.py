@@ -1,0 +1,256 @@
+"""The findings of tools.preflight as sentences, and the word that they end in."""
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from analysis.statistics import Estimate, detectable, mean_over
+from tools.helpers.prospects import (Answers, Blind, as_share, best_blind, disagreement, fit_beta,
+                                     living_share, mean_scores, pays_success, repeats,
+                                     share_of_form, shown_rule)
+
+SIZES = (2, 4, 8, 16, 32)  # of groups
+FEWEST_LIVING = 0.5  # groups a step: with fewer, most steps make no update
+EARNED_BLINDLY = 0.8  # of what the best sampled answers earn beyond the average
+# Ten points of success took so many living groups: docs/preflight.md has the runs.
+LIVING_FOR_TEN_POINTS = (20, 600)
+SPREAD_OF_PAIRS = (1.4, 6.0)  # points: the standard deviation of the difference of two runs
+LEARNS, FORM, ONE_ANSWER, CANNOT = (
+    "learns", "learns the form only", "learns one answer for all", "cannot")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The training that is planned."""
+    questions: int       # problems a step
+    group: int           # answers to each
+    max_new_tokens: int
+    learning_rate: float
+    held_out: int        # problems
+    has_examples: bool   # whether the task has the flag --examples
+
+
+@dataclass
+class Findings:
+    problems: Sequence[Answers]
+    plan: Plan
+    task: Any
+    others: Sequence[Any]   # problems that were not asked
+    with_examples: str = ""
+    lines: list[str] = field(default_factory=list)
+
+    def mean(self, name: str) -> Estimate:
+        """The mean over all answers of a number of each, with an interval over the problems."""
+        return mean_over([float(np.mean(getattr(one, name))) for one in self.problems])
+
+    def values(self, name: str) -> list[list[float]]:
+        return [getattr(one, name) for one in self.problems]
+
+    @cached_property
+    def sampled(self) -> int:
+        return len(self.problems[0].reward)
+
+    @cached_property
+    def living(self) -> float:
+        """The share of the planned groups whose rewards differ."""
+        return living_share(self.values("reward"), min(self.plan.group, self.sampled)).value
+
+    @cached_property
+    def living_by_success(self) -> float:
+        """The share of the planned groups in which right answers earn more than wrong ones: some
+        are right and some wrong, and the reward differs by more than the form. Where being right
+        is not rewarded it is 0."""
+        size = min(self.plan.group, self.sampled)
+        by_success = living_share(self.values("right"), size).value
+        form = share_of_form(self.problems)
+        if form is None or not pays_success(self.problems):
+            return 0.0
+        return min(by_success, self.living * (1 - form))
+
+    @cached_property
+    def blind(self) -> Blind:
+        return best_blind(self.problems, self.others, self.task.show, self.task.score)
+
+    @cached_property
+    def earned_blindly(self) -> float:
+        """How much of what the best answer to each problem earns beyond the average is earned by
+        the best answer that ignores the problem."""
+        average = float(np.mean([np.mean(one.reward) for one in self.problems]))
+        best = float(np.mean([max(one.reward) for one in self.problems]))
+        return (self.blind.reward - average) / (best - average) if best > average else 0.0
+
+    @property
+    def word(self) -> str:
+        if self.plan.questions * self.living < FEWEST_LIVING:
+            return CANNOT
+        if self.plan.questions * self.living_by_success < FEWEST_LIVING:
+            return FORM
+        if self.earned_blindly >= EARNED_BLINDLY:
+            return ONE_ANSWER
+        return LEARNS
+
+    def in_words(self) -> str:
+        parts = [self.about_success(), self.about_groups(), self.about_form(), self.about_blind(),
+                 self.about_answers(), self.with_examples, self.about_seeing(), self.conclusion()]
+        return "\n\n".join(wrapped(part) for part in parts if part)
+
+    def about_success(self) -> str:
+        solved = [float(np.mean(one.right)) for one in self.problems]
+        counts = {"never": sum(share == 0 for share in solved),
+                  "up to 10%": sum(0 < share <= 0.1 for share in solved),
+                  "10 to 50%": sum(0.1 < share <= 0.5 for share in solved),
+                  "50 to 90%": sum(0.5 < share < 0.9 for share in solved),
+                  "90% or more": sum(0.9 <= share < 1 for share in solved),
+                  "always": sum(share == 1 for share in solved)}
+        listed = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+        return (f"Success: {percent(as_share(self.mean('right')))} of the answers are right, "
+                f"{self.sampled} answers to each of {len(self.problems)} problems. So often each "
+                f"problem is solved: {listed}.")
+
+    def about_groups(self) -> str:
+        """A table: for each size of a group, how many are living, and what one of them costs."""
+        lines = ["A group teaches only if the rewards of its answers differ:",
+                 "    answers   groups that teach    of these by    answers for one",
+                 "    in a group  (95% interval)     being right    that teaches"]
+        for size in SIZES:
+            if size > self.sampled:
+                continue
+            every = living_share(self.values("reward"), size)
+            by_success = living_share(self.values("right"), size)
+            cost = f"{size / every.value:.0f}" if every.value > 0 else "none seen"
+            lines.append(f"    {size:6d}     {percent(every):20s}  {by_success.value:8.0%}     "
+                         f"{cost:>9s}")
+        right = [int(sum(one.right)) for one in self.problems]
+        beta = fit_beta(right, self.sampled)
+        if beta:
+            larger = 4 * self.sampled
+            lines.append(f"By a beta distribution of the problems' success (a = {beta.a:.2g}, b = "
+                         f"{beta.b:.2g}) a group of {larger} has a right answer at "
+                         f"{beta.some_right(larger):.0%} of the problems.")
+        plan = self.plan
+        lines.append(f"The planned step has {plan.questions} groups of {plan.group}: "
+                     f"{plan.questions * self.living:.1f} of them teach, "
+                     f"{plan.questions * self.living_by_success:.1f} to be right.")
+        return "\n".join(lines)
+
+    def about_form(self) -> str:
+        form = share_of_form(self.problems)
+        if form is None:
+            return "No answer's reward differs from that of another answer to the same problem."
+        text = (f"Form: {form:.0%} of the rewards' variance within groups lies between answers "
+                "that are equally right. That part teaches the form, and the rest the task.")
+        against = disagreement(self.problems)
+        if against is not None and against < -0.1:
+            text += (f" What is paid beside success is paid for being wrong: within groups their "
+                     f"correlation is {against:+.2f}. The two rewards pull against each other.")
+        return text
+
+    def about_blind(self) -> str:
+        task, show = self.task, self.task.show
+        earned = {
+            "an empty answer": mean_scores("", self.others, show, task.score)["reward"],
+            "a copy of the problem": float(np.mean(
+                [task.score(problem, show(problem))["reward"] for problem in self.others])),
+            "a copy of the whole prompt": float(np.mean(
+                [task.score(problem, task.prompt_for(problem))["reward"]
+                 for problem in self.others]))}
+        formed = [reward for one in self.problems
+                  for reward, form, right in zip(one.reward, one.format, one.right)
+                  if form >= 1 and not right]
+        if formed:
+            earned["a wrong answer in the right form"] = float(np.mean(formed))
+        listed = ", ".join(f"{name} {reward:.2f}" for name, reward in earned.items())
+        rule = " ".join(shown_rule(self.blind.rule).split())
+        shown = rule if len(rule) <= 60 else f"... {rule[-57:]}"
+        mean = self.mean("reward").value
+        return (f"Without the task: a sampled answer earns {mean:.2f} on average. The best answer "
+                f"that ignores the problem earns {self.blind.reward:.2f} and is right "
+                f"{self.blind.right:.1%} of the time: `{shown}` (a, b, ... are the problem's "
+                f"numbers). Others earn: {listed}. Of what the best sampled answers earn beyond "
+                f"the average, that one answer has {max(0.0, self.earned_blindly):.0%}.")
+
+    def about_answers(self) -> str:
+        texts = [text for one in self.problems for text in one.texts]
+        different = np.mean([len(set(one.texts)) for one in self.problems])
+        cut = 1 - self.mean("finished").value
+        repeated = np.mean([repeats(text) for text in texts])
+        return (f"Answers: {self.mean('length').value:.0f} tokens on average, {cut:.0%} were cut "
+                f"off by the limit of {self.plan.max_new_tokens}; the format score is "
+                f"{self.mean('format').value:.2f}; {different:.0f} of {self.sampled} answers to a "
+                f"problem are different; {repeated:.0%} repeat themselves; the entropy is "
+                f"{self.mean('entropy').value:.2f}.")
+
+    def about_seeing(self) -> str:
+        """When a gain can be told from none, and how many seeds compare two methods."""
+        held_out = self.plan.held_out
+        noise = []  # the variance of one answer to each problem, without that between problems
+        for one in self.problems:
+            n, right = len(one.right), sum(one.right)
+            noise.append(right * (n - right) / (n * (n - 1)))
+        error = 100 * float(np.sqrt(2 * max(np.mean(noise), 0.01) / held_out))
+        visible = 2.8 * error  # found in 80 of 100 evaluations
+        few, many = LIVING_FOR_TEN_POINTS
+        text = (f"Seeing it: two evaluations with {held_out} held-out problems tell a gain of "
+                f"{visible:.0f} points from none in 80 of 100 cases.")
+        if self.word == LEARNS:
+            each = max(self.plan.questions * self.living_by_success, 0.01)
+            steps = [visible / 10 * groups / each for groups in (few, many)]
+            text += (f" In this project's runs ten points took {few} to {many} groups that teach, "
+                     f"so expect it after {max(1, steps[0]):.0f} to {max(2, steps[1]):.0f} steps.")
+        seeds = []
+        for spread in SPREAD_OF_PAIRS:
+            seeds.append(next((n for n in range(3, 200)
+                               if detectable(n - 1) * spread / np.sqrt(n) <= 3), 200))
+        return (f"{text} To see three points between two methods took {seeds[0]} pairs of runs on "
+                f"the tiny model and would take {seeds[1]} on a real one, whose pairs differ more.")
+
+    def conclusion(self) -> str:
+        return f"{self.word.upper()}: {self.reason()}"
+
+    def reason(self) -> str:
+        success = self.mean("right").value
+        cut = 1 - self.mean("finished").value
+        if self.word == CANNOT:
+            if cut > 0.5:
+                return (f"{cut:.0%} of the answers are cut off before they end, so nearly all get "
+                        f"the same reward. What helps: --max_new_tokens "
+                        f"{2 * self.plan.max_new_tokens}, or a prompt that asks for less.")
+            if success > 0.5:
+                return ("nearly all answers are right already, so there is nothing to compare. "
+                        "What helps: harder problems.")
+            return (f"in a step {self.plan.questions * self.living:.2f} groups have answers with "
+                    f"different rewards. {self.what_helps()}")
+        if self.word == ONE_ANSWER:
+            return ("an answer that ignores the problem earns nearly all that the best sampled "
+                    "answers earn, and it is easier to learn. What helps: another reward, under "
+                    "which this answer earns less, or problems that no one answer solves.")
+        if self.word == FORM:
+            return ("the rewards of a group differ, but hardly ever because one answer is right "
+                    f"and another wrong. {self.what_helps()}")
+        return (f"in a step {self.plan.questions * self.living_by_success:.1f} groups have right "
+                "and wrong answers. Begin with a short run, and with the same run under --placebo "
+                "advantages: if the reward is what teaches, that one does not learn.")
+
+    def what_helps(self) -> str:
+        ways = ["easier problems"]
+        if self.plan.has_examples:
+            ways.append("solved examples in the prompt (--examples 4)")
+        ways += ["a cold start on right answers (python -m tools.warmup)"]
+        if self.mean("right").value > 0:
+            ways.append(f"larger groups (--answers {4 * self.plan.group})")
+        return f"What helps: {', '.join(ways[:-1])}, or {ways[-1]}."
+
+
+def percent(found: Estimate) -> str:
+    if np.isnan(found.low):
+        return f"{found.value:.0%}"
+    return f"{found.value:.0%} ({found.low:.0%} to {found.high:.0%})"
+
+
+def wrapped(text: str) -> str:
+    """Filled to 100 columns; lines that are indented, as those of a table, stay as they are."""
+    return "\n".join(line if line.startswith("    ") else textwrap.fill(line, 100)
+                     for line in text.split("\n"))

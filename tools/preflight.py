@@ -1,0 +1,192 @@
+"""Will GRPO learn here, what will it learn instead, and when can one see it? Answered untrained.
+
+    python -m tools.preflight                                        # models/tiny and Countdown
+    python -m tools.preflight --model models/Qwen2.5-0.5B-Instruct --task my_task
+    python -m tools.preflight --run runs/none-grpo-s0                # what a run shows so far
+
+It samples answers to problems of the task, trains nothing, and ends in one of four words:
+
+    learns                      enough groups have answers with different rewards, because some are
+                                right and some are wrong
+    learns the form only        the rewards differ, but not because an answer is right
+    learns one answer for all   an answer that ignores the problem earns nearly as much as the best
+                                that was sampled
+    cannot                      hardly a group has answers with different rewards
+
+All other flags are those of train.py, and mean the training that is planned. The answers are kept
+in --out: Ctrl-C stops the sampling, and the same command continues it.
+
+With --run it reads the metrics of a run of this project, or the log of another trainer, and says
+which fault of docs/how_a_run_fails.md they show, and which single run would decide.
+"""
+if not __package__:
+    raise SystemExit("start it with: python -m tools.preflight")
+import json
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
+from engine.errors import UserError
+from engine.policy import Policy, derived_seed
+from engine.rollouts import Rollouts
+from harness.flags import Flag, flags_of
+from harness.load import load_policy, make_task
+from harness.parser import make_parser, with_defaults
+from harness.record import make_output_folder, read_lines, replace_text
+from harness.screen import run_as_program, say, show_status
+from harness.settings import Settings, make_settings, read_flags
+from tools.helpers.prospects import Answers
+from tools.helpers.prospects_in_words import Findings, Plan
+
+FLAGS = {
+    "problems": Flag(32, "number of problems that are asked", least=4, most=10_000),
+    "answers": Flag(64, "number of answers that are sampled to each", least=4, most=10_000),
+    "group": Flag(None, "number of answers in a group of the planned training. By default it is "
+                        "that of train.py", kind=int, least=2, most=10_000),
+    "run": Flag(None, "a run folder, or the log of another trainer: say what it shows, and sample "
+                      "nothing"),
+    "out": Flag(None, "folder in which the answers are kept. By default it is "
+                      "runs/preflight-MODEL-TASK")}
+NOT_ASKED = 400  # problems that no model is asked, to try answers on that ignore the problem
+IN_EXAMPLES = 16  # problems, and answers to each, that are asked with another number of examples
+
+
+def main(argv: list[str]) -> None:
+    parser = make_parser("python -m tools.preflight [flags of train.py, or of this list]", __doc__,
+                         FLAGS)
+    given, typed = parser.parse_known_args(argv)
+    own = with_defaults(parser.values(given), FLAGS)
+    if own.run:
+        from tools.helpers.diagnosis import diagnose
+        if typed:
+            raise UserError(f"--run reads what is there, so it takes no {typed[0]}")
+        print(diagnose(Path(own.run)))
+        return
+    asked = read_flags(typed, also_known=[f"--{name}" for name in FLAGS], not_taken=["continue"])
+    settings = make_settings(asked if own.group is None else {**asked, "answers": own.group})
+    folder = Path(own.out or f"runs/preflight-{Path(settings.model).name}-{settings.task}")
+    policy = load_policy(settings)
+    sampled = sample(policy, settings, own, folder)
+    findings = find(policy, settings, sampled)
+    findings.with_examples = with_other_examples(policy, settings, asked)
+    text = findings.in_words()
+    replace_text(folder / "preflight.txt", text + "\n")
+    print(text)
+    print(f"\nThis text and all answers are kept in {folder}")
+
+
+def sample(policy: Policy, s: Settings, own: SimpleNamespace, folder: Path) -> list[Answers]:
+    """Sample the answers, or read those that are kept from an earlier call."""
+    problems = problems_to_ask(policy, s, own.problems)
+    made_of = {"problems": own.problems, "answers": own.answers,
+               **{name: value for name, value in asdict(s).items() if name != "out"}}
+    kept = begin(folder, json.loads(json.dumps(made_of, default=str)))
+    at_once = max(1, s.questions * s.answers // own.answers)
+    start, before = time.perf_counter(), len(kept)
+    for first in range(len(kept), len(problems), at_once):
+        show_status(f"sampled answers to {first} of {len(problems)} problems")
+        part = problems[first:first + at_once]
+        batch = policy.ask(part, own.answers, derived_seed("preflight", s.seed, first))
+        found = [answers_to(batch, policy, group) for group in range(len(part))]
+        with open(folder / "answers.jsonl", "a", encoding="utf-8") as file:
+            file.writelines(json.dumps(asdict(one)) + "\n" for one in found)
+        kept += found
+        if first == before and len(kept) < len(problems):
+            left = (time.perf_counter() - start) / len(part) * (len(problems) - len(kept))
+            say(f"{len(problems)} problems with {own.answers} answers each: about "
+                f"{left / 60:.1f} more minutes of sampling")
+    seconds = time.perf_counter() - start
+    if len(kept) > before:
+        replace_text(folder / "seconds.json", json.dumps(seconds / (len(kept) - before)
+                                                         / own.answers))
+    return kept
+
+
+def problems_to_ask(policy: Policy, s: Settings, count: int) -> list[Any]:
+    """Different problems that training may use; fewer if the task has no more."""
+    found: dict[str, Any] = {}
+    for step in range(1, 51):
+        for problem in policy.task.training_problems(s.seed, step, count):
+            found.setdefault(policy.task.show(problem), problem)
+        if len(found) >= count:
+            break
+    return list(found.values())[:count]
+
+
+def begin(folder: Path, made_of: dict[str, Any]) -> list[Answers]:
+    """Make the folder, or read the answers that an earlier call with these settings has kept."""
+    make_output_folder(folder)
+    path = folder / "settings.json"
+    if not path.exists():
+        replace_text(path, json.dumps(made_of, indent=2) + "\n")
+        return []
+    before = json.loads(path.read_text(encoding="utf-8"))
+    for name in sorted(before.keys() | made_of.keys()):
+        if before.get(name) != made_of.get(name):
+            raise UserError(f"{folder} has answers that were sampled with --{name} "
+                            f"{before.get(name)}, and not {made_of.get(name)}: name another --out, "
+                            "or remove the folder")
+    return [Answers(**line) for line in read_lines(folder / "answers.jsonl")]
+
+
+def answers_to(batch: Rollouts, policy: Policy, group: int) -> Answers:
+    """The answers to one problem of a batch."""
+    rows = (batch.group == group).nonzero().squeeze(1).tolist()
+    length = batch.length.clamp(min=1)
+    entropy = batch.entropy.sum(1) / length
+    columns = {"reward": batch.reward, "right": batch.scores["answer"],
+               "format": batch.scores["format"], "finished": batch.finished.double(),
+               "length": length.double(), "entropy": entropy}
+    numbers = {name: [float(column[row]) for row in rows] for name, column in columns.items()}
+    return Answers(policy.task.show(batch.problems[group]), [batch.answers[row] for row in rows],
+                   **numbers)
+
+
+def find(policy: Policy, s: Settings, sampled: list[Answers]) -> Findings:
+    """All that is computed of the answers, and of problems that were not asked."""
+    show_status("trying answers that ignore the problem")
+    asked = {one.problem for one in sampled}
+    others = {}
+    for step in range(1001, 1051):
+        for problem in policy.task.training_problems(s.seed, step, NOT_ASKED):
+            if policy.task.show(problem) not in asked:
+                others.setdefault(policy.task.show(problem), problem)
+        if len(others) >= NOT_ASKED:
+            break
+    held_out = len(policy.task.held_out_problems(s.eval_tasks))
+    plan = Plan(s.questions, s.answers, s.max_new_tokens, s.learning_rate, held_out,
+                has_examples="examples" in flags_of(type(policy.task.task)))
+    return Findings(sampled, plan, policy.task, list(others.values())[:NOT_ASKED])
+
+
+def with_other_examples(policy: Policy, s: Settings, asked: dict[str, Any]) -> str:
+    """A sentence about how many answers are right with examples in the prompt, and without; "" if
+    the task has no such flag, or the model cannot read such a prompt."""
+    if "examples" not in flags_of(type(policy.task.task)):
+        return ""
+    now = s.method_flags["examples"]
+    other = 0 if now else 4
+    show_status(f"sampling with {other} examples in the prompt")
+    try:
+        changed = make_settings({**asked, "examples": other})
+        shares = [share_right(policy, settings) for settings in (s, changed)]
+    except UserError:
+        return ""
+    return (f"With {now} examples in the prompt {shares[0]:.0%} of {IN_EXAMPLES ** 2} further "
+            f"answers are right, with {other} (--examples {other}) {shares[1]:.0%}.")
+
+
+def share_right(policy: Policy, settings: Settings) -> float:
+    """The share of right answers with the prompts of these settings."""
+    there = replace(policy, settings=settings,
+                    task=make_task(settings.task, settings.method_flags))
+    problems = there.task.training_problems(settings.seed, 2001, IN_EXAMPLES)
+    batch = there.ask(problems, IN_EXAMPLES, derived_seed("preflight examples", settings.seed))
+    return float(batch.scores["answer"].mean())
+
+
+if __name__ == "__main__":
+    run_as_program("preflight", main, interrupted="stopped at once; the same command continues")
