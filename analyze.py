@@ -1,7 +1,8 @@
-"""Tables, pictures and a page from the credit files of a run. It reads run folders, never a model.
+"""Tables, pictures and a page from the credit files of a run. It needs no model, but for --credit.
 
-    python analyze.py runs/none-grpo-s0    # one run: where its gradient went
-    python analyze.py runs/*               # several runs: their arms, compared
+    python analyze.py runs/none-grpo-s0                 # one run: where its gradient went
+    python analyze.py runs/none-grpo-s0 --credit 1:5    # and what each token of an answer earned
+    python analyze.py runs/*                            # several runs: their arms, compared
 
 The findings are printed. Pictures and the page report.html are written into --output_dir. An arm is
 a set of runs with the same settings and different seeds. Arms are compared by pairs of runs that
@@ -36,18 +37,20 @@ from analysis.change import CREDIT, SIZES, change_table, known
 from analysis.page import Picture, write_page
 from analysis.plots import (CHANGE_COLOUR, COLOURS, CREDIT_COLOUR, GRADIENT_COLOUR, GREY,
                             PUSH_COLOUR, TOKENS_COLOUR, Style, legend_below, save, whole_steps)
-from analysis.runs import Run, evaluations, read_runs
+from analysis.runs import Run, evaluations, is_foreign, read_runs
 from analysis.statistics import mean_over, paired_difference
-from analysis.tables import TOO_FEW_GROUPS, WITH_INTERVAL, Columns, Row, Table, by_row
+from analysis.tables import (TOO_FEW_GROUPS, WITH_INTERVAL, Columns, Row, Table, by_row,
+                             without_format)
 from analysis.tally import (OVER_REST, PARTITIONS, RARE, Tally, early_over_late, over_rest,
                             rest_columns)
-from harness.record import PART, Json, make_output_folder
+from harness.record import PART, Json, make_output_folder, sampling_models
 from harness.screen import python_command, run_as_program, show_status
 from engine.tokens import KINDS
 
 if TYPE_CHECKING:
     from analysis.arms import Comparison
 
+WITHOUT = (f"{PART}format", f"{PART}reasoning")  # a task without these gives 0 to every answer
 FINDINGS = (  # the tables whose findings are printed, and shown beside a picture on the page
     "gradient by kind", "change by kind", "gradient by section", "gradient by position")
 IN_SHORT = ("gradient by kind", "gains", "tries")  # the tables that are printed
@@ -59,6 +62,7 @@ HEADINGS = {  # for the short name of a column its heading in a table
     "abs(A) w s": "mean abs(A) w s", "abs(A)": "mean abs(A)", "s": "mean s",
     "over rest": f"mean size relative to all other tokens{WITH_INTERVAL}",
     "difference": "more or less gradient"}
+MODES_IN_WORDS = {"sampled": "sampled", "greedy": "greedy (likeliest token)"}
 CURVES: dict[str, Style] = {  # for each mode of evaluation how its line is drawn
     "sampled": {"color": "black", "ls": "-"}, "greedy": {"color": "black", "ls": "--"}}
 
@@ -68,6 +72,9 @@ def main(argv: list[str]) -> None:
     flags = report.read_analysis_flags(argv, __doc__)
     runs = read_runs(flags.runs)
     first_folder = runs[0]["folder"]
+    if flags.credit:
+        from tools.helpers.measured_answer import measure_and_keep
+        measure_and_keep(runs[0], flags.credit, flags.continuations or report.CONTINUATIONS)
     if len(runs) == 1:
         analyze_run(runs[0], Path(flags.output_dir or first_folder / "analysis"), flags.all,
                     flags.notes)
@@ -116,6 +123,15 @@ def analyze_run(run: Run, folder: Path, with_all: bool, notes_alone: bool = Fals
         if tally:
             print("To follow one token through a step: "
                   f"{python_command('-m', 'tools.follow', run['folder'])}")
+            say_how_to_measure(run)
+
+
+def say_how_to_measure(run: Run) -> None:
+    """Name the command that measures the credit of an answer, if a model was kept for that."""
+    models = sampling_models(run["folder"], str(run["config"].get("model", "")))
+    if models and not is_foreign(run["config"]):
+        print("To measure what each token of an answer earned, for the page: "
+              f"{python_command('analyze.py', run['folder'], '--credit', f'{min(models)}:0')}")
 
 
 def findings_of(tables: dict[str, Table]) -> dict[str, str]:
@@ -194,17 +210,21 @@ def held_out_gains(run: Run) -> Table:
         start, end = lines[0], lines[-1]
         change = np.array(end["answer"], float) - np.array(start["answer"], float)
         gain = paired_difference(change[None])  # of one seed
-        rows.append([mode, len(end["answer"]), start["success"], end["success"], gain,
-                     end["format_mean"], end["finished_mean"], end["length_mean"]])
+        rows.append([MODES_IN_WORDS[mode], len(end["answer"]), start["success"], end["success"],
+                     gain, end["format_mean"], end["finished_mean"], end["length_mean"]])
     formats = {"mode": "", "problems": ",d", "start": ".1%", "end": ".1%", "gain": "+.1%",
                "format": ".2f", "finished": ".1%", "length": ".0f"}
-    return Table("gains", "Held-out success, from the first evaluation to the last",
-                 by_row(formats, rows), "",
-                 ["Start and end are the share of right answers. The gain is the difference, "
-                  "paired by problem, because the problems are the same at the start and at the "
-                  "end. The columns after it are of the end: the mean score of the format, the "
-                  "share of answers that finished before the limit, and their mean length"],
-                 {"gain": f"gain{WITH_INTERVAL}", "length": "tokens in an answer"})
+    columns = without_format(by_row(formats, rows))
+    of_format = "the mean score of the format, " if "format" in columns else ""
+    return Table("gains", "Held-out success, from the first evaluation to the last", columns, "",
+                 ["A sampled answer draws each token from the model's distribution, and a greedy "
+                  "one takes the likeliest token at every place. Start and end are the share of "
+                  "right answers. The gain is the difference, paired by problem, because the "
+                  f"problems are the same at the start and at the end. The columns after it are "
+                  f"of the end: {of_format}the share of answers that finished before the limit, "
+                  "and their mean length"],
+                 {"mode": "answers", "gain": f"gain{WITH_INTERVAL}",
+                  "length": "tokens in an answer"})
 
 
 def learning_curve(run: Run, folder: Path) -> Picture:
@@ -225,7 +245,8 @@ def learning_curve(run: Run, folder: Path) -> Picture:
     legend_below(figure, axis, ncols=3)
     path, caption = save(figure, folder, "learning_curve",
                          "Share of answers that solve their problem, in training and on held-out "
-                         "problems (with 95% intervals)")
+                         "problems (with 95% intervals). Greedy answers take the likeliest token "
+                         "at every place")
     # The page has a slider for the step, and a mark in this picture moves with it. Its style says,
     # in percent of the picture, where the mark stands at step 0 and how far it moves for a step.
     box, (low, high) = axis.get_position(), axis.get_xlim()
@@ -238,9 +259,10 @@ def learning_curve(run: Run, folder: Path) -> Picture:
 
 def rewards(tally: Tally) -> Table:
     """The mean over all answers of the reward and of each of its parts. The parts have the names
-    that the task gave them, or another trainer, if the run was imported from it."""
+    that the task gave them, or another trainer, if the run was imported from it. A task may have no
+    score for the format or the reasoning, and then it has no row."""
     rows = [(name.removeprefix(PART), total / tally.answers.sum())
-            for name, total in tally.rewards.items()]
+            for name, total in tally.rewards.items() if total or name not in WITHOUT]
     return Table("rewards", "Mean reward of all answers, and of each of its parts",
                  by_row({"part": "", "mean": ".3f"}, rows))
 

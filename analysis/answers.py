@@ -1,17 +1,21 @@
 """The training answers on a page: which ones, and what is known about each token."""
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from analysis.account import Numbers, Stage, numbers_of, rounded, stages
+from analysis.account import WHERE_MEASURED, Numbers, Stage, Value, numbers_of, rounded, stages
 from analysis.runs import read_metrics
 from analysis.tokens import StepRecord, read_step
 from engine.tokens import token_bytes, without_earlier_turns
-from harness.record import Json, run_config
+from harness.record import Json, credit_steps, run_config
 
+if TYPE_CHECKING:
+    from analysis.measured import Measured
+
+Z = 1.96  # a normal 95% interval is so many standard errors to each side
 PER_PAGE, STEPS = 10_000, 21  # tokens of training answers on a page, and steps they are from
 # What a page can shade tokens by; it begins with the first. Each has the name of its column, and
 # the end of a sentence that begins "The stronger a token's colour, ...". A run may lack some.
@@ -29,7 +33,7 @@ SHADED_BY = {
     "entropy": ("entropy", "the less certain the model was what to write there"),
     "log-prob": ("log_prob", "the less likely the token was"),
     "credit": ("true_credit", "the further the expected reward rose (blue) or fell (orange) with "
-               "this token"),
+               "this token. If the 95% interval of a measured credit includes 0, it has no colour"),
     "credit's error": ("true_credit_se", "the larger the standard error of its measured credit")}
 MEANING = {name: meaning for name, (_, meaning) in SHADED_BY.items()}
 
@@ -55,23 +59,59 @@ class ShownAnswer(TypedDict):
 def answers_of(run: Path, tokenizer: Tokenizer, steps: list[int],
                most_tokens: int = PER_PAGE) -> list[ShownAnswer]:
     """The answers that the viewer shows, of evenly spaced steps: as many as fit, and never fewer
-    than two of a step. Groups whose rewards differ come first."""
+    than two of a step. First come those of which something was measured after the run, then those
+    of groups whose rewards differ."""
+    from analysis.measured import kept_answers
     answers: list[ShownAnswer] = []
-    config, metrics = run_config(run), metrics_by_step(run)
+    config, metrics, measured = run_config(run), metrics_by_step(run), kept_answers(run)
     evenly_spaced = np.linspace(0, len(steps) - 1, STEPS)
-    chosen = sorted(set(map(round, evenly_spaced)))
-    for index in chosen:
-        record = read_step(run, steps[index])
+    chosen = {steps[index] for index in set(map(round, evenly_spaced))}
+    chosen |= {step for step, _ in measured if step in credit_steps(run)}
+    for step in sorted(chosen):
+        record = read_step(run, step)
         line = metrics.get(record.step)
+        kept = {b: one for (of_step, b), one in measured.items()
+                if of_step == step and is_of(record, one)}
         groups = groups_in_order(record.answers["group"], record.answers["reward"])
-        order = np.concatenate(groups)
+        others = [b for b in np.concatenate(groups).tolist() if b not in kept]
+        order = [*kept, *others]
         length_so_far = np.cumsum(record.answers["length"][order])
         room = most_tokens // len(chosen)
-        fitting = int((length_so_far <= room).sum())
-        for b in order[:max(2, fitting)].tolist():
-            answers.append(answer_of(record, tokenizer, config, line, b))
+        fitting = max(2, len(kept), int((length_so_far <= room).sum()))
+        for b in order[:fitting]:
+            answer = answer_of(record, tokenizer, config, line, b)
+            if b in kept:
+                add_measured(answer, kept[b])
+            answers.append(answer)
     if answers:
         answers[0]["stages"] = stages(config)
+    return with_the_same_values(answers)
+
+
+def is_of(record: StepRecord, measured: "Measured") -> bool:
+    """Whether the answer that was measured is the one on record: a run can be made again."""
+    b = measured["answer"]
+    if b >= len(record.answers["group"]):
+        return False
+    return bool(record.tokens_of(b)["token_id"].tolist() == measured["token_id"])
+
+
+def add_measured(answer: ShownAnswer, measured: "Measured") -> None:
+    """Add what was measured of the answer's tokens: their credit as numbers, the rest in words."""
+    answer["values"]["credit"] = list(map(rounded, measured["credit"]))
+    answer["values"]["credit's error"] = [
+        rounded((high - low) / (2 * Z)) for low, high in zip(measured["low"], measured["high"])]
+    for name in WHERE_MEASURED:
+        answer["account"][name] = list(measured[name])  # type: ignore[literal-required]
+
+
+def with_the_same_values(answers: list[ShownAnswer]) -> list[ShownAnswer]:
+    """Give each answer all quantities that any of them has; where one is not known it is None."""
+    names = {name for answer in answers for name in answer["values"]}
+    for answer in answers:
+        known = answer["values"]
+        unknown: list[Value] = [None] * len(answer["texts"])
+        answer["values"] = {name: known.get(name, unknown) for name in SHADED_BY if name in names}
     return answers
 
 

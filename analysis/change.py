@@ -9,8 +9,8 @@
              `decided` of the credit file), because the square of an estimate is on average too
              large, by the variance of the estimate
 
-Tokens share weights, so what answers of both signs have in common cancels, and most of the push
-never becomes a change (2605.08666). A share is that of a sum of sizes. A `net` number is the sum
+Tokens share weights, so a token is also moved by the others, and much of the push never becomes a
+change. A share is that of a sum of sizes. A `net` number is the sum
 with its signs, divided by the sum of sizes.
 """
 from collections.abc import Collection

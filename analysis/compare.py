@@ -18,7 +18,8 @@ from analysis.gains import (AT_THE_END, IN_TRAINING, final_lines, gain_table, ga
 from analysis.plots import Style, legend_below, save, style_of, whole_steps
 from analysis.runs import Run, evaluations, is_foreign, share_seen_before
 from analysis.statistics import mean_over
-from analysis.tables import Row, Table, by_row
+from analysis.sureness import sureness_table
+from analysis.tables import Row, Table, by_row, without_format
 from analysis.tally import Tally
 from engine.tokens import KINDS, SECTIONS
 from harness.record import Json
@@ -35,9 +36,10 @@ MEASURE_NOTES = {
                 "alone if there is one seed"}
 VERDICT_NOTE = (
     "The verdict is better or worse if p is below 0.05, after Holm's correction for the number of "
-    "arms in the table. Where no difference is seen, the interval says how large a gain or a loss "
-    "may still be. The detectable gain is the true gain that 80 of 100 such experiments would "
-    "find. It is only an estimate, because there are few seeds")
+    "arms in the table. This is one look: an arm counts as ahead if it is better again on new "
+    "seeds, and as behind if it is worse once. Where no difference is seen, the interval says how "
+    "large a gain or a loss may still be. The detectable gain is the true gain that 80 of 100 such "
+    "experiments would find. It is only an estimate, because there are few seeds")
 PLACEBO_NOTE = ("A row with a minus compares an arm with its own placebo. For these rows p is "
                 "corrected separately")
 SECONDARY_NOTE = ("The primary metric is that of the table above. The p-values here are not "
@@ -53,6 +55,9 @@ def chapters_of(comparison: Comparison) -> dict[str, list[Table]]:
         secondary = AT_THE_END if primary == IN_TRAINING else IN_TRAINING
         tables.append(differences(comparison, primary))
         tables.append(differences(comparison, secondary, False, doubt))
+        able_or_sure = sureness_table(comparison.arms, comparison.baseline)
+        if able_or_sure:
+            tables.append(able_or_sure)
     return {"Which arm is better": tables,
             "Stability and cost": [stability(comparison)],
             "Where the gradient went": [shares_of_arms(comparison)]}
@@ -76,9 +81,10 @@ def arms_overview(comparison: Comparison) -> Table:
             mean_of_evaluations(ends, "length_mean")])
     formats = {"arm": "", "seeds": "d", "training": ".1%", "sampled": ".1%", "greedy": ".1%",
                "format": ".2f", "finished": ".0%", "length": ".0f"}
-    return Table("arms", "The arms, means over seeds", by_row(formats, rows), headings={
-        "training": "success in training", "sampled": "held-out at the end, sampled",
-        "greedy": "held-out at the end, greedy",
+    columns = without_format(by_row(formats, rows))
+    return Table("arms", "The arms, means over seeds", columns, headings={
+        "training": "success in training", "sampled": "held-out at the end, sampled answers",
+        "greedy": "held-out at the end, greedy (likeliest token at every place)",
         "format": "format at the end, mean score",
         "finished": "finished before the limit", "length": "tokens in an answer"})
 
@@ -102,7 +108,9 @@ def doubt_about_training(runs: list[Run]) -> str:
         return "the answers on record were chosen by another program"
     if any(config.get("pairs") for config in configs):
         return "the answers of training were not sampled from the policy"
-    repeated = max(map(share_seen_before, runs[:1]), default=0.0)
+    # Runs that are compared have the same data, steps and problems in a step, so one tells of all.
+    recorded = next((run for run in runs if run["steps"]), None)
+    repeated = share_seen_before(recorded) if recorded else 0.0
     if repeated > MOST_REPEATED:
         return (f"{repeated:.0%} of the problems of training had come before, so an answer may "
                 "be remembered")

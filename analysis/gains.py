@@ -8,6 +8,11 @@ An arm is a set of runs, one for each seed. Two runs with the same seed get the 
 every step, so runs are paired by seed: problems that are easy or hard for both arms cancel in the
 difference.
 
+There is one rule for all experiments. Pairs of runs are a *look*. In one look a method is better or
+worse if its p is below 0.05, after Holm's correction for all methods that are tested together
+(`Gain.verdict`). A method is *ahead* if it is better, and better again in a second look on new
+seeds. It is *behind* if it is worse: one look is enough (`called`).
+
 Success in training is the mean over all answers that training sampled: it counts each of them. Held
 out success at the end is that of the last policy, on problems that no run trained on.
 """
@@ -17,13 +22,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from analysis.runs import Run, evaluations
-from analysis.statistics import Estimate, Floats, holm, mean_over, paired_difference
+from analysis.statistics import (Estimate, Floats, holm, mean_over, paired_difference, power,
+                                 student_quantile)
 from analysis.tables import WITH_INTERVAL, Columns, Row, Table, shown
 from harness.record import Json
 
 IN_TRAINING, AT_THE_END = MEASURES = ("success in training", "held-out success at the end")
+GREEDY_AT_THE_END = "held-out success of greedy answers at the end"
 LEVEL = 0.05        # a difference is seen if its corrected p is below this
-NOT_SEEN = "no difference seen"
+BETTER, WORSE, NOT_SEEN = "better", "worse", "no difference seen"  # in one look
+AHEAD, BEHIND = "ahead", "behind"
 SAME = 1e-12        # success that differs by less differs by rounding alone
 
 Arm = Mapping[int, Run]  # the runs of one arm, by seed
@@ -63,7 +71,16 @@ class Gain:
             return "one seed: no verdict"
         if not self.is_seen:
             return NOT_SEEN
-        return "better" if self.estimate.value > 0 else "worse"
+        return BETTER if self.estimate.value > 0 else WORSE
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation of the differences of pairs that the interval goes with. Of two or
+        three pairs it is itself hardly known."""
+        reach = (self.estimate.high - self.estimate.low) / 2
+        if self.pairs < 2 or not np.isfinite(reach):
+            return float("nan")
+        return float(reach / student_quantile(1 - LEVEL / 2, self.pairs - 1) * self.pairs ** 0.5)
 
     @property
     def sentence(self) -> str:
@@ -71,6 +88,37 @@ class Gain:
         if self.verdict != NOT_SEEN:
             return self.verdict
         return f"{NOT_SEEN}; {room_left(self.estimate)}"
+
+
+def called(first: Gain, again: Gain | None = None, is_control: bool = False) -> str:
+    """The word for a method after one look, or after a second look on new seeds: the one rule for
+    ahead and behind.
+
+    Why two looks? Of 100 methods that change nothing, two or three are better in one look by luck,
+    and whoever tries many methods finds them. A control takes one look: it is known before the
+    experiment which arm it is, and that it helps.
+    """
+    if first.verdict == WORSE:
+        return BEHIND
+    if first.verdict != BETTER:
+        return first.verdict
+    if is_control:
+        return AHEAD
+    if again is None:
+        return "better once, second look to come"
+    return AHEAD if again.verdict == BETTER else f"better once, then {again.verdict}"
+
+
+def chance_to_be_called(gain: float, spread: float, pairs: int, methods: int = 1,
+                        others_called: int = 0, looks: int = 1) -> float:
+    """How often a method with this true gain is called better (in each of so many looks), if the
+    differences of pairs have the standard deviation `spread`.
+
+    Holm's correction tests the smallest p of m methods at the level 0.05 / m, the next one at
+    0.05 / (m - 1), and so on. So a method has it easier if others have been called before it.
+    """
+    in_standard_errors = gain / spread * pairs ** 0.5
+    return power(in_standard_errors, pairs - 1, methods - others_called) ** looks
 
 
 def room_left(estimate: Estimate) -> str:
@@ -88,10 +136,13 @@ def room_left(estimate: Estimate) -> str:
 def gain_over(mine: Arm, theirs: Arm, measure: str = IN_TRAINING, tests: int = 1) -> Gain:
     """The gain of one arm over another; its p is not corrected. `tests` is how many gains are
     tested together, which decides how small a gain could be seen."""
-    difference_of = difference_in_training if measure == IN_TRAINING else difference_at_the_end
+    mode = "greedy" if measure == GREEDY_AT_THE_END else "sampled"
     found = {}
     for seed in sorted(set(mine) & set(theirs)):
-        difference = difference_of(mine[seed], theirs[seed])
+        if measure == IN_TRAINING:
+            difference = difference_in_training(mine[seed], theirs[seed])
+        else:
+            difference = difference_at_the_end(mine[seed], theirs[seed], mode)
         if difference is not None:
             found[seed] = difference
     if not found:
@@ -173,9 +224,9 @@ def difference_in_training(mine: Run, theirs: Run) -> Floats | None:
     return np.array([mean_success(mine) - mean_success(theirs)])
 
 
-def difference_at_the_end(mine: Run, theirs: Run) -> Floats | None:
+def difference_at_the_end(mine: Run, theirs: Run, mode: str = "sampled") -> Floats | None:
     """(problems,) the difference in each held-out problem, after the last step."""
-    my_end, their_end = final_lines([mine], "sampled"), final_lines([theirs], "sampled")
+    my_end, their_end = final_lines([mine], mode), final_lines([theirs], mode)
     if not my_end or not their_end:
         return None
     my_answers = np.array(my_end[0]["answer"], float)

@@ -8,7 +8,9 @@ const quantities = Object.keys(answers[0]?.values ?? {})  // those that are know
   .filter(name => answers.some(answer => answer.values[name].some(value => value !== null)));
 const stops = [...new Set([...evaluations, ...answers].map(line => line.step))]
   .sort((a, b) => a - b);
-const SIDES = ['push', 'change'];  // the two sides of the switch
+const SIDES = ['push', 'change', 'credit'];  // the sides of the switch
+const MEASURED = ['credit', "credit's error"];  // known of few answers (analyze.py --credit)
+const PAUSE = 900;  // milliseconds between two steps that are played
 // The colours of values above and below 0. Each has one meaning in all pictures (page.css).
 const UP_AND_DOWN = ['--up', '--down'];
 const COLOURS = {
@@ -17,6 +19,10 @@ const COLOURS = {
   'entropy': ['--unsure', '--unsure'],
   'log-prob': ['--unsure', '--unsure'],
   "credit's error": ['--neutral', '--neutral'],
+};
+const MODES = {
+  sampled: 'sampled answers',
+  greedy: 'greedy answers, which take the likeliest token at every place',
 };
 const FULL = 0.95;  // of a step's tokens have at most the size that gets the full colour
 
@@ -59,6 +65,13 @@ function shade(name, value, full) {
   if (value === null) return 'transparent';
   const [above, below] = COLOURS[name] ?? UP_AND_DOWN;
   return colour(value < 0 ? below : above, Math.abs(value) / full);
+}
+
+// A credit whose 95% interval includes 0 has no colour: it may be above or below.
+function shadeOf(answer, name, t, full) {
+  const value = answer.values[name][t], error = answer.values["credit's error"]?.[t];
+  const isOpen = name === 'credit' && error && Math.abs(value) < 1.96 * error;
+  return shade(name, isOpen ? null : value, full);
 }
 
 function tokenSpan(text, title, background, name = '') {
@@ -136,7 +149,7 @@ function showHeldOut(step) {
   const first = evaluations.find(line => line.mode === evaluation.mode);
   const success = `${(100 * evaluation.success).toFixed(1)}%`;
   $('held-out').textContent = `${capital(timeOf(evaluation))}, ${success} of the held-out `
-    + `problems were solved (${evaluation.mode} answers).`;
+    + `problems were solved (${MODES[evaluation.mode]}).`;
   $('nearest').textContent = evaluation.step === step ? ''
     : `There was no evaluation at step ${step}, so this is the nearest one.`;
   $('held-out-answers').replaceChildren(...evaluation.shown.map((shown, i) => {
@@ -168,10 +181,38 @@ function show(step) {
     $('answers-title').textContent = `Training answers of ${named(shownStep)}, token by token`;
 }
 
-// report.html#step=50 goes to the stop that is nearest to step 50.
+// report.html#step=50 goes to the stop that is nearest to step 50, and
+// report.html#step=1&answer=5&token=22 to a token.
 function showAddress() {
-  const wanted = /^#step=(\d+)$/.exec(location.hash)?.[1];
-  if (wanted) show(nearest([...evaluations, ...answers], wanted).step);
+  const wanted = /^#step=(\d+)(?:&answer=(\d+)(?:&token=(\d+))?)?$/.exec(location.hash);
+  if (!wanted) return;
+  const [step, number, t] = wanted.slice(1).map(Number);
+  show(nearest([...evaluations, ...answers], step).step);
+  const answer = answers.find(one => one.step === step && one.episode === number);
+  if (answer) goTo(answer).box.choose(t);
+}
+
+// Open an answer in its pane, which is returned.
+function goTo(answer) {
+  if (shownStep !== answer.step) show(answer.step);
+  const pane = panes.find(one => one.has(answer));
+  pane.at = pane.shown.indexOf(answer);
+  pane.draw();
+  return pane;
+}
+
+// Play the run from the step that is shown, or from the start if that is the last; or stop it.
+let playing = null;
+function play(goesOn) {
+  clearInterval(playing);
+  playing = goesOn ? setInterval(playNext, PAUSE) : null;
+  $('play').textContent = goesOn ? 'pause' : 'play';
+}
+
+function playNext() {
+  const next = Number($('stop').value) + 1;
+  show(stops[next]);
+  if (next === stops.length - 1) play(false);
 }
 
 // A line of a token's account with its numbers put in, as with_numbers() in account.py does it; null
@@ -202,6 +243,7 @@ class Pane {
     this.has = PANES[kind];
     this.part('previous').onclick = () => this.move(-1);
     this.part('next').onclick = () => this.move(1);
+    this.part('number').onchange = () => this.move(this.part('number').selectedIndex - this.at);
     this.box = new TokenBox(this.part('tokens'), t => this.follow(t));
     $('panes').append(this.root);
   }
@@ -214,6 +256,8 @@ class Pane {
   open() {
     this.shown = answers.filter(answer => answer.step === shownStep && this.has(answer));
     this.at = 0;
+    this.part('number').replaceChildren(
+      ...this.shown.map(answer => new Option(`${answer.episode}`)));
     this.draw();
   }
 
@@ -231,18 +275,21 @@ class Pane {
     this.part('asked').open = this.part('prompt').textContent.length < 200;
     this.part('previous').disabled = this.at <= 0;
     this.part('next').disabled = this.at >= this.shown.length - 1;
+    this.part('choose').hidden = !answer;
+    this.part('number').selectedIndex = this.at;
     if (!answer) {
       this.part('position').textContent = `This page has no such answer of ${named(shownStep)}.`;
       return;
     }
     this.part('position').textContent =
-      `${capital(named(shownStep))}, answer ${this.at + 1} of ${this.shown.length}: `
-      + verdict(answer);
+      `${capital(named(shownStep))}, answer ${answer.episode} (${this.at + 1} of `
+      + `${this.shown.length} here): ${verdict(answer)}`;
     const full = fullSize(answer.step, name);
     this.box.fill(answer.texts.map((text, t) => {
       const value = answer.values[name][t];
       const classes = `s${answer.section[t]}${answer.kind[t] === TAG ? ' tag' : ''}`;
-      return tokenSpan(text, `${name} ${value ?? 'unknown'}`, shade(name, value, full), classes);
+      return tokenSpan(text, `${name} ${value ?? 'unknown'}`, shadeOf(answer, name, t, full),
+                       classes);
     }));
   }
 
@@ -275,13 +322,15 @@ function drawKey() {
   const [above, below] = COLOURS[name] ?? UP_AND_DOWN;
   const ramp = hue => 'linear-gradient(90deg,' + [0, .02, .1, .25, .5, 1]
     .map(share => `${colour(hue, share)} ${100 * share}%`) + ')';
+  drawKnown(name);
   $('positive').style.background = ramp(above);
   $('negative').style.background = ramp(below);
   $('above').hidden = !values.some(value => value > 0);
   $('below').hidden = !values.some(value => value < 0);
   $('most').textContent = `${size} or more`;
   $('least').textContent = `-${size} or less`;
-  const same = answers.every(answer => new Set(answer.values[name]).size < 2);
+  const same = !MEASURED.includes(name)
+    && answers.every(answer => new Set(answer.values[name]).size < 2);
   $('meaning').textContent = `The stronger a token's colour, ${MEANING[name]}.`
     + (same ? ' In this run all tokens of an answer have the same value.' : '');
   const sizes = sizesIn(shownStep, name);
@@ -292,6 +341,19 @@ function drawKey() {
       + `${sizes.at(-1).toPrecision(3)})`;
   $('scale').textContent =
     `The scale is that of ${named(shownStep)}: the full colour stands for ${size}${beyond}.`;
+}
+
+// Buttons that lead to the answers of which a measured quantity is known.
+function drawKnown(name) {
+  $('known').replaceChildren();
+  if (!MEASURED.includes(name)) return;
+  const known = answers.filter(answer => answer.values[name].some(value => value !== null));
+  if (known.length === answers.length) return;
+  $('known').append(`The ${name} was measured for `, ...known.map(answer => {
+    const button = element('button', '', `step ${answer.step}, answer ${answer.episode}`);
+    button.onclick = () => goTo(answer).box.box.focus();
+    return button;
+  }));
 }
 
 // A solved answer beside one that is not: what the reward tells apart.
@@ -309,13 +371,23 @@ $('quantity').onchange = () => {
   drawKey();
   for (const pane of panes) pane.draw();
 };
-for (const side of SIDES) $(side).onclick = () => {
-  $('quantity').value = side;
-  $('quantity').onchange();
-};
-$('switch').hidden = !quantities.includes('change');
+for (const side of SIDES) {
+  $(side).hidden = !quantities.includes(side);
+  $(side).onclick = () => {
+    $('quantity').value = side;
+    $('quantity').onchange();
+  };
+}
+$('switch').hidden = $('change').hidden && $('credit').hidden;
 $('stop').max = stops.length - 1;
-$('stop').oninput = () => show(stops[$('stop').value]);
+$('stop').oninput = () => {
+  play(false);
+  show(stops[$('stop').value]);
+};
+$('play').onclick = () => {
+  if (!playing && Number($('stop').value) === stops.length - 1) show(stops[0]);
+  play(!playing);
+};
 $('watch-title').hidden = $('slide').hidden = $('how').hidden = stops.length < 2;
 $('answers').hidden = !answers.length;
 if (stops.length) {

@@ -45,11 +45,18 @@ SHORT_LEGEND = [
 PICTURE_BELOW = {  # table: the picture below it; two other pictures stand elsewhere on the page
     "growth": "over_training", "gradient by position": "position", "notes bins": "notes",
     "arms": "learning_curves"}
+CONTINUATIONS = 200  # for each value: an interval of a credit then reaches 0.1 to each side
 FLAGS = {
     "output_dir": Flag(None, "folder for the pictures and report.html. By default it is "
                        "analysis/ in the run, or for several runs comparison/ beside them"),
     "baseline": Flag(None, "the arm that the others are compared with, by the name that the "
                      "tables give it (default: plain GRPO)"),
+    "credit": Flag(None, "a training answer, as 1:5 for answer 5 of step 1. Of each of its tokens "
+                         "measure the credit, the likeliest other tokens, and what moved it, and "
+                         "keep that with the run: the page then shows it. It needs the model that "
+                         "sampled the step", kind=str, metavar="STEP:ANSWER"),
+    "continuations": Flag(None, "with --credit: how many continuations are sampled for each value "
+                          f"(default {CONTINUATIONS})", kind=int, least=10, most=1_000_000),
     "notes": Flag(False, "print only the tables that an earlier experiment made, with the numbers "
                          "of this run beside the published ones"),
     "all": Flag(False, "print every table but those of --notes, and what its columns mean")}
@@ -63,6 +70,10 @@ def read_analysis_flags(argv: list[str], description: str) -> SimpleNamespace:
     flags = with_defaults(parser.read(argv), FLAGS)
     if len(flags.runs) == 1 and flags.baseline:
         raise UserError("--baseline needs several runs to compare")
+    if len(flags.runs) > 1 and flags.credit:
+        raise UserError(f"--credit {flags.credit} is of one run, and here are {len(flags.runs)}")
+    if flags.continuations and not flags.credit:
+        raise UserError("--continuations needs --credit, for which they are sampled")
     return flags
 
 
@@ -100,8 +111,11 @@ def opening(run: Run) -> list[str]:
     lines = main_evaluations(run)
     if len(lines) > 1:
         first, last = lines[0], lines[-1]
+        answers = f"{first['mode'].capitalize()} answers"
+        if first["mode"] == "greedy":
+            answers += ", which take the likeliest token at every place,"
         sentences.append(
-            f"{first['mode'].capitalize()} answers solved {solved_in_words(first)} of "
+            f"{answers} solved {solved_in_words(first)} of "
             f"{len(first['answer']):,} held-out problems at step {first['step']}, and "
             f"{solved_in_words(last)} at step {last['step']}.")
     if not run["steps"]:

@@ -4,9 +4,10 @@ Tokens of an answer share one advantage, and the advantages of a group sum to ze
 the unit that varies independently, not the token. Across runs it is the seed. Nothing more is
 assumed.
 """
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 Floats = NDArray[np.float64]
 Interval = tuple[float, float]
 FEWEST = 6  # nothing is said about a number that comes from fewer groups
+SEEN = 0.8  # an experiment is said to see an effect if so many such experiments would find it
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Estimate:
         return self.low, self.high
 
 
-@cache
+@lru_cache(maxsize=32)  # a table has 1.6 MB
 def student(df: float) -> tuple[Floats, Floats]:
     """Student's t as a table: t = sqrt(df) tan(angle), the angle has density cos(angle)^(df - 1).
     Beyond 10,000 degrees of freedom it is the normal distribution."""
@@ -63,15 +65,42 @@ def estimate(value: float, error: float, df: float, tests: int = 1) -> Estimate:
     return Estimate(value, value - reach, value + reach, p, detectable(df, tests) * error)
 
 
+def power(effect: float, df: float, tests: int = 1) -> float:
+    """How often a true effect of this size, in standard errors, is found by a two-sided t-test,
+    with its sign, if 5% is the level of all `tests` together.
+
+    The experiment knows neither the effect nor its standard error exactly. Its t is a normal number
+    around the effect, divided by an estimated standard error, whose square has the chi-squared
+    distribution with df degrees of freedom over df. So the share of experiments whose normal number
+    is beyond the limit is averaged over that distribution (t is noncentral).
+    """
+    limit = student_quantile(1 - 0.025 / tests, df)
+    chance, share = 0.0, 0.0
+    for estimated_error, probability in estimated_errors(df):
+        share += probability
+        chance += probability * math.erfc((limit * estimated_error - effect) / math.sqrt(2)) / 2
+    return chance / share
+
+
+@cache
+def estimated_errors(df: float, points: int = 400) -> list[tuple[float, float]]:
+    """The standard errors that experiments estimate, the true one being 1, and how probable each of
+    them is (not normalised)."""
+    widest = 6 / math.sqrt(2 * df)  # six of their standard deviations, to each side
+    values = np.linspace(max(1e-6, 1 - widest), 1 + widest, points)
+    log_density = (df - 1) * np.log(values) - df * values ** 2 / 2
+    probabilities = np.exp(log_density - log_density.max())
+    return list(zip(values.tolist(), probabilities.tolist()))
+
+
 @cache
 def detectable(df: float, tests: int = 1) -> float:
-    """The size of an effect, in standard errors, that is found in 80 of 100 experiments, if 5% is
-    the level of all `tests` together. An experiment knows neither the effect nor its standard error
-    exactly, so the estimates of both are drawn at random."""
-    rng = np.random.default_rng(0)
-    spread = np.sqrt(rng.chisquare(df, 40_000) / df)
-    needed = student_quantile(1 - 0.025 / tests, df) * spread - rng.normal(size=40_000)
-    return float(np.quantile(needed, 0.8))
+    """The size of an effect, in standard errors, that is found in 80 of 100 experiments."""
+    low, high = 0.0, 1e4
+    while high - low > 1e-6 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if power(middle, df, tests) < SEEN else (low, middle)
+    return high
 
 
 def ratio(logarithm: float, error: float, groups: int) -> Estimate:

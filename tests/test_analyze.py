@@ -11,6 +11,8 @@ from conftest import ROOT, credit_columns, evaluation, refusal, write_lines, wri
 from logs import plain_rows, random_log, rows_in, titles_in
 
 import analyze
+from analysis.arms import Comparison
+from analysis.compare import arms_overview
 from analysis.tally import Tally
 from analysis import answers, report, tokens
 from analysis.runs import read_run
@@ -84,6 +86,32 @@ def test_a_screen_says_what_the_run_did_and_the_page_goes_from_there_to_tables(t
     places = [page.index(text) for text in (
         "<section id=watch", "<section id=answers", "Each kind of token", "<details id=")]
     assert places == sorted(places)
+
+
+@pytest.mark.parametrize("mode, said", [
+    ("sampled", "Sampled answers solved"),
+    ("greedy", "Greedy answers, which take the likeliest token at every place, solved")])
+def test_greedy_is_explained_where_it_is_told(tmp_path, mode, said):
+    ends = [evaluation(step, [0, 1], mode) for step in (0, 1)]
+    run = read_run(write_log(tmp_path / "run", {}, {"steps": 1}, evaluations=ends))
+    assert any(sentence.startswith(said) for sentence in report.opening(run))
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("score", [0.0, 0.5])
+def test_a_task_without_a_format_has_no_column_for_it(tmp_path, score):
+    """Nor for the reasoning. Its answers all have 0 there, and may all be wrong besides."""
+    parts = {"reward_answer": [0.0, 0.0], "reward_format": [0.0, score],
+             "reward_reasoning": [0.0, 0.0]}
+    ends = [{**evaluation(step, [0, 1]), "format_mean": score} for step in (0, 1)]
+    folder = write_log(tmp_path / "run", {1: credit_columns([2, 2], [0, 0], **parts)},
+                       {"steps": 1}, evaluations=ends)
+    run = read_run(folder)
+    assert ("format" in analyze.held_out_gains(run).columns) == (score > 0)
+    named = {row[0] for row in analyze.rewards(Tally(folder)).rows}
+    assert "answer" in named and "reasoning" not in named and ("format" in named) == (score > 0)
+    arms = arms_overview(Comparison([run], None))
+    assert ("format" in arms.columns) == (score > 0)
 
 
 @pytest.mark.parametrize("columns", [

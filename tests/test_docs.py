@@ -24,8 +24,9 @@ for flags in json.loads(sys.argv[1]):
 """
 RUNS = {"task": ["--task", "my_task"],
         "advantage": ["--advantage", "my_credit", "--process", "0.25", "--seed", "1"],
+        # sixteen answers, because the pages follow token 7 of answer 15
         "plain": ["--steps", "3", "--max_new_tokens", "80", "--out", "runs/none-grpo-s0",
-                  "--eval_every", "1", "--eval_tasks", "8"]}
+                  "--answers", "8", "--eval_every", "1", "--eval_tasks", "8"]}
 
 
 BY_ENTROPY = """
@@ -61,6 +62,12 @@ def folder_of(project):
 def test_the_readme_and_mitigations_show_the_same_idea():
     docstring = inspect.cleandoc(mitigations.__doc__ or "")
     assert textwrap.indent(block("README.md", "def my_idea").strip(), "    ") in docstring
+
+
+def test_the_readme_shows_the_reward_that_ships():
+    """The function may have types in the file, so its body is compared."""
+    _, *body = block("README.md", "def reward").strip().splitlines()
+    assert "\n".join(body) in (ROOT / "examples/own_reward.py").read_text()
 
 
 ASK = """
@@ -124,7 +131,7 @@ def test_what_a_page_does_with_other_packages_fits_what_a_run_leaves(project):
     takes."""
     code = [block("docs/what_a_run_leaves.md", "SummaryWriter"),
             block("docs/what_a_run_leaves.md", "read_tokens"),
-            block("docs/large_models.md", "read_parquet")]
+            block("docs/gpu.md", "read_parquet")]
     told = printed_by(project, STAND_INS + "\n".join(code) + TOLD).splitlines()
     assert {"success 3", "held_out/greedy 0", "held_out/sampled 3"} <= set(told)
     assert not any(line.startswith(("step ", "weight_note ")) for line in told)
@@ -146,7 +153,7 @@ def test_the_derivative_of_one_token_follows_from_the_record(project, folder_of)
     b = advantage[starts].nonzero()[0][0]
     slope = -advantage[starts[b]] / len(advantage)
     code = block("docs/reading_the_code.md", "read_credit")
-    code = code.replace("[5, 22]", f"[{b}, 0]").replace("(run, 1, ", f"(run, {step}, ")
+    code = code.replace("[15, 7]", f"[{b}, 0]").replace("(run, 1, ", f"(run, {step}, ")
     rows = [list(map(float, re.findall(r"-?\d\.\d+(?:e-\d+)?", line)))
             for line in printed_by(project, code).splitlines()]
     assert rows[0] == pytest.approx([1, slope], rel=1e-3)
@@ -158,7 +165,7 @@ def test_every_command_of_a_page_is_taken(project):
     (project / "models/Qwen2.5-0.5B-Instruct").symlink_to(ROOT / "models/tiny")
     for name in ("before", "usual", "shuffled", "none-grpo-Qwen2.5-0.5B-Instruct-s0"):
         (project / "runs" / name).symlink_to(project / "runs/none-grpo-s0")
-    printed_by(project, block("docs/how_a_run_fails.md", "one.jsonl"))  # writes that file
+    printed_by(project, block("docs/mistakes_on_purpose.md", "one.jsonl"))  # writes that file
     (project / "problems.jsonl").write_text('{"nums": [3, 5, 7], "target": 22}\n')
     pages = [ROOT / "README.md", *project_files("docs/*.md")]
     typed = [shlex.split(command.replace("$seed", "0"), comments=True)
@@ -253,7 +260,7 @@ def all_pages():
 
 
 def test_what_guesses_would_solve():
-    """All 192 expressions of each of the 250 problems of docs/reading_a_run.md are tried. A guess
+    """All 192 expressions of each of the 250 problems of docs/something_new.md are tried. A guess
     is any of them with equal probability, and guesses are independent."""
     task = Task(prompt="short", numbers="3", min_number=1, max_number=15, max_result=150)
     right = []
@@ -265,7 +272,7 @@ def test_what_guesses_would_solve():
         found = [evaluates_to(text, problem.numbers, problem.target) for text in written]
         right.append(sum(found) / len(found))
     one_try, many_tries = np.mean(right), np.mean(1 - (1 - np.array(right)) ** 32)
-    page = " ".join((ROOT / "docs/reading_a_run.md").read_text().split())
+    page = " ".join((ROOT / "docs/something_new.md").read_text().split())
     assert f"one of the {len(written)} expressions" in page
     said = f"solves {one_try:.1%} of these problems with one try, and {many_tries:.0%} with 32"
     assert said in page

@@ -1,5 +1,5 @@
-"""The table of docs/how_a_run_fails.md: it names numbers that a run has, and its mistakes show what
-it says."""
+"""The table of docs/how_a_run_fails.md: it names numbers that a run has, and its mistakes, which
+docs/mistakes_on_purpose.md makes, show what it says."""
 import re
 
 import numpy as np
@@ -11,6 +11,7 @@ from runs import SHORT, arrays, copy_project, lines, program, run
 
 PAGE = (ROOT / "docs/how_a_run_fails.md").read_text(encoding="utf-8")
 SECTION = PAGE.partition("## From the symptom to the mistake")[2].partition("\n## ")[0]
+SEEN = (ROOT / "docs/mistakes_on_purpose.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| (\d+) \| (.+) \| (.+) \| (.+) \|$", SECTION, flags=re.M)
 PARTS = {"reward_format", "reward_answer"}  # of the reward, in each line of metrics.jsonl
 STEP = [*SHORT, "--steps", "1", "--checkpoint_every", "0", "--questions", "4"]
@@ -31,7 +32,7 @@ def made(tmp_path_factory):
     copy = place / "copy"
     copy.mkdir()
     copy_project(copy)
-    [(old, new)] = re.findall(r"```diff\n# grpo.py: update\n-(.*)\n\+(.*)\n```", SECTION)
+    [(old, new)] = re.findall(r"```diff\n# grpo.py: update\n-(.*)\n\+(.*)\n```", SEEN)
     text = (copy / "grpo.py").read_text()
     assert text.count(f"{old}\n") == 1
     (copy / "grpo.py").write_text(text.replace(old, new))
@@ -44,7 +45,7 @@ def made(tmp_path_factory):
 def test_every_row_has_a_number_and_what_was_seen():
     assert [int(number) for number, *_ in ROWS] == list(range(1, len(ROWS) + 1))
     assert len(ROWS) >= 8
-    told = re.findall(r"^\*\*(\d+)(?:\.| and (\d+)\*\*)", SECTION, flags=re.M)
+    told = re.findall(r"^\*\*(\d+)(?:\.| and (\d+)\*\*)", SEEN, flags=re.M)
     assert [int(number) for numbers in told for number in numbers if number] == list(
         range(1, len(ROWS) + 1))
 

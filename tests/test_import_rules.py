@@ -42,6 +42,8 @@ MAY_IMPORT = {
     "mitigations": ["engine", "harness", "grpo"],
     "train": [*SIX, *LAB],
     "analyze": ["analysis", "engine", "harness", "grpo", "mitigations",
+                # only with --credit
+                "tools.helpers.measured_answer.measure_and_keep",
                 # only with --notes
                 "research.earlier.notes.Notes", "research.earlier.notes_tables",
                 "research.earlier.notes_compared.notes_tables_of_arms"],

@@ -14,10 +14,11 @@ update in training (16 bytes a parameter, and its activations) and the time of a
 
 With --credit 1000 the token's credit is measured: how much it changed the expected reward. For
 this the model that sampled the answer continues it 1,000 times from before the token, and 1,000
-times from after it. The last sentences then join push, change and credit: whether the token was
-pushed up or down, what became of its probability, and whether the push was deserved.
+times from after it. The first sentences, *In short*, then join push, change and credit: whether the
+token was pushed up or down, what became of its probability, and whether the push was deserved.
 
-The numbers come from the credit file, and each line ends with the function that computes it.
+What `python analyze.py RUN --credit STEP:ANSWER` has measured of an answer is shown without these
+flags. The numbers come from the credit file, and each line ends with the function that computes it.
 Answers and tokens are counted from 0, as in the file and on the page of analyze.py. The line
 "others" has the likeliest other tokens at this position. They come from the model that sampled the
 step, if it was kept. The line "term" has the token's term of the loss. The line "gradient" has two
@@ -28,34 +29,34 @@ are. Nothing is written.
 if not __package__:
     raise SystemExit("start it with: python -m tools.follow")
 import textwrap
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import torch
 from tokenizers import Tokenizer
 
-from engine.model_folder import read_model_folder
 import mitigations  # noqa: F401  fills the lists of choices
-from analysis.account import stages, where, with_default_settings, with_numbers
-from analysis.answers import ShownAnswer, answer_of, groups_in_order, metrics_by_step
+from analysis.account import Value, stages, with_numbers
+from analysis.answers import (ShownAnswer, add_measured, answer_of, groups_in_order, is_of,
+                              metrics_by_step)
+from analysis.measured import kept_answers
 from analysis.runs import Run, existing, is_foreign, read_run
 from analysis.tables import Table, by_row
 from analysis.tokens import StepRecord, read_step
-from credit.monte_carlo import continuation_rewards
 from engine.errors import UserError
-from engine.tokens import KINDS, SECTIONS, load_tokenizer, token_bytes
-from harness.record import find_folder, read_credit, sampling_models
+from engine.tokens import KINDS, SECTIONS, load_tokenizer
+from harness.record import sampling_models
 from harness.screen import BOLD, has_colour, put, run_as_program, say, styled, visible
 from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
-from qwen2_model import Qwen2
-from tools.helpers.credit_of_token import MOST_CONTINUATIONS, measure_credit
+from tools.helpers.credit_of_token import (FEWEST_CONTINUATIONS, MOST_CONTINUATIONS, CreditOfToken,
+                                           measure_credit)
 from tools.helpers.in_short import in_short
 from tools.helpers.moved import measured_change, what_moved
-from tools.helpers.same_model import (SAME_MODEL, log_probs_after, refuse_other_model,
-                                      where_kept)
+from tools.helpers.moved_answer import trained_batch
+from tools.helpers.others import likeliest_others
+from tools.helpers.same_model import where_kept
 from tools.helpers.terminal import check_exists, legend, one_line, shaded
-from train import drop_unfinished
 
 FLAGS = {
     "step": Flag(None, "which step. By default it is the last", kind=int),
@@ -65,7 +66,7 @@ FLAGS = {
                          "memory as an update in training, and the time of about seven updates"),
     "credit": Flag(None, "also measure the token's credit: sample so many continuations of the "
                          "answer before the token, as many after it, and compare their rewards",
-                   kind=int, least=2, most=MOST_CONTINUATIONS),
+                   kind=int, least=FEWEST_CONTINUATIONS, most=MOST_CONTINUATIONS),
     "show": Flag(2, "number of problems to show. Those whose answers differ in reward come first",
                  least=1)}
 SHADES = ((0.05, ""), (0.2, "48;5;195;38;5;0"), (0.4, "48;5;153;38;5;0"), (0.7, "48;5;75;38;5;16"),
@@ -108,19 +109,44 @@ def main(argv: list[str]) -> None:
     print(f"{title}\nanswer {flags.answer} to {one_line(answer['prompt'])}")
     if flags.token is None:
         return show_answer(answer)
-    show_token(answer, flags.token)
-    print_account(run, models.get(step), record, tokenizer, answer, flags.token)
-    if flags.credit:
-        credit = measure_credit(folder, models[step], step, flags.answer, flags.token,
-                                flags.credit)
-        print_stage("credit", credit.in_words(), where(continuation_rewards))
-    change = None
-    if flags.moved:
-        change = show_what_moved(run, models[step], record, tokenizer, flags.answer, flags.token)
-    if flags.credit:
-        print(f"\n{textwrap.fill(in_short(answer, flags.token, credit, change), 100)}")
-    if not flags.moved and not flags.credit and not is_foreign(run["config"]):
+    has_more = follow_token(run, models.get(step), record, tokenizer, answer, flags)
+    if not has_more and not is_foreign(run["config"]):
         say_what_else(step, models)
+
+
+def follow_token(run: Run, model: str | None, record: StepRecord, tokenizer: Tokenizer,
+                 answer: ShownAnswer, flags: SimpleNamespace) -> bool:
+    """Print what is known of a token, in short first. `model` is the folder of the model that
+    sampled it, if it was kept. Returns whether more than its account is known."""
+    t, folder, change, moved = flags.token, run["folder"], None, ""
+    credit = credit_of_kept(folder, record, answer, t)
+    has_more = bool(credit or flags.credit or flags.moved)
+    if not credit:
+        [others] = likeliest_others(run, model, record, tokenizer, flags.answer, range(t, t + 1))
+        add_in_words(answer, "others", t, others)
+    if flags.credit and model:
+        credit = measure_credit(folder, model, record.step, flags.answer, t, flags.credit)
+        add_in_words(answer, "credit in words", t, credit.in_words())
+    if flags.moved and model:
+        moved, change = what_moved_token(run, model, record, tokenizer, flags.answer, t)
+    print(f"\n{textwrap.fill(in_short(answer, t, credit, change), 100)}")
+    show_token(answer, t)
+    print_account(run, answer, t)
+    if moved:
+        print(f"\n{moved}")
+    return has_more
+
+
+def credit_of_kept(folder: Path, record: StepRecord, answer: ShownAnswer,
+                   t: int) -> CreditOfToken | None:
+    """Add to the answer what analyze.py --credit has measured of it, and return token t's credit.
+    """
+    kept = kept_answers(folder).get((record.step, answer["episode"]))
+    if not kept or not is_of(record, kept):
+        return None
+    add_measured(answer, kept)
+    interval = kept["low"][t], kept["high"][t]
+    return CreditOfToken(0.0, kept["credit"][t], interval, kept["continuations"])
 
 
 def refuse_alone(flags: SimpleNamespace) -> None:
@@ -206,15 +232,17 @@ def show_token(answer: ShownAnswer, t: int) -> None:
           f"section {SECTIONS[answer['section'][t]]}\n")
 
 
-def print_account(run: Run, model: str | None, record: StepRecord, tokenizer: Tokenizer,
-                  answer: ShownAnswer, t: int) -> None:
-    """Print the stages of token t, from its reward to its change. `model` is the folder of the
-    model that sampled it, if it was kept."""
+def add_in_words(answer: ShownAnswer, name: str, t: int, words: str) -> None:
+    """Add something to the account that is known of token t alone."""
+    known: list[Value] = [None] * len(answer["texts"])
+    known[t] = words
+    answer["account"][name] = known
+
+
+def print_account(run: Run, answer: ShownAnswer, t: int) -> None:
+    """Print the stages of token t, from its reward to its change."""
     for label, text, function in with_numbers(stages(run["config"]), answer, t):
         print_stage(label, text, function)
-        if label == "p":
-            others = likeliest(run, model, record, tokenizer, answer, t)
-            print_stage("others", others, where(Qwen2.logits))
     if "change" not in answer["values"]:
         print_stage("change", "not measured in this step; --change_every says in which it is", "")
     elif answer["account"]["dropped"]:
@@ -229,66 +257,33 @@ def print_stage(label: str, text: str, function: str) -> None:
         print(f"{'':10} {line}")
 
 
-@torch.no_grad()
-def likeliest(run: Run, sampled_by: str | None, record: StepRecord, tokenizer: Tokenizer,
-              answer: ShownAnswer, t: int) -> str:
-    """The likeliest other tokens at the position of token t, by the model that sampled the step."""
-    temperature = run["config"].get("columns_temperature", 1)  # of what is on record
-    if temperature is None:
-        return "not known, because the temperature of the record is not known"
-    if sampled_by is None:
-        return f"not known: the model after step {record.step - 1}, which sampled it, was not kept"
-    tokens = record.tokens_of(answer["episode"])
-    chosen = int(tokens["token_id"][t])
-    before = np.concatenate([record.prompts[answer["group"]], tokens["token_id"][:t]])
-    try:
-        folder = find_folder(sampled_by)
-        model = read_model_folder(folder, "cpu")
-        p = log_probs_after(model, before, len(before) - 1, temperature, folder)[0].exp()
-    except UserError as error:
-        return f"not known: {error}"
-    if abs(p[chosen].log() - tokens["log_prob"][t]) > SAME_MODEL:
-        return f"not known: for {folder} p is {p[chosen]:.4g}, so another model sampled it"
-    others = [token for token in p.topk(5).indices.tolist() if token != chosen][:4]
-    pieces = [piece.decode(errors="replace") for piece in token_bytes(tokenizer, others)]
-    known = ", ".join(f"{text!r} {p[token]:.2g}" for text, token in zip(pieces, others))
-    return f"the likeliest are {known} (by {sampled_by})"
-
-
-def show_what_moved(run: Run, sampled_by: str, record: StepRecord, tokenizer: Tokenizer, b: int,
-                    t: int) -> float | None:
-    """Print how much each group of tokens moved token t of answer b. Returns how much AdamW's step
+def what_moved_token(run: Run, sampled_by: str, record: StepRecord, tokenizer: Tokenizer, b: int,
+                     t: int) -> tuple[str, float | None]:
+    """How much each group of tokens moved token t of answer b, as text; and how much AdamW's step
     changed its log-prob, if that was measured here."""
-    step, s = record.step, with_default_settings(run["config"])
-    folder = find_folder(sampled_by)
-    refuse_other_model(read_model_folder(folder, "cpu"), record, run["config"], folder)
-    rollouts = read_credit(run["folder"], step, tokenizer)
-    weight = torch.zeros_like(rollouts.advantage)
-    weight[rollouts.mask] = torch.from_numpy(record.tokens["weight"]).float()
-    if s.drop_unfinished:
-        rollouts = drop_unfinished(rollouts)
-    if not rollouts.mask[b, t]:
-        print("\nWhat moved the token is not known: the step left this answer out, and did not "
-              "measure its change.")
-        return None
-    if not (rollouts.advantage * weight).any():
-        print("\nNo token of the batch moved it: the step made no update."
-              if not s.kl else "\nNo token's advantage moved it: only the KL term did, and what "
-                               "AdamW keeps of earlier steps.")
-        return None
-    trainer = folder / "trainer" / "state.safetensors" if step > 1 else None
-    tables = what_moved(folder, trainer, rollouts, weight, s, tokenizer, b, t)
+    batch = trained_batch(run, sampled_by, record, tokenizer)
+    s = batch.settings
+    if not batch.rollouts.mask[b, t]:
+        return ("What moved the token is not known: the step left this answer out, and did not "
+                "measure its change."), None
+    if not batch.has_update and not s.kl:
+        return "No token of the batch moved it: the step made no update.", None
+    if not batch.has_update:
+        return ("No token's advantage moved it: only the KL term did, and what AdamW keeps of "
+                "earlier steps."), None
+    tables = what_moved(batch.folder, batch.trainer, batch.rollouts, batch.weight, s, tokenizer, b,
+                        t)
+    parts = []
     for table in tables:
-        print(f"\n{table.title}\n{table.to_text()}")
-        for note in table.notes:
-            print(textwrap.fill(f"{note}.", 100))
-    tokens = record.tokens_of(b)
+        notes = [textwrap.fill(f"{note}.", 100) for note in table.notes]
+        parts.append("\n".join([table.title, table.to_text(), *notes]))
+    text, tokens = "\n\n".join(parts), record.tokens_of(b)
     if "change" in tokens:
-        print("The run took AdamW's step, and recorded that it changed the token's log-prob by "
-              f"{tokens['change'][t]:+.5f}.")
-    if s.epochs > 1 or s.kl:
-        return None  # the run's step was another one
-    return measured_change(tables[0])
+        text += ("\nThe run took AdamW's step, and recorded that it changed the token's log-prob "
+                 f"by {tokens['change'][t]:+.5f}.")
+    # with epochs or a KL term the run's step was another one
+    change = None if s.epochs > 1 or s.kl else measured_change(tables[0])
+    return text, change
 
 
 if __name__ == "__main__":

@@ -17,11 +17,14 @@ step 1.
    for. The placebo has the weights or advantages of the idea, but at other tokens; or at other
    answers, if all tokens of an answer have the same one. Finished runs are used again, and those of
    plain GRPO are also used for the next idea.
-3. Then it prints a verdict. The primary metric is the mean success of all answers in training,
-   compared in pairs of runs with the same seed. If the idea is better, all arms are trained again
-   on as many new seeds, and the verdict comes from these alone.
+3. Then it prints the verdict in one sentence, and below it what that rests on. The primary metric
+   is the mean success of all answers in training, compared in pairs of runs with the same seed. If
+   the idea is better, all arms are trained again on as many new seeds, and it is called ahead if it
+   is better there, too. On held-out problems sampled answers are compared, and greedy ones, which
+   take the likeliest token at every place: an idea can leave the model less sure without leaving it
+   less able.
 4. At last it tries the idea in three synthetic tasks, in which it is known which tokens decide. The
-   last paragraph says what was found, how sure that is, and what to do next.
+   last paragraph says what to do next.
 
 Ctrl-C stops it, and the same command continues.
 """
@@ -41,6 +44,7 @@ from types import SimpleNamespace
 
 import torch
 
+from analysis.gains import BEHIND
 from analysis.runs import read_run
 from engine.choices import ADVANTAGES, MITIGATIONS, without_decorator
 from engine.errors import UserError
@@ -94,7 +98,7 @@ def main(argv: list[str]) -> None:
     command = python_command("-m", "tools.idea", *argv)
     experiment = Experiment(given.name, typed, own, command)
     verdict = Verdict(given.name, experiment.runs_of(range(own.seeds), experiment.first_look))
-    if verdict.is_ahead():
+    if verdict.needs_second_look():
         say(f"{given.name} is better than plain GRPO on these seeds, so all arms are trained again "
             f"on {own.seeds} new seeds")
         verdict.looks.append(experiment.runs_of(range(own.seeds, 2 * own.seeds)))
@@ -107,9 +111,9 @@ def main(argv: list[str]) -> None:
     say(f"For tables and a page: python analyze.py {runs}")
     if has_more_tasks:
         say(f"For more synthetic tasks: {experiment.probe('dial')}")
-    if verdict.is_behind() and experiment.has_synthetic_tasks():
+    if verdict.word == BEHIND and experiment.has_synthetic_tasks():
         say(f"To see whether a noisier gradient is the reason: {experiment.probe('signal')}")
-    say(f"\n{textwrap.fill(verdict.in_short(own.quick), 100)}")
+    say(f"\n{textwrap.fill(verdict.what_next(own.quick), 100)}")
 
 
 class Experiment:
@@ -281,7 +285,7 @@ def arms_of(name: str, typed: list[str], is_quick: bool = False) -> tuple[str, d
         raise UserError("--eval_every 0: the verdict needs the evaluation at the end, because "
                         "success in training says little where problems are repeated. "
                         "--eval_tasks 100 makes the evaluation short")
-    common.setdefault("eval_modes", "sampled")
+    common.setdefault("eval_modes", "both")
     return axis, {"plain": common, "idea": common | of_idea,
                   "placebo": common | of_idea | {"placebo": PLACEBOS[axis]}}
 
@@ -293,14 +297,13 @@ def axis_of(name: str) -> str:
     for axis, choices in METHODS.items():
         if name in choices:
             return axis
+    hint = ". Is its function in mitigations.py, below @mitigation or @advantage?"
     near = get_close_matches(name, [*MITIGATIONS, *ADVANTAGES], 1)
     if near:
         hint = f"; did you mean {near[0]}?"
-    else:
-        hint = (", which comes first: is its function in mitigations.py, below @mitigation or "
-                "@advantage?")
-    hint = f". {said}" if (said := without_decorator(name)) else hint
-    raise UserError(f"there is no weighting and no advantage {name}{hint}")
+    if said := without_decorator(name):
+        hint = f". {said}"
+    raise UserError(f"{name} is neither a weighting nor an advantage{hint}")
 
 
 def as_typed(flags: dict) -> list[str]:

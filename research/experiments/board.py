@@ -8,8 +8,8 @@ The tiny model is trained for 60 steps of 8 problems x 8 answers. Each arm (arms
 learning rate that suits it. It is compared with plain GRPO by the mean success over all answers in
 training, for pairs of runs with the same seed (protocol.py):
 
-    verdict   a difference is seen if p is below 0.05 after Holm's correction over all methods. A
-              method is only called ahead if it is also better on twelve new seeds. It is called
+    verdict   by the one rule of all experiments (analysis/gains.py), with Holm's correction over
+              all methods and a second look on twelve new seeds. An arm is called
               "behind, stopped" if its interval over the first six seeds lies wholly below -1 point,
               because then it is not trained on six more. For all others the interval says how large
               a difference may still be
@@ -25,7 +25,7 @@ published leaderboard are used as well, so one machine can continue where anothe
 from pathlib import Path
 from types import SimpleNamespace
 
-from analysis.gains import Gain, gain_table
+from analysis.gains import BEHIND, Gain, called, gain_table
 from analysis.runs import Run
 from analysis.tables import WITH_INTERVAL, Row, Table
 from engine.errors import UserError
@@ -35,8 +35,9 @@ from harness.parser import make_parser, with_defaults
 from research.experiments.arms import ARMS, CONTROLS, METHODS, PLAIN, SCALE
 from research.experiments.common import (FLAGS_OF_LEADERBOARD, FLAGS_OF_RUNS, end_with,
                                          from_short_form, leaderboard, list_missing,
-                                         mean_step_seconds, predictions, require_same_plan,
-                                         short_form, total_seconds, write_report)
+                                         mean_step_seconds, power_table, predictions,
+                                         require_same_plan, short_form, total_seconds,
+                                         write_report)
 from research.experiments.pictures import draw_gains, draw_published
 from research.experiments.protocol import (AGAIN, COMMON, FIRST, RATES, REPORTED, STEPS, Board, Key,
                                            board_stages)
@@ -90,13 +91,22 @@ def report_board(board: Board, command: str) -> None:
     settings = {"common": COMMON, "steps": STEPS, "rates": RATES, "arms": ARMS}
     findings = Findings("Which method trains the tiny model better than plain GRPO?",
                         [f"{len(made)} runs are finished."],
-                        [table, *second_look_table(board)], board_values(board))
+                        [table, *second_look_table(board), board_power(board)],
+                        board_values(board))
     write_report(folder, "board", findings, settings, made, total_seconds(made.values()), command)
+
+
+def gains_of_all(board: Board) -> dict[str, Gain]:
+    return board.gains([*METHODS, *NOT_METHODS], board.seeds_of, NOT_METHODS)
+
+
+def board_power(board: Board) -> Table:
+    return power_table(gains_of_all(board), NOT_METHODS)
 
 
 def board_leaderboard(board: Board, predicted: dict[str, float]) -> Table:
     """The arms that have pairs, the best first."""
-    found = board.gains([*METHODS, *NOT_METHODS], board.seeds_of, NOT_METHODS)
+    found = gains_of_all(board)
     if not found:
         raise UserError(f"{board.folder} does not yet have two finished seeds of an arm and of "
                         f"plain GRPO ({PLAIN})")
@@ -106,7 +116,7 @@ def board_leaderboard(board: Board, predicted: dict[str, float]) -> Table:
     for arm, gain in found.items():
         rates[arm] = board.rate(arm)
         cost[arm] = mean_step_seconds(board.runs(arm, REPORTED).values()) / seconds_of_plain
-        verdicts[arm] = verdict_of_two_looks(board, arm, gain, again.get(arm))
+        verdicts[arm] = verdict_of_arm(board, arm, gain, again.get(arm))
     return leaderboard(found, predicted, cost, verdicts, {"rate": ("", rates)})
 
 
@@ -127,21 +137,14 @@ def second_look_table(board: Board) -> list[Table]:
                        headings={"placebo": f"gain of its placebo{WITH_INTERVAL}"})]
 
 
-def verdict_of_two_looks(board: Board, arm: str, gain: Gain, again: Gain | None) -> str:
-    """A method is ahead if it is better on both looks; the others need one."""
-    if gain.verdict == "worse":
-        return "behind"
-    if board.seeds_of(arm) == FIRST:
-        return "behind, stopped"
-    if gain.verdict != "better":
-        return gain.verdict
-    if arm in NOT_METHODS:
-        return "ahead"
-    if again is None or again.pairs < len(AGAIN):
-        return "better once, second look to come"
-    if again.verdict == "better":
-        return "ahead"
-    return f"better once, then {again.verdict}"
+def verdict_of_arm(board: Board, arm: str, gain: Gain, again: Gain | None) -> str:
+    """The word for an arm by the rule of all experiments (`analysis.gains.called`); an arm that was
+    stopped after six seeds has a word of its own where the rule does not call it behind."""
+    if again is not None and again.pairs < len(AGAIN):
+        again = None
+    word = called(gain, again, is_control=arm in NOT_METHODS)
+    was_stopped = board.seeds_of(arm) == FIRST
+    return "behind, stopped" if was_stopped and word != BEHIND else word
 
 
 def board_values(board: Board) -> dict:

@@ -1,12 +1,13 @@
 """What the experiments that are made of training runs share: finished runs, their short form in a
 published result, the table of a leaderboard, and the report."""
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 
-from analysis.gains import Gain, gain_table, mean_success, success_by_step
+from analysis.gains import (Gain, chance_to_be_called, gain_table, mean_success,
+                            success_by_step)
 from analysis.runs import Run, is_done, read_run
 from analysis.tables import Row, Table, by_row
 from engine.errors import UserError, read_json
@@ -23,6 +24,7 @@ FLAGS_OF_RUNS = {
 FLAGS_OF_LEADERBOARD = {
     "afresh": Flag(False, "also make those runs again that the published result has"),
     "dry_run": Flag(False, "list the runs that are missing, and start none")}
+TRUE_GAINS = (0.01, 0.02, 0.04, 0.08)  # for which the power is told
 Arms = dict[str, dict[int, Run]]  # finished runs, by arm and seed
 
 
@@ -171,6 +173,35 @@ def pairs_table(family: Mapping[str, tuple[Mapping[int, Run], Mapping[int, Run]]
         rows.append(row)
     formats = {"arm": "", **{f"seed {seed}": "points" for seed in seeds}}
     return Table("pairs", title, by_row(formats, rows))
+
+
+def power_table(found: Mapping[str, Gain], controls: Collection[str]) -> Table:
+    """How often the leaderboard's rule would call true gains of some sizes, with pairs that differ
+    as much as those of each arm. `found`: the gains of the leaderboard."""
+    seen = [arm for arm, gain in found.items() if gain.is_seen and arm not in controls]
+    methods = len(found.keys() - set(controls))
+    rows: list[Row] = []
+    for arm, gain in found.items():
+        tests, others_called = methods, len([other for other in seen if other != arm])
+        if arm in controls:
+            tests, others_called = 1, 0
+        known = gain.spread > 0  # pairs that all differ alike say nothing of others
+        chances = [chance_to_be_called(size, gain.spread, gain.pairs, tests, others_called)
+                   if known else None for size in TRUE_GAINS]
+        rows.append([arm, gain.pairs, gain.spread if known else None, tests - others_called,
+                     *chances])
+    sizes = {f"{100 * size:g}": ".0%" for size in TRUE_GAINS}
+    formats = {"arm": "", "pairs": "d", "spread": "size", "tests": "d", **sizes}
+    headings = {"spread": "standard deviation of the pairs, points", "tests": "Holm's divisor"}
+    headings |= {size: f"a true gain of {size} {'point' if size == '1' else 'points'} is called"
+                 for size in sizes}
+    return Table(
+        "power", "What the leaderboard could have seen", by_row(formats, rows), "",
+        ["A share says in how many of such experiments an arm with this true gain would be called "
+         "better, if its pairs differ as much as they do here. The test is Student's t, two-sided, "
+         "at the level 0.05 divided by Holm's divisor: the number of methods, less those others "
+         "that are called here. A control has the divisor 1. To be called ahead takes this twice"],
+        headings)
 
 
 def write_report(folder: Path, measured: str, findings: Findings, settings: dict,

@@ -4,7 +4,9 @@ import math
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from analysis.plots import (CHANGE_COLOUR, DOWN, GRADIENT_COLOUR, GREY, PUSH_COLOUR, TOKENS_COLOUR,
                             UP, legend_below, plt)
@@ -13,6 +15,8 @@ from grpo import gradient_size, group_z_score, policy_loss
 
 DIGITS = 4    # to which a formula's curve is compared with the picture that was drawn
 GROUP = 16    # answers to a problem
+LETTERS = 70  # in a line of an answer that is drawn
+DARKEST = 0.6  # of 1, so that black letters can be read on any shade
 CLIP = (0.2, 0.28)  # the defaults of --clip_low and --clip_high
 ADVANTAGES = {"positive": 1.0, "negative": -1.0}
 ALTERNATIVES = {  # where the rest of the probability is -> the sum of squares of its shares
@@ -159,6 +163,40 @@ def draw_one_step(table: dict) -> Figure:
                      "Between 3 and 4: one step on this group and those of the other problems",
                      fontsize=9.5)
     return figure
+
+
+def draw_shaded_answer(table: dict) -> Figure:
+    """The same answer twice: shaded by the push of each token, and by what the step did to it."""
+    texts = [row["token"] for row in table["rows"]]
+    push, change = (np.array([row[name] for row in table["rows"]]) for name in ("push", "change"))
+    figure, axes = plt.subplots(2, 1, figsize=(8.4, 2.6))
+    write_shaded(axes[0], texts, push, PUSH_COLOUR, PUSH_COLOUR)
+    write_shaded(axes[1], texts, change, UP, DOWN)
+    axes[0].set_title("What the loss asks of each token (push): the darker, the harder it is "
+                      "pushed up")
+    axes[1].set_title("What the step did to each token (change): blue is more likely than before, "
+                      "orange is less likely")
+    return figure
+
+
+def write_shaded(axis: Axes, texts: list[str], values: np.ndarray, above: str, below: str) -> None:
+    """Write the tokens in lines, each on a box whose colour is the sign of its value, and whose
+    shade is the size."""
+    largest = np.abs(values).max()
+    line, place = 0, 0
+    for text, value in zip(texts, values):
+        if place + len(text) > LETTERS:
+            line, place = line + 1, 0
+        axis.add_patch(Rectangle((place, line - 0.4), len(text), 0.8, lw=0,
+                                 color=above if value > 0 else below,
+                                 alpha=DARKEST * abs(value) / largest))
+        axis.text(place, line, text.rstrip("\n"), family="monospace", fontsize=14,
+                  va="center_baseline")
+        place += len(text)
+        if text.endswith("\n"):
+            line, place = line + 1, 0
+    axis.set(xlim=(0, LETTERS), ylim=(line + 0.6, -0.6))
+    axis.axis("off")
 
 
 def draw_one_answer(table: dict) -> Figure:

@@ -2,14 +2,15 @@
 real model that is recorded in docs/qwen-steps."""
 import re
 from collections.abc import Iterable
+from statistics import fmean
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 import mitigations
-from analysis.plots import (BLUE, COLOURS, CREDIT_COLOUR, GRADIENT_COLOUR, GREY, legend_below, plt,
-                            style_of)
+from analysis.plots import (BLUE, COLOURS, CREDIT_COLOUR, GRADIENT_COLOUR, GREY, ORANGE,
+                            legend_below, plt, style_of)
 from analysis.statistics import mean_over
 from engine.errors import PROJECT
 from engine.tokens import load_tokenizer
@@ -92,6 +93,39 @@ def mean_success(stored: list) -> float:
     """Of a run as the leaderboard stores it: answers to a step, seconds, right answers by step."""
     answers, _, right = stored
     return sum(right) / (answers * len(right))
+
+
+def draw_real_pairs(values: dict) -> Figure:
+    """Every pair of runs of the real model's leaderboard, a row for each arm. The seed on which
+    plain GRPO is farthest from its median has a colour of its own."""
+    success: dict[str, dict[int, float]] = {}
+    for name, stored in values["runs"].items():
+        arm, _, seed = name.rpartition("-s")
+        success.setdefault(arm, {})[int(seed)] = 100 * mean_success(stored)
+    plain = success.pop("none")
+    middle = np.median(list(plain.values()))
+    special = max(plain, key=lambda seed: abs(plain[seed] - middle))
+    gains = {}
+    for arm, by_seed in success.items():
+        gains[arm] = {seed: value - plain[seed] for seed, value in by_seed.items()}
+    order = sorted(gains, key=lambda arm: fmean(gains[arm].values()))
+    figure, axis = plt.subplots(figsize=(8.0, 1.5 + 0.3 * len(order)))
+    for height, arm in enumerate(order):
+        pairs = gains[arm]
+        others = [gain for seed, gain in pairs.items() if seed != special]
+        axis.plot(others, [height] * len(others), "o", color=GREY, ms=5)
+        axis.plot(pairs[special], height, "s", color=ORANGE, ms=6)
+        axis.plot(fmean(pairs.values()), height, "|", color=BLUE, ms=16, mew=2.5)
+    axis.plot([], [], "o", color=GREY, ms=5, label="a pair of runs with the same seed")
+    axis.plot([], [], "s", color=ORANGE, ms=6,
+              label=f"seed {special}, where plain GRPO has {plain[special]:.0f}%")
+    axis.plot([], [], "|", color=BLUE, ms=12, mew=2.5, label="mean of all")
+    axis.axvline(0, color="black", lw=0.8)
+    axis.set_yticks(range(len(order)), order)
+    axis.grid(axis="y", visible=False)
+    axis.set(title="Success in training minus that of plain GRPO", xlabel="percentage points")
+    legend_below(figure, axis, ncols=3)
+    return figure
 
 
 def draw_real_run(table: dict) -> Figure:

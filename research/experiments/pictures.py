@@ -3,11 +3,6 @@ research publish` draws them. Those that explain how GRPO works are in lessons.p
 explain what results mean in lessons_of_runs.py.
 
 A picture carries a fingerprint of what it shows, so a test sees one that is older than its result.
-
-README's answer, docs/answer.png, was drawn with the program and the data of commit 99d9392, in the
-colours of analysis/plots.py. It was chosen by a rule, not by its looks: of the first step on record
-the first answer that solved its problem at its second try. The bars below it are
-results/scoreboard.json's.
 """
 from collections.abc import Callable
 from pathlib import Path
@@ -98,31 +93,6 @@ def draw_gains(table: dict, meanings: dict[str, str] = MEANINGS,
     legend_below(figure, axis, ncols=3, title="A line is the 95% interval of one arm alone. Its "
                  "colour is the verdict,\nfor which p is corrected for the number of methods"
                  f"{second_look}.\nSo a line that does not reach 0 may still be grey.")
-    return figure
-
-
-def draw_pairs(table: dict) -> Figure:
-    """The gain of every pair, a row for each arm; a point is the number of its seed, the bar is the
-    mean. The seed whose gains are farthest from the means of their arms has another colour."""
-    seeds = [name for name in table["columns"] if name != "arm"]
-    gain = np.array([[row[seed] for seed in seeds] for row in table["rows"]], float)
-    order = np.argsort(np.nanmean(gain, 1))
-    gain = 100 * gain[order]
-    mean = np.nanmean(gain, 1)
-    farthest = int(np.nanargmax(np.nanmean(np.abs(gain - mean[:, None]), 0)))
-    figure, axis = plt.subplots(figsize=(8.0, 1.2 + 0.3 * len(gain)))
-    for height, (of_arm, mean_of_arm) in enumerate(zip(gain, mean)):
-        axis.plot([mean_of_arm, mean_of_arm], [height - 0.3, height + 0.3], color="black", lw=2)
-        for number, value in enumerate(of_arm):
-            axis.text(value, height, seeds[number].removeprefix("seed "), fontsize=8, ha="center",
-                      va="center", color=ORANGE if number == farthest else BLUE,
-                      weight="bold" if number == farthest else "normal")
-    axis.axvline(0, color=GREY, lw=0.8)
-    axis.set_xlim(np.nanmin(gain) - 2, np.nanmax(gain) + 2)
-    axis.set_yticks(range(len(gain)), [table["rows"][row]["arm"] for row in order])
-    axis.set_ylim(-0.7, len(gain) - 0.3)
-    axis.set(title="The gain of every pair over plain GRPO",
-             xlabel="gain in mean success in training, points; a number is a seed, a bar the mean")
     return figure
 
 
@@ -331,24 +301,40 @@ def draw_decided_by_model(table: dict) -> Figure:
              if max(row["of all"] for row in table["rows"] if row["kind"] == kind) > 0.01]
     figure, axes = plt.subplots(1, len(models), sharey=True, squeeze=False, figsize=(11.0, 4.0))
     for axis, model in zip(axes[0], models):
-        row_of = {row["kind"]: row for row in table["rows"] if row["model"] == model}
-        places = np.arange(len(kinds))
-        tokens = [100 * row_of[kind]["of all"] for kind in kinds]
-        axis.bar(places - 0.27, tokens, 0.25, color=TOKENS_COLOUR, label="of the tokens")
-        for number, (name, colour) in enumerate({"gradient": GRADIENT_COLOUR,
-                                                 "decided": CREDIT_COLOUR}.items()):
-            share, low, high = (np.array([100 * row_of[kind][name][end] for kind in kinds])
-                                for end in ("value", "low", "high"))
-            axis.bar(places + 0.27 * number, share, 0.25, color=colour, ecolor="black",
-                     yerr=[share - low, high - share], capsize=2, error_kw={"elinewidth": 0.9},
-                     label={"gradient": "of plain GRPO's gradient",
-                            "decided": "of what is decided"}[name])
+        draw_decided_kinds(axis, [row for row in table["rows"] if row["model"] == model], kinds)
         axis.set(title=f"after {model}" if model.startswith("step") else "before training")
-        axis.set_xticks(places, kinds)
-        axis.grid(axis="x", visible=False)
     axes[0][0].set(ylabel="share, %")
     legend_below(figure, axes[0][0], ncols=3)
     return figure
+
+
+def draw_decided(table: dict) -> Figure:
+    """The same for one model. Categories with less than 1% of the tokens are left out."""
+    figure, axis = plt.subplots(figsize=(8.0, 4.0))
+    kinds = [row["kind"] for row in table["rows"] if row["of all"] > 0.01]
+    draw_decided_kinds(axis, table["rows"], kinds)
+    axis.set(ylabel="share, %")
+    legend_below(figure, axis, ncols=3)
+    return figure
+
+
+def draw_decided_kinds(axis: Axes, rows: list[dict], kinds: list[str]) -> None:
+    """Three bars for each of these categories: of the tokens, of the gradient, of what is
+    decided."""
+    row_of = {row["kind"]: row for row in rows}
+    places = np.arange(len(kinds))
+    tokens = [100 * row_of[kind]["of all"] for kind in kinds]
+    axis.bar(places - 0.27, tokens, 0.25, color=TOKENS_COLOUR, label="of the tokens")
+    labels = {"gradient": "of plain GRPO's gradient", "decided": "of what is decided"}
+    colours = {"gradient": GRADIENT_COLOUR, "decided": CREDIT_COLOUR}
+    for number, name in enumerate(labels):
+        estimates = [row_of[kind][name] for kind in kinds]
+        share, low, high = (100 * ends for ends in estimates_as_arrays(estimates))
+        reach = np.maximum([share - low, high - share], 0)  # an estimate may lie beyond its cut end
+        axis.bar(places + 0.27 * number, share, 0.25, color=colours[name], ecolor="black",
+                 yerr=reach, capsize=2, error_kw={"elinewidth": 0.9}, label=labels[name])
+    axis.set_xticks(places, kinds)
+    axis.grid(axis="x", visible=False)
 
 
 def draw_failure(values: dict) -> Figure:
@@ -375,6 +361,7 @@ def draw_failure(values: dict) -> Figure:
 PLAINLY = {"mask 0.1": "knows all tokens that decide", "half known 0.1": "knows half of them",
            "batch 4x": "plain GRPO, four times as many answers"}
 PUBLISHED = {  # picture -> how it is drawn, and which table or values of which result it shows
+    "docs/answer.png": (lessons.draw_shaded_answer, "group", "tokens"),
     "docs/one-step.png": (lessons.draw_one_step, "group", "answers"),
     "docs/one-answer.png": (lessons.draw_one_answer, "group", "tokens"),
     "docs/push-and-change.png": (lessons.draw_push_and_change, "group", "kinds"),
@@ -386,12 +373,14 @@ PUBLISHED = {  # picture -> how it is drawn, and which table or values of which 
     "docs/seeds.png": (lessons_of_runs.draw_seeds, "board", "values"),
     "docs/real-run.png": (lessons_of_runs.draw_real_run, "real_run", "transcript"),
     "docs/weights.png": (lessons_of_runs.draw_weights, lessons_of_runs.weights_by_probability),
+    "research/results/decided.png": (draw_decided, "ceiling", "kind"),
     "research/results/exact-real.png": (draw_decided_by_model, "exact_real", "kind"),
     "research/results/dial-shares-plain.png": (draw_dial_shares_plainly, "dial", "board"),
+    "research/results/real-pairs.png": (lessons_of_runs.draw_real_pairs, "real_board_brief_8_gpu",
+                                        "values"),
     "research/results/board-leads.png": (draw_gains, "board", "board"),
     "research/results/notes-curves.png": (draw_curves, "notes_2", "values"),
     "research/results/real-kinds.png": (draw_kinds_of_models, "real", "values"),
-    "research/results/real-board-pairs.png": (draw_pairs, "real_board_brief_8_gpu", "pairs"),
     "research/results/change.png": (draw_change, "change", "kinds"),
     "research/results/dial-law.png": (draw_predicted_gains, "dial", "law"),
     "research/results/dial-shares.png": (draw_dial_shares, "dial", "board")}

@@ -13,8 +13,9 @@ It is compared with plain GRPO by the mean success over all answers in training,
 with the same seed. The arms are made one after the other, so each is complete before the next one
 begins.
 
-    method    it differs from plain GRPO if its p is below 0.05, after Holm's correction over all
-              methods that have their six seeds. For the others the interval says how large a
+    method    it is better or worse in this one look if its p is below 0.05, after Holm's
+              correction over all methods that have their six seeds. No second look is made, so none
+              is called ahead (analysis/gains.py). For the others the interval says how large a
               difference may still be
     control   `measured` is credit by Monte Carlo, with two continuations for each token and with
               sixteen, and must be better. `four times` is plain GRPO with four times the answers.
@@ -36,7 +37,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from analysis.gains import gains, mean_success, over_baseline
+from analysis.gains import Gain, gains, mean_success, over_baseline
 from analysis.runs import Run
 from analysis.statistics import mean_over
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
@@ -48,7 +49,7 @@ from harness.parser import make_parser, with_defaults
 from research.experiments.common import (FLAGS_OF_LEADERBOARD, FLAGS_OF_RUNS, Arms, by_run_name,
                                          end_with, finished_arms, finished_run, from_short_form,
                                          leaderboard, list_missing, mean_step_seconds, pairs_table,
-                                         predictions, require_same_plan, short_form,
+                                         power_table, predictions, require_same_plan, short_form,
                                          success_by_parts, total_seconds, write_report)
 from research.experiments.pictures import draw_gains, draw_published
 from research.experiments.published import RESULTS, read_result
@@ -208,7 +209,8 @@ def report_real_board(args: SimpleNamespace, arms: Arms, command: str) -> None:
     tables = [real_leaderboard(arms, predicted), quarters_table(arms),
               pairs_table(over_baseline(complete, PLAIN),
                           "The gain over plain GRPO in training of every pair, in points"),
-              without_one_seed_table(complete)]
+              without_one_seed_table(complete),
+              power_table(complete_gains(arms), list(CONTROLS))]
     drawing = partial(draw_gains, meanings=CONTROLS, second_look="")
     draw_published(drawing, folder / "gains.png", tables[0].to_json())
     made = by_run_name(arms)
@@ -221,10 +223,15 @@ def report_real_board(args: SimpleNamespace, arms: Arms, command: str) -> None:
                  command)
 
 
+def complete_gains(arms: Arms) -> dict[str, Gain]:
+    """The gains of the arms that have all of their first six pairs."""
+    found = gains(over_baseline(arms, PLAIN), controls=list(CONTROLS), fewest=FEWEST_PAIRS)
+    return {arm: gain for arm, gain in found.items() if gain.pairs >= FEWEST_PAIRS}
+
+
 def real_leaderboard(arms: Arms, predicted: dict[str, float]) -> Table:
     """The arms that have all of their first six pairs, the best first."""
-    found = gains(over_baseline(arms, PLAIN), controls=list(CONTROLS), fewest=FEWEST_PAIRS)
-    complete = {arm: gain for arm, gain in found.items() if gain.pairs >= FEWEST_PAIRS}
+    complete = complete_gains(arms)
     seconds_of_plain = mean_step_seconds(arms[PLAIN].values())
     cost = {arm: mean_step_seconds(arms[arm].values()) / seconds_of_plain for arm in complete}
     return leaderboard(complete, predicted, cost)

@@ -176,8 +176,12 @@ def jackknife_of_sums(problem: np.ndarray, values: Sequence[np.ndarray],
 def share_of_sums(problem: np.ndarray, part: np.ndarray, whole: np.ndarray) -> Estimate:
     """The sum of a part over the sum of the whole, with its interval over problems, cut at 0 and
     1."""
-    share = jackknife_of_sums(problem, [part, whole], lambda sums: float(sums[0, 0] / sums[1, 0]))
-    return within(share, 0, 1)
+    return within(quotient_of_sums(problem, part, whole), 0, 1)
+
+
+def quotient_of_sums(problem: np.ndarray, above: np.ndarray, below: np.ndarray) -> Estimate:
+    """A sum over another, with its interval over problems."""
+    return jackknife_of_sums(problem, [above, below], lambda sums: float(sums[0, 0] / sums[1, 0]))
 
 
 def rank_correlation(one: list | np.ndarray, two: list | np.ndarray) -> float:

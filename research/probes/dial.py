@@ -30,6 +30,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from analysis.gains import LEVEL
 from analysis.statistics import Estimate, holm, mean_over
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row, shown
 from engine.choices import ADVANTAGES, MITIGATIONS
@@ -331,15 +332,14 @@ def where_it_pays(name: str, flags: dict | None = None, seeds: int = 16) -> str:
                   headings={"decide": "tokens that decide", "gain": f"gain of {name}",
                             "true": "gain of true credit"})
     corrected = dict(zip(gains, holm([gain.p for gain in gains.values()])))
-    ahead = [decide for decide, gain in gains.items()
-             if gain.value > 0 and corrected[decide] < 0.05]
-    behind = [decide for decide, gain in gains.items()
-              if gain.value < 0 and corrected[decide] < 0.05]
-    found = f"{name} is not seen to be ahead of plain GRPO in any of them."
-    if ahead:
-        found = f"{name} is ahead of plain GRPO where {listed(ahead)} of the tokens decide."
-    if behind:
-        found += f" It is behind where {listed(behind)} of the tokens decide."
+    seen = [decide for decide in gains if corrected[decide] < LEVEL]
+    better = [decide for decide in seen if gains[decide].value > 0]
+    worse = [decide for decide in seen if gains[decide].value < 0]
+    found = f"{name} is not seen to be better than plain GRPO in any of them."
+    if better:
+        found = f"{name} is better than plain GRPO where {listed(better)} of the tokens decide."
+    if worse:
+        found += f" It is worse where {listed(worse)} of the tokens decide."
     about = (f"Where could it pay? The table has three synthetic tasks, in which it is known which "
              f"tokens decide. {found} This goes by p-values below 0.05 after Holm's correction for "
              "the three tasks. An answer there has 128 symbols, each of them one of four. A gain "

@@ -29,11 +29,12 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from analysis.statistics import within
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from analysis.tokens import TokenTable, flat
 from harness.flags import Flag
 from research.probes.common import (MODEL_FLAGS, Findings, Progress, policy_from_flags,
-                                    sample_batch, share_of_sums)
+                                    quotient_of_sums, sample_batch)
 from research.probes.credit import true_credit
 from research.probes.decided import (PARTITIONS, MeasuredAnswers, decided_table, sums_by_problem,
                                      tokens_of, write_run)
@@ -81,8 +82,8 @@ def scores_table(tokens: TokenTable, sizes: dict[str, np.ndarray]) -> Table:
     for name, size in sizes.items():
         rank = tokens.rank_in_answer(size)
         if rank.any():
-            index = share_of_sums(tokens["problem"], squared * rank, squared)
-            rows.append([name, index])
+            index = quotient_of_sums(tokens["problem"], squared * rank, squared)
+            rows.append([name, within(index, -1, 1)])
         else:
             rows.append([name, None])
     formats = {"arm": "", "index": "+.2f"}

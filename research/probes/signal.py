@@ -13,10 +13,10 @@ is the mean E[g], and a part that is different in each. The noise-to-signal rati
     ratio     noise / signal^2. Its unit is batches: with a ratio of 8, the mean of 8 batches has as
               much noise as squared signal
 
-A method that halves plain GRPO's ratio is worth as much as a batch twice as large. This number is
-measured here before anything is trained. It is an upper limit of what the method can gain if its
-mean gradient points elsewhere. So the cosine of the two mean gradients is measured, too. Both can
-change while a model learns, so measure a checkpoint as well.
+A method that halves plain GRPO's ratio has as little noise as a batch twice as large. This number
+is measured here before anything is trained. Such a method need not gain as much as such a batch,
+above all if its mean gradient points elsewhere. So the cosine of the two mean gradients is
+measured, too. Both can change while a model learns, so measure a checkpoint as well.
 
 How it is estimated: N batches of problems and answers are sampled, each independent of the others,
 and every method computes its gradient g_1, ..., g_N from the same batches.

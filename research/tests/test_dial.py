@@ -297,9 +297,9 @@ def test_published_tables_follow_from_published_values():
 
 
 @pytest.mark.parametrize("pays_at, said", [
-    ((), "random is not seen to be ahead of plain GRPO in any of them."),
-    ((3,), "random is ahead of plain GRPO where 3 of the tokens decide."),
-    ((3, 12, 42), "random is ahead of plain GRPO where 3, 12 or 42 of the tokens decide.")])
+    ((), "random is not seen to be better than plain GRPO in any of them."),
+    ((3,), "random is better than plain GRPO where 3 of the tokens decide."),
+    ((3, 12, 42), "random is better than plain GRPO where 3, 12 or 42 of the tokens decide.")])
 def test_where_a_method_pays(monkeypatch, pays_at, said):
     """True credit is 0.1 ahead with every seed, and the method 0.05 in some of the tasks."""
     def train(spec, arm, seeds, rates, *_):
@@ -316,7 +316,7 @@ def test_where_a_method_pays(monkeypatch, pays_at, said):
     assert ["+5.0" in row for row in rows] == [decide in pays_at for decide in (3, 12, 42)]
 
 
-def test_a_method_that_is_behind_is_named(monkeypatch):
+def test_a_method_that_is_worse_is_named(monkeypatch):
     """It is 0.05 behind with every seed where 12 tokens decide."""
     def train(spec, arm, seeds, *_):
         loss = 0.05 * (arm.name == "random" and spec.decide == 12)
@@ -324,7 +324,7 @@ def test_a_method_that_is_behind_is_named(monkeypatch):
 
     monkeypatch.setattr(dial, "train_policies", train)
     said = " ".join(dial.where_it_pays("random").split())
-    assert "It is behind where 12 of the tokens decide." in said
+    assert "It is worse where 12 of the tokens decide." in said
 
 
 def test_all_arms_have_one_learning_rate_where_a_method_is_tried(monkeypatch):

@@ -1,6 +1,7 @@
 """Results beside the pages: published once, written into the pages, drawn, noticed when changed."""
 import json
 import re
+from collections import defaultdict
 
 import pytest
 from conftest import ROOT
@@ -36,6 +37,31 @@ def test_no_line_begins_with_a_number_of_a_result(page):
     """Markdown takes a line that begins with a comment for HTML, and then shows the rest of the
     line with its stars and backticks."""
     assert not re.findall(r"^ *<!-- (?:number|interval) .*", page.read_text(), flags=re.M)
+
+
+OVERVIEWS = {"README.md", "research/README.md"}  # that tell what a report has found
+
+
+def test_an_interval_stands_in_its_report_and_in_at_most_one_overview():
+    """A report is the page that has the table, or else the only other page that has the number. A
+    number that is told on many pages has to be told anew on each when it changes."""
+    with_interval, with_table = defaultdict(set), defaultdict(set)
+    for page in pages.pages():
+        name = page.relative_to(ROOT).as_posix()
+        for kind, words, _ in pages.MARKED.findall(page.read_text(encoding="utf-8")):
+            if kind not in ("table", "interval"):
+                continue
+            result, table, *_ = words.replace(";", " ").split()
+            if kind == "table":
+                with_table[result, table].add(name)
+            else:
+                with_interval[result, table, words].add(name)
+    crowded = {}
+    for (result, table, words), places in with_interval.items():
+        places |= with_table[result, table]
+        if len(places - OVERVIEWS) > 1 or len(places) > 2:
+            crowded[words] = sorted(places)
+    assert not crowded
 
 
 STORED = sorted(published.RESULTS.glob("*.json"))
@@ -205,4 +231,4 @@ def test_every_picture_of_readme_and_pages_is_drawn_by_the_command_and_no_other_
              for path in re.findall(r"\(([^\s()]+\.png)\)", page.read_text(encoding="utf-8"))}
     kept = {path.relative_to(ROOT).as_posix() for folder in ("docs", "research")
             for path in (ROOT / folder).rglob("*.png")}
-    assert shown == kept == {*PUBLISHED, "docs/answer.png"}  # whose program is of an earlier commit
+    assert shown == kept == {*PUBLISHED}

@@ -5,15 +5,17 @@ import numpy as np
 import pytest
 from conftest import write_log
 
+from analysis.gains import chance_to_be_called
 from engine.errors import UserError
 from harness.settings import make_settings, read_flags
 from research.__main__ import MODULES, main
 from research.experiments import real_board
 from research.experiments.published import write_result
-from research.experiments.common import finished_arms
+from research.experiments.common import finished_arms, power_table
 from research.experiments.real_board import (ARMS, COMMON, CONTROLS, FORMS, chosen_arms,
-                                             flags_of_arms, published_real_runs, quarters_table,
-                                             real_leaderboard, real_runs, real_values)
+                                             complete_gains, flags_of_arms, published_real_runs,
+                                             quarters_table, real_leaderboard, real_runs,
+                                             real_values)
 
 ARGS = SimpleNamespace(model="models/tiny", prompt="brief", seeds=6, arms="", questions=0,
                        device="cpu", runs="runs/x", processes=0)
@@ -113,6 +115,21 @@ def test_what_the_table_says():
     curve = quarters_table(arms({})).rows[0]
     assert list(curve[:2]) == ["none", 6] and curve[2] == pytest.approx(0.4)
     assert curve[3] < curve[4] < curve[5] < curve[6]
+
+
+def test_what_the_leaderboard_could_have_seen():
+    """Six pairs, one point to either side. Of two methods one is called: the other is tested at 5%,
+    and the one that is called at 2.5%, as it had the smallest p. The control is tested alone."""
+    table = power_table(complete_gains(arms({"measured": 0.1, "random": -0.1,
+                                             "inverse_logprob": 0.005})), list(CONTROLS))
+    rows = {row[0]: dict(zip(table.columns, row)) for row in table.rows}
+    assert {arm: row["tests"] for arm, row in rows.items()} == {
+        "measured": 1, "random": 2, "inverse_logprob": 1}
+    for row in rows.values():
+        spread = 0.01 * (6 / 5) ** 0.5
+        assert row["spread"] == pytest.approx(spread, rel=1e-3)
+        assert row["2"] == pytest.approx(
+            chance_to_be_called(0.02, spread, 6, row["tests"]), rel=1e-2)
 
 
 def test_a_finished_run_is_taken_whatever_number_of_threads_it_had(tmp_path):

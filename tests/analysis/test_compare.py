@@ -10,7 +10,7 @@ import analyze
 from analysis import compare, gains
 from analysis.arms import finished
 from analysis.page import anchor
-from analysis.compare import primary_metric
+from analysis.compare import doubt_about_training, primary_metric
 from analysis.gains import AT_THE_END, IN_TRAINING, MEASURES, gain_over, room_left
 from analysis.runs import read_run, share_seen_before
 from analysis.statistics import Estimate, paired_difference
@@ -58,7 +58,7 @@ def test_many_runs_on_one_page(tmp_path, capsys):
     assert max(len(line) for line in out.out.splitlines() if str(tmp_path) not in line) <= 100
     page = (tmp_path / "comparison/report.html").read_text()
     places = [page.index(f"<section id={anchor(name)} ") for name in (
-        "arms", *MEASURES, "stability", "credit by class")]
+        "arms", *MEASURES, "able or sure", "stability", "credit by class")]
     assert places == sorted(places)
     assert page.index("Success in training: each arm") < page.index("<details")
     assert page.count("<figure") == 1
@@ -174,6 +174,9 @@ def test_problems_that_are_asked_again_are_counted(tmp_path):
     assert share_seen_before(run) == pytest.approx(3 / 6)
     primary, doubt = primary_metric(comparison_of([tmp_path / "run"]))
     assert primary == AT_THE_END and doubt.startswith("50% of the problems")
+    without_record = {**run, "steps": []}  # its problems are not known, but they were the same
+    assert doubt_about_training([without_record, run]).startswith("50% of the problems")
+    assert doubt_about_training([without_record]) == ""
 
 
 def test_pairs_are_of_the_same_seed_and_the_same_problem(tmp_path):

@@ -2,7 +2,8 @@
 import numpy as np
 import pytest
 
-from analysis.gains import (AT_THE_END, NOT_SEEN, Gain, gain_over, gains, over_baseline, room_left)
+from analysis.gains import (AT_THE_END, NOT_SEEN, Gain, called, chance_to_be_called, gain_over,
+                            gains, over_baseline, room_left)
 from analysis.statistics import Estimate, detectable, paired_difference
 
 
@@ -89,6 +90,38 @@ def test_the_words_of_a_gain():
     assert Gain((1, 2, 3), up).could_see == 0.2 and Gain((1, 2), up).could_see is None
     assert room_left(Estimate(0.1, 0.0, 0.2)).endswith("room for a gain of up to 20.0 points")
     assert room_left(Estimate(-0.1, -0.2, 0.0)).endswith("room for a loss of up to 20.0 points")
+
+
+def test_the_one_rule_for_ahead_and_behind():
+    """Ahead takes two looks, behind one. A control takes one look."""
+    better, worse = Gain((1, 2), Estimate(0.1), 0.01), Gain((1, 2), Estimate(-0.1), 0.01)
+    unseen = Gain((1, 2), Estimate(0.1), 0.06)
+    assert called(better) == "better once, second look to come"
+    assert called(better, better) == "ahead" == called(better, is_control=True)
+    assert called(better, unseen) == "better once, then no difference seen"
+    assert called(better, worse) == "better once, then worse"
+    assert called(worse) == "behind" == called(worse, better) == called(worse, is_control=True)
+    assert called(unseen) == NOT_SEEN == called(unseen, better)
+    assert called(Gain((1,), Estimate(0.1))) == "one seed: no verdict"
+
+
+@pytest.mark.parametrize("points, spread, pairs, methods, others, percent", [
+    (2, 1.4, 12, 26, 0, 78), (1, 1.4, 12, 26, 0, 13), (1, 1.4, 12, 26, 6, 15),
+    (4, 3.4, 8, 1, 0, 81), (8, 6.9, 8, 1, 0, 80), (8, 6.9, 8, 10, 0, 34), (8, 6.9, 8, 10, 4, 44),
+    (4, 3.7, 8, 10, 0, 29)])
+def test_how_often_a_true_gain_is_called(points, spread, pairs, methods, others, percent):
+    """The percentages are those of 400,000 experiments that were simulated by another program."""
+    once = chance_to_be_called(points / 100, spread / 100, pairs, methods, others)
+    assert 100 * once == pytest.approx(percent, abs=0.7)
+    twice = chance_to_be_called(points / 100, spread / 100, pairs, methods, others, looks=2)
+    assert twice == pytest.approx(once ** 2)
+
+
+def test_the_spread_of_pairs_is_their_standard_deviation():
+    """Differences 0.1, 0.2 and 0.3; of one pair it is not known."""
+    found = gain_over(arm_of(0.1, 0.2, 0.3), arm_of(0, 0, 0))
+    assert found.spread == pytest.approx(0.1, rel=1e-4)
+    assert np.isnan(gain_over(arm_of(0.1), arm_of(0)).spread)
 
 
 def test_a_baseline_is_not_compared_with_itself():

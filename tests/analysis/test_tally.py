@@ -5,7 +5,8 @@ from conftest import credit_columns, write_log
 from logs import by_name, ids_of, mean_of, plain_rows, random_log
 
 import analyze
-from analysis.tally import Tally
+from analysis.statistics import ratio
+from analysis.tally import Tally, early_over_late
 from engine.tokens import KINDS, SECTIONS
 
 
@@ -40,6 +41,24 @@ def test_the_first_fifth_over_the_last(log, monkeypatch):
     monkeypatch.setattr("analysis.statistics.FEWEST", 2)  # groups
     finding = analyze.position_gradients(tally).finding
     assert f"gets {early / late:.2f} times the gradient of the last" in finding
+
+
+@pytest.mark.parametrize("long, is_known", [(5, False), (6, True)])
+def test_an_interval_goes_by_the_groups_that_carry_the_rarest_cell(tmp_path, long, is_known):
+    """Twelve groups. Each has tokens in the first tenth of an answer, and those with an answer of
+    ten tokens also in the second. The first fifth needs both, and six groups for an interval."""
+    lengths = [10] * long + [6] * (12 - long)
+    tokens = sum(lengths)
+    columns = credit_columns(lengths, range(12), advantage=np.linspace(1, 2, tokens))
+    tally = Tally(write_log(tmp_path / "run", {1: columns}))
+    assert tally.groups_with_advantage["position"][:2].tolist() == [12, long]
+    found = early_over_late(tally)
+    assert found.value > 0 and np.isfinite(found.low) == is_known
+    if is_known:
+        mine, slope = tally.log_mean("position", np.array([1.0] * 2 + [0.0] * 8))
+        theirs, their_slope = tally.log_mean("position", np.array([0.0] * 8 + [1.0] * 2))
+        error = tally.error("position", slope - their_slope)
+        assert found == ratio(mine - theirs, error, groups=6)
 
 
 def test_shares_of_the_gradient(log):

@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Tokenizer
 import analyze
 from analysis.account import with_numbers
 from analysis.answers import answers_of
+from analysis.measured import keep
 from engine.tokens import load_tokenizer
 
 playwright = pytest.importorskip("playwright.sync_api", reason=INSTALL)
@@ -57,6 +58,10 @@ def hostile_run(tmp_path_factory):
     folder = write_log(tmp_path_factory.mktemp("hostile") / "a&b", files,
                        {"mitigation": NAME, "model": NAME + LONG}, metrics, lines)
     tokenizer.save(str(folder / "tokenizer.json"))
+    keep(folder, {"step": 4, "answer": 1, "continuations": 10, "token_id": ids,
+                  "credit": [0.0] * 5 + [0.09, 0.11, -0.5], "low": [-0.1] * 8, "high": [0.1] * 8,
+                  "credit in words": [f"a credit, {text}" for text in HOSTILE],
+                  "others": HOSTILE, "moved": [*HOSTILE[:7], None]})
     analyze.main([str(folder)])
     return folder
 
@@ -139,7 +144,8 @@ def test_the_slider_goes_through_the_steps_and_each_pane_says_what_it_shows(run_
     assert step.inner_text() == page.locator("#stop").get_attribute("aria-valuetext") == (
         "step 1 of 4")
     assert nearest.inner_text() == "There was no evaluation at step 1, so this is the nearest one."
-    assert page.locator("#panes .position").first.inner_text().startswith("Step 1, answer 1 of 1: ")
+    assert page.locator("#panes .position").first.inner_text().startswith(
+        "Step 1, answer 0 (1 of 1 here): ")
     one_step = page.locator("#mark").bounding_box()["x"] - start
 
     page.keyboard.press("End")
@@ -261,14 +267,71 @@ def test_more_answers_than_one_are_behind_the_buttons(tmp_path, visit):
     headings = page.locator("#panes h3").all_inner_texts()
     assert headings == ["Answers that solved their problem", "Answers that did not"]
     place, following = page.locator("#panes .position"), page.locator("#panes .next")
-    assert place.nth(0).inner_text() == ("Step 1, answer 1 of 2: reward 1.1, solved. The 3 answers "
-                                         "to this problem have a mean reward of 0.77.")
+    assert place.nth(0).inner_text() == (
+        "Step 1, answer 0 (1 of 2 here): reward 1.1, solved. The 3 answers to this problem have a "
+        "mean reward of 0.77.")
     assert following.nth(1).is_disabled()
     following.nth(0).click()
-    assert place.nth(0).inner_text().startswith("Step 1, answer 2 of 2")
+    assert place.nth(0).inner_text().startswith("Step 1, answer 2 (2 of 2 here)")
     assert training(page).locator("span").count() == 3 and following.nth(0).is_disabled()
     page.locator("#panes .previous").nth(0).click()
     assert training(page).locator("span").count() == 1
+    # or they are chosen by their numbers, which are those of tools.follow
+    number = page.locator("#panes .number").nth(0)
+    assert number.locator("option").all_inner_texts() == ["0", "2"]
+    number.select_option("2")
+    assert place.nth(0).inner_text().startswith("Step 1, answer 2 (2 of 2 here)")
+    page.locator("#panes .previous").nth(0).click()
+    assert number.input_value() == "0"
+
+
+def test_the_run_is_played(run_page, visit):
+    """From the step that is shown to the last. Then the button starts from the beginning, and the
+    slider stops it."""
+    page = visit(run_page, "#step=2")
+    button, slider = page.locator("#play"), page.locator("#stop")
+    button.click()
+    assert button.inner_text() == "pause"
+    playwright.expect(page.locator("#step")).to_have_text("step 4 of 4")
+    assert button.inner_text() == "play"
+    button.click()
+    playwright.expect(page.locator("#step")).to_have_text("step 1 of 4")
+    slider.focus()
+    page.keyboard.press("Home")
+    assert button.inner_text() == "play" and slider.input_value() == "0"
+
+
+def test_the_measured_answer_is_a_button_away(run_page, visit):
+    """Its credit was measured, that of no other answer."""
+    page = visit(run_page)
+    assert page.locator("#known").inner_text() == ""
+    page.locator("#credit").click()
+    known = page.locator("#known")
+    assert known.inner_text().replace("\n", " ") == (
+        "The credit was measured for step 4, answer 1")
+    assert training(page, 1).locator("span").nth(7).evaluate(
+        "s => getComputedStyle(s).backgroundColor") == "rgba(0, 0, 0, 0)"
+    known.locator("button").click()
+    assert page.locator("#step").inner_text() == "step 4 of 4"
+    assert alpha(training(page, 1), 7) == pytest.approx(0.8, abs=2e-3)
+    # an interval reaches 0.1 to each side
+    assert training(page, 1).locator("span").nth(5).evaluate(
+        "s => getComputedStyle(s).backgroundColor") == "rgba(0, 0, 0, 0)"
+    assert alpha(training(page, 1), 6) == pytest.approx(0.8 * (0.11 / 0.5) ** 0.5, abs=2e-3)
+    page.keyboard.press("ArrowRight")  # the answer has the focus
+    account, caption = account_of(page, 1)
+    assert caption.text_content().endswith("section other, credit 0")
+    assert account["credit"] == f"a credit, {HOSTILE[0]}"
+    assert account["others"] == account["moved by"] == HOSTILE[0]
+    assert training(page, 1).locator("span").nth(7).get_attribute("title") == "credit -0.5"
+
+
+def test_an_address_opens_a_token(run_page, visit):
+    page = visit(run_page, "#step=4&answer=1&token=7")
+    assert chosen(training(page, 1)) == 7 and page.locator("#step").inner_text() == "step 4 of 4"
+    account, caption = account_of(page, 1)
+    assert caption.text_content().startswith("Step 4, answer 1, token 7, ")
+    assert "moved by" not in account  # it is not known of this token
 
 
 def test_push_and_change_are_a_switch_away(run_page, visit):

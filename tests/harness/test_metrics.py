@@ -75,6 +75,8 @@ WORKS = step(0.3, spread=0.5, skipped=None)
     ([WORKS] + [step(0.0)] * 30, [(11, "or more --answers")]),  # some were right once
     ([step(0.5)] * 30, [(10, "or more --answers")]),
     ([step(0.5, skipped=None)] * 30, []),  # a critic learns from it
+    ([step(0.5, skipped=None)] * 5 + [step(1.0, skipped=None)] * 10,
+     [(15, "every answer was right")]),  # of a longer row the last ten count
     ([step(math.nan)] * 30, [(10, "or more --answers")]),  # a reward that is not right or wrong
     ([step(None)] * 30, [(10, "or more --answers")])])  # and as it is read back
 def test_a_run_without_spread_says_so_once(steps, expected):

@@ -91,6 +91,12 @@ def test_the_time_left_counts_steps_that_are_made_again(planned):
     assert Runs([replace(run, keeps_checkpoints=False)], 1).time_left() == ", about 10 min left"
 
 
+def test_the_time_left_is_that_of_the_busiest_process(planned):
+    """Three runs of ten minutes each and two processes: one of them makes two runs."""
+    runs = [replace(planned(seed=seed), seconds=600.0) for seed in range(3)]
+    assert Runs(runs, 2).time_left() == ", about 20 min left"
+
+
 def test_the_time_left_counts_what_comes_before_and_after_the_runs(planned, capsys):
     """Ten minutes of a run, three before it and four after it; at last the four alone."""
     run = replace(planned(), seconds=600.0)

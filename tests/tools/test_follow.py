@@ -13,7 +13,7 @@ import torch
 from conftest import credit_columns, refusal, write_log
 
 from analysis.account import NOT_TRAINED, numbers_of_step
-from analysis.answers import answer_of, metrics_by_step
+from analysis.answers import metrics_by_step
 from analysis.runs import read_run
 from analysis.tokens import read_step
 from engine.model_folder import read_model_folder, write_model_folder
@@ -23,6 +23,7 @@ from grpo import (gradient_size, group_mean, group_z_score, length_scaling, poli
 from harness.record import read_credit, run_config
 from mitigations import outcome_conditional
 from tools import follow
+from tools.helpers.others import likeliest_others
 from tools.helpers.same_model import where_kept
 
 NUMBER = r"-?\d+\.?\d*(?:e[-+]?\d+)?"
@@ -206,10 +207,9 @@ def test_the_steps_whose_models_were_kept_are_named():
 def test_a_token_beyond_the_vocabulary_of_the_model_was_sampled_by_another(recorded):
     run, record = read_run(recorded), read_step(recorded, STEP)
     tokenizer = load_tokenizer(recorded)
-    answer = answer_of(record, tokenizer, run["config"], None, 0)
     record.tokens["token_id"][0] = 50_000
     sampled_by = str(recorded / f"checkpoints/step_{STEP - 1:06d}")
-    said = follow.likeliest(run, sampled_by, record, tokenizer, answer, 1)
+    [said] = likeliest_others(run, sampled_by, record, tokenizer, 0, range(1, 2))
     assert "has a token 50000, so another" in said
 
 
@@ -241,16 +241,16 @@ def test_what_else_could_stand_there_is_at_the_temperature_of_the_record(recorde
     """With p at another one the model would seem to be another."""
     run, record = read_run(recorded), read_step(recorded, STEP)
     tokenizer = load_tokenizer(recorded)
-    answer = answer_of(record, tokenizer, run["config"], None, 0)
     sampled_by = str(recorded / f"checkpoints/step_{STEP - 1:06d}")
-    usual = follow.likeliest(run, sampled_by, record, tokenizer, answer, 0)
+    [usual] = likeliest_others(run, sampled_by, record, tokenizer, 0, range(1))
     run["config"]["columns_temperature"] = 0.1
-    assert "another model" in follow.likeliest(run, sampled_by, record, tokenizer, answer, 0)
+    [other] = likeliest_others(run, sampled_by, record, tokenizer, 0, range(1))
+    assert "another model" in other
     model = read_model_folder(sampled_by)
     with torch.no_grad():
         p = (model(torch.tensor([record.prompts[0].tolist()]))[0, -1] / 0.1).softmax(-1)
     record.tokens["log_prob"][0] = p[int(record.tokens["token_id"][0])].log()
-    cold = follow.likeliest(run, sampled_by, record, tokenizer, answer, 0)
+    [cold] = likeliest_others(run, sampled_by, record, tokenizer, 0, range(1))
     assert cold != usual and not cold.startswith("not known")
 
 

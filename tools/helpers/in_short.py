@@ -1,4 +1,5 @@
-"""What happened to a token, in a few sentences: its push, its change and its credit together.
+"""What happened to a token, in a few sentences: its push, its change and its credit together. They
+are the first that tools.follow says of it.
 
 Was a push deserved? A push up was if the token raised the expected reward, which is a credit above
 0, and a push down was if the token lowered it. Whether the credit is above or below 0 is said only
@@ -13,16 +14,20 @@ from tools.helpers.credit_of_token import MOST_CONTINUATIONS, CreditOfToken
 HARDLY = 0.005  # a push that is smaller would be rounded to 0.00
 
 
-def in_short(answer: ShownAnswer, t: int, credit: CreditOfToken,
+def in_short(answer: ShownAnswer, t: int, credit: CreditOfToken | None,
              change: float | None = None) -> str:
-    """`change` is that of the token's log-prob, where the run has none on record."""
+    """`credit` is None where it was not measured. `change` is that of the token's log-prob, where
+    the run has none on record."""
     push = answer["values"]["push"][t]
+    token = f"the {KINDS[answer['kind'][t]]} {answer['texts'][t]!r}"
+    if push is None:  # as in a run of another program
+        return f"In short: how {token} was pushed is not known from this record."
     direction = ""  # of the push
     if not answer["account"]["dropped"] and abs(push) >= HARDLY:
         direction = "up" if push > 0 else "down"
-    token = f"the {KINDS[answer['kind'][t]]} {answer['texts'][t]!r}"
-    return (f"In short: {token} {about_push(answer, t, direction)}"
-            f"{about_change(answer, t, direction, change)} {about_credit(credit, direction)}")
+    known = (f"In short: {token} {about_push(answer, t, direction)}"
+             f"{about_change(answer, t, direction, change)}")
+    return f"{known} {about_credit(credit, direction)}" if credit else known
 
 
 def about_push(answer: ShownAnswer, t: int, direction: str) -> str:
@@ -57,9 +62,6 @@ def about_change(answer: ShownAnswer, t: int, direction: str, change: float | No
 
 def about_credit(credit: CreditOfToken, direction: str) -> str:
     low, high = credit.interval
-    if low == high == 0:
-        return ("Its credit is 0, because all continuations got the same reward. So no push was "
-                "deserved.")
     interval = f"{low:+.3f} to {high:+.3f}"
     if low <= 0 <= high:
         question = f"the push {direction} was deserved" if direction else "it deserved a push"

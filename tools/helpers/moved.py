@@ -165,13 +165,19 @@ def about_step(s: SimpleNamespace) -> str:
 def contributions(model: Qwen2, direction: list[Tensor], rollouts: Rollouts, weight: Tensor,
                   s: SimpleNamespace) -> Tensor:
     """(B, T): the part of each token, A c w m <direction, its gradient> / N."""
+    of_loss = derivatives_of_loss(rollouts, weight, s)
+    rows = of_loss.any(1).nonzero().squeeze(1)
+    return -of_loss * slopes(model, direction, rollouts, rows, s.micro_batch)
+
+
+def derivatives_of_loss(rollouts: Rollouts, weight: Tensor, s: SimpleNamespace) -> Tensor:
+    """(B, T): the derivative of the loss by each token's log-prob, -A c w m / N."""
     N = int(rollouts.mask.sum())
     log_prob = torch.zeros_like(weight, requires_grad=True)
     scaled_weight = weight * length_scaling(rollouts.length, s.loss_norm, s.max_new_tokens)
     loss = policy_loss(log_prob, rollouts.advantage, scaled_weight, rollouts.mask, N)
-    [of_loss] = torch.autograd.grad(loss, log_prob)  # -A c w m / N
-    rows = of_loss.any(1).nonzero().squeeze(1)
-    return -of_loss * slopes(model, direction, rollouts, rows, s.micro_batch)
+    [of_loss] = torch.autograd.grad(loss, log_prob)
+    return of_loss
 
 
 def slopes(model: Qwen2, direction: list[Tensor], rollouts: Rollouts, rows: Tensor,

@@ -1,9 +1,8 @@
-"""The verdict on an idea, from paired runs: a table, sentences, a picture.
+"""The verdict on an idea, from paired runs: a sentence first, then sentences, a table, a picture.
 
 Runs are given as look[arm][seed], with the arms plain, idea and placebo. There may be a second
-look. An idea that is better on the first seeds is tested again on new ones, and only the new ones
-decide whether it is called ahead. The reason: of 100 ideas that change nothing, two or three are
-better on the first seeds by luck, and none of these is better again on the new ones.
+look. By the rule of all experiments (analysis/gains.py) an idea that is better on the first seeds
+is tested again on new ones, and it is called ahead if it is better there, too.
 """
 import textwrap
 from collections.abc import Iterator
@@ -13,17 +12,19 @@ from statistics import fmean
 from matplotlib.axes import Axes
 
 from analysis.compare import curves_of_arm, doubt_about_training
-from analysis.gains import AT_THE_END, IN_TRAINING, Gain, gain_over, room_left
+from analysis.gains import (AHEAD, AT_THE_END, BEHIND, BETTER, IN_TRAINING, Gain, called,
+                            chance_to_be_called, gain_over, room_left)
 from analysis.plots import BLUE, GREY, ORANGE, legend_below, plt, save, whole_steps
 from analysis.runs import evaluations
 from analysis.statistics import Estimate
+from analysis.sureness import sureness
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row, shown
 from engine.choices import WHOLE_ANSWERS
 from harness.screen import say
 
 OTHERS = {"plain": "plain GRPO", "placebo": "its placebo"}
 FEWEST = 4  # from fewer pairs not even their spread is known
-FEW = 8  # with fewer pairs than these, a sentence says how large a difference they can see
+TRUE_GAINS = (0.01, 0.02, 0.04)  # for which it is said how often they are seen
 COLOURS = {"plain": GREY, "placebo": ORANGE, "idea": BLUE}
 Look = dict[str, dict[int, dict]]  # runs by arm and seed
 
@@ -39,20 +40,48 @@ class Verdict:
         """The idea's gain over another arm, by default by the primary metric."""
         return gain_over(look["idea"], look[other], measure or self.measure)
 
-    def is_ahead(self) -> bool:
-        """Whether the interval of the last look is above 0."""
-        return self.gain(self.looks[-1]).estimate.low > 0
+    @property
+    def word(self) -> str:
+        """ahead, behind, or what else the rule of all experiments says."""
+        return called(*[self.gain(look) for look in self.looks])
 
-    def is_behind(self) -> bool:
-        return self.gain(self.looks[-1]).estimate.high < 0
+    def needs_second_look(self) -> bool:
+        return len(self.looks) == 1 and self.gain(self.looks[0]).verdict == BETTER
 
     def print_findings(self) -> None:
-        say("\n" + self.table().to_text() + "\n")
-        if self.doubt:
-            say(textwrap.fill("The primary metric is here the held-out success at the end, because "
-                              f"{self.doubt}.", 100))
-        for sentence in self.sentences():
+        """The answer first, then what it rests on."""
+        say("")
+        for sentence in self.answer():
             say(textwrap.fill(sentence, 100))
+        say(f"\n{self.table().to_text()}\n")
+        for sentence in self.details():
+            say(textwrap.fill(sentence, 100))
+
+    def answer(self) -> list[str]:
+        """The verdict in one sentence, and the sentences that say more of what was learned."""
+        beside = sureness(self.looks[-1]["idea"], self.looks[-1]["plain"])
+        of_sureness = [beside.sentence(self.name, "plain GRPO")] if beside else []
+        return [self.verdict(), *self.held_out(), *of_sureness]
+
+    def verdict(self) -> str:
+        """Whether the idea is ahead of plain GRPO or behind it: one sentence."""
+        first, last = self.gain(self.looks[0]), self.gain(self.looks[-1])
+        if is_the_same(last):
+            return (f"No verdict: {self.name} and plain GRPO had the same {self.measure} in every "
+                    "pair of runs.")
+        found = f"{in_points(last.estimate)} of {self.measure}"
+        of_first = f"{in_points(first.estimate)} on the first {first.pairs}"
+        if self.word == AHEAD:
+            return (f"{self.name} is ahead of plain GRPO: {found} on {last.pairs} new seeds, after "
+                    f"{of_first}.")
+        if self.word == BEHIND:
+            return f"{self.name} is behind plain GRPO: {found}, {last.pairs} pairs."
+        if len(self.looks) > 1:
+            return (f"{self.name} is not called ahead of plain GRPO: it gained {of_first} seeds, "
+                    f"but {found} on {last.pairs} new ones.")
+        too_few = ": too few" if last.pairs < FEWEST else ""
+        return (f"No difference seen between {self.name} and plain GRPO: {found}, {last.pairs} "
+                f"pairs{too_few}.")
 
     def comparisons(self) -> Iterator[tuple[str, Look, str]]:
         """The comparisons of the idea: for each a label, the look and the other arm."""
@@ -72,34 +101,21 @@ class Verdict:
             "training": f"gain in training, points{WITH_INTERVAL}",
             "end": f"gain on held-out problems at the end, points{WITH_INTERVAL}"})
 
-    def sentences(self) -> list[str]:
+    def details(self) -> list[str]:
+        """Sentences about what the verdict rests on, and what it leaves open."""
         last = self.looks[-1]
         gain, over_placebo = self.gain(last), self.gain(last, "placebo")
-        by_primary_metric = [self.over_plain(gain), *about_few(gain),
-                             self.about_choice(over_placebo.estimate)]
-        return [*by_primary_metric, *self.levels(), *self.held_out()]
-
-    def over_plain(self, gain: Gain) -> str:
-        """Whether the idea is ahead of plain GRPO, and if that is open, what the interval leaves
-        room for."""
-        name, estimate, before = self.name, gain.estimate, ""
-        if len(self.looks) > 1:
-            first = self.gain(self.looks[0])
-            before = (f" On the first {first.pairs} seeds it was better: "
-                      f"{in_points(first.estimate)}.")
-        if estimate.low == estimate.high == 0:
-            return (f"{name} and plain GRPO had the same {self.measure} in every pair of runs, so "
-                    "there is no verdict. In the first step that is always so, because it is "
-                    "sampled before any update.")
-        if before and estimate.low > 0:
-            return (f"{name} is ahead of plain GRPO: {in_points(estimate)} on {gain.pairs} new "
-                    f"seeds.{before}")
-        if estimate.high < 0:
-            return (f"{name} is behind plain GRPO: {in_points(estimate)}, {gain.pairs} "
-                    f"pairs.{before}")
-        where = " in training" if self.at_the_end("plain") else ""
-        return (f"No difference seen{where}: {in_points(estimate)}, {gain.pairs} pairs.{before} In "
-                f"this setting {room_left(estimate)}.")
+        found = []
+        if self.doubt:
+            found.append("The primary metric is here the held-out success at the end, because "
+                         f"{self.doubt}.")
+        if is_the_same(gain):
+            found.append("In the first step that is always so, because it is sampled before any "
+                         "update.")
+        elif self.word not in (AHEAD, BEHIND):
+            found.append(f"In this setting {room_left(gain.estimate)}.")
+        return [*found, *could_have_seen(gain), self.about_choice(over_placebo.estimate),
+                *self.levels()]
 
     def levels(self) -> list[str]:
         """A sentence about the share of held-out problems that is solved before and after."""
@@ -145,50 +161,15 @@ class Verdict:
         return (f"On these seeds its choice of {shuffled} is {seen}. The placebo is the "
                 f"random choice: it has the same numbers at other {shuffled}.")
 
-    def in_short(self, is_quick: bool) -> str:
-        """The last paragraph of all: what was found, how sure that is, and what to do next."""
-        gain, over_placebo = self.gain(self.looks[-1]), self.gain(self.looks[-1], "placebo")
-        if gain.estimate.low == gain.estimate.high == 0:
-            return f"In short: {self.over_plain(gain)} {self.next_step(is_quick)}"
-        word = difference_in_words(over_placebo.estimate)
-        choice = f"is {word} than" if word else "was not seen to differ from"
-        return (f"In short: {self.found(gain)}. Its choice of {self.shuffled} {choice} a random "
-                f"one. How sure is that? {self.how_sure(gain)} {self.next_step(is_quick)}")
-
-    def found(self, gain: Gain) -> str:
-        """A clause with the verdict, and with what the second measure adds to it."""
-        name, end, where = self.name, self.at_the_end("plain"), "on held-out problems at the end"
-        nothing_seen = f"no difference between {name} and plain GRPO was seen"
-        if not self.is_decided():
-            if not end:
-                return nothing_seen
-            return f"in training {nothing_seen}, but {name} is {end} {where}"
-        verdict = f"{name} is {'ahead of' if gain.estimate.low > 0 else 'behind'} plain GRPO"
-        if not end:
-            return verdict
-        both = "and" if end == difference_in_words(gain.estimate) else "but"
-        return f"{verdict} in training, {both} {end} {where}"
-
-    def is_decided(self) -> bool:
-        """Whether the verdict is ahead, which takes a second look, or behind."""
-        return self.is_behind() or (self.is_ahead() and len(self.looks) > 1)
-
-    def how_sure(self, gain: Gain) -> str:
-        low, high = shown(gain.estimate.low, "points"), shown(gain.estimate.high, "points")
-        if not gain.estimate.low < gain.estimate.high:
-            return f"These {gain.pairs} pairs give no interval."
-        return (f"By its 95% interval, the difference in {self.measure} lies between {low} and "
-                f"{high} points ({gain.pairs} pairs).")
-
-    def next_step(self, is_quick: bool) -> str:
-        """What to do after this verdict."""
+    def what_next(self, is_quick: bool) -> str:
+        """The last paragraph of all: what to do after this verdict."""
         gain = self.gain(self.looks[-1])
         if gain.estimate.low == gain.estimate.high:
             return "What next? With more --steps the arms sample different answers."
-        if gain.estimate.low > 0:
+        if self.word == AHEAD:
             return ("What next? See whether it is also better on other problems, for example with "
                     "--numbers 4, and with another --model.")
-        if gain.estimate.high < 0:
+        if self.word == BEHIND:
             return "What next? More seeds will hardly change this, so try another idea."
         again = ""
         if self.at_the_end("plain"):
@@ -231,18 +212,33 @@ class Verdict:
                  title=f"{self.name}: pairs of one seed, and their mean")
 
 
-def about_few(gain: Gain) -> list[str]:
-    """A sentence about the difference that so few pairs can see; none if there are enough pairs, or
-    if their spread is not known."""
-    visible = gain.estimate.visible
-    if gain.pairs >= FEW or not visible > 0:
+def is_the_same(gain: Gain) -> bool:
+    """Whether both arms had the same success in every pair."""
+    return gain.estimate.low == gain.estimate.high == 0
+
+
+def could_have_seen(gain: Gain) -> list[str]:
+    """A sentence about the true gains that such an experiment calls; none if that is not known."""
+    if not gain.spread > 0:
         return []
     if gain.pairs < FEWEST:
         return [f"{gain.pairs} pairs are too few to say how much pairs differ, so the interval is "
                 "itself uncertain. More --seeds make it surer."]
-    return [f"{gain.pairs} pairs can see only large differences. With the spread of these pairs, "
-            f"80 of 100 such experiments would find a true difference of {shown(visible, 'size')} "
-            f"points, and fewer would find a smaller one."]
+    once, twice = [], []
+    for size in TRUE_GAINS:
+        chance = chance_to_be_called(size, gain.spread, gain.pairs)
+        once.append(f"{100 * chance:.0f}")
+        twice.append(f"{100 * chance ** 2:.0f}")
+    sizes = in_a_row([f"{100 * size:g}" for size in TRUE_GAINS], "or")
+    return [f"What could this experiment have seen? The {gain.pairs} pairs differ by a standard "
+            f"deviation of {shown(gain.spread, 'size')} points. With it, a true gain of {sizes} "
+            f"points would be seen in one look in {in_a_row(once)} of 100 such experiments, and "
+            f"called ahead, which takes a second look, in {in_a_row(twice)}."]
+
+
+def in_a_row(words: list[str], joint: str = "and") -> str:
+    """1, 2 and 4"""
+    return f"{', '.join(words[:-1])} {joint} {words[-1]}"
 
 
 def in_points(estimate: Estimate) -> str:

@@ -1,0 +1,173 @@
+"""What is measured of a whole answer: the numbers that follow has for each of its tokens."""
+import json
+import re
+import shutil
+
+import pytest
+import torch
+from conftest import refusal
+
+import analyze
+from analysis.measured import file_of, kept_answers
+from analysis.runs import read_run
+from analysis.tokens import read_step
+from engine.tokens import load_tokenizer
+from harness.record import read_credit, sampling_models
+from tools import follow
+from tools.helpers import credit_of_token, measured_answer, moved_answer
+from tools.helpers.moved import what_moved
+from tools.helpers.moved_answer import moved_in_words, parts_of_answer, trained_batch
+
+MANY = ["--continuations", "10"]
+
+
+@pytest.fixture
+def run(recorded, tmp_path):
+    return shutil.copytree(recorded, tmp_path / "run")
+
+
+def an_answer(run, step):
+    """One that the step trained on, with tokens before and after those that have a gradient."""
+    batch = read_credit(run, step, load_tokenizer(run))
+    trained = batch.finished & (batch.advantage[:, 0] != 0)
+    return int(trained.nonzero()[0])
+
+
+def answers_on_page(run):
+    data = (run / "analysis/report.html").read_text().split('id="data">')[1]
+    return json.loads(data.split("</script>")[0])["answers"]
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_the_parts_are_those_of_each_token_by_itself(recorded, step):
+    """In step 3 there are earlier steps, too."""
+    run, b = read_run(recorded), an_answer(recorded, step)
+    model, tokenizer = sampling_models(recorded, run["config"]["model"])[step], load_tokenizer(
+        recorded)
+    batch = trained_batch(run, model, read_step(recorded, step), tokenizer)
+    parts = parts_of_answer(batch, b)
+    for t in (0, 2):
+        groups, _ = what_moved(batch.folder, batch.trainer, batch.rollouts, batch.weight,
+                               batch.settings, tokenizer, b, t)
+        of_token = {row[0]: row[-1] for row in groups.rows}
+        assert of_token.keys() == parts.keys() and ("earlier steps" in parts) == (step > 1)
+        for name, value in of_token.items():
+            assert parts[name][t].item() == pytest.approx(value, rel=2e-3, abs=2e-6), name
+    assert any(part.abs().max() > 1e-4 for part in parts.values())
+
+
+@pytest.mark.parametrize("epochs, kl, ends", [
+    (1, 0.0, "log p by +0.40000"), (2, 0.0, "the first of the 2 that the run took on this batch"),
+    (1, 0.1, "AdamW's step is that of the run, without the KL term")])
+def test_what_moved_it_in_words(recorded, monkeypatch, epochs, kl, ends):
+    parts = {"itself": torch.tensor([0.1]), "other problems": torch.tensor([0.2]),
+             "sum": torch.tensor([0.3]), "measured": torch.tensor([0.4])}
+    monkeypatch.setattr(moved_answer, "parts_of_answer", lambda batch, b: parts)
+    run, b = read_run(recorded), an_answer(recorded, 1)
+    batch = trained_batch(run, run["config"]["model"], read_step(recorded, 1),
+                          load_tokenizer(recorded))
+    batch.settings.epochs, batch.settings.kl = epochs, kl
+    [said] = moved_in_words(batch, b, 1)
+    assert said.startswith("to first order: itself +0.10000, other problems +0.20000. Their sum is "
+                           "+0.30000, and AdamW's step changed log p by +0.40000")
+    assert said.endswith(ends)
+    batch.weight.zero_()  # a step without an update
+    assert moved_in_words(batch, b, 2) == [None, None]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_of_an_answer_that_was_left_out_the_credit_is_measured(run):
+    """The step did not train on it, so nothing is said of what moved its tokens."""
+    b = int((~read_credit(run, 1, load_tokenizer(run)).finished).nonzero()[0])
+    analyze.main([str(run), "--credit", f"1:{b}", *MANY])
+    [kept] = kept_answers(run).values()
+    assert len(kept["credit"]) == len(kept["token_id"]) and set(kept["moved"]) == {None}
+
+
+def test_v_after_a_token_is_v_before_the_next_one(recorded, monkeypatch):
+    """Each beginning is continued once, and after the last token V is the reward."""
+    asked = []
+
+    def given(policy, rollouts, prefixes, k, progress):
+        asked.append(prefixes)
+        means = torch.arange(len(prefixes)).float()
+        return means[:, None].repeat(1, k), {}
+
+    monkeypatch.setattr(credit_of_token, "continuation_rewards", given)
+    b, model = an_answer(recorded, 1), read_run(recorded)["config"]["model"]
+    found = credit_of_token.measure_all(recorded, model, 1, b, 10)
+    [prefixes] = asked
+    batch = read_credit(recorded, 1, load_tokenizer(recorded))
+    length = int(batch.length[b])
+    assert [len(ids) for _, ids in prefixes] == list(range(length + 1))
+    assert [(one.before, one.after) for one in found] == [(t, t + 1) for t in range(length)]
+    # only at the last token the value after it has no error
+    widths = [one.interval[1] - one.interval[0] for one in found]
+    assert len(found) == length and widths[-1] != pytest.approx(widths[-2])
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_it_is_measured_once_and_shown_by_both_programs(run, capsys, monkeypatch):
+    b = an_answer(run, 3)
+    analyze.main([str(run), "--credit", f"3:{b}", *MANY])
+    assert f"kept in {file_of(run, 3, b)}" in capsys.readouterr().out
+    [kept] = kept_answers(run).values()
+    answers = answers_on_page(run)
+    [shown] = [one for one in answers if (one["step"], one["episode"]) == (3, b)]
+    assert shown["values"]["credit"] == pytest.approx(kept["credit"], rel=1e-3)
+    assert shown["account"]["moved"] == kept["moved"] and "itself" in kept["moved"][0]
+    others = [one for one in answers if one is not shown]
+    assert {value for one in others for value in one["values"]["credit"]} == {None}
+
+    follow.main([str(run), "--step", "3", "--answer", str(b), "--token", "1"])
+    printed = " ".join(capsys.readouterr().out.split())
+    for name in ("others", "moved", "credit in words"):
+        text = printed.replace(" tools/helpers/moved.py: contributions", "")
+        text = re.sub(r" (qwen2_model|credit/monte_carlo)\.py: \S+", "", text)
+        assert " ".join(kept[name][1].split()) in text
+    assert "What else moved this token?" not in printed
+
+    monkeypatch.setattr(measured_answer, "measure_all", None)  # it is not measured again
+    analyze.main([str(run), "--credit", f"3:{b}", *MANY])
+    with pytest.raises(TypeError):  # but with more continuations it is
+        analyze.main([str(run), "--credit", f"3:{b}", "--continuations", "11"])
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_an_answer_of_another_run_is_not_shown(run):
+    """The run was made again since, and its answer 0 has other tokens."""
+    b = an_answer(run, 1)
+    analyze.main([str(run), "--credit", f"1:{b}", *MANY])
+    path = file_of(run, 1, b)
+    kept = json.loads(path.read_text())
+    kept["token_id"][0] += 1
+    path.write_text(json.dumps(kept))
+    analyze.main([str(run)])
+    answers = answers_on_page(run)
+    assert answers and not any("moved" in one["account"] for one in answers)
+
+
+@pytest.mark.parametrize("wanted, said", [
+    ("5", "--credit 5 should be STEP:ANSWER, as 1:5 for answer 5 of step 1"),
+    ("99:0", "step 99"), ("1:999", "answer 999")])
+def test_what_cannot_be_measured(recorded, wanted, said):
+    assert said in refusal(analyze.main, [str(recorded), "--credit", wanted])
+
+
+def test_flags_that_would_have_no_effect_are_refused(recorded):
+    assert "--continuations needs --credit" in refusal(analyze.main, [str(recorded), *MANY])
+    said = refusal(analyze.main, [str(recorded), str(recorded.parent), "--credit", "1:0"])
+    assert said == "--credit 1:0 is of one run, and here are 2"
+
+
+@pytest.mark.parametrize("name, value", [
+    ("credit", ["x"]), ("credit", 0.5), ("step", "1"), ("others", []), ("moved", [3])])
+def test_a_damaged_file_is_named(run, name, value):
+    kept = {"step": 1, "answer": 0, "continuations": 10, "token_id": [1], "credit": [0.0],
+            "low": [0.0], "high": [0.0], "credit in words": ["x"], "others": ["x"], "moved": [None]}
+    path = file_of(run, 1, 0)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(kept))
+    assert kept_answers(run) == {(1, 0): kept}
+    path.write_text(json.dumps(kept | {name: value}))
+    assert f"{path} is damaged, because its " in refusal(kept_answers, run)
