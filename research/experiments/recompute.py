@@ -516,6 +516,12 @@ def check_decided(result: Result) -> Iterator[Check]:
     yield from checks_of_kinds(table(result, "kind"), result["values"])
 
 
+def check_exact_real(result: Result) -> Iterator[Check]:
+    for model, values in result["values"]["by_model"].items():
+        yield from checks_of_kinds([row for row in table(result, "kind") if row["model"] == model],
+                                   values)
+
+
 def check_change(result: Result) -> Iterator[Check]:
     """Of the tokens that have a push. A problem without such tokens counts as none."""
     for row in table(result, "kinds"):
@@ -661,7 +667,7 @@ CHECKED: dict[str, Callable[[Result], Iterator[Check]]] = {
                      "signal_real_brief_16"), check_signal),
     "signal_steps": check_signal_steps, "signal_split": check_signal_split,
     **dict.fromkeys(("large", "real_brief", "real_large", "scoreboard_24"), check_decided),
-    "change_start": check_change,
+    "change_start": check_change, "exact_real_start": check_exact_real,
     **dict.fromkeys(("dial", "dial_test"), check_dial),
     **dict.fromkeys(("dial_methods", "dial_clipped"), check_one_rate),
     **dict.fromkeys(("notes_1", "notes_2", "notes_3"), check_notes),
