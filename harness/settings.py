@@ -526,7 +526,8 @@ def read_what_decides(argv: list[str]) -> Json:
     of_a_recipe = ("dtype", "prompt", "numbers", "data")  # which recipe a large model gets
     for name in ("model", "device", "task", "config", "resume", *of_a_recipe, *METHODS):
         first.add_argument(f"--{name}")
-    return vars(first.parse_known_args(argv)[0])
+    given: Json = vars(first.parse_known_args(argv)[0])
+    return given
 
 
 def about_methods() -> str:

@@ -143,6 +143,13 @@ def test_an_ordinary_flag_tells_runs_apart():
     assert all(declared.topic and declared.text for declared in OPTIONS.values())
 
 
+@pytest.mark.parametrize("typed", ["--out=--", "--steps=--", "--config=--", "--mitigation=--",
+                                   "--save-model=--"])
+def test_two_hyphens_are_no_value(typed):
+    """argparse would make an empty list of them."""
+    assert refusal(read_flags, [typed]).startswith(f"{typed}: -- is no value of a flag")
+
+
 def test_every_setting_says_what_it_is():
     """Two runs of the same numbers may differ in how they are made, and in nothing else."""
     how_it_is_made = {"device", "checkpointing", "offload_optimizer", "shard", "deterministic",
