@@ -57,7 +57,11 @@ class Choices(UserDict[str, str | Choice]):
         if not isinstance(choice, str):
             return choice
         importlib.import_module(choice)
-        return self[name]
+        made = self.data[name]
+        if isinstance(made, str):
+            raise UserError(f"{choice.replace('.', '/')}.py should have a function or class {name} "
+                            "below @mitigation or @advantage, and has none")
+        return made
 
     def __setitem__(self, name: str, choice: str | Choice) -> None:
         """Add a choice. A name can be taken only once, because a second `def none` would silently

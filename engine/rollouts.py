@@ -91,14 +91,14 @@ class Rollouts:
     @property
     def hidden(self) -> Tensor:
         """(B, T, D): the hidden state that predicted token t. It costs one extra forward pass."""
-        return self.look(attention=False)["hidden"]
+        return self.look(attention=False)["hidden"].clone()  # other methods look at it, too
 
     @property
     def attention(self) -> Tensor:
         """(B, T, T): [b, i, j] is the attention that token j received when token i was predicted,
         and 0 unless j < i. It is that of the last layer, averaged over heads, and costs one extra
         forward pass."""
-        return self.look(attention=True)["attention"]
+        return self.look(attention=True)["attention"].clone()
 
     def look(self, attention: bool) -> dict[str, Tensor]:
         if self.forward is None:

@@ -1,7 +1,9 @@
 """Ideas and tasks that are wrong: Python's own words, or a sentence on what they returned; and no
 run that is in the way of the next attempt."""
+import dataclasses
 import re
 import sys
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -65,6 +67,31 @@ def test_what_an_idea_returns_is_checked(rollouts, made_of):
     assert said.startswith(f"the weighting mine (tests/test_own_code.py:{line}) should return a "
                            f"tensor (B, T) = {shape} of real numbers on cpu, got ")
     assert len(said) < 400
+
+
+def test_what_an_idea_changes_in_place_is_its_own_copy(rollouts):
+    """Also hidden states, which are computed once for all methods. Only the generator goes on, so
+    that the next method draws other numbers."""
+    def vandal(batch, policy):
+        for value in [*vars(batch).values(), *batch.scores.values(), batch.hidden]:
+            if isinstance(value, torch.Tensor):
+                value.zero_()
+        for part in (batch.problems, batch.prompt_ids, batch.answers, batch.texts, batch.scores):
+            part.clear()
+        torch.rand(3, generator=batch.generator)
+        return torch.ones(shape)
+
+    shape, before = rollouts.mask.shape, deepcopy(dataclasses.replace(rollouts, forward=None))
+    hidden, state = rollouts.hidden.clone(), rollouts.generator.get_state()
+    assert torch.equal(checked_credit(vandal, "mine", rollouts), rollouts.mask.float())
+    for name, value in [*vars(before).items(), *before.scores.items()]:
+        found = rollouts.scores[name] if name in before.scores else getattr(rollouts, name)
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(found, value, rtol=0, atol=0, equal_nan=True)
+        elif isinstance(value, list):
+            assert found == value, name
+    assert hidden.any() and torch.equal(rollouts.hidden, hidden)
+    assert not torch.equal(rollouts.generator.get_state(), state)
 
 
 TOO_LARGE = "is not finite, or beyond 1e+12,"
