@@ -33,10 +33,9 @@ MESSAGE = b"\nstopping after this step (Ctrl-C again stops at once, at the last 
 CALL_USERS_CODE = {
     ("engine.choices", "checked_credit"),
     ("harness.load", "make"), ("harness.load", "make.<locals>.<lambda>"),
-    ("harness.load", "CheckedTask.training_problems"),
-    ("harness.load", "CheckedTask.held_out_problems"),
+    ("harness.load", "as_problems"), ("harness.load", "as_text"),
     ("harness.load", "CheckedTask.score"), ("harness.load", "CheckedTask.label"),
-    ("harness.short_task", "ShortTask.score")}
+    ("harness.short_task", "as_number")}
 # The loss is not among these: its value says nothing about progress (docs/reading_a_run.md).
 HEADER = ("    step  reward  success  format  length  finished  entropy  grad norm  tokens/s"
           "      left")
@@ -53,7 +52,9 @@ def run_as_program(name: str, main: Callable[[list[str]], object], interrupted: 
         sys.exit(f"{name}: {interrupted}" if interrupted else 130)
     except BrokenPipeError:  # as in `python -m tools.follow RUN | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left to print goes nowhere
-        sys.exit(f"{name}: nothing reads its output any more; {interrupted}" if interrupted else 1)
+        has_begun = not any(word.startswith(("-h", "--help")) for word in sys.argv[1:])
+        told = f"{name}: nothing reads its output any more; {interrupted}"
+        sys.exit(told if interrupted and has_begun else 1)
     except Exception as error:
         if not processes.is_main_process():  # rank 0 says it, and torchrun then ends the others
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -144,7 +145,10 @@ class StopRequest:
         if self.requested and processes.count() == 1:
             raise KeyboardInterrupt
         if not self.requested and processes.is_main_process():
-            os.write(sys.stdout.fileno(), self.message)  # print may be busy at this moment
+            try:
+                os.write(sys.stdout.fileno(), self.message)  # print may be busy at this moment
+            except (OSError, ValueError):  # in a notebook stdout is no file
+                sys.stdout.write(self.message.decode())
         self.requested = True
 
 
