@@ -1,5 +1,6 @@
 """The parts of a run, made from its settings: policy, task, optimizer, methods and source of
 answers."""
+import inspect
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -129,16 +130,31 @@ def initial_model(s: Settings) -> Qwen2:
 def make(function: Choice, values: Json, policy: Policy) -> Method:
     """Make a method, (rollouts, policy) -> (B, T), of a choice and the values of its flags."""
     if not isinstance(function, type):
+        refuse_other_arguments(function, function, "(rollouts, *, flags)", None, **values)
         return wraps(function)(lambda rollouts, policy: function(rollouts, **values))
     if hasattr(function, "state_dict") != hasattr(function, "load_state_dict"):
         raise UserError(f"{function.__name__} ({location_of(function)}) needs both state_dict and "
                         "load_state_dict, or a resumed run would forget its state")
+    refuse_other_arguments(function, function, "(self, policy, *, flags) in __init__", policy,
+                           **values)
     made: Method = function(policy, **values)
+    call = made if callable(made) else lambda: None  # without __call__ it takes no arguments
+    refuse_other_arguments(function, call, "(self, rollouts, policy) in __call__", None, policy)
     for name, value in getattr(made, "state_dict", dict)().items():
         if not isinstance(value, torch.Tensor):  # the first checkpoint would be too late
             raise UserError(f"state_dict of {function.__name__} ({location_of(function)}) should "
                             f"hold tensors by name, but {name} is {value!r:.80}")
     return made
+
+
+def refuse_other_arguments(method: Choice, called: Callable[..., Any], wanted: str,
+                           *given: object, **flags: object) -> None:
+    """Raise if a user's method cannot be called with these arguments."""
+    try:
+        inspect.signature(called).bind(*given, **flags)
+    except TypeError as error:
+        raise UserError(f"{method.__name__} ({location_of(method)}) should take the arguments "
+                        f"{wanted}: {error}") from None
 
 
 def make_advantage(s: Settings, policy: Policy) -> Method:

@@ -11,7 +11,8 @@ import torch
 
 import mitigations
 from conftest import ROOT, StateIdea, put_in, refusal
-from engine.choices import checked_credit
+from engine.choices import checked_credit, metrics_of
+from harness.load import make
 from harness.settings import load_task, read_flags
 from runs import SHORT, arrays, lines, run
 from tools.idea import arms_of
@@ -137,6 +138,42 @@ def test_metrics_of_numpy_and_torch_are_numbers_and_null_where_undefined(monkeyp
     run(*ONE_STEP, "--out", tmp_path / "x", "--mitigation", "mine")
     [line] = lines(tmp_path / "x/metrics.jsonl")
     assert [line[name] for name in metrics] == [None, 10 ** 20, 0.5, 2.0, None]
+
+
+def takes_nothing():
+    pass
+
+
+def takes_the_policy(rollouts, policy):
+    pass
+
+
+class TakesNothing:
+    def __call__(self, rollouts, policy):
+        pass
+
+
+class CannotBeCalled:
+    def __init__(self, policy):
+        pass
+
+
+@pytest.mark.parametrize("method, wanted", [
+    (takes_nothing, r"\(rollouts, \*, flags\): too many positional arguments"),
+    (takes_the_policy, r"\(rollouts, \*, flags\): missing a required argument: 'policy'"),
+    (TakesNothing, r"\(self, policy, \*, flags\) in __init__: "),
+    (CannotBeCalled, r"\(self, rollouts, policy\) in __call__: ")])
+def test_a_method_that_takes_other_arguments_is_told_with_its_place(method, wanted):
+    said = refusal(make, method, {}, None)
+    assert re.match(rf"{method.__name__} \(tests/test_own_code.py:\d+\) should take the arguments "
+                    + wanted, said), said
+
+
+@pytest.mark.parametrize("metrics", [[1], None, {"x": torch.ones(3)}, {"x": np.ones(2)}])
+def test_metrics_that_are_no_numbers_by_name_are_told(metrics):
+    said = refusal(metrics_of, with_metrics(metrics)(None))
+    assert re.match(r"metrics of WithMetrics \(.*\) should be a dict with a number for each name",
+                    said)
 
 
 def test_a_state_without_a_way_back_is_refused(said_of, monkeypatch):
