@@ -141,11 +141,16 @@ def refuse_beyond_memory(methods: int, batches: int) -> None:
 
 def settings_of(typed: str, args: SimpleNamespace) -> Settings:
     """The settings of a method that is typed as `measured --measured_k 16`, or by a name alone."""
-    name, *flags = shlex.split(typed) or [""]
+    try:
+        name, *flags = shlex.split(typed) or [""]
+    except ValueError as error:  # a quotation mark without a second one
+        raise UserError(f"--only {typed!r}: {error}") from None
     for axis, choices in METHODS.items():
         if name in choices:
             given = read_flags([f"--{axis}", name, *flags])
             s = make_settings(flags_of_model(args) | given)
+            if getattr(s, axis) != name:
+                raise UserError(f"--only {typed!r} names two choices of --{axis}")
             refuse_others(typed, given, s)
             return s
     raise UserError(f"--only: there is no weighting or advantage {name!r}")

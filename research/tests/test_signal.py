@@ -133,7 +133,8 @@ def test_the_sums_that_are_stored_give_those_without_a_batch():
 @pytest.mark.parametrize("typed, said", [
     ("nothing", "there is no weighting or advantage 'nothing'"),
     ("", "there is no weighting or advantage ''"), ("by_kind --speed 3", "speed"),
-    ("dpo", "there is no weighting or advantage 'dpo'"),
+    ("dpo", "there is no weighting or advantage 'dpo'"), ("'by_kind", "No closing quotation"),
+    ("by_kind --mitigation none", "names two choices of --mitigation"),
     *((f"by_kind --{flag}", f"--{flag.split()[0]} makes no other method here")
       for flag in ("temperature 0.6", "kl 0.1", "epochs 3", "questions 4", "answers 4", "seed 7",
                    "numbers 3", "max_grad_norm 0.1", "steps 9"))])
