@@ -52,9 +52,7 @@ def run_as_program(name: str, main: Callable[[list[str]], object], interrupted: 
         sys.exit(f"{name}: {interrupted}" if interrupted else 130)
     except BrokenPipeError:  # as in `python -m tools.follow RUN | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left to print goes nowhere
-        has_begun = not any(word.startswith(("-h", "--help")) for word in sys.argv[1:])
-        told = f"{name}: nothing reads its output any more; {interrupted}"
-        sys.exit(told if interrupted and has_begun else 1)
+        sys.exit(f"{name}: nothing reads its output any more; {interrupted}" if interrupted else 1)
     except Exception as error:
         if not processes.is_main_process():  # rank 0 says it, and torchrun then ends the others
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -145,10 +143,7 @@ class StopRequest:
         if self.requested and processes.count() == 1:
             raise KeyboardInterrupt
         if not self.requested and processes.is_main_process():
-            try:
-                os.write(sys.stdout.fileno(), self.message)  # print may be busy at this moment
-            except (OSError, ValueError):  # in a notebook stdout is no file
-                sys.stdout.write(self.message.decode())
+            os.write(sys.stdout.fileno(), self.message)  # print may be busy at this moment
         self.requested = True
 
 
