@@ -117,7 +117,8 @@ def make_source(words: str) -> str:
         if version not in versions:
             versions.append(version)
     program = result["measured"]
-    files = [PROJECT / f"research/{folder}/{program}.py" for folder in ("probes", "experiments")]
+    files = [PROJECT / f"research/{folder}/{program}.py"
+             for folder in ("probes", "experiments", "earlier")]
     is_here = any(file.exists() for file in files)
     gone = "" if is_here else ", a command of that commit, no longer here"
     return (f"\n`{result['command']}`, {result['day']}, torch {' and '.join(versions)}, commit "

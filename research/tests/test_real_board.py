@@ -7,7 +7,7 @@ from conftest import write_log
 
 from engine.errors import UserError
 from harness.settings import make_settings, read_flags
-from research.__main__ import main
+from research.__main__ import MODULES, main
 from research.experiments import real_board
 from research.experiments.published import write_result
 from research.experiments.common import finished_arms
@@ -75,7 +75,7 @@ def test_every_experiment_makes_as_many_runs_at_a_time_as_there_is_memory_for(
 
     monkeypatch.setattr("harness.planned.runs_at_a_time", lambda s: 3)
     monkeypatch.setattr(real_board, "usable_cores", lambda: 8)
-    monkeypatch.setattr(f"research.experiments.{experiment}.make_runs", stop)
+    monkeypatch.setattr(f"{MODULES[experiment]}.make_runs", stop)
     flags = [] if experiment == "notes" else ["--afresh"]
     threads = 2 if experiment == "real_board" else 1
     with pytest.raises(SystemExit, match=f"3 at a time, {threads} threads"):
