@@ -202,7 +202,8 @@ def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tenso
     Returns metrics, and columns (B, T) for the credit file: with --epochs the ratio of new to old
     probability in the last pass.
 
-    Answers without a gradient are not computed. If no answer has one, nothing is changed.
+    Answers without a gradient are not computed, so their ratio is not known, and 1 stands there. If
+    no answer has a gradient, nothing is changed.
     """
     mask, advantage = rollouts.mask, rollouts.advantage
     N = int(mask.sum())

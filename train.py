@@ -108,10 +108,13 @@ def is_change_measured(s: Settings, step: int) -> bool:
 
 
 def evaluate(policy: Policy, run: Run, step: int) -> None:
-    """Answer every held-out problem, first with sampled answers, then with a greedy one."""
-    for mode in MODES[run.settings.eval_modes]:
+    """Answer every held-out problem, first with sampled answers, then with a greedy one. Sampled
+    ones have the temperature of evaluations, whatever that of training is."""
+    s = replace(run.settings, temperature=run.settings.eval_temperature)
+    policy = replace(policy, settings=s)
+    for mode in MODES[s.eval_modes]:
         start = time.perf_counter()
-        line = answer_held_out(policy, run.settings, step, mode)
+        line = answer_held_out(policy, s, step, mode)
         run.log_evaluation(line, time.perf_counter() - start)
 
 

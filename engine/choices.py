@@ -57,7 +57,11 @@ class Choices(UserDict[str, str | Choice]):
         if not isinstance(choice, str):
             return choice
         importlib.import_module(choice)
-        return self[name]
+        made = self.data[name]
+        if isinstance(made, str):
+            raise UserError(f"{choice.replace('.', '/')}.py should have a function or class {name} "
+                            "below @mitigation or @advantage, and has none")
+        return made
 
     def __setitem__(self, name: str, choice: str | Choice) -> None:
         """Add a choice. A name can be taken only once, because a second `def none` would silently
@@ -189,5 +193,11 @@ def refuse_tokens(wrong: Tensor, what: str, credit: Tensor, rollouts: Rollouts, 
 
 def metrics_of(chosen: object) -> Metrics:
     """The numbers for metrics.jsonl that a choice has, as plain numbers."""
-    return {name: value.item() if hasattr(value, "item") else value  # of torch or numpy
-            for name, value in getattr(chosen, "metrics", {}).items()}
+    metrics = getattr(chosen, "metrics", {})
+    try:
+        return {name: value.item() if hasattr(value, "item") else value  # of torch or numpy
+                for name, value in metrics.items()}
+    except (AttributeError, RuntimeError, ValueError):  # no dict, or a tensor of several numbers
+        shown = " ".join(brief(metrics).split())
+        raise UserError(f"metrics of {type(chosen).__name__} ({location_of(chosen)}) should be a "
+                        f"dict with a number for each name, not {shown}") from None

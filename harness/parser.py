@@ -21,6 +21,15 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> typing.NoReturn:
         raise UserError(f"{message} ({self.hint})")
 
+    def parse_known_args(self, args: typing.Any = None, namespace: typing.Any = None
+                         ) -> typing.Any:
+        """As argparse does; but --flag=-- is refused, because argparse would give the flag an empty
+        list for a value."""
+        for argument in args or []:
+            if re.fullmatch("--[^=]+=--", argument):
+                self.error(f"{argument}: -- is no value of a flag")
+        return super().parse_known_args(args, namespace)
+
     def read(self, argv: list[str], about_unknown: Callable[[str], str] = lambda _: "") -> Json:
         """The values that were typed; --max-new-tokens is --max_new_tokens. `about_unknown` may
         say more about a name that is no flag."""

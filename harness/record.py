@@ -7,6 +7,7 @@ docs/what_a_run_leaves.md lists the columns of a credit file. A column has one v
 answer after answer, or one for each answer, or one for each problem; `episode_start` says where an
 answer begins. Each process of a run writes a file of its own problems; they are read as one.
 """
+import errno
 import json
 import math
 import os
@@ -125,10 +126,27 @@ def whole(path: Path) -> Iterator[Path]:
     try:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            yield unfinished
+        try:
+            yield unfinished  # to what may be a whole program, whose errors can be of other files
+        except (OSError, safetensors.SafetensorError) as error:
+            if is_of_writing(error, unfinished):
+                with writing(path):
+                    raise
+            raise
+        with writing(path):
             os.replace(unfinished, path)
     finally:
         remove(unfinished)
+
+
+def is_of_writing(error: Exception, unfinished: Path) -> bool:
+    """Whether an error came from writing below this path. The error of a full disk often names no
+    file."""
+    named = getattr(error, "filename", None)
+    if isinstance(named, str | os.PathLike):
+        return Path(named).is_relative_to(unfinished)
+    of_disk = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+    return not isinstance(error, OSError) or error.errno in of_disk
 
 
 def remove(path: Path) -> None:

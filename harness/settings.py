@@ -213,8 +213,9 @@ class Settings:
         least=1, topic=TRAINING,
         compared="setting")
     temperature: float = option(
-        1.0, "temperature of sampling. The loss and what is recorded of each token are always "
-        "computed at temperature 1", least=0.01, most=100, topic=TRAINING, compared="setting")
+        1.0, "temperature of sampling in training. The loss and what is recorded of each token are "
+        "always computed at temperature 1, so at another one training is off-policy. Evaluations "
+        "have --eval_temperature", least=0.01, most=100, topic=TRAINING, compared="setting")
     rollouts: str = option(
         OWN_SAMPLER, "where answers are sampled. own: in this program. http://HOST:PORT: by a vLLM "
         "server (bridges/rollouts_by_a_server.md)", requires=SAMPLED,
@@ -261,6 +262,10 @@ class Settings:
     eval_answers: int = option(
         1, "number of answers sampled to each held-out problem. Success is the share of right ones",
         least=1, requires=EVALUATED, topic=RECORD, compared="aside")
+    eval_temperature: float = option(
+        1.0, "temperature of the answers that an evaluation samples. At 1 they are those of the "
+        "policy that is trained", least=0.01, most=100, requires=EVALUATED, topic=RECORD,
+        compared="setting")
     eval_modes: str = option(
         "both",
         "which answers an evaluation looks at. both: sampled ones and greedy ones. sampled: "
@@ -521,7 +526,8 @@ def read_what_decides(argv: list[str]) -> Json:
     of_a_recipe = ("dtype", "prompt", "numbers", "data")  # which recipe a large model gets
     for name in ("model", "device", "task", "config", "resume", *of_a_recipe, *METHODS):
         first.add_argument(f"--{name}")
-    return vars(first.parse_known_args(argv)[0])
+    given: Json = vars(first.parse_known_args(argv)[0])
+    return given
 
 
 def about_methods() -> str:

@@ -1,4 +1,5 @@
 """What the pages tell a reader to paste works as it stands there, the notebook too."""
+import ast
 import inspect
 import itertools
 import json
@@ -158,6 +159,20 @@ def test_the_derivative_of_one_token_follows_from_the_record(project, folder_of)
             for line in printed_by(project, code).splitlines()]
     assert rows[0] == pytest.approx([1, slope], rel=1e-3)
     assert rows[1][0] != 1 and rows[1][1] == pytest.approx(slope * rows[1][0], rel=1e-3)
+
+
+def test_the_methods_to_copy_are_typed():
+    """Strict mypy checks mitigations.py, and takes no function with an argument or a result without
+    type. That of __init__ may be left out."""
+    page = (ROOT / "docs/weightings.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", page, flags=re.M | re.S)
+    methods = [node for text in blocks for node in ast.walk(ast.parse(text))
+               if isinstance(node, ast.FunctionDef)]
+    assert {"my_credit", "__init__", "__call__"} <= {method.name for method in methods}
+    for method in methods:
+        of_method = [*method.args.args, *method.args.kwonlyargs]
+        assert all(one.annotation for one in of_method if one.arg != "self"), method.name
+        assert method.returns or method.name == "__init__"
 
 
 def test_every_command_of_a_page_is_taken(project):

@@ -141,3 +141,14 @@ def test_every_bound_leaves_room_for_the_largest_published_model(tmp_path):
            "max_window_layers": 80, "use_sliding_window": False, "layer_types": None}
     (tmp_path / "config.json").write_text(json.dumps(raw))
     assert read_config(tmp_path).head_dim == 128
+
+
+def test_a_file_is_no_folder_and_is_not_advised(tmp_path):
+    """Neither itself nor a file beside it; a folder with a similar name is."""
+    (tmp_path / "models").write_text("")
+    (tmp_path / "model").write_text("")
+    assert refusal(read_model_folder, tmp_path / "models").startswith(
+        f"there is no model folder {tmp_path / 'models'} (")
+    (tmp_path / "models1").mkdir()
+    assert f"did you mean {tmp_path / 'models1'}?" in refusal(read_model_folder,
+                                                             tmp_path / "models")

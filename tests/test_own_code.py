@@ -1,7 +1,9 @@
 """Ideas and tasks that are wrong: Python's own words, or a sentence on what they returned; and no
 run that is in the way of the next attempt."""
+import dataclasses
 import re
 import sys
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -9,7 +11,8 @@ import torch
 
 import mitigations
 from conftest import ROOT, StateIdea, put_in, refusal
-from engine.choices import checked_credit
+from engine.choices import checked_credit, metrics_of
+from harness.load import make
 from harness.settings import load_task, read_flags
 from runs import SHORT, arrays, lines, run
 from tools.idea import arms_of
@@ -67,6 +70,31 @@ def test_what_an_idea_returns_is_checked(rollouts, made_of):
     assert len(said) < 400
 
 
+def test_what_an_idea_changes_in_place_is_its_own_copy(rollouts):
+    """Also hidden states, which are computed once for all methods. Only the generator goes on, so
+    that the next method draws other numbers."""
+    def vandal(batch, policy):
+        for value in [*vars(batch).values(), *batch.scores.values(), batch.hidden]:
+            if isinstance(value, torch.Tensor):
+                value.zero_()
+        for part in (batch.problems, batch.prompt_ids, batch.answers, batch.texts, batch.scores):
+            part.clear()
+        torch.rand(3, generator=batch.generator)
+        return torch.ones(shape)
+
+    shape, before = rollouts.mask.shape, deepcopy(dataclasses.replace(rollouts, forward=None))
+    hidden, state = rollouts.hidden.clone(), rollouts.generator.get_state()
+    assert torch.equal(checked_credit(vandal, "mine", rollouts), rollouts.mask.float())
+    for name, value in [*vars(before).items(), *before.scores.items()]:
+        found = rollouts.scores[name] if name in before.scores else getattr(rollouts, name)
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(found, value, rtol=0, atol=0, equal_nan=True)
+        elif isinstance(value, list):
+            assert found == value, name
+    assert hidden.any() and torch.equal(rollouts.hidden, hidden)
+    assert not torch.equal(rollouts.generator.get_state(), state)
+
+
 TOO_LARGE = "is not finite, or beyond 1e+12,"
 
 
@@ -110,6 +138,42 @@ def test_metrics_of_numpy_and_torch_are_numbers_and_null_where_undefined(monkeyp
     run(*ONE_STEP, "--out", tmp_path / "x", "--mitigation", "mine")
     [line] = lines(tmp_path / "x/metrics.jsonl")
     assert [line[name] for name in metrics] == [None, 10 ** 20, 0.5, 2.0, None]
+
+
+def takes_nothing():
+    pass
+
+
+def takes_the_policy(rollouts, policy):
+    pass
+
+
+class TakesNothing:
+    def __call__(self, rollouts, policy):
+        pass
+
+
+class CannotBeCalled:
+    def __init__(self, policy):
+        pass
+
+
+@pytest.mark.parametrize("method, wanted", [
+    (takes_nothing, r"\(rollouts, \*, flags\): too many positional arguments"),
+    (takes_the_policy, r"\(rollouts, \*, flags\): missing a required argument: 'policy'"),
+    (TakesNothing, r"\(self, policy, \*, flags\) in __init__: "),
+    (CannotBeCalled, r"\(self, rollouts, policy\) in __call__: ")])
+def test_a_method_that_takes_other_arguments_is_told_with_its_place(method, wanted):
+    said = refusal(make, method, {}, None)
+    assert re.match(rf"{method.__name__} \(tests/test_own_code.py:\d+\) should take the arguments "
+                    + wanted, said), said
+
+
+@pytest.mark.parametrize("metrics", [[1], None, {"x": torch.ones(3)}, {"x": np.ones(2)}])
+def test_metrics_that_are_no_numbers_by_name_are_told(metrics):
+    said = refusal(metrics_of, with_metrics(metrics)(None))
+    assert re.match(r"metrics of WithMetrics \(.*\) should be a dict with a number for each name",
+                    said)
 
 
 def test_a_state_without_a_way_back_is_refused(said_of, monkeypatch):

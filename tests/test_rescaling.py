@@ -1,5 +1,6 @@
 """The number that rescales the weights of a batch, and placebos, whose values are shuffled."""
 import dataclasses
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -84,3 +85,21 @@ def test_the_placebo_of_the_advantages_stays_within_the_group():
     for number in (0, 1):
         own = mask & (group == number)[:, None]
         assert torch.equal(permuted[own].sort().values, advantage[own].sort().values)
+
+
+@pytest.mark.parametrize("whole_answers", [False, True])
+def test_every_order_is_drawn_alike_from_the_batchs_generator(whole_answers):
+    """Three values, 600 draws: each of the six orders comes about 100 times, also the one in which
+    all stay. torch's own random numbers decide nothing."""
+    mask = torch.ones((3, 2) if whole_answers else (1, 3), dtype=torch.bool)
+    value = torch.arange(3.0).view(-1, 1).expand(3, 2) if whole_answers else torch.arange(3.0)[None]
+    group, seen = torch.zeros(len(mask), dtype=torch.long), []
+    for attempt in range(2):
+        torch.manual_seed(attempt)
+        generator, counts = torch.Generator().manual_seed(0), Counter()
+        for _ in range(600):
+            drawn = shuffled(value, mask, group, generator, whole_answers)
+            counts[tuple((drawn[:, 0] if whole_answers else drawn[0]).tolist())] += 1
+        seen.append(counts)
+    assert seen[0] == seen[1] and len(seen[0]) == 6
+    assert all(60 < count < 140 for count in seen[0].values()), seen[0]

@@ -92,6 +92,23 @@ def test_an_evaluation_may_take_several_answers_to_each_problem(learner, tmp_pat
     assert four["success"] == pytest.approx(sum(four["answer"]) / 8)
 
 
+def test_training_at_another_temperature_is_off_policy_and_is_not_what_is_evaluated(learner,
+                                                                                   tmp_path):
+    """At a low one the first answers are other ones, and the evaluation before them is the same.
+    Only --eval_temperature changes it."""
+    found = {}
+    for name, flags in (("usual", ()), ("cold", ("--temperature", 0.1)),
+                        ("seen cold", ("--eval_temperature", 0.1))):
+        said = run("--model", learner, "--out", tmp_path / name, "--steps", 1, "--eval_tasks", 8,
+                   *flags).stdout
+        assert ("training is off-policy: answers are sampled at --temperature 0.1" in said
+                ) == (name == "cold")
+        first = lines(tmp_path / name / "evaluations.jsonl")[0]
+        found[name] = first["length"], lines(tmp_path / name / "metrics.jsonl")[0]["tokens"]
+    usual, cold, seen_cold = found.values()
+    assert usual[0] == cold[0] != seen_cold[0] and usual[1] == seen_cold[1] != cold[1]
+
+
 def test_a_run_repeats_from_its_own_config(whole, tmp_path):
     run("--config", whole / "config.json", "--out", tmp_path / "again")
     assert_same_run(whole, tmp_path / "again")

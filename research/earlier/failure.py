@@ -50,6 +50,13 @@ SIGNS = {"success": "success", "entropy": "entropy",
 
 
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
+    for flag in ("run", "beside"):
+        name = getattr(args, flag)
+        if not find_folder(name).is_dir():
+            raise UserError(f"--{flag}: there is no run {name}. This command compares two runs of "
+                            "your own, --run FOLDER, which fails, and --beside FOLDER, which "
+                            "learns: python -m research failure --help has the commands that make "
+                            "two such runs")
     runs = two_runs(find_folder(args.run), find_folder(args.beside))
     intro = ["; ".join(f"{name}: {len(run['metrics'])} steps" for name, run in runs.items()) + "."]
     tables = [signs_table(runs)]

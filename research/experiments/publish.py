@@ -65,7 +65,11 @@ def publish(folder: Path, name: str | None = None) -> Path:
     if name is not None and not name.isidentifier():
         raise UserError(f"--name {name:.80} should be letters, digits and _")
     result = result_of(folder)
-    path = RESULTS / f"{name or result['measured']}.json"
+    measured = result["measured"]
+    if not (isinstance(measured, str) and measured.isidentifier()):
+        raise UserError(f"{folder / 'numbers.json'}: \"measured\" is {measured!r:.80}, and should "
+                        "be the name of an experiment or a probe")
+    path = RESULTS / f"{name or measured}.json"
     before = path.read_text(encoding="utf-8") if path.exists() else None
     if before is not None:
         refuse_another(path, result)

@@ -60,6 +60,11 @@ def result_of(folder: Path) -> dict:
     if not {"measured", "tables", "settings"} <= numbers.keys():
         raise UserError(f"{folder} was not written by python -m research")
     result = {key: numbers[key] for key in KEPT if key in numbers}
+    try:
+        json.dumps(numbers, allow_nan=False)
+    except ValueError:  # JSON has no NaN, so other programs could not read it
+        raise UserError(f"{folder / 'numbers.json'} holds a NaN or an infinity, which a result may "
+                        "not have: a number that is not known is null") from None
     settings = numbers["settings"]
     result["settings"] = {key: settings[key] for key in settings if key not in NOT_KEPT}
     result["day"] = date.today().isoformat()

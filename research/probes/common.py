@@ -53,6 +53,7 @@ class Findings:
     intro: list[str]
     tables: list[Table]
     values: dict = field(default_factory=dict)  # what the tables were made of, for further use
+    first_tables: int = 1  # so many of them are printed without --all
 
 
 def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[..., Findings],
@@ -98,10 +99,11 @@ def write_findings(folder: Path, name: str, args: SimpleNamespace, findings: Fin
 
 
 def print_findings(findings: Findings, with_all: bool = True) -> None:
-    """Print what was found, with all tables or with the first."""
+    """Print what was found, with all tables or with the first ones."""
     if not with_all:
         print(f"{findings.title}\n")
-        show_in_short([*findings.intro, *summary_of(findings)], findings.tables[:1])
+        show_in_short([*findings.intro, *summary_of(findings)],
+                      findings.tables[:findings.first_tables])
         return
     show([findings.title, *findings.intro], [])
     show_in_short(summary_of(findings), [])

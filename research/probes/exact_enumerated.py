@@ -39,14 +39,18 @@ def measure_enumerated(args: SimpleNamespace) -> Findings:
         found.append(findings)
         weightings.append(findings.tables[0])
         advantages.append(findings.tables[1])
+    # the rows of --only may be in either table
+    first_tables = 2 if args.only and not MITIGATIONS.keys() >= {*named_methods(args.only)} else 1
     if args.policies == 1:
+        found[0].first_tables = first_tables
         return found[0]
     intro = (f"The tables are made from {args.policies} policies. About the first of them: "
              f"{found[0].intro[0]}")
     values = {"weightings": in_json_by_policy(numbers_by_policy(weightings, "none")),
               "advantages": in_json_by_policy(numbers_by_policy(advantages, "rloo"))}
     return Findings("Synthetic tasks whose answers are all listed", [intro, LEGEND],
-                    [over_policies(weightings, "none"), over_policies(advantages, "rloo")], values)
+                    [over_policies(weightings, "none"), over_policies(advantages, "rloo")], values,
+                    first_tables=first_tables)
 
 
 def named_methods(text: str) -> list[str]:
@@ -172,18 +176,27 @@ def weighting_table(task: EnumeratedTask, batches: Batches, rloo: torch.Tensor,
     rows = measured_rows(task, batches, weights, rloo)
     noise = {name: ratio for name, _, _, ratio in rows}
     plain = noise["none"]
-    keep, lower = [], []
+    equal, keep, lower = [], [], []
     for name, _, cosine, ratio in rows:
-        if 1 - cosine < HOLDS:
+        differs = (weights.values[name] - weights.values["none"]).abs().max() > HOLDS
+        if name != "none" and not differs:
+            equal.append(name)
+            continue
+        if name != "none" and 1 - cosine < HOLDS:
             keep.append(name)
         if ratio < plain * (1 - HOLDS):
             lower.append(name)
+    sentences = [
+        "Of the weightings that differ from no weighting, these keep the direction of the true "
+        f"gradient: {', '.join(keep) or 'none'}.",
+        f"These have a lower {RATIO} than no weighting ({plain:.2f}): "
+        f"{', '.join(lower) or 'none'}."]
+    if equal:
+        sentences.append("In this task these give every token the weight 1, so it says nothing "
+                         f"about them: {', '.join(equal)}.")
     return Table(
         "weightings", "Weightings, with the advantage rloo",
-        columns_of("mitigation", rows, weights),
-        f"These weightings keep the direction of the true gradient: {', '.join(keep)}.\n"
-        f"These have a lower {RATIO} than no weighting ({plain:.2f}): "
-        f"{', '.join(lower) or 'none'}.",
+        columns_of("mitigation", rows, weights), "\n".join(sentences),
         ["Weights are rescaled to a mean of 1 over the batch, which here is one group; those of "
          "inverse_logprob_as_published are never rescaled. oracle knows the true credit. A "
          "weighting that looks at the advantage sees that of grpo", *why_not(weights)],

@@ -197,6 +197,22 @@ def numbers_in(folder, measured, tables):
     return str(folder)
 
 
+@pytest.mark.parametrize("measured, cell, said", [
+    ("../../evil", 1.0, '"measured" is .*evil.*, and should be the name of an experiment'),
+    (None, 1.0, '"measured" is None'), (["x"], 1.0, "and should be the name"),
+    ("new", float("nan"), "holds a NaN or an infinity")])
+def test_a_folder_of_hostile_numbers_publishes_nothing(results, tmp_path, measured, cell, said):
+    """Least of all outside of the folder of results."""
+    numbers = {"measured": measured, "tables": [{"rows": [{"x": cell}]}], "settings": {}}
+    folder = tmp_path / "a/b/hostile"
+    folder.mkdir(parents=True)
+    (folder / "numbers.json").write_text(json.dumps(numbers))
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError, match=said):
+        publish.publish(folder)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_a_published_result_is_not_lost(results, page, tmp_path):
     """Neither to a result that the pages cannot be filled from, nor to another experiment."""
     before = (results / "small.json").read_bytes()

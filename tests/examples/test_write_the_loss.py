@@ -84,7 +84,7 @@ def screen_of(tmp_path, capsys):
 
 
 def told_about(mistake: str) -> str:
-    return " ".join(MISTAKES[mistake].__doc__.split())
+    return " ".join(MISTAKES[mistake][1].split())
 
 
 def test_unsolved_the_file_says_what_is_not_written_yet():
@@ -100,7 +100,7 @@ def test_it_has_the_arguments_of_the_labs_function():
 def test_the_labs_own_function_and_a_readers_pass_every_check(screen_of, capsys):
     assert check(grpo.policy_loss)
     of_lab = capsys.readouterr().out
-    assert of_lab.count("right  the loss is") == len(checks()) == 8
+    assert of_lab.count("right  the loss is") == len(checks()) == 9
     assert screen_of(WRITTEN) == (True, of_lab)
     assert of_lab in PAGE
 
@@ -140,6 +140,55 @@ def test_a_typical_mistake_is_named(mistake, screen_of):
 def test_what_is_no_loss_or_no_typical_mistake_is_told(body, told, screen_of):
     passed, said = screen_of(body)
     assert not passed and told in said
+
+
+# other texts that are right
+RIGHT = [
+    (TERM, "log_prob * advantage * weight"), (PLAIN, PLAIN.replace("-", "0 - ")),
+    (PLAIN, PLAIN.replace("sum() / total", "div(total).sum()")),
+    (PLAIN, PLAIN.replace("(objective * mask)", "objective[mask.bool()]")),
+    (PLAIN, PLAIN.replace("objective * mask", "torch.where(mask.bool(), objective, 0.0)")),
+    (PLAIN, PLAIN.replace("objective * mask", "objective.double() * mask")),
+    (RATIO, "log_prob.exp() / old.exp()"), (RATIO, "(log_prob - old.detach()).exp()"),
+    (SMALLER, "torch.where(advantage > 0, torch.minimum(ratio, clipped), torch.maximum(ratio, "
+              "clipped)) * advantage"),
+    (CLIPPED, CLIPPED.replace("-(objective * mask)", "(-objective * mask)")),
+    (MINIMUM, "-torch.maximum(-ratio * advantage, -")]
+# wrong only far from 1, where they bound the ratio a second time
+BOUND_TWICE = [
+    (SMALLER, SMALLER[:-1].replace("torch.minimum(", "torch.maximum(torch.minimum(")
+     + "), torch.where(advantage < 0, 3 * advantage, -torch.inf))"),  # a dual clip
+    (RATIO, "(log_prob - old).clamp(-1, 1).exp()"), (RATIO, "(log_prob - old).clamp(max=1).exp()"),
+    (RATIO, "(log_prob - old).clamp(min=-1).exp()"), (RATIO, RATIO + ".clamp(max=2)")]
+
+
+@pytest.mark.parametrize("old, new", RIGHT)
+def test_what_is_right_in_other_words_passes(old, new, screen_of):
+    assert WRITTEN.count(old) == 1
+    passed, said = screen_of(WRITTEN.replace(old, new))
+    assert passed, said
+
+
+@pytest.mark.parametrize("old, new", BOUND_TWICE)
+def test_a_second_bound_is_found_by_the_last_check(old, new, screen_of):
+    assert WRITTEN.count(old) == 1
+    passed, said = screen_of(WRITTEN.replace(old, new))
+    assert not passed and said.count("right  the loss is") == 8, said
+
+
+@pytest.mark.parametrize("name", ["advantage", "weight", "mask", "old"])
+def test_an_argument_that_is_changed_in_place_is_named(name, screen_of):
+    body = f"    result = policy_loss_(log_prob, advantage, weight, mask, total, old, clip)\n" \
+           f"    if {name} is not None:\n        {name}.zero_()\n    return result\n"
+    body += "\n\ndef policy_loss_(log_prob, advantage, weight, mask, total, old, clip):\n" + WRITTEN
+    passed, said = screen_of(body)
+    assert not passed and f"the argument `{name}` is changed in place" in said
+
+
+def test_a_wrong_loss_in_float64_is_wrong_in_words(screen_of):
+    wrong = PLAIN.replace("-(objective", "(objective.double()")
+    passed, said = screen_of(WRITTEN.replace(PLAIN, wrong))
+    assert not passed and f"Probably wrong: {told_about('sign')} Mend it" in " ".join(said.split())
 
 
 def test_an_error_of_the_readers_code_keeps_its_own_words(screen_of):

@@ -1,10 +1,12 @@
 """What a run writes: whole or not at all, read as it was written, by one process."""
+import errno
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from conftest import hand_made, refusal
 from engine import processes
@@ -70,6 +72,24 @@ def test_what_cannot_be_written_is_named(tmp_path):
     with pytest.raises(UserError, match="cannot write .*x: No such file or directory"):
         with writing(tmp_path / "x"):
             open(tmp_path / "none/x", "w")
+
+
+@pytest.mark.parametrize("error, is_of_writing", [
+    (lambda at: OSError(errno.ENOSPC, "No space left on device"), True),
+    (lambda at: PermissionError(errno.EACCES, "Permission denied", str(at / "x")), True),
+    (lambda at: SafetensorError("I/O error: No space left on device"), True),
+    (lambda at: FileNotFoundError(errno.ENOENT, "No such file", "data.txt"), False),
+    (lambda at: ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"), False)])
+def test_only_an_error_of_writing_is_told_as_one(tmp_path, error, is_of_writing):
+    """Below `whole` there may be a whole program, which reads other files and asks servers."""
+    with pytest.raises(Exception) as told, whole(tmp_path / "a") as unfinished:
+        raised = error(unfinished)
+        raise raised
+    if is_of_writing:
+        assert isinstance(told.value, UserError)
+        assert str(told.value).startswith(f"cannot write {tmp_path / 'a'}: ")
+    else:
+        assert told.value is raised
 
 
 def test_an_undefined_number_becomes_null(tmp_path):

@@ -64,7 +64,7 @@ def helper():
 
 
 class WrongTask:
-    training_problems = held_out_problems = score = label = wrong
+    training_problems = held_out_problems = score = label = show = prompt_for = wrong
 
 
 class WrongIdea:
@@ -83,6 +83,8 @@ SHORT_TASK = SimpleNamespace(__name__="my_task", problems=["a", "b"], reward=wro
     (lambda: CheckedTask(WrongTask()).held_out_problems(1), "wrong"),
     (lambda: CheckedTask(WrongTask()).score("a", "b"), "wrong"),
     (lambda: CheckedTask(WrongTask()).label([b"a"]), "wrong"),
+    (lambda: CheckedTask(WrongTask()).show("a"), "wrong"),
+    (lambda: CheckedTask(WrongTask()).prompt_for("a"), "wrong"),
     (lambda: CheckedTask(short_task(SHORT_TASK)()).score("a", "b"), "wrong"),
     (lambda: wrong(), "")])
 def test_of_a_mistake_in_a_users_function_its_lines_are_printed(monkeypatch, call, first):

@@ -143,6 +143,13 @@ def test_an_ordinary_flag_tells_runs_apart():
     assert all(declared.topic and declared.text for declared in OPTIONS.values())
 
 
+@pytest.mark.parametrize("typed", ["--out=--", "--steps=--", "--config=--", "--mitigation=--",
+                                   "--save-model=--"])
+def test_two_hyphens_are_no_value(typed):
+    """argparse would make an empty list of them."""
+    assert refusal(read_flags, [typed]).startswith(f"{typed}: -- is no value of a flag")
+
+
 def test_every_setting_says_what_it_is():
     """Two runs of the same numbers may differ in how they are made, and in nothing else."""
     how_it_is_made = {"device", "checkpointing", "offload_optimizer", "shard", "deterministic",
@@ -154,7 +161,8 @@ def test_every_setting_says_what_it_is():
     assert with_property("compared", "aside") == how_it_is_made | {
         "seed", "out", "eval_every", "eval_tasks", "eval_answers", "eval_modes"}
     assert with_property("compared", "setting") == {
-        "model", "task", "steps", "questions", "answers", "max_new_tokens", "temperature"}
+        "model", "task", "steps", "questions", "answers", "max_new_tokens", "temperature",
+        "eval_temperature"}
     assert with_property("idea_takes", False) == {"seed", "out", "placebo", "loss", "pairs"}
     assert with_property("sample_drops", True) == {
         "mitigation", "advantage", "loss", "placebo", "kl", "offload_optimizer", "shard",
@@ -310,6 +318,14 @@ def test_a_method_takes_no_other_methods_name(name, module):
         choices = Choices({name: one})
         choices[name] = other
         assert choices.data[name] is one and choices.clashes == [(name, one, other)]
+
+
+def test_a_module_that_does_not_bring_its_method_is_named(tmp_path, monkeypatch):
+    """It would be looked up for ever."""
+    (tmp_path / "brings_nothing.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    said = refusal(lambda: Choices({"mine": "brings_nothing"})["mine"])
+    assert said.startswith("brings_nothing.py should have a function or class mine below @mit")
 
 
 def test_two_methods_of_one_name_are_told_by_their_lines(own_choices, tmp_path, monkeypatch):

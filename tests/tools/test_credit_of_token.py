@@ -89,7 +89,8 @@ def test_after_the_last_token_only_v_before_has_an_error():
     """0 0 1 1 with two rewards of 0 and two of 2, the lowest and the highest that were seen, have
     the mean 3/4 and the variance 11/16."""
     before, after = torch.tensor([0.0, 0, 1, 1]).double(), torch.ones(4).double()
-    found = credit_interval(before, after, True, torch.tensor([0.1, 2.0]))
+    unknown = [float("nan"), float("inf")]
+    found = credit_interval(before, after, True, torch.tensor([0.1, 2.0, *unknown]))
     half = 1.96 * (11 / 16 / 8) ** 0.5
     assert found == pytest.approx((0.25 - half, 0.25 + half))
 

@@ -31,6 +31,20 @@ def test_a_weighting_of_ten_tokens():
     assert lines[2].endswith("alike, the ratio is that of a batch 0.5 times as large")
 
 
+@pytest.mark.parametrize("lifted, said", [
+    (0, "all tokens have the same share of all weight"),
+    (1, "the heaviest 0.5% of the tokens have 9% of all weight"),
+    (10, "the heaviest 5% of the tokens have 51% of all weight"),
+    (20, "the heaviest 10% of the tokens have 69% of all weight"),
+    (190, "the heaviest 95% of the tokens have 100% of all weight")])
+def test_the_heaviest_are_those_that_are_lifted(lifted, said):
+    """Of 200 tokens some have weight 20, all others 1. 10 of them have 200 of 390; the last of a
+    tenth has weight 1, as most have."""
+    weight = np.array([20.0] * lifted + [1.0] * (200 - lifted))
+    kind, ones = np.array([WORD] * 200), np.ones(200)
+    assert about_gradient(True, kind, ones, ones, ones, weight)[1] == said
+
+
 def test_a_batch_that_is_absurdly_large_is_not_told_in_digits():
     """The two numbers have all weight, and hardly a gradient."""
     size = np.where(KIND == NUMBER, 1e-4, 1.0)

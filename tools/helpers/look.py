@@ -189,10 +189,8 @@ def about_gradient(is_weighting: bool, kind: np.ndarray, s: np.ndarray, usual: n
     gains = share_gains(shares_of_kinds(kind, size), shares_of_kinds(kind, usual_size))
     amount = weight if is_weighting else np.abs(advantage)
     order = amount if as_returned is None or not is_weighting else as_returned
-    # the heaviest tenth; and if others have the same weight as the last of these, they as well
-    of_last = np.sort(order)[::-1][max(1, round(TENTH * len(order))) - 1]
-    heaviest = amount[order >= of_last * (1 - ROUNDING)]
-    share = f"{len(heaviest) / len(amount):.0%}"
+    heaviest = amount[is_heaviest(order)]
+    share = in_percent(len(heaviest) / len(amount))
     of_all = heaviest.sum() / max(amount.sum(), 1e-30)
     heaviest_tokens, sum_of_all = f"the heaviest {share} of the tokens", "all weight"
     if not is_weighting:
@@ -202,7 +200,7 @@ def about_gradient(is_weighting: bool, kind: np.ndarray, s: np.ndarray, usual: n
         return ["no token has a gradient in plain GRPO, because all its advantages are 0: there is "
                 "nothing to compare with"]
     lines = [f"each kind's share of the gradient, divided by its share in plain GRPO: {gains}",
-             f"{heaviest_tokens} have {of_all:.0%} of {sum_of_all}"]
+             f"{heaviest_tokens} have {in_percent(of_all)} of {sum_of_all}"]
     if len(heaviest) == len(amount):
         lines[1] = "all tokens have the same share of " + sum_of_all
     if not is_weighting:
@@ -220,6 +218,22 @@ def about_gradient(is_weighting: bool, kind: np.ndarray, s: np.ndarray, usual: n
             f"{in_times(at_most)} times as large. That is so if the weighting has found the tokens "
             f"that decide the reward: if the heaviest {share} decide it, and no others. If all "
             f"tokens decide it alike, the ratio is that of a batch {in_times(even)} times as large"]
+
+
+def is_heaviest(weight: np.ndarray) -> np.ndarray:
+    """(n,) bool: about a tenth of the tokens, the heaviest. Those that have the same weight as the
+    last of the tenth stay together: they are all in, or all out if that comes closer to a tenth,
+    as it does where few tokens are lifted above all others."""
+    of_last = np.sort(weight)[::-1][max(1, round(TENTH * len(weight))) - 1]
+    with_equals = np.asarray(weight >= of_last * (1 - ROUNDING))
+    without_equals = np.asarray(weight > of_last * (1 + ROUNDING))
+    is_closer = TENTH - without_equals.mean() < with_equals.mean() - TENTH
+    return without_equals if without_equals.any() and is_closer else with_equals
+
+
+def in_percent(share: float) -> str:
+    """A share below one percent has a digit more: it is not 0."""
+    return f"{share:.1%}" if 0 < share < 0.01 else f"{share:.0%}"
 
 
 def in_times(factor: float) -> str:

@@ -166,6 +166,20 @@ def test_a_method_that_is_named_wrongly_is_an_error(tmp_path):
                   ["--only", "span,entropy_maskin", "--out", str(tmp_path / "x")])
 
 
+def test_the_rows_that_were_asked_for_are_printed_and_weights_of_1_are_told(tmp_path, capsys):
+    """An advantage stands in the second table. by_kind is 1 everywhere, because no token of this
+    task is in a think section."""
+    for number, (only, has_advantages) in enumerate([("span, by_kind", True), ("by_kind", False)]):
+        run_probe("exact", exact.__doc__, exact.FLAGS, exact.measure, argv=[
+            *"--length 2 --answers 2 --threads 1 --only".split(), only,
+            "--out", str(tmp_path / str(number))])
+        said = capsys.readouterr().out
+        assert "\n| by_kind " in said and ("\n| span " in said) == has_advantages
+        words = " ".join(said.split())
+        assert "these keep the direction of the true gradient: none." in words
+        assert "the weight 1, so it says nothing about them: by_kind." in words
+
+
 def test_several_policies_are_those_of_several_seeds(tmp_path, capsys):
     found = {}
     for name, flags in {"3": "--seed 3", "4": "--seed 4", "both": "--seed 3 --policies 2"}.items():
