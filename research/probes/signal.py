@@ -28,13 +28,14 @@ and every method computes its gradient g_1, ..., g_N from the same batches.
 A gradient of half a billion numbers is too large to be kept N times. So it is folded into a million
 numbers: it is cut into blocks of this length, each block gets a random sign and a random rotation,
 and the blocks are added up. On average over the signs the inner products stay what they are
-(Charikar et al. 2002).
+(Charikar et al. 2002). The folded gradients of all methods in all batches are kept until the end,
+which takes 4 MB of memory for each method and batch: twenty methods in 16 batches take 1.3 GB.
 
 What is not measured: AdamW divides each parameter's gradient by its usual size, so in training the
 parameters have other weights than here.
 """
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,17 +52,22 @@ from engine.optimizer import AdamW
 from engine.policy import Policy
 from engine.rollouts import Rollouts
 from grpo import update
-from harness.flags import Flag
-from harness.load import make_advantage, make_weighting
+from harness.flags import Flag, flags_of
+from harness.load import bytes_of_machine, make_advantage, make_weighting
 from harness.memory import return_memory
+from harness.record import Json
 from harness.settings import METHODS, Settings, make_settings, read_flags
 from mitigations import rescaled_weight
 from research.probes.common import (MODEL_FLAGS, Findings, Progress, flags_of_model,
                                     policy_from_flags, sample_batch)
-from train import with_advantage
+from train import drop_unfinished, with_advantage
 
 PLAIN = "plain GRPO"
 FOLDED = 2 ** 20  # so many numbers are left of a gradient
+SLICE = 2 ** 16   # so many of them are taken at a time for the inner products
+# The flags of train.py that a method may be typed with, beside its own. All others would change
+# what is sampled, which is the same for all methods, or what a step does with its gradient.
+OF_A_METHOD = {*METHODS, "rescale", "placebo", "loss", "dpo_beta", "loss_norm", "drop_unfinished"}
 
 FLAGS = {
     **MODEL_FLAGS,
@@ -97,6 +103,7 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     methods = {PLAIN: Compared(policy.settings, [])}
     for typed in args.only.split(","):
         methods[typed.strip()] = Compared(settings_of(typed.strip(), args), [])
+    refuse_beyond_memory(len(methods), args.batches)
     s = policy.settings
     questions, answers = args.questions or s.questions, args.answers or s.answers
     progress, right = Progress(batches=1), []
@@ -111,7 +118,7 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
             compared.gradients.append(gradient)
             if policy.model.is_large:  # as a run does after each step, else its memory grows
                 return_memory()
-    inner = inner_products([torch.stack(compared.gradients) for compared in methods.values()])
+    inner = inner_products([compared.gradients for compared in methods.values()])
     if not inner[0, 0].any():
         raise UserError("in no batch any answers to the same problem had different rewards, so all "
                         "gradients are 0. More --questions or --answers may help")
@@ -122,13 +129,39 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
                     values)
 
 
+def refuse_beyond_memory(methods: int, batches: int) -> None:
+    """Refuse more folded gradients than half of this machine's memory can hold: the system would
+    end the program after hours, without a word."""
+    needed, memory = 4 * FOLDED * methods * batches, bytes_of_machine()
+    if needed > memory / 2:
+        raise UserError(f"the gradients of {methods} methods in --batches {batches} take "
+                        f"{needed / 1e9:,.0f} GB of memory, and this machine has "
+                        f"{memory / 1e9:.0f} GB: name fewer batches, or fewer methods in --only")
+
+
 def settings_of(typed: str, args: SimpleNamespace) -> Settings:
     """The settings of a method that is typed as `measured --measured_k 16`, or by a name alone."""
     name, *flags = shlex.split(typed) or [""]
     for axis, choices in METHODS.items():
-        if axis != "loss" and name in choices:
-            return make_settings(flags_of_model(args) | read_flags([f"--{axis}", name, *flags]))
+        if name in choices:
+            given = read_flags([f"--{axis}", name, *flags])
+            s = make_settings(flags_of_model(args) | given)
+            refuse_others(typed, given, s)
+            return s
     raise UserError(f"--only: there is no weighting or advantage {name!r}")
+
+
+def refuse_others(typed: str, given: Json, s: Settings) -> None:
+    """Refuse a flag that the gradient of one batch does not depend on."""
+    known = set(OF_A_METHOD)
+    for axis, choices in METHODS.items():
+        known |= flags_of(choices[getattr(s, axis)]).keys()
+    for name in given:
+        if name not in known:
+            raise UserError(f"--only {typed!r}: --{name} makes no other method here, because every "
+                            "method gets the same batches of the same model, and its gradient is "
+                            "measured without a step. A method may have its own flags and "
+                            f"{', '.join(f'--{flag}' for flag in sorted(OF_A_METHOD))}")
 
 
 def folded_gradient(policy: Policy, optimizer: AdamW, batch: Rollouts, s: Settings,
@@ -136,8 +169,10 @@ def folded_gradient(policy: Policy, optimizer: AdamW, batch: Rollouts, s: Settin
     """The gradient that a step of training with these settings follows, folded, before clipping."""
     policy = replace(policy, settings=s)
     rollouts = with_advantage(batch, make_advantage(s, policy), policy, s, step)
+    if s.drop_unfinished:
+        rollouts = drop_unfinished(rollouts)
     weight, _ = rescaled_weight(make_weighting(s, policy), s.mitigation, rollouts, policy,
-                                s.rescale)
+                                s.rescale, s.placebo)
     optimizer.zero_grad()
     update(policy.model, optimizer, rollouts, weight, replace(s, kl=0.0, max_grad_norm=0.0))
     return folded(policy.model.parameters())
@@ -161,11 +196,17 @@ def folded(parameters: Iterable[nn.Parameter], length: int = FOLDED, seed: int =
     return total.cpu()
 
 
-def inner_products(gradients: list[Tensor]) -> np.ndarray:
+def inner_products(gradients: Sequence[Iterable[Tensor]]) -> np.ndarray:
     """(methods, methods, N, N): [a, b, i, j] is <g_i, g_j>, of method a in batch i and method b in
-    batch j."""
-    every = torch.stack(gradients).double()                            # (methods, N, length)
-    return torch.einsum("ail,bjl->abij", every, every).numpy()
+    batch j. They are summed in float64 over slices of the gradients, so that there is never a
+    second copy of all gradients in memory."""
+    rows = [gradient for of_method in gradients for gradient in of_method]
+    inner = torch.zeros(len(rows), len(rows), dtype=torch.float64)
+    for start in range(0, len(rows[0]), SLICE):
+        part = torch.stack([row[start:start + SLICE] for row in rows]).double()
+        inner += part @ part.T
+    methods, N = len(gradients), len(gradients[0])
+    return inner.view(methods, N, methods, N).transpose(1, 2).numpy()
 
 
 def by_pair(names: list[str], inner: np.ndarray) -> dict[str, dict[str, str]]:

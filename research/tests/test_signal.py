@@ -5,12 +5,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from conftest import refusal
 from torch import nn
 
 from engine.errors import UserError
 from research.__main__ import main
-from research.probes.signal import (PLAIN, by_pair, cosine, folded, inner_products, mean_of_pairs,
-                                    noise_to_signal, ratio_table, settings_of)
+from research.probes.common import policy_from_flags, sample_batch
+from research.probes.signal import (PLAIN, Unmoved, by_pair, cosine, folded, folded_gradient,
+                                    inner_products, mean_of_pairs, noise_to_signal, ratio_table,
+                                    refuse_beyond_memory, settings_of)
 
 
 def parameters(*gradients):
@@ -96,6 +99,28 @@ def test_the_probe(learner, tmp_path, monkeypatch, capsys):
     assert ratio == pytest.approx(plain[1]["value"], rel=1e-3)
 
 
+@pytest.mark.parametrize("flags", ["--placebo weights", "--drop_unfinished", "--rescale gradient",
+                                   "--loss_norm sequence"])
+def test_a_flag_of_training_that_is_taken_changes_the_gradient(learner, flags):
+    """Every method with it, against the same method without it, in one batch."""
+    args = SimpleNamespace(model=str(learner), max_new_tokens=24, device="cpu", threads=1, seed=0,
+                           config=None)
+    policy = policy_from_flags(args)
+    batch = sample_batch(policy, questions=4, answers=8)
+    assert 0 < batch.finished.sum() < len(batch.finished)
+    optimizer = Unmoved(policy.model.parameters(), learning_rate=0.0)
+    plain, changed = (folded_gradient(policy, optimizer, batch, settings_of(typed, args), 1)
+                      for typed in ("by_kind --word_weight 9", f"by_kind --word_weight 9 {flags}"))
+    assert plain.any() and changed.any()
+    assert (changed - plain).norm() > 0.01 * plain.norm()
+
+
+def test_more_gradients_than_fit_are_refused(monkeypatch):
+    monkeypatch.setattr("research.probes.signal.bytes_of_machine", lambda: 400 * 2 ** 20)
+    refuse_beyond_memory(5, 10)  # 50 gradients of 4 MB
+    assert "name fewer batches" in refusal(refuse_beyond_memory, 6, 10)
+
+
 def test_the_sums_that_are_stored_give_those_without_a_batch():
     """Three batches: the sum over the pairs of the first two follows from the stored numbers."""
     inner = np.arange(9.0).reshape(1, 1, 3, 3)
@@ -108,7 +133,10 @@ def test_the_sums_that_are_stored_give_those_without_a_batch():
 @pytest.mark.parametrize("typed, said", [
     ("nothing", "there is no weighting or advantage 'nothing'"),
     ("", "there is no weighting or advantage ''"), ("by_kind --speed 3", "speed"),
-    ("dpo", "there is no weighting or advantage 'dpo'")])
+    ("dpo", "there is no weighting or advantage 'dpo'"),
+    *((f"by_kind --{flag}", f"--{flag.split()[0]} makes no other method here")
+      for flag in ("temperature 0.6", "kl 0.1", "epochs 3", "questions 4", "answers 4", "seed 7",
+                   "numbers 3", "max_grad_norm 0.1", "steps 9"))])
 def test_what_is_no_method(typed, said):
     args = SimpleNamespace(model="models/tiny", max_new_tokens=0, device="cpu", threads=1, seed=0,
                            config=None)
