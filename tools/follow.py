@@ -49,7 +49,8 @@ from harness.screen import BOLD, has_colour, put, run_as_program, say, styled, v
 from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
 from qwen2_model import Qwen2
-from tools.helpers.credit_of_token import MOST_CONTINUATIONS, measure_credit
+from tools.helpers.credit_of_token import (FEWEST_CONTINUATIONS, MOST_CONTINUATIONS,
+                                           measure_credit)
 from tools.helpers.in_short import in_short
 from tools.helpers.moved import measured_change, what_moved
 from tools.helpers.same_model import (SAME_MODEL, log_probs_after, refuse_other_model,
@@ -65,7 +66,7 @@ FLAGS = {
                          "memory as an update in training, and the time of about seven updates"),
     "credit": Flag(None, "also measure the token's credit: sample so many continuations of the "
                          "answer before the token, as many after it, and compare their rewards",
-                   kind=int, least=2, most=MOST_CONTINUATIONS),
+                   kind=int, least=FEWEST_CONTINUATIONS, most=MOST_CONTINUATIONS),
     "show": Flag(2, "number of problems to show. Those whose answers differ in reward come first",
                  least=1)}
 SHADES = ((0.05, ""), (0.2, "48;5;195;38;5;0"), (0.4, "48;5;153;38;5;0"), (0.7, "48;5;75;38;5;16"),

@@ -4,11 +4,19 @@
 
 V of a beginning is the expected reward of what the model writes from there on. It is estimated by
 the mean reward of k sampled continuations. Both means have an error, so the credit has an interval.
+
+A rare reward may be missing from all continuations. Then their rewards are all equal, and the usual
+interval, which follows from their variance alone, has no width. So the interval is that of Agresti
+and Caffo (2000): before mean and variance are computed, each sample gets two rewards more, the
+lowest and the highest one that may come. For rewards of 0 and 1 these are one failure and one
+success. After the last token of an answer V is its reward, which has no error; then the other
+sample gets two of each, as in Agresti and Coull (1998).
 """
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from credit.monte_carlo import continuation_rewards
 from engine.errors import UserError
@@ -19,7 +27,8 @@ from harness.record import find_folder, read_credit
 from harness.screen import show_status
 from harness.settings import make_settings
 
-MOST_CONTINUATIONS = 1_000_000
+# with fewer than ten continuations an interval is nearly as wide as the range of rewards
+FEWEST_CONTINUATIONS, MOST_CONTINUATIONS = 10, 1_000_000
 Z = 1.96  # a normal 95% interval is so many standard errors to each side
 
 
@@ -27,14 +36,8 @@ Z = 1.96  # a normal 95% interval is so many standard errors to each side
 class CreditOfToken:
     before: float  # V before the token
     after: float   # V after it
-    error: float   # the standard error of the difference
+    interval: tuple[float, float]  # the 95% interval of the credit
     k: int         # continuations for each of the two
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The 95% interval of the credit."""
-        credit, half = self.after - self.before, Z * self.error
-        return credit - half, credit + half
 
     def in_words(self) -> str:
         credit, (low, high) = self.after - self.before, self.interval
@@ -56,10 +59,37 @@ def measure_credit(run: Path, sampled_by: str, step: int, b: int, t: int, k: int
     problem, ids = int(rollouts.group[b]), rollouts.ids[b].tolist()
     prefixes = [(problem, tuple(ids[:t])), (problem, tuple(ids[:t + 1]))]
     rewards, _ = continuation_rewards(policy, rollouts, prefixes, k, show_share)  # (2, k)
-    before, after = rewards.double().mean(1).tolist()
-    error = (rewards.double().var(1) / k).sum().sqrt().item()
     show_status("")
-    return CreditOfToken(before, after, error, k)
+    is_last = t == int(rollouts.length[b]) - 1
+    before, after = rewards.double()
+    return CreditOfToken(before.mean().item(), after.mean().item(),
+                         credit_interval(before, after, is_last, rollouts.reward), k)
+
+
+def credit_interval(before: Tensor, after: Tensor, is_last: bool,
+                    recorded: Tensor) -> tuple[float, float]:
+    """The 95% interval of the difference of two expected rewards, from samples of both (k,).
+
+    It needs the lowest and the highest reward that may come. These are taken from the samples and
+    from the rewards on record, and they are at least as far apart as 0 and 1, the usual rewards of
+    a wrong and a right answer."""
+    seen = torch.cat([before, after, recorded.double()])
+    ends = torch.tensor([min(0.0, seen.min().item()), max(1.0, seen.max().item())],
+                        dtype=torch.float64)
+    if is_last:
+        sample = torch.cat([before, ends, ends])
+        middle = after[0] - sample.mean()
+        variance = variance_of_mean(sample)
+    else:
+        samples = [torch.cat([rewards, ends]) for rewards in (before, after)]
+        middle = samples[1].mean() - samples[0].mean()
+        variance = variance_of_mean(samples[0]) + variance_of_mean(samples[1])
+    half = Z * variance ** 0.5
+    return middle.item() - half, middle.item() + half
+
+
+def variance_of_mean(sample: Tensor) -> float:
+    return sample.var(correction=0).item() / len(sample)
 
 
 def show_share(share: float) -> None:

@@ -57,9 +57,6 @@ def about_change(answer: ShownAnswer, t: int, direction: str, change: float | No
 
 def about_credit(credit: CreditOfToken, direction: str) -> str:
     low, high = credit.interval
-    if low == high == 0:
-        return ("Its credit is 0, because all continuations got the same reward. So no push was "
-                "deserved.")
     interval = f"{low:+.3f} to {high:+.3f}"
     if low <= 0 <= high:
         question = f"the push {direction} was deserved" if direction else "it deserved a push"
