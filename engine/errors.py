@@ -5,6 +5,7 @@ and what is wrong with a JSON file.
 """
 import inspect
 import json
+from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,19 @@ class NotFinite(UserError):
 
 class BadCredit(NotFinite):
     """A weight or an advantage that is not finite."""
+
+
+def is_list(found: object) -> bool:
+    """Whether it is a list or the like. A text and a dict can be listed, but are none."""
+    return isinstance(found, Iterable) and not isinstance(found, str | dict)
+
+
+def wrong_result(function: Any, wanted: str, found: object) -> UserError:
+    """The error of a user's function that returned something else than it should."""
+    shown = " ".join(repr(found).split())[:200]
+    forgotten = ", perhaps because a `return` is missing" if found is None else ""
+    return UserError(f"{function.__name__} ({location_of(function)}) should return {wanted}. It "
+                     f"returned {shown}{forgotten}")
 
 
 def read_text(path: Path) -> str:

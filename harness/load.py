@@ -2,7 +2,7 @@
 answers."""
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,7 +12,7 @@ import torch
 from engine import processes
 from engine.cache import FIRST_SLOTS
 from engine.choices import ADVANTAGES, LOSSES, MITIGATIONS, Choice, Method
-from engine.errors import UserError, location_of
+from engine.errors import UserError, is_list, location_of, wrong_result
 from engine.model_folder import read_model_folder
 from engine.optimizer import AdamW
 from engine.policy import Policy, encode_prompts
@@ -220,8 +220,8 @@ def make_task(name: str, flags: Json) -> "CheckedTask":
 
 
 class CheckedTask:
-    """A user's Task with two checks: no problem that it returned as held out is trained on, and
-    `score` and `label` return what they should."""
+    """A user's Task with two checks: no problem that it returned as held out is trained on, and its
+    methods return what they should."""
 
     def __init__(self, task: Task[Any]):
         self.task = task
@@ -233,36 +233,82 @@ class CheckedTask:
 
     def held_out_problems(self, count: int) -> list[Problem]:
         if count not in self.held_out:
-            self.held_out[count] = problems = list(self.task.held_out_problems(count))
-            self.held_out_prompts |= set(map(self.task.prompt_for, problems))
+            problems = as_problems(self.task.held_out_problems, count)
+            self.held_out_prompts |= set(map(self.prompt_for, problems))
+            self.held_out[count] = problems
         return self.held_out[count]
 
     def training_problems(self, seed: int, step: int, count: int) -> list[Problem]:
-        problems = list(self.task.training_problems(seed, step, count))
+        problems = as_problems(self.task.training_problems, seed, step, count)
+        if len(problems) != count:
+            raise wrong_result(self.task.training_problems, f"{count} problems", problems)
         for problem in problems:
-            if self.task.prompt_for(problem) in self.held_out_prompts:
-                raise UserError(f"training_problems returns {self.task.show(problem)} in step "
+            if self.prompt_for(problem) in self.held_out_prompts:
+                raise UserError(f"training_problems returns {self.show(problem)} in step "
                                 f"{step}, but held_out_problems has it, too: what is evaluated "
                                 "may not be trained on")
         return problems
 
+    def prompt_for(self, problem: Problem) -> str:
+        return as_text(self.task.prompt_for, problem)
+
+    def show(self, problem: Problem) -> str:
+        return as_text(self.task.show, problem)
+
     def score(self, problem: Problem, text: str) -> dict[str, float]:
         score = self.task.score(problem, text)
-        are_numbers = all(-LARGEST_SCORE <= value <= LARGEST_SCORE for value in score.values())
-        if not (are_numbers and PARTS <= score.keys() and score["answer"] in (0, 1)):
-            raise UserError(f"score ({location_of(type(self.task))}) should return numbers from "
-                            f"-{LARGEST_SCORE:g} to {LARGEST_SCORE:g}. Among them should be "
-                            f"{', '.join(sorted(PARTS))}, and answer should be 0 or 1. It "
-                            f"returned {score}")
+        if not is_score(score):
+            raise wrong_result(
+                self.task.score, f"a dict of numbers from -{LARGEST_SCORE:g} to {LARGEST_SCORE:g}. "
+                f"Among them should be {', '.join(sorted(PARTS))}, and answer should be 0 or 1",
+                score)
         return score
 
     def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
         labels = self.task.label(pieces)
-        for codes, names in zip(labels, (SECTIONS, KINDS)):
-            is_known = {*codes} <= {*range(len(names))}
-            if len(codes) != len(pieces) or not is_known:
-                raise UserError(f"label ({location_of(type(self.task))}) should return two lists "
-                                "with a number for each token: its section, from 0 to "
-                                f"{len(SECTIONS) - 1}, and its kind, from 0 to {len(KINDS) - 1} "
-                                "(docs/your_own_task.md)")
+        if not are_labels(labels, len(pieces)):
+            raise wrong_result(
+                self.task.label, f"two lists with a number for each of {len(pieces)} tokens: its "
+                f"section, from 0 to {len(SECTIONS) - 1}, and its kind, from 0 to "
+                f"{len(KINDS) - 1} (docs/your_own_task.md)", labels)
         return labels
+
+
+def as_problems(method: Callable[..., Any], *given: int) -> list[Problem]:
+    """The problems that a task's method returns."""
+    problems = method(*given)
+    if not is_list(problems):
+        raise wrong_result(method, "a list of problems", problems)
+    return list(problems)
+
+
+def as_text(method: Callable[[Any], Any], problem: Problem) -> str:
+    """The text that a task's method makes of a problem."""
+    text = method(problem)
+    if not isinstance(text, str):
+        raise wrong_result(method, "a text", text)
+    return text
+
+
+def is_score(score: Any) -> bool:
+    if not isinstance(score, dict) or not PARTS <= score.keys():
+        return False
+    try:
+        are_numbers = all(-LARGEST_SCORE <= float(value) <= LARGEST_SCORE
+                          for value in score.values() if not isinstance(value, str))
+    except (TypeError, ValueError):
+        return False
+    has_text = any(isinstance(value, str) for value in score.values())  # float("1") takes it
+    return are_numbers and not has_text and score["answer"] in (0, 1)
+
+
+def are_labels(labels: Any, tokens: int) -> bool:
+    """Whether it is two lists of codes, of sections and of kinds, with one for each token."""
+    try:
+        lists = [list(codes) for codes in labels]
+    except TypeError:  # one is nothing that can be listed
+        return False
+    if [len(codes) for codes in lists] != [tokens, tokens]:
+        return False
+    sections, kinds = lists
+    return {*sections} <= {*range(len(SECTIONS))} and {*kinds} <= {*range(len(KINDS))}

@@ -5,9 +5,10 @@ import dataclasses
 import hashlib
 import random
 import re
+from collections.abc import Callable
 from typing import Any, ClassVar
 
-from engine.errors import UserError
+from engine.errors import UserError, is_list, wrong_result
 from engine.rollouts import Problem
 from engine.tokens import END_OF_TURN
 
@@ -20,6 +21,17 @@ def short_task(module: Any) -> type:
     return type("Task", (ShortTask,), {"module": module, "__module__": module.__name__})
 
 
+def as_number(reward: Callable[[Any, str], Any], problem: Any, text: str) -> float:
+    """What a user's reward returns for an answer, if it is a number."""
+    found = reward(problem, text)
+    try:
+        if not isinstance(found, str):  # float("1") would take it
+            return float(found)
+    except (TypeError, ValueError):
+        pass
+    raise wrong_result(reward, "a number", found)
+
+
 @dataclasses.dataclass
 class ShortTask:
     solved = "its reward is 1 or more"
@@ -30,6 +42,9 @@ class ShortTask:
             if callable(getattr(self.module, name, None)):
                 setattr(self, name, getattr(self.module, name))
         self.reward = f"reward of {self.module.__name__}"
+        if not is_list(self.module.problems):
+            raise UserError(f"{self.module.__name__}: `problems` should be a list of prompts, or "
+                            f"of dicts with a \"prompt\", not {self.module.problems!r:.80}")
         # the fifth with the lowest hashes of the prompt is held out: the same in every run
         by_hash = {}
         for problem in self.module.problems:
@@ -52,7 +67,11 @@ class ShortTask:
         return sorted(every, key=lambda problem: -len(self.prompt_for(problem)))[:1000]
 
     def prompt_for(self, problem: Any) -> str:
-        return str(problem["prompt"] if isinstance(problem, dict) else problem)
+        prompt = problem.get("prompt") if isinstance(problem, dict) else problem
+        if not isinstance(prompt, str):
+            raise UserError(f"{self.module.__name__}: the prompt of each of `problems` should be a "
+                            f"text. One is {problem!r:.80}")
+        return prompt
 
     def show(self, problem: Problem) -> str:
         prompt = self.prompt_for(problem)
@@ -69,7 +88,7 @@ class ShortTask:
         """The parts of the reward. Success is a reward of 1 or more; format and reasoning are not
         scored."""
         end = next((end for end in END_OF_TURN if text.endswith(end)), "")
-        reward = float(self.module.reward(problem, text.removesuffix(end)))
+        reward = as_number(self.module.reward, problem, text.removesuffix(end))
         return {"reward": reward, "format": 0.0, "answer": float(reward >= 1), "reasoning": 0.0}
 
     def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:

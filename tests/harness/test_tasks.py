@@ -1,5 +1,6 @@
 """A task that is a list of problems and a reward: what follows from them, and what is refused."""
 import math
+import re
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -57,7 +58,7 @@ def test_a_function_with_the_name_of_a_method_takes_its_place():
     assert task.prompt_for(problem) == PROMPTS[problem] and task.show(5) == "number 5"
 
 
-@pytest.mark.parametrize("problems", [PROMPTS[:1] * 3, [], "xxx"])
+@pytest.mark.parametrize("problems", [PROMPTS[:1] * 3, []])
 def test_one_problem_is_too_few(problems):
     with pytest.raises(UserError, match="^my_task: `problems` has [01] different prompts"):
         task_of(problems)
@@ -101,4 +102,33 @@ def test_scores_and_labels_stand_beside_every_weight_and_are_checked(score, labe
     elif labels == ([0, 0], [0, 0]):
         assert task.label([b"a", b"b"]) is labels and task.score("3 5", "8") is score
     else:
-        assert "two lists with a number for each token" in refusal(task.label, [b"a", b"b"])
+        assert "two lists with a number for each of 2" in refusal(task.label, [b"a", b"b"])
+
+
+@pytest.mark.parametrize("problems", [None, 3, "xxx", {"a": 1}, [1, 2], [{"text": "a"}, {}],
+                                      [{"prompt": 5}, {"prompt": 6}]])
+def test_problems_that_are_no_list_of_texts(problems):
+    assert re.match("my_task: (`problems` should be a list|the prompt of each of `problems` should "
+                    "be a text)", refusal(task_of, problems))
+
+
+@pytest.mark.parametrize("name, given, wrong", [
+    ("reward", (PROMPTS[0], "a"), [None, "1.0", (1, 2), {"reward": 1}]),
+    ("score", ("3 5", "8"), [None, "1.0", (1, 2), [1], {**GOOD, "reward": "1"}]),
+    ("show", ("3 5",), [None, 5]), ("prompt_for", ("3 5",), [None, 5]),
+    ("label", ([b"a", b"b"],), [None, 5, [[0, 0]], [0, 0]]),
+    ("training_problems", (0, 1, 8), [None, "1.0", [1, 2]]), ("held_out_problems", (8,), [None])])
+def test_what_a_method_of_a_task_returns_is_told_with_its_name_and_place(name, given, wrong):
+    """Also a `return` that was forgotten."""
+    for found in wrong:
+        def method(*given):
+            return found
+
+        method.__name__ = name
+        if name == "reward":
+            said = refusal(task_of(PROMPTS, method).score, *given)
+        else:
+            said = refusal(getattr(CheckedTask(SimpleNamespace(**{name: method})), name), *given)
+        assert re.match(rf"{name} \(tests/harness/test_tasks.py:\d+\) should return ", said)
+        assert f"It returned {found!r}" in said
+        assert ("a `return` is missing" in said) == (found is None)
