@@ -315,29 +315,42 @@ NOT_KEYWORDS = (  # words of command lines, the tools' too, which no method may 
 def load_task(name: str) -> type:
     """The class Task of the module that --task names, whose fields are flags; or one made for it.
 
-    The module is a file in the project's folder with a class Task, or with no more than a list of
-    problems and a reward, as in TRL:
+    The module is a file in the project's folder with a class Task, or with no more than a reward
+    and a list of problems, as in TRL:
 
-        problems = [...]              prompts; or dicts with "prompt" and whatever the reward uses
         def reward(problem, text):    a number for an answer; 1 or more counts as success
+        problems = [...]              prompts; or dicts with "prompt" and whatever the reward uses
 
-    A prompt is the whole text that ends where the answer begins. All else follows from these two
-    (harness/short_task.py).
+    A prompt is the whole text that ends where the answer begins. Without `problems` those of
+    Countdown are taken. All else follows from these two (harness/short_task.py).
     """
     path = PROJECT.joinpath(*name.split(".")).with_suffix(".py")
     if not path.is_file():
-        raise UserError(f"--task {name}: there is no such module in the project's folder (the file "
-                        "examples/my_task.py is the module examples.my_task)")
+        raise UserError(f"--task {name}: there is no such file in the project's folder. A task may "
+                        "be named as a file, examples/my_task.py, or as a module, examples.my_task")
     module: typing.Any = importlib.import_module(name)
-    if hasattr(module, "problems") and hasattr(module, "reward"):
-        from harness.short_task import short_task
+    task: type | None = getattr(module, "Task", None)
+    if task is not None and dataclasses.is_dataclass(task):
+        return task
+    if not callable(getattr(module, "reward", None)):
+        raise UserError(f"--task {name}: this module should have a function "
+                        "`reward(problem, text)`, and `problems` if they are not those of "
+                        "Countdown; or else a dataclass Task (docs/your_own_task.md)")
+    from harness.short_task import countdown_with_reward, short_task
+    if hasattr(module, "problems"):
         return short_task(module)
-    if not dataclasses.is_dataclass(getattr(module, "Task", None)):
-        raise UserError(f"--task {name}: this module should have `problems` and a function "
-                        "`reward(problem, text)`, or else a dataclass Task "
-                        "(docs/your_own_task.md)")
-    task: type = module.Task
-    return task
+    return countdown_with_reward(module, load_task(Settings.task))
+
+
+def with_module_name(given: Json) -> Json:
+    """What was typed, with the task examples/my_task.py named as its module, examples.my_task."""
+    task = given.get("task", "")
+    path = Path(task).resolve()
+    if not (task.endswith(".py") and path.is_file()):
+        return given
+    if not path.is_relative_to(PROJECT):
+        raise UserError(f"--task {task}: the file should be in the project's folder, {PROJECT}")
+    return {**given, "task": ".".join(path.relative_to(PROJECT).with_suffix("").parts)}
 
 
 def make_settings(given: Json) -> Settings:
@@ -400,15 +413,23 @@ def known_values(path: object, values: Json, chosen: Json) -> Json:
     missing = {axis for axis in METHODS if values.get(axis, chosen[axis]) not in METHODS[axis]}
     owners_in_file = owners(DEFAULTS | {name: values[name] for name in values.keys() - missing})
     flags, owners_here = all_flags(chosen), owners(chosen)
+    flags_of_file: set[str] = set()
     flags_of_others: set[str] = set()  # of a task or method of the file that this run does not have
     for owner in owners_in_file:
-        if owner not in owners_here:
+        flags_of_file |= flags_of(owner).keys()
+        if not any(is_or_extends(one, owner) for one in owners_here):
             flags_of_others |= flags_of(owner).keys()
-    unknown = values.keys() - {*flags, *flags_of_others, *NOT_SETTINGS}
+    unknown = values.keys() - {*flags, *flags_of_file, *NOT_SETTINGS}
     if unknown and not missing:
         raise UserError(f"{path} has the unknown setting {min(unknown)}")
     kept = flags.keys() - flags_of_others
     return {name: value for name, value in values.items() if name in kept}
+
+
+def is_or_extends(owner: typing.Any, other: typing.Any) -> bool:
+    """Whether one is the other, or a task whose class extends that of the other."""
+    both_classes = inspect.isclass(owner) and inspect.isclass(other)
+    return owner is other or (both_classes and issubclass(owner, other))
 
 
 def owners(values: Values) -> list[typing.Any]:
@@ -475,7 +496,7 @@ def read_flags(argv: list[str], also_known: Collection[str] = (),
         raise SystemExit(0)
     parser.also_known, parser.not_taken = also_known, not_taken
     parser.hint += "".join(map(own_flags_of, owners(defaults)[1:]))
-    return parser.read(argv, partial(about_unknown, chosen=defaults))
+    return with_module_name(parser.read(argv, partial(about_unknown, chosen=defaults)))
 
 
 def own_flags_of(method: typing.Any) -> str:
@@ -492,7 +513,7 @@ def read_what_decides(argv: list[str]) -> Json:
     of_a_recipe = ("dtype", "prompt", "numbers", "data")  # which recipe a large model gets
     for name in ("model", "device", "task", "config", "resume", *of_a_recipe, *METHODS):
         first.add_argument(f"--{name}")
-    return vars(first.parse_known_args(argv)[0])
+    return with_module_name(vars(first.parse_known_args(argv)[0]))
 
 
 def about_methods() -> str:

@@ -358,9 +358,10 @@ def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices
 @pytest.mark.parametrize("argv, said", [
     ("--mitigation entropy_maskin", "Did you mean entropy_masking?"),
     ("--count 5", "unknown argument --count"), ("--config=", "cannot read .: Is a directory"),
-    ("--task my_tsk", "there is no such module"), ("--task ../my_task", "there is no such module"),
-    ("--task examples/largest_last.py",
-     "the file examples/my_task.py is the module examples.my_task"),
+    ("--task my_tsk", "there is no such file"), ("--task ../my_task", "there is no such file"),
+    ("--task my_tsk.py", "there is no such file in the project's folder"),
+    (f"--task {json.__file__}", "the file should be in the project's folder"),
+    ("--task examples.own_reward --reward_form right", "unknown argument --reward_form"),
     ("--think_discount 0.5", "belongs to outcome_conditional, but --mitigation is none"),
     ("--mitigation entropy_masking --mask_percentile 120", "120.0 should be at least 0 and at "),
     ("--mitigation inverse_logprob_as_published --rescale mean",
@@ -386,6 +387,7 @@ def test_a_value_that_would_hold_anyway_may_be_typed():
 @pytest.mark.parametrize("argv, name", [
     ("--learning_rate 0.00015", "none-grpo-lr0.00015-s0"),
     ("--task examples.largest_last --largest 9", "none-grpo-examples.largest_last-largest9-s0"),
+    (f"--task {largest_last.__file__} --largest 9", "none-grpo-examples.largest_last-largest9-s0"),
     ("--max_number 9 --steps 30 --kl 0.1 --seed 2", "none-grpo-kl0.1-steps30-max_number9-s2"),
     ("--mitigation entropy_masking --mask_percentile 70 --rescale none --placebo weights",
      "entropy_masking-mask_percentile70.0-grpo-rescalenone-placeboweights-s0"),
