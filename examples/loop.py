@@ -5,7 +5,7 @@
     python examples/loop.py FOLDER --problems 8 --held_out 64 --save trained    # a real model
 
 FOLDER is any Qwen2, Qwen2.5 or dense Qwen3 model. One of 0.5 billion parameters takes 12 GB of
-memory, and such a step about half a minute of one core.
+memory, and such a step less than a minute of one core.
 
 Read examples/one_step.py first. The stages here have the same numbers. The comments say only what
 changes because a step is repeated, and because it has several problems. With models/tiny the steps
