@@ -33,10 +33,9 @@ MESSAGE = b"\nstopping after this step (Ctrl-C again stops at once, at the last 
 CALL_USERS_CODE = {
     ("engine.choices", "checked_credit"),
     ("harness.load", "make"), ("harness.load", "make.<locals>.<lambda>"),
-    ("harness.load", "CheckedTask.training_problems"),
-    ("harness.load", "CheckedTask.held_out_problems"),
+    ("harness.load", "as_problems"), ("harness.load", "as_text"),
     ("harness.load", "CheckedTask.score"), ("harness.load", "CheckedTask.label"),
-    ("harness.short_task", "ShortTask.score")}
+    ("harness.short_task", "as_number")}
 # The loss is not among these: its value says nothing about progress (docs/reading_a_run.md).
 HEADER = ("    step  reward  success  format  length  finished  entropy  grad norm  tokens/s"
           "      left")

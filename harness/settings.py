@@ -20,7 +20,7 @@ from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
 from engine.errors import PROJECT, UserError, location_of, read_json
 from harness.flags import (MOST_THREADS, Flag, Requirement, Values, check_value, check_values,
                            flags_of, option, settled)
-from harness.parser import Parser, make_parser
+from harness.parser import Parser, make_parser, print_text
 from harness.record import Json, find_folder, run_config
 
 METHODS = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}
@@ -73,11 +73,15 @@ ABOUT_DEFAULTS = (
     "The defaults above are those for this model. They come from its folder's recipe.json and from "
     "--config, where there are such files.")
 
+USAGE = "python train.py [flags]"
 # headings of the help
 MODEL, PROBLEMS, SPREADING = "model and machine", "problems", "spreading credit over tokens"
 FROM_REWARD, LOSS, TRAINING = "from reward to advantage", "loss", "training"
 RECORD, CONTINUING = "evaluations, record and checkpoints", "continuing a run"
 OWN_FLAGS = "flags of the chosen task, weighting and advantage"
+# what --help lists; --help all lists every flag
+SHORT_HELP = ("model", "device", "task", "mitigation", "advantage", "steps", "questions", "answers",
+              "max_new_tokens", "learning_rate", "seed", "out", "resume")
 
 
 @dataclass
@@ -113,8 +117,8 @@ class Settings:
         topic=MODEL, **HOW_IT_IS_MADE)
 
     task: str = option(
-        "countdown_task", "what the model is trained on: countdown_task, examples.largest_last, or "
-        "my_task if your own task is in my_task.py (docs/your_own_task.md)",
+        "countdown_task", "what the model is trained on: countdown_task, examples.own_reward, or my_task "
+        "if your own task is in my_task.py (docs/your_own_task.md)",
         topic=PROBLEMS, label="",
         compared="setting")
 
@@ -487,15 +491,12 @@ def read_flags(argv: list[str], also_known: Collection[str] = (),
     for name, flag in all_flags(defaults).items():
         flags[name] = replace(flag, default=defaults.get(name, flag.default),
                               topic=flag.topic or OWN_FLAGS)
-    parser = make_parser(
-        "python train.py [flags]",
-        "Train a language model with GRPO, and record each token's advantage and weight.",
-        flags | CONTINUE, epilog="" if topic is None else about_methods(), add_help=False)
     if topic is not None:
-        print(about_method(topic) if topic else parser.format_help())
+        print_text(help_about(topic, flags | CONTINUE))
         raise SystemExit(0)
+    parser = make_parser(USAGE, None, flags | CONTINUE, add_help=False)
     parser.also_known, parser.not_taken = also_known, not_taken
-    parser.hint += "".join(map(own_flags_of, owners(defaults)[1:]))
+    parser.hint = "--help all lists the flags" + "".join(map(own_flags_of, owners(defaults)[1:]))
     return with_module_name(parser.read(argv, partial(about_unknown, chosen=defaults)))
 
 
@@ -516,8 +517,30 @@ def read_what_decides(argv: list[str]) -> Json:
     return with_module_name(vars(first.parse_known_args(argv)[0]))
 
 
+def help_about(topic: str, flags: dict[str, Flag]) -> str:
+    """The text of --help, of --help all, and of --help NAME, which is about a method."""
+    about = "Train a language model with GRPO, and record each token's advantage and weight."
+    if topic == "all":
+        return make_parser(USAGE, about, flags, about_methods(), add_help=False).format_help()
+    if topic:
+        return about_method(topic)
+    first = {name: replace(flags[name], topic="") for name in SHORT_HELP}
+    return make_parser(USAGE, about, first, names_of_methods(), add_help=False).format_help()
+
+
+def names_of_methods() -> str:
+    """The end of the short help."""
+    lines = []
+    for axis, choices in METHODS.items():
+        names = f"choices of --{axis}: {', '.join(choices)}"
+        lines.append(textwrap.fill(names, 79, subsequent_indent="  ", break_on_hyphens=False))
+    lines += ["", "--help all lists every flag, and says what each choice does.",
+              "--help NAME tells all about one choice, for example --help gae."]
+    return "\n".join(lines)
+
+
 def about_methods() -> str:
-    """The end of the help: each weighting and advantage, its flags, and what it does."""
+    """The end of the long help: each weighting and advantage, its flags, and what it does."""
     lines = []
     for axis, choices in METHODS.items():
         lines.append(f"choices of --{axis}, each with its own flags (--help NAME says more of "
@@ -539,5 +562,5 @@ def about_method(name: str) -> str:
                 lines.append(textwrap.fill(f"--{flag} {known.help_of_method()}", 99,
                                            initial_indent="  ", subsequent_indent=" " * 6))
             return "\n".join(lines)
-    raise UserError(f"--help {name}: there is no method of this name. --help alone lists the "
-                    "methods, and every flag")
+    raise UserError(f"--help {name}: there is no method of this name. --help lists the methods, and "
+                    "--help all every flag")

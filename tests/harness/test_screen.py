@@ -249,22 +249,31 @@ def test_without_a_step_there_is_no_token_to_follow(capsys):
     assert "python analyze.py runs/x" in printed and "follow" not in printed
 
 
+def what_a_closed_pipe_does(*command):
+    """(exit status, complaint) of a program whose output nobody reads."""
+    read, write = os.pipe()
+    started = subprocess.Popen([sys.executable, *command], stdin=subprocess.PIPE, stdout=write,
+                               stderr=subprocess.PIPE, text=True)
+    os.close(read)
+    os.close(write)
+    _, complaint = started.communicate("")
+    return started.returncode, complaint
+
+
 @pytest.mark.parametrize("interrupted, code, said", [
     ("", 1, ""), ("--resume continues", 1,
                   "it: nothing reads its output any more; --resume continues\n")])
-def test_a_closed_pipe_is_no_error(tmp_path, interrupted, code, said):
+def test_a_closed_pipe_is_no_error(interrupted, code, said):
     """As in `python -m tools.follow RUN | head`: the reader has gone before the program prints."""
     program = (f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
                "from harness.screen import run_as_program, say\n"
                "def main(argv):\n    sys.stdin.read()\n    say('late')\n"
                f"run_as_program('it', main, {interrupted!r})\n")
-    read, write = os.pipe()
-    started = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=write,
-                               stderr=subprocess.PIPE, text=True)
-    os.close(read)
-    os.close(write)
-    _, complaint = started.communicate("")
-    assert (started.returncode, complaint) == (code, said)
+    assert what_a_closed_pipe_does("-c", program) == (code, said)
+
+
+def test_a_help_that_is_read_in_part_says_nothing_of_resuming():
+    assert what_a_closed_pipe_does(ROOT / "train.py", "--help") == (0, "")
 
 
 class Terminal(io.StringIO):

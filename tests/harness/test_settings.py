@@ -17,7 +17,7 @@ from examples import largest_last
 from engine.choices import ADVANTAGES, MITIGATIONS, Choices, mitigation
 from harness.flags import Flag, Positive, Range, check_value, flags_of, option, settled
 from harness.parser import make_parser
-from harness.settings import OPTIONS, OTHER_NAMES, make_settings, read_flags
+from harness.settings import OPTIONS, OTHER_NAMES, SHORT_HELP, make_settings, read_flags
 from tools import preview, warmup
 
 LARGEST_LAST = "examples.largest_last"
@@ -285,7 +285,7 @@ def test_a_flag_belongs_to_its_method(own_choices):
 
     assert settings_of(["--mitigation", "right", "--power", "2"]).method_flags["power"] == 2
     said = refusal(settings_of, ["--power", "2"])
-    assert said == "--power belongs to right, but --mitigation is none (--help lists the flags)"
+    assert said == "--power belongs to right, but --mitigation is none (--help all lists the flags)"
     said = refusal(settings_of, ["--mitigation", "right", "--whole", "0.5"])
     assert said.endswith("should be a whole number, because its default is 1: write 1.0 there")
 
@@ -293,7 +293,7 @@ def test_a_flag_belongs_to_its_method(own_choices):
 def test_other_trainers_names_lead_somewhere():
     for name, here in OTHER_NAMES.items():
         said = refusal(settings_of, [f"--{name}", "2"])
-        assert said == f"unknown argument --{name}: here it is {here} (--help lists the flags)"
+        assert said == f"unknown argument --{name}: here it is {here} (--help all lists the flags)"
         assert {*re.findall(r"--(\w+)", here)} <= OPTIONS.keys()
 
 
@@ -341,6 +341,11 @@ def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices
 
     config = write(tmp_path / "c.json", {"steps": 8})
     printed = help_of()
+    assert re.findall(r"\n  --(\w+)", printed) == list(SHORT_HELP) and printed.count("\n") < 70
+    assert {*MITIGATIONS, *ADVANTAGES} <= {*re.findall(r"\w+", printed.partition("choices of")[2])}
+    assert "(default 5)" in printed and "--help all lists every flag" in printed  # the recipe's
+
+    printed = help_of("all")
     assert all(f"\n  --{name} " in printed for name in {**OPTIONS, **flags_of(Task)})
     for topic in {flag.topic for flag in OPTIONS.values()}:
         assert printed.count(f"\n{topic}:\n") == 1
