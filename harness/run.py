@@ -30,8 +30,8 @@ from engine.rollouts import Rollouts
 from harness.metrics import STAGES, Watch
 from harness.record import (Json, RunFolder, credit_path, make_run, provenance, read_lines, remove,
                             whole, write_credit)
-from harness.screen import (StopRequest, print_evaluation, print_step, python_command, say,
-                            print_outcome)
+from harness.screen import (AGAIN, MESSAGE, StopRequest, print_evaluation, print_outcome,
+                            print_step, python_command, say)
 from harness.settings import CHANGEABLE, MODES, Settings, is_large, make_settings, read_flags
 
 TRAVELS_ALONG = (  # from the model's folder to every checkpoint
@@ -113,9 +113,17 @@ class Run:
             from harness.memory import keep_memory, should_keep_memory
             if should_keep_memory(policy.model):
                 keep_memory()
-        self.stop = self.cleanup.enter_context(StopRequest())
+        self.stop = self.cleanup.enter_context(StopRequest(self.stop_message()))
         if self.settings.eval_every:  # the task remembers them, and refuses to train on one
             policy.task.held_out_problems(self.settings.eval_tasks)
+
+    def stop_message(self) -> str:
+        """What Ctrl-C is answered with. The checkpoint of a large model takes a while."""
+        if not self.policy.model.is_large:
+            return MESSAGE
+        from harness.forecast import size_of_checkpoint
+        return (f"stopping after this step, and then a checkpoint of "
+                f"{size_of_checkpoint(self.policy.model)} is written {AGAIN}")
 
     def begin_folder(self) -> None:
         """Make the folder of a new run. If the first step fails, it is removed again, so that it is
@@ -129,8 +137,7 @@ class Run:
             f"{s.folder}")
         if s.device == "cpu" and is_large(policy.folder):
             from harness.forecast import forecast
-            for sentence in forecast(s, policy):
-                say(f"  {sentence}")
+            say(f"  {forecast(s, policy.model)}")
         config = {**s.to_json(), "threads": torch.get_num_threads(), "ranks": processes.count(),
                   **provenance(), "reward": policy.task.reward, "columns_temperature": 1,
                   "model_config": model.config.to_json()}

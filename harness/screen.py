@@ -28,7 +28,8 @@ from harness.record import Json
 EXAMPLES, MOST_OF_ANSWER = 3, 300  # answers shown at an evaluation, and characters of each
 TICK = 1.0  # seconds between two looks at a clock
 BOLD, GREEN, RED = "1", "1;32", "1;31"
-MESSAGE = b"\nstopping after this step (Ctrl-C again stops at once, at the last checkpoint)\n"
+AGAIN = "(Ctrl-C again stops at once, at the last checkpoint)"
+MESSAGE = f"stopping after this step {AGAIN}"
 # functions that call what a user may have written: a weighting, an advantage, a task
 CALL_USERS_CODE = {
     ("engine.choices", "checked_credit"),
@@ -117,7 +118,7 @@ class StopRequest:
     process."""
     requested = False
 
-    def __init__(self, message: bytes = MESSAGE):
+    def __init__(self, message: str = MESSAGE):
         self.message = message
 
     def __enter__(self) -> "StopRequest":
@@ -134,8 +135,19 @@ class StopRequest:
         if self.requested and processes.count() == 1:
             raise KeyboardInterrupt
         if not self.requested and processes.is_main_process():
-            os.write(sys.stdout.fileno(), self.message)  # print may be busy at this moment
+            write_from_handler(f"\n{self.message}\n")
         self.requested = True
+
+
+def write_from_handler(text: str) -> None:
+    """Write a text to stdout from a signal handler. It may have interrupted a print, so it writes
+    past the buffer of print, unless stdout is no file, as in a notebook."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except (AttributeError, OSError, ValueError):
+        sys.stdout.write(text)
+    else:
+        os.write(descriptor, text.encode())
 
 
 class Visible:

@@ -117,8 +117,8 @@ class Settings:
         topic=MODEL, **HOW_IT_IS_MADE)
 
     task: str = option(
-        "countdown_task", "what the model is trained on: countdown_task, examples.own_reward, or my_task "
-        "if your own task is in my_task.py (docs/your_own_task.md)",
+        "countdown_task", "what the model is trained on: countdown_task, examples.own_reward, or "
+        "my_task if your own task is in my_task.py (docs/your_own_task.md)",
         topic=PROBLEMS, label="",
         compared="setting")
 
@@ -562,5 +562,5 @@ def about_method(name: str) -> str:
                 lines.append(textwrap.fill(f"--{flag} {known.help_of_method()}", 99,
                                            initial_indent="  ", subsequent_indent=" " * 6))
             return "\n".join(lines)
-    raise UserError(f"--help {name}: there is no method of this name. --help lists the methods, and "
-                    "--help all every flag")
+    raise UserError(f"--help {name}: there is no method of this name. --help lists the methods, "
+                    "and --help all every flag")

@@ -1,4 +1,5 @@
 """What people see, and how a program ends: one line, and nothing that steers a terminal."""
+import contextlib
 import io
 import math
 import os
@@ -160,6 +161,14 @@ def test_ctrl_c_asks_once_and_ends_twice(capfd):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(1)
     assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_ctrl_c_is_answered_where_stdout_has_no_descriptor():
+    """In a notebook, or under `redirect_stdout`."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed, StopRequest("stopping"):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+    assert printed.getvalue() == "\nstopping\n"
 
 
 SLOW = """
