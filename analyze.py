@@ -36,13 +36,14 @@ from analysis.change import CREDIT, SIZES, change_table, known
 from analysis.page import Picture, write_page
 from analysis.plots import (CHANGE_COLOUR, COLOURS, CREDIT_COLOUR, GRADIENT_COLOUR, GREY,
                             PUSH_COLOUR, TOKENS_COLOUR, Style, legend_below, save, whole_steps)
-from analysis.runs import Run, evaluations, read_runs
+from analysis.runs import Run, evaluations, read_runs, task_of
 from analysis.statistics import mean_over, paired_difference
 from analysis.tables import TOO_FEW_GROUPS, WITH_INTERVAL, Columns, Row, Table, by_row
 from analysis.tally import (OVER_REST, PARTITIONS, RARE, Tally, early_over_late, over_rest,
                             rest_columns)
 from harness.record import PART, Json, make_output_folder
 from harness.screen import python_command, run_as_program, show_status
+from engine.rollouts import has_format
 from engine.tokens import KINDS
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ def run_chapters(run: Run, tally: Tally | None) -> dict[str, list[Table]]:
         of_training.append(tries_table(run))
     if tally is None:
         return {report.TRAINING: of_training}
-    of_training += [growth(run, tally), rewards(tally)]
+    of_training += [growth(run, tally), rewards(run, tally)]
     for name in ("kind", "section"):
         if tally.has_cells(name):
             of_gradient.append(gradient_table(tally, name))
@@ -198,12 +199,15 @@ def held_out_gains(run: Run) -> Table:
                      end["format_mean"], end["finished_mean"], end["length_mean"]])
     formats = {"mode": "", "problems": ",d", "start": ".1%", "end": ".1%", "gain": "+.1%",
                "format": ".2f", "finished": ".1%", "length": ".0f"}
-    return Table("gains", "Held-out success, from the first evaluation to the last",
-                 by_row(formats, rows), "",
+    columns, of_format = by_row(formats, rows), "the mean score of the format, "
+    if not has_format(task_of(run["config"])):
+        del columns["format"]
+        of_format = ""
+    return Table("gains", "Held-out success, from the first evaluation to the last", columns, "",
                  ["Start and end are the share of right answers. The gain is the difference, "
                   "paired by problem, because the problems are the same at the start and at the "
-                  "end. The columns after it are of the end: the mean score of the format, the "
-                  "share of answers that finished before the limit, and their mean length"],
+                  f"end. The columns after it are of the end: {of_format}the share of answers that "
+                  "finished before the limit, and their mean length"],
                  {"gain": f"gain{WITH_INTERVAL}", "length": "tokens in an answer"})
 
 
@@ -236,11 +240,14 @@ def learning_curve(run: Run, folder: Path) -> Picture:
     return path, caption, mark
 
 
-def rewards(tally: Tally) -> Table:
+def rewards(run: Run, tally: Tally) -> Table:
     """The mean over all answers of the reward and of each of its parts. The parts have the names
     that the task gave them, or another trainer, if the run was imported from it."""
-    rows = [(name.removeprefix(PART), total / tally.answers.sum())
-            for name, total in tally.rewards.items()]
+    rows: list[Row] = []
+    for name, total in tally.rewards.items():
+        part = name.removeprefix(PART)
+        if part != "format" or has_format(task_of(run["config"])):
+            rows.append([part, total / tally.answers.sum()])
     return Table("rewards", "Mean reward of all answers, and of each of its parts",
                  by_row({"part": "", "mean": ".3f"}, rows))
 

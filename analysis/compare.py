@@ -16,10 +16,11 @@ from analysis.arms import Comparison
 from analysis.gains import (AT_THE_END, IN_TRAINING, final_lines, gain_table, gains, mean_success,
                             over_baseline)
 from analysis.plots import Style, legend_below, save, style_of, whole_steps
-from analysis.runs import Run, evaluations, is_foreign, share_seen_before
+from analysis.runs import Run, evaluations, is_foreign, share_seen_before, task_of
 from analysis.statistics import mean_over
 from analysis.tables import Row, Table, by_row
 from analysis.tally import Tally
+from engine.rollouts import has_format
 from engine.tokens import KINDS, SECTIONS
 from harness.record import Json
 
@@ -76,7 +77,10 @@ def arms_overview(comparison: Comparison) -> Table:
             mean_of_evaluations(ends, "length_mean")])
     formats = {"arm": "", "seeds": "d", "training": ".1%", "sampled": ".1%", "greedy": ".1%",
                "format": ".2f", "finished": ".0%", "length": ".0f"}
-    return Table("arms", "The arms, means over seeds", by_row(formats, rows), headings={
+    columns = by_row(formats, rows)
+    if not has_format(task_of(comparison.runs[0]["config"])):
+        del columns["format"]
+    return Table("arms", "The arms, means over seeds", columns, headings={
         "training": "success in training", "sampled": "held-out at the end, sampled",
         "greedy": "held-out at the end, greedy",
         "format": "format at the end, mean score",

@@ -41,6 +41,11 @@ class Task(Protocol[TaskProblem]):
     def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]: ...
 
 
+def has_format(task: object) -> bool:
+    """Whether a task scores the format of answers. One that is no more than a reward does not."""
+    return bool(getattr(task, "has_format", True))
+
+
 class Forward(Protocol):
     """Access to one more forward pass over a batch (engine/policy.py)."""
     def look(self, rollouts: "Rollouts", attention: bool = False) -> dict[str, Tensor]: ...

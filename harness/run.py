@@ -26,7 +26,7 @@ from engine.model_folder import write_model_folder, write_tensors
 from engine.optimizer import AdamW, optimizer_tensors, parameters_by_name
 from engine.policy import Policy
 from engine.processes import refuse_undefined
-from engine.rollouts import Rollouts
+from engine.rollouts import Rollouts, has_format
 from harness.metrics import STAGES, Watch
 from harness.record import (Json, RunFolder, credit_path, make_run, provenance, read_lines, remove,
                             whole, write_credit)
@@ -203,7 +203,8 @@ class Run:
         for stage in STAGES:
             self.took[stage] = line[f"{stage}_seconds"]
         print_step(line, steps, self.seconds_left(line),
-                   with_header=step % 20 == 1 or step == self.done + 1)
+                   with_header=step % 20 == 1 or step == self.done + 1,
+                   with_format=has_format(self.policy.task))
         if advice := self.watch.advice(line):
             say(f"          {advice}")
         if self.policy.model.is_large:
@@ -214,7 +215,7 @@ class Run:
         """Write a line of evaluations.jsonl, and print one."""
         self.folder.append("evaluations.jsonl", line)
         self.took[line["mode"]] = seconds
-        print_evaluation(line, seconds)
+        print_evaluation(line, seconds, has_format(self.policy.task))
 
     def seconds_left(self, line: Json) -> float:
         """An estimate of the time to the end of the run, after a step with these metrics. Steps,

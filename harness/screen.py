@@ -241,13 +241,15 @@ def python_command(*words: object) -> str:
     return shlex.join(["python", *map(str, words)])
 
 
-def print_step(line: Json, steps: int, seconds_left: float, with_header: bool) -> None:
+def print_step(line: Json, steps: int, seconds_left: float, with_header: bool,
+               with_format: bool) -> None:
     if with_header:
-        say(HEADER)
+        say(HEADER if with_format else HEADER.replace("  format", ""))
+    form = f"{line['reward_format']:8.2f}" if with_format else ""
     norm = "  skipped" if line["gradient_norm"] is None else f"{line['gradient_norm']:9.3f}"
     minutes, seconds = divmod(round(seconds_left), 60)
     say(f"{line['step']:4d}/{steps:<4d}{line['reward']:7.3f}{line['success']:9.1%}"
-        f"{line['reward_format']:8.2f}{line['length']:8.1f}{line['finished']:10.1%}"
+        f"{form}{line['length']:8.1f}{line['finished']:10.1%}"
         f"{line['entropy']:9.3f}  {norm}{line['tokens'] / line['seconds']:10.0f}"
         f"{minutes:7d}:{seconds:02d}")
     if line["skipped"]:
@@ -256,11 +258,12 @@ def print_step(line: Json, steps: int, seconds_left: float, with_header: bool) -
         say(f"          {line['weight_note']}")
 
 
-def print_evaluation(line: Json, seconds: float) -> None:
+def print_evaluation(line: Json, seconds: float, with_format: bool) -> None:
     """Print a line of evaluations.jsonl for people, and some of its sampled answers."""
+    form = f"format {line['format_mean']:.2f}, " if with_format else ""
     say(f"  held-out, {line['mode']:7s} {line['success']:6.1%}  95% interval "
         f"{line['success_low']:.1%} to {line['success_high']:.1%}  "
-        f"({len(line['answer'])} problems, format {line['format_mean']:.2f}, length "
+        f"({len(line['answer'])} problems, {form}length "
         f"{line['length_mean']:.0f}, finished {line['finished_mean']:.0%}, {seconds:.0f} s)")
     for shown in line["shown"] if line["mode"] == "sampled" else []:
         text = f"{shown['problem']}: {shown['text']}"

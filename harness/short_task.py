@@ -29,7 +29,7 @@ def countdown_with_reward(module: Any, countdown: Any) -> type:
         # the flags of Countdown's reward, which would do nothing here
         reward_form: ClassVar[str] = "graded"
         reasoning_weight: ClassVar[float] = 0.0
-        solved = ShortTask.solved
+        solved, has_format = ShortTask.solved, False
         reward = f"reward of {module.__name__}"
 
         def __post_init__(self) -> None:
@@ -72,6 +72,7 @@ def as_number(reward: Callable[[Any, str], Any], problem: Any, text: str) -> flo
 @dataclasses.dataclass
 class ShortTask:
     solved = "its reward is 1 or more"
+    has_format = False  # so no table has a column for it
     module: ClassVar[Any]
 
     def __post_init__(self) -> None:

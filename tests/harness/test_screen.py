@@ -218,7 +218,7 @@ def test_an_answer_is_marked_and_cannot_colour_itself(monkeypatch):
     line = {**evaluation("sampled", 0.5, [1, 0]), "format_mean": 1.0, "length_mean": 9.0,
             "finished_mean": 1.0, "shown": [{"problem": "3 5", "text": "\x1b[2J", "answer": 1},
                                             {"problem": "4 6", "text": "x " * 500, "answer": 0}]}
-    screen.print_evaluation(line, 1.0)
+    screen.print_evaluation(line, 1.0, with_format=True)
     _, right, wrong = printed.getvalue().splitlines()
     assert right == "  \033[1;32mright\033[0m  3 5: \\x1b[2J"
     assert wrong.startswith("  \033[1;31mwrong\033[0m  4 6: x") and wrong.endswith("x ...")
