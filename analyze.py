@@ -199,7 +199,7 @@ def held_out_gains(run: Run) -> Table:
                      end["format_mean"], end["finished_mean"], end["length_mean"]])
     formats = {"mode": "", "problems": ",d", "start": ".1%", "end": ".1%", "gain": "+.1%",
                "format": ".2f", "finished": ".1%", "length": ".0f"}
-    columns, of_format = by_row(formats, rows), "the mean score of the format, "
+    columns, of_format = dict(by_row(formats, rows)), "the mean score of the format, "
     if not has_format(task_of(run["config"])):
         del columns["format"]
         of_format = ""

@@ -77,7 +77,7 @@ def arms_overview(comparison: Comparison) -> Table:
             mean_of_evaluations(ends, "length_mean")])
     formats = {"arm": "", "seeds": "d", "training": ".1%", "sampled": ".1%", "greedy": ".1%",
                "format": ".2f", "finished": ".0%", "length": ".0f"}
-    columns = by_row(formats, rows)
+    columns = dict(by_row(formats, rows))
     if not has_format(task_of(comparison.runs[0]["config"])):
         del columns["format"]
     return Table("arms", "The arms, means over seeds", columns, headings={
