@@ -90,7 +90,8 @@ class Settings:
         "models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model",
         topic=MODEL, label="", compared="setting")
     device: str = option(
-        "cpu", "device to compute on: cpu, cuda or cuda:N", topic=MODEL, **HOW_IT_IS_MADE)
+        "cpu", "device to compute on: cpu, cuda, cuda:N, or mps, which was never tried",
+        topic=MODEL, **HOW_IT_IS_MADE)
     dtype: str = option(
         "float32",
         "type of the numbers to compute with. The parameters stay float32. On CUDA the "

@@ -21,6 +21,7 @@ from torch import Tensor
 from credit.monte_carlo import continuation_rewards
 from engine.errors import UserError
 from engine.policy import derived_seed, encode_prompts
+from engine.rollouts import double
 from engine.tokens import load_tokenizer
 from harness.load import load_policy
 from harness.record import find_folder, read_credit
@@ -61,7 +62,7 @@ def measure_credit(run: Path, sampled_by: str, step: int, b: int, t: int, k: int
     rewards, _ = continuation_rewards(policy, rollouts, prefixes, k, show_share)  # (2, k)
     show_status("")
     is_last = t == int(rollouts.length[b]) - 1
-    before, after = rewards.double()
+    before, after = double(rewards)
     return CreditOfToken(before.mean().item(), after.mean().item(),
                          credit_interval(before, after, is_last, rollouts.reward), k)
 
@@ -73,7 +74,7 @@ def credit_interval(before: Tensor, after: Tensor, is_last: bool,
     It needs the lowest and the highest reward that may come. These are taken from the samples and
     from the rewards on record, and they are at least as far apart as 0 and 1, the usual rewards of
     a wrong and a right answer."""
-    seen = torch.cat([before, after, recorded.double()])
+    seen = torch.cat([before, after, double(recorded)])
     ends = torch.tensor([min(0.0, seen.min().item()), max(1.0, seen.max().item())],
                         dtype=torch.float64)
     if is_last:
