@@ -62,10 +62,12 @@ def bytes_of_activations(s: Settings, config: ModelConfig) -> int:
 def available_memory() -> float:
     """Bytes that new programs can have before the machine is short of memory: what Linux says, or
     half of all there is if the system does not say it."""
-    if MEMORY.exists():
-        found = re.search(r"MemAvailable: *(\d+) kB", MEMORY.read_text())
-        if found:
-            return 1024 * float(found[1])
+    try:
+        told = MEMORY.read_text()
+    except OSError:  # another system
+        told = ""
+    if found := re.search(r"MemAvailable: *(\d+) kB", told):
+        return 1024 * float(found[1])
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2
 
 
