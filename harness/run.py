@@ -12,7 +12,7 @@ import json
 import shutil
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import mean
@@ -90,6 +90,7 @@ class Run:
         self.took: dict[str, float] = {}  # seconds of the last "update", "sampled", "save", ...
         self.watch = Watch()
         self.travels_along: dict[str, bytes] = {}  # files of the model's folder, by name
+        self.tracker: Callable[[Json, int], object] | None = None  # --track
         self.start, self.cleanup = time.monotonic(), ExitStack()
 
     def begin(self, policy: Policy, optimizer: AdamW, methods: Mapping[str, Method]) -> None:
@@ -113,6 +114,10 @@ class Run:
             from harness.memory import keep_memory, should_keep_memory
             if should_keep_memory(policy.model):
                 keep_memory()
+        if self.settings.track != "none" and self.folder.writes and processes.is_main_process():
+            from harness.track import tracking
+            self.tracker = self.cleanup.enter_context(tracking(
+                self.settings.track, self.folder.path, self.done, self.settings.to_json()))
         self.stop = self.cleanup.enter_context(StopRequest(self.stop_message()))
         if self.settings.eval_every:  # the task remembers them, and refuses to train on one
             policy.task.held_out_problems(self.settings.eval_tasks)
@@ -199,6 +204,7 @@ class Run:
         """Write a line of metrics.jsonl, and print one."""
         steps, step = self.settings.steps, self.step
         self.folder.append("metrics.jsonl", line)
+        self.track(line, "train")
         self.seconds.append(line["seconds"])
         for stage in STAGES:
             self.took[stage] = line[f"{stage}_seconds"]
@@ -214,8 +220,15 @@ class Run:
     def log_evaluation(self, line: Json, seconds: float) -> None:
         """Write a line of evaluations.jsonl, and print one."""
         self.folder.append("evaluations.jsonl", line)
+        self.track(line, f"held_out/{line['mode']}")
         self.took[line["mode"]] = seconds
         print_evaluation(line, seconds, has_format(self.policy.task))
+
+    def track(self, line: Json, prefix: str) -> None:
+        """Show the numbers of a line in the program that --track names."""
+        if self.tracker:
+            from harness.track import numbers_of
+            self.tracker(numbers_of(line, prefix), line["step"])
 
     def seconds_left(self, line: Json) -> float:
         """An estimate of the time to the end of the run, after a step with these metrics. Steps,

@@ -35,7 +35,7 @@ OTHER_NAMES = {  # that other trainers use
     "group_size": "--answers", "num_generations": "--answers", "max_steps": "--steps",
     "num_steps": "--steps", "max_tokens": "--max_new_tokens", "beta": "--kl", "output_dir": "--out",
     "max_completion_length": "--max_new_tokens", "gradient_checkpointing": "--checkpointing",
-    "wandb": "metrics.jsonl in the run's folder, with one line for each step",
+    "wandb": "--track wandb", "report_to": "--track",
     "strength": "the flag of a function with an argument of this name: def my_idea(rollouts, *, "
                 "strength: Positive = 1.0)"}
 
@@ -254,6 +254,11 @@ class Settings:
         "means never. A measurement needs two more forward passes; on a CPU such a step takes two "
         "fifths longer", topic=RECORD,
         **HOW_IT_IS_MADE)
+    track: str = option(
+        "none", "show the run's curves while it goes, in one of these programs. tensorboard and "
+        "wandb write into the run's folder, trackio into a folder of its own. None sends anything "
+        "anywhere: wandb works offline",
+        choices=("none", "tensorboard", "trackio", "wandb"), topic=RECORD, **HOW_IT_IS_MADE)
     checkpoint_every: int = option(
         25, "steps between two checkpoints. There is also one at the end; 0 means never",
         topic=RECORD, **HOW_IT_IS_MADE)

@@ -41,7 +41,7 @@ ARMS = {"default": ["--mitigation", "none"],
         "vine": ["--advantage", "vine", "--values_k", "1"],
         "dpo": ["--loss", "dpo"]}
 ANY = RECORDS / "any.json"
-# without vine: it continues the answers at every token, so another token may be drawn after rounding
+# vine continues the answers at every token, so after rounding some other token may be drawn
 ON_ANY = [arm for arm in ARMS if arm != "vine"]
 EXACT = ("token_id", "episode_start", "group", "finished", "section", "kind", "reward",
          "reward_answer", "reward_format", "prompt_ids", "prompt_start")

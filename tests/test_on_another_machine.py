@@ -1,5 +1,5 @@
-"""A machine unlike ours: torch's plainest kernels, no /proc, nothing that Linux alone has, the locale
-C, a home that cannot be written, and a path with a blank and an umlaut."""
+"""A machine unlike ours: torch's plainest kernels, no /proc and nothing that Linux alone has, the
+locale C, a home that cannot be written, and a path with a blank and an umlaut."""
 import os
 import shutil
 import subprocess

@@ -146,7 +146,7 @@ def test_an_ordinary_flag_tells_runs_apart():
 def test_every_setting_says_what_it_is():
     """Two runs of the same numbers may differ in how they are made, and in nothing else."""
     how_it_is_made = {"device", "checkpointing", "offload_optimizer", "shard", "deterministic",
-                      "threads", "micro_batch", "rollouts_timeout", "sample_every", "change_every",
+                      "threads", "micro_batch", "rollouts_timeout", "sample_every", "change_every", "track",
                       "checkpoint_every", "save_model"}
     assert with_property("changeable", True) == how_it_is_made | {"steps", "rollouts"}
     assert with_property("in_name", False) == how_it_is_made | {
