@@ -42,7 +42,7 @@ from engine.forward import (batch_sums, frozen_log_probs, micro_batches, over_an
                             response_log_probs)
 from engine.optimizer import Optimizer, clip_and_step
 from engine.policy import RunSettings
-from engine.rollouts import Rollouts
+from engine.rollouts import Rollouts, double
 from qwen2_model import Qwen2
 
 Columns = dict[str, Tensor]  # a tensor (B, T) for each new column of the credit file
@@ -77,10 +77,11 @@ def rescaling(weight: Tensor, rollouts: Rollouts, rescale_to: str) -> float:
     """
     if rescale_to == "none":
         return 1.0
-    unweighted = rollouts.mask.double()  # what a token of weight 1 adds to the sum: 1 or abs(A) s
+    weight = double(weight)
+    unweighted = double(rollouts.mask)  # what a token of weight 1 adds to the sum: 1 or abs(A) s
     if rescale_to == "gradient":
         s = gradient_size(rollouts.log_prob, rollouts.collision)
-        unweighted = unweighted * rollouts.advantage.abs() * s
+        unweighted = unweighted * double(rollouts.advantage.abs()) * double(s)
     wanted_sum = unweighted.sum().item()
     weighted_sum = (weight * unweighted).sum().item()
     if wanted_sum == 0:
@@ -111,24 +112,27 @@ def length_scaling(length: Tensor, loss_norm: str, max_new_tokens: int) -> Tenso
 
 def group_mean(value: Tensor, group: Tensor) -> Tensor:
     """(B,) -> (B,): the mean of each answer's group. It is computed in float64, because in float32
-    the mean of equal rewards can differ from them in the last digit."""
+    the mean of equal rewards can differ from them in the last digit. It is on the CPU."""
+    group = group.cpu()
     count = torch.bincount(group)
-    total = torch.zeros_like(count, dtype=torch.float64).index_add(0, group, value.double())
+    total = torch.zeros_like(count, dtype=torch.float64).index_add(0, group, double(value))
     return (total / count)[group]
 
 
 def centred(value: Tensor, group: Tensor) -> Tensor:
     """(B,) -> (B,): value minus its group's mean; exactly 0 if the group's values are equal."""
-    difference = value.double() - group_mean(value, group)
-    return torch.where(difference.abs() < 1e-8, 0.0, difference).float()
+    difference = double(value) - group_mean(value, group)
+    centred = torch.where(difference.abs() < 1e-8, 0.0, difference).float()
+    return centred.to(value.device)
 
 
 def group_z_score(value: Tensor, group: Tensor, epsilon: float = 1e-4) -> Tensor:
     """(B,) -> (B,): (value - mean) / (std + epsilon) within its group, where the std divides by the
     number of answers; exactly 0 if all values of the group are equal."""
-    difference = value.double() - group_mean(value, group)
+    difference = double(value) - group_mean(value, group)
     std = group_mean(difference.square(), group).sqrt()
-    return torch.where(std < 1e-8, 0.0, difference / (std + epsilon)).float()
+    z_score = torch.where(std < 1e-8, 0.0, difference / (std + epsilon)).float()
+    return z_score.to(value.device)
 
 
 def to_every_token(value: Tensor, rollouts: Rollouts) -> Tensor:
@@ -351,7 +355,7 @@ def change_metrics(change: Tensor, push: Tensor) -> Metrics:
     Tables write A w s^2 for the push. There w is what is c w here, and m is left out.
     """
     pushed = push != 0
-    change, push = change[pushed].double(), push[pushed].double()
+    change, push = double(change[pushed]), double(push[pushed])
     up, down = push.clamp(min=0), -push.clamp(max=0)
     fell, rose = up * (change < 0), down * (change > 0)
     total = batch_sums(

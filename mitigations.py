@@ -40,7 +40,7 @@ from engine.choices import (ADVANTAGES, LOSSES, MITIGATIONS, Method, Metrics, ad
                             checked_credit, metrics_of, mitigation)
 from engine.errors import UserError
 from engine.policy import Policy
-from engine.rollouts import Rollouts
+from engine.rollouts import Rollouts, double
 from engine.tokens import ANSWER, NUMBER, OPERATOR, TAG, THINK, WORD
 from grpo import centred, gradient_size, rescaling, to_every_token
 from harness.flags import Count, NotNegative, Percent, Positive, Range, Share
@@ -135,9 +135,9 @@ def entropy_masking(rollouts: Rollouts, *, mask_percentile: Percent = 80.0) -> T
     """The weight is 1 where the entropy is at or above this percentile of the batch, and 0
     elsewhere (arXiv 2506.01939). The paper does not rescale the weights, which is --rescale none
     here."""
-    entropy = rollouts.entropy.double()
-    threshold = float(np.percentile(entropy[rollouts.mask].cpu().numpy(), mask_percentile))
-    return (entropy >= threshold).float()
+    entropy = double(rollouts.entropy)
+    threshold = float(np.percentile(entropy[rollouts.mask.cpu()].numpy(), mask_percentile))
+    return (entropy >= threshold).to(rollouts.entropy)
 
 
 @mitigation

@@ -30,7 +30,7 @@ import torch
 
 from engine.choices import WHOLE_ANSWERS, Method, checked_credit
 from engine.policy import Policy, derived_seed
-from engine.rollouts import Rollouts
+from engine.rollouts import Rollouts, double
 from grpo import update, update_with_change
 from harness.load import (answers_from, initial_model, load_optimizer, load_policy,
                           make_advantage, make_weighting)
@@ -140,7 +140,7 @@ def answer_held_out(policy: Policy, s: Settings, step: int, mode: str) -> Json:
                           is_greedy)
         known = {**part.scores, "length": part.length, "finished": part.finished}
         for name, values in found.items():
-            values += known[name].double().view(-1, each).mean(1).tolist()
+            values += double(known[name]).view(-1, each).mean(1).tolist()
         for index in to_show:
             if start <= index < start + at_once:
                 examples[index] = example(part, (index - start) * each, titles[index])

@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from engine.choices import advantage
-from engine.rollouts import Rollouts
+from engine.rollouts import Rollouts, double
 from grpo import centred, gradient_size, group_mean, group_z_score, to_every_token
 
 
@@ -54,8 +54,8 @@ def paid_parts(rollouts: Rollouts) -> list[str]:
     """The parts of the reward that are paid in this batch: those with a positive coefficient if the
     reward is written as a sum of parts, each times a number (least squares)."""
     parts = [part for part in rollouts.scores if part != "reward"]
-    columns = torch.stack([rollouts.scores[part] for part in parts], 1).double()
-    reward = rollouts.reward.double()
+    columns = double(torch.stack([rollouts.scores[part] for part in parts], 1))
+    reward = double(rollouts.reward)
     coefficients = torch.linalg.pinv(columns - columns.mean(0)) @ (reward - reward.mean())
     paid = [part for part, number in zip(parts, coefficients.tolist()) if number > 1e-3]
     return paid or ["reward"]

@@ -43,7 +43,7 @@ class WithHints:
         hints = [hint_for(rollouts, row, right) for row in range(len(rollouts.texts))]
         known = torch.tensor([hint is not None for hint in hints])
         found = read_with_hints(self.policy, rollouts, hints)
-        self.metrics["hinted_share"] = known.double().mean().item()
+        self.metrics["hinted_share"] = known.float().mean().item()
         return replace(found, known=known.to(rollouts.mask.device))
 
 

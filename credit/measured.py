@@ -22,7 +22,7 @@ from credit.monte_carlo import Positions, continuation_rewards
 from engine.choices import Metrics, advantage, mitigation
 from engine.errors import UserError
 from engine.policy import Policy
-from engine.rollouts import Rollouts
+from engine.rollouts import Rollouts, double
 from harness.flags import Flag
 
 Count = typing.Annotated[int, Flag(4, "how many answers with another token in its place are "
@@ -94,7 +94,7 @@ def refuse_other_temperatures(policy: Policy) -> None:
 
 def probability_of_others(rollouts: Rollouts) -> torch.Tensor:
     """(B, T) on the CPU: the probability of another token, 1 - p; 0 beyond the mask."""
-    return (-torch.expm1(rollouts.log_prob.double()) * rollouts.mask).cpu()
+    return -torch.expm1(double(rollouts.log_prob)) * rollouts.mask.cpu()
 
 
 def credit_at(policy: Policy, rollouts: Rollouts, positions: Positions,
@@ -122,7 +122,7 @@ def deviations(policy: Policy, rollouts: Rollouts, positions: Positions, counts:
         prefixes += [(groups[b], tuple(ids[b][:t]))] * count
         own_tokens += [ids[b][t]] * count
     rewards, spent = continuation_rewards(policy, rollouts, prefixes, 1, progress, own_tokens)
-    return list(rewards[:, 0].double().cpu().split(counts)), spent
+    return list(double(rewards[:, 0]).split(counts)), spent
 
 
 def chain(rollouts: Rollouts, other_probability: torch.Tensor, others: torch.Tensor,
@@ -133,7 +133,7 @@ def chain(rollouts: Rollouts, other_probability: torch.Tensor, others: torch.Ten
     their variance. An O_t that was not measured is NaN, and there the credit is 0. The credit is
     linear in the O_t, so its variance follows from theirs.
     """
-    mask, worth = rollouts.mask.cpu(), rollouts.reward.double().cpu()
+    mask, worth = rollouts.mask.cpu(), double(rollouts.reward)
     credit = torch.zeros(mask.shape, dtype=torch.float64)
     credit_variance, worth_variance = torch.zeros_like(credit), torch.zeros_like(worth)
     for t in range(mask.shape[1] - 1, -1, -1):

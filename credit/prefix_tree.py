@@ -27,7 +27,7 @@ def prefix_tree(rollouts: Rollouts, *, tree_scale: NotNegative = 1.0) -> torch.T
     after = [group_mean(z, node) for node in paths(rollouts).T]
     before = [group_mean(z, rollouts.group), *after[:-1]]
     step = torch.stack(after, 1) - torch.stack(before, 1)
-    return to_every_token(z, rollouts) + tree_scale * step.float()
+    return to_every_token(z, rollouts) + tree_scale * step.to(z)
 
 
 @mitigation

@@ -222,10 +222,10 @@ def common_prefix(prompts: list[list[int]]) -> int:
 
 
 def send(x: Tensor, device: torch.device) -> Tensor:
-    """Send a tensor from the CPU to the device. It is first put into page-locked memory, from which
-    a GPU reads it later by itself, so that the CPU does not wait."""
-    if device.type == "cpu":
-        return x
+    """Send a tensor from the CPU to the device. With CUDA it is first put into page-locked memory,
+    from which a GPU reads it later by itself, so that the CPU does not wait."""
+    if device.type != "cuda":
+        return x.to(device)
     return x.pin_memory().to(device, non_blocking=True)
 
 

@@ -41,6 +41,16 @@ class Task(Protocol[TaskProblem]):
     def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]: ...
 
 
+def double(values: Tensor) -> Tensor:
+    """The values in float64, on the CPU, because Apple's GPUs have no such numbers."""
+    return values.detach().cpu().double()
+
+
+def has_format(task: object) -> bool:
+    """Whether a task scores the format of answers. One that is no more than a reward does not."""
+    return bool(getattr(task, "has_format", True))
+
+
 class Forward(Protocol):
     """Access to one more forward pass over a batch (engine/policy.py)."""
     def look(self, rollouts: "Rollouts", attention: bool = False) -> dict[str, Tensor]: ...

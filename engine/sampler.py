@@ -304,8 +304,8 @@ class Decoding:
 def step_until_done(decoding: Decoding, longest: int) -> None:
     """Sample tokens 1 to longest - 1, or stop when every row is done."""
     cache, device = decoding.cache, decoding.line.device
-    pace = PACE[device.type]
-    if device.type != "cpu":
+    pace = PACE["cuda" if device.type == "cuda" else "cpu"]
+    if device.type == "cuda":
         from engine.recording import Recording
     recording: Recording | None = None
     step = decoding.step
@@ -331,7 +331,7 @@ def step_until_done(decoding: Decoding, longest: int) -> None:
         if needed_slots > window:
             window = min(t + pace.window - 1, cache.slots)
             cache.set_window(window)
-            if device.type != "cpu":
+            if device.type == "cuda":
                 step = recording = Recording(decoding.step, recording)
         for _ in range(count):
             step()
@@ -339,8 +339,8 @@ def step_until_done(decoding: Decoding, longest: int) -> None:
 
 
 def stream_of(device: torch.device) -> AbstractContextManager[None]:
-    """A context in which a GPU's steps can be recorded; on a CPU it does nothing."""
-    if device.type == "cpu":
+    """A context in which CUDA's steps can be recorded; elsewhere it does nothing."""
+    if device.type != "cuda":
         return nullcontext()
     from engine.recording import ready_to_record
     return ready_to_record(device)

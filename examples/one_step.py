@@ -86,15 +86,20 @@ def one_step(folder: Path, step: int = 1) -> Qwen2:
     ids, mask = sampled.tokens, sampled.mask                                         # (B, T) each
 
     # Stage 4: reward each answer by its text.
-    texts = [tokenizer.decode(row[inside].tolist(), skip_special_tokens=False)
-             for row, inside in zip(ids, mask)]
-    reward = torch.tensor([task.score(problem, text)["reward"] for text in texts])   # (B,)
+    rewards = []
+    for b in range(ANSWERS):
+        ids_of_answer = ids[b, mask[b]].tolist()
+        text = tokenizer.decode(ids_of_answer, skip_special_tokens=False)
+        score = task.score(problem, text)
+        rewards.append(score["reward"])
+    reward = torch.tensor(rewards)                                                   # (B,)
 
     # Stage 5: compare the answers with each other. An answer's advantage is (its reward - the mean
     # reward of its group) / (the standard deviation of the group's rewards + 0.0001). All sixteen
     # answer problem number 0, so they are one group. Every token gets its answer's advantage.
     group = torch.zeros(ANSWERS, dtype=torch.long)                                   # (B,)
-    advantage = group_z_score(reward, group)[:, None] * mask                         # (B, T)
+    advantage_of_answer = group_z_score(reward, group)                               # (B,)
+    advantage = advantage_of_answer[:, None] * mask                                  # (B, T)
 
     # Stage 6: weight the tokens. In plain GRPO each has weight 1. Your own idea would go here.
     weight = torch.ones_like(sampled.log_prob)                                       # (B, T)
@@ -105,7 +110,8 @@ def one_step(folder: Path, step: int = 1) -> Qwen2:
     log_prob = log_probs(model, prompt, ids)                                         # (B, T)
     # Both must agree. If logits are read one position too late, no error is raised, but this gap
     # is large.
-    gap = ((log_prob - sampled.log_prob) * mask).abs().max()
+    difference = (log_prob - sampled.log_prob) * mask
+    gap = difference.abs().max()
     # The loss is -sum(weight * advantage * log_prob * mask) / N, with N tokens in all answers.
     # Why does a step against the gradient of this loss raise the expected reward?
     #   1. The expected reward is the sum of probability * reward over all possible answers.
@@ -120,7 +126,8 @@ def one_step(folder: Path, step: int = 1) -> Qwen2:
     # answers. After the step they are no longer its samples, so each step samples new ones. That is
     # also why there is no ratio of new to old probability as in PPO, and no clipping: before the
     # first update with a batch the ratio is 1. A KL term is left out as well.
-    loss = policy_loss(log_prob, advantage, weight, mask, total=int(mask.sum()))
+    N = int(mask.sum())
+    loss = policy_loss(log_prob, advantage, weight, mask, total=N)
     loss.backward()
 
     # Stage 8: limit the gradient to the norm MAX_GRAD_NORM, and move the parameters. `norm` is the
@@ -130,32 +137,28 @@ def one_step(folder: Path, step: int = 1) -> Qwen2:
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
     optimizer.step()
 
-    # Stage 9: compute how probable the same tokens are after the update, and sum them by answer.
+    # Stage 9: compute how probable the same tokens are after the update.
     log_prob = log_prob.detach()
     with torch.no_grad():
         log_prob_after = log_probs(model, prompt, ids)                               # (B, T)
-    before, after = (log_prob * mask).sum(1), (log_prob_after * mask).sum(1)         # (B,) each
 
     print(f"problem {name}: rewards have mean {reward.mean():.4f} and standard "
           f"deviation {reward.std(correction=0):.4f}")
     print(f"the log-probs of training differ from those of the sampler by at most {gap:.2g}")
     print(f"the gradient has norm {norm:.3g} (limited to {MAX_GRAD_NORM:g}), and AdamW's learning "
           f"rate is {learning_rate:g}\n")
-    print("answer  tokens  reward  advantage   log-prob before    after   change")
-    for b in range(ANSWERS):
-        print(f"{b:6}  {mask[b].sum():6}  {reward[b]:6.2f}  {advantage[b, 0]:+9.3f}  "
-              f"{before[b]:16.3f} {after[b]:8.3f}  {after[b] - before[b]:+7.3f}")
-    rose_anyway = [b for b in range(ANSWERS) if advantage[b, 0] < 0 and after[b] > before[b]]
-    if rose_anyway:
-        print("\nAnswers that became more probable in spite of a negative advantage: "
-              f"{', '.join(map(str, rose_anyway))}.\nAll answers share the model's parameters, so "
-              "each answer's term of the loss moves all of them.")
+    show_answers(mask, reward, advantage_of_answer, log_prob, log_prob_after)
     best = int(reward.argmax())
-    columns = {"log-prob before": log_prob, "advantage": advantage, "weight": weight,
-               "term of the loss": -weight * advantage * log_prob / mask.sum(),
-               "log-prob after": log_prob_after, "change": log_prob_after - log_prob}
-    pieces = [tokenizer.decode([token]) for token in ids[best, mask[best]].tolist()]
-    show_tokens(best, pieces, {heading: values[best] for heading, values in columns.items()})
+    texts = []
+    for token in ids[best, mask[best]].tolist():
+        texts.append(tokenizer.decode([token]))
+    show_tokens(best, texts, {
+        "log-prob before": log_prob[best],
+        "advantage": advantage[best],
+        "weight": weight[best],
+        "term of the loss": -weight[best] * advantage[best] * log_prob[best] / N,
+        "log-prob after": log_prob_after[best],
+        "change": log_prob_after[best] - log_prob[best]})
     if reward.max() == reward.min():
         print("\nAll answers have the same reward, so this problem teaches nothing. Take another: "
               f"python examples/one_step.py {folder} {step + 1}")
@@ -168,25 +171,52 @@ def settings_of(folder: Path) -> tuple[Task, float, int]:
     recipe = folder / "recipe.json"
     settings = WITHOUT_RECIPE
     if recipe.exists():
-        settings = {"learning_rate": 5e-6, "max_new_tokens": 512, **json.loads(recipe.read_text())}
+        settings = {"learning_rate": 5e-6, "max_new_tokens": 512}
+        settings.update(json.loads(recipe.read_text()))
     # A recipe has settings of the task, such as numbers="3", and others, such as the number of
     # steps. The task gets those that it has a field for.
-    names_of_task = {field.name for field in fields(Task)}
-    task = Task(**{name: settings[name] for name in settings if name in names_of_task})
-    return task, settings["learning_rate"], settings["max_new_tokens"]
+    of_task = {}
+    for field in fields(Task):
+        if field.name in settings:
+            of_task[field.name] = settings[field.name]
+    return Task(**of_task), settings["learning_rate"], settings["max_new_tokens"]
+
+
+def show_answers(mask: Tensor, reward: Tensor, advantage: Tensor, log_prob: Tensor,
+                 log_prob_after: Tensor) -> None:
+    """Print a line for each answer. Its log-prob is the sum over its tokens. `mask` and the
+    log-probs are (B, T), reward and advantage (B,)."""
+    before = (log_prob * mask).sum(1)
+    after = (log_prob_after * mask).sum(1)
+    change = after - before
+    length = mask.sum(1)
+    print("answer  tokens  reward  advantage   log-prob before    after   change")
+    rose_anyway = []
+    for b in range(ANSWERS):
+        print(f"{b:6}  {length[b]:6}  {reward[b]:6.2f}  {advantage[b]:+9.3f}  "
+              f"{before[b]:16.3f} {after[b]:8.3f}  {change[b]:+7.3f}")
+        if advantage[b] < 0 and change[b] > 0:
+            rose_anyway.append(str(b))
+    if rose_anyway:
+        print("\nAnswers that became more probable in spite of a negative advantage: "
+              f"{', '.join(rose_anyway)}.\nAll answers share the model's parameters, so "
+              "each answer's term of the loss moves all of them.")
 
 
 def show_tokens(answer: int, texts: list[str], columns: dict[str, Tensor]) -> None:
     """Print some of an answer's tokens: those that the model was least sure of, in the order of the
-    answer. Each column is a row of a tensor (B, T), with a number for each position."""
+    answer. Each column has a number for each of its tokens, and after them for the padding."""
     log_prob = columns["log-prob before"][:len(texts)]
-    positions = sorted(log_prob.argsort()[:SHOWN_TOKENS].tolist())
-    print(f"\nThe {len(positions)} tokens of answer {answer} that the model was least sure of. A "
+    least_sure = log_prob.argsort()[:SHOWN_TOKENS].tolist()
+    print(f"\nThe {len(least_sure)} tokens of answer {answer} that the model was least sure of. A "
           "term of the loss is\n-weight * advantage * log-prob / N, with N tokens in all answers:\n"
           f"\nposition  token      {'  '.join(columns)}")
-    for t in positions:
-        numbers = [f"{values[t]:+{len(heading)}.4f}" for heading, values in columns.items()]
-        print(f"{t:8}  {texts[t]!r:10} {'  '.join(numbers)}")
+    for t in sorted(least_sure):
+        line = f"{t:8}  {texts[t]!r:10}"
+        for heading, values in columns.items():
+            width = len(heading)
+            line += f" {values[t]:+{width}.4f} "
+        print(line.rstrip())
 
 
 def log_probs(model: Qwen2, prompt: list[int], answers: Tensor) -> Tensor:
@@ -198,9 +228,12 @@ def log_probs(model: Qwen2, prompt: list[int], answers: Tensor) -> Tensor:
     at the answer's last one to no token.
     """
     prompts = torch.tensor([prompt] * len(answers))                                  # (B, P)
-    logits = model(torch.cat([prompts, answers], dim=1))            # (B, P + T, vocabulary)
+    sequences = torch.cat([prompts, answers], dim=1)                # (B, P + T)
+    logits = model(sequences)                                       # (B, P + T, vocabulary)
     predictions = logits[:, len(prompt) - 1:-1]                     # (B, T, vocabulary)
-    return predictions.log_softmax(-1).gather(2, answers[:, :, None]).squeeze(2)     # (B, T)
+    log_prob = predictions.log_softmax(-1)                          # (B, T, vocabulary)
+    of_answer = log_prob.gather(2, answers[:, :, None])             # (B, T, 1)
+    return of_answer.squeeze(2)                                                      # (B, T)
 
 
 if __name__ == "__main__":

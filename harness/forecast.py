@@ -1,17 +1,10 @@
-"""A forecast for a large model on a CPU, made before it trains: how long a step and an evaluation
-will take, how much memory and disk the run needs, and which type is faster.
-
-The model is not run. One matrix product is timed, and the time is computed from it: a forward pass
-is 2 operations a parameter and token, an update 6 (forward, and twice as much backward). Every
-answer is counted with its largest length, so a run whose answers are shorter takes less. A small
-batch reaches less than the speed of one product, so a run of short answers may also take longer: 8
-seconds a step were seen where 4 had been forecast. From the first step on, the column `left` is
-about what was measured (Run.seconds_left).
+"""What is told of a large model on a CPU before it trains: how much memory and disk the run needs,
+and which type is faster. The time is not forecast: after the first step the column `left` is about
+what was measured (Run.seconds_left).
 """
 import os
 import re
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from timeit import repeat
@@ -19,13 +12,10 @@ from timeit import repeat
 import torch
 
 from engine import processes
-from engine.packing import common_prefix
-from engine.policy import Policy, encode_prompts
 from harness.memory import should_keep_memory
-from harness.settings import MODES, Settings
-from qwen2_model import ModelConfig, Qwen2, linear, product_type
+from harness.settings import Settings
+from qwen2_model import ModelConfig, Qwen2, linear
 
-REACHED = 0.7  # a whole step reaches this share of the speed of one product
 WRITTEN = 1e8  # bytes that a slow disk takes in a second, where none was timed yet
 # bytes a parameter
 TRAINING = 18  # 16 for weights, gradient and two moments, 2 for tensors that come and go
@@ -36,55 +26,11 @@ SAVED = 12     # on disk: weights and moments in a checkpoint
 MEMORY = Path("/proc/meminfo")  # of Linux
 
 
-def forecast(s: Settings, policy: Policy) -> list[str]:
-    """Two sentences about a run: time, then memory and disk."""
-    size = sum(parameter.numel() for parameter in policy.model.parameters())
-    step, evaluation = seconds_of_step(s, policy, size), seconds_of_evaluation(s, policy, size)
-    evaluations = 1 + -(-s.steps // s.eval_every) if s.eval_every else 0
-    of_evaluation = f"{in_words(evaluation)} for an evaluation, " if evaluations else ""
-    saves = -(-s.steps // s.checkpoint_every) if s.checkpoint_every else int(s.save_model)
-    in_all = s.steps * step + evaluations * evaluation + saves * seconds_of_saving(s, size)
-    gigabytes = memory_of(s, policy.model) / 1e9
-    return [f"forecast for this CPU: about {in_words(step)} for a step, {of_evaluation}and "
-            f"{in_words(in_all)} in all, if every answer had the full {s.max_new_tokens} tokens. "
-            "Shorter answers take less time, and the column `left` comes from the steps made so "
-            "far",
-            f"the run needs about {gigabytes:.0f} GB of memory; {disk_of(s, size)}"]
-
-
-def seconds_of_step(s: Settings, policy: Policy, size: int) -> float:
-    answers = s.questions * s.answers
-    tokens = answers * s.max_new_tokens
-    sampled = prompt_tokens(s, policy, answers) + tokens
-    trained = prompt_tokens(s, policy, s.micro_batch) + tokens
-    return (seconds_of(2 * size * sampled, policy, answers)
-            + seconds_of(6 * size * trained, policy, 512))
-
-
-def seconds_of_evaluation(s: Settings, policy: Policy, size: int) -> float:
-    if not s.eval_every:
-        return 0.0
-    sampled = s.eval_tasks * s.eval_answers
-    if "greedy" in MODES[s.eval_modes]:
-        sampled += s.eval_tasks
-    # as many problems at a time as a batch has answers, each with its prompt
-    at_once = s.questions * s.answers
-    prompts = sampled * prompt_tokens(s, policy, at_once) / s.questions
-    return seconds_of(2 * size * (prompts + sampled * s.max_new_tokens), policy, at_once)
-
-
-def prompt_tokens(s: Settings, policy: Policy, at_once: int) -> int:
-    """The number of prompt tokens that a step computes, if so many answers are computed at a time.
-
-    The tokens that all prompts begin with are computed once in each part of the batch, the others
-    of a prompt once in each part that has an answer to it (engine/packing.py).
-    """
-    problems = policy.task.training_problems(s.seed, 1, s.questions)
-    prompts = encode_prompts(policy.tokenizer, policy.task, problems)
-    prefix = common_prefix(prompts)
-    parts = -(-s.questions * s.answers // at_once)
-    parts_of_problem = -(-s.answers // at_once)
-    return parts * prefix + parts_of_problem * sum(len(prompt) - prefix for prompt in prompts)
+def forecast(s: Settings, model: Qwen2) -> str:
+    size = sum(parameter.numel() for parameter in model.parameters())
+    return (f"the run needs about {memory_of(s, model) / 1e9:.0f} GB of memory; "
+            f"{disk_of(s, size)}. How long it takes is known after the first step: the column "
+            "`left`")
 
 
 def memory_of(s: Settings, model: Qwen2) -> int:
@@ -116,10 +62,12 @@ def bytes_of_activations(s: Settings, config: ModelConfig) -> int:
 def available_memory() -> float:
     """Bytes that new programs can have before the machine is short of memory: what Linux says, or
     half of all there is if the system does not say it."""
-    if MEMORY.exists():
-        found = re.search(r"MemAvailable: *(\d+) kB", MEMORY.read_text())
-        if found:
-            return 1024 * float(found[1])
+    try:
+        told = MEMORY.read_text()
+    except OSError:  # another system
+        told = ""
+    if found := re.search(r"MemAvailable: *(\d+) kB", told):
+        return 1024 * float(found[1])
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2
 
 
@@ -132,6 +80,12 @@ def disk_of(s: Settings, size: int) -> str:
     return "nothing of the model is written to disk"
 
 
+def size_of_checkpoint(model: Qwen2) -> str:
+    """5.9 GB (59 s on a slow disk)"""
+    size = SAVED * sum(parameter.numel() for parameter in model.parameters())
+    return f"{size / 1e9:.1f} GB ({size / WRITTEN:.0f} s on a slow disk)"
+
+
 def bytes_saved(s: Settings) -> int:
     """Bytes a parameter in a checkpoint, or without checkpoints in the model that is kept."""
     if s.checkpoint_every:
@@ -142,27 +96,6 @@ def bytes_saved(s: Settings) -> int:
 def seconds_of_saving(s: Settings, size: int) -> float:
     """Seconds of a checkpoint, or of the model that is kept at the end, on a slow disk."""
     return bytes_saved(s) * size / WRITTEN
-
-
-def seconds_of(operations: float, policy: Policy, rows: int) -> float:
-    """Seconds, by the speed of the largest product of a layer with so many rows."""
-    config, device = policy.model.config, policy.model.device
-    dtype = product_type(policy.model.compute_dtype, device)
-    left = torch.ones(rows, config.hidden_size, dtype=dtype)
-    right = torch.ones(config.hidden_size, 2 * config.intermediate_size, dtype=dtype)
-    left @ right  # the first one warms up
-    start, count = time.perf_counter(), 0
-    while time.perf_counter() - start < 0.2:
-        left @ right
-        count += 1
-    speed = count * 2 * left.numel() * right.shape[1] / (time.perf_counter() - start)
-    return operations / (REACHED * speed)
-
-
-def in_words(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def compare_types(chosen: str) -> None:

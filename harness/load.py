@@ -22,6 +22,7 @@ from engine.tokens import KINDS, SECTIONS, load_tokenizer
 from harness.flags import flags_of
 from harness.record import Json, find_folder
 from harness.run import Run
+from harness.screen import say
 from harness.settings import OWN_SAMPLER, Settings, load_task
 from qwen2_model import Qwen2
 
@@ -226,9 +227,13 @@ def compute_the_same_every_time(wanted: bool) -> None:
 def pick_device(name: str) -> torch.device:
     """The device with this name. A GPU becomes PyTorch's current one, on which graphs are
     recorded."""
-    if not re.fullmatch("cpu|cuda(:[0-9]+)?", name):
-        raise UserError(f"--device {name}: only cpu, cuda and cuda:N are implemented")
-    if name != "cpu":
+    if not re.fullmatch("cpu|mps|cuda(:[0-9]+)?", name):
+        raise UserError(f"--device {name}: only cpu, cuda, cuda:N and mps are implemented")
+    if name == "mps":
+        if not torch.backends.mps.is_available():
+            raise UserError("--device mps: PyTorch sees no Apple GPU here")
+        say("--device mps: this program was never run on an Apple GPU. --device cpu is tested")
+    elif name != "cpu":
         number, count = int(name.partition(":")[2] or 0), torch.cuda.device_count()
         if number >= count:
             raise UserError(f"--device {name}: PyTorch sees {count} CUDA devices here")

@@ -1,7 +1,9 @@
 """The parser with which all programs read their command lines."""
 import argparse
 import difflib
+import os
 import re
+import sys
 import typing
 from collections.abc import Callable, Collection, Mapping
 from types import SimpleNamespace
@@ -30,6 +32,9 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"{argument}: -- is no value of a flag")
         return super().parse_known_args(args, namespace)
 
+    def print_help(self, file: typing.Any = None) -> None:
+        print_text(self.format_help())
+
     def read(self, argv: list[str], about_unknown: Callable[[str], str] = lambda _: "") -> Json:
         """The values that were typed; --max-new-tokens is --max_new_tokens. `about_unknown` may
         say more about a name that is no flag."""
@@ -53,6 +58,14 @@ class Parser(argparse.ArgumentParser):
             given[name] = value_of(given[name], self.flags[name])
             check_value(name, given[name], self.flags[name])
         return given
+
+
+def print_text(text: str) -> None:
+    """Print a text that may be read in part, as in `--help | head`: that is no error."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the rest goes nowhere
 
 
 def make_parser(usage: str, description: str | None, flags: Mapping[str, Flag], epilog: str = "",

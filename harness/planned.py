@@ -28,7 +28,7 @@ from harness.settings import Settings, is_large, make_settings, read_flags
 from qwen2_model import Qwen2
 
 PAUSE = 0.5             # seconds between two looks at the processes
-AT_ONCE = b"\nstopping. A run that is not finished will start again from step 1\n"
+AT_ONCE = "stopping. A run that is not finished will start again from step 1"
 PR_SET_PDEATHSIG = 1    # <sys/prctl.h>
 SPARE = 1.2             # side by side, runs get a fifth more memory than the forecast says
 PROCESSES = Flag(0, "how many runs are made at a time. 0 means one for each core that this program "

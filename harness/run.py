@@ -12,7 +12,7 @@ import json
 import shutil
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import mean
@@ -26,13 +26,13 @@ from engine.model_folder import write_model_folder, write_tensors
 from engine.optimizer import AdamW, optimizer_tensors, parameters_by_name
 from engine.policy import Policy
 from engine.processes import refuse_undefined
-from engine.rollouts import Rollouts
+from engine.rollouts import Rollouts, has_format
 from harness.made_of import (has_opened_more, state_of_checkpoint, watch_opened_files,
                              write_down)
 from harness.metrics import STAGES, Watch
 from harness.record import (Json, RunFolder, credit_path, make_run, provenance, read_lines, remove,
                             whole, write_credit)
-from harness.screen import (StopRequest, in_users_code, place_of, print_evaluation,
+from harness.screen import (AGAIN, MESSAGE, StopRequest, in_users_code, place_of, print_evaluation,
                             print_outcome, print_step, python_command, say)
 from harness.settings import CHANGEABLE, MODES, Settings, is_large, make_settings, read_flags
 
@@ -136,6 +136,7 @@ class Run:
         self.took: dict[str, float] = {}  # seconds of the last "update", "sampled", "save", ...
         self.watch = Watch()
         self.travels_along: dict[str, bytes] = {}  # files of the model's folder, by name
+        self.tracker: Callable[[Json, int], object] | None = None  # --track
         self.start, self.cleanup = time.monotonic(), ExitStack()
 
     def begin(self, policy: Policy, optimizer: AdamW, methods: Mapping[str, Method]) -> None:
@@ -150,21 +151,37 @@ class Run:
         if self.is_new:
             self.begin_folder()
         else:
-            from harness.resume import load_state, take_over
-            if self.checkpoint:
-                load_state(self.checkpoint, optimizer, self.parameters, methods)
-            take_over(self.settings, self.folder, self.done)
-            if self.folder.writes:
-                self.made_of = write_down(self.folder.path, self.settings, self.accepted)
-            for line in read_lines(self.folder.path / "metrics.jsonl"):
-                self.watch.advice(line)  # it was told when the step was made
+            self.read_back()
         if policy.model.is_large:
             from harness.memory import keep_memory, should_keep_memory
             if should_keep_memory(policy.model):
                 keep_memory()
-        self.stop = self.cleanup.enter_context(StopRequest())
+        if self.settings.track != "none" and self.folder.writes and processes.is_main_process():
+            from harness.track import tracking
+            self.tracker = self.cleanup.enter_context(tracking(
+                self.settings.track, self.folder.path, self.done, self.settings.to_json()))
+        self.stop = self.cleanup.enter_context(StopRequest(self.stop_message()))
         if self.settings.eval_every:  # the task remembers them, and refuses to train on one
             policy.task.held_out_problems(self.settings.eval_tasks)
+
+    def read_back(self) -> None:
+        """Read the state of a run that is resumed, and remove what it wrote after that."""
+        from harness.resume import load_state, take_over
+        if self.checkpoint:
+            load_state(self.checkpoint, self.optimizer, self.parameters, self.methods)
+        take_over(self.settings, self.folder, self.done)
+        if self.folder.writes:
+            self.made_of = write_down(self.folder.path, self.settings, self.accepted)
+        for line in read_lines(self.folder.path / "metrics.jsonl"):
+            self.watch.advice(line)  # it was told when the step was made
+
+    def stop_message(self) -> str:
+        """What Ctrl-C is answered with. The checkpoint of a large model takes a while."""
+        if not self.policy.model.is_large:
+            return MESSAGE
+        from harness.forecast import size_of_checkpoint
+        return (f"stopping after this step, and then a checkpoint of "
+                f"{size_of_checkpoint(self.policy.model)} is written {AGAIN}")
 
     def begin_folder(self) -> None:
         """Make the folder of a new run. If the first step fails, it is removed again, so that it is
@@ -182,8 +199,7 @@ class Run:
                 "importance weights")
         if s.device == "cpu" and is_large(policy.folder):
             from harness.forecast import forecast
-            for sentence in forecast(s, policy):
-                say(f"  {sentence}")
+            say(f"  {forecast(s, policy.model)}")
         config = {**s.to_json(), "threads": torch.get_num_threads(), "ranks": processes.count(),
                   **provenance(), "reward": policy.task.reward, "columns_temperature": 1,
                   "model_config": model.config.to_json()}
@@ -254,11 +270,13 @@ class Run:
         for name, count in self.drawn.items():
             line[name] += count
         self.folder.append("metrics.jsonl", line)
+        self.track(line, "train")
         self.seconds.append(line["seconds"])
         for stage in STAGES:
             self.took[stage] = line[f"{stage}_seconds"]
         print_step(line, steps, self.seconds_left(line),
-                   with_header=step % 20 == 1 or step == self.done + 1)
+                   with_header=step % 20 == 1 or step == self.done + 1,
+                   with_format=has_format(self.policy.task))
         if advice := self.watch.advice(line):
             say(f"          {advice}")
         if self.policy.model.is_large:
@@ -268,8 +286,15 @@ class Run:
     def log_evaluation(self, line: Json, seconds: float) -> None:
         """Write a line of evaluations.jsonl, and print one."""
         self.folder.append("evaluations.jsonl", line)
+        self.track(line, f"held_out/{line['mode']}")
         self.took[line["mode"]] = seconds
-        print_evaluation(line, seconds)
+        print_evaluation(line, seconds, has_format(self.policy.task))
+
+    def track(self, line: Json, prefix: str) -> None:
+        """Show the numbers of a line in the program that --track names."""
+        if self.tracker:
+            from harness.track import numbers_of
+            self.tracker(numbers_of(line, prefix), line["step"])
 
     def seconds_left(self, line: Json) -> float:
         """An estimate of the time to the end of the run, after a step with these metrics. Steps,

@@ -28,7 +28,8 @@ from harness.record import Json
 EXAMPLES, MOST_OF_ANSWER = 3, 300  # answers shown at an evaluation, and characters of each
 TICK = 1.0  # seconds between two looks at a clock
 BOLD, GREEN, RED = "1", "1;32", "1;31"
-MESSAGE = b"\nstopping after this step (Ctrl-C again stops at once, at the last checkpoint)\n"
+AGAIN = "(Ctrl-C again stops at once, at the last checkpoint)"
+MESSAGE = f"stopping after this step {AGAIN}"
 # functions that call what a user may have written: a weighting, an advantage, a task
 CALL_USERS_CODE = {
     ("engine.choices", "checked_credit"),
@@ -126,7 +127,7 @@ class StopRequest:
     process."""
     requested = False
 
-    def __init__(self, message: bytes = MESSAGE):
+    def __init__(self, message: str = MESSAGE):
         self.message = message
 
     def __enter__(self) -> "StopRequest":
@@ -143,8 +144,19 @@ class StopRequest:
         if self.requested and processes.count() == 1:
             raise KeyboardInterrupt
         if not self.requested and processes.is_main_process():
-            os.write(sys.stdout.fileno(), self.message)  # print may be busy at this moment
+            write_from_handler(f"\n{self.message}\n")
         self.requested = True
+
+
+def write_from_handler(text: str) -> None:
+    """Write a text to stdout from a signal handler. It may have interrupted a print, so it writes
+    past the buffer of print, unless stdout is no file, as in a notebook."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except (AttributeError, OSError, ValueError):
+        sys.stdout.write(text)
+    else:
+        os.write(descriptor, text.encode())
 
 
 class Visible:
@@ -238,13 +250,15 @@ def python_command(*words: object) -> str:
     return shlex.join(["python", *map(str, words)])
 
 
-def print_step(line: Json, steps: int, seconds_left: float, with_header: bool) -> None:
+def print_step(line: Json, steps: int, seconds_left: float, with_header: bool,
+               with_format: bool) -> None:
     if with_header:
-        say(HEADER)
+        say(HEADER if with_format else HEADER.replace("  format", ""))
+    form = f"{line['reward_format']:8.2f}" if with_format else ""
     norm = "  skipped" if line["gradient_norm"] is None else f"{line['gradient_norm']:9.3f}"
     minutes, seconds = divmod(round(seconds_left), 60)
     say(f"{line['step']:4d}/{steps:<4d}{line['reward']:7.3f}{line['success']:9.1%}"
-        f"{line['reward_format']:8.2f}{line['length']:8.1f}{line['finished']:10.1%}"
+        f"{form}{line['length']:8.1f}{line['finished']:10.1%}"
         f"{line['entropy']:9.3f}  {norm}{line['tokens'] / line['seconds']:10.0f}"
         f"{minutes:7d}:{seconds:02d}")
     if line["skipped"]:
@@ -253,11 +267,12 @@ def print_step(line: Json, steps: int, seconds_left: float, with_header: bool) -
         say(f"          {line['weight_note']}")
 
 
-def print_evaluation(line: Json, seconds: float) -> None:
+def print_evaluation(line: Json, seconds: float, with_format: bool) -> None:
     """Print a line of evaluations.jsonl for people, and some of its sampled answers."""
+    form = f"format {line['format_mean']:.2f}, " if with_format else ""
     say(f"  held-out, {line['mode']:7s} {line['success']:6.1%}  95% interval "
         f"{line['success_low']:.1%} to {line['success_high']:.1%}  "
-        f"({len(line['answer'])} problems, format {line['format_mean']:.2f}, length "
+        f"({len(line['answer'])} problems, {form}length "
         f"{line['length_mean']:.0f}, finished {line['finished_mean']:.0%}, {seconds:.0f} s)")
     for shown in line["shown"] if line["mode"] == "sampled" else []:
         text = f"{shown['problem']}: {shown['text']}"

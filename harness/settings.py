@@ -20,7 +20,7 @@ from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
 from engine.errors import PROJECT, UserError, location_of, read_json
 from harness.flags import (MOST_THREADS, Flag, Requirement, Values, check_value, check_values,
                            flags_of, option, settled)
-from harness.parser import Parser, make_parser
+from harness.parser import Parser, make_parser, print_text
 from harness.record import Json, find_folder, run_config
 
 METHODS = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}
@@ -35,7 +35,7 @@ OTHER_NAMES = {  # that other trainers use
     "group_size": "--answers", "num_generations": "--answers", "max_steps": "--steps",
     "num_steps": "--steps", "max_tokens": "--max_new_tokens", "beta": "--kl", "output_dir": "--out",
     "max_completion_length": "--max_new_tokens", "gradient_checkpointing": "--checkpointing",
-    "wandb": "metrics.jsonl in the run's folder, with one line for each step",
+    "wandb": "--track wandb", "report_to": "--track",
     "strength": "the flag of a function with an argument of this name: def my_idea(rollouts, *, "
                 "strength: Positive = 1.0)"}
 
@@ -76,11 +76,15 @@ ABOUT_DEFAULTS = (
     "The defaults above are those for this model. They come from its folder's recipe.json and from "
     "--config, where there are such files.")
 
+USAGE = "python train.py [flags]"
 # headings of the help
 MODEL, PROBLEMS, SPREADING = "model and machine", "problems", "spreading credit over tokens"
 FROM_REWARD, LOSS, TRAINING = "from reward to advantage", "loss", "training"
 RECORD, CONTINUING = "evaluations, record and checkpoints", "continuing a run"
 OWN_FLAGS = "flags of the chosen task, weighting and advantage"
+# what --help lists; --help all lists every flag
+SHORT_HELP = ("model", "device", "task", "mitigation", "advantage", "steps", "questions", "answers",
+              "max_new_tokens", "learning_rate", "seed", "out", "resume")
 
 
 @dataclass
@@ -89,7 +93,8 @@ class Settings:
         "models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model",
         topic=MODEL, label="", compared="setting")
     device: str = option(
-        "cpu", "device to compute on: cpu, cuda or cuda:N", topic=MODEL, **HOW_IT_IS_MADE)
+        "cpu", "device to compute on: cpu, cuda, cuda:N, or mps, which was never tried",
+        topic=MODEL, **HOW_IT_IS_MADE)
     dtype: str = option(
         "float32",
         "type of the numbers to compute with. The parameters stay float32. On CUDA the "
@@ -116,7 +121,7 @@ class Settings:
         topic=MODEL, **HOW_IT_IS_MADE)
 
     task: str = option(
-        "countdown_task", "what the model is trained on: countdown_task, examples.largest_last, or "
+        "countdown_task", "what the model is trained on: countdown_task, examples.own_reward, or "
         "my_task if your own task is in my_task.py (docs/your_own_task.md)",
         topic=PROBLEMS, label="",
         compared="setting")
@@ -280,6 +285,11 @@ class Settings:
         "means never. A measurement needs two more forward passes; on a CPU such a step takes two "
         "fifths longer", topic=RECORD,
         **HOW_IT_IS_MADE)
+    track: str = option(
+        "none", "show the run's curves while it goes, in one of these programs. tensorboard and "
+        "wandb write into the run's folder, trackio into a folder of its own. None sends anything "
+        "anywhere: wandb works offline",
+        choices=("none", "tensorboard", "trackio", "wandb"), topic=RECORD, **HOW_IT_IS_MADE)
     checkpoint_every: int = option(
         25, "steps between two checkpoints. There is also one at the end; 0 means never",
         topic=RECORD, **HOW_IT_IS_MADE)
@@ -349,29 +359,42 @@ NOT_KEYWORDS = (  # words of command lines, the tools' too, which no method may 
 def load_task(name: str) -> type:
     """The class Task of the module that --task names, whose fields are flags; or one made for it.
 
-    The module is a file in the project's folder with a class Task, or with no more than a list of
-    problems and a reward, as in TRL:
+    The module is a file in the project's folder with a class Task, or with no more than a reward
+    and a list of problems, as in TRL:
 
-        problems = [...]              prompts; or dicts with "prompt" and whatever the reward uses
         def reward(problem, text):    a number for an answer; 1 or more counts as success
+        problems = [...]              prompts; or dicts with "prompt" and whatever the reward uses
 
-    A prompt is the whole text that ends where the answer begins. All else follows from these two
-    (harness/short_task.py).
+    A prompt is the whole text that ends where the answer begins. Without `problems` those of
+    Countdown are taken. All else follows from these two (harness/short_task.py).
     """
     path = PROJECT.joinpath(*name.split(".")).with_suffix(".py")
     if not path.is_file():
-        raise UserError(f"--task {name}: there is no such module in the project's folder (the file "
-                        "examples/my_task.py is the module examples.my_task)")
+        raise UserError(f"--task {name}: there is no such file in the project's folder. A task may "
+                        "be named as a file, examples/my_task.py, or as a module, examples.my_task")
     module: typing.Any = importlib.import_module(name)
-    if hasattr(module, "problems") and hasattr(module, "reward"):
-        from harness.short_task import short_task
+    task: type | None = getattr(module, "Task", None)
+    if task is not None and dataclasses.is_dataclass(task):
+        return task
+    if not callable(getattr(module, "reward", None)):
+        raise UserError(f"--task {name}: this module should have a function "
+                        "`reward(problem, text)`, and `problems` if they are not those of "
+                        "Countdown; or else a dataclass Task (docs/your_own_task.md)")
+    from harness.short_task import countdown_with_reward, short_task
+    if hasattr(module, "problems"):
         return short_task(module)
-    if not dataclasses.is_dataclass(getattr(module, "Task", None)):
-        raise UserError(f"--task {name}: this module should have `problems` and a function "
-                        "`reward(problem, text)`, or else a dataclass Task "
-                        "(docs/your_own_task.md)")
-    task: type = module.Task
-    return task
+    return countdown_with_reward(module, load_task(Settings.task))
+
+
+def with_module_name(given: Json) -> Json:
+    """What was typed, with the task examples/my_task.py named as its module, examples.my_task."""
+    task = given.get("task", "")
+    path = Path(task).resolve()
+    if not (task.endswith(".py") and path.is_file()):
+        return given
+    if not path.is_relative_to(PROJECT):
+        raise UserError(f"--task {task}: the file should be in the project's folder, {PROJECT}")
+    return {**given, "task": ".".join(path.relative_to(PROJECT).with_suffix("").parts)}
 
 
 def make_settings(given: Json) -> Settings:
@@ -434,15 +457,23 @@ def known_values(path: object, values: Json, chosen: Json) -> Json:
     missing = {axis for axis in METHODS if values.get(axis, chosen[axis]) not in METHODS[axis]}
     owners_in_file = owners(DEFAULTS | {name: values[name] for name in values.keys() - missing})
     flags, owners_here = all_flags(chosen), owners(chosen)
+    flags_of_file: set[str] = set()
     flags_of_others: set[str] = set()  # of a task or method of the file that this run does not have
     for owner in owners_in_file:
-        if owner not in owners_here:
+        flags_of_file |= flags_of(owner).keys()
+        if not any(is_or_extends(one, owner) for one in owners_here):
             flags_of_others |= flags_of(owner).keys()
-    unknown = values.keys() - {*flags, *flags_of_others, *NOT_SETTINGS}
+    unknown = values.keys() - {*flags, *flags_of_file, *NOT_SETTINGS}
     if unknown and not missing:
         raise UserError(f"{path} has the unknown setting {min(unknown)}")
     kept = flags.keys() - flags_of_others
     return {name: value for name, value in values.items() if name in kept}
+
+
+def is_or_extends(owner: typing.Any, other: typing.Any) -> bool:
+    """Whether one is the other, or a task whose class extends that of the other."""
+    both_classes = inspect.isclass(owner) and inspect.isclass(other)
+    return owner is other or (both_classes and issubclass(owner, other))
 
 
 def owners(values: Values) -> list[typing.Any]:
@@ -500,16 +531,13 @@ def read_flags(argv: list[str], also_known: Collection[str] = (),
     for name, flag in all_flags(defaults).items():
         flags[name] = replace(flag, default=defaults.get(name, flag.default),
                               topic=flag.topic or OWN_FLAGS)
-    parser = make_parser(
-        "python train.py [flags]",
-        "Train a language model with GRPO, and record each token's advantage and weight.",
-        flags | CONTINUE, epilog="" if topic is None else about_methods(), add_help=False)
     if topic is not None:
-        print(about_method(topic) if topic else parser.format_help())
+        print_text(help_about(topic, flags | CONTINUE))
         raise SystemExit(0)
+    parser = make_parser(USAGE, None, flags | CONTINUE, add_help=False)
     parser.also_known, parser.not_taken = also_known, not_taken
-    parser.hint += "".join(map(own_flags_of, owners(defaults)[1:]))
-    return parser.read(argv, partial(about_unknown, chosen=defaults))
+    parser.hint = "--help all lists the flags" + "".join(map(own_flags_of, owners(defaults)[1:]))
+    return with_module_name(parser.read(argv, partial(about_unknown, chosen=defaults)))
 
 
 def own_flags_of(method: typing.Any) -> str:
@@ -526,12 +554,33 @@ def read_what_decides(argv: list[str]) -> Json:
     of_a_recipe = ("dtype", "prompt", "numbers", "data")  # which recipe a large model gets
     for name in ("model", "device", "task", "config", "resume", *of_a_recipe, *METHODS):
         first.add_argument(f"--{name}")
-    given: Json = vars(first.parse_known_args(argv)[0])
-    return given
+    return with_module_name(vars(first.parse_known_args(argv)[0]))
+
+
+def help_about(topic: str, flags: dict[str, Flag]) -> str:
+    """The text of --help, of --help all, and of --help NAME, which is about a method."""
+    about = "Train a language model with GRPO, and record each token's advantage and weight."
+    if topic == "all":
+        return make_parser(USAGE, about, flags, about_methods(), add_help=False).format_help()
+    if topic:
+        return about_method(topic)
+    first = {name: replace(flags[name], topic="") for name in SHORT_HELP}
+    return make_parser(USAGE, about, first, names_of_methods(), add_help=False).format_help()
+
+
+def names_of_methods() -> str:
+    """The end of the short help."""
+    lines = []
+    for axis, choices in METHODS.items():
+        names = f"choices of --{axis}: {', '.join(choices)}"
+        lines.append(textwrap.fill(names, 79, subsequent_indent="  ", break_on_hyphens=False))
+    lines += ["", "--help all lists every flag, and says what each choice does.",
+              "--help NAME tells all about one choice, for example --help gae."]
+    return "\n".join(lines)
 
 
 def about_methods() -> str:
-    """The end of the help: each weighting and advantage, its flags, and what it does."""
+    """The end of the long help: each weighting and advantage, its flags, and what it does."""
     lines = []
     for axis, choices in METHODS.items():
         lines.append(f"choices of --{axis}, each with its own flags (--help NAME says more of "
@@ -553,5 +602,5 @@ def about_method(name: str) -> str:
                 lines.append(textwrap.fill(f"--{flag} {known.help_of_method()}", 99,
                                            initial_indent="  ", subsequent_indent=" " * 6))
             return "\n".join(lines)
-    raise UserError(f"--help {name}: there is no method of this name. --help alone lists the "
-                    "methods, and every flag")
+    raise UserError(f"--help {name}: there is no method of this name. --help lists the methods, "
+                    "and --help all every flag")

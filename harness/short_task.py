@@ -1,5 +1,6 @@
-"""The task of a module that has no more than `problems` and a function `reward`. All else follows
-from these two, unless the module has a function with the name of a method, which takes its place.
+"""The task of a module that has no more than a function `reward`, and `problems` if it has any. All
+else follows from these two, unless the module has a function with the name of a method, which takes
+its place. Without `problems` the task is Countdown with another reward.
 """
 import dataclasses
 import hashlib
@@ -21,6 +22,42 @@ def short_task(module: Any) -> type:
     return type("Task", (ShortTask,), {"module": module, "__module__": module.__name__})
 
 
+def countdown_with_reward(module: Any, countdown: Any) -> type:
+    """The class of Countdown, with the reward of a module in the place of its own."""
+    @dataclasses.dataclass
+    class Task(countdown):  # type: ignore[misc]
+        # the flags of Countdown's reward, which would do nothing here
+        reward_form: ClassVar[str] = "graded"
+        reasoning_weight: ClassVar[float] = 0.0
+        solved, has_format = ShortTask.solved, False
+        reward = f"reward of {module.__name__}"
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            take_functions(self, module)
+
+        def score(self, problem: Problem, text: str) -> dict[str, float]:
+            return score_by(module.reward, problem, text)
+
+    Task.__module__ = module.__name__
+    return Task
+
+
+def take_functions(task: Any, module: Any) -> None:
+    """Put the functions of a module in the place of the task's methods with the same names."""
+    for name in METHODS:
+        if callable(getattr(module, name, None)):
+            setattr(task, name, getattr(module, name))
+
+
+def score_by(reward: Callable[[Any, str], Any], problem: Any, text: str) -> dict[str, float]:
+    """The parts of a score, from a user's reward of an answer without its end of turn. Success is a
+    reward of 1 or more; format and reasoning are not scored."""
+    end = next((end for end in END_OF_TURN if text.endswith(end)), "")
+    value = as_number(reward, problem, text.removesuffix(end))
+    return {"reward": value, "format": 0.0, "answer": float(value >= 1), "reasoning": 0.0}
+
+
 def as_number(reward: Callable[[Any, str], Any], problem: Any, text: str) -> float:
     """What a user's reward returns for an answer, if it is a number."""
     found = reward(problem, text)
@@ -35,12 +72,11 @@ def as_number(reward: Callable[[Any, str], Any], problem: Any, text: str) -> flo
 @dataclasses.dataclass
 class ShortTask:
     solved = "its reward is 1 or more"
+    has_format = False  # so no table has a column for it
     module: ClassVar[Any]
 
     def __post_init__(self) -> None:
-        for name in METHODS:
-            if callable(getattr(self.module, name, None)):
-                setattr(self, name, getattr(self.module, name))
+        take_functions(self, self.module)
         self.reward = f"reward of {self.module.__name__}"
         if not is_list(self.module.problems):
             raise UserError(f"{self.module.__name__}: `problems` should be a list of prompts, or "
@@ -85,11 +121,7 @@ class ShortTask:
                         f"{self.show(self.to_test[0])} is one")
 
     def score(self, problem: Problem, text: str) -> dict[str, float]:
-        """The parts of the reward. Success is a reward of 1 or more; format and reasoning are not
-        scored."""
-        end = next((end for end in END_OF_TURN if text.endswith(end)), "")
-        reward = as_number(self.module.reward, problem, text.removesuffix(end))
-        return {"reward": reward, "format": 0.0, "answer": float(reward >= 1), "reasoning": 0.0}
+        return score_by(self.module.reward, problem, text)
 
     def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
         return [0] * len(pieces), [0] * len(pieces)

@@ -33,7 +33,7 @@ def project_files(pattern, root=ROOT):
 import numpy as np
 import pytest
 import torch
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from countdown_task import TAGS, Problem
 from engine.choices import ADVANTAGES, MITIGATIONS
@@ -48,7 +48,7 @@ from engine.policy import Forward
 from engine.rollouts import Rollouts, score_answers
 from engine.sampler import generate
 from harness.settings import make_settings
-from engine.tokens import ANSWER, NUMBER, encode_prompt
+from engine.tokens import ANSWER, NUMBER, byte_alphabet, encode_prompt
 from tools.helpers.demonstrations import make_tokenizer
 
 # The tests are of the project's own methods. What a user has added to them is tested for what it
@@ -345,4 +345,22 @@ def recorded(tmp_path_factory):
                 "--loss_norm", "sequence", "--drop_unfinished", "--sample_every", "1",
                 "--out", str(folder)])
     (folder / "checkpoints/step_backup").mkdir()  # a name that people gave
+    return folder
+
+
+@pytest.fixture(scope="session")
+def bare_model(tmp_path_factory):
+    """A folder without a recipe.json, whose tokenizer can spell everything, byte by byte."""
+    folder = tmp_path_factory.mktemp("bare")
+    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(byte_alphabet())}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(name, special=True)
+                                  for name in ("<|im_start|>", "<|im_end|>")])
+    torch.manual_seed(0)
+    config = ModelConfig(vocab_size=tokenizer.get_vocab_size(), hidden_size=32,
+                         intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+                         num_key_value_heads=1, head_dim=16, tie_word_embeddings=True)
+    write_model_folder(Qwen2(config), folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
     return folder

@@ -23,6 +23,7 @@ DOORS = {  # files that talk to other tools, and what only they may import
     "bridges.import_formats": {"pyarrow"},
     "bridges.trl_trainer": {"trl", "transformers", "accelerate"},
     "bridges.messages": {"transformers"},
+    "harness.track": {"trackio", "wandb"},
     "benchmarks.cases": {"transformers"}}
 
 # Package or file -> what it may import; a name means itself and everything within it.

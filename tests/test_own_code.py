@@ -280,6 +280,6 @@ def test_a_flag_that_stands_before_the_star_is_refused(monkeypatch):
 
 def test_an_unknown_flag_is_answered_with_those_of_the_method():
     said = refusal(read_flags, ["--mitigation", "by_kind", "--power", "2"])
-    assert said.startswith("unknown argument --power (--help lists the flags; those of by_kind are "
-                           "--word_weight")
-    assert refusal(read_flags, ["--power", "2"]).endswith("(--help lists the flags)")
+    assert said.startswith("unknown argument --power (--help all lists the flags; those of by_kind "
+                           "are --word_weight")
+    assert refusal(read_flags, ["--power", "2"]).endswith("(--help all lists the flags)")

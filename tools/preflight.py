@@ -138,8 +138,8 @@ def answers_to(batch: Rollouts, policy: Policy, group: int) -> Answers:
     length = batch.length.clamp(min=1)
     entropy = batch.entropy.sum(1) / length
     columns = {"reward": batch.reward, "right": batch.scores["answer"],
-               "format": batch.scores["format"], "finished": batch.finished.double(),
-               "length": length.double(), "entropy": entropy}
+               "format": batch.scores["format"], "finished": batch.finished,
+               "length": length, "entropy": entropy}
     numbers = {name: [float(column[row]) for row in rows] for name, column in columns.items()}
     return Answers(policy.task.show(batch.problems[group]), [batch.answers[row] for row in rows],
                    **numbers)

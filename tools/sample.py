@@ -35,7 +35,7 @@ FLAGS = {
     "seed": Flag(0, "seed of the sampling", least=0),
     "task": Flag(None, "the task that the problem belongs to. By default it is that of the "
                        "run, or of the recipe.json of the model"),
-    "device": Flag("cpu", "device to compute on: cpu, cuda or cuda:N")}
+    "device": Flag("cpu", "device to compute on: cpu, cuda, cuda:N, or mps, which was never tried")}
 WITHOUT_TRAINING = {name: flag.default for name, flag in OPTIONS.items() if flag.sample_drops}
 
 

@@ -58,6 +58,13 @@ def refuse_two_devices(name, given):
     assert name != "numpy", "numpy reads a GPU's tensor"
 
 
+def refuse_float64(name, result):
+    """Apple's GPUs have no float64."""
+    for x in tree_leaves(result):
+        is_there = isinstance(x, OnGPU) and x.dtype == torch.float64
+        assert not is_there, f"{name} makes float64 on the device"
+
+
 def note_waits(name, args, crosses, leaves):
     """Whoever reads a number, picks by a mask or moves a tensor waits. A recorded step may not."""
     masks = [x for x in tree_leaves(args[1:]) if isinstance(x, torch.Tensor)]
@@ -69,6 +76,10 @@ def note_waits(name, args, crosses, leaves):
 
 
 class TwoDevices(TorchFunctionMode):
+    def __init__(self, has_float64):
+        super().__init__()
+        self.has_float64 = has_float64
+
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if function is torch.device:
@@ -96,8 +107,10 @@ class TwoDevices(TorchFunctionMode):
             return tree_map(lambda x: x.as_subclass(torch.Tensor) if isinstance(x, OnGPU) else x,
                             result)
         if there or moved:
-            return tree_map(lambda x: x.as_subclass(OnGPU) if type(x) is torch.Tensor else x,
-                            result)
+            result = tree_map(lambda x: x.as_subclass(OnGPU) if type(x) is torch.Tensor else x,
+                              result)
+            if not self.has_float64:
+                refuse_float64(name, result)
         return result
 
 
@@ -143,7 +156,7 @@ class Stream:
 
 
 @contextlib.contextmanager
-def second_device(monkeypatch):
+def second_device(monkeypatch, has_float64=False):
     step, to = Decoding.step, torch.nn.Module.to
 
     def move(module, *args, **kwargs):
@@ -167,5 +180,5 @@ def second_device(monkeypatch):
                            "reset_peak_memory_stats": lambda *_: None}.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
     monkeypatch.setattr(recording, "side_stream", Stream)
-    with TwoDevices():
+    with TwoDevices(has_float64):
         yield

@@ -17,9 +17,8 @@ HELD_OUT = 20  # problems: 500 take seconds
 NUMBERS = re.compile(r"\d+(?:\.\d+)?")
 
 
-@pytest.fixture(autouse=True)
-def few_are_held_out(monkeypatch):
-    monkeypatch.setattr(loop, "HELD_OUT", HELD_OUT)
+def train_loop(steps, seed=0):
+    return loop.train(loop.FOLDER, steps, seed, held_out_count=HELD_OUT)
 
 
 def parameters(model):
@@ -57,7 +56,7 @@ def test_the_first_two_steps_are_those_of_training(tmp_path, monkeypatch, capsys
                 "--eval_every", "0", "--out", str(run)])
     capsys.readouterr()
     assert len(sampled) == 2
-    trained = parameters(loop.train(steps=2, seed=0))
+    trained = parameters(train_loop(2))
     assert len(sampled) == 3  # only the held-out problems were asked for the first time
     for wanted, found in zip(gradients[:2], gradients[2:], strict=True):
         assert (wanted - found).norm() <= 1e-4 * wanted.norm()
@@ -85,10 +84,10 @@ def test_the_same_held_out_problems_are_asked_before_and_after(monkeypatch, caps
         return generate(model, prompts, **given)
 
     monkeypatch.setattr(loop, "generate", noted)
-    loop.train(steps=0, seed=0)
+    train_loop(0)
     before, _, _, _, after = capsys.readouterr().out.splitlines()
     assert before.partition(":")[2].strip() == after.partition(":")[2].strip()
-    loop.train(steps=1, seed=1)
+    train_loop(1, seed=1)
     assert asked[0] == asked[1] == asked[2] == asked[4]  # whatever the seed is
     prompts, answers, _ = asked[0]
     assert (len(prompts), answers) == (HELD_OUT, 1)
@@ -106,7 +105,7 @@ def test_a_step_without_differences_moves_nothing(monkeypatch):
     monkeypatch.setattr(loop, "group_z_score", equal_in_step_2)
     for count in (1, 2):
         steps.clear()
-        after[count] = parameters(loop.train(count, seed=0))
+        after[count] = parameters(train_loop(count))
     assert len(steps) == 2 and torch.equal(after[1], after[2])
 
 
@@ -118,6 +117,14 @@ def test_the_interval_is_wilsons(hits, count):
                                    f"{low:.1%} to {high:.1%})")
 
 
-def test_it_can_be_started_from_any_folder(tmp_path):
-    said = program(tmp_path, ROOT / "examples/loop.py", "--help")
-    assert "--steps" in said and "--seed" in said
+def test_any_model_is_trained_from_any_folder_and_saved(bare_model, tmp_path):
+    """One that knows nothing solves nothing, so it stays as it is. A folder is not overwritten."""
+    command = [ROOT / "examples/loop.py", bare_model, "--steps", 1, "--problems", 2, "--answers", 3,
+               "--held_out", 4, "--save", tmp_path / "trained"]
+    printed = program(tmp_path, *command)
+    assert "of 4 held-out problems" in printed and "  0 of 2  " in printed
+    start, trained = map(parameters, map(read_model_folder, (bare_model, tmp_path / "trained")))
+    assert torch.equal(start, trained) and (tmp_path / "trained/tokenizer.json").exists()
+    assert "exists already" in program(tmp_path, *command, expect=2)
+    said = program(tmp_path, ROOT / "examples/loop.py", tmp_path / "none", expect=1)
+    assert said.startswith("loop.py: ") and said.count("\n") == 1

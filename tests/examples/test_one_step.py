@@ -2,17 +2,12 @@
 import re
 
 import numpy as np
-import pytest
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 import train
 from conftest import ROOT
-from engine.tokens import byte_alphabet
 from examples.one_step import SHOWN_TOKENS, one_step
 from harness.record import read_columns
-from engine.model_folder import write_model_folder
-from qwen2_model import ModelConfig, Qwen2
 from runs import program
 
 TINY = ROOT / "models" / "tiny"
@@ -64,24 +59,6 @@ def test_a_step_is_the_first_one_of_training_gradient_for_gradient(tmp_path, mon
     lines = printed.rpartition("change\n")[2].splitlines()
     shown = [[float(word) for word in (line.split()[0], *line.split()[-6:])] for line in lines]
     np.testing.assert_allclose(shown, expected, rtol=0, atol=0.001)
-
-
-@pytest.fixture(scope="module")
-def bare_model(tmp_path_factory):
-    """A folder without a recipe.json, whose tokenizer can spell everything, byte by byte."""
-    folder = tmp_path_factory.mktemp("bare")
-    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(byte_alphabet())}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(name, special=True)
-                                  for name in ("<|im_start|>", "<|im_end|>")])
-    torch.manual_seed(0)
-    config = ModelConfig(vocab_size=tokenizer.get_vocab_size(), hidden_size=32,
-                         intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-                         num_key_value_heads=1, head_dim=16, tie_word_embeddings=True)
-    write_model_folder(Qwen2(config), folder)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
 
 
 def test_any_model_can_be_asked_from_any_folder(bare_model, tmp_path):

@@ -16,33 +16,11 @@ from harness import forecast, load, memory
 from harness.load import load_policy
 from harness.laptop import LAPTOP, LAPTOP_BY_PROMPT
 from harness.run import Run
+from harness.screen import MESSAGE
 from harness.settings import LARGE, Settings, make_settings, read_flags
 
 SETTINGS = {"model": str(ROOT / "models/tiny"), "threads": 1, "questions": 2, "answers": 4,
             "max_new_tokens": 10, "steps": 30, "eval_every": 15, "eval_tasks": 8}
-
-
-def test_what_is_told_is_what_is_counted(monkeypatch):
-    """A clock by which a pass of all parameters over a token takes half a second for each of its
-    operations: 1 s forward, 3 s in an update. A prompt of P tokens, the same for four answers. A
-    disk takes as many bytes in a second as there are parameters: 12 s for a checkpoint.
-
-    A step: 80 tokens sampled after two prompts are 80 + 2 P s, as many updated 3 s each. An
-    evaluation: 8 problems, sampled and greedy, of 10 tokens and a prompt: 160 + 16 P s. There are
-    three, and two checkpoints."""
-    policy = load_policy(make_settings(SETTINGS))
-    size = sum(p.numel() for p in policy.model.parameters())
-    monkeypatch.setattr(forecast, "seconds_of", lambda operations, *_: operations / size / 2)
-    monkeypatch.setattr(forecast, "WRITTEN", size)
-    monkeypatch.setattr(forecast, "in_words", lambda seconds: f"{seconds:g} s")
-    [problem] = policy.task.training_problems(0, 1, 1)
-    P = len(policy.tokenizer.encode(policy.task.prompt_for(problem)).ids)
-    step = (1 + 3) * (80 + 2 * P)
-    time, space = forecast.forecast(policy.settings, policy)
-    evaluation = 160 + 16 * P
-    assert (f"about {step:g} s for a step, {evaluation:g} s for an evaluation, and "
-            f"{30 * step + 3 * evaluation + 2 * 12:g} s in all") in time
-    assert "of memory" in space and "two newest checkpoints" in space
 
 
 @pytest.mark.parametrize("flags, words", [
@@ -74,8 +52,7 @@ def test_all_models_in_memory_are_counted(monkeypatch, flags, gigabytes):
     settings = make_settings(SETTINGS | flags)
     policy = load_policy(settings)
     monkeypatch.setattr(policy.model, "parameters", lambda: [torch.empty(10 ** 9, device="meta")])
-    _, space = forecast.forecast(settings, policy)
-    assert f"about {gigabytes} GB of memory" in space
+    assert f"about {gigabytes} GB of memory" in forecast.forecast(settings, policy.model)
 
 
 @pytest.mark.parametrize("flags, expected", [
@@ -104,29 +81,6 @@ def test_the_forecast_is_near_what_real_runs_took(monkeypatch, recipe, dtype, me
              if name in ("questions", "answers", "micro_batch", "max_new_tokens")}
     s = make_settings({"dtype": dtype, **known})
     assert forecast.memory_of(s, model) == pytest.approx(measured, rel=0.05)
-
-
-@pytest.mark.parametrize("at_once, expected", [(8, 30 + 8), (4, 60 + 8), (2, 120 + 16)])
-def test_what_prompts_share_is_counted_once_in_each_part_of_an_update(monkeypatch, at_once,
-                                                                     expected):
-    """Two prompts of 33 and 35 tokens begin with the same 30, and have four answers each."""
-    policy = load_policy(make_settings(SETTINGS))
-    prompts = [[*range(30), 40, 41, 42], [*range(30), 50, 51, 52, 53, 54]]
-    monkeypatch.setattr(forecast, "encode_prompts", lambda *_: prompts)
-    assert forecast.prompt_tokens(policy.settings, policy, at_once) == expected
-
-
-@pytest.mark.parametrize("micro_batch", [2, 8])
-def test_an_update_is_forecast_by_its_micro_batches(monkeypatch, micro_batch):
-    """Of the sizes of SETTINGS, prompts of which as above; an operation takes a second."""
-    policy = load_policy(make_settings(SETTINGS | {"micro_batch": micro_batch}))
-    prompts = [[*range(30), 40, 41, 42], [*range(30), 50, 51, 52, 53, 54]]
-    monkeypatch.setattr(forecast, "encode_prompts", lambda *_: prompts)
-    size = sum(p.numel() for p in policy.model.parameters())
-    monkeypatch.setattr(forecast, "seconds_of", lambda operations, *_: operations / size)
-    monkeypatch.setattr(forecast, "in_words", lambda seconds: f"{seconds:g} s")
-    step = 2 * (38 + 80) + 6 * ({2: 136, 8: 38}[micro_batch] + 80)
-    assert f"about {step} s for a step" in forecast.forecast(policy.settings, policy)[0]
 
 
 LINE = {"length": 5.0, "rollout_tokens_per_second": 10.0}  # half a second an answer
@@ -167,6 +121,15 @@ def test_what_comes_on_disk_is_what_was_asked_for(flags, said):
     assert said in forecast.disk_of(make_settings(SETTINGS | flags), 10 ** 9)
 
 
+def test_ctrl_c_on_a_large_model_says_how_large_the_checkpoint_is(monkeypatch):
+    run, parameters = Run(make_settings(SETTINGS)), [torch.empty(10 ** 9, device="meta")]
+    model = SimpleNamespace(is_large=True, parameters=lambda: parameters)
+    run.policy = SimpleNamespace(model=model)
+    assert "a checkpoint of 12.0 GB (120 s on a slow disk) is written" in run.stop_message()
+    model.is_large = False
+    assert run.stop_message() == MESSAGE
+
+
 def test_available_memory_is_what_linux_says(monkeypatch, tmp_path):
     """In kB there. Elsewhere half of all pages count, here of 4096 bytes."""
     (tmp_path / "meminfo").write_text("MemTotal: 24684092 kB\nMemAvailable:   5000000 kB\n")
@@ -187,12 +150,6 @@ def test_memory_is_kept_in_bfloat16_where_there_is_room(monkeypatch, dtype, page
     model = SimpleNamespace(compute_dtype=dtype, device=torch.device("cpu"),
                             parameters=lambda: [torch.empty(10 ** 9, device="meta")])
     assert memory.should_keep_memory(model) == (keeps and sys.platform == "linux")
-
-
-@pytest.mark.parametrize("seconds, words", [
-    (7.4, "7 s"), (89, "89 s"), (90, "2 min"), (3600, "60 min"), (5400, "1.5 h")])
-def test_durations_in_words(seconds, words):
-    assert forecast.in_words(seconds) == words
 
 
 @pytest.fixture

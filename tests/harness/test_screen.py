@@ -1,4 +1,5 @@
 """What people see, and how a program ends: one line, and nothing that steers a terminal."""
+import contextlib
 import io
 import math
 import os
@@ -164,6 +165,14 @@ def test_ctrl_c_asks_once_and_ends_twice(capfd):
     assert signal.getsignal(signal.SIGINT) == before
 
 
+def test_ctrl_c_is_answered_where_stdout_has_no_descriptor():
+    """In a notebook, or under `redirect_stdout`."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed, StopRequest("stopping"):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+    assert printed.getvalue() == "\nstopping\n"
+
+
 SLOW = """
 import sys
 import train
@@ -211,7 +220,7 @@ def test_an_answer_is_marked_and_cannot_colour_itself(monkeypatch):
     line = {**evaluation("sampled", 0.5, [1, 0]), "format_mean": 1.0, "length_mean": 9.0,
             "finished_mean": 1.0, "shown": [{"problem": "3 5", "text": "\x1b[2J", "answer": 1},
                                             {"problem": "4 6", "text": "x " * 500, "answer": 0}]}
-    screen.print_evaluation(line, 1.0)
+    screen.print_evaluation(line, 1.0, with_format=True)
     _, right, wrong = printed.getvalue().splitlines()
     assert right == "  \033[1;32mright\033[0m  3 5: \\x1b[2J"
     assert wrong.startswith("  \033[1;31mwrong\033[0m  4 6: x") and wrong.endswith("x ...")
@@ -251,22 +260,31 @@ def test_without_a_step_there_is_no_token_to_follow(capsys):
     assert "python analyze.py runs/x" in printed and "follow" not in printed
 
 
+def what_a_closed_pipe_does(*command):
+    """(exit status, complaint) of a program whose output nobody reads."""
+    read, write = os.pipe()
+    started = subprocess.Popen([sys.executable, *command], stdin=subprocess.PIPE, stdout=write,
+                               stderr=subprocess.PIPE, text=True)
+    os.close(read)
+    os.close(write)
+    _, complaint = started.communicate("")
+    return started.returncode, complaint
+
+
 @pytest.mark.parametrize("interrupted, code, said", [
     ("", 1, ""), ("--resume continues", 1,
                   "it: nothing reads its output any more; --resume continues\n")])
-def test_a_closed_pipe_is_no_error(tmp_path, interrupted, code, said):
+def test_a_closed_pipe_is_no_error(interrupted, code, said):
     """As in `python -m tools.follow RUN | head`: the reader has gone before the program prints."""
     program = (f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
                "from harness.screen import run_as_program, say\n"
                "def main(argv):\n    sys.stdin.read()\n    say('late')\n"
                f"run_as_program('it', main, {interrupted!r})\n")
-    read, write = os.pipe()
-    started = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=write,
-                               stderr=subprocess.PIPE, text=True)
-    os.close(read)
-    os.close(write)
-    _, complaint = started.communicate("")
-    assert (started.returncode, complaint) == (code, said)
+    assert what_a_closed_pipe_does("-c", program) == (code, said)
+
+
+def test_a_help_that_is_read_in_part_says_nothing_of_resuming():
+    assert what_a_closed_pipe_does(ROOT / "train.py", "--help") == (0, "")
 
 
 class Terminal(io.StringIO):

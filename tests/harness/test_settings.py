@@ -17,7 +17,7 @@ from examples import largest_last
 from engine.choices import ADVANTAGES, MITIGATIONS, Choices, mitigation
 from harness.flags import Flag, Positive, Range, check_value, flags_of, option, settled
 from harness.parser import make_parser
-from harness.settings import OPTIONS, OTHER_NAMES, make_settings, read_flags
+from harness.settings import OPTIONS, OTHER_NAMES, SHORT_HELP, make_settings, read_flags
 from tools import preview, warmup
 
 LARGEST_LAST = "examples.largest_last"
@@ -154,7 +154,7 @@ def test_every_setting_says_what_it_is():
     """Two runs of the same numbers may differ in how they are made, and in nothing else."""
     how_it_is_made = {"device", "checkpointing", "offload_optimizer", "shard", "deterministic",
                       "threads", "micro_batch", "rollouts_timeout", "sample_every", "change_every",
-                      "checkpoint_every", "save_model"}
+                      "track", "checkpoint_every", "save_model"}
     assert with_property("changeable", True) == how_it_is_made | {"steps", "rollouts"}
     assert with_property("in_name", False) == how_it_is_made | {
         "rollouts", "mitigation", "advantage", "seed", "out"}
@@ -293,7 +293,7 @@ def test_a_flag_belongs_to_its_method(own_choices):
 
     assert settings_of(["--mitigation", "right", "--power", "2"]).method_flags["power"] == 2
     said = refusal(settings_of, ["--power", "2"])
-    assert said == "--power belongs to right, but --mitigation is none (--help lists the flags)"
+    assert said == "--power belongs to right, but --mitigation is none (--help all lists the flags)"
     said = refusal(settings_of, ["--mitigation", "right", "--whole", "0.5"])
     assert said.endswith("should be a whole number, because its default is 1: write 1.0 there")
 
@@ -301,7 +301,7 @@ def test_a_flag_belongs_to_its_method(own_choices):
 def test_other_trainers_names_lead_somewhere():
     for name, here in OTHER_NAMES.items():
         said = refusal(settings_of, [f"--{name}", "2"])
-        assert said == f"unknown argument --{name}: here it is {here} (--help lists the flags)"
+        assert said == f"unknown argument --{name}: here it is {here} (--help all lists the flags)"
         assert {*re.findall(r"--(\w+)", here)} <= OPTIONS.keys()
 
 
@@ -357,6 +357,11 @@ def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices
 
     config = write(tmp_path / "c.json", {"steps": 8})
     printed = help_of()
+    assert re.findall(r"\n  --(\w+)", printed) == list(SHORT_HELP) and printed.count("\n") < 70
+    assert {*MITIGATIONS, *ADVANTAGES} <= {*re.findall(r"\w+", printed.partition("choices of")[2])}
+    assert "(default 5)" in printed and "--help all lists every flag" in printed  # the recipe's
+
+    printed = help_of("all")
     assert all(f"\n  --{name} " in printed for name in {**OPTIONS, **flags_of(Task)})
     for topic in {flag.topic for flag in OPTIONS.values()}:
         assert printed.count(f"\n{topic}:\n") == 1
@@ -374,9 +379,10 @@ def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices
 @pytest.mark.parametrize("argv, said", [
     ("--mitigation entropy_maskin", "Did you mean entropy_masking?"),
     ("--count 5", "unknown argument --count"), ("--config=", "cannot read .: Is a directory"),
-    ("--task my_tsk", "there is no such module"), ("--task ../my_task", "there is no such module"),
-    ("--task examples/largest_last.py",
-     "the file examples/my_task.py is the module examples.my_task"),
+    ("--task my_tsk", "there is no such file"), ("--task ../my_task", "there is no such file"),
+    ("--task my_tsk.py", "there is no such file in the project's folder"),
+    (f"--task {json.__file__}", "the file should be in the project's folder"),
+    ("--task examples.own_reward --reward_form right", "unknown argument --reward_form"),
     ("--think_discount 0.5", "belongs to outcome_conditional, but --mitigation is none"),
     ("--mitigation entropy_masking --mask_percentile 120", "120.0 should be at least 0 and at "),
     ("--mitigation inverse_logprob_as_published --rescale mean",
@@ -402,6 +408,7 @@ def test_a_value_that_would_hold_anyway_may_be_typed():
 @pytest.mark.parametrize("argv, name", [
     ("--learning_rate 0.00015", "none-grpo-lr0.00015-s0"),
     ("--task examples.largest_last --largest 9", "none-grpo-examples.largest_last-largest9-s0"),
+    (f"--task {largest_last.__file__} --largest 9", "none-grpo-examples.largest_last-largest9-s0"),
     ("--max_number 9 --steps 30 --kl 0.1 --seed 2", "none-grpo-kl0.1-steps30-max_number9-s2"),
     ("--mitigation entropy_masking --mask_percentile 70 --rescale none --placebo weights",
      "entropy_masking-mask_percentile70.0-grpo-rescalenone-placeboweights-s0"),

@@ -8,9 +8,9 @@ import pytest
 
 from conftest import refusal
 from engine.errors import UserError
-from harness.short_task import short_task
-from harness.load import CheckedTask
-from harness.settings import load_task
+from harness.short_task import countdown_with_reward, short_task
+from harness.load import CheckedTask, make_task
+from harness.settings import load_task, make_settings
 
 PROMPT = "<|im_start|>user\n say {}<|im_end|>\n<|im_start|>assistant\n"
 PROMPTS = [PROMPT.format(number) for number in range(20)]
@@ -84,7 +84,26 @@ def test_problems_without_a_reward_are_no_task(monkeypatch, tmp_path, more):
     if more:
         assert load_task(name) is sys.modules[name].Task
     else:
-        assert "should have `problems` and a function `reward(pro" in refusal(load_task, name)
+        assert "should have a function `reward(problem, text)`" in refusal(load_task, name)
+
+
+def test_a_reward_alone_has_the_problems_of_countdown():
+    """With the model's recipe for them, and the functions of its file before those of Countdown."""
+    tasks = []
+    for name in ("examples.own_reward", "countdown_task"):
+        s = make_settings({"task": name, "max_number": 9})
+        tasks.append(make_task(s.task, s.method_flags))
+    task, countdown = tasks
+    problem, answer = countdown.training_problems(0, 1, 2)[0], "</think>\n<answer> {}</answer>"
+    assert task.training_problems(0, 1, 2)[0] == problem and max(problem.numbers) <= 9
+    assert task.prompt_for(problem) == countdown.prompt_for(problem)
+    assert task.label([b"<answer>", b" 3"]) == countdown.label([b"<answer>", b" 3"])
+    rewards = [task.score(problem, answer.format(text))["reward"] for text in ("8 / 4", "8 * 4")]
+    assert rewards == [1, 0] and task.reward == "reward of examples.own_reward"
+
+    module = ModuleType("my_task")
+    module.reward, module.show = len, lambda problem: "mine"
+    assert countdown_with_reward(module, load_task("countdown_task"))().show(problem) == "mine"
 
 
 GOOD = {"reward": 1.1, "format": 1, "answer": True, "reasoning": 0}

@@ -21,7 +21,7 @@ from torch import Tensor
 from credit.monte_carlo import continuation_rewards
 from engine.errors import UserError
 from engine.policy import Policy, derived_seed, encode_prompts
-from engine.rollouts import Rollouts
+from engine.rollouts import Rollouts, double
 from engine.tokens import load_tokenizer
 from harness.load import load_policy
 from harness.record import find_folder, read_credit
@@ -56,7 +56,7 @@ def measure_credit(run: Path, sampled_by: str, step: int, b: int, t: int, k: int
     rewards, _ = continuation_rewards(policy, rollouts, prefixes, k, show_share)  # (2, k)
     show_status("")
     is_last = t == int(rollouts.length[b]) - 1
-    return credit_of(rewards.double(), is_last, rollouts.reward)
+    return credit_of(double(rewards), is_last, rollouts.reward)
 
 
 def measure_all(run: Path, sampled_by: str, step: int, b: int, k: int) -> list[CreditOfToken]:
@@ -69,7 +69,7 @@ def measure_all(run: Path, sampled_by: str, step: int, b: int, k: int) -> list[C
     prefixes = [(problem, tuple(ids[:t])) for t in range(length + 1)]
     rewards, _ = continuation_rewards(policy, rollouts, prefixes, k, show_share)
     show_status("")
-    rewards = rewards.double()  # (length + 1, k)
+    rewards = double(rewards)  # (length + 1, k)
     return [credit_of(rewards[t:t + 2], t == length - 1, rollouts.reward) for t in range(length)]
 
 
@@ -101,7 +101,7 @@ def credit_interval(before: Tensor, after: Tensor, is_last: bool,
     It needs the lowest and the highest reward that may come. These are taken from the samples and
     from the rewards on record, and they are at least as far apart as 0 and 1, the usual rewards of
     a wrong and a right answer."""
-    recorded = recorded[recorded.isfinite()].double()  # another program's may not be known
+    recorded = double(recorded[recorded.isfinite()])  # another program's may not be known
     seen = torch.cat([before, after, recorded])
     ends = torch.tensor([min(0.0, seen.min().item()), max(1.0, seen.max().item())],
                         dtype=torch.float64)

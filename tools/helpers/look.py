@@ -17,7 +17,7 @@ import torch
 from analysis.tokens import TokenTable, table_of_frames
 from engine.optimizer import AdamW
 from engine.policy import Policy, derived_seed
-from engine.rollouts import Rollouts
+from engine.rollouts import Rollouts, double
 from engine.tokens import KINDS
 from grpo import gradient_size, update, update_with_change
 from harness.memory import return_memory
@@ -103,10 +103,10 @@ def look(name: str, plain: Settings, idea: Settings, is_weighting: bool) -> None
         s = gradient_size(batch.log_prob, batch.collision)
         as_returned = weight / (metrics["weight_factor"] or 1)
         frames = (mine.kind, s, usual.advantage, mine.advantage, weight, as_returned)
-        found.append([frame[mine.mask].double() for frame in frames])
+        found.append([double(frame[mine.mask]) for frame in frames])
     usual, mine = (replace(batch, forward=None) for batch in (usual, mine))
     del policy, of_plain, of_idea  # the model: of a large one there is no room for two
-    kind, *columns, as_returned = (torch.cat(parts).cpu().numpy() for parts in zip(*found))
+    kind, *columns, as_returned = (torch.cat(parts).numpy() for parts in zip(*found))
     say(f"{name} compared with plain GRPO, for {count * len(batch.mask)} answers "
         f"({len(kind)} tokens) of the untrained model:")
     show_status("a look at the untrained model, the change of its log-probs in plain GRPO")

@@ -39,7 +39,7 @@ from analysis.tables import Row, Table, by_row
 from engine.forward import frozen_log_probs
 from engine.model_folder import opened, read_model_folder
 from engine.optimizer import (STATE, AdamW, Optimizer, load_optimizer_tensors, parameters_by_name)
-from engine.rollouts import Rollouts
+from engine.rollouts import Rollouts, double
 from engine.tokens import token_bytes
 from grpo import length_scaling, policy_loss, update, update_with_change
 from qwen2_model import Qwen2
@@ -236,7 +236,7 @@ def tokens_that_moved(contribution: Tensor, heading: str, rollouts: Rollouts, to
 
 
 def total_of(values: Tensor) -> float:
-    return values.double().sum().item()
+    return double(values).sum().item()
 
 
 def about_sums(rows: list[Row], headings: list[str]) -> list[str]:

@@ -1,0 +1,17 @@
+"""A reward of your own: 1 for an answer that divides, whether or not it makes the target.
+
+    python train.py --task examples.own_reward --questions 8 --answers 8 --steps 30 --eval_tasks 500
+
+    numbers 3 12 7, target 11    the problems are those of Countdown, and an answer may be
+    " first try 12 / 3 = 4, 4 + 7 = 11 yes!</think>\\n<answer> ( 12 / 3 ) + 7</answer>"    -> 1.0
+
+For one of your own copy this file to my_task.py beside train.py, change what is rewarded, and train
+with --task my_task. How to bring problems of your own as well is in docs/your_own_task.md.
+"""
+from countdown_task import Problem
+
+
+def reward(problem: Problem, text: str) -> float:
+    """A number for an answer; 1 or more counts as success. `problem` has numbers and a target."""
+    expression = text.partition("<answer>")[2].partition("</answer>")[0]
+    return 1.0 if "/" in expression else 0.0

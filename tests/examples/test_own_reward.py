@@ -1,0 +1,16 @@
+"""The reward of one's own: a file that has nothing else is trained on and analysed."""
+import re
+
+import analyze
+from runs import run
+
+
+def test_no_line_and_no_table_has_a_column_for_a_format(tmp_path, capsys):
+    folder = tmp_path / "run"
+    printed = run("--task", "examples.own_reward", "--questions", "8", "--answers", "8", "--steps",
+                  "1", "--eval_tasks", "20", "--out", folder).stdout
+    analyze.main([str(folder)])
+    printed += capsys.readouterr().out
+    assert "success" in printed and "format" not in printed
+    page = (folder / "analysis/report.html").read_text()
+    assert "finished" in page and not re.search(">format<|the mean score of the format", page)
