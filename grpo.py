@@ -218,7 +218,8 @@ def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tenso
     trained_rows = own_rows[is_trained[own_rows]]
     reference_log_prob = None
     if reference is not None:
-        reference_log_prob = frozen_log_probs(reference, rollouts, trained_rows, s.micro_batch)
+        reference_log_prob = frozen_log_probs(reference, rollouts, trained_rows, s.micro_batch,
+                                              s.loss_temperature)
     clip = (s.clip_low, s.clip_high)
     loss_of: Callable[..., Tensor] = policy_loss
     if s.clip_kind != "ppo":
@@ -229,7 +230,7 @@ def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tenso
         optimizer.zero_grad()
         sums = []  # of each micro-batch
         for part in over_answers(micro_batches(rollouts, trained_rows, s.micro_batch)):
-            log_prob = response_log_probs(model, rollouts, part)
+            log_prob = response_log_probs(model, rollouts, part, s.loss_temperature)
             if epoch == 0:
                 # the sampler's log-probs differ by rounding: with them no ratio would be exactly 1
                 old[part] = log_prob.detach()

@@ -157,6 +157,10 @@ class Settings:
         "divided by the number of answers times max_new_tokens, as in Dr. GRPO",
         choices=("token", "sequence", "constant"), requires=POLICY,
         topic=LOSS)
+    loss_temperature: float = option(
+        1.0, "temperature of the log-probs in the policy loss. It fits samples of the same "
+        "--temperature: with another one, the loss is of answers that another policy has sampled",
+        least=0.01, most=100, requires=POLICY, topic=LOSS)
     epochs: int = option(
         1, "how many updates are made from each batch, all with the same weights and advantages",
         least=1,

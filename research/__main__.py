@@ -16,7 +16,8 @@ from research.probes.common import run_probe
 # The commands in the order in which the overview lists them: a heading, and the file of each.
 COMMANDS = {
     "Experiments, which train": {
-        "board": "experiments.board", "real_board": "experiments.real_board"},
+        "board": "experiments.board", "real_board": "experiments.real_board",
+        "price": "experiments.price"},
     "Probes, which measure": {name: f"probes.{name}" for name in (
         "scoreboard", "large", "exact", "dial", "law", "signal", "change")},
     "Earlier questions, which have been answered": {

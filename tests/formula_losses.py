@@ -248,6 +248,76 @@ def entropy_of(logits):
     return torch.cat([torch.zeros_like(h[:, :1]), h[:, :-1]], 1)
 
 
+def in_float32(loss):
+    """The loss, computed in float32 from logits that it casts."""
+    def cast(logits, batch):
+        short = {name: value.float() if torch.is_tensor(value) and value.is_floating_point()
+                 else value for name, value in vars(batch).items()}
+        return loss(logits.float(), type(batch)(**short))
+    return cast
+
+
+def with_label_smoothing(logits, batch):
+    spread = (logits.log_softmax(-1)[:, :-1].mean(-1) * batch.mask[:, 1:]).sum()
+    return make()(logits, batch) - .01 * spread / batch.mask.sum()
+
+
+def kl_per_token_mean_policy_by_token(logits, batch):
+    log_prob = log_probs(logits, batch)
+    return (-token(log_prob * mean(batch), batch.mask, batch)
+            + .04 * answer(k3(log_prob, batch), batch.mask, batch))
+
+
+def kl_everywhere(logits, batch):
+    log_prob = log_probs(logits, batch)
+    return -token(log_prob * mean(batch), batch.mask, batch) + .04 * k3(log_prob, batch).mean()
+
+
+def k3_times_ratio(logits, batch):
+    log_prob = log_probs(logits, batch)
+    r = (log_prob - batch.old_log_prob).exp()
+    return -token(log_prob * mean(batch) - .04 * r * k3(log_prob, batch), batch.mask, batch)
+
+
+def entropy_weight(detached):
+    def loss(logits, batch):
+        h = entropy_of(logits)
+        h = h.detach() if detached else h
+        return -token(log_probs(logits, batch) * h * z(0, 1e-4)(batch), batch.mask, batch)
+    return loss
+
+
+def size_in_the_code(logits, batch):
+    r = batch.reward.view(-1, GROUP_SIZE)
+    a = ((r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True) + 1e-4)).view(-1, 1)
+    return -token(log_probs(logits, batch) * a, batch.mask, batch)
+
+
+def last_token_only(logits, batch):
+    last = (batch.prompt_length + batch.mask.sum(1).long() - 1)[:, None]
+    return -(log_probs(logits, batch).gather(1, last) * mean(batch)).mean()
+
+
+def discounted(logits, batch):
+    place = (torch.arange(batch.ids.shape[1])[None] - batch.prompt_length[:, None]).clamp(min=0)
+    return -token(log_probs(logits, batch) * .95 ** place * mean(batch), batch.mask, batch)
+
+
+def nothing(logits, batch):
+    return (log_probs(logits, batch).detach() * mean(batch)).sum() + (logits * 0).sum()
+
+
+def kl_in_reward(logits, batch):
+    log_prob = log_probs(logits, batch)
+    spent = ((log_prob - batch.reference_log_prob) * batch.mask).sum(1).detach()
+    shaped = type(batch)(**{**vars(batch), "reward": batch.reward - .1 * spent})
+    return -token(log_prob * z(1, 1e-4)(shaped), batch.mask, batch)
+
+
+def softcapped(logits, batch):
+    return make()(3 * torch.tanh(logits / 3), batch)
+
+
 def whole_answer(batch):
     return batch.mask
 
@@ -289,7 +359,7 @@ def make(advantage=z(0, 1e-4), count=token, objective=no_ratio, temperature=1.0,
 
 
 PLAIN = {"z n 0.0001", "token", "no ratio", "understood"}
-# name: (loss, words that the tool must say, words that it must not say)
+# name: (loss, words that the tool must say). Where "understood" is not among them, it must not say it
 LOSSES = {
     "plain": (make(), PLAIN | {"end", "no kl", "no entropy", "temperature 1", "shift 1"}),
     "published grpo": (make(count=answer, objective=clip(.2, .2), kl=k3),
@@ -331,7 +401,8 @@ LOSSES = {
     "kl to old": (make(kl=k3_to_old), PLAIN | {"kl k3 0.04 to old"}),
     "entropy bonus": (make(entropy=.01), PLAIN | {"entropy 0.01"}),
     "published mistake": (make(objective=published),
-                          {"weight 1/(|log p|+0.1) undetached", "z n 0.0001", "token"}),
+                          {"weight 1/(|log p|+0.1) undetached", "z n 0.0001", "token",
+                           "understood"}),
     "detached weight": (make(objective=detached), {"weight 1/(|log p|+0.1)", "understood"}),
     "low probability": (make(objective=low_probability), {"weight 0.3 p + 0.7", "understood"}),
     "1 - p undetached": (make(objective=one_minus_p), {"weight 1-p undetached", "understood"}),
@@ -343,7 +414,8 @@ LOSSES = {
     "prompt trained": (make(mask=with_prompt), {"prompt", "z n 0.0001", "understood"}),
     "padding trained": (make(mask=with_padding), {"padding", "z n 0.0001", "understood"}),
     "mask late": (make(mask=late), {"mask late", "z n 0.0001", "understood"}),
-    "unfinished dropped": (make(mask=finished_only), {"no unfinished", "z n 0.0001"}),
+    "unfinished dropped": (make(mask=finished_only), {"no unfinished", "token (trained)", "z n 0.0001",
+                                                       "understood"}),
     "sign": (make(sign=-1.0), PLAIN | {"sign reversed"}),
     "longest answer": (make(count=longest), {"constant over longest answer", "understood"}),
     "width": (make(count=width), {"constant over width of a row", "understood"}),
@@ -355,6 +427,31 @@ LOSSES = {
                       {"answer divided by the number of answers", "understood"}),
     "live tokens": (make(count=live_tokens), {"live token", "understood"}),
     "hundred times": (make(factor=100.0), PLAIN | {"times 100"}),
+    "clamped advantage": (make(lambda batch: z(0, 1e-4)(batch).clamp(-1, 1)),
+                          {"z n 0.0001 limit 1", "understood"}),
+    "constant baseline": (make(lambda batch: batch.reward[:, None] - .5, objective=clip(.2, .2)),
+                          {"raw minus 0.5", "clip 0.2 0.2", "understood"}),
+    "no epsilon": (make(z(1, 0.0)), {"z n-1 0", "dead nan", "understood"}),
+    "largest of std and epsilon": (make(lambda batch: by_group(
+        batch, lambda r: (r - r.mean()) / r.std().clamp(min=1e-3))),
+        {"z n-1 0.001 max", "understood"}),
+    "casts to float32": (in_float32(make(z(1, 1e-6), answer, clip(.2, .28), kl=k3)),
+                         {"z n-1 1e-06", "answer", "clip 0.2 0.28", "kl k3 0.04", "understood"}),
+    "kl counted otherwise": (kl_per_token_mean_policy_by_token,
+                             {"mean", "token", "kl k3 0.04", "understood"}),
+    "kl on all places": (kl_everywhere, {"mean", "token", "kl k3 0.04", "understood"}),
+    "k3 times ratio": (k3_times_ratio, {"mean", "kl k3 0.04 with ratio", "understood"}),
+    "entropy weight": (entropy_weight(True), {"weight entropy", "z n 0.0001", "understood"}),
+    "entropy weight undetached": (entropy_weight(False),
+                                  {"weight entropy", "entropy undetached", "understood"}),
+    "size in the code": (size_in_the_code, {"z n-1 0.0001", "token", "understood"}),
+    "last token only": (last_token_only, {"mean", "no first", "understood"}),
+    "discounted": (discounted, {"discount 0.95 from the start", "understood"}),
+    "nothing": (nothing, {"zero"}),
+    # what is not understood, and what is right of it nevertheless
+    "label smoothing": (with_label_smoothing, {"z n 0.0001", "token", "temperature 1"}),
+    "kl in reward": (kl_in_reward, {"z n-1 0.0001", "token"}),
+    "softcapped": (softcapped, set()),
     # pairs
     "temperature and end": (make(temperature=.7, mask=without_end, count=answer),
                             {"temperature 0.7", "no end", "answer (trained)", "understood"}),

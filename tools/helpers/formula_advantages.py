@@ -41,12 +41,13 @@ class Advantage:
     whitened: str = ""          # "n" or "n-1": standardised over the batch afterwards
     negative: float = 1.0       # negative advantages are multiplied by it
     limit: float = 0.0          # advantages are clamped to -limit and limit, if it is not 0
+    constant: float = 0.0       # a number that is taken off each reward before
     grouping: str = "group"     # which rows are a group
 
     def __call__(self, case: Case) -> Tensor:
         """(B,) the advantages."""
         label = labels(case, self.grouping)
-        above, scale = parts(case.reward.double(), label, self.baseline, self.scale)
+        above, scale = parts(case.reward.double() - self.constant, label, self.baseline, self.scale)
         value = above / divisor(scale, self.form, self.epsilon)
         if self.whitened:
             correction = 1 if self.whitened == "n-1" else 0
@@ -74,12 +75,13 @@ class Advantage:
             code += f" {self.form}"
         code += f" whitened {self.whitened}" if self.whitened else ""
         code += f" negative {self.negative:g}" if self.negative != 1 else ""
+        code += f" minus {self.constant:g}" if self.constant else ""
         code += f" limit {self.limit:g}" if self.limit else ""
         return code + (f" by {self.grouping}" if self.grouping != "group" else "")
 
     def words(self) -> str:
-        said = "the reward itself" if self.baseline == "none" else \
-            f"the reward minus {BASELINES[self.baseline]}"
+        said = "the reward itself" if self.baseline == "none" and not self.constant else \
+            f"the reward minus {self.constant:g}" if self.constant else f"the reward minus {BASELINES[self.baseline]}"
         if self.scale != "none":
             said += f", divided by {SCALES[self.scale]}"
             if self.epsilon:

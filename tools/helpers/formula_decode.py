@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from engine.errors import UserError
 from tools.helpers.formula_batches import Batch, Case, Lens
@@ -25,6 +26,7 @@ from tools.helpers.formula_batches import Batch, Case, Lens
 Loss = Callable[[Tensor, Batch], Tensor]
 SHIFTS = (1, 0, 2)
 USUAL = (1.0, .9, .8, .7, .6, .5, 1.1, 1.2, 1.5)  # temperatures that are tried first
+SHORT = {"float": torch.float32, "bfloat16": torch.bfloat16, "half": torch.float16}
 EXACT = 1e-7      # what is left over of a gradient that is explained, relative to its size
 DIGITS = {torch.bfloat16: "bfloat16, in which a number has 2 to 3 digits",
           torch.float16: "float16, in which a number has 3 digits"}
@@ -33,6 +35,10 @@ DIGITS = {torch.bfloat16: "bfloat16, in which a number has 2 to 3 digits",
 class LossFailed(UserError):
     """The user's function raised, or returned what is no loss."""
     traceback = ""
+
+
+class LossNotFinite(LossFailed):
+    """The loss or its gradient is infinite or not a number."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,47 @@ class Reading:
     size: float           # norm of the gradient
 
 
-def gradient(loss: Loss, case: Case, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+class InFloat64(TorchFunctionMode):
+    """Inside it, casts to shorter floats become casts to float64, so that a loss that computes in
+    float32 or bfloat16 can be read to all digits. `casts` are those that were asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.casts: set[torch.dtype] = set()
+
+    def __torch_function__(self, function, types, arguments=(), keywords=None):
+        keywords = dict(keywords or {})
+        name = getattr(function, "__name__", "")
+        if name in SHORT:
+            self.casts.add(SHORT[name])
+            return arguments[0].to(torch.float64)
+        if name in ("to", "type"):
+            arguments = tuple(self.longer(value) for value in arguments)
+        if isinstance(keywords.get("dtype"), torch.dtype):
+            keywords["dtype"] = self.longer(keywords["dtype"])
+        return function(*arguments, **keywords)
+
+    def longer(self, value: object) -> object:
+        if isinstance(value, torch.dtype) and value in SHORT.values():
+            self.casts.add(value)
+            return torch.float64
+        return value
+
+
+def call(loss: Loss, logits: Tensor, batch: Batch, in_float64: bool) -> object:
+    if not in_float64:
+        return loss(logits, batch)
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with InFloat64():
+            return loss(logits, batch)
+    finally:
+        torch.set_default_dtype(usual)
+
+
+def gradient(loss: Loss, case: Case, dtype: torch.dtype = torch.float64,
+             in_float64: bool = True) -> tuple[Tensor, Tensor]:
     """(value of the loss, gradient (B, L, V)), both in float64."""
     logits = case.logits.to(dtype).clone().requires_grad_(True)
     batch = case.batch(dtype)
@@ -52,7 +98,7 @@ def gradient(loss: Loss, case: Case, dtype: torch.dtype = torch.float64) -> tupl
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            value = loss(logits, batch)
+            value = call(loss, logits, batch, in_float64 and dtype == torch.float64)
     except Exception as error:
         raise failed(f"it raised {type(error).__name__}: {first_line(error)}", error) from error
     check_value(value, logits)
@@ -94,7 +140,7 @@ def check_value(value: object, logits: Tensor) -> None:
         raise LossFailed("it returned a number without a gradient: somewhere on the way from the "
                          "logits it was detached, or made by .item(), numpy or torch.no_grad")
     if not torch.isfinite(value).all():
-        raise LossFailed(f"it returned {value.item()} on a usual batch")
+        raise LossNotFinite(f"it returned {value.item()} on a batch with unequal rewards")
 
 
 def refuse_changes(batch: Batch, kept: Batch) -> None:
@@ -108,15 +154,20 @@ def refuse_changes(batch: Batch, kept: Batch) -> None:
 class Examined:
     """A user's loss, with the lens through which it reads log-probs."""
 
-    def __init__(self, loss: Loss):
-        self.loss, self.lens, self.dtype = loss, Lens(), torch.float64
+    def __init__(self, loss: Loss, dtype: torch.dtype = torch.float64):
+        self.loss, self.lens, self.dtype = loss, Lens(), dtype
+        self.in_float64 = True
+        self.zero_reward = 0.0   # with this reward for all, the policy loss has no gradient
 
     def raw(self, case: Case) -> Tensor:
         """The gradient (B, L, V). It is refused if it is not finite."""
-        value, grad = gradient(self.loss, replace(case, lens=self.lens), self.dtype)
+        grad = self.value_and_gradient(case)[1]
         if not torch.isfinite(grad).all():
-            raise LossFailed("its gradient is not finite on a usual batch")
+            raise LossNotFinite("its gradient is not finite on a batch with unequal rewards")
         return grad
+
+    def value_and_gradient(self, case: Case) -> tuple[Tensor, Tensor]:
+        return gradient(self.loss, replace(case, lens=self.lens), self.dtype, self.in_float64)
 
     def read(self, case: Case) -> Reading:
         return decode(self.raw(case), case, self.lens)
@@ -125,35 +176,49 @@ class Examined:
         return self.read(case).push
 
     def without_reward(self, case: Case) -> Case:
-        """The case with the reward 0 for all answers. What still has a gradient there is no part
-        of the policy loss: a KL term, or the entropy."""
-        return replace(case, reward=torch.zeros_like(case.reward))
+        """The case with the same reward for all answers, usually 0. What still has a gradient
+        there is no part of the policy loss: a KL term, or the entropy."""
+        return replace(case, reward=torch.full_like(case.reward, self.zero_reward))
 
     def choose_dtype(self, case: Case) -> str:
-        """Take float64, or float32 if the loss refuses float64. Returns which digits it keeps."""
-        try:
-            grad = gradient(self.loss, case, torch.float64)[1]
-        except LossFailed as error:
-            if "dtype" not in str(error) and "Float" not in str(error):
-                raise
-            self.dtype = torch.float32
-            grad = gradient(self.loss, case, torch.float32)[1]
+        """Take float64, also where the loss casts to less; or float32 if it refuses float64.
+        Returns in which digits the gradient is known."""
+        tries = ((torch.float64, True), (torch.float64, False), (torch.float32, False))
+        for self.dtype, self.in_float64 in tries:
+            try:
+                grad = self.value_and_gradient(case)[1]
+                break
+            except LossFailed as error:
+                self.first_error = getattr(self, "first_error", error)
+        else:
+            raise self.first_error
         for coarse in DIGITS:
             if grad.any() and torch.equal(grad, grad.to(coarse).double()):
                 return DIGITS[coarse]
-        is_float32 = self.dtype == torch.float32 or torch.equal(grad, grad.float().double())
-        return "float32" if is_float32 and grad.any() else "float64"
+        is_short = self.dtype == torch.float32 or torch.equal(grad, grad.float().double())
+        return "float32, in which a number has 7 digits" if is_short and grad.any() else "float64"
 
-    def find_lens(self, case: Case) -> float:
+    def casts(self, case: Case) -> list[str]:
+        """The shorter floats that the loss casts to."""
+        mode = InFloat64()
+        logits = case.logits.clone().requires_grad_(True)
+        try:
+            with mode, warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self.loss(logits, case.batch())
+        except Exception:
+            return []
+        return sorted(str(cast).removeprefix("torch.") for cast in mode.casts)
+
+    def find_lens(self, grad: Tensor, case: Case) -> float:
         """Find the temperature and the shift that leave least over, and say how much that is."""
-        grad = self.raw(case)
         tries = [Lens(temperature, shift, warm) for shift in SHIFTS for temperature in USUAL
                  for warm in {1.0, temperature}]
         if min(left_over(grad, case, lens) for lens in tries) > EXACT:
             tries = [best_temperature(grad, case, shift, with_entropy)
                      for shift in SHIFTS for with_entropy in (True, False)]
         rest, best = min(((left_over(grad, case, lens), k) for k, lens in enumerate(tries)))
-        if rest < 0.1:
+        if rest <= EXACT:
             self.lens = tries[best]
         return rest
 

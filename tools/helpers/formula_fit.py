@@ -5,16 +5,17 @@ The order is: temperature and shift; which tokens have a gradient; what is left 
 (KL, entropy); how the push differs within an answer; advantage and counting; the ratio. What the
 new batches contradict is not named.
 """
-from collections.abc import Callable
+import itertools
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from tools.helpers.formula_advantages import Advantage, hypotheses
+from tools.helpers.formula_advantages import EPSILONS, Advantage, hypotheses, short
 from tools.helpers.formula_batches import END, Case, make_case, noise_like
 from tools.helpers.formula_counts import counts, places, tokens_of
-from tools.helpers.formula_decode import Examined, Loss, LossFailed, directions, gradient
+from tools.helpers.formula_decode import (EXACT, Examined, Loss, LossFailed, LossNotFinite,
+                                          decode, directions)
 from tools.helpers.formula_ratio import Ratio, find_ratio
 from tools.helpers.formula_shapes import Shape, entropy_of, rescaled, shapes
 from tools.helpers.formula_terms import (KINDS, Counted, Term, by_answer, difference, fit_counted,
@@ -22,7 +23,7 @@ from tools.helpers.formula_terms import (KINDS, Counted, Term, by_answer, differ
 
 TINY = 1e-9        # of the largest push: less is rounding
 KNOWN = 1e-6       # of the norm of a gradient: a formula that leaves less over is right
-COARSE = ("bfloat16", "float16")
+COARSE = ("bfloat16", "float16", "float32")
 
 
 @dataclass
@@ -38,6 +39,7 @@ class Formula:
     advantage: Advantage | None = None
     count: Counted | None = None
     ratio: Ratio | None = None
+    constant_baseline: float = 0.0               # a number that is taken off each reward
     misplaced: int = 0                           # places by which old_log_prob is read too early
     terms: list[Term] = field(default_factory=list)
     entropy: Counted | None = None
@@ -98,6 +100,7 @@ class Finder:
         self.examined = Examined(loss)
         self.formula = Formula()
         self.has_rest = True          # whether a batch without reward has a gradient
+        self.is_foreign = False       # whether that gradient is in no known direction
         self.sizes = (4, 3, 6)        # numbers of answers in a group that are tried
 
     # ------------------------------------------------------------------ pieces of a gradient
@@ -106,10 +109,13 @@ class Finder:
 
     def policy_push(self, case: Case) -> Tensor:
         """The push that depends on the reward."""
-        push = self.examined.push(case)
+        return decode(self.policy_gradient(case), case, self.examined.lens).push
+
+    def policy_gradient(self, case: Case) -> Tensor:
+        grad = self.examined.raw(case)
         if self.has_rest:
-            push = push - self.examined.push(self.examined.without_reward(case))
-        return push
+            grad = grad - self.examined.raw(self.examined.without_reward(case))
+        return grad
 
     def tokens(self, case: Case) -> Tensor:
         return tokens_of(case, self.formula.trained)
@@ -126,20 +132,17 @@ class Finder:
         if self.has_no_gradient(base):
             formula.is_zero, formula.unexplained = True, 0.0
             return formula
-        formula.left_over = examined.find_lens(base)
-        if formula.left_over > .1:
-            formula.not_understood.append("its gradient is not that of log-probs of sampled tokens")
-            formula.unexplained = formula.left_over
-            return formula
-        lens = examined.lens
-        formula.temperature, formula.shift = lens.temperature, lens.shift
-        self.look_at_dead_groups()
-        self.find_tokens()
         if formula.digits.startswith(COARSE):
             formula.not_understood.append(
-                f"it computes in {formula.digits}: epsilon, the kind of std, the bounds of a clip, "
-                "KL and counting cannot be told")
+                f"anything: the gradient comes in {formula.digits}, and what tells formulas apart "
+                "are the digits after that. Let the loss take float64")
             return formula
+        self.note_casts(base)
+        self.look_at_equal_rewards()
+        self.find_lens(base)
+        if formula.temperature is None:
+            return formula
+        self.find_tokens()
         self.drop_refused_sizes()
         self.find_terms()
         self.find_entropy()
@@ -155,19 +158,66 @@ class Finder:
                                log_reference=noise_like(base, 6, .3))]
         return not any(self.examined.raw(case).any() for case in cases)
 
-    def look_at_dead_groups(self) -> None:
-        """What a batch without rewards does, where each group is dead."""
-        base = self.case(2)
+    def note_casts(self, base: Case) -> None:
+        casts = self.examined.casts(base)
+        if casts and self.examined.in_float64:
+            self.formula.notes.append(f"it casts to {' and '.join(casts)}. Here float64 took its "
+                                      "place, so what rounding does in training is not seen")
+
+    def look_at_equal_rewards(self) -> None:
+        """What is left where all rewards are equal, so that each group is dead."""
+        examined, base = self.examined, self.case(2)
         far = replace(base, log_ratio=noise_like(base, 5, .1),
                       log_reference=noise_like(base, 6, .3))
         try:
-            rest = [self.examined.raw(self.examined.without_reward(case)) for case in (base, far)]
-            whole = self.examined.raw(base).abs().max()
-            self.has_rest = any(float(grad.abs().max()) > TINY * float(whole) for grad in rest)
+            rest = [examined.raw(examined.without_reward(case)) for case in (base, far)]
         except LossFailed:
             self.has_rest = False
             self.formula.notes.append("a batch whose groups all have equal rewards gives a loss or "
                                       "a gradient that is not finite (0 / 0)")
+            return
+        whole = examined.raw(base)
+        self.has_rest = any(float(grad.abs().max()) > TINY * float(whole.abs().max())
+                            for grad in rest)
+        one = examined.raw(replace(base, reward=torch.ones_like(base.reward)))
+        change = one - rest[0]  # not 0 if there is no baseline
+        if self.has_rest and change.norm() > 1e-6 * whole.norm():
+            self.look_for_a_constant_baseline(rest[0], change, base)
+
+    def look_for_a_constant_baseline(self, at_zero: Tensor, change: Tensor, base: Case) -> None:
+        """If the gradient vanishes where all rewards are b, then b is taken off each reward."""
+        b = -float((at_zero * change).sum() / change.square().sum())
+        grad = self.examined.raw(replace(base, reward=torch.full_like(base.reward, b)))
+        if abs(b) > 1e-9 and grad.norm() < 1e-9 * change.norm() and not self.knows_reference(base):
+            self.examined.zero_reward = self.formula.constant_baseline = short(b)
+            far = replace(base, log_ratio=noise_like(base, 5, .1))
+            rest = self.examined.raw(self.examined.without_reward(far))
+            self.has_rest = bool(rest.norm() > 1e-9 * change.norm())
+
+    def knows_reference(self, case: Case) -> bool:
+        """Whether the value of the loss depends on the reference model."""
+        moved = replace(case, log_reference=noise_like(case, 6, .3))
+        values = [float(self.examined.value_and_gradient(one)[0]) for one in (case, moved)]
+        return abs(values[0] - values[1]) > 1e-12 * abs(values[0])
+
+    def find_lens(self, base: Case) -> None:
+        """From the whole gradient; or if that fails, from the part that depends on the reward."""
+        formula, examined = self.formula, self.examined
+        rest = examined.find_lens(examined.raw(base), base)
+        if rest > EXACT and self.has_rest:
+            part = examined.raw(base) - examined.raw(examined.without_reward(base))
+            self.is_foreign = examined.find_lens(part, base) <= EXACT
+        formula.left_over = rest
+        if rest > EXACT:
+            formula.not_understood.append(
+                f"{rest:.1%} of the gradient is not that of a log-prob of a sampled token, nor that "
+                "of an entropy"
+                + (". It does not depend on the reward" if self.is_foreign else ""))
+        if rest <= EXACT or self.is_foreign:
+            lens = examined.lens
+            formula.temperature, formula.shift = lens.temperature, lens.shift
+        else:
+            formula.unexplained = rest
 
     def find_tokens(self) -> None:
         """Which kinds of tokens have a gradient: all of a kind, none of them, or some."""
@@ -177,7 +227,7 @@ class Finder:
             push = self.policy_push(case)
             if not push.any():
                 push = self.examined.push(case)
-            tiny = (TINY if self.formula.digits == "float64" else 1e-6) * push.abs().max()
+            tiny = TINY * push.abs().max()
             live = (push.abs() > tiny).any(1, keepdim=True)
             for name, where in places(case).items():
                 if name != "unfinished":  # of these, whole answers without a push are looked for
@@ -193,7 +243,7 @@ class Finder:
     def find_terms(self) -> None:
         """KL and other pushes that stay when all rewards are 0."""
         formula = self.formula
-        if not self.has_rest:
+        if not self.has_rest or self.is_foreign:
             return
         zero = [self.examined.without_reward(case) for case in self.designs()]
         still = [self.examined.push(case) for case in zero]
@@ -201,7 +251,7 @@ class Finder:
         formula.term_kinds = self.kinds_with_push(zero, scale)
         constant = self.fit_term("constant", "nothing", zero, still, scale)
         for source, column in (("reference", "log_reference"), ("old", "log_ratio")):
-            moved = [replace(case, **{column: noise_like(case, 7 + k, .8) * case.mask})
+            moved = [replace(case, **{column: noise_like(case, 7 + k, .8)})
                      for k, case in enumerate(zero)]
             change = [self.examined.push(case) - before for case, before in zip(moved, still)]
             if max(float(part.abs().max()) for part in change) < TINY * scale:
@@ -219,13 +269,14 @@ class Finder:
                 return
             formula.terms.append(term)
         if constant:
-            formula.terms.append(constant)
+            is_k1 = self.knows_reference(self.designs()[0])
+            formula.terms.append(replace(constant, kind="k1") if is_k1 else constant)
 
     def kinds_with_push(self, zero: list[Case], scale: float) -> frozenset[str]:
         found = None
         for case in zero:
-            far = replace(case, log_reference=noise_like(case, 9, .8) * case.mask,
-                          log_ratio=noise_like(case, 8, .3) * case.mask)
+            far = replace(case, log_reference=noise_like(case, 9, .8),
+                          log_ratio=noise_like(case, 8, .3))
             has = self.examined.push(far).abs() > TINY * scale
             kinds = {name for name, where in places(case).items()
                      if where.any() and torch.equal(has & where, where)}
@@ -255,6 +306,8 @@ class Finder:
     def find_entropy(self) -> None:
         """A term with the entropy of the distribution; or a weight by entropy, not detached."""
         formula = self.formula
+        if self.is_foreign:
+            return
         cases = self.designs()
         readings = [self.examined.read(case) for case in cases]
         scale = max(float(reading.push.abs().max()) for reading in readings)
@@ -388,9 +441,8 @@ class Finder:
         """Whether the gradient is the derivative of the loss's value, as it is where nothing was
         detached."""
         step = 1e-5 * noise_like(case, 71, 1.0)[..., None] * case.logits
-        values = [gradient(self.examined.loss, replace(case, logits=case.logits + sign * step,
-                                                       lens=self.examined.lens))[0]
-                  for sign in (1, -1)]
+        values = [self.examined.value_and_gradient(
+            replace(case, logits=case.logits + sign * step))[0] for sign in (1, -1)]
         expected = float((self.examined.raw(case) * step).sum())
         return abs(float(values[0] - values[1]) / 2 - expected) < 1e-4 * abs(expected)
 
@@ -398,7 +450,7 @@ class Finder:
         """Whether these give the push of a case."""
         try:
             push = self.policy_push(case)
-        except LossFailed:
+        except LossFailed:  # a dead group is refused, and so says nothing about counting
             return True
         tokens = self.answer_tokens(case)
         wanted = (count(case) * advantage(case))[:, None] * shape.value(case) * tokens
@@ -440,11 +492,13 @@ class Finder:
             return []
         fits = []
         for advantage in hypotheses(cases, found, grouping):
+            advantage = replace(advantage, constant=self.formula.constant_baseline)
             for variant in variants(advantage, cases, found):
                 if matches(variant, cases, found):
                     fits.append(variant)
                     break
-        return fits
+        return fits or [limited for limited in with_limit(cases, found, grouping)
+                        if matches(limited, cases, found)]
 
     def advantage_cases(self, grouping: str) -> list[Case]:
         case = self.case(32, equal_lengths=True)
@@ -467,7 +521,7 @@ class Finder:
     # ------------------------------------------------------------------ the ratio
     def find_clip(self) -> None:
         case = self.case(33)
-        found = find_ratio(self.examined, case, self.answer_tokens(case))
+        found = find_ratio(self.examined, case, self.answer_tokens(case), self.has_rest)
         if isinstance(found, str) and found.startswith("misplaced"):
             self.formula.misplaced = int(found.split()[1])
             self.formula.not_understood.append("what follows from a ratio of two different tokens")
@@ -481,18 +535,30 @@ class Finder:
         """Compare the whole formula with the gradient of batches that chose nothing."""
         formula = self.formula
         if formula.advantage is None or formula.count is None:
-            formula.unexplained = 1.0
+            formula.terms = [term for term in formula.terms if term.kind not in ("constant", "k1")]
             return
-        on_policy = [self.case(41), self.case(42, 3, spare=2)]
-        for case, name in ((on_policy, "on policy"), ([self.with_a_dead_group(43)], "a dead group"),
-                           ([self.off_policy(44, "log_reference", .8)], "the reference"),
-                           ([self.off_policy(45, "log_ratio", .1),
-                             self.off_policy(46, "log_ratio", 2.0)], "the ratio")):
-            rest = max(self.unexplained(one) for one in case)
-            if rest > KNOWN * (20 if formula.digits == "float32" else 1):
+        tests = (("on policy", [self.case(41), self.case(42, 3, spare=2)]),
+                 ("a dead group", [self.with_a_dead_group(43)]),
+                 ("the reference", [self.off_policy(44, "log_reference", .8)]),
+                 ("the ratio", [self.off_policy(45, "log_ratio", .1),
+                                self.off_policy(46, "log_ratio", 2.0)]))
+        for name, cases in tests:
+            rest = max(self.unexplained(case, self.is_foreign) for case in cases)
+            if rest > KNOWN:
                 self.withdraw(name, rest)
                 return
-        formula.unexplained = max(self.unexplained(self.everything(seed)) for seed in (47, 48))
+        everything = [self.everything(seed) for seed in (47, 48)]
+        rest = max(self.unexplained(case, self.is_foreign) for case in everything)
+        if rest > KNOWN and formula.terms:
+            plain = formula.terms
+            formula.terms = [replace(term, with_ratio=True) for term in plain]
+            rest = max(self.unexplained(case) for case in everything)
+            if rest > KNOWN:
+                formula.terms = []
+        if rest > KNOWN:
+            self.withdraw("the ratio and the reference together", rest)
+            return
+        formula.unexplained = max(self.unexplained(case) for case in everything)
 
     # ------------------------------------------------------------------ more batches to look at
     def try_parts(self) -> None:
@@ -535,12 +601,15 @@ class Finder:
         reward[:4] = rewards
         examined = Examined(self.examined.loss)
         examined.lens, examined.dtype = self.examined.lens, torch.float32
+        examined.zero_reward = self.examined.zero_reward
         try:
             push = examined.push(replace(case, reward=reward))
             if self.has_rest:
                 push = push - examined.push(examined.without_reward(case))
-        except LossFailed:
+        except LossNotFinite:
             return float("nan")
+        except LossFailed:  # it takes float64 alone
+            push = self.policy_push(replace(case, reward=reward))
         return float(push[:4].abs().max() / push[4:].abs().max())
 
     def off_policy(self, seed: int, column: str, size: float) -> Case:
@@ -552,24 +621,28 @@ class Finder:
         case = self.off_policy(seed, "log_ratio", .5)
         return replace(case, log_reference=noise_like(case, seed + 1, .5) * case.mask)
 
-    def unexplained(self, case: Case) -> float:
-        grad = self.examined.raw(case)
+    def unexplained(self, case: Case, only_policy: bool = False) -> float:
+        """The share of the gradient that the formula does not give; or of the part of it that
+        depends on the reward."""
         try:
-            return float((grad - self.formula.gradient(case)).norm() / grad.norm())
-        except (RuntimeError, TypeError):
-            return 1.0
+            grad = self.policy_gradient(case) if only_policy else self.examined.raw(case)
+        except LossFailed:  # said elsewhere: a dead group gives what is not finite
+            return 0.0
+        return float((grad - self.formula.gradient(case)).norm() / grad.norm())
 
     def withdraw(self, name: str, rest: float) -> None:
         """Take back what a new batch contradicts."""
         formula = self.formula
-        formula.unexplained = rest
+        formula.unexplained = min(rest, 1.0)
         if name == "on policy":
-            formula.advantage = formula.count = formula.ratio = None
+            formula.advantage = formula.count = formula.ratio = formula.entropy = None
+            formula.terms = [term for term in formula.terms if term.kind not in ("constant", "k1")]
         if name == "the ratio":
             formula.ratio = None
         if name == "the reference":
             formula.terms = []
-        formula.not_understood.append(f"{rest:.1%} of the gradient, in a batch that tries {name}")
+        formula.not_understood.append(f"{min(rest, 1):.1%} of the gradient, in a batch that tries "
+                                      f"{name}")
 
 
 def variants(advantage: Advantage, cases: list[Case], found: list[Tensor]) -> list[Advantage]:
@@ -585,6 +658,21 @@ def variants(advantage: Advantage, cases: list[Case], found: list[Tensor]) -> li
         rate = float(negative.mean() / positive.mean())
         if abs(rate - 1) > 1e-6 and rate > -1e-9:
             result.append(replace(advantage, negative=round(rate, 6)))
+    return result
+
+
+def with_limit(cases: list[Case], found: list[Tensor], grouping: str) -> list[Advantage]:
+    """Advantages that are clamped, to the limit that the largest of the numbers shows."""
+    numbers = torch.cat(found)
+    result = []
+    for scale, epsilon in itertools.product(("none", "std n", "std n-1"), EPSILONS):
+        plain = Advantage("mean", scale, "plus", epsilon, grouping=grouping)
+        wanted = torch.cat([plain(case) for case in cases])
+        small = (wanted.abs() < wanted.abs().median()) & (wanted != 0)
+        quotient = (numbers / wanted)[small]
+        if spread(quotient) < 1e-6:
+            limit = float((numbers / quotient.mean()).abs().max())
+            result.append(replace(plain, limit=short(limit)))
     return result
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tools.helpers.formula_batches import Case
-from tools.helpers.formula_decode import Examined
+from tools.helpers.formula_decode import Examined, decode
 
 GRID = torch.linspace(-4.0, 3.2, 73).exp().tolist()  # ratios from 0.02 to 25
 
@@ -98,26 +98,22 @@ def of_level(case: Case, level: str, tokens: Tensor) -> Tensor:
 class Prober:
     """Tries ratios at the tokens of one case."""
 
-    def __init__(self, examined: Examined, case: Case, tokens: Tensor):
+    def __init__(self, examined: Examined, case: Case, tokens: Tensor, has_rest: bool):
         rows = torch.arange(len(case.group))
         sign = 1.0 - 2.0 * ((rows + rows // 4) % 2).double()  # each group has both, mixed ones too
         reward = sign * (1 + .3 * case.reward)
         self.examined, self.tokens = examined, tokens & case.mask
         self.case = replace(case, reward=reward)
         self.sign = sign
-        self.has_rest = True
-        still = self.policy_push(self.case)
-        far = replace(self.case, log_ratio=.3 * self.case.reward[:, None] * self.tokens)
-        self.has_rest = bool(examined.push(examined.without_reward(far)).abs().max()
-                             > 1e-9 * still.abs().max())
-        self.still = still
+        self.has_rest = has_rest  # whether something has a gradient where all rewards are 0
+        self.still = still = self.policy_push(self.case)
         self.usable = self.tokens & (still.abs() > 1e-7 * still.abs().max())
 
     def policy_push(self, case: Case) -> Tensor:
-        push = self.examined.push(case)
+        grad = self.examined.raw(case)
         if self.has_rest:
-            push = push - self.examined.push(self.examined.without_reward(case))
-        return push
+            grad = grad - self.examined.raw(self.examined.without_reward(case))
+        return decode(grad, case, self.examined.lens).push
 
     def response(self, log_ratio: Tensor) -> Tensor:
         moved = self.policy_push(replace(self.case, log_ratio=log_ratio))
@@ -126,7 +122,8 @@ class Prober:
     def level(self) -> str:
         """Which tokens answer when the ratio of one token changes."""
         b = int(self.usable.sum(1).argmax())
-        j = int(self.usable[b].nonzero()[1])
+        columns = self.usable[b].nonzero().flatten().tolist()
+        j = columns[len(columns) // 2]
         step = torch.zeros_like(self.still)
         step[b, j] = small = 1e-4
         one = self.response(step)
@@ -193,10 +190,10 @@ def state_of(response: float, ratio: float) -> str:
     return "0" if abs(response) < 1e-9 else "else"
 
 
-def find_ratio(examined: Examined, case: Case, tokens: Tensor) -> Ratio | str:
+def find_ratio(examined: Examined, case: Case, tokens: Tensor, has_rest: bool) -> Ratio | str:
     """The ratio, or in words what is not understood of it; "misplaced 1" if the ratio of a token is
     computed with the old log-prob of the token one place before."""
-    prober = Prober(examined, case, tokens)
+    prober = Prober(examined, case, tokens, has_rest)
     if not prober.usable.any():
         return "no answer token has a gradient"
     level = prober.level()

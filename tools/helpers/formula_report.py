@@ -50,6 +50,8 @@ def codes(formula: Formula) -> set[str]:
         found.add(code_of_term(term))
     if formula.entropy is not None:
         found.add(f"entropy {shown(formula.entropy.factor)}")
+    if math.isnan(formula.dead):
+        found.add("dead nan")
     if formula.is_complete and not formula.terms:
         found.add("no kl")
     if formula.is_complete and formula.entropy is None:
@@ -58,6 +60,8 @@ def codes(formula: Formula) -> set[str]:
 
 
 def codes_of_tokens(kinds: dict[str, str]) -> set[str]:
+    if not kinds:
+        return set()
     if any(how == "some" for how in kinds.values()):
         return {"some tokens"}
     has = {kind for kind, how in kinds.items() if how == "all"}
@@ -82,7 +86,9 @@ def codes_of_count(count: Counted) -> set[str]:
     code = count.count.code
     factor = abs(count.factor)
     sizes = count.sizes
-    if code == "flat" and not sizes.cost:
+    if code == "flat" and sizes.answers == -1 and sizes.cost == 3 and abs(factor - 1) < 1e-6:
+        code = "answer sum"
+    elif code == "flat" and not sizes.cost:
         code = "sum"
     elif code == "flat" and sizes.answers == -1 and sizes.cost == 3:
         code, factor = f"constant {shown(1 / factor)}", 1.0
@@ -99,10 +105,13 @@ def codes_of_count(count: Counted) -> set[str]:
 
 
 def code_of_term(term: Term) -> str:
-    kind = "k1" if term.kind == "constant" else term.kind
+    if term.kind == "constant":
+        return f"constant push {shown(term.weight.factor)}"
     source = " to old" if term.source == "old" else ""
-    factor = -term.weight.factor if term.kind == "constant" else term.weight.factor
-    return f"kl {kind} {shown(factor)}{source}"
+    factor = -term.weight.factor if term.kind == "k1" else term.weight.factor
+    if term.with_ratio and term.kind == "k2":  # the derivative of ratio * k3
+        return f"kl k3 {shown(factor)}{source} with ratio"
+    return f"kl {term.kind} {shown(factor)}{source}" + " with ratio" * term.with_ratio
 
 
 def shown(value: float) -> str:
@@ -184,7 +193,9 @@ def about_policy(formula: Formula) -> list[str]:
     factor = abs(count.factor)
     if count.count.code == "flat" and not count.sizes.cost:
         counting = "Counting: the sum over all tokens, divided by nothing"
-    if count.count.code == "flat" and count.sizes.answers == -1 and count.sizes.cost == 3:
+    if codes_of_count(count) & {"answer sum"}:
+        counting = "Counting: the sum over an answer's tokens, and the mean over answers"
+    elif count.count.code == "flat" and count.sizes.answers == -1 and count.sizes.cost == 3:
         counting = f"Counting: every token counts 1 / (answers * {shown(1 / factor)})"
         factor = 1.0
     if abs(factor - 1) > 1e-6:
@@ -210,12 +221,19 @@ def about_dead(formula: Formula) -> str:
 
 def about_term(term: Term) -> str:
     counted = term.weight.words()
+    size, way = abs(term.weight.factor), "down" if term.weight.factor < 0 else "up"
     if term.kind == "constant":
-        size, way = abs(term.weight.factor), "down" if term.weight.factor < 0 else "up"
         return (f"Constant push: whatever the reward, every token's log-prob is pushed {way} with "
-                f"weight {shown(size)} ({counted}). A KL of kind k1, a bonus on -log p of the "
-                "sampled token, and a constant that is taken off the advantage all do this: "
-                "gradients cannot tell them apart.")
+                f"weight {shown(size)} ({counted}). A bonus on -log p of the sampled token and a "
+                "constant in the advantage both do this, and a gradient cannot tell them apart.")
+    if term.kind == "k1":
+        return (f"KL: k1, log p - batch.reference_log_prob, weight {shown(-term.weight.factor)} "
+                f"({counted}). Its gradient does not depend on the reference: every token is pushed "
+                f"{way}, whatever its log-prob.")
+    if term.with_ratio and term.kind == "k2":
+        return (f"KL: k3 times the ratio of new to old probability, weight "
+                f"{shown(term.weight.factor)} ({counted}). Its gradient is that of k2 times the "
+                "ratio.")
     source = "batch.reference_log_prob" if term.source == "reference" else "batch.old_log_prob"
     return (f"KL: {term.kind}, {KINDS[term.kind][0]}, with d = {source} - log p, weight "
             f"{shown(term.weight.factor)} ({counted}).")

@@ -121,11 +121,11 @@ def discounts(c: float, d: float) -> Iterator[Shape]:
         yield Shape(f"discount {forward:g} from the start",
                     f"each token has {forward:g} times the weight of the one before it, counted "
                     "from the start of the answer",
-                    lambda case: torch.tensor(forward).double() ** place_in_answer(case))
+                    lambda case: torch.tensor(forward, dtype=torch.float64) ** place_in_answer(case))
         yield Shape(f"discount {backward:g} from the end",
                     f"each token has {backward:g} times the weight of the one after it, counted "
                     "from the end of the answer",
-                    lambda case: torch.tensor(backward).double() ** places_left(case))
+                    lambda case: torch.tensor(backward, dtype=torch.float64) ** places_left(case))
 
 
 def rescaled(shape: Shape, tokens_of_case: Callable[[Case], Tensor]) -> list[Shape]:

@@ -49,12 +49,14 @@ class Term:
     kind: str
     source: str
     weight: Counted
+    with_ratio: bool = False   # the term is multiplied by the ratio of new to old probability
 
     def push(self, case: Case, tokens: Tensor) -> Tensor:
         by_row = self.weight(case)[:, None] * tokens
-        if self.kind == "constant":
+        if self.kind in ("constant", "k1"):
             return by_row
-        return by_row * KINDS[self.kind][1](difference(case, self.source))
+        push = by_row * KINDS[self.kind][1](difference(case, self.source))
+        return push * actual_log_ratio(case).exp() if self.with_ratio else push
 
 
 def difference(case: Case, source: str) -> Tensor:
