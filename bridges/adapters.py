@@ -4,24 +4,27 @@ They choose nothing: clip bounds, KL weights and epsilons are the code's own def
 taken from its files or named beside the adapter.
 """
 import dataclasses
+import importlib
+import inspect
+import itertools
 import math
-import random
 from collections import defaultdict
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Dict, List, Optional, Tuple, Union  # noqa: UP035  names that codes use
+from typing import Any, Optional, Union  # noqa: UP035  names that codes use
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bridges.codes import (Replay, by_column, gradient_of_backward, groups_of, log_probs,
-                           padded_at_the_left, read, take, take_statement)
+from bridges.codes_helpers import (Replay, by_column, gradient_of_backward, groups_of, log_probs,
+                                   padded_at_the_left, read, take, take_statement)
+from engine.errors import UserError
 from tools.helpers.formula_batches import Batch
 
-TYPING = {"Any": Any, "Dict": Dict, "List": List, "Optional": Optional, "Tuple": Tuple,
+TYPING = {"Any": Any, "Dict": dict, "List": list, "Optional": Optional, "Tuple": tuple,
           "Union": Union}
 USUAL = {"torch": torch, "nn": nn, "F": F, "np": np, "math": math, "dataclasses": dataclasses,
          "defaultdict": defaultdict, **TYPING}
@@ -78,11 +81,11 @@ def grpo_zero(folder: Path):
 
 def nano_aha_moment(folder: Path):
     """McGill-NLP/nano-aha-moment, nano_r1_script.py."""
-    utils = take(folder / "utils.py", ["log_softmax_and_gather", "compute_token_log_probs",
-                                       "close_to_zero"], **USUAL)
+    utils = take(folder / "utils.py", ["log_softmax_and_gather", "compute_token_log_probs"],
+                 **USUAL)
     code = take(folder / "nano_r1_script.py", ["create_training_episodes", "compute_pg_loss"],
                 compute_token_log_probs=utils.compute_token_log_probs,
-                close_to_zero=utils.close_to_zero,
+                close_to_zero=lambda *_: torch.zeros(()),  # only logged
                 compute_reward=lambda response, sample, end: (sample["reward"][response], {}),
                 **USUAL)
 
@@ -107,7 +110,6 @@ def nano_aha_moment(folder: Path):
 
 def tiny_grpo(folder: Path):
     """open-thought/tiny-grpo, loss.py and train.py; padding is the end token, as there."""
-    from contextlib import suppress
     objective = take(folder / "loss.py", ["approx_kl_divergence", "masked_mean", "GRPOLoss"],
                      Experience=object, **USUAL).GRPOLoss(clip_eps=0.2, kl_weight=0.01)
     code = take(folder / "train.py", ["group_advantages", "sequence_log_probs_from_logits",
@@ -121,8 +123,7 @@ def tiny_grpo(folder: Path):
         model = Replay(logits, ids)
         model.forward = lambda forward=model.forward, **named: {
             "logits": forward(named["input_ids"]).logits}
-        with suppress(ImportError):
-            new = code.sequences_log_probs(model, ids, ids != batch.end_id)
+        new = code.sequences_log_probs(model, ids, ids != batch.end_id)
         place = torch.arange(ids.shape[1])
         after_prompt = place >= batch.prompt_length[:, None]
         action = mask_of(after_prompt, ids, batch.end_id)[:, 1:]
@@ -348,14 +349,14 @@ def nanochat(folder: Path):
                     return next(rewards)
             args = SimpleNamespace(num_samples=size, device_batch_size=size, max_new_tokens=9,
                                    temperature=1.0, top_k=50)
-            import itertools
             given = {"tokenizer": tokenizer, "engine": engine, "model": model, "args": args,
                      "train_task": Task(range(len(groups))), "ddp_rank": 0, "ddp_world_size": 1,
                      "device": torch.device("cpu"), "step": 0, "itertools": itertools} | USUAL
             get_batch = take(path, ["get_batch"], **given).get_batch
             loop = take_statement(
-                source, "for example_step in range", ["examples_per_rank", "batch_iterator", "rewards_list",
-                                   "sequence_lengths"], "rewards_list",
+                source, "for example_step in range",
+                ["examples_per_rank", "batch_iterator", "rewards_list", "sequence_lengths"],
+                "rewards_list",
                 **given, num_steps=1, print0=lambda *_: None)
             loop(len(groups), get_batch(), [], [])
         return gradient_of_backward(logits, run)
@@ -397,11 +398,15 @@ def verl(folder: Path):
     losses = {"vanilla": "compute_policy_loss_vanilla", "gspo": "compute_policy_loss_gspo",
               "sapo": "compute_policy_loss_sapo", "cispo": "compute_policy_loss_cispo",
               "gpg": "compute_policy_loss_gpg", "geo_mean": "compute_policy_loss_geo_mean"}
-    advantages = {"grpo": "compute_grpo_outcome_advantage", "rloo": "compute_rloo_outcome_advantage",
+    advantages = {"grpo": "compute_grpo_outcome_advantage",
+                  "rloo": "compute_rloo_outcome_advantage",
                   "reinforce_plus_plus_baseline":
                       "compute_reinforce_plus_plus_baseline_outcome_advantage",
                   "opo": "compute_opo_outcome_advantage", "gpg": "compute_gpg_outcome_advantage"}
-    plain = lambda *_, **__: lambda function: function  # noqa: E731  a decorator without effect
+
+    def plain(*_, **__):  # a decorator without effect
+        return lambda function: function
+
     code = take(path, ["agg_loss", *losses.values(), *advantages.values()],
                 verl_F=functional, register_adv_est=plain, register_policy_loss=plain,
                 AdvantageEstimator=Nothing(), AlgoConfig=VerlConfig, ActorConfig=VerlActor, **USUAL)
@@ -449,15 +454,13 @@ class VerlActor:
 
 def trl():
     """The installed TRL: each loss_type of GRPOTrainer, with the log-probs of the batch."""
-    import inspect
     try:
+        import trl as package
         from trl import GRPOConfig, GRPOTrainer
     except ImportError:
-        from engine.errors import UserError
         raise UserError("TRL is missing: pip install -r bridges/requirements.txt") from None
     source = inspect.getsource(GRPOTrainer)
-    import trl as package
-    nanstd = getattr(__import__("trl.trainer.grpo_trainer", fromlist=["nanstd"]), "nanstd", None)
+    nanstd = importlib.import_module(GRPOTrainer.__module__).nanstd
     mean = take_statement(source, "torch.nanmean(rewards.view", ["rewards", "num_generations"],
                           "mean_grouped_rewards", **USUAL)
     std = take_statement(source, "std_rewards = nanstd(rewards.view",
@@ -470,10 +473,10 @@ def trl():
         def loss(logits: Tensor, batch: Batch) -> Tensor:
             trainer = stand_in(GRPOTrainer, defaults | {"loss_type": kind} | changed)
             size = len(batch.group) // len(batch.group.unique())
-            each = lambda value: value.repeat_interleave(size)  # noqa: E731
-            advantages = batch.reward - each(mean(batch.reward, size))
+            advantages = batch.reward - mean(batch.reward, size).repeat_interleave(size)
             if changed.get("scale_rewards") != "none":
-                advantages = scaled(advantages, each(std(batch.reward, size)))
+                of_answer = std(batch.reward, size).repeat_interleave(size)
+                advantages = scaled(advantages, of_answer)
             found = log_probs(logits, batch)
             h = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1)[:, :-1]
             trainer._get_per_token_logps_and_entropies = lambda *_, **__: (found, h, None)
@@ -503,7 +506,10 @@ def stand_in(trainer_class: type, settings: dict[str, object]) -> object:
     trainer = trainer_class.__new__(trainer_class)
     vars(trainer).update(settings)
     entropy = settings.get("entropy_coef") or 0.0
-    same = lambda value, *_, **__: value  # noqa: E731
+
+    def same(value, *_, **__):
+        return value
+
     vars(trainer).update(
         args=SimpleNamespace(**settings | {"steps_per_generation": 1}), use_vllm=False,
         epsilon_low=settings["epsilon"],

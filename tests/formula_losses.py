@@ -181,6 +181,10 @@ def truncated(log_prob, batch, a):
     return (log_prob - batch.old_log_prob).exp().clamp(max=2).detach() * a * log_prob
 
 
+def clamped_below_one(log_prob, batch, a):
+    return (log_prob - batch.old_log_prob).exp().clamp(max=.2).detach() * a * log_prob
+
+
 def gspo(low, high):
     def objective(log_prob, batch, a):
         mean_log_ratio = (((log_prob - batch.old_log_prob) * batch.mask).sum(1, keepdim=True)
@@ -359,7 +363,8 @@ def make(advantage=z(0, 1e-4), count=token, objective=no_ratio, temperature=1.0,
 
 
 PLAIN = {"z n 0.0001", "token", "no ratio", "understood"}
-# name: (loss, words that the tool must say). Where "understood" is not among them, it must not say it
+# name: (loss, words that the tool must say). Where "understood" is not among them, it must not be
+# said
 LOSSES = {
     "plain": (make(), PLAIN | {"end", "no kl", "no entropy", "temperature 1", "shift 1"}),
     "published grpo": (make(count=answer, objective=clip(.2, .2), kl=k3),
@@ -389,6 +394,8 @@ LOSSES = {
     "minimum missing": (make(objective=without_minimum), {"mask 0.2 0.2", "understood"}),
     "cispo": (make(objective=cispo), {"cispo 0.5 2", "understood"}),
     "truncated": (make(objective=truncated), {"cispo none 1", "understood"}),
+    "clamped below one": (make(objective=clamped_below_one),
+                          {"cispo none -0.8", "z n 0.0001", "token", "understood"}),
     "gspo": (make(count=answer, objective=gspo(.0003, .0004)),
              {"gspo clip 0.0003 0.0004", "answer", "understood"}),
     "sapo": (make(count=answer, objective=sapo), {"sapo 1 1.05", "understood"}),
@@ -414,8 +421,8 @@ LOSSES = {
     "prompt trained": (make(mask=with_prompt), {"prompt", "z n 0.0001", "understood"}),
     "padding trained": (make(mask=with_padding), {"padding", "z n 0.0001", "understood"}),
     "mask late": (make(mask=late), {"mask late", "z n 0.0001", "understood"}),
-    "unfinished dropped": (make(mask=finished_only), {"no unfinished", "token (trained)", "z n 0.0001",
-                                                       "understood"}),
+    "unfinished dropped": (make(mask=finished_only),
+                           {"no unfinished", "token (trained)", "z n 0.0001", "understood"}),
     "sign": (make(sign=-1.0), PLAIN | {"sign reversed"}),
     "longest answer": (make(count=longest), {"constant over longest answer", "understood"}),
     "width": (make(count=width), {"constant over width of a row", "understood"}),

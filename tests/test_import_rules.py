@@ -22,6 +22,7 @@ INSTALLED = {"torch", "safetensors", "tokenizers", "numpy", "matplotlib"}
 DOORS = {  # files that talk to other tools, and what only they may import
     "bridges.import_formats": {"pyarrow"},
     "bridges.trl_trainer": {"trl", "transformers", "accelerate"},
+    "bridges.adapters": {"trl"},
     "bridges.messages": {"transformers"},
     "benchmarks.cases": {"transformers"}}
 

@@ -11,7 +11,8 @@ MY_LOSS.py has one function:
     batch.ids (B, L)              prompt and answer, padded at the end
     batch.prompt_length (B,)      tokens of each prompt
     batch.mask (B, L)             1 at the tokens of the answer, its end included
-    batch.reward (B,)             batch.group (B,) the number of the problem, whose rows lie together
+    batch.reward (B,)
+    batch.group (B,)              the number of the problem; the rows of a group lie together
     batch.old_log_prob (B, L)     of these tokens under the model that sampled them; 0 at the prompt
     batch.reference_log_prob (B, L)   the same under the reference model, for a loss with a KL term
     batch.end_id, batch.pad_id

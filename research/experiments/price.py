@@ -120,7 +120,7 @@ def success_of(folder: Path, arm: str, seed: int) -> float | None:
 def print_gains(folder: Path) -> None:
     for arm, (flags, compared) in ARMS.items():
         pairs = []
-        for seed in range(0, 200):
+        for seed in range(200):
             own, other = success_of(folder, arm, seed), success_of(folder, compared, seed)
             if compared and own is not None and other is not None:
                 pairs.append(100 * (own - other))

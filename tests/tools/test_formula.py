@@ -87,7 +87,7 @@ def test_the_command_line(tmp_path, capsys):
     path = tmp_path / "my_loss.py"
     path.write_text(FILE)
     main([str(path)])
-    printed = capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
     assert "divided by the std of its group over n - 1 + 1e-06" in printed
     with pytest.raises(SystemExit) as ended:
         main([str(path), "--json", "--expect", "z n-1, answer"])

@@ -80,8 +80,11 @@ class Advantage:
         return code + (f" by {self.grouping}" if self.grouping != "group" else "")
 
     def words(self) -> str:
-        said = "the reward itself" if self.baseline == "none" and not self.constant else \
-            f"the reward minus {self.constant:g}" if self.constant else f"the reward minus {BASELINES[self.baseline]}"
+        said = "the reward itself"
+        if self.constant:
+            said = f"the reward minus {self.constant:g}"
+        elif self.baseline != "none":
+            said = f"the reward minus {BASELINES[self.baseline]}"
         if self.scale != "none":
             said += f", divided by {SCALES[self.scale]}"
             if self.epsilon:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tools.helpers.formula_batches import Case
 
-MICRO_BATCHES = (1, 2, 4, 8)
+MICRO_BATCHES = (2, 4, 8)
 
 
 def places(case: Case) -> dict[str, Tensor]:
@@ -82,8 +82,10 @@ def counts(kinds: frozenset[str]) -> list[Count]:
         found += [
             Count("token" + suffix, "every token of the batch counts the same" + said,
                   by_token(name, kinds), cost),
-            Count("answer" + suffix, "every answer counts the same" + said, by_answer(name, kinds), cost),
-            Count("group" + suffix, "every group counts the same" + said, by_group(name, kinds), cost + 1),
+            Count("answer" + suffix, "every answer counts the same" + said,
+                  by_answer(name, kinds), cost),
+            Count("group" + suffix, "every group counts the same" + said,
+                  by_group(name, kinds), cost + 1),
             Count("live token" + suffix, "every token of the groups with unequal rewards counts "
                   "the same" + said, by_token(name, kinds, True), cost + 3),
             Count("live answer" + suffix, "every answer of the groups with unequal rewards counts "
@@ -92,9 +94,11 @@ def counts(kinds: frozenset[str]) -> list[Count]:
                   by_finished(name, kinds), cost + 3),
             Count("root length" + suffix, "a token counts 1 / sqrt(length of its answer)" + said,
                   by_root(name, kinds), cost + 5)]
-        found += [Count(f"micro-batch {rows}{suffix}", f"every micro-batch of {rows} answers counts "
-                        "the same, and so does every token in it", by_rows(rows, name, kinds),
-                        cost + 4) for rows in MICRO_BATCHES[1:]]
+        for rows in MICRO_BATCHES:
+            words = (f"every micro-batch of {rows} answers counts the same, and so does every token "
+                     "in it")
+            found.append(Count(f"micro-batch {rows}{suffix}", words + said,
+                               by_rows(rows, name, kinds), cost + 4))
     return sorted(found, key=lambda count: count.cost)
 
 

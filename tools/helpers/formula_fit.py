@@ -210,8 +210,8 @@ class Finder:
         formula.left_over = rest
         if rest > EXACT:
             formula.not_understood.append(
-                f"{rest:.1%} of the gradient is not that of a log-prob of a sampled token, nor that "
-                "of an entropy"
+                f"{rest:.1%} of the gradient is not that of a log-prob of a sampled token, nor "
+                "that of an entropy"
                 + (". It does not depend on the reward" if self.is_foreign else ""))
         if rest <= EXACT or self.is_foreign:
             lens = examined.lens
@@ -529,6 +529,10 @@ class Finder:
             self.formula.not_understood.append(found)
         else:
             self.formula.ratio = found
+            if self.formula.count is not None:  # it was read where the ratio is 1
+                at_one = float(found.good(torch.ones((), dtype=torch.float64)))
+                count = self.formula.count
+                self.formula.count = replace(count, factor=count.factor / at_one)
 
     # ------------------------------------------------------------------ the proof
     def check_on_new_batches(self) -> None:

@@ -197,10 +197,8 @@ def find_ratio(examined: Examined, case: Case, tokens: Tensor, has_rest: bool) -
     if not prober.usable.any():
         return "no answer token has a gradient"
     level = prober.level()
-    if level == "none" and not is_flat(prober):
-        return "old_log_prob matters far from the ratio 1, but not near it"
     if level == "none":
-        return Ratio()
+        return Ratio() if is_flat(prober) else below_one(prober)
     if level.startswith("misplaced"):
         return level
     if level == "unknown":
@@ -209,6 +207,19 @@ def find_ratio(examined: Examined, case: Case, tokens: Tensor, has_rest: bool) -
     if None in sides:
         return "the response to the ratio has none of the known forms"
     return Ratio(level, *sides)
+
+
+def below_one(prober: Prober) -> Ratio | str:
+    """A ratio that is clamped to a bound below 1, so that the response at 1 is that bound. As all
+    responses are relative to the one at 1, that of a small ratio r is r / bound."""
+    values = [prober.curve("token", sign, GRID) for sign in (1, -1)]
+    bound = snapped(GRID[0] / values[0][0]) if values[0][0] > 0 else 2.0
+    wanted = [min(ratio, bound) / bound for ratio in GRID]
+    fits = all(abs(v - w) < 1e-5 for curve in values for v, w in zip(curve, wanted))
+    if bound >= 1 or not fits:
+        return "old_log_prob matters far from the ratio 1, but not near it"
+    side = Side(high=bound, high_is_zero=False)
+    return Ratio("token", side, side)
 
 
 def is_flat(prober: Prober) -> bool:
@@ -234,9 +245,11 @@ def find_side(prober: Prober, level: str, sign: int):
     if free[0] > 0:
         low = prober.bound(level, sign, GRID[free[0] - 1], GRID[free[0]])
         low_is_zero = all(state == "0" for state in states[:free[0]])
+        low = low if low_is_zero else values[0]
     if free[-1] < len(GRID) - 1:
         high = prober.bound(level, sign, GRID[free[-1]], GRID[free[-1] + 1])
         high_is_zero = all(state == "0" for state in states[free[-1] + 1:])
+        high = high if high_is_zero else values[-1]
     side = Side(snapped(low), snapped(high), low_is_zero, high_is_zero)
     wanted = side(torch.tensor(GRID, dtype=torch.float64)).tolist()
     fits = all(abs(v - w) <= 1e-5 * max(1.0, abs(w)) for v, w in zip(values, wanted))

@@ -20,7 +20,8 @@ ANSWER = ("first", "middle", "end", "cut", "unfinished")
 OUTSIDE = ("prompt", "prompt_last", "padding_first", "padding_rest")
 VOCABULARY = [  # what --expect takes
     r"(batch )?z n(-1)?( [\d.e-]+)?( root| max)?", "mean", "batch mean", "leave one out", "raw",
-    "token", "answer", "group", "constant", "sum", r"micro-batch \d+", "no ratio", "ratio", "no clip",
+    "token", "answer", "group", "constant", "sum", r"micro-batch \d+", "no ratio", "ratio",
+    "no clip",
     r"(gspo )?clip( [\d.]+| none){2}( dual [\d.]+)?", r"(gspo )?(cispo|mask)( [\d.]+| none){2}",
     r"sapo [\d.]+ [\d.]+", r"kl (k1|k2|k3) [\d.e-]+", "no kl", r"entropy [\d.e-]+", "no entropy",
     r"temperature [\d.]+", r"shift -?\d", "end", "understood"]
@@ -30,11 +31,21 @@ def codes(formula: Formula) -> set[str]:
     """All that was found, in the words of --expect."""
     if formula.is_zero:
         return {"zero"}
-    found = {f"temperature {formula.temperature:g}", f"shift {formula.shift}"} \
-        if formula.temperature else set()
-    found |= codes_of_tokens(formula.kinds)
+    found = codes_of_policy(formula) | codes_of_tokens(formula.kinds)
+    found |= {code_of_term(term) for term in formula.terms}
+    if formula.temperature:
+        found |= {f"temperature {formula.temperature:g}", f"shift {formula.shift}"}
+    if formula.entropy is not None:
+        found.add(f"entropy {shown(formula.entropy.factor)}")
     if formula.is_complete:
         found.add("understood")
+        found |= set() if formula.terms else {"no kl"}
+        found |= set() if formula.entropy else {"no entropy"}
+    return found
+
+
+def codes_of_policy(formula: Formula) -> set[str]:
+    found = set()
     if formula.advantage is not None and formula.count is not None:
         found |= {formula.advantage.code, *codes_of_count(formula.count)}
     if formula.shape is not None and formula.shape is not FLAT:
@@ -46,16 +57,8 @@ def codes(formula: Formula) -> set[str]:
         if formula.ratio.code in ("no ratio", "ratio"):
             found.add("no clip")
     found |= {f"old misplaced {formula.misplaced}"} if formula.misplaced else set()
-    for term in formula.terms:
-        found.add(code_of_term(term))
-    if formula.entropy is not None:
-        found.add(f"entropy {shown(formula.entropy.factor)}")
     if math.isnan(formula.dead):
         found.add("dead nan")
-    if formula.is_complete and not formula.terms:
-        found.add("no kl")
-    if formula.is_complete and formula.entropy is None:
-        found.add("no entropy")
     return found
 
 
@@ -149,10 +152,11 @@ def sentences(formula: Formula) -> list[str]:
 
 
 def about_lens(formula: Formula) -> str:
-    shift = {1: "the logits of a place predict the next token", 0: "the logits of a place are "
-             "taken for the token that stands there, and not for the next one: the shift is missing",
+    shift = {1: "the logits of a place predict the next token",
+             0: "the logits of a place are taken for the token that stands there, and not for the "
+                "next one: the shift is missing",
              2: "the logits of a place are taken for the token after the next: shifted twice"}
-    return (f"Log-probs: at temperature {formula.temperature:g}; {shift[formula.shift]}.")
+    return f"Log-probs: at temperature {formula.temperature:g}; {shift[formula.shift]}."
 
 
 def about_tokens(kinds: dict[str, str]) -> list[str]:
@@ -215,8 +219,8 @@ def about_dead(formula: Formula) -> str:
         return "Dead groups: equal rewards give a gradient that is not finite."
     dead = "get nothing" if formula.dead < 1e-6 else \
         f"get up to {formula.dead:.3g} times the largest push of the others"
-    return (f"Dead groups: answers with equal rewards {dead}, in float32. If one reward is 0.000001 "
-            f"higher, the largest push is {formula.nearly_dead:.3g} times that of the others.")
+    return (f"Dead groups: answers with equal rewards {dead}, in float32. If one reward is "
+            f"0.000001 higher, the largest push is {formula.nearly_dead:.3g} times that of the others.")
 
 
 def about_term(term: Term) -> str:
@@ -228,8 +232,8 @@ def about_term(term: Term) -> str:
                 "constant in the advantage both do this, and a gradient cannot tell them apart.")
     if term.kind == "k1":
         return (f"KL: k1, log p - batch.reference_log_prob, weight {shown(-term.weight.factor)} "
-                f"({counted}). Its gradient does not depend on the reference: every token is pushed "
-                f"{way}, whatever its log-prob.")
+                f"({counted}). Its gradient does not depend on the reference: every token is "
+                f"pushed {way}, whatever its log-prob.")
     if term.with_ratio and term.kind == "k2":
         return (f"KL: k3 times the ratio of new to old probability, weight "
                 f"{shown(term.weight.factor)} ({counted}). Its gradient is that of k2 times the "
@@ -250,8 +254,8 @@ def about_parts(formula: Formula) -> list[str]:
     for parts, (by_sum, by_mean) in formula.parts.items():
         text = f"In {parts} parts: "
         if min(by_sum, by_mean) < 1e-6:
-            text += f"the {'sum' if by_sum < by_mean else 'mean'} of the parts' gradients is that " \
-                    "of the whole batch."
+            way = "sum" if by_sum < by_mean else "mean"
+            text += f"the {way} of the parts' gradients is that of the whole batch."
         else:
             text += ("neither the sum nor the mean of the parts' gradients is that of the whole "
                      f"batch (the mean is {by_mean:.1%} off, the sum {by_sum:.1%}).")

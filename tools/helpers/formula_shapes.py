@@ -4,6 +4,7 @@ A `Shape` says how the push depends on the token within its answer: not at all i
 shape has at most one number, which is computed from two tokens and then has to fit all of them.
 Here x = -log p, which is not negative.
 """
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -109,7 +110,7 @@ def linear(p: float, q: float, c: float, d: float) -> Iterator[Shape]:
 def powers(x: float, y: float, c: float, d: float) -> Iterator[Shape]:
     """p to a power."""
     if c * d > 0 and x != y:
-        power = short(float(torch.tensor(d / c, dtype=torch.float64).log()) / (x - y))
+        power = short(math.log(d / c) / (x - y))
         yield Shape(f"weight p^{power:g}", f"the push has a factor p^{power:g}",
                     lambda case: (power * case.log_prob).exp())
 
@@ -121,11 +122,11 @@ def discounts(c: float, d: float) -> Iterator[Shape]:
         yield Shape(f"discount {forward:g} from the start",
                     f"each token has {forward:g} times the weight of the one before it, counted "
                     "from the start of the answer",
-                    lambda case: torch.tensor(forward, dtype=torch.float64) ** place_in_answer(case))
+                    lambda case: (math.log(forward) * place_in_answer(case)).exp())
         yield Shape(f"discount {backward:g} from the end",
                     f"each token has {backward:g} times the weight of the one after it, counted "
                     "from the end of the answer",
-                    lambda case: torch.tensor(backward, dtype=torch.float64) ** places_left(case))
+                    lambda case: (math.log(backward) * places_left(case)).exp())
 
 
 def rescaled(shape: Shape, tokens_of_case: Callable[[Case], Tensor]) -> list[Shape]:
