@@ -21,7 +21,7 @@ bridges/codes.md shows it with TRL.
 """
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -34,7 +34,9 @@ from tools.helpers.formula_counts import counts
 from tools.helpers.formula_fit import divided
 from tools.helpers.formula_terms import Counted, fit_counted
 
-NUMBERS = ((3, 5, 7), (2, 4, 9), (1, 6, 8), (5, 5, 6), (2, 3, 10), (4, 7, 8), (1, 9, 12), (3, 3, 8))
+PROBLEMS = ((3, 5, 7, 22), (2, 4, 9, 17), (1, 6, 8, 15), (5, 5, 6, 31), (2, 3, 10, 16),
+            (4, 7, 8, 19), (1, 9, 12, 20), (3, 3, 8, 14))  # three numbers, and what they make
+PROMPT = "<|im_start|>user\n{} {} {} make {}<|im_end|>\n<|im_start|>assistant\n<think>"
 TEMPERATURES = (1.0, .9, .8, .7, .6, .5, 1.2, 1.5)
 ROUNDING = 1e-3  # of the change: float32 leaves less over than this
 ANSWER = frozenset(("first", "middle", "end", "cut", "unfinished"))
@@ -53,12 +55,13 @@ class Dummy:
         from transformers import AutoModelForCausalLM, AutoTokenizer
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        self.prompts = [f"Use {a}, {b}, {c}:" for a, b, c in NUMBERS]
+        self.prompts = [PROMPT.format(*problem) for problem in PROBLEMS]
         self.seen: list[Seen] = []
 
     def reward(self, prompts: Sequence[str], completions: Sequence[str],
                completion_ids: Sequence[Sequence[int]] | None = None, **_: object) -> list[float]:
-        """The rewards of these answers, each a number between 0 and 1 that a hash gives."""
+        """The rewards of these answers, each a number between 0 and 1 that a hash gives. Equal
+        answers have equal rewards, because their gradients are equal and cannot be told apart."""
         rewards = []
         for row, (prompt, text) in enumerate(zip(prompts, completions)):
             if completion_ids is None:
@@ -68,7 +71,7 @@ class Dummy:
             if prompt not in self.prompts:
                 raise UserError(f"the trainer asks for the reward of the prompt {prompt!r}, which "
                                 "is none of the dummy's: a template was put around it")
-            digest = hashlib.sha256(repr((prompt, ids, len(self.seen))).encode()).digest()
+            digest = hashlib.sha256(repr((prompt, ids)).encode()).digest()
             self.seen.append(Seen(self.prompts.index(prompt), ids, digest[0] / 255))
             rewards.append(self.seen[-1].reward)
         return rewards
@@ -112,8 +115,9 @@ class Step:
     def pushes_at(self, temperature: float) -> tuple[Tensor, float]:
         """(k_b of each answer, share of the change that they leave over)."""
         rows = torch.stack([self.gradient_of(seen, temperature) for seen in self.dummy.seen])
-        gram, wanted = rows @ rows.T, rows @ self.change
-        pushes = torch.linalg.lstsq(gram, wanted[:, None]).solution.squeeze(1)
+        # of equal answers only the sum is known: the shortest solution gives each the same part
+        solution = torch.linalg.lstsq(rows.T, self.change[:, None], driver="gelsd").solution
+        pushes = solution.squeeze(1)
         rest = self.change - pushes @ rows
         return pushes, float(rest.norm() / self.change.norm())
 
@@ -164,6 +168,7 @@ class Step:
         if not fits:
             return None
         return min(fits, key=lambda fit: (abs(abs(fit[1].factor) - 1) > ROUNDING,
+                                          not is_short(fit[1].factor),
                                           fit[0].cost + fit[1].count.cost))
 
     def sentences(self) -> list[str]:
@@ -186,12 +191,19 @@ class Step:
             return [*said, "Not understood: advantage and counting. The answers' numbers fit no "
                     "pair of known ones."]
         advantage, count = found
-        said.append(f"Advantage: {advantage.words()}.")
+        about_epsilon = ""
+        if advantage.scale != "none":
+            about_epsilon = ", and an epsilon that one step does not show"
+        plain = replace(advantage, epsilon=0.0).words().removesuffix(" without an epsilon")
+        said.append(f"Advantage: {plain}{about_epsilon}.")
         if advantage.grouping == "mixed":
             said.append("Groups: they are mixed. Each answer is compared with answers to other "
                         "problems.")
         times = "" if abs(count.factor - 1) < ROUNDING else f", times {count.factor:.4g}"
         said.append(f"Counting: {count.words()}{times}.")
+        if times and "std" in advantage.scale:
+            said.append("Std over n and over n - 1 differ by a factor. As the step has another "
+                        "factor than 1, which of the two it is cannot be told apart.")
         said.append(f"This explains the change of the parameters to {self.left_over:.0e} of it.")
         return said
 
@@ -212,6 +224,11 @@ class Step:
             inverse = max(.1, inverse + float(slope / curve))
         error = float(curve) ** -.5 / inverse ** 2
         return 1 / inverse, error, float(p_of_likelier.max())
+
+
+def is_short(factor: float) -> bool:
+    """Whether two digits say it."""
+    return abs(float(f"{factor:.2g}") / factor - 1) < ROUNDING
 
 
 def about_sampling(temperature: float, error: float, likelier: float) -> str:

@@ -23,6 +23,7 @@ DOORS = {  # files that talk to other tools, and what only they may import
     "bridges.import_formats": {"pyarrow"},
     "bridges.trl_trainer": {"trl", "transformers", "accelerate"},
     "bridges.adapters": {"trl"},
+    "bridges.dummy": {"transformers"},
     "bridges.messages": {"transformers"},
     "benchmarks.cases": {"transformers"}}
 
