@@ -176,8 +176,8 @@ class Step:
             return ["No parameter has changed: this step trains nothing."]
         said = [about_sampling(*self.sampling())]
         if self.frozen:
-            said.append(f"Frozen: {len(self.frozen)} of {len(self.named)} tensors have not changed, "
-                        f"such as {self.frozen[0]}.")
+            said.append(f"Frozen: {len(self.frozen)} of {len(self.named)} tensors have not "
+                        f"changed, such as {self.frozen[0]}.")
         if self.left_over > ROUNDING:
             return [*said, f"Not understood: {self.left_over:.1%} of the change is no sum of the "
                     "gradients of the answers that the reward function saw, at any temperature "
@@ -199,7 +199,7 @@ class Step:
         if advantage.grouping == "mixed":
             said.append("Groups: they are mixed. Each answer is compared with answers to other "
                         "problems.")
-        times = "" if abs(count.factor - 1) < ROUNDING else f", times {count.factor:.4g}"
+        times = "" if abs(count.factor - 1) < ROUNDING else f", times {count.factor:.3g}"
         said.append(f"Counting: {count.words()}{times}.")
         if times and "std" in advantage.scale:
             said.append("Std over n and over n - 1 differ by a factor. As the step has another "

@@ -61,7 +61,8 @@ def halve(trainer):
     (halve, "every answer counts the same, times 0.5.\nStd over n and over n - 1 differ"),
     (mix_groups, "Not understood: advantage and counting")])
 def test_a_mistake_in_trl_is_named(tmp_path, patch, said):
-    assert said in step(tmp_path, patch)
+    found = step(tmp_path, patch)
+    assert said in found, found
 
 
 def test_nothing_is_said_of_a_trainer_that_never_asked():

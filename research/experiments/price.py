@@ -2,7 +2,7 @@
 
     python -m research price                          # all runs, about two hours on two cores
     python -m research price --arms plain,per_answer  # some arms
-    python -m research price --arms "" --runs FOLDER  # the table of finished runs alone
+    python -m research price --arms none --runs FOLDER  # the table of finished runs alone
 
 An arm is flags of train.py, or a weighting of this file, with --rescale none, so that nothing but
 the named difference changes. Every arm is trained with the same seeds and so on the same problems.
@@ -88,7 +88,7 @@ def main(argv: list[str]) -> None:
     flags = with_defaults(make_parser("python -m research price", __doc__, FLAGS).read(argv), FLAGS)
     folder = Path(flags.runs)
     seeds = range(flags.first_seed, flags.first_seed + flags.seeds)
-    for arm in filter(None, flags.arms.split(",")):
+    for arm in flags.arms.split(",") if flags.arms != "none" else ():
         if arm not in ARMS:
             raise UserError(f"--arms: there is no arm {arm}, only {', '.join(ARMS)}")
         for seed in seeds:

@@ -95,8 +95,8 @@ def counts(kinds: frozenset[str]) -> list[Count]:
             Count("root length" + suffix, "a token counts 1 / sqrt(length of its answer)" + said,
                   by_root(name, kinds), cost + 5)]
         for rows in MICRO_BATCHES:
-            words = (f"every micro-batch of {rows} answers counts the same, and so does every token "
-                     "in it")
+            words = (f"every micro-batch of {rows} answers counts the same, and so does every "
+                     "token in it")
             found.append(Count(f"micro-batch {rows}{suffix}", words + said,
                                by_rows(rows, name, kinds), cost + 4))
     return sorted(found, key=lambda count: count.cost)
