@@ -220,7 +220,8 @@ def about_dead(formula: Formula) -> str:
     dead = "get nothing" if formula.dead < 1e-6 else \
         f"get up to {formula.dead:.3g} times the largest push of the others"
     return (f"Dead groups: answers with equal rewards {dead}, in float32. If one reward is "
-            f"0.000001 higher, the largest push is {formula.nearly_dead:.3g} times that of the others.")
+            f"0.000001 higher, the largest push is {formula.nearly_dead:.3g} times that of the "
+            "others.")
 
 
 def about_term(term: Term) -> str:
