@@ -218,7 +218,8 @@ class Settings:
         compared="setting")
     temperature: float = option(
         1.0, "temperature of sampling. What is recorded of each token is always computed at "
-        "temperature 1, and the loss at --loss_temperature", least=0.01, most=100, topic=TRAINING, compared="setting")
+        "temperature 1, and the loss at --loss_temperature", least=0.01, most=100,
+        topic=TRAINING, compared="setting")
     rollouts: str = option(
         OWN_SAMPLER, "where answers are sampled. own: in this program. http://HOST:PORT: by a vLLM "
         "server (bridges/rollouts_by_a_server.md)", requires=SAMPLED,

@@ -52,7 +52,6 @@ FLAGS = {
     "runs": Flag("runs/price", "folder in which the runs are kept")}
 
 
-@mitigation(rescaled=False)
 def end_untrained(rollouts: Rollouts) -> Tensor:
     """Weight 0 at the last token of an answer that ended, and 1 elsewhere: what a code does that
     pads with the end token and masks the padding."""
@@ -62,13 +61,11 @@ def end_untrained(rollouts: Rollouts) -> Tensor:
     return weight
 
 
-@mitigation(rescaled=False)
 def per_group(rollouts: Rollouts) -> Tensor:
     """Every group counts the same, and every token within it."""
     return of_parts(rollouts, rollouts.group)
 
 
-@mitigation(rescaled=False)
 def micro_batches_of_4(rollouts: Rollouts) -> Tensor:
     """Each four answers after each other count the same: a token is divided by the number of tokens
     of its micro-batch, and not by that of the batch."""
@@ -85,6 +82,8 @@ def of_parts(rollouts: Rollouts, part: Tensor) -> Tensor:
 
 
 def main(argv: list[str]) -> None:
+    for weighting in (end_untrained, per_group, micro_batches_of_4):
+        mitigation(rescaled=False)(weighting)  # choices of --mitigation in this program alone
     flags = with_defaults(make_parser("python -m research price", __doc__, FLAGS).read(argv), FLAGS)
     folder = Path(flags.runs)
     seeds = range(flags.first_seed, flags.first_seed + flags.seeds)
