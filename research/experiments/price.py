@@ -3,6 +3,7 @@
     python -m research price                          # all runs, about two hours on two cores
     python -m research price --arms plain,per_answer  # some arms
     python -m research price --arms none --runs FOLDER  # the table of finished runs alone
+    python -m research price --exact                  # without runs: direction and noise, exactly
 
 An arm is flags of train.py, or a weighting of this file, with --rescale none, so that nothing but
 the named difference changes. Every arm is trained with the same seeds and so on the same problems.
@@ -27,6 +28,8 @@ from engine.rollouts import Rollouts
 from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
 from harness.screen import say
+from research.probes.batches import Batches, estimator
+from research.probes.enumerated import EnumeratedTask, make_enumerated
 
 PLAIN = "plain"
 COMMON = ("--questions 8 --answers 8 --steps 60 --eval_every 0 --checkpoint_every 0 "
@@ -49,7 +52,9 @@ FLAGS = {
     "arms": Flag(",".join(ARMS), "arms to train, with commas between them", kind=str),
     "first_seed": Flag(SEEDS[0], "the first seed", least=0, most=10_000),
     "seeds": Flag(len(SEEDS), "number of seeds", least=1, most=1000),
-    "runs": Flag("runs/price", "folder in which the runs are kept")}
+    "runs": Flag("runs/price", "folder in which the runs are kept"),
+    "exact": Flag(False, "no runs: direction and noise of the gradient with each choice, computed "
+                         "exactly in a task whose answers are all listed")}
 
 
 def end_untrained(rollouts: Rollouts) -> Tensor:
@@ -85,6 +90,9 @@ def main(argv: list[str]) -> None:
     for weighting in (end_untrained, per_group, micro_batches_of_4):
         mitigation(rescaled=False)(weighting)  # choices of --mitigation in this program alone
     flags = with_defaults(make_parser("python -m research price", __doc__, FLAGS).read(argv), FLAGS)
+    if flags.exact:
+        print_exact()
+        return
     folder = Path(flags.runs)
     seeds = range(flags.first_seed, flags.first_seed + flags.seeds)
     for arm in flags.arms.split(",") if flags.arms != "none" else ():
@@ -127,3 +135,40 @@ def print_gains(folder: Path) -> None:
             gain = mean_over(pairs)
             say(f"{arm:30s} {gain.value:+5.1f} ({gain.low:+.1f} to {gain.high:+.1f}) points over "
                 f"{compared}, {len(pairs)} seeds")
+
+
+def print_exact(policies: int = 10, answers: int = 4) -> None:
+    """The median over policies of each choice's cosine with the true gradient, and of its noise."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for seed in range(1, policies + 1):
+        task = make_enumerated(seed, 4)
+        batches = Batches.all(task, answers)
+        for name, factor in choices_of(task, batches).items():
+            numbers = estimator(task, batches, factor).against(task.gradient)
+            found.setdefault(name, []).append((numbers["cosine"], numbers["noise"]))
+    say(f"{'choice':34s} {'cosine':>8s} {'noise':>8s}   medians of {policies} policies, groups of "
+        f"{answers}")
+    for name, pairs in found.items():
+        cosine, noise = torch.tensor(pairs, dtype=torch.float64).median(0).values.tolist()
+        say(f"{name:34s} {cosine:8.4f} {noise:8.2f}")
+
+
+def choices_of(task: EnumeratedTask, batches: Batches) -> dict[str, Tensor]:
+    """(M, G, T) the factor of each token's gradient, by choice, for all groups of answers."""
+    rollouts, which = task.rollouts, batches.which
+    mask = rollouts.mask[which].double()                             # (M, G, T)
+    length = mask.sum(2, keepdim=True)                               # (M, G, 1)
+    reward = rollouts.reward.double()[which][..., None]              # (M, G, 1)
+    above = reward - reward.mean(1, keepdim=True)
+    z_score = above / (reward.std(1, keepdim=True, correction=0) + 1e-4)
+    by_token = mask / length.sum(1, keepdim=True)
+    place = torch.arange(mask.shape[2])
+    is_end = (place == length - 1) & rollouts.finished[which][..., None]
+    return {"mean, sum": above * mask,
+            "mean, token": above * by_token,
+            "mean, answer": above * mask / length,
+            "z, sum": z_score * mask,
+            "z, token (plain GRPO)": z_score * by_token,
+            "z, answer": z_score * mask / length,
+            "z, token, its end untrained": z_score * by_token * ~is_end,
+            "no baseline, token": reward * by_token}
