@@ -521,7 +521,8 @@ class Finder:
     # ------------------------------------------------------------------ the ratio
     def find_clip(self) -> None:
         case = self.case(33)
-        found = find_ratio(self.examined, case, self.answer_tokens(case), self.has_rest)
+        found = find_ratio(self.examined, case, self.answer_tokens(case), self.has_rest,
+                           self.formula.advantage)
         if isinstance(found, str) and found.startswith("misplaced"):
             self.formula.misplaced = int(found.split()[1])
             self.formula.not_understood.append("what follows from a ratio of two different tokens")

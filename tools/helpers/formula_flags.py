@@ -148,5 +148,6 @@ def table_of_tokens(formula: Formula, loss: Loss) -> str:
     for j in range(1, case.ids.shape[1]):
         name = "prompt" if j < start else f"answer {j - start + 1}" if j < stop - 1 else \
             "its end" if j < stop else "padding"
-        lines.append(f"{name:>16s}  {1e3 * push[row, j]:10.3f}  {1e3 * plain[row, j]:10.3f}")
+        own, other = (round(1e3 * float(value[row, j]), 3) + 0.0 for value in (push, plain))
+        lines.append(f"{name:>16s}  {own:10.3f}  {other:10.3f}")
     return "\n".join(lines)

@@ -5,6 +5,7 @@ and counting cancel in it. Without a ratio f is 1, with one it is r, and a clip 
 constant beyond a bound. The bounds are found by trying ratios, ever closer together.
 """
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -98,13 +99,17 @@ def of_level(case: Case, level: str, tokens: Tensor) -> Tensor:
 class Prober:
     """Tries ratios at the tokens of one case."""
 
-    def __init__(self, examined: Examined, case: Case, tokens: Tensor, has_rest: bool):
+    def __init__(self, examined: Examined, case: Case, tokens: Tensor, has_rest: bool,
+                 advantage: Callable[[Case], Tensor] | None):
         rows = torch.arange(len(case.group))
         sign = 1.0 - 2.0 * ((rows + rows // 4) % 2).double()  # each group has both, mixed ones too
         reward = sign * (1 + .3 * case.reward)
         self.examined, self.tokens = examined, tokens & case.mask
-        self.case = replace(case, reward=reward)
-        self.sign = sign
+        self.case, self.sign = replace(case, reward=reward), sign
+        if advantage is not None and (advantage(self.case) * sign < 0).any():
+            # one that divides by the group's mean, which has to be positive
+            self.case = replace(case, reward=reward + 3)
+            self.sign = advantage(self.case).sign()
         self.has_rest = has_rest  # whether something has a gradient where all rewards are 0
         self.still = still = self.policy_push(self.case)
         self.usable = self.tokens & (still.abs() > 1e-7 * still.abs().max())
@@ -190,10 +195,11 @@ def state_of(response: float, ratio: float) -> str:
     return "0" if abs(response) < 1e-9 else "else"
 
 
-def find_ratio(examined: Examined, case: Case, tokens: Tensor, has_rest: bool) -> Ratio | str:
+def find_ratio(examined: Examined, case: Case, tokens: Tensor, has_rest: bool,
+               advantage: Callable[[Case], Tensor] | None = None) -> Ratio | str:
     """The ratio, or in words what is not understood of it; "misplaced 1" if the ratio of a token is
     computed with the old log-prob of the token one place before."""
-    prober = Prober(examined, case, tokens, has_rest)
+    prober = Prober(examined, case, tokens, has_rest, advantage)
     if not prober.usable.any():
         return "no answer token has a gradient"
     level = prober.level()
