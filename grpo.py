@@ -223,7 +223,11 @@ def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tenso
     trained_rows = own_rows[is_trained[own_rows]]
     reference_log_prob = None
     if reference is not None:
-        reference_log_prob = frozen_log_probs(reference, rollouts, trained_rows, s.micro_batch)
+        reference_log_prob = frozen_log_probs(reference, rollouts, trained_rows, s.micro_batch,
+                                              s.loss_temperature)
+    sampled = rollouts.log_prob
+    if (s.temperature, s.loss_temperature) != (1, 1):  # on record is temperature 1
+        sampled = frozen_log_probs(model, rollouts, trained_rows, s.micro_batch, s.temperature)
     clip = (s.clip_low, s.clip_high)
     loss_of: Callable[..., Tensor] = policy_loss
     if s.clip_kind != "ppo":
@@ -234,7 +238,7 @@ def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tenso
         optimizer.zero_grad()
         sums = []  # of each micro-batch
         for part in over_answers(micro_batches(rollouts, trained_rows, s.micro_batch)):
-            log_prob = response_log_probs(model, rollouts, part)
+            log_prob = response_log_probs(model, rollouts, part, s.loss_temperature)
             if epoch == 0:
                 # the sampler's log-probs differ by rounding: with them no ratio would be exactly 1
                 old[part] = log_prob.detach()
@@ -246,8 +250,8 @@ def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tenso
             loss.backward()
             log_prob = log_prob.detach()
             ratio[part] = (log_prob - old[part]).exp()
-            sums.append(diagnostics(rollouts, part, loss, log_prob, ratio[part], clip,
-                                    reference_log_prob))
+            sums.append(diagnostics(rollouts, part, loss, log_prob, sampled[part], ratio[part],
+                                    clip, reference_log_prob))
         norm = clip_and_step(optimizer, s.max_grad_norm)
         totals.append(add_up(sums) | {"norm": norm})
     return summary(totals, N, s.epochs > 1), columns
@@ -260,16 +264,18 @@ def has_gradient(mask: Tensor, factor: Tensor, with_kl: bool) -> Tensor:
     return (mask & (factor != 0)).any(1)
 
 
-def diagnostics(rollouts: Rollouts, rows: Tensor, loss: Tensor, log_prob: Tensor, ratio: Tensor,
-                clip: tuple[float, float], reference_log_prob: Tensor | None) -> dict[str, Tensor]:
+def diagnostics(rollouts: Rollouts, rows: Tensor, loss: Tensor, log_prob: Tensor, sampled: Tensor,
+                ratio: Tensor, clip: tuple[float, float], reference_log_prob: Tensor | None
+                ) -> dict[str, Tensor]:
     """Sums over the tokens of a micro-batch, for the metrics.
 
     The gap between training's log-probs and the sampler's should be rounding; if it is more, there
-    is a mistake. A token is clipped if its ratio is beyond the bound that holds for the sign of its
-    advantage. The KL is measured as k3, which is unbiased, whichever kind the loss has.
+    is a mistake, or the loss has another temperature than the sampler. A token is clipped if its
+    ratio is beyond the bound that holds for the sign of its advantage. The KL is measured as k3,
+    which is unbiased, whichever kind the loss has.
     """
     mask, advantage = rollouts.mask[rows], rollouts.advantage[rows]
-    gap = (log_prob - rollouts.log_prob[rows]) * mask
+    gap = (log_prob - sampled) * mask
     too_low, too_high = ratio < 1 - clip[0], ratio > 1 + clip[1]
     clipped = torch.where(advantage > 0, too_high, too_low) & (advantage != 0) & mask
     sums = {"loss": loss.detach(), "gap": gap.abs().sum(), "tokens": mask.sum(),

@@ -9,7 +9,6 @@ from analysis.runs import (PLAIN_SETTINGS, Run, evaluations, is_done, is_foreign
 from analysis.tables import Table, show, show_in_short
 from analysis.tally import Tally
 from engine.errors import UserError
-from harness.made_of import accepted_before, differences
 from harness.record import Json
 from harness.screen import show_status
 from harness.flags import Flag
@@ -100,6 +99,7 @@ def opening(run: Run) -> list[str]:
     imported = run["config"].get("imported")
     if isinstance(imported, list):
         return list(map(str, imported))
+    from harness.made_of import accepted_before, differences
     sentences = []
     for change in differences(run["folder"]):
         sentences.append(f"Something is not as it was when the run was made: {change}.")

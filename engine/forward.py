@@ -23,10 +23,11 @@ from qwen2_model import Qwen2, linear
 LOGITS_AT_ONCE = 2 ** 27  # the most logits at a time in float32; in bfloat16 twice as many
 
 
-def response_log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor) -> Tensor:
+def response_log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor,
+                       temperature: float = 1.0) -> Tensor:
     """(rows, T): the log-probs of these rows' tokens, with gradient; 0 beyond the mask."""
     distinct, number = first_of_equals(rollouts, rows)
-    computed = log_probs_of_each(model, rollouts, distinct)  # (distinct, T)
+    computed = log_probs_of_each(model, rollouts, distinct, temperature)  # (distinct, T)
     return computed.index_select(0, send(number, rollouts.ids.device))
 
 
@@ -50,7 +51,8 @@ def first_of_equals(rollouts: Rollouts, rows: Tensor) -> tuple[Tensor, Tensor]:
     return first_rows, numbers
 
 
-def log_probs_of_each(model: Qwen2, rollouts: Rollouts, rows: Tensor) -> Tensor:
+def log_probs_of_each(model: Qwen2, rollouts: Rollouts, rows: Tensor,
+                      temperature: float = 1.0) -> Tensor:
     """The same as `response_log_probs`, but equal rows are computed several times."""
     ids, shared, predicts = lay_out(rollouts, rows)
     _, tokens = rollouts.groups_and_ids
@@ -61,6 +63,8 @@ def log_probs_of_each(model: Qwen2, rollouts: Rollouts, rows: Tensor) -> Tensor:
     cells = send(is_token.flatten().nonzero().squeeze(1), ids.device)
     hidden = model.model(ids, shared.positions, shared)         # (N, D)
     states = hidden.index_select(0, predicts.flatten()[cells])  # one for each generated token
+    if temperature != 1:
+        states = states / temperature  # so the logits, which are linear in them, are divided too
     targets = send(torch.tensor(sum(answers, []), dtype=torch.long), ids.device)
     log_prob: Tensor = TokenLogProbs.apply(states, model.output_matrix, targets)
     flat = log_prob.new_zeros(predicts.numel()).index_copy(0, cells, log_prob)
@@ -68,11 +72,12 @@ def log_probs_of_each(model: Qwen2, rollouts: Rollouts, rows: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def frozen_log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor, micro_batch: int) -> Tensor:
+def frozen_log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor, micro_batch: int,
+                     temperature: float = 1.0) -> Tensor:
     """(B, T): the log-probs of these rows' tokens, without gradient; 0 in other rows."""
     log_prob = torch.zeros_like(rollouts.log_prob)
     for part in over_answers(micro_batches(rollouts, rows, micro_batch)):
-        log_prob[part] = response_log_probs(model, rollouts, part)
+        log_prob[part] = response_log_probs(model, rollouts, part, temperature)
     reshard_layers(model)
     return log_prob
 

@@ -193,10 +193,10 @@ class Run:
         say(f"{s.model}: {size / 1e6:.2f} million parameters on {s.device} in {s.dtype}, "
             f"{threads}; {s.questions} problems x {s.answers} answers a step; writing to "
             f"{s.folder}")
-        if s.temperature != 1:
+        if s.temperature != s.loss_temperature:
             say("  training is off-policy: answers are sampled at --temperature "
-                f"{s.temperature:g}, and the loss improves the policy at temperature 1, without "
-                "importance weights")
+                f"{s.temperature:g}, and the loss improves the policy at --loss_temperature "
+                f"{s.loss_temperature:g}, without importance weights")
         if s.device == "cpu" and is_large(policy.folder):
             from harness.forecast import forecast
             say(f"  {forecast(s, policy.model)}")

@@ -162,6 +162,10 @@ class Settings:
         "divided by the number of answers times max_new_tokens, as in Dr. GRPO",
         choices=("token", "sequence", "constant"), requires=POLICY,
         topic=LOSS)
+    loss_temperature: float = option(
+        1.0, "temperature of the log-probs in the policy loss. It fits samples of the same "
+        "--temperature: with another one, the loss is of answers that another policy has sampled",
+        least=0.01, most=100, requires=POLICY, topic=LOSS)
     epochs: int = option(
         1, "how many updates are made from each batch, all with the same weights and advantages",
         least=1,
@@ -218,9 +222,10 @@ class Settings:
         least=1, topic=TRAINING,
         compared="setting")
     temperature: float = option(
-        1.0, "temperature of sampling in training. The loss and what is recorded of each token are "
-        "always computed at temperature 1, so at another one training is off-policy. Evaluations "
-        "have --eval_temperature", least=0.01, most=100, topic=TRAINING, compared="setting")
+        1.0, "temperature of sampling in training. What is recorded of each token is always "
+        "computed at temperature 1, and the loss at --loss_temperature: if the two differ, "
+        "training is off-policy. Evaluations have --eval_temperature", least=0.01, most=100,
+        topic=TRAINING, compared="setting")
     rollouts: str = option(
         OWN_SAMPLER, "where answers are sampled. own: in this program. http://HOST:PORT: by a vLLM "
         "server (bridges/rollouts_by_a_server.md)", requires=SAMPLED,

@@ -1,4 +1,4 @@
-"""A run's curves while it goes, in a program that draws them (--track): tensorboard, trackio, wandb.
+"""A run's curves while it goes, in a program that draws them: --track tensorboard, trackio, wandb.
 
 Each gets the numbers of metrics.jsonl as train/NAME and those of evaluations.jsonl as
 held_out/MODE/NAME, by step. Nothing is sent anywhere: wandb works offline, and writes into the

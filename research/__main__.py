@@ -17,7 +17,7 @@ from research.probes.common import run_probe
 COMMANDS = {
     "Experiments, which train": {
         "board": "experiments.board", "real_board": "experiments.real_board",
-        "real_controls": "experiments.real_controls"},
+        "real_controls": "experiments.real_controls", "price": "experiments.price"},
     "Probes, which measure": {name: f"probes.{name}" for name in (
         "scoreboard", "large", "exact", "dial", "law", "signal", "change")},
     "Earlier questions, which have been answered": {

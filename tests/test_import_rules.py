@@ -22,6 +22,8 @@ INSTALLED = {"torch", "safetensors", "tokenizers", "numpy", "matplotlib"}
 DOORS = {  # files that talk to other tools, and what only they may import
     "bridges.import_formats": {"pyarrow"},
     "bridges.trl_trainer": {"trl", "transformers", "accelerate"},
+    "bridges.adapters": {"trl"},
+    "bridges.dummy": {"transformers"},
     "bridges.messages": {"transformers"},
     "harness.track": {"trackio", "wandb"},
     "benchmarks.cases": {"transformers"}}
@@ -50,7 +52,8 @@ MAY_IMPORT = {
                 "research.earlier.notes_compared.notes_tables_of_arms"],
     "research": [*SIX, *LAB, "research"],
     "tools": [*SIX, *LAB, "tools"],
-    "examples": [*SIX, "engine", "harness.flags", "examples.one_step", "examples.check_the_loss"],
+    "examples": [*SIX, "engine", "harness.flags", "harness.record.read_given",
+                 "examples.one_step", "examples.check_the_loss"],
     "bridges": [*SIX, *LAB, "tools", "bridges"],
     "benchmarks": [*SIX, *LAB, "benchmarks"],
 }

@@ -1,0 +1,57 @@
+"""What do codes called GRPO optimise? Their own functions are called, and their gradient is read.
+
+    python -m bridges.codes                                  # the codes that are known
+    python -m bridges.codes tiny-grpo ~/src/tiny-grpo        # decode one, from your checkout
+    python -m bridges.codes trl                              # the installed TRL
+
+An adapter lays the batch of tools/formula.py out as the code wants it, and calls the code. None of
+the code's lines is in this repository: its functions are taken from the checkout, also where the
+file around them needs a GPU, a cluster or a package that is not installed. `adapters.py` has the
+adapters; bridges/codes.md has what was found.
+"""
+if not __package__:
+    raise SystemExit("start it with: python -m bridges.codes")
+import inspect
+import json
+import textwrap
+from pathlib import Path
+
+from bridges.adapters import ADAPTERS
+from engine.errors import UserError
+from harness.flags import Flag
+from harness.parser import make_parser, with_defaults
+from harness.screen import run_as_program
+from tools.helpers.formula_fit import find_formula
+from tools.helpers.formula_report import as_json, sentences
+
+FLAGS = {"json": Flag(False, "print what was found as JSON")}
+
+
+def main(argv: list[str]) -> None:
+    parser = make_parser("python -m bridges.codes [NAME] [FOLDER]", __doc__, FLAGS)
+    parser.add_argument("name", nargs="?", default=None, help="a code; without it all are listed")
+    parser.add_argument("folder", nargs="?", default=None, help="your checkout of it")
+    flags = with_defaults(parser.read(argv), FLAGS)
+    if flags.name is None:
+        for name, adapter in ADAPTERS.items():
+            print(f"  {name:24s} {inspect.getdoc(adapter).splitlines()[0]}")
+        return
+    if flags.name not in ADAPTERS:
+        raise UserError(f"there is no adapter for {flags.name}, only for {', '.join(ADAPTERS)}")
+    adapter = ADAPTERS[flags.name]
+    needs_folder = bool(inspect.signature(adapter).parameters)
+    if needs_folder and (flags.folder is None or not Path(flags.folder).is_dir()):
+        raise UserError(f"{flags.name} needs the folder of a checkout, and {flags.folder} is none")
+    losses = adapter(Path(flags.folder)) if needs_folder else adapter()
+    for name, loss in losses.items():
+        formula = find_formula(loss)
+        if flags.json:
+            print(json.dumps({"name": name} | as_json(formula)))
+        else:
+            print(f"\n{name}")
+            for sentence in sentences(formula):
+                print(textwrap.fill(sentence, 100, initial_indent="  ", subsequent_indent="    "))
+
+
+if __name__ == "__main__":
+    run_as_program("codes", main)

@@ -1,0 +1,486 @@
+"""Losses for tests/tools/test_formula.py: right ones, wrong ones, and pairs of mistakes, each with
+the words that the tool has to say of it."""
+import torch
+
+GROUP_SIZE = 4
+
+
+def log_probs(logits, batch, temperature=1.0, shift=1):
+    """(B, L): column j is for token j."""
+    log_p = (logits / temperature).log_softmax(-1)
+    if shift == 0:
+        return log_p.gather(2, batch.ids[:, :, None]).squeeze(2)
+    value = log_p[:, :-shift].gather(2, batch.ids[:, shift:, None]).squeeze(2)
+    return torch.cat([value.new_zeros(len(value), shift), value], 1)
+
+
+def by_group(batch, function):
+    """(B, 1) function(rewards of a group) for each group."""
+    result = torch.zeros_like(batch.reward)
+    for number in batch.group.unique():
+        rows = batch.group == number
+        result[rows] = function(batch.reward[rows])
+    return result[:, None]
+
+
+def z(correction, epsilon):
+    return lambda batch: by_group(batch, lambda r: (r - r.mean()) / (
+        r.std(correction=correction) + epsilon))
+
+
+def mean(batch):
+    return by_group(batch, lambda r: r - r.mean())
+
+
+def leave_one_out(batch):
+    return by_group(batch, lambda r: r - (r.sum() - r) / (len(r) - 1))
+
+
+def raw(batch):
+    return batch.reward[:, None]
+
+
+def batch_z(batch):
+    r = batch.reward
+    return ((r - r.mean()) / (r.std() + 1e-8))[:, None]
+
+
+def batch_mean(batch):
+    return (batch.reward - batch.reward.mean())[:, None]
+
+
+def group_mean_batch_std(batch):
+    return mean(batch) / (batch.reward.std() + 1e-4)
+
+
+def mixed(batch):
+    groups = int(batch.group.max()) + 1
+    label = torch.arange(len(batch.group)) % groups
+    return z(1, 1e-4)(type(batch)(**{**vars(batch), "group": label}))
+
+
+def variance_for_std(batch):
+    return by_group(batch, lambda r: (r - r.mean()) / (r.var() + 1e-4))
+
+
+def root_form(batch):
+    return by_group(batch, lambda r: (r - r.mean()) / (r.var(correction=0) + 1e-5).sqrt())
+
+
+def maxrl(batch):
+    return by_group(batch, lambda r: (r - r.mean()) / (r.mean() + 1e-6))
+
+
+def positive_only(batch):
+    return z(1, 1e-4)(batch).clamp(min=0)
+
+
+def half_negative(batch):
+    a = mean(batch)
+    return torch.where(a < 0, .5 * a, a)
+
+
+def whitened(batch):
+    a = z(0, 1e-4)(batch)
+    return (a - a.mean()) / (a.std() + 1e-8)
+
+
+def token(x, mask, batch):
+    return (x * mask).sum() / mask.sum()
+
+
+def answer(x, mask, batch):
+    return ((x * mask).sum(1) / mask.sum(1)).mean()
+
+
+def group(x, mask, batch):
+    numbers = batch.group.unique()
+    return sum((x * mask)[batch.group == n].sum() / mask[batch.group == n].sum()
+               for n in numbers) / len(numbers)
+
+
+def constant(number):
+    return lambda x, mask, batch: (x * mask).sum() / (len(mask) * number)
+
+
+def longest(x, mask, batch):
+    return (x * mask).sum() / (len(mask) * mask.sum(1).max())
+
+
+def width(x, mask, batch):
+    return (x * mask).mean()
+
+
+def total(x, mask, batch):
+    return (x * mask).sum()
+
+
+def answer_sum(x, mask, batch):
+    return ((x * mask).sum(1) / mask.sum(1)).sum()
+
+
+def prompt_counted(x, mask, batch):
+    return (x * mask).sum() / (batch.ids != batch.pad_id).sum()
+
+
+def micro_batch(rows):
+    def count(x, mask, batch):
+        parts = [(a * m).sum() / m.sum() for a, m in zip(x.split(rows), mask.split(rows))]
+        return sum(parts) / len(parts)
+    return count
+
+
+def twice_divided(x, mask, batch):
+    return answer(x, mask, batch) / len(mask)
+
+
+def live_tokens(x, mask, batch):
+    live = (mean(batch).abs() > 1e-9)
+    return (x * mask).sum() / (mask * live).sum().clamp(min=1)
+
+
+def no_ratio(log_prob, batch, a):
+    return log_prob * a
+
+
+def ratio(log_prob, batch, a):
+    return (log_prob - batch.old_log_prob).exp() * a
+
+
+def self_ratio(log_prob, batch, a):
+    return (log_prob - log_prob.detach()).exp() * a
+
+
+def clip(low, high, dual=None):
+    def objective(log_prob, batch, a):
+        r = (log_prob - batch.old_log_prob).exp()
+        value = torch.minimum(r * a, r.clamp(1 - low, 1 + high) * a)
+        return value if dual is None else torch.where(a < 0, torch.maximum(value, dual * a), value)
+    return objective
+
+
+def only_upper(log_prob, batch, a):
+    r = (log_prob - batch.old_log_prob).exp()
+    return torch.minimum(r * a, r.clamp(max=1.2) * a)
+
+
+def wrong_side(log_prob, batch, a):
+    r = (log_prob - batch.old_log_prob).exp()
+    return torch.maximum(r * a, r.clamp(.8, 1.2) * a)
+
+
+def without_minimum(log_prob, batch, a):
+    return (log_prob - batch.old_log_prob).exp().clamp(.8, 1.2) * a
+
+
+def cispo(log_prob, batch, a):
+    return (log_prob - batch.old_log_prob).exp().clamp(.5, 3).detach() * a * log_prob
+
+
+def truncated(log_prob, batch, a):
+    return (log_prob - batch.old_log_prob).exp().clamp(max=2).detach() * a * log_prob
+
+
+def clamped_below_one(log_prob, batch, a):
+    return (log_prob - batch.old_log_prob).exp().clamp(max=.2).detach() * a * log_prob
+
+
+def gspo(low, high):
+    def objective(log_prob, batch, a):
+        mean_log_ratio = (((log_prob - batch.old_log_prob) * batch.mask).sum(1, keepdim=True)
+                          / batch.mask.sum(1, keepdim=True))
+        r = mean_log_ratio.exp()
+        return torch.minimum(r * a, r.clamp(1 - low, 1 + high) * a).expand(log_prob.shape)
+    return objective
+
+
+def sapo(log_prob, batch, a):
+    r = (log_prob - batch.old_log_prob).exp()
+    tau = torch.where(a > 0, 1.0, 1.05)
+    return 4 / tau * torch.sigmoid(tau * (r - 1)) * a
+
+
+def upside_down(log_prob, batch, a):
+    return (batch.old_log_prob - log_prob).exp() * a
+
+
+def misaligned(log_prob, batch, a):
+    old = torch.cat([batch.old_log_prob[:, :1], batch.old_log_prob[:, :-1]], 1)
+    return (log_prob - old).exp() * a
+
+
+def probability(log_prob, batch, a):
+    return log_prob.exp() * a
+
+
+def weighted(weight):
+    return lambda log_prob, batch, a: weight(log_prob) * log_prob * a
+
+
+published = weighted(lambda x: 1 / (x.abs() + .1))
+detached = weighted(lambda x: 1 / (x.abs() + .1).detach())
+low_probability = weighted(lambda x: (.3 * x.exp() + .7).detach())
+one_minus_p = weighted(lambda x: 1 - x.exp())
+
+
+def k1(log_prob, batch):
+    return log_prob - batch.reference_log_prob
+
+
+def k2(log_prob, batch):
+    return (log_prob - batch.reference_log_prob).square() / 2
+
+
+def k3(log_prob, batch):
+    d = batch.reference_log_prob - log_prob
+    return d.exp() - d - 1
+
+
+def k3_exchanged(log_prob, batch):
+    d = log_prob - batch.reference_log_prob
+    return d.exp() - d - 1
+
+
+def k3_to_old(log_prob, batch):
+    d = batch.old_log_prob - log_prob
+    return d.exp() - d - 1
+
+
+def entropy_of(logits):
+    log_p = logits.log_softmax(-1)
+    h = -(log_p.exp() * log_p).sum(-1)
+    return torch.cat([torch.zeros_like(h[:, :1]), h[:, :-1]], 1)
+
+
+def in_float32(loss):
+    """The loss, computed in float32 from logits that it casts."""
+    def cast(logits, batch):
+        short = {name: value.float() if torch.is_tensor(value) and value.is_floating_point()
+                 else value for name, value in vars(batch).items()}
+        return loss(logits.float(), type(batch)(**short))
+    return cast
+
+
+def with_label_smoothing(logits, batch):
+    spread = (logits.log_softmax(-1)[:, :-1].mean(-1) * batch.mask[:, 1:]).sum()
+    return make()(logits, batch) - .01 * spread / batch.mask.sum()
+
+
+def kl_per_token_mean_policy_by_token(logits, batch):
+    log_prob = log_probs(logits, batch)
+    return (-token(log_prob * mean(batch), batch.mask, batch)
+            + .04 * answer(k3(log_prob, batch), batch.mask, batch))
+
+
+def kl_everywhere(logits, batch):
+    log_prob = log_probs(logits, batch)
+    return -token(log_prob * mean(batch), batch.mask, batch) + .04 * k3(log_prob, batch).mean()
+
+
+def k3_times_ratio(logits, batch):
+    log_prob = log_probs(logits, batch)
+    r = (log_prob - batch.old_log_prob).exp()
+    return -token(log_prob * mean(batch) - .04 * r * k3(log_prob, batch), batch.mask, batch)
+
+
+def entropy_weight(detached):
+    def loss(logits, batch):
+        h = entropy_of(logits)
+        h = h.detach() if detached else h
+        return -token(log_probs(logits, batch) * h * z(0, 1e-4)(batch), batch.mask, batch)
+    return loss
+
+
+def size_in_the_code(logits, batch):
+    r = batch.reward.view(-1, GROUP_SIZE)
+    a = ((r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True) + 1e-4)).view(-1, 1)
+    return -token(log_probs(logits, batch) * a, batch.mask, batch)
+
+
+def last_token_only(logits, batch):
+    last = (batch.prompt_length + batch.mask.sum(1).long() - 1)[:, None]
+    return -(log_probs(logits, batch).gather(1, last) * mean(batch)).mean()
+
+
+def discounted(logits, batch):
+    place = (torch.arange(batch.ids.shape[1])[None] - batch.prompt_length[:, None]).clamp(min=0)
+    return -token(log_probs(logits, batch) * .95 ** place * mean(batch), batch.mask, batch)
+
+
+def nothing(logits, batch):
+    return (log_probs(logits, batch).detach() * mean(batch)).sum() + (logits * 0).sum()
+
+
+def kl_in_reward(logits, batch):
+    log_prob = log_probs(logits, batch)
+    spent = ((log_prob - batch.reference_log_prob) * batch.mask).sum(1).detach()
+    shaped = type(batch)(**{**vars(batch), "reward": batch.reward - .1 * spent})
+    return -token(log_prob * z(1, 1e-4)(shaped), batch.mask, batch)
+
+
+def softcapped(logits, batch):
+    return make()(3 * torch.tanh(logits / 3), batch)
+
+
+def whole_answer(batch):
+    return batch.mask
+
+
+def without_end(batch):
+    return batch.mask * (batch.ids != batch.end_id)
+
+
+def with_prompt(batch):
+    return (batch.ids != batch.pad_id).to(batch.mask.dtype)
+
+
+def with_padding(batch):
+    place = torch.arange(batch.ids.shape[1])
+    return (place >= batch.prompt_length[:, None]).to(batch.mask.dtype)
+
+
+def late(batch):
+    return torch.cat([batch.mask[:, :1], batch.mask[:, :-1]], 1)
+
+
+def finished_only(batch):
+    ended = ((batch.ids == batch.end_id) * batch.mask).any(1, keepdim=True)
+    return batch.mask * ended
+
+
+def make(advantage=z(0, 1e-4), count=token, objective=no_ratio, temperature=1.0, shift=1, kl=None,
+         beta=0.04, entropy=0.0, mask=whole_answer, sign=1.0, factor=1.0):
+    def loss(logits, batch):
+        log_prob = log_probs(logits, batch, temperature, shift)
+        value = sign * objective(log_prob, batch, advantage(batch))
+        kept = mask(batch)
+        if kl is not None:
+            value = value - beta * kl(log_prob, batch)
+        if entropy:
+            value = value + entropy * entropy_of(logits)
+        return -factor * count(value, kept, batch)
+    return loss
+
+
+PLAIN = {"z n 0.0001", "token", "no ratio", "understood"}
+# name: (loss, words that the tool must say). Where "understood" is not among them, it must not be
+# said
+LOSSES = {
+    "plain": (make(), PLAIN | {"end", "no kl", "no entropy", "temperature 1", "shift 1"}),
+    "published grpo": (make(count=answer, objective=clip(.2, .2), kl=k3),
+                       {"z n 0.0001", "answer", "clip 0.2 0.2", "kl k3 0.04", "understood"}),
+    "dapo": (make(z(1, 1e-6), objective=clip(.2, .28)),
+             {"z n-1 1e-06", "token", "clip 0.2 0.28", "understood"}),
+    "dr grpo": (make(mean, constant(1024), clip(.2, .2)),
+                {"mean", "constant 1024", "constant", "clip 0.2 0.2", "understood"}),
+    "rloo": (make(leave_one_out, total), {"leave one out", "sum", "understood"}),
+    "nanochat": (make(mean, group, self_ratio), {"mean", "group", "no ratio", "understood"}),
+    "raw reward": (make(raw), {"raw", "token", "understood"}),
+    "batch z": (make(batch_z), {"batch z n-1 1e-08", "token", "understood"}),
+    "batch mean": (make(batch_mean), {"batch mean", "understood"}),
+    "batch std": (make(group_mean_batch_std), {"minus mean over batch n-1 0.0001", "understood"}),
+    "maxrl": (make(maxrl), {"minus mean over mean 1e-06", "understood"}),
+    "whitened": (make(whitened), {"z n 0.0001 whitened n-1", "understood"}),
+    "variance for std": (make(variance_for_std),
+                         {"minus mean over variance n-1 0.0001", "understood"}),
+    "root form": (make(root_form), {"z n 1e-05 root", "understood"}),
+    "positive only": (make(positive_only), {"z n-1 0.0001 negative 0", "understood"}),
+    "half negative": (make(half_negative), {"mean negative 0.5", "understood"}),
+    "groups mixed": (make(mixed), {"z n-1 0.0001 by mixed", "understood"}),
+    "dual clip": (make(objective=clip(.2, .28, 3)), {"clip 0.2 0.28 dual 3", "understood"}),
+    "upper bound only": (make(objective=only_upper), {"clip none 0.2", "understood"}),
+    "no clip": (make(objective=ratio), {"ratio", "no clip", "understood"}),
+    "wrong side": (make(objective=wrong_side), {"clip wrong side 0.2 0.2", "understood"}),
+    "minimum missing": (make(objective=without_minimum), {"mask 0.2 0.2", "understood"}),
+    "cispo": (make(objective=cispo), {"cispo 0.5 2", "understood"}),
+    "truncated": (make(objective=truncated), {"cispo none 1", "understood"}),
+    "clamped below one": (make(objective=clamped_below_one),
+                          {"cispo none -0.8", "z n 0.0001", "token", "understood"}),
+    "gspo": (make(count=answer, objective=gspo(.0003, .0004)),
+             {"gspo clip 0.0003 0.0004", "answer", "understood"}),
+    "sapo": (make(count=answer, objective=sapo), {"sapo 1 1.05", "understood"}),
+    "ratio upside down": (make(objective=upside_down),
+                          {"inverse ratio", "sign reversed", "understood"}),
+    "old one place off": (make(objective=misaligned), {"old misplaced 1", "end"}),
+    "k1": (make(kl=k1), PLAIN | {"kl k1 0.04"}),
+    "k2": (make(kl=k2, beta=.1), PLAIN | {"kl k2 0.1"}),
+    "k3 exchanged": (make(kl=k3_exchanged), PLAIN | {"kl k3 exchanged 0.04"}),
+    "kl to old": (make(kl=k3_to_old), PLAIN | {"kl k3 0.04 to old"}),
+    "entropy bonus": (make(entropy=.01), PLAIN | {"entropy 0.01"}),
+    "published mistake": (make(objective=published),
+                          {"weight 1/(|log p|+0.1) undetached", "z n 0.0001", "token",
+                           "understood"}),
+    "detached weight": (make(objective=detached), {"weight 1/(|log p|+0.1)", "understood"}),
+    "low probability": (make(objective=low_probability), {"weight 0.3 p + 0.7", "understood"}),
+    "1 - p undetached": (make(objective=one_minus_p), {"weight 1-p undetached", "understood"}),
+    "p for log p": (make(objective=probability), {"weight p", "understood"}),
+    "temperature": (make(temperature=.8), PLAIN | {"temperature 0.8"}),
+    "shift missing": (make(shift=0), PLAIN | {"shift 0"}),
+    "shifted twice": (make(shift=2), {"shift 2", "z n 0.0001", "understood"}),
+    "end untrained": (make(mask=without_end), {"no end", "token (trained)", "understood"}),
+    "prompt trained": (make(mask=with_prompt), {"prompt", "z n 0.0001", "understood"}),
+    "padding trained": (make(mask=with_padding), {"padding", "z n 0.0001", "understood"}),
+    "mask late": (make(mask=late), {"mask late", "z n 0.0001", "understood"}),
+    "unfinished dropped": (make(mask=finished_only),
+                           {"no unfinished", "token (trained)", "z n 0.0001", "understood"}),
+    "sign": (make(sign=-1.0), PLAIN | {"sign reversed"}),
+    "longest answer": (make(count=longest), {"constant over longest answer", "understood"}),
+    "width": (make(count=width), {"constant over width of a row", "understood"}),
+    "answers summed": (make(count=answer_sum),
+                       {"answer multiplied by the number of answers", "understood"}),
+    "prompt counted": (make(count=prompt_counted), {"token (with prompt)", "understood"}),
+    "micro-batch": (make(count=micro_batch(2)), {"micro-batch 2", "understood"}),
+    "divided twice": (make(count=twice_divided),
+                      {"answer divided by the number of answers", "understood"}),
+    "live tokens": (make(count=live_tokens), {"live token", "understood"}),
+    "hundred times": (make(factor=100.0), PLAIN | {"times 100"}),
+    "clamped advantage": (make(lambda batch: z(0, 1e-4)(batch).clamp(-1, 1)),
+                          {"z n 0.0001 limit 1", "understood"}),
+    "constant baseline": (make(lambda batch: batch.reward[:, None] - .5, objective=clip(.2, .2)),
+                          {"raw minus 0.5", "clip 0.2 0.2", "understood"}),
+    "no epsilon": (make(z(1, 0.0)), {"z n-1 0", "dead nan", "understood"}),
+    "largest of std and epsilon": (make(lambda batch: by_group(
+        batch, lambda r: (r - r.mean()) / r.std().clamp(min=1e-3))),
+        {"z n-1 0.001 max", "understood"}),
+    "casts to float32": (in_float32(make(z(1, 1e-6), answer, clip(.2, .28), kl=k3)),
+                         {"z n-1 1e-06", "answer", "clip 0.2 0.28", "kl k3 0.04", "understood"}),
+    "kl counted otherwise": (kl_per_token_mean_policy_by_token,
+                             {"mean", "token", "kl k3 0.04", "understood"}),
+    "kl on all places": (kl_everywhere, {"mean", "token", "kl k3 0.04", "understood"}),
+    "k3 times ratio": (k3_times_ratio, {"mean", "kl k3 0.04 with ratio", "understood"}),
+    "entropy weight": (entropy_weight(True), {"weight entropy", "z n 0.0001", "understood"}),
+    "entropy weight undetached": (entropy_weight(False),
+                                  {"weight entropy", "entropy undetached", "understood"}),
+    "size in the code": (size_in_the_code, {"z n-1 0.0001", "token", "understood"}),
+    "last token only": (last_token_only, {"mean", "no first", "understood"}),
+    "discounted": (discounted, {"discount 0.95 from the start", "understood"}),
+    "nothing": (nothing, {"zero"}),
+    # what is not understood, and what is right of it nevertheless
+    "label smoothing": (with_label_smoothing, {"z n 0.0001", "token", "temperature 1"}),
+    "kl in reward": (kl_in_reward, {"z n-1 0.0001", "token"}),
+    "softcapped": (softcapped, set()),
+    # pairs
+    "temperature and end": (make(temperature=.7, mask=without_end, count=answer),
+                            {"temperature 0.7", "no end", "answer (trained)", "understood"}),
+    "shift and sign": (make(shift=0, sign=-1.0, count=answer),
+                       {"shift 0", "sign reversed", "answer", "understood"}),
+    "mixed and wrong side": (make(mixed, objective=wrong_side),
+                             {"z n-1 0.0001 by mixed", "clip wrong side 0.2 0.2", "understood"}),
+    "micro-batch and k2": (make(count=micro_batch(2), kl=k2),
+                           {"micro-batch 2", "kl k2 0.04", "understood"}),
+    "prompt and clip": (make(mask=with_prompt, objective=clip(.2, .2)),
+                        {"prompt", "clip 0.2 0.2", "understood"}),
+    "maxrl and wrong side": (make(maxrl, objective=wrong_side),
+                             {"minus mean over mean 1e-06", "clip wrong side 0.2 0.2",
+                              "understood"}),
+    "published mistake and z n-1": (make(z(1, 1e-8), answer, published),
+                                    {"weight 1/(|log p|+0.1) undetached", "z n-1 1e-08",
+                                     "answer", "understood"}),
+    "temperature and entropy": (make(temperature=.8, entropy=.01),
+                                {"temperature 0.8", "entropy 0.01", "understood"}),
+    "late mask and dr grpo": (make(mean, constant(64), mask=late),
+                              {"mask late", "mean", "constant 64", "understood"}),
+    "sum for mean and k3": (make(count=total, kl=k3), {"sum", "kl k3 0.04", "understood"}),
+    "reversed kl and gspo": (make(count=answer, objective=gspo(.1, .1), kl=k3, beta=-.04),
+                             {"gspo clip 0.1 0.1", "kl k3 -0.04", "understood"}),
+}

@@ -1,0 +1,108 @@
+"""What a loss optimises: each of some eighty losses, right and wrong, is named as what it is."""
+import json
+
+import pytest
+import torch
+from conftest import refusal
+from formula_losses import LOSSES, answer, clip, make, mean, token, z
+
+from engine.errors import UserError
+from tools.formula import load_loss, main
+from tools.helpers.formula_decode import LossFailed
+from tools.helpers.formula_fit import find_formula
+from tools.helpers.formula_flags import about_flags, table_of_tokens
+from tools.helpers.formula_report import codes, sentences, unmet
+
+FILE = """
+import torch
+
+def loss(logits, batch):
+    log_p = logits.log_softmax(-1)[:, :-1].gather(2, batch.ids[:, 1:, None]).squeeze(2)
+    advantage = torch.zeros_like(batch.reward)
+    for number in batch.group.unique():
+        rows = batch.group == number
+        r = batch.reward[rows]
+        advantage[rows] = (r - r.mean()) / (r.std() + 1e-6)
+    return -(log_p * advantage[:, None] * batch.mask[:, 1:]).sum() / batch.mask.sum()
+
+def broken(logits, batch):
+    return logits[99]
+"""
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_loss_is_named_as_what_it_is(name):
+    loss, words = LOSSES[name]
+    formula = find_formula(loss)
+    found = codes(formula)
+    assert words <= found, (words - found, formula.not_understood)
+    assert ("understood" in found) == ("understood" in words)
+    assert sentences(formula)
+
+
+@pytest.mark.parametrize("loss, sentence", [
+    (lambda logits, batch: logits.sum((1, 2)), "a tensor (16,), and a loss is one number"),
+    (lambda logits, batch: 1.0, "it returned float"),
+    (lambda logits, batch: logits.detach().sum(), "a number without a gradient"),
+    (lambda logits, batch: logits.sum() * float("nan"), "it returned nan"),
+    (lambda logits, batch: batch.mask.zero_().sum() + logits.sum(), "it changes batch.mask"),
+    (lambda logits, batch: logits.data.mul_(2).sum() + logits.sum(), "it changes logits in place"),
+    (lambda logits, batch: make()(logits, batch) * (1 + torch.rand(())), "it is random"),
+    (lambda logits, batch: logits.cuda().sum(), "The batch is on the CPU"),
+    (lambda logits, batch: logits[99], "it raised IndexError")])
+def test_what_is_no_loss_is_refused_in_a_sentence(loss, sentence):
+    with pytest.raises(LossFailed) as error:
+        find_formula(loss)
+    assert sentence in str(error.value)
+
+
+def test_expectations():
+    formula = find_formula(make(z(1, 1e-4), token, clip(.2, .28)))
+    assert unmet(formula, "z n-1 1e-4, token, clip 0.2 0.28, no kl, temperature 1, end") == []
+    assert unmet(formula, "z n-1, understood") == []
+    assert unmet(formula, "z n 1e-4, answer, clip 0.2 0.2") == ["z n 1e-4", "answer",
+                                                                "clip 0.2 0.2"]
+    with pytest.raises(UserError, match="did you mean token"):
+        unmet(formula, "tokens")
+
+
+def test_our_flags_that_have_the_gradient():
+    [plain] = about_flags(find_formula(make()), make())
+    assert plain == "The same gradient here: python train.py --advantage grpo --loss_norm token."
+    published = make(mean, answer, clip(.2, .28))
+    [clipped] = about_flags(find_formula(published), published)
+    assert clipped.endswith("--advantage dr_grpo --loss_norm sequence --epochs 2 --clip_low 0.2 "
+                            "--clip_high 0.28.")
+    sample = make(z(1, 1e-6))
+    assert "it lacks the advantage z n-1 1e-06" in about_flags(find_formula(sample), sample)[0]
+
+
+def test_the_table_of_one_answer_shows_what_plain_grpo_gives():
+    rows = table_of_tokens(find_formula(make(factor=2.0)), make(factor=2.0)).splitlines()
+    first = next(row.split() for row in rows if "answer 1" in row)
+    assert float(first[2]) == pytest.approx(2 * float(first[3]), abs=2e-3) and float(first[3])
+
+
+def test_the_command_line(tmp_path, capsys):
+    path = tmp_path / "my_loss.py"
+    path.write_text(FILE)
+    main([str(path)])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "divided by the std of its group over n - 1 + 1e-06" in printed
+    with pytest.raises(SystemExit) as ended:
+        main([str(path), "--json", "--expect", "z n-1, answer"])
+    assert ended.value.code == 1
+    printed = capsys.readouterr().out
+    found = json.loads(printed[:printed.rindex("}") + 1])
+    assert found["unmet"] == ["answer"] and found["advantage"] == "z n-1 1e-06"
+    said = refusal(main, [str(path), "--function", "broken", "--traceback"])
+    assert "it raised IndexError" in said and "my_loss.py" in capsys.readouterr().err
+    assert "has no function" in refusal(main, [str(path), "--function", "absent"])
+    assert "there is no file" in refusal(main, [str(tmp_path / "none.py")])
+
+
+def test_a_file_that_cannot_be_loaded(tmp_path):
+    path = tmp_path / "my_loss.py"
+    path.write_text("import no_such_package")
+    with pytest.raises(UserError, match="ModuleNotFoundError"):
+        load_loss(path)

@@ -1,0 +1,222 @@
+"""How a loss makes an advantage of the rewards.
+
+An `Advantage` is one hypothesis: a baseline that is subtracted, a scale that divides, and an
+epsilon. Epsilon is not guessed but computed, from groups whose rewards are nearly equal.
+"""
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from tools.helpers.formula_batches import Case
+
+BASELINES = {
+    "mean": "the mean of its group", "others": "the mean of the other answers of its group",
+    "none": "nothing", "batch": "the mean of the batch",
+    "batch others": "the mean of the other answers of the batch",
+    "median": "the lower median of its group", "best": "the best reward of its group",
+    "worst": "the worst reward of its group"}
+SCALES = {
+    "none": "nothing", "std n": "the std of its group over n",
+    "std n-1": "the std of its group over n - 1",
+    "batch n": "the std of all rewards over n", "batch n-1": "the std of all rewards over n - 1",
+    "centred n": "the std over n of what all answers have then",
+    "centred n-1": "the std over n - 1 of what all answers have then",
+    "variance n": "the variance of its group over n",
+    "variance n-1": "the variance of its group over n - 1",
+    "mean": "the mean of its group", "range": "the range of its group",
+    "mad": "the mean absolute deviation of its group"}
+FORMS = {"plus": "+ {}", "root": "with {} under the root", "max": "but at least {}"}
+EPSILONS = (1e-4, 1e-6, 1e-8, 1e-5, 1e-3, 0.0)
+
+
+@dataclass(frozen=True)
+class Advantage:
+    baseline: str
+    scale: str = "none"
+    form: str = "plus"
+    epsilon: float = 0.0
+    whitened: str = ""          # "n" or "n-1": standardised over the batch afterwards
+    negative: float = 1.0       # negative advantages are multiplied by it
+    limit: float = 0.0          # advantages are clamped to -limit and limit, if it is not 0
+    constant: float = 0.0       # a number that is taken off each reward before
+    grouping: str = "group"     # which rows are a group
+
+    def __call__(self, case: Case) -> Tensor:
+        """(B,) the advantages."""
+        label = labels(case, self.grouping)
+        above, scale = parts(case.reward.double() - self.constant, label, self.baseline, self.scale)
+        value = above / divisor(scale, self.form, self.epsilon)
+        if self.whitened:
+            correction = 1 if self.whitened == "n-1" else 0
+            value = (value - value.mean()) / (value.std(correction=correction) + 1e-8)
+        value = torch.where(value < 0, self.negative * value, value)
+        return value.clamp(-self.limit, self.limit) if self.limit else value
+
+    @property
+    def cost(self) -> int:
+        own = list(BASELINES).index(self.baseline) + list(SCALES).index(self.scale)
+        return own + 5 * bool(self.whitened) + 5 * (self.negative != 1) + 5 * bool(self.limit) \
+            + (self.form != "plus")
+
+    @property
+    def code(self) -> str:
+        """The word for --expect."""
+        epsilon = f" {self.epsilon:g}" if self.scale != "none" else ""
+        names = {("mean", "none"): "mean", ("others", "none"): "leave one out",
+                 ("none", "none"): "raw", ("mean", "std n"): "z n", ("mean", "std n-1"): "z n-1",
+                 ("batch", "none"): "batch mean", ("batch", "batch n"): "batch z n",
+                 ("batch", "batch n-1"): "batch z n-1"}
+        pair = (self.baseline, self.scale)
+        code = names.get(pair, f"minus {self.baseline} over {self.scale}") + epsilon
+        if self.scale != "none" and self.form != "plus" and self.epsilon:
+            code += f" {self.form}"
+        code += f" whitened {self.whitened}" if self.whitened else ""
+        code += f" negative {self.negative:g}" if self.negative != 1 else ""
+        code += f" minus {self.constant:g}" if self.constant else ""
+        code += f" limit {self.limit:g}" if self.limit else ""
+        return code + (f" by {self.grouping}" if self.grouping != "group" else "")
+
+    def words(self) -> str:
+        said = "the reward itself"
+        if self.constant:
+            said = f"the reward minus {self.constant:g}"
+        elif self.baseline != "none":
+            said = f"the reward minus {BASELINES[self.baseline]}"
+        if self.scale != "none":
+            said += f", divided by {SCALES[self.scale]}"
+            if self.epsilon:
+                said += " " + FORMS[self.form].format(f"{self.epsilon:g}")
+            else:
+                said += " without an epsilon"
+        if self.whitened:
+            said += f"; then standardised over the batch, with the std over {self.whitened}"
+        if self.negative != 1:
+            said += f"; negative ones are multiplied by {self.negative:g}"
+        if self.limit:
+            said += f"; then clamped to -{self.limit:g} and {self.limit:g}"
+        return said
+
+
+def labels(case: Case, grouping: str) -> Tensor:
+    """(B,) which rows are a group: those of batch.group, or another set of rows."""
+    B, groups = len(case.group), int(case.group.max()) + 1
+    rows = torch.arange(B)
+    if grouping == "group":
+        return case.group
+    if grouping == "mixed":
+        return rows % groups
+    if grouping == "batch":
+        return torch.zeros_like(rows)
+    return rows // int(grouping.split()[1])  # "rows 2": two rows after each other
+
+
+def per_group(value: Tensor, label: Tensor, reduce: str) -> Tensor:
+    start = {"amax": -torch.inf, "amin": torch.inf}.get(reduce, 0.0)
+    result = torch.full((int(label.max()) + 1,), start, dtype=torch.float64)
+    return result.scatter_reduce(0, label, value, reduce)[label]
+
+
+def group_mean(value: Tensor, label: Tensor) -> Tensor:
+    return per_group(value, label, "sum") / per_group(torch.ones_like(value), label, "sum")
+
+
+def parts(reward: Tensor, label: Tensor, baseline: str, scale: str) -> tuple[Tensor, Tensor]:
+    """(reward minus baseline, scale), both (B,)."""
+    above = reward - baseline_of(reward, label, baseline)
+    return above, scale_of(reward, label, scale, above)
+
+
+def baseline_of(reward: Tensor, label: Tensor, name: str) -> Tensor:
+    size = per_group(torch.ones_like(reward), label, "sum")
+    B = len(reward)
+    if name == "none":
+        return torch.zeros_like(reward)
+    if name == "mean":
+        return group_mean(reward, label)
+    if name == "others":
+        return (group_mean(reward, label) * size - reward) / (size - 1).clamp(min=1)
+    if name == "batch":
+        return reward.mean().expand(B)
+    if name == "batch others":
+        return (reward.sum() - reward) / (B - 1)
+    if name == "median":
+        medians = [reward[label == number].median() for number in range(int(label.max()) + 1)]
+        return torch.stack(medians)[label]
+    return per_group(reward, label, "amax" if name == "best" else "amin")
+
+
+def scale_of(reward: Tensor, label: Tensor, name: str, above: Tensor) -> Tensor:
+    size = per_group(torch.ones_like(reward), label, "sum")
+    mean = group_mean(reward, label)
+    variance = group_mean((reward - mean).square(), label)
+    sample = variance * size / (size - 1).clamp(min=1)
+    if name.startswith(("batch", "centred")):
+        of = reward if name.startswith("batch") else above
+        return of.std(correction=1 if name.endswith("n-1") else 0).expand(len(reward))
+    return {"none": torch.ones_like(reward), "std n": variance.sqrt(), "std n-1": sample.sqrt(),
+            "variance n": variance, "variance n-1": sample, "mean": mean,
+            "range": per_group(reward, label, "amax") - per_group(reward, label, "amin"),
+            "mad": group_mean((reward - mean).abs(), label)}[name]
+
+
+def divisor(scale: Tensor, form: str, epsilon: float) -> Tensor:
+    if form == "root":
+        return (scale.square() + epsilon).sqrt()
+    if form == "max":
+        return scale.clamp(min=epsilon)
+    divided = scale + epsilon
+    return torch.where(divided == 0, 1.0, divided)  # a dead group without an epsilon has above 0
+
+
+def hypotheses(cases: list[Case], found: list[Tensor], grouping: str) -> Iterator[Advantage]:
+    """All advantages with the epsilon that the cases ask for. `found` are the numbers (B,) that
+    were read off the gradient of each case, each an advantage times the same factor."""
+    for baseline, scale in itertools.product(BASELINES, SCALES):
+        plain = Advantage(baseline, scale, grouping=grouping)
+        if scale == "none":
+            yield plain
+            continue
+        columns = [parts(case.reward, labels(case, grouping), baseline, scale) for case in cases]
+        above = torch.cat([column[0] for column in columns])
+        size = torch.cat([column[1] for column in columns])
+        for form in FORMS:
+            for epsilon in solved(above, size, torch.cat(found), form):
+                yield replace(plain, form=form, epsilon=epsilon)
+    for correction, epsilon, white in itertools.product(("n", "n-1"), EPSILONS, ("n", "n-1")):
+        yield Advantage("mean", f"std {correction}", "plus", epsilon, white, grouping=grouping)
+    for white in ("n", "n-1"):
+        yield Advantage("mean", whitened=white, grouping=grouping)
+
+
+def solved(above: Tensor, size: Tensor, found: Tensor, form: str) -> Iterator[float]:
+    """The epsilon with which found = factor * above / divisor(size, epsilon) in two rows, the one
+    with the largest scale and the one with the smallest; then 0."""
+    usable = (found != 0) & (above != 0)
+    if not usable.any():
+        return
+    above, size, found = above[usable], size[usable], found[usable]
+    quotient = (above / found).abs()  # divisor / factor
+    big, small = int(size.argmax()), int(size.argmin())
+    power = 2 if form == "root" else 1
+    ratio = float(quotient[small] / quotient[big]) ** power
+    if form == "max":
+        epsilon = ratio * float(size[big])
+    else:
+        least, most = float(size[small]) ** power, float(size[big]) ** power
+        epsilon = (ratio * most - least) / (1 - ratio) if ratio != 1 else 0.0
+    if epsilon > 1e-11:
+        yield short(epsilon)
+    if form == "plus":
+        yield 0.0
+
+
+def short(value: float) -> float:
+    """The value with one or two digits if that is the value to a thousandth."""
+    for digits in (1, 2):
+        near = float(f"{value:.{digits}g}")
+        if abs(near - value) <= 1e-3 * abs(value):
+            return near
+    return value

@@ -1,0 +1,145 @@
+"""Small batches with random logits, on which tools/formula.py tries a loss.
+
+A `Case` is one such batch. It holds the logits and everything that is designed: the rewards, how
+far the new log-probs are from the old ones and from those of the reference model, and the lengths.
+`Case.batch` makes of it what the user's loss sees.
+
+Token j of a row is the token ids[j]. Everything per token has one column for each place of the
+row, the prompt and the padding included.
+"""
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+WORDS, END, PAD = 9, 9, 10   # ids 0..8 are words
+VOCABULARY = 11
+
+
+@dataclass
+class Batch:
+    """What the loss sees: B rows of L tokens, each a prompt, an answer and then padding."""
+    ids: Tensor                   # (B, L) int64
+    prompt_length: Tensor         # (B,) int64
+    mask: Tensor                  # (B, L) 1 at the tokens of the answer, its end included
+    reward: Tensor                # (B,)
+    group: Tensor                 # (B,) int64; the rows of a group lie together
+    old_log_prob: Tensor          # (B, L) of the sampled tokens, 0 outside the mask
+    reference_log_prob: Tensor    # (B, L) the same under the reference model of a KL term
+    end_id: int
+    pad_id: int
+
+
+@dataclass(frozen=True)
+class Case:
+    logits: Tensor                # (B, L, V) float64
+    ids: Tensor
+    prompt_length: Tensor
+    length: Tensor                # (B,) tokens of the answer
+    reward: Tensor
+    group: Tensor
+    log_ratio: Tensor             # (B, L) new minus old log-prob
+    log_reference: Tensor         # (B, L) log-prob of the reference minus the new one
+    pad_id: int = PAD
+    lens: "Lens" = field(default_factory=lambda: Lens())
+    fills_zeros: bool = True      # outside the mask too, the old log-probs are such that the ratio
+                                  # is as designed; otherwise they are 0 there, as in a trainer
+
+    @property
+    def mask(self) -> Tensor:
+        place = torch.arange(self.ids.shape[1])
+        start = self.prompt_length[:, None]
+        return (place >= start) & (place < start + self.length[:, None])
+
+    @property
+    def ended(self) -> Tensor:
+        """(B,) whether the last token of the answer is the end token."""
+        last = self.prompt_length + self.length - 1
+        return self.ids.gather(1, last[:, None]).squeeze(1) == END
+
+    @property
+    def log_prob(self) -> Tensor:
+        """(B, L) the log-prob of each token, read through the lens."""
+        return self.lens.log_probs(self.logits, self.ids)
+
+    def batch(self, dtype: torch.dtype = torch.float64) -> Batch:
+        log_prob = self.log_prob
+        shown = self.mask | torch.tensor(self.fills_zeros)
+        old = (log_prob - self.log_ratio) * shown
+        reference = (log_prob + self.log_reference) * shown
+        return Batch(self.ids.clone(), self.prompt_length.clone(), self.mask.to(dtype),
+                     self.reward.to(dtype), self.group.clone(), old.to(dtype),
+                     reference.to(dtype), END, self.pad_id)
+
+    def rows(self, rows: Tensor) -> "Case":
+        """The batch of these rows alone, in this order. Groups are numbered from 0 again."""
+        by_row = ("logits", "ids", "prompt_length", "length", "reward", "log_ratio",
+                  "log_reference")
+        taken = {name: getattr(self, name)[rows] for name in by_row}
+        group = self.group[rows].unique(return_inverse=True)[1]
+        return replace(self, **taken, group=group)
+
+
+@dataclass(frozen=True)
+class Lens:
+    """How a loss reads log-probs: the softmax of logits[t] / temperature, at the token
+    ids[t + shift]. The usual lens has temperature 1 and shift 1."""
+    temperature: float = 1.0
+    shift: int = 1
+    entropy_temperature: float = 1.0  # that of an entropy term
+
+    def log_probs(self, logits: Tensor, ids: Tensor) -> Tensor:
+        """(B, L): column j is for token j. It is 0 where no logits predict the token."""
+        at_token = self.to_tokens((logits / self.temperature).log_softmax(-1))
+        value = at_token.gather(2, ids[:, :, None]).squeeze(2)
+        return value * self.to_tokens(torch.ones(ids.shape, dtype=value.dtype))
+
+    def to_tokens(self, by_place: Tensor) -> Tensor:
+        """Move what stands at the logits of place t to the token t + shift."""
+        length = by_place.shape[1]
+        moved = torch.zeros_like(by_place)
+        first, last = max(0, self.shift), length + min(0, self.shift)
+        moved[:, first:last] = by_place[:, first - self.shift:last - self.shift]
+        return moved
+
+    def to_places(self, by_token: Tensor) -> Tensor:
+        """The way back: what belongs to token t + shift moves to place t."""
+        return Lens(shift=-self.shift).to_tokens(by_token)
+
+
+def make_case(seed: int, groups: int = 4, answers: int = 4, longest: int = 7,
+              equal_lengths: bool = False, prompts: tuple[int, int] = (2, 4), spare: int = 1,
+              lens: Lens = Lens(), pad_id: int = PAD) -> Case:
+    """A batch of random logits and tokens, on policy, with rewards between 0 and 1.
+
+    A row is as long as the longest prompt and the longest answer together, and `spare` more. With
+    `equal_lengths` all prompts and all answers have the same length, and each answer ends.
+    Otherwise, a few answers were cut at the limit, and have no end token.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    B = groups * answers
+    group = torch.arange(B) // answers
+    low, high = prompts
+    prompt_length = torch.randint(low, high + 1, (groups,), generator=draw)[group]
+    length = torch.randint(3, longest + 1, (B,), generator=draw)
+    length[torch.randperm(B, generator=draw)[:2]] = longest
+    if equal_lengths:
+        prompt_length, length = torch.full((B,), high), torch.full((B,), longest - 1)
+    L = high + longest + spare
+    ids = torch.randint(0, WORDS, (B, L), generator=draw)
+    for b in range(B):
+        stop = int(prompt_length[b] + length[b])
+        if length[b] < longest:
+            ids[b, stop - 1] = END
+        ids[b, stop:] = pad_id
+    logits = 1.5 * torch.randn(B, L, VOCABULARY, generator=draw, dtype=torch.float64)
+    reward = torch.rand(B, generator=draw, dtype=torch.float64)
+    zero = torch.zeros(B, L, dtype=torch.float64)
+    return Case(logits, ids, prompt_length, length, reward, group, zero, zero, pad_id, lens)
+
+
+def noise_like(case: Case, seed: int, size: float) -> Tensor:
+    """(B, L) numbers between -size and size."""
+    draw = torch.Generator().manual_seed(seed)
+    uniform = torch.rand(case.ids.shape, generator=draw, dtype=torch.float64)
+    return (2 * uniform - 1) * size

@@ -1,0 +1,202 @@
+"""How a loss counts tokens: which weight each answer's tokens have, and which tokens there are.
+
+A `Count` is one hypothesis, such as "every answer counts the same". Its weights (B,) are those of
+one token of each answer. They are compared with what was read off the gradient, up to a factor
+that has to be the same in batches of other sizes.
+"""
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tools.helpers.formula_batches import Case
+
+MICRO_BATCHES = (2, 4, 8)
+
+
+def places(case: Case) -> dict[str, Tensor]:
+    """(B, L) bool for each kind of token. `end` is the end token of an answer, and `cut` is the
+    last token of an answer that reached the limit, and so has no end token. `unfinished` are all
+    tokens of such an answer."""
+    place = torch.arange(case.ids.shape[1])[None]
+    start = case.prompt_length[:, None]
+    stop = start + case.length[:, None]
+    last, ended = place == stop - 1, case.ended[:, None]
+    readable = case.lens.to_tokens(torch.ones(case.ids.shape)) > 0
+    return {"prompt": (place < start - 1) & readable,
+            "prompt_last": (place == start - 1) & readable,
+            "first": place == start,
+            "middle": (place > start) & (place < stop - 1),
+            "end": last & ended, "cut": last & ~ended,
+            "padding_first": (place == stop) & readable,
+            "padding_rest": (place > stop) & readable,
+            "unfinished": case.mask & ~ended}
+
+
+def tokens_of(case: Case, kinds: frozenset[str]) -> Tensor:
+    """(B, L) bool: the tokens of these kinds; those of unfinished answers only if they are among
+    the kinds."""
+    found = torch.zeros(case.ids.shape, dtype=torch.bool)
+    for name, where in places(case).items():
+        if name in kinds and name != "unfinished":
+            found |= where
+    return found if "unfinished" in kinds else found & case.ended[:, None]
+
+
+LENGTHS = {  # what is counted as an answer's length, in words
+    "": "", "trained": "counted by the tokens that have a gradient",
+    "without end": "counted without the end token", "with prompt": "the prompt's tokens included",
+    "with prompt but the first": "the prompt's tokens but the first included",
+    "one more": "where an answer has one token more than it has"}
+
+
+@dataclass(frozen=True)
+class Count:
+    code: str      # a word for --expect
+    words: str     # a sentence about a token's share
+    weights: Callable[[Case], Tensor]  # (B,)
+    cost: int = 0  # among counts that fit, the one with the lowest cost is named
+
+
+def lengths(case: Case, kinds: frozenset[str]) -> dict[str, Tensor]:
+    """What a code may take for the length of an answer (B,), by the names of LENGTHS."""
+    answer = case.length
+    full = answer + case.prompt_length
+    return {"": answer, "trained": tokens_of(case, kinds).sum(1),
+            "without end": answer - case.ended.long(), "with prompt": full,
+            "with prompt but the first": full - 1, "one more": answer + 1}
+
+
+def counts(kinds: frozenset[str]) -> list[Count]:
+    """All hypotheses, the simple ones first."""
+    found = [Count("flat", "every token counts the same", lambda case: torch.ones(len(case.ids)))]
+    for name, width in WIDTHS.items():
+        found.append(Count(f"over {name}", f"every token counts 1 / ({name})",
+                           divided_by_width(width), 1))
+    for index, name in enumerate(LENGTHS):
+        suffix = f" ({name})" if name else ""
+        said = f", {LENGTHS[name]}" if name else ""
+        cost = 2 * index
+        found += [
+            Count("token" + suffix, "every token of the batch counts the same" + said,
+                  by_token(name, kinds), cost),
+            Count("answer" + suffix, "every answer counts the same" + said,
+                  by_answer(name, kinds), cost),
+            Count("group" + suffix, "every group counts the same" + said,
+                  by_group(name, kinds), cost + 1),
+            Count("live token" + suffix, "every token of the groups with unequal rewards counts "
+                  "the same" + said, by_token(name, kinds, True), cost + 3),
+            Count("live answer" + suffix, "every answer of the groups with unequal rewards counts "
+                  "the same" + said, by_answer(name, kinds, True), cost + 3),
+            Count("finished answer" + suffix, "every answer that ended counts the same" + said,
+                  by_finished(name, kinds), cost + 3),
+            Count("root length" + suffix, "a token counts 1 / sqrt(length of its answer)" + said,
+                  by_root(name, kinds), cost + 5)]
+        for rows in MICRO_BATCHES:
+            words = (f"every micro-batch of {rows} answers counts the same, and so does every "
+                     "token in it")
+            found.append(Count(f"micro-batch {rows}{suffix}", words + said,
+                               by_rows(rows, name, kinds), cost + 4))
+    return sorted(found, key=lambda count: count.cost)
+
+
+WIDTHS = {
+    "longest answer": lambda case: case.length.max(),
+    "width of a row": lambda case: torch.tensor(case.ids.shape[1]),
+    "width of a row less one": lambda case: torch.tensor(case.ids.shape[1] - 1),
+    "width less the shortest prompt": lambda case: case.ids.shape[1] - case.prompt_length.min(),
+    "width less the longest prompt": lambda case: case.ids.shape[1] - case.prompt_length.max()}
+
+
+def divided_by_width(width):
+    return lambda case: torch.ones(len(case.ids), dtype=torch.float64) / width(case)
+
+
+def length_named(case: Case, name: str, kinds: frozenset[str]) -> Tensor:
+    return lengths(case, kinds)[name].double()
+
+
+def by_token(name, kinds, live=False):
+    def weights(case: Case) -> Tensor:
+        length = length_named(case, name, kinds)
+        kept = is_live(case) if live else torch.ones(len(length), dtype=torch.bool)
+        return kept.double() / (length * kept).sum().clamp(min=1)
+    return weights
+
+
+def by_answer(name, kinds, live=False):
+    def weights(case: Case) -> Tensor:
+        length = length_named(case, name, kinds)
+        kept = is_live(case) if live else torch.ones(len(length), dtype=torch.bool)
+        return kept / (kept.sum().clamp(min=1) * length.clamp(min=1))
+    return weights
+
+
+def by_finished(name, kinds):
+    return lambda case: case.ended / (case.ended.sum() * length_named(case, name, kinds).clamp(1))
+
+
+def by_root(name, kinds):
+    return lambda case: length_named(case, name, kinds).clamp(min=1) ** -.5
+
+
+def by_group(name, kinds):
+    def weights(case: Case) -> Tensor:
+        length = length_named(case, name, kinds)
+        groups = int(case.group.max()) + 1
+        total = torch.zeros(groups, dtype=torch.float64).index_add(0, case.group, length)
+        return 1 / (groups * total[case.group])
+    return weights
+
+
+def by_rows(rows, name, kinds):
+    def weights(case: Case) -> Tensor:
+        length = length_named(case, name, kinds)
+        part = torch.arange(len(length)) // rows
+        parts = int(part.max()) + 1
+        total = torch.zeros(parts, dtype=torch.float64).index_add(0, part, length)
+        return 1 / (parts * total[part])
+    return weights
+
+
+def is_live(case: Case) -> Tensor:
+    """(B,) bool: the answers of groups with unequal rewards."""
+    groups = int(case.group.max()) + 1
+    most = torch.full((groups,), -torch.inf, dtype=torch.float64)
+    most = most.scatter_reduce(0, case.group, case.reward, "amax")
+    least = -torch.full((groups,), -torch.inf, dtype=torch.float64)
+    least = least.scatter_reduce(0, case.group, case.reward, "amin")
+    return (most - least > 1e-12)[case.group]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Powers of the numbers of answers, groups and answers in a group, by which a weight may be
+    multiplied in addition."""
+    answers: int = 0
+    groups: int = 0
+    in_group: int = 0
+
+    def factor(self, case: Case) -> float:
+        B, groups = len(case.ids), int(case.group.max()) + 1
+        return float(B) ** self.answers * float(groups) ** self.groups \
+            * float(B // groups) ** self.in_group
+
+    @property
+    def cost(self) -> int:
+        return 3 * (abs(self.answers) + abs(self.groups) + abs(self.in_group))
+
+    def words(self) -> str:
+        named = {"answers": self.answers, "groups": self.groups,
+                 "answers in a group": self.in_group}
+        said = [f"{'multiplied' if power > 0 else 'divided'} by the number of {name}"
+                for name, power in named.items() if power]
+        return " and ".join(said)
+
+
+def all_sizes() -> list[Sizes]:
+    found = [Sizes(*powers) for powers in itertools.product((-1, 0, 1), repeat=3)
+             if abs(powers[0]) + abs(powers[1]) + abs(powers[2]) <= 1]
+    return sorted(found, key=lambda sizes: sizes.cost)
