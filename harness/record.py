@@ -32,7 +32,7 @@ import torch
 from engine import processes
 from engine.errors import PROJECT, UserError, parse_object, read_json, read_text
 from engine.rollouts import UNSET, Forward, Problem, Rollouts
-from engine.tokens import token_bytes
+from engine.tokens import KINDS, SECTIONS, token_bytes
 
 Json = dict[str, Any]  # an object in a JSON file
 Columns = dict[str, np.ndarray]
@@ -44,6 +44,11 @@ TYPES: dict[str, Any] = {  # of the columns that are not float32
     "section": np.uint8, "kind": np.uint8, "finished": np.bool_, "token_id": np.int32,
     "episode_start": np.int32, "group": np.int32, "prompt_ids": np.int32,
     "prompt_start": np.int32, "trainer_step": np.int32}
+# columns that every file has; with one value for each answer; of another length
+NEEDED = ("token_id", "log_prob", "entropy", "collision", "weight", "advantage", "section", "kind",
+          "episode_start", "group", "finished", "reward", "prompt_ids", "prompt_start")
+OF_ANSWER = ("episode_start", "group", "finished")
+OF_OTHERS = ("prompt_ids", "prompt_start", "trainer_step")
 # columns of indices, and the column that each of them points into
 INDEX_INTO = {"episode_start": "token_id", "prompt_start": "prompt_ids", "group": "prompt_start"}
 
@@ -254,10 +259,47 @@ def read_columns(run: Path, step: int) -> Columns:
 def read_file(path: Path) -> Columns:
     try:
         with np.load(path, allow_pickle=False) as file:
-            return dict(file)
+            columns = dict(file)
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"cannot read {path}: {reason}") from None
+    if wrong := next(damages(columns), ""):
+        raise UserError(f"{path} is damaged: {wrong}")
+    return columns
+
+
+def damages(columns: Columns) -> Iterator[str]:
+    """What is wrong with the columns of a credit file: one that is missing, of another type or
+    length, or that points beyond what it points into."""
+    for name in NEEDED:
+        if name not in columns:
+            yield f"it has no column {name}"
+    for name, values in columns.items():
+        if values.ndim != 1 or values.dtype.kind not in "biuf":
+            yield f"its column {name} is no list of numbers"
+    answers, tokens = len(columns["episode_start"]), len(columns["token_id"])
+    if not answers or not tokens or not len(columns["prompt_start"]):
+        yield "it has no answers"
+    for name, values in columns.items():
+        length = answers if name in OF_ANSWER or name.startswith("reward") else tokens
+        if name not in OF_OTHERS and len(values) != length:
+            yield f"its column {name} has {len(values)} values instead of {length}"
+    yield from wrong_codes(columns)
+
+
+def wrong_codes(columns: Columns) -> Iterator[str]:
+    """Indices that are not in order, or point beyond what they point into, and unknown codes."""
+    for name, target in INDEX_INTO.items():
+        values, last = columns[name], len(columns[target])
+        if name == "group":
+            is_right = values.min() >= 0 and values.max() < last
+        else:  # where each part begins
+            is_right = values[0] == 0 and (np.diff(values) >= 0).all() and values[-1] <= last
+        if not is_right:
+            yield f"its column {name} points beyond {target}, or is not in order"
+    for name, count in (("section", len(SECTIONS)), ("kind", len(KINDS))):
+        if columns[name].max() >= count:
+            yield f"its column {name} has codes above {count - 1}"
 
 
 def read_credit(run: Path, step: int, tokenizer: tokenizers.Tokenizer,

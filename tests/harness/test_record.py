@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from conftest import hand_made, refusal
+from conftest import credit_columns, hand_made, refusal
 from engine import processes
 from engine.errors import PROJECT, UserError, read_json
 from harness.record import (RunFolder, credit_path, credit_steps, find_folder, locked, make_run,
@@ -184,3 +184,35 @@ def test_a_run_has_a_place_for_its_checkpoints_from_the_start(tmp_path, every):
     (tmp_path / "tokenizer.json").touch()
     make_run(tmp_path / "x", {"checkpoint_every": every}, tmp_path / "tokenizer.json")
     assert (tmp_path / "x/checkpoints").is_dir() == (every > 0)
+
+
+DAMAGES = {
+    "is missing": (lambda columns: columns.pop("entropy"), "no column entropy"),
+    "is shorter": (lambda columns: columns.update(weight=columns["weight"][:-1]),
+                   "column weight has 4 values instead of 5"),
+    "of answers": (lambda columns: columns.update(reward=np.zeros(3, np.float32)),
+                   "column reward has 3 values instead of 2"),
+    "is a table": (lambda columns: columns.update(log_prob=np.zeros((5, 2), np.float32)),
+                   "column log_prob is no list of numbers"),
+    "is a text": (lambda columns: columns.update(reward=np.array(["a", "b"])),
+                  "column reward is no list of numbers"),
+    "points beyond": (lambda columns: columns.update(group=np.array([0, 7], np.int32)),
+                      "column group points beyond prompt_start"),
+    "out of order": (lambda columns: columns.update(episode_start=np.array([3, 0], np.int32)),
+                     "column episode_start points beyond token_id, or is not in order"),
+    "unknown code": (lambda columns: columns.update(kind=np.full(5, 99, np.uint8)),
+                     "column kind has codes above 6"),
+    "empty": (lambda columns: columns.update(token_id=np.zeros(0, np.int32)), "has no answers")}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_credit_file_is_refused_with_its_column(name, tmp_path):
+    damage, said = DAMAGES[name]
+    columns = credit_columns([3, 2], [0, 0])
+    path = credit_path(tmp_path, 1)
+    path.parent.mkdir()
+    np.savez(path, **columns)
+    read_columns(tmp_path, 1)
+    damage(columns)
+    np.savez(path, **columns)
+    assert said in refusal(read_columns, tmp_path, 1)
