@@ -173,7 +173,7 @@ def run_chapters(run: Run, tally: Tally | None) -> dict[str, list[Table]]:
         of_training.append(tries_table(run))
     if tally is None:
         return {report.TRAINING: of_training}
-    of_training += [growth(run, tally), rewards(run, tally)]
+    of_training += [growth(run, tally), rewards(tally)]
     for name in ("kind", "section"):
         if tally.has_cells(name):
             of_gradient.append(gradient_table(tally, name))
@@ -257,7 +257,7 @@ def learning_curve(run: Run, folder: Path) -> Picture:
     return path, caption, mark
 
 
-def rewards(run: Run, tally: Tally) -> Table:
+def rewards(tally: Tally) -> Table:
     """The mean over all answers of the reward and of each of its parts. The parts have the names
     that the task gave them, or another trainer, if the run was imported from it. A task may have no
     score for the format or the reasoning, and then it has no row."""

@@ -32,8 +32,8 @@ def maxrl(rollouts: Rollouts) -> Tensor:
     """(reward - mean) / mean of the group (arXiv 2602.02710), for rewards of 0 and 1. It is 0 where
     the mean is 0. A problem that is solved rarely counts more than with any of the others: a group
     of 16 with one right answer gives it 15, and one with 8 right answers gives each of them 1."""
-    mean = group_mean(rollouts.reward, rollouts.group).float()
     difference = centred(rollouts.reward, rollouts.group)
+    mean = group_mean(rollouts.reward, rollouts.group).to(difference)
     return to_every_token(torch.where(mean > 0, difference / mean, 0.0), rollouts)
 
 
