@@ -157,7 +157,7 @@ class Run:
             if should_keep_memory(policy.model):
                 keep_memory()
         if self.settings.track != "none" and self.folder.writes and processes.is_main_process():
-            from harness.track import tracking
+            from bridges.track import tracking
             self.tracker = self.cleanup.enter_context(tracking(
                 self.settings.track, self.folder.path, self.done, self.settings.to_json()))
         self.stop = self.cleanup.enter_context(StopRequest(self.stop_message()))
@@ -293,7 +293,7 @@ class Run:
     def track(self, line: Json, prefix: str) -> None:
         """Show the numbers of a line in the program that --track names."""
         if self.tracker:
-            from harness.track import numbers_of
+            from bridges.track import numbers_of
             self.tracker(numbers_of(line, prefix), line["step"])
 
     def seconds_left(self, line: Json) -> float:
