@@ -39,10 +39,15 @@ def wrong_result(function: Any, wanted: str, found: object) -> UserError:
                      f"returned {shown}{forgotten}")
 
 
-def read_text(path: Path) -> str:
-    # a pipe would wait for ever, and /dev/zero never ends
+def refuse_pipe(path: Path) -> None:
+    """Raise an error for what cannot be read to its end: a pipe waits for ever, and /dev/zero never
+    ends."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise UserError(f"cannot read {path}: it is no regular file")
+
+
+def read_text(path: Path) -> str:
+    refuse_pipe(path)
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

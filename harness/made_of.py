@@ -135,7 +135,8 @@ def code_files(s: Settings) -> set[Path]:
     files |= set((PROJECT / "engine").glob("*.py"))
     task = sys.modules.get(s.task)
     used = {getattr(one, "__module__", None) for one in vars(task).values()} if task else set()
-    files |= set(files_of({s.task, *filter(None, used)}))  # the task's, and what it imports from
+    # the task's, what it has from elsewhere and what it imports; a reward alone needs Countdown
+    files |= with_imports(set(files_of({s.task, Settings.task, *filter(None, used)})))
     if (s.mitigation, s.advantage) != PLAIN:
         methods = {MITIGATIONS[s.mitigation].__module__, ADVANTAGES[s.advantage].__module__}
         files |= with_imports(set(files_of(methods)))
@@ -186,9 +187,10 @@ def imported_by(file: Path) -> set[Path]:
         if isinstance(node, ast.ImportFrom):
             module = [node.module] if node.module else []
             names += module + [".".join([*module, alias.name]) for alias in node.names]
-    paths = {folder.joinpath(*name.split(".")).with_suffix(".py")
-             for name in names for folder in (PROJECT, file.parent)}
-    return {path for path in paths if path.is_file()}
+    paths = {folder.joinpath(*name.split(".")) for name in names
+             for folder in (PROJECT, file.parent)}
+    files = {path.with_suffix(".py") for path in paths} | {path / "__init__.py" for path in paths}
+    return {path for path in files if path.is_file()}
 
 
 def is_own(path: Path, not_of_a_step: tuple[str, ...] = NOT_OF_A_STEP) -> bool:
@@ -298,9 +300,12 @@ def of_checkpoint(checkpoint: Path, done: int) -> Iterator[str]:
     before = kept(checkpoint.parent.parent)
     if before is not None and state.get("run", identity_of(before)) != identity_of(before):
         yield f"{checkpoint} is of another run"
-    if isinstance(state.get("files"), dict):
+    files = state.get("files", {})  # an older run has none
+    if not isinstance(files, dict):
+        yield f"{checkpoint}/trainer/state.json has no digests of its files"
+    else:
         now = digests_of_folder(checkpoint)
-        for name, digest in state["files"].items():
+        for name, digest in files.items():
             if now.get(name) != digest:
                 yield f"{checkpoint / name} has changed"
 

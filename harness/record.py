@@ -30,7 +30,8 @@ import tokenizers
 import torch
 
 from engine import processes
-from engine.errors import PROJECT, UserError, parse_object, read_json, read_text
+from engine.errors import (PROJECT, UserError, parse_object, read_json, read_text,
+                           refuse_pipe)
 from engine.rollouts import UNSET, Forward, Problem, Rollouts
 from engine.tokens import KINDS, SECTIONS, token_bytes
 
@@ -64,7 +65,11 @@ def read_lines(path: Path) -> list[Json]:
     if not path.exists():
         return []
     texts = read_text(path).split("\n")[:-1]
-    return [parse_object(text, f"{path}, line {number}") for number, text in enumerate(texts, 1)]
+    lines = [parse_object(text, f"{path}, line {number}") for number, text in enumerate(texts, 1)]
+    for number, line in enumerate(lines, 1):
+        if path.name in LOGS and type(line.get("step")) is not int:
+            raise UserError(f"{path}, line {number} does not say of which step it is")
+    return lines
 
 
 def read_given(name: str, what: str, parse: Callable[[str, str], Parsed]) -> list[Parsed]:
@@ -257,6 +262,7 @@ def read_columns(run: Path, step: int) -> Columns:
 
 
 def read_file(path: Path) -> Columns:
+    refuse_pipe(path)
     try:
         with np.load(path, allow_pickle=False) as file:
             columns = dict(file)

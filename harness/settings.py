@@ -441,6 +441,9 @@ def from_files(given: Json) -> tuple[Json, Json]:
     path = folder / "recipe.json"
     recipe = read_json(path) if path.exists() else {}
     chosen = DEFAULTS | recipe | config | given
+    for name in METHODS:
+        if not isinstance(chosen[name], str):
+            raise UserError(f"--{name} {chosen[name]} should be a text")
     on_gpu = str(chosen["device"]).startswith("cuda")
     if not recipe and is_large(folder):
         from harness.laptop import laptop_recipe

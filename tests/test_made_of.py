@@ -3,18 +3,21 @@
 import json
 import os
 import shutil
+import sys
 import types
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import StateIdea, cut, put_in
+from conftest import ROOT, StateIdea, cut, put_in
 from safetensors.torch import load_file, save_file
 
 import analyze
 from harness import made_of
-from harness.made_of import kept, needed_by
-from harness.record import read_lines
+from harness.made_of import kept, needed_by, with_imports
+from engine.errors import UserError
+from harness.record import read_columns, read_lines
+from harness.settings import Settings
 from runs import (SHORT, WHOLE, after_credit_of, assert_same_run, config_of, edit_config,
                   everything, lines, run)
 
@@ -65,6 +68,8 @@ CHANGES = {  # what is done to the run, and what is said
                      and shutil.copytree(run / "checkpoints/step_000004",
                                          run / "checkpoints/step_000005"),
                      "holds the state after step 4"),
+    "no digests": (lambda run: (run / "checkpoints/step_000004/trainer/state.json").write_text(
+                       '{"step": 4, "files": []}'), "has no digests of its files"),
     "a step's line": (lambda run: without_line_3(run / "metrics.jsonl"),
                       "metrics.jsonl has no line of step 3"),
     "a credit file": (lambda run: (run / "credit/step_000002.npz").unlink(),
@@ -161,6 +166,26 @@ def test_a_function_counts_with_all_that_it_uses_and_nothing_else():
     assert found != needed_by("mine", source.replace("x + A", "x - A"))
 
 
+def test_code_counts_with_the_modules_that_it_imports(tmp_path):
+    """As a module, for a constant, by way of another one, and as a package."""
+    texts = {"my_task.py": "import helper\nfrom table import BONUS\n", "table.py": "BONUS = 1\n",
+             "helper.py": "import pack\n", "pack/__init__.py": "K = 2\n", "other.py": ""}
+    (tmp_path / "pack").mkdir()
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    found = with_imports({tmp_path / "my_task.py"})
+    assert found == {tmp_path / name for name in texts.keys() - {"other.py"}}
+
+
+def test_a_runs_code_is_that_which_its_task_imports(monkeypatch, tmp_path):
+    (tmp_path / "a_task.py").write_text("from a_table import BONUS\n")
+    (tmp_path / "a_table.py").write_text("BONUS = 1\n")
+    module = types.SimpleNamespace(__file__=str(tmp_path / "a_task.py"))
+    monkeypatch.setitem(sys.modules, "a_task", module)
+    found = made_of.code_files(Settings(task="a_task"))
+    assert {tmp_path / "a_table.py", ROOT / "countdown_task.py"} <= found
+
+
 def test_a_file_is_noted_if_the_code_that_opens_it_is_a_users(tmp_path):
     """The function lies in a file outside the project; a second one opens through pathlib. What the
     project itself opens is not noted."""
@@ -232,9 +257,23 @@ def test_a_pipe_and_an_endless_file_are_refused_at_once(stopped):
     (stopped / "metrics.jsonl").unlink()
     (stopped / "metrics.jsonl").symlink_to("/dev/zero")
     assert "no regular file" in run("--resume", stopped, expect=1).stderr
+    (stopped / "credit/step_000002.npz").unlink()
+    (stopped / "credit/step_000002.npz").symlink_to("/dev/zero")
+    with pytest.raises(UserError, match="no regular file"):
+        read_columns(stopped, 2)
     (stopped / "config.json").unlink()
     os.mkfifo(stopped / "config.json")
     assert "no regular file" in run("--resume", stopped, expect=1).stderr
+
+
+def test_a_log_and_settings_of_another_shape(stopped):
+    edit_config(stopped, mitigation=[1])
+    assert "--mitigation [1] should be a text" in run(
+        "--resume", stopped, expect=1).stderr
+    for line in ('{"reward": 1}', '{"step": "2"}'):
+        (stopped / "metrics.jsonl").write_text(line + "\n")
+        with pytest.raises(UserError, match="line 1 does not say of which step"):
+            read_lines(stopped / "metrics.jsonl")
 
 
 def test_the_same_settings_have_the_same_record(whole, stopped):
