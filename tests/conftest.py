@@ -364,3 +364,13 @@ def bare_model(tmp_path_factory):
     write_model_folder(Qwen2(config), folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
+
+
+@pytest.fixture
+def stopped(whole, tmp_path):
+    """The run `whole` as a kill after the fifth of its six steps leaves it."""
+    folder = shutil.copytree(whole, tmp_path / "stopped")
+    shutil.rmtree(folder / "checkpoints/step_000006")
+    cut(folder / "metrics.jsonl", 5)
+    cut(folder / "evaluations.jsonl", 4)
+    return folder

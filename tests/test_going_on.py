@@ -29,16 +29,6 @@ def finished(whole, tmp_path):
     return shutil.copytree(whole, tmp_path / "x")
 
 
-@pytest.fixture
-def stopped(whole, tmp_path):
-    """The same run as a kill after the fifth step leaves it."""
-    folder = shutil.copytree(whole, tmp_path / "stopped")
-    shutil.rmtree(folder / "checkpoints/step_000006")
-    cut(folder / "metrics.jsonl", 5)
-    cut(folder / "evaluations.jsonl", 4)
-    return folder
-
-
 @pytest.mark.parametrize("way, every", [("--resume", 2), ("--continue", 2), ("--resume", 0)])
 def test_a_record_without_checkpoints_is_not_erased(finished, learner, way, every):
     """Nor is that of a run that never keeps any."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, StateIdea, cut, put_in
+from conftest import ROOT, StateIdea, put_in
 from safetensors.torch import load_file, save_file
 
 import analyze
@@ -23,16 +23,6 @@ from runs import (SHORT, WHOLE, after_credit_of, assert_same_run, config_of, edi
 
 STATE = "checkpoints/step_000004/trainer/state.safetensors"
 MODEL = "checkpoints/step_000004/model.safetensors"
-
-
-@pytest.fixture
-def stopped(whole, tmp_path):
-    """A run of six steps as a kill after the fifth leaves it."""
-    folder = shutil.copytree(whole, tmp_path / "stopped")
-    shutil.rmtree(folder / "checkpoints/step_000006")
-    cut(folder / "metrics.jsonl", 5)
-    cut(folder / "evaluations.jsonl", 4)
-    return folder
 
 
 def flip_a_bit(path):
