@@ -82,7 +82,8 @@ FOLDED = 2 ** 20  # so many numbers are left of a gradient
 SLICE = 2 ** 16   # so many of them are taken at a time for the inner products
 # The flags of train.py that a method may be typed with, beside its own. All others would change
 # what is sampled, which is the same for all methods, or what a step does with its gradient.
-OF_A_METHOD = {*METHODS, "rescale", "placebo", "loss", "dpo_beta", "loss_norm", "drop_unfinished"}
+OF_A_METHOD = {*METHODS, "rescale", "placebo", "loss", "dpo_beta", "loss_norm", "drop_unfinished",
+               "entropy_bonus"}
 
 FLAGS = {
     **MODEL_FLAGS,
