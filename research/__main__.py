@@ -16,8 +16,8 @@ from research.probes.common import run_probe
 # The commands in the order in which the overview lists them: a heading, and the file of each.
 COMMANDS = {
     "Experiments, which train": {
-        "board": "experiments.board", "real_board": "experiments.real_board",
-        "real_controls": "experiments.real_controls", "price": "experiments.price"},
+        "board": "boards.board", "real_board": "boards.real_board",
+        "real_controls": "boards.real_controls", "price": "boards.price"},
     "Probes, which measure": {name: f"probes.{name}" for name in (
         "scoreboard", "large", "exact", "dial", "law", "signal", "change")},
     "Earlier questions, which have been answered": {
@@ -25,7 +25,7 @@ COMMANDS = {
         **{name: f"earlier.{name}" for name in (
             "phase1", "rank", "sparsity", "baseline", "group", "failure", "excerpt")}},
     "The numbers and pictures of the pages": {
-        "publish": "experiments.publish", "recompute": "experiments.recompute"}}
+        "publish": "publish.publish", "recompute": "publish.recompute"}}
 MODULES = {name: f"research.{file}" for chapter in COMMANDS.values()
            for name, file in chapter.items()}
 

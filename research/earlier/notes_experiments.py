@@ -41,11 +41,11 @@ from harness.screen import python_command
 from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
 from research.earlier.notes import UNDEFINED, Notes
-from research.experiments.common import (FLAGS_OF_RUNS, Arms, by_run_name, end_with,
+from research.boards.common import (FLAGS_OF_RUNS, Arms, by_run_name, end_with,
                                          finished_arms, predictions, success_by_parts,
                                          total_seconds, write_report)
-from research.experiments.pictures import draw_curves, draw_published
-from research.experiments.protocol import COMMON
+from research.publish.pictures import draw_curves, draw_published
+from research.boards.protocol import COMMON
 from research.probes.common import Findings, command_of
 from harness.planned import PlannedRun, make_runs, processes_for
 

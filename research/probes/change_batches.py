@@ -26,7 +26,7 @@ from harness.memory import return_memory
 from harness.load import load_policy
 from harness.record import checkpoint_folders, run_config, whole
 from harness.settings import make_settings
-from research.experiments.published import fingerprint
+from research.publish.results import fingerprint
 from research.probes.credit import true_credit
 
 STEP_LENGTH = 0.02  # of a plain step: the limit of the gradient's norm

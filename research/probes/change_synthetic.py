@@ -10,7 +10,7 @@ from grpo import group_z_score
 from research.dial.arms import ANSWERS, EXACT, PLAIN, TRUE, named_arm
 from research.dial.task import SyntheticTask, TaskSpec
 from research.dial.training import batch_gradients, by_context, random_numbers
-from research.experiments.published import table_rows
+from research.publish.results import table_rows
 from research.probes import dial
 from research.probes.change_batches import SEED_NAME
 from research.probes.common import rank_correlation

@@ -43,8 +43,8 @@ from research.dial.gains import FEWEST_SEEDS, ArmsOfTask
 from research.dial.task import TaskSpec
 from research.dial.told import told_by_definition
 from research.dial.training import train_policies
-from research.experiments.pictures import draw_dial_shares, draw_published
-from research.experiments.published import fingerprint, table_rows
+from research.publish.pictures import draw_dial_shares, draw_published
+from research.publish.results import fingerprint, table_rows
 from research.probes.common import COMMON, Findings, Progress
 
 TASKS = ("128/3", "128/12", "128/42", "128/128", "512/12", "512/48", "512/170", "512/48 own",

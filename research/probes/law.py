@@ -48,7 +48,7 @@ from harness.flags import Flag
 from research.dial.arms import EXACT, PLAIN, TRUE, SyntheticArm, named_arm
 from research.dial.task import SyntheticTask, TaskSpec
 from research.dial.training import AdamWOfRows, batch_gradients
-from research.experiments.published import (RESULTS, estimates_as_arrays, read_result,
+from research.publish.results import (RESULTS, estimates_as_arrays, read_result,
                                             table_rows)
 from research.probes import dial
 from research.probes.common import Findings, Progress, rank_correlation

@@ -13,8 +13,8 @@ import numpy as np
 
 from analysis.tables import Row, Table, by_row
 from engine.errors import read_json
-from research.experiments.arms import SCALE
-from research.experiments.published import RESULTS, table_rows
+from research.boards.arms import SCALE
+from research.publish.results import RESULTS, table_rows
 from research.probes.common import Findings, rank_correlation
 
 CLOSE = 0.015  # a prediction that is off by no more counts as close

@@ -72,7 +72,7 @@ from harness.memory import return_memory
 from harness.record import Json
 from harness.settings import METHODS, Settings, make_settings, read_flags
 from mitigations import rescaled_weight
-from research.experiments.published import RESULTS, read_result
+from research.publish.results import RESULTS, read_result
 from research.probes.common import (MODEL_FLAGS, Findings, Progress, flags_of_model,
                                     policy_from_flags, sample_batch)
 from train import drop_unfinished, with_advantage

@@ -18,7 +18,7 @@ from research.dial.arms import PLAIN, TRUE, Batch, named_arm
 from research.dial.task import (Sample, SyntheticTask, TaskSpec, fresh_policy, used_parameters)
 from research.dial.told import told_by_definition
 from research.dial.training import AdamWOfRows, train_policies
-from research.experiments.published import RESULTS, read_result
+from research.publish.results import RESULTS, read_result
 from research.probes import dial
 
 WORLDS = ("4/2", "4/2 all", "4/2 seen sure 1", "4/3 all seen found", "3/2 own seen")

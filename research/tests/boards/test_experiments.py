@@ -7,8 +7,8 @@ from conftest import write_log
 from engine.errors import UserError
 from harness.planned import PlannedRun
 from harness.settings import make_settings, read_flags
-from research.experiments import common
-from research.experiments.common import (end_with, finished_arms, finished_run, from_short_form,
+from research.boards import common
+from research.boards.common import (end_with, finished_arms, finished_run, from_short_form,
                                          mean_step_seconds, require_same_plan, short_form,
                                          success_by_parts, total_seconds, write_report)
 from research.probes.common import Findings

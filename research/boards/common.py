@@ -14,7 +14,7 @@ from engine.errors import UserError, read_json
 from harness.screen import python_command, say
 from harness.flags import Flag
 from harness.settings import make_settings, read_flags
-from research.experiments.published import RESULTS, made_by
+from research.publish.results import RESULTS, made_by
 from research.probes.common import Findings, print_findings, write_findings
 from harness.planned import PROCESSES, PlannedRun
 

@@ -17,9 +17,9 @@ from harness.record import replace_text
 from harness.screen import say
 from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
-from research.experiments.pages import check_marks, filled_pages
-from research.experiments.pictures import draw_all_published, outdated_pictures
-from research.experiments.published import RESULTS, result_of, write_result
+from research.publish.pages import check_marks, filled_pages
+from research.publish.pictures import draw_all_published, outdated_pictures
+from research.publish.results import RESULTS, result_of, write_result
 
 FLAGS = {
     "name": Flag(None, "name of the result. By default it is that of the experiment or the probe"),

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from harness.settings import Settings
-from research.experiments import lessons_of_runs
-from research.experiments.lessons import (ALTERNATIVES, CLIP, clipped_losses, gradient_sizes,
+from research.publish import lessons_of_runs
+from research.publish.lessons import (ALTERNATIVES, CLIP, clipped_losses, gradient_sizes,
                                           z_scores)
-from research.experiments.pictures import shown_of
+from research.publish.pictures import shown_of
 
 
 def test_the_gradients_size_by_hand():

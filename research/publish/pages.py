@@ -21,7 +21,7 @@ from pathlib import Path
 from analysis.statistics import Estimate
 from analysis.tables import Cell, Table, by_row, escaped, shown
 from engine.errors import PROJECT, UserError
-from research.experiments.published import RESULTS, pages, read_result
+from research.publish.results import RESULTS, pages, read_result
 
 KINDS = "table|text|words|source|number|interval"
 BEGIN, END = re.compile(rf"<!-- (?:{KINDS}) "), "<!-- end -->"
@@ -117,7 +117,7 @@ def make_source(words: str) -> str:
         if version not in versions:
             versions.append(version)
     program = result["measured"]
-    rooms = "probes", "experiments", "earlier"
+    rooms = "probes", "boards", "earlier"
     is_here = any((PROJECT / f"research/{room}/{program}.py").exists() for room in rooms)
     gone = "" if is_here else ", a command of that commit, no longer here"
     return (f"\n`{result['command']}`, {result['day']}, torch {' and '.join(versions)}, commit "

@@ -10,10 +10,10 @@ from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
 from harness.settings import make_settings, read_flags
 from research.__main__ import main
-from research.experiments import arms, protocol
-from research.experiments.board import (board_leaderboard, board_values, published_board_runs,
+from research.boards import arms, protocol
+from research.boards.board import (board_leaderboard, board_values, published_board_runs,
                                          second_look_table)
-from research.experiments.protocol import (AGAIN, FIRST, RATES, REPORTED, Board, close_rates,
+from research.boards.protocol import (AGAIN, FIRST, RATES, REPORTED, Board, close_rates,
                                            board_stages)
 
 MIDDLE = RATES[1]

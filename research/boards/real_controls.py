@@ -35,11 +35,11 @@ from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
 from harness.planned import PlannedRun, make_runs
 from harness.screen import python_command, say
-from research.experiments.common import (FLAGS_OF_RUNS, Arms, by_run_name, end_with,
+from research.boards.common import (FLAGS_OF_RUNS, Arms, by_run_name, end_with,
                                          finished_arms, finished_run, list_missing, pairs_table,
                                          short_form, total_seconds, write_report)
-from research.experiments.real_board import ARMS as ARMS_OF_BOARD
-from research.experiments.real_board import FORMS, PLAIN, model_name
+from research.boards.real_board import ARMS as ARMS_OF_BOARD
+from research.boards.real_board import FORMS, PLAIN, model_name
 from research.probes.common import Findings, command_of
 
 PROMPT, QUESTIONS = "brief", 8

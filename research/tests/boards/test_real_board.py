@@ -9,10 +9,10 @@ from analysis.gains import chance_to_be_called
 from engine.errors import UserError
 from harness.settings import make_settings, read_flags
 from research.__main__ import MODULES, main
-from research.experiments import real_board
-from research.experiments.published import write_result
-from research.experiments.common import finished_arms, power_table
-from research.experiments.real_board import (ARMS, COMMON, CONTROLS, FORMS, chosen_arms,
+from research.boards import real_board
+from research.publish.results import write_result
+from research.boards.common import finished_arms, power_table
+from research.boards.real_board import (ARMS, COMMON, CONTROLS, FORMS, chosen_arms,
                                              complete_gains, flags_of_arms, published_real_runs,
                                              quarters_table, real_leaderboard, real_runs,
                                              real_values)

@@ -17,8 +17,8 @@ import numpy as np
 
 from analysis.gains import Gain, gain_over, gains, mean_success
 from analysis.runs import Run
-from research.experiments.arms import ARMS, METHODS, PLAIN, placebos
-from research.experiments.common import finished_run
+from research.boards.arms import ARMS, METHODS, PLAIN, placebos
+from research.boards.common import finished_run
 from harness.planned import PlannedRun
 
 RATES = ("1.25e-4", "2.5e-4", "5e-4")

@@ -46,13 +46,13 @@ from harness.record import find_folder
 from harness.screen import python_command, say
 from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
-from research.experiments.common import (FLAGS_OF_LEADERBOARD, FLAGS_OF_RUNS, Arms, by_run_name,
+from research.boards.common import (FLAGS_OF_LEADERBOARD, FLAGS_OF_RUNS, Arms, by_run_name,
                                          end_with, finished_arms, finished_run, from_short_form,
                                          leaderboard, list_missing, mean_step_seconds, pairs_table,
                                          power_table, predictions, require_same_plan, short_form,
                                          success_by_parts, total_seconds, write_report)
-from research.experiments.pictures import draw_gains, draw_published
-from research.experiments.published import RESULTS, read_result
+from research.publish.pictures import draw_gains, draw_published
+from research.publish.results import RESULTS, read_result
 from research.probes.common import Findings, command_of
 from harness.planned import PlannedRun, make_runs, processes_for, usable_cores
 

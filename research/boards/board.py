@@ -32,16 +32,16 @@ from engine.errors import UserError
 from harness.screen import python_command, say
 from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
-from research.experiments.arms import ARMS, CONTROLS, METHODS, PLAIN, SCALE
-from research.experiments.common import (FLAGS_OF_LEADERBOARD, FLAGS_OF_RUNS, end_with,
+from research.boards.arms import ARMS, CONTROLS, METHODS, PLAIN, SCALE
+from research.boards.common import (FLAGS_OF_LEADERBOARD, FLAGS_OF_RUNS, end_with,
                                          from_short_form, leaderboard, list_missing,
                                          mean_step_seconds, power_table, predictions,
                                          require_same_plan, short_form, total_seconds,
                                          write_report)
-from research.experiments.pictures import draw_gains, draw_published
-from research.experiments.protocol import (AGAIN, COMMON, FIRST, RATES, REPORTED, STEPS, Board, Key,
+from research.publish.pictures import draw_gains, draw_published
+from research.boards.protocol import (AGAIN, COMMON, FIRST, RATES, REPORTED, STEPS, Board, Key,
                                            board_stages)
-from research.experiments.published import RESULTS, read_result
+from research.publish.results import RESULTS, read_result
 from research.probes.common import Findings, command_of
 from harness.planned import make_runs, processes_for
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from harness.settings import make_settings, read_flags
-from research.experiments.real_controls import (ARMS, COMMON, PLAIN, ROUNDS, STEPS, at_own_rate,
+from research.boards.real_controls import (ARMS, COMMON, PLAIN, ROUNDS, STEPS, at_own_rate,
                                                 compared, held_out_table, planned_runs, state_table,
                                                 training_table, values_of)
 

@@ -11,9 +11,10 @@ from analysis.statistics import Estimate
 from analysis.tables import Table, by_row
 from engine.errors import UserError
 from research.__main__ import main
-from research.experiments import pages, pictures, publish, published
-from research.experiments.pictures import PUBLISHED, shown_of
-from research.experiments.published import fingerprint, made_by, read_result, write_result
+from research.publish import pages, pictures, publish
+from research.publish import results as store
+from research.publish.pictures import PUBLISHED, shown_of
+from research.publish.results import fingerprint, made_by, read_result, write_result
 
 TABLE = Table("success", "Success", by_row(
     {"arm": "", "when": "", "end": ".1%", "gain": "points", "range": "points"},
@@ -64,7 +65,7 @@ def test_an_interval_stands_in_its_report_and_in_at_most_one_overview():
     assert not crowded
 
 
-STORED = sorted(published.RESULTS.glob("*.json"))
+STORED = sorted(store.RESULTS.glob("*.json"))
 
 
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
@@ -76,7 +77,7 @@ def test_a_published_result_is_as_it_was_written(path):
 def results(tmp_path, monkeypatch):
     """A folder of results, with one: small.json."""
     folder = tmp_path / "results"
-    for module in (published, pages, pictures, publish):
+    for module in (store, pages, pictures, publish):
         monkeypatch.setattr(module, "RESULTS", folder)
     folder.mkdir()
     result = {"measured": "small", "command": "python -m study small", "day": "2026-11-21",
@@ -243,7 +244,7 @@ def test_no_picture_is_older_than_what_it_shows(picture):
 
 
 def test_every_picture_of_readme_and_pages_is_drawn_by_the_command_and_no_other_is_kept():
-    shown = {(page.parent / path).relative_to(ROOT).as_posix() for page in published.pages()
+    shown = {(page.parent / path).relative_to(ROOT).as_posix() for page in store.pages()
              for path in re.findall(r"\(([^\s()]+\.png)\)", page.read_text(encoding="utf-8"))}
     kept = {path.relative_to(ROOT).as_posix() for folder in ("docs", "research")
             for path in (ROOT / folder).rglob("*.png")}

@@ -3,7 +3,7 @@ import pytest
 import torch
 from conftest import hand_made
 
-from research.experiments.price import (ARMS, choices_of, end_untrained, micro_batches_of_4,
+from research.boards.price import (ARMS, choices_of, end_untrained, micro_batches_of_4,
                                         per_group)
 from research.probes.batches import Batches, estimator
 from research.probes.enumerated import make_enumerated

@@ -27,7 +27,7 @@ from functools import cache
 from engine.errors import UserError
 from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
-from research.experiments.published import RESULTS, read_result
+from research.publish.results import RESULTS, read_result
 
 FLAGS = {"all": Flag(False, "print every interval, and not only those that differ")}
 CLOSE = 2e-6          # the project reads Student's t off a table of 100,000 steps

@@ -9,8 +9,8 @@ from conftest import ROOT
 
 from engine.errors import UserError
 from research.__main__ import main
-from research.experiments import recompute
-from research.experiments.published import RESULTS, read_result, write_result
+from research.publish import recompute
+from research.publish.results import RESULTS, read_result, write_result
 
 
 def test_statistics_by_hand():
@@ -36,7 +36,7 @@ def test_statistics_by_hand():
 
 def test_the_published_numbers_follow_from_what_is_stored(capsys):
     """It shares no statistics with the project, so an error would have to be made twice."""
-    source = (ROOT / "research/experiments/recompute.py").read_text()
+    source = (ROOT / "research/publish/recompute.py").read_text()
     assert not re.findall(r"^\s*(?:from|import) (?:analysis|numpy|torch)", source, re.M)
     main(["recompute"])
     printed = capsys.readouterr().out

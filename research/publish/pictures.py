@@ -15,9 +15,9 @@ from analysis.plots import (BLUE, CHANGE_COLOUR, COLOURS, CREDIT_COLOUR, GRADIEN
                             ORANGE, PUSH_COLOUR, TOKENS_COLOUR, legend_below, plt, save, style_of,
                             whole_steps)
 from engine.errors import PROJECT
-from research.experiments import lessons, lessons_of_runs
-from research.experiments.arms import CONTROLS, SCALE
-from research.experiments.published import (RESULTS, estimates_as_arrays, fingerprint,
+from research.publish import lessons, lessons_of_runs
+from research.boards.arms import CONTROLS, SCALE
+from research.publish.results import (RESULTS, estimates_as_arrays, fingerprint,
                                             read_result)
 
 COLOUR_OF_MEANING = {"larger batches": COLOURS[2], "the control": COLOURS[3]}
