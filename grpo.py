@@ -224,10 +224,12 @@ def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tenso
     reference_log_prob = None
     if reference is not None:
         reference_log_prob = frozen_log_probs(reference, rollouts, trained_rows, s.micro_batch,
-                                              s.loss_temperature)
+                                              s.loss_temperature, s.loss_top_k)
     sampled = rollouts.log_prob
-    if (s.temperature, s.loss_temperature) != (1, 1):  # on record is temperature 1
-        sampled = frozen_log_probs(model, rollouts, trained_rows, s.micro_batch, s.temperature)
+    if (s.temperature, s.loss_temperature) != (1, 1) or s.top_k:
+        # on record is temperature 1, over the whole vocabulary
+        sampled = frozen_log_probs(model, rollouts, trained_rows, s.micro_batch, s.temperature,
+                                   s.top_k)
     clip = (s.clip_low, s.clip_high)
     loss_of: Callable[..., Tensor] = policy_loss
     if s.clip_kind != "ppo":
@@ -238,7 +240,8 @@ def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tenso
         optimizer.zero_grad()
         sums = []  # of each micro-batch
         for part in over_answers(micro_batches(rollouts, trained_rows, s.micro_batch)):
-            log_prob = response_log_probs(model, rollouts, part, s.loss_temperature)
+            log_prob = response_log_probs(model, rollouts, part, s.loss_temperature,
+                                          s.loss_top_k)
             if epoch == 0:
                 # the sampler's log-probs differ by rounding: with them no ratio would be exactly 1
                 old[part] = log_prob.detach()

@@ -109,8 +109,9 @@ def is_change_measured(s: Settings, step: int) -> bool:
 
 def evaluate(policy: Policy, run: Run, step: int) -> None:
     """Answer every held-out problem, first with sampled answers, then with a greedy one. Sampled
-    ones have the temperature of evaluations, whatever that of training is."""
-    s = replace(run.settings, temperature=run.settings.eval_temperature)
+    ones have the temperature of evaluations, and are drawn from all tokens, whatever training
+    does."""
+    s = replace(run.settings, temperature=run.settings.eval_temperature, top_k=0)
     policy = replace(policy, settings=s)
     for mode in MODES[s.eval_modes]:
         start = time.perf_counter()

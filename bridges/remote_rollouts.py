@@ -48,6 +48,9 @@ def connect(policy, optimizer, run) -> "RolloutServer":
     if s.temperature != 1:
         raise UserError(f"{FLAG}: --temperature {s.temperature} has to be 1, because vLLM's "
                         "log-probs are those before a temperature is applied")
+    if s.top_k:
+        raise UserError(f"{FLAG}: --top_k {s.top_k} has to be 0, because the server is asked to "
+                        "sample from all tokens")
     server = RolloutServer(policy, optimizer, run)
     if processes.rank() == 0:
         server.introduce()

@@ -87,9 +87,12 @@ class oracle:
 
 
 def refuse_other_temperatures(policy: Policy) -> None:
-    if policy.settings.temperature != 1:
-        raise UserError(f"--temperature {policy.settings.temperature}: measured credit needs the "
-                        "probabilities of temperature 1")
+    s = policy.settings
+    if s.temperature != 1:
+        raise UserError(f"--temperature {s.temperature}: measured credit needs the probabilities "
+                        "of temperature 1")
+    if s.top_k:
+        raise UserError(f"--top_k {s.top_k}: measured credit needs samples of all tokens")
 
 
 def probability_of_others(rollouts: Rollouts) -> torch.Tensor:

@@ -172,7 +172,7 @@ def continue_from(policy: Policy, rollouts: Rollouts, prefixes: list[Prefix], ex
         starts.append(Start(number[sequence_of[prefix]], seen, token))
         limits.append(s.max_new_tokens - len(ids))
     return generate(policy.model, prompts, starts=starts, max_new_tokens=limits, stop_ids=ends,
-                    temperature=s.temperature, seed=seed, share=share)
+                    temperature=s.temperature, top_k=s.top_k, seed=seed, share=share)
 
 
 def whole_answers(prefixes: list[Prefix], fresh: Generation, share: range) -> list[Prefix]:

@@ -24,10 +24,11 @@ LOGITS_AT_ONCE = 2 ** 27  # the most logits at a time in float32; in bfloat16 tw
 
 
 def response_log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor,
-                       temperature: float = 1.0) -> Tensor:
-    """(rows, T): the log-probs of these rows' tokens, with gradient; 0 beyond the mask."""
+                       temperature: float = 1.0, top_k: int = 0) -> Tensor:
+    """(rows, T): the log-probs of these rows' tokens, with gradient; 0 beyond the mask. With a
+    top_k, only so many most probable tokens have a probability."""
     distinct, number = first_of_equals(rollouts, rows)
-    computed = log_probs_of_each(model, rollouts, distinct, temperature)  # (distinct, T)
+    computed = log_probs_of_each(model, rollouts, distinct, temperature, top_k)  # (distinct, T)
     return computed.index_select(0, send(number, rollouts.ids.device))
 
 
@@ -52,7 +53,7 @@ def first_of_equals(rollouts: Rollouts, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def log_probs_of_each(model: Qwen2, rollouts: Rollouts, rows: Tensor,
-                      temperature: float = 1.0) -> Tensor:
+                      temperature: float = 1.0, top_k: int = 0) -> Tensor:
     """The same as `response_log_probs`, but equal rows are computed several times."""
     ids, shared, predicts = lay_out(rollouts, rows)
     _, tokens = rollouts.groups_and_ids
@@ -66,18 +67,21 @@ def log_probs_of_each(model: Qwen2, rollouts: Rollouts, rows: Tensor,
     if temperature != 1:
         states = states / temperature  # so the logits, which are linear in them, are divided too
     targets = send(torch.tensor(sum(answers, []), dtype=torch.long), ids.device)
-    log_prob: Tensor = TokenLogProbs.apply(states, model.output_matrix, targets)
+    if top_k:
+        log_prob = log_probs_among_top(states, model.output_matrix, targets, top_k)
+    else:
+        log_prob = TokenLogProbs.apply(states, model.output_matrix, targets)
     flat = log_prob.new_zeros(predicts.numel()).index_copy(0, cells, log_prob)
     return flat.view_as(predicts)
 
 
 @torch.no_grad()
 def frozen_log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor, micro_batch: int,
-                     temperature: float = 1.0) -> Tensor:
+                     temperature: float = 1.0, top_k: int = 0) -> Tensor:
     """(B, T): the log-probs of these rows' tokens, without gradient; 0 in other rows."""
     log_prob = torch.zeros_like(rollouts.log_prob)
     for part in over_answers(micro_batches(rollouts, rows, micro_batch)):
-        log_prob[part] = response_log_probs(model, rollouts, part, temperature)
+        log_prob[part] = response_log_probs(model, rollouts, part, temperature, top_k)
     reshard_layers(model)
     return log_prob
 
@@ -218,6 +222,22 @@ class TokenLogProbs(torch.autograd.Function):
             of_target = logits_move.gather(1, y[:, None]).squeeze(1)
             parts.append(of_target - (p * logits_move).sum(1))
         return torch.cat(parts)
+
+
+def log_probs_among_top(hidden: Tensor, matrix: Tensor, targets: Tensor, top_k: int) -> Tensor:
+    """(n,) the log-prob of each token among the top_k most probable ones of its place, as a sampler
+    with --top_k has it. A token that is not one of them, because the model has changed since, is
+    counted as one more. The logits are made in chunks, as by TokenLogProbs."""
+    cast = matrix.to(hidden.dtype)
+    chunk = max(1, LOGITS_AT_ONCE // len(matrix))
+    parts = []
+    for h, y in zip(hidden.split(chunk), targets.split(chunk)):
+        logits = linear(h, cast).float()
+        own = logits.gather(1, y[:, None])                              # (n, 1)
+        top = logits.topk(min(top_k, logits.shape[1])).values           # (n, k)
+        one_more = own.masked_fill(own >= top[:, -1:], float("-inf"))
+        parts.append(own - torch.cat([top, one_more], 1).logsumexp(1, keepdim=True))
+    return torch.cat(parts).squeeze(1)
 
 
 def token_distribution(hidden: Tensor, matrix: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

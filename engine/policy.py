@@ -19,7 +19,7 @@ from qwen2_model import Qwen2
 
 
 # The settings of a run. harness/settings.py declares them, so the engine does not know their type.
-# It reads max_new_tokens, temperature and micro_batch. Methods may read any setting.
+# It reads max_new_tokens, temperature, top_k and micro_batch. Methods may read any setting.
 RunSettings = Any
 
 
@@ -52,7 +52,8 @@ class Policy:
         """Sample answers to each problem, without scores."""
         return sample_answers(self.model, self.tokenizer, self.task, problems, answers,
                               max_new_tokens=self.settings.max_new_tokens, greedy=greedy,
-                              temperature=self.settings.temperature, seed=seed)
+                              temperature=self.settings.temperature,
+                              top_k=self.settings.top_k, seed=seed)
 
     def score(self, rollouts: Rollouts) -> Rollouts:
         """Add the reward of each answer, and the section and kind of each token."""
@@ -88,12 +89,13 @@ class Policy:
 
 def sample_answers(model: Qwen2, tokenizer: Tokenizer, task: Task[Problem],
                    problems: Sequence[Problem], answers: int, *, max_new_tokens: int,
-                   temperature: float = 1.0, greedy: bool = False, seed: int = 0) -> Rollouts:
+                   temperature: float = 1.0, top_k: int = 0, greedy: bool = False,
+                   seed: int = 0) -> Rollouts:
     """Sample `answers` answers to each problem. Of several processes each samples its share."""
     prompts = encode_prompts(tokenizer, task, problems)
     sampled = generate(model, prompts, answers=answers, stop_ids=stop_ids(model, tokenizer),
                        share=processes.shard_of(len(prompts)), max_new_tokens=max_new_tokens,
-                       temperature=temperature, greedy=greedy, seed=seed)
+                       temperature=temperature, top_k=top_k, greedy=greedy, seed=seed)
     return gather(problems, prompts, answers, sampled)
 
 

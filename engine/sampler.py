@@ -185,6 +185,7 @@ class Sampling:
     stop: Tensor     # ids of the stop tokens
     temperature: float
     greedy: bool
+    top_k: int = 0   # so many most probable tokens can be drawn; 0 means all
 
 
 @dataclass
@@ -258,12 +259,16 @@ class Decoding:
             distribution: Distribution = LongDistribution(logits)
         else:
             distribution = Distribution(logits)
-        # Without the excluded token the others keep their proportions. What is recorded are the
+        # Without the excluded tokens the others keep their proportions. What is recorded are the
         # facts of the whole distribution.
         drawn_from = distribution
         if without is not None:
             every = torch.arange(logits.shape[1], device=logits.device)
             logits = logits.masked_fill(every == without[some, None], float("-inf"))
+        if sampling.top_k:
+            least = logits.topk(min(sampling.top_k, logits.shape[1])).values[:, -1:]
+            logits = logits.masked_fill(logits < least, float("-inf"))
+        if without is not None or sampling.top_k:
             drawn_from = Distribution(logits)
         cell = self.line + rows.answer[some]  # in the flat tables
         uniform = self.uniform.index_select(0, cell)
@@ -347,12 +352,13 @@ def stream_of(device: torch.device) -> AbstractContextManager[None]:
 
 
 def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | list[int],
-             answers: int = 1, temperature: float = 1.0, greedy: bool = False, seed: int = 0,
-             stop_ids: tuple[int, ...] | None = None, share: range | None = None,
-             starts: list[Start] | None = None) -> Generation:
+             answers: int = 1, temperature: float = 1.0, greedy: bool = False, top_k: int = 0,
+             seed: int = 0, stop_ids: tuple[int, ...] | None = None,
+             share: range | None = None, starts: list[Start] | None = None) -> Generation:
     """Sample `answers` continuations of every prompt; rows are in the order of the prompts.
 
     max_new_tokens: one number for all prompts, or one for each
+    top_k:          so many most probable tokens can be drawn; 0 means all of them
     stop_ids:       tokens that end an answer, by default the model's own
     share:          only these prompts are answered (by default all); the rows of others stay 0
     starts:         positions to continue from, each with `answers` rows, instead of the ends of the
@@ -388,7 +394,7 @@ def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | li
         return Generation.of_tokens(nothing, nothing.expand(3, -1, -1).float(), limit, stop)
     with stream_of(model.device), torch.inference_mode():  # cheaper than no_grad
         decoding = decode(fused, prompts, starts, limits, wanted, uniform,
-                          Sampling(stop, temperature, greedy))
+                          Sampling(stop, temperature, greedy, top_k))
     return decoding.result(limit)
 
 

@@ -197,6 +197,10 @@ class Run:
             say("  training is off-policy: answers are sampled at --temperature "
                 f"{s.temperature:g}, and the loss improves the policy at --loss_temperature "
                 f"{s.loss_temperature:g}, without importance weights")
+        if s.top_k != s.loss_top_k:
+            say(f"  training is off-policy: answers are sampled with --top_k {s.top_k}, and the "
+                f"loss improves the policy with --loss_top_k {s.loss_top_k}, where 0 means the "
+                "whole vocabulary, without importance weights")
         if s.device == "cpu" and is_large(policy.folder):
             from harness.forecast import forecast
             say(f"  {forecast(s, policy.model)}")

@@ -166,6 +166,10 @@ class Settings:
         1.0, "temperature of the log-probs in the policy loss. It fits samples of the same "
         "--temperature: with another one, the loss is of answers that another policy has sampled",
         least=0.01, most=100, requires=POLICY, topic=LOSS)
+    loss_top_k: int = option(
+        0, "the log-probs in the policy loss are those among so many most probable tokens; 0 means "
+        "the whole vocabulary. It fits samples of the same --top_k", least=0, requires=POLICY,
+        topic=LOSS)
     epochs: int = option(
         1, "how many updates are made from each batch, all with the same weights and advantages",
         least=1,
@@ -226,6 +230,10 @@ class Settings:
         "computed at temperature 1, and the loss at --loss_temperature: if the two differ, "
         "training is off-policy. Evaluations have --eval_temperature", least=0.01, most=100,
         topic=TRAINING, compared="setting")
+    top_k: int = option(
+        0, "sampling in training draws only from so many most probable tokens; 0 means all. The "
+        "loss has --loss_top_k, and evaluations draw from all tokens", least=0, topic=TRAINING,
+        compared="setting")
     rollouts: str = option(
         OWN_SAMPLER, "where answers are sampled. own: in this program. http://HOST:PORT: by a vLLM "
         "server (bridges/rollouts_by_a_server.md)", requires=SAMPLED,

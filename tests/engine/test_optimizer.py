@@ -12,7 +12,8 @@ from grpo import update
 def updated(model, optimizer, rollouts, max_grad_norm=0.0):
     s = SimpleNamespace(micro_batch=2, max_grad_norm=max_grad_norm, epochs=1, loss_norm="token",
                         max_new_tokens=14, kl=0.0, clip_low=0.2, clip_high=0.28,
-                        clip_kind="ppo", temperature=1.0, loss_temperature=1.0)
+                        clip_kind="ppo", temperature=1.0, loss_temperature=1.0, top_k=0,
+                        loss_top_k=0)
     return update(model, optimizer, rollouts, rollouts.mask.float(), s)[0]
 
 

@@ -85,8 +85,10 @@ def test_recorded_numbers_are_those_of_temperature_1(small_model, vocabulary, te
         assert not row[~mask].any()
 
 
-@pytest.mark.parametrize("temperature, is_ruled_out", [(1.0, False), (0.5, False), (1.0, True)])
-def test_sampling_follows_the_distribution(small_model, vocabulary, temperature, is_ruled_out):
+@pytest.mark.parametrize("temperature, is_ruled_out, top_k", [
+    (1.0, False, 0), (0.5, False, 0), (1.0, True, 0), (0.5, True, 3), (1.0, False, 1000)])
+def test_sampling_follows_the_distribution(small_model, vocabulary, temperature, is_ruled_out,
+                                           top_k):
     """A token that is ruled out never comes first, and the others keep their proportions. On record
     is the probability that the policy itself gives to the token."""
     count, without = 20_000, -1
@@ -96,14 +98,16 @@ def test_sampling_follows_the_distribution(small_model, vocabulary, temperature,
     if is_ruled_out:
         without = int(expected.argmax())
         expected[without] = 0
-        expected /= expected.sum()
+    if 0 < top_k < 50:
+        expected[expected.argsort(descending=True)[top_k:]] = 0
+    expected /= expected.sum()
     result = generate(small_model, [[5, 6, 7, 8]], starts=[Start(0, 3, without)] * count,
-                      max_new_tokens=1, temperature=temperature, seed=1)
+                      max_new_tokens=1, temperature=temperature, top_k=top_k, seed=1)
     token = result.tokens[:, 0]
     frequency = torch.bincount(token, minlength=50) / count
     deviation = (expected * (1 - expected) / count).sqrt()
     assert ((frequency - expected).abs() < 5 * deviation + 1e-4).all()
-    assert (token != without).all()
+    assert (expected[token] > 0).all()
     torch.testing.assert_close(result.log_prob[:, 0], log_probs[token], atol=1e-4, rtol=0)
 
 

@@ -35,7 +35,7 @@ def test_the_first_two_steps_are_those_of_training(tmp_path, monkeypatch, capsys
     generate, clip = engine.policy.generate, torch.nn.utils.clip_grad_norm_
 
     def sampled_once(model, prompts, *, answers, seed, max_new_tokens, stop_ids, **rest):
-        usual = dict(temperature=1.0, greedy=False, share=range(len(prompts)))
+        usual = dict(temperature=1.0, top_k=0, greedy=False, share=range(len(prompts)))
         assert rest.items() <= usual.items()
         asked = str((prompts, answers, seed, max_new_tokens, sorted(stop_ids)))
         if asked not in sampled:

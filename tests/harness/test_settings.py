@@ -162,7 +162,7 @@ def test_every_setting_says_what_it_is():
         "seed", "out", "eval_every", "eval_tasks", "eval_answers", "eval_modes"}
     assert with_property("compared", "setting") == {
         "model", "task", "steps", "questions", "answers", "max_new_tokens", "temperature",
-        "eval_temperature"}
+        "top_k", "eval_temperature"}
     assert with_property("idea_takes", False) == {"seed", "out", "placebo", "loss", "pairs"}
     assert with_property("sample_drops", True) == {
         "mitigation", "advantage", "loss", "placebo", "kl", "offload_optimizer", "shard",
