@@ -8,8 +8,8 @@
 An arm is flags of train.py, or a weighting of this file, with --rescale none, so that nothing but
 the named difference changes. Every arm is trained with the same seeds and so on the same problems.
 The gain is the mean success of all answers sampled in training minus that of the arm it is compared
-with, on the same seed. Arms that sample at temperature 0.8 are compared with each other, because
-at 0.8 an untrained model, too, has another success. research/results/price/protocol.txt has the
+with, on the same seed. Arms that sample at temperature 0.8, or from the 4 most probable tokens, are
+compared with each other, because then an untrained model, too, has another success. research/results/price/protocol.txt has the
 predictions.
 """
 import shutil
@@ -38,6 +38,8 @@ ARMS = {  # flags, and the arm that it is compared with
     PLAIN: ("", ""),
     "sampled_at_0.8": ("--temperature 0.8 --loss_temperature 0.8", ""),
     "sampled_at_0.8_trained_at_1": ("--temperature 0.8", "sampled_at_0.8"),
+    "top_k_4": ("--top_k 4 --loss_top_k 4", ""),
+    "top_k_4_trained_on_all": ("--top_k 4", "top_k_4"),
     "end_untrained": ("--mitigation end_untrained", PLAIN),
     "per_answer": ("--loss_norm sequence", PLAIN),
     "micro_batches_of_4": ("--mitigation micro_batches_of_4", PLAIN),
