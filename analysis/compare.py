@@ -195,9 +195,8 @@ def learning_curves(comparison: Comparison, folder: Path) -> tuple[Path, str]:
         curves_of_arm(middle, runs, "success", style, label)
         curves_of_arm(right, runs, "gradient_norm", style)
         held_out_means(left, runs, style)
-    left.set(xlabel="step",
-                    ylabel="share of right answers",
-                           title="Success on held-out problems, sampled answers")
+    left.set(xlabel="step", ylabel="share of right answers",
+             title="Success on held-out problems, sampled answers")
     middle.set(xlabel="step", ylabel="share of right answers", title="Success in training batches")
     for axis in (left, middle):  # a share is between 0 and 1, also where its interval is not
         axis.set_ylim(*np.clip(axis.get_ylim(), -0.01, 1.01))

@@ -29,7 +29,6 @@ def note_progress(text: str) -> None:
     progress = text
 
 
-
 def start(device: str) -> str:
     """Join the other processes, if there are any, and return this one's device."""
     if is_alone():

@@ -163,6 +163,5 @@ def published_board_runs(result: dict) -> dict[Key, Run]:
         arm, rate, seed = name.split()
         base = arm.removesuffix("-placebo")
         if base in ARMS and ARMS[base] == arms.get(base):
-            runs[arm, rate, int(seed)] = from_short_form(stored, result,
-                                                               f"{arm}-{rate}-s{seed}")
+            runs[arm, rate, int(seed)] = from_short_form(stored, result, f"{arm}-{rate}-s{seed}")
     return runs

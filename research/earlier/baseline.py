@@ -73,7 +73,7 @@ def squares(policy: Policy, rollouts: Rollouts, progress: Progress) -> np.ndarra
 
 
 def best_baseline(reward: np.ndarray, square: np.ndarray,
-         probability: np.ndarray) -> tuple[float, float, float]:
+                  probability: np.ndarray) -> tuple[float, float, float]:
     """b*, the mean, and what the mean costs, as a share of the mean square that b* leaves."""
     mean, of_g = (probability * reward).sum(), (probability * square).sum()
     b = (probability * square * reward).sum() / of_g

@@ -29,15 +29,15 @@ CONTRIBUTION = {
     "largest": (33.3, "one rare token of a wrong answer")}
 MEAN_SIZE = CONTRIBUTION["mean absolute"][0]
 SIZE_OF_BINS = (0.347194, 0.366896, 0.329356, 0.303315, 0.318367,
-           0.306196, 0.305382, 0.300810, 0.270468, 0.212966)
+                0.306196, 0.305382, 0.300810, 0.270468, 0.212966)
 LOG_PROB_OF_BINS = (-0.598505, -0.679701, -0.610746, -0.515499, -0.532835,
                     -0.503752, -0.537406, -0.560431, -0.511919, -0.258263)
 MEAN_OF_SIGNS: dict[str, dict[str, float | None]] = {  # mean contribution in each cell
     "sign": {"advantage < 0": None, "advantage = 0": None, "advantage > 0": None},
     "reward": {"normalised reward <= 0": 0.242, "normalised reward not known": None,
                "normalised reward > 0": -0.560}}
-T_NUMBERS = {"above 3": (0.0027, 0.20), "below 1.5": (0.8664, 0.39),  # of normal numbers; published
-        "mean of abs(t)": (0.7979, 1.92)}
+T_NUMBERS = {  # of normal numbers; published
+    "above 3": (0.0027, 0.20), "below 1.5": (0.8664, 0.39), "mean of abs(t)": (0.7979, 1.92)}
 PUBLISHED_CLASSES = {  # share of the tokens, mean log p, mean contribution
     FILLER: (0.678, -0.555, 0.0786), REASONING: (0.322, -0.489, 0.0793)}
 CLASS_NUMBERS = {"share of the tokens": "how the tokenizer cuts tags",

@@ -45,8 +45,8 @@ from qwen2_model import Qwen2
 from research.probes.common import (MODEL_FLAGS, Findings, Progress, policy_from_flags, run_of,
                                     sample_batch)
 from research.earlier.phase1_tables import (GRADIENT, LOSS_TERMS, PHASE_1, PHASE_2, RANDOM_TEXT,
-                                           UNTRAINED, UNTRAINED_RANDOM, draw_positions, flaws_table,
-                                           phases_table)
+                                            UNTRAINED, UNTRAINED_RANDOM, draw_positions,
+                                            flaws_table, phases_table)
 
 FLAGS = {
     **MODEL_FLAGS,

@@ -63,21 +63,18 @@ from harness.flags import Flag
 from harness.load import make
 from research.probes.common import MODEL_FLAGS, Findings, Progress, policy_from_flags, sample_batch
 from research.earlier.rank_tables import (CRITIC, ONES, PLANTED, RANKS, Z, FoundRanks,
-                                         ranks_by_advantage, ranks_by_size)
+                                          ranks_by_advantage, ranks_by_size)
 
 GROUP_SIZES = (2, 4, 8, 16)
 COLUMNS_AT_ONCE = 2 ** 15  # of more of them float32 loses the last digits
 FLAGS = {
     **MODEL_FLAGS,
-    "questions": Flag(12, "number of problems, each with matrices of its own",
-                          least=1, most=10_000),
+    "questions": Flag(12, "number of problems, each with matrices of its own", least=1,
+                      most=10_000),
     "answers": Flag(16, "answers to each problem. Groups are the first 2, 4, 8 and 16 of them",
-                        least=2,
-                    most=1000),
+                    least=2, most=1000),
     "measured_k": Flag(2, "continuations that measure the credit of each token; 0 leaves this arm "
-                          "out",
-                       least=0,
-                       most=1000),
+                       "out", least=0, most=1000),
     "critic_batches": Flag(16, "batches that the critic is first trained on; 0 leaves this arm out",
                            least=0, most=10_000),
     "critic": Flag("head",
@@ -85,8 +82,7 @@ FLAGS = {
                    choices=("head", "trunk")),
     "layer": Flag("mlp.up_proj", "the weight matrix in the middle layer whose gradient is B"),
     "memory": Flag(4.0, "GiB of memory for gradients. With less, more passes over the answers are "
-                        "made",
-                   above=0, most=10_000)}
+                   "made", above=0, most=10_000)}
 RANDOM, MEASURED, NO_BASELINE = "random by token", "Monte Carlo by token", "no baseline"
 Kinds = dict[str, torch.Tensor]  # by the way in which tokens are weighted
 

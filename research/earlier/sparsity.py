@@ -45,7 +45,7 @@ FLAGS = {
     "answers": Flag(16, "answers to each problem", least=2, most=1000)}
 CONFIDENT = 0.99
 MEASURED = ("success", "groups without spread", "of success alone", "p > 0.99", "1 - sum p^2",
-         "Hoyer, GRPO", "Hoyer, log-probs")
+            "Hoyer, GRPO", "Hoyer, log-probs")
 SPARSER = {  # the measures that would show it, in words, and whether they would grow or fall
     "groups without spread": ("The share of groups without spread", 1),
     "p > 0.99": ("The share of tokens with p > 0.99", 1),

@@ -50,8 +50,8 @@ def synthetic_table(args: SimpleNamespace) -> Table:
                   "predicted gain are those of python -m research law, and the measured gain is "
                   "that of python -m research dial. Gains are in points of mean success"],
                  {"world": "synthetic task",
-                           "cancels": "share of the push that cancels",
-                                      "exact": "cosine, exact gradient",
+                  "cancels": "share of the push that cancels",
+                  "exact": "cosine, exact gradient",
                   "batch": "cosine, batch of plain GRPO", "true": "cosine, batch with true credit",
                   "ratio": "noise ratio", "predicted": "predicted gain of true credit",
                   "gain": "measured gain of true credit"})

@@ -86,9 +86,8 @@ def decided_table(tokens: TokenTable, partition: str,
          "chance, because a squared credit is the product of two estimates. Its interval is cut "
          "at 0 and 1. The share of plain GRPO's gradient is a share of the sum of abs(A) s, the "
          "sizes of the tokens' gradients at the logits"],
-        {"tokens": "number of tokens",
-                   "of "
-                   "all": "share of all tokens", "decided": f"the share they decide{WITH_INTERVAL}",
+        {"tokens": "number of tokens", "of all": "share of all tokens",
+         "decided": f"the share they decide{WITH_INTERVAL}",
          "gradient": f"share of plain GRPO's gradient{WITH_INTERVAL}"})
 
 

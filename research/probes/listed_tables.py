@@ -73,8 +73,8 @@ def draw_shares(models: Models, folder: Path) -> None:
             share = 100 * total / (total.sum() or 1)
             places = np.arange(len(KINDS)) + 0.27 * (number - 1)
             axis.barh(places, share, 0.25, color=colour, label=label)
-        axis.set(title=name, yticks=range(len(KINDS)), yticklabels=KINDS, xlabel="share of the "
-                                                                                 "sum, %")
+        axis.set(title=name, yticks=range(len(KINDS)), yticklabels=KINDS,
+                 xlabel="share of the sum, %")
     axes[0, 0].invert_yaxis()
     legend_below(figure, axes[0, 0], ncols=3)
     save(figure, folder, "kinds", "")
