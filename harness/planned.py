@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -235,10 +235,20 @@ def make_runs(planned: list[PlannedRun], processes: int, command: str,
     return runs.failed
 
 
-def processes_for(planned: list[PlannedRun]) -> int:
-    """The number of these runs to make side by side, by the one that needs the most."""
-    kinds = {tuple(run.flags): run for run in planned}  # the seeds of an arm have the same flags
-    return min(runs_at_a_time(make_settings(read_flags(run.flags))) for run in kinds.values())
+def side_by_side(kinds: Iterable[Settings], processes: int) -> tuple[int, int]:
+    """How many runs to make at a time, and how many threads each has. `processes` is what was
+    typed; 0 stands for the number that suits the kind of run that needs the most. The runs of a
+    large model share the cores, and each of a small one has a thread."""
+    kinds = list(kinds)
+    processes = processes or min(map(runs_at_a_time, kinds))
+    has_large = any(is_large(find_folder(s.model)) for s in kinds)
+    return processes, max(1, usable_cores() // processes) if has_large else 1
+
+
+def kinds_of(planned: Iterable[PlannedRun]) -> list[Settings]:
+    """The settings of these runs, without those that differ in the seed alone."""
+    flags = dict.fromkeys(tuple(run.flags) for run in planned)
+    return [make_settings(read_flags(list(words))) for words in flags]
 
 
 def runs_at_a_time(s: Settings) -> int:

@@ -35,7 +35,7 @@ import json
 import shlex
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
 from importlib import import_module
@@ -44,17 +44,17 @@ from types import SimpleNamespace
 
 import torch
 
+from analysis.experiment import Arms, Experiment, refuse_changed
 from analysis.gains import BEHIND
-from analysis.runs import read_run
 from engine.choices import ADVANTAGES, MITIGATIONS, without_decorator
 from engine.errors import UserError
 from harness.flags import Flag, flags_of
 from harness.laptop import STEPS_COMPARED
 from harness.load import load_policy
-from harness.made_of import differences, parts_of_run, watch_opened_files
+from harness.made_of import parts_of_run, watch_opened_files
 from harness.memory import return_memory
 from harness.parser import make_parser, with_defaults
-from harness.planned import PROCESSES, PlannedRun, make_runs, runs_at_a_time, usable_cores
+from harness.planned import PROCESSES, PlannedRun, side_by_side
 from harness.record import find_folder
 from harness.screen import is_taken_away, python_command, run_as_program, say, show_status
 from harness.settings import (CONTINUE, METHODS, OPTIONS, Settings, is_large, make_settings,
@@ -96,82 +96,69 @@ def main(argv: list[str]) -> None:
         values = {"seeds": QUICK_SEEDS} | values
     own = with_defaults(values, FLAGS)
     command = python_command("-m", "tools.idea", *argv)
-    experiment = Experiment(given.name, typed, own, command)
-    verdict = Verdict(given.name, experiment.runs_of(range(own.seeds), experiment.first_look))
+    idea = Idea(given.name, typed, own, command)
+    verdict = Verdict(given.name, idea.runs_of(range(own.seeds), idea.first_look))
     if verdict.needs_second_look():
         say(f"{given.name} is better than plain GRPO on these seeds, so all arms are trained again "
             f"on {own.seeds} new seeds")
-        verdict.looks.append(experiment.runs_of(range(own.seeds, 2 * own.seeds)))
+        verdict.looks.append(idea.runs_of(range(own.seeds, 2 * own.seeds)))
     verdict.print_findings()
-    folders = experiment.folders
+    folders = idea.folders
     picture = verdict.draw(folders["idea"])
-    has_more_tasks = experiment.has_synthetic_tasks() and experiment.try_synthetic_tasks()
+    has_more_tasks = idea.has_synthetic_tasks() and idea.try_synthetic_tasks()
     say(f"\nThe picture is {picture}")
     runs = " ".join(f"{shlex.quote(str(folder))}/s*/" for folder in folders.values())
     say(f"For tables and a page: python analyze.py {runs}")
     if has_more_tasks:
-        say(f"For more synthetic tasks: {experiment.probe('dial')}")
-    if verdict.word == BEHIND and experiment.has_synthetic_tasks():
-        say(f"To see whether a noisier gradient is the reason: {experiment.probe('signal')}")
+        say(f"For more synthetic tasks: {idea.probe('dial')}")
+    if verdict.word == BEHIND and idea.has_synthetic_tasks():
+        say(f"To see whether a noisier gradient is the reason: {idea.probe('signal')}")
     say(f"\n{textwrap.fill(verdict.what_next(own.quick), 100)}")
 
 
-class Experiment:
-    """The runs of plain GRPO, the idea and its placebo: flags, settings and folders of each arm."""
+class Idea:
+    """An idea, and its experiment: the runs of plain GRPO, of the idea, and of its placebo."""
 
     def __init__(self, name: str, typed: list[str], own: SimpleNamespace, command: str):
         self.name, self.own, self.command = name, own, command
         self.forecast = 0.0  # seconds for what is still to be done
+        self.seconds: dict[str, float] = {}  # of a run of each arm, where it has been forecast
         self.axis, self.flags = arms_of(name, typed, own.quick)
         self.settings = {arm: make_settings(flags) for arm, flags in self.flags.items()}
         self.labels = {"plain": "plain", "idea": name, "placebo": f"{name}-placebo"}
         self.folders = {arm: Path(own.runs) / f"{self.labels[arm]}-{digest(s)}"
                         for arm, s in self.settings.items()}
+        self.experiment = Experiment(self.planned_run, refuse_changed)
+
+    def planned_run(self, arm: str, seed: int) -> PlannedRun:
+        s = self.settings[arm]
+        return PlannedRun(self.labels[arm], seed, self.folders[arm] / f"s{seed}",
+                          as_typed(self.flags[arm]), s.steps, seconds=self.seconds.get(arm, 0.0),
+                          keeps_checkpoints=s.checkpoint_every > 0)
 
     @cached_property
     def plan(self) -> "Plan":
         """Computed when a run is missing: for a large model that takes most of a minute."""
         return make_plan(self.settings["plain"], self.settings["idea"], self.own.processes)
 
-    def runs_of(self, seeds: range, before: Callable[[], None] = lambda: None
-                ) -> dict[str, dict[int, dict]]:
-        """The runs as look[arm][seed]; those that are missing are trained, all arms of a seed
+    def runs_of(self, seeds: range, before: Callable[[], None] = lambda: None) -> Arms:
+        """The runs of each arm by seed; those that are missing are trained, all arms of a seed
         before the next seed."""
-        arms = [(arm, seed) for seed in seeds for arm in self.flags]
-        self.refuse_changed_runs(arms)
-        planned, processes = [self.planned_run(*one) for one in arms], 1
+        keys = [(arm, seed) for seed in seeds for arm in self.flags]
+        processes = threads = 1
         of_look, of_tasks = 0.0, SECONDS_OF_TASKS if self.has_synthetic_tasks() else 0.0
-        if not all(run.is_finished() for run in planned):
+        if self.experiment.missing(keys):
             plan = self.plan
-            processes = plan.processes
-            planned = [replace(run, threads=plan.threads, seconds=plan.seconds[arm])
-                       for run, (arm, _) in zip(planned, arms)]
-            missing = [run for run in planned if not run.is_finished()]
+            processes, threads, self.seconds = plan.processes, plan.threads, plan.seconds
             of_look = plan.look if before == self.first_look else 0.0
-            self.forecast = of_look + sum(run.seconds for run in missing) / processes + of_tasks
-        failed = make_runs(planned, processes, self.command, before, all_or_nothing=True,
-                           seconds_before=of_look, seconds_after=of_tasks)
+            of_runs = sum(run.seconds for run in self.experiment.missing(keys))
+            self.forecast = of_look + of_runs / processes + of_tasks
+        failed = self.experiment.make(keys, self.command, processes, threads, before=before,
+                                      all_or_nothing=True, seconds_before=of_look,
+                                      seconds_after=of_tasks)
         if failed:
             raise UserError("; ".join(failed.values()))
-        return {arm: {seed: read_run(self.folders[arm] / f"s{seed}") for seed in seeds}
-                for arm in self.flags}
-
-    def refuse_changed_runs(self, arms: list[tuple[str, int]]) -> None:
-        """Refuse finished runs that were made of something else, such as a file that the task reads
-        and that has changed: what would be compared is not the same any more."""
-        for arm, seed in arms:
-            folder = self.folders[arm] / f"s{seed}"
-            if self.planned_run(arm, seed).is_finished():
-                changed = next(differences(folder, replace(self.settings[arm], seed=seed)), "")
-                if changed:
-                    raise UserError(f"{folder} is an earlier run, and since then {changed}. Name "
-                                    "another folder with --runs, or remove this one")
-
-    def planned_run(self, arm: str, seed: int) -> PlannedRun:
-        s = self.settings[arm]
-        return PlannedRun(self.labels[arm], seed, self.folders[arm] / f"s{seed}",
-                          as_typed(self.flags[arm]), s.steps,
-                          keeps_checkpoints=s.checkpoint_every > 0)
+        return self.experiment.arms(keys)
 
     def first_look(self) -> None:
         """Print what the idea does to the gradient of the untrained model."""
@@ -226,13 +213,10 @@ class Plan:
 
 def make_plan(plain: Settings, idea: Settings, processes: int) -> Plan:
     """The number of runs at a time, and how long they take. `processes` is what was typed, or 0."""
-    processes = processes or min(runs_at_a_time(plain), runs_at_a_time(idea))
+    processes, threads = side_by_side([plain, idea], processes)
     policy = load_policy(plain)  # after the free memory was looked at
-    threads = 1
-    if is_large_on_cpu(plain):
-        threads = max(1, usable_cores() // processes)
-        if not plain.threads:
-            torch.set_num_threads(min(threads, torch.get_num_threads()))
+    if is_large_on_cpu(plain) and not plain.threads:
+        torch.set_num_threads(min(threads, torch.get_num_threads()))
     of_plain, of_idea = seconds_of_runs(policy, plain, idea)
     of_look = steps_of_look(policy.model.is_large) * of_idea / idea.steps
     return Plan(processes, threads, {"plain": of_plain, "idea": of_idea, "placebo": of_idea},

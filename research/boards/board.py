@@ -43,7 +43,7 @@ from research.boards.protocol import (AGAIN, COMMON, FIRST, RATES, REPORTED, STE
                                            board_stages)
 from research.publish.results import RESULTS, read_result
 from research.probes.common import Findings, command_of
-from harness.planned import make_runs, processes_for
+from harness.planned import kinds_of, make_runs, side_by_side
 
 PUBLISHED_BOARD = RESULTS / "board.json"
 ANSWERS = 64  # to a step of every arm, but for those with larger batches
@@ -75,7 +75,8 @@ def make_stages(board: Board, args: SimpleNamespace, command: str) -> dict[str, 
             list_missing(missing)
             return {}
         if missing:
-            failed = make_runs(missing, args.processes or processes_for(missing), command)
+            processes, _ = side_by_side(kinds_of(missing), args.processes)
+            failed = make_runs(missing, processes, command)
             if failed:
                 return failed
     return {}

@@ -54,7 +54,7 @@ from research.boards.common import (FLAGS_OF_LEADERBOARD, FLAGS_OF_RUNS, Arms, b
 from research.publish.pictures import draw_gains, draw_published
 from research.publish.results import RESULTS, read_result
 from research.probes.common import Findings, command_of
-from harness.planned import PlannedRun, make_runs, processes_for, usable_cores
+from harness.planned import PlannedRun, kinds_of, make_runs, side_by_side
 
 PLAIN, SHUFFLED = "none", "shuffled"
 ARMS = {  # in the order in which they are made
@@ -119,8 +119,7 @@ def main(argv: list[str]) -> None:
         return
     if missing and not args.report_only:
         command = python_command("-m", "research", "real_board", *argv)
-        processes = args.processes or processes_for(missing)
-        threads = max(1, usable_cores() // processes)
+        processes, threads = side_by_side(kinds_of(missing), args.processes)
         missing = [replace(run, threads=threads) for run in missing]
         failed = make_runs(missing, processes, command)
     command = command_of("real_board", typed, ["runs"])

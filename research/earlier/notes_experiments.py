@@ -47,7 +47,7 @@ from research.boards.common import (FLAGS_OF_RUNS, Arms, by_run_name, end_with,
 from research.publish.pictures import draw_curves, draw_published
 from research.boards.protocol import COMMON
 from research.probes.common import Findings, command_of
-from harness.planned import PlannedRun, make_runs, processes_for
+from harness.planned import PlannedRun, kinds_of, make_runs, side_by_side
 
 PLAIN, FIRST_SEED, FIFTHS = "none", 300, 5  # seeds that no board has
 FEWEST_SEEDS = 3  # two agree now and then by luck
@@ -85,7 +85,8 @@ def main(argv: list[str]) -> None:
     planned, failed = runs_of_experiment(args), {}
     if not args.report_only:
         command = python_command("-m", "research", "notes", *argv)
-        failed = make_runs(planned, args.processes or processes_for(planned), command)
+        processes, _ = side_by_side(kinds_of(planned), args.processes)
+        failed = make_runs(planned, processes, command)
     report_experiment(args, finished_arms(planned), command_of("notes", typed, ["runs"]))
     end_with(failed)
 

@@ -15,7 +15,7 @@ import torch
 
 from harness.record import checkpoint_folders
 from harness import planned as planned_runs
-from harness.planned import (PlannedRun, Runs, make_runs, processes_for, runs_at_a_time,
+from harness.planned import (PlannedRun, Runs, kinds_of, make_runs, runs_at_a_time, side_by_side,
                              stop_with_parent)
 from harness.settings import make_settings
 
@@ -144,7 +144,9 @@ def test_small_runs_have_a_core_each(monkeypatch):
 def test_the_run_that_needs_most_decides_how_many_are_made_at_a_time(planned, monkeypatch):
     memory_given_to(monkeypatch, 44, is_large=True)
     runs = [planned(seed=0), planned(seed=1), planned("kl", more="--kl 0.1")]
-    assert processes_for(runs[:2]) == 2 and processes_for(runs) == 1
+    assert side_by_side(kinds_of(runs[:2]), 0) == (2, 4)
+    assert side_by_side(kinds_of(runs), 0) == (1, 8)
+    assert side_by_side(kinds_of(runs), 3) == (3, 2)  # as it was typed
 
 
 def memory_given_to(monkeypatch, gigabytes, is_large):

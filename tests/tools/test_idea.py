@@ -50,7 +50,7 @@ def test_a_quick_look_has_half_of_the_steps_and_of_the_seeds(monkeypatch, typed,
         made.append((len(seeds), experiment.settings["idea"].steps))
         raise UserError("enough")
 
-    monkeypatch.setattr(idea.Experiment, "runs_of", runs_of)
+    monkeypatch.setattr(idea.Idea, "runs_of", runs_of)
     assert refusal(main, ["by_kind", *typed]) == "enough"
     assert made == [(seeds, steps)]
 
@@ -73,7 +73,7 @@ def test_a_long_forecast_names_the_quick_look(monkeypatch, capsys, tmp_path, sec
         before()
         return {"one": "enough"}
 
-    monkeypatch.setattr(idea, "make_runs", make_runs)
+    monkeypatch.setattr("analysis.experiment.make_runs", make_runs)
     assert refusal(main, ["dr_grpo", *typed, "--runs", str(tmp_path)]) == "enough"
     assert ("type --quick" in capsys.readouterr().out) == is_named
     assert told == others | {"all_or_nothing": True}
@@ -131,7 +131,7 @@ def test_large_runs_side_by_side_share_memory_and_cores(monkeypatch, runs_in_mem
     monkeypatch.setattr(planned_runs, "available_memory", lambda: room)
     for module in (idea, planned_runs):
         monkeypatch.setattr(module, "is_large", lambda folder: True)
-        monkeypatch.setattr(module, "usable_cores", lambda: 8)
+    monkeypatch.setattr(planned_runs, "usable_cores", lambda: 8)
     monkeypatch.setattr(idea, "seconds_of_runs", lambda *_: (3.0, 5.0))
     monkeypatch.setattr("torch.get_num_threads", lambda: 8)
     monkeypatch.setattr("torch.set_num_threads", threads.append)
@@ -161,10 +161,10 @@ def test_runs_of_a_large_model_have_its_threads_and_are_begun_again(learner, tmp
         planned.append(runs)
         raise SystemExit(f"{processes} at a time")
 
-    monkeypatch.setattr(idea, "make_runs", keep)
+    monkeypatch.setattr("analysis.experiment.make_runs", keep)
     for module in (idea, planned_runs):
         monkeypatch.setattr(module, "is_large", lambda folder: True)
-        monkeypatch.setattr(module, "usable_cores", lambda: 8)
+    monkeypatch.setattr(planned_runs, "usable_cores", lambda: 8)
     monkeypatch.setattr(idea, "seconds_of_runs", lambda *_: (3.0, 5.0))
     for memory, processes in ((0.0, 1), (1e18, 8)):
         monkeypatch.setattr(planned_runs, "available_memory", lambda: memory)

@@ -76,7 +76,8 @@ def test_every_experiment_makes_as_many_runs_at_a_time_as_there_is_memory_for(
         raise SystemExit(f"{processes} at a time, {missing[0].threads} threads")
 
     monkeypatch.setattr("harness.planned.runs_at_a_time", lambda s: 3)
-    monkeypatch.setattr(real_board, "usable_cores", lambda: 8)
+    monkeypatch.setattr("harness.planned.usable_cores", lambda: 8)
+    monkeypatch.setattr("harness.planned.is_large", lambda folder: experiment == "real_board")
     monkeypatch.setattr(f"{MODULES[experiment]}.make_runs", stop)
     flags = [] if experiment == "notes" else ["--afresh"]
     threads = 2 if experiment == "real_board" else 1

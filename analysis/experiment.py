@@ -1,0 +1,97 @@
+"""An experiment: arms, each trained with several seeds. Runs are planned, made, and used again.
+
+    experiment = Experiment(plan_run)           # plan_run("span", 3): a harness.planned.PlannedRun
+    keys = [("none", 0), ("span", 0), ("none", 1), ("span", 1)]
+    failed = experiment.make(keys, command, 2)  # train what is missing, two runs at a time
+    arms = experiment.arms(keys)                # arms["span"][0] is a finished run
+    gains(over_baseline(arms, "none"))          # analysis/gains.py: in pairs with the same seed
+
+`tools.idea` and the leaderboards of research/boards are such experiments. Whether a finished run is
+used again is decided in `finished_run`, for all of them.
+"""
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from analysis.runs import Run, read_run
+from engine.errors import UserError
+from harness.made_of import differences
+from harness.planned import PlannedRun, make_runs
+from harness.settings import Settings, make_settings, read_flags
+
+Key = tuple[str, int]  # arm and seed
+Arms = dict[str, dict[int, Run]]  # finished runs, by arm and seed
+
+
+def settings_of(planned: PlannedRun) -> Settings:
+    flags = [*planned.flags, "--steps", str(planned.steps), "--seed", str(planned.seed)]
+    return make_settings(read_flags(flags))
+
+
+def refuse_other_settings(planned: PlannedRun) -> None:
+    """Refuse a run whose settings are not those of the plan: its folder's name says which run it
+    should be, its settings which it is."""
+    wanted, config = settings_of(planned).to_json(), read_run(planned.folder)["config"]
+    passed_over = {"out"} if wanted["threads"] else {"out", "threads"}  # 0: what suits the machine
+    for name in wanted.keys() - passed_over:
+        if config.get(name) != wanted[name]:
+            raise UserError(f"{planned.folder} has --{name} {config.get(name)}, not "
+                            f"{wanted[name]}: remove it, and the run is made again")
+
+
+def refuse_changed(planned: PlannedRun) -> None:
+    """Refuse a run that was made of something else, such as a file that the task reads and that has
+    changed: what would be compared is not the same any more."""
+    changed = next(differences(planned.folder, settings_of(planned)), "")
+    if changed:
+        raise UserError(f"{planned.folder} is an earlier run, and since then {changed}. Name "
+                        "another folder with --runs, or remove this one")
+
+
+def finished_run(planned: PlannedRun,
+                 refuse: Callable[[PlannedRun], None] = refuse_other_settings) -> Run | None:
+    """The run of this plan, if it is finished; `refuse` ends in an error if it is not the one that
+    was planned."""
+    if not planned.is_finished():
+        return None
+    refuse(planned)
+    return read_run(planned.folder)
+
+
+@dataclass
+class Experiment:
+    """Planned runs by arm and seed, and those of them that are finished. `known` are runs of a
+    published result, which need no folder."""
+    plan_run: Callable[[str, int], PlannedRun]
+    refuse: Callable[[PlannedRun], None] = refuse_other_settings
+    known: dict[Key, Run] = field(default_factory=dict)
+    found: dict[Key, Run] = field(default_factory=dict)  # in their folders, each read once
+
+    def run(self, arm: str, seed: int) -> Run | None:
+        """The run if it is finished."""
+        key = arm, seed
+        if key not in self.known and key not in self.found:
+            run = finished_run(self.plan_run(arm, seed), self.refuse)
+            if run:
+                self.found[key] = run
+        return self.known.get(key) or self.found.get(key)
+
+    def arms(self, keys: Iterable[Key]) -> Arms:
+        """Those of these runs that are finished."""
+        arms: Arms = {}
+        for arm, seed in keys:
+            run = self.run(arm, seed)
+            if run:
+                arms.setdefault(arm, {})[seed] = run
+        return arms
+
+    def missing(self, keys: Iterable[Key]) -> list[PlannedRun]:
+        return [self.plan_run(*key) for key in keys if not self.run(*key)]
+
+    def make(self, keys: Iterable[Key], command: str, processes: int, threads: int = 1,
+             **more: Any) -> dict[str, str]:
+        """Train what is missing of these runs (`harness.planned.make_runs`, which also takes
+        `more`). Returns the arms that failed, with the reason."""
+        planned = [replace(self.plan_run(*key), threads=threads) for key in keys
+                   if key not in self.known]
+        return make_runs(planned, processes, command, **more)
