@@ -9,8 +9,8 @@ An arm is flags of train.py, or a weighting of this file, with --rescale none, s
 the named difference changes. Every arm is trained with the same seeds and so on the same problems.
 The gain is the mean success of all answers sampled in training minus that of the arm it is compared
 with, on the same seed. Arms that sample at temperature 0.8, or from the 4 most probable tokens, are
-compared with each other, because then an untrained model, too, has another success. research/results/price/protocol.txt has the
-predictions.
+compared with each other, because then an untrained model, too, has another success.
+research/results/price/protocol.txt has the predictions.
 """
 import shutil
 from pathlib import Path
