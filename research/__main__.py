@@ -17,7 +17,8 @@ from research.probes.common import run_probe
 COMMANDS = {
     "Experiments, which train": {
         "board": "boards.board", "real_board": "boards.real_board",
-        "real_controls": "boards.real_controls", "price": "boards.price"},
+        "real_controls": "boards.real_controls", "later": "boards.later",
+        "price": "boards.price"},
     "Probes, which measure": {name: f"probes.{name}" for name in (
         "scoreboard", "large", "exact", "dial", "law", "signal", "change")},
     "Earlier questions, which have been answered": {

@@ -1,0 +1,218 @@
+"""Does a gradient's direction before training tell who loses? Tested on methods that had no runs.
+
+    python -m research later --dry_run        # list the runs that are missing
+    python -m research later --seeds 6        # make the runs of the first six seeds
+    python -m research later --report_only    # print what the finished runs show
+
+Of seven methods on a real model those lost most whose mean gradient pointed away from plain GRPO's
+(noise.md). That was looked at afterwards. So here it is tested on methods that no leaderboard has
+trained. First `python -m research signal` measured the cosine and the noise of each on the
+untrained tiny model, then the predictions were written (results/later/protocol.txt), and then the
+runs were made:
+
+    runs       as on the leaderboard (board.py), 60 steps of 8 problems x 8 answers, but every arm
+               has plain GRPO's learning rate
+    gain       mean success in training minus that of plain GRPO with the same seed
+    direction  a gain that is predicted from the cosine alone, by the line through the cosines and
+               the gains of the leaderboard's 26 methods
+    noise      a gain that is predicted from the noise, as that of a larger or smaller batch, read
+               from the leaderboard's curve of twelve seeds. The factor of the batch is multiplied
+               by the squared cosine
+
+The runs are made seed by seed, so that all arms have the same seeds whenever it is stopped. Whether
+an arm became less sure is told by the entropy of its last steps alone.
+"""
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from analysis.gains import Gain, gain_table, gains
+from analysis.runs import Run
+from analysis.statistics import Estimate, mean_over
+from analysis.sureness import last_entropy
+from analysis.tables import WITH_INTERVAL, Row, Table, by_row
+from engine.errors import UserError
+from harness.flags import Flag
+from harness.parser import make_parser, with_defaults
+from harness.planned import PlannedRun, make_runs, processes_for
+from harness.screen import python_command, say
+from harness.settings import METHODS
+from research.boards.arms import PLAIN, SCALE
+from research.boards.common import (FLAGS_OF_RUNS, Arms, by_run_name, end_with, finished_arms,
+                                         finished_run, list_missing, pairs_table, short_form,
+                                         total_seconds, write_report)
+from research.boards.protocol import COMMON as COMMON_OF_BOARD
+from research.boards.protocol import REPORTED, STEPS
+from research.publish.results import table_rows
+from research.probes.common import Findings, command_of, rank_correlation
+from research.probes.law_board import gain_of_batch
+
+SIGNAL = "signal_later"  # the published measurement of these methods before training
+ARMS = (  # each as it is typed for `signal --only`
+    "gdpo", "maxrl", "negative_only", "optimal_token_baseline",
+    "optimal_token_baseline --zero_tail no", "rlcsd", "rlsd", "sc_grpo",
+    "none --loss_norm sequence", "dr_grpo --loss_norm constant", "none --loss dpo",
+    "causal_ablation --ablation delete", "gae --process_reward 0.2", "by_kind --word_weight 0",
+    "none --entropy_bonus 0.1")
+RATE, ANSWERS = "2.5e-4", 64
+COMMON = f"{COMMON_OF_BOARD} --learning_rate {RATE}"
+AT_ONE, PER_COSINE = -0.008, 0.086  # the line: gain = AT_ONE - PER_COSINE (1 - cosine)
+DRAWS = 10_000
+FLAGS = {
+    "runs": Flag("runs/later", "folder in which the runs are kept"),
+    "seeds": Flag(len(REPORTED), f"number of seeds, from {REPORTED[0]} on", least=2, most=1000),
+    "dry_run": Flag(False, "list the runs that are missing, and start none"),
+    **FLAGS_OF_RUNS}
+
+
+def main(argv: list[str]) -> None:
+    typed = make_parser("python -m research later [flags]", __doc__, FLAGS).read(argv)
+    args, failed = with_defaults(typed, FLAGS), {}
+    planned = planned_runs(args)
+    missing = [run for run in planned if not finished_run(run)]
+    say(f"{len(planned) - len(missing)} of {len(planned)} runs are finished")
+    if args.dry_run:
+        list_missing(missing)
+        return
+    if missing and not args.report_only:
+        command = python_command("-m", "research", "later", *argv)
+        failed = make_runs(missing, args.processes or processes_for(missing), command)
+    report(args, finished_arms(planned), command_of("later", typed, ["runs"]))
+    end_with(failed)
+
+
+def planned_runs(args: SimpleNamespace) -> list[PlannedRun]:
+    planned = []
+    for seed in range(REPORTED[0], REPORTED[0] + args.seeds):
+        for arm in (PLAIN, *ARMS):
+            folder = Path(args.runs) / f"{arm.replace('--', '').replace(' ', '-')}-s{seed}"
+            planned.append(PlannedRun(arm, seed, folder, [*COMMON.split(), *flags_of_arm(arm)],
+                                      STEPS))
+    return planned
+
+
+def flags_of_arm(arm: str) -> list[str]:
+    """The flags of train.py: `optimal_token_baseline --zero_tail no` is the --advantage of this
+    name with its own flag."""
+    name, *own = arm.split()
+    axis = next(axis for axis, choices in METHODS.items() if name in choices)
+    return [f"--{axis}", name, *own]
+
+
+def report(args: SimpleNamespace, arms: Arms, command: str) -> None:
+    if len(arms.get(PLAIN, {})) < 2:
+        raise UserError(f"{args.runs} does not yet have two finished seeds of plain GRPO ({PLAIN})")
+    family = {arm: (arms[arm], arms[PLAIN]) for arm in ARMS if len(arms.get(arm, {})) > 1}
+    found = gains(family)
+    before = {row["method"]: row for row in table_rows(SIGNAL, "signal") if row["method"] in found}
+    order = sorted(found, key=lambda arm: -found[arm].estimate.value)
+    tables = [gain_table("gains", "Mean success in training: the gain of each arm over plain GRPO",
+                         {arm: found[arm] for arm in order}),
+              predictions_table(before, found), rules_table(before, found),
+              pairs_table(family, "The gain in training of every pair, in points"),
+              entropy_table(family)]
+    made = by_run_name(arms)
+    settings = {"common": COMMON, "arms": {arm: " ".join(flags_of_arm(arm)) for arm in ARMS}}
+    findings = Findings("Does a gradient's direction before training tell who loses?",
+                        [f"{len(made)} runs are finished."], tables, values_of(made))
+    write_report(Path("results/later"), "later", findings, settings, made,
+                 total_seconds(made.values()), command)
+
+
+def values_of(made: dict[str, Run]) -> dict:
+    """Every run in short, and the entropy of its last steps."""
+    return {"runs": {name: {"in_short": short_form(run, ANSWERS),
+                            "entropy": round(last_entropy(run), 5)} for name, run in made.items()}}
+
+
+def entropy_table(family: Mapping[str, tuple[Mapping[int, Run], Mapping[int, Run]]]) -> Table:
+    """How sure the arms are at the end, beside plain GRPO with the same seeds."""
+    rows: list[Row] = []
+    for arm, (mine, theirs) in family.items():
+        seeds = sorted(mine.keys() & theirs.keys())
+        differences = [last_entropy(mine[seed]) - last_entropy(theirs[seed]) for seed in seeds]
+        rows.append([arm, mean_over([last_entropy(mine[seed]) for seed in seeds]).value,
+                     mean_over(differences)])
+    formats = {"arm": "", "entropy": ".3f", "difference": "+.3f"}
+    return Table("entropy", "The mean entropy of the tokens of the last ten steps, in nats",
+                 by_row(formats, rows), "", [],
+                 {"entropy": "entropy", "difference": f"minus plain GRPO's{WITH_INTERVAL}"})
+
+
+def by_direction(row: dict) -> float:
+    return AT_ONE - PER_COSINE * (1 - row["cosine"]["value"])
+
+
+def by_noise(row: dict) -> float:
+    """The gain of a batch that is as noisy, of which only the part along plain GRPO's direction
+    counts; nan if the cosine is not above 0."""
+    gain_of = {one["arm"]: one["gain"]["value"] for one in table_rows("board", "board")}
+    cosine = row["cosine"]["value"]
+    if cosine <= 0:
+        return float("nan")
+    times = row["factor"]["value"] * min(1.0, cosine) ** 2
+    return gain_of_batch(times, [0.0, *(gain_of[arm] for arm in SCALE)])
+
+
+RULES = {"direction": by_direction, "noise": by_noise}
+
+
+def predictions_table(before: dict[str, dict], found: dict[str, Gain]) -> Table:
+    """A row for each method, the smallest cosine first."""
+    rows: list[Row] = []
+    for arm in sorted(before, key=lambda name: before[name]["cosine"]["value"]):
+        row = before[arm]
+        rows.append([arm, Estimate(**row["cosine"]), Estimate(**row["factor"]), by_direction(row),
+                     by_noise(row), found[arm].estimate])
+    formats = {"arm": "", "cosine": "+.2f", "factor": ".2f", "direction": "points",
+               "noise": "points", "gain": "points"}
+    return Table("predicted", "What was known before training, and the gain",
+                 by_row(formats, rows), "", ["Gains are in points of mean success in training"],
+                 {"cosine": f"cosine with plain GRPO{WITH_INTERVAL}",
+                  "factor": f"as a batch so many times as large{WITH_INTERVAL}",
+                  "direction": "predicted by its direction",
+                  "noise": "predicted by noise and direction", "gain": f"gain{WITH_INTERVAL}"})
+
+
+def rules_table(before: dict[str, dict], found: dict[str, Gain]) -> Table:
+    """How well each number that was known before training orders the gains."""
+    measured = np.array([found[arm].estimate.value for arm in before])
+    known = {"cosine": [row["cosine"]["value"] for row in before.values()],
+             "noise as that of a batch": [row["factor"]["value"] for row in before.values()],
+             "noise and direction": [by_noise(row) for row in before.values()]}
+    off = {"cosine": [by_direction(row) for row in before.values()],
+           "noise and direction": known["noise and direction"]}
+    rows: list[Row] = []
+    for name, values in known.items():
+        deviation = float(np.mean(np.abs(measured - off[name]))) if name in off else None
+        rows.append([name, len(measured), rank_with_interval(np.array(values), measured),
+                     p_of_rank(np.array(values), measured), deviation])
+    rows.append(["no gain for any", len(measured), None, None, float(np.mean(np.abs(measured)))])
+    formats = {"by": "", "methods": "d", "rank": "+.2f", "p": "p", "deviation": "size"}
+    return Table("rules", "How well the gains were told before training", by_row(formats, rows), "",
+                 [f"The interval is a bootstrap over the methods, p is of {DRAWS:,} permutations, "
+                  "two-sided and not corrected. Mean deviation: the mean size of the difference "
+                  "between predicted and measured gains, in points"],
+                 {"by": "known before training", "rank": f"rank correlation with the gain"
+                  f"{WITH_INTERVAL}", "deviation": "mean deviation, points"})
+
+
+def rank_with_interval(one: np.ndarray, two: np.ndarray) -> Estimate:
+    generator = np.random.default_rng(0)
+    drawn = []
+    for _ in range(DRAWS):
+        rows = generator.integers(len(one), size=len(one))
+        if np.ptp(one[rows]) and np.ptp(two[rows]):
+            drawn.append(rank_correlation(one[rows], two[rows]))
+    low, high = np.percentile(drawn, [2.5, 97.5]).tolist()
+    return Estimate(rank_correlation(one, two), low, high)
+
+
+def p_of_rank(one: np.ndarray, two: np.ndarray) -> float:
+    """How often the ranks of shuffled gains agree as well."""
+    generator = np.random.default_rng(0)
+    seen = abs(rank_correlation(one, two))
+    shuffled = [abs(rank_correlation(one, generator.permutation(two))) for _ in range(DRAWS)]
+    return float((1 + np.sum(np.array(shuffled) >= seen - 1e-12)) / (1 + DRAWS))
