@@ -28,6 +28,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from engine.errors import UserError
 from engine.policy import Policy, derived_seed
@@ -35,14 +37,19 @@ from engine.rollouts import Rollouts
 from harness.flags import Flag, flags_of
 from harness.load import load_policy, make_task
 from harness.parser import make_parser, with_defaults
-from harness.record import make_output_folder, read_lines, replace_text
+from harness.record import make_output_folder, read_json, read_lines, replace_text
 from harness.screen import run_as_program, say, show_status
 from harness.settings import Settings, make_settings, read_flags
 from tools.helpers.prospects import Answers
 from tools.helpers.prospects_in_words import Findings, Plan
 
+FEWEST_PROBLEMS = 4
+NOT_ASKED = 400  # problems that no model is asked, to try answers on that ignore the problem
+IN_EXAMPLES = 16  # problems, and answers to each, that are asked with another number of examples
+
 FLAGS = {
-    "problems": Flag(32, "number of problems that are asked", least=4, most=10_000),
+    "problems": Flag(32, "number of problems that are asked", least=FEWEST_PROBLEMS,
+                     most=10_000),
     "answers": Flag(64, "number of answers that are sampled to each", least=4, most=10_000),
     "group": Flag(None, "number of answers in a group of the planned training. By default it is "
                         "that of train.py", kind=int, least=2, most=10_000),
@@ -50,8 +57,6 @@ FLAGS = {
                       "nothing"),
     "out": Flag(None, "folder in which the answers are kept. By default it is "
                       "runs/preflight-MODEL-TASK")}
-NOT_ASKED = 400  # problems that no model is asked, to try answers on that ignore the problem
-IN_EXAMPLES = 16  # problems, and answers to each, that are asked with another number of examples
 
 
 def main(argv: list[str]) -> None:
@@ -67,11 +72,15 @@ def main(argv: list[str]) -> None:
         return
     asked = read_flags(typed, also_known=[f"--{name}" for name in FLAGS], not_taken=["continue"])
     settings = make_settings(asked if own.group is None else {**asked, "answers": own.group})
+    if settings.answers > own.answers:
+        raise UserError(f"groups of {settings.answers} answers are planned (--group), and only "
+                        f"--answers {own.answers} would be sampled to a problem: sample as many at "
+                        "least")
     folder = Path(own.out or f"runs/preflight-{Path(settings.model).name}-{settings.task}")
     policy = load_policy(settings)
     sampled = sample(policy, settings, own, folder)
     findings = find(policy, settings, sampled)
-    findings.with_examples = with_other_examples(policy, settings, asked)
+    findings.with_examples = with_other_examples(policy, settings, asked, sampled)
     text = findings.in_words()
     replace_text(folder / "preflight.txt", text + "\n")
     print(text)
@@ -113,6 +122,9 @@ def problems_to_ask(policy: Policy, s: Settings, count: int) -> list[Any]:
             found.setdefault(policy.task.show(problem), problem)
         if len(found) >= count:
             break
+    if len(found) < FEWEST_PROBLEMS:
+        raise UserError(f"the task has {len(found)} different problems for training, and at least "
+                        f"{FEWEST_PROBLEMS} are needed: of fewer the answers are learned by heart")
     return list(found.values())[:count]
 
 
@@ -123,7 +135,7 @@ def begin(folder: Path, made_of: dict[str, Any]) -> list[Answers]:
     if not path.exists():
         replace_text(path, json.dumps(made_of, indent=2) + "\n")
         return []
-    before = json.loads(path.read_text(encoding="utf-8"))
+    before = read_json(path)
     for name in sorted(before.keys() | made_of.keys()):
         if before.get(name) != made_of.get(name):
             raise UserError(f"{folder} has answers that were sampled with --{name} "
@@ -162,7 +174,8 @@ def find(policy: Policy, s: Settings, sampled: list[Answers]) -> Findings:
     return Findings(sampled, plan, policy.task, list(others.values())[:NOT_ASKED])
 
 
-def with_other_examples(policy: Policy, s: Settings, asked: dict[str, Any]) -> str:
+def with_other_examples(policy: Policy, s: Settings, asked: dict[str, Any],
+                        sampled: list[Answers]) -> str:
     """A sentence about how many answers are right with examples in the prompt, and without; "" if
     the task has no such flag, or the model cannot read such a prompt."""
     if "examples" not in flags_of(type(policy.task.task)):
@@ -172,20 +185,16 @@ def with_other_examples(policy: Policy, s: Settings, asked: dict[str, Any]) -> s
     show_status(f"sampling with {other} examples in the prompt")
     try:
         changed = make_settings({**asked, "examples": other})
-        shares = [share_right(policy, settings) for settings in (s, changed)]
+        there = replace(policy, settings=changed,
+                        task=make_task(changed.task, changed.method_flags))
+        problems = problems_to_ask(policy, s, min(len(sampled), IN_EXAMPLES))
+        batch = there.ask(problems, IN_EXAMPLES, derived_seed("preflight examples", s.seed))
     except UserError:
         return ""
-    return (f"With {now} examples in the prompt {shares[0]:.0%} of {IN_EXAMPLES ** 2} further "
-            f"answers are right, with {other} (--examples {other}) {shares[1]:.0%}.")
-
-
-def share_right(policy: Policy, settings: Settings) -> float:
-    """The share of right answers with the prompts of these settings."""
-    there = replace(policy, settings=settings,
-                    task=make_task(settings.task, settings.method_flags))
-    problems = there.task.training_problems(settings.seed, 2001, IN_EXAMPLES)
-    batch = there.ask(problems, IN_EXAMPLES, derived_seed("preflight examples", settings.seed))
-    return float(batch.scores["answer"].mean())
+    before = float(np.mean([np.mean(one.right) for one in sampled[:len(problems)]]))
+    after = float(batch.scores["answer"].mean())
+    return (f"Of the answers to {len(problems)} of these problems {before:.0%} are right with "
+            f"{now} examples in the prompt, and {after:.0%} with {other} (--examples {other}).")
 
 
 if __name__ == "__main__":

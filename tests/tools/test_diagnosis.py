@@ -1,5 +1,6 @@
 """A run that goes wrong: logs with one fault each, healthy ones, and what cannot be read."""
 import json
+import os
 
 import pytest
 from conftest import refusal, write_lines
@@ -94,6 +95,16 @@ def test_a_part_of_the_reward_that_rises_alone(tmp_path):
 def test_a_log_that_cannot_be_read_ends_in_a_sentence(text, said, tmp_path):
     (tmp_path / "log.txt").write_text(text)
     assert said in refusal(diagnose, tmp_path / "log.txt")
+
+
+def test_a_run_folder_or_log_that_is_none(tmp_path):
+    """A pipe would never end."""
+    (tmp_path / "metrics.jsonl").write_text("")
+    assert "it has no config.json of a run" in refusal(diagnose, tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    assert "is not JSON" in refusal(diagnose, tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    assert "pipe" in refusal(diagnose, tmp_path / "pipe")
 
 
 def test_the_command_reads_a_run_and_takes_no_flag_beside_it(recorded, tmp_path, capsys):

@@ -2,11 +2,14 @@
 can be learned, one that cannot, and one whose reward has a hole; resumed sampling."""
 import itertools
 import json
+import math
 
 import numpy as np
 import pytest
 from conftest import refusal
 
+import countdown_task
+from countdown_task import Problem
 from tools import preflight
 from tools.helpers import prospects
 from tools.helpers.prospects import (Answers, Beta, apply_rule, best_blind, chance_of_equal,
@@ -125,7 +128,7 @@ def test_an_answer_that_ignores_the_problem_and_earns_as_much_is_named():
 
 def test_it_samples_says_a_word_and_goes_on_where_it_stopped(tmp_path, capsys, monkeypatch):
     out = tmp_path / "pre"
-    typed = ["--problems", "6", "--answers", "8", "--questions", "2", "--answers", "8", "--threads",
+    typed = ["--problems", "6", "--answers", "8", "--questions", "2", "--group", "4", "--threads",
              "1", "--out", str(out)]
     asked = []
     usual = preflight.Policy.ask
@@ -157,6 +160,46 @@ def test_a_model_that_always_says_the_same_and_one_that_is_cut_off():
     assert "1 of 6 answers to a problem are different" in findings(same).about_answers()
     cut = [Answers(**{**vars(one), "finished": [0.0] * 6}) for one in same]
     assert "--max_new_tokens 160" in findings(cut).reason()
+
+
+def test_a_task_with_few_problems_or_none_held_out(tmp_path, monkeypatch):
+    """With 2 problems nothing is asked; with 3 others no answer is tried on them; without held-out
+    problems no number of steps is named."""
+    few = findings(some([1.0, 0, 0, 0, 1.0, 0]), others=PROBLEMS[:3])
+    assert few.earned_blindly == 0.0 and "only 3 problems" in few.about_blind()
+    few.plan = Plan(8, 4, 80, 1e-4, held_out=0, has_examples=False)
+    assert "no held-out problems" in few.about_seeing() and few.word == LEARNS
+    monkeypatch.setattr(countdown_task.Task, "training_problems",
+                        lambda task, seed, step, count: [Problem((2, 3, 4), 9)] * count)
+    assert "the task has 1 different problems" in refusal(preflight.main, ["--out", str(tmp_path)])
+
+
+@pytest.mark.parametrize("typed, said", [
+    (["--answers", "1"], "--answers 1 should be at least 4"),
+    (["--problems", "0"], "--problems 0 should be at least 4"),
+    (["--answers", "8", "--group", "9"], "groups of 9 answers are planned"),
+    (["--model", "EMPTY"], "cannot read EMPTY/config.json")])
+def test_what_cannot_be_asked_ends_in_a_sentence(typed, said, tmp_path):
+    empty = str(tmp_path)
+    typed = [empty if one == "EMPTY" else one for one in typed]
+    assert said.replace("EMPTY", empty) in refusal(preflight.main, typed)
+
+
+@pytest.mark.parametrize("returned", [None, (1.0, 0.0), "good", 1.0, {"reward": 1.0},
+                                      {"reward": math.nan, "answer": 0.0, "format": 1.0,
+                                       "reasoning": 0.0}])
+def test_a_score_that_is_none_is_refused_before_an_answer_is_kept(returned, tmp_path, monkeypatch):
+    monkeypatch.setattr(countdown_task.Task, "score", lambda task, problem, text: returned)
+    out = tmp_path / "pre"
+    said = refusal(preflight.main, ["--problems", "4", "--answers", "4", "--group", "4", "--out",
+                                    str(out)])
+    assert "should return a dict of numbers" in said and not (out / "answers.jsonl").exists()
+
+
+@pytest.mark.parametrize("text, said", [("{", "is not JSON"), ("[]", "should hold a JSON object")])
+def test_settings_of_kept_answers_that_cannot_be_read(text, said, tmp_path):
+    (tmp_path / "settings.json").write_text(text)
+    assert said in refusal(preflight.begin, tmp_path, {})
 
 
 def test_half_of_its_words_said_before():

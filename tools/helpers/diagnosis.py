@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.errors import UserError
-from harness.record import read_lines
+from engine.errors import UserError, read_text
+from harness.record import read_lines, run_config
 
 LARGEST_FILE = 200e6  # bytes of a log
 # Our name of a metric, and those of TRL (ms-swift and unsloth write the same) and of verl.
@@ -106,7 +106,7 @@ def read_log(path: Path) -> Log:
     if not path.exists():
         raise UserError(f"there is no run or log {path}")
     if (path / "metrics.jsonl").is_file():
-        config = json.loads((path / "config.json").read_text("utf-8"))
+        config = run_config(path)
         evaluations = path / "evaluations.jsonl"
         return Log(read_lines(path / "metrics.jsonl"),
                    read_lines(evaluations) if evaluations.exists() else [], config)
@@ -133,10 +133,7 @@ def log_file_in(folder: Path) -> Path:
 def lines_of_text(file: Path) -> list[dict[str, Any]]:
     """The metrics in a file: trainer_state.json, JSON lines, or printed dicts. Nothing in it is
     executed."""
-    try:
-        text = file.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {file}: {error}") from None
+    text = read_text(file)
     try:
         whole = json.loads(text)
         if isinstance(whole, dict) and isinstance(whole.get("log_history"), list):
@@ -365,7 +362,8 @@ def diagnose(path: Path) -> str:
     """The faults that a run or a log shows, in sentences."""
     log = read_log(path)
     if log.steps < FEWEST:
-        return f"{path} has {log.steps} steps: with fewer than {FEWEST} nothing can be said."
+        return (f"{path} has too few steps ({log.steps}): with fewer than {FEWEST} nothing can be "
+                "said.")
     known = [name for name in log.columns if log.has(name) and name != "step"]
     missing = [name for name in ("reward", "no_spread", "entropy", "finished", "gradient_norm")
                if name not in known]

@@ -14,6 +14,7 @@ from tools.helpers.prospects import (Answers, Blind, as_share, best_blind, disag
 
 SIZES = (2, 4, 8, 16, 32)  # of groups
 FEWEST_LIVING = 0.5  # groups a step: with fewer, most steps make no update
+FEWEST_OTHERS = 20  # problems that were not asked
 EARNED_BLINDLY = 0.8  # of what the best sampled answers earn beyond the average
 # Ten points of success took so many living groups: docs/preflight.md has the runs.
 LIVING_FOR_TEN_POINTS = (20, 600)
@@ -71,7 +72,10 @@ class Findings:
         return min(by_success, self.living * (1 - form))
 
     @cached_property
-    def blind(self) -> Blind:
+    def blind(self) -> Blind | None:
+        """None if the task has too few other problems to try such an answer on."""
+        if len(self.others) < FEWEST_OTHERS:
+            return None
         return best_blind(self.problems, self.others, self.task.show, self.task.score)
 
     @cached_property
@@ -80,7 +84,9 @@ class Findings:
         the best answer that ignores the problem."""
         average = float(np.mean([np.mean(one.reward) for one in self.problems]))
         best = float(np.mean([max(one.reward) for one in self.problems]))
-        return (self.blind.reward - average) / (best - average) if best > average else 0.0
+        if self.blind is None or best <= average:
+            return 0.0
+        return (self.blind.reward - average) / (best - average)
 
     @property
     def word(self) -> str:
@@ -150,6 +156,9 @@ class Findings:
 
     def about_blind(self) -> str:
         task, show = self.task, self.task.show
+        if self.blind is None:
+            return (f"Without the task: there are only {len(self.others)} problems beside those "
+                    "that were asked, too few to try an answer on that ignores the problem.")
         earned = {
             "an empty answer": mean_scores("", self.others, show, task.score)["reward"],
             "a copy of the problem": float(np.mean(
@@ -186,6 +195,8 @@ class Findings:
     def about_seeing(self) -> str:
         """When a gain can be told from none, and how many seeds compare two methods."""
         held_out = self.plan.held_out
+        if held_out == 0:
+            return "Seeing it: the task has no held-out problems, so no evaluation shows a gain."
         noise = []  # the variance of one answer to each problem, without that between problems
         for one in self.problems:
             n, right = len(one.right), sum(one.right)
