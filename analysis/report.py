@@ -99,8 +99,10 @@ def opening(run: Run) -> list[str]:
     imported = run["config"].get("imported")
     if isinstance(imported, list):
         return list(map(str, imported))
-    from harness.made_of import accepted_before, differences
+    from harness.made_of import accepted_before, differences, not_known
     sentences = []
+    if not is_foreign(run["config"]) and (unknown := not_known(run["folder"])):
+        sentences.append(f"{unknown}.")
     for change in differences(run["folder"]):
         sentences.append(f"Something is not as it was when the run was made: {change}.")
     for change in accepted_before(run["folder"]):

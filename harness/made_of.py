@@ -2,9 +2,13 @@
 
 A run's numbers follow from its settings, the model's folder, the code that computes a step, and the
 files that these read. All of this may be edited while a run is stopped, and a run that went on then
-would be half of one thing and half of another, without a word. So a run writes down a digest of
-each part in made_of.json, and every checkpoint has a digest of each of its files in
-trainer/state.json. Three programs compare them, by `differences`:
+would be half of one thing and half of another, without a word. So a run writes down digests:
+
+    made_of.json          of each thing that it is made of
+    digests.jsonl         of its record: of each line of a log, and of each credit file
+    trainer/state.json    of each file of a checkpoint
+
+Three programs compare them, by `differences`:
 
     train.py --resume    refuses to go on; with --accept_changes it goes on, and writes that down
     tools.idea           does not use a finished run again
@@ -18,19 +22,17 @@ reports (sys.addaudithook). A file that a library opens without Python, such as 
 is not seen.
 """
 import ast
-import hashlib
 import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import PROJECT, UserError, read_json
-from harness.record import (Json, credit_steps, find_folder, read_lines, replace_text,
-                            run_config)
+from harness.record import (DIGESTS, LOGS, Json, digest_of, digest_of_text, digests_of_record,
+                            find_folder, read_lines, replace_text, run_config)
 from harness.settings import CHANGEABLE, Settings
 
 NAME = "made_of.json"
@@ -143,22 +145,6 @@ def code_files(s: Settings) -> set[Path]:
     return {path for path in files if is_own(path)} - {PROJECT / "mitigations.py"}
 
 
-@cache  # the weights of a large model are read for seconds
-def digest_of_file(path: Path, size: int, changed: int) -> str:
-    """`size` and the time of the last change: a file that was changed is read again."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def digest_of(path: Path) -> str:
-    facts = path.stat()
-    return digest_of_file(path, facts.st_size, facts.st_mtime_ns)
-
-
-def digest_of_text(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def files_of(modules: Iterable[str]) -> list[Path]:
     files = [getattr(sys.modules.get(name), "__file__", None) for name in list(modules)]
     return [Path(name) for name in files if name and name.endswith(".py") and os.path.isabs(name)]
@@ -241,16 +227,17 @@ def digests_of_folder(folder: Path) -> dict[str, str]:
 
 
 def differences(folder: Path, s: Settings | None = None, checkpoint: Path | None = None,
-                done: int = 0) -> Iterator[str]:
+                done: int | None = None) -> Iterator[str]:
     """What differs from what a run was made of, in words. With settings `s`, which a program is
     going to use, all parts are compared; without them only the record. `checkpoint` is the one that
-    a run continues from after `done` steps."""
+    a run continues from after `done` steps; what it recorded later will be made again."""
     before = kept(folder)
     if before is not None:
         yield from of_settings(before["settings"], run_config(folder))
         if s is not None:
-            yield from of_parts(before, parts_of_run(s), s, done)
-    yield from of_record(folder, done)
+            yield from of_parts(before, parts_of_run(s), s, needs_first_model=not done)
+    if done != 0:  # a run that starts again makes all of its record anew
+        yield from of_record(folder, done)
     if checkpoint is not None:
         yield from of_checkpoint(checkpoint, done)
 
@@ -261,9 +248,8 @@ def of_settings(before: Json, config: Json) -> Iterator[str]:
             yield f"config.json says {name} {config[name]}, and the run was made with {value}"
 
 
-def of_parts(before: Json, now: Json, s: Settings, done: int) -> Iterator[str]:
-    needs_first_model = done == 0 or s.kl > 0 or s.loss == "dpo"
-    if needs_first_model:
+def of_parts(before: Json, now: Json, s: Settings, needs_first_model: bool) -> Iterator[str]:
+    if needs_first_model or s.kl > 0 or s.loss == "dpo":
         for name, digest in before["model"].items():
             if now["model"].get(name) != digest:
                 yield f"{name} of the model folder {s.model} has changed"
@@ -278,21 +264,81 @@ def of_parts(before: Json, now: Json, s: Settings, done: int) -> Iterator[str]:
             yield f"{name} has changed"
 
 
-def of_record(folder: Path, done: int) -> Iterator[str]:
-    """Lines and files of steps that are missing."""
-    lines = [line.get("step") for line in read_lines(folder / "metrics.jsonl")]
-    last = done or max((step for step in lines if isinstance(step, int)), default=0)
-    missing = sorted(set(range(1, last + 1)) - set(lines))
-    if missing:
-        yield f"metrics.jsonl has no line of step {missing[0]}"
-    files = credit_steps(folder)
-    if files:  # a user may have removed them all
-        missing = sorted(set(range(1, last + 1)) - set(files))
-        if missing:
-            yield f"there is no credit file of step {missing[0]}"
+def of_record(folder: Path, done: int | None = None) -> Iterator[str]:
+    """Lines of logs and credit files that were changed, moved, lost or added, up to step `done`, or
+    up to the last one. The run may be writing meanwhile: then it has written down more at the
+    second look."""
+    at_first = by_file(read_lines(folder / DIGESTS), done)
+    found = by_file(digests_of_record(folder), done)
+    lines = read_lines(folder / DIGESTS)
+    if not lines:  # an older run, or one of another program
+        yield from missing_steps(found)
+        return
+    written = by_file(lines, done)
+    last = lines[-1]["file"] if done is None else ""  # a kill may have come before its line
+    for name in LOGS:
+        least = len(at_first.get(name, [])) - (name == last)
+        if wrong := wrong_line(name, found.get(name, []), written.get(name, []), least):
+            yield wrong
+    wrong_files = list(wrong_credit(found, written, run_config(folder).get("steps", 0)))
+    if wrong_files:
+        others = f", and {len(wrong_files) - 1} more" if len(wrong_files) > 1 else ""
+        yield f"{wrong_files[0]}{others}"
 
 
-def of_checkpoint(checkpoint: Path, done: int) -> Iterator[str]:
+def by_file(lines: list[Json], done: int | None) -> dict[str, list[Json]]:
+    files: dict[str, list[Json]] = {}
+    for line in lines:
+        if done is None or line["step"] <= done:
+            files.setdefault(str(line.get("file")), []).append(line)
+    return files
+
+
+def wrong_line(name: str, found: list[Json], written: list[Json], least: int) -> str:
+    """The first line of a log that is not as it was written. Of those that were written, only the
+    last may be missing, beyond the `least` number."""
+    for number, (now, before) in enumerate(zip(found, written), 1):
+        if now != before:
+            return (f"line {number} of {name} is not the one of step {before['step']} that the "
+                    "run wrote there")
+    if len(found) > len(written):
+        return f"line {len(written) + 1} of {name} was not written by the run"
+    if len(found) < least:
+        return f"{name} has lost its last lines, from step {written[len(found)]['step']} on"
+    return ""
+
+
+def wrong_credit(found: dict[str, list[Json]], written: dict[str, list[Json]],
+                 steps: int) -> Iterator[str]:
+    """The credit files that are not as they were written. A kill may have left one that is not
+    written down, of the step after the last line of metrics.jsonl. A user may have removed all."""
+    names = {name for name in {*found, *written} if name.startswith("credit/")}
+    if not names & found.keys():
+        return
+    last = max((line["step"] for line in written.get(LOGS[0], [])), default=0)
+    for name in sorted(names):
+        now, before = found.get(name), written.get(name)
+        if now is None:
+            yield f"{name} is missing"
+        elif before is None:
+            if now[0]["step"] != last + 1 or last >= steps:
+                yield f"{name} was not written by the run"
+        elif now != before:
+            yield f"{name} is not the one that the run wrote"
+
+
+def missing_steps(found: dict[str, list[Json]]) -> Iterator[str]:
+    """What an older run, which wrote down no digests, says of steps that are missing."""
+    lines = {line["step"] for line in found.get(LOGS[0], [])}
+    files = {one[0]["step"] for name, one in found.items() if name.startswith("credit/")}
+    wanted = set(range(1, max(lines, default=0) + 1))
+    if wanted - lines:
+        yield f"metrics.jsonl has no line of step {min(wanted - lines)}"
+    if files and wanted - files:
+        yield f"there is no credit file of step {min(wanted - files)}"
+
+
+def of_checkpoint(checkpoint: Path, done: int | None) -> Iterator[str]:
     """A checkpoint of another step or run, or one of which a file has changed."""
     state = read_json(checkpoint / "trainer" / "state.json")
     if state.get("step") != done:
@@ -313,6 +359,17 @@ def of_checkpoint(checkpoint: Path, done: int) -> Iterator[str]:
 def state_of_checkpoint(checkpoint: Path, step: int, parts: Json) -> Json:
     """The content of trainer/state.json, when all other files of the checkpoint are written."""
     return {"step": step, "run": identity_of(parts), "files": digests_of_folder(checkpoint)}
+
+
+def not_known(folder: Path) -> str:
+    """What cannot be compared, because an older run did not write it down; empty if there is
+    nothing."""
+    missing = [name for name in (NAME, DIGESTS) if not (folder / name).exists()]
+    if not missing:
+        return ""
+    what = {NAME: "what it is made of", DIGESTS: "its record"}
+    return (f"{folder} has no {' and no '.join(missing)}, so it is not known whether "
+            f"{' and '.join(what[name] for name in missing)} has changed")
 
 
 def accepted_before(folder: Path) -> list[str]:

@@ -1,13 +1,15 @@
 """The files of a run, written and read: config.json, logs, a credit file a step, checkpoints.
 
 Files and folders are written under another name and then renamed, so that after a kill each is
-whole or not there. Lines are appended; a last line that was cut off is ignored.
+whole or not there. Lines are appended; a last line that was cut off is ignored. The digest of every
+line and of every credit file is kept in digests.jsonl, with which harness/made_of.py compares them.
 
 docs/what_a_run_leaves.md lists the columns of a credit file. A column has one value for each token,
 answer after answer, or one for each answer, or one for each problem; `episode_start` says where an
 answer begins. Each process of a run writes a file of its own problems; they are read as one.
 """
 import errno
+import hashlib
 import json
 import math
 import os
@@ -21,6 +23,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,6 +42,7 @@ Json = dict[str, Any]  # an object in a JSON file
 Columns = dict[str, np.ndarray]
 Parsed = TypeVar("Parsed")
 LOGS = ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl")
+DIGESTS = "digests.jsonl"  # has a line for each line of these logs, and for each credit file
 ABANDONED = 5  # seconds after which nobody is writing a file of an analysis any more
 PART = "reward_"  # the beginning of a column of the reward's parts: reward_answer, ...
 TYPES: dict[str, Any] = {  # of the columns that are not float32
@@ -67,7 +71,7 @@ def read_lines(path: Path) -> list[Json]:
     texts = read_text(path).split("\n")[:-1]
     lines = [parse_object(text, f"{path}, line {number}") for number, text in enumerate(texts, 1)]
     for number, line in enumerate(lines, 1):
-        if path.name in LOGS and type(line.get("step")) is not int:
+        if path.name in (*LOGS, DIGESTS) and type(line.get("step")) is not int:
             raise UserError(f"{path}, line {number} does not say of which step it is")
     return lines
 
@@ -341,6 +345,41 @@ def read_credit(run: Path, step: int, tokenizer: tokenizers.Tokenizer,
         **frames)
 
 
+def digest_of_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def digest_of(path: Path) -> str:
+    facts = path.stat()
+    return digest_of_file(path, facts.st_size, facts.st_mtime_ns)
+
+
+@lru_cache(10_000)  # the weights of a large model are read for seconds
+def digest_of_file(path: Path, size: int, changed: int) -> str:
+    """`size` and the time of the last change: a file that was changed is read again."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digests_of_record(run: Path) -> list[Json]:
+    """The lines that digests.jsonl should have for the logs and credit files that are there."""
+    found = []
+    for name in LOGS:
+        found += [digest_of_line(name, line) for line in read_lines(run / name)]
+    for step, rank in credit_files(run):
+        found.append(digest_of_credit(run, step, rank))
+    return found
+
+
+def digest_of_line(name: str, line: Mapping[str, object]) -> Json:
+    return {"step": line["step"], "file": name, "digest": digest_of_text(json.dumps(line))}
+
+
+def digest_of_credit(run: Path, step: int, rank: int) -> Json:
+    path = credit_path(run, step, rank)
+    return {"step": step, "file": f"credit/{path.name}", "digest": digest_of(path)}
+
+
 def checkpoint_folders(run: Path) -> dict[int, Path]:
     """The folders of a run's checkpoints by their step, oldest first. Folders with other names, as
     a backup, are left out."""
@@ -410,9 +449,21 @@ class RunFolder:
         for key, value in line.items():
             is_undefined = isinstance(value, float) and not math.isfinite(value)
             known[key] = None if is_undefined else value
-        path, text = self.at(name), json.dumps(known, allow_nan=False)
+        text = json.dumps(known, allow_nan=False)
+        # first the digest: so after a kill there may be one without its line, and no line without
+        self.append_text(DIGESTS, json.dumps(digest_of_line(name, known)))
+        self.append_text(name, text)
+
+    def append_text(self, name: str, text: str) -> None:
+        path = self.at(name)
         with writing(path), open(path, "a", encoding="utf-8") as file:
             file.write(text + "\n")
+
+    def note_credit(self, step: int, ranks: int = 1) -> None:
+        """Write down the digests of the credit files of a step, when all processes have written
+        theirs."""
+        for rank in range(ranks):
+            self.append_text(DIGESTS, json.dumps(digest_of_credit(self.path, step, rank)))
 
     def checkpoints(self) -> dict[int, Path]:
         """The checkpoints from which a run can continue, by their step."""
@@ -434,3 +485,5 @@ class RunFolder:
         for folder in (self.path, self.path / "credit", self.path / "checkpoints"):
             for path in folder.glob(".*.tmp"):
                 remove(path)
+        digests = map(json.dumps, digests_of_record(self.path))
+        replace_text(self.path / DIGESTS, "".join(f"{digest}\n" for digest in digests))

@@ -13,7 +13,7 @@ from engine import processes
 from engine.choices import Method
 from engine.errors import UserError, read_json
 from engine.optimizer import AdamW, load_optimizer_tensors
-from harness.made_of import NAME, differences, kept
+from harness.made_of import differences, kept, not_known
 from harness.record import (LOGS, Json, RunFolder, checkpoint_folders, is_complete, read_lines,
                             replace_text, run_config)
 from harness.screen import say
@@ -70,8 +70,8 @@ def refuse_changes(folder: Path, s: Settings, checkpoint: Path | None, done: int
     """Refuse to go on if something that the run is made of has changed. With --accept_changes the
     changes are returned, after those that were accepted before."""
     before = kept(folder)
-    if before is None and done:
-        say(f"{folder} has no {NAME}, so it is not known whether what it is made of has changed")
+    if done and (unknown := not_known(folder)):
+        say(unknown)
     found = list(differences(folder, s, checkpoint, done))
     accepted: list[Json] = list((before or {}).get("accepted", []))
     if not found:

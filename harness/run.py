@@ -253,7 +253,9 @@ class Run:
         own = {name: values[rows] for name, values in columns.items()}
         write_credit(credit_path(self.folder.at(""), step, processes.rank()),
                      rollouts.of_problems(problems), weight[rows], {}, **own)
-        if not self.folder.writes:
+        if self.folder.writes:
+            self.folder.note_credit(step, processes.count())
+        else:
             processes.barrier()
         every = self.settings.sample_every
         if every and step % every == 0:

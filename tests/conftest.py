@@ -373,4 +373,7 @@ def stopped(whole, tmp_path):
     shutil.rmtree(folder / "checkpoints/step_000006")
     cut(folder / "metrics.jsonl", 5)
     cut(folder / "evaluations.jsonl", 4)
+    digests = (folder / "digests.jsonl").read_text().splitlines(keepends=True)
+    of_first_5 = [line for line in digests if json.loads(line)["step"] <= 5]
+    (folder / "digests.jsonl").write_text("".join(of_first_5))
     return folder

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, StateIdea, put_in
+from conftest import ROOT, StateIdea, cut, put_in, write_lines
 from safetensors.torch import load_file, save_file
 
 import analyze
 from harness import made_of
-from harness.made_of import kept, needed_by, with_imports
+from harness.made_of import kept, needed_by, of_record, with_imports
 from engine.errors import UserError
 from harness.record import read_columns, read_lines
 from harness.settings import Settings
@@ -47,6 +47,29 @@ def without_line_3(path):
     path.write_text("".join(kept_lines))
 
 
+def with_another_number(path):
+    path.write_text(path.read_text().replace('"success": ', '"success": 1', 1))
+
+
+def first_and_second_swapped(path):
+    first, second, *others = path.read_text().splitlines(True)
+    path.write_text("".join([second, first, *others]))
+
+
+def with_a_line_twice(path):
+    first, *others = path.read_text().splitlines(True)
+    path.write_text("".join([first, first, *others]))
+
+
+def with_a_line_of_a_tool(path):
+    with open(path, "a") as file:
+        file.write('{"step": 4, "mode": "mine", "success": 1.0}\n')
+
+
+def without_its_last_line(path):
+    cut(path, len(path.read_text().splitlines()) - 1)
+
+
 CHANGES = {  # what is done to the run, and what is said
     "a setting": (lambda run: edit_config(run, learning_rate=0.1),
                   "config.json says learning_rate 0.1, and the run was made with"),
@@ -61,9 +84,13 @@ CHANGES = {  # what is done to the run, and what is said
     "no digests": (lambda run: (run / "checkpoints/step_000004/trainer/state.json").write_text(
                        '{"step": 4, "files": []}'), "has no digests of its files"),
     "a step's line": (lambda run: without_line_3(run / "metrics.jsonl"),
-                      "metrics.jsonl has no line of step 3"),
+                      "line 3 of metrics.jsonl is not the one of step 3"),
+    "a number": (lambda run: with_another_number(run / "metrics.jsonl"),
+                 "line 1 of metrics.jsonl is not the one of step 1"),
+    "a line of a tool": (lambda run: with_a_line_of_a_tool(run / "evaluations.jsonl"),
+                         "line 5 of evaluations.jsonl was not written by the run"),
     "a credit file": (lambda run: (run / "credit/step_000002.npz").unlink(),
-                      "there is no credit file of step 2")}
+                      "credit/step_000002.npz is missing")}
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -74,6 +101,63 @@ def test_a_change_is_refused_and_named_and_nothing_is_touched(stopped, name):
     found = run("--resume", stopped, expect=1).stderr
     assert said in found and "--accept_changes" in found and "\n" not in found
     assert everything(stopped) == before
+
+
+@pytest.mark.parametrize("change, name, said", [
+    (with_another_number, "evaluations.jsonl", "line 1 of evaluations.jsonl is not the one of"),
+    (with_another_number, "digests.jsonl", ""),  # which holds none
+    (first_and_second_swapped, "metrics.jsonl", "line 1 of metrics.jsonl is not the one of"),
+    (first_and_second_swapped, "samples.jsonl", "line 1 of samples.jsonl is not the one of"),
+    (with_a_line_twice, "metrics.jsonl", "line 2 of metrics.jsonl is not the one of"),
+    (with_a_line_of_a_tool, "metrics.jsonl", "line 7 of metrics.jsonl was not written by"),
+    (without_its_last_line, "metrics.jsonl", "metrics.jsonl has lost its last lines, from step 6"),
+    (without_its_last_line, "digests.jsonl", "line 6 of evaluations.jsonl was not written by"),
+    (lambda path: shutil.copy(path.with_stem("step_000002"), path), "credit/step_000003.npz",
+     "credit/step_000003.npz is not the one that the run wrote"),
+    (lambda path: shutil.copy(path.with_stem("step_000002"), path), "credit/step_000007.npz",
+     "credit/step_000007.npz was not written by the run"),
+    (lambda path: shutil.rmtree(path), "credit", "")])
+def test_a_finished_record_that_was_changed_by_hand(change, name, said, whole, tmp_path):
+    """A user may remove all credit files."""
+    folder = shutil.copytree(whole, tmp_path / "x")
+    assert list(of_record(folder)) == []
+    change(folder / name)
+    assert [said] * bool(said) == [found[:len(said)] for found in of_record(folder)]
+
+
+def test_the_page_says_that_the_record_was_changed(whole, tmp_path, undrawn, capsys):
+    folder = shutil.copytree(whole, tmp_path / "x")
+    with_another_number(folder / "metrics.jsonl")
+    analyze.main([str(folder)])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "line 1 of metrics.jsonl is not the one of step 1 that the run wrote there" in said
+    (folder / "digests.jsonl").unlink()
+    analyze.main([str(folder)])
+    assert "it is not known whether its record has changed" in " ".join(
+        capsys.readouterr().out.split())
+
+
+def test_a_kill_between_a_digest_and_its_line_is_no_change(whole, tmp_path):
+    """Nor is one between a credit file and its digest, as of step 5; a line that came before that
+    is missed."""
+    folder, digests = shutil.copytree(whole, tmp_path / "x"), lines(whole / "digests.jsonl")
+    without_its_last_line(folder / "evaluations.jsonl")
+    assert digests[-1]["file"] == "evaluations.jsonl" and list(of_record(folder)) == []
+    without_its_last_line(folder / "evaluations.jsonl")
+    assert list(of_record(folder)) == ["evaluations.jsonl has lost its last lines, from step 6 on"]
+    of_first_4 = [line for line in digests if line["step"] <= 4]
+    for name in ("metrics.jsonl", "samples.jsonl", "evaluations.jsonl"):
+        write_lines(folder / name, [line for line in lines(whole / name) if line["step"] <= 4])
+    write_lines(folder / "digests.jsonl", of_first_4)
+    (folder / "credit/step_000006.npz").unlink()
+    assert list(of_record(folder)) == []
+
+
+def test_what_was_accepted_is_not_refused_again(stopped):
+    with_another_number(stopped / "metrics.jsonl")
+    run("--resume", stopped, "--accept_changes")
+    assert list(of_record(stopped)) == []
+    assert "metrics.jsonl" in kept(stopped)["accepted"][0]["changes"]
 
 
 def test_a_checkpoint_of_another_run(stopped, learner, tmp_path):

@@ -94,11 +94,12 @@ def test_only_an_error_of_writing_is_told_as_one(tmp_path, error, is_of_writing)
 
 def test_an_undefined_number_becomes_null(tmp_path):
     folder = RunFolder(tmp_path)
-    folder.append("x.jsonl", {"a": math.nan, "b": -math.inf, "c": 0.5})
-    folder.append("x.jsonl", {"a": 1})
-    assert (tmp_path / "x.jsonl").read_text() == '{"a": null, "b": null, "c": 0.5}\n{"a": 1}\n'
+    folder.append("x.jsonl", {"step": math.nan, "b": -math.inf, "c": 0.5})
+    folder.append("x.jsonl", {"step": 1})
+    text = (tmp_path / "x.jsonl").read_text()
+    assert text == '{"step": null, "b": null, "c": 0.5}\n{"step": 1}\n'
     with pytest.raises(ValueError):  # no reader of JSON knows it
-        folder.append("y.jsonl", {"a": [math.nan]})
+        folder.append("y.jsonl", {"step": [math.nan]})
     assert not (tmp_path / "y.jsonl").exists()
 
 
