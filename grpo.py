@@ -39,7 +39,7 @@ from torch import Tensor
 
 from engine.choices import Metrics, advantage
 from engine.forward import (batch_sums, frozen_log_probs, micro_batches, over_answers,
-                            response_log_probs)
+                            response_log_probs, sampler_log_probs)
 from engine.optimizer import Optimizer, clip_and_step
 from engine.policy import RunSettings
 from engine.rollouts import Rollouts, double
@@ -225,11 +225,7 @@ def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tenso
     if reference is not None:
         reference_log_prob = frozen_log_probs(reference, rollouts, trained_rows, s.micro_batch,
                                               s.loss_temperature, s.loss_top_k)
-    sampled = rollouts.log_prob
-    if (s.temperature, s.loss_temperature) != (1, 1) or s.top_k:
-        # on record is temperature 1, over the whole vocabulary
-        sampled = frozen_log_probs(model, rollouts, trained_rows, s.micro_batch, s.temperature,
-                                   s.top_k)
+    sampled = sampler_log_probs(model, rollouts, trained_rows, s)
     clip = (s.clip_low, s.clip_high)
     loss_of: Callable[..., Tensor] = policy_loss
     if s.clip_kind != "ppo":
