@@ -176,9 +176,6 @@ class TokenLogProbs(torch.autograd.Function):
     The gradient at the logits is g (onehot(y) - p), so p (n, V) is saved for the backward pass. If
     it has more than LOGITS_AT_ONCE numbers, it is not saved but computed again in the backward
     pass, in chunks of tokens.
-
-    `jvp` is for torch's forward mode, which no training uses: how fast the log-probs change when
-    the hidden states and the matrix move in given directions (tools/helpers/moved.py).
     """
 
     @staticmethod
@@ -186,7 +183,6 @@ class TokenLogProbs(torch.autograd.Function):
         cast = matrix.to(hidden.dtype)
         bytes_of_a_row = hidden.element_size() * len(matrix)  # of the logits of a token
         ctx.chunk = max(1, 4 * LOGITS_AT_ONCE // bytes_of_a_row)
-        ctx.save_for_forward(hidden, matrix, targets)
         if len(hidden) <= ctx.chunk:
             log_prob, p = token_distribution(hidden, cast, targets)
             ctx.save_for_backward(hidden, matrix, targets, p)
@@ -219,19 +215,6 @@ class TokenLogProbs(torch.autograd.Function):
             at_matrix = product.to(matrix.dtype) if at_matrix is None else at_matrix.add_(product)
             del p, at_logits, product  # before the next chunk takes memory
         return torch.cat(at_hidden), at_matrix, None
-
-    @staticmethod
-    def jvp(ctx: Any, hidden_moves: Tensor, matrix_moves: Tensor, _: None) -> Tensor:
-        hidden, matrix, targets = ctx.saved_tensors
-        cast, cast_moves = matrix.to(hidden.dtype), matrix_moves.to(hidden.dtype)
-        parts = []
-        for h, h_moves, y in zip(hidden.split(ctx.chunk), hidden_moves.split(ctx.chunk),
-                                 targets.split(ctx.chunk)):
-            p = linear(h, cast).softmax(-1, dtype=torch.float32)
-            logits_move = linear(h_moves, cast).float() + linear(h, cast_moves)
-            of_target = logits_move.gather(1, y[:, None]).squeeze(1)
-            parts.append(of_target - (p * logits_move).sum(1))
-        return torch.cat(parts)
 
 
 def log_probs_among_top(hidden: Tensor, matrix: Tensor, targets: Tensor, top_k: int) -> Tensor:

@@ -36,7 +36,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from analysis.tables import Row, Table, by_row
-from engine.forward import frozen_log_probs
+from engine.forward import lay_out, micro_batches
 from engine.model_folder import opened, read_model_folder
 from engine.optimizer import (STATE, AdamW, Optimizer, load_optimizer_tensors, parameters_by_name)
 from engine.rollouts import Rollouts, double
@@ -186,7 +186,7 @@ def slopes(model: Qwen2, direction: list[Tensor], rollouts: Rollouts, rows: Tens
     direction, which is <direction, gradient>; 0 in other rows. It is computed in one forward pass,
     which needs two numbers where another needs one, and keeps nothing for a backward pass."""
     # no other kernel of torch's attention has a forward mode
-    with forward_ad.dual_level(), sdpa_kernel(SDPBackend.MATH):
+    with torch.no_grad(), forward_ad.dual_level(), sdpa_kernel(SDPBackend.MATH):
         moving = {}
         for (name, p), moves in zip(model.named_parameters(), direction, strict=True):
             moving[f"model.{name}"] = forward_ad.make_dual(p.detach(), moves)
@@ -195,14 +195,26 @@ def slopes(model: Qwen2, direction: list[Tensor], rollouts: Rollouts, rows: Tens
 
 
 class LogProbs(nn.Module):
-    """`frozen_log_probs` as a module, because torch puts other parameters only into a module."""
+    """The log-probs (B, T) of some rows' tokens; 0 in other rows.
+
+    It is a module, because torch puts other parameters only into a module. It uses torch's own
+    operations, because the one of training (engine/forward.py: TokenLogProbs) has no forward mode.
+    """
 
     def __init__(self, model: Qwen2):
         super().__init__()
         self.model = model
 
     def forward(self, rollouts: Rollouts, rows: Tensor, micro_batch: int) -> Tensor:
-        return frozen_log_probs(self.model, rollouts, rows, micro_batch)
+        log_prob = torch.zeros_like(rollouts.log_prob)
+        for part in micro_batches(rollouts, rows, micro_batch):
+            ids, shared, predicts = lay_out(rollouts, part)
+            hidden = self.model.model(ids, shared.positions, shared)  # (N, D)
+            for row, states in zip(part.tolist(), predicts):  # one answer's logits at a time
+                log_probs = self.model.logits(hidden[states]).log_softmax(-1)  # (T, V)
+                of_tokens = log_probs.gather(1, rollouts.ids[row, :, None]).squeeze(1)
+                log_prob[row] = of_tokens.masked_fill(~rollouts.mask[row], 0.0)
+        return log_prob
 
 
 def tokens_that_moved(contribution: Tensor, heading: str, rollouts: Rollouts, tokenizer: Tokenizer,
