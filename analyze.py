@@ -38,6 +38,7 @@ from analysis.page import Picture, write_page
 from analysis.plots import (CHANGE_COLOUR, COLOURS, CREDIT_COLOUR, GRADIENT_COLOUR, GREY,
                             PUSH_COLOUR, TOKENS_COLOUR, Style, legend_below, save, whole_steps)
 from analysis.runs import Run, evaluations, is_foreign, read_runs
+from analysis.shares import shares
 from analysis.statistics import mean_over, paired_difference
 from analysis.tables import (TOO_FEW_GROUPS, WITH_INTERVAL, Columns, Row, Table, by_row,
                              without_format)
@@ -330,15 +331,13 @@ def forks(tally: Tally) -> Table:
 
 def over_training(tally: Tally, folder: Path) -> Picture:
     figure, axis = plt.subplots()
-    sizes = tally.by_block("kind", "abs gradient")
-    of_block = sizes.sum(1, keepdims=True).clip(1e-300)  # never 0, because it divides
-    shares = sizes / of_block  # (blocks, kinds)
+    of_blocks = shares(tally.by_block("kind", "abs gradient"))  # (blocks, kinds)
     steps = [block.mean() for block in tally.blocks]
-    for kind in np.argsort(-shares.mean(0)):
-        if shares[:, kind].max() >= 0.01:
-            axis.plot(steps, shares[:, kind], color=COLOURS[kind], lw=1.4, label=KINDS[kind])
+    for kind in np.argsort(-of_blocks.mean(0)):
+        if of_blocks[:, kind].max() >= 0.01:
+            axis.plot(steps, of_blocks[:, kind], color=COLOURS[kind], lw=1.4, label=KINDS[kind])
     axis.set(xlabel="step", ylabel="share of the gradient", ylim=(0, None),
-             title=f"The largest share goes to {KINDS[shares.mean(0).argmax()]} tokens")
+             title=f"The largest share goes to {KINDS[of_blocks.mean(0).argmax()]} tokens")
     whole_steps(axis)
     legend_below(figure, axis, ncols=len(KINDS))
     return save(figure, folder, "over_training",
@@ -401,7 +400,7 @@ def change_by_kind(tally: Tally, folder: Path) -> Picture:
     """Shares in the steps in which the change was measured."""
     count = tally.total("kind", "measured")
     push, change = (tally.shares("kind", SIZES[name]) for name in ("push", "change"))
-    bars = {"share of the tokens": (count / count.sum(), TOKENS_COLOUR),
+    bars = {"share of the tokens": (shares(count), TOKENS_COLOUR),
             "share of the push": (push, PUSH_COLOUR),
             "share of the change": (change, CHANGE_COLOUR)}
     meaning = "of the push (the sum of abs(A) w s^2) and of the change (the sum of its sizes)"

@@ -33,6 +33,7 @@ tokens, such as critics and Monte Carlo values, are in credit/.
 """
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -361,13 +362,20 @@ def change_metrics(change: Tensor, push: Tensor) -> Metrics:
     """
     pushed = push != 0
     change, push = double(change[pushed]), double(push[pushed])
-    up, down = push.clamp(min=0), -push.clamp(max=0)
-    fell, rose = up * (change < 0), down * (change > 0)
-    total = batch_sums(
-        {"up": up.sum(), "fell": fell.sum(), "down": down.sum(), "rose": rose.sum()})
-    return {"fell_of_positive": total["fell"] / total["up"] if total["up"] else math.nan,
-            "rose_of_negative": total["rose"] / total["down"] if total["down"] else math.nan,
+    by_way = {name: of_tokens.sum() for name, of_tokens in ways_of_push(push, change).items()}
+    total = batch_sums(by_way)
+    return {"fell_of_positive": total["up, fell"] / total["up"] if total["up"] else math.nan,
+            "rose_of_negative": total["down, rose"] / total["down"] if total["down"] else math.nan,
             "change_correlation": correlation(change, push)}
+
+
+def ways_of_push(push: Any, change: Any) -> dict[str, Any]:
+    """The size of each token's push, if it was up and if it was down; and the same of the tokens
+    whose log-prob moved the other way: pushed up, it fell, or pushed down, it rose. Both may be
+    tensors or arrays."""
+    up, down = push.clip(0), (-push).clip(0)
+    return {"up": up, "up, fell": up * (change < 0),
+            "down": down, "down, rose": down * (change > 0)}
 
 
 def correlation(x: Tensor, y: Tensor) -> float:

@@ -17,6 +17,7 @@ from collections.abc import Collection
 
 import numpy as np
 
+from analysis.shares import over
 from analysis.statistics import FEWEST
 from analysis.tables import TOO_FEW_GROUPS, Cell, Table
 from analysis.tally import PARTITIONS, Tally
@@ -93,9 +94,3 @@ def finding_of(tally: Tally, names: list[str], shares: dict[str, np.ndarray]) ->
 def against_push(tally: Tally, partition: str, part: str, whole: str) -> np.ndarray:
     """(cells,) the share of the push one way that went to tokens that moved the other way."""
     return over(tally.total(partition, part), tally.total(partition, whole))
-
-
-def over(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """The quotient part / whole, which is nan where the whole is 0."""
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(part / whole)

@@ -16,11 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
+from analysis.shares import LEAST, shares
 from analysis.statistics import FEWEST, Estimate, Floats, estimate, ratio, verdicts
 from analysis.tables import Columns
 from analysis.tokens import StepRecord, TokenTable, read_step
 from engine.errors import UserError
 from engine.tokens import KINDS, SECTIONS, load_tokenizer
+from grpo import ways_of_push
 from harness.record import credit_steps
 from harness.screen import show_status
 
@@ -60,12 +62,10 @@ def measured_of(tokens: TokenTable) -> dict[str, np.ndarray]:
     if "change" not in tokens:
         return found
     push, change = tokens["push"], tokens["change"]
-    up, down = push.clip(0), (-push).clip(0)
     found["measured"] = nothing + 1
     found |= {"push": push, "abs push": np.abs(push)}
     found |= {"change": change, "abs change": np.abs(change)}
-    found |= {"up": up, "up, fell": up * (change < 0)}
-    found |= {"down": down, "down, rose": down * (change > 0)}
+    found |= ways_of_push(push, change)
     if "true_credit" in tokens:
         credit = tokens["true_credit"]
         found |= {"credit": credit, "abs credit": np.abs(credit)}
@@ -178,8 +178,7 @@ class Tally:
 
     def shares(self, partition: str, measure: str = "abs gradient") -> Floats:
         """(cells,) each cell's share of the gradient, or of another sum."""
-        sizes = self.total(partition, measure)
-        return sizes / max(float(sizes.sum()), 1e-300)
+        return shares(self.total(partition, measure))
 
     def has_cells(self, partition: str) -> bool:
         """Whether the partition has tokens in more than one cell. A task need not label tokens, and
@@ -212,7 +211,7 @@ class Tally:
         if groups < FEWEST:
             return Estimate(part)
         is_cell = np.arange(len(sizes)) == cell
-        slope = (is_cell - part) / max(float(sizes.sum()), 1e-300)  # by each sum of sizes
+        slope = (is_cell - part) / max(float(sizes.sum()), LEAST)  # by each sum of sizes
         slope_of_sums = np.stack([np.zeros_like(slope), slope], -1).ravel()
         error = self.error(partition, slope_of_sums)
         return estimate(part, error * np.sqrt(groups / (groups - 1)), groups - 1)

@@ -433,6 +433,11 @@ def make_settings(given: Json) -> Settings:
     return Settings(**final, method_flags=own, defaults=recipe)
 
 
+def settings_of_run(run: Path, **changed: object) -> Settings:
+    """The settings that a run's folder has on record, but for these."""
+    return make_settings({"config": run / "config.json", **changed})
+
+
 def refuse_without_effect(typed: Json, final: Json, flags: dict[str, Flag]) -> None:
     """Refuse a flag that was typed and has no effect, unless its value is the final one anyway."""
     for name, flag in flags.items():

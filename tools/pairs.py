@@ -20,7 +20,7 @@ from engine.tokens import load_tokenizer
 from harness.record import credit_steps, read_credit, replace_text, run_config
 from harness.screen import run_as_program
 from harness.parser import make_parser
-from harness.settings import Settings, make_settings
+from harness.settings import Settings, settings_of_run
 from harness.load import make_task
 
 
@@ -30,7 +30,7 @@ def main(argv: list[str]) -> None:
     folder = existing(parser.read(argv)["run"])
     if is_foreign(run_config(folder)):
         raise UserError(f"{folder} is a run of another program: its problems are not on record")
-    settings = make_settings({"config": folder / "config.json"})
+    settings = settings_of_run(folder)
     if settings.pairs:
         raise UserError(f"{folder} was trained on the pairs of {settings.pairs}, so it sampled "
                         "no answers to make pairs from")

@@ -32,7 +32,7 @@ from harness.screen import put, run_as_program
 from harness.load import load_policy, make_weighting
 from harness.flags import Flag, check_value, flags_of
 from harness.parser import make_parser, with_defaults
-from harness.settings import OPTIONS, Settings, make_settings
+from harness.settings import OPTIONS, Settings, settings_of_run
 from mitigations import rescaled_weight
 from tools.helpers.look import about_gradient, differs_within
 from tools.helpers.same_model import refuse_other_model, where_kept
@@ -123,8 +123,8 @@ def settings_with(folder: Path, weighting: dict) -> Settings:
     """The run's own settings, with the weighting that was asked for. Its advantages are on
     record."""
     run_config(folder)  # checks it
-    return make_settings({"config": folder / "config.json", "loss": "policy", "advantage": "grpo",
-                          "placebo": "none", "device": "cpu", "shard": False, **weighting})
+    return settings_of_run(folder, loss="policy", advantage="grpo", placebo="none", device="cpu",
+                           shard=False, **weighting)
 
 
 def step_of_run(folder: Path, settings: Settings, step: int | None) -> int:

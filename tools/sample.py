@@ -23,7 +23,7 @@ from harness.load import load_policy, make_task
 from harness.parser import make_parser, with_defaults
 from harness.record import checkpoint_folders, find_folder
 from harness.screen import BOLD, put, right_or_wrong, run_as_program, styled, visible
-from harness.settings import OPTIONS, Settings, make_settings
+from harness.settings import OPTIONS, Settings, make_settings, settings_of_run
 from tools.helpers.terminal import legend, shaded
 
 SHADES = ((0.1, "48;5;26;38;5;231"), (0.5, "48;5;75;38;5;16"), (0.9, "48;5;153;38;5;16"),
@@ -68,11 +68,12 @@ def main(argv: list[str]) -> None:
 
 def settings_of(folder: Path, task: str | None, device: str) -> Settings:
     """The settings of a run or of a model's recipe, without those that only training needs."""
-    given = {"config": folder / "config.json"} if is_run(folder) else {"model": str(folder)}
-    given |= {**WITHOUT_TRAINING, "device": device}
+    given = {**WITHOUT_TRAINING, "device": device}
     if task:
         given["task"] = task
-    return make_settings(given)
+    if is_run(folder):
+        return settings_of_run(folder, **given)
+    return make_settings({"model": str(folder), **given})
 
 
 def policies_of(folder: Path, settings: Settings) -> dict[str, Policy]:

@@ -38,7 +38,7 @@ from harness.load import make_task
 from harness.metrics import CERTAIN
 from harness.record import find_folder
 from harness.screen import most_varied
-from harness.settings import make_settings
+from harness.settings import settings_of_run
 from research.probes.common import Findings
 
 FLAGS = {
@@ -153,7 +153,7 @@ def operators_table(runs: dict[str, Run]) -> Table:
 def held_out_of(run: Run) -> list[Problem]:
     """The problems of a run's evaluations. They are not on record, only some of them are, so it is
     checked that the settings still give these."""
-    settings = make_settings({"config": str(run["folder"] / "config.json")})
+    settings = settings_of_run(run["folder"])
     task = make_task(settings.task, settings.method_flags)
     problems = task.held_out_problems(settings.eval_tasks)
     titles = [task.show(problem) for problem in problems]

@@ -21,6 +21,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from analysis.shares import shares_by
 from analysis.tables import Row, Table, by_row
 from analysis.tokens import StepRecord, TokenTable, read_step
 from engine.errors import UserError
@@ -104,12 +105,9 @@ def tokens_table(tokens: TokenTable, text: Speller) -> Table:
 
 def kinds_table(tokens: TokenTable) -> Table:
     """A row for each category, of all tokens of the step."""
-    def shares(sizes: np.ndarray) -> np.ndarray:
-        return np.bincount(tokens["kind"], sizes, len(KINDS)) / sizes.sum()
-
-    share = [shares(np.ones(len(tokens))), shares(np.abs(tokens["push"])),
-             shares(np.abs(tokens["change"]))]
-    rows: list[Row] = [[name, *of_kind] for name, *of_kind in zip(KINDS, *share) if of_kind[0]]
+    sizes = np.ones(len(tokens)), np.abs(tokens["push"]), np.abs(tokens["change"])
+    shares = [shares_by(tokens["kind"], size, len(KINDS)) for size in sizes]
+    rows: list[Row] = [[name, *of_kind] for name, *of_kind in zip(KINDS, *shares) if of_kind[0]]
     words = {name: of_kind for name, *of_kind in rows}.get("word")
     finding = "" if words is None else (
         f"Words are {words[0]:.0%} of the tokens, get {words[1]:.0%} of the push and make up "
@@ -117,6 +115,6 @@ def kinds_table(tokens: TokenTable) -> Table:
     formats = {"kind": "", "tokens": ".1%", "push": ".1%", "change": ".1%"}
     return Table("kinds",
                  "Each category's share of the step's tokens, of their push and of their change",
-                 by_row(formats, rows), finding, notes=["Shares of push and change are shares of "
-                                                        "the sum of their sizes"],
+                 by_row(formats, rows), finding,
+                 ["Shares of push and change are shares of the sum of their sizes"],
                  headings={"kind": "category"})

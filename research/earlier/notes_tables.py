@@ -214,13 +214,18 @@ def early_over_late_positions(notes: Notes, unit: str) -> float:
 def at_like_classes(tokens: Floats, sizes: Floats) -> float:
     """The first fifth over the last, from (15,) of each class by fifth."""
     first_and_last = [0, 4]
-    tokens = tokens.reshape(3, 5)[:, first_and_last]
-    sizes = sizes.reshape(3, 5)[:, first_and_last]
-    in_both = (tokens > 0).all(1)
+    return with_the_same_mix(tokens.reshape(3, 5).T[first_and_last],
+                             sizes.reshape(3, 5).T[first_and_last])
+
+
+def with_the_same_mix(tokens: Floats, sizes: Floats) -> float:
+    """The mean size in the first row over that in the second, (2, cells) each, if both rows had
+    their tokens in the same cells: each cell counts by the tokens of both."""
+    in_both = (tokens > 0).all(0)
     if not in_both.any():
         return np.nan
-    early, late = tokens[in_both].sum(1) @ sizes[in_both]
-    return float(early / late)
+    first, second = sizes[:, in_both] @ tokens[:, in_both].sum(0)
+    return float(first / second)
 
 
 def classes(notes: Notes) -> Table:
@@ -313,12 +318,7 @@ def filler_over_reasoning(notes: Notes) -> Table:
 
 def at_like_positions(tokens: Floats, sizes: Floats) -> float:
     """Filler over reasoning, from (15,) of each class by fifth."""
-    tokens, sizes = tokens.reshape(3, 5)[:2], sizes.reshape(3, 5)[:2]
-    in_both = (tokens > 0).all(0)
-    if not in_both.any():
-        return np.nan
-    filler, reasoning = sizes[:, in_both] @ tokens[:, in_both].sum(0)
-    return float(filler / reasoning)
+    return with_the_same_mix(tokens.reshape(3, 5)[:2], sizes.reshape(3, 5)[:2])
 
 
 def top_tokens(notes: Notes) -> Table:

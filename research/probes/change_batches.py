@@ -25,7 +25,7 @@ from grpo import gradient_size, group_z_score, update_with_change
 from harness.memory import return_memory
 from harness.load import load_policy
 from harness.record import checkpoint_folders, run_config, whole
-from harness.settings import make_settings
+from harness.settings import settings_of_run
 from research.publish.results import fingerprint
 from research.probes.credit import true_credit
 
@@ -91,11 +91,10 @@ def measure_batch(run: Path, step: int, flags: dict) -> MeasuredBatch:
 
 def policy_before(run: Path, step: int, flags: dict) -> Policy:
     """The model that sampled this step, at temperature 1."""
-    given = {"config": str(run / "config.json"), "temperature": 1.0,
-             "questions": flags["questions"], "answers": flags["answers"]}
+    asked = {"temperature": 1.0, "questions": flags["questions"], "answers": flags["answers"]}
     if flags["new_tokens"]:
-        given["max_new_tokens"] = flags["new_tokens"]
-    return load_policy(make_settings(given), sampled_by(run, step))
+        asked["max_new_tokens"] = flags["new_tokens"]
+    return load_policy(settings_of_run(run, **asked), sampled_by(run, step))
 
 
 def sampled_by(run: Path, step: int) -> Path | None:

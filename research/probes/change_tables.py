@@ -5,14 +5,16 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from tokenizers import Tokenizer
 
+from analysis.shares import jackknife_of_sums, over, share_of, share_of_sums, sums_by_problem
 from analysis.statistics import Estimate, within
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from analysis.tokens import TokenTable, joined_tables
 from engine.errors import UserError
 from engine.tokens import KINDS
+from grpo import ways_of_push
 from research.probes.change_batches import (ADAMW_STEP, PLAIN_STEP, PUSH, SMALL_GROUPS, STEPS,
                                             MeasuredBatch)
-from research.probes.common import jackknife_of_sums, rank_correlation, share_of_sums
+from research.probes.common import rank_correlation
 
 COMMON_ITEM = 20  # tokens of a vocabulary item: in each run, or for the correlations as below
 MOST_ITEMS = 6    # that are shown
@@ -103,14 +105,15 @@ def sums_of_kinds(batches: ByStep) -> dict[str, dict[str, dict[str, list[float]]
     found: dict[str, dict[str, dict[str, list[float]]]] = {}
     for step, of_step in batches.items():
         tokens, sizes = sizes_of_tokens(of_step)
-        found[str(step)] = {}
-        for name, size in sizes.items():
-            sums = {"all": tokens.sums_by_problem(size).tolist()}
-            for kind in SHOWN:
-                inside = tokens["kind"] == KINDS.index(kind)
-                sums[kind] = tokens.sums_by_problem(size * inside).tolist()
-            found[str(step)][name] = sums
+        everywhere = np.ones(len(tokens), bool)
+        masks = [("all", everywhere), *shown_kinds(tokens)]
+        found[str(step)] = sums_by_problem(tokens, sizes, masks)
     return found
+
+
+def shown_kinds(tokens: TokenTable) -> list[tuple[str, np.ndarray]]:
+    """The kinds that the tables show, each with the mask (n,) of its tokens."""
+    return [(name, tokens["kind"] == KINDS.index(name)) for name in SHOWN]
 
 
 def kinds_table(batches: ByStep) -> Table:
@@ -121,10 +124,8 @@ def kinds_table(batches: ByStep) -> Table:
             raise UserError(f"at step {step} no measured token has a push, because in each "
                             "measured problem all answers have equal rewards. More --questions or "
                             "--measured problems may help")
-        for kind in SHOWN:
-            inside = tokens["kind"] == KINDS.index(kind)
-            shares = [share_of_sums(tokens["problem"], size * inside, size)
-                      for size in sizes.values()]
+        for kind, inside in shown_kinds(tokens):
+            shares = [share_of(tokens, inside, size) for size in sizes.values()]
             rows.append([step, kind, inside.mean(), *shares])
     names = ("push", "plain step", "AdamW", "credit")
     formats = {"step": "d", "kind": "", "tokens": ".0%"}
@@ -153,10 +154,10 @@ def fell_and_rose_table(batches: ByStep) -> Table:
             tokens = pooled(of_step, arm)
             against_push = [Estimate(np.nan)] * 2
             if arm != PUSH:
-                problem, push, change = tokens["problem"], tokens["push"], tokens["change"]
-                up, down = push.clip(0), push.clip(None, 0)
-                against_push = [share_of_sums(problem, up * (change < 0), up),
-                                share_of_sums(problem, down * (change > 0), down)]
+                by_way = ways_of_push(tokens["push"], tokens["change"])
+                against_push = [
+                    share_of_sums(tokens["problem"], by_way["up, fell"], by_way["up"]),
+                    share_of_sums(tokens["problem"], by_way["down, rose"], by_way["down"])]
             rows.append([step, arm, *against_push, *correlations_with_credit(tokens)])
     formats = {"step": "d", "what": "", "fell": ".0%", "rose": ".0%", "by token": "+.2f",
                "by type": "+.2f"}
@@ -173,9 +174,24 @@ def fell_and_rose_table(batches: ByStep) -> Table:
                   "signs over all tokens of one vocabulary item"], headings)
 
 
-def shares_of_items(item: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """(items,) the sum over the tokens of each vocabulary item, as a share of all sizes."""
-    return np.bincount(item, values) / np.abs(values).sum()
+def items_of(tokens: TokenTable, tokenizer: Tokenizer) -> tuple[list[str], dict[str, np.ndarray]]:
+    """The vocabulary items that occur, spelled out; and for each item the number of its tokens, and
+    the sums of their push, change and credit with their signs, as shares of all sizes."""
+    ids, item, count = np.unique(tokens["token_id"], return_inverse=True, return_counts=True)
+    numbers = {"count": count}
+    credit = (tokens["credit 1"] + tokens["credit 2"]) / 2
+    for name, values in (("push", tokens["push"]), ("change", tokens["change"]),
+                         ("credit", credit)):
+        numbers[name] = over(np.bincount(item, values), np.abs(values).sum())
+    texts = [repr(tokenizer.decode([i], skip_special_tokens=False)) for i in ids.tolist()]
+    return texts, numbers
+
+
+def largest_credit_first(numbers: dict[str, np.ndarray], fewest: int = 1) -> np.ndarray:
+    """The indices of the items with so many tokens or more, the largest credit, up or down, first.
+    """
+    common = np.flatnonzero(numbers["count"] >= fewest)
+    return np.asarray(common[np.argsort(-np.abs(numbers["credit"][common]))])
 
 
 def items_table(batches: ByStep, tokenizer: Tokenizer) -> Table:
@@ -184,20 +200,14 @@ def items_table(batches: ByStep, tokenizer: Tokenizer) -> Table:
     rows: list[Row] = []
     sentences = []
     for step, of_step in batches.items():
-        tokens = pooled(of_step, PLAIN_STEP)
-        ids, item, count = np.unique(tokens["token_id"], return_inverse=True, return_counts=True)
-        both_halves = (tokens["credit 1"] + tokens["credit 2"]) / 2
-        push = shares_of_items(item, tokens["push"])
-        change = shares_of_items(item, tokens["change"])
-        credit = shares_of_items(item, both_halves)
-        common = np.flatnonzero(count >= COMMON_ITEM * len(of_step))
-        largest_first = common[np.argsort(-np.abs(credit[common]))]
-        for i in largest_first[:MOST_ITEMS]:
-            text = repr(tokenizer.decode([int(ids[i])]))
-            rows.append([step, text, push[i], change[i], credit[i]])
-        of_change = rank_correlation(change[common], credit[common])
-        of_push = rank_correlation(push[common], credit[common])
-        sentences.append(f"At step {step}, over {len(common)} vocabulary items, the rank "
+        texts, numbers = items_of(pooled(of_step, PLAIN_STEP), tokenizer)
+        items = largest_credit_first(numbers, COMMON_ITEM * len(of_step))
+        push, change, credit = (numbers[name] for name in ("push", "change", "credit"))
+        for i in items[:MOST_ITEMS]:
+            rows.append([step, texts[i], push[i], change[i], credit[i]])
+        of_change = rank_correlation(change[items], credit[items])
+        of_push = rank_correlation(push[items], credit[items])
+        sentences.append(f"At step {step}, over {len(items)} vocabulary items, the rank "
                          f"correlation with the credit is {of_change:+.2f} for the change and "
                          f"{of_push:+.2f} for the push.")
     formats = {"step": "d", "type": "", **dict.fromkeys(("push", "change", "credit"), "+.1%")}

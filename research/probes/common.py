@@ -12,7 +12,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +20,6 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from analysis.statistics import Estimate, jackknife, within
 from analysis.tables import Table, show, show_in_short
 from engine.errors import UserError
 from engine.policy import Policy, derived_seed
@@ -155,35 +154,6 @@ def sample_batch(policy: Policy, questions: int, answers: int, step: int = 1,
     generator = torch.Generator().manual_seed(derived_seed("probe credit", seed, step))
     rollouts = replace(rollouts, step=step, generator=generator, forward=policy.extra_forward())
     return replace(rollouts, advantage=grpo(rollouts))
-
-
-def jackknife_of_sums(problem: np.ndarray, values: Sequence[np.ndarray],
-                      statistic: Callable[[np.ndarray], float],
-                      cell: np.ndarray | None = None) -> Estimate:
-    """A statistic of the sums (values, cells) of some columns (n,) over the tokens of each cell;
-    its interval from the values that it has without each problem. A problem without tokens does not
-    count as one, whatever its number."""
-    _, problem = np.unique(problem, return_inverse=True)
-    problems = int(problem.max()) + 1
-    if cell is None:
-        cell = np.zeros(len(problem), int)
-    cells = int(cell.max()) + 1
-    of_problem = np.zeros((len(values), problems, cells))
-    for number, column in enumerate(values):
-        sums = np.bincount(problem * cells + cell, column, problems * cells)
-        of_problem[number] = sums.reshape(problems, cells)
-    return jackknife(lambda kept: statistic(of_problem[:, kept].sum(1)), np.arange(problems))
-
-
-def share_of_sums(problem: np.ndarray, part: np.ndarray, whole: np.ndarray) -> Estimate:
-    """The sum of a part over the sum of the whole, with its interval over problems, cut at 0 and
-    1."""
-    return within(quotient_of_sums(problem, part, whole), 0, 1)
-
-
-def quotient_of_sums(problem: np.ndarray, above: np.ndarray, below: np.ndarray) -> Estimate:
-    """A sum over another, with its interval over problems."""
-    return jackknife_of_sums(problem, [above, below], lambda sums: float(sums[0, 0] / sums[1, 0]))
 
 
 def rank_correlation(one: list | np.ndarray, two: list | np.ndarray) -> float:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from analysis.shares import occurring, share_of, sums_by_problem
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row, shown
 from analysis.tokens import TokenTable, joined_tables, table_of_frames
 from engine.policy import Policy
@@ -21,7 +22,6 @@ from grpo import gradient_size, update_with_change
 from harness.load import load_optimizer
 from harness.record import credit_path, make_run, provenance, write_credit
 from research.earlier.notes import CLASSES, class_codes
-from research.probes.common import share_of_sums
 from research.probes.credit import MeasuredCredit, squared_credit
 
 PARTITIONS = {"kind": (KINDS, "What each kind of token decides, and what gradient it gets"),
@@ -70,14 +70,10 @@ def decided_table(tokens: TokenTable, partition: str,
     squared, gradient = tokens["squared credit"], np.abs(tokens["advantage"]) * tokens["s"]
     count = tokens["count"]
     rows: list[Row] = []
-    for code, name in enumerate(names):
-        inside = tokens[partition] == code
-        if inside.any():
-            decided = share_of_sums(tokens["problem"], squared * inside, squared)
-            of_gradient = share_of_sums(tokens["problem"], gradient * inside, gradient)
-            tokens_inside = count[inside].sum()
-            rows.append([name, round(tokens_inside), tokens_inside / count.sum(), decided,
-                         of_gradient])
+    for name, inside in occurring(tokens[partition], names):
+        of_name = count[inside].sum()
+        rows.append([name, round(of_name), of_name / count.sum(),
+                     share_of(tokens, inside, squared), share_of(tokens, inside, gradient)])
     formats = {partition: "", "tokens": ",d", "of all": ".1%", "decided": ".1%",
                "gradient": ".1%"}
     return Table(
@@ -91,19 +87,11 @@ def decided_table(tokens: TokenTable, partition: str,
          "gradient": f"share of plain GRPO's gradient{WITH_INTERVAL}"})
 
 
-def sums_by_problem(tokens: TokenTable) -> dict[str, dict[str, list[float]]]:
-    """What the shares of each kind are made of: its sum of squared credit and of gradient in each
-    problem. From these the intervals follow, and several runs can be pooled."""
+def sums_of_kinds(tokens: TokenTable) -> dict[str, dict[str, list[float]]]:
+    """The sum of each kind's squared credit and of its gradient in each problem."""
     sizes = {"decided_by_problem": tokens["squared credit"],
              "gradient_by_problem": np.abs(tokens["advantage"]) * tokens["s"]}
-    found: dict[str, dict[str, list[float]]] = {}
-    for name, size in sizes.items():
-        found[name] = {}
-        for code, kind in enumerate(KINDS):
-            inside = tokens["kind"] == code
-            if inside.any():
-                found[name][kind] = tokens.sums_by_problem(size * inside).tolist()
-    return found
+    return sums_by_problem(tokens, sizes, list(occurring(tokens["kind"], KINDS)))
 
 
 def decided_in_words(rows: list[Row]) -> str:

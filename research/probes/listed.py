@@ -34,8 +34,8 @@ from harness.load import load_policy
 from harness.record import checkpoint_folders, find_folder, replace_text, run_config
 from harness.settings import Settings, make_settings
 from research.probes.change_batches import ADAMW_STEP, PLAIN_STEP, change_in_a_step, with_groups
-from research.probes.common import Findings, Progress, run_of
-from research.probes.decided import sums_by_problem
+from research.probes.common import Findings, Progress, flags_of_model, run_of
+from research.probes.decided import sums_of_kinds
 from research.probes.listed_tables import MeasuredModel, draw_shares, listed_model_tables
 from research.probes.tree import Listing, list_answers
 
@@ -60,7 +60,7 @@ def measure_model(args: SimpleNamespace, folder: Path) -> Findings:
              f"more was listed. The models are {', '.join(models)}.",
              f"Each model also sampled a batch of {args.answers} answers to each problem. The "
              f"credit of at least {known:.1%} of its tokens is known."]
-    values = {name: sums_by_problem(one.tokens) for name, one in found.items()}
+    values = {name: sums_of_kinds(one.tokens) for name, one in found.items()}
     return Findings("Exact credit on a real model", intro, tables, {"by_model": values})
 
 
@@ -110,14 +110,9 @@ def config_of(text: str) -> str | None:
 
 def settings_for(args: SimpleNamespace, model: Path, config: str | None) -> Settings:
     """The settings of a model, at temperature 1: a probe asks about the policy itself."""
-    given = {"model": str(model), "temperature": 1.0}
-    for name in ("device", "threads", "seed", "answers", "dtype"):
-        given[name] = vars(args)[name]
-    if args.max_new_tokens:
-        given["max_new_tokens"] = args.max_new_tokens
-    if config:
-        given["config"] = config
-    return make_settings(given)
+    of_model = SimpleNamespace(**vars(args) | {"model": str(model), "config": config})
+    return make_settings({**flags_of_model(of_model), "answers": args.answers,
+                          "dtype": args.dtype})
 
 
 def measure_one(policy: Policy, args: SimpleNamespace,

@@ -9,14 +9,15 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from analysis.plots import CREDIT_COLOUR, GRADIENT_COLOUR, TOKENS_COLOUR, legend_below, plt, save
+from analysis.shares import occurring, share_of, shares_by
 from analysis.statistics import FEWEST
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from analysis.tokens import TokenTable
 from engine.tokens import KINDS
 from research.probes import change_tables
 from research.probes.change_batches import ADAMW_STEP, PLAIN_STEP, PUSH
-from research.probes.change_tables import correlations_with_credit, live_tokens
-from research.probes.common import share_of_sums
+from research.probes.change_tables import (correlations_with_credit, items_of,
+                                           largest_credit_first, live_tokens)
 from research.probes.decided import PARTITIONS, decided_table
 from research.probes.tree import Listing
 
@@ -69,8 +70,7 @@ def draw_shares(models: Models, folder: Path) -> None:
                  "plain GRPO's gradient": (gradient, GRADIENT_COLOUR),
                  "the share it decides": (tokens["squared credit"], CREDIT_COLOUR)}
         for number, (label, (size, colour)) in enumerate(sizes.items()):
-            total = np.bincount(tokens["kind"], size, len(KINDS))
-            share = 100 * total / (total.sum() or 1)
+            share = 100 * shares_by(tokens["kind"], size, len(KINDS))
             places = np.arange(len(KINDS)) + 0.27 * (number - 1)
             axis.barh(places, share, 0.25, color=colour, label=label)
         axis.set(title=name, yticks=range(len(KINDS)), yticklabels=KINDS,
@@ -178,11 +178,9 @@ def shares_table_of_models(models: Models) -> Table:
         tokens = live_tokens(one.sampled, PUSH)
         sizes = [np.abs(live_tokens(one.sampled, arm)["change"]) for arm in LABELS]
         sizes.append(np.abs(tokens["credit 1"]))
-        for code, kind in enumerate(KINDS):
-            inside = tokens["kind"] == code
-            if inside.any():
-                shares = [share_of_sums(tokens["problem"], size * inside, size) for size in sizes]
-                rows.append([name, kind, inside.mean(), *shares])
+        for kind, inside in occurring(tokens["kind"], KINDS):
+            shares = [share_of(tokens, inside, size) for size in sizes]
+            rows.append([name, kind, inside.mean(), *shares])
     formats = {"model": "", "kind": "", "tokens": ".1%"}
     headings = {"tokens": "share of the tokens"}
     for column, of in (("push", "push"), ("plain step", "change, plain step"),
@@ -201,16 +199,10 @@ def largest_items_table(models: Models, tokenizer: Tokenizer) -> Table:
     of all sizes."""
     rows: list[Row] = []
     for name, one in models.items():
-        tokens = live_tokens(one.sampled, PLAIN_STEP)
-        ids, item, count = np.unique(tokens["token_id"], return_inverse=True, return_counts=True)
-        shares = []
-        for column in ("push", "change", "credit 1"):
-            size = max(np.abs(tokens[column]).sum(), 1e-300)
-            shares.append(np.bincount(item, tokens[column]) / size)
-        push, change, credit = shares
-        for i in np.argsort(-np.abs(credit))[:MOST_ITEMS]:
-            text = repr(tokenizer.decode([int(ids[i])], skip_special_tokens=False))
-            rows.append([name, text, int(count[i]), push[i], change[i], credit[i]])
+        texts, numbers = items_of(live_tokens(one.sampled, PLAIN_STEP), tokenizer)
+        for i in largest_credit_first(numbers)[:MOST_ITEMS]:
+            values = [numbers[column][i] for column in ("push", "change", "credit")]
+            rows.append([name, texts[i], int(numbers["count"][i]), *values])
     formats = {"model": "", "type": "", "tokens": "d", "push": "+.1%", "change": "+.1%",
                "credit": "+.1%"}
     return Table("types", "The vocabulary items with the largest credits, up or down",

@@ -29,14 +29,15 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from analysis.shares import quotient_of_sums
 from analysis.statistics import within
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from analysis.tokens import TokenTable, flat
 from harness.flags import Flag
 from research.probes.common import (MODEL_FLAGS, Findings, Progress, policy_from_flags,
-                                    quotient_of_sums, sample_batch)
+                                    sample_batch)
 from research.probes.credit import true_credit
-from research.probes.decided import (PARTITIONS, MeasuredAnswers, decided_table, sums_by_problem,
+from research.probes.decided import (PARTITIONS, MeasuredAnswers, decided_table, sums_of_kinds,
                                      tokens_of, write_run)
 from research.probes.methods import make_methods
 
@@ -72,7 +73,7 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
              "an answer add up to that variance. Intervals show how much a number varies between "
              "problems. They say nothing of other policies."]
     return Findings("Which tokens decide the reward, and which method finds them", intro, tables,
-                    sums_by_problem(tokens))
+                    sums_of_kinds(tokens))
 
 
 def scores_table(tokens: TokenTable, sizes: dict[str, np.ndarray]) -> Table:

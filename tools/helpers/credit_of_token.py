@@ -26,7 +26,7 @@ from engine.tokens import load_tokenizer
 from harness.load import load_policy
 from harness.record import find_folder, read_credit
 from harness.screen import show_status
-from harness.settings import make_settings
+from harness.settings import settings_of_run
 
 # with fewer than ten continuations an interval is nearly as wide as the range of rewards
 FEWEST_CONTINUATIONS, MOST_CONTINUATIONS = 10, 1_000_000
@@ -76,7 +76,7 @@ def measure_all(run: Path, sampled_by: str, step: int, b: int, k: int) -> list[C
 def replayed_step(run: Path, sampled_by: str, step: int, seed: int) -> tuple[Policy, Rollouts]:
     """The policy that sampled a step, and the step's answers with their problems, so that they can
     be continued and scored. `seed` is that of the continuations."""
-    settings = make_settings({"config": run / "config.json", "device": "cpu", "shard": False})
+    settings = settings_of_run(run, device="cpu", shard=False)
     policy = load_policy(settings, find_folder(sampled_by))
     problems = policy.task.training_problems(settings.seed, step, settings.questions)
     generator = torch.Generator().manual_seed(seed)

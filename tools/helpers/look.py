@@ -14,12 +14,13 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from analysis.shares import shares_by
 from analysis.tokens import TokenTable, table_of_frames
 from engine.optimizer import AdamW
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts, double
 from engine.tokens import KINDS
-from grpo import gradient_size, update, update_with_change
+from grpo import gradient_size, update, update_with_change, ways_of_push
 from harness.memory import return_memory
 from harness.screen import say, show_status
 from harness.load import load_optimizer, load_policy, make_advantage, make_weighting
@@ -151,8 +152,8 @@ def tokens_after_a_step(s: Settings, batch: Rollouts, weight: torch.Tensor) -> T
 def about_change(plain: TokenTable, idea: TokenTable) -> str:
     """A line about the step: not every kind of token changes as it is pushed, because tokens share
     weights."""
-    gains = share_gains(shares_of_kinds(idea["kind"], np.abs(idea["change"])),
-                        shares_of_kinds(plain["kind"], np.abs(plain["change"])))
+    gains = share_gains(shares_by(idea["kind"], np.abs(idea["change"]), len(KINDS)),
+                        shares_by(plain["kind"], np.abs(plain["change"]), len(KINDS)))
     return ("each kind's share of the change of log p in a step, divided by its share in plain "
             f"GRPO: {gains}. Of the upward push (A w s^2, what a token's own term of the loss "
             f"would do to its log-prob), {share_that_fell(idea):.0%} went to tokens whose log-prob "
@@ -161,13 +162,8 @@ def about_change(plain: TokenTable, idea: TokenTable) -> str:
 
 def share_that_fell(tokens: TokenTable) -> float:
     """The share of the upward push that went to tokens whose log-prob fell."""
-    up = tokens["push"].clip(0)
-    return float(up[tokens["change"] < 0].sum() / max(up.sum(), 1e-30))
-
-
-def shares_of_kinds(kind: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """(kinds,) each kind's share of the summed sizes (n,) of tokens."""
-    return np.asarray(np.bincount(kind, size, len(KINDS)) / max(size.sum(), 1e-30))
+    by_way = ways_of_push(tokens["push"], tokens["change"])
+    return float(by_way["up, fell"].sum() / max(by_way["up"].sum(), 1e-30))
 
 
 def share_gains(mine: np.ndarray, plain: np.ndarray) -> str:
@@ -186,7 +182,7 @@ def about_gradient(is_weighting: bool, kind: np.ndarray, s: np.ndarray, usual: n
     come from several batches: each batch has another factor, and with it equal weights would no
     longer be equal."""
     size, usual_size = np.abs(advantage * weight * s), np.abs(usual * s)
-    gains = share_gains(shares_of_kinds(kind, size), shares_of_kinds(kind, usual_size))
+    gains = share_gains(shares_by(kind, size, len(KINDS)), shares_by(kind, usual_size, len(KINDS)))
     amount = weight if is_weighting else np.abs(advantage)
     order = amount if as_returned is None or not is_weighting else as_returned
     heaviest = amount[is_heaviest(order)]

@@ -13,7 +13,6 @@ from credit.measured import measured as measured_advantage
 from engine.errors import UserError
 from engine.policy import Policy
 from harness.settings import Settings
-from research.probes.common import quotient_of_sums
 from research.probes.credit import squared_credit, true_credit
 from research.probes.enumerated import TEXTS, make_enumerated
 
@@ -108,13 +107,6 @@ def test_parts_are_independent_estimates(measured):
     error = np.std(products) / 60 ** 0.5
     assert abs(np.mean(products) - true) < 4 * error
     assert np.mean(squares) > true + 4 * error
-
-
-def test_a_ratio_of_sums_by_hand():
-    """(1 + 3) / (2 + 4); without one 3 / 4, without the other 1 / 2; error |3/4 - 1/2| / 2."""
-    found = quotient_of_sums(np.array([0, 1]), np.array([1.0, 3.0]), np.array([2.0, 4.0]))
-    assert found.value == pytest.approx(4 / 6)
-    assert found.high - found.value == pytest.approx(12.7062 * 0.125, rel=1e-4)
 
 
 def test_a_part_of_the_tokens_from_halves(measured):

@@ -17,30 +17,7 @@ from research.probes.change_batches import (BETTER_ONLY, PLAIN_STEP, PUSH, Measu
                                             with_groups)
 from research.probes.change_tables import correlation_by_item, correlation_by_token
 from research.probes.change_synthetic import cancelled
-from research.probes.common import jackknife_of_sums, rank_correlation, share_of_sums
-
-
-def test_a_share_and_its_jackknife():
-    """Sums 1, 2, 3 of 2, 2, 6 by problem: 6 / 10; without one of them 5/8, 4/8, 3/4. From three
-    problems the interval reaches beyond 0 and 1, where it is cut."""
-    problem = np.array([0, 0, 1, 2])
-    part, whole = np.array([0.5, 0.5, 2, 3]), np.array([1.0, 1, 2, 6])
-    uncut = jackknife_of_sums(problem, [part, whole], lambda sums: sums[0, 0] / sums[1, 0])
-    left = np.array([5 / 8, 4 / 8, 3 / 4])
-    assert uncut.value == pytest.approx(0.6)
-    error = np.sqrt(2 / 3 * ((left - left.mean()) ** 2).sum())
-    assert (uncut.high - uncut.low) / 2 == pytest.approx(4.303 * error, rel=1e-3)  # t of 2
-    assert uncut.low < 0 and uncut.high > 1
-    assert share_of_sums(problem, part, whole).interval == (0, 1)
-
-
-def test_problems_without_tokens_make_no_interval_narrower():
-    """The same three problems, numbered among others of which no token is left: as many degrees of
-    freedom, wherever the others stand."""
-    part, whole = np.array([0.5, 0.5, 2, 3]), np.array([1.0, 1, 2, 6])
-    alone = share_of_sums(np.array([0, 0, 1, 2]), part, whole)
-    for problem in ([5, 5, 9, 14], [0, 0, 1, 14]):
-        assert share_of_sums(np.array(problem), part, whole) == alone
+from research.probes.common import rank_correlation
 
 
 def test_the_noise_of_the_credit_is_taken_out():
