@@ -33,7 +33,6 @@ from matplotlib.figure import Figure
 
 from analysis import report
 from analysis.answers import ShownAnswer, answers_of
-from analysis.change import CREDIT, SIZES, change_table, known
 from analysis.page import Picture, write_page
 from analysis.plots import (CHANGE_COLOUR, COLOURS, CREDIT_COLOUR, GRADIENT_COLOUR, GREY,
                             PUSH_COLOUR, TOKENS_COLOUR, Style, legend_below, save, whole_steps)
@@ -179,6 +178,7 @@ def run_chapters(run: Run, tally: Tally | None) -> dict[str, list[Table]]:
         if tally.has_cells(name):
             of_gradient.append(gradient_table(tally, name))
     if tally.steps_with_change:
+        from analysis.change import change_table
         for name in ("kind", "section", "position"):
             if name == "position" or tally.has_cells(name):
                 of_gradient.append(change_table(tally, name))
@@ -398,6 +398,7 @@ def gradient_by_kind(tally: Tally, folder: Path) -> Picture:
 
 def change_by_kind(tally: Tally, folder: Path) -> Picture:
     """Shares in the steps in which the change was measured."""
+    from analysis.change import CREDIT, SIZES, known
     count = tally.total("kind", "measured")
     push, change = (tally.shares("kind", SIZES[name]) for name in ("push", "change"))
     bars = {"share of the tokens": (shares(count), TOKENS_COLOUR),
