@@ -34,9 +34,10 @@ def refuse_other_settings(planned: PlannedRun) -> None:
     wanted, config = settings_of(planned).to_json(), read_run(planned.folder)["config"]
     passed_over = {"out"} if wanted["threads"] else {"out", "threads"}  # 0: what suits the machine
     for name in wanted.keys() - passed_over:
-        if config.get(name) != wanted[name]:
-            raise UserError(f"{planned.folder} has --{name} {config.get(name)}, not "
-                            f"{wanted[name]}: remove it, and the run is made again")
+        value = config.get(name, wanted[name])  # an older run lacks a flag that came later
+        if value != wanted[name]:
+            raise UserError(f"{planned.folder} has --{name} {value}, not {wanted[name]}: remove "
+                            "it, and the run is made again")
 
 
 def refuse_changed(planned: PlannedRun) -> None:
@@ -75,6 +76,11 @@ class Experiment:
             if run:
                 self.found[key] = run
         return self.known.get(key) or self.found.get(key)
+
+    @property
+    def finished(self) -> dict[Key, Run]:
+        """All finished runs that are known or that have been asked for."""
+        return self.known | self.found
 
     def arms(self, keys: Iterable[Key]) -> Arms:
         """Those of these runs that are finished."""

@@ -25,76 +25,54 @@ published leaderboard are used as well, so one machine can continue where anothe
 from pathlib import Path
 from types import SimpleNamespace
 
+from analysis.experiment import Experiment, Key
 from analysis.gains import BEHIND, Gain, called, gain_table
-from analysis.runs import Run
 from analysis.tables import WITH_INTERVAL, Row, Table
 from engine.errors import UserError
-from harness.screen import python_command, say
-from harness.flags import Flag
-from harness.parser import make_parser, with_defaults
 from research.boards.arms import ARMS, CONTROLS, METHODS, PLAIN, SCALE
-from research.boards.common import (FLAGS_OF_LEADERBOARD, FLAGS_OF_RUNS, end_with,
-                                         from_short_form, leaderboard, list_missing,
+from research.boards.leaderboard import (AFRESH, Stages, flags_of_runs, leaderboard,
                                          mean_step_seconds, power_table, predictions,
-                                         require_same_plan, short_form, total_seconds,
+                                         published_runs, run_leaderboard, run_name, short_form,
                                          write_report)
-from research.publish.pictures import draw_gains, draw_published
-from research.boards.protocol import (AGAIN, COMMON, FIRST, RATES, REPORTED, STEPS, Board, Key,
-                                           board_stages)
-from research.publish.results import RESULTS, read_result
-from research.probes.common import Findings, command_of
-from harness.planned import kinds_of, make_runs, side_by_side
+from research.boards.protocol import (AGAIN, AT_RATES, COMMON, FIRST, RATES, REPORTED, STEPS,
+                                      Board, board_experiment, board_stages)
+from research.probes.common import Findings
+from research.publish.pictures import draw_gains
 
-PUBLISHED_BOARD = RESULTS / "board.json"
-ANSWERS = 64  # to a step of every arm, but for those with larger batches
-TIMES_THE_BATCH = {"none-16x8": 2, "none-32x8": 4}  # how many times as many
 NOT_METHODS = (*CONTROLS, *SCALE)
-FLAGS = {"runs": Flag("runs/board",
-                      "folder in which the runs are kept"), **FLAGS_OF_RUNS, **FLAGS_OF_LEADERBOARD}
+FLAGS = {**flags_of_runs("runs/board"), **AFRESH}
 
 
 def main(argv: list[str]) -> None:
-    typed = make_parser("python -m research board [flags]", __doc__, FLAGS).read(argv)
-    args = with_defaults(typed, FLAGS)
-    board, failed = Board(Path(args.runs)), {}
-    if PUBLISHED_BOARD.exists() and not args.afresh:
-        board.known |= published_board_runs(read_result(PUBLISHED_BOARD))
-    if not args.report_only:
-        failed = make_stages(board, args, python_command("-m", "research", "board", *argv))
-    if not args.dry_run:
-        report_board(board, command_of("board", typed, ["runs"]))
-    end_with(failed)
+    run_leaderboard("board", __doc__, FLAGS, argv, plan, report)
 
 
-def make_stages(board: Board, args: SimpleNamespace, command: str) -> dict[str, str]:
-    """Make what each stage lacks; stop where runs failed, and return them."""
-    for title, keys in board_stages(board):
-        missing = [board.planned(*key) for key in keys if not board.run(*key)]
-        say(f"{title}: {len(keys) - len(missing)} of {len(keys)} runs are finished")
-        if missing and args.dry_run:
-            list_missing(missing)
-            return {}
-        if missing:
-            processes, _ = side_by_side(kinds_of(missing), args.processes)
-            failed = make_runs(missing, processes, command)
-            if failed:
-                return failed
-    return {}
+def plan(args: SimpleNamespace) -> tuple[Experiment, Stages]:
+    known = {}
+    if not args.afresh:
+        known = published_runs("board", {"common": COMMON, "steps": STEPS}, ARMS, arm_and_key)
+    experiment = board_experiment(Path(args.runs), known)
+    return experiment, board_stages(Board(experiment))
 
 
-def report_board(board: Board, command: str) -> None:
-    """Write the report into results/board, where it takes the place of the one before."""
-    folder = Path("results/board")
-    folder.mkdir(parents=True, exist_ok=True)
+def arm_and_key(stored_as: str) -> tuple[str, Key]:
+    """gtpo-placebo 5e-4 60 -> gtpo, (gtpo-placebo-5e-4, 60): the arm whose flags the plan has, and
+    the run."""
+    name, rate, seed = stored_as.split()
+    return name.removesuffix("-placebo"), (f"{name}-{rate}", int(seed))
+
+
+def report(args: SimpleNamespace, experiment: Experiment, command: str) -> None:
+    board = Board(experiment)
     table = board_leaderboard(board, predictions("board"))
-    draw_published(draw_gains, folder / "gains.png", table.to_json())
-    made = {f"{arm}-{rate}-s{seed}": run for (arm, rate, seed), run in board.known.items()}
+    made = {run_name(*key): run for key, run in experiment.finished.items()}
     settings = {"common": COMMON, "steps": STEPS, "rates": RATES, "arms": ARMS}
     findings = Findings("Which method trains the tiny model better than plain GRPO?",
                         [f"{len(made)} runs are finished."],
                         [table, *second_look_table(board), board_power(board)],
-                        board_values(board))
-    write_report(folder, "board", findings, settings, made, total_seconds(made.values()), command)
+                        board_values(experiment))
+    write_report("board", "board", findings, settings, made, command,
+                 picture=("gains.png", draw_gains, table.to_json()))
 
 
 def gains_of_all(board: Board) -> dict[str, Gain]:
@@ -109,8 +87,8 @@ def board_leaderboard(board: Board, predicted: dict[str, float]) -> Table:
     """The arms that have pairs, the best first."""
     found = gains_of_all(board)
     if not found:
-        raise UserError(f"{board.folder} does not yet have two finished seeds of an arm and of "
-                        f"plain GRPO ({PLAIN})")
+        raise UserError("there are not yet two finished seeds of an arm and of plain GRPO "
+                        f"({PLAIN})")
     again = board.second_look()
     seconds_of_plain = mean_step_seconds(board.runs(PLAIN, REPORTED).values())
     rates, cost, verdicts = {}, {}, {}
@@ -148,21 +126,11 @@ def verdict_of_arm(board: Board, arm: str, gain: Gain, again: Gain | None) -> st
     return "behind, stopped" if was_stopped and word != BEHIND else word
 
 
-def board_values(board: Board) -> dict:
+def board_values(experiment: Experiment) -> dict:
     """Every run in short, by its name."""
     runs = {}
-    for (arm, rate, seed), run in sorted(board.known.items()):
-        runs[f"{arm} {rate} {seed}"] = short_form(run, ANSWERS * TIMES_THE_BATCH.get(arm, 1))
-    return {"runs": runs}
-
-
-def published_board_runs(result: dict) -> dict[Key, Run]:
-    """The runs of a published leaderboard whose flags are still those of the plan."""
-    require_same_plan("board", result, {"common": COMMON, "steps": STEPS})
-    runs, arms = {}, result["settings"]["arms"]
-    for name, stored in result["values"]["runs"].items():
-        arm, rate, seed = name.split()
-        base = arm.removesuffix("-placebo")
-        if base in ARMS and ARMS[base] == arms.get(base):
-            runs[arm, rate, int(seed)] = from_short_form(stored, result, f"{arm}-{rate}-s{seed}")
-    return runs
+    for (name, seed), run in experiment.finished.items():
+        arm, rate = AT_RATES[name]
+        runs[arm, rate, seed] = short_form(run)
+    return {"runs": {f"{arm} {rate} {seed}": runs[arm, rate, seed]
+                     for arm, rate, seed in sorted(runs)}}

@@ -28,6 +28,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from analysis.experiment import Experiment, Key
 from analysis.gains import Gain, gain_table, gains
 from analysis.runs import Run
 from analysis.statistics import Estimate, mean_over
@@ -35,19 +36,15 @@ from analysis.sureness import last_entropy
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from engine.errors import UserError
 from harness.flags import Flag
-from harness.parser import make_parser, with_defaults
-from harness.planned import PlannedRun, make_runs, processes_for
-from harness.screen import python_command, say
 from harness.settings import METHODS
 from research.boards.arms import PLAIN, SCALE
-from research.boards.common import (FLAGS_OF_RUNS, Arms, by_run_name, end_with, finished_arms,
-                                         finished_run, list_missing, pairs_table, short_form,
-                                         total_seconds, write_report)
+from research.boards.leaderboard import (Stages, by_run_name, flags_of_runs, pairs_table, planner,
+                                         run_leaderboard, short_form, write_report)
 from research.boards.protocol import COMMON as COMMON_OF_BOARD
 from research.boards.protocol import REPORTED, STEPS
-from research.publish.results import table_rows
-from research.probes.common import Findings, command_of, rank_correlation
+from research.probes.common import Findings, rank_correlation
 from research.probes.law_board import gain_of_batch
+from research.publish.results import table_rows
 
 SIGNAL = "signal_later"  # the published measurement of these methods before training
 ARMS = (  # each as it is typed for `signal --only`
@@ -56,41 +53,29 @@ ARMS = (  # each as it is typed for `signal --only`
     "none --loss_norm sequence", "dr_grpo --loss_norm constant", "none --loss dpo",
     "causal_ablation --ablation delete", "gae --process_reward 0.2", "by_kind --word_weight 0",
     "none --entropy_bonus 0.1")
-RATE, ANSWERS = "2.5e-4", 64
+RATE = "2.5e-4"
 COMMON = f"{COMMON_OF_BOARD} --learning_rate {RATE}"
 AT_ONE, PER_COSINE = -0.008, 0.086  # the line: gain = AT_ONE - PER_COSINE (1 - cosine)
 DRAWS = 10_000
 FLAGS = {
-    "runs": Flag("runs/later", "folder in which the runs are kept"),
     "seeds": Flag(len(REPORTED), f"number of seeds, from {REPORTED[0]} on", least=2, most=1000),
-    "dry_run": Flag(False, "list the runs that are missing, and start none"),
-    **FLAGS_OF_RUNS}
+    **flags_of_runs("runs/later")}
 
 
 def main(argv: list[str]) -> None:
-    typed = make_parser("python -m research later [flags]", __doc__, FLAGS).read(argv)
-    args, failed = with_defaults(typed, FLAGS), {}
-    planned = planned_runs(args)
-    missing = [run for run in planned if not finished_run(run)]
-    say(f"{len(planned) - len(missing)} of {len(planned)} runs are finished")
-    if args.dry_run:
-        list_missing(missing)
-        return
-    if missing and not args.report_only:
-        command = python_command("-m", "research", "later", *argv)
-        failed = make_runs(missing, args.processes or processes_for(missing), command)
-    report(args, finished_arms(planned), command_of("later", typed, ["runs"]))
-    end_with(failed)
+    run_leaderboard("later", __doc__, FLAGS, argv, plan, report)
 
 
-def planned_runs(args: SimpleNamespace) -> list[PlannedRun]:
-    planned = []
-    for seed in range(REPORTED[0], REPORTED[0] + args.seeds):
-        for arm in (PLAIN, *ARMS):
-            folder = Path(args.runs) / f"{arm.replace('--', '').replace(' ', '-')}-s{seed}"
-            planned.append(PlannedRun(arm, seed, folder, [*COMMON.split(), *flags_of_arm(arm)],
-                                      STEPS))
-    return planned
+def plan(args: SimpleNamespace) -> tuple[Experiment, Stages]:
+    flags = {arm: " ".join(flags_of_arm(arm)) for arm in (PLAIN, *ARMS)}
+    experiment = Experiment(planner(Path(args.runs), flags, COMMON.split(), STEPS))
+    return experiment, [("later", keys_of(args))]
+
+
+def keys_of(args: SimpleNamespace) -> list[Key]:
+    """The runs, seed by seed."""
+    seeds = range(REPORTED[0], REPORTED[0] + args.seeds)
+    return [(arm, seed) for seed in seeds for arm in (PLAIN, *ARMS)]
 
 
 def flags_of_arm(arm: str) -> list[str]:
@@ -101,7 +86,8 @@ def flags_of_arm(arm: str) -> list[str]:
     return [f"--{axis}", name, *own]
 
 
-def report(args: SimpleNamespace, arms: Arms, command: str) -> None:
+def report(args: SimpleNamespace, experiment: Experiment, command: str) -> None:
+    arms = experiment.arms(keys_of(args))
     if len(arms.get(PLAIN, {})) < 2:
         raise UserError(f"{args.runs} does not yet have two finished seeds of plain GRPO ({PLAIN})")
     family = {arm: (arms[arm], arms[PLAIN]) for arm in ARMS if len(arms.get(arm, {})) > 1}
@@ -117,13 +103,12 @@ def report(args: SimpleNamespace, arms: Arms, command: str) -> None:
     settings = {"common": COMMON, "arms": {arm: " ".join(flags_of_arm(arm)) for arm in ARMS}}
     findings = Findings("Does a gradient's direction before training tell who loses?",
                         [f"{len(made)} runs are finished."], tables, values_of(made))
-    write_report(Path("results/later"), "later", findings, settings, made,
-                 total_seconds(made.values()), command)
+    write_report("later", "later", findings, settings, made, command)
 
 
 def values_of(made: dict[str, Run]) -> dict:
     """Every run in short, and the entropy of its last steps."""
-    return {"runs": {name: {"in_short": short_form(run, ANSWERS),
+    return {"runs": {name: {"in_short": short_form(run),
                             "entropy": round(last_entropy(run), 5)} for name, run in made.items()}}
 
 

@@ -19,20 +19,22 @@ import torch
 from torch import Tensor
 
 import train
-from analysis.gains import mean_success
-from analysis.runs import is_done, read_run
-from analysis.statistics import mean_over
+from analysis.experiment import Experiment
+from analysis.gains import gain_over
 from engine.choices import mitigation
 from engine.errors import UserError
 from engine.rollouts import Rollouts
 from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
+from harness.planned import PlannedRun
 from harness.screen import say
+from research.boards.leaderboard import planner
 from research.probes.batches import Batches, estimator
 from research.probes.enumerated import EnumeratedTask, make_enumerated
 
 PLAIN = "plain"
-COMMON = ("--questions 8 --answers 8 --steps 60 --eval_every 0 --checkpoint_every 0 "
+STEPS = 60
+COMMON = ("--questions 8 --answers 8 --eval_every 0 --checkpoint_every 0 "
           "--sample_every 0 --threads 1 --learning_rate 2.5e-4")
 ARMS = {  # flags, and the arm that it is compared with
     PLAIN: ("", ""),
@@ -91,52 +93,38 @@ def of_parts(rollouts: Rollouts, part: Tensor) -> Tensor:
 def main(argv: list[str]) -> None:
     for weighting in (end_untrained, per_group, micro_batches_of_4):
         mitigation(rescaled=False)(weighting)  # choices of --mitigation in this program alone
-    flags = with_defaults(make_parser("python -m research price", __doc__, FLAGS).read(argv), FLAGS)
-    if flags.exact:
+    args = with_defaults(make_parser("python -m research price", __doc__, FLAGS).read(argv), FLAGS)
+    if args.exact:
         print_exact()
         return
-    folder = Path(flags.runs)
-    seeds = range(flags.first_seed, flags.first_seed + flags.seeds)
-    for arm in flags.arms.split(",") if flags.arms != "none" else ():
+    flags = {arm: flags for arm, (flags, _) in ARMS.items()}
+    experiment = Experiment(planner(Path(args.runs), flags, COMMON.split(), STEPS))
+    for arm in args.arms.split(",") if args.arms != "none" else ():
         if arm not in ARMS:
             raise UserError(f"--arms: there is no arm {arm}, only {', '.join(ARMS)}")
-        for seed in seeds:
-            if success_of(folder, arm, seed) is None:
-                train_arm(arm, seed, run_folder(folder, arm, seed))
-    print_gains(folder)
+        seeds = range(args.first_seed, args.first_seed + args.seeds)
+        for planned in experiment.missing([(arm, seed) for seed in seeds]):
+            train_here(planned)
+    print_gains(experiment)
 
 
-def train_arm(arm: str, seed: int, out: Path) -> None:
-    """Train, and keep the settings and metrics alone. An unfinished run begins again."""
-    shutil.rmtree(out, ignore_errors=True)
-    train.main([*COMMON.split(), *ARMS[arm][0].split(), "--seed", str(seed), "--out", str(out)])
-    shutil.rmtree(out / "credit", ignore_errors=True)
+def train_here(planned: PlannedRun) -> None:
+    """Train in this process, which knows the weightings above, and keep the settings and metrics
+    alone. An unfinished run begins again."""
+    shutil.rmtree(planned.folder, ignore_errors=True)
+    train.main(planned.command[1:])
+    shutil.rmtree(planned.folder / "credit", ignore_errors=True)
 
 
-def run_folder(folder: Path, arm: str, seed: int) -> Path:
-    return folder / f"{arm}-s{seed}"
-
-
-def success_of(folder: Path, arm: str, seed: int) -> float | None:
-    """The mean success of a finished run; None if it is not finished."""
-    path = run_folder(folder, arm, seed)
-    if not (path / "metrics.jsonl").exists():
-        return None
-    run = read_run(path)
-    return mean_success(run) if is_done(run) else None
-
-
-def print_gains(folder: Path) -> None:
-    for arm, (flags, compared) in ARMS.items():
-        pairs = []
-        for seed in range(200):
-            own, other = success_of(folder, arm, seed), success_of(folder, compared, seed)
-            if compared and own is not None and other is not None:
-                pairs.append(100 * (own - other))
-        if len(pairs) > 1:
-            gain = mean_over(pairs)
-            say(f"{arm:30s} {gain.value:+5.1f} ({gain.low:+.1f} to {gain.high:+.1f}) points over "
-                f"{compared}, {len(pairs)} seeds")
+def print_gains(experiment: Experiment) -> None:
+    """The gain of each arm over all seeds that its folder has."""
+    arms = experiment.arms((arm, seed) for arm in ARMS for seed in range(200))
+    for arm, (_, compared) in ARMS.items():
+        gain = gain_over(arms.get(arm, {}), arms.get(compared, {}))
+        if gain.pairs > 1:
+            value, low, high = (100 * end for end in (gain.estimate.value, *gain.estimate.interval))
+            say(f"{arm:30s} {value:+5.1f} ({low:+.1f} to {high:+.1f}) points over {compared}, "
+                f"{gain.pairs} seeds")
 
 
 def print_exact(policies: int = 10, answers: int = 4) -> None:

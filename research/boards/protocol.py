@@ -9,17 +9,16 @@ arms have a second look.
               beside its placebo: the same weights or advantages at other tokens
 """
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 
+from analysis.experiment import Experiment, Key
 from analysis.gains import Gain, gain_over, gains, mean_success
 from analysis.runs import Run
 from research.boards.arms import ARMS, METHODS, PLAIN, placebos
-from research.boards.common import finished_run
-from harness.planned import PlannedRun
+from research.boards.leaderboard import planner
 
 RATES = ("1.25e-4", "2.5e-4", "5e-4")
 TUNED, TUNED_TOO, CLOSE = 100, 101, 0.01
@@ -28,30 +27,27 @@ STOP = -0.01
 STEPS = 60
 COMMON = ("--questions 8 --answers 8 --eval_every 0 --checkpoint_every 0 --sample_every 0 "
           "--threads 1")
-Key = tuple[str, str, int]  # arm, rate, seed
+WITH_PLACEBOS = ARMS | placebos(list(METHODS))
+AT_RATES = {f"{arm}-{rate}": (arm, rate) for arm in WITH_PLACEBOS for rate in RATES}
 Seeds = Callable[[str], Collection[int]]  # of an arm
 
 
-@dataclass
-class Board:
-    """The finished runs of a folder, and what the protocol makes of them."""
-    folder: Path
-    known: dict[Key, Run] = field(default_factory=dict)
+def board_experiment(folder: Path, known: dict[Key, Run]) -> Experiment:
+    """Each arm at each rate. `known` are published runs."""
+    flags = {name: f"{WITH_PLACEBOS[arm]} --learning_rate {rate}"
+             for name, (arm, rate) in AT_RATES.items()}
+    return Experiment(planner(folder, flags, COMMON.split(), STEPS), known=known)
 
-    def planned(self, arm: str, rate: str, seed: int) -> PlannedRun:
-        own_flags = (ARMS | placebos(list(METHODS)))[arm]
-        flags = f"{COMMON} {own_flags} --learning_rate {rate}".split()
-        name = f"{arm}-{rate}"
-        return PlannedRun(name, seed, self.folder / f"{name}-s{seed}", flags, STEPS)
+
+class Board:
+    """What the protocol makes of the finished runs of the leaderboard."""
+
+    def __init__(self, experiment: Experiment):
+        self.experiment = experiment
 
     def run(self, arm: str, rate: str, seed: int) -> Run | None:
         """The run if it is finished; one with other settings is an error."""
-        key = arm, rate, seed
-        if key not in self.known:
-            run = finished_run(self.planned(*key))
-            if run:
-                self.known[key] = run
-        return self.known.get(key)
+        return self.experiment.run(f"{arm}-{rate}", seed)
 
     def runs(self, arm: str, seeds: Iterable[int]) -> dict[int, Run]:
         """The arm's finished runs on these seeds, at its own rate."""
@@ -91,8 +87,8 @@ class Board:
 
     def at_own_rates(self, arms: Iterable[str], seeds: Iterable[int]) -> list[Key]:
         """The runs of these arms at the rates that suit them, seed by seed."""
-        rates = {arm: self.rate(arm) for arm in arms}
-        return [(arm, rate, seed) for seed in seeds for arm, rate in rates.items()]
+        names = [f"{arm}-{self.rate(arm)}" for arm in arms]
+        return [(name, seed) for seed in seeds for name in names]
 
     def gain(self, arm: str, seeds: Collection[int]) -> Gain:
         """The arm's gain over plain GRPO on these seeds, its p not corrected."""
@@ -137,14 +133,14 @@ def close_rates(first: dict[str, float]) -> list[str]:
 def board_stages(board: Board) -> Iterator[tuple[str, list[Key]]]:
     """The title and the runs of each stage. What a stage has depends on the runs of those before
     it, so one is asked for when they are finished."""
-    yield "learning rates", list(product(ARMS, RATES, [TUNED]))
+    yield "learning rates", [(f"{arm}-{rate}", TUNED) for arm, rate in product(ARMS, RATES)]
 
     repeated: list[Key] = []
     for arm in ARMS:
         first = {rate: mean_success(board.run(arm, rate, TUNED)) for rate in RATES}
         close = close_rates(first)
         if len(close) == 2:
-            repeated += [(arm, rate, TUNED_TOO) for rate in close]
+            repeated += [(f"{arm}-{rate}", TUNED_TOO) for rate in close]
     yield "close learning rates", repeated
 
     yield "six seeds", board.at_own_rates(ARMS, FIRST)

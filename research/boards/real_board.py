@@ -30,31 +30,27 @@ leaderboard, so one machine can continue where another stopped. Runs on a GPU ro
 those on a CPU, and runs with another number of problems a step are another experiment, so these
 have a leaderboard of their own.
 """
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 
+from analysis.experiment import Arms, Experiment, Key
 from analysis.gains import Gain, gains, mean_success, over_baseline
-from analysis.runs import Run
 from analysis.statistics import mean_over
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from engine.errors import UserError
-from harness.record import find_folder
-from harness.screen import python_command, say
 from harness.flags import Flag
-from harness.parser import make_parser, with_defaults
-from research.boards.common import (FLAGS_OF_LEADERBOARD, FLAGS_OF_RUNS, Arms, by_run_name,
-                                         end_with, finished_arms, finished_run, from_short_form,
-                                         leaderboard, list_missing, mean_step_seconds, pairs_table,
-                                         power_table, predictions, require_same_plan, short_form,
-                                         success_by_parts, total_seconds, write_report)
-from research.publish.pictures import draw_gains, draw_published
-from research.publish.results import RESULTS, read_result
-from research.probes.common import Findings, command_of
-from harness.planned import PlannedRun, kinds_of, make_runs, side_by_side
+from harness.planned import PlannedRun
+from harness.record import find_folder
+from research.boards.leaderboard import (AFRESH, Stages, by_run_name, flags_of_runs, leaderboard,
+                                         mean_step_seconds, pairs_table, planner, power_table,
+                                         predictions, published_runs, run_leaderboard, short_form,
+                                         success_by_parts, write_report)
+from research.probes.common import Findings
+from research.publish.pictures import draw_gains
 
 PLAIN, SHUFFLED = "none", "shuffled"
 ARMS = {  # in the order in which they are made
@@ -96,35 +92,40 @@ FLAGS = {
     "questions": Flag(0, "problems in a step. 0 means 4 with a thinking, and 8 without",
                       least=0, most=10_000),
     "device": Flag("cpu", "device to train on: cpu, cuda or cuda:N"),
-    "runs": Flag("runs/real_board", "folder in which the runs are kept"),
-    **FLAGS_OF_LEADERBOARD,
-    **FLAGS_OF_RUNS}
+    **flags_of_runs("runs/real_board"),
+    **AFRESH}
 
 
 def main(argv: list[str]) -> None:
-    typed = make_parser("python -m research real_board [flags]", __doc__, FLAGS).read(argv)
-    args, failed = with_defaults(typed, FLAGS), {}
-    planned, wanted = real_runs(args), chosen_arms(args)
-    known = {} if args.afresh else published_real_runs(args)
-    missing, finished = [], 0
-    for run in planned:
-        if (run.arm, run.seed) in known or finished_run(run):
-            finished += 1
-        elif run.arm in wanted:
-            missing.append(run)
-    missing.sort(key=lambda run: wanted.index(run.arm))
-    say(f"{finished} of {len(planned)} runs are finished")
-    if args.dry_run:
-        list_missing(missing)
-        return
-    if missing and not args.report_only:
-        command = python_command("-m", "research", "real_board", *argv)
-        processes, threads = side_by_side(kinds_of(missing), args.processes)
-        missing = [replace(run, threads=threads) for run in missing]
-        failed = make_runs(missing, processes, command)
-    command = command_of("real_board", typed, ["runs"])
-    report_real_board(args, finished_arms(planned, known), command)
-    end_with(failed)
+    run_leaderboard("real_board", __doc__, FLAGS, argv, plan, report)
+
+
+def plan(args: SimpleNamespace) -> tuple[Experiment, Stages]:
+    name, wanted = name_of_board(args), chosen_arms(args)
+    known = {}
+    if not args.afresh:
+        settings = {"common": common_flags(args), "steps": FORMS[args.prompt].steps,
+                    "model": model_name(args)}
+        known = published_runs(name, settings, flags_of_arms(args))
+    experiment = Experiment(planned_run(args), known=known)
+    return experiment, [(name, keys_of(args, wanted))]
+
+
+def keys_of(args: SimpleNamespace, arms: Iterable[str]) -> list[Key]:
+    """The runs of these arms, one arm after the other."""
+    return [(arm, seed) for arm in arms for seed in range(args.seeds)]
+
+
+def planned_run(args: SimpleNamespace) -> Callable[[str, int], PlannedRun]:
+    """What plans a run of an arm."""
+    common = ["--model", args.model, "--prompt", args.prompt, *COMMON.split()]
+    if args.device != "cpu":
+        common += ["--device", args.device]
+    if args.questions:
+        common += ["--questions", str(args.questions)]
+    folder = Path(args.runs) / name_of_board(args).removeprefix("real_board_")
+    return planner(folder, flags_of_arms(args), common, FORMS[args.prompt].steps,
+                   keeps_checkpoints=False)
 
 
 def flags_of_arms(args: SimpleNamespace) -> dict[str, str]:
@@ -173,36 +174,11 @@ def model_name(args: SimpleNamespace) -> str:
     return find_folder(args.model).absolute().name
 
 
-def real_runs(args: SimpleNamespace) -> list[PlannedRun]:
-    """All runs of the plan, arm by arm."""
-    folder = Path(args.runs) / name_of_board(args).removeprefix("real_board_")
-    common = ["--model", args.model, "--prompt", args.prompt, *COMMON.split()]
-    if args.device != "cpu":
-        common += ["--device", args.device]
-    planned = []
-    for arm, flags_of_arm in flags_of_arms(args).items():
-        own_flags = flags_of_arm.split()
-        if args.questions and "--questions" not in own_flags:
-            own_flags += ["--questions", str(args.questions)]
-        for seed in range(args.seeds):
-            planned.append(PlannedRun(
-                arm,
-                seed,
-                folder / f"{arm.replace(' ', '-')}-s{seed}",
-                flags=[*common, *own_flags],
-                steps=FORMS[args.prompt].steps,
-                keeps_checkpoints=False))
-    return planned
-
-
-def report_real_board(args: SimpleNamespace, arms: Arms, command: str) -> None:
-    """Write the report into a folder of results/ with the name of this leaderboard. It takes the
-    place of the one before."""
+def report(args: SimpleNamespace, experiment: Experiment, command: str) -> None:
+    arms = experiment.arms(keys_of(args, flags_of_arms(args)))
     if len(arms.get(PLAIN, {})) < 2:
         raise UserError(f"{args.runs} does not yet have two finished seeds of plain GRPO ({PLAIN})")
-    name = name_of_board(args)
-    folder = Path("results") / name
-    folder.mkdir(parents=True, exist_ok=True)
+    name, made = name_of_board(args), by_run_name(arms)
     predicted = predictions("real_board").get(name.removeprefix("real_board_"), {})
     complete = {arm: runs for arm, runs in arms.items() if len(runs) >= FEWEST_PAIRS}
     tables = [real_leaderboard(arms, predicted), quarters_table(arms),
@@ -210,16 +186,14 @@ def report_real_board(args: SimpleNamespace, arms: Arms, command: str) -> None:
                           "The gain over plain GRPO in training of every pair, in points"),
               without_one_seed_table(complete),
               power_table(complete_gains(arms), list(CONTROLS))]
-    drawing = partial(draw_gains, meanings=CONTROLS, second_look="")
-    draw_published(drawing, folder / "gains.png", tables[0].to_json())
-    made = by_run_name(arms)
     settings = {"prompt": args.prompt, "model": model_name(args), "common": common_flags(args),
                 "arms": flags_of_arms(args), "steps": FORMS[args.prompt].steps}
     findings = Findings("Which method trains a real model better than plain GRPO?",
                         [f"{len(made)} runs of {name} are finished."], tables,
-                        real_values(arms))
-    write_report(folder, "real_board", findings, settings, made, total_seconds(made.values()),
-                 command)
+                        {"runs": {run: short_form(one) for run, one in made.items()}})
+    drawing = partial(draw_gains, meanings=CONTROLS, second_look="")
+    write_report(name, "real_board", findings, settings, made, command,
+                 picture=("gains.png", drawing, tables[0].to_json()))
 
 
 def complete_gains(arms: Arms) -> dict[str, Gain]:
@@ -273,31 +247,3 @@ def without_one_seed_table(arms: Arms) -> Table:
                   "after the runs had been seen"],
                  {"all": f"all seeds{WITH_INTERVAL}", "p": "p",
                   "without": f"without seed {farthest}{WITH_INTERVAL}"})
-
-
-def real_values(arms: Arms) -> dict:
-    """Every run in short, by its name."""
-    runs = {}
-    for name, run in by_run_name(arms).items():
-        answers = run["config"]["questions"] * run["config"]["answers"]
-        runs[name] = short_form(run, answers)
-    return {"runs": runs}
-
-
-def published_real_runs(args: SimpleNamespace) -> dict[tuple[str, int], Run]:
-    """The runs of the published leaderboard whose flags are still those of the plan."""
-    name = name_of_board(args)
-    if not (RESULTS / f"{name}.json").exists():
-        return {}
-    result = read_result(RESULTS / f"{name}.json")
-    steps = FORMS[args.prompt].steps
-    require_same_plan(name, result, {"common": common_flags(args), "steps": steps,
-                                     "model": model_name(args)})
-    flags_then, flags_now = result["settings"]["arms"], flags_of_arms(args)
-    runs = {}
-    for run_name, stored in result["values"]["runs"].items():
-        arm, _, number = run_name.rpartition("-s")
-        seed = int(number)
-        if flags_now.get(arm) == flags_then.get(arm) and seed < args.seeds:
-            runs[arm, seed] = from_short_form(stored, result, run_name)
-    return runs

@@ -26,21 +26,19 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from analysis.experiment import Arms, Experiment, Key
 from analysis.gains import Gain, final_lines, gains, mean_success
 from analysis.runs import Run
 from analysis.statistics import Floats, mean_over, paired_difference
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from engine.errors import UserError
 from harness.flags import Flag
-from harness.parser import make_parser, with_defaults
-from harness.planned import PlannedRun, make_runs
-from harness.screen import python_command, say
-from research.boards.common import (FLAGS_OF_RUNS, Arms, by_run_name, end_with,
-                                         finished_arms, finished_run, list_missing, pairs_table,
-                                         short_form, total_seconds, write_report)
+from research.boards.leaderboard import (Stages, by_run_name, flags_of_runs, pairs_table, planner,
+                                         run_leaderboard, short_form, write_report)
 from research.boards.real_board import ARMS as ARMS_OF_BOARD
 from research.boards.real_board import FORMS, PLAIN, model_name
-from research.probes.common import Findings, command_of
+from research.dial.gains import FEWEST_SEEDS, ArmsOfTask
+from research.probes.common import Findings
 
 PROMPT, QUESTIONS = "brief", 8
 STEPS = FORMS[PROMPT].steps
@@ -51,7 +49,6 @@ COMMON = (f"--prompt {PROMPT} --dtype bfloat16 --save_model no --sample_every 0 
 RATE, LOWER_RATES = "2e-6", ("1e-6", "5e-7")
 UNCLIPPED = "--max_grad_norm 0"
 CONTROLS = ("twice", "measured 16")
-FEWEST_SEEDS = 4  # two in each half
 
 
 @dataclass
@@ -102,44 +99,32 @@ ROUNDS = [  # which arms get which seeds, in the order in which the runs are mad
 FLAGS = {
     "model": Flag("models/Qwen2.5-0.5B-Instruct", "folder of the model to train"),
     "device": Flag("cpu", "device to train on: cpu, cuda or cuda:N"),
-    "runs": Flag("runs/real_controls", "folder in which the runs are kept"),
-    "dry_run": Flag(False, "list the runs that are missing, and start none"),
-    **FLAGS_OF_RUNS}
+    **flags_of_runs("runs/real_controls")}
 
 
 def main(argv: list[str]) -> None:
-    typed = make_parser("python -m research real_controls [flags]", __doc__, FLAGS).read(argv)
-    args, failed = with_defaults(typed, FLAGS), {}
-    planned = planned_runs(args)
-    missing = [run for run in planned if not finished_run(run)]
-    say(f"{len(planned) - len(missing)} of {len(planned)} runs are finished")
-    if args.dry_run:
-        list_missing(missing)
-        return
-    if missing and not args.report_only:
-        command = python_command("-m", "research", "real_controls", *argv)
-        failed = make_runs(missing, args.processes or 1, command)
-    report(args, finished_arms(planned), command_of("real_controls", typed, ["runs"]))
-    end_with(failed)
+    run_leaderboard("real_controls", __doc__, FLAGS, argv, plan, report)
 
 
-def planned_runs(args: SimpleNamespace) -> list[PlannedRun]:
-    """All runs, in the order of ROUNDS; within a round seed by seed."""
+def plan(args: SimpleNamespace) -> tuple[Experiment, Stages]:
     common = ["--model", args.model, *COMMON.split()]
     if args.device != "cpu":
         common += ["--device", args.device]
-    planned = []
+    flags = {name: arm.flags for name, arm in ARMS.items()}
+    plan_run = planner(Path(args.runs), flags, common, STEPS, keeps_checkpoints=False)
+    return Experiment(plan_run), [("real_controls", keys_of_rounds())]
+
+
+def keys_of_rounds() -> list[Key]:
+    """All runs, in the order of ROUNDS; within a round seed by seed."""
+    keys = []
     for arms, seeds in ROUNDS:
-        for seed in seeds:
-            for arm in arms:
-                folder = Path(args.runs) / f"{arm.replace(' ', '-')}-s{seed}"
-                flags = [*common, *ARMS[arm].flags.split()]
-                planned.append(PlannedRun(arm, seed, folder, flags, STEPS,
-                                          keeps_checkpoints=False))
-    return planned
+        keys += [(arm, seed) for seed in seeds for arm in arms]
+    return keys
 
 
-def report(args: SimpleNamespace, arms: Arms, command: str) -> None:
+def report(args: SimpleNamespace, experiment: Experiment, command: str) -> None:
+    arms = experiment.arms(keys_of_rounds())
     if len(arms.get(PLAIN, {})) < 2:
         raise UserError(f"{args.runs} does not yet have two finished seeds of plain GRPO ({PLAIN})")
     made = by_run_name(arms)
@@ -149,8 +134,7 @@ def report(args: SimpleNamespace, arms: Arms, command: str) -> None:
               pairs_table(compared(arms), "The gain in training of every pair, in points")]
     findings = Findings("What else could explain the verdicts of the real model's leaderboard?",
                         [f"{len(made)} runs are finished."], tables, values_of(made))
-    write_report(Path("results/real_controls"), "real_controls", findings, settings, made,
-                 total_seconds(made.values()), command)
+    write_report("real_controls", "real_controls", findings, settings, made, command)
 
 
 def compared(arms: Arms) -> dict[str, tuple[dict[int, Run], dict[int, Run]]]:
@@ -187,18 +171,19 @@ def rates_table(arms: Arms) -> Table:
     The rate is chosen by the other half of the seeds (cross-fitting), so luck with a rate does not
     look like a gain."""
     rates = (*LOWER_RATES[::-1], RATE)
-    names = {name: [arms.get(name if rate == RATE else f"{name} {rate}", {}) for rate in rates]
-             for name in (PLAIN, "equal_gradient", "inverse_logprob")}
-    seeds = sorted(set.intersection(*(set(runs) for at_rates in names.values()
-                                      for runs in at_rates)))
-    success = {name: np.array([[mean_success(runs[seed]) for seed in seeds] for runs in at_rates])
-               for name, at_rates in names.items()}
+    names = [PLAIN, "equal_gradient", "inverse_logprob"]
+    runs = [[arms.get(name if rate == RATE else f"{name} {rate}", {}) for rate in rates]
+            for name in names]
+    seeds = sorted(set.intersection(*(set(at_rate) for of_arm in runs for at_rate in of_arm)))
+    success = np.array([[[mean_success(at_rate[seed]) for seed in seeds] for at_rate in of_arm]
+                        for of_arm in runs])  # (arms, rates, seeds)
+    at_own_rate = ArmsOfTask(names, success).at_chosen_rate if len(seeds) >= FEWEST_SEEDS else None
     rows: list[Row] = []
-    for name, by_rate in success.items():
+    for number, name in enumerate(names):
         gain = None
-        if name != PLAIN and len(seeds) >= FEWEST_SEEDS:
-            gain = mean_over(at_own_rate(by_rate) - at_own_rate(success[PLAIN]))
-        means = by_rate.mean(1) if seeds else [None] * len(rates)
+        if name != PLAIN and at_own_rate is not None:
+            gain = mean_over(at_own_rate[number] - at_own_rate[0])
+        means = success[number].mean(1) if seeds else [None] * len(rates)
         rows.append([name, len(seeds), *means, gain])
     formats = {"arm": "", "seeds": "d", **dict.fromkeys(rates, ".1%"), "gain": "points"}
     return Table("rates", "Success in training at three learning rates", by_row(formats, rows), "",
@@ -206,14 +191,6 @@ def rates_table(arms: Arms) -> Table:
                   "of the seeds chooses the rate of the other half. The interval is Student's t "
                   "over pairs, and does not cover the choice"],
                  {"gain": f"gain with own rates{WITH_INTERVAL}"})
-
-
-def at_own_rate(by_rate: Floats) -> Floats:
-    """(seeds,): success at the rate that is best on the other half of the seeds, of success (rates,
-    seeds)."""
-    middle = by_rate.shape[1] // 2
-    first, second = by_rate[:, :middle], by_rate[:, middle:]
-    return np.concatenate([first[second.mean(1).argmax()], second[first.mean(1).argmax()]])
 
 
 def held_out_table(arms: Arms) -> Table:
@@ -285,8 +262,7 @@ def values_of(made: dict[str, Run]) -> dict:
     whether it was solved, as a text of 0 and 1."""
     runs = {}
     for name, run in made.items():
-        answers = run["config"]["questions"] * run["config"]["answers"]
-        found: dict = {"in_short": short_form(run, answers)}
+        found: dict = {"in_short": short_form(run)}
         for mode in MODES:
             [line] = final_lines([run], mode)
             found[mode] = "".join(str(int(answer)) for answer in line["answer"])

@@ -31,23 +31,20 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from analysis.experiment import Arms, Experiment, Key
 from analysis.gains import (Gain, gain_table, gains, mean_success, over_baseline, success_by_step)
 from analysis.runs import Run
 from analysis.tables import Row, Table, by_row, shown
 from analysis.tally import Tally
 from engine.errors import UserError
 from engine.tokens import ANSWER
-from harness.screen import python_command
 from harness.flags import Flag
-from harness.parser import make_parser, with_defaults
-from research.earlier.notes import UNDEFINED, Notes
-from research.boards.common import (FLAGS_OF_RUNS, Arms, by_run_name, end_with,
-                                         finished_arms, predictions, success_by_parts,
-                                         total_seconds, write_report)
-from research.publish.pictures import draw_curves, draw_published
+from research.boards.leaderboard import (Stages, by_run_name, flags_of_runs, planner, predictions,
+                                         run_leaderboard, success_by_parts, write_report)
 from research.boards.protocol import COMMON
-from research.probes.common import Findings, command_of
-from harness.planned import PlannedRun, kinds_of, make_runs, side_by_side
+from research.earlier.notes import UNDEFINED, Notes
+from research.probes.common import Findings
+from research.publish.pictures import draw_curves
 
 PLAIN, FIRST_SEED, FIFTHS = "none", 300, 5  # seeds that no board has
 FEWEST_SEEDS = 3  # two agree now and then by luck
@@ -75,52 +72,46 @@ FLAGS = {
     "flags": Flag("", 'further flags of train.py for every arm, such as "--max_new_tokens 96"'),
     "seeds": Flag(3, "number of seeds of each arm", least=1, most=1000),
     "steps": Flag(60, "steps of each run", least=1, most=100_000),
-    "runs": Flag("runs/notes", "folder in which the runs are kept"),
-    **FLAGS_OF_RUNS}
+    **flags_of_runs("runs/notes")}
 
 
 def main(argv: list[str]) -> None:
-    typed = make_parser("python -m research notes [flags]", __doc__, FLAGS).read(argv)
-    args = with_defaults(typed, FLAGS)
-    planned, failed = runs_of_experiment(args), {}
-    if not args.report_only:
-        command = python_command("-m", "research", "notes", *argv)
-        processes, _ = side_by_side(kinds_of(planned), args.processes)
-        failed = make_runs(planned, processes, command)
-    report_experiment(args, finished_arms(planned), command_of("notes", typed, ["runs"]))
-    end_with(failed)
+    run_leaderboard("notes", __doc__, FLAGS, argv, plan, report)
 
 
-def runs_of_experiment(args: SimpleNamespace) -> list[PlannedRun]:
-    """The plan, seed by seed, so that what is finished is paired."""
-    planned = []
-    for seed in range(FIRST_SEED, FIRST_SEED + args.seeds):
-        for arm, flags in {PLAIN: "", **EXPERIMENTS[args.experiment]}.items():
-            folder = Path(args.runs) / f"{arm.replace(' ', '-')}-s{seed}"
-            all_flags = f"--model {args.model} {COMMON} {flags} {args.flags}".split()
-            planned.append(PlannedRun(arm, seed, folder, all_flags, args.steps))
-    return planned
+def plan(args: SimpleNamespace) -> tuple[Experiment, Stages]:
+    common = ["--model", args.model, *COMMON.split()]
+    arms = {arm: f"{flags} {args.flags}" for arm, flags in arms_of(args).items()}
+    experiment = Experiment(planner(Path(args.runs), arms, common, args.steps))
+    return experiment, [(f"experiment {args.experiment}", keys_of(args))]
 
 
-def report_experiment(args: SimpleNamespace, arms: Arms, command: str) -> None:
-    """Write the report into results/notes-N, where it takes the place of the one before."""
+def arms_of(args: SimpleNamespace) -> dict[str, str]:
+    return {PLAIN: "", **EXPERIMENTS[args.experiment]}
+
+
+def keys_of(args: SimpleNamespace) -> list[Key]:
+    """The runs seed by seed, so that what is finished is paired."""
+    seeds = range(FIRST_SEED, FIRST_SEED + args.seeds)
+    return [(arm, seed) for seed in seeds for arm in arms_of(args)]
+
+
+def report(args: SimpleNamespace, experiment: Experiment, command: str) -> None:
+    arms = experiment.arms(keys_of(args))
     if PLAIN not in arms:
         raise UserError(f"{args.runs} does not yet have a finished run of plain GRPO ({PLAIN})")
-    folder = Path(f"results/notes-{args.experiment}")
-    folder.mkdir(parents=True, exist_ok=True)
     made = by_run_name(arms)
     curves = {}
     for arm, runs in arms.items():
         for seed, run in runs.items():
             curves[f"{arm} {seed}"] = [success_by_step(run).tolist(), norms(run).tolist()]
-    draw_published(draw_curves, folder / "curves.png", {"curves": curves})
     tables = [experiment_table(arms, predictions("notes")), fifths_table(arms)]
     findings = Findings(f"Experiment {args.experiment} of the earlier experiment, made again",
                         [f"There are {len(made)} finished runs of {args.steps} steps. They train "
                          f"{args.model}."],
                         tables, {"curves": curves})
-    write_report(folder, "notes", findings, vars(args), made,
-                 total_seconds(made.values(), "seconds"), command)
+    write_report(f"notes-{args.experiment}", "notes", findings, vars(args), made, command,
+                 "seconds", ("curves.png", draw_curves, {"curves": curves}))
 
 
 def experiment_table(arms: Arms, predicted: dict[str, float]) -> Table:

@@ -1,6 +1,7 @@
 """The leaderboard from runs made by hand: which run is planned next, and what is said of them."""
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,29 +12,36 @@ from engine.errors import UserError
 from harness.settings import make_settings, read_flags
 from research.__main__ import main
 from research.boards import arms, protocol
-from research.boards.board import (board_leaderboard, board_values, published_board_runs,
-                                         second_look_table)
-from research.boards.protocol import (AGAIN, FIRST, RATES, REPORTED, Board, close_rates,
-                                           board_stages)
+from research.boards import board as boards
+from research.boards import leaderboard
+from research.boards.board import board_leaderboard, board_values, second_look_table
+from research.boards.protocol import (AGAIN, FIRST, RATES, REPORTED, Board, board_experiment,
+                                      board_stages, close_rates)
+from research.publish.results import write_result
 
 MIDDLE = RATES[1]
 
 
 def run_of(success, seconds=1.0):
-    return {"metrics": [{"success": success, "processor_seconds": seconds}] * 60}
+    return {"metrics": [{"success": success, "processor_seconds": seconds}] * 60,
+            "config": {"questions": 8, "answers": 8}}
+
+
+def at(rate, arm, seed):
+    return f"{arm}-{rate}", seed
 
 
 def board_of(gains, seeds=REPORTED):
     """All rates are known: the middle one suits every arm. Plain GRPO is at 30% and more with the
     seed; an arm gains so much over it, and half a point more and less in turns."""
-    known = {(arm, rate, 100): run_of(0.4 if rate == MIDDLE else 0.3)
+    known = {at(rate, arm, 100): run_of(0.4 if rate == MIDDLE else 0.3)
              for arm in arms.ARMS for rate in RATES}
     for seed in seeds:
         for arm, gain in {"none": 0.0, **gains}.items():
             luck = 0.005 * (-1) ** seed if arm != "none" else 0.0
-            known[arm, MIDDLE, seed] = run_of(0.3 + seed / 1000 + gain + luck,
-                                              2.0 if arm == "measured" else 1.0)
-    return Board(Path("nowhere"), known)
+            known[at(MIDDLE, arm, seed)] = run_of(0.3 + seed / 1000 + gain + luck,
+                                                  2.0 if arm == "measured" else 1.0)
+    return Board(board_experiment(Path("nowhere"), known))
 
 
 def rows(table):
@@ -60,23 +68,24 @@ def test_two_rates_within_a_point_are_asked_again():
 
 
 def test_the_other_seed_decides_between_close_rates():
-    board = Board(Path("nowhere"), {("gtpo", rate, 100): run_of(success)
-                                    for rate, success in zip(RATES, (0.3, 0.4, 0.395))})
+    known = {at(rate, "gtpo", 100): run_of(success)
+             for rate, success in zip(RATES, (0.3, 0.4, 0.395))}
+    board = Board(board_experiment(Path("nowhere"), known))
     assert board.rate("gtpo") is None
-    board.known |= {("gtpo", RATES[1], 101): run_of(0.2), ("gtpo", RATES[2], 101): run_of(0.3)}
+    known |= {at(RATES[1], "gtpo", 101): run_of(0.2), at(RATES[2], "gtpo", 101): run_of(0.3)}
     assert board.rate("gtpo") == board.rate("gtpo-placebo") == RATES[2]
 
 
 def test_a_finished_run_is_taken_where_its_settings_are_the_plans(tmp_path):
-    board = Board(tmp_path)
-    planned = board.planned("none-16x8", MIDDLE, 40)
+    experiment = board_experiment(tmp_path, {})
+    board, planned = Board(experiment), experiment.plan_run("none-16x8-2.5e-4", 40)
     assert planned.folder == tmp_path / "none-16x8-2.5e-4-s40"
     flags = [*planned.flags, "--steps", "60", "--seed", "40", "--out", str(planned.folder)]
     config = make_settings(read_flags(flags)).to_json() | {"out": "/elsewhere"}
     lines = [{"step": step, "success": 0.5, "processor_seconds": 1.0} for step in range(1, 61)]
     write_log(planned.folder, {}, config, lines)
     assert len(board.run("none-16x8", MIDDLE, 40)["metrics"]) == 60
-    unfinished = board.planned("none", MIDDLE, 41).folder
+    unfinished = experiment.plan_run("none-2.5e-4", 41).folder
     write_log(unfinished, {}, config | {"questions": 8, "seed": 41}, lines[:-1])
     assert board.run("none", MIDDLE, 41) is None and board.run("none", MIDDLE, 42) is None
     planned.folder.rename(tmp_path / "none-32x8-2.5e-4-s40")
@@ -99,14 +108,15 @@ def test_the_stages_follow_from_the_runs(monkeypatch):
     board = board_of({"measured": 0.04, "by_kind": 0.02, "span": -0.05, "gtpo": 0.0})
     found = {title: keys for title, keys in board_stages(board)}
     assert len(found["learning rates"]) == 15 and found["close learning rates"] == []
-    assert {key[2] for key in found["six seeds"]} == set(FIRST)
-    later = {key[0] for key in found["twelve seeds"] if key[2] not in FIRST}
-    assert later == {"none", "measured", "by_kind", "gtpo"}
-    assert {key[0] for key in found["second look"]} == {"none", "by_kind", "by_kind-placebo"}
-    assert {key[2] for key in found["second look"]} == set(AGAIN)
+    assert {seed for _, seed in found["six seeds"]} == set(FIRST)
+    later = {name for name, seed in found["twelve seeds"] if seed not in FIRST}
+    assert later == {f"{arm}-{MIDDLE}" for arm in ("none", "measured", "by_kind", "gtpo")}
+    assert {name for name, _ in found["second look"]} == {
+        f"{arm}-{MIDDLE}" for arm in ("none", "by_kind", "by_kind-placebo")}
+    assert {seed for _, seed in found["second look"]} == set(AGAIN)
 
 
-def test_what_the_table_says():
+def test_what_the_table_says(tmp_path, monkeypatch):
     """Gains are worked out by hand: twelve seeds, half a point to either side in turns."""
     gains = {"measured": 0.04, "by_kind": 0.02, "span": -0.05, "gtpo": 0.0, "none-16x8": 0.05,
              "taco": 0.02}
@@ -114,8 +124,9 @@ def test_what_the_table_says():
     assert board.better_at_first() == ["by_kind", "taco"] and not second_look_table(board)
     found = rows(board_leaderboard(board, {"gtpo": 0.01}))
     assert "second look to come" in found["by_kind"]["verdict"]
-    again = board_of({**gains, "taco": 0.0, "by_kind-placebo": 0.01}, AGAIN).known
-    board.known |= {key: run for key, run in again.items() if key[2] in AGAIN}
+    again = board_of({**gains, "taco": 0.0, "by_kind-placebo": 0.01}, AGAIN).experiment.known
+    known = board.experiment.known
+    known |= {key: run for key, run in again.items() if key[1] in AGAIN}
     found = rows(board_leaderboard(board, {"gtpo": 0.01}))
     assert found["by_kind"]["gain"].value == pytest.approx(0.02) and found["by_kind"]["pairs"] == 12
     assert found["by_kind"]["verdict"] == "ahead" == found["measured"]["verdict"]
@@ -130,16 +141,21 @@ def test_what_the_table_says():
     assert found["span"]["pairs"] == 6 and found["span"]["verdict"] == "behind"
     assert found["gtpo"]["predicted"] == 0.01 and found["measured"]["seconds"] == 2.0
     assert found["gtpo"]["rate"] == MIDDLE
-    kept = json.loads(json.dumps(board_values(board)))
+    kept = json.loads(json.dumps(board_values(board.experiment)))
     assert kept["runs"][f"gtpo {MIDDLE} 41"] == [64, 1.0, [22] * 60]  # of 0.336
-    result = {"values": kept, "made_by": [{"git_commit": "x", "versions": {}}], "settings": {
-        "common": protocol.COMMON, "steps": 60, "arms": arms.ARMS}}
-    again = published_board_runs(result)
-    assert again.keys() == board.known.keys()
-    assert again["gtpo", MIDDLE, 41]["metrics"] == run_of(22 / 64)["metrics"]
+    monkeypatch.setattr(leaderboard, "RESULTS", tmp_path)
+
+    def published_again(**settings):
+        write_result(tmp_path / "board.json", {
+            "values": kept, "made_by": [{"git_commit": "x", "versions": {}}],
+            "settings": {"common": protocol.COMMON, "steps": 60, "arms": arms.ARMS} | settings})
+        return boards.plan(SimpleNamespace(afresh=False, runs="nowhere"))[0].known
+
+    again = published_again()
+    assert again.keys() == known.keys()
+    assert again[at(MIDDLE, "gtpo", 41)]["metrics"] == run_of(22 / 64)["metrics"]
     # an arm that has other flags today is made again, and a new one beside what is there
-    other = {**arms.ARMS, "gtpo": "--advantage gtpo --entropy_part 1"}
-    again = published_board_runs({**result, "settings": {**result["settings"], "arms": other}})
-    assert {key[0] for key in board.known.keys() - again.keys()} == {"gtpo"}
+    again = published_again(arms={**arms.ARMS, "by_kind": "--mitigation by_kind --word_weight 1"})
+    assert known.keys() - again.keys() == {key for key in known if key[0].startswith("by_kind-")}
     with pytest.raises(UserError, match="Its steps is 30, and here it is 60"):
-        published_board_runs({**result, "settings": {**result["settings"], "steps": 30}})
+        published_again(steps=30)

@@ -5,13 +5,14 @@ import numpy as np
 import pytest
 
 from harness.settings import make_settings, read_flags
-from research.boards.later import (ARMS, PLAIN, by_direction, by_noise, flags_of_arm,
-                                        p_of_rank, planned_runs, rank_with_interval)
+from research.boards.later import (ARMS, PLAIN, by_direction, by_noise, flags_of_arm, p_of_rank,
+                                   plan, rank_with_interval)
 from research.publish.results import table_rows
 
 
 def test_every_arm_differs_from_plain_grpo_in_its_method_alone():
-    planned = planned_runs(SimpleNamespace(runs="runs/x", seeds=2))
+    experiment, [(_, keys)] = plan(SimpleNamespace(runs="runs/x", seeds=2))
+    planned = [experiment.plan_run(*key) for key in keys]
     assert len({run.folder for run in planned}) == len(planned) == 2 * (1 + len(ARMS))
     own = {"mitigation", "advantage", "loss", "loss_norm", "entropy_bonus"}
     settings = {run.arm: make_settings(read_flags([*run.flags, "--steps", str(run.steps), "--seed",

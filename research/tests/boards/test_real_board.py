@@ -8,17 +8,22 @@ from conftest import write_log
 from analysis.gains import chance_to_be_called
 from engine.errors import UserError
 from harness.settings import make_settings, read_flags
-from research.__main__ import MODULES, main
-from research.boards import real_board
+from research.__main__ import main
+from research.boards import leaderboard, real_board
+from research.boards.leaderboard import by_run_name, power_table, short_form
+from research.boards.real_board import (ARMS, COMMON, CONTROLS, FORMS, chosen_arms, complete_gains,
+                                        flags_of_arms, keys_of, plan, quarters_table,
+                                        real_leaderboard)
 from research.publish.results import write_result
-from research.boards.common import finished_arms, power_table
-from research.boards.real_board import (ARMS, COMMON, CONTROLS, FORMS, chosen_arms,
-                                             complete_gains, flags_of_arms, published_real_runs,
-                                             quarters_table, real_leaderboard, real_runs,
-                                             real_values)
 
 ARGS = SimpleNamespace(model="models/tiny", prompt="brief", seeds=6, arms="", questions=0,
-                       device="cpu", runs="runs/x", processes=0)
+                       device="cpu", runs="runs/x", processes=0, afresh=False)
+
+
+def real_runs(args):
+    """The plan of every run, arm by arm."""
+    experiment, [(_, keys)] = plan(SimpleNamespace(**vars(args) | {"afresh": True}))
+    return [experiment.plan_run(*key) for key in keys]
 
 
 def run_of(curve, seconds=2.0, questions=4):
@@ -78,7 +83,7 @@ def test_every_experiment_makes_as_many_runs_at_a_time_as_there_is_memory_for(
     monkeypatch.setattr("harness.planned.runs_at_a_time", lambda s: 3)
     monkeypatch.setattr("harness.planned.usable_cores", lambda: 8)
     monkeypatch.setattr("harness.planned.is_large", lambda folder: experiment == "real_board")
-    monkeypatch.setattr(f"{MODULES[experiment]}.make_runs", stop)
+    monkeypatch.setattr("analysis.experiment.make_runs", stop)
     flags = [] if experiment == "notes" else ["--afresh"]
     threads = 2 if experiment == "real_board" else 1
     with pytest.raises(SystemExit, match=f"3 at a time, {threads} threads"):
@@ -133,44 +138,45 @@ def test_what_the_leaderboard_could_have_seen():
             chance_to_be_called(0.02, spread, 6, row["tests"]), rel=1e-2)
 
 
-def test_a_finished_run_is_taken_whatever_number_of_threads_it_had(tmp_path):
+def test_a_finished_run_is_taken_whatever_number_of_threads_it_had(tmp_path, monkeypatch):
     """The plan names none: what suits a machine is on record."""
     args = SimpleNamespace(**vars(ARGS) | {"runs": str(tmp_path)})
+    monkeypatch.setattr(real_board, "COMMON", f"{COMMON} --threads 0")  # as of a real model
     run, other, *_ = real_runs(args)
-    for one in (run, other):
-        one.flags += ["--threads", "0"]  # as of a model without a recipe of its own
     flags = [*run.flags, "--steps", str(run.steps), "--seed", str(run.seed)]
     config = make_settings(read_flags(flags)).to_json() | {"threads": 7}
     lines = [{"step": step, "success": 0.5, "processor_seconds": 1.0}
              for step in range(1, run.steps + 1)]
     write_log(run.folder, {}, config, lines)
     write_log(other.folder, {}, config | {"seed": other.seed}, lines[:-1])  # not finished
-    [found] = finished_arms([run, other])["none"].values()
+    experiment, _ = plan(SimpleNamespace(**vars(args) | {"afresh": True}))
+    [found] = experiment.arms(keys_of(args, ["none"]))["none"].values()
     assert len(found["metrics"]) == run.steps
 
 
 def test_a_published_leaderboard_is_gone_on_with(tmp_path, monkeypatch):
     """Where an arm's flags have changed since, it is made again; so is all with other settings."""
-    monkeypatch.setattr(real_board, "RESULTS", tmp_path)
-    assert published_real_runs(ARGS) == {}
+    monkeypatch.setattr(leaderboard, "RESULTS", tmp_path)
+    assert plan(ARGS)[0].known == {}
     whole = arms({"random": -0.1, "measured": 0.1})
     settings = {"common": COMMON, "steps": FORMS["brief"].steps, "model": "tiny",
                 "arms": flags_of_arms(ARGS) | {"random": "--mitigation other"}}
-    result = {"settings": settings, "values": real_values(whole),
+    stored = {name: short_form(run) for name, run in by_run_name(whole).items()}
+    result = {"settings": settings, "values": {"runs": stored},
               "made_by": [{"git_commit": "x", "versions": {}}]}
     write_result(tmp_path / "real_board_brief.json", result)
-    kept = published_real_runs(ARGS)
+    experiment, [(title, keys)] = plan(ARGS)
+    kept = experiment.known
     assert {arm for arm, _ in kept} == {"none", "measured"} and len(kept) == 12
-    again = {"none": {}, "measured": {}}
-    for (arm, seed), run in kept.items():
-        again[arm][seed] = run
+    assert title == "real_board_brief" and len(keys) == 6 * len(ARMS)
+    again = experiment.arms(keys)
     before, after = (real_leaderboard(part, {}).rows for part in (whole, again))
     assert after[0][2].value == pytest.approx(before[0][2].value, abs=0.5 / 32)
     assert after[0][5] == 4
     other = SimpleNamespace(**vars(ARGS) | {"model": "models/other"})
     with pytest.raises(UserError, match="Its model is .*, and here it is .* --afresh"):
-        published_real_runs(other)
+        plan(other)
     settings["steps"] = 3
     write_result(tmp_path / "real_board_brief.json", result)
     with pytest.raises(UserError, match="Its steps is .*, and here it is .* --afresh"):
-        published_real_runs(ARGS)
+        plan(ARGS)

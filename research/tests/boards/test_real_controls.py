@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from harness.settings import make_settings, read_flags
-from research.boards.real_controls import (ARMS, COMMON, PLAIN, ROUNDS, STEPS, at_own_rate,
-                                                compared, held_out_table, planned_runs, state_table,
-                                                training_table, values_of)
+from research.boards.real_controls import (ARMS, COMMON, PLAIN, ROUNDS, STEPS, compared,
+                                           held_out_table, plan, rates_table, state_table,
+                                           training_table, values_of)
 
 ARGS = SimpleNamespace(model="models/tiny", device="cpu", runs="runs/x")
 
@@ -27,7 +27,8 @@ def run_of(success, sampled, greedy, norm=2.0):
 def test_an_arm_differs_from_the_one_beside_it_in_one_thing():
     """All settings but the one that its name says are those of the arm that it is compared with."""
     settings = {}
-    for run in planned_runs(ARGS):
+    experiment, [(_, keys)] = plan(ARGS)
+    for run in (experiment.plan_run(*key) for key in keys):
         s = make_settings(read_flags([*run.flags, "--seed", str(run.seed)])).to_json()
         settings[run.arm] = {name: value for name, value in s.items()
                              if name not in ("seed", "measured_k", "measured_above")}
@@ -45,10 +46,21 @@ def test_an_arm_differs_from_the_one_beside_it_in_one_thing():
 
 
 def test_each_half_of_the_seeds_takes_the_rate_of_the_other():
-    """Two rates: the first half is best at the first, the second half at the second. So the first
-    half gets the second rate, and the other way round."""
-    by_rate = np.array([[0.9, 0.8, 0.1, 0.2], [0.5, 0.4, 0.7, 0.6]])
-    assert at_own_rate(by_rate).tolist() == [0.5, 0.4, 0.1, 0.2]
+    """Two seeds to each half. The first half of equal_gradient is best at 2e-6, the second at 1e-6,
+    so the first gets 1e-6, and the other way round. All others have 0.1 at every rate."""
+    by_rate = {"2e-6": [0.9, 0.8, 0.1, 0.2], "1e-6": [0.5, 0.4, 0.7, 0.6], "5e-7": [0.1] * 4}
+    arms = {}
+    for name in (PLAIN, "equal_gradient", "inverse_logprob"):
+        for rate, success in by_rate.items():
+            found = success if name == "equal_gradient" else [0.1] * 4
+            arms[name if rate == "2e-6" else f"{name} {rate}"] = {
+                seed: run_of(share, 0, 0) for seed, share in enumerate(found)}
+    rows = {row[0]: row for row in rates_table(arms).rows}
+    assert rows["equal_gradient"][2:5] == pytest.approx([0.1, 0.55, 0.5])
+    gain = np.mean([0.5, 0.4, 0.1, 0.2]) - 0.1
+    assert rows["equal_gradient"][5].value == pytest.approx(gain) and rows[PLAIN][5] is None
+    del arms[f"{PLAIN} 1e-6"][0]  # three seeds have all rates: too few for two halves
+    assert [row[5] for row in rates_table(arms).rows] == [None] * 3
 
 
 def test_a_loss_by_sampling_alone_is_told_from_one_by_greedy_answers_too():

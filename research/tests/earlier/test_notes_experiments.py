@@ -9,7 +9,7 @@ from harness.settings import read_flags
 from harness.settings import make_settings
 from research.__main__ import main
 from research.earlier.notes_experiments import (
-    EXPERIMENTS, FLAGS, experiment_table, fifths_table, gradient_shares, runs_of_experiment)
+    EXPERIMENTS, FLAGS, experiment_table, fifths_table, gradient_shares, plan)
 
 
 def run_of(folder, gain, seed):
@@ -65,7 +65,8 @@ def test_what_the_tables_say(folder):
 def test_every_arm_has_flags_that_are_taken(tmp_path):
     for number, arms in EXPERIMENTS.items():
         args = with_defaults({"experiment": number, "seeds": 2, "runs": str(tmp_path)}, FLAGS)
-        planned = runs_of_experiment(args)
+        experiment, [(_, keys)] = plan(args)
+        planned = [experiment.plan_run(*key) for key in keys]
         assert [run.arm for run in planned] == ["none", *arms] * 2
         for run in planned:
             make_settings(read_flags(run.flags))

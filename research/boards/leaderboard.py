@@ -1,66 +1,75 @@
-"""What the experiments that are made of training runs share: finished runs, their short form in a
-published result, the table of a leaderboard, and the report."""
-from collections.abc import Collection, Iterable, Mapping
+"""What the leaderboards share: their runs are made stage by stage, published ones are used again,
+and the finished ones become tables and a report.
+
+A leaderboard is an experiment (analysis/experiment.py) whose arms are flags of train.py, by name.
+Its file has a table of them, `plan` and `report`; `run_leaderboard` does the rest.
+"""
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+from matplotlib.figure import Figure
 
+from analysis.experiment import Arms, Experiment, Key
 from analysis.gains import (Gain, chance_to_be_called, gain_table, mean_success,
                             success_by_step)
-from analysis.runs import Run, is_done, read_run
+from analysis.runs import Run
 from analysis.tables import Row, Table, by_row
 from engine.errors import UserError, read_json
-from harness.screen import python_command, say
 from harness.flags import Flag
-from harness.settings import make_settings, read_flags
-from research.publish.results import RESULTS, made_by
-from research.probes.common import Findings, print_findings, write_findings
-from harness.planned import PROCESSES, PlannedRun
+from harness.parser import make_parser, with_defaults
+from harness.planned import PROCESSES, PlannedRun, kinds_of, side_by_side
+from harness.screen import python_command, say
+from research.probes.common import Findings, command_of, print_findings, write_findings
+from research.publish.pictures import draw_published
+from research.publish.results import RESULTS, made_by, read_result
 
-FLAGS_OF_RUNS = {
-    "processes": PROCESSES,
-    "report_only": Flag(False, "print what the finished runs show, and start no run")}
-FLAGS_OF_LEADERBOARD = {
-    "afresh": Flag(False, "also make those runs again that the published result has"),
-    "dry_run": Flag(False, "list the runs that are missing, and start none")}
+AFRESH = {"afresh": Flag(False, "also make those runs again that the published result has")}
 TRUE_GAINS = (0.01, 0.02, 0.04, 0.08)  # for which the power is told
-Arms = dict[str, dict[int, Run]]  # finished runs, by arm and seed
+Stages = Iterable[tuple[str, list[Key]]]  # a title, and the runs that are made then
 
 
-def finished_run(planned: PlannedRun) -> Run | None:
-    """The run of this plan, if it is finished. Its folder's name says which run it should be, its
-    settings which it is."""
-    if not (planned.folder / "config.json").exists():
-        return None
-    run = read_run(planned.folder)
-    flags = [*planned.flags, "--steps", str(planned.steps), "--seed", str(planned.seed)]
-    wanted, config = make_settings(read_flags(flags)).to_json(), run["config"]
-    passed_over = {"out"} if wanted["threads"] else {"out", "threads"}  # 0: what suits the machine
-    for name in wanted.keys() - passed_over:
-        if config.get(name) != wanted[name]:
-            raise UserError(f"{planned.folder} has --{name} {config.get(name)}, not "
-                            f"{wanted[name]}: remove it, and the run is made again")
-    return run if is_done(run) else None
+def flags_of_runs(folder: str) -> dict[str, Flag]:
+    return {"runs": Flag(folder, "folder in which the runs are kept"),
+            "dry_run": Flag(False, "list the runs that are missing, and start none"),
+            "processes": PROCESSES,
+            "report_only": Flag(False, "print what the finished runs show, and start no run")}
 
 
-def finished_arms(planned: list[PlannedRun], known: Mapping[tuple[str, int], Run] = {}) -> Arms:
-    """The finished runs of a plan; `known` are published ones, which need no folder."""
-    arms: Arms = {}
-    for one in planned:
-        run = known.get((one.arm, one.seed)) or finished_run(one)
-        if run:
-            arms.setdefault(one.arm, {})[one.seed] = run
-    return arms
+def run_leaderboard(name: str, doc: str, flags: dict[str, Flag], argv: list[str],
+                    plan: Callable[[SimpleNamespace], tuple[Experiment, Stages]],
+                    report: Callable[[SimpleNamespace, Experiment, str], None]) -> None:
+    """The command of a leaderboard: make the runs that are missing, and report the finished ones.
+    `report` is given the command that was typed."""
+    typed = make_parser(f"python -m research {name} [flags]", doc, flags).read(argv)
+    args = with_defaults(typed, flags)
+    experiment, stages = plan(args)
+    failed: dict[str, str] = {}
+    if not args.report_only:
+        command = python_command("-m", "research", name, *argv)
+        failed = make_stages(experiment, stages, args, command)
+    if not args.dry_run:
+        report(args, experiment, command_of(name, typed, ["runs"]))
+    end_with(failed)
 
 
-def by_run_name(arms: Arms) -> dict[str, Run]:
-    """The runs of all arms by their names, ARM-sSEED."""
-    runs = {}
-    for arm, of_arm in arms.items():
-        for seed, run in of_arm.items():
-            runs[f"{arm}-s{seed}"] = run
-    return runs
+def make_stages(experiment: Experiment, stages: Stages, args: SimpleNamespace,
+                command: str) -> dict[str, str]:
+    """Make what each stage lacks; stop where runs failed, and return them. The runs of a stage may
+    follow from those before it, so --dry_run ends with the first stage that lacks some."""
+    for title, keys in stages:
+        missing = experiment.missing(keys)
+        say(f"{title}: {len(keys) - len(missing)} of {len(keys)} runs are finished")
+        if missing and args.dry_run:
+            list_missing(missing)
+            return {}
+        if missing:
+            processes, threads = side_by_side(kinds_of(missing), args.processes)
+            failed = experiment.make(keys, command, processes, threads)
+            if failed:
+                return failed
+    return {}
 
 
 def list_missing(missing: list[PlannedRun]) -> None:
@@ -75,6 +84,30 @@ def end_with(failed: dict[str, str]) -> None:
         say(f"failed: {arm}: {reason}")
     if failed:
         raise SystemExit(1)
+
+
+def planner(folder: Path, arms: Mapping[str, str], common: list[str], steps: int,
+            keeps_checkpoints: bool = True) -> Callable[[str, int], PlannedRun]:
+    """What plans a run of an arm. Its folder is ARM-sSEED, and its flags are the common ones, then
+    those of the arm."""
+    def plan_run(arm: str, seed: int) -> PlannedRun:
+        name = arm.replace("--", "").replace(" ", "-")
+        return PlannedRun(arm, seed, folder / f"{name}-s{seed}", [*common, *arms[arm].split()],
+                          steps, keeps_checkpoints=keeps_checkpoints)
+    return plan_run
+
+
+def run_name(arm: str, seed: int) -> str:
+    return f"{arm}-s{seed}"
+
+
+def by_run_name(arms: Arms) -> dict[str, Run]:
+    """The runs of all arms by their names, ARM-sSEED."""
+    runs = {}
+    for arm, of_arm in arms.items():
+        for seed, run in of_arm.items():
+            runs[run_name(arm, seed)] = run
+    return runs
 
 
 def mean_step_seconds(runs: Iterable[Run]) -> float:
@@ -100,9 +133,10 @@ def success_by_parts(runs: Mapping[int, Run], parts: int) -> list[float]:
     return [float(part.mean()) for part in np.array_split(curve, parts)]
 
 
-def short_form(run: Run, answers: int) -> list:
+def short_form(run: Run) -> list:
     """A run as a published result keeps it: answers to a step, seconds a step, and how many answers
     of each step were right. A leaderboard is continued from these on another machine."""
+    answers = run["config"]["questions"] * run["config"]["answers"]
     right = [round(answers * success) for success in success_by_step(run).tolist()]
     return [answers, round(mean_step_seconds([run]), 4), right]
 
@@ -118,6 +152,29 @@ def from_short_form(stored: list, result: dict, name: str) -> Run:
               "questions": answers, "answers": 1}
     return {"folder": Path("published"), "steps": [], "evaluations": [], "metrics": metrics,
             "config": config}
+
+
+def arm_and_key(stored_as: str) -> tuple[str, Key]:
+    """random-s3 -> random, (random, 3): the arm of a stored run, and the run."""
+    arm, _, seed = stored_as.rpartition("-s")
+    return arm, (arm, int(seed))
+
+
+def published_runs(name: str, settings: dict, arms: Mapping[str, str],
+                   read_name: Callable[[str], tuple[str, Key]] = arm_and_key) -> dict[Key, Run]:
+    """The runs of a published leaderboard that was made with these settings, of the arms whose
+    flags are still the same."""
+    path = RESULTS / f"{name}.json"
+    if not path.exists():
+        return {}
+    result = read_result(path)
+    require_same_plan(name, result, settings)
+    flags_then, runs = result["settings"]["arms"], {}
+    for stored_as, stored in result["values"]["runs"].items():
+        arm, key = read_name(stored_as)
+        if arms.get(arm) == flags_then.get(arm):
+            runs[key] = from_short_form(stored, result, run_name(*key))
+    return runs
 
 
 def require_same_plan(name: str, result: dict, wanted: dict) -> None:
@@ -204,13 +261,22 @@ def power_table(found: Mapping[str, Gain], controls: Collection[str]) -> Table:
         headings)
 
 
-def write_report(folder: Path, measured: str, findings: Findings, settings: dict,
-                 made: dict[str, Run], seconds: float, command: str) -> None:
-    """Write numbers.json into the folder, and print what was found. `made`: the runs by name."""
-    codes = made_by({name: run["config"] for name, run in made.items()})
+def write_report(name: str, measured: str, findings: Findings, settings: dict,
+                 made: dict[str, Run], command: str, clock: str = "processor_seconds",
+                 picture: tuple[str, Callable[[dict], Figure], dict] | None = None) -> None:
+    """Write the report into results/NAME, where it takes the place of the one before, and print
+    what was found. `made`: the runs by name. `picture`: its file, who draws it, and what it
+    shows."""
+    folder = Path("results") / name
+    folder.mkdir(parents=True, exist_ok=True)
+    if picture:
+        file, drawing, shown = picture
+        draw_published(drawing, folder / file, shown)
+    codes = made_by({run: one["config"] for run, one in made.items()})
     known = SimpleNamespace(**settings, made_by=codes)
+    seconds = total_seconds(made.values(), clock)
     write_findings(folder, measured, known, findings, seconds, command)
     print_findings(findings)
-    as_name = "" if folder.name == measured else f" --name {folder.name.replace('-', '_')}"
+    as_name = "" if name == measured else f" --name {name.replace('-', '_')}"
     print(f"The picture and all numbers are in {folder}. To publish them:\n"
           f"  python -m research publish {folder}{as_name}")
