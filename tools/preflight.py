@@ -40,10 +40,12 @@ from harness.parser import make_parser, with_defaults
 from harness.record import make_output_folder, read_json, read_lines, replace_text
 from harness.screen import run_as_program, say, show_status
 from harness.settings import Settings, make_settings, read_flags
+from tools.helpers.first_step import measure_first_step
 from tools.helpers.prospects import Answers
 from tools.helpers.prospects_in_words import Findings, Plan
 
 FEWEST_PROBLEMS = 4
+FEWEST_GROUPS = 8  # whose gradients are measured
 NOT_ASKED = 400  # problems that no model is asked, to try answers on that ignore the problem
 IN_EXAMPLES = 16  # problems, and answers to each, that are asked with another number of examples
 
@@ -53,6 +55,9 @@ FLAGS = {
     "answers": Flag(64, "number of answers that are sampled to each", least=4, most=10_000),
     "group": Flag(None, "number of answers in a group of the planned training. By default it is "
                         "that of train.py", kind=int, least=2, most=10_000),
+    "gradients": Flag(0, "number of groups whose gradient is measured, for the noise of a batch. "
+                         "It takes as long as so many groups of a training step; 0 measures none",
+                      least=0, most=100_000),
     "run": Flag(None, "a run folder, or the log of another trainer: say what it shows, and sample "
                       "nothing"),
     "out": Flag(None, "folder in which the answers are kept. By default it is "
@@ -77,9 +82,15 @@ def main(argv: list[str]) -> None:
                         f"--answers {own.answers} would be sampled to a problem: sample as many at "
                         "least")
     folder = Path(own.out or f"runs/preflight-{Path(settings.model).name}-{settings.task}")
+    if 0 < own.gradients < FEWEST_GROUPS:
+        raise UserError(f"--gradients {own.gradients} says nothing: at least {FEWEST_GROUPS} "
+                        "groups are needed")
     policy = load_policy(settings)
     sampled = sample(policy, settings, own, folder)
     findings = find(policy, settings, sampled)
+    if own.gradients:
+        asked_of = problems_to_ask(policy, settings, own.gradients)
+        findings.first_step = measure_first_step(policy, settings, asked_of)
     findings.with_examples = with_other_examples(policy, settings, asked, sampled)
     text = findings.in_words()
     replace_text(folder / "preflight.txt", text + "\n")
@@ -169,7 +180,7 @@ def find(policy: Policy, s: Settings, sampled: list[Answers]) -> Findings:
         if len(others) >= NOT_ASKED:
             break
     held_out = len(policy.task.held_out_problems(s.eval_tasks))
-    plan = Plan(s.questions, s.answers, s.max_new_tokens, s.learning_rate, held_out,
+    plan = Plan(s.questions, s.answers, s.max_new_tokens, s.steps, held_out,
                 has_examples="examples" in flags_of(type(policy.task.task)))
     return Findings(sampled, plan, policy.task, list(others.values())[:NOT_ASKED])
 

@@ -25,11 +25,9 @@ and every method computes its gradient g_1, ..., g_N from the same batches.
                 share nothing but E[g]
     noise       the mean of |g_i|^2, minus signal^2
 
-A gradient of half a billion numbers is too large to be kept N times. So it is folded into a million
-numbers: it is cut into blocks of this length, each block gets a random sign and a random rotation,
-and the blocks are added up. On average over the signs the inner products stay what they are
-(Charikar et al. 2002). The folded gradients of all methods in all batches are kept until the end,
-which takes 4 MB of memory for each method and batch: twenty methods in 16 batches take 1.3 GB.
+Each gradient is folded into a million numbers (analysis/gradients.py). Those of all methods in all
+batches are kept until the end, which takes 4 MB of memory for each method and batch: twenty methods
+in 16 batches take 1.3 GB.
 
 Training scales gradients down that are longer than --max_grad_norm, so a second table has the same
 numbers of the steps as they are made: each batch's gradient clipped in this way. It also says how
@@ -49,16 +47,16 @@ What is not measured: AdamW divides each parameter's gradient by its usual size,
 parameters have other weights than here.
 """
 import shlex
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from analysis.gradients import (FOLDED, Unmoved, folded, inner_products, mean_of_pairs,
+                                noise_to_signal)
 from analysis.statistics import Estimate, Floats, jackknife, jackknife_of_log, within
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from engine.errors import UserError
@@ -78,8 +76,6 @@ from research.probes.common import (MODEL_FLAGS, Findings, Progress, flags_of_mo
 from train import drop_unfinished, with_advantage
 
 PLAIN = "plain GRPO"
-FOLDED = 2 ** 20  # so many numbers are left of a gradient
-SLICE = 2 ** 16   # so many of them are taken at a time for the inner products
 # The flags of train.py that a method may be typed with, beside its own. All others would change
 # what is sampled, which is the same for all methods, or what a step does with its gradient.
 OF_A_METHOD = {*METHODS, "rescale", "placebo", "loss", "dpo_beta", "loss_norm", "drop_unfinished",
@@ -110,14 +106,6 @@ class Compared:
     """A method, and the folded gradients that it had in each batch so far."""
     settings: Settings
     gradients: list[Tensor]
-
-
-class Unmoved(AdamW):
-    """An optimizer that leaves the model as it is. The gradients stay where the update left
-    them."""
-
-    def step(self) -> None:
-        pass
 
 
 @dataclass
@@ -230,37 +218,6 @@ def folded_gradient(policy: Policy, optimizer: AdamW, batch: Rollouts, s: Settin
     return folded(policy.model.parameters())
 
 
-def folded(parameters: Iterable[nn.Parameter], length: int = FOLDED, seed: int = 0) -> Tensor:
-    """(length,) the gradient of all parameters, cut into blocks that are added up, each with a
-    random sign and rotated by a random number of places. They are the same in every call."""
-    generator = torch.Generator().manual_seed(seed)
-    parameters = list(parameters)
-    total = torch.zeros(length, device=parameters[0].device)
-    for parameter in parameters:
-        count = -(-parameter.numel() // length)
-        signs = (2.0 * torch.randint(2, (count,), generator=generator) - 1).tolist()
-        places = torch.randint(length, (count,), generator=generator).tolist()
-        if parameter.grad is None:
-            continue
-        for block, sign, by in zip(parameter.grad.flatten().split(length), signs, places):
-            filled = F.pad(block, (0, length - len(block)))
-            total += sign * filled.roll(by)
-    return total.cpu()
-
-
-def inner_products(gradients: Sequence[Iterable[Tensor]]) -> np.ndarray:
-    """(methods, methods, N, N): [a, b, i, j] is <g_i, g_j>, of method a in batch i and method b in
-    batch j. They are summed in float64 over slices of the gradients, so that there is never a
-    second copy of all gradients in memory."""
-    rows = [gradient for of_method in gradients for gradient in of_method]
-    inner = torch.zeros(len(rows), len(rows), dtype=torch.float64)
-    for start in range(0, len(rows[0]), SLICE):
-        part = torch.stack([row[start:start + SLICE] for row in rows]).double()
-        inner += part @ part.T
-    methods, N = len(gradients), len(gradients[0])
-    return inner.view(methods, N, methods, N).transpose(1, 2).numpy()
-
-
 def by_pair(names: list[str], inner: np.ndarray) -> dict[str, dict[str, str]]:
     """What the table was made of, of each method with itself and with plain GRPO: for each batch,
     the inner product of its own two gradients, and the sums over those of its gradient with all
@@ -321,19 +278,6 @@ def clipped(inner: Floats, limit: float) -> Floats:
     squares = np.einsum("aaii->ai", inner)  # (methods, N)
     scale = np.minimum(1, limit / np.sqrt(np.maximum(squares, limit ** 2 / 1e12)))
     return np.asarray(inner * scale[:, None, :, None] * scale[None, :, None, :])
-
-
-def mean_of_pairs(products: np.ndarray) -> float:
-    """The mean of (N, N) inner products over all pairs of different batches."""
-    N = len(products)
-    return float((products.sum() - products.trace()) / (N * (N - 1)))
-
-
-def noise_to_signal(products: np.ndarray) -> float:
-    """The ratio, from (N, N) inner products of one method; nan if no signal is seen."""
-    squared_signal = mean_of_pairs(products)
-    noise = products.trace() / len(products) - squared_signal
-    return float(noise / squared_signal) if squared_signal > 0 else np.nan
 
 
 def cosine(inner: np.ndarray) -> float:

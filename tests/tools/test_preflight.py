@@ -93,7 +93,7 @@ def test_the_best_blind_answer_is_chosen_on_one_half_and_measured_on_the_other()
 
 
 def findings(problems, questions=8, group=4, task=None, others=PROBLEMS):
-    plan = Plan(questions, group, 80, 1e-4, held_out=100, has_examples=False)
+    plan = Plan(questions, group, 80, 60, held_out=100, has_examples=False)
     return Findings(problems, plan, task or Sums(), others)
 
 
@@ -167,7 +167,7 @@ def test_a_task_with_few_problems_or_none_held_out(tmp_path, monkeypatch):
     problems no number of steps is named."""
     few = findings(some([1.0, 0, 0, 0, 1.0, 0]), others=PROBLEMS[:3])
     assert few.earned_blindly == 0.0 and "only 3 problems" in few.about_blind()
-    few.plan = Plan(8, 4, 80, 1e-4, held_out=0, has_examples=False)
+    few.plan = Plan(8, 4, 80, 60, held_out=0, has_examples=False)
     assert "no held-out problems" in few.about_seeing() and few.word == LEARNS
     monkeypatch.setattr(countdown_task.Task, "training_problems",
                         lambda task, seed, step, count: [Problem((2, 3, 4), 9)] * count)

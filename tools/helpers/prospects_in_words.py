@@ -1,13 +1,14 @@
 """The findings of tools.preflight as sentences, and the word that they end in."""
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from analysis.statistics import Estimate, detectable, mean_over
+from tools.helpers.first_step import FirstStep
 from tools.helpers.prospects import (Answers, Blind, as_share, best_blind, disagreement, fit_beta,
                                      living_share, mean_scores, pays_success, repeats,
                                      share_of_form, shown_rule)
@@ -16,8 +17,10 @@ SIZES = (2, 4, 8, 16, 32)  # of groups
 FEWEST_LIVING = 0.5  # groups a step: with fewer, most steps make no update
 FEWEST_OTHERS = 20  # problems that were not asked
 EARNED_BLINDLY = 0.8  # of what the best sampled answers earn beyond the average
-# Ten points of success took so many living groups: docs/preflight.md has the runs.
-LIVING_FOR_TEN_POINTS = (20, 600)
+# Ten points of success took so many answers of living groups: docs/preflight.md has the runs.
+ANSWERS_FOR_TEN_POINTS = (160, 4800)
+FEWEST_FORMED = 20  # well formed answers of which the success is told
+RISE_BY_FORM = 0.1  # of success, if every answer were well formed: so much is worth the word
 SPREAD_OF_PAIRS = (1.4, 6.0)  # points: the standard deviation of the difference of two runs
 LEARNS, FORM, ONE_ANSWER, CANNOT = (
     "learns", "learns the form only", "learns one answer for all", "cannot")
@@ -29,7 +32,7 @@ class Plan:
     questions: int       # problems a step
     group: int           # answers to each
     max_new_tokens: int
-    learning_rate: float
+    steps: int
     held_out: int        # problems
     has_examples: bool   # whether the task has the flag --examples
 
@@ -41,7 +44,7 @@ class Findings:
     task: Any
     others: Sequence[Any]   # problems that were not asked
     with_examples: str = ""
-    lines: list[str] = field(default_factory=list)
+    first_step: FirstStep | None = None
 
     def mean(self, name: str) -> Estimate:
         """The mean over all answers of a number of each, with an interval over the problems."""
@@ -71,6 +74,26 @@ class Findings:
             return 0.0
         return min(by_success, self.living * (1 - form))
 
+    @property
+    def teaching(self) -> float:
+        """The answers of a step whose group teaches to be right."""
+        return self.plan.questions * self.plan.group * self.living_by_success
+
+    @cached_property
+    def right_if_formed(self) -> float | None:
+        """The success of the well formed answers: that of all, once the form is learned. None if
+        too few were sampled."""
+        formed = [right for one in self.problems for right, form in zip(one.right, one.format)
+                  if form >= 1]
+        return float(np.mean(formed)) if len(formed) >= FEWEST_FORMED else None
+
+    @property
+    def form_raises_success(self) -> bool:
+        """Whether success would rise if all answers had the right form and nothing else changed."""
+        if self.right_if_formed is None or not pays_success(self.problems):
+            return False
+        return self.right_if_formed - self.mean("right").value >= RISE_BY_FORM
+
     @cached_property
     def blind(self) -> Blind | None:
         """None if the task has too few other problems to try such an answer on."""
@@ -92,7 +115,8 @@ class Findings:
     def word(self) -> str:
         if self.plan.questions * self.living < FEWEST_LIVING:
             return CANNOT
-        if self.plan.questions * self.living_by_success < FEWEST_LIVING:
+        by_success = self.plan.questions * self.living_by_success
+        if by_success < FEWEST_LIVING and not self.form_raises_success:
             return FORM
         if self.earned_blindly >= EARNED_BLINDLY:
             return ONE_ANSWER
@@ -100,7 +124,8 @@ class Findings:
 
     def in_words(self) -> str:
         parts = [self.about_success(), self.about_groups(), self.about_form(), self.about_blind(),
-                 self.about_answers(), self.with_examples, self.about_seeing(), self.conclusion()]
+                 self.about_answers(), self.with_examples, self.about_first_step(),
+                 self.about_seeing(), self.conclusion()]
         return "\n\n".join(wrapped(part) for part in parts if part)
 
     def about_success(self) -> str:
@@ -148,6 +173,8 @@ class Findings:
             return "No answer's reward differs from that of another answer to the same problem."
         text = (f"Form: {form:.0%} of the rewards' variance within groups lies between answers "
                 "that are equally right. That part teaches the form, and the rest the task.")
+        if self.right_if_formed is not None:
+            text += f" Of the well formed answers {self.right_if_formed:.0%} are right."
         against = disagreement(self.problems)
         if against is not None and against < -0.1:
             text += (f" What is paid beside success is paid for being wrong: within groups their "
@@ -203,20 +230,51 @@ class Findings:
             noise.append(right * (n - right) / (n * (n - 1)))
         error = 100 * float(np.sqrt(2 * max(np.mean(noise), 0.01) / held_out))
         visible = 2.8 * error  # found in 80 of 100 evaluations
-        few, many = LIVING_FOR_TEN_POINTS
         text = (f"Seeing it: two evaluations with {held_out} held-out problems tell a gain of "
                 f"{visible:.0f} points from none in 80 of 100 cases.")
-        if self.word == LEARNS:
-            each = max(self.plan.questions * self.living_by_success, 0.01)
-            steps = [visible / 10 * groups / each for groups in (few, many)]
-            text += (f" In this project's runs ten points took {few} to {many} groups that teach, "
-                     f"so expect it after {max(1, steps[0]):.0f} to {max(2, steps[1]):.0f} steps.")
+        if self.word == LEARNS and self.teaching > 0:
+            first, last = (max(1.0, visible / 10 * answers / self.teaching)
+                           for answers in ANSWERS_FOR_TEN_POINTS)
+            text += (" In this project's runs ten points took {} to {} answers of groups that "
+                     "teach".format(*ANSWERS_FOR_TEN_POINTS) + f", and a step has "
+                     f"{self.teaching:.0f}: so it may be seen after {first:.0f} to {last:.0f} "
+                     f"steps. The planned {self.plan.steps} {self.enough(first, last)}.")
         seeds = []
         for spread in SPREAD_OF_PAIRS:
             seeds.append(next((n for n in range(3, 200)
                                if detectable(n - 1) * spread / np.sqrt(n) <= 3), 200))
         return (f"{text} To see three points between two methods took {seeds[0]} pairs of runs on "
                 f"the tiny model and would take {seeds[1]} on a real one, whose pairs differ more.")
+
+    def enough(self, first: float, last: float) -> str:
+        """What becomes of the planned steps, if the gain is seen after `first` to `last` of them.
+        """
+        if self.plan.steps >= last:
+            return "are enough"
+        return "may be enough" if self.plan.steps >= first else "are too few"
+
+    def about_first_step(self) -> str:
+        """How noisy the gradient of a batch is, and whether it raises success."""
+        step = self.first_step
+        if step is None:
+            return ""
+        signal, success = step.signal(), step.raises_success()
+        text = f"The first step, by the gradients of {step.groups} groups of {self.plan.group}: "
+        if not step.reward.any():
+            return text + "all of them are 0."
+        if signal.low > 0:
+            text += (f"a batch of {step.groups_worth():.0f} groups has as much noise as squared "
+                     f"signal, and the planned one has {self.plan.questions}.")
+        else:
+            text += (f"they show no common direction yet. A batch needs at least "
+                     f"{step.fewest_groups_worth():.0f} groups until it has as much signal as "
+                     f"noise, and the planned one has {self.plan.questions}. (--gradients "
+                     f"{4 * step.groups} sees more.)")
+        if success.low > 0:
+            return text + " A step raises success at other problems."
+        if success.high < 0:
+            return text + " A step lowers success at other problems."
+        return text + " Whether a step raises success at other problems cannot be told from them."
 
     def conclusion(self) -> str:
         return f"{self.word.upper()}: {self.reason()}"
@@ -235,12 +293,18 @@ class Findings:
             return (f"in a step {self.plan.questions * self.living:.2f} groups have answers with "
                     f"different rewards. {self.what_helps()}")
         if self.word == ONE_ANSWER:
+            first = (" Right answers are rewarded too, so success may rise before that."
+                     if self.plan.questions * self.living_by_success >= 2 * FEWEST_LIVING else "")
             return ("an answer that ignores the problem earns nearly all that the best sampled "
-                    "answers earn, and it is easier to learn. What helps: another reward, under "
-                    "which this answer earns less, or problems that no one answer solves.")
+                    f"answers earn, and it is easier to learn.{first} What helps: another reward, "
+                    "under which this answer earns less, or problems that no one answer solves.")
         if self.word == FORM:
             return ("the rewards of a group differ, but hardly ever because one answer is right "
                     f"and another wrong. {self.what_helps()}")
+        if self.plan.questions * self.living_by_success < FEWEST_LIVING:
+            return ("the form first: hardly a group has right and wrong answers, but "
+                    f"{self.right_if_formed:.0%} of the well formed ones are right, and "
+                    f"{success:.1%} of all. {self.what_helps()}")
         return (f"in a step {self.plan.questions * self.living_by_success:.1f} groups have right "
                 "and wrong answers. Begin with a short run, and with the same run under --placebo "
                 "advantages: if the reward is what teaches, that one does not learn.")
