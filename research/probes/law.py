@@ -122,6 +122,7 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     seeds = range(first, first + args.policies)
 
     curves: dict[str, dict[str, float]] = {}
+    noise: dict[str, dict[str, dict[str, Pairs]]] = {}
     rows: list[Row] = []
     for task in tasks:
         cells: list[dict] = []
@@ -137,11 +138,12 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
         rate = cells[0]["rates"][sizes.best_rate(PLAIN)]
         found = noise_of_arms(TaskSpec.read(task), arms, rate, args.steps, seeds,
                               are_asked=bool(args.only))
-        for name, means in found.items():
-            if means:
-                rows.append(prediction_row(task, name, means, curve))
+        noise[task] = {name: states for name, states in found.items() if states}
+        for name, states in noise[task].items():
+            means = {state: mean_of_pairs(pairs) for state, pairs in states.items()}
+            rows.append(prediction_row(task, name, means, curve))
     return Findings("What should credit by token be worth?", [dial.training_in_words(args)],
-                    [predictions_table(rows, left_out)], {"curves": curves})
+                    [predictions_table(rows, left_out)], {"curves": curves, "noise": noise})
 
 
 def keeps_state(name: str) -> bool:
@@ -174,9 +176,9 @@ def noise_ratio_to_gain(ratio: float, curve: Curve) -> float:
 
 def noise_of_arms(spec: TaskSpec, arms: dict[str, SyntheticArm], rate: float, steps: int,
                   seeds: range,
-                  are_asked: bool = False) -> dict[str, dict[str, tuple[float, float]]]:
+                  are_asked: bool = False) -> dict[str, dict[str, Pairs]]:
     """The ratio of each arm's noise to plain GRPO's and its cosine, for policies that are untrained
-    and half trained by plain GRPO; the mean over policies. One whose answers all have the same
+    and half trained by plain GRPO, one pair for each policy. One whose answers all have the same
     reward says nothing. An arm that was asked for by name, and cannot be measured, is an error."""
     found: dict[str, dict[str, Pairs]] = {name: {} for name in arms}
     for seed in seeds:
@@ -192,10 +194,7 @@ def noise_of_arms(spec: TaskSpec, arms: dict[str, SyntheticArm], rate: float, st
                     if are_asked:
                         raise UserError(f"{name} cannot be measured here: {error}") from None
                     del found[name]
-    means = {}
-    for name, states in found.items():
-        means[name] = {state: mean_of_pairs(pairs) for state, pairs in states.items()}
-    return means
+    return found
 
 
 def mean_of_pairs(pairs: Pairs) -> tuple[float, float]:

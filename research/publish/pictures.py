@@ -373,7 +373,7 @@ PUBLISHED = {  # picture -> how it is drawn, and which table or values of which 
     "docs/seeds.png": (lessons_of_runs.draw_seeds, "board", "values"),
     "docs/real-run.png": (lessons_of_runs.draw_real_run, "real_run", "transcript"),
     "docs/weights.png": (lessons_of_runs.draw_weights, lessons_of_runs.weights_by_probability),
-    "research/results/decided.png": (draw_decided, "ceiling", "kind"),
+    "research/results/decided.png": (draw_decided, "scoreboard_24", "kind"),
     "research/results/exact-real.png": (draw_decided_by_model, "exact_real", "kind"),
     "research/results/dial-shares-plain.png": (draw_dial_shares_plainly, "dial", "board"),
     "research/results/real-pairs.png": (lessons_of_runs.draw_real_pairs, "real_board_brief_8_gpu",

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from engine.errors import UserError
+from engine.errors import UserError, read_json
 from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
 from research.publish.results import RESULTS, read_result
@@ -658,6 +658,113 @@ def check_change_parts(result: Result) -> Iterator[Check]:
                 yield Check(f"{name}, {column}", ends(row[column]), t_interval(differences))
 
 
+# predictions from the noise of a gradient
+
+def gain_of_noise(ratio: float, curve: dict[str, float]) -> float:
+    """Plain GRPO's gain with a batch that has so many times its noise: straight by the logarithm of
+    the size between two batches, and by the noise from the largest to the exact gradient."""
+    sizes = sorted(map(float, curve))
+    gain = {float(size): value for size, value in curve.items()}
+    size = min(max(1 / ratio if ratio > 0 else math.inf, sizes[0]), sizes[-1])
+    if size in gain:
+        return gain[size]
+    above = next(known for known in sizes if known > size)
+    below = sizes[sizes.index(above) - 1]
+    if above == math.inf:
+        share = 1 - below / size
+    else:
+        share = (math.log(size) - math.log(below)) / (math.log(above) - math.log(below))
+    return gain[below] + share * (gain[above] - gain[below])
+
+
+def check_law(result: Result) -> Iterator[Check]:
+    """The mean noise of each method from that of every policy, where it is stored, and the gain
+    that follows from it."""
+    noise = result["values"].get("noise", {})
+    for row in table(result, "predictions"):
+        name = f"{row['arm']}, {row['world']}"
+        for state, of_policies in noise.get(row["world"], {}).get(row["arm"], {}).items():
+            ratios, cosines = zip(*of_policies)
+            cosine = row["cosine" if state == "untrained" else "cosine half"]
+            yield Check(f"noise and cosine of {name}, {state}", [row[state], cosine],
+                        [math.exp(mean([math.log(ratio) for ratio in ratios])), mean(cosines)])
+        known = [row[state] for state in ("untrained", "half") if row[state] is not None]
+        ratio = math.exp(mean([math.log(of_state) for of_state in known]))
+        yield Check(f"predicted gain of {name}", [row["ratio"], row["gain"]],
+                    [ratio, gain_of_noise(ratio, result["values"]["curves"][row["world"]])])
+
+
+def ranks(values: Numbers) -> list[float]:
+    """Equal values share the mean of their ranks."""
+    return [sum(other < value for other in values)
+            + (sum(other == value for other in values) - 1) / 2 for value in values]
+
+
+def rank_correlation(one: Numbers, two: Numbers) -> float:
+    x, y = ranks(one), ranks(two)
+    return covariance(x, y) / math.sqrt(variance(x) * variance(y))
+
+
+def check_law_rules(predictions: str, measured: str) -> Callable[[Result], Iterator[Check]]:
+    """How well each rule predicted the gains of synthetic tasks, from these two results."""
+    def check(result: Result) -> Iterator[Check]:
+        said = read_result(RESULTS / f"{predictions}.json")
+        curves = said["values"]["curves"]
+        gains = {(row["world"], row["arm"]): row["gain"]
+                 for row in table(read_result(RESULTS / f"{measured}.json"), "board")}
+        rules: dict[str, Callable[[dict], float]] = {
+            "the prediction": lambda row: row["gain"],
+            "its gain times 0.6": lambda row: 0.6 * row["gain"],
+            "the prediction, arithmetic mean": lambda row: gain_of_noise(
+                mean([row[state] for state in ("untrained", "half") if row[state]]),
+                curves[row["world"]]),
+            "as the exact gradient": lambda row: max(curves[row["world"]].items(),
+                                                     key=lambda pair: float(pair[0]))[1],
+            "no gain": lambda row: 0.0}
+        for row in table(result, "rules"):
+            of_arm = [one for one in table(said, "predictions") if one["arm"] == row["arm"]
+                      and not one["world"].endswith(" all") and (one["world"], one["arm"]) in gains]
+            x = [rules[row["rule"]](one) for one in of_arm]
+            cells = [gains[one["world"], one["arm"]] for one in of_arm]
+            y = [cell["value"] for cell in cells]
+            inside = [cell["low"] <= value <= cell["high"] for value, cell in zip(x, cells)]
+            published = [row["worlds"], row["inside"], row["deviation"]]
+            again = [len(x), sum(inside), mean([abs(a - b) for a, b in zip(x, y)])]
+            if any(x):
+                published += [row["rank"], row["slope"]]
+                again += [rank_correlation(x, y),
+                          math.fsum(a * b for a, b in zip(x, y)) / math.fsum(a * a for a in x)]
+            yield Check(f"{row['arm']}, {row['rule']}", published, again)
+    return check
+
+
+def check_law_board(result: Result) -> Iterator[Check]:
+    """The same on the tiny model's leaderboard: the gain of a batch with a method's noise."""
+    noise = read_json(RESULTS / "board/noise.json")["ratio"]
+    before = read_json(RESULTS / "board/predictions.json")
+    gain = {row["arm"]: row["gain"]["value"]
+            for row in table(read_result(RESULTS / "board.json"), "board")}
+    curve = [0.0, gain.pop("none-16x8"), gain.pop("none-32x8")]
+    predicted: list[list[float]] = [[], [], []]
+    for row in table(result, "arms"):
+        doublings = math.log2(noise[row["arm"]])
+        first = 0 if doublings <= 1 else 1
+        by_curve = curve[first] + (doublings - first) * (curve[first + 1] - curve[first])
+        yield Check(f"{row['arm']}", [row["times"], row["before"], row["afterwards"], row["gain"]],
+                    [noise[row["arm"]], before[row["arm"]], by_curve, gain[row["arm"]]])
+        for numbers, value in zip(predicted, (before[row["arm"]], by_curve, 0.0)):
+            numbers.append(value)
+    measured = [gain[row["arm"]] for row in table(result, "arms")]
+    for row, numbers in zip(table(result, "rules"), predicted):
+        off = [abs(one - other) for one, other in zip(numbers, measured)]
+        again = [len(off), sum(size <= 0.015 for size in off), mean(off)]
+        published = [row["arms"], row["close"], row["deviation"]]
+        if any(numbers):
+            published.append(row["rank"])
+            again.append(rank_correlation(numbers, measured))
+        yield Check(row["rule"], published, again)
+
+
 CHECKED: dict[str, Callable[[Result], Iterator[Check]]] = {
     "board": check_board,
     **dict.fromkeys(("real_board_expression", "real_board_brief", "real_board_brief_8_gpu"),
@@ -672,4 +779,7 @@ CHECKED: dict[str, Callable[[Result], Iterator[Check]]] = {
     **dict.fromkeys(("dial_methods", "dial_clipped"), check_one_rate),
     **dict.fromkeys(("notes_1", "notes_2", "notes_3"), check_notes),
     **dict.fromkeys(("inverse", "short_steps"), check_evaluations),
-    "exact_policies": check_exact_policies, "change_parts": check_change_parts}
+    "exact_policies": check_exact_policies, "change_parts": check_change_parts,
+    **dict.fromkeys(("law", "law_test"), check_law), "law_board": check_law_board,
+    "law_rules": check_law_rules("law", "dial"),
+    "law_test_rules": check_law_rules("law_test", "dial_test")}
