@@ -73,7 +73,11 @@ FLAGS = {
     "quick": Flag(False, f"a first look: {QUICK_SEEDS} seeds and half of the steps, unless flags "
                          "say otherwise. This takes a quarter of the time, and only a large "
                          "difference can be seen"),
+    "card": Flag(False, "train nothing: measure what can be known before training, in one or two "
+                        "minutes, and add what finished runs have shown. One table is printed, and "
+                        "written into --cards"),
     "processes": PROCESSES,
+    "cards": Flag("cards", "folder of --card, in which each method has its own"),
     "runs": Flag("runs/ideas", "folder in which the runs are kept")}
 PLACEBOS = {"mitigation": "weights", "advantage": "advantages"}
 PLAIN = ("none", "grpo")
@@ -95,8 +99,11 @@ def main(argv: list[str]) -> None:
     if values.get("quick"):
         values = {"seeds": QUICK_SEEDS} | values
     own = with_defaults(values, FLAGS)
-    command = python_command("-m", "tools.idea", *argv)
+    command = python_command("-m", "tools.idea", *[word for word in argv if word != "--card"])
     idea = Idea(given.name, typed, own, command)
+    if own.card:
+        idea.write_card()
+        return
     verdict = Verdict(given.name, idea.runs_of(range(own.seeds), idea.first_look))
     if verdict.needs_second_look():
         say(f"{given.name} is better than plain GRPO on these seeds, so all arms are trained again "
@@ -174,6 +181,17 @@ class Idea:
                 f"in one or two\nminutes for a small model: {self.probe('signal')}")
         return_memory()           # the runs need the memory that models have taken here
         torch.cuda.empty_cache()  # without a GPU it does nothing
+
+    def write_card(self) -> None:
+        """The idea's card: what is known of it before training, and what finished runs show."""
+        from tools.helpers.card import make_card
+        keys = [(arm, seed) for seed in range(self.own.seeds) for arm in self.flags]
+        say(f"The card of {self.name}: this takes one or two minutes of processor time for a small "
+            "model.\nNothing is trained. Without --card the same command trains it, in about "
+            "fifteen minutes.")
+        make_card(self.as_in_research(), self.own_flags(), self.settings,
+                  digest(self.settings["idea"]), self.experiment.arms(keys),
+                  Path(self.own.cards) / self.name, self.command)
 
     def has_synthetic_tasks(self) -> bool:
         """Whether the probes of research/ are there and know the task."""

@@ -8,7 +8,7 @@ import inspect
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -55,32 +55,33 @@ class Listed:
 
 def list_weights(task: EnumeratedTask, batches: Batches, advantage: torch.Tensor,
                  progress: Callable[[float], None] = lambda share: None,
-                 only: Container[str] | None = None) -> Listed:
+                 only: Container[str] | None = None, flags: Mapping[str, dict] = {}) -> Listed:
     """The weights of each --mitigation, rescaled as in training. A weighting may look at
-    `advantage`."""
+    `advantage`. `flags` has the flags of a method that are not at their defaults."""
     weightings = {**MITIGATIONS, "oracle": lambda rollouts: rollouts.true_credit.abs()}
     if only is not None:
         weightings = {name: weightings[name] for name in weightings if name in only}
-    return on_every_batch(task, batches, weightings, advantage, progress)
+    return on_every_batch(task, batches, weightings, advantage, progress, flags)
 
 
 def list_advantages(task: EnumeratedTask, batches: Batches, seed: int,
                     progress: Callable[[float], None] = lambda share: None,
-                    only: Container[str] | None = None) -> Listed:
+                    only: Container[str] | None = None, flags: Mapping[str, dict] = {}) -> Listed:
     """The advantages of each --advantage that is a function, and of critics whose values are
     known."""
     asked = {}
     for name, chosen in ADVANTAGES.items():
         if name not in VALUES_KNOWN and (only is None or name in only):
             asked[name] = chosen
-    listed = on_every_batch(task, batches, asked, None, progress)
+    listed = on_every_batch(task, batches, asked, None, progress, flags)
     for name, credit in credit_from_values(task, seed).items():
         listed.values[name] = credit[batches.which].double()
     return listed
 
 
 def on_every_batch(task: EnumeratedTask, batches: Batches, chosen: dict,
-                   advantage: torch.Tensor | None, progress: Callable[[float], None]) -> Listed:
+                   advantage: torch.Tensor | None, progress: Callable[[float], None],
+                   flags: Mapping[str, dict] = {}) -> Listed:
     """The numbers of weightings, which are given an advantage; or those of advantages."""
     reasons = {name: "a class, which may keep a state or sample answers"
                for name, one in chosen.items() if inspect.isclass(one)}
@@ -88,7 +89,7 @@ def on_every_batch(task: EnumeratedTask, batches: Batches, chosen: dict,
     values = {}
     for number, name in enumerate(functions):
         progress(number / len(chosen))
-        method = ComparedMethod(name, make(chosen[name], {}, None),
+        method = ComparedMethod(name, make(chosen[name], flags.get(name, {}), None),
                                 is_weighting=advantage is not None)
         try:
             values[name] = numbers_of_all(method, task, batches, advantage).double()

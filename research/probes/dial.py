@@ -22,6 +22,7 @@ research/dial/task.py says what they mean.
 import json
 import textwrap
 import time
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
@@ -301,31 +302,49 @@ def predicted_gains_table(board: Table) -> list[Table]:
                    "difference": "measured minus predicted"})]
 
 
-def where_it_pays(name: str, flags: dict | None = None, seeds: int = 16) -> str:
-    """Where a method pays: its gain in three synthetic tasks, in which few tokens, some, or many of
-    128 decide, as a table and a sentence. It takes some ten seconds.
+@dataclass
+class GainInTask:
+    """A method in a synthetic task: its gain over plain GRPO, that of true credit, and the mean
+    success of plain GRPO by seed."""
+    decide: int
+    tokens: int
+    gain: Estimate
+    true: Estimate
+    plain: list[float]
+    is_same: bool  # each run ends as the one of plain GRPO with its seed does
+
+
+def gains_in_three_tasks(name: str, flags: dict | None = None, seeds: int = 16
+                         ) -> list[GainInTask]:
+    """A method's gain in three synthetic tasks, in which few tokens, some, or many of 128 decide.
 
     All arms have the same learning rate. With the better of two rates for each, found on four
     seeds, a method that knew nothing was 3.5 points ahead: plain GRPO had got the worse rate by
     chance.
     """
     args = SimpleNamespace(seed=0, steps=60, rates=RATE_OF_ALL, seeds=seeds)
-    rows: list[Row] = []
-    gains: dict[str, Estimate] = {}  # by the number of tokens that decide
-    same = 0  # tasks in which each run ends as the one of plain GRPO with its seed does
+    found = []
+    arms = named_arm(name, flags), named_arm(PLAIN), named_arm(TRUE)
+    for task in FEW_SOME_MANY:
+        cells = [trained_cell(task, arm, arm.name, args, SEEDS_OF_A_TRY) for arm in arms]
+        [mine], [plain], [true] = (np.array(cell["success"]) for cell in cells)
+        spec = TaskSpec.read(task)
+        found.append(GainInTask(spec.decide, spec.tokens, mean_over(mine - plain),
+                                mean_over(true - plain), plain.tolist(),
+                                bool((mine == plain).all())))
+    return found
+
+
+def where_it_pays(name: str, flags: dict | None = None, seeds: int = 16) -> str:
+    """Where a method pays: its gain in three synthetic tasks, as a table and a sentence. It takes
+    some ten seconds."""
     try:
-        arms = named_arm(name, flags), named_arm(PLAIN), named_arm(TRUE)
-        for task in FEW_SOME_MANY:
-            cells = [trained_cell(task, arm, arm.name, args, SEEDS_OF_A_TRY) for arm in arms]
-            [mine], [plain], [true] = (np.array(cell["success"]) for cell in cells)
-            gain = mean_over(mine - plain)
-            rows.append([f"{TaskSpec.read(task).decide} of {TaskSpec.read(task).tokens}", gain,
-                         mean_over(true - plain)])
-            same += bool((mine == plain).all())
-            gains[str(TaskSpec.read(task).decide)] = gain
+        found = gains_in_three_tasks(name, flags, seeds)
     except UserError as error:
         return f"Where could it pay? {name} {NOT_TRIED}: {error}"
-    if same == len(FEW_SOME_MANY):
+    rows: list[Row] = [[f"{one.decide} of {one.tokens}", one.gain, one.true] for one in found]
+    gains = {str(one.decide): one.gain for one in found}
+    if all(one.is_same for one in found):
         return (f"Where could it pay? {name} {NOT_TRIED}, because there it does the same as plain "
                 "GRPO: it tells tokens apart by something that is the same for all tokens there.")
     table = Table("where", "", by_row({"decide": "", "gain": "points", "true": "points"}, rows),
@@ -335,13 +354,13 @@ def where_it_pays(name: str, flags: dict | None = None, seeds: int = 16) -> str:
     seen = [decide for decide in gains if corrected[decide] < LEVEL]
     better = [decide for decide in seen if gains[decide].value > 0]
     worse = [decide for decide in seen if gains[decide].value < 0]
-    found = f"{name} is not seen to be better than plain GRPO in any of them."
+    said = f"{name} is not seen to be better than plain GRPO in any of them."
     if better:
-        found = f"{name} is better than plain GRPO where {listed(better)} of the tokens decide."
+        said = f"{name} is better than plain GRPO where {listed(better)} of the tokens decide."
     if worse:
-        found += f" It is worse where {listed(worse)} of the tokens decide."
+        said += f" It is worse where {listed(worse)} of the tokens decide."
     about = (f"Where could it pay? The table has three synthetic tasks, in which it is known which "
-             f"tokens decide. {found} This goes by p-values below 0.05 after Holm's correction for "
+             f"tokens decide. {said} This goes by p-values below 0.05 after Holm's correction for "
              "the three tasks. An answer there has 128 symbols, each of them one of four. A gain "
              "is in points of mean success over plain GRPO, with its 95% interval over "
              f"{seeds} seeds. No method can know more than the true credit.")

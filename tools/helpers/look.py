@@ -9,6 +9,7 @@ reward, and the weighting has found them.
 """
 import textwrap
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -59,18 +60,19 @@ def batches_of_look(is_large: bool) -> int:
     return 1 if is_large else BATCHES
 
 
-def seconds_of_step(policy: Policy, optimizer: AdamW, is_first: bool = False) -> float:
+def seconds_of_step(policy: Policy, optimizer: AdamW, is_first: bool = False,
+                    clock: Callable[[], float] = time.perf_counter) -> float:
     """The seconds of a step. The first one warms up, and measures the change of each log-prob."""
     s = policy.settings
     show_status("how long will it take? trying a step")
     methods = make_advantage(s, policy), make_weighting(s, policy)
-    begun = time.perf_counter()
+    begun = clock()
     batch, weight, _ = credited(sample(policy, s, 1), methods, policy, s, 1)
     update_now = update_with_change if is_first else update
     update_now(policy.model, optimizer, batch, weight, replace(s, kl=0.0))
     if policy.model.is_large:  # as a run does, whose next step takes it anew
         return_memory()
-    return time.perf_counter() - begun
+    return clock() - begun
 
 
 def seconds_of_evaluations(policy: Policy) -> float:

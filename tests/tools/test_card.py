@@ -1,0 +1,119 @@
+"""The card of a method: its rows by hand, its JSON, its closing words."""
+import json
+
+import pytest
+from conftest import ROOT
+
+from analysis.statistics import Estimate
+from harness.load import load_policy
+from harness.screen import is_taken_away
+from harness.settings import make_settings
+from tools import idea
+from tools.helpers import card
+from tools.helpers.card import (as_table, claim_of, closing, favoured, from_json, make_card,
+                                rows_after, to_json)
+
+FEW = {"questions": 2, "answers": 4, "max_new_tokens": 24, "threads": 1}
+NUMBERS = {"direction": {"own": Estimate(0.98), "plain": Estimate(1.0)},
+           "noise": {"own": Estimate(1.5)}, "batch_start": {"own": Estimate(2.0, 1.5, 2.5)},
+           "batch_half": {"own": Estimate(0.5, 0.3, 0.9)},
+           "few": {"own": Estimate(0.03, 0.01, 0.05), "plain": 0.5},
+           "many": {"own": Estimate(-0.03, -0.05, -0.01), "plain": 0.5},
+           "some": {"reason": "it needs the text"}}
+
+
+def test_which_tokens_are_favoured():
+    """Words in the think section get nothing, so their share is that of the words after it."""
+    plain = make_settings(FEW)
+    own = make_settings(FEW | {"mitigation": "by_kind", "word_weight": 0.0})
+    policy = load_policy(plain)
+    same = favoured(policy, plain, plain)
+    assert {part.split()[-1] for part in same["kinds"]["own"].split(", ")} == {"1.00"}
+    assert {part.split()[-1] for part in same["sure"]["own"].split(", ")} == {"1.00"}
+    without = dict(part.rsplit(" ", 1) for part in favoured(policy, plain, own)["kinds"]["own"]
+                   .split(", "))
+    assert float(without["word"]) < 0.2 and float(without["number"]) > 1.5
+
+
+def test_the_closing_paragraph_says_what_the_rows_say():
+    said = closing("mine", NUMBERS, "A paper: twice as fast", "python -m tools.idea mine")
+    assert "to a cosine of 0.980, with 1.50 times" in said
+    assert "On the untrained model its gradient has less noise than plain GRPO's" in said
+    assert "On the half trained model its gradient has more noise" in said
+    assert "better where few decide, and worse where many decide" in said
+    assert "It has not been trained: python -m tools.idea mine does that" in said
+    assert said.endswith("Its paper, A paper: twice as fast.")
+
+
+def test_a_card_is_read_as_it_was_written():
+    stored = json.loads(json.dumps(to_json({"rows": NUMBERS}), allow_nan=False))
+    again = from_json(stored)["rows"]
+    assert repr(again) == repr(NUMBERS)
+    rows = {row[0]: row for row in as_table("mine", again).rows}
+    assert rows["gain where 3 of 128 tokens decide"][1:3] == ("+3.0 (+1.0 to +5.0)", "50.0% right")
+    assert rows["gain where 12 of 128 decide"][-1] == "it needs the text"
+
+
+def test_rows_are_measured_once_and_those_of_training_are_added(tmp_path, monkeypatch, capsys):
+    measured = []
+
+    def rows_before(*_):
+        measured.append(1)
+        return dict(NUMBERS)
+    monkeypatch.setattr(card, "rows_before", rows_before)
+    monkeypatch.setattr(card, "half_trained", lambda *_: None)
+    monkeypatch.setattr(card, "rows_after", lambda *_: {"training": {"own": Estimate(0.02, 0.01,
+                                                                                     0.03)}})
+    settings = dict.fromkeys(("plain", "idea", "placebo"), make_settings(FEW))
+
+    def make(made_of, arms):
+        return make_card("mine", {}, settings, made_of, arms, tmp_path / "mine", "the command",
+                         noise={"batch_start": {"own": Estimate(1.0, 0.9, 1.1)}})
+    first = make("a", {})
+    assert "training" not in first["rows"] and len(measured) == 1
+    second = make("a", {"idea": {0: {}, 1: {}}})
+    assert len(measured) == 1 and "it gains +2.0 (+1.0 to +3.0) points" in second["closing"]
+    make("b", {})  # made of other code
+    assert len(measured) == 2
+    page = (tmp_path / "mine/report.html").read_text(encoding="utf-8")
+    assert "The card of mine" in page and "the command does that" in page
+    assert "gain in training" in capsys.readouterr().out
+
+
+def test_gains_are_those_of_the_runs():
+    def arm(*success):
+        return {seed: {"metrics": [{"success": value, "entropy": 0.1}], "evaluations": [],
+                       "config": {"steps": 1}} for seed, value in enumerate(success)}
+    arms = {"plain": arm(0.2, 0.4), "idea": arm(0.3, 0.6), "placebo": arm(0.3, 0.5)}
+    rows = rows_after(arms, is_tiny=False)
+    assert rows["training"]["own"].value == pytest.approx(0.15)
+    assert rows["training"]["plain"] == pytest.approx(0.3)
+    assert rows["placebo"]["own"].value == pytest.approx(0.05) and "able" not in rows
+
+
+def test_the_flag_trains_nothing(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(card, "make_card", lambda *given: asked.append(given))
+    idea.main(["low_probability", "--card", "--probability_share", "0.5", "--cards",
+               str(tmp_path), "--runs", str(tmp_path / "runs")])
+    [(method, flags, settings, _, arms, folder, command)] = asked
+    assert method == "low_probability --probability_share 0.5"
+    assert flags == {"probability_share": 0.5} and arms == {}
+    assert folder == tmp_path / "low_probability" and "--card " not in f"{command} "
+    assert settings["idea"].mitigation == "low_probability"
+
+
+@pytest.mark.skipif(is_taken_away("research"), reason="research/ is not here")
+def test_without_probes_the_other_rows_remain(monkeypatch):
+    monkeypatch.setattr(card, "is_taken_away", lambda _: True)
+    monkeypatch.setattr(card, "cost", lambda *_: {})
+    plain = make_settings(FEW)
+    assert card.rows_before("taco", {}, plain, plain).keys() == {"kinds", "sure"}
+    assert card.rows_of_noise(["taco"], plain, None) == {"taco": {}}
+
+
+def test_a_claim_is_read_from_the_page_of_papers():
+    if not (ROOT / "docs/papers.md").exists():
+        pytest.skip("there is no page of papers")
+    assert claim_of("optimal_token_baseline").startswith("2602.07078: ")
+    assert claim_of("mine") == ""

@@ -1,0 +1,326 @@
+"""The card of a method: what is known of it before it is trained, and what training has shown.
+
+A card is a table whose rows are the same for every method, and one closing paragraph. Beside each
+number stand plain GRPO's, that of a control which knows more than any method can, and what the
+measurement could have seen. The rows before training take about three minutes of processor time;
+those after it are read from the runs that `python -m tools.idea NAME` has made.
+
+Most rows come from the probes of research/ (research/cards/measure.py). They are imported by name
+here, so without that room the card has the other rows.
+"""
+import json
+import re
+import textwrap
+import time
+from dataclasses import replace
+from datetime import date
+from importlib import import_module
+from pathlib import Path
+from statistics import fmean
+from types import ModuleType
+
+import numpy as np
+
+from analysis.experiment import Arms
+from analysis.gains import gain_over
+from analysis.page import paragraphs, section_of, write_page
+from analysis.statistics import Estimate
+from analysis.sureness import sureness
+from analysis.tables import WITH_INTERVAL, Table, by_row, in_json, shown
+from engine.errors import PROJECT, read_json
+from engine.policy import Policy
+from engine.tokens import KINDS
+from grpo import gradient_size
+from harness.load import load_optimizer, load_policy, make_advantage, make_weighting
+from harness.planned import PlannedRun, make_runs
+from harness.record import provenance, replace_text
+from harness.screen import is_taken_away, say, show_status
+from harness.settings import Settings
+from tools.helpers.look import BATCHES, RARE, credited, sample, seconds_of_step, share_gains
+
+Row = dict[str, object]
+Rows = dict[str, Row]
+BATCHES_OF_NOISE, BATCHES_OF_LARGE = 32, 8
+HALF = 30  # steps of plain GRPO: half of a run of tools.idea
+TRIES = 3  # of a step, of which the fastest counts
+SURE = (0.0, 0.5, 0.9, 0.99)  # edges of the bins of p
+# The rows: the question, and the format of their numbers.
+QUESTIONS = {
+    "bias": ("all answers listed: bias", ".2f"),
+    "direction": ("all answers listed: cosine with the true gradient", ".4f"),
+    "noise": ("all answers listed: noise over signal, times plain GRPO's", ".2f"),
+    "batch_start": ("untrained: as little noise as a batch times", ".2f"),
+    "cosine_start": ("untrained: cosine with plain GRPO", ".2f"),
+    "batch_half": ("half trained: as little noise as a batch times", ".2f"),
+    "cosine_half": ("half trained: cosine with plain GRPO", ".2f"),
+    "kinds": ("share of the gradient by category", ""),
+    "sure": ("share of the gradient by probability", ""),
+    "cost": ("seconds of a step", ".2f"),
+    "few": ("gain where 3 of 128 tokens decide", "points"),
+    "some": ("gain where 12 of 128 decide", "points"),
+    "many": ("gain where 42 of 128 decide", "points"),
+    "training": ("gain in training", "points"),
+    "placebo": ("gain in training over its placebo", "points"),
+    "able": ("less able? gain of greedy answers", "points"),
+    "sure_end": ("less sure? gain of sampled answers minus that", "points")}
+LEGEND = (
+    "Plain GRPO has the same answers, and all weights 1. The control is each token's true credit "
+    "in tasks where that is known, and else `measured`, which samples for it. The bias is "
+    "relative, and a wrong length counts, too. `As little noise as a batch times` counts plain "
+    "GRPO's answers, and the noise along its mean gradient. Shares are divided by those of plain "
+    "GRPO. Gains are in points of success over plain GRPO. `Could see` is the smallest difference "
+    "that 80 of 100 such experiments would find.")
+
+
+def research() -> ModuleType | None:
+    """The part that needs the probes, or None without their room."""
+    return None if is_taken_away("research") else import_module("research.cards.measure")
+
+
+def rows_before(name: str, flags: dict, plain: Settings, idea: Settings) -> Rows:
+    """The rows before training, but for those of `rows_of_noise`."""
+    policy = load_policy(plain)
+    show_status("the card: which tokens get the gradient, and what a step costs")
+    rows = favoured(policy, plain, idea) | cost(policy, plain, idea)
+    measure = research()
+    if measure:
+        show_status("the card: the task whose answers are all listed")
+        rows |= measure.in_the_enumerated_task(name, flags)
+        show_status("the card: synthetic tasks, in which it is known which tokens decide")
+        rows |= measure.in_planted_tasks(name, flags)
+    return rows
+
+
+def rows_of_noise(methods: list[str], plain: Settings, half: str | None) -> dict[str, Rows]:
+    """The noise of the gradient of each method, typed as in `signal --only`; `half` is the folder
+    of a half trained model. All of them get the same batches."""
+    found: dict[str, Rows] = {method: {} for method in methods}
+    measure = research()
+    if measure is None:
+        return found
+    is_small = half is not None
+    batches = BATCHES_OF_NOISE if is_small else BATCHES_OF_LARGE
+    for stage, model in (("start", plain.model), ("half", half)):
+        if model:
+            rows = measure.gradient_noise(methods, model, plain.questions, plain.answers, batches,
+                                          stage, plain.device)
+            for method in methods:
+                found[method] |= rows[method]
+    return found
+
+
+def half_trained(folder: Path, command: str) -> str:
+    """The tiny model after 30 steps of plain GRPO; it is trained when it is first asked for."""
+    flags = ["--questions", "8", "--answers", "8", "--threads", "1", "--eval_every", "0",
+             "--checkpoint_every", str(HALF)]
+    planned = PlannedRun("half trained", 1000, folder / "half-trained", flags, HALF)
+    make_runs([planned], 1, command)
+    return str(planned.folder / f"checkpoints/step_{HALF:06d}")
+
+
+def favoured(policy: Policy, plain: Settings, idea: Settings) -> Rows:
+    """Each category's share of the gradient's size abs(A) w s, divided by its share in plain GRPO;
+    and the same by the token's probability."""
+    methods = [(make_advantage(s, policy), make_weighting(s, policy)) for s in (plain, idea)]
+    parts: dict[str, list[np.ndarray]] = {"kind": [], "p": [], "plain": [], "own": []}
+    for step in range(1, (1 if policy.model.is_large else BATCHES) + 1):
+        batch = sample(policy, plain, step)
+        s = gradient_size(batch.log_prob, batch.collision)
+        for arm, settings, method in (("plain", plain, methods[0]), ("own", idea, methods[1])):
+            policy_of = replace(policy, settings=settings)
+            found, weight, _ = credited(batch, method, policy_of, settings, step)
+            parts[arm].append((found.advantage * weight * s).abs()[batch.mask].cpu().numpy())
+        parts["kind"].append(batch.kind[batch.mask].cpu().numpy())
+        parts["p"].append(batch.log_prob.exp()[batch.mask].cpu().numpy())
+    kind, p, usual, own = (np.concatenate(part) for part in parts.values())
+    by_kind = [np.bincount(kind, size, len(KINDS)) / max(size.sum(), 1e-30)
+               for size in (usual, own)]
+    which = np.digitize(p, SURE) - 1
+    by_p = [np.bincount(which, size, len(SURE)) / max(size.sum(), 1e-30) for size in (usual, own)]
+    labels = [f"{low:g} to {high:g}" for low, high in zip(SURE, (*SURE[1:], 1.0))]
+    return {"kinds": {"own": share_gains(by_kind[1], by_kind[0]),
+                      "plain": shares(by_kind[0], list(KINDS)), "could_see": "4 batches"},
+            "sure": {"own": ", ".join(f"{label} {mine / max(usual, 1e-9):.2f}" for label, mine,
+                                      usual in zip(labels, by_p[1], by_p[0]) if usual > RARE),
+                     "plain": shares(by_p[0], labels), "could_see": "4 batches"}}
+
+
+def shares(values: np.ndarray, labels: list[str]) -> str:
+    """word 60%, number 25%"""
+    return ", ".join(f"{label} {value:.0%}" for label, value in zip(labels, values) if value > RARE)
+
+
+def cost(policy: Policy, plain: Settings, idea: Settings) -> Rows:
+    """The processor time of a step over that of a plain one; the fastest of three tries each."""
+    optimizer = load_optimizer(replace(plain, learning_rate=0.0), policy)
+    fastest = {"plain": np.inf, "own": np.inf}
+    tries = 1 if policy.model.is_large else TRIES
+    for _ in range(tries):
+        for arm, settings in (("plain", plain), ("own", idea)):
+            tried = replace(policy, settings=settings)
+            seconds = seconds_of_step(tried, optimizer, clock=time.process_time)
+            fastest[arm] = min(fastest[arm], seconds)
+    return {"cost": {"own": float(fastest["own"] / fastest["plain"]), "plain": 1.0,
+                     "could_see": "about a tenth"}}
+
+
+def rows_after(arms: Arms, is_tiny: bool) -> Rows:
+    """The rows that training has shown, from pairs of finished runs."""
+    measure = research()
+    control = measure.leaderboard_control() if measure and is_tiny else None
+    level = fmean(line["success"] for run in arms["plain"].values() for line in run["metrics"])
+    gains = {"training": gain_over(arms["idea"], arms["plain"]),
+             "placebo": gain_over(arms["idea"], arms["placebo"])}
+    rows: Rows = {}
+    for key, gain in gains.items():
+        rows[key] = {"own": gain.estimate, "plain": level if key == "training" else None,
+                     "control": control if key == "training" else None,
+                     "could_see": gain.could_see}
+    found = sureness(arms["idea"], arms["plain"])
+    if found:
+        rows["able"] = {"own": found.greedy.estimate, "could_see": found.greedy.could_see}
+        rows["sure_end"] = {"own": found.difference, "could_see": found.difference.visible}
+    return rows
+
+
+def claim_of(name: str) -> str:
+    """What the method's paper claims, by the page of papers; empty if it has no row there."""
+    path = PROJECT / "docs/papers.md"
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            cells = [cell.strip() for cell in line.split("|")]
+            if len(cells) > 5 and f"`{name}`" in cells[2]:
+                return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", f"{cells[1]}: {cells[3]}")
+    return ""
+
+
+def closing(name: str, rows: Rows, claim: str, command: str) -> str:
+    """The paragraph below the table: what follows from it."""
+    said = []
+    direction, noise = rows.get("direction", {}), rows.get("noise", {})
+    if isinstance(direction.get("own"), Estimate):
+        cosine, times = direction["own"].value, noise["own"].value
+        keeps = "keeps the direction of the true gradient"
+        if cosine < 0.9995:
+            keeps = f"turns the gradient away from the true one, to a cosine of {cosine:.3f}"
+        said.append(f"Where all answers are listed {name} {keeps}, with {times:.2f} times plain "
+                    "GRPO's noise over signal.")
+    for key, when in (("batch_start", "untrained"), ("batch_half", "half trained")):
+        own = rows.get(key, {}).get("own")
+        if isinstance(own, Estimate):
+            said.append(f"On the {when} model its gradient has {noise_in_words(own)}.")
+    gains = {key: rows[key]["own"] for key in ("few", "some", "many")
+             if isinstance(rows.get(key, {}).get("own"), Estimate)}
+    if gains:
+        better = [key for key, gain in gains.items() if gain.low > 0]
+        worse = [key for key, gain in gains.items() if gain.high < 0]
+        said.append("Where it is known which tokens decide, it is "
+                    + ("better where " + " or ".join(better) + " decide" if better else
+                       "not seen to be better")
+                    + (", and worse where " + " or ".join(worse) + " decide" if worse else "")
+                    + " (each interval for itself).")
+    trained = rows.get("training", {}).get("own")
+    if isinstance(trained, Estimate):
+        said.append(f"Trained, it gains {shown(trained, 'points')} points over plain GRPO.")
+    else:
+        said.append(f"It has not been trained: {command} does that, and the same command with "
+                    "--card then fills in the last rows.")
+    if claim:
+        said.append(f"Its paper, {claim.rstrip('.')}.")
+    return " ".join(said)
+
+
+def noise_in_words(factor: Estimate) -> str:
+    """less noise than plain GRPO: that of a batch 1.5 times as large (1.1 to 2.1)"""
+    number = f"{factor.value:.2f} times as large ({shown(factor.interval, '.2f')})"
+    if not np.isfinite(factor.low):
+        return "a direction that so few batches do not show"
+    if factor.low > 1:
+        return f"less noise than plain GRPO's: that of a batch {number}"
+    if factor.high < 1:
+        return f"more noise than plain GRPO's: that of a batch {number}"
+    return f"no other noise than plain GRPO's, as far as is seen: that of a batch {number}"
+
+
+def as_table(name: str, rows: Rows) -> Table:
+    cells = []
+    for key, (question, spec) in QUESTIONS.items():
+        row = rows.get(key)
+        if row is None:
+            continue
+        if "reason" in row:
+            cells.append([question, "-", "-", "-", str(row["reason"])])
+            continue
+        plain, control = (one.value if isinstance(one, Estimate) else one
+                          for one in (row.get("plain"), row.get("control")))
+        in_percent = spec == "points" and isinstance(plain, float)
+        cells.append([question, shown(row.get("own"), spec),
+                      f"{plain:.1%} right" if in_percent else shown(plain, spec),
+                      shown(control, spec),
+                      shown(row.get("could_see"), "size" if spec == "points" else spec)])
+    formats = dict.fromkeys(("question", "own", "plain", "control", "could_see"), "")
+    return Table("card", f"The card of {name}", by_row(formats, cells), "", [LEGEND],
+                 {"own": f"{name}{WITH_INTERVAL}", "plain": "plain GRPO",
+                  "could_see": "could see"})
+
+
+def to_json(card: dict) -> dict:
+    rows = {key: {part: in_json(value) for part, value in row.items()}
+            for key, row in card["rows"].items()}
+    return card | {"rows": rows}
+
+
+def from_json(card: dict) -> dict:
+    """The card with its estimates as they were written."""
+    rows = {}
+    for key, row in card["rows"].items():
+        rows[key] = {part: revived(value) for part, value in row.items()}
+    return card | {"rows": rows}
+
+
+def revived(value: object) -> object:
+    if not isinstance(value, dict):
+        return value
+    numbers = [float("nan") if value[part] is None else value[part]
+               for part in ("value", "low", "high")]
+    return Estimate(*numbers)
+
+
+def write_card(folder: Path, card: dict) -> None:
+    """card.json, and report.html with the same table and paragraph."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(to_json(card), indent=1, allow_nan=False)
+    replace_text(folder / "card.json", text + "\n")
+    table = as_table(card["method"], card["rows"])
+    write_page(folder / "report.html", f"The card of {card['method']}",
+               [section_of(table), paragraphs([card["closing"]])])
+
+
+def make_card(method: str, flags: dict, settings: dict[str, Settings], made_of: str, arms: Arms,
+              folder: Path, command: str, noise: Rows | None = None) -> dict:
+    """Measure what is missing, write the card, and print it. `settings` and `arms` are those of
+    plain, idea and placebo; rows that the same code has measured are used again. `noise` has the
+    rows of the gradient's noise, if they were measured together with other methods."""
+    plain, idea = settings["plain"], settings["idea"]
+    name = method.split(" ")[0]
+    path = folder / "card.json"
+    known = from_json(read_json(path)) if path.exists() else {}
+    rows = known.get("rows", {}) if known.get("made_of") == made_of else {}
+    is_tiny = plain.model == Settings.model
+    if not rows:
+        half = half_trained(folder.parent, command) if is_tiny and research() else None
+        rows = rows_before(name, flags, plain, idea)
+        rows |= noise or rows_of_noise([method], plain, half)[method]
+    if len(arms.get("idea", {})) >= 2:
+        rows = rows | rows_after(arms, is_tiny)
+    claim = claim_of(name)
+    card = {"method": method, "name": name, "flags": flags, "model": plain.model,
+            "made_of": made_of, "day": date.today().isoformat(), **provenance(), "claim": claim,
+            "rows": rows, "closing": closing(name, rows, claim, command)}
+    write_card(folder, card)
+    show_status("")
+    say(as_table(method, rows).to_text())
+    for text in (LEGEND, card["closing"]):
+        say("\n" + textwrap.fill(text, 100))
+    say(f"\nThe card is {path}, and {folder / 'report.html'} shows it.")
+    return card
