@@ -318,6 +318,37 @@ def kl_in_reward(logits, batch):
     return -token(log_prob * z(1, 1e-4)(shaped), batch.mask, batch)
 
 
+def kl_at(mask_of):
+    """The KL is averaged over other tokens than the rest of the loss."""
+    def loss(logits, batch):
+        log_prob = log_probs(logits, batch)
+        return (make()(logits, batch)
+                + .04 * token(k3(log_prob, batch), mask_of(batch), batch))
+    return loss
+
+
+def short_z(batch):
+    """A z-score that is computed in float32, as numpy or torch.FloatTensor do."""
+    advantage = torch.zeros(len(batch.reward), 1, dtype=torch.float32)
+    for number in batch.group.unique():
+        rows = batch.group == number
+        reward = torch.FloatTensor(batch.reward[rows].tolist())
+        advantage[rows] = ((reward - reward.mean()) / (reward.std() + 1e-6))[:, None]
+    return advantage
+
+
+def over_finished(x, mask, batch):
+    """Divided by the tokens of the answers that ended, although all are trained."""
+    last = batch.prompt_length + batch.mask.sum(1).long() - 1
+    ended = batch.ids.gather(1, last[:, None]) == batch.end_id
+    return (x * mask).sum() / (mask * ended).sum()
+
+
+def ratio_times_log_p(log_prob, batch, advantage):
+    """CISPO without its detach."""
+    return (log_prob - batch.old_log_prob).exp().clamp(.8, 1.28) * log_prob * advantage
+
+
 def softcapped(logits, batch):
     return make()(3 * torch.tanh(logits / 3), batch)
 
@@ -459,6 +490,15 @@ LOSSES = {
     "label smoothing": (with_label_smoothing, {"z n 0.0001", "token", "temperature 1"}),
     "kl in reward": (kl_in_reward, {"z n-1 0.0001", "token"}),
     "softcapped": (softcapped, set()),
+    "cispo undetached": (make(objective=ratio_times_log_p),
+                         {"weight 1 + log p", "z n 0.0001", "token"}),
+    "advantage in float32": (make(short_z, answer, clip(.2, .2)),
+                             {"z n-1 1e-06", "answer", "clip 0.2 0.2", "understood"}),
+    "tokens of finished answers": (make(count=over_finished),
+                                   {"token (finished)", "z n 0.0001", "understood"}),
+    "kl at the prompt too": (kl_at(with_prompt), {"kl k3 0.04", "kl elsewhere", "understood"}),
+    "kl without the end": (kl_at(without_end), {"kl k3 0.04", "kl elsewhere", "end",
+                                                "understood"}),
     # pairs
     "temperature and end": (make(temperature=.7, mask=without_end, count=answer),
                             {"temperature 0.7", "no end", "answer (trained)", "understood"}),

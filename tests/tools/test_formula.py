@@ -56,6 +56,16 @@ def test_what_is_no_loss_is_refused_in_a_sentence(loss, sentence):
     assert sentence in str(error.value)
 
 
+def test_what_is_said_of_a_kl_that_is_no_usual_term():
+    said = sentences(find_formula(LOSSES["kl at the prompt too"][0]))
+    [where] = [sentence for sentence in said if "outside the answers" in sentence]
+    assert "the prompt, the last token of the prompt" in where
+    found = find_formula(LOSSES["kl in reward"][0])
+    assert "changes the push of all tokens of its answer" in found.not_understood[0]
+    [plain] = find_formula(LOSSES["advantage in float32"][0]).notes
+    assert "compared with known ones to 1e-4" in plain
+
+
 def test_expectations():
     formula = find_formula(make(z(1, 1e-4), token, clip(.2, .28)))
     assert unmet(formula, "z n-1 1e-4, token, clip 0.2 0.28, no kl, temperature 1, end") == []

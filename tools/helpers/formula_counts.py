@@ -47,7 +47,9 @@ def tokens_of(case: Case, kinds: frozenset[str]) -> Tensor:
 
 LENGTHS = {  # what is counted as an answer's length, in words
     "": "", "trained": "counted by the tokens that have a gradient",
-    "without end": "counted without the end token", "with prompt": "the prompt's tokens included",
+    "without end": "counted without the end token",
+    "finished": "those of answers that did not end left out",
+    "with prompt": "the prompt's tokens included",
     "with prompt but the first": "the prompt's tokens but the first included",
     "one more": "where an answer has one token more than it has"}
 
@@ -65,7 +67,8 @@ def lengths(case: Case, kinds: frozenset[str]) -> dict[str, Tensor]:
     answer = case.length
     full = answer + case.prompt_length
     return {"": answer, "trained": tokens_of(case, kinds).sum(1),
-            "without end": answer - case.ended.long(), "with prompt": full,
+            "without end": answer - case.ended.long(), "finished": answer * case.ended,
+            "with prompt": full,
             "with prompt but the first": full - 1, "one more": answer + 1}
 
 

@@ -102,6 +102,7 @@ class Finder:
         self.has_rest = True          # whether a batch without reward has a gradient
         self.is_foreign = False       # whether that gradient is in no known direction
         self.sizes = (4, 3, 6)        # numbers of answers in a group that are tried
+        self.tolerance = 1e-6         # of an answer's number; more if it is computed in float32
 
     # ------------------------------------------------------------------ pieces of a gradient
     def case(self, seed: int, groups: int = 4, answers: int = 4, **more) -> Case:
@@ -146,6 +147,7 @@ class Finder:
         self.drop_refused_sizes()
         self.find_terms()
         self.find_entropy()
+        self.look_for_short_advantages()
         self.find_policy()
         self.find_clip()
         self.check_on_new_batches()
@@ -264,13 +266,29 @@ class Finder:
             term = next((fit for fit in fits if fit), None)
             if term is None:
                 formula.not_understood.append(
-                    f"a push without reward depends on the {source} log-probs, and is none of the "
-                    "known kinds of KL")
+                    self.about_shared_reference(zero[0]) if source == "reference" else
+                    "a push without reward depends on the old log-probs, and is none of the known "
+                    "kinds of KL")
                 return
             formula.terms.append(term)
         if constant:
             is_k1 = self.knows_reference(self.designs()[0])
             formula.terms.append(replace(constant, kind="k1") if is_k1 else constant)
+
+    def about_shared_reference(self, case: Case) -> str:
+        """Which tokens change if the reference of a single token does: if the rest of its answer
+        does too, the reference is part of the advantage."""
+        row = int(case.length.argmax())
+        token = int(case.prompt_length[row]) + 1
+        moved = case.log_reference.clone()
+        moved[row, token] += .5
+        change = self.examined.push(replace(case, log_reference=moved)) - self.examined.push(case)
+        change[row, token] = 0
+        if change[row].abs().max() > 1e-6 * self.examined.push(case).abs().max():
+            return ("the reference's log-prob of one token changes the push of all tokens of its "
+                    "answer, as where the KL is taken off the reward, before the advantage")
+        return ("a push without reward depends on the reference log-probs, and is none of the "
+                "known kinds of KL")
 
     def kinds_with_push(self, zero: list[Case], scale: float) -> frozenset[str]:
         found = None
@@ -357,6 +375,23 @@ class Finder:
                 self.formula.notes.append(f"groups of {answers} answers are refused")
         self.sizes = tuple(kept)
 
+    def look_for_short_advantages(self) -> None:
+        """Whether rewards or advantages are rounded to float32, as by numpy. Then a change of a
+        reward by 1e-10 has no effect at all, or a far larger one."""
+        case = self.case(28)
+        before = self.policy_push(case)
+        changes = []
+        for size in (1e-10, 1e-3):
+            reward = case.reward.clone()
+            reward[0] += size
+            change = self.policy_push(replace(case, reward=reward)) - before
+            changes.append(float(change.abs().max() / before.abs().max()))
+        little, more = changes
+        if more > 1e-8 and (little == 0 or little > 1e-3 * more):
+            self.tolerance = 1e-4
+            self.formula.notes.append("the advantage is computed from rewards in float32, so it "
+                                      "was compared with known ones to 1e-4 and not to a millionth")
+
     def find_policy(self) -> None:
         """With groups of several sizes; or else of 4 alone, where the size stands in the code."""
         tried, known = self.sizes, list(self.formula.not_understood)
@@ -422,7 +457,7 @@ class Finder:
         for advantage in self.advantages_that_fit(shape, grouping):
             quotients = [divided(number, advantage(case)) for number, case in zip(numbers, cases)]
             fits += [(advantage, count) for count in
-                     fit_counted(cases, quotients, counts(self.formula.trained))]
+                     fit_counted(cases, quotients, counts(self.formula.trained), self.tolerance)]
         if not fits:
             return False
         right = [fit for fit in fits if self.holds_for(dead, shape, *fit)]
@@ -494,11 +529,11 @@ class Finder:
         for advantage in hypotheses(cases, found, grouping):
             advantage = replace(advantage, constant=self.formula.constant_baseline)
             for variant in variants(advantage, cases, found):
-                if matches(variant, cases, found):
+                if matches(variant, cases, found, self.tolerance):
                     fits.append(variant)
                     break
         return fits or [limited for limited in with_limit(cases, found, grouping)
-                        if matches(limited, cases, found)]
+                        if matches(limited, cases, found, self.tolerance)]
 
     def advantage_cases(self, grouping: str) -> list[Case]:
         case = self.case(32, equal_lengths=True)
@@ -681,13 +716,15 @@ def with_limit(cases: list[Case], found: list[Tensor], grouping: str) -> list[Ad
     return result
 
 
-def matches(advantage: Advantage, cases: list[Case], found: list[Tensor]) -> bool:
+def matches(advantage: Advantage, cases: list[Case], found: list[Tensor],
+            tolerance: float = 1e-6) -> bool:
     wanted, numbers = torch.cat([advantage(case) for case in cases]), torch.cat(found)
     if not wanted.any() or not torch.isfinite(wanted).all():
         return False
     factor = (numbers * wanted).sum() / wanted.square().sum()
     error = (numbers - factor * wanted).abs()
-    return bool((error <= 1e-6 * (factor * wanted).abs() + 1e-10 * numbers.abs().max()).all())
+    rounding = 1e-4 * tolerance * numbers.abs().max()
+    return bool((error <= tolerance * (factor * wanted).abs() + rounding).all())
 
 
 def divided(number: Tensor, advantage: Tensor) -> Tensor:

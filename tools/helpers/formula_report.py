@@ -33,6 +33,10 @@ def codes(formula: Formula) -> set[str]:
         return {"zero"}
     found = codes_of_policy(formula) | codes_of_tokens(formula.kinds)
     found |= {code_of_term(term) for term in formula.terms}
+    if formula.terms and other_places(formula.term_kinds):
+        found.add("kl elsewhere")
+    if formula.entropy is not None and other_places(formula.entropy_kinds):
+        found.add("entropy elsewhere")
     if formula.temperature:
         found |= {f"temperature {formula.temperature:g}", f"shift {formula.shift}"}
     if formula.entropy is not None:
@@ -139,8 +143,10 @@ def sentences(formula: Formula) -> list[str]:
         said.append(f"Ratio: that of two different tokens. old_log_prob is read "
                     f"{abs(formula.misplaced)} place(s) too {way}.")
     said += [about_term(term) for term in formula.terms]
+    if formula.terms:
+        said += other_places(formula.term_kinds)
     if formula.entropy is not None:
-        said.append(about_entropy(formula.entropy))
+        said += [about_entropy(formula.entropy), *other_places(formula.entropy_kinds)]
     if formula.weighs_by_entropy:
         said.append("Entropy: the gradient flows through an entropy that weighs the reward's term: "
                     "it is not detached.")
@@ -242,6 +248,18 @@ def about_term(term: Term) -> str:
     source = "batch.reference_log_prob" if term.source == "reference" else "batch.old_log_prob"
     return (f"KL: {term.kind}, {KINDS[term.kind][0]}, with d = {source} - log p, weight "
             f"{shown(term.weight.factor)} ({counted}).")
+
+
+def other_places(kinds: frozenset[str]) -> list[str]:
+    """What is said of a term that acts at other tokens than those of the answers."""
+    added = [PLACES[kind] for kind in OUTSIDE if kind in kinds]
+    missing = [PLACES[kind] for kind in ANSWER if kind not in kinds]
+    said = []
+    if added:
+        said.append(f"This term acts at tokens outside the answers, too: {', '.join(added)}.")
+    if missing:
+        said.append(f"This term does not act at {', '.join(missing)}.")
+    return said
 
 
 def about_entropy(entropy: Counted) -> str:

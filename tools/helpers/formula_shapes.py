@@ -55,6 +55,9 @@ WITHOUT_NUMBER = [
     Shape("weight p undetached", "the weight is p and the gradient flows through it, so the push "
           "is p (1 + log p)", lambda case: case.log_prob.exp() * (1 + case.log_prob),
           "the weight is p (1 + log p), detached"),
+    Shape("weight 1 + log p", "the push has a factor 1 + log p, as where a ratio that is not "
+          "detached multiplies log p, so that the gradient flows through both",
+          lambda case: 1 + case.log_prob),
     Shape("weight -log p", "the weight is -log p; or it is half of that, and the gradient flows "
           "through it: the two have the same gradient", surprise),
     Shape("weight entropy", "the weight is the entropy of the token's distribution", entropy_of)]
