@@ -17,6 +17,7 @@ from analysis.runs import Run, read_run
 from engine.errors import UserError
 from harness.made_of import differences
 from harness.planned import PlannedRun, make_runs
+from harness.screen import python_command
 from harness.settings import Settings, make_settings, read_flags
 
 Key = tuple[str, int]  # arm and seed
@@ -28,10 +29,20 @@ def settings_of(planned: PlannedRun) -> Settings:
     return make_settings(read_flags(flags))
 
 
-def refuse_other_settings(planned: PlannedRun) -> None:
+def finished_run(planned: PlannedRun) -> Run | None:
+    """The run of this plan, if it is finished; one that is not what the plan says is an error."""
+    if not planned.is_finished():
+        return None
+    run = read_run(planned.folder)
+    refuse_other_settings(planned, run)
+    refuse_changed(planned)
+    return run
+
+
+def refuse_other_settings(planned: PlannedRun, run: Run) -> None:
     """Refuse a run whose settings are not those of the plan: its folder's name says which run it
     should be, its settings which it is."""
-    wanted, config = settings_of(planned).to_json(), read_run(planned.folder)["config"]
+    wanted, config = settings_of(planned).to_json(), run["config"]
     passed_over = {"out"} if wanted["threads"] else {"out", "threads"}  # 0: what suits the machine
     for name in wanted.keys() - passed_over:
         value = config.get(name, wanted[name])  # an older run lacks a flag that came later
@@ -42,21 +53,13 @@ def refuse_other_settings(planned: PlannedRun) -> None:
 
 def refuse_changed(planned: PlannedRun) -> None:
     """Refuse a run that was made of something else, such as a file that the task reads and that has
-    changed: what would be compared is not the same any more."""
+    changed, or whose record was changed: what would be compared is not the same any more."""
     changed = next(differences(planned.folder, settings_of(planned)), "")
     if changed:
+        keep = python_command("train.py", "--resume", planned.folder, "--accept_changes")
         raise UserError(f"{planned.folder} is an earlier run, and since then {changed}. Name "
-                        "another folder with --runs, or remove this one")
-
-
-def finished_run(planned: PlannedRun,
-                 refuse: Callable[[PlannedRun], None] = refuse_other_settings) -> Run | None:
-    """The run of this plan, if it is finished; `refuse` ends in an error if it is not the one that
-    was planned."""
-    if not planned.is_finished():
-        return None
-    refuse(planned)
-    return read_run(planned.folder)
+                        "another folder with --runs, remove this one, or keep it as it is, which "
+                        f"is written down: {keep}")
 
 
 @dataclass
@@ -64,7 +67,6 @@ class Experiment:
     """Planned runs by arm and seed, and those of them that are finished. `known` are runs of a
     published result, which need no folder."""
     plan_run: Callable[[str, int], PlannedRun]
-    refuse: Callable[[PlannedRun], None] = refuse_other_settings
     known: dict[Key, Run] = field(default_factory=dict)
     found: dict[Key, Run] = field(default_factory=dict)  # in their folders, each read once
 
@@ -72,7 +74,7 @@ class Experiment:
         """The run if it is finished."""
         key = arm, seed
         if key not in self.known and key not in self.found:
-            run = finished_run(self.plan_run(arm, seed), self.refuse)
+            run = finished_run(self.plan_run(arm, seed))
             if run:
                 self.found[key] = run
         return self.known.get(key) or self.found.get(key)

@@ -106,7 +106,7 @@ def opening(run: Run) -> list[str]:
     for change in differences(run["folder"]):
         sentences.append(f"Something is not as it was when the run was made: {change}.")
     for change in accepted_before(run["folder"]):
-        sentences.append(f"Accepted when it was resumed: {change}.")
+        sentences.append(f"Accepted {change}.")
     if not is_done(run):
         sentences.append(f"This run is not finished: step {steps_done(run)} of "
                          f"{run['config']['steps']} so far.")

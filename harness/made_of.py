@@ -8,24 +8,25 @@ would be half of one thing and half of another, without a word. So a run writes 
     digests.jsonl         of its record: of each line of a log, and of each credit file
     trainer/state.json    of each file of a checkpoint
 
-Three programs compare them, by `differences`:
+They are compared, by `differences`:
 
-    train.py --resume    refuses to go on; with --accept_changes it goes on, and writes that down
-    tools.idea           does not use a finished run again
-    analyze.py           says it beside its findings
+    train.py --resume        refuses to go on; --accept_changes goes on, and writes that down
+    analysis/experiment.py   does not use a finished run again
+    analyze.py               says it beside its findings
 
 What counts as code: the files that compute a step, the task's file and what it imports, and with
 another weighting or advantage than plain GRPO's all files that this may import. Of mitigations.py
-only the functions count that a run uses, because every idea is written there. What counts as a file
-that code reads: those that a flag names, and those that a function of yours opens, which Python
-reports (sys.addaudithook). A file that a library opens without Python, such as a safetensors file,
-is not seen.
+only the functions count that a run uses, because every idea is written there. Comments, docstrings
+and the form of a line do not count. What counts as a file that code reads: those that a flag names,
+and those that a function of yours opens, which Python reports (sys.addaudithook). A file that a
+library opens without Python, such as a safetensors file, is not seen.
 """
 import ast
 import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ def parts_of_run(s: Settings) -> dict[str, Json]:
     named = {Path(str(value)) for name, value in values.items()
              if name != "model" and isinstance(value, str)}
     files = code_files(s) | {path for path in named if path.is_file()} | read_by_users()
-    digests = {shown(path): digest_of(path) for path in sorted(files)}
+    digests = {shown(path): digest_of_part(path) for path in sorted(files)}
     for name, text in functions_of(s).items():
         digests[f"the function {name} of mitigations.py"] = digest_of_text(text)
     return {"settings": values, "model": model, "files": digests}
@@ -97,6 +98,31 @@ def read_by_users() -> set[Path]:
     return {path for path in map(Path, opened) if path.is_file()}
 
 
+def digest_of_part(path: Path) -> str:
+    """The digest of a file; of Python code, that of what it does."""
+    if path.suffix != ".py":
+        return digest_of(path)
+    return digest_of_code(path, path.stat().st_mtime_ns)
+
+
+@cache
+def digest_of_code(path: Path, changed: int) -> str:
+    """`changed` is the time of the last change: a file that was changed is read again."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (SyntaxError, ValueError):  # Python says so when it is imported
+        return digest_of(path)
+    return digest_of_text(ast.unparse(without_docstrings(tree)))
+
+
+def without_docstrings(tree: ast.Module) -> ast.Module:
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(
+                node, clean=False) is not None:
+            node.body = node.body[1:]
+    return tree
+
+
 def functions_of(s: Settings) -> dict[str, str]:
     """The source of each function of mitigations.py that a run uses, with all that it needs of
     this file."""
@@ -108,11 +134,12 @@ def functions_of(s: Settings) -> dict[str, str]:
     return {name: needed_by(name, source) for name in names}
 
 
+@cache
 def needed_by(name: str, source: str) -> str:
     """The source of what a file defines under this name, and of all of the file's names that it
     uses, one after the other."""
     defined: dict[str, list[ast.stmt]] = {}
-    for node in ast.parse(source).body:
+    for node in without_docstrings(ast.parse(source)).body:
         targets = [node] if hasattr(node, "name") else getattr(node, "targets", [])
         targets = targets or [getattr(node, "target", None)]
         for target in targets:
@@ -156,12 +183,15 @@ def with_imports(files: set[Path]) -> set[Path]:
     known, new = set(), files
     while new:
         known |= new
-        new = {path for file in new for path in imported_by(file) if is_own(path)} - known
+        found = {path for file in new for path in imported_by(file, file.stat().st_mtime_ns)}
+        new = set(filter(is_own, found)) - known
     return known
 
 
-def imported_by(file: Path) -> set[Path]:
-    """The files of the project, or beside this one, that it imports."""
+@cache
+def imported_by(file: Path, changed: int) -> set[Path]:
+    """The files of the project, or beside this one, that it imports; `changed` is the time of its
+    last change."""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except SyntaxError:  # Python says so when it is imported
@@ -259,7 +289,7 @@ def of_parts(before: Json, now: Json, s: Settings, needs_first_model: bool) -> I
         else:  # a file that has not been opened yet, or one that is gone
             path = PROJECT / name
             is_same = not name.startswith("the function ") and path.is_file() and (
-                digest_of(path) == digest)
+                digest_of_part(path) == digest)
         if not is_same:
             yield f"{name} has changed"
 
@@ -375,5 +405,5 @@ def not_known(folder: Path) -> str:
 def accepted_before(folder: Path) -> list[str]:
     """A sentence for each change that --accept_changes has let pass."""
     parts = kept(folder) or {}
-    return [f"after step {one['after_step']} the run went on although {one['changes']}"
+    return [f"after step {one['after_step']}: {one['changes']}"
             for one in parts.get("accepted", [])]

@@ -485,5 +485,9 @@ class RunFolder:
         for folder in (self.path, self.path / "credit", self.path / "checkpoints"):
             for path in folder.glob(".*.tmp"):
                 remove(path)
+        self.write_digests()
+
+    def write_digests(self) -> None:
+        """Take what is there now for what the run wrote."""
         digests = map(json.dumps, digests_of_record(self.path))
         replace_text(self.path / DIGESTS, "".join(f"{digest}\n" for digest in digests))

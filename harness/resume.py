@@ -13,7 +13,7 @@ from engine import processes
 from engine.choices import Method
 from engine.errors import UserError, read_json
 from engine.optimizer import AdamW, load_optimizer_tensors
-from harness.made_of import differences, kept, not_known
+from harness.made_of import differences, kept, not_known, write_down
 from harness.record import (LOGS, Json, RunFolder, checkpoint_folders, is_complete, read_lines,
                             replace_text, run_config)
 from harness.screen import say
@@ -63,6 +63,17 @@ def last_state(s: Settings, folder: RunFolder,
     else:
         say("there is no checkpoint to continue from: starting again at step 1")
     return done, checkpoints.get(done), is_finished
+
+
+def accept_changes(folder: RunFolder, s: Settings) -> None:
+    """Write down that a finished run is used as it is, although what it was made of, or its record,
+    has changed since."""
+    found = "; ".join(differences(folder.path, s))
+    if found and folder.writes:
+        accepted = (kept(folder.path) or {}).get("accepted", [])
+        write_down(folder.path, s, [*accepted, {"after_step": s.steps, "changes": found}])
+        folder.write_digests()
+    say(f"accepted: {found}" if found else "nothing that it is made of has changed")
 
 
 def refuse_changes(folder: Path, s: Settings, checkpoint: Path | None, done: int,

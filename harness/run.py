@@ -58,16 +58,7 @@ def open_run(argv: list[str]) -> Iterator["Run"]:
     run = Run(settings)
     with run.cleanup:
         if exists:
-            from harness.resume import last_state, refuse_changes, refuse_other
-            if not resume:
-                refuse_other(settings, may_continue)
-            run.is_new = False
-            run.cleanup.enter_context(run.folder.opened())
-            run.done, run.checkpoint, run.is_finished = last_state(
-                settings, run.folder, may_begin_again=not resume)
-            if not run.is_finished:
-                run.accepted = refuse_changes(run.folder.path, settings, run.checkpoint, run.done,
-                                              accepts_changes)
+            run.look_into_folder(bool(resume), may_continue, accepts_changes)
         try:
             yield run
         except SystemExit as error:  # a function of the user's has ended the program
@@ -138,6 +129,21 @@ class Run:
         self.travels_along: dict[str, bytes] = {}  # files of the model's folder, by name
         self.tracker: Callable[[Json, int], object] | None = None  # --track
         self.start, self.cleanup = time.monotonic(), ExitStack()
+
+    def look_into_folder(self, is_resumed: bool, may_continue: bool, accepts: bool) -> None:
+        """Find out how far the run in this folder is, and whether it may be continued."""
+        from harness.resume import accept_changes, last_state, refuse_changes, refuse_other
+        s = self.settings
+        if not is_resumed:
+            refuse_other(s, may_continue)
+        self.is_new = False
+        self.cleanup.enter_context(self.folder.opened())
+        self.done, self.checkpoint, self.is_finished = last_state(
+            s, self.folder, may_begin_again=not is_resumed)
+        if not self.is_finished:
+            self.accepted = refuse_changes(s.folder, s, self.checkpoint, self.done, accepts)
+        elif accepts:
+            accept_changes(self.folder, s)
 
     def begin(self, policy: Policy, optimizer: AdamW, methods: Mapping[str, Method]) -> None:
         """Make the folder; or, if the run is resumed, read back the state of the optimizer and the

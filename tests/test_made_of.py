@@ -176,7 +176,13 @@ def test_what_is_accepted_is_written_down_and_told(stopped, capsys):
     assert accepted["after_step"] == 4 and "learning_rate" in accepted["changes"]
     assert kept(stopped)["settings"]["learning_rate"] == 0.0002
     analyze.main([str(stopped)])
-    assert "after step 4 the run went on although" in " ".join(capsys.readouterr().out.split())
+    assert "Accepted after step 4: config.json says" in " ".join(capsys.readouterr().out.split())
+    assert "nothing that it is made of has changed" in run(
+        "--resume", stopped, "--accept_changes").stdout
+    with_another_number(stopped / "metrics.jsonl")
+    assert "accepted: line 1 of metrics.jsonl" in run(
+        "--resume", stopped, "--accept_changes").stdout
+    assert len(kept(stopped)["accepted"]) == 2 and list(of_record(stopped)) == []
     assert "no effect without --resume" in run("--accept_changes", expect=1).stderr
 
 
@@ -238,6 +244,22 @@ def test_a_function_counts_with_all_that_it_uses_and_nothing_else():
     assert found == needed_by("mine", source.replace("B = 3", "B = 4").replace("a comment", "one"))
     assert found != needed_by("mine", source.replace("A = 2", "A = 1"))
     assert found != needed_by("mine", source.replace("x + A", "x - A"))
+
+
+def test_code_counts_by_what_it_does(tmp_path):
+    """A comment, a docstring and a line break are no change. An operator is one, and in a file that
+    is no code so is everything."""
+    texts = ["def f(x):\n    return x + 1\n",
+             '"""A page."""\ndef f(x):\n    "It adds."\n    # one\n    return (x +\n  1)\n',
+             "def f(x):\n    return x - 1\n", "def f(x:\n"]
+    found = []
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number}.py").write_text(text)
+        (tmp_path / f"{number}.txt").write_text(text)
+        found.append(made_of.digest_of_part(tmp_path / f"{number}.py"))
+    assert found[0] == found[1] and len(set(found)) == 3
+    first, second = (made_of.digest_of_part(tmp_path / f"{number}.txt") for number in (0, 1))
+    assert first != second
 
 
 def test_code_counts_with_the_modules_that_it_imports(tmp_path):

@@ -44,7 +44,7 @@ from types import SimpleNamespace
 
 import torch
 
-from analysis.experiment import Arms, Experiment, refuse_changed
+from analysis.experiment import Arms, Experiment
 from analysis.gains import BEHIND
 from engine.choices import ADVANTAGES, MITIGATIONS, without_decorator
 from engine.errors import UserError
@@ -135,7 +135,7 @@ class Idea:
         self.labels = {"plain": "plain", "idea": name, "placebo": f"{name}-placebo"}
         self.folders = {arm: Path(own.runs) / f"{self.labels[arm]}-{digest(s)}"
                         for arm, s in self.settings.items()}
-        self.experiment = Experiment(self.planned_run, refuse_changed)
+        self.experiment = Experiment(self.planned_run)
 
     def planned_run(self, arm: str, seed: int) -> PlannedRun:
         s = self.settings[arm]

@@ -6,7 +6,7 @@ import pytest
 from conftest import write_log
 
 from analysis import experiment as experiments
-from analysis.experiment import Experiment, finished_run, refuse_changed
+from analysis.experiment import Experiment, finished_run
 from engine.errors import UserError
 from harness.planned import PlannedRun
 from harness.settings import make_settings, read_flags
@@ -48,20 +48,21 @@ def test_an_older_run_lacks_a_flag_that_came_later(planned):
     assert finished_run(planned) is not None
 
 
-def test_a_run_that_was_made_of_another_file_is_refused_where_that_is_asked(planned, tmp_path):
+def test_a_run_that_was_made_of_another_file_is_refused(planned, tmp_path):
     write_log(planned.folder, {}, config_of(planned), METRICS)
     words = tmp_path / "words.txt"
     words.write_text("new")
     record = {"settings": {}, "model": {}, "files": {str(words): "0" * 64}}
     (planned.folder / "made_of.json").write_text(json.dumps(record))
-    with pytest.raises(UserError, match=f"is an earlier run, and since then {words} has changed"):
-        finished_run(planned, refuse_changed)
+    with pytest.raises(UserError, match=f"is an earlier run, and since then {words} has changed.*"
+                                         "--accept_changes"):
+        finished_run(planned)
 
 
 def test_published_runs_need_no_folder_and_each_folder_is_read_once(monkeypatch):
     read = []
 
-    def finished(planned, refuse):
+    def finished(planned):
         read.append(planned.name)
         return {0: "of a folder", 1: "of a folder"}.get(planned.seed)
 

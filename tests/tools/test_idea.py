@@ -210,24 +210,24 @@ def test_a_changed_file_has_runs_of_its_own(tmp_path, monkeypatch):
     idea, plain = before = digests()
     assert digests() == before and plain == digest(make_settings({"seed": 3, "out": "x"}))
     for name in ("own_helper", "own_idea"):
-        (tmp_path / f"{name}.py").write_text("# another\n")
+        (tmp_path / f"{name}.py").write_text("WORD = 2\n")
         changed, same = digests()
         assert changed != idea and same == plain
         idea = changed
     # imported when the weighting is called: when the digest is taken it is not loaded yet
     (tmp_path / "own_idea.py").write_text("def weighting(rollouts):\n    from own_late import f\n")
     late = []
-    for text in ("# one\n", "# another\n"):
+    for text in ("WORD = 1\n", "WORD = 2\n"):
         (tmp_path / "own_late.py").write_text(text)
         late.append(digests()[0])
     assert "own_late" not in sys.modules and late[0] != late[1]
     helper = tmp_path / "own_data.py"  # of a task: problems follow from it
-    helper.write_text("# one\n")
+    helper.write_text("WORD = 1\n")
     monkeypatch.setitem(sys.modules, "own_data", SimpleNamespace(__file__=str(helper)))
     monkeypatch.setattr("countdown_task.made_by", SimpleNamespace(__module__="own_data"),
                         raising=False)
     before = digests()
-    helper.write_text("# another\n")
+    helper.write_text("WORD = 2\n")
     assert all(one != other for one, other in zip(before, digests()))
     assert not is_own(Path(json.__file__)) and not is_own(Path(pytest.__file__))
     assert is_own(ROOT / "mitigations.py") and not is_own(ROOT / "analysis/runs.py")
