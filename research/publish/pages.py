@@ -21,19 +21,20 @@ from pathlib import Path
 from analysis.statistics import Estimate
 from analysis.tables import Cell, Table, by_row, escaped, shown
 from engine.errors import PROJECT, UserError
-from research.publish.results import RESULTS, pages, read_result
+from research.publish.results import Results, pages
 
 KINDS = "table|text|words|source|number|interval"
 BEGIN, END = re.compile(rf"<!-- (?:{KINDS}) "), "<!-- end -->"
 MARKED = re.compile(rf"<!-- ({KINDS}) ((?:(?!-->).)+?) -->(.*?){END}", re.S)
+ROOMS = ("probes", "boards", "earlier")  # of research/, which have its commands
 
 
-def filled_pages() -> dict[Path, str]:
+def filled_pages(results: Results) -> dict[Path, str]:
     """The pages that are not as the results have them, each with the text that it should have."""
     changed = {}
     for page in pages():
         text = page.read_text(encoding="utf-8")
-        filled = fill(text, page.name)
+        filled = fill(text, page.name, results)
         if filled != text:
             changed[page] = filled
     return changed
@@ -41,13 +42,14 @@ def filled_pages() -> dict[Path, str]:
 
 def check_marks(name: str) -> None:
     """End in an error if a page marks what this result does not have."""
+    results = Results()
     for page in pages():
         for kind, words, _ in MARKED.findall(page.read_text(encoding="utf-8")):
             if words.split()[0] == name:
-                content_of_mark(kind, words, page.name)
+                content_of_mark(kind, words, page.name, results)
 
 
-def fill(text: str, page: str) -> str:
+def fill(text: str, page: str, results: Results) -> str:
     """The page with everything that is marked made again. Where a mark is not closed, what it would
     replace goes on to the end of the next mark, so this is an error."""
     begun, closed = len(BEGIN.findall(text)), text.count(END)
@@ -57,20 +59,45 @@ def fill(text: str, page: str) -> str:
 
     def made_again(match: re.Match) -> str:
         kind, words, _ = match.groups()
-        return f"<!-- {kind} {words} -->{content_of_mark(kind, words, page)}<!-- end -->"
+        return f"<!-- {kind} {words} -->{content_of_mark(kind, words, page, results)}{END}"
     return MARKED.sub(made_again, text)
 
 
-def content_of_mark(kind: str, words: str, page: str) -> str:
+def content_of_mark(kind: str, words: str, page: str, results: Results) -> str:
     """What a mark stands for; the page is named in an error."""
     try:
-        return MAKERS[kind](words)
+        if kind == "source":
+            return source_of(results.result(words))
+        table, asked = find_table(words, results)
+        return MAKERS[kind](table, asked)
     except UserError as error:
         raise UserError(f"{page}: <!-- {kind} {words} -->: {error}") from None
 
 
-def make_table(words: str) -> str:
-    table, asked = find_table(words)
+def find_table(words: str, results: Results) -> tuple[Table, list[str]]:
+    """The table that a mark names, and what is asked of it: of `board board measured; gain` the
+    table board of research/results/board.json."""
+    match = re.fullmatch(r"(\w+) (\w+)[; ]*(.*)", words.strip())
+    if match is None:
+        raise UserError("a result and a table should be named first")
+    result, name, asked = match.groups()
+    stored = results.table(result, name)
+    return table_of(stored), [part.strip() for part in asked.split(";") if part.strip()]
+
+
+def source_of(result: dict) -> str:
+    """Command, day, versions and commits: those of the code that made the runs, where they are on
+    record, else those of the report. Programs of earlier commits may be gone."""
+    made = [part for part in result.get("made_by") or [] if isinstance(part, dict)] or [result]
+    commits = dict.fromkeys((part["git_commit"] or "unknown")[:7] for part in made)
+    versions = dict.fromkeys((part.get("versions") or result["versions"])["torch"] for part in made)
+    is_here = any((PROJECT / f"research/{room}/{result['measured']}.py").exists() for room in ROOMS)
+    gone = "" if is_here else ", a command of that commit, no longer here"
+    return (f"\n`{result['command']}`, {result['day']}, torch {' and '.join(versions)}, commit "
+            f"{' and '.join(commits)}{gone}\n")
+
+
+def make_table(table: Table, asked: list[str]) -> str:
     rows, wanted = table.cells(), []
     for part in asked:
         column, is_condition, value = part.partition(" = ")
@@ -90,77 +117,41 @@ def make_table(words: str) -> str:
     return "\n" + "\n".join(lines) + "\n"
 
 
-def make_text(words: str) -> str:
-    table, numbers = find_table(words)
+def make_text(table: Table, numbers: list[str]) -> str:
     lines = [row[0] for row in table.rows]
     if numbers:
         lines = [lines[int(number) - 1] for number in " ".join(numbers).split()]
     return "\n" + "\n".join(["```", *lines, "```"]) + "\n"
 
 
-def make_words(words: str) -> str:
-    return f"\n{textwrap.fill(find_table(words)[0].finding, 100)}\n"
+def make_words(table: Table, asked: list[str]) -> str:
+    return f"\n{textwrap.fill(table.finding, 100)}\n"
 
 
-def make_source(words: str) -> str:
-    """Command, day, versions and commits: those of the code that made the runs, where they are on
-    record, else those of the report. Programs of earlier commits may be gone."""
-    result = read_result(RESULTS / f"{words}.json")
-    made = [part for part in result.get("made_by") or [] if isinstance(part, dict)] or [result]
-    commits: list[str] = []
-    versions: list[str] = []
-    for part in made:
-        commit = (part["git_commit"] or "unknown")[:7]
-        version = (part.get("versions") or result["versions"])["torch"]
-        if commit not in commits:
-            commits.append(commit)
-        if version not in versions:
-            versions.append(version)
-    program = result["measured"]
-    rooms = "probes", "boards", "earlier"
-    is_here = any((PROJECT / f"research/{room}/{program}.py").exists() for room in rooms)
-    gone = "" if is_here else ", a command of that commit, no longer here"
-    return (f"\n`{result['command']}`, {result['day']}, torch {' and '.join(versions)}, commit "
-            f"{' and '.join(commits)}{gone}\n")
-
-
-def make_number(words: str) -> str:
+def make_number(table: Table, asked: list[str]) -> str:
     """A cell without its interval."""
-    value, spec = find_cell(words)
+    value, spec = find_cell(table, asked)
     return shown(value.value if isinstance(value, Estimate) else value, spec)
 
 
-def make_interval(words: str) -> str:
+def make_interval(table: Table, asked: list[str]) -> str:
     """A cell with its interval."""
-    return shown(*find_cell(words))
+    return shown(*find_cell(table, asked))
 
 
-MAKERS = {"table": make_table, "text": make_text, "words": make_words, "source": make_source,
-          "number": make_number, "interval": make_interval}
+MAKERS = {"table": make_table, "text": make_text, "words": make_words, "number": make_number,
+          "interval": make_interval}
 
 
-def find_cell(words: str) -> tuple[Cell, str]:
+def find_cell(table: Table, asked: list[str]) -> tuple[Cell, str]:
     """The value that a mark names, and its format."""
-    table, (*keys, column) = find_table(words)
+    *keys, column = asked
     place = column_number(column, table)
     rows = [row for row in table.rows if set(keys) <= set(map(str, row))]
     if len(rows) != 1:
         raise UserError(f"{len(rows)} rows have {'; '.join(keys)}, one is needed")
     spec, _ = table.columns[column]
     return rows[0][place], spec
-
-
-def find_table(words: str) -> tuple[Table, list[str]]:
-    """The table that a mark names, and what is asked of it: of `board board measured; gain` the
-    table board of research/results/board.json."""
-    match = re.fullmatch(r"(\w+) (\w+)[; ]*(.*)", words.strip())
-    if match is None:
-        raise UserError("a result and a table should be named first")
-    result, name, asked = match.groups()
-    stored = {table["name"]: table for table in read_result(RESULTS / f"{result}.json")["tables"]}
-    if name not in stored:
-        raise UserError(f"there is no table {name}, only {', '.join(stored)}")
-    return table_of(stored[name]), [part.strip() for part in asked.split(";") if part.strip()]
 
 
 def table_of(stored: dict) -> Table:

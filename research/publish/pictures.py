@@ -17,8 +17,7 @@ from analysis.plots import (BLUE, CHANGE_COLOUR, COLOURS, CREDIT_COLOUR, GRADIEN
 from engine.errors import PROJECT
 from research.publish import lessons, lessons_of_runs
 from research.boards.arms import CONTROLS, SCALE
-from research.publish.results import (RESULTS, estimates_as_arrays, fingerprint,
-                                            read_result)
+from research.publish.results import Results, estimates_as_arrays, fingerprint
 
 COLOUR_OF_MEANING = {"larger batches": COLOURS[2], "the control": COLOURS[3]}
 MEANINGS = {**dict.fromkeys(SCALE, "larger batches"), **dict.fromkeys(CONTROLS, "the control")}
@@ -29,18 +28,18 @@ FAR = 5                 # points
 Shares = dict[tuple[str, str], dict]  # of a task and an arm: its share of the true credit's gain
 
 
-def draw_all_published() -> list[str]:
+def draw_all_published(results: Results) -> list[str]:
     """Draw the pictures of all pages, and return their paths in the project."""
     for picture, (drawing, *source) in PUBLISHED.items():
-        draw_published(drawing, PROJECT / picture, shown_of(*source))
+        draw_published(drawing, PROJECT / picture, shown_of(results, *source))
     return list(PUBLISHED)
 
 
-def outdated_pictures() -> list[str]:
+def outdated_pictures(results: Results) -> list[str]:
     """The pictures that do not show what their results hold."""
     outdated = []
     for picture, (_, *source) in PUBLISHED.items():
-        mark = fingerprint(shown_of(*source))
+        mark = fingerprint(shown_of(results, *source))
         if not carries(PROJECT / picture, mark):
             outdated.append(picture)
     return outdated
@@ -57,14 +56,12 @@ def draw_published(drawing: Callable[[dict], Figure], path: Path, shown: dict) -
     save(drawing(shown), path.parent, path.stem, "", fingerprint(shown))
 
 
-def shown_of(name: str | Callable[[], dict], part: str = "") -> dict:
+def shown_of(results: Results, name: str | Callable[[], dict], part: str = "") -> dict:
     """A table of a result by its name, or the `values` that its tables were made of. A picture of a
     formula has a function in the place of a result, which computes what the picture shows."""
     if callable(name):
         return name()
-    result = read_result(RESULTS / f"{name}.json")
-    parts = {**result, **{table["name"]: table for table in result["tables"]}}
-    return parts[part]
+    return results.result(name)["values"] if part == "values" else results.table(name, part)
 
 
 def draw_gains(table: dict, meanings: dict[str, str] = MEANINGS,
@@ -110,22 +107,31 @@ def draw_dial_shares(board: dict) -> Figure:
     arms = dict.fromkeys(row["arm"] for row in board["rows"])
     compared = [arm for arm in arms if arm not in ("plain GRPO", "true credit")]
     compared.sort(key=lambda arm: arm.startswith("batch "))
-    tasks = plain_tasks(shares)
-    panels = max(1, len(tasks))
-    figure, axes = plt.subplots(1, panels, figsize=(5.6 * panels, 5.4), sharey=True,
-                                squeeze=False)
-    for axis, (length, of_length) in zip(axes[0], sorted(tasks.items())):
+    figure, panels = panels_by_length(shares, 5.6, 5.4, (-1.5, 1.2))
+    for axis, length, tasks in panels:
         for number, arm in enumerate(compared):
-            draw_share_of_arm(axis, shares, of_length, length, arm, number)
+            draw_share_of_arm(axis, shares, tasks, length, arm, number)
         axis.axhline(1, color="black", lw=1, label="true credit")
         axis.axhline(0, color="black", lw=0.6)
-        axis.set(title=f"Answers of {length} tokens", xscale="log",
-                 xlabel="share of the tokens that decide the reward")
         axis.xaxis.set_major_formatter("{x:g}")
         axis.xaxis.set_minor_formatter("")
-    axes[0][0].set(ylabel="gain, as a share of the true credit's", ylim=(-1.5, 1.2))
-    legend_below(figure, axes[0][0], ncols=5)
+    legend_below(figure, figure.axes[0], ncols=5)
     return figure
+
+
+def panels_by_length(shares: Shares, width: float, height: float, limits: tuple[float, float]
+                     ) -> tuple[Figure, list[tuple[Axes, int, list[tuple[int, str]]]]]:
+    """A panel for each length of an answer, with the tasks of this length (`plain_tasks`)."""
+    of_lengths = sorted(plain_tasks(shares).items())
+    figure, axes = plt.subplots(1, max(1, len(of_lengths)), sharey=True, squeeze=False,
+                                figsize=(width * max(1, len(of_lengths)), height))
+    panels = []
+    for axis, (length, tasks) in zip(axes[0], of_lengths):
+        axis.set(title=f"Answers of {length} tokens", xscale="log",
+                 xlabel="share of the tokens that decide the reward")
+        panels.append((axis, length, tasks))
+    axes[0][0].set(ylabel="gain, as a share of the true credit's", ylim=limits)
+    return figure, panels
 
 
 def shares_of_board(board: dict) -> Shares:
@@ -270,51 +276,42 @@ def draw_dial_shares_plainly(board: dict) -> Figure:
     """Three lines of draw_dial_shares: who knows where the reward is decided, who knows half of it,
     and a larger batch."""
     shares = shares_of_board(board)
-    tasks = plain_tasks(shares)
-    figure, axes = plt.subplots(1, max(1, len(tasks)), sharey=True, squeeze=False,
-                                figsize=(4.6 * max(1, len(tasks)), 4.2))
-    for axis, (length, of_length) in zip(axes[0], sorted(tasks.items())):
+    figure, panels = panels_by_length(shares, 4.6, 4.2, (-1.1, 1.35))
+    for axis, length, tasks in panels:
         for number, (arm, name) in enumerate(PLAINLY.items()):
-            place, share, reaches = points_of_arm(shares, of_length, length, arm)
+            place, share, reaches = points_of_arm(shares, tasks, length, arm)
             beside = place * (1 + 0.04 * (number - 1))  # no interval covers another
             axis.errorbar(beside, share, reaches, marker="o", ms=5, lw=2, elinewidth=0.9,
                           label=name, **style_of(number))
         axis.axhline(1, color="black", lw=1)
         axis.axhline(0, color="black", lw=0.8)
-        axis.set(title=f"Answers of {length} tokens", xscale="log",
-                 xlabel="share of the tokens that decide the reward")
-        deciding = [decide / length for decide, _ in of_length]
+        deciding = [decide / length for decide, _ in tasks]
         axis.set_xticks(deciding, [f"{share:.0%}" for share in deciding])
         axis.set_xticks([], minor=True)
-    axes[0][0].set(ylabel="gain, as a share of the true credit's", ylim=(-1.1, 1.35))
-    axes[0][0].set_yticks([-1, -0.5, 0, 0.5, 1],
-                          ["-1", "-0.5", "plain GRPO  0", "0.5", "true credit  1"])
-    legend_below(figure, axes[0][0], ncols=3)
-    return figure
-
-
-def draw_decided_by_model(table: dict) -> Figure:
-    """Each category's share of the tokens, of the gradient and of what is decided: a panel for each
-    model, with intervals over problems."""
-    models = list(dict.fromkeys(row["model"] for row in table["rows"]))
-    kinds = [kind for kind in dict.fromkeys(row["kind"] for row in table["rows"])
-             if max(row["of all"] for row in table["rows"] if row["kind"] == kind) > 0.01]
-    figure, axes = plt.subplots(1, len(models), sharey=True, squeeze=False, figsize=(11.0, 4.0))
-    for axis, model in zip(axes[0], models):
-        draw_decided_kinds(axis, [row for row in table["rows"] if row["model"] == model], kinds)
-        axis.set(title=f"after {model}" if model.startswith("step") else "before training")
-    axes[0][0].set(ylabel="share, %")
-    legend_below(figure, axes[0][0], ncols=3)
+    figure.axes[0].set_yticks([-1, -0.5, 0, 0.5, 1],
+                              ["-1", "-0.5", "plain GRPO  0", "0.5", "true credit  1"])
+    legend_below(figure, figure.axes[0], ncols=3)
     return figure
 
 
 def draw_decided(table: dict) -> Figure:
-    """The same for one model. Categories with less than 1% of the tokens are left out."""
-    figure, axis = plt.subplots(figsize=(8.0, 4.0))
-    kinds = [row["kind"] for row in table["rows"] if row["of all"] > 0.01]
-    draw_decided_kinds(axis, table["rows"], kinds)
-    axis.set(ylabel="share, %")
-    legend_below(figure, axis, ncols=3)
+    """Each category's share of the tokens, of the gradient and of what is decided, with intervals
+    over problems: a panel for each model, where the table has several. Categories with less than 1%
+    of the tokens of every model are left out."""
+    of_models: dict[str, list[dict]] = {}
+    for row in table["rows"]:
+        of_models.setdefault(row.get("model", ""), []).append(row)
+    kinds = dict.fromkeys(row["kind"] for row in table["rows"])
+    shown = [kind for kind in kinds if any(row["of all"] > 0.01 for row in table["rows"]
+                                           if row["kind"] == kind)]
+    figure, axes = plt.subplots(1, len(of_models), sharey=True, squeeze=False,
+                                figsize=(11.0 if len(of_models) > 1 else 8.0, 4.0))
+    for axis, (model, rows) in zip(axes[0], of_models.items()):
+        draw_decided_kinds(axis, rows, shown)
+        if model:
+            axis.set(title=f"after {model}" if model.startswith("step") else "before training")
+    axes[0][0].set(ylabel="share, %")
+    legend_below(figure, axes[0][0], ncols=3)
     return figure
 
 
@@ -374,7 +371,7 @@ PUBLISHED = {  # picture -> how it is drawn, and which table or values of which 
     "docs/real-run.png": (lessons_of_runs.draw_real_run, "real_run", "transcript"),
     "docs/weights.png": (lessons_of_runs.draw_weights, lessons_of_runs.weights_by_probability),
     "research/results/decided.png": (draw_decided, "scoreboard_24", "kind"),
-    "research/results/exact-real.png": (draw_decided_by_model, "exact_real", "kind"),
+    "research/results/exact-real.png": (draw_decided, "exact_real", "kind"),
     "research/results/dial-shares-plain.png": (draw_dial_shares_plainly, "dial", "board"),
     "research/results/real-pairs.png": (lessons_of_runs.draw_real_pairs, "real_board_brief_8_gpu",
                                         "values"),

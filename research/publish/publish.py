@@ -19,7 +19,7 @@ from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
 from research.publish.pages import check_marks, filled_pages
 from research.publish.pictures import draw_all_published, outdated_pictures
-from research.publish.results import RESULTS, result_of, write_result
+from research.publish.results import RESULTS, Results, result_of, write_result
 
 FLAGS = {
     "name": Flag(None, "name of the result. By default it is that of the experiment or the probe"),
@@ -43,16 +43,18 @@ def main(argv: list[str]) -> None:
         say(f"published: {publish(Path(folder), flags.name)}")
     elif flags.name:
         raise UserError("--name needs a folder, whose numbers are published under this name")
-    for page, text in filled_pages().items():
+    results = Results()  # as they are now
+    for page, text in filled_pages(results).items():
         replace_text(page, text)
         say(f"written: {page.name}")
-    for picture in draw_all_published():
+    for picture in draw_all_published(results):
         say(f"drawn: {picture}")
 
 
 def check_all() -> None:
     """End in an error if a page or a picture is older than the results."""
-    outdated = [page.name for page in filled_pages()] + outdated_pictures()
+    results = Results()
+    outdated = [page.name for page in filled_pages(results)] + outdated_pictures(results)
     if outdated:
         raise UserError(f"not up to date: {', '.join(outdated)}. python -m research publish writes "
                         "them again")

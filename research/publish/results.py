@@ -40,10 +40,27 @@ def read_result(path: Path) -> dict:
     return result
 
 
+class Results:
+    """The published results by name, each of them read once."""
+
+    def __init__(self) -> None:
+        self.were_read: dict[str, dict] = {}
+
+    def result(self, name: str) -> dict:
+        if name not in self.were_read:
+            self.were_read[name] = read_result(RESULTS / f"{name}.json")
+        return self.were_read[name]
+
+    def table(self, name: str, table: str) -> dict:
+        tables = {one["name"]: one for one in self.result(name)["tables"]}
+        if table not in tables:
+            raise UserError(f"there is no table {table}, only {', '.join(tables)}")
+        return tables[table]
+
+
 def table_rows(name: str, table: str) -> list[dict]:
     """The rows of a table of a published result."""
-    tables = read_result(RESULTS / f"{name}.json")["tables"]
-    return next(one["rows"] for one in tables if one["name"] == table)
+    return Results().table(name, table)["rows"]
 
 
 def estimates_as_arrays(stored: list[dict]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

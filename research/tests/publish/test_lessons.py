@@ -10,6 +10,7 @@ from research.publish import lessons_of_runs
 from research.publish.lessons import (ALTERNATIVES, CLIP, clipped_losses, gradient_sizes,
                                           z_scores)
 from research.publish.pictures import shown_of
+from research.publish.results import Results
 
 
 def test_the_gradients_size_by_hand():
@@ -49,15 +50,15 @@ def test_the_bounds_of_the_picture_are_those_of_the_flags():
 @pytest.mark.parametrize("arm", lessons_of_runs.SHOWN_ARMS)
 def test_the_dots_of_an_arm_have_the_mean_that_the_leaderboard_says(arm):
     gain = {f"{row['arm']} {row['rate']}": row["gain"]["value"]
-            for row in shown_of("board", "board")["rows"]}
-    pairs = lessons_of_runs.differences_by_seed(shown_of("board", "values"), arm)
+            for row in shown_of(Results(), "board", "board")["rows"]}
+    pairs = lessons_of_runs.differences_by_seed(shown_of(Results(), "board", "values"), arm)
     assert len(pairs) == 12 and pairs.mean() == pytest.approx(gain[arm], abs=1e-6)
 
 
 def test_the_curves_of_a_run_are_those_that_it_printed():
     """48 steps, and the evaluations before, in the middle and at the end, by the page's numbers."""
     by_step, held_out = lessons_of_runs.curves_of(
-        row["line"] for row in shown_of("real_run", "transcript")["rows"])
+        row["line"] for row in shown_of(Results(), "real_run", "transcript")["rows"])
     assert [step for step, _, _ in by_step] == list(range(1, 49))
     assert by_step[1] == [2, 14.1, 0.493]  # "skipped" in a step's line is no obstacle:
     assert by_step[-1] == [48, 100.0, 0.009]

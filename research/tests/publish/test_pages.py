@@ -14,7 +14,8 @@ from research.__main__ import main
 from research.publish import pages, pictures, publish
 from research.publish import results as store
 from research.publish.pictures import PUBLISHED, shown_of
-from research.publish.results import fingerprint, made_by, read_result, write_result
+from research.publish.results import (Results, fingerprint, made_by, read_result,
+                                      write_result)
 
 TABLE = Table("success", "Success", by_row(
     {"arm": "", "when": "", "end": ".1%", "gain": "points", "range": "points"},
@@ -26,11 +27,13 @@ SIZES = Table("size", "By size", by_row(
     {"": "", "share, all": ".1%"}, [["size: abs(t) > 3", 0.5], ["size: abs(t) < 1", 0.25]]))
 LOG = Table("log", "A log", {"line": ("", ["   1/2  0.5", " ..."])})
 
+ALL = Results()
+
 
 @pytest.mark.parametrize("page", pages.pages(), ids=lambda page: page.name)
 def test_pages_are_as_the_results_have_them(page):
     text = page.read_text(encoding="utf-8")
-    assert pages.fill(text, page.name) == text
+    assert pages.fill(text, page.name, ALL) == text
 
 
 @pytest.mark.parametrize("page", pages.pages(), ids=lambda page: page.name)
@@ -77,7 +80,7 @@ def test_a_published_result_is_as_it_was_written(path):
 def results(tmp_path, monkeypatch):
     """A folder of results, with one: small.json."""
     folder = tmp_path / "results"
-    for module in (store, pages, pictures, publish):
+    for module in (store, publish):
         monkeypatch.setattr(module, "RESULTS", folder)
     folder.mkdir()
     result = {"measured": "small", "command": "python -m study small", "day": "2026-11-21",
@@ -120,7 +123,18 @@ def page(tmp_path, monkeypatch):
 def test_what_is_marked_is_made_again(results, marked, content):
     page = f"before <!-- {marked} -->whatever\nthis was<!-- end --> after <!-- a comment -->"
     made = f"before <!-- {marked} -->{content}<!-- end --> after <!-- a comment -->"
-    assert pages.fill(page, "page.md") == made == pages.fill(made, "page.md")
+    read = Results()
+    assert pages.fill(page, "page.md", read) == made == pages.fill(made, "page.md", read)
+
+
+def test_a_result_is_read_once(results, monkeypatch):
+    """However many marks name it, and whatever they ask for."""
+    read = []
+    monkeypatch.setattr(store, "read_result", lambda path: read.append(path) or read_result(path))
+    marks = ("number small success none; end", "source small", "words small success")
+    page = "".join(f"<!-- {words} --><!-- end -->" for words in marks)
+    pages.fill(page, "page.md", Results())
+    assert read == [results / "small.json"]
 
 
 def test_a_source_names_the_codes_that_made_the_runs(results):
@@ -128,10 +142,10 @@ def test_a_source_names_the_codes_that_made_the_runs(results):
                for code, torch in (("b", "2.13.0"), ("c", "2.11.0"), ("c", "2.11.0"))]
     path = results / "small.json"
     write_result(path, {**read_result(path), "made_by": made_by})
-    made = pages.fill("<!-- source small --><!-- end -->", "p")
+    made = pages.fill("<!-- source small --><!-- end -->", "p", Results())
     assert "torch 2.13.0 and 2.11.0, commit bbbbbbb and ccccccc, a command of that commit" in made
     write_result(path, {**read_result(path), "measured": "exact"})
-    assert pages.fill(made, "p").endswith("ccccccc\n<!-- end -->")  # it is still here
+    assert pages.fill(made, "p", Results()).endswith("ccccccc\n<!-- end -->")  # it is still here
 
 
 @pytest.mark.parametrize("marked, complaint", [
@@ -144,7 +158,7 @@ def test_a_source_names_the_codes_that_made_the_runs(results):
 ])
 def test_a_mark_that_means_nothing_is_named_with_its_page(results, marked, complaint):
     with pytest.raises(UserError, match=rf"page.md: <!-- {marked} -->: .*{complaint}"):
-        pages.fill(f"<!-- {marked} --><!-- end -->", "page.md")
+        pages.fill(f"<!-- {marked} --><!-- end -->", "page.md", Results())
 
 
 @pytest.mark.parametrize("text", [
@@ -154,7 +168,7 @@ def test_a_mark_that_means_nothing_is_named_with_its_page(results, marked, compl
     "<!-- nubmer small success none; end -->1%<!-- end -->"])
 def test_a_mark_that_is_not_closed_replaces_no_text(results, text):
     with pytest.raises(UserError, match="page.md has . marks and . times <!-- end -->"):
-        pages.fill(text, "page.md")
+        pages.fill(text, "page.md", Results())
 
 
 def test_a_check_publishes_nothing_and_a_folder_of_something_else_is_told(results, page, tmp_path):
@@ -238,8 +252,9 @@ def kept_in(path):
 @pytest.mark.parametrize("picture", PUBLISHED)
 def test_no_picture_is_older_than_what_it_shows(picture):
     _, *source = PUBLISHED[picture]
-    assert kept_in(ROOT / picture) == fingerprint(shown_of(*source)), "python -m research publish"
-    assert pictures.carries(ROOT / picture, fingerprint(shown_of(*source)))
+    mark = fingerprint(shown_of(ALL, *source))
+    assert kept_in(ROOT / picture) == mark, "python -m research publish"
+    assert pictures.carries(ROOT / picture, mark)
     assert not pictures.carries(ROOT / picture, fingerprint({"other": 1}))
 
 
