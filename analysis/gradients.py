@@ -44,7 +44,7 @@ def folded(parameters: Iterable[nn.Parameter], length: int = FOLDED, seed: int =
     return total.cpu()
 
 
-def inner_products(gradients: Sequence[Iterable[Tensor]]) -> np.ndarray:
+def inner_products(gradients: Sequence[Sequence[Tensor]]) -> np.ndarray:
     """(methods, methods, N, N): [a, b, i, j] is <g_i, g_j>, of method a in batch i and method b in
     batch j. They are summed in float64 over slices of the gradients, so that there is never a
     second copy of all gradients in memory."""
