@@ -20,6 +20,8 @@ from harness.planned import PlannedRun, make_runs
 from harness.screen import python_command
 from harness.settings import Settings, make_settings, read_flags
 
+WITHOUT_EFFECT = {"out", "checkpoint_every", "save_model", "sample_every", "track",
+                  "rollouts_timeout"}  # on the numbers of a run
 Key = tuple[str, int]  # arm and seed
 Arms = dict[str, dict[int, Run]]  # finished runs, by arm and seed
 
@@ -43,7 +45,7 @@ def refuse_other_settings(planned: PlannedRun, run: Run) -> None:
     """Refuse a run whose settings are not those of the plan: its folder's name says which run it
     should be, its settings which it is."""
     wanted, config = settings_of(planned).to_json(), run["config"]
-    passed_over = {"out"} if wanted["threads"] else {"out", "threads"}  # 0: what suits the machine
+    passed_over = WITHOUT_EFFECT if wanted["threads"] else {*WITHOUT_EFFECT, "threads"}  # 0: any
     for name in wanted.keys() - passed_over:
         value = config.get(name, wanted[name])  # an older run lacks a flag that came later
         if value != wanted[name]:

@@ -41,6 +41,10 @@ def main(argv: list[str]) -> None:
     module = import_module(MODULES[name])
     if hasattr(module, "measure"):
         run_probe(name, module.__doc__, module.FLAGS, module.measure, flags)
+    elif hasattr(module, "plan"):
+        leaderboard = import_module("research.boards.leaderboard")
+        leaderboard.run_leaderboard(name, module.__doc__, module.FLAGS, module.plan, module.report,
+                                    flags)
     else:
         module.main(flags)
 

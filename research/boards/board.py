@@ -32,7 +32,7 @@ from engine.errors import UserError
 from research.boards.arms import ARMS, CONTROLS, METHODS, PLAIN, SCALE
 from research.boards.leaderboard import (AFRESH, Stages, flags_of_runs, leaderboard,
                                          mean_step_seconds, power_table, predictions,
-                                         published_runs, run_leaderboard, run_name, short_form,
+                                         published_runs, run_name, short_form,
                                          write_report)
 from research.boards.protocol import (AGAIN, AT_RATES, COMMON, FIRST, RATES, REPORTED, STEPS,
                                       Board, board_experiment, board_stages)
@@ -41,10 +41,6 @@ from research.publish.pictures import draw_gains
 
 NOT_METHODS = (*CONTROLS, *SCALE)
 FLAGS = {**flags_of_runs("runs/board"), **AFRESH}
-
-
-def main(argv: list[str]) -> None:
-    run_leaderboard("board", __doc__, FLAGS, argv, plan, report)
 
 
 def plan(args: SimpleNamespace) -> tuple[Experiment, Stages]:

@@ -39,7 +39,7 @@ from harness.flags import Flag
 from harness.settings import METHODS
 from research.boards.arms import PLAIN, SCALE
 from research.boards.leaderboard import (Stages, by_run_name, flags_of_runs, pairs_table, planner,
-                                         run_leaderboard, short_form, write_report)
+                                         short_form, write_report)
 from research.boards.protocol import COMMON as COMMON_OF_BOARD
 from research.boards.protocol import REPORTED, STEPS
 from research.probes.common import Findings, rank_correlation
@@ -60,10 +60,6 @@ DRAWS = 10_000
 FLAGS = {
     "seeds": Flag(len(REPORTED), f"number of seeds, from {REPORTED[0]} on", least=2, most=1000),
     **flags_of_runs("runs/later")}
-
-
-def main(argv: list[str]) -> None:
-    run_leaderboard("later", __doc__, FLAGS, argv, plan, report)
 
 
 def plan(args: SimpleNamespace) -> tuple[Experiment, Stages]:

@@ -2,7 +2,8 @@
 and the finished ones become tables and a report.
 
 A leaderboard is an experiment (analysis/experiment.py) whose arms are flags of train.py, by name.
-Its file has a table of them, `plan` and `report`; `run_leaderboard` does the rest.
+Its file has a table of arms and the FLAGS of its command, and two functions: `plan` says which runs
+there are, in which stages, and `report` makes tables of the finished ones.
 """
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
@@ -37,9 +38,10 @@ def flags_of_runs(folder: str) -> dict[str, Flag]:
             "report_only": Flag(False, "print what the finished runs show, and start no run")}
 
 
-def run_leaderboard(name: str, doc: str, flags: dict[str, Flag], argv: list[str],
+def run_leaderboard(name: str, doc: str, flags: dict[str, Flag],
                     plan: Callable[[SimpleNamespace], tuple[Experiment, Stages]],
-                    report: Callable[[SimpleNamespace, Experiment, str], None]) -> None:
+                    report: Callable[[SimpleNamespace, Experiment, str], None],
+                    argv: list[str]) -> None:
     """The command of a leaderboard: make the runs that are missing, and report the finished ones.
     `report` is given the command that was typed."""
     typed = make_parser(f"python -m research {name} [flags]", doc, flags).read(argv)

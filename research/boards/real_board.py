@@ -47,7 +47,7 @@ from harness.planned import PlannedRun
 from harness.record import find_folder
 from research.boards.leaderboard import (AFRESH, Stages, by_run_name, flags_of_runs, leaderboard,
                                          mean_step_seconds, pairs_table, planner, power_table,
-                                         predictions, published_runs, run_leaderboard, short_form,
+                                         predictions, published_runs, short_form,
                                          success_by_parts, write_report)
 from research.probes.common import Findings
 from research.publish.pictures import draw_gains
@@ -94,10 +94,6 @@ FLAGS = {
     "device": Flag("cpu", "device to train on: cpu, cuda or cuda:N"),
     **flags_of_runs("runs/real_board"),
     **AFRESH}
-
-
-def main(argv: list[str]) -> None:
-    run_leaderboard("real_board", __doc__, FLAGS, argv, plan, report)
 
 
 def plan(args: SimpleNamespace) -> tuple[Experiment, Stages]:

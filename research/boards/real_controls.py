@@ -34,7 +34,7 @@ from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from engine.errors import UserError
 from harness.flags import Flag
 from research.boards.leaderboard import (Stages, by_run_name, flags_of_runs, pairs_table, planner,
-                                         run_leaderboard, short_form, write_report)
+                                         short_form, write_report)
 from research.boards.real_board import ARMS as ARMS_OF_BOARD
 from research.boards.real_board import FORMS, PLAIN, model_name
 from research.dial.gains import FEWEST_SEEDS, ArmsOfTask
@@ -100,10 +100,6 @@ FLAGS = {
     "model": Flag("models/Qwen2.5-0.5B-Instruct", "folder of the model to train"),
     "device": Flag("cpu", "device to train on: cpu, cuda or cuda:N"),
     **flags_of_runs("runs/real_controls")}
-
-
-def main(argv: list[str]) -> None:
-    run_leaderboard("real_controls", __doc__, FLAGS, argv, plan, report)
 
 
 def plan(args: SimpleNamespace) -> tuple[Experiment, Stages]:

@@ -40,7 +40,7 @@ from engine.errors import UserError
 from engine.tokens import ANSWER
 from harness.flags import Flag
 from research.boards.leaderboard import (Stages, by_run_name, flags_of_runs, planner, predictions,
-                                         run_leaderboard, success_by_parts, write_report)
+                                         success_by_parts, write_report)
 from research.boards.protocol import COMMON
 from research.earlier.notes import UNDEFINED, Notes
 from research.probes.common import Findings
@@ -73,10 +73,6 @@ FLAGS = {
     "seeds": Flag(3, "number of seeds of each arm", least=1, most=1000),
     "steps": Flag(60, "steps of each run", least=1, most=100_000),
     **flags_of_runs("runs/notes")}
-
-
-def main(argv: list[str]) -> None:
-    run_leaderboard("notes", __doc__, FLAGS, argv, plan, report)
 
 
 def plan(args: SimpleNamespace) -> tuple[Experiment, Stages]:

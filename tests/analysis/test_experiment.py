@@ -41,6 +41,11 @@ def test_a_run_with_other_settings_is_refused(planned):
         finished_run(planned)
 
 
+def test_a_setting_that_changes_no_number_may_differ(planned):
+    write_log(planned.folder, {}, config_of(planned) | {"checkpoint_every": 7}, METRICS)
+    assert finished_run(planned) is not None
+
+
 def test_an_older_run_lacks_a_flag_that_came_later(planned):
     config = config_of(planned)
     del config["change_every"]

@@ -92,8 +92,8 @@ def test_stages_are_made_one_after_the_other(failing, argv, made, reported, caps
 
     def run():
         run_leaderboard("x", "A question?", {"more": Flag(1, "more"), **flags_of_runs("runs")},
-                        [*argv, "--runs", "y"], lambda args: (experiment, stages()),
-                        lambda *known: reports.append(known))
+                        lambda args: (experiment, stages()), lambda *known: reports.append(known),
+                        [*argv, "--runs", "y"])
 
     if failing:
         with pytest.raises(SystemExit):
