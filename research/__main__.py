@@ -26,7 +26,7 @@ COMMANDS = {
         **{name: f"earlier.{name}" for name in (
             "phase1", "rank", "sparsity", "baseline", "group", "failure", "excerpt")}},
     "The numbers and pictures of the pages": {
-        "publish": "publish.publish", "recompute": "publish.recompute"}}
+        "cards": "cards.page", "publish": "publish.publish", "recompute": "publish.recompute"}}
 MODULES = {name: f"research.{file}" for chapter in COMMANDS.values()
            for name, file in chapter.items()}
 

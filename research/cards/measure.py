@@ -46,7 +46,8 @@ def own_advantages(name: str, flags: dict, seed: int) -> torch.Tensor:
         listed = list_advantages(task, batches, seed, only=(name,), flags={name: flags})
         factor = 1.0
     if name not in listed.values:
-        raise UserError(listed.reasons.get(name, "it has no function"))
+        raise UserError(listed.reasons.get(name, "`python -m research exact` has it with exact "
+                                                 "values alone"))
     return listed.values[name] * factor
 
 

@@ -189,7 +189,7 @@ def claim_of(name: str) -> str:
     if path.exists():
         for line in path.read_text(encoding="utf-8").splitlines():
             cells = [cell.strip() for cell in line.split("|")]
-            if len(cells) > 5 and f"`{name}`" in cells[2]:
+            if len(cells) > 5 and re.search(rf"\b{name}\b", cells[2]):
                 return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", f"{cells[1]}: {cells[3]}")
     return ""
 

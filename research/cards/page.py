@@ -1,0 +1,116 @@
+"""The cards of all methods, sorted, as a page; and each card's quick rows, computed again.
+
+    python -m research cards                          # write the table into research/cards.md
+    python -m research cards --add cards/my_idea      # first take this card, of tools.idea --card
+
+A card that is taken has been measured by `python -m tools.idea NAME --card`. What is quick of it,
+the rows of the task whose answers are all listed, is computed again, and a card that does not fit
+its function is refused.
+"""
+import json
+from pathlib import Path
+
+from analysis.statistics import Estimate
+from analysis.tables import Table, by_row, shown
+from engine.choices import ADVANTAGES, MITIGATIONS
+from engine.errors import PROJECT, UserError, read_json
+from harness.flags import Flag
+from harness.parser import make_parser, with_defaults
+from harness.record import replace_text
+from research.cards.measure import in_the_enumerated_task
+
+ENTRIES = PROJECT / "research/cards/entries"
+PAGE = PROJECT / "research/cards.md"
+BEGIN, END = "<!-- cards -->", "<!-- end of cards -->"
+QUICK = ("bias", "direction", "noise")
+HOLDS = 1e-3  # of a number: another machine's rounding, not another function
+FLAGS = {"add": Flag(None, "a folder that `python -m tools.idea NAME --card` has written", kind=str,
+                     metavar="FOLDER")}
+
+
+def main(argv: list[str]) -> None:
+    parser = make_parser("python -m research cards [flags]", __doc__, FLAGS)
+    flags = with_defaults(parser.read(argv), FLAGS)
+    if flags.add:
+        add(Path(flags.add))
+    cards = all_cards()
+    text = PAGE.read_text(encoding="utf-8")
+    replace_text(PAGE, with_table(text, cards))
+    print(f"{len(cards)} cards are on {PAGE.relative_to(PROJECT)}")
+
+
+def add(folder: Path) -> None:
+    card = read_json(folder / "card.json")
+    if wrong := what_does_not_fit(card):
+        raise UserError(f"{folder}: {wrong}. `python -m tools.idea {card['method']} --card` makes "
+                        "the card again")
+    ENTRIES.mkdir(exist_ok=True)
+    text = json.dumps(card, indent=1, allow_nan=False)
+    replace_text(ENTRIES / f"{card['name']}.json", f"{text}\n")
+
+
+def all_cards() -> list[dict]:
+    """The cards, those first whose gradient has the least noise on the half trained model, along
+    plain GRPO's direction; where this was not measured, on the untrained one."""
+    cards = [read_json(path) for path in sorted(ENTRIES.glob("*.json"))]
+    return sorted(cards, key=as_a_batch, reverse=True)
+
+
+def as_a_batch(card: dict) -> float:
+    for key in ("batch_half", "batch_start"):
+        value = estimate_of(card, key)
+        if value is not None and value.value == value.value:
+            return value.value
+    return 0.0
+
+
+def estimate_of(card: dict, key: str, part: str = "own") -> Estimate | None:
+    stored = card["rows"].get(key, {}).get(part)
+    if not isinstance(stored, dict):
+        return None
+    nan = float("nan")
+    return Estimate(*[nan if stored[end] is None else stored[end]
+                      for end in ("value", "low", "high")])
+
+
+def what_does_not_fit(card: dict) -> str:
+    """What of the card's quick rows its function does not give; empty if all of them fit."""
+    if card["name"] not in {**MITIGATIONS, **ADVANTAGES}:
+        return f"there is no weighting or advantage {card['name']}"
+    now = in_the_enumerated_task(card["name"], card["flags"])
+    for key in QUICK:
+        stored, own = estimate_of(card, key), now[key].get("own")
+        if not isinstance(own, Estimate):
+            if stored is not None:
+                return f"{key} is {stored.value:.4f} on the card, and now there is none"
+        elif stored is None or abs(stored.value - own.value) > HOLDS * max(1, abs(own.value)):
+            said = "missing" if stored is None else f"{stored.value:.4f}"
+            return f"{key} is {said} on the card, and the function gives {own.value:.4f}"
+    return ""
+
+
+def cards_table(cards: list[dict]) -> Table:
+    rows = []
+    for card in cards:
+        row = [f"[`{card['method']}`](cards/entries/{card['name']}.json)"]
+        for key, spec in (("direction", ".3f"), ("noise", ".2f")):
+            value = estimate_of(card, key)
+            row.append("n/a" if value is None else shown(value.value, spec))
+        row += [shown(estimate_of(card, key), ".2f") for key in ("batch_start", "batch_half")]
+        row += [shown(estimate_of(card, key), "points") for key in ("few", "many")]
+        row.append(shown(card["rows"]["cost"]["own"], ".1f"))
+        rows.append(row)
+    headings = {"method": "method", "direction": "cosine", "noise": "noise",
+                "start": "untrained, as a batch times (95% interval)",
+                "half": "half trained (95% interval)",
+                "few": "gain where 3 of 128 decide (95% interval)",
+                "many": "where 42 decide (95% interval)", "cost": "cost"}
+    return Table("cards", "", by_row(dict.fromkeys(headings, ""), rows), headings=headings)
+
+
+def with_table(text: str, cards: list[dict]) -> str:
+    """The page with the table of these cards between its marks."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    table = cards_table(cards).to_text(limit=10_000)
+    return f"{before}{BEGIN}\n{table}\n{END}{after}"

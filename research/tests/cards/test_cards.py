@@ -1,0 +1,77 @@
+"""Cards fit their functions, and the pages have them all."""
+import copy
+import json
+import re
+
+import numpy as np
+import pytest
+from conftest import ROOT, refusal
+
+from research.cards import page
+from research.cards.measure import along_plain, in_the_enumerated_task
+from research.cards.page import all_cards, cards_table, what_does_not_fit, with_table
+
+CARDS = {card["name"]: card for card in all_cards()}
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_a_card_fits_its_function(name):
+    assert what_does_not_fit(CARDS[name]) == ""
+
+
+def test_a_card_that_does_not_fit_is_refused(tmp_path, monkeypatch):
+    card = copy.deepcopy(CARDS["optimal_token_baseline"])
+    card["rows"]["direction"]["own"]["value"] -= 0.01
+    assert what_does_not_fit(card).startswith("direction is 0.98")
+    (tmp_path / "card.json").write_text(json.dumps(card))
+    monkeypatch.setattr(page, "ENTRIES", tmp_path / "entries")
+    assert "--card` makes the card again" in refusal(page.main, ["--add", str(tmp_path)])
+    assert what_does_not_fit(card | {"name": "absent"}).endswith("absent")
+
+
+def test_the_page_has_the_table_of_these_cards():
+    text = page.PAGE.read_text(encoding="utf-8")
+    assert text == with_table(text, all_cards()), "python -m research cards writes it"
+    order = [page.as_a_batch(card) for card in all_cards()]
+    assert order == sorted(order, reverse=True)
+    assert len(cards_table(all_cards()).rows) == len(CARDS)
+
+
+def test_a_method_by_hand_in_the_enumerated_task():
+    """Plain GRPO beside itself: nothing differs. Of half the advantage the direction is the same,
+    and so is noise over signal. A weighting of 1 has no bias, with the advantage rloo."""
+    rows = in_the_enumerated_task("dr_grpo", {})
+    assert rows["direction"]["own"].value == pytest.approx(1)
+    assert rows["noise"]["own"].value == pytest.approx(1)
+    assert rows["bias"]["own"].value == pytest.approx(1 / 3)  # (G - 1) / G of the length, G = 3
+    rows = in_the_enumerated_task("none", {})
+    assert rows["bias"]["own"].value == pytest.approx(0, abs=1e-5)
+    assert "class" in in_the_enumerated_task("learned_importance", {})["bias"]["reason"]
+
+
+def test_noise_along_plain_grpos_direction_by_hand():
+    """The gradients of two batches are (1, 1/2, 0) and (1, -1/2, 0): the squared signal is their
+    product, 3/4, and the noise 5/4 - 3/4 = 1/2. Twice the gradients have the factor 1. Those turned
+    to (1, 1/2, 1) and (1, -1/2, 1) have the same part along plain GRPO's and the same noise, so 1
+    as well."""
+    plain = np.array([[1.0, 0.5, 0.0], [1.0, -0.5, 0.0]])
+    turned = plain + [0.0, 0.0, 1.0]
+    other = np.array([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
+
+    def pair(own):
+        both = np.stack([plain, own])
+        return np.einsum("aid,bjd->abij", both, both)
+    assert along_plain(pair(2 * plain)) == pytest.approx(1)
+    assert along_plain(pair(turned)) == pytest.approx(1)
+    # <(1, 1/2), (1, 0)> = 1 and <(1, -1/2), (1, 1)> = 1/2, so 3/4 on average: the part is 1
+    assert along_plain(pair(other)) == pytest.approx(1)
+    assert along_plain(pair(other * [1.0, 0.5, 1.0])) == pytest.approx(
+        (7 / 8 / 0.75) ** 2 * 0.5 / (1 + 1 / 8 - 1))
+    assert np.isnan(along_plain(pair(-plain)))
+
+
+def test_every_paper_that_weightings_cites_has_a_row():
+    cited = set(re.findall(r"\d{4}\.\d{5}", (ROOT / "docs/weightings.md").read_text("utf-8")))
+    rows = "".join(line for line in (ROOT / "docs/papers.md").read_text("utf-8").splitlines()
+                   if line.startswith("| ["))
+    assert cited <= set(re.findall(r"\d{4}\.\d{5}", rows))
