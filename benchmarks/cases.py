@@ -38,7 +38,7 @@ from engine.policy import Policy, gather
 from engine.rollouts import Rollouts
 from engine.sampler import Generation, generate
 from grpo import grpo, update
-from harness.memory import keep_memory, should_keep_memory
+from harness.memory import FreedMemory, keep_memory, should_keep_memory
 from harness.record import write_credit
 from harness.screen import run_as_program
 from harness.load import load_policy, pick_device
@@ -95,7 +95,7 @@ def make_model(case: Case) -> Qwen2:
             model = Qwen2(make_config(case))
     model.model.checkpointing = case.checkpointing
     model.compute_in(getattr(torch, case.dtype))
-    if model.is_large and should_keep_memory(model):
+    if should_keep_memory(model):
         keep_memory()
     return model
 
@@ -155,6 +155,8 @@ def work_of(case: Case) -> Callable[[], dict]:
     elif case.what != "rollout":
         optimizer = AdamW(model.parameters(), NO_LEARNING)
 
+    freed = FreedMemory()
+
     def work() -> dict:
         rollouts = batch
         if rollouts is None:
@@ -166,6 +168,8 @@ def work_of(case: Case) -> Callable[[], dict]:
         if case.what == "step":
             with tempfile.TemporaryDirectory() as folder:
                 write_credit(Path(folder, "step.npz"), rollouts, rollouts.mask.float())
+        if model.is_large:
+            freed.after_step()
         return {"tokens": int(rollouts.mask.sum())}
     return work
 

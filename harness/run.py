@@ -122,6 +122,7 @@ class Run:
         self.is_finished, self.is_new = False, True
         self.accepted: list[Json] = []  # changes that --accept_changes has let pass
         self.made_of: Json = {}
+        self.after_step: Callable[[], None] = lambda: None  # a large model returns memory
         self.seconds: deque[float] = deque(maxlen=20)  # of the last steps
         self.drawn: Json = {}  # what dynamic sampling drew beyond the batch, in the last step
         self.took: dict[str, float] = {}  # seconds of the last "update", "sampled", "save", ...
@@ -159,9 +160,10 @@ class Run:
         else:
             self.read_back()
         if policy.model.is_large:
-            from harness.memory import keep_memory, should_keep_memory
+            from harness.memory import FreedMemory, keep_memory, should_keep_memory
             if should_keep_memory(policy.model):
                 keep_memory()
+            self.after_step = FreedMemory().after_step
         if self.settings.track != "none" and self.folder.writes and processes.is_main_process():
             from bridges.track import tracking
             self.tracker = self.cleanup.enter_context(tracking(
@@ -291,9 +293,7 @@ class Run:
                    with_format=has_format(self.policy.task))
         if advice := self.watch.advice(line):
             say(f"          {advice}")
-        if self.policy.model.is_large:
-            from harness.memory import return_memory
-            return_memory()
+        self.after_step()
 
     def log_evaluation(self, line: Json, seconds: float) -> None:
         """Write a line of evaluations.jsonl, and print one."""

@@ -66,7 +66,7 @@ from engine.rollouts import Rollouts
 from grpo import update
 from harness.flags import Flag, flags_of
 from harness.load import bytes_of_machine, make_advantage, make_weighting
-from harness.memory import return_memory
+from harness.memory import FreedMemory
 from harness.record import Json
 from harness.settings import METHODS, Settings, make_settings, read_flags
 from mitigations import rescaled_weight
@@ -129,7 +129,7 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     refuse_beyond_memory(len(methods), args.batches)
     s = policy.settings
     questions, answers = args.questions or s.questions, args.answers or s.answers
-    progress, right = Progress(batches=1), []
+    progress, right, freed = Progress(batches=1), [], FreedMemory()
     optimizer = Unmoved(policy.model.parameters(), learning_rate=0.0)
     same_problems: list[float] = []
     for number in range(args.batches):
@@ -141,7 +141,7 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
             gradient = folded_gradient(policy, optimizer, batch, compared.settings, number + 1)
             compared.gradients.append(gradient)
             if policy.model.is_large:  # as a run does after each step, else its memory grows
-                return_memory()
+                freed.after_step()
         if args.split:
             with torch.no_grad():
                 batch = sample_batch(policy, questions, answers, number + 1, again=True)

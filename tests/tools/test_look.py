@@ -10,10 +10,10 @@ import torch
 from analysis.tokens import TokenTable
 from conftest import ROOT
 from engine.tokens import NUMBER, THINK, WORD
-from harness.load import load_optimizer, load_policy, make_advantage, make_weighting
+from harness.load import load_policy, make_advantage, make_weighting
 from harness.settings import make_settings
 from tools.helpers.look import (about_change, about_gradient, as_a_batch, credited, differs_within,
-                                look, sample, seconds_of_runs, seconds_of_step)
+                                look, sample, seconds_of_runs)
 
 KIND, ONES = np.array([WORD] * 8 + [NUMBER] * 2), np.ones(10)
 
@@ -130,15 +130,16 @@ def test_a_large_model_is_warm_after_one_step(monkeypatch, is_large, steps):
     assert len(tried) == steps
 
 
-@pytest.mark.parametrize("is_large", [False, True])
-def test_a_step_is_timed_with_the_memory_that_a_run_gives_back(monkeypatch, is_large):
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_step_is_timed_with_the_memory_that_a_run_keeps(monkeypatch, keeps):
     s = make_settings({"model": str(ROOT / "models/tiny"), "questions": 2, "answers": 2,
                        "max_new_tokens": 8})
-    policy, given_back = load_policy(s), []
-    monkeypatch.setattr("qwen2_model.Qwen2.is_large", is_large)
-    monkeypatch.setattr("tools.helpers.look.return_memory", lambda: given_back.append(1))
-    seconds_of_step(policy, load_optimizer(s, policy))
-    assert len(given_back) == is_large
+    done = []
+    monkeypatch.setattr("tools.helpers.look.should_keep_memory", lambda model: keeps)
+    monkeypatch.setattr("tools.helpers.look.keep_memory", lambda: done.append("keep"))
+    monkeypatch.setattr("tools.helpers.look.seconds_of_step", lambda *_, **__: done.append(1) or 1)
+    seconds_of_runs(load_policy(s), s)
+    assert done == ["keep"] * keeps + [1, 1]
 
 
 def test_of_a_large_model_one_batch_is_looked_at(monkeypatch, capsys):

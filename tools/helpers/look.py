@@ -22,7 +22,7 @@ from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts, double
 from engine.tokens import KINDS
 from grpo import gradient_size, update, update_with_change, ways_of_push
-from harness.memory import return_memory
+from harness.memory import keep_memory, should_keep_memory
 from harness.screen import say, show_status
 from harness.load import load_optimizer, load_policy, make_advantage, make_weighting
 from harness.settings import MODES, Settings
@@ -38,6 +38,8 @@ RARE = 0.005  # share of the gradient: a kind of token that has less is left out
 def seconds_of_runs(policy: Policy, *settings: Settings) -> list[float]:
     """A forecast of the seconds that a run of each of these settings takes, from steps that are
     tried here and learn nothing. Answers are as long as the untrained model's."""
+    if should_keep_memory(policy.model):  # as a run does
+        keep_memory()
     start = time.process_time()  # a run has to import and to load as much
     optimizer = load_optimizer(replace(settings[0], learning_rate=0.0), policy)
     found = []
@@ -70,8 +72,6 @@ def seconds_of_step(policy: Policy, optimizer: AdamW, is_first: bool = False,
     batch, weight, _ = credited(sample(policy, s, 1), methods, policy, s, 1)
     update_now = update_with_change if is_first else update
     update_now(policy.model, optimizer, batch, weight, replace(s, kl=0.0))
-    if policy.model.is_large:  # as a run does, whose next step takes it anew
-        return_memory()
     return clock() - begun
 
 
