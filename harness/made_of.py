@@ -376,7 +376,7 @@ def of_checkpoint(checkpoint: Path, done: int | None) -> Iterator[str]:
     before = kept(checkpoint.parent.parent)
     if before is not None and state.get("run", identity_of(before)) != identity_of(before):
         yield f"{checkpoint} is of another run"
-    files = state.get("files", {})  # an older run has none
+    files = state.get("files", {} if before is None else None)  # an older run has none
     if not isinstance(files, dict):
         yield f"{checkpoint}/trainer/state.json has no digests of its files"
     else:
