@@ -108,6 +108,8 @@ def doubt_about_training(runs: list[Run]) -> str:
         return "the answers on record were chosen by another program"
     if any(config.get("pairs") for config in configs):
         return "the answers of training were not sampled from the policy"
+    if any(config.get("dynamic_sampling", 1) > 1 for config in configs):
+        return "--dynamic_sampling has chosen the answers on record by their rewards"
     # Runs that are compared have the same data, steps and problems in a step, so one tells of all.
     recorded = next((run for run in runs if run["steps"]), None)
     repeated = share_seen_before(recorded) if recorded else 0.0

@@ -30,7 +30,9 @@ TIMES = {2: "twice", 3: "three times", 4: "four times", 5: "five times"}
 PROMPT = ("<|im_start|>user\n{question} Give the steps in one line, then #### and the number."
           "<|im_end|>\n<|im_start|>assistant\n")
 MARK = "####"
-NUMBER_AFTER_MARK = re.compile(r"#### *\$?(-?[0-9][0-9,]{0,14})(?:\.0+)?(?![0-9.])")
+# 42, 1,250 and 7.00, also at the end of a sentence; neither 7.5 nor 3,4
+NUMBER_AFTER_MARK = re.compile(
+    r"#### *\$?(-?(?:[0-9]{1,3}(?:,[0-9]{3}){1,4}|[0-9]{1,15}))(?:\.0+)?(?![.,]?[0-9])")
 MAX_DRAWS = 100_000  # of held-out problems
 
 
@@ -105,20 +107,25 @@ class Task:
         if self.file and not (self.to_train and self.to_test):
             raise UserError(f"{self.file} is too small: about a fifth of the problems is held out, "
                             "and some of both kinds are needed")
+        self.shown: set[str] = set()  # the questions that every prompt solves: not trained on
+        self.head = ""                # the text that every prompt begins with
         rng = random.Random("examples")
-        shown: list[Problem] = []
-        while len(shown) < self.examples:
-            shown.append(self.draw(rng, wanted_held_out=False))
-        self.shown = {problem.question for problem in shown}
-        self.head = "".join(f"{PROMPT.format(question=problem.question)}{problem.steps} {MARK} "
-                            f"{problem.result}<|im_end|>\n" for problem in shown)
+        for _ in range(self.examples):
+            problem = self.draw(rng, wanted_held_out=False)
+            self.head += (f"{PROMPT.format(question=problem.question)}{problem.steps} {MARK} "
+                          f"{problem.result}<|im_end|>\n")
+            self.shown.add(problem.question)
+            self.to_train = [other for other in self.to_train if other.question not in self.shown]
+            if self.file and not self.to_train:
+                raise UserError(f"--examples {self.examples}: {self.file} has no other problems to "
+                                "train on than those that the prompt shows as examples")
 
     def draw(self, rng: random.Random, wanted_held_out: bool) -> Problem:
         if self.file:
             return rng.choice(self.to_test if wanted_held_out else self.to_train)
         while True:
             problem = rng.choice(STORIES)(rng)
-            if is_held_out(problem) == wanted_held_out:
+            if is_held_out(problem) == wanted_held_out and problem.question not in self.shown:
                 return problem
 
     def training_problems(self, seed: int, step: int, count: int) -> list[Problem]:

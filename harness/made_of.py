@@ -79,8 +79,8 @@ def parts_of_run(s: Settings) -> dict[str, Json]:
     values = {name: value for name, value in s.to_json().items() if name not in NOT_COMPARED}
     model = {path.name: digest_of(path) for path in sorted(find_folder(s.model).iterdir())
              if path.is_file()}
-    named = {Path(str(value)) for name, value in values.items()
-             if name != "model" and isinstance(value, str)}
+    named = {find_folder(value) for name, value in values.items()
+             if name != "model" and isinstance(value, str) and value}
     files = code_files(s) | {path for path in named if path.is_file()} | read_by_users()
     digests = {shown(path): digest_of_part(path) for path in sorted(files)}
     for name, text in functions_of(s).items():

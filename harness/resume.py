@@ -65,6 +65,16 @@ def last_state(s: Settings, folder: RunFolder,
     return done, checkpoints.get(done), is_finished
 
 
+def say_that_the_schedule_differs(s: Settings, done: int) -> None:
+    """With another number of --steps, --decay gives other learning rates also to the steps that are
+    made already."""
+    steps = run_config(s.folder)["steps"]
+    if s.decay != "none" and done and s.steps != steps:
+        say(f"the learning rate now falls until step {s.steps}. The {done} steps that are made had "
+            f"the rates of a run of {steps} steps, so a run of {s.steps} steps that was never "
+            "stopped would give other numbers")
+
+
 def accept_changes(folder: RunFolder, s: Settings) -> None:
     """Write down that a finished run is used as it is, although what it was made of, or its record,
     has changed since."""

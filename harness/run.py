@@ -133,7 +133,8 @@ class Run:
 
     def look_into_folder(self, is_resumed: bool, may_continue: bool, accepts: bool) -> None:
         """Find out how far the run in this folder is, and whether it may be continued."""
-        from harness.resume import accept_changes, last_state, refuse_changes, refuse_other
+        from harness.resume import (accept_changes, last_state, refuse_changes, refuse_other,
+                                    say_that_the_schedule_differs)
         s = self.settings
         if not is_resumed:
             refuse_other(s, may_continue)
@@ -142,6 +143,7 @@ class Run:
         self.done, self.checkpoint, self.is_finished = last_state(
             s, self.folder, may_begin_again=not is_resumed)
         if not self.is_finished:
+            say_that_the_schedule_differs(s, self.done)
             self.accepted = refuse_changes(s.folder, s, self.checkpoint, self.done, accepts)
         elif accepts:
             accept_changes(self.folder, s)
@@ -283,6 +285,9 @@ class Run:
         steps, step = self.settings.steps, self.step
         for name, count in self.drawn.items():
             line[name] += count
+        if self.drawn:
+            sampled = line["tokens"] + self.drawn["extra_tokens"]
+            line["rollout_tokens_per_second"] = sampled / line["rollout_seconds"]
         self.folder.append("metrics.jsonl", line)
         self.track(line, "train")
         self.seconds.append(line["seconds"])

@@ -256,8 +256,9 @@ class Settings:
         choices=("none", "linear", "cosine"), topic=TRAINING)
     dynamic_sampling: int = option(
         1, "draw at most so many batches of problems for a step, until there are enough groups "
-        "whose answers have different rewards. What is drawn beyond the first batch is counted as "
-        "extra_answers", least=1, most=100, requires=SAMPLED, topic=TRAINING)
+        "whose answers have different rewards. The record is of the groups that were kept, and so "
+        "is its success. What is drawn beyond the first batch is counted as extra_answers",
+        least=1, most=100, requires=SAMPLED, topic=TRAINING)
     micro_batch: int = option(
         8, "how many answers of full length an update computes at a time; a number above that of "
         "all answers means all of them. This changes memory, speed and rounding, and nothing else",

@@ -69,6 +69,22 @@ def test_what_a_run_is_cannot_be_changed(stopped):
     assert everything(stopped) == before
 
 
+def test_more_steps_change_the_rates_of_those_that_are_made(learner, tmp_path, monkeypatch):
+    """Of 4 steps the rates are 4/5, 3/5, ... of the whole; of 6 steps the last two are 2/7, 1/7."""
+    rates, update = [], train.update
+
+    def update_and_note(model, optimizer, *others):
+        rates.append(optimizer.learning_rate / 1e-3)
+        return update(model, optimizer, *others)
+
+    monkeypatch.setattr(train, "update", update_and_note)
+    run("--model", learner, "--out", tmp_path / "x", "--steps", 4, "--decay", "linear",
+        "--change_every", 0, "--eval_every", 0)
+    said = run("--resume", tmp_path / "x", "--steps", 6).stdout
+    assert rates == pytest.approx([4 / 5, 3 / 5, 2 / 5, 1 / 5, 2 / 7, 1 / 7])
+    assert "The 4 steps that are made had the rates of a run of 4 steps" in said
+
+
 def test_a_checkpoint_that_lost_its_trainer_is_made_again(whole, finished):
     """The run itself is finished; with more steps to go, it goes on from the one before."""
     last = "checkpoints/step_000006/model.safetensors"

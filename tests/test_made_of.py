@@ -237,6 +237,12 @@ def test_a_data_file_and_a_reference_model_that_have_changed(data, learner, tmp_
                                                           expect=1).stderr
 
 
+def test_a_file_of_the_project_counts_wherever_the_command_is_typed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "models/tiny/recipe.json" in made_of.parts_of_run(
+        Settings(pairs="models/tiny/recipe.json"))["files"]
+
+
 def test_a_function_counts_with_all_that_it_uses_and_nothing_else():
     source = ("A = 2\nB = 3\ndef helper(x):\n    return x + A\n"
               "def mine(x):\n    return helper(x)  # a comment\ndef other(x):\n    return B\n")

@@ -8,6 +8,7 @@ from conftest import hand_made
 
 from engine.dynamic import DynamicSampling
 from engine.schedule import rate_of_step
+from runs import lines, run
 
 SPREAD = {0: [0, 1], 1: [1, 1], 2: [0, 0], 3: [1, 0], 4: [0, 1]}  # rewards of each problem
 
@@ -55,6 +56,15 @@ def test_groups_without_spread_are_replaced_and_what_was_drawn_is_counted(most, 
                                         for answer in range(2)]
     assert found.group.tolist() == [0, 0, 1, 1] and not found.scores
     assert drawn["extra_tokens"] == 2 * extra
+
+
+def test_the_speed_of_a_run_counts_what_was_thrown_away(learner, tmp_path):
+    run("--model", learner, "--out", tmp_path / "x", "--steps", 1, "--answers", 2,
+        "--eval_every", 0, "--dynamic_sampling", 3)
+    [line] = lines(tmp_path / "x/metrics.jsonl")
+    assert line["extra_answers"] == 16 and line["extra_tokens"] > 0
+    assert line["rollout_tokens_per_second"] * line["rollout_seconds"] == pytest.approx(
+        line["tokens"] + line["extra_tokens"])
 
 
 def test_the_rate_rises_and_falls_by_hand():

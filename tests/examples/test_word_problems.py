@@ -28,7 +28,9 @@ def test_every_step_is_true_and_the_last_is_the_result(story):
 
 @pytest.mark.parametrize("text, number", [
     ("so #### 42", 42), ("#### $1,250", 1250), ("#### -3<|im_end|>", -3), ("#### 7.00", 7),
-    ("#### 7.5", None), ("42", None), ("#### forty", None), ("#### 42 #### 43", 42)])
+    ("#### 7.5", None), ("42", None), ("#### forty", None), ("#### 42 #### 43", 42),
+    ("#### 42.\n", 42), ("#### 1,250.", 1250), ("#### 3,4", None), ("#### 7.005", None),
+    ("#### 1234567", 1234567), ("#### 12,", 12)])
 def test_the_number_after_the_mark(text, number):
     assert number_after_mark(text) == number
 
@@ -48,13 +50,30 @@ def test_score_prompt_and_sections():
     assert len(held_out) == 50 and not held_out & trained
 
 
+@pytest.mark.parametrize("count", [8, 60])
+def test_no_problem_is_trained_on_that_the_prompt_solves(tmp_path, count):
+    """Of a file, and of those that are made; they are not shown twice, either."""
+    path = tmp_path / "train.jsonl"
+    path.write_text("\n".join(json.dumps({"question": f"Is {i}?", "answer": f"#### {i}"})
+                              for i in range(count)))
+    task = Task(file=str(path), examples=4)
+    trained = {problem.question for step in range(50)
+               for problem in task.training_problems(0, step, 8)}
+    assert len(task.shown) == 4 and trained and not trained & task.shown
+    assert "no other problems to train on" in refusal(lambda: Task(file=str(path), examples=60))
+    made = Task(examples=20)
+    assert len(made.shown) == 20
+    rng = random.Random(0)
+    assert not {made.draw(rng, False).question for _ in range(5000)} & made.shown
+
+
 def test_a_file_of_gsm8k_is_read_and_a_broken_line_named(tmp_path):
     lines = [{"question": f"Is {i}?", "answer": f"It is <<{i}+1={i + 1}>>{i + 1}. #### {i + 1}"}
              for i in range(30)]
     path = tmp_path / "train.jsonl"
     path.write_text("\n".join(map(json.dumps, lines)))
     task = Task(file=str(path))
-    assert len(task.to_train) + len(task.to_test) == 30 and task.to_test
+    assert len(task.to_train) + len(task.shown) + len(task.to_test) == 30 and task.to_test
     assert all("<<" not in problem.steps for problem in task.to_train)
     path.write_text(json.dumps({"question": "?", "answer": "none"}))
     assert "line 1" in refusal(lambda: Task(file=str(path)))
