@@ -53,7 +53,8 @@ def inner_products(gradients: Sequence[Sequence[Tensor]]) -> np.ndarray:
     for start in range(0, len(rows[0]), SLICE):
         part = torch.stack([row[start:start + SLICE] for row in rows]).double()
         inner += part @ part.T
-    methods, N = len(gradients), len(gradients[0])
+    methods = len(gradients)
+    N = len(rows) // methods
     return inner.view(methods, N, methods, N).transpose(1, 2).numpy()
 
 
