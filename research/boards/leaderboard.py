@@ -143,10 +143,10 @@ def short_form(run: Run) -> list:
     return [answers, round(mean_step_seconds([run]), 4), right]
 
 
-def from_short_form(stored: list, result: dict, name: str) -> Run:
+def from_short_form(stored: list | dict, result: dict, name: str) -> Run:
     """The run of this name that a published result has in short, as far as a leaderboard needs
-    it."""
-    answers, seconds, right = stored
+    it. A result that keeps more of a run has it `in_short` among the rest."""
+    answers, seconds, right = stored["in_short"] if isinstance(stored, dict) else stored
     metrics = [{"success": count / answers, "processor_seconds": seconds} for count in right]
     made_it = [part for part in result["made_by"] if name in part.get("runs", [])]
     made_by = (made_it or result["made_by"])[0]

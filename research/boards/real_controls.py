@@ -17,8 +17,10 @@ arm that differs from it in one thing, for pairs of runs with the same seed:
     the seeds     plain GRPO, twice the answers and `measured` with sixteen continuations on seeds
                   that the leaderboard does not have
 
-The runs are made in ROUNDS, in the order of what they decide. When time is out, the finished ones
-count. A run's folder is ARM-sSEED.
+The runs are made in ROUNDS, in the order of what they decide, and those of the published result are
+used again. So --dry_run lists what is still open: first the middle and the seeds. When time is out,
+the finished ones count. A run's folder is ARM-sSEED. On one H200 eleven runs at a time filled the
+memory several times, so start eight, as above.
 """
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,17 +35,21 @@ from analysis.statistics import Floats, mean_over, paired_difference
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from engine.errors import UserError
 from harness.flags import Flag
-from research.boards.leaderboard import (Stages, by_run_name, flags_of_runs, pairs_table, planner,
+from harness.settings import make_settings, read_flags
+from research.boards.leaderboard import (AFRESH, Stages, by_run_name, flags_of_runs, pairs_table,
+                                         planner, published_runs, run_name,
                                          short_form, write_report)
 from research.boards.real_board import ARMS as ARMS_OF_BOARD
 from research.boards.real_board import FORMS, PLAIN, model_name
 from research.dial.gains import FEWEST_SEEDS, ArmsOfTask
 from research.probes.common import Findings
+from research.publish.results import RESULTS, read_result
 
 PROMPT, QUESTIONS = "brief", 8
 STEPS = FORMS[PROMPT].steps
 HELD_OUT = 250
 MODES = ("sampled", "greedy")
+IN_STEPS = ("entropy", "gradient_norm", "reward_format")  # what is kept of every step
 COMMON = (f"--prompt {PROMPT} --dtype bfloat16 --save_model no --sample_every 0 --change_every 0 "
           f"--eval_every {STEPS} --eval_tasks {HELD_OUT} --eval_modes both")
 RATE, LOWER_RATES = "2e-6", ("1e-6", "5e-7")
@@ -86,20 +92,15 @@ OF_CLIPPING = (PLAIN, "none unclipped", "equal_gradient", "equal_gradient unclip
 OF_RATES = tuple(f"{name} {rate}" for rate in LOWER_RATES
                  for name in (PLAIN, "equal_gradient", "inverse_logprob"))
 ROUNDS = [  # which arms get which seeds, in the order in which the runs are made
-    (OF_CLIPPING, range(4)),
-    (("measured 16",), range(8, 12)),
-    (OF_CLIPPING, range(4, 8)),
-    (("measured 16",), range(12, 16)),
-    (("twice",), range(8)),
-    ((PLAIN,), range(8, 16)),
+    ((PLAIN, "twice"), range(8)),
+    ((PLAIN, "twice", "measured 16"), range(8, 16)),
+    (OF_CLIPPING, range(8)),
     (("random unclipped",), range(8)),
-    (OF_RATES, range(4)),
-    (("twice",), range(8, 16)),
-    (OF_RATES, range(4, 8))]
+    (OF_RATES, range(8))]
 FLAGS = {
     "model": Flag("models/Qwen2.5-0.5B-Instruct", "folder of the model to train"),
     "device": Flag("cpu", "device to train on: cpu, cuda or cuda:N"),
-    **flags_of_runs("runs/real_controls")}
+    **flags_of_runs("runs/real_controls"), **AFRESH}
 
 
 def plan(args: SimpleNamespace) -> tuple[Experiment, Stages]:
@@ -108,15 +109,36 @@ def plan(args: SimpleNamespace) -> tuple[Experiment, Stages]:
         common += ["--device", args.device]
     flags = {name: arm.flags for name, arm in ARMS.items()}
     plan_run = planner(Path(args.runs), flags, common, STEPS, keeps_checkpoints=False)
-    return Experiment(plan_run), [("real_controls", keys_of_rounds())]
+    known = {} if args.afresh else published(args, flags)
+    return Experiment(plan_run, known=known), [("real_controls", keys_of_rounds())]
+
+
+def published(args: SimpleNamespace, flags: dict[str, str]) -> dict[Key, Run]:
+    """The runs of the published result. It does not have the format of their answers."""
+    found = published_runs("real_controls", {"model": model_name(args), "common": COMMON}, flags)
+    if not found:
+        return {}
+    stored = read_result(RESULTS / "real_controls.json")["values"]["runs"]
+    for (arm, seed), run in found.items():
+        values = stored[run_name(arm, seed)]
+        settings = make_settings(read_flags(flags[arm].split()))
+        run["config"] |= {"steps": STEPS, "max_grad_norm": settings.max_grad_norm}
+        for name in IN_STEPS:
+            for line, value in zip(run["metrics"], values.get(name, [None] * STEPS)):
+                line[name] = value
+        for mode in MODES:
+            answers = [float(solved) for solved in values[mode]]
+            run["evaluations"].append({"step": STEPS, "mode": mode, "answer": answers,
+                                       "success": float(np.mean(answers))})
+    return found
 
 
 def keys_of_rounds() -> list[Key]:
     """All runs, in the order of ROUNDS; within a round seed by seed."""
-    keys = []
+    keys: dict[Key, None] = {}  # in order, each once
     for arms, seeds in ROUNDS:
-        keys += [(arm, seed) for seed in seeds for arm in arms]
-    return keys
+        keys |= dict.fromkeys((arm, seed) for seed in seeds for arm in arms)
+    return list(keys)
 
 
 def report(args: SimpleNamespace, experiment: Experiment, command: str) -> None:
@@ -233,19 +255,26 @@ def state_table(arms: Arms) -> Table:
         norms = norms[np.isfinite(norms)]  # a step without an update has none
         limit = runs[0]["config"]["max_grad_norm"]
         clipped = float(np.mean(norms > limit)) if limit and len(norms) else 0.0
-        rows.append([name, len(runs), mean_over(list(map(mean_success, runs))), *ends,
-                     float(np.mean([column(run, "entropy")[-STEPS // 4:] for run in runs])),
-                     float(np.mean([column(run, "reward_format")[-STEPS // 4:] for run in runs])),
+        entropy, right_format = (last_quarter(runs, name) for name in ("entropy", "reward_format"))
+        rows.append([name, len(runs), mean_over(list(map(mean_success, runs))), *ends, entropy,
+                     right_format,
                      float(np.median(norms)) if len(norms) else None, clipped])
     formats = {"arm": "", "seeds": "d", "training": ".1%", "sampled": ".1%", "greedy": ".1%",
                "entropy": ".2f", "format": ".0%", "norm": ".2f", "clipped": ".0%"}
     return Table("state", "Success, entropy and gradient norm of each arm", by_row(formats, rows),
-                 "", ["Entropy and format are means over the last quarter of the training. The "
-                      "norm is the median over all steps, before clipping"],
+                 "", ["Entropy and format are means over the last quarter of the training, the "
+                      "format in the runs that keep it. The norm is the median over all steps, "
+                      "before clipping"],
                  {"training": f"success in training{WITH_INTERVAL}",
                   "sampled": f"held out, sampled{WITH_INTERVAL}",
                   "greedy": f"held out, greedy{WITH_INTERVAL}", "norm": "gradient norm",
                   "format": "right format", "clipped": "steps clipped"})
+
+
+def last_quarter(runs: list[Run], name: str) -> float | None:
+    """The mean of a metric over the last quarter of the training, in the runs that have it."""
+    values = np.array([column(run, name)[-STEPS // 4:] for run in runs], float)
+    return float(np.nanmean(values)) if np.isfinite(values).any() else None
 
 
 def column(run: Run, name: str) -> list[float]:
@@ -262,7 +291,7 @@ def values_of(made: dict[str, Run]) -> dict:
         for mode in MODES:
             [line] = final_lines([run], mode)
             found[mode] = "".join(str(int(answer)) for answer in line["answer"])
-        for metric in ("entropy", "gradient_norm"):
+        for metric in IN_STEPS:
             found[metric] = [None if value is None else float(f"{value:.4g}")
                              for value in (line[metric] for line in run["metrics"])]
         runs[name] = found

@@ -8,8 +8,9 @@ from harness.settings import make_settings, read_flags
 from research.boards.real_controls import (ARMS, COMMON, PLAIN, ROUNDS, STEPS, compared,
                                            held_out_table, plan, rates_table, state_table,
                                            training_table, values_of)
+from research.publish.results import table_rows
 
-ARGS = SimpleNamespace(model="models/tiny", device="cpu", runs="runs/x")
+ARGS = SimpleNamespace(model="models/tiny", device="cpu", runs="runs/x", afresh=True)
 
 
 def run_of(success, sampled, greedy, norm=2.0):
@@ -80,3 +81,27 @@ def test_a_loss_by_sampling_alone_is_told_from_one_by_greedy_answers_too():
     stored = values_of({"none-s0": arms[PLAIN][0]})["runs"]["none-s0"]
     assert stored["sampled"] == "1110" and stored["in_short"][2] == [32] * STEPS
     assert np.isfinite(stored["entropy"]).all()
+
+
+def test_published_runs_are_used_again_and_what_is_open_comes_first():
+    """The tables of the published runs alone are those that were published. --model names them."""
+    args = SimpleNamespace(model="models/Qwen2.5-Coder-0.5B-Instruct", device="cuda", runs="runs/x",
+                           afresh=False)
+    experiment, [(_, keys)] = plan(args)
+    arms = experiment.arms(keys)
+    assert sum(map(len, arms.values())) == 95
+    for table, of_arms in (("training", training_table), ("held_out", held_out_table)):
+        published = {row["arm"]: row for row in table_rows("real_controls", table)}
+        for name, *_, p, _ in (row if table == "training" else [*row, ""]
+                               for row in of_arms(arms).rows):
+            assert p == pytest.approx(published[name]["p"], rel=1e-9, abs=1e-12), name
+    state = {row["arm"]: row for row in table_rows("real_controls", "state")}
+    for name, seeds, success, *_, norm, clipped in state_table(arms).rows:
+        assert (seeds, clipped) == (state[name]["seeds"], pytest.approx(state[name]["clipped"]))
+        assert norm == pytest.approx(state[name]["norm"], rel=1e-3)
+    missing = [run.name for run in experiment.missing(keys)]
+    assert missing[0] == "twice-s1" and len(missing) == 41
+    first = {name.rpartition("-s")[0] for name in missing[:32]}
+    assert first == {"none", "twice", "measured 16"}
+    args.afresh = True
+    assert len(plan(args)[0].missing(keys)) == 136
