@@ -46,11 +46,10 @@ from research.probes.common import Findings, rank_correlation
 from research.probes.law_board import gain_of_batch
 from research.publish.results import table_rows
 
-SIGNAL = "signal_later"  # the published measurement of these methods before training
+SIGNALS = ("signal_later", "signal_later_2")  # these methods before training, as published
 ARMS = (  # each as it is typed for `signal --only`
-    "gdpo", "maxrl", "negative_only", "optimal_token_baseline",
-    "optimal_token_baseline --zero_tail no", "rlcsd", "rlsd", "sc_grpo",
-    "none --loss_norm sequence", "dr_grpo --loss_norm constant", "none --loss dpo",
+    "gdpo", "maxrl", "negative_only", "optimal_token_baseline", "rlcsd", "rlsd", "sc_grpo",
+    "optimal_token_baseline --zero_tail no", "none --loss_norm sequence", "dr_grpo --loss_norm constant", "none --loss dpo",
     "causal_ablation --ablation delete", "gae --process_reward 0.2", "by_kind --word_weight 0",
     "none --entropy_bonus 0.1")
 RATE = "2.5e-4"
@@ -59,6 +58,7 @@ AT_ONE, PER_COSINE = -0.008, 0.086  # the line: gain = AT_ONE - PER_COSINE (1 - 
 DRAWS = 10_000
 FLAGS = {
     "seeds": Flag(len(REPORTED), f"number of seeds, from {REPORTED[0]} on", least=2, most=1000),
+    "arms": Flag(",".join(ARMS), "the arms, separated by commas"),
     **flags_of_runs("runs/later")}
 
 
@@ -70,8 +70,11 @@ def plan(args: SimpleNamespace) -> tuple[Experiment, Stages]:
 
 def keys_of(args: SimpleNamespace) -> list[Key]:
     """The runs, seed by seed."""
-    seeds = range(REPORTED[0], REPORTED[0] + args.seeds)
-    return [(arm, seed) for seed in seeds for arm in (PLAIN, *ARMS)]
+    seeds, asked = range(REPORTED[0], REPORTED[0] + args.seeds), args.arms.split(",")
+    for arm in asked:
+        if arm not in ARMS:
+            raise UserError(f"--arms: there is no arm {arm!r}, only {', '.join(ARMS)}")
+    return [(arm, seed) for seed in seeds for arm in (PLAIN, *asked)]
 
 
 def flags_of_arm(arm: str) -> list[str]:
@@ -88,7 +91,8 @@ def report(args: SimpleNamespace, experiment: Experiment, command: str) -> None:
         raise UserError(f"{args.runs} does not yet have two finished seeds of plain GRPO ({PLAIN})")
     family = {arm: (arms[arm], arms[PLAIN]) for arm in ARMS if len(arms.get(arm, {})) > 1}
     found = gains(family)
-    before = {row["method"]: row for row in table_rows(SIGNAL, "signal") if row["method"] in found}
+    before = {row["method"]: row for name in SIGNALS for row in table_rows(name, "signal")
+              if row["method"] in found}
     order = sorted(found, key=lambda arm: -found[arm].estimate.value)
     tables = [gain_table("gains", "Mean success in training: the gain of each arm over plain GRPO",
                          {arm: found[arm] for arm in order}),

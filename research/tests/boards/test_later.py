@@ -11,7 +11,7 @@ from research.publish.results import table_rows
 
 
 def test_every_arm_differs_from_plain_grpo_in_its_method_alone():
-    experiment, [(_, keys)] = plan(SimpleNamespace(runs="runs/x", seeds=2))
+    experiment, [(_, keys)] = plan(SimpleNamespace(runs="runs/x", seeds=2, arms=",".join(ARMS)))
     planned = [experiment.plan_run(*key) for key in keys]
     assert len({run.folder for run in planned}) == len(planned) == 2 * (1 + len(ARMS))
     own = {"mitigation", "advantage", "loss", "loss_norm", "entropy_bonus"}
