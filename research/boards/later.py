@@ -49,7 +49,8 @@ from research.publish.results import table_rows
 SIGNALS = ("signal_later", "signal_later_2")  # these methods before training, as published
 ARMS = (  # each as it is typed for `signal --only`
     "gdpo", "maxrl", "negative_only", "optimal_token_baseline", "rlcsd", "rlsd", "sc_grpo",
-    "optimal_token_baseline --zero_tail no", "none --loss_norm sequence", "dr_grpo --loss_norm constant", "none --loss dpo",
+    "optimal_token_baseline --zero_tail no", "none --loss_norm sequence",
+    "dr_grpo --loss_norm constant", "none --loss dpo",
     "causal_ablation --ablation delete", "gae --process_reward 0.2", "by_kind --word_weight 0",
     "none --entropy_bonus 0.1")
 RATE = "2.5e-4"
