@@ -92,8 +92,7 @@ def report(args: SimpleNamespace, experiment: Experiment, command: str) -> None:
         raise UserError(f"{args.runs} does not yet have two finished seeds of plain GRPO ({PLAIN})")
     family = {arm: (arms[arm], arms[PLAIN]) for arm in ARMS if len(arms.get(arm, {})) > 1}
     found = gains(family)
-    before = {row["method"]: row for name in SIGNALS for row in table_rows(name, "signal")
-              if row["method"] in found}
+    before = {arm: row for arm, row in measured_before().items() if arm in found}
     order = sorted(found, key=lambda arm: -found[arm].estimate.value)
     tables = [gain_table("gains", "Mean success in training: the gain of each arm over plain GRPO",
                          {arm: found[arm] for arm in order}),
@@ -105,6 +104,17 @@ def report(args: SimpleNamespace, experiment: Experiment, command: str) -> None:
     findings = Findings("Does a gradient's direction before training tell who loses?",
                         [f"{len(made)} runs are finished."], tables, values_of(made))
     write_report("later", "later", findings, settings, made, command)
+
+
+def measured_before() -> dict[str, dict]:
+    """What `signal` found of each method before training; columns by their bare names."""
+    rows = {}
+    for name in SIGNALS:
+        for row in table_rows(name, "signal"):
+            if row["method"] in ARMS:
+                rows[row["method"]] = {column.removesuffix(WITH_INTERVAL): cell
+                                       for column, cell in row.items()}
+    return rows
 
 
 def values_of(made: dict[str, Run]) -> dict:
