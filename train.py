@@ -32,8 +32,7 @@ from engine.choices import WHOLE_ANSWERS, Method, checked_credit
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts, double
 from grpo import update, update_with_change
-from harness.load import (answers_from, initial_model, load_optimizer, load_policy,
-                          make_advantage, make_weighting)
+from harness.load import build
 from harness.metrics import Clock, step_metrics, wilson_interval
 from harness.record import Json
 from harness.run import Run, open_run
@@ -43,13 +42,13 @@ from mitigations import rescaled_weight, shuffled
 
 
 def train(run: Run) -> None:
-    s = run.settings
-    policy = load_policy(s, run.checkpoint)         # model, tokenizer, task
-    optimizer = load_optimizer(s, policy)           # AdamW
-    reference = initial_model(s) if s.kl else None  # the model that the KL term compares with
-    advantage = make_advantage(s, policy)           # --advantage or --loss: rollouts -> (B, T)
-    weighting = make_weighting(s, policy)           # --mitigation: rollouts -> (B, T)
-    source = answers_from(run, policy, optimizer)   # the policy itself, a server, or a file
+    s, parts = run.settings, build(run)
+    policy = parts.policy        # model, tokenizer, task
+    optimizer = parts.optimizer  # AdamW
+    reference = parts.reference  # the model that the KL term compares with, or None
+    advantage = parts.advantage  # --advantage or --loss: rollouts -> (B, T)
+    weighting = parts.weighting  # --mitigation: rollouts -> (B, T)
+    source = parts.source        # of answers: the policy itself, a server, or a file
     run.begin(policy, optimizer, {"advantage": advantage, "mitigation": weighting})
 
     if run.done == 0 and s.eval_every:

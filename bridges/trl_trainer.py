@@ -34,14 +34,14 @@ from bridges.import_run import labelled, named_parts
 from engine.errors import PROJECT, UserError
 from engine.processes import refuse_undefined
 from engine.policy import derived_seed
-from engine.rollouts import Rollouts
+from engine.rollouts import CheckedTask, Rollouts
 from engine.tokens import load_tokenizer
 from grpo import to_every_token
 from harness.record import RunFolder, credit_path, make_run, provenance, run_config, write_credit
 from harness.screen import python_command, say
 from harness.flags import Flag, check_value, check_values, flags_of
 from harness.metrics import batch_metrics
-from harness.load import CheckedTask, make
+from harness.load import make
 from harness.settings import load_task
 from mitigations import rescaled_weight
 

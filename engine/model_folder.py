@@ -39,9 +39,6 @@ def read_model_folder(folder: Path | str, device: torch.device | str = "cpu",
     `shard_fn` is called on the model before it takes memory, and `copy` fills a parameter with its
     part of a tensor."""
     folder = Path(folder)
-    if not folder.is_dir():
-        raise UserError(f"there is no model folder {folder}{did_you_mean(folder)} "
-                        "(docs/large_models.md says how to get one)")
     config, found = read_config(folder), stored_tensors(folder)
     last = f"model.layers.{config.num_hidden_layers - 1}."
     # checked first, because to make a million layers would take hours
@@ -76,6 +73,9 @@ def write_model_folder(model: Qwen2, folder: Path | str,
 
 def read_config(folder: Path) -> ModelConfig:
     """Read config.json and generation_config.json, and check each value."""
+    if not folder.is_dir():
+        raise UserError(f"there is no model folder {folder}{did_you_mean(folder)} "
+                        "(docs/large_models.md says how to get one)")
     path = folder / "config.json"
     raw = read_json(path)
     model_type = raw.get("model_type")

@@ -1,4 +1,4 @@
-"""The parts of a run, made from its settings: policy, task, optimizer, methods and source of
+"""`build` makes the parts of a run from its settings: policy, optimizer, methods and source of
 answers."""
 import inspect
 import os
@@ -6,29 +6,28 @@ import re
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
+from tokenizers import Tokenizer
 
 from engine import processes
 from engine.cache import FIRST_SLOTS
 from engine.choices import ADVANTAGES, LOSSES, MITIGATIONS, Choice, Method
-from engine.errors import UserError, is_list, location_of, wrong_result
-from engine.model_folder import read_model_folder
+from engine.errors import UserError, location_of
+from engine.model_folder import read_config, read_model_folder
 from engine.optimizer import AdamW
 from engine.policy import Policy, encode_prompts
-from engine.rollouts import Problem, Rollouts, Task
-from engine.tokens import KINDS, SECTIONS, load_tokenizer
+from engine.rollouts import CheckedTask, Problem, Rollouts
+from engine.tokens import load_tokenizer
 from harness.flags import flags_of
 from harness.record import Json, find_folder
 from harness.run import Run
 from harness.screen import say
 from harness.settings import OWN_SAMPLER, Settings, load_task
-from qwen2_model import Qwen2
+from qwen2_model import ModelConfig, Qwen2
 
 OF_PROBLEM, OF_TOKEN = 500, 30  # bytes of a problem, and of each token of its answers, at the least
-LARGEST_SCORE = 1e12  # the squares of such rewards, in float32, are still finite
-PARTS = {"reward", "format", "answer", "reasoning"}  # the numbers that every score has
 
 
 class Source(Protocol):
@@ -36,36 +35,72 @@ class Source(Protocol):
     def sample(self, problems: Sequence[Problem], answers: int, seed: int) -> Rollouts: ...
 
 
+class Parts(NamedTuple):
+    """What a run is made of, once. Its steps only use these."""
+    policy: Policy
+    optimizer: AdamW
+    reference: Qwen2 | None
+    advantage: Method
+    weighting: Method
+    source: Source
+
+
+def build(run: Run) -> Parts:
+    """Build the parts of a run, in this order; those of a resumed one from its checkpoint."""
+    s = run.settings
+    policy = load_policy(s, run.checkpoint)
+    optimizer = load_optimizer(s, policy)
+    reference = initial_model(s) if s.kl else None
+    advantage, weighting = make_advantage(s, policy), make_weighting(s, policy)
+    source = answers_from(run, policy, optimizer)
+    return Parts(policy, optimizer, reference, advantage, weighting, source)
+
+
 def load_policy(s: Settings, checkpoint: Path | None = None) -> Policy:
-    """The policy of a run; that of a resumed one is loaded from its `checkpoint`."""
-    device = device_of(s)
-    if s.questions < processes.count():
-        raise UserError(f"--questions {s.questions} cannot be shared by {processes.count()} "
-                        "processes: some would have none")
-    folder = checkpoint or find_folder(s.model)
+    """The policy of a run; that of a resumed one is loaded from its `checkpoint`. What cannot work
+    is refused before the weights are read, which of a large model takes long."""
+    device, folder = device_of(s), checkpoint or find_folder(s.model)
+    config = read_config(folder)
+    tokenizer, task = load_tokenizer(folder, config.vocab_size), make_task(s.task, s.method_flags)
+    refuse_idle_processes(s)
+    refuse_beyond_memory(s, bytes_of_answer(s, config, device))
+    refuse_long_prompts(s, tokenizer, task, config.max_position_embeddings)
     model = load_model(s, folder, torch.device("cpu") if s.offload_optimizer else device)
-    refuse_beyond_memory(s, bytes_of_answer(s, model, device))
     model.model.checkpointing = s.checkpointing
     set_threads(s.threads, model)
     if device.type == "cpu" and model.is_large:
         from harness.forecast import compare_types
         compare_types(s.dtype)
-    tokenizer = load_tokenizer(folder, model.config.vocab_size)
-    policy = Policy(model, tokenizer, make_task(s.task, s.method_flags), s, folder)
-    check_prompts(policy)
-    return policy
+    return Policy(model, tokenizer, task, s, folder)
 
 
-def bytes_of_answer(s: Settings, model: Qwen2, device: torch.device) -> int:
+def refuse_idle_processes(s: Settings) -> None:
+    if s.questions < processes.count():
+        raise UserError(f"--questions {s.questions} cannot be shared by {processes.count()} "
+                        "processes: some would have none")
+
+
+def refuse_long_prompts(s: Settings, tokenizer: Tokenizer, task: CheckedTask, limit: int) -> None:
+    """Refuse a task whose longest prompts the tokenizer cannot spell, or whose prompt and answer
+    have more tokens than the model takes."""
+    prompts = encode_prompts(tokenizer, task, task.extreme_problems())
+    longest = max(len(prompt) for prompt in prompts)
+    if longest + s.max_new_tokens > limit:
+        raise UserError(f"--max_new_tokens {s.max_new_tokens}: a prompt of {longest} tokens and "
+                        f"such an answer are longer than the {limit} tokens that {s.model} takes")
+
+
+def bytes_of_answer(s: Settings, config: ModelConfig, device: torch.device) -> int:
     """The memory of the machine that an answer takes while it is sampled, at the least: the tables
     of the sampler, and on a CPU also the part of its cache that is there from the first token on.
     Each of several processes has the cache of its own answers alone."""
     tables = OF_TOKEN * s.max_new_tokens
     if device.type != "cpu":
         return tables
-    config, slots = model.config, min(s.max_new_tokens - 1, FIRST_SLOTS)
+    dtype: torch.dtype = getattr(torch, s.dtype)
+    slots = min(s.max_new_tokens - 1, FIRST_SLOTS)
     of_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    return tables + slots * of_token * model.compute_dtype.itemsize // processes.count()
+    return tables + slots * of_token * dtype.itemsize // processes.count()
 
 
 def refuse_beyond_memory(s: Settings, of_answer: int) -> None:
@@ -195,18 +230,6 @@ def set_threads(threads: int, model: Qwen2) -> None:
     torch.set_num_threads(threads or by_size)
 
 
-def check_prompts(policy: Policy) -> None:
-    """Raise an error if the tokenizer cannot spell the longest prompts, or the model cannot take
-    prompt and answer."""
-    s, task = policy.settings, policy.task
-    prompts = encode_prompts(policy.tokenizer, task, task.extreme_problems())
-    longest = max(len(prompt) for prompt in prompts)
-    limit = policy.model.config.max_position_embeddings
-    if longest + s.max_new_tokens > limit:
-        raise UserError(f"--max_new_tokens {s.max_new_tokens}: a prompt of {longest} tokens and "
-                        f"such an answer are longer than the {limit} tokens that {s.model} takes")
-
-
 def device_of(s: Settings) -> torch.device:
     """The device of --device; each of several processes has its own."""
     device = pick_device(processes.start(s.device))
@@ -243,102 +266,7 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def make_task(name: str, flags: Json) -> "CheckedTask":
+def make_task(name: str, flags: Json) -> CheckedTask:
     """The task that --task names; `flags` has the flags of all methods of a run."""
     task = load_task(name)
     return CheckedTask(task(**{flag: flags[flag] for flag in flags_of(task)}))
-
-
-class CheckedTask:
-    """A user's Task with two checks: no problem that it returned as held out is trained on, and its
-    methods return what they should."""
-
-    def __init__(self, task: Task[Any]):
-        self.task = task
-        self.held_out: dict[int, list[Problem]] = {}  # by their number
-        self.held_out_prompts: set[str] = set()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.task, name)
-
-    def held_out_problems(self, count: int) -> list[Problem]:
-        if count not in self.held_out:
-            problems = as_problems(self.task.held_out_problems, count)
-            self.held_out_prompts |= set(map(self.prompt_for, problems))
-            self.held_out[count] = problems
-        return self.held_out[count]
-
-    def training_problems(self, seed: int, step: int, count: int) -> list[Problem]:
-        problems = as_problems(self.task.training_problems, seed, step, count)
-        if len(problems) != count:
-            raise wrong_result(self.task.training_problems, f"{count} problems", problems)
-        for problem in problems:
-            if self.prompt_for(problem) in self.held_out_prompts:
-                raise UserError(f"training_problems returns {self.show(problem)} in step "
-                                f"{step}, but held_out_problems has it, too: what is evaluated "
-                                "may not be trained on")
-        return problems
-
-    def prompt_for(self, problem: Problem) -> str:
-        return as_text(self.task.prompt_for, problem)
-
-    def show(self, problem: Problem) -> str:
-        return as_text(self.task.show, problem)
-
-    def score(self, problem: Problem, text: str) -> dict[str, float]:
-        score = self.task.score(problem, text)
-        if not is_score(score):
-            raise wrong_result(
-                self.task.score, f"a dict of numbers from -{LARGEST_SCORE:g} to {LARGEST_SCORE:g}. "
-                f"Among them should be {', '.join(sorted(PARTS))}, and answer should be 0 or 1",
-                score)
-        return score
-
-    def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
-        labels = self.task.label(pieces)
-        if not are_labels(labels, len(pieces)):
-            raise wrong_result(
-                self.task.label, f"two lists with a number for each of {len(pieces)} tokens: its "
-                f"section, from 0 to {len(SECTIONS) - 1}, and its kind, from 0 to "
-                f"{len(KINDS) - 1} (docs/your_own_task.md)", labels)
-        return labels
-
-
-def as_problems(method: Callable[..., Any], *given: int) -> list[Problem]:
-    """The problems that a task's method returns."""
-    problems = method(*given)
-    if not is_list(problems):
-        raise wrong_result(method, "a list of problems", problems)
-    return list(problems)
-
-
-def as_text(method: Callable[[Any], Any], problem: Problem) -> str:
-    """The text that a task's method makes of a problem."""
-    text = method(problem)
-    if not isinstance(text, str):
-        raise wrong_result(method, "a text", text)
-    return text
-
-
-def is_score(score: Any) -> bool:
-    if not isinstance(score, dict) or not PARTS <= score.keys():
-        return False
-    try:
-        are_numbers = all(-LARGEST_SCORE <= float(value) <= LARGEST_SCORE
-                          for value in score.values() if not isinstance(value, str))
-    except (TypeError, ValueError):
-        return False
-    has_text = any(isinstance(value, str) for value in score.values())  # float("1") takes it
-    return are_numbers and not has_text and score["answer"] in (0, 1)
-
-
-def are_labels(labels: Any, tokens: int) -> bool:
-    """Whether it is two lists of codes, of sections and of kinds, with one for each token."""
-    try:
-        lists = [list(codes) for codes in labels]
-    except TypeError:  # one is nothing that can be listed
-        return False
-    if [len(codes) for codes in lists] != [tokens, tokens]:
-        return False
-    sections, kinds = lists
-    return {*sections} <= {*range(len(SECTIONS))} and {*kinds} <= {*range(len(KINDS))}

@@ -34,8 +34,8 @@ MESSAGE = f"stopping after this step {AGAIN}"
 CALL_USERS_CODE = {
     ("engine.choices", "checked_credit"),
     ("harness.load", "make"), ("harness.load", "make.<locals>.<lambda>"),
-    ("harness.load", "as_problems"), ("harness.load", "as_text"),
-    ("harness.load", "CheckedTask.score"), ("harness.load", "CheckedTask.label"),
+    ("engine.rollouts", "as_problems"), ("engine.rollouts", "as_text"),
+    ("engine.rollouts", "CheckedTask.score"), ("engine.rollouts", "CheckedTask.label"),
     ("harness.short_task", "as_number")}
 # The loss is not among these: its value says nothing about progress (docs/reading_a_run.md).
 HEADER = ("    step  reward  success  format  length  finished  entropy  grad norm  tokens/s"

@@ -7,8 +7,7 @@ import torch
 
 from conftest import hand_made, refusal
 from engine.errors import UserError
-from engine.rollouts import refuse_lost_differences, score_answers
-from harness.load import CheckedTask
+from engine.rollouts import CheckedTask, refuse_lost_differences, score_answers
 from tools.helpers.demonstrations import make_tokenizer
 
 FINE = {"reward": 1.5, "format": 0.5, "answer": 1.0, "reasoning": 0.0}

@@ -23,6 +23,10 @@ SETTINGS = {"model": str(ROOT / "models/tiny"), "threads": 1, "questions": 2, "a
             "max_new_tokens": 10, "steps": 30, "eval_every": 15, "eval_tasks": 8}
 
 
+def weights_are_read(*_):
+    pytest.fail("the weights were read first, which of a large model takes long")
+
+
 @pytest.mark.parametrize("flags, words", [
     ({"questions": 10 ** 9}, "--questions 1000000000 with --answers 4 and --max_new_tokens 10 "
                              "takes at least 56,996 GB of memory, and this machine has 16 GB"),
@@ -40,7 +44,14 @@ def test_a_batch_that_no_machine_can_hold_is_refused(monkeypatch, flags, words):
     only as many problems are answered at a time as a step has answers: here eight."""
     monkeypatch.setattr(load, "bytes_of_machine", lambda: 16 * 10 ** 9)
     load_policy(make_settings(SETTINGS))
+    monkeypatch.setattr(load, "load_model", weights_are_read)
     assert words in refusal(load_policy, make_settings(SETTINGS | flags))
+
+
+def test_a_prompt_that_is_too_long_is_told_before_the_weights_are_read(monkeypatch):
+    monkeypatch.setattr(load, "load_model", weights_are_read)
+    settings = make_settings(SETTINGS | {"max_new_tokens": 5000})
+    assert "are longer than the 1024 tokens" in refusal(load_policy, settings)
 
 
 @pytest.mark.parametrize("flags, gigabytes", [

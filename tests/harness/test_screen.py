@@ -19,8 +19,9 @@ from conftest import ROOT, hand_made
 from engine import processes
 from engine.choices import checked_credit
 from engine.errors import UserError
+from engine.rollouts import CheckedTask
 from harness import screen
-from harness.load import CheckedTask, make
+from harness.load import make
 from harness.metrics import batch_metrics
 from harness.screen import StopRequest, Visible, run_as_program, visible
 from harness.short_task import short_task

@@ -8,8 +8,9 @@ import pytest
 
 from conftest import refusal
 from engine.errors import UserError
+from engine.rollouts import CheckedTask
 from harness.short_task import countdown_with_reward, short_task
-from harness.load import CheckedTask, make_task
+from harness.load import make_task
 from harness.settings import load_task, make_settings
 
 PROMPT = "<|im_start|>user\n say {}<|im_end|>\n<|im_start|>assistant\n"
