@@ -29,8 +29,7 @@ from harness.parser import make_parser, with_defaults
 from harness.planned import PlannedRun
 from harness.screen import say
 from research.boards.leaderboard import planner
-from research.probes.batches import Batches, estimator
-from research.probes.enumerated import EnumeratedTask, make_enumerated
+from research.probes.enumerated import Batches, EnumeratedTask, estimator, make_enumerated
 
 PLAIN = "plain"
 STEPS = 60

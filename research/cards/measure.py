@@ -15,9 +15,10 @@ from analysis.statistics import Estimate, Floats, jackknife, jackknife_of_log, w
 from engine.choices import MITIGATIONS
 from engine.errors import UserError
 from research.probes import dial, signal
-from research.probes.batches import Batches, Estimator, estimator, list_advantages, list_weights
-from research.probes.enumerated import EnumeratedTask, make_enumerated
-from research.probes.exact_enumerated import median_of
+from research.probes.enumerated import (Batches, EnumeratedTask, Estimator, estimator,
+                                        make_enumerated)
+from research.probes.enumerated_methods import list_advantages, list_weights
+from research.probes.enumerated_tables import median_of
 from research.publish.results import table_rows
 
 Row = dict[str, object]

@@ -2,10 +2,14 @@
 
 A Qwen2 of a few hundred parameters writes answers of a few tokens out of three: "1", "<answer>" and
 the end. An answer is right when a "1" follows its first <answer>. V of every prefix is a short sum,
-and so is the gradient of J, the probability of a right answer. batches.py lists the groups of
-answers that training could draw here.
+and so is the gradient of J, the probability of a right answer.
+
+Every group of answers that training could draw here is listed, too (`Batches`). So the mean and the
+covariance of any estimate of the gradient are exact sums (`estimator`).
 """
 import itertools
+import math
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import torch
@@ -205,3 +209,55 @@ def parameter_gradient(model: Qwen2, number: torch.Tensor) -> torch.Tensor:
     parts = torch.autograd.grad(number, list(model.parameters()), retain_graph=True,
                                 materialize_grads=True)
     return torch.cat([part.flatten() for part in parts])
+
+
+@dataclass
+class Batches:
+    """Every group of G answers that can be drawn, order aside."""
+    which: torch.Tensor         # (M, G) the answers' numbers
+    probability: torch.Tensor   # (M,)
+
+    @classmethod
+    def all(cls, task: EnumeratedTask, G: int) -> "Batches":
+        groups = list(itertools.combinations_with_replacement(range(len(task.probability)), G))
+        which = torch.tensor(groups)
+        orders = torch.tensor([orders_of(group) for group in groups])
+        return cls(which, orders.double() * task.probability[which].prod(1))
+
+
+def orders_of(group: tuple[int, ...]) -> float:
+    """The number of orders in which these numbers can be drawn."""
+    repeated = [math.factorial(count) for count in Counter(group).values()]
+    return math.factorial(len(group)) / math.prod(repeated)
+
+
+@dataclass
+class Estimator:
+    """The mean of a batch's gradient, and its variance."""
+    mean: torch.Tensor      # (P,)
+    variance: float         # trace of the covariance
+
+    def against(self, true: torch.Tensor) -> dict[str, float]:
+        size = self.mean.norm().item()
+        along = (self.mean @ true / true.norm()).item()
+        bias = (self.mean - true).norm() / true.norm()
+        found = {"bias": bias.item(), "cosine": math.nan, "noise": math.inf}
+        if size >= 1e-9 * true.norm().item():
+            found["cosine"] = along / size
+            if along > 0:
+                found["noise"] = self.variance / along ** 2
+        return found
+
+
+def estimator(task: EnumeratedTask, batches: Batches, factor: torch.Tensor) -> Estimator:
+    """The estimator  sum factor * grad log pi  over a batch's tokens, with `factor` (M, G, T). A
+    batch is a vector over the choices, of which there are few."""
+    mask = task.rollouts.mask[batches.which]
+    vectors = torch.zeros(len(batches.which), len(task.score), dtype=torch.float64)
+    choices = task.node[batches.which].flatten(1)  # (M, G T)
+    vectors.scatter_add_(1, choices, (factor * mask).flatten(1))
+    mean = batches.probability @ vectors
+    second = vectors.T @ (batches.probability[:, None] * vectors)
+    gram = task.score @ task.score.T
+    variance = (second * gram).sum() - mean @ gram @ mean
+    return Estimator(mean @ task.score, variance.item())

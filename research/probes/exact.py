@@ -20,8 +20,8 @@ estimate of the gradient, by the same functions that train:
 
     sum over the group's answers and their tokens of  weight * advantage * grad log pi / G
 
-All batches that can be drawn are listed with their probability (batches.py), so the mean and the
-variance of the estimate are exact. A method that keeps a state or samples more answers cannot be
+All batches that can be drawn are listed with their probability, too, so the mean and the variance
+of the estimate are exact. A method that keeps a state or samples more answers cannot be
 listed in this way, and is shown as n/a.
 """
 from pathlib import Path
@@ -30,7 +30,7 @@ from types import SimpleNamespace
 from engine.errors import UserError
 from harness.flags import Flag, Requirement, check_value
 from research.probes.common import COMMON, Findings
-from research.probes.exact_enumerated import measure_enumerated
+from research.probes.enumerated_tables import measure_enumerated
 from research.probes.listed import measure_model
 
 SMALL: Requirement = (lambda s: not s.model, "the synthetic task, which --model replaces")

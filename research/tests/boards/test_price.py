@@ -5,8 +5,7 @@ from conftest import hand_made
 
 from research.boards.price import (ARMS, choices_of, end_untrained, micro_batches_of_4,
                                         per_group)
-from research.probes.batches import Batches, estimator
-from research.probes.enumerated import make_enumerated
+from research.probes.enumerated import Batches, estimator, make_enumerated
 
 
 def batch_of_lengths(*lengths, group, finished):

@@ -17,12 +17,12 @@ from engine.forward import response_log_probs
 from grpo import policy_loss
 from mitigations import rescaled_weight
 from research.probes import exact
-from research.probes.batches import (
-    Batches, Estimator, estimator, list_advantages, list_weights, rows_of)
 from research.probes.common import run_probe
-from research.probes.exact_enumerated import median_of, named_methods
-from research.probes.identities import identities_table
-from research.probes.enumerated import make_enumerated, without_rounding
+from research.probes.enumerated import (Batches, Estimator, estimator, make_enumerated,
+                                        without_rounding)
+from research.probes.enumerated_identities import identities_table
+from research.probes.enumerated_methods import list_advantages, list_weights, rows_of
+from research.probes.enumerated_tables import median_of, named_methods
 
 
 @pytest.fixture(scope="module")
@@ -130,8 +130,8 @@ ADVANTAGE_IDEAS = {
 
 
 def test_any_idea_is_listed_or_named(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("research.probes.batches.MITIGATIONS", IDEAS)
-    monkeypatch.setattr("research.probes.batches.ADVANTAGES", ADVANTAGE_IDEAS)
+    monkeypatch.setattr("research.probes.enumerated_methods.MITIGATIONS", IDEAS)
+    monkeypatch.setattr("research.probes.enumerated_methods.ADVANTAGES", ADVANTAGE_IDEAS)
     run_probe("exact", exact.__doc__, exact.FLAGS, exact.measure, argv=[
         "--length", "2", "--answers", "2", "--threads", "1", "--out", str(tmp_path / "x")])
     numbers = json.loads((tmp_path / "x/numbers.json").read_text())

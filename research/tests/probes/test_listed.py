@@ -18,7 +18,7 @@ from research.probes import change_tables, exact, listed, listed_tables
 from research.probes.change_batches import PLAIN_STEP, change_in_a_step, with_groups
 from research.probes.change_tables import live_tokens
 from research.probes.common import run_probe
-from research.probes.identities import z_score_factor
+from research.probes.enumerated_identities import z_score_factor
 from research.probes.listed import config_of, mean_sizes, named_models
 
 TINY = str(ROOT / "models/tiny")

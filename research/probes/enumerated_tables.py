@@ -13,10 +13,10 @@ from analysis.statistics import Estimate
 from analysis.tables import WITH_INTERVAL, Columns, Row, Table, by_row, in_json
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
-from research.probes.batches import Batches, Listed, estimator, list_advantages, list_weights
 from research.probes.common import Findings, Progress
-from research.probes.enumerated import EnumeratedTask, make_enumerated
-from research.probes.identities import HOLDS, identities_table
+from research.probes.enumerated import Batches, EnumeratedTask, estimator, make_enumerated
+from research.probes.enumerated_identities import HOLDS, identities_table
+from research.probes.enumerated_methods import Listed, list_advantages, list_weights
 
 ALWAYS_SHOWN = ("none", "grpo", "dr_grpo", "rloo")
 RATIO, SHORT = "noise-to-signal ratio", "noise over signal"  # in sentences, and in headings

@@ -1,13 +1,9 @@
-"""Every group of answers that training could draw in the enumerated task, and what methods make of
-it.
+"""What every weighting and advantage makes of every batch of the enumerated task (enumerated.py).
 
-The functions of --advantage and --mitigation get each possible batch, a single group, and the
-gradient's mean and covariance are sums over all of them. exact.py says what is not listed.
+The functions of --advantage and --mitigation get each possible batch, a single group. exact.py says
+what is not listed.
 """
 import inspect
-import itertools
-import math
-from collections import Counter
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -19,31 +15,11 @@ from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
 from engine.errors import UserError
 from engine.rollouts import Rollouts
 from harness.load import make
-from research.probes.enumerated import EnumeratedTask
+from research.probes.enumerated import Batches, EnumeratedTask
 from research.probes.methods import ComparedMethod
 
 CHECKED = 12  # batches on which one large call has to give what each gives alone
 VALUES_KNOWN = ("gae", "vine")  # stand here with values that are exact: critic, one-step, vine
-
-
-@dataclass
-class Batches:
-    """Every group of G answers that can be drawn, order aside."""
-    which: torch.Tensor         # (M, G) the answers' numbers
-    probability: torch.Tensor   # (M,)
-
-    @classmethod
-    def all(cls, task: EnumeratedTask, G: int) -> "Batches":
-        groups = list(itertools.combinations_with_replacement(range(len(task.probability)), G))
-        which = torch.tensor(groups)
-        orders = torch.tensor([orders_of(group) for group in groups])
-        return cls(which, orders.double() * task.probability[which].prod(1))
-
-
-def orders_of(group: tuple[int, ...]) -> float:
-    """The number of orders in which these numbers can be drawn."""
-    repeated = [math.factorial(count) for count in Counter(group).values()]
-    return math.factorial(len(group)) / math.prod(repeated)
 
 
 @dataclass
@@ -179,35 +155,3 @@ def credit_from_values(task: EnumeratedTask, seed: int) -> dict[str, torch.Tenso
         "vine": of_segment * rollouts.mask,
         "wrong critic": critic(wrong, 1.0),
         "wrong, one-step": critic(wrong, 0.0)}
-
-
-@dataclass
-class Estimator:
-    """The mean of a batch's gradient, and its variance."""
-    mean: torch.Tensor      # (P,)
-    variance: float         # trace of the covariance
-
-    def against(self, true: torch.Tensor) -> dict[str, float]:
-        size = self.mean.norm().item()
-        along = (self.mean @ true / true.norm()).item()
-        bias = (self.mean - true).norm() / true.norm()
-        found = {"bias": bias.item(), "cosine": math.nan, "noise": math.inf}
-        if size >= 1e-9 * true.norm().item():
-            found["cosine"] = along / size
-            if along > 0:
-                found["noise"] = self.variance / along ** 2
-        return found
-
-
-def estimator(task: EnumeratedTask, batches: Batches, factor: torch.Tensor) -> Estimator:
-    """The estimator  sum factor * grad log pi  over a batch's tokens, with `factor` (M, G, T). A
-    batch is a vector over the choices, of which there are few."""
-    mask = task.rollouts.mask[batches.which]
-    vectors = torch.zeros(len(batches.which), len(task.score), dtype=torch.float64)
-    choices = task.node[batches.which].flatten(1)  # (M, G T)
-    vectors.scatter_add_(1, choices, (factor * mask).flatten(1))
-    mean = batches.probability @ vectors
-    second = vectors.T @ (batches.probability[:, None] * vectors)
-    gram = task.score @ task.score.T
-    variance = (second * gram).sum() - mean @ gram @ mean
-    return Estimator(mean @ task.score, variance.item())

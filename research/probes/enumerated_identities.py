@@ -7,8 +7,7 @@ from torch import Tensor
 
 from analysis.tables import Row, Table, by_row
 from grpo import gradient_size
-from research.probes.batches import Batches, estimator
-from research.probes.enumerated import EnumeratedTask
+from research.probes.enumerated import Batches, EnumeratedTask, estimator
 
 HOLDS = 1e-5  # an identity holds when its sides differ by less, relative to the right one
 
