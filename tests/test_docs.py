@@ -14,11 +14,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import mitigations
 
 from conftest import REMOVABLE, ROOT, is_taken_away, project_files
 from countdown_task import Problem, Task, evaluates_to, read_problems
+from engine.model_folder import read_model_folder
 from runs import SHORT, block, blocks, copy_project, printed_by, program
 
 TRAIN = """
@@ -29,6 +31,7 @@ for flags in json.loads(sys.argv[1]):
 """
 RUNS = {"task": ["--task", "my_task"],
         "advantage": ["--advantage", "my_credit", "--process", "0.25", "--seed", "1"],
+        "candidates": ["--mitigation", "close_call", "--rescale", "none"],
         # sixteen answers, because the pages follow token 7 of answer 15
         "plain": ["--steps", "3", "--max_new_tokens", "80", "--out", "runs/none-grpo-s0",
                   "--answers", "8", "--eval_every", "1", "--eval_tasks", "8"]}
@@ -51,7 +54,8 @@ def project(tmp_path_factory):
     (folder / "my_task.py").write_text("\n".join(blocks("docs/your_own_task.md")))
     with open(folder / "mitigations.py", "a") as source:
         source.write("\n\n" + block("README.md", "def my_idea")
-                     + "\n\n" + block("docs/weightings.md", "def my_credit") + BY_ENTROPY)
+                     + "\n\n" + block("docs/weightings.md", "def my_credit")
+                     + "\n\n" + block("docs/weightings.md", "class close_call") + BY_ENTROPY)
     commands = [[*SHORT, "--steps", "1", *flags] for flags in RUNS.values()]
     (folder / "printed").write_text(program(folder, "-c", TRAIN, json.dumps(commands)))
     return folder
@@ -163,6 +167,20 @@ def test_the_derivative_of_one_token_follows_from_the_record(project, folder_of)
             for line in printed_by(project, code).splitlines()]
     assert rows[0] == pytest.approx([1, slope], rel=1e-3)
     assert rows[1][0] != 1 and rows[1][1] == pytest.approx(slope * rows[1][0], rel=1e-3)
+
+
+def test_the_other_candidates_of_a_page_are_the_models(folder_of):
+    """The weights of one answer, by a forward pass over prompt and answer alone."""
+    with np.load(folder_of["candidates"] / "credit/step_000001.npz") as credit:
+        first, end = credit["episode_start"][:2]
+        prompt = credit["prompt_ids"][:credit["prompt_start"][1]].tolist()
+        answer, weight = credit["token_id"][first:end].tolist(), credit["weight"][first:end]
+    with torch.no_grad():
+        logits = read_model_folder(ROOT / "models/tiny")(torch.tensor([prompt + answer]))[0]
+    probabilities = logits[len(prompt) - 1:-1].softmax(-1)
+    probabilities[range(len(answer)), answer] = 0
+    assert weight == pytest.approx(probabilities.max(1).values.numpy(), abs=1e-5)
+    assert weight.max() > 0.01
 
 
 def test_the_methods_to_copy_are_typed():
