@@ -111,7 +111,8 @@ class Settings:
         topic=MODEL, sample_drops=True, **HOW_IT_IS_MADE)
     shard: bool = option(
         False, "under torchrun, split the parameters, gradients and AdamW's state between the "
-        "processes", requires=ON_THE_DEVICE, topic=MODEL, sample_drops=True, **HOW_IT_IS_MADE)
+        "processes. Untested on GPUs",
+        requires=ON_THE_DEVICE, topic=MODEL, sample_drops=True, **HOW_IT_IS_MADE)
     deterministic: bool = option(
         False, "compute the same numbers every time, as a CPU does. A GPU's usual algorithms add "
         "in an order that changes from run to run. A step takes about two fifths longer",
