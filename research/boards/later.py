@@ -88,9 +88,10 @@ def flags_of_arm(arm: str) -> list[str]:
 
 def report(args: SimpleNamespace, experiment: Experiment, command: str) -> None:
     arms = experiment.arms(keys_of(args))
-    if len(arms.get(PLAIN, {})) < 2:
-        raise UserError(f"{args.runs} does not yet have two finished seeds of plain GRPO ({PLAIN})")
-    family = {arm: (arms[arm], arms[PLAIN]) for arm in ARMS if len(arms.get(arm, {})) > 1}
+    if len(arms.get(PLAIN, {})) < 2 or len(arms) < 4:
+        raise UserError(f"{args.runs} does not yet have two finished seeds of plain GRPO ({PLAIN}) "
+                        "and a run of three other arms")
+    family = {arm: (arms[arm], arms[PLAIN]) for arm in ARMS if arm in arms}
     found = gains(family)
     before = {arm: row for arm, row in measured_before().items() if arm in found}
     order = sorted(found, key=lambda arm: -found[arm].estimate.value)

@@ -613,6 +613,30 @@ def check_one_rate(result: Result) -> Iterator[Check]:
                         t_interval(gains))
 
 
+def check_later(result: Result) -> Iterator[Check]:
+    """Gains of methods whose direction was measured before they were trained, and how well that
+    ordered them."""
+    runs = {name: success(run["in_short"]) for name, run in result["values"]["runs"].items()}
+    gains = {row["arm"]: [runs[f"{row['arm']}-s{seed}"] - runs[f"none-s{seed}"]
+                          for seed in range(100) if f"{row['arm']}-s{seed}" in runs]
+             for row in table(result, "gains")}
+    tested = [row for row in table(result, "gains") if row["pairs"] > 1]
+    yield from gains_and_p({row["arm"]: gains[row["arm"]] for row in tested}, tested, ())
+    before = {row["method"]: row for name in ("signal_later", "signal_later_2")
+              for row in table(read_result(RESULTS / f"{name}.json"), "signal")}
+    cosine, noise = ({arm: before[arm][f"{column} (95% interval)"]["value"] for arm in gains}
+                     for column in ("cosine", "factor"))
+    measured = [mean(of_arm) for of_arm in gains.values()]
+    by_name = {"cosine": list(cosine.values()), "noise as that of a batch": list(noise.values())}
+    for row in table(result, "rules"):
+        if row["by"] in by_name:
+            yield Check(f"rank correlation by {row['by']}", [row["rank"]["value"]],
+                        [rank_correlation(by_name[row["by"]], measured)])
+    for row in table(result, "predicted"):
+        yield Check(f"predicted for {row['arm']}", [row["direction"], row["gain"]["value"]],
+                    [-0.008 - 0.086 * (1 - cosine[row["arm"]]), mean(gains[row["arm"]])])
+
+
 # the enumerated models
 
 def median_interval(values: Numbers) -> list[float]:
@@ -771,7 +795,7 @@ CHECKED: dict[str, Callable[[Result], Iterator[Check]]] = {
                     check_real_board),
     "real_controls": check_real_controls, "price": check_price,
     **dict.fromkeys(("signal_tiny", "signal_tiny_half", "signal_real", "signal_real_brief",
-                     "signal_real_brief_16"), check_signal),
+                     "signal_real_brief_16", "signal_later", "signal_later_2"), check_signal),
     "signal_steps": check_signal_steps, "signal_split": check_signal_split,
     **dict.fromkeys(("large", "real_brief", "real_large", "scoreboard_24"), check_decided),
     "change_start": check_change, "exact_real_start": check_exact_real,
@@ -781,5 +805,5 @@ CHECKED: dict[str, Callable[[Result], Iterator[Check]]] = {
     **dict.fromkeys(("inverse", "short_steps"), check_evaluations),
     "exact_policies": check_exact_policies, "change_parts": check_change_parts,
     **dict.fromkeys(("law", "law_test"), check_law), "law_board": check_law_board,
-    "law_rules": check_law_rules("law", "dial"),
+    "later": check_later, "law_rules": check_law_rules("law", "dial"),
     "law_test_rules": check_law_rules("law_test", "dial_test")}

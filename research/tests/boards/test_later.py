@@ -1,12 +1,15 @@
 """The test of what is told before training, from runs made by hand."""
+import json
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from harness.settings import make_settings, read_flags
-from research.boards.later import (ARMS, PLAIN, by_direction, by_noise, flags_of_arm, p_of_rank,
-                                   plan, rank_with_interval)
+from research.boards.later import (ARMS, PLAIN, by_direction, by_noise, flags_of_arm,
+                                   measured_before, p_of_rank, plan, rank_with_interval,
+                                   report)
+from research.publish.recompute import check_later
 from research.publish.results import table_rows
 
 
@@ -43,3 +46,29 @@ def test_ranks_that_agree_are_told_from_ranks_that_do_not():
     assert rank_with_interval(gains ** 3, gains).low > 0.9
     assert p_of_rank(gains ** 3, gains) < 0.001
     assert p_of_rank(np.array([1.0, -1.0] * 4), gains) > 0.2
+
+
+def test_a_method_with_one_pair_is_ranked_but_not_tested(tmp_path, monkeypatch, capsys):
+    """The smaller the cosine, the larger the loss: the rank correlation is 1, with one pair each
+    but for the first arm."""
+    monkeypatch.chdir(tmp_path)
+    order = sorted(ARMS, key=lambda arm: measured_before()[arm]["cosine"]["value"])
+    runs = {PLAIN: {seed: run_of(32 + seed) for seed in (0, 1)}}
+    runs |= {arm: {0: run_of(10 + place)} for place, arm in enumerate(order)}
+    runs[ARMS[0]][1] = run_of(12 + order.index(ARMS[0]))
+    experiment = SimpleNamespace(arms=lambda keys: runs)
+    report(SimpleNamespace(runs="x", seeds=2, arms=",".join(ARMS)), experiment, "the command")
+    assert "one seed: no verdict" in capsys.readouterr().out
+    result = json.loads((tmp_path / "results/later/numbers.json").read_text())
+    found = {table["name"]: table["rows"] for table in result["tables"]}
+    assert found["rules"][0]["rank"]["value"] == pytest.approx(1)
+    tested = {row["arm"] for row in found["gains"] if row["p"] is not None}
+    assert tested == {ARMS[0]}
+    assert not [check for check in check_later(result) if not check.agrees]
+
+
+def run_of(right):
+    """A run in whose steps so many of 64 answers are right."""
+    config = {"questions": 8, "answers": 8, "git_commit": None, "versions": {}}
+    lines = [{"success": right / 64, "processor_seconds": 1.0, "entropy": 0.5}] * 3
+    return {"metrics": lines, "evaluations": [], "config": config}
