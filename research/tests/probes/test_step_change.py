@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.tokens import table_of_frames
+from analysis.tokens import TokenTable, table_of_frames
 from conftest import spoken, write_log
 from engine.errors import UserError
 from engine.tokens import load_tokenizer
@@ -15,7 +15,8 @@ from research.__main__ import main
 from research.probes import change_batches, change_tables
 from research.probes.change_batches import (BETTER_ONLY, PLAIN_STEP, PUSH, MeasuredBatch, changes,
                                             with_groups)
-from research.probes.change_tables import correlation_by_item, correlation_by_token
+from research.probes.change_tables import (correlation_by_item, correlation_by_token, items_of,
+                                           largest_credit_first)
 from research.probes.change_synthetic import cancelled
 from research.probes.common import rank_correlation
 
@@ -37,6 +38,23 @@ def test_the_noise_of_the_credit_is_taken_out():
 def test_ranks():
     assert rank_correlation([1, 10, 100], [2, 3, 1000]) == pytest.approx(1)
     assert rank_correlation([3, 2, 1], [1, 2, 30]) == pytest.approx(-1)
+
+
+def test_vocabulary_items_by_hand():
+    """Item 5 has two tokens of credit 2, by the mean of the halves, item 7 one of -5. The sum of
+    the sizes is 9. The larger is first, though it goes down; it has too few tokens for two."""
+    tokens = TokenTable({
+        "problem": np.zeros(3, int), "token_id": np.array([5, 5, 7]),
+        "push": np.array([1.0, 1.0, -2.0]), "change": np.array([1.0, -2.0, 0.0]),
+        "credit 1": np.array([1.0, 3.0, 0.0]), "credit 2": np.array([3.0, 1.0, -10.0])})
+    tokenizer = SimpleNamespace(decode=lambda ids, skip_special_tokens: f"item {ids[0]}")
+    texts, numbers = items_of(tokens, tokenizer)
+    assert texts == ["'item 5'", "'item 7'"] and numbers["count"].tolist() == [2, 1]
+    assert numbers["push"] == pytest.approx([2 / 4, -2 / 4])
+    assert numbers["change"] == pytest.approx([-1 / 3, 0])
+    assert numbers["credit"] == pytest.approx([4 / 9, -5 / 9])
+    assert largest_credit_first(numbers).tolist() == [1, 0]
+    assert largest_credit_first(numbers, fewest=2).tolist() == [0]
 
 
 def test_equal_values_share_their_rank():
