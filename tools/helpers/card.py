@@ -24,6 +24,7 @@ import numpy as np
 from analysis.experiment import Arms
 from analysis.gains import gain_over
 from analysis.page import paragraphs, section_of, write_page
+from analysis.shares import shares_by
 from analysis.statistics import Estimate
 from analysis.sureness import sureness
 from analysis.tables import WITH_INTERVAL, Table, by_row, in_json, shown
@@ -133,10 +134,9 @@ def favoured(policy: Policy, plain: Settings, idea: Settings) -> Rows:
         parts["kind"].append(batch.kind[batch.mask].cpu().numpy())
         parts["p"].append(batch.log_prob.exp()[batch.mask].cpu().numpy())
     kind, p, usual, own = (np.concatenate(part) for part in parts.values())
-    by_kind = [np.bincount(kind, size, len(KINDS)) / max(size.sum(), 1e-30)
-               for size in (usual, own)]
+    by_kind = [shares_by(kind, size, len(KINDS)) for size in (usual, own)]
     which = np.digitize(p, SURE) - 1
-    by_p = [np.bincount(which, size, len(SURE)) / max(size.sum(), 1e-30) for size in (usual, own)]
+    by_p = [shares_by(which, size, len(SURE)) for size in (usual, own)]
     labels = [f"{low:g} to {high:g}" for low, high in zip(SURE, (*SURE[1:], 1.0))]
     return {"kinds": {"own": share_gains(by_kind[1], by_kind[0]),
                       "plain": shares(by_kind[0], list(KINDS)), "could_see": "4 batches"},
