@@ -1,5 +1,5 @@
-"""The first step before it is made: what groups share by numbers worked out by hand, and the sign of
-success for a reward that pays for being right, and for one that pays for being wrong."""
+"""The first step before it is made: what groups share by numbers worked out by hand, and the sign
+of success for a reward that pays for being right, and for one that pays for being wrong."""
 from dataclasses import replace
 
 import numpy as np
@@ -13,8 +13,9 @@ from tools.helpers.first_step import FirstStep, measure_first_step
 
 
 def test_signal_and_noise_by_hand():
-    """Gradients (2, 1), (2, -1), (2, 1), (1, 0): the products of different groups are 3, 5, 2, 3, 2,
-    2, so the squared signal is 17/6. |g|^2 is 4 on average, so one group has the noise 4 - 17/6."""
+    """Gradients (2, 1), (2, -1), (2, 1), (1, 0): the products of different groups are 3, 5, 2, 3,
+    2, 2, so the squared signal is 17/6. |g|^2 is 4 on average, so one group has the noise 4 - 17/6.
+    """
     gradients = np.array([[2.0, 1], [2, -1], [2, 1], [1, 0]])
     products = gradients @ gradients.T
     found = FirstStep(products, products, -products)
