@@ -7,7 +7,7 @@ Where q is larger than p the hint makes the token likelier, so the token belongs
 shows. One pass costs as much as the forward half of an update. The hint's tokens are put at the end
 of the last question; a task may write them otherwise, by a method `hinted_prompt(problem, hint)`.
 In a group without a right answer (or a wrong one, where one is needed) nothing is known, and every
-token has the same weight.
+token has the same weight; so it is if answer and hint are longer than what the model takes.
 """
 from dataclasses import dataclass, replace
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.choices import mitigation
+from engine.errors import wrong_result
 from engine.forward import LOGITS_AT_ONCE, lay_out, micro_batches
 from engine.policy import Policy
 from engine.rollouts import Rollouts
@@ -40,7 +41,8 @@ class WithHints:
     def look(self, rollouts: Rollouts, right: bool) -> Hinted:
         """The pass in which each answer is read with a right, or a wrong, answer of its group as
         the hint; never with itself."""
-        hints = [hint_for(rollouts, row, right) for row in range(len(rollouts.texts))]
+        hints = [hint_that_fits(self.policy, rollouts, row, right)
+                 for row in range(len(rollouts.texts))]
         known = torch.tensor([hint is not None for hint in hints])
         found = read_with_hints(self.policy, rollouts, hints)
         self.metrics["hinted_share"] = known.float().mean().item()
@@ -112,12 +114,24 @@ def hint_for(rollouts: Rollouts, row: int, right: bool) -> list[int] | None:
     return None
 
 
+def hint_that_fits(policy: Policy, rollouts: Rollouts, row: int, right: bool) -> list[int] | None:
+    """The hint of an answer; None also if the model does not take so many tokens."""
+    hint = hint_for(rollouts, row, right)
+    if hint is None:
+        return None
+    prompt = hinted_prompt(policy, rollouts, int(rollouts.group[row]), hint)
+    tokens = len(prompt) + int(rollouts.length[row])
+    return hint if tokens <= policy.model.config.max_position_embeddings else None
+
+
 def hinted_prompt(policy: Policy, rollouts: Rollouts, group: int, hint: list[int]) -> list[int]:
     """The tokens of the prompt with the hint in it: at the end of its last turn but the answer's,
     or as the task's own method `hinted_prompt` writes it."""
     own, problem = getattr(policy.task, "hinted_prompt", None), rollouts.problems[group]
     if own is not None:
         text = own(problem, policy.tokenizer.decode(hint))
+        if not isinstance(text, str):
+            raise wrong_result(own, "a text", text)
         return encode_prompt(policy.tokenizer, text, policy.task.show(problem))
     prompt = rollouts.prompt_ids[group]
     end = policy.tokenizer.token_to_id(CHATML[1])

@@ -1,9 +1,11 @@
 """Self-distilled credit: what is read under a hint, against plain passes over the same texts."""
+from dataclasses import replace
+
 import pytest
 import torch
-from conftest import ASKED, SPOKEN, make_weighting, spoken
+from conftest import ASKED, SPOKEN, make_weighting, refusal, spoken
 
-from credit.hinted import hint_for, hinted_prompt, read_with_hints, rlsd
+from credit.hinted import hint_for, hint_that_fits, hinted_prompt, read_with_hints, rlsd
 
 
 def log_probs(policy, prompt, ids):
@@ -29,6 +31,26 @@ def test_a_task_may_write_the_hint_itself(policy, monkeypatch):
                         lambda task, problem, hint: f"<|im_start|>user\n{hint}", raising=False)
     found = hinted_prompt(policy, rollouts, 0, hint_for(rollouts, 1, right=True))
     assert policy.tokenizer.decode(found, skip_special_tokens=False).endswith("( 3 + 5 ) + 7")
+
+
+@pytest.mark.parametrize("text", [None, 5, b"x"])
+def test_a_task_that_writes_no_text_is_named(policy, monkeypatch, text):
+    rollouts = spoken(policy)
+    monkeypatch.setattr(type(policy.task), "hinted_prompt", lambda task, problem, hint: text,
+                        raising=False)
+    assert "should return a text" in refusal(hinted_prompt, policy, rollouts, 0, [5])
+
+
+def test_a_hint_with_which_the_answer_does_not_fit_is_left_out(policy, monkeypatch):
+    rollouts = spoken(policy)
+    hint = hint_for(rollouts, 1, right=True)
+    tokens = len(hinted_prompt(policy, rollouts, 0, hint)) + int(rollouts.length[1])
+    for limit, found in ((tokens, hint), (tokens - 1, None)):
+        config = replace(policy.model.config, max_position_embeddings=limit)
+        monkeypatch.setattr(policy.model, "config", config)
+        assert hint_that_fits(policy, rollouts, 1, right=True) == found
+    weight = rlsd(policy)(rollouts, policy)
+    assert (weight[1] == 1).all() and (weight != 1).any()
 
 
 def test_gap_and_divergence_are_those_of_two_plain_passes(policy):
