@@ -31,12 +31,19 @@ FAULTS = {  # the row of the table, and what is different in its run
     "destroyed": (6, {"success": lambda step: 0.2 if step < 3 else 0.0,
                       "reward": lambda step: 0.3 if step < 3 else 0.05,
                       "gradient_norm": lambda step: 0.17 if step < 3 else 0.9}),
+    "destroyed at once": (6, {"success": lambda step: 0.3 if step < 2 else 0.0,
+                              "reward": lambda step: 0.3 if step < 2 else 0.0,
+                              "groups_without_spread": lambda step: 0.1 if step < 2 else 1.0,
+                              "gradient_norm": lambda step: 0.2 if step < 2 else 0.0,
+                              "entropy": lambda step: 0.35 if step < 2 else 1.6,
+                              "finished": lambda step: 1.0 if step < 3 else 0.1}),
     "not finite": (6, {"gradient_norm": lambda step: float("nan") if step > 9 else 0.2}),
     "cut off": (7, {"finished": lambda step: 0.25}),
     "format": (9, {"success": lambda step: 0.2 + 0.001 * (-1) ** step}),
     "old": (11, {"ratio_mean": lambda step: 1.0, "clipped_share": lambda step: 0.0}),
     "clipped": (12, {"ratio_mean": lambda step: 1.4, "clipped_share": lambda step: 0.5}),
     "unclipped": (13, {"gradient_norm_last": lambda step: 3.0}),
+    "no number": (0, {"reward": lambda step: float("nan") if step == 9 else 0.3}),
     "no gradient": (0, {"gradient_norm": lambda step: 0.0})}
 
 
@@ -105,6 +112,13 @@ def test_a_run_folder_or_log_that_is_none(tmp_path):
     assert "is not JSON" in refusal(diagnose, tmp_path)
     os.mkfifo(tmp_path / "pipe")
     assert "pipe" in refusal(diagnose, tmp_path / "pipe")
+
+
+def test_an_evaluation_without_a_success_is_left_out(tmp_path):
+    write(tmp_path / "metrics.jsonl")
+    write_lines(tmp_path / "evaluations.jsonl", [{"step": 0, "mode": "sampled"}] * 2)
+    (tmp_path / "config.json").write_text('{"mitigation": "none"}')
+    assert "Nothing found" in diagnose(tmp_path)
 
 
 def test_the_command_reads_a_run_and_takes_no_flag_beside_it(recorded, tmp_path, capsys):

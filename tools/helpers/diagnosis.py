@@ -169,6 +169,16 @@ def as_number(value: Any) -> Any:
         return value
 
 
+def no_number(log: Log) -> Fault | None:
+    """A reward that is not finite. All advantages of its group are lost with it."""
+    broken = int((~np.isfinite(log["reward"])).sum())
+    if not broken:
+        return None
+    return Fault(0, "The reward function returns what is no number",
+                 f"the mean reward is not finite in {broken} of {len(log['reward'])} steps",
+                 "the reward function alone, on the answers of such a step")
+
+
 def no_gradient(log: Log) -> Fault | None:
     if not log.has("gradient_norm"):
         return None
@@ -203,19 +213,37 @@ def other_sampler(log: Log) -> Fault | None:
 
 
 def destroyed(log: Log) -> Fault | None:
-    """What the first two steps had, the end has not: most is lost within a few steps."""
+    """What the first two steps had, the end has not: most is lost within a few steps. That the
+    problems became harder is excluded by a second sign."""
     name = "success" if log.has("success") else "reward"
-    if not log.has(name, "gradient_norm"):
+    if not log.has(name):
         return None
     at_first, at_last = float(log[name][:2].mean()), log.end(name)
-    norm = float(log["gradient_norm"][:2].mean())
-    times = float(np.median(log["gradient_norm"][2:])) / max(norm, 1e-12)
-    if at_first > 0 and at_last < at_first / 4 and times > 1.5:
+    signs = signs_of_destruction(log)
+    if at_first > 0 and at_last < at_first / 4 and signs:
         return Fault(6, "The learning rate is far too high, and the model is destroyed",
                      f"{name} went from {at_first:.3g} in the first two steps to {at_last:.3g}, "
-                     f"and the norm of the gradient became {times:.1f} times as large",
-                     "the same run with a tenth of the learning rate")
+                     f"and {' and '.join(signs)}", "the same run with a tenth of the learning rate")
     return None
+
+
+def signs_of_destruction(log: Log) -> list[str]:
+    """What else a destroyed model shows: larger gradients, a larger entropy, answers that no longer
+    end."""
+    signs = []
+    if log.has("gradient_norm"):
+        norm = float(log["gradient_norm"][:2].mean())
+        times = float(np.median(log["gradient_norm"][2:])) / max(norm, 1e-12)
+        if times > 1.5:
+            signs.append(f"the norm of the gradient became {times:.1f} times as large")
+    if log.has("entropy"):
+        times = log.end("entropy") / max(float(log["entropy"][0]), 1e-12)
+        if times > 1.5:
+            signs.append(f"the entropy became {times:.1f} times as large")
+    if log.has("finished") and log.end("finished") < 0.5 < float(log["finished"][0]):
+        signs.append(f"the share of answers that end went from {log['finished'][0]:.0%} to "
+                     f"{log.end('finished'):.0%}")
+    return signs
 
 
 def cut_off(log: Log) -> Fault | None:
@@ -243,6 +271,8 @@ def one_answer(log: Log) -> Fault | None:
 
 
 def dead_groups(log: Log) -> Fault | None:
+    if cut_off(log):
+        return None  # answers that were cut off have equal rewards
     if log.has("no_spread") and log.start("no_spread") > 0.7:
         solved = log.start("success") if log.has("success") else math.nan
         if solved > 0.75:
@@ -301,7 +331,8 @@ def paid_for_length(log: Log) -> Fault | None:
 
 
 def by_heart(log: Log) -> Fault | None:
-    sampled = [line for line in log.evaluations if line.get("mode") == "sampled"]
+    sampled = [line for line in log.evaluations
+               if line.get("mode") == "sampled" and is_number(line.get("success"))]
     if len(sampled) < 2 or not log.has("success"):
         return None
     first, last = sampled[0]["success"], sampled[-1]["success"]
@@ -341,9 +372,9 @@ def rose(values: np.ndarray) -> bool:
 
 
 CHECKS: tuple[Callable[[Log], Fault | None], ...] = (
-    no_gradient, other_sampler, destroyed, cut_off, never_right, one_answer, dead_groups,
+    no_number, no_gradient, other_sampler, destroyed, cut_off, never_right, one_answer, dead_groups,
     paid_for_something_else, paid_for_length, by_heart, several_passes)
-EXPLAINS_ALL = (no_gradient, destroyed, never_right, one_answer)
+EXPLAINS_ALL = (no_number, no_gradient, destroyed, never_right, one_answer)
 
 
 def faults_of(log: Log) -> list[Fault]:
