@@ -343,5 +343,5 @@ ADVANTAGES.update({
     "measured": "credit.measured", "gae": "credit.critic",
     "prefix_tree": "credit.prefix_tree", "gtpo": "credit.gtpo",
     "optimal_token_baseline": "credit.baselines", "maxrl": "credit.baselines",
-    "gdpo": "credit.baselines"})
+    "gdpo": "credit.baselines", "opo": "credit.baselines", "maxpo": "credit.baselines"})
 LOSSES["dpo"] = "credit.preferences"

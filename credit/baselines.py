@@ -1,10 +1,14 @@
-"""Baselines and advantages of 2026 that need more than the mean of a group."""
+"""Baselines and advantages that need more than the mean of a group."""
+from math import comb
+
 import torch
 from torch import Tensor
 
 from engine.choices import advantage
+from engine.errors import UserError
 from engine.rollouts import Rollouts, double
 from grpo import centred, gradient_size, group_mean, group_z_score, to_every_token
+from harness.flags import Count
 
 
 @advantage
@@ -28,6 +32,19 @@ def optimal_token_baseline(rollouts: Rollouts, *, zero_tail: bool = True) -> Ten
 
 
 @advantage(whole_answers=True)
+def opo(rollouts: Rollouts) -> Tensor:
+    """The reward minus the group's mean reward, in which each answer counts with its length (arXiv
+    2505.23585). The baseline with the least variance counts each answer with its squared gradient;
+    if all tokens have gradients of the same size, and these are orthogonal, that is its length."""
+    length = double(rollouts.length)
+    total = group_mean(length * double(rollouts.reward), rollouts.group)
+    baseline = total / group_mean(length, rollouts.group)
+    difference = double(rollouts.reward) - baseline.to(length)
+    same = difference.abs() < 1e-8  # all answers of the group have the same reward
+    return to_every_token(torch.where(same, 0.0, difference).float(), rollouts)
+
+
+@advantage(whole_answers=True)
 def maxrl(rollouts: Rollouts) -> Tensor:
     """(reward - mean) / mean of the group (arXiv 2602.02710), for rewards of 0 and 1. It is 0 where
     the mean is 0. A problem that is solved rarely counts more than with any of the others: a group
@@ -35,6 +52,48 @@ def maxrl(rollouts: Rollouts) -> Tensor:
     difference = centred(rollouts.reward, rollouts.group)
     mean = group_mean(rollouts.reward, rollouts.group).to(difference)
     return to_every_token(torch.where(mean > 0, difference / mean, 0.0), rollouts)
+
+
+@advantage(whole_answers=True)
+def maxpo(rollouts: Rollouts, *, best_of: Count = 2) -> Tensor:
+    """For the reward of the best of K = `best_of` answers (after the abstract of arXiv 2606.06080):
+    how much an answer raises the maximum of K - 1 others, on average over all choices of them in
+    the group. Subtracted is the mean of the same number over the group's other answers, each
+    without this one, so that two are left out.
+
+    The baseline does not depend on the answer, so the gradient has no bias (it is that of the
+    expected maximum, divided by K); and the advantages of a group add up to 0. With K = 1 it is
+    `rloo`. The group needs more than K answers."""
+    advantages = torch.zeros_like(rollouts.reward)
+    for number in rollouts.group.unique():
+        rows = rollouts.group == number
+        rewards = rollouts.reward[rows].tolist()
+        if len(rewards) <= best_of:
+            raise UserError(f"--best_of {best_of} needs groups of more than {best_of} answers, and "
+                            f"here is one of {len(rewards)}")
+        found = [leave_two_out(rewards, i, best_of) for i in range(len(rewards))]
+        advantages[rows] = torch.tensor(found, device=advantages.device)
+    return to_every_token(advantages, rollouts)
+
+
+def leave_two_out(rewards: list[float], i: int, K: int) -> float:
+    """The advantage of answer i: its gain, minus the mean gain of the others without it."""
+    others = rewards[:i] + rewards[i + 1:]
+    baseline = 0.0
+    for j, reward in enumerate(others):
+        baseline += gain_of_maximum(reward, others[:j] + others[j + 1:], K) / len(others)
+    return gain_of_maximum(rewards[i], others, K) - baseline
+
+
+def gain_of_maximum(reward: float, others: list[float], K: int) -> float:
+    """How much this reward raises the maximum of K - 1 of the others, on average over all choices.
+    Alone (K = 1) it raises it from 0."""
+    if K == 1:
+        return reward
+    total = 0.0
+    for below, largest in enumerate(sorted(others)):  # K - 2 more come from those below
+        total += comb(below, K - 2) * max(reward - largest, 0.0)
+    return total / comb(len(others), K - 1)
 
 
 @advantage(whole_answers=True)

@@ -18,7 +18,7 @@ from conftest import hand_made
 
 from bridges.adapters import USUAL, Nothing, VerlActor, VerlConfig, settings_of
 from bridges.codes_helpers import take
-from credit.baselines import maxrl, optimal_token_baseline
+from credit.baselines import maxrl, opo, optimal_token_baseline
 from credit.clips import clipped_loss
 from credit.critic import generalised_advantage
 from grpo import dr_grpo, grpo, policy_loss, rloo
@@ -39,7 +39,7 @@ def verl():
         return lambda function: function
     names = ["agg_loss", "compute_gae_advantage_return", "compute_optimal_token_baseline_advantage"]
     names += [f"compute_{name}_outcome_advantage" for name in (
-        "grpo", "rloo", "rloo_vectorized", "gpg", "reinforce_plus_plus_baseline")]
+        "grpo", "rloo", "rloo_vectorized", "gpg", "opo", "reinforce_plus_plus_baseline")]
     names += [f"compute_policy_loss_{name}" for name in (
         "vanilla", "gspo", "sapo", "cispo", "geo_mean")]
     return take(folder / "verl/trainer/ppo/core_algos.py", names, verl_F=functional,
@@ -106,6 +106,7 @@ def test_advantages_of_verl(verl, seed):
                        **index))
     for name in ("rloo", "rloo_vectorized"):
         same(rloo(rollouts), of_verl(verl, f"{name}_outcome_advantage", rollouts, **index))
+    same(opo(rollouts), of_verl(verl, "opo_outcome_advantage", rollouts, **index))
     # times the answers, divided by those that have a reward
     right = rollouts.reward.count_nonzero()
     same(mean * len(rollouts.reward) / right, of_verl(verl, "gpg_outcome_advantage", rollouts,

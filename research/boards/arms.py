@@ -18,7 +18,8 @@ ADVANTAGES = {name: f"--advantage {name}" for name in (
 ADVANTAGES["gae-trunk"] = "--advantage gae --critic trunk"
 METHODS = WEIGHTINGS | ADVANTAGES
 LATER = (  # came after the leaderboard was made, and have no runs on it yet
-    "gdpo", "maxrl", "negative_only", "optimal_token_baseline", "rlcsd", "rlsd", "sc_grpo")
+    "gdpo", "maxpo", "maxrl", "negative_only", "opo", "optimal_token_baseline", "rlcsd", "rlsd",
+    "sc_grpo")
 CONTROLS = {CONTROL: "--advantage measured --measured_k 2"}  # must be ahead
 SCALE = {"none-16x8": "--questions 16", "none-32x8": "--questions 32"}  # plain GRPO, larger batches
 ARMS = {PLAIN: "", **CONTROLS, **SCALE, **METHODS}

@@ -1,9 +1,15 @@
-"""Baselines of 2026, by hand."""
+"""Baselines, by hand."""
+import itertools
+import math
+
 import pytest
 import torch
 from conftest import hand_made
 
-from credit.baselines import gdpo, maxrl, optimal_token_baseline, paid_parts
+from credit.baselines import (gain_of_maximum, gdpo, leave_two_out, maxpo, maxrl, opo,
+                              optimal_token_baseline, paid_parts)
+from engine.errors import UserError
+from grpo import rloo
 
 HALF = torch.tensor(0.5).log().item()
 
@@ -32,9 +38,46 @@ def test_the_baseline_counts_each_answer_by_the_gradients_it_has_had():
     torch.testing.assert_close(without, torch.tensor([[0.2, 0.2, 0.0], [-0.8, -0.8, 0.0]]))
 
 
+def test_opo_counts_each_answer_with_its_length():
+    """Rewards 1 and 0, lengths 3 and 1: the baseline is 3 / 4. Equal rewards give exactly 0."""
+    rollouts = batch([3, 1, 2, 7], [1.0, 0.0, 0.3, 0.3], group=[0, 0, 1, 1])
+    assert opo(rollouts)[:, 0].tolist() == [0.25, -0.75, 0.0, 0.0]
+    assert opo(rollouts)[1, 1:].tolist() == [0.0] * 6  # beyond the answer
+
+
 def test_maxrl_divides_by_the_mean_and_gives_an_unsolved_group_nothing():
     rollouts = batch([1] * 6, [1.0, 0.0, 0.0, 0.0, 0.0, 0.0], group=[0, 0, 0, 0, 1, 1])
     assert maxrl(rollouts)[:, 0].tolist() == pytest.approx([3, -1, -1, -1, 0, 0])
+
+
+def test_maxpo_by_hand():
+    """Best of two. One right of four: it raises the maximum of any other by 1, and no other raises
+    any; so 1 - 0, and for a wrong one 0 - (1 + 0 + 0) / 3. Two right: a right one raises two of
+    three others, minus (1 + 0 + 0) / 3, where the other right one meets two wrong ones; a wrong one
+    0 - (1/2 + 1/2 + 0) / 3."""
+    rollouts = batch([1] * 8, [1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0], group=[0] * 4 + [1] * 4)
+    third = 1 / 3
+    assert maxpo(rollouts, best_of=2)[:, 0].tolist() == pytest.approx(
+        [1, -third, -third, -third, third, third, -third, -third])
+    torch.testing.assert_close(maxpo(rollouts, best_of=1), rloo(rollouts))
+    assert gain_of_maximum(0.7, [0.1, 0.5, 0.9], 3) == pytest.approx(0.2 / 3)  # of 0.1 and 0.5
+    with pytest.raises(UserError, match="more than 4 answers"):
+        maxpo(rollouts, best_of=4)
+
+
+@pytest.mark.parametrize("K", [1, 2, 3])
+def test_maxpo_has_the_gradient_of_the_best_of_k(K):
+    """Answers are right with probability p. The gradient of 1 - (1 - p)^K, divided by K, is
+    (1 - p)^(K - 1); log p(r) has the derivative 1/p or -1/(1 - p). All groups of four are listed,
+    and in each the advantages add up to 0."""
+    p, mean = 0.3, 0.0
+    for rewards in itertools.product([0.0, 1.0], repeat=4):
+        advantages = [leave_two_out(list(rewards), i, K) for i in range(4)]
+        assert sum(advantages) == pytest.approx(0, abs=1e-12)
+        score = [1 / p if r else -1 / (1 - p) for r in rewards]
+        chance = math.prod(p if r else 1 - p for r in rewards)
+        mean += chance * sum(a * s for a, s in zip(advantages, score)) / 4
+    assert mean == pytest.approx((1 - p) ** (K - 1))
 
 
 def test_each_paid_part_is_standardised_by_itself():
