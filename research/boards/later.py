@@ -38,8 +38,9 @@ from engine.errors import UserError
 from harness.flags import Flag
 from harness.settings import METHODS
 from research.boards.arms import PLAIN, SCALE
-from research.boards.leaderboard import (Stages, by_run_name, flags_of_runs, pairs_table, planner,
-                                         short_form, write_report)
+from research.boards.leaderboard import (Stages, by_run_name, flags_of_runs, named_arms,
+                                         pairs_table, planner, short_form,
+                                         write_report)
 from research.boards.protocol import COMMON as COMMON_OF_BOARD
 from research.boards.protocol import REPORTED, STEPS
 from research.probes.common import Findings, rank_correlation
@@ -71,11 +72,9 @@ def plan(args: SimpleNamespace) -> tuple[Experiment, Stages]:
 
 def keys_of(args: SimpleNamespace) -> list[Key]:
     """The runs, seed by seed."""
-    seeds, asked = range(REPORTED[0], REPORTED[0] + args.seeds), args.arms.split(",")
-    for arm in asked:
-        if arm not in ARMS:
-            raise UserError(f"--arms: there is no arm {arm!r}, only {', '.join(ARMS)}")
-    return [(arm, seed) for seed in seeds for arm in (PLAIN, *asked)]
+    seeds = range(REPORTED[0], REPORTED[0] + args.seeds)
+    arms = (PLAIN, *named_arms(args.arms, ARMS))
+    return [(arm, seed) for seed in seeds for arm in arms]
 
 
 def flags_of_arm(arm: str) -> list[str]:

@@ -99,6 +99,21 @@ def planner(folder: Path, arms: Mapping[str, str], common: list[str], steps: int
     return plan_run
 
 
+def named_arms(typed: str, known: Collection[str]) -> list[str]:
+    """The arms that --arms names, with commas between them; all if it names none."""
+    wanted = [name.strip() for name in typed.split(",")] if typed else list(known)
+    for name in wanted:
+        if name not in known:
+            raise UserError(f"--arms: there is no arm {name!r}, only {', '.join(known)}")
+    return wanted
+
+
+def require_two(arm: str, arms: Arms, folder: str) -> None:
+    """End in an error where plain GRPO, which is `arm`, has fewer than two finished seeds."""
+    if len(arms.get(arm, {})) < 2:
+        raise UserError(f"{folder} does not yet have two finished seeds of plain GRPO ({arm})")
+
+
 def run_name(arm: str, seed: int) -> str:
     return f"{arm}-s{seed}"
 

@@ -22,13 +22,12 @@ import train
 from analysis.experiment import Experiment
 from analysis.gains import gain_over
 from engine.choices import mitigation
-from engine.errors import UserError
 from engine.rollouts import Rollouts
 from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
 from harness.planned import PlannedRun
 from harness.screen import say
-from research.boards.leaderboard import planner
+from research.boards.leaderboard import named_arms, planner
 from research.probes.enumerated import Batches, EnumeratedTask, estimator, make_enumerated
 
 PLAIN = "plain"
@@ -90,21 +89,28 @@ def of_parts(rollouts: Rollouts, part: Tensor) -> Tensor:
 
 
 def main(argv: list[str]) -> None:
-    for weighting in (end_untrained, per_group, micro_batches_of_4):
-        mitigation(rescaled=False)(weighting)  # choices of --mitigation in this program alone
+    register_weightings()
     args = with_defaults(make_parser("python -m research price", __doc__, FLAGS).read(argv), FLAGS)
     if args.exact:
         print_exact()
         return
-    flags = {arm: flags for arm, (flags, _) in ARMS.items()}
-    experiment = Experiment(planner(Path(args.runs), flags, COMMON.split(), STEPS))
-    for arm in args.arms.split(",") if args.arms != "none" else ():
-        if arm not in ARMS:
-            raise UserError(f"--arms: there is no arm {arm}, only {', '.join(ARMS)}")
+    experiment = experiment_in(Path(args.runs))
+    for arm in named_arms(args.arms, ARMS) if args.arms != "none" else ():
         seeds = range(args.first_seed, args.first_seed + args.seeds)
         for planned in experiment.missing([(arm, seed) for seed in seeds]):
             train_here(planned)
     print_gains(experiment)
+
+
+def register_weightings() -> None:
+    """Make the weightings above choices of --mitigation, in this program alone."""
+    for weighting in (end_untrained, per_group, micro_batches_of_4):
+        mitigation(rescaled=False)(weighting)
+
+
+def experiment_in(folder: Path) -> Experiment:
+    flags = {arm: flags for arm, (flags, _) in ARMS.items()}
+    return Experiment(planner(folder, flags, COMMON.split(), STEPS))
 
 
 def train_here(planned: PlannedRun) -> None:

@@ -41,14 +41,13 @@ from analysis.experiment import Arms, Experiment, Key
 from analysis.gains import Gain, gains, mean_success, over_baseline
 from analysis.statistics import mean_over
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
-from engine.errors import UserError
 from harness.flags import Flag
 from harness.planned import PlannedRun
 from harness.record import find_folder
 from research.boards.leaderboard import (AFRESH, Stages, by_run_name, flags_of_runs, leaderboard,
-                                         mean_step_seconds, pairs_table, planner, power_table,
-                                         predictions, published_runs, short_form,
-                                         success_by_parts, write_report)
+                                         mean_step_seconds, named_arms, pairs_table, planner,
+                                         power_table, predictions, published_runs, require_two,
+                                         short_form, success_by_parts, write_report)
 from research.probes.common import Findings
 from research.publish.pictures import draw_gains
 
@@ -97,7 +96,7 @@ FLAGS = {
 
 
 def plan(args: SimpleNamespace) -> tuple[Experiment, Stages]:
-    name, wanted = name_of_board(args), chosen_arms(args)
+    name, wanted = name_of_board(args), named_arms(args.arms, flags_of_arms(args))
     known = {}
     if not args.afresh:
         settings = {"common": common_flags(args), "steps": FORMS[args.prompt].steps,
@@ -152,19 +151,6 @@ def common_flags(args: SimpleNamespace) -> str:
     return COMMON if args.device == "cpu" else f"{COMMON} --device cuda"
 
 
-def chosen_arms(args: SimpleNamespace) -> list[str]:
-    """The arms that --arms names, or all."""
-    known = flags_of_arms(args)
-    if not args.arms:
-        return list(known)
-    wanted = [name.strip() for name in args.arms.split(",")]
-    for name in wanted:
-        if name not in known:
-            raise UserError(f"--arms: there is no arm {name!r}. The arms of --prompt "
-                            f"{args.prompt} are {', '.join(known)}")
-    return wanted
-
-
 def model_name(args: SimpleNamespace) -> str:
     """The model's name, wherever its folder lies."""
     return find_folder(args.model).absolute().name
@@ -172,8 +158,7 @@ def model_name(args: SimpleNamespace) -> str:
 
 def report(args: SimpleNamespace, experiment: Experiment, command: str) -> None:
     arms = experiment.arms(keys_of(args, flags_of_arms(args)))
-    if len(arms.get(PLAIN, {})) < 2:
-        raise UserError(f"{args.runs} does not yet have two finished seeds of plain GRPO ({PLAIN})")
+    require_two(PLAIN, arms, args.runs)
     name, made = name_of_board(args), by_run_name(arms)
     predicted = predictions("real_board").get(name.removeprefix("real_board_"), {})
     complete = {arm: runs for arm, runs in arms.items() if len(runs) >= FEWEST_PAIRS}

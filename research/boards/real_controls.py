@@ -33,11 +33,10 @@ from analysis.gains import Gain, final_lines, gains, mean_success
 from analysis.runs import Run
 from analysis.statistics import Floats, mean_over, paired_difference
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
-from engine.errors import UserError
 from harness.flags import Flag
 from harness.settings import make_settings, read_flags
 from research.boards.leaderboard import (AFRESH, Stages, by_run_name, flags_of_runs, pairs_table,
-                                         planner, published_runs, run_name,
+                                         planner, published_runs, require_two, run_name,
                                          short_form, write_report)
 from research.boards.real_board import ARMS as ARMS_OF_BOARD
 from research.boards.real_board import FORMS, PLAIN, model_name
@@ -143,8 +142,7 @@ def keys_of_rounds() -> list[Key]:
 
 def report(args: SimpleNamespace, experiment: Experiment, command: str) -> None:
     arms = experiment.arms(keys_of_rounds())
-    if len(arms.get(PLAIN, {})) < 2:
-        raise UserError(f"{args.runs} does not yet have two finished seeds of plain GRPO ({PLAIN})")
+    require_two(PLAIN, arms, args.runs)
     made = by_run_name(arms)
     settings = {"model": model_name(args), "common": COMMON,
                 "arms": {name: arm.flags for name, arm in ARMS.items()}}

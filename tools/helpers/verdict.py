@@ -12,6 +12,7 @@ from statistics import fmean
 from matplotlib.axes import Axes
 
 from analysis.compare import curves_of_arm, doubt_about_training
+from analysis.experiment import Arms
 from analysis.gains import (AHEAD, AT_THE_END, BEHIND, BETTER, IN_TRAINING, Gain, called,
                             chance_to_be_called, gain_over, room_left)
 from analysis.plots import BLUE, GREY, ORANGE, legend_below, plt, save, whole_steps
@@ -26,17 +27,16 @@ OTHERS = {"plain": "plain GRPO", "placebo": "its placebo"}
 FEWEST = 4  # from fewer pairs not even their spread is known
 TRUE_GAINS = (0.01, 0.02, 0.04)  # for which it is said how often they are seen
 COLOURS = {"plain": GREY, "placebo": ORANGE, "idea": BLUE}
-Look = dict[str, dict[int, dict]]  # runs by arm and seed
 
 
 class Verdict:
-    def __init__(self, name: str, first: Look):
+    def __init__(self, name: str, first: Arms):
         self.name, self.looks = name, [first]
         self.shuffled = "answers" if name in WHOLE_ANSWERS else "tokens"
         self.doubt = doubt_about_training(list(first["plain"].values()))
         self.measure = AT_THE_END if self.doubt else IN_TRAINING
 
-    def gain(self, look: Look, other: str = "plain", measure: str = "") -> Gain:
+    def gain(self, look: Arms, other: str = "plain", measure: str = "") -> Gain:
         """The idea's gain over another arm, by default by the primary metric."""
         return gain_over(look["idea"], look[other], measure or self.measure)
 
@@ -83,7 +83,7 @@ class Verdict:
         return (f"No difference seen between {self.name} and plain GRPO: {found}, {last.pairs} "
                 f"pairs{too_few}.")
 
-    def comparisons(self) -> Iterator[tuple[str, Look, str]]:
+    def comparisons(self) -> Iterator[tuple[str, Arms, str]]:
         """The comparisons of the idea: for each a label, the look and the other arm."""
         for number, look in enumerate(self.looks):
             for other, label in OTHERS.items():

@@ -11,7 +11,7 @@ from harness.settings import make_settings, read_flags
 from research.__main__ import main
 from research.boards import leaderboard, real_board
 from research.boards.leaderboard import by_run_name, power_table, short_form
-from research.boards.real_board import (ARMS, COMMON, CONTROLS, FORMS, chosen_arms, complete_gains,
+from research.boards.real_board import (ARMS, COMMON, CONTROLS, FORMS, complete_gains,
                                         flags_of_arms, keys_of, plan, quarters_table,
                                         real_leaderboard)
 from research.publish.results import write_result
@@ -91,12 +91,14 @@ def test_every_experiment_makes_as_many_runs_at_a_time_as_there_is_memory_for(
 
 
 def test_the_arms_that_are_made_can_be_chosen():
-    args = SimpleNamespace(**vars(ARGS) | {"arms": "four times, none"})
-    assert chosen_arms(args) == ["four times", "none"]
-    assert chosen_arms(ARGS) == list(ARMS)
-    args.arms = "none, nothing"
-    with pytest.raises(UserError, match="there is no arm 'nothing'. The arms of --prompt brief"):
-        chosen_arms(args)
+    def arms_made(typed):
+        _, [(_, keys)] = plan(SimpleNamespace(**vars(ARGS) | {"arms": typed, "afresh": True}))
+        return list(dict.fromkeys(arm for arm, _ in keys))
+
+    assert arms_made("four times, none") == ["four times", "none"]
+    assert arms_made("") == list(ARMS)
+    with pytest.raises(UserError, match="--arms: there is no arm 'nothing', only none, measured,"):
+        arms_made("none, nothing")
 
 
 def test_what_the_table_says():

@@ -64,12 +64,13 @@ def test_what_the_tables_say(folder):
 
 def test_every_arm_has_flags_that_are_taken(tmp_path):
     for number, arms in EXPERIMENTS.items():
-        args = with_defaults({"experiment": number, "seeds": 2, "runs": str(tmp_path)}, FLAGS)
+        args = with_defaults({"experiment": number, "seeds": 2, "runs": str(tmp_path),
+                              "flags": "--max_new_tokens 96"}, FLAGS)
         experiment, [(_, keys)] = plan(args)
         planned = [experiment.plan_run(*key) for key in keys]
         assert [run.arm for run in planned] == ["none", *arms] * 2
         for run in planned:
-            make_settings(read_flags(run.flags))
+            assert make_settings(read_flags(run.flags)).max_new_tokens == 96
 
 
 def test_runs_are_made_and_reported(tmp_path, learner, monkeypatch, capsys, undrawn):
