@@ -11,6 +11,7 @@ from conftest import refusal
 
 import countdown_task
 from countdown_task import Problem
+from runs import lines
 from tools import preflight
 from tools.helpers import prospects
 from tools.helpers.prospects import (Answers, Beta, apply_rule, best_blind, chance_of_equal,
@@ -154,6 +155,13 @@ def test_it_samples_says_a_word_and_goes_on_where_it_stopped(tmp_path, capsys, m
     preflight.main(typed)  # everything is there
     assert (out / "answers.jsonl").read_text() == again
     assert "--temperature" in refusal(preflight.main, [*typed, "--temperature", "0.7"])
+    (out / "answers.jsonl").write_text(again[:-20])  # a kill has cut off the last line
+    preflight.main(typed)
+    assert len(lines(out / "answers.jsonl")) == 6
+    settings = json.loads((out / "settings.json").read_text())
+    settings["digests"]["countdown_task.py"] = "of another reward"
+    (out / "settings.json").write_text(json.dumps(settings))
+    assert "countdown_task.py has changed since the answers in" in refusal(preflight.main, typed)
 
 
 def test_a_model_that_always_says_the_same_and_one_that_is_cut_off():
@@ -200,7 +208,7 @@ def test_a_score_that_is_none_is_refused_before_an_answer_is_kept(returned, tmp_
 @pytest.mark.parametrize("text, said", [("{", "is not JSON"), ("[]", "should hold a JSON object")])
 def test_settings_of_kept_answers_that_cannot_be_read(text, said, tmp_path):
     (tmp_path / "settings.json").write_text(text)
-    assert said in refusal(preflight.begin, tmp_path, {})
+    assert said in refusal(preflight.begin, tmp_path, {}, {})
 
 
 def test_half_of_its_words_said_before():
