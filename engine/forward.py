@@ -9,16 +9,18 @@
     TokenLogProbs    log softmax of single tokens, without the logits of the whole batch at once
 """
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from engine import processes
 from engine.packing import SharedPrompts, pack, send
-from engine.processes import reshard_layers
+from engine.processes import is_sharded, reshard_layers
 from engine.rollouts import Rollouts
-from qwen2_model import Qwen2, linear
+from qwen2_model import Embedding, Qwen2, linear
 
 LOGITS_AT_ONCE = 2 ** 27  # the most logits at a time in float32; in bfloat16 twice as many
 
@@ -62,7 +64,8 @@ def log_probs_of_each(model: Qwen2, rollouts: Rollouts, rows: Tensor,
     is_token = torch.arange(rollouts.ids.shape[1]) < length[:, None]
     # the indices of tokens in a flattened (rows, T)
     cells = send(is_token.flatten().nonzero().squeeze(1), ids.device)
-    hidden = model.model(ids, shared.positions, shared)         # (N, D)
+    with embedding_by_rows(model):
+        hidden = model.model(ids, shared.positions, shared)     # (N, D)
     states = hidden.index_select(0, predicts.flatten()[cells])  # one for each generated token
     if temperature != 1:
         states = states / temperature  # so the logits, which are linear in them, are divided too
@@ -180,14 +183,14 @@ class TokenLogProbs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:
-        cast = matrix.to(hidden.dtype)
+        cast, ctx.matrix_dtype = matrix.to(hidden.dtype), matrix.dtype
         bytes_of_a_row = hidden.element_size() * len(matrix)  # of the logits of a token
         ctx.chunk = max(1, 4 * LOGITS_AT_ONCE // bytes_of_a_row)
         if len(hidden) <= ctx.chunk:
             log_prob, p = token_distribution(hidden, cast, targets)
-            ctx.save_for_backward(hidden, matrix, targets, p)
+            ctx.save_for_backward(hidden, cast, targets, p)
             return log_prob
-        ctx.save_for_backward(hidden, matrix, targets)
+        ctx.save_for_backward(hidden, cast, targets)
         parts = []
         for h, y in zip(hidden.split(ctx.chunk), targets.split(ctx.chunk)):
             log_p = linear(h, cast).log_softmax(-1, dtype=torch.float32)
@@ -197,8 +200,7 @@ class TokenLogProbs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        hidden, matrix, targets, *kept = ctx.saved_tensors
-        cast = matrix.to(hidden.dtype)
+        hidden, cast, targets, *kept = ctx.saved_tensors
         at_hidden: list[Tensor] = []
         at_matrix: Tensor | None = None
         parts = zip(hidden.split(ctx.chunk), targets.split(ctx.chunk), gradient.split(ctx.chunk))
@@ -212,7 +214,10 @@ class TokenLogProbs(torch.autograd.Function):
             at_logits.scatter_(1, y, at_target.to(h.dtype))
             at_hidden.append(linear(at_logits, cast.T))
             product = linear(at_logits.T, h.T)
-            at_matrix = product.to(matrix.dtype) if at_matrix is None else at_matrix.add_(product)
+            if at_matrix is None:
+                at_matrix = product.to(ctx.matrix_dtype)
+            else:
+                at_matrix.add_(product)
             del p, at_logits, product  # before the next chunk takes memory
         return torch.cat(at_hidden), at_matrix, None
 
@@ -231,6 +236,50 @@ def log_probs_among_top(hidden: Tensor, matrix: Tensor, targets: Tensor, top_k: 
         one_more = own.masked_fill(own >= top[:, -1:], float("-inf"))
         parts.append(own - torch.cat([top, one_more], 1).logsumexp(1, keepdim=True))
     return torch.cat(parts).squeeze(1)
+
+
+class EmbeddingRows(torch.autograd.Function):
+    """The rows of an embedding matrix: (V, D), (N,) -> (N, D). Its gradient is a sparse tensor of
+    the rows that were taken, which autograd adds to the gradient (V, D) of the output matrix if the
+    two are one matrix. torch's own embedding would fill and add V rows, most of them zeros. The
+    numbers are the same, because repeated tokens are added up first, in their order."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor, ids: Tensor) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.shape = matrix.shape
+        return F.embedding(ids, matrix)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        [ids] = ctx.saved_tensors
+        distinct, row = ids.unique(return_inverse=True)
+        sums = gradient.new_zeros(len(distinct), ctx.shape[1]).index_add_(0, row, gradient)
+        sparse = torch.sparse_coo_tensor(distinct[None], sums, ctx.shape, is_coalesced=True,
+                                         check_invariants=True)
+        return sparse, None
+
+
+@contextmanager
+def embedding_by_rows(model: Qwen2) -> Iterator[None]:
+    """Within it the model takes its embeddings by `EmbeddingRows`, if they are also its output
+    matrix. On a GPU it would have to wait for the distinct tokens."""
+    embeddings = model.model.embed_tokens
+    is_tied = embeddings.weight is model.output_matrix
+    if not is_tied or model.device.type != "cpu" or is_sharded(embeddings.weight):
+        yield
+        return
+
+    def by_rows(module: Embedding, inputs: tuple[Tensor], _: Tensor) -> Tensor:
+        [ids] = inputs
+        rows: Tensor = EmbeddingRows.apply(module.weight, ids)
+        return rows
+
+    hook = embeddings.register_forward_hook(by_rows)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def token_distribution(hidden: Tensor, matrix: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

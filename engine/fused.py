@@ -107,6 +107,8 @@ class FusedQwen2:
     def fuse(self, parts: list[Linear], norm: RMSNorm | None = None) -> Tensor:
         """The joined matrix of the parts, (inputs, outputs of all parts)."""
         weights = [full_tensor(part.weight.detach()) for part in parts]
+        if self.is_mixed:
+            weights = [weight.to(self.dtype) for weight in weights]
         matrix = torch.cat(weights) if weights[1:] else weights[0]
         if norm is not None and not self.is_mixed:
             matrix = matrix * self.weight_of(norm)  # (outputs, inputs)

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim.adamw import adamw
 
 from engine import processes
@@ -23,9 +24,11 @@ def clip_and_step(optimizer: "Optimizer", max_grad_norm: float) -> float:
         for p in parameters:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         processes.all_reduce(*(p.grad for p in parameters if p.grad is not None))
-    limit = max_grad_norm or float("inf")
-    norm = full_tensor(torch.nn.utils.clip_grad_norm_(parameters, limit))
+    total = get_total_norm([p.grad for p in parameters if p.grad is not None])
+    norm = full_tensor(total)
     refuse_undefined("the gradient is", norm)
+    if max_grad_norm and norm >= max_grad_norm:  # else it would take time to multiply by 1
+        clip_grads_with_norm_(parameters, max_grad_norm, total)
     optimizer.step()
     refuse_undefined("after the update a parameter is", *parameters)
     return norm.item()
