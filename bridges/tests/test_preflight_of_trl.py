@@ -11,6 +11,8 @@ ROWS = {  # the row of docs/how_a_run_fails.md, 0 if it has none, and what is sa
     "healthy": ([], "Nothing found"),
     "destroyed": ([6], "far too high"),
     "dead": ([3], "equal rewards"),
+    "hacked": ([9], "divides rose, and right did not"),
+    "collapsed": ([5], "one answer for all"),
     "cut_off": ([7], "before the limit"),
     "no_rate": ([0], "learning rate is 0"),
     "no_gradient": ([0], "no gradient")}

@@ -30,7 +30,8 @@ def right(completions, problem, **_):
 
 def divides(completions, **_):
     """The reward of examples/own_reward.py: it divides, whether or not it is right."""
-    return [float("/" in text.partition("<answer>")[2]) for text in completions]
+    answers = [text.partition("<answer>")[2].partition("</answer>")[0] for text in completions]
+    return [float("/" in answer) for answer in answers]
 
 
 def constant(completions, **_):
@@ -44,7 +45,7 @@ def without_loss(trainer):
 
 
 def surer(trainer):
-    """An entropy bonus with the wrong sign: the loss has the entropy on top."""
+    """An entropy bonus with the wrong sign: the loss has five times the entropy on top."""
     usual = trainer.compute_loss
 
     def with_entropy(model, inputs, **named):
@@ -54,7 +55,7 @@ def surer(trainer):
         logits = model(input_ids=ids, attention_mask=seen).logits[:, -mask.shape[1] - 1:-1]
         log_prob = logits.log_softmax(-1)
         entropy = -(log_prob.exp() * log_prob).sum(-1)
-        return usual(model, inputs, **named) + (entropy * mask).sum() / mask.sum()
+        return usual(model, inputs, **named) + 5 * (entropy * mask).sum() / mask.sum()
 
     trainer.compute_loss = with_entropy
 

@@ -89,6 +89,19 @@ def test_trl_verl_and_printed_lines_are_read_under_their_names(tmp_path):
     assert "does not say: no_spread, entropy" in " ".join(said.split())
 
 
+def test_a_log_without_success_that_ends_with_one_answer_has_solved_it_if_its_reward_rose(tmp_path):
+    """The entropy falls to a quarter and all groups have equal rewards: so does a run that succeeds.
+    """
+    def log(reward):
+        lines = [{"reward": reward(step), "entropy": 0.4 if step < 9 else 0.1,
+                  "frac_reward_zero_std": 0.2 if step < 9 else 1.0} for step in STEPS]
+        write_lines(tmp_path / "log.jsonl", lines)
+        return rows_of(tmp_path / "log.jsonl")
+
+    assert log(lambda step: 0.3 + 0.02 * step) == []
+    assert log(lambda step: 0.3) == [5]
+
+
 def test_a_part_of_the_reward_that_rises_alone(tmp_path):
     write_lines(tmp_path / "log.jsonl", [
         {"reward": 0.5 + 0.02 * step, "rewards/format/mean": 0.02 * step,

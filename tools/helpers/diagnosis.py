@@ -257,14 +257,18 @@ def cut_off(log: Log) -> Fault | None:
 def one_answer(log: Log) -> Fault | None:
     if not log.has("entropy"):
         return None
-    collapsed = log.end("entropy") < min(0.02, log.start("entropy") / 5)
+    knows = log.has("success")
+    improved = log.has("reward") and rose(log["success" if knows else "reward"])
+    solved = log.end("success") > 0.75 if knows else improved
+    start, end = log.start("entropy"), log.end("entropy")
+    collapsed = end < min(0.02, start / 5) or (end < start / 3 and not improved)
     dead = log.has("no_spread") and log.end("no_spread") > 0.75
     no_spread = log.has("spread") and log.end("spread") < 0.05 * max(log.start("spread"), 1e-9)
-    solved = log.has("success") and log.end("success") > 0.75
-    if collapsed and (dead or no_spread) and not solved:
+    ends = not log.has("finished") or log.end("finished") > 0.5
+    if collapsed and (dead or no_spread) and ends and not solved:
         return Fault(5, "The learning rate is too high, and the model writes one answer for all",
-                     f"the entropy went from {log.start('entropy'):.3g} to "
-                     f"{log.end('entropy'):.3g}, and most groups have equal rewards at the end",
+                     f"the entropy went from {start:.3g} to {end:.3g}, and most groups have equal "
+                     "rewards at the end",
                      "the same run with a fifth of the learning rate; and look at the answers to "
                      "different problems: are they the same?")
     return None
@@ -279,7 +283,8 @@ def dead_groups(log: Log) -> Fault | None:
             return Fault(4, "The problems are too easy, and nothing is left to learn",
                          f"{solved:.0%} of the answers of the first steps were right",
                          "the same run with harder problems")
-        return Fault(3, "The problems are too hard, or the groups too small",
+        what = "too hard" if log.has("success") else "too hard or too easy"
+        return Fault(3, f"The problems are {what}, or the groups too small",
                      f"in the first steps {log.start('no_spread'):.0%} of the groups had equal "
                      "rewards, and such a group has no gradient",
                      "python -m tools.preflight for this task: it says which size of group would "
@@ -372,9 +377,9 @@ def rose(values: np.ndarray) -> bool:
 
 
 CHECKS: tuple[Callable[[Log], Fault | None], ...] = (
-    no_number, no_gradient, other_sampler, destroyed, cut_off, never_right, one_answer, dead_groups,
+    no_number, no_gradient, other_sampler, one_answer, destroyed, cut_off, never_right, dead_groups,
     paid_for_something_else, paid_for_length, by_heart, several_passes)
-EXPLAINS_ALL = (no_number, no_gradient, destroyed, never_right, one_answer)
+EXPLAINS_ALL = (no_number, no_gradient, one_answer, destroyed, never_right)
 
 
 def faults_of(log: Log) -> list[Fault]:
