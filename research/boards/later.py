@@ -19,8 +19,9 @@ runs were made:
                from the leaderboard's curve of twelve seeds. The factor of the batch is multiplied
                by the squared cosine
 
-The runs are made seed by seed, so that all arms have the same seeds whenever it is stopped. Whether
-an arm became less sure is told by the entropy of its last steps alone.
+The runs are made seed by seed, so that all arms have the same seeds whenever it is stopped, and the
+published ones are used again. Whether an arm became less sure is told by the entropy of its last
+steps alone.
 """
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,14 +39,14 @@ from engine.errors import UserError
 from harness.flags import Flag
 from harness.settings import METHODS
 from research.boards.arms import PLAIN, SCALE
-from research.boards.leaderboard import (Stages, by_run_name, flags_of_runs, named_arms,
-                                         pairs_table, planner, short_form,
-                                         write_report)
+from research.boards.leaderboard import (AFRESH, Stages, by_run_name, flags_of_runs, named_arms,
+                                         pairs_table, planner, published_runs, run_name,
+                                         short_form, write_report)
 from research.boards.protocol import COMMON as COMMON_OF_BOARD
 from research.boards.protocol import REPORTED, STEPS
 from research.probes.common import Findings, rank_correlation
 from research.probes.law_board import gain_of_batch
-from research.publish.results import table_rows
+from research.publish.results import RESULTS, read_result, table_rows
 
 SIGNALS = ("signal_later", "signal_later_2")  # these methods before training, as published
 ARMS = (  # each as it is typed for `signal --only`
@@ -61,13 +62,28 @@ DRAWS = 10_000
 FLAGS = {
     "seeds": Flag(len(REPORTED), f"number of seeds, from {REPORTED[0]} on", least=2, most=1000),
     "arms": Flag(",".join(ARMS), "the arms, separated by commas"),
-    **flags_of_runs("runs/later")}
+    **flags_of_runs("runs/later"), **AFRESH}
 
 
 def plan(args: SimpleNamespace) -> tuple[Experiment, Stages]:
-    flags = {arm: " ".join(flags_of_arm(arm)) for arm in (PLAIN, *ARMS)}
-    experiment = Experiment(planner(Path(args.runs), flags, COMMON.split(), STEPS))
-    return experiment, [("later", keys_of(args))]
+    known = {} if args.afresh else published()
+    plan_run = planner(Path(args.runs), flags_of_arms(), COMMON.split(), STEPS)
+    return Experiment(plan_run, known=known), [("later", keys_of(args))]
+
+
+def flags_of_arms() -> dict[str, str]:
+    return {arm: " ".join(flags_of_arm(arm)) for arm in (PLAIN, *ARMS)}
+
+
+def published() -> dict[Key, Run]:
+    """The runs of the published result, with the entropy of their last steps at every step."""
+    found = published_runs("later", {"common": COMMON}, flags_of_arms())
+    if found:
+        stored = read_result(RESULTS / "later.json")["values"]["runs"]
+        for key, run in found.items():
+            for line in run["metrics"]:
+                line["entropy"] = stored[run_name(*key)]["entropy"]
+    return found
 
 
 def keys_of(args: SimpleNamespace) -> list[Key]:
@@ -100,7 +116,7 @@ def report(args: SimpleNamespace, experiment: Experiment, command: str) -> None:
               pairs_table(family, "The gain in training of every pair, in points"),
               entropy_table(family)]
     made = by_run_name(arms)
-    settings = {"common": COMMON, "arms": {arm: " ".join(flags_of_arm(arm)) for arm in ARMS}}
+    settings = {"common": COMMON, "arms": flags_of_arms()}
     findings = Findings("Does a gradient's direction before training tell who loses?",
                         [f"{len(made)} runs are finished."], tables, values_of(made))
     write_report("later", "later", findings, settings, made, command)

@@ -12,9 +12,11 @@ from research.boards.later import (ARMS, PLAIN, by_direction, by_noise, flags_of
 from research.publish.recompute import check_later
 from research.publish.results import table_rows
 
+ARGS = SimpleNamespace(runs="runs/x", seeds=2, arms=",".join(ARMS), afresh=True)
+
 
 def test_every_arm_differs_from_plain_grpo_in_its_method_alone():
-    experiment, [(_, keys)] = plan(SimpleNamespace(runs="runs/x", seeds=2, arms=",".join(ARMS)))
+    experiment, [(_, keys)] = plan(ARGS)
     planned = [experiment.plan_run(*key) for key in keys]
     assert len({run.folder for run in planned}) == len(planned) == 2 * (1 + len(ARMS))
     own = {"mitigation", "advantage", "loss", "loss_norm", "entropy_bonus"}
@@ -57,7 +59,7 @@ def test_a_method_with_one_pair_is_ranked_but_not_tested(tmp_path, monkeypatch, 
     runs |= {arm: {0: run_of(10 + place)} for place, arm in enumerate(order)}
     runs[ARMS[0]][1] = run_of(12 + order.index(ARMS[0]))
     experiment = SimpleNamespace(arms=lambda keys: runs)
-    report(SimpleNamespace(runs="x", seeds=2, arms=",".join(ARMS)), experiment, "the command")
+    report(ARGS, experiment, "the command")
     assert "one seed: no verdict" in capsys.readouterr().out
     result = json.loads((tmp_path / "results/later/numbers.json").read_text())
     found = {table["name"]: table["rows"] for table in result["tables"]}
