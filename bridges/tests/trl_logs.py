@@ -69,7 +69,7 @@ LOGS = {  # what is different from the healthy one: reward functions, settings, 
     "hacked": ([divides, right], {"reward_weights": [1.0, 0.0], "learning_rate": 1e-3}, None),
     "no_rate": ([right], {"learning_rate": 0.0}, None),
     "no_gradient": ([right], {}, without_loss),
-    "collapsed": ([right], {"learning_rate": 1e-3}, surer),
+    "collapsed": ([right], {"learning_rate": 1e-3, "max_steps": 60}, surer),
     "cut_off": ([right], {"max_completion_length": 24}, None)}
 
 

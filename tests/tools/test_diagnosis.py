@@ -90,7 +90,7 @@ def test_trl_verl_and_printed_lines_are_read_under_their_names(tmp_path):
 
 
 def test_a_log_without_success_that_ends_with_one_answer_has_solved_it_if_its_reward_rose(tmp_path):
-    """The entropy falls to a quarter and all groups have equal rewards: so does a run that succeeds.
+    """The entropy falls to a quarter and all groups have equal rewards, as in a run that succeeds.
     """
     def log(reward):
         lines = [{"reward": reward(step), "entropy": 0.4 if step < 9 else 0.1,
