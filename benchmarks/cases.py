@@ -5,6 +5,7 @@ takes a case as JSON, and prints what it measured as JSON.
 
     rollout          sampling, where all answers have the same length
     update           one update with random answers
+    plain            the same in plain torch, with parameters and AdamW's state in --dtype
     step             rollout, advantage, update and credit file; rewards are random
     agreement        does models/tiny give the same answers and gradient as on the CPU?
     transformers     as rollout, but by `transformers` and its `generate`
@@ -14,6 +15,7 @@ that the matrix products of these shapes take by themselves. In an update it als
 AdamW, if this were as fast as memory can be copied.
 """
 import json
+import os
 import random
 import subprocess
 import sys
@@ -29,6 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.forward import lay_out, micro_batches
 from engine.model_folder import read_config, read_model_folder
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from engine.errors import PROJECT, UserError
@@ -37,7 +40,7 @@ from engine.optimizer import AdamW
 from engine.policy import Policy, gather
 from engine.rollouts import Rollouts
 from engine.sampler import Generation, generate
-from grpo import grpo, update
+from grpo import grpo, policy_loss, update
 from harness.memory import FreedMemory, keep_memory, should_keep_memory
 from harness.record import write_credit
 from harness.screen import run_as_program
@@ -171,6 +174,32 @@ def work_of(case: Case) -> Callable[[], dict]:
         if model.is_large:
             freed.after_step()
         return {"tokens": int(rollouts.mask.sum())}
+    return work
+
+
+def work_of_plain_torch(case: Case) -> Callable[[], dict]:
+    """An update as torch alone makes it, with the model's own forward pass of the same tokens: full
+    log-softmax, torch's AdamW, and parameters and moments in the type of the products."""
+    model, batch = make_model(case).to(getattr(torch, case.dtype)), make_batch(case)
+    optimizer = torch.optim.AdamW(model.parameters(), NO_LEARNING, weight_decay=0.0, fused=True)
+    weight, every = batch.mask.float(), torch.arange(len(batch.ids))
+    freed = FreedMemory()
+
+    def work() -> dict:
+        optimizer.zero_grad()
+        for rows in micro_batches(batch, every, case.micro_batch):
+            ids, shared, predicts = lay_out(batch, rows)
+            hidden = model.model(ids, shared.positions, shared)
+            logits = model.logits(hidden[predicts])                      # (rows, T, V)
+            log_p = logits.log_softmax(-1, dtype=torch.float32)
+            log_prob = log_p.gather(-1, batch.ids[rows, :, None]).squeeze(-1)
+            policy_loss(log_prob, batch.advantage[rows], weight[rows], batch.mask[rows],
+                        batch.mask.sum()).backward()
+            del logits, log_p, log_prob
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        freed.after_step()
+        return {"tokens": int(batch.mask.sum())}
     return work
 
 
@@ -323,23 +352,34 @@ def seconds_of(function: Callable, case: Case) -> tuple[float, dict]:
     return clock() - start, result
 
 
+def system_seconds() -> float:
+    """Seconds that the system has worked for this process, such as to fill new memory with zeros.
+    """
+    return os.times().system
+
+
 def measure(case: Case) -> dict:
-    """Do the work once to warm up, then for about a second, at least once, or three times with a
-    real model: tokens, the median of the seconds, and the most bytes beyond those of the program
-    itself."""
+    """Do the work once to warm up, then for about a second, at least once; with a real model three
+    times each. Returns tokens, the median of the seconds, the share of them in which the system
+    worked, and the most bytes beyond those of the program itself."""
     device = pick_device(case.device)
     torch.set_num_threads(case.threads or torch.get_num_threads())
     if case.what == "agreement":
         return agreement(case)
     before = 0 if device.type == "cuda" else peak_memory(device)
-    work = work_of_transformers(case) if case.what == "transformers" else work_of(case)
-    work()
+    others = {"transformers": work_of_transformers, "plain": work_of_plain_torch}
+    work = others.get(case.what, work_of)(case)
+    least = 3 if case.model else 1
+    for _ in range(least):  # the memory of a real model still grows in the first ones
+        work()
     seconds: list[float] = []
-    least = 3 if case.model else 1  # its memory still grows in the first ones
+    begun = system_seconds()
     while len(seconds) < least or sum(seconds) < 1 and len(seconds) < 9:
         duration, result = seconds_of(work, case)
         seconds.append(duration)
-    found = {**result, "seconds": median(seconds), "memory": peak_memory(device) - before}
+    system = (system_seconds() - begun) / sum(seconds)  # a share
+    found = {**result, "seconds": median(seconds), "system": system,
+             "memory": peak_memory(device) - before}
     has_limit = case.model and device.type == "cpu" and case.what in ("rollout", "update")
     with torch.inference_mode():
         return found | ({"limit": limit_of(case)} if has_limit else {})
