@@ -18,8 +18,9 @@ What counts as code: the files that compute a step, the task's file and what it 
 another weighting or advantage than plain GRPO's all files that this may import. Of mitigations.py
 only the functions count that a run uses, because every idea is written there. Comments, docstrings
 and the form of a line do not count. What counts as a file that code reads: those that a flag names,
-and those that a function of yours opens, which Python reports (sys.addaudithook). A file that a
-library opens without Python, such as a safetensors file, is not seen.
+and those that a function of yours reads and does not write, which Python reports
+(sys.addaudithook). A file that a library opens without Python, such as a safetensors file, is not
+seen.
 """
 import ast
 import json
@@ -41,7 +42,10 @@ PLAIN = ("none", "grpo")
 NOT_OF_A_STEP = ("analysis", "harness", "research", "tools")  # packages that compute no step
 # of a run's own name and place, or seen only in how it is made
 NOT_COMPARED = {"out", *CHANGEABLE}
-opened: set[str] = set()  # absolute paths of the files that a user's code has opened to read
+# absolute paths of the files that a user's code has opened to read, and of those it has written
+opened: set[str] = set()
+written: set[str] = set()
+NOT_FILES = ("/proc/", "/sys/", "/dev/")  # what stands there is of the machine, and of the moment
 
 
 def watch_opened_files() -> None:
@@ -52,13 +56,15 @@ def watch_opened_files() -> None:
 
 
 def note_opened(event: str, arguments: tuple[Any, ...]) -> None:
-    if event != "open":
+    if event not in ("open", "os.rename"):
         return
-    path, mode = arguments[0], arguments[1]
-    if not isinstance(path, (str, os.PathLike)) or not isinstance(mode, str) or "r" not in mode:
+    path = arguments[1] if event == "os.rename" else arguments[0]
+    mode = "w" if event == "os.rename" else arguments[1]
+    if not isinstance(path, (str, os.PathLike)) or not isinstance(mode, str):
         return
     if not str(path).endswith((".py", ".pyc")) and is_users(sys._getframe(1)):
-        opened.add(os.path.abspath(path))
+        is_written = any(letter in mode for letter in "wax+")
+        (written if is_written else opened).add(os.path.abspath(path))
 
 
 def is_users(frame: Any) -> bool:
@@ -95,7 +101,9 @@ def shown(path: Path) -> str:
 
 
 def read_by_users() -> set[Path]:
-    return {path for path in map(Path, opened) if path.is_file()}
+    """The files that a user's code has read, but for those that it writes, too, such as a cache."""
+    only_read = {name for name in opened - written if not name.startswith(NOT_FILES)}
+    return {path for path in map(Path, only_read) if path.is_file()}
 
 
 def digest_of_part(path: Path) -> str:
@@ -233,8 +241,11 @@ def write_down(folder: Path, s: Settings, accepted: Iterable[Json] = ()) -> Json
 
 
 def has_opened_more(parts: Json) -> bool:
-    """Whether a user's code has opened a file that is not written down."""
-    return any(shown(path) not in parts["files"] for path in read_by_users())
+    """Whether a user's code has read a file that is not written down, or has written one that is.
+    """
+    known = parts["files"].keys()
+    return (any(shown(path) not in known for path in read_by_users())
+            or any(shown(Path(name)) in known for name in written))
 
 
 def kept(folder: Path) -> Json | None:

@@ -306,6 +306,29 @@ def test_a_file_is_noted_if_the_code_that_opens_it_is_a_users(tmp_path):
     made_of.opened.clear()
 
 
+def test_a_file_that_a_users_code_writes_is_not_what_a_run_is_made_of(tmp_path):
+    """A cache that is read, and written in place or under another name; and what the machine says
+    of itself."""
+    names = [tmp_path / name for name in ("data", "cache", "renamed")]
+    for path in names:
+        path.write_text("a")
+    data, cache, renamed = map(str, names)
+    made_of.watch_opened_files()
+    made_of.opened.clear(), made_of.written.clear()
+
+    def does(text):
+        types.FunctionType(compile(text, str(tmp_path / "my_task.py"), "exec"), {"os": os})()
+
+    does("".join(f"open({name!r}).read()\n" for name in (data, cache, renamed, "/proc/uptime")))
+    assert made_of.read_by_users() == set(names)
+    parts = {"files": dict.fromkeys(map(made_of.shown, names))}
+    assert not made_of.has_opened_more(parts)
+    does(f"open({cache!r}, 'a').write('b')\nopen({data!r} + 'x', 'w')\n"
+         f"os.replace({data!r} + 'x', {renamed!r})")
+    assert made_of.read_by_users() == {names[0]} and made_of.has_opened_more(parts)
+    made_of.opened.clear(), made_of.written.clear()
+
+
 class Sharing(StateIdea):
     """Two tensors of its state share their memory."""
 
