@@ -77,6 +77,9 @@ def test_a_long_forecast_names_the_quick_look(monkeypatch, capsys, tmp_path, sec
     assert refusal(main, ["dr_grpo", *typed, "--runs", str(tmp_path)]) == "enough"
     assert ("type --quick" in capsys.readouterr().out) == is_named
     assert told == others | {"all_or_nothing": True}
+    own = SimpleNamespace(quick=False, processes=0, runs=str(tmp_path))
+    assert refusal(idea.Idea("dr_grpo", [], own, "").runs_of, range(8, 16)) == "enough"
+    assert told["seconds_before"] == 0  # the second look at seeds has no look at the gradient
 
 
 @pytest.mark.parametrize("typed", [["--mitigation", "taco"], ["--mitigation=taco"]])
