@@ -1,12 +1,17 @@
 """The crash-test dummy: one step of TRL as it is, and with a mistake in it."""
+import json
+from dataclasses import replace
+
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, refusal
 
 from engine.errors import UserError
 
 trl = pytest.importorskip("trl", reason="pip install -r bridges/requirements.txt")
-from bridges.dummy import Dummy  # noqa: E402
+from bridges.dummy import Dummy, main  # noqa: E402
+from bridges.dummy_run import TaskReward  # noqa: E402
+from bridges.dummy_step import Step  # noqa: E402
 from datasets import Dataset  # noqa: E402
 
 TINY = str(ROOT / "models/tiny")
@@ -33,7 +38,7 @@ def step(tmp_path, patch=None, **changed):
 def test_a_step_of_trl(tmp_path):
     said = step(tmp_path)
     assert "Log-probs: at temperature 1." in said
-    assert "the std of its group over n - 1" in said
+    assert "the std of its group over n - 1 + 0.0001." in said
     assert "Counting: every answer counts the same." in said
     assert "Frozen" not in said and "Filtered" not in said
 
@@ -43,6 +48,29 @@ def mix_groups(trainer):
     usual = trainer._calculate_rewards
     trainer._calculate_rewards = lambda *given: usual(*given).view(-1, 4, 1).transpose(
         0, 1).reshape(-1, 1)
+
+
+def shuffle_within_groups(trainer):
+    usual = trainer._calculate_rewards
+    trainer._calculate_rewards = lambda *given: usual(*given).view(-1, 4).roll(1, 1).reshape(-1, 1)
+
+
+def leave_out(trainer):
+    """Some answers are filtered after the baseline was computed."""
+    usual = trainer._generate_and_score_completions
+
+    def without(inputs):
+        made = usual(inputs)
+        made["advantages"][:5] = 0
+        return made
+    trainer._generate_and_score_completions = without
+
+
+def break_lines(trainer):
+    """A template: the reward function sees the prompts without it."""
+    usual = trainer._generate
+    trainer._generate = lambda prompts, *more, **named: usual(
+        [prompt + "\n" for prompt in prompts], *more, **named)
 
 
 def freeze(trainer):
@@ -58,8 +86,11 @@ def halve(trainer):
 
 @pytest.mark.parametrize("patch, said", [
     (freeze, "tensors have not changed, such as model.layers.0.mlp"),
-    (halve, "every answer counts the same, times 0.5.\nStd over n and over n - 1 differ"),
-    (mix_groups, "Not understood: advantage and counting")])
+    (halve, "times 0.5.\nIf the trainer adds up 2 batches for an update, it divides"),
+    (mix_groups, "Rewards: they go to other answers, row by row where they were made column by"),
+    (shuffle_within_groups, "Rewards: within each group they go to other answers."),
+    (leave_out, "5 of 32 answers have had no effect."),
+    (break_lines, "What it has trained on fits a line break after it.")])
 def test_a_mistake_in_trl_is_named(tmp_path, patch, said):
     found = step(tmp_path, patch)
     assert said in found, found
@@ -71,6 +102,57 @@ def test_nothing_is_said_of_a_trainer_that_never_asked():
         dummy.report(dummy.model, RATE)
     with pytest.raises(UserError, match="a template was put around it"):
         dummy.reward(["<|im_start|>" + dummy.prompts[0]], ["1"])
+
+
+def test_a_trainer_in_another_process(tmp_path, capsys):
+    """What the reward function saw stands in the dummy's folder, and the trained model in its
+    own."""
+    folder = tmp_path / "dummy"
+    main(["write", str(folder)])
+    assert len((folder / "sixty.jsonl").read_text().splitlines()) == 480
+    dummy = Dummy(folder)
+    prompts = [prompt for prompt in dummy.prompts[1:3] for _ in range(2)]
+    rewards = dummy.reward(prompts, [" 1", " 2 3", " 4", " 5 6"])
+    optimizer = torch.optim.SGD(dummy.model.parameters(), lr=RATE)
+    step = Step(dummy.model, dummy.tokenizer, dummy.prompts, dummy.seen, dummy.model, RATE)
+    mean = (rewards[0] + rewards[1]) / 2, (rewards[2] + rewards[3]) / 2
+    loss = -sum((reward - mean[row // 2]) * step.log_probs(seen, 1.0)[0].sum()
+                for row, (reward, seen) in enumerate(zip(rewards, dummy.seen)))
+    loss.backward()
+    optimizer.step()
+    dummy.model.save_pretrained(tmp_path / "trained")
+    capsys.readouterr()
+    main(["step", str(folder), str(tmp_path / "trained"), "--learning_rate", str(RATE)])
+    said = capsys.readouterr().out
+    assert "Advantage: the reward minus the mean of its group.\nCounting: every token" in said
+    assert "exists already" in refusal(main, ["write", str(folder)])
+    assert "--learning_rate" in refusal(main, ["step", str(folder)])
+
+
+@pytest.mark.parametrize("right, said", [(36, "Inside"), (26, "learns less"), (45, "learns more")])
+def test_sixty_steps_are_compared_with_the_seeds(tmp_path, capsys, right, said):
+    """A success of 0.36, of the untrained model, and of one that is told the answers. The reward
+    is the task's, and what is recorded is not shuffled."""
+    folder = tmp_path / "dummy"
+    main(["write", str(folder)])
+    reward = TaskReward(folder, shuffled=True)
+    prompt, problem = next(iter(reward.problems.items()))
+    reward.problems = {prompt: replace(problem, numbers=(3, 5, 7), target=22)}
+    solved = " 3 * 5 = 15.</think>\n<answer> ( 3 * 5 ) + 7</answer>"
+    assert "was never called" in refusal(main, ["sixty", str(folder)])
+    for _ in range(60):
+        texts = [solved if row % 100 < right else " 1" for row in range(100)][:64]
+        assert sorted(set(reward([prompt] * 64, texts)))[-1] > 1
+    assert "3840 answers" not in refusal(main, ["sixty", str(tmp_path)])
+    record = folder / "sixty_answers.jsonl"
+    lines = [json.dumps({"success": float(row % 100 < right)}) for row in range(3840)]
+    assert json.loads(record.read_text().splitlines()[0])["success"] == 1
+    record.write_text("\n".join(lines))
+    capsys.readouterr()
+    main(["sixty", str(folder)])
+    assert said in capsys.readouterr().out
+    with pytest.raises(UserError, match="a template was put around it"):
+        reward(["x" + prompt], [""])
 
 
 def test_a_step_that_trains_nothing():

@@ -3,7 +3,7 @@
     python -m research price                          # all runs, about two hours on two cores
     python -m research price --arms plain,per_answer  # some arms
     python -m research price --arms none --runs FOLDER  # the table of finished runs alone
-    python -m research price --exact                  # without runs: direction and noise, exactly
+    python -m research price --exact                  # without runs: price_exact.py
 
 An arm is flags of train.py, or a weighting of this file, with --rescale none, so that nothing but
 the named difference changes. Every arm is trained with the same seeds and so on the same problems.
@@ -13,42 +13,62 @@ compared with each other, because then an untrained model, too, has another succ
 research/results/price/protocol.txt has the predictions.
 """
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 import train
-from analysis.experiment import Experiment
+from analysis.experiment import Arms, Experiment
 from analysis.gains import gain_over
+from analysis.statistics import holm
+from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from engine.choices import mitigation
 from engine.rollouts import Rollouts
 from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
 from harness.planned import PlannedRun
-from harness.screen import say
-from research.boards.leaderboard import named_arms, planner
-from research.probes.enumerated import Batches, EnumeratedTask, estimator, make_enumerated
+from research.boards.leaderboard import (by_run_name, named_arms, planner, short_form,
+                                         write_report)
+from research.boards.price_exact import exact_findings
+from research.probes.common import Findings, print_findings
 
 PLAIN = "plain"
+RESULT = "choices"  # what the result is called in research/results
 STEPS = 60
 COMMON = ("--questions 8 --answers 8 --eval_every 0 --checkpoint_every 0 "
           "--sample_every 0 --threads 1 --learning_rate 2.5e-4")
-ARMS = {  # flags, and the arm that it is compared with
-    PLAIN: ("", ""),
-    "sampled_at_0.8": ("--temperature 0.8 --loss_temperature 0.8", ""),
-    "sampled_at_0.8_trained_at_1": ("--temperature 0.8", "sampled_at_0.8"),
-    "top_k_4": ("--top_k 4 --loss_top_k 4", ""),
-    "top_k_4_trained_on_all": ("--top_k 4", "top_k_4"),
-    "end_untrained": ("--mitigation end_untrained", PLAIN),
-    "per_answer": ("--loss_norm sequence", PLAIN),
-    "micro_batches_of_4": ("--mitigation micro_batches_of_4", PLAIN),
-    "per_group": ("--mitigation per_group", PLAIN),
-    "no_std": ("--advantage dr_grpo", PLAIN),
-    "constant": ("--loss_norm constant", PLAIN),
-    "kl_0.04": ("--kl 0.04", PLAIN),
-    "kl_0.001": ("--kl 0.001", PLAIN),
-    "two_epochs": ("--epochs 2", PLAIN)}
+
+
+@dataclass(frozen=True)
+class Arm:
+    flags: str            # of train.py, beside COMMON
+    words: str            # of the table
+    compared: str = "plain"
+    predicted: str = "-1 to 1"  # the gain in points, before any run
+
+
+ARMS = {
+    PLAIN: Arm("", "plain GRPO", ""),
+    "sampled_at_0.8": Arm("--temperature 0.8 --loss_temperature 0.8",
+                          "trained at 0.8, sampled at 0.8", ""),
+    "sampled_at_0.8_trained_at_1": Arm("--temperature 0.8", "trained at 1, sampled at 0.8",
+                                       "sampled_at_0.8"),
+    "top_k_4": Arm("--top_k 4 --loss_top_k 4", "trained and sampled with top-k 4", ""),
+    "top_k_4_trained_on_all": Arm("--top_k 4", "trained on all tokens, sampled with top-k 4",
+                                  "top_k_4"),
+    "end_untrained": Arm("--mitigation end_untrained", "the end of an answer untrained"),
+    "per_answer": Arm("--loss_norm sequence", "every answer counts the same"),
+    "micro_batches_of_4": Arm("--mitigation micro_batches_of_4", "N of a micro-batch of 4 answers"),
+    "per_group": Arm("--mitigation per_group", "every group counts the same"),
+    "no_std": Arm("--advantage dr_grpo", "not divided by the std"),
+    "constant": Arm("--loss_norm constant", "divided by a constant"),
+    "kl_0.04": Arm("--kl 0.04", "KL with weight 0.04", predicted="-2 to 0"),
+    "kl_0.001": Arm("--kl 0.001", "KL with weight 0.001"),
+    "two_epochs": Arm("--epochs 2", "two epochs (a control)", predicted="1 to 5")}
+CONTROL = "two_epochs"
 SEEDS = range(40, 52)
 FLAGS = {
     "arms": Flag(",".join(ARMS), "arms to train, with commas between them", kind=str),
@@ -92,14 +112,14 @@ def main(argv: list[str]) -> None:
     register_weightings()
     args = with_defaults(make_parser("python -m research price", __doc__, FLAGS).read(argv), FLAGS)
     if args.exact:
-        print_exact()
+        print_findings(exact_findings())
         return
     experiment = experiment_in(Path(args.runs))
     for arm in named_arms(args.arms, ARMS) if args.arms != "none" else ():
         seeds = range(args.first_seed, args.first_seed + args.seeds)
         for planned in experiment.missing([(arm, seed) for seed in seeds]):
             train_here(planned)
-    print_gains(experiment)
+    report(experiment, "python -m research price")
 
 
 def register_weightings() -> None:
@@ -109,7 +129,7 @@ def register_weightings() -> None:
 
 
 def experiment_in(folder: Path) -> Experiment:
-    flags = {arm: flags for arm, (flags, _) in ARMS.items()}
+    flags = {name: arm.flags for name, arm in ARMS.items()}
     return Experiment(planner(folder, flags, COMMON.split(), STEPS))
 
 
@@ -121,49 +141,35 @@ def train_here(planned: PlannedRun) -> None:
     shutil.rmtree(planned.folder / "credit", ignore_errors=True)
 
 
-def print_gains(experiment: Experiment) -> None:
-    """The gain of each arm over all seeds that its folder has."""
+def report(experiment: Experiment, command: str) -> None:
+    """Write the gain of each arm over all seeds that its folder has, and print it."""
     arms = experiment.arms((arm, seed) for arm in ARMS for seed in range(200))
-    for arm, (_, compared) in ARMS.items():
-        gain = gain_over(arms.get(arm, {}), arms.get(compared, {}))
+    made = by_run_name(arms)
+    runs = {name: short_form(run) for name, run in made.items()}
+    findings = Findings("What does a difference between codes called GRPO cost?", [],
+                        [gains_table(arms)], {"runs": runs})
+    write_report(RESULT, RESULT, findings, {"steps": STEPS}, made, command)
+
+
+def gains_table(arms: Arms) -> Table:
+    compared = {name: arm.compared for name, arm in ARMS.items() if arm.compared}
+    found = {name: gain_over(arms.get(name, {}), arms.get(other, {}))
+             for name, other in compared.items()}
+    planned = [name for name in found if name != CONTROL]
+    # an arm without runs counts as a test, because it was planned as one
+    corrected = dict(zip(planned, holm([np.nan_to_num(found[name].p, nan=1.0)
+                                        for name in planned])))
+    rows: list[Row] = []
+    for name, gain in found.items():
         if gain.pairs > 1:
-            value, low, high = (100 * end for end in (gain.estimate.value, *gain.estimate.interval))
-            say(f"{arm:30s} {value:+5.1f} ({low:+.1f} to {high:+.1f}) points over {compared}, "
-                f"{gain.pairs} seeds")
-
-
-def print_exact(policies: int = 10, answers: int = 4) -> None:
-    """The median over policies of each choice's cosine with the true gradient, and of its noise."""
-    found: dict[str, list[tuple[float, float]]] = {}
-    for seed in range(1, policies + 1):
-        task = make_enumerated(seed, 4)
-        batches = Batches.all(task, answers)
-        for name, factor in choices_of(task, batches).items():
-            numbers = estimator(task, batches, factor).against(task.gradient)
-            found.setdefault(name, []).append((numbers["cosine"], numbers["noise"]))
-    say(f"{'choice':34s} {'cosine':>8s} {'noise':>8s}   medians of {policies} policies, groups of "
-        f"{answers}")
-    for name, pairs in found.items():
-        cosine, noise = torch.tensor(pairs, dtype=torch.float64).median(0).values.tolist()
-        say(f"{name:34s} {cosine:8.4f} {noise:8.2f}")
-
-
-def choices_of(task: EnumeratedTask, batches: Batches) -> dict[str, Tensor]:
-    """(M, G, T) the factor of each token's gradient, by choice, for all groups of answers."""
-    rollouts, which = task.rollouts, batches.which
-    mask = rollouts.mask[which].double()                             # (M, G, T)
-    length = mask.sum(2, keepdim=True)                               # (M, G, 1)
-    reward = rollouts.reward.double()[which][..., None]              # (M, G, 1)
-    above = reward - reward.mean(1, keepdim=True)
-    z_score = above / (reward.std(1, keepdim=True, correction=0) + 1e-4)
-    by_token = mask / length.sum(1, keepdim=True)
-    place = torch.arange(mask.shape[2])
-    is_end = (place == length - 1) & rollouts.finished[which][..., None]
-    return {"mean, sum": above * mask,
-            "mean, token": above * by_token,
-            "mean, answer": above * mask / length,
-            "z, sum": z_score * mask,
-            "z, token (plain GRPO)": z_score * by_token,
-            "z, answer": z_score * mask / length,
-            "z, token, its end untrained": z_score * by_token * ~is_end,
-            "no baseline, token": reward * by_token}
+            rows.append([ARMS[name].words, ARMS[compared[name]].words, gain.pairs, gain.estimate,
+                         gain.p, corrected.get(name), ARMS[name].predicted])
+    formats = {"choice": "", "compared": "", "seeds": "d", "gain": "points", "p": "p",
+               "corrected": "p", "predicted": ""}
+    return Table("price", "What a choice costs: the gain in mean success in training, in points",
+                 by_row(formats, rows), "",
+                 ["Runs are compared in pairs with the same seed, and the interval is Student's t "
+                  "over these pairs. The corrected p is Holm's over all arms that were planned but "
+                  "the control"],
+                 {"compared": "compared with", "gain": f"gain{WITH_INTERVAL}",
+                  "corrected": "p, corrected"})

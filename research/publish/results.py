@@ -102,6 +102,8 @@ def made_by(made: dict[str, dict]) -> list[dict]:
 
 
 def pages() -> list[Path]:
-    """README, the pages of docs/ and those of research/."""
-    return [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md")),
-            *sorted((PROJECT / "research").glob("*.md"))]
+    """README and the pages of docs/, research/ and bridges/."""
+    found = [PROJECT / "README.md"]
+    for folder in ("docs", "research", "bridges"):
+        found += sorted((PROJECT / folder).glob("*.md"))
+    return found

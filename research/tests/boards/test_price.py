@@ -1,13 +1,14 @@
 """The arms of the price: their weights by hand, and the exact gradient of one that has no bias."""
+import math
+
 import pytest
 import torch
 from conftest import hand_made, write_log
 
 from analysis.experiment import settings_of
-from research.__main__ import main
 from research.boards import price
-from research.boards.price import (ARMS, STEPS, choices_of, end_untrained, micro_batches_of_4,
-                                   per_group)
+from research.boards.price import ARMS, STEPS, end_untrained, micro_batches_of_4, per_group
+from research.boards.price_exact import Sampler, choices_of, of_policy
 from research.probes.enumerated import Batches, estimator, make_enumerated
 
 
@@ -34,14 +35,33 @@ def test_the_sum_over_tokens_has_the_direction_of_the_true_gradient():
     assert found["z, answer"] < 1 - 1e-4 > found["z, token, its end untrained"]
 
 
+def test_a_sampler_that_is_trained_as_it_samples_has_the_true_direction():
+    """Scores, probabilities and gradient of another temperature belong together: the sum over
+    tokens has no bias. The mean of a score over what may follow a prefix is 0."""
+    task = Sampler(.7).task(make_enumerated(2, 3))
+    assert task.probability.sum().item() == pytest.approx(1)
+    batches = Batches.all(task, 3)
+    found = estimator(task, batches, choices_of(task, batches)["mean, sum"])
+    assert found.against(task.gradient)["cosine"] == pytest.approx(1, abs=1e-6)
+    same = Sampler().task(make_enumerated(2, 3))
+    torch.testing.assert_close(same.gradient, make_enumerated(2, 3).gradient, atol=1e-5, rtol=1e-4)
+
+
+def test_a_kl_in_the_reward_has_the_direction_of_the_kl_and_k1_in_the_loss_has_none():
+    found = of_policy(make_enumerated(3, 3))
+    assert found["KL by itself, k1 in the reward"][0] == pytest.approx(1, abs=1e-6)
+    assert math.isnan(found["KL by itself, k1"][0])
+    trained_at_1 = found["sampled at 0.8, trained at 1 on all tokens"][0]
+    assert trained_at_1 < found["sampled and trained at 0.8"][0]
+
+
 def test_each_arm_is_compared_with_an_arm():
-    assert all(compared in ARMS or not compared for _, compared in ARMS.values())
+    assert all(arm.compared in ARMS or not arm.compared for arm in ARMS.values())
 
 
-def test_the_gain_is_over_the_arm_that_is_beside_it(tmp_path, monkeypatch,
-                                                                  capsys):
-    """Three seeds of 0.5 and 0.4 and 0.6; per_answer is 0.1 below on two of them, 0.2 on one."""
-    monkeypatch.setattr(price, "register_weightings", lambda: None)  # here for all later tests
+def test_the_gain_is_over_the_arm_that_is_beside_it(tmp_path):
+    """Three seeds of 0.5 and 0.4 and 0.6; per_answer is 0.1 below on two of them, 0.2 on one. Its
+    p is corrected for ten arms, although nine have no runs."""
     experiment = price.experiment_in(tmp_path)
     for seed, (plain, other) in enumerate([(0.5, 0.4), (0.4, 0.3), (0.6, 0.4)]):
         for arm, success in (("plain", plain), ("per_answer", other)):
@@ -49,8 +69,11 @@ def test_the_gain_is_over_the_arm_that_is_beside_it(tmp_path, monkeypatch,
             config = settings_of(planned).to_json()
             write_log(planned.folder, {}, config, [{"step": step, "success": success}
                                                    for step in range(1, STEPS + 1)])
-    main(["price", "--arms", "none", "--runs", str(tmp_path)])
-    reach = 4.3027 * (1 / 3) ** 0.5 * 10 / 3 ** 0.5  # t of 2 degrees of freedom
-    low, high = -40 / 3 - reach, -40 / 3 + reach
-    assert capsys.readouterr().out == (f"per_answer                     -13.3 ({low:+.1f} to "
-                                       f"{high:+.1f}) points over plain, 3 seeds\n")
+    arms = experiment.arms((arm, seed) for arm in ("plain", "per_answer") for seed in range(3))
+    [row] = price.gains_table(arms).rows
+    choice, compared, seeds, gain, p, corrected, _ = row
+    assert (choice, compared, seeds) == ("every answer counts the same", "plain GRPO", 3)
+    reach = 4.3027 * (1 / 3) ** 0.5 * .1 / 3 ** 0.5  # t of 2 degrees of freedom
+    assert gain.value == pytest.approx(-.4 / 3)
+    assert gain.low == pytest.approx(-.4 / 3 - reach, abs=1e-4)
+    assert corrected == pytest.approx(min(1, 10 * p))

@@ -1,0 +1,292 @@
+"""One step of a whole trainer, read off the change of the parameters: the work of dummy.py.
+
+After one step of SGD the change of the parameters is a sum over the answers that were rewarded,
+
+    change = learning rate * sum over answers b of k_b * (gradient of the log-prob of answer b)
+
+and least squares finds the numbers k_b. They say how the trainer made advantages and counted, as in
+tools/formula.py; and what they do not explain says that something else was trained.
+"""
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.errors import UserError
+from tools.helpers.formula_advantages import EPSILONS, Advantage, hypotheses
+from tools.helpers.formula_batches import END, PAD, Case
+from tools.helpers.formula_counts import counts
+from tools.helpers.formula_fit import divided
+from tools.helpers.formula_terms import Counted, fit_counted
+
+TEMPERATURES = (1.0, .9, .8, .7, .6, .5, 1.2, 1.5)
+TEMPLATES = {  # what a trainer may put around a prompt
+    "as it is": "{}", "a turn of a conversation, once more": "<|im_start|>user\n{}<|im_end|>\n"
+    "<|im_start|>assistant\n", "a user's turn without the assistant's": "<|im_start|>user\n{}"
+    "<|im_end|>\n", "a line break after it": "{}\n", "a space after it": "{} ",
+    "an end token before it": "<|im_end|>{}"}
+ROUNDING = 1e-3  # of the change: float32 leaves less over than this
+SHOWN = 1e-5     # a smaller epsilon does not show in one step
+ANSWER = frozenset(("first", "middle", "end", "cut", "unfinished"))
+
+
+@dataclass(frozen=True)
+class Seen:
+    """An answer that the trainer has shown to the reward function."""
+    prompt: int            # its number
+    ids: tuple[int, ...]
+    reward: float
+
+
+@dataclass(frozen=True)
+class Found:
+    """How advantage and counting explain the answers' numbers, under what is said in `remarks`."""
+    advantage: Advantage
+    count: Counted
+    remarks: tuple[str, ...] = ()
+
+
+class Step:
+    """One step of a trainer: the change of the parameters, and the answers that it was made of.
+    `before` is the model before the step, and `prompts` are those that `seen` numbers."""
+
+    def __init__(self, before: Any, tokenizer: Any, prompts: list[str], seen: list[Seen],
+                 trained: torch.nn.Module, learning_rate: float):
+        if not seen:
+            raise UserError("the reward function was never called, so nothing is known of the step")
+        self.model, self.tokenizer, self.prompts, self.seen = before, tokenizer, prompts, seen
+        after = dict(trained.named_parameters())
+        self.named = dict(before.named_parameters())
+        missing = self.named.keys() - after.keys()
+        if missing:
+            raise UserError(f"the trained model has no {sorted(missing)[0]}: it is another model")
+        change = {name: (after[name].detach().cpu().double() - start.detach().double())
+                  / learning_rate for name, start in self.named.items()}
+        self.frozen = [name for name, value in change.items() if not value.any()]
+        self.moving = [name for name in change if name not in self.frozen]
+        self.is_still = not self.moving
+        if not self.is_still:
+            self.change = torch.cat([change[name].flatten() for name in self.moving])
+            self.explain()
+
+    def explain(self) -> None:
+        """Find the temperature, or else the template, with which the answers' gradients explain
+        most of the change."""
+        self.template, self.temperature, self.left_over = "as it is", 1.0, float("inf")
+        tries = [("as it is", temperature) for temperature in TEMPERATURES]
+        tries += [(template, 1.0) for template in TEMPLATES]
+        for template, temperature in tries:
+            pushes, rest = self.pushes_at(temperature, TEMPLATES[template])
+            if rest < self.left_over:
+                self.template, self.temperature = template, temperature
+                self.pushes, self.left_over = pushes, rest
+            if rest < ROUNDING:
+                return
+
+    def pushes_at(self, temperature: float, template: str = "{}") -> tuple[Tensor, float]:
+        """(k_b of each answer, share of the change that they leave over)."""
+        rows = torch.stack([self.gradient_of(seen, temperature, template) for seen in self.seen])
+        # of equal answers only the sum is known: the shortest solution gives each the same part
+        solution = torch.linalg.lstsq(rows.T, self.change[:, None], driver="gelsd").solution
+        pushes = solution.squeeze(1)
+        rest = self.change - pushes @ rows
+        return pushes, float(rest.norm() / self.change.norm())
+
+    def gradient_of(self, seen: Seen, temperature: float, template: str) -> Tensor:
+        """The gradient of the log-prob of an answer, by all parameters that moved."""
+        log_prob = self.log_probs(seen, temperature, template)[0].sum()
+        parameters = [self.named[name] for name in self.moving]
+        parts = torch.autograd.grad(log_prob, parameters, allow_unused=True)
+        return torch.cat([torch.zeros_like(parameter).flatten() if part is None else part.flatten()
+                          for parameter, part in zip(parameters, parts)]).double()
+
+    def log_probs(self, seen: Seen, temperature: float,
+                  template: str = "{}") -> tuple[Tensor, Tensor]:
+        """(log-prob of each token of the answer, all log-probs at its places)."""
+        text = template.format(self.prompts[seen.prompt])
+        prompt = self.tokenizer(text)["input_ids"]
+        ids = torch.tensor([*prompt, *seen.ids])
+        logits = self.model(ids[None]).logits[0, len(prompt) - 1:-1].float()
+        log_p = (logits / temperature).log_softmax(-1)
+        return log_p.gather(1, ids[len(prompt):, None]).squeeze(1), log_p
+
+    # ------------------------------------------------------------------ advantage and counting
+    def case(self) -> Case:
+        """The batch as tools/formula.py describes one: its rewards, groups and lengths."""
+        length = torch.tensor([len(one.ids) for one in self.seen])
+        end = self.tokenizer.eos_token_id
+        ids = torch.full((len(self.seen), int(length.max()) + 1), PAD)
+        for row, one in enumerate(self.seen):
+            ids[row, 1:1 + len(one.ids)] = 0
+            if one.ids[-1] == end:
+                ids[row, len(one.ids)] = END
+        group = torch.tensor([one.prompt for one in self.seen]).unique(return_inverse=True)[1]
+        reward = torch.tensor([one.reward for one in self.seen], dtype=torch.float64)
+        nothing = torch.zeros(ids.shape, dtype=torch.float64)
+        return Case(nothing[..., None], ids, torch.ones_like(length), length, reward, group,
+                    nothing, nothing)
+
+    def find(self) -> Found | None:
+        """The first reading of the batch in which known advantages and counts explain the
+        pushes."""
+        for case, pushes, remarks in self.readings():
+            for grouping in ("group", "mixed"):
+                found = explained(case, pushes, grouping, usual_alone=bool(remarks))
+                if found:
+                    if grouping == "mixed":
+                        remarks += ("Groups: they are mixed. Each answer is compared with answers "
+                                    "to other problems.",)
+                    return replace(found, remarks=remarks)
+        return None
+
+    def readings(self) -> Iterator[tuple[Case, Tensor, tuple[str, ...]]]:
+        """The batch as it was seen, and as some mistakes change it: answers that are left out, and
+        rewards that go to other answers."""
+        case, pushes = self.case(), self.pushes
+        B, groups = len(pushes), int(case.group.max()) + 1
+        trained = self.trained()
+        if trained.all():
+            yield case, pushes, ()
+        else:
+            yield (case.rows(trained.nonzero().flatten()), pushes[trained],
+                   ("Baseline: it is that of the answers that had an effect.",))
+            yield (case, torch.where(trained, pushes, torch.nan),
+                   ("Baseline: the answers without an effect are part of it.",))
+        rows = torch.arange(B)
+        orders = {"row by row where they were made column by column":
+                  rows.view(groups, -1).T.flatten() if B % groups == 0 else rows,
+                  "column by column where they were made row by row":
+                  rows.view(-1, groups).T.flatten() if B % groups == 0 else rows,
+                  "one row too late": rows.roll(1), "one row too early": rows.roll(-1),
+                  "in reverse order": rows.flip(0)}
+        for words, order in orders.items():
+            yield (replace(case, reward=case.reward[order]), pushes,
+                   (f"Rewards: they go to other answers, {words}.",))
+        for size in (case.length.double(), torch.ones(B)):  # counted by answer, or by token
+            yield (replace(case, reward=sorted_as(case.reward, pushes * size, case.group)), pushes,
+                   ("Rewards: within each group they go to other answers.",))
+
+    def trained(self) -> Tensor:
+        """(B,) whether an answer had an effect."""
+        return self.pushes.abs() > .1 * ROUNDING * self.pushes.abs().max()
+
+    # ------------------------------------------------------------------ what it says
+    def sentences(self) -> list[str]:
+        if self.is_still:
+            return ["No parameter has changed: this step trains nothing."]
+        said = [about_sampling(*self.sampling())]
+        if self.frozen:
+            said.append(f"Frozen: {len(self.frozen)} of {len(self.named)} tensors have not "
+                        f"changed, such as {self.frozen[0]}.")
+        if self.left_over > ROUNDING:
+            return [*said, f"Not understood: {self.left_over:.1%} of the change is no sum of the "
+                    "gradients of the answers that the reward function saw, at any temperature "
+                    "and in any template that was tried."]
+        said.append(f"Log-probs: at temperature {self.temperature:g}.")
+        if self.template != "as it is":
+            said.append("Template: the trainer puts something around the prompts. What it has "
+                        f"trained on fits {self.template}.")
+        if not self.trained().all():
+            said.append(f"Filtered: {int((~self.trained()).sum())} of {len(self.pushes)} answers "
+                        "have had no effect.")
+        found = self.find()
+        if found is None:
+            return [*said, "Not understood: advantage and counting. The answers' numbers fit no "
+                    "pair of known ones."]
+        return [*said, *about_formula(found),
+                f"This explains the change of the parameters to {self.left_over:.0e} of it."]
+
+    @torch.no_grad()
+    def sampling(self) -> tuple[float, float, float]:
+        """(temperature at which the answers were most likely sampled, its standard error, the
+        largest probability of all tokens that are likelier than a sampled one)."""
+        template = TEMPLATES[self.template]
+        columns = [self.log_probs(seen, 1.0, template) for seen in self.seen]
+        log_p = torch.cat([column[1] for column in columns]).double()
+        ids = torch.tensor([token for seen in self.seen for token in seen.ids])
+        p_of_likelier = torch.where(log_p > log_p.gather(1, ids[:, None]), log_p.exp(), 0.0).sum(1)
+        inverse = 1.0
+        for _ in range(50):  # Newton's method for the likelihood's maximum
+            tilted = (inverse * log_p).log_softmax(-1).exp()
+            mean = (tilted * log_p).sum(1)
+            slope = (log_p.gather(1, ids[:, None]).squeeze(1) - mean).sum()
+            curve = ((tilted * log_p.square()).sum(1) - mean.square()).sum()
+            inverse = max(.1, inverse + float(slope / curve))
+        error = float(curve) ** -.5 / inverse ** 2
+        return 1 / inverse, error, float(p_of_likelier.max())
+
+
+def explained(case: Case, pushes: Tensor, grouping: str, usual_alone: bool) -> Found | None:
+    """The simplest advantage and counting that explain the pushes. A push that is NaN may be
+    anything."""
+    known = torch.isfinite(pushes)
+    fits = []
+    advantages, ways = usual_advantages(grouping), counts(ANSWER)
+    if usual_alone:
+        ways = [count for count in ways if count.code in ("flat", "token", "answer", "group")]
+    else:
+        advantages += hypotheses([case], [torch.where(known, pushes, 0.0)], grouping)
+    for advantage in advantages:
+        if advantage.epsilon > 1e-2 or advantage.form != "plus":
+            continue  # in one batch the ways of adding epsilon cannot be told apart
+        number = divided(pushes, advantage(case))
+        fits += [(advantage, fit) for fit in fit_counted([case], [number], ways, ROUNDING)
+                 if not fit.sizes.cost and fit.factor]
+    if not fits:
+        return None
+    best = min(fits, key=lambda fit: (abs(abs(fit[1].factor) - 1) > ROUNDING,
+                                      not is_short(fit[1].factor),
+                                      fit[0].cost + fit[1].count.cost))
+    return Found(*best)
+
+
+def usual_advantages(grouping: str) -> list[Advantage]:
+    """z-scores with the usual epsilons, because in a step in float32 an epsilon cannot be computed
+    as exactly as it counts; and the reward minus the mean."""
+    found = [Advantage("mean", f"std {correction}", "plus", epsilon, grouping=grouping)
+             for correction in ("n", "n-1") for epsilon in EPSILONS]
+    return [*found, Advantage("mean", grouping=grouping)]
+
+
+def sorted_as(reward: Tensor, number: Tensor, group: Tensor) -> Tensor:
+    """The rewards of each group, in the order of the numbers of its answers."""
+    result = torch.empty_like(reward)
+    for name in group.unique():
+        rows = (group == name).nonzero().flatten()
+        result[rows[number[rows].argsort()]] = reward[rows].sort().values
+    return result
+
+
+def is_short(factor: float) -> bool:
+    """Whether two digits say it."""
+    return abs(float(f"{factor:.2g}") / factor - 1) < ROUNDING
+
+
+def about_formula(found: Found) -> list[str]:
+    advantage, count = found.advantage, found.count
+    about_epsilon = ""
+    if advantage.scale != "none":
+        about_epsilon = f" + {advantage.epsilon:.1g}" if advantage.epsilon > SHOWN else \
+            f" and an epsilon below {SHOWN:f}".rstrip("0")
+    plain = replace(advantage, epsilon=0.0).words().removesuffix(" without an epsilon")
+    said = [f"Advantage: {plain}{about_epsilon}.", *found.remarks]
+    times = "" if abs(count.factor - 1) < ROUNDING else f", times {count.factor:.3g}"
+    said.append(f"Counting: {count.words()}{times}.")
+    steps = 1 / abs(count.factor)
+    if times and round(steps) > 1 and abs(steps - round(steps)) < ROUNDING * steps:
+        said.append(f"If the trainer adds up {round(steps)} batches for an update, it divides by "
+                    "their number twice.")
+    if times and "std" in advantage.scale:
+        said.append("Std over n and over n - 1 differ by a factor. As the step has another "
+                    "factor than 1, which of the two it is cannot be told apart.")
+    return said
+
+
+def about_sampling(temperature: float, error: float, likelier: float) -> str:
+    likely = f"most likely at temperature {temperature:.2f} (standard error {error:.2f})."
+    if likelier >= .97:
+        return f"Sampling: {likely}"
+    return (f"Sampling: no token was drawn beyond the likeliest ones that have {likelier:.2f} of "
+            f"the probability, as with a top-p or top-k. If there is none, it is {likely}")
