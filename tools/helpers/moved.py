@@ -211,9 +211,10 @@ class LogProbs(nn.Module):
             ids, shared, predicts = lay_out(rollouts, part)
             hidden = self.model.model(ids, shared.positions, shared)  # (N, D)
             for row, states in zip(part.tolist(), predicts):  # one answer's logits at a time
-                log_probs = self.model.logits(hidden[states]).log_softmax(-1)  # (T, V)
-                of_tokens = log_probs.gather(1, rollouts.ids[row, :, None]).squeeze(1)
-                log_prob[row] = of_tokens.masked_fill(~rollouts.mask[row], 0.0)
+                length = int(rollouts.length[row])
+                log_probs = self.model.logits(hidden[states[:length]]).log_softmax(-1)
+                targets = rollouts.ids[row, :length, None]
+                log_prob[row, :length] = log_probs.gather(1, targets).squeeze(1)
         return log_prob
 
 
