@@ -19,7 +19,7 @@ from research.probes.change_batches import PLAIN_STEP, change_in_a_step, with_gr
 from research.probes.change_tables import live_tokens
 from research.probes.common import run_probe
 from research.probes.enumerated_identities import z_score_factor
-from research.probes.listed import config_of, mean_sizes, named_models
+from research.probes.listed import config_of, mean_sizes, named_models, settings_for
 
 TINY = str(ROOT / "models/tiny")
 
@@ -153,6 +153,17 @@ def make_run(folder, *steps):
         (folder / f"checkpoints/step_{step:06d}/config.json").write_text("{}")
     (folder / "config.json").write_text(json.dumps({"mitigation": "none", "model": TINY}))
     return folder
+
+
+def test_each_model_of_a_run_has_the_runs_settings(tmp_path):
+    """The one that it began with, too, whose folder does not lie in the run's."""
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"mitigation": "none", "model": TINY, "numbers": "3"}))
+    typed = SimpleNamespace(device="cpu", threads=1, seed=3, answers=4, dtype="bfloat16",
+                            max_new_tokens=0, config=None)
+    s = settings_for(typed, Path(TINY), str(config))
+    assert s.method_flags["numbers"] == "3"
+    assert (s.seed, s.answers, s.dtype, s.temperature) == (3, 4, "bfloat16", 1.0)
 
 
 def test_a_run_stands_for_the_models_before_in_the_middle_and_after(tmp_path):
