@@ -27,7 +27,8 @@ def test_every_arm_differs_from_plain_grpo_in_its_method_alone():
         shared = found.keys() & plain.keys()
         differ = {name for name in shared if found[name] != plain[name]}
         assert arm == PLAIN or differ and differ <= own, arm
-    _, [(_, keys)] = plan(SimpleNamespace(runs="runs/x", seeds=1, arms="gdpo, rlsd"))
+    _, [(_, keys)] = plan(SimpleNamespace(runs="runs/x", seeds=1, arms="gdpo, rlsd",
+                                           afresh=True))
     assert [arm for arm, _ in keys] == [PLAIN, "gdpo", "rlsd"]
     assert flags_of_arm("dr_grpo --loss_norm constant")[0] == "--advantage"
 
