@@ -11,13 +11,15 @@ import pytest
 import torch
 
 from analysis.statistics import FEWEST
+from analysis.tokens import TokenTable
 from conftest import ROOT, refusal
-from engine.tokens import KINDS
+from engine.tokens import KINDS, NUMBER, WORD
 from grpo import gradient_size, group_z_score
 from research.probes import change_tables, exact, listed, listed_tables
 from research.probes.change_batches import PLAIN_STEP, change_in_a_step, with_groups
 from research.probes.change_tables import live_tokens
 from research.probes.common import run_probe
+from research.probes.decided import decided_table
 from research.probes.enumerated_identities import z_score_factor
 from research.probes.listed import config_of, mean_sizes, named_models, settings_for
 
@@ -153,6 +155,17 @@ def make_run(folder, *steps):
         (folder / f"checkpoints/step_{step:06d}/config.json").write_text("{}")
     (folder / "config.json").write_text(json.dumps({"mitigation": "none", "model": TINY}))
     return folder
+
+
+def test_a_token_counts_as_often_as_its_answer_is_drawn():
+    """Two words count 3 and 1, a number 6: words are 4 of 10."""
+    ones = np.ones(3)
+    tokens = TokenTable({"problem": np.array([0, 1, 1]), "kind": np.array([WORD, WORD, NUMBER]),
+                         "count": np.array([3.0, 1.0, 6.0]), "squared credit": ones,
+                         "advantage": ones, "s": ones})
+    rows = {row["kind"]: row for row in decided_table(tokens, "kind").to_json()["rows"]}
+    assert (rows["word"]["tokens"], rows["word"]["of all"]) == (4, pytest.approx(0.4))
+    assert rows["number"]["tokens"] == 6
 
 
 def test_each_model_of_a_run_has_the_runs_settings(tmp_path):
