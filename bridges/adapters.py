@@ -233,6 +233,132 @@ def reasoning_from_scratch(folder: Path):
     return {"reasoning-from-scratch ch06": loss}
 
 
+def reasoning_from_scratch_7(folder: Path):
+    """rasbt/reasoning-from-scratch, chapter 7 with clipping and KL: 7_5_plus_kl.py."""
+    path = folder / "ch07/03_rlvr_grpo_scripts_advanced/7_5_plus_kl.py"
+    own = take(path, ["sequence_logprob_and_entropy"], **USUAL).sequence_logprob_and_entropy
+
+    def loss(logits: Tensor, batch: Batch) -> Tensor:
+        replay = Replay(logits, batch.ids)
+        known = {"old": (batch.old_log_prob * batch.mask).sum(1),
+                 "reference": (batch.reference_log_prob * batch.mask).sum(1)}
+        losses = []
+        for rows in groups_of(batch):
+            drawn: list[int] = []
+            asked = {name: 0 for name in known}
+
+            def sample(rows=rows, drawn=drawn, **_):
+                row = int(rows[len(drawn)])
+                drawn.append(row)
+                stop = int(batch.prompt_length[row] + batch.mask[row].sum())
+                return batch.ids[row, :stop], int(batch.prompt_length[row]), row
+
+            def log_prob(model, ids, start, return_entropy=False, rows=rows, asked=asked):
+                if model.name == "new":
+                    return own(lambda ids: replay(ids).logits, ids, start)
+                value = known[model.name][rows[asked[model.name]]]
+                asked[model.name] += 1
+                return (value, torch.zeros(())) if return_entropy else value
+
+            code = take(path, ["compute_grpo_loss_plus_kl"], sample_response=sample,
+                        sequence_logprob_and_entropy=log_prob, render_prompt=str,
+                        reward_rlvr=lambda row, _: float(batch.reward[row]), **USUAL)
+            models = [NamedModel(name) for name in ("new", "old", "reference")]
+            found = code.compute_grpo_loss_plus_kl(
+                *models, None, {"problem": "", "answer": ""}, torch.device("cpu"),
+                num_rollouts=len(rows))
+            losses.append(found["loss_tensor"])
+        return torch.stack(losses).mean()
+    return {"reasoning-from-scratch ch07, clipping and KL": loss}
+
+
+class NamedModel(Nothing):
+    """A model of which only the name is asked."""
+    training = False
+
+    def __init__(self, name: str):
+        self.name = name
+
+
+def search_r1(folder: Path):
+    """PeterGriffinJin/Search-R1, its update of the actor, with the settings of train_grpo.sh."""
+    functional = take(folder / "verl/utils/torch_functional.py", ["masked_mean"], **USUAL)
+    core = take(folder / "verl/trainer/ppo/core_algos.py",
+                ["compute_grpo_outcome_advantage", "compute_policy_loss", "kl_penalty"],
+                verl_F=functional, **USUAL)
+    actor_class = take(folder / "verl/workers/actor/dp_actor.py", ["DataParallelPPOActor"],
+                       BasePPOActor=object, core_algos=core, verl_F=functional,
+                       masked_mean=functional.masked_mean, append_to_dict=Nothing(),
+                       **USUAL).DataParallelPPOActor
+
+    def loss(logits: Tensor, batch: Batch) -> Tensor:
+        mask = batch.mask[:, 1:]
+        reward = torch.zeros_like(mask)
+        reward[torch.arange(len(mask)), batch.prompt_length - 1] = batch.reward
+        advantage, _ = core.compute_grpo_outcome_advantage(reward, mask, batch.group.tolist())
+        data = ActorData({"responses": batch.ids[:, 1:], "attention_mask": mask,
+                          "old_log_probs": batch.old_log_prob[:, 1:], "advantages": advantage,
+                          "ref_log_prob": batch.reference_log_prob[:, 1:], "loss_mask": mask})
+
+        def run(leaf: Tensor) -> None:
+            actor = actor_class.__new__(actor_class)
+            log_p = leaf.log_softmax(-1)[:, :-1]
+            entropy = -(log_p.exp() * log_p).sum(-1)
+            actor.actor_module = actor.actor_optimizer = Nothing()
+            actor._optimizer_step = lambda: torch.zeros(())
+            actor._forward_micro_batch = lambda **_: (entropy, log_probs(leaf, batch))
+            actor.config = SimpleNamespace(
+                ppo_mini_batch_size=1, ppo_micro_batch_size=1, state_masking=True,
+                use_dynamic_bsz=False, clip_ratio=.2, entropy_coeff=.001, use_kl_loss=True,
+                kl_loss_coef=.001, kl_loss_type="low_var_kl")
+            actor.update_policy(data)
+        return gradient_of_backward(logits, run)
+    return {"Search-R1": loss}
+
+
+class ActorData(dict):
+    """A batch of Search-R1 that is its own only part."""
+    meta_info = {"temperature": 1.0}
+
+    @property
+    def batch(self):
+        return self
+
+    def select(self, **_):
+        return self
+
+    def split(self, _):
+        return [self]
+
+    def cuda(self):
+        return self
+
+
+def unsloth(folder: Path):
+    """unslothai/unsloth-zoo, grpo_compute_loss; TRL, whose trainer it replaces, has the
+    advantage."""
+    code = take(folder / "unsloth_zoo/rl_replacements.py", ["grpo_compute_loss"], **USUAL)
+
+    def loss_of(kind: str, level: str, beta: float):
+        def loss(logits: Tensor, batch: Batch) -> Tensor:
+            mask = batch.mask[:, 1:]
+            advantage = torch.zeros_like(batch.reward)
+            for rows in groups_of(batch):
+                reward = batch.reward[rows]
+                advantage[rows] = (reward - reward.mean()) / (reward.std() + 1e-4)
+            found = code.grpo_compute_loss(
+                batch.reference_log_prob[:, 1:], log_probs(logits, batch),
+                batch.old_log_prob[:, 1:], None, batch.ids[:, 1:], mask, beta, advantage,
+                loss_type=kind, importance_sampling_level=level, num_items_in_batch=mask.sum(),
+                max_completion_length=512)
+            return found[0]
+        return loss
+    found = {f"unsloth {kind}": loss_of(kind, "token", 0.0)
+             for kind in ("grpo", "bnpo", "dapo", "dr_grpo", "cispo", "sapo")}
+    found["unsloth grpo, ratio of the answer"] = loss_of("grpo", "sequence", 0.0)
+    return found | {"unsloth grpo, beta 0.04": loss_of("grpo", "token", .04)}
+
+
 def the_lm_book(folder: Path):
     """aburkov/theLMbook, GRPO.py."""
     code = take(folder / "GRPO.py", [
@@ -528,4 +654,6 @@ ADAPTERS = {
     "ours": ours, "trl": trl, "verl": verl, "rlhf-book": rlhf_book, "tiny-grpo": tiny_grpo,
     "GRPO-Zero": grpo_zero, "nano-aha-moment": nano_aha_moment, "simple_GRPO": simple_grpo,
     "reasoning-from-scratch": reasoning_from_scratch, "theLMbook": the_lm_book,
-    "minimind": minimind, "nanochat": nanochat}
+    "minimind": minimind, "nanochat": nanochat,
+    "reasoning-from-scratch, chapter 7": reasoning_from_scratch_7, "Search-R1": search_r1,
+    "unsloth": unsloth}
