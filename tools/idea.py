@@ -191,7 +191,7 @@ class Idea:
             "fifteen minutes.")
         make_card(self.as_in_research(), self.own_flags(), self.settings,
                   digest(self.settings["idea"]), self.experiment.arms(keys),
-                  Path(self.own.cards) / self.name, self.command)
+                  Path(self.own.cards) / self.name, self.command, given=self.flags["plain"])
 
     def has_synthetic_tasks(self) -> bool:
         """Whether the probes of research/ are there and know the task."""

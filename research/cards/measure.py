@@ -78,7 +78,8 @@ def in_the_enumerated_task(name: str, flags: dict) -> dict[str, Row]:
 
 
 def gradient_noise(methods: list[str], model: str, questions: int, answers: int, batches: int,
-                   stage: str, device: str = "cpu") -> dict[str, dict[str, Row]]:
+                   stage: str, device: str = "cpu", config: Path | None = None
+                   ) -> dict[str, dict[str, Row]]:
     """For each method, typed as in `signal --only`: of what batch of plain GRPO its gradient has
     the noise, along plain GRPO's mean gradient, and the cosine of the two mean gradients.
 
@@ -87,8 +88,9 @@ def gradient_noise(methods: list[str], model: str, questions: int, answers: int,
     of the cosine.
     """
     args = SimpleNamespace(model=model, max_new_tokens=0, device=device, threads=1, seed=0,
-                           config=None, only=", ".join(methods), questions=questions,
-                           answers=answers, batches=batches, split=False, again=None)
+                           config=config and str(config), only=", ".join(methods),
+                           questions=questions, answers=answers, batches=batches, split=False,
+                           again=None)
     stored = signal.measure(args, Path()).values["inner_products"]
     found = {}
     for name in methods:

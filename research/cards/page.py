@@ -50,18 +50,15 @@ def add(folder: Path) -> None:
 
 
 def all_cards() -> list[dict]:
-    """The cards, those first whose gradient has the least noise on the half trained model, along
-    plain GRPO's direction; where this was not measured, on the untrained one."""
+    """The cards, those first whose gradient has the least noise on the untrained model, along plain
+    GRPO's direction."""
     cards = [read_json(path) for path in sorted(ENTRIES.glob("*.json"))]
     return sorted(cards, key=as_a_batch, reverse=True)
 
 
 def as_a_batch(card: dict) -> float:
-    for key in ("batch_half", "batch_start"):
-        value = estimate_of(card, key)
-        if value is not None and value.value == value.value:
-            return value.value
-    return 0.0
+    value = estimate_of(card, "batch_start")
+    return value.value if value is not None and value.value == value.value else 0.0
 
 
 def estimate_of(card: dict, key: str, part: str = "own") -> Estimate | None:

@@ -93,7 +93,7 @@ def test_gains_are_those_of_the_runs():
 
 def test_the_flag_trains_nothing(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(card, "make_card", lambda *given: asked.append(given))
+    monkeypatch.setattr(card, "make_card", lambda *given, **more: asked.append(given))
     idea.main(["low_probability", "--card", "--probability_share", "0.5", "--cards",
                str(tmp_path), "--runs", str(tmp_path / "runs")])
     [(method, flags, settings, _, arms, folder, command)] = asked
@@ -110,6 +110,23 @@ def test_without_probes_the_other_rows_remain(monkeypatch):
     plain = make_settings(FEW)
     assert card.rows_before("taco", {}, plain, plain).keys() == {"kinds", "sure"}
     assert card.rows_of_noise(["taco"], plain, None) == {"taco": {}}
+
+
+@pytest.mark.skipif(is_taken_away("research"), reason="research/ is not here")
+def test_the_noise_is_measured_with_the_settings_that_were_typed(tmp_path, monkeypatch):
+    """The probe reads them from a file; plain GRPO beside itself is a batch as large as its own."""
+    monkeypatch.setattr(card, "BATCHES_OF_NOISE", 4)
+    config = tmp_path / "settings.json"
+    config.write_text(json.dumps({"loss_norm": "sequence", **FEW}))
+    plain = make_settings({"config": str(config)})
+    asked = []
+    load = card.research().signal.policy_from_flags
+    monkeypatch.setattr(card.research().signal, "policy_from_flags",
+                        lambda args: asked.append(load(args)) or asked[-1])
+    rows = card.rows_of_noise(["none"], plain, None, config)["none"]
+    assert asked[0].settings.loss_norm == "sequence"
+    assert rows["batch_start"]["own"].value == pytest.approx(1)
+    assert rows["batch_start"]["control"] is None and rows.keys() == {"batch_start", "cosine_start"}
 
 
 def test_a_claim_is_read_from_the_page_of_papers():

@@ -34,9 +34,9 @@ from engine.tokens import KINDS
 from grpo import gradient_size
 from harness.load import load_optimizer, load_policy, make_advantage, make_weighting
 from harness.planned import PlannedRun, make_runs
-from harness.record import provenance, replace_text
+from harness.record import find_folder, provenance, replace_text
 from harness.screen import is_taken_away, say, show_status
-from harness.settings import Settings
+from harness.settings import Settings, is_large
 from tools.helpers.look import BATCHES, RARE, credited, sample, seconds_of_step, share_gains
 
 Row = dict[str, object]
@@ -92,21 +92,25 @@ def rows_before(name: str, flags: dict, plain: Settings, idea: Settings) -> Rows
     return rows
 
 
-def rows_of_noise(methods: list[str], plain: Settings, half: str | None) -> dict[str, Rows]:
+def rows_of_noise(methods: list[str], plain: Settings, half: str | None,
+                  config: Path | None = None) -> dict[str, Rows]:
     """The noise of the gradient of each method, typed as in `signal --only`; `half` is the folder
-    of a half trained model. All of them get the same batches."""
+    of a half trained model, `config` a file of the settings. All of them get the same batches."""
     found: dict[str, Rows] = {method: {} for method in methods}
     measure = research()
     if measure is None:
         return found
-    is_small = half is not None
-    batches = BATCHES_OF_NOISE if is_small else BATCHES_OF_LARGE
+    batches = BATCHES_OF_LARGE if is_large(find_folder(plain.model)) else BATCHES_OF_NOISE
     for stage, model in (("start", plain.model), ("half", half)):
         if model:
             rows = measure.gradient_noise(methods, model, plain.questions, plain.answers, batches,
-                                          stage, plain.device)
+                                          stage, plain.device, config)
             for method in methods:
                 found[method] |= rows[method]
+    if not half:  # the published control is that of the tiny model
+        for rows in found.values():
+            for row in rows.values():
+                row["control"] = None
     return found
 
 
@@ -297,20 +301,27 @@ def write_card(folder: Path, card: dict) -> None:
 
 
 def make_card(method: str, flags: dict, settings: dict[str, Settings], made_of: str, arms: Arms,
-              folder: Path, command: str, noise: Rows | None = None) -> dict:
+              folder: Path, command: str, noise: Rows | None = None,
+              given: dict | None = None) -> dict:
     """Measure what is missing, write the card, and print it. `settings` and `arms` are those of
     plain, idea and placebo; rows that the same code has measured are used again. `noise` has the
-    rows of the gradient's noise, if they were measured together with other methods."""
+    rows of the gradient's noise, if they were measured together with other methods. `given` are the
+    flags of plain GRPO."""
     plain, idea = settings["plain"], settings["idea"]
     name = method.split(" ")[0]
     path = folder / "card.json"
     known = from_json(read_json(path)) if path.exists() else {}
     rows = known.get("rows", {}) if known.get("made_of") == made_of else {}
-    is_tiny = plain.model == Settings.model
+    is_tiny = plain.model == Settings.model and plain.task == Settings.task
     if not rows:
         half = half_trained(folder.parent, command) if is_tiny and research() else None
         rows = rows_before(name, flags, plain, idea)
-        rows |= noise or rows_of_noise([method], plain, half)[method]
+        if noise is None:
+            folder.mkdir(parents=True, exist_ok=True)
+            config = folder / "settings.json"
+            replace_text(config, json.dumps(given or {}, indent=1) + "\n")
+            noise = rows_of_noise([method], plain, half, config)[method]
+        rows |= noise
     if len(arms.get("idea", {})) >= 2:
         rows = rows | rows_after(arms, is_tiny)
     claim = claim_of(name)
