@@ -269,8 +269,8 @@ def one_answer(log: Log) -> Fault | None:
         return Fault(5, "The learning rate is too high, and the model writes one answer for all",
                      f"the entropy went from {start:.3g} to {end:.3g}, and most groups have equal "
                      "rewards at the end",
-                     "the same run with a fifth of the learning rate. Look at the answers to different "
-                     "problems, too, whether they are the same")
+                     "the same run with a fifth of the learning rate. Look at the answers to "
+                     "different problems, too, whether they are the same")
     return None
 
 
