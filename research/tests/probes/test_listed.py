@@ -171,11 +171,11 @@ def test_a_token_counts_as_often_as_its_answer_is_drawn():
 def test_each_model_of_a_run_has_the_runs_settings(tmp_path):
     """The one that it began with, too, whose folder does not lie in the run's."""
     config = tmp_path / "config.json"
-    config.write_text(json.dumps({"mitigation": "none", "model": TINY, "numbers": "3"}))
+    config.write_text(json.dumps({"mitigation": "none", "model": TINY, "numbers": "4"}))
     typed = SimpleNamespace(device="cpu", threads=1, seed=3, answers=4, dtype="bfloat16",
                             max_new_tokens=0, config=None)
     s = settings_for(typed, Path(TINY), str(config))
-    assert s.method_flags["numbers"] == "3"
+    assert s.method_flags["numbers"] == "4"
     assert (s.seed, s.answers, s.dtype, s.temperature) == (3, 4, "bfloat16", 1.0)
 
 
