@@ -1,5 +1,7 @@
 """What a loss optimises: each of some eighty losses, right and wrong, is named as what it is."""
 import json
+import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -49,11 +51,42 @@ def test_every_loss_is_named_as_what_it_is(name):
     (lambda logits, batch: logits.data.mul_(2).sum() + logits.sum(), "it changes logits in place"),
     (lambda logits, batch: make()(logits, batch) * (1 + torch.rand(())), "it is random"),
     (lambda logits, batch: logits.cuda().sum(), "The batch is on the CPU"),
+    (lambda logits, batch: batch.reward.sub_(1).sum() + logits.sum(), "it changes batch.reward"),
+    (lambda logits, batch: sys.exit(0), "it calls sys.exit"),
     (lambda logits, batch: logits[99], "it raised IndexError")])
 def test_what_is_no_loss_is_refused_in_a_sentence(loss, sentence):
     with pytest.raises(LossFailed) as error:
         find_formula(loss)
     assert sentence in str(error.value)
+
+
+def without_the_last_place(mask):
+    return torch.cat([mask[:, :-1], torch.zeros_like(mask[:, :1])], 1)
+
+
+@pytest.mark.parametrize("changed, seen", [
+    (lambda batch: {"mask": without_the_last_place(batch.mask)}, "rows without padding"),
+    (lambda batch: {"reward": batch.reward.clamp(min=0)}, "rewards below 0 and above 1"),
+    (lambda batch: {"reward": batch.reward.clamp(max=10)}, "rewards below 0 and above 1")])
+def test_what_only_some_batches_show(changed, seen):
+    """Plain GRPO that is another loss on rows, or rewards, that are rare in small batches."""
+    def loss(logits, batch):
+        return make()(logits, replace(batch, **changed(batch)))
+
+    assert any(seen in reason for reason in find_formula(loss).not_understood)
+
+
+def test_a_limit_that_only_a_large_group_reaches():
+    def loss(logits, batch):
+        log_p = logits.log_softmax(-1)[:, :-1].gather(2, batch.ids[:, 1:, None]).squeeze(2)
+        mean, std = torch.zeros(2, len(batch.reward), dtype=batch.reward.dtype)
+        for number in batch.group.unique():
+            rows = batch.group == number
+            mean[rows], std[rows] = batch.reward[rows].mean(), batch.reward[rows].std(correction=0)
+        z_score = ((batch.reward - mean) / (std + 1e-4)).clamp(-5, 5)
+        return -(log_p * z_score[:, None] * batch.mask[:, 1:]).sum() / batch.mask.sum()
+
+    assert any("one right answer of 40" in reason for reason in find_formula(loss).not_understood)
 
 
 def test_what_is_said_of_a_kl_that_is_no_usual_term():

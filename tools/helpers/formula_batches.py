@@ -68,7 +68,7 @@ class Case:
         old = (log_prob - self.log_ratio) * shown
         reference = (log_prob + self.log_reference) * shown
         return Batch(self.ids.clone(), self.prompt_length.clone(), self.mask.to(dtype),
-                     self.reward.to(dtype), self.group.clone(), old.to(dtype),
+                     self.reward.to(dtype, copy=True), self.group.clone(), old.to(dtype),
                      reference.to(dtype), END, self.pad_id)
 
     def rows(self, rows: Tensor) -> "Case":

@@ -99,6 +99,8 @@ def gradient(loss: Loss, case: Case, dtype: torch.dtype = torch.float64,
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             value = call(loss, logits, batch, in_float64 and dtype == torch.float64)
+    except SystemExit:
+        raise LossFailed("it calls sys.exit, which would end this program") from None
     except Exception as error:
         raise failed(f"it raised {type(error).__name__}: {first_line(error)}", error) from error
     check_value(value, logits)

@@ -579,11 +579,14 @@ class Finder:
             return
         tests = (("on policy", [self.case(41), self.case(42, 3, spare=2)]),
                  ("a dead group", [self.with_a_dead_group(43)]),
+                 ("rows without padding", self.without_padding(49)),
+                 ("rewards below 0 and above 1", [self.with_large_rewards(50)]),
+                 ("one right answer of 40", [self.with_one_right(51)] if 6 in self.sizes else []),
                  ("the reference", [self.off_policy(44, "log_reference", .8)]),
                  ("the ratio", [self.off_policy(45, "log_ratio", .1),
                                 self.off_policy(46, "log_ratio", 2.0)]))
         for name, cases in tests:
-            rest = max(self.unexplained(case, self.is_foreign) for case in cases)
+            rest = max((self.unexplained(case, self.is_foreign) for case in cases), default=0.0)
             if rest > KNOWN:
                 self.withdraw(name, rest)
                 return
@@ -656,6 +659,22 @@ class Finder:
         case = self.case(seed)
         return replace(case, fills_zeros=False,
                        **{column: noise_like(case, seed, size) * case.mask})
+
+    def without_padding(self, seed: int) -> list[Case]:
+        """Rows that are full to their last place; none if tokens outside of the answer count."""
+        of_answer = {"first", "middle", "end", "cut", "unfinished"}
+        if not self.formula.trained <= of_answer:
+            return []
+        return [self.case(seed, prompts=(3, 3), spare=0)]
+
+    def with_large_rewards(self, seed: int) -> Case:
+        case = self.case(seed)
+        return replace(case, reward=40 * case.reward - 20)
+
+    def with_one_right(self, seed: int) -> Case:
+        """Its z-score is 6, more than any in a small group: a limit of 5 would be seen."""
+        case = self.case(seed, 1, 40)
+        return replace(case, reward=(torch.arange(40) == 7).double())
 
     def everything(self, seed: int) -> Case:
         case = self.off_policy(seed, "log_ratio", .5)
