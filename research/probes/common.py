@@ -43,6 +43,10 @@ MODEL_FLAGS = {
                               "model"),
     "device": Flag("cpu", "device to compute on: cpu, cuda or cuda:N"),
     **COMMON}
+CONFIG = {
+    "config": Flag(None, "file of settings of train.py, with the task and its flags. By default "
+                         "they are those of the run that the model lies in, or the defaults of "
+                         "train.py for this model")}
 
 
 @dataclass

@@ -31,16 +31,15 @@ from engine.errors import UserError
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from harness.flags import Flag
-from research.probes.common import MODEL_FLAGS, Findings, Progress, policy_from_flags, sample_batch
+from research.probes.common import (CONFIG, MODEL_FLAGS, Findings, Progress, policy_from_flags,
+                                    sample_batch)
 from research.probes.credit import true_credit
 from research.probes.decided import (PARTITIONS, MeasuredAnswers, decided_table, sums_of_kinds,
                                      tokens_of, write_run)
 
 FLAGS = {
     **MODEL_FLAGS,
-    "config": Flag(None, "file of settings of train.py, with the task and its flags. By default "
-                         "they are those of the run that the model lies in, or the defaults of "
-                         "train.py for this model"),
+    **CONFIG,
     "problems": Flag(24, "the most problems whose credit is measured", least=2, most=10_000),
     "minutes": Flag(60.0, "minutes after which no further problem is begun", above=0, most=100_000),
     "questions": Flag(6, "how many problems are answered at the same time", least=1, most=1000),

@@ -34,7 +34,7 @@ from analysis.statistics import within
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from analysis.tokens import TokenTable, flat
 from harness.flags import Flag
-from research.probes.common import (MODEL_FLAGS, Findings, Progress, policy_from_flags,
+from research.probes.common import (CONFIG, MODEL_FLAGS, Findings, Progress, policy_from_flags,
                                     sample_batch)
 from research.probes.credit import true_credit
 from research.probes.decided import (PARTITIONS, MeasuredAnswers, decided_table, sums_of_kinds,
@@ -43,6 +43,7 @@ from research.probes.methods import make_methods
 
 FLAGS = {
     **MODEL_FLAGS,
+    **CONFIG,
     "questions": Flag(12, "number of problems whose credit is measured", least=2, most=10_000),
     "answers": Flag(8, "answers to each problem", least=2, most=1000),
     "continuations": Flag(32, "how many continuations measure the credit of an uncertain token. "

@@ -52,7 +52,9 @@ def test_the_index_of_a_method():
 @pytest.fixture(scope="module")
 def board(tmp_path_factory, learner):
     folder = tmp_path_factory.mktemp("board")
+    (folder / "task.json").write_text(json.dumps({"task": "examples.hackable"}))
     flags = "--questions 2 --answers 4 --continuations 4 --threads 1".split()
+    flags += ["--config", str(folder / "task.json")]
     run_probe("scoreboard", scoreboard.__doc__, scoreboard.FLAGS, scoreboard.measure,
               [*flags, "--model", str(learner), "--out", str(folder / "one")])
     numbers = json.loads((folder / "one/numbers.json").read_text())
@@ -69,6 +71,8 @@ def test_every_method_is_scored(board):
 
 def test_the_batch_is_a_run_that_analysis_opens(board, capsys, undrawn):
     folder, _ = board
+    task = json.loads((folder / "run/config.json").read_text())["task"]
+    assert task == "examples.hackable"
     columns = read_columns(folder / "run", 1)
     shape = columns["token_id"].shape
     for name in ("true_credit", "true_credit_se", "decided"):
