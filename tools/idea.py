@@ -99,10 +99,9 @@ def main(argv: list[str]) -> None:
     if values.get("quick"):
         values = {"seeds": QUICK_SEEDS} | values
     own = with_defaults(values, FLAGS)
-    command = python_command("-m", "tools.idea", *[word for word in argv if word != "--card"])
-    idea = Idea(given.name, typed, own, command)
+    idea = Idea(given.name, typed, own, python_command("-m", "tools.idea", *argv))
     if own.card:
-        idea.write_card()
+        idea.write_card(python_command("-m", "tools.idea", *without_card(argv)))
         return
     verdict = Verdict(given.name, idea.runs_of(range(own.seeds), idea.first_look))
     if verdict.needs_second_look():
@@ -182,8 +181,9 @@ class Idea:
         return_memory()           # the runs need the memory that models have taken here
         torch.cuda.empty_cache()  # without a GPU it does nothing
 
-    def write_card(self) -> None:
-        """The idea's card: what is known of it before training, and what finished runs show."""
+    def write_card(self, trains: str) -> None:
+        """The idea's card: what is known of it before training, and what finished runs show.
+        `trains` is the command that makes these runs."""
         from tools.helpers.card import make_card
         keys = [(arm, seed) for seed in range(self.own.seeds) for arm in self.flags]
         say(f"The card of {self.name}: this takes one or two minutes of processor time for a small "
@@ -191,7 +191,8 @@ class Idea:
             "fifteen minutes.")
         make_card(self.as_in_research(), self.own_flags(), self.settings,
                   digest(self.settings["idea"]), self.experiment.arms(keys),
-                  Path(self.own.cards) / self.name, self.command, given=self.flags["plain"])
+                  Path(self.own.cards) / self.name, self.command, trains,
+                  given=self.flags["plain"])
 
     def has_synthetic_tasks(self) -> bool:
         """Whether the probes of research/ are there and know the task."""
@@ -290,6 +291,14 @@ def arms_of(name: str, typed: list[str], is_quick: bool = False) -> tuple[str, d
     common.setdefault("eval_modes", "both")
     return axis, {"plain": common, "idea": common | of_idea,
                   "placebo": common | of_idea | {"placebo": PLACEBOS[axis]}}
+
+
+def without_card(argv: list[str]) -> list[str]:
+    """The words of the command that trains: those that were typed, without --card and --cards and
+    their values."""
+    of_card = {name: FLAGS[name] for name in ("card", "cards")}
+    _, rest = make_parser("", None, of_card, add_help=False).parse_known_args(argv)
+    return list(rest)
 
 
 def axis_of(name: str) -> str:

@@ -67,7 +67,7 @@ def test_rows_are_measured_once_and_those_of_training_are_added(tmp_path, monkey
     settings = dict.fromkeys(("plain", "idea", "placebo"), make_settings(FEW))
 
     def make(made_of, arms):
-        return make_card("mine", {}, settings, made_of, arms, tmp_path / "mine", "the command",
+        return make_card("mine", {}, settings, made_of, arms, tmp_path / "mine", "again", "this",
                          noise={"batch_start": {"own": Estimate(1.0, 0.9, 1.1)}})
     first = make("a", {})
     assert "training" not in first["rows"] and len(measured) == 1
@@ -76,7 +76,7 @@ def test_rows_are_measured_once_and_those_of_training_are_added(tmp_path, monkey
     make("b", {})  # made of other code
     assert len(measured) == 2
     page = (tmp_path / "mine/report.html").read_text(encoding="utf-8")
-    assert "The card of mine" in page and "the command does that" in page
+    assert "The card of mine" in page and "this does that" in page
     assert "gain in training" in capsys.readouterr().out
 
 
@@ -94,12 +94,16 @@ def test_gains_are_those_of_the_runs():
 def test_the_flag_trains_nothing(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(card, "make_card", lambda *given, **more: asked.append(given))
-    idea.main(["low_probability", "--card", "--probability_share", "0.5", "--cards",
-               str(tmp_path), "--runs", str(tmp_path / "runs")])
-    [(method, flags, settings, _, arms, folder, command)] = asked
+    words = ["low_probability", "--card", "yes", "--probability_share", "0.5", "--cards",
+             str(tmp_path), "--runs", str(tmp_path / "runs")]
+    idea.main(words)
+    [(method, flags, settings, _, arms, folder, command, trains)] = asked
     assert method == "low_probability --probability_share 0.5"
     assert flags == {"probability_share": 0.5} and arms == {}
-    assert folder == tmp_path / "low_probability" and "--card " not in f"{command} "
+    assert folder == tmp_path / "low_probability"
+    assert command == " ".join(["python -m tools.idea", *words])
+    assert trains == ("python -m tools.idea low_probability --probability_share 0.5 --runs "
+                      f"{tmp_path / 'runs'}")
     assert settings["idea"].mitigation == "low_probability"
 
 

@@ -198,8 +198,9 @@ def claim_of(name: str) -> str:
     return ""
 
 
-def closing(name: str, rows: Rows, claim: str, command: str) -> str:
-    """The paragraph below the table: what follows from it."""
+def closing(name: str, rows: Rows, claim: str, trains: str) -> str:
+    """The paragraph below the table: what follows from it. `trains` is the command that makes the
+    runs."""
     said = []
     direction, noise = rows.get("direction", {}), rows.get("noise", {})
     if isinstance(direction.get("own"), Estimate):
@@ -227,8 +228,8 @@ def closing(name: str, rows: Rows, claim: str, command: str) -> str:
     if isinstance(trained, Estimate):
         said.append(f"Trained, it gains {shown(trained, 'points')} points over plain GRPO.")
     else:
-        said.append(f"It has not been trained: {command} does that, and the same command with "
-                    "--card then fills in the last rows.")
+        said.append(f"It has not been trained: {trains} does that, and its card, made again, then "
+                    "has the rows of training.")
     if claim:
         said.append(f"Its paper, {claim.rstrip('.')}.")
     return " ".join(said)
@@ -301,12 +302,13 @@ def write_card(folder: Path, card: dict) -> None:
 
 
 def make_card(method: str, flags: dict, settings: dict[str, Settings], made_of: str, arms: Arms,
-              folder: Path, command: str, noise: Rows | None = None,
+              folder: Path, command: str, trains: str, noise: Rows | None = None,
               given: dict | None = None) -> dict:
     """Measure what is missing, write the card, and print it. `settings` and `arms` are those of
     plain, idea and placebo; rows that the same code has measured are used again. `noise` has the
     rows of the gradient's noise, if they were measured together with other methods. `given` are the
-    flags of plain GRPO."""
+    flags of plain GRPO, `command` is what was typed, and `trains` the command that makes the runs.
+    """
     plain, idea = settings["plain"], settings["idea"]
     name = method.split(" ")[0]
     path = folder / "card.json"
@@ -327,7 +329,7 @@ def make_card(method: str, flags: dict, settings: dict[str, Settings], made_of: 
     claim = claim_of(name)
     card = {"method": method, "name": name, "flags": flags, "model": plain.model,
             "made_of": made_of, "day": date.today().isoformat(), **provenance(), "claim": claim,
-            "rows": rows, "closing": closing(name, rows, claim, command)}
+            "rows": rows, "closing": closing(name, rows, claim, trains)}
     write_card(folder, card)
     show_status("")
     say(as_table(method, rows).to_text())
