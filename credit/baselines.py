@@ -41,7 +41,8 @@ def opo(rollouts: Rollouts) -> Tensor:
     baseline = total / group_mean(length, rollouts.group)
     difference = double(rollouts.reward) - baseline.to(length)
     same = difference.abs() < 1e-8  # all answers of the group have the same reward
-    return to_every_token(torch.where(same, 0.0, difference).float(), rollouts)
+    advantage_of_answer = torch.where(same, 0.0, difference).float()
+    return to_every_token(advantage_of_answer.to(rollouts.reward.device), rollouts)
 
 
 @advantage(whole_answers=True)

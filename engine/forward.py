@@ -275,7 +275,8 @@ def embedding_by_rows(model: Qwen2) -> Iterator[None]:
         rows: Tensor = EmbeddingRows.apply(module.weight, ids)
         return rows
 
-    hook = embeddings.register_forward_hook(by_rows)
+    # the first hook, so that others see the embeddings that the model goes on with
+    hook = embeddings.register_forward_hook(by_rows, prepend=True)
     try:
         yield
     finally:

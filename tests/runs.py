@@ -14,8 +14,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import torch
 from safetensors.torch import load_file
 
+import grpo
 import train
 from conftest import OWN, ROOT, project_files
 from engine.errors import UserError
@@ -58,6 +60,28 @@ def after_credit_of(step, monkeypatch, deed):
         if path.stem == f"step_{step:06d}":
             deed()
     monkeypatch.setattr(harness_run, "write_credit", write_and_do)
+
+
+def gradients_of_steps(monkeypatch):
+    """A list that gets the gradient of each step before it is clipped, as one vector: of train.py,
+    and of the examples, which clip with torch's function."""
+    gradients, step, clip = [], grpo.clip_and_step, torch.nn.utils.clip_grad_norm_
+
+    def note(parameters):
+        gradients.append(torch.cat([p.grad.flatten() for p in parameters]))
+
+    def noted_step(optimizer, limit):
+        note(optimizer.param_groups[0]["params"])
+        return step(optimizer, limit)
+
+    def noted_clip(parameters, limit):
+        parameters = list(parameters)
+        note(parameters)
+        return clip(parameters, limit)
+
+    monkeypatch.setattr(grpo, "clip_and_step", noted_step)
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", noted_clip)
+    return gradients
 
 
 def lines(path):

@@ -11,7 +11,7 @@ import train
 from conftest import ROOT
 from examples import loop
 from harness.metrics import wilson_interval
-from runs import lines, program
+from runs import gradients_of_steps, lines, program
 
 HELD_OUT = 20  # problems: 500 take seconds
 NUMBERS = re.compile(r"\d+(?:\.\d+)?")
@@ -31,8 +31,7 @@ def test_the_first_two_steps_are_those_of_training(tmp_path, monkeypatch, capsys
     seed and limits gets what was sampled before. After a step the parameters differ by rounding,
     so a CPU may draw another token, and one answer of 128 that differs changes 4% of a step. With
     an optimizer for each step the parameters would differ by 46% of what the two steps did."""
-    sampled, gradients = {}, []
-    generate, clip = engine.policy.generate, torch.nn.utils.clip_grad_norm_
+    sampled, generate, gradients = {}, engine.policy.generate, gradients_of_steps(monkeypatch)
 
     def sampled_once(model, prompts, *, answers, seed, max_new_tokens, stop_ids, **rest):
         usual = dict(temperature=1.0, top_k=0, greedy=False, share=range(len(prompts)))
@@ -43,14 +42,8 @@ def test_the_first_two_steps_are_those_of_training(tmp_path, monkeypatch, capsys
                                       max_new_tokens=max_new_tokens)
         return sampled[asked]
 
-    def noted(given, limit):
-        given = list(given)
-        gradients.append(torch.cat([p.grad.flatten() for p in given]))
-        return clip(given, limit)
-
     monkeypatch.setattr(engine.policy, "generate", sampled_once)
     monkeypatch.setattr(loop, "generate", sampled_once)
-    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", noted)
     run = tmp_path / "run"
     train.main(["--questions", str(loop.PROBLEMS), "--answers", str(loop.ANSWERS), "--steps", "2",
                 "--eval_every", "0", "--out", str(run)])

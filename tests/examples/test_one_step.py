@@ -8,7 +8,7 @@ import train
 from conftest import ROOT
 from examples.one_step import SHOWN_TOKENS, one_step
 from harness.record import read_columns
-from runs import program
+from runs import gradients_of_steps, program
 
 TINY = ROOT / "models" / "tiny"
 NUMBERS = re.compile(r"[-+]?\d+(?:\.\d+)?")
@@ -22,21 +22,13 @@ def table_of(printed):
 
 def test_a_step_is_the_first_one_of_training_gradient_for_gradient(tmp_path, monkeypatch, capsys):
     """Before it is limited. So are the log-probs of the answers before the step and after it."""
-    clip, seen = torch.nn.utils.clip_grad_norm_, []
-
-    def noted(parameters, limit):
-        parameters = list(parameters)
-        seen.append([parameter.grad.clone() for parameter in parameters])
-        return clip(parameters, limit)
-
-    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", noted)
+    seen = gradients_of_steps(monkeypatch)
     train.main(["--questions", "1", "--answers", "16", "--steps", "1", "--eval_every", "0",
                 "--change_every", "1", "--out", str(tmp_path / "run")])
     capsys.readouterr()
     one_step(TINY)
     wanted, found = seen
-    for theirs, ours in zip(wanted, found, strict=True):
-        assert (theirs - ours).norm() <= 1e-4 * theirs.norm()
+    assert (wanted - found).norm() <= 1e-4 * wanted.norm()
     columns = read_columns(tmp_path / "run", 1)
     starts = columns["episode_start"]
     before, change = (np.add.reduceat(columns[name], starts) for name in ("log_prob", "change"))

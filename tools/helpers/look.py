@@ -63,8 +63,9 @@ def batches_of_look(is_large: bool) -> int:
 
 
 def seconds_of_step(policy: Policy, optimizer: AdamW, is_first: bool = False,
-                    clock: Callable[[], float] = time.perf_counter) -> float:
+                    clock: Callable[[], float] | None = None) -> float:
     """The seconds of a step. The first one warms up, and measures the change of each log-prob."""
+    clock = clock or time.perf_counter
     s = policy.settings
     show_status("how long will it take? trying a step")
     methods = make_advantage(s, policy), make_weighting(s, policy)
