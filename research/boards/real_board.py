@@ -18,10 +18,11 @@ begins.
               is called ahead (analysis/gains.py). For the others the interval says how large a
               difference may still be
     control   `measured` is credit by Monte Carlo, with two continuations for each token and with
-              sixteen, and must be better. `four times` is plain GRPO with four times the answers.
-              `its placebo` takes the weight from as many tokens as `by_kind without words`, but
-              from random ones. The arm whose advantages are shuffled within each group must not
-              learn. These are not methods, so their p is not corrected
+              sixteen, and must be better. `four times`, `twice` and `half` are plain GRPO with
+              four times, twice and half as many problems in a step. `its placebo` takes the weight
+              from as many tokens as `by_kind without words`, but from random ones. The arm whose
+              advantages are shuffled within each group must not learn. These are not methods, so
+              their p is not corrected
     predicted the gain that was predicted, in research/results/real_board/predictions.json, before
               any run was made
 
@@ -68,14 +69,18 @@ ARMS = {  # in the order in which they are made
     "its placebo": "--mitigation by_kind --word_weight 0 --placebo weights",
     "random": "--mitigation random",
     SHUFFLED: "--placebo advantages",
-    "four times": "--questions {four_times}"}
-CONTROLS = {"four times": "larger batches", "measured": "the control", "measured 16": "the control",
+    "four times": "--questions {four_times}",
+    "half": "--questions {half}",
+    "twice": "--questions {twice}"}
+CONTROLS = {"four times": "larger batches", "twice": "larger batches", "half": "the control",
+            "measured": "the control", "measured 16": "the control",
             "its placebo": "the control", SHUFFLED: "the control"}
 FEWEST_PAIRS = 6  # an arm with fewer is not in the table yet
 BY_SECTION = ("outcome_conditional 0.5", "outcome_conditional 0.25", "by_kind without words",
               "its placebo")
-FORMS = {  # for each --prompt: problems a step, steps, and the arms that say nothing there
-    "brief": SimpleNamespace(questions=4, steps=24, without=()),
+OTHER_BATCHES = ("half", "twice")  # with a thinking real_controls makes `twice`
+FORMS = {  # for each --prompt: problems a step, steps, and the arms that are not made there
+    "brief": SimpleNamespace(questions=4, steps=24, without=OTHER_BATCHES),
     "expression": SimpleNamespace(questions=8, steps=16, without=BY_SECTION)}
 COMMON = ("--dtype bfloat16 --learning_rate 2e-6 --eval_every 0 --save_model no --sample_every 0 "
           "--change_every 0")
@@ -130,7 +135,8 @@ def flags_of_arms(args: SimpleNamespace) -> dict[str, str]:
     of_arms = {}
     for arm, flags in ARMS.items():
         if arm not in form.without:
-            of_arms[arm] = flags.format(four_times=4 * questions)
+            of_arms[arm] = flags.format(four_times=4 * questions, twice=2 * questions,
+                                        half=questions // 2)
     return of_arms
 
 

@@ -116,7 +116,8 @@ def check_real_board(result: Result) -> Iterator[Check]:
     for row in rows:
         gains[row["arm"]] = [runs[f"{row['arm']}-s{seed}"] - runs[f"none-s{seed}"]
                              for seed in range(row["pairs"])]
-    controls = ("four times", "measured", "measured 16", "its placebo", "shuffled")
+    controls = ("four times", "twice", "half", "measured", "measured 16", "its placebo",
+                "shuffled")
     yield from gains_and_p(gains, rows, controls)
     for row in table(result, "pairs"):
         arm, *published = row.values()
