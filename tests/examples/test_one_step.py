@@ -2,7 +2,6 @@
 import re
 
 import numpy as np
-import torch
 
 import train
 from conftest import ROOT
