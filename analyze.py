@@ -490,7 +490,8 @@ def compare_set(comparison: "Comparison", folder: Path, left_out: list[str], wit
     make_output_folder(folder)
     pictures = [learning_curves(comparison, folder)]
     # twins: a sentence for each run that is left out because another has its settings and seed
-    intro = [report.describe_comparison(comparison.runs), *comparison.twins, *left_out]
+    intro = [report.describe_comparison(comparison.runs), *comparison.twins, *left_out,
+             *report.changes_of_all(comparison.runs)]
     if notes_alone:
         from research.earlier.notes_compared import notes_tables_of_arms
         chapters[report.NOTES] = notes_tables_of_arms(comparison)

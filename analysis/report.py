@@ -99,14 +99,11 @@ def opening(run: Run) -> list[str]:
     imported = run["config"].get("imported")
     if isinstance(imported, list):
         return list(map(str, imported))
-    from harness.made_of import accepted_before, differences, not_known
+    from harness.made_of import not_known
     sentences = []
     if not is_foreign(run["config"]) and (unknown := not_known(run["folder"])):
         sentences.append(f"{unknown}.")
-    for change in differences(run["folder"]):
-        sentences.append(f"Something is not as it was when the run was made: {change}.")
-    for change in accepted_before(run["folder"]):
-        sentences.append(f"Accepted {change}.")
+    sentences += changes_of(run)
     if not is_done(run):
         sentences.append(f"This run is not finished: step {steps_done(run)} of "
                          f"{run['config']['steps']} so far.")
@@ -122,6 +119,30 @@ def opening(run: Run) -> list[str]:
             f"{solved_in_words(last)} at step {last['step']}.")
     if not run["steps"]:
         sentences.append("There are no credit files, so nothing is known about single tokens.")
+    return sentences
+
+
+def changes_of(run: Run) -> list[str]:
+    """A sentence for each thing in a run's folder that is not as the run has made it."""
+    from harness.made_of import accepted_before, differences
+    if is_foreign(run["config"]):
+        return []
+    name = run["folder"].name
+    changed = [f"In {name} something is not as it was when the run was made: {change}."
+               for change in differences(run["folder"])]
+    return changed + [f"Accepted in {name} {change}." for change in accepted_before(run["folder"])]
+
+
+def changes_of_all(runs: list[Run]) -> list[str]:
+    """The same of several runs, and how many of them have no digests to see it by."""
+    from harness.made_of import not_known
+    sentences = []
+    for run in runs:
+        sentences += changes_of(run)
+    unknown = [run for run in runs if not is_foreign(run["config"]) and not_known(run["folder"])]
+    if unknown:
+        sentences.append(f"Whether something has changed since is not known of {len(unknown)} of "
+                         "these runs, which have no digests.")
     return sentences
 
 

@@ -33,8 +33,8 @@ from typing import Any
 
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import PROJECT, UserError, read_json
-from harness.record import (DIGESTS, LOGS, Json, digest_of, digest_of_text, digests_of_record,
-                            find_folder, read_lines, replace_text, run_config)
+from harness.record import (DIGESTS, GOES_BACK, LOGS, Json, digest_of, digest_of_text,
+                            digests_of_record, find_folder, read_lines, replace_text, run_config)
 from harness.settings import CHANGEABLE, Settings
 
 NAME = "made_of.json"
@@ -309,7 +309,10 @@ def of_record(folder: Path, done: int | None = None) -> Iterator[str]:
     """Lines of logs and credit files that were changed, moved, lost or added, up to step `done`, or
     up to the last one. The run may be writing meanwhile: then it has written down more at the
     second look."""
-    at_first = by_file(read_lines(folder / DIGESTS), done)
+    lines = read_lines(folder / DIGESTS)
+    if lines and lines[-1]["file"] == GOES_BACK:  # a kill came while a resumed run removed lines
+        done = lines[-1]["step"] if done is None else min(done, lines[-1]["step"])
+    at_first = by_file(lines, done)
     found = by_file(digests_of_record(folder), done)
     lines = read_lines(folder / DIGESTS)
     if not lines:  # an older run, or one of another program

@@ -43,6 +43,7 @@ Columns = dict[str, np.ndarray]
 Parsed = TypeVar("Parsed")
 LOGS = ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl")
 DIGESTS = "digests.jsonl"  # has a line for each line of these logs, and for each credit file
+GOES_BACK = "goes back"  # "file" of a line that says: what is later than this step is being removed
 ABANDONED = 5  # seconds after which nobody is writing a file of an analysis any more
 PART = "reward_"  # the beginning of a column of the reward's parts: reward_answer, ...
 TYPES: dict[str, Any] = {  # of the columns that are not float32
@@ -471,7 +472,11 @@ class RunFolder:
                 if (folder / "trainer" / "state.safetensors").exists()}
 
     def forget_after(self, step: int) -> None:
-        """Remove what a stopped run wrote after its last checkpoint: it will be made again."""
+        """Remove what a stopped run wrote after its last checkpoint: it will be made again. A kill
+        may come between two removals, so what is being done is written down first."""
+        if (self.path / DIGESTS).exists():  # an older run has none
+            marked = [*read_lines(self.path / DIGESTS), {"step": step, "file": GOES_BACK}]
+            replace_text(self.path / DIGESTS, "".join(json.dumps(one) + "\n" for one in marked))
         for name in LOGS:
             kept = [line for line in read_lines(self.path / name) if line["step"] <= step]
             if (self.path / name).exists():

@@ -13,10 +13,10 @@ from conftest import ROOT, StateIdea, cut, put_in, write_lines
 from safetensors.torch import load_file, save_file
 
 import analyze
-from harness import made_of
+from harness import made_of, record
 from harness.made_of import kept, needed_by, of_record, with_imports
 from engine.errors import UserError
-from harness.record import read_columns, read_lines
+from harness.record import read_columns, read_lines, replace_text
 from harness.settings import Settings
 from runs import (SHORT, WHOLE, after_credit_of, assert_same_run, config_of, edit_config,
                   everything, lines, run)
@@ -137,6 +137,37 @@ def test_the_page_says_that_the_record_was_changed(whole, tmp_path, undrawn, cap
         capsys.readouterr().out.split())
 
 
+def test_a_comparison_says_of_which_run_the_record_was_changed(whole, tmp_path, undrawn, capsys):
+    other = shutil.copytree(whole, tmp_path / "other")
+    edit_config(other, seed=5)  # another seed, or it would be left out
+    with_another_number(other / "metrics.jsonl")
+    analyze.main([str(whole), str(other), "--output_dir", str(tmp_path / "page")])
+    said = " ".join(capsys.readouterr().out.split())
+    for change in ("config.json says seed 5", "line 1 of metrics.jsonl is not the one of step 1"):
+        assert f"In other something is not as it was when the run was made: {change}" in said
+    assert said.count("something is not as it was") == 2
+    (other / "digests.jsonl").unlink()
+    analyze.main([str(whole), str(other), "--output_dir", str(tmp_path / "page")])
+    assert "not known of 1 of these runs" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_kill_while_a_resumed_run_goes_back_is_no_change(whole, tmp_path, monkeypatch):
+    """Whatever it has not come to remove yet."""
+    for kept_calls in range(4):
+        folder, calls = shutil.copytree(whole, tmp_path / str(kept_calls)), []
+
+        def replace_or_die(path, text):
+            calls.append(path)
+            if len(calls) > kept_calls:
+                raise KeyboardInterrupt
+            replace_text(path, text)
+
+        monkeypatch.setattr(record, "replace_text", replace_or_die)
+        with pytest.raises(KeyboardInterrupt):
+            record.RunFolder(folder).forget_after(4)
+        assert list(of_record(folder)) == []
+
+
 def test_a_kill_between_a_digest_and_its_line_is_no_change(whole, tmp_path):
     """Nor is one between a credit file and its digest, as of step 5; a line that came before that
     is missed."""
@@ -176,7 +207,7 @@ def test_what_is_accepted_is_written_down_and_told(stopped, capsys):
     assert accepted["after_step"] == 4 and "learning_rate" in accepted["changes"]
     assert kept(stopped)["settings"]["learning_rate"] == 0.0002
     analyze.main([str(stopped)])
-    assert "Accepted after step 4: config.json says" in " ".join(capsys.readouterr().out.split())
+    assert "after step 4: config.json says" in " ".join(capsys.readouterr().out.split())
     assert "nothing that it is made of has changed" in run(
         "--resume", stopped, "--accept_changes").stdout
     with_another_number(stopped / "metrics.jsonl")
