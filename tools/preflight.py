@@ -44,6 +44,7 @@ from harness.settings import Settings, make_settings, read_flags
 from tools.helpers.first_step import measure_first_step
 from tools.helpers.prospects import Answers
 from tools.helpers.prospects_in_words import Findings, Plan
+from tools.helpers.seen import LARGE, SMALL
 
 FEWEST_PROBLEMS = 4
 FEWEST_GROUPS = 8  # whose gradients are measured
@@ -193,7 +194,9 @@ def find(policy: Policy, s: Settings, sampled: list[Answers]) -> Findings:
             break
     held_out = len(policy.task.held_out_problems(s.eval_tasks))
     plan = Plan(s.questions, s.answers, s.max_new_tokens, s.steps, held_out,
-                has_examples="examples" in flags_of(type(policy.task.task)))
+                has_examples="examples" in flags_of(type(policy.task.task)),
+                speed=LARGE if policy.model.is_large else SMALL, learning_rate=s.learning_rate,
+                is_evaluated_alike=s.temperature == s.eval_temperature)
     return Findings(sampled, plan, policy.task, list(others.values())[:NOT_ASKED])
 
 

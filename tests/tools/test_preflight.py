@@ -18,6 +18,7 @@ from tools.helpers.prospects import (Answers, Beta, apply_rule, best_blind, chan
                                      disagreement, fit_beta, pays_success, rule_of, share_of_form,
                                      shown_rule)
 from tools.helpers.prospects_in_words import CANNOT, FORM, LEARNS, ONE_ANSWER, Findings, Plan
+from tools.helpers.seen import SMALL
 
 
 @pytest.mark.parametrize("values, size", [
@@ -95,7 +96,8 @@ def test_the_best_blind_answer_is_chosen_on_one_half_and_measured_on_the_other()
 
 
 def findings(problems, questions=8, group=4, task=None, others=PROBLEMS):
-    plan = Plan(questions, group, 80, 60, held_out=100, has_examples=False)
+    plan = Plan(questions, group, 80, 60, held_out=100, has_examples=False, speed=SMALL,
+                learning_rate=SMALL.learning_rate)
     return Findings(problems, plan, task or Sums(), others)
 
 
@@ -176,7 +178,7 @@ def test_a_task_with_few_problems_or_none_held_out(tmp_path, monkeypatch):
     problems no number of steps is named."""
     few = findings(some([1.0, 0, 0, 0, 1.0, 0]), others=PROBLEMS[:3])
     assert few.earned_blindly == 0.0 and "only 3 problems" in few.about_blind()
-    few.plan = Plan(8, 4, 80, 60, held_out=0, has_examples=False)
+    few.plan = replace(few.plan, held_out=0)
     assert "no held-out problems" in few.about_seeing() and few.word == LEARNS
     monkeypatch.setattr(countdown_task.Task, "training_problems",
                         lambda task, seed, step, count: [Problem((2, 3, 4), 9)] * count)
@@ -232,14 +234,39 @@ def test_well_formed_answers_are_right_so_the_form_comes_first():
     assert findings(wrong, questions=4).word == FORM
 
 
-@pytest.mark.parametrize("steps, said", [(5000, "are enough"), (100, "may be enough"),
-                                         (1, "are too few")])
-def test_whether_the_planned_steps_are_enough(steps, said):
+def test_the_gain_and_its_chance_by_hand():
     """Groups of 2: p = 1/3 in six answers, so 8 of 15 pairs differ, and 8 groups have 8 * 2 * 8/15
-    = 8.5 answers that teach. The variance of an answer is 1/3 * 2/3 * 6/5; with 100 held-out
-    problems that is an error of 7.3 points, so 20 points are seen, after 2 * 160 / 8.5 = 38 to
-    1,130 steps."""
+    = 8.53 answers that teach. The variance of an answer is 1/3 * 2/3 * 6/5 = 4/15. In 60 steps that
+    is a gain of 0.04 * 8.53 * 4/15 * 60 = 5.46 points. With 100 held-out problems two standard
+    errors are 200 * sqrt(2 * 2/9 / 100) = 13.3 points, log(13.3 / 5.46) = 1.49 spreads of 0.6 away:
+    a chance of 7%. Half of such settings show it after 60 * 13.3 / 5.46 = 146.5 steps."""
+    found = findings(some([1.0, 0, 0, 0, 1.0, 0]), group=2)
+    assert found.teaching == pytest.approx(8 * 2 * 8 / 15)
+    assert found.forecast.gain == pytest.approx(0.04 * 8 * 2 * 8 / 15 * 4 / 15 * 60)
+    assert found.forecast.visible == pytest.approx(13.333, abs=1e-3)
+    assert found.forecast.chance == pytest.approx(0.068, abs=1e-3)
+    assert found.forecast.steps_for(0.5) == 147
+    assert "LEARNS, but it will not be seen in 60 steps (about 147 show it)" in found.in_words()
+    found = replace(found, plan=replace(found.plan, learning_rate=2 * SMALL.learning_rate))
+    assert found.forecast.steps_for(0.5) == 74
+
+
+@pytest.mark.parametrize("steps, said", [(5000, "LEARNS, and it will be seen in 5000 steps"),
+                                         (150, "LEARNS, and it may be seen in 150 steps")])
+def test_more_steps_show_more(steps, said):
     found = findings(some([1.0, 0, 0, 0, 1.0, 0]), group=2)
     found.plan = replace(found.plan, steps=steps)
-    assert found.teaching == pytest.approx(8 * 2 * 8 / 15)
-    assert f"The planned {steps} {said}" in found.about_seeing()
+    assert said in " ".join(found.in_words().split())
+
+
+def test_what_is_evaluated_at_another_temperature_is_not_forecast():
+    found = findings(some([1.0, 0, 0, 0, 1.0, 0]))
+    found.plan = replace(found.plan, is_evaluated_alike=False)
+    assert "at another temperature" in found.about_seeing()
+    assert found.conclusion().startswith("LEARNS: ")
+
+
+def test_a_learning_rate_that_no_run_had_is_named():
+    found = findings(some([1.0, 0, 0, 0, 1.0, 0]))
+    found.plan = replace(found.plan, learning_rate=0.01)
+    assert "The learning rate is 40 times that of those runs" in found.about_seeing()

@@ -12,13 +12,12 @@ from tools.helpers.first_step import FirstStep
 from tools.helpers.prospects import (Answers, Blind, as_share, best_blind, disagreement, fit_beta,
                                      living_share, mean_scores, pays_success, repeats,
                                      share_of_form, shown_rule)
+from tools.helpers.seen import KNOWN_RATES, Forecast, Speed, forecast, visible_gain
 
 SIZES = (2, 4, 8, 16, 32)  # of groups
 FEWEST_LIVING = 0.5  # groups a step: with fewer, most steps make no update
 FEWEST_OTHERS = 20  # problems that were not asked
 EARNED_BLINDLY = 0.8  # of what the best sampled answers earn beyond the average
-# Ten points of success took so many answers of living groups: docs/preflight.md has the runs.
-ANSWERS_FOR_TEN_POINTS = (160, 4800)
 FEWEST_FORMED = 20  # well formed answers of which the success is told
 RISE_BY_FORM = 0.1  # of success, if every answer were well formed: so much is worth the word
 SPREAD_OF_PAIRS = (1.4, 6.0)  # points: the standard deviation of the difference of two runs
@@ -35,6 +34,9 @@ class Plan:
     steps: int
     held_out: int        # problems
     has_examples: bool   # whether the task has the flag --examples
+    speed: Speed         # how fast success rose in runs of such a model
+    learning_rate: float
+    is_evaluated_alike: bool = True  # training and evaluation sample at the same temperature
 
 
 @dataclass
@@ -76,8 +78,29 @@ class Findings:
 
     @property
     def teaching(self) -> float:
-        """The answers of a step whose group teaches to be right."""
-        return self.plan.questions * self.plan.group * self.living_by_success
+        """The answers of a step whose group teaches to be right. If the form comes first, every
+        group whose rewards differ does."""
+        share = self.living if self.form_raises_success else self.living_by_success
+        return self.plan.questions * self.plan.group * share
+
+    @cached_property
+    def variance(self) -> float:
+        """The mean over the problems of p (1 - p), unbiased, where p is the success at one."""
+        of_each = []
+        for one in self.problems:
+            n, right = len(one.right), sum(one.right)
+            of_each.append(right * (n - right) / (n * (n - 1)))
+        return float(np.mean(of_each))
+
+    @cached_property
+    def forecast(self) -> Forecast | None:
+        """Whether the gain will be seen; None if nothing is evaluated, or at another temperature
+        than that of training."""
+        plan = self.plan
+        if plan.held_out == 0 or not plan.is_evaluated_alike:
+            return None
+        return forecast(plan.speed, plan.learning_rate, self.teaching, self.variance, plan.steps,
+                        self.mean("right").value, plan.held_out)
 
     @cached_property
     def right_if_formed(self) -> float | None:
@@ -220,25 +243,15 @@ class Findings:
                 f"{self.mean('entropy').value:.2f}.")
 
     def about_seeing(self) -> str:
-        """When a gain can be told from none, and how many seeds compare two methods."""
-        held_out = self.plan.held_out
-        if held_out == 0:
+        """When a gain is seen, and how many seeds compare two methods."""
+        plan = self.plan
+        if plan.held_out == 0:
             return "Seeing it: the task has no held-out problems, so no evaluation shows a gain."
-        noise = []  # the variance of one answer to each problem, without that between problems
-        for one in self.problems:
-            n, right = len(one.right), sum(one.right)
-            noise.append(right * (n - right) / (n * (n - 1)))
-        error = 100 * float(np.sqrt(2 * max(np.mean(noise), 0.01) / held_out))
-        visible = 2.8 * error  # found in 80 of 100 evaluations
-        text = (f"Seeing it: two evaluations with {held_out} held-out problems tell a gain of "
-                f"{visible:.0f} points from none in 80 of 100 cases.")
-        if self.word == LEARNS and self.teaching > 0:
-            first, last = (max(1.0, visible / 10 * answers / self.teaching)
-                           for answers in ANSWERS_FOR_TEN_POINTS)
-            text += (" In this project's runs ten points took {} to {} answers of groups that "
-                     "teach".format(*ANSWERS_FOR_TEN_POINTS) + f", and a step has "
-                     f"{self.teaching:.0f}: so it may be seen after {first:.0f} to {last:.0f} "
-                     f"steps. The planned {self.plan.steps} {self.enough(first, last)}.")
+        visible = visible_gain(self.mean("right").value, plan.held_out)
+        text = (f"Seeing it: with {plan.held_out} held-out problems a gain counts as seen if it is "
+                f"more than {visible:.1f} points, two standard errors.")
+        if self.word in (LEARNS, ONE_ANSWER):
+            text += f" {self.expected_gain()}"
         seeds = []
         for spread in SPREAD_OF_PAIRS:
             seeds.append(next((n for n in range(3, 200)
@@ -246,12 +259,26 @@ class Findings:
         return (f"{text} To see three points between two methods took {seeds[0]} pairs of runs on "
                 f"the tiny model and would take {seeds[1]} on a real one, whose pairs differ more.")
 
-    def enough(self, first: float, last: float) -> str:
-        """What becomes of the planned steps, if the gain is seen after `first` to `last` of them.
-        """
-        if self.plan.steps >= last:
-            return "are enough"
-        return "may be enough" if self.plan.steps >= first else "are too few"
+    def expected_gain(self) -> str:
+        """Sentences: the gain of the planned steps, and when it is seen."""
+        plan, expected = self.plan, self.forecast
+        if expected is None:
+            return ("The evaluation samples at another temperature than the training, so its gain "
+                    "is not forecast.")
+        if expected.gain <= 0:
+            return "No problem is solved now and then, so no gain is expected."
+        low, high = expected.gain_between()
+        early, half, late = (expected.steps_for(chance) for chance in (0.1, 0.5, 0.9))
+        text = (f"By {plan.speed.runs}, the planned {plan.steps} steps raise success by "
+                f"{expected.gain:.1f} points, or by {low:.1f} to {min(high, 100):.0f} in 80 of 100 "
+                f"such settings. So the gain {expected.word}, with a chance of "
+                f"{expected.chance:.0%}. Half of such settings show it after {half} steps, and 80 "
+                f"of 100 after {early} to {late}.")
+        times = plan.learning_rate / plan.speed.learning_rate
+        if not 1 / KNOWN_RATES <= times <= KNOWN_RATES:
+            text += (f" The learning rate is {times:.3g} times that of those runs, which nobody "
+                     "has tried.")
+        return text
 
     def about_first_step(self) -> str:
         """How noisy the gradient of a batch is, and whether it raises success."""
@@ -277,7 +304,15 @@ class Findings:
         return text + " Whether a step raises success at other problems cannot be told from them."
 
     def conclusion(self) -> str:
-        return f"{self.word.upper()}: {self.reason()}"
+        return f"{self.word.upper()}{self.whether_seen()}: {self.reason()}"
+
+    def whether_seen(self) -> str:
+        """What follows the word *learns*: whether the gain is seen, and after how many steps."""
+        if self.word != LEARNS or self.forecast is None or self.forecast.gain <= 0:
+            return ""
+        joined = ", but it" if self.forecast.word == "will not be seen" else ", and it"
+        return (f"{joined} {self.forecast.word} in {self.plan.steps} steps (about "
+                f"{self.forecast.steps_for(0.5)} show it)")
 
     def reason(self) -> str:
         success = self.mean("right").value
