@@ -160,9 +160,3 @@ def in_planted_tasks(name: str, flags: dict) -> dict[str, Row]:
         rows[key] = {"own": one.gain, "plain": fmean(one.plain), "control": one.true,
                      "could_see": one.gain.visible}
     return rows
-
-
-def leaderboard_control() -> Estimate:
-    """The gain of `measured` on the tiny model's leaderboard, over twelve seeds."""
-    row = next(row for row in table_rows("board", "board") if row["arm"] == "measured")
-    return Estimate(row["gain"]["value"], row["gain"]["low"], row["gain"]["high"])

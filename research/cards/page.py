@@ -5,7 +5,8 @@
 
 A card that is taken has been measured by `python -m tools.idea NAME --card`. What is quick of it,
 the rows of the task whose answers are all listed, is computed again, and a card that does not fit
-its function is refused.
+its function is refused. What was measured is kept. The rows of published experiments and the words
+are not, because they follow from results that may grow: the table reads them there.
 """
 import json
 from pathlib import Path
@@ -18,11 +19,13 @@ from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
 from harness.record import replace_text
 from research.cards.measure import in_the_enumerated_task
+from research.cards.published import estimate_of, published_rows
 
 ENTRIES = PROJECT / "research/cards/entries"
 PAGE = PROJECT / "research/cards.md"
 BEGIN, END = "<!-- cards -->", "<!-- end of cards -->"
 QUICK = ("bias", "direction", "noise")
+KEPT = ("method", "name", "flags", "model", "made_of", "day", "git_commit", "versions")
 HOLDS = 1e-3  # of a number: another machine's rounding, not another function
 FLAGS = {"add": Flag(None, "a folder that `python -m tools.idea NAME --card` has written", kind=str,
                      metavar="FOLDER")}
@@ -45,29 +48,37 @@ def add(folder: Path) -> None:
         raise UserError(f"{folder}: {wrong}. `python -m tools.idea {card['method']} --card` makes "
                         "the card again")
     ENTRIES.mkdir(exist_ok=True)
-    text = json.dumps(card, indent=1, allow_nan=False)
+    kept = {key: card[key] for key in KEPT}
+    published = published_rows(card["name"], card["flags"])
+    kept["rows"] = {key: row for key, row in card["rows"].items() if key not in published}
+    text = json.dumps(kept, indent=1, allow_nan=False)
     replace_text(ENTRIES / f"{card['name']}.json", f"{text}\n")
 
 
 def all_cards() -> list[dict]:
-    """The cards, those first whose gradient has the least noise on the untrained model, along plain
-    GRPO's direction."""
+    """The cards: those that have been trained, the largest gain first, and then the others, the
+    least noise of the untrained model first."""
     cards = [read_json(path) for path in sorted(ENTRIES.glob("*.json"))]
-    return sorted(cards, key=as_a_batch, reverse=True)
+    return sorted(cards, key=place, reverse=True)
 
 
-def as_a_batch(card: dict) -> float:
-    value = estimate_of(card, "batch_start")
-    return value.value if value is not None and value.value == value.value else 0.0
+def place(card: dict) -> tuple[bool, float]:
+    gain = gain_of(card)
+    value = own_of(card, "batch_start") if gain is None else gain
+    is_known = value is not None and value.value == value.value
+    return gain is not None, value.value if value is not None and is_known else 0.0
 
 
-def estimate_of(card: dict, key: str, part: str = "own") -> Estimate | None:
-    stored = card["rows"].get(key, {}).get(part)
-    if not isinstance(stored, dict):
-        return None
-    nan = float("nan")
-    return Estimate(*[nan if stored[end] is None else stored[end]
-                      for end in ("value", "low", "high")])
+def gain_of(card: dict) -> Estimate | None:
+    """The gain in training on the leaderboard, or else in the runs of tools.idea."""
+    published = published_rows(card["name"], card["flags"]).get("board")
+    own = published["own"] if published else own_of(card, "training")
+    return own if isinstance(own, Estimate) else None
+
+
+def own_of(card: dict, key: str) -> Estimate | None:
+    stored = card["rows"].get(key, {}).get("own")
+    return estimate_of(stored) if isinstance(stored, dict) else None
 
 
 def what_does_not_fit(card: dict) -> str:
@@ -76,7 +87,7 @@ def what_does_not_fit(card: dict) -> str:
         return f"there is no weighting or advantage {card['name']}"
     now = in_the_enumerated_task(card["name"], card["flags"])
     for key in QUICK:
-        stored, own = estimate_of(card, key), now[key].get("own")
+        stored, own = own_of(card, key), now[key].get("own")
         if not isinstance(own, Estimate):
             if stored is not None:
                 return f"{key} is {stored.value:.4f} on the card, and now there is none"
@@ -89,19 +100,19 @@ def what_does_not_fit(card: dict) -> str:
 def cards_table(cards: list[dict]) -> Table:
     rows = []
     for card in cards:
-        row = [f"[`{card['method']}`](cards/entries/{card['name']}.json)"]
+        row = [f"[`{card['method']}`](cards/entries/{card['name']}.json)",
+               shown(gain_of(card), "points")]
         for key, spec in (("direction", ".3f"), ("noise", ".2f")):
-            value = estimate_of(card, key)
+            value = own_of(card, key)
             row.append("n/a" if value is None else shown(value.value, spec))
-        row += [shown(estimate_of(card, key), ".2f") for key in ("batch_start", "batch_half")]
-        row += [shown(estimate_of(card, key), "points") for key in ("few", "many")]
-        row.append(shown(card["rows"]["cost"]["own"], ".1f"))
+        row += [shown(own_of(card, key), ".2f") for key in ("batch_start", "batch_half")]
+        row += [shown(own_of(card, "many"), "points"), shown(card["rows"]["cost"]["own"], ".1f")]
         rows.append(row)
-    headings = {"method": "method", "direction": "cosine", "noise": "noise",
+    headings = {"method": "method", "gain": "gain in training (95% interval)",
+                "direction": "cosine", "noise": "noise",
                 "start": "untrained, as a batch times (95% interval)",
                 "half": "half trained (95% interval)",
-                "few": "gain where 3 of 128 decide (95% interval)",
-                "many": "where 42 decide (95% interval)", "cost": "cost"}
+                "many": "gain where 42 of 128 decide (95% interval)", "cost": "cost"}
     return Table("cards", "", by_row(dict.fromkeys(headings, ""), rows), headings=headings)
 
 

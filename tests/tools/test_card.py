@@ -1,5 +1,6 @@
 """The card of a method: its rows by hand, its JSON, its closing words."""
 import json
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
@@ -10,8 +11,8 @@ from harness.screen import is_taken_away
 from harness.settings import make_settings
 from tools import idea
 from tools.helpers import card
-from tools.helpers.card import (as_table, claim_of, closing, favoured, from_json, make_card,
-                                rows_after, to_json)
+from tools.helpers.card import as_table, favoured, from_json, make_card, rows_after, to_json
+from tools.helpers.card_in_words import claim_of, closing
 
 FEW = {"questions": 2, "answers": 4, "max_new_tokens": 24, "threads": 1}
 NUMBERS = {"direction": {"own": Estimate(0.98), "plain": Estimate(1.0)},
@@ -41,7 +42,7 @@ def test_the_closing_paragraph_says_what_the_rows_say():
     assert "On the untrained model its gradient has less noise than plain GRPO's" in said
     assert "On the half trained model its gradient has more noise" in said
     assert "better where few decide, and worse where many decide" in said
-    assert "It has not been trained: python -m tools.idea mine does that" in said
+    assert "It has not been trained. python -m tools.idea mine trains it" in said
     assert said.endswith("Its paper, A paper: twice as fast.")
 
 
@@ -62,21 +63,25 @@ def test_rows_are_measured_once_and_those_of_training_are_added(tmp_path, monkey
         return dict(NUMBERS)
     monkeypatch.setattr(card, "rows_before", rows_before)
     monkeypatch.setattr(card, "half_trained", lambda *_: None)
+    monkeypatch.setattr(card, "research", lambda _: SimpleNamespace(
+        published_rows=lambda name, flags: {"board": {"own": Estimate(-0.01, -0.02, 0.0),
+                                                      "verdict": f"{name} is behind"}}))
     monkeypatch.setattr(card, "rows_after", lambda *_: {"training": {"own": Estimate(0.02, 0.01,
                                                                                      0.03)}})
     settings = dict.fromkeys(("plain", "idea", "placebo"), make_settings(FEW))
 
     def make(made_of, arms):
-        return make_card("mine", {}, settings, made_of, arms, tmp_path / "mine", "again", "this",
+        return make_card("taco", {}, settings, made_of, arms, tmp_path / "taco", "again", "this",
                          noise={"batch_start": {"own": Estimate(1.0, 0.9, 1.1)}})
     first = make("a", {})
     assert "training" not in first["rows"] and len(measured) == 1
+    assert "tiny model its gain is -1.0 (-2.0 to +0.0) points: taco is behind." in first["closing"]
     second = make("a", {"idea": {0: {}, 1: {}}})
     assert len(measured) == 1 and "it gains +2.0 (+1.0 to +3.0) points" in second["closing"]
     make("b", {})  # made of other code
     assert len(measured) == 2
-    page = (tmp_path / "mine/report.html").read_text(encoding="utf-8")
-    assert "The card of mine" in page and "this does that" in page
+    page = (tmp_path / "taco/report.html").read_text(encoding="utf-8")
+    assert "The card of taco" in page and "this trains it" in page
     assert "gain in training" in capsys.readouterr().out
 
 

@@ -9,7 +9,6 @@ Most rows come from the probes of research/ (research/cards/measure.py). They ar
 here, so without that room the card has the other rows.
 """
 import json
-import re
 import textwrap
 import time
 from dataclasses import replace
@@ -28,7 +27,7 @@ from analysis.shares import shares_by
 from analysis.statistics import Estimate
 from analysis.sureness import sureness
 from analysis.tables import WITH_INTERVAL, Table, by_row, in_json, shown
-from engine.errors import PROJECT, read_json
+from engine.errors import read_json
 from engine.policy import Policy
 from engine.tokens import KINDS
 from grpo import gradient_size
@@ -37,6 +36,7 @@ from harness.planned import PlannedRun, make_runs
 from harness.record import find_folder, provenance, replace_text
 from harness.screen import is_taken_away, say, show_status
 from harness.settings import Settings, is_large
+from tools.helpers.card_in_words import claim_of, closing
 from tools.helpers.look import BATCHES, RARE, credited, sample, seconds_of_step, share_gains
 
 Row = dict[str, object]
@@ -63,7 +63,13 @@ QUESTIONS = {
     "training": ("gain in training", "points"),
     "placebo": ("gain in training over its placebo", "points"),
     "able": ("less able? gain of greedy answers", "points"),
-    "sure_end": ("less sure? gain of sampled answers minus that", "points")}
+    "sure_end": ("less sure? gain of sampled answers minus that", "points"),
+    "board": ("leaderboard of the tiny model: gain in training", "points"),
+    "board_entropy": ("there: entropy of the last steps, minus plain GRPO's", "+.3f"),
+    "real": ("leaderboard of a real model: gain in training", "points"),
+    "real_placebo": ("there: gain in training over its placebo", "points"),
+    "real_able": ("there: less able? gain of greedy answers", "points"),
+    "real_sure": ("there: less sure? gain of sampled answers minus that", "points")}
 LEGEND = (
     "Plain GRPO has the same answers, and all weights 1. The control is each token's true credit "
     "in tasks where that is known, and else `measured`, which samples for it. The bias is "
@@ -73,9 +79,9 @@ LEGEND = (
     "that 80 of 100 such experiments would find.")
 
 
-def research() -> ModuleType | None:
-    """The part that needs the probes, or None without their room."""
-    return None if is_taken_away("research") else import_module("research.cards.measure")
+def research(name: str = "measure") -> ModuleType | None:
+    """The part that needs the probes, or that has published results; None without their room."""
+    return None if is_taken_away("research") else import_module(f"research.cards.{name}")
 
 
 def rows_before(name: str, flags: dict, plain: Settings, idea: Settings) -> Rows:
@@ -170,8 +176,8 @@ def cost(policy: Policy, plain: Settings, idea: Settings) -> Rows:
 
 def rows_after(arms: Arms, is_tiny: bool) -> Rows:
     """The rows that training has shown, from pairs of finished runs."""
-    measure = research()
-    control = measure.leaderboard_control() if measure and is_tiny else None
+    published = research("published") if is_tiny else None
+    control = published.gain_of_arm("board", published.CONTROL) if published else None
     level = fmean(line["success"] for run in arms["plain"].values() for line in run["metrics"])
     gains = {"training": gain_over(arms["idea"], arms["plain"]),
              "placebo": gain_over(arms["idea"], arms["placebo"])}
@@ -185,66 +191,6 @@ def rows_after(arms: Arms, is_tiny: bool) -> Rows:
         rows["able"] = {"own": found.greedy.estimate, "could_see": found.greedy.could_see}
         rows["sure_end"] = {"own": found.difference, "could_see": found.difference.visible}
     return rows
-
-
-def claim_of(name: str) -> str:
-    """What the method's paper claims, by the page of papers; empty if it has no row there."""
-    path = PROJECT / "docs/papers.md"
-    if path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines():
-            cells = [cell.strip() for cell in line.split("|")]
-            if len(cells) > 5 and re.search(rf"\b{name}\b", cells[2]):
-                return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", f"{cells[1]}: {cells[3]}")
-    return ""
-
-
-def closing(name: str, rows: Rows, claim: str, trains: str) -> str:
-    """The paragraph below the table: what follows from it. `trains` is the command that makes the
-    runs."""
-    said = []
-    direction, noise = rows.get("direction", {}), rows.get("noise", {})
-    if isinstance(direction.get("own"), Estimate):
-        cosine, times = direction["own"].value, noise["own"].value
-        keeps = "keeps the direction of the true gradient"
-        if cosine < 0.9995:
-            keeps = f"turns the gradient away from the true one, to a cosine of {cosine:.3f}"
-        said.append(f"Where all answers are listed {name} {keeps}, with {times:.2f} times plain "
-                    "GRPO's noise over signal.")
-    for key, when in (("batch_start", "untrained"), ("batch_half", "half trained")):
-        own = rows.get(key, {}).get("own")
-        if isinstance(own, Estimate):
-            said.append(f"On the {when} model its gradient has {noise_in_words(own)}.")
-    gains = {key: rows[key]["own"] for key in ("few", "some", "many")
-             if isinstance(rows.get(key, {}).get("own"), Estimate)}
-    if gains:
-        better = [key for key, gain in gains.items() if gain.low > 0]
-        worse = [key for key, gain in gains.items() if gain.high < 0]
-        said.append("Where it is known which tokens decide, it is "
-                    + ("better where " + " or ".join(better) + " decide" if better else
-                       "not seen to be better")
-                    + (", and worse where " + " or ".join(worse) + " decide" if worse else "")
-                    + " (each interval for itself).")
-    trained = rows.get("training", {}).get("own")
-    if isinstance(trained, Estimate):
-        said.append(f"Trained, it gains {shown(trained, 'points')} points over plain GRPO.")
-    else:
-        said.append(f"It has not been trained: {trains} does that, and its card, made again, then "
-                    "has the rows of training.")
-    if claim:
-        said.append(f"Its paper, {claim.rstrip('.')}.")
-    return " ".join(said)
-
-
-def noise_in_words(factor: Estimate) -> str:
-    """less noise than plain GRPO: that of a batch 1.5 times as large (1.1 to 2.1)"""
-    number = f"{factor.value:.2f} times as large ({shown(factor.interval, '.2f')})"
-    if not np.isfinite(factor.low):
-        return "a direction that so few batches do not show"
-    if factor.low > 1:
-        return f"less noise than plain GRPO's: that of a batch {number}"
-    if factor.high < 1:
-        return f"more noise than plain GRPO's: that of a batch {number}"
-    return f"no other noise than plain GRPO's, as far as is seen: that of a batch {number}"
 
 
 def as_table(name: str, rows: Rows) -> Table:
@@ -326,6 +272,8 @@ def make_card(method: str, flags: dict, settings: dict[str, Settings], made_of: 
         rows |= noise
     if len(arms.get("idea", {})) >= 2:
         rows = rows | rows_after(arms, is_tiny)
+    if published := is_tiny and research("published"):
+        rows = rows | published.published_rows(name, flags)
     claim = claim_of(name)
     card = {"method": method, "name": name, "flags": flags, "model": plain.model,
             "made_of": made_of, "day": date.today().isoformat(), **provenance(), "claim": claim,
