@@ -63,7 +63,7 @@ def test_rows_are_measured_once_and_those_of_training_are_added(tmp_path, monkey
         return dict(NUMBERS)
     monkeypatch.setattr(card, "rows_before", rows_before)
     monkeypatch.setattr(card, "half_trained", lambda *_: None)
-    monkeypatch.setattr(card, "research", lambda _: SimpleNamespace(
+    monkeypatch.setattr(card, "research", lambda *_: SimpleNamespace(
         published_rows=lambda name, flags: {"board": {"own": Estimate(-0.01, -0.02, 0.0),
                                                       "verdict": f"{name} is behind"}}))
     monkeypatch.setattr(card, "rows_after", lambda *_: {"training": {"own": Estimate(0.02, 0.01,
