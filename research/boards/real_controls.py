@@ -200,13 +200,22 @@ def rates_table(arms: Arms) -> Table:
         if name != PLAIN and at_own_rate is not None:
             gain = mean_over(at_own_rate[number] - at_own_rate[0])
         means = success[number].mean(1) if seeds else [None] * len(rates)
-        rows.append([name, len(seeds), *means, gain])
-    formats = {"arm": "", "seeds": "d", **dict.fromkeys(rates, ".1%"), "gain": "points"}
+        rows.append([name, len(seeds), first_step(runs, seeds), *means, gain])
+    formats = {"arm": "", "seeds": "d", "first": ".1%", **dict.fromkeys(rates, ".1%"),
+               "gain": "points"}
     return Table("rates", "Success in training at three learning rates", by_row(formats, rows), "",
                  ["The gain is over plain GRPO, each arm at the best of its three rates. One half "
                   "of the seeds chooses the rate of the other half. The interval is Student's t "
                   "over pairs, and does not cover the choice"],
-                 {"gain": f"gain with own rates{WITH_INTERVAL}"})
+                 {"first": "in the first step, all runs",
+                  "gain": f"gain with own rates{WITH_INTERVAL}"})
+
+
+def first_step(runs: list[list[dict[int, Run]]], seeds: list[int]) -> float | None:
+    """Success in the first step, which all arms make with the untrained model. Means over all."""
+    found = [at_rate[seed]["metrics"][0]["success"]
+             for of_arm in runs for at_rate in of_arm for seed in seeds]
+    return float(np.mean(found)) if found else None
 
 
 def held_out_table(arms: Arms) -> Table:

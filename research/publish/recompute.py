@@ -144,7 +144,9 @@ def check_real_controls(result: Result) -> Iterator[Check]:
                              for seed in seeds]
     plain = [arm for arm in gains if arm.startswith("none")]
     yield from gains_and_p(gains, rows, ("twice", "measured 16", *plain))
-    yield from check_rates(runs, table(result, "rates"))
+    first = {name: run["in_short"][2][0] / run["in_short"][0]
+             for name, run in result["values"]["runs"].items()}
+    yield from check_rates(runs, first, table(result, "rates"))
     for row in table(result, "held_out"):
         solved: dict[str, list[list[float]]] = {}
         for mode in ("sampled", "greedy"):
@@ -161,14 +163,18 @@ def check_real_controls(result: Result) -> Iterator[Check]:
             yield Check(f"{row['arm']}, {name}", ends(row[name]), two_way(differences))
 
 
-def check_rates(runs: dict[str, float], rows: list[dict]) -> Iterator[Check]:
+def check_rates(runs: dict[str, float], first_success: dict[str, float],
+                rows: list[dict]) -> Iterator[Check]:
     """Success at three rates; each half of the seeds takes the rate that is best for the other."""
     rates = {"5e-7": " 5e-7", "1e-6": " 1e-6", "2e-6": ""}
     names = [row["arm"] for row in rows]
     seeds = [seed for seed in range(100) if all(f"{arm}{rate}-s{seed}" in runs for arm in names
                                                 for rate in rates.values())]
     at_own: dict[str, list[float]] = {}
+    first = mean([first_success[f"{arm}{rate}-s{seed}"] for arm in names
+                  for rate in rates.values() for seed in seeds])
     for row in rows:
+        yield Check(f"{row['arm']}, first step", [row["first"]], [first])
         arm = row["arm"]
         by_rate = [[runs[f"{arm}{rate}-s{seed}"] for seed in seeds] for rate in rates.values()]
         yield Check(f"{arm} by rate", [row[rate] for rate in rates], list(map(mean, by_rate)))

@@ -57,11 +57,13 @@ def test_each_half_of_the_seeds_takes_the_rate_of_the_other():
             arms[name if rate == "2e-6" else f"{name} {rate}"] = {
                 seed: run_of(share, 0, 0) for seed, share in enumerate(found)}
     rows = {row[0]: row for row in rates_table(arms).rows}
-    assert rows["equal_gradient"][2:5] == pytest.approx([0.1, 0.55, 0.5])
+    assert rows["equal_gradient"][3:6] == pytest.approx([0.1, 0.55, 0.5])
+    others = [0.1] * 24
+    assert rows[PLAIN][2] == pytest.approx(np.mean([*np.ravel(list(by_rate.values())), *others]))
     gain = np.mean([0.5, 0.4, 0.1, 0.2]) - 0.1
-    assert rows["equal_gradient"][5].value == pytest.approx(gain) and rows[PLAIN][5] is None
+    assert rows["equal_gradient"][6].value == pytest.approx(gain) and rows[PLAIN][6] is None
     del arms[f"{PLAIN} 1e-6"][0]  # three seeds have all rates: too few for two halves
-    assert [row[5] for row in rates_table(arms).rows] == [None] * 3
+    assert [row[6] for row in rates_table(arms).rows] == [None] * 3
 
 
 def test_a_loss_by_sampling_alone_is_told_from_one_by_greedy_answers_too():
