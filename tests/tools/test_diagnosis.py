@@ -57,6 +57,46 @@ def write(path, changes=()):
     return path
 
 
+def as_python_prints(lines):
+    return "".join(f"{one}\n" for one in lines)
+
+
+def test_steps_that_are_logged_again_count_once(tmp_path):
+    """After a resume, or by a second run; also where only the epoch tells it. That is rounded: to
+    one digit several steps have the same, and of the last of 20 steps one stays."""
+    rising = [line(step) for step in STEPS]
+    falling = [line(step, reward=0.6 - 0.01 * step, success=0.5) for step in STEPS]
+    resumed = [*falling[:20], *rising[10:]]
+    rounded = [{"epoch": round(one["step"] / 100, 1), "reward": 0.5} for one in rising]
+    by_epoch = [{"epoch": one["step"] / 100, "reward": 0.5} for one in rising]
+    for lines, steps, again in ((resumed, 30, 10), (falling + rising, 30, 30), (rounded, 30, 0),
+                                (by_epoch[:20] + by_epoch[16:], 31, 3)):
+        write_lines(tmp_path / "log.jsonl", lines)
+        log = read_log(tmp_path / "log.jsonl")
+        assert (log.steps, log.made_again) == (steps, again)
+    write_lines(tmp_path / "log.jsonl", falling + rising)
+    said = " ".join(diagnose(tmp_path / "log.jsonl").split())
+    assert "30 more lines are of steps that were logged again" in said
+    assert "the reward rises, from 0.335 to 0.575" in said
+
+
+def test_a_number_that_is_not_finite_is_told_and_left_out(tmp_path):
+    """In JSON, and as Python prints it, which is no literal; a number too large for a float is
+    none. A text may have any end of a line."""
+    broken = [line(step, entropy=float("nan") if step > 10 else 0.35, note="a\u2028b")
+              for step in STEPS]
+    path = tmp_path / "log.jsonl"
+    texts = ("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in broken),
+             as_python_prints(broken))
+    for text in texts:
+        path.write_text(text, encoding="utf-8")
+        assert "left out: entropy in 20 of 30 steps" in " ".join(diagnose(path).split())
+    path.write_text(as_python_prints(line(step, gradient_norm=float("inf")) for step in STEPS))
+    assert rows_of(path) == [6]
+    write_lines(path, [line(step, length=10 ** 400) for step in STEPS])
+    assert rows_of(path) == []
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_each_fault_is_found_and_no_other(name, tmp_path):
     row, changes = FAULTS[name]

@@ -7,6 +7,7 @@ not looked for, and the answer names what was missing.
 import ast
 import json
 import math
+import re
 import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ NAMES = {
     "clipped": ("clipped_share", "clip_ratio/region_mean", "actor/pg_clipfrac"),
     "learning_rate": ("learning_rate", "actor/lr")}
 PART = "rewards/"  # of a reward function of TRL: rewards/NAME/mean
+LOOKED_AT = ("reward", "gradient_norm")  # columns of which a check says that they are not finite
 FEWEST = 5  # steps from which on something can be said
 
 
@@ -57,9 +59,13 @@ class Log:
     def __init__(self, lines: list[dict[str, Any]], evaluations: list[dict[str, Any]],
                  config: dict[str, Any]):
         self.evaluations, self.config = evaluations, config
+        logged = len(lines)
+        lines = without_steps_made_again(lines)
+        self.made_again = logged - len(lines)
         self.columns: dict[str, np.ndarray] = {}
         for name, aliases in NAMES.items():
             self.columns[name] = column_of(lines, aliases)
+        self.not_finite = without_broken_numbers(self.columns)
         cut_off = self.columns.pop("cut_off")
         if not len(self.columns["finished"]) and len(cut_off):
             self.columns["finished"] = 1 - cut_off
@@ -67,6 +73,7 @@ class Log:
                         if key.startswith(PART) and key.endswith("/mean")})
         self.parts = {key.removeprefix(PART).removesuffix("/mean"): column_of(lines, (key,))
                       for key in parts}
+        without_broken_numbers(self.parts)
         self.steps = len(lines)
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -84,6 +91,39 @@ class Log:
         return float(np.mean(self[name][-fifth(self[name]):]))
 
 
+def without_steps_made_again(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines in the order of their steps. Where the steps go back, a trainer was resumed, or a
+    second run writes into the same file: of the steps from there on the later lines count."""
+    kept: list[dict[str, Any]] = []
+    for line in lines:
+        steps, epochs = column_of([line], NAMES["step"]), column_of([line], ("epoch",))
+        while kept and is_made_again(kept[-1], steps, epochs):
+            kept.pop()
+        kept.append(line)
+    return kept
+
+
+def is_made_again(before: dict[str, Any], steps: np.ndarray, epochs: np.ndarray) -> bool:
+    """Whether an earlier line is of the same step as this one, or of a later one. Where a line
+    does not say its step, its epoch tells it; that is rounded, so neighbours may have the same."""
+    steps_before, epochs_before = column_of([before], NAMES["step"]), column_of([before], ("epoch",))
+    if steps.size and steps_before.size:
+        return bool(steps_before[0] >= steps[0])
+    return bool(epochs.size and epochs_before.size and epochs_before[0] > epochs[0])
+
+
+def without_broken_numbers(columns: dict[str, np.ndarray]) -> list[str]:
+    """Leave out what is not finite, and say of which columns; but not where a check looks for it.
+    """
+    found = []
+    for name, values in columns.items():
+        broken = int((~np.isfinite(values)).sum())
+        if broken and name not in LOOKED_AT:
+            columns[name] = values[np.isfinite(values)]
+            found.append(f"{name} in {broken} of {len(values)} steps")
+    return found
+
+
 def column_of(lines: list[dict[str, Any]], aliases: Iterable[str]) -> np.ndarray:
     """The numbers under the first of these names that the lines have."""
     for name in aliases:
@@ -94,7 +134,7 @@ def column_of(lines: list[dict[str, Any]], aliases: Iterable[str]) -> np.ndarray
 
 
 def is_number(value: Any) -> bool:
-    return type(value) in (int, float)
+    return type(value) is float or type(value) is int and abs(value) < 1e300
 
 
 def fifth(values: np.ndarray) -> int:
@@ -141,7 +181,7 @@ def lines_of_text(file: Path) -> list[dict[str, Any]]:
     except (ValueError, RecursionError):
         pass  # not one JSON document: it is read line by line
     found = []
-    for line in text.splitlines():
+    for line in re.split("[\r\n]+", text):  # a text in JSON may have other ends of a line
         start, end = line.find("{"), line.rfind("}")
         if start < 0 or end < start:
             continue
@@ -152,7 +192,9 @@ def lines_of_text(file: Path) -> list[dict[str, Any]]:
 
 
 def parsed(text: str) -> Any:
-    """A JSON object, or the literal of a dict as Python prints it; None if it is neither."""
+    """A JSON object, or the literal of a dict as Python prints it; None if it is neither. Python
+    prints nan and inf bare, which are no literals."""
+    text = re.sub(r"(?<=['\"]: )-?(nan|inf)(?=[,}])", r"'\g<0>'", text)
     for read in (json.loads, ast.literal_eval):
         try:
             return read(text)
@@ -399,9 +441,13 @@ def faults_of(log: Log) -> list[Fault]:
 def diagnose(path: Path) -> str:
     """The faults that a run or a log shows, in sentences."""
     log = read_log(path)
+    again = ""
+    if log.made_again:
+        again = (f" {log.made_again} more lines are of steps that were logged again later, as after "
+                 "a resume, so they are left out.")
     if log.steps < FEWEST:
         return (f"{path} has too few steps ({log.steps}): with fewer than {FEWEST} nothing can be "
-                "said.")
+                f"said.{again}")
     known = [name for name in log.columns if log.has(name) and name != "step"]
     missing = [name for name in ("reward", "no_spread", "entropy", "finished", "gradient_norm")
                if name not in known]
@@ -420,7 +466,9 @@ def diagnose(path: Path) -> str:
                 text += (". The run that would decide is the same one with shuffled advantages: if "
                          "it looks alike, the reward teaches nothing")
         parts.append(f"{text}.")
-    head = f"{path}: {log.steps} steps."
+    head = f"{path}: {log.steps} steps.{again}"
+    if log.not_finite:
+        head += f" Not finite, and left out: {', '.join(log.not_finite)}."
     if missing:
         head += f" It does not say: {', '.join(missing)}; so their signs were not looked for."
     return "\n\n".join(textwrap.fill(part, 100) for part in (head, *parts))
