@@ -106,7 +106,8 @@ def without_steps_made_again(lines: list[dict[str, Any]]) -> list[dict[str, Any]
 def is_made_again(before: dict[str, Any], steps: np.ndarray, epochs: np.ndarray) -> bool:
     """Whether an earlier line is of the same step as this one, or of a later one. Where a line
     does not say its step, its epoch tells it; that is rounded, so neighbours may have the same."""
-    steps_before, epochs_before = column_of([before], NAMES["step"]), column_of([before], ("epoch",))
+    steps_before = column_of([before], NAMES["step"])
+    epochs_before = column_of([before], ("epoch",))
     if steps.size and steps_before.size:
         return bool(steps_before[0] >= steps[0])
     return bool(epochs.size and epochs_before.size and epochs_before[0] > epochs[0])
@@ -443,8 +444,8 @@ def diagnose(path: Path) -> str:
     log = read_log(path)
     again = ""
     if log.made_again:
-        again = (f" {log.made_again} more lines are of steps that were logged again later, as after "
-                 "a resume, so they are left out.")
+        again = (f" {log.made_again} more lines are of steps that were logged again later, as "
+                 "after a resume, so they are left out.")
     if log.steps < FEWEST:
         return (f"{path} has too few steps ({log.steps}): with fewer than {FEWEST} nothing can be "
                 f"said.{again}")
