@@ -7,11 +7,12 @@ away was paid for all the same: `extra_answers` and `extra_tokens` of metrics.js
 """
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from engine.choices import Metrics
+from engine.errors import UserError
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Problem, Rollouts
 
@@ -60,7 +61,7 @@ def groups_with_spread(rollouts: Rollouts) -> list[int]:
 
 
 def joined(parts: list[Rollouts]) -> Rollouts:
-    """One batch, without scores, of several that have one group each."""
+    """One batch of several that have one group each."""
     longest = max(part.ids.shape[1] for part in parts)
 
     def frame(name: str) -> torch.Tensor:
@@ -74,8 +75,16 @@ def joined(parts: list[Rollouts]) -> Rollouts:
     used = int(mask.sum(1).max())
     sizes = torch.tensor([len(part.ids) for part in parts])
     group = torch.arange(len(parts)).repeat_interleave(sizes).to(mask.device)
-    finished = torch.cat([part.finished for part in parts])
-    return Rollouts([part.problems[0] for part in parts], [part.prompt_ids[0] for part in parts],
-                    group, frame("ids")[:, :used], mask[:, :used], finished,
-                    frame("log_prob")[:, :used], frame("entropy")[:, :used],
-                    frame("collision")[:, :used])
+    if any(part.scores.keys() != parts[0].scores.keys() for part in parts):
+        raise UserError("score should return the same names of parts for every answer")
+    scores = {}
+    for name in parts[0].scores:
+        scores[name] = torch.cat([part.scores[name] for part in parts])
+    names = ("ids", "log_prob", "entropy", "collision", "section", "kind")
+    frames: dict[str, Any] = {name: frame(name)[:, :used] for name in names}
+    return Rollouts(
+        problems=[part.problems[0] for part in parts],
+        prompt_ids=[part.prompt_ids[0] for part in parts], group=group, mask=mask[:, :used],
+        finished=torch.cat([part.finished for part in parts]), scores=scores,
+        answers=[answer for part in parts for answer in part.answers],
+        texts=[texts for part in parts for texts in part.texts], **frames)

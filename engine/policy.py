@@ -56,7 +56,10 @@ class Policy:
                               top_k=self.settings.top_k, seed=seed)
 
     def score(self, rollouts: Rollouts) -> Rollouts:
-        """Add the reward of each answer, and the section and kind of each token."""
+        """Add the reward of each answer, and the section and kind of each token. What is scored
+        already stays as it is: a task may give another reward the second time, and may be slow."""
+        if rollouts.scores:
+            return rollouts
         return score_answers(rollouts, self.tokenizer, self.task)
 
     def ask(self, problems: Sequence[Problem], answers: int, seed: int,

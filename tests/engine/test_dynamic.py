@@ -7,6 +7,7 @@ import torch
 from conftest import hand_made
 
 from engine.dynamic import DynamicSampling
+from engine.policy import Policy
 from engine.schedule import rate_of_step
 from runs import lines, run
 
@@ -54,7 +55,10 @@ def test_groups_without_spread_are_replaced_and_what_was_drawn_is_counted(most, 
     assert found.prompt_ids == [[problem] for problem in problems]
     assert found.ids[:, 0].tolist() == [10 * problem + answer for problem in problems
                                         for answer in range(2)]
-    assert found.group.tolist() == [0, 0, 1, 1] and not found.scores
+    assert found.group.tolist() == [0, 0, 1, 1]
+    # the reward is that which chose the group: it is not asked for again
+    assert found.reward.tolist() == [reward for problem in problems for reward in SPREAD[problem]]
+    assert Policy.score(None, found) is found
     assert drawn["extra_tokens"] == 2 * extra
 
 
