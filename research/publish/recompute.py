@@ -19,6 +19,8 @@ from dataclasses import dataclass, replace
 from engine.errors import UserError, read_json
 from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
+from research.boards.price import ARMS as CHOICES
+from research.boards.price import CONTROL as CHOICE_THAT_WORKS
 from research.publish.plain_statistics import (Numbers, covariance, cut, fieller, holm, interval,
                                                jackknife, mean, median_interval, rank_correlation,
                                                t_interval, t_test, two_way, variance)
@@ -161,6 +163,27 @@ def check_real_controls(result: Result) -> Iterator[Check]:
                           for pair in zip(solved["sampled"], solved["greedy"])]
         for name, differences in solved.items():
             yield Check(f"{row['arm']}, {name}", ends(row[name]), two_way(differences))
+
+
+def check_choices(result: Result) -> Iterator[Check]:
+    """Gains of the choices, each beside the one that it is compared with. A planned choice without
+    runs counts in Holm's correction with p = 1."""
+    runs = {name: success(run) for name, run in result["values"]["runs"].items()}
+    arm_of = {arm.words: name for name, arm in CHOICES.items()}
+    gains = {}
+    for row in table(result, "price"):
+        arm, beside = arm_of[row["choice"]], arm_of[row["compared"]]
+        gains[arm] = [runs[f"{arm}-s{seed}"] - runs[f"{beside}-s{seed}"] for seed in range(200)
+                      if f"{arm}-s{seed}" in runs and f"{beside}-s{seed}" in runs]
+    p = {arm: t_test(of_arm) for arm, of_arm in gains.items()}
+    planned = [arm for arm, choice in CHOICES.items()
+               if choice.compared and arm != CHOICE_THAT_WORKS]
+    corrected = holm({arm: p.get(arm, 1.0) for arm in planned})
+    for row in table(result, "price"):
+        arm = arm_of[row["choice"]]
+        yield Check(f"gain of {arm}", ends(row["gain"]), t_interval(gains[arm]))
+        published = [row["p"]] if row["corrected"] is None else [row["p"], row["corrected"]]
+        yield Check(f"p of {arm}", published, [p[arm], corrected.get(arm, 0.0)][:len(published)])
 
 
 def check_rates(runs: dict[str, float], first_success: dict[str, float],
@@ -653,7 +676,7 @@ CHECKED: dict[str, Callable[[Result], Iterator[Check]]] = {
     "board": check_board,
     **dict.fromkeys(("real_board_expression", "real_board_brief", "real_board_brief_8_gpu"),
                     check_real_board),
-    "real_controls": check_real_controls, "price": check_price,
+    "real_controls": check_real_controls, "price": check_price, "choices": check_choices,
     **dict.fromkeys(("signal_tiny", "signal_tiny_half", "signal_real", "signal_real_brief",
                      "signal_real_brief_16", "signal_later", "signal_later_2"), check_signal),
     "signal_steps": check_signal_steps, "signal_split": check_signal_split,
