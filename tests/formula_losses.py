@@ -75,9 +75,11 @@ def positive_only(batch):
     return z(1, 1e-4)(batch).clamp(min=0)
 
 
-def half_negative(batch):
-    a = mean(batch)
-    return torch.where(a < 0, .5 * a, a)
+def half_negative(advantage):
+    def halved(batch):
+        a = advantage(batch)
+        return torch.where(a < 0, .5 * a, a)
+    return halved
 
 
 def whitened(batch):
@@ -185,6 +187,11 @@ def clamped_below_one(log_prob, batch, a):
     return (log_prob - batch.old_log_prob).exp().clamp(max=.2).detach() * a * log_prob
 
 
+def product_clipped(log_prob, batch, a):
+    x = ratio(log_prob, batch, a)
+    return torch.min(x, x.clamp(.8, 1.2))
+
+
 def gspo(low, high):
     def objective(log_prob, batch, a):
         mean_log_ratio = (((log_prob - batch.old_log_prob) * batch.mask).sum(1, keepdim=True)
@@ -192,6 +199,24 @@ def gspo(low, high):
         r = mean_log_ratio.exp()
         return torch.minimum(r * a, r.clamp(1 - low, 1 + high) * a).expand(log_prob.shape)
     return objective
+
+
+def gmpo(log_prob, batch, a):
+    log_ratio = log_prob - batch.old_log_prob
+    clipped = torch.minimum(a.sign() * log_ratio, a.sign() * log_ratio.clamp(-.4, .4)) * a.sign()
+    mean_clipped = (clipped * batch.mask).sum(1, keepdim=True) / batch.mask.sum(1, keepdim=True)
+    return (mean_clipped.exp() * a).expand(log_prob.shape)
+
+
+def vespo(log_prob, batch, a):
+    w = ((log_prob - batch.old_log_prob) * batch.mask).sum(1, keepdim=True).detach().exp()
+    weight = torch.where(a >= 0, w ** 2 * (3 - 3 * w).exp(), w ** 3 * (2 - 2 * w).exp())
+    return weight * a * log_prob
+
+
+def topr(log_prob, batch, a):
+    r = (log_prob - batch.old_log_prob).exp().detach()
+    return torch.where(a >= 0, 1.0, r.clamp(max=1)) * a * log_prob
 
 
 def sapo(log_prob, batch, a):
@@ -202,6 +227,11 @@ def sapo(log_prob, batch, a):
 
 def upside_down(log_prob, batch, a):
     return (batch.old_log_prob - log_prob).exp() * a
+
+
+def upside_down_and_clipped(log_prob, batch, a):
+    r = (batch.old_log_prob - log_prob).exp()
+    return torch.minimum(r * a, r.clamp(.8, 1.2) * a)
 
 
 def misaligned(log_prob, batch, a):
@@ -305,6 +335,11 @@ def last_token_only(logits, batch):
 def discounted(logits, batch):
     place = (torch.arange(batch.ids.shape[1])[None] - batch.prompt_length[:, None]).clamp(min=0)
     return -token(log_probs(logits, batch) * .95 ** place * mean(batch), batch.mask, batch)
+
+
+def discounted_from_the_end(logits, batch):
+    left = batch.mask.flip(1).cumsum(1).flip(1) - 1
+    return -token(log_probs(logits, batch) * .9 ** left * mean(batch), batch.mask, batch)
 
 
 def nothing(logits, batch):
@@ -416,7 +451,9 @@ LOSSES = {
                          {"minus mean over variance n-1 0.0001", "understood"}),
     "root form": (make(root_form), {"z n 1e-05 root", "understood"}),
     "positive only": (make(positive_only), {"z n-1 0.0001 negative 0", "understood"}),
-    "half negative": (make(half_negative), {"mean negative 0.5", "understood"}),
+    "half negative": (make(half_negative(mean)), {"mean negative 0.5", "understood"}),
+    "half negative z": (make(half_negative(z(1, 1e-4))), {"z n-1 0.0001 negative 0.5",
+                                                          "understood"}),
     "groups mixed": (make(mixed), {"z n-1 0.0001 by mixed", "understood"}),
     "dual clip": (make(objective=clip(.2, .28, 3)), {"clip 0.2 0.28 dual 3", "understood"}),
     "upper bound only": (make(objective=only_upper), {"clip none 0.2", "understood"}),
@@ -432,6 +469,12 @@ LOSSES = {
     "sapo": (make(count=answer, objective=sapo), {"sapo 1 1.05", "understood"}),
     "ratio upside down": (make(objective=upside_down),
                           {"inverse ratio", "sign reversed", "understood"}),
+    "upside down and clipped": (make(objective=upside_down_and_clipped),
+                                {"inverse clip 0.2 0.2", "sign reversed", "understood"}),
+    "gmpo": (make(count=answer, objective=gmpo),
+             {"gmpo clip 0.32968 0.491825", "answer", "understood"}),
+    "vespo": (make(objective=vespo), {"vespo 2 3 3 2", "token", "understood"}),
+    "topr": (make(objective=topr), {"other clip", "token", "understood"}),
     "old one place off": (make(objective=misaligned), {"old misplaced 1", "end"}),
     "k1": (make(kl=k1), PLAIN | {"kl k1 0.04"}),
     "k2": (make(kl=k2, beta=.1), PLAIN | {"kl k2 0.1"}),
@@ -446,6 +489,10 @@ LOSSES = {
     "1 - p undetached": (make(objective=one_minus_p), {"weight 1-p undetached", "understood"}),
     "p for log p": (make(objective=probability), {"weight p", "understood"}),
     "temperature": (make(temperature=.8), PLAIN | {"temperature 0.8"}),
+    "logits multiplied": (make(temperature=1 / .6), PLAIN | {"temperature 1.66667"}),
+    "odd temperature": (make(temperature=.73456789), PLAIN | {"temperature 0.734568"}),
+    "odd temperature and entropy at 1": (make(temperature=.85, entropy=.01),
+                                         {"temperature 0.85", "entropy 0.01", "understood"}),
     "shift missing": (make(shift=0), PLAIN | {"shift 0"}),
     "shifted twice": (make(shift=2), {"shift 2", "z n 0.0001", "understood"}),
     "end untrained": (make(mask=without_end), {"no end", "token (trained)", "understood"}),
@@ -485,6 +532,8 @@ LOSSES = {
     "size in the code": (size_in_the_code, {"z n-1 0.0001", "token", "understood"}),
     "last token only": (last_token_only, {"mean", "no first", "understood"}),
     "discounted": (discounted, {"discount 0.95 from the start", "understood"}),
+    "discounted from the end": (discounted_from_the_end,
+                                {"discount 0.9 from the end", "token", "understood"}),
     "nothing": (nothing, {"zero"}),
     # what is not understood, and what is right of it nevertheless
     "label smoothing": (with_label_smoothing, {"z n 0.0001", "token", "temperature 1"}),

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import refusal
-from formula_losses import LOSSES, answer, clip, make, mean, token, z
+from formula_losses import LOSSES, answer, clip, make, mean, product_clipped, token, z
 
 from engine.errors import UserError
 from tools.formula import load_loss, main
@@ -74,6 +74,13 @@ def test_what_only_some_batches_show(changed, seen):
         return make()(logits, replace(batch, **changed(batch)))
 
     assert any(seen in reason for reason in find_formula(loss).not_understood)
+
+
+def test_what_is_not_known_has_no_name():
+    """A clip of ratio times advantage looks like PPO's, as long as all advantages are alike."""
+    formula = find_formula(make(z(1, 1e-4), objective=product_clipped))
+    assert not any("clip" in code for code in codes(formula))
+    assert any("response to the ratio" in reason for reason in formula.not_understood)
 
 
 def test_a_limit_that_only_a_large_group_reaches():

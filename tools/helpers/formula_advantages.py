@@ -182,8 +182,9 @@ def hypotheses(cases: list[Case], found: list[Tensor], grouping: str) -> Iterato
         columns = [parts(case.reward, labels(case, grouping), baseline, scale) for case in cases]
         above = torch.cat([column[0] for column in columns])
         size = torch.cat([column[1] for column in columns])
+        good = above > 0 if (above > 0).any() else above < 0  # the two may have other weights
         for form in FORMS:
-            for epsilon in solved(above, size, torch.cat(found), form):
+            for epsilon in solved(above[good], size[good], torch.cat(found)[good], form):
                 yield replace(plain, form=form, epsilon=epsilon)
     for correction, epsilon, white in itertools.product(("n", "n-1"), EPSILONS, ("n", "n-1")):
         yield Advantage("mean", f"std {correction}", "plus", epsilon, white, grouping=grouping)

@@ -10,7 +10,6 @@ where y is the token that is predicted there. So one number c for each token say
 distribution p adds a second vector, h p (log p + H) / temperature. What neither vector explains is
 left over.
 """
-import math
 import traceback
 import warnings
 from collections.abc import Callable
@@ -217,25 +216,27 @@ class Examined:
         tries = [Lens(temperature, shift, warm) for shift in SHIFTS for temperature in USUAL
                  for warm in {1.0, temperature}]
         if min(left_over(grad, case, lens) for lens in tries) > EXACT:
-            tries = [best_temperature(grad, case, shift, with_entropy)
-                     for shift in SHIFTS for with_entropy in (True, False)]
+            tries = [best_temperature(grad, case, shift, "none") for shift in SHIFTS]
+        if min(left_over(grad, case, lens) for lens in tries) > EXACT:
+            tries = [best_temperature(grad, case, shift, entropy)
+                     for shift in SHIFTS for entropy in ("same", "at 1")]
         rest, best = min(((left_over(grad, case, lens), k) for k, lens in enumerate(tries)))
         if rest <= EXACT:
             self.lens = tries[best]
         return rest
 
 
-def decode(grad: Tensor, case: Case, lens: Lens) -> Reading:
+def decode(grad: Tensor, case: Case, lens: Lens, with_entropy: bool = True) -> Reading:
     """Least squares at each place, for push and entropy."""
     towards, spread = directions(case, lens)
     g = lens.to_tokens(grad)
     push = -(g * towards).sum(-1) / squared(towards)
     entropy = torch.zeros_like(push)
     rest = g + push[..., None] * towards
-    if rest.norm() > 1e-10 * grad.norm():
+    if with_entropy and rest.norm() > 1e-10 * grad.norm():
         push, entropy = both(g, -towards, spread)
         rest = g + push[..., None] * towards - entropy[..., None] * spread
-    unread = max(0.0, float(grad.square().sum() - g.square().sum()))  # places without a token
+    unread = float((grad - lens.to_places(g)).square().sum())  # at places without a token
     size = float(grad.norm())
     return Reading(push, entropy, (float(rest.square().sum()) + unread) ** .5 / max(size, 1e-300),
                    size)
@@ -273,29 +274,40 @@ def left_over(grad: Tensor, case: Case, lens: Lens) -> float:
     return decode(grad, case, lens).left_over
 
 
-def best_temperature(grad: Tensor, case: Case, shift: int, with_entropy: bool) -> Lens:
-    """A grid of temperatures, and then a golden section around the best of them. An entropy term
-    has the same temperature, or always 1."""
-    def lens_at(log_temperature: float) -> Lens:
-        temperature = rounded(math.exp(log_temperature))
-        return Lens(temperature, shift, temperature if with_entropy else 1.0)
+def best_temperature(grad: Tensor, case: Case, shift: int, entropy: str) -> Lens:
+    """The temperature that leaves least over. There is no entropy term, or it has the same
+    temperature, or always 1.
 
-    def rest_at(log_temperature: float) -> float:
-        return left_over(grad, case, lens_at(log_temperature))
+    An entropy takes up a small error of the temperature, so it is also tried without one. With one
+    at another temperature there are two valleys, so the two lowest are searched."""
+    def lens_at(temperature: float) -> Lens:
+        return Lens(temperature, shift, temperature if entropy == "same" else 1.0)
 
-    middle = min(torch.linspace(-2.5, 2.5, 201).tolist(), key=rest_at)
-    low, high = middle - .03, middle + .03
+    def rest_of(temperature: float) -> float:
+        return decode(grad, case, lens_at(temperature), entropy != "none").left_over
+
+    grid = torch.linspace(-2.5, 2.5, 201).exp().tolist()
+    rest = [rest_of(temperature) for temperature in grid]
+    valleys = [k for k in range(1, 200) if rest[k] <= min(rest[k - 1], rest[k + 1])]
+    valleys.sort(key=lambda k: rest[k])
+    lowest = [golden_section(rest_of, grid[k - 1], grid[k + 1]) for k in valleys[:2]] or [1.0]
+    tries = [short for value in lowest for short in with_few_digits(value)]
+    return lens_at(min(tries, key=rest_of))
+
+
+def golden_section(rest_of: Callable[[float], float], low: float, high: float) -> float:
+    """Where rest_of is least between low and high, if it has one valley there."""
     ratio = (5 ** .5 - 1) / 2
     for _ in range(44):
         a, b = high - ratio * (high - low), low + ratio * (high - low)
-        if rest_at(a) < rest_at(b):
+        if rest_of(a) < rest_of(b):
             high = b
         else:
             low = a
-    return lens_at((low + high) / 2)
+    return (low + high) / 2
 
 
-def rounded(value: float, digits: int = 3) -> float:
-    """The value with few digits, if that is the value to a millionth."""
-    short = float(f"{value:.{digits}g}")
-    return short if abs(short - value) <= 2e-6 * abs(value) else value
+def with_few_digits(value: float) -> list[float]:
+    """The value, and near it those that have two or three digits, or whose inverse has."""
+    short = [float(f"{value:.{digits}g}") for digits in (2, 3)]
+    return [value, *short, *(1 / float(f"{1 / value:.{digits}g}") for digits in (2, 3))]

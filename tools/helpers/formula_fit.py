@@ -438,7 +438,7 @@ class Finder:
                           for case, push in zip(cases, pushes)]
                 if all(value is not None for value in values):
                     found.append(variant)
-            if found:
+            if found and not shape.code.startswith("discount"):  # two of them, from either end
                 break
         return found
 
@@ -555,6 +555,8 @@ class Finder:
 
     # ------------------------------------------------------------------ the ratio
     def find_clip(self) -> None:
+        if "some" in self.formula.kinds.values():
+            return
         case = self.case(33)
         found = find_ratio(self.examined, case, self.answer_tokens(case), self.has_rest,
                            self.formula.advantage)

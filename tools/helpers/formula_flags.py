@@ -17,6 +17,7 @@ from tools.helpers.formula_batches import Case, make_case, noise_like
 from tools.helpers.formula_decode import Examined, Loss
 from tools.helpers.formula_fit import Formula
 from tools.helpers.formula_ratio import Side
+from tools.helpers.formula_ratio_words import name_of
 from tools.helpers.formula_shapes import FLAT
 
 PLAIN = ("grpo", "dr_grpo", "rloo", "batch_mean")
@@ -125,8 +126,8 @@ def about_missing(formula: Formula) -> str:
         lacking.append(f"this way of counting ({formula.count.count.code})")
     if formula.shape is not None and formula.shape is not FLAT:
         lacking.append(f"the {formula.shape.code} (see --mitigation)")
-    if formula.ratio is not None and formula.ratio.code.split()[0] not in ("no", "clip"):
-        lacking.append(f"this use of the ratio ({formula.ratio.code})")
+    if formula.ratio is not None and name_of(formula.ratio)[0].split()[0] not in ("no", "clip"):
+        lacking.append(f"this use of the ratio ({name_of(formula.ratio)[0]})")
     if formula.entropy is not None:
         lacking.append("an entropy term")
     if any(term.kind not in ("k2", "k3") for term in formula.terms):

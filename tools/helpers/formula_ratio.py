@@ -4,6 +4,7 @@ The `response` f of a token is its push at a ratio r, divided by its push at the
 and counting cancel in it. Without a ratio f is 1, with one it is r, and a clip makes it 0 or
 constant beyond a bound. The bounds are found by trying ratios, ever closer together.
 """
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tools.helpers.formula_batches import Case
+from tools.helpers.formula_batches import Case, noise_like
 from tools.helpers.formula_decode import Examined, decode
 
 GRID = torch.linspace(-4.0, 3.2, 73).exp().tolist()  # ratios from 0.02 to 25
@@ -53,32 +54,35 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Inverse:
-    """Old over new: the ratio upside down."""
+class Gamma:
+    """VESPO's weight, w^k exp(lam (1 - w)), which is largest at w = k / lam."""
+    k: float
+    lam: float
+
     def __call__(self, ratio: Tensor) -> Tensor:
-        return 1 / ratio
+        return ratio ** self.k * (self.lam * (1 - ratio)).exp()
 
 
 @dataclass(frozen=True)
 class Ratio:
     """The response to good and bad answers, and whether a ratio is that of a token or that of an
-    answer, which is exp of the mean or the sum of the log-ratios of its tokens."""
+    answer, which is exp of the mean or the sum of the log-ratios of its tokens. In the geometric
+    mean, the ratio of each token is clipped before, and a clipped token has no response."""
     level: str = "token"
     good: object = Constant()
     bad: object = Constant()
+    upside_down: bool = False  # old over new
 
     def __call__(self, case: Case, sign: Tensor, tokens: Tensor) -> Tensor:
         """(B, L) the responses, where `sign` (B,) is that of the advantage."""
-        log_ratio = of_level(case, self.level, tokens)
-        ratio = log_ratio.exp()
-        return torch.where(sign[:, None] >= 0, self.good(ratio), self.bad(ratio))
-
-    @property
-    def code(self) -> str:
-        return name_of(self)[0]
-
-    def words(self) -> str:
-        return name_of(self)[1]
+        log_ratio = actual_log_ratio(case) * (-1 if self.upside_down else 1)
+        is_good = sign[:, None] >= 0
+        if self.level == "geometric":
+            clipped = torch.where(is_good, limited(log_ratio, self.good),
+                                  limited(log_ratio, self.bad))
+            return of_level(clipped, "answer", tokens).exp() * (clipped == log_ratio)
+        ratio = of_level(log_ratio, self.level, tokens).exp()
+        return torch.where(is_good, self.good(ratio), self.bad(ratio))
 
 
 def actual_log_ratio(case: Case) -> Tensor:
@@ -86,14 +90,19 @@ def actual_log_ratio(case: Case) -> Tensor:
     return torch.where(case.mask | torch.tensor(case.fills_zeros), case.log_ratio, case.log_prob)
 
 
-def of_level(case: Case, level: str, tokens: Tensor) -> Tensor:
-    log_ratio = actual_log_ratio(case)
+def of_level(log_ratio: Tensor, level: str, tokens: Tensor) -> Tensor:
     if level == "token":
         return log_ratio
     total = (log_ratio * tokens).sum(1, keepdim=True)
     if level == "answer":
         total = total / tokens.sum(1, keepdim=True).clamp(min=1)
     return total.expand(log_ratio.shape)
+
+
+def limited(log_ratio: Tensor, side: Side) -> Tensor:
+    low = -math.inf if side.low is None else math.log(side.low)
+    high = math.inf if side.high is None else math.log(side.high)
+    return log_ratio.clamp(low, high)
 
 
 class Prober:
@@ -110,6 +119,7 @@ class Prober:
             # one that divides by the group's mean, which has to be positive
             self.case = replace(case, reward=reward + 3)
             self.sign = advantage(self.case).sign()
+        self.upside_down = False  # whether `curve` tries ratios of old to new
         self.has_rest = has_rest  # whether something has a gradient where all rewards are 0
         self.still = still = self.policy_push(self.case)
         self.usable = self.tokens & (still.abs() > 1e-7 * still.abs().max())
@@ -125,32 +135,38 @@ class Prober:
         return moved / torch.where(self.usable, self.still, 1.0)
 
     def level(self) -> str:
-        """Which tokens answer when the ratio of one token changes."""
-        b = int(self.usable.sum(1).argmax())
+        """Which tokens answer when the ratio of one token changes. A clamp at the ratio 1 may hide
+        one direction, and so may the sign of the advantage."""
+        for sign, small in itertools.product((1, -1), (1e-4, -1e-4)):
+            rows = self.usable.sum(1) * (self.sign == sign)
+            found = self.level_of_row(int(rows.argmax()), small) if rows.any() else "none"
+            if found != "none":
+                return found
+        return "none"
+
+    def level_of_row(self, b: int, small: float) -> str:
         columns = self.usable[b].nonzero().flatten().tolist()
         j = columns[len(columns) // 2]
         step = torch.zeros_like(self.still)
-        step[b, j] = small = 1e-4
-        one = self.response(step)
-        changed = self.usable & ((one - 1).abs() > .02 * small)
-        in_row = changed[b].sum() == self.usable[b].sum()
-        alone = torch.zeros_like(changed)
-        alone[b, j] = True
+        step[b, j] = small
+        changed = self.usable & ((self.response(step) - 1).abs() > .02 * abs(small))
         if not changed.any():
             return "none"
-        if torch.equal(changed, alone):
-            return "token"
-        if in_row and changed.sum() == changed[b].sum():
-            size = math.log(float(one[b, j])) / small if one[b, j] > 0 else 0.0
-            if abs(size - 1) < 5e-3:
-                return "answer sum"
-            if abs(size - 1 / float(self.tokens[b].sum())) < 5e-3:
-                return "answer"
-            return "unknown"
         columns = changed[b].nonzero().flatten().tolist()
-        if changed.sum() == changed[b].sum() == 1:
-            return f"misplaced {columns[0] - j}"
-        return "unknown"
+        if changed.sum() > changed[b].sum():
+            return "unknown"
+        if columns == [j]:
+            return "token"
+        if torch.equal(changed[b], self.usable[b]):
+            return "answer"
+        return f"misplaced {columns[0] - j}" if len(columns) == 1 else "unknown"
+
+    def holds(self, ratio: Ratio) -> bool:
+        """Whether it gives the response where each token has a ratio of its own."""
+        log_ratio = noise_like(self.case, 35, 1.0)
+        wanted = ratio(replace(self.case, log_ratio=log_ratio), self.sign, self.tokens)
+        error = (self.response(log_ratio) - wanted / ratio(self.case, self.sign, self.tokens)).abs()
+        return bool((error[self.usable] < 1e-4).all())
 
     def curve(self, level: str, sign: int, ratios: list[float]) -> list[float]:
         """The responses to these ratios, at tokens of answers of one sign."""
@@ -165,11 +181,12 @@ class Prober:
             part = ratios[start:start + len(slots)]
             log_ratio = torch.zeros_like(self.still)
             for (b, j), ratio in zip(slots, part):
+                new_over_old = -math.log(ratio) if self.upside_down else math.log(ratio)
                 if level == "token":
-                    log_ratio[b, j] = math.log(ratio)
+                    log_ratio[b, j] = new_over_old
                 else:
-                    share = 1 if level == "answer" else float(self.tokens[b].sum())
-                    log_ratio[b] = math.log(ratio) / share
+                    share = float(self.tokens[b].sum()) if level == "answer sum" else 1
+                    log_ratio[b] = new_over_old / share
             response = self.response(log_ratio)
             found += [float(response[b, j]) for (b, j), _ in zip(slots, part)]
         return found
@@ -209,10 +226,13 @@ def find_ratio(examined: Examined, case: Case, tokens: Tensor, has_rest: bool,
         return level
     if level == "unknown":
         return "old_log_prob of one token changes what other tokens get"
-    sides = [find_side(prober, level, sign) for sign in (1, -1)]
-    if None in sides:
-        return "the response to the ratio has none of the known forms"
-    return Ratio(level, *sides)
+    levels = ["token"] if level == "token" else ["answer", "geometric", "answer sum"]
+    for prober.upside_down, level in itertools.product((False, True), levels):
+        good, bad = [find_side(prober, level, sign) for sign in (1, -1)]
+        found = Ratio(level, good, bad, prober.upside_down)
+        if None not in (good, bad) and prober.holds(found):
+            return found
+    return "the response to the ratio has none of the known forms"
 
 
 def below_one(prober: Prober) -> Ratio | str:
@@ -238,7 +258,7 @@ def find_side(prober: Prober, level: str, sign: int):
     values = prober.curve(level, sign, GRID)
     if not values:
         return Side()
-    for formula in (Inverse(), *gates(values)):
+    for formula in (Constant(), *gates(values), *gammas(values)):
         wanted = formula(torch.tensor(GRID, dtype=torch.float64)).tolist()
         if all(abs(v - w) <= 1e-6 * max(1.0, abs(w)) for v, w in zip(values, wanted)):
             return formula
@@ -272,78 +292,19 @@ def gates(values: list[float]) -> list[Gate]:
     return []
 
 
+def gammas(values: list[float]) -> list[Gamma]:
+    """The weight of VESPO that has the responses which were seen at two ratios."""
+    (r, first), (q, second) = (GRID[30], values[30]), (GRID[45], values[45])  # 0.37 and 1.65
+    if min(first, second) <= 0:
+        return []
+    determinant = math.log(r) * (1 - q) - math.log(q) * (1 - r)
+    k = (math.log(first) * (1 - q) - math.log(second) * (1 - r)) / determinant
+    lam = (math.log(r) * math.log(second) - math.log(q) * math.log(first)) / determinant
+    return [Gamma(round(k, 6), round(lam, 6))] if abs(lam) > 1e-6 else []
+
+
 def snapped(bound: float | None) -> float | None:
     if bound is None:
         return None
     near = round(bound, 5)
     return near if abs(near - bound) < 1e-6 else bound
-
-
-def name_of(ratio: Ratio) -> tuple[str, str]:
-    """(code, words)."""
-    of = {"token": "", "answer": "gspo ", "answer sum": "answer ratio "}[ratio.level]
-    whose = {"token": "the ratio of a token",
-             "answer": "the ratio of an answer, exp of the mean log-ratio of its tokens (GSPO),",
-             "answer sum": "the ratio of an answer, exp of the summed log-ratios of its tokens,"
-             }[ratio.level]
-    good, bad = ratio.good, ratio.bad
-    if isinstance(good, Constant):
-        return "no ratio", "old_log_prob is not used: there is no ratio, and nothing to clip"
-    if isinstance(good, Inverse):
-        return of + "inverse ratio", f"{whose} is upside down, old over new"
-    if isinstance(good, Gate):
-        return (of + f"sapo {good.tau:g} {bad.tau:g}" if isinstance(bad, Gate) else "sapo",
-                f"{whose} goes through SAPO's gate, with tau {good.tau:g} for positive advantages "
-                f"and {getattr(bad, 'tau', math.nan):g} for negative ones")
-    return clip_name(good, bad, of, whose)
-
-
-def clip_name(good: Side, bad: Side, of: str, whose: str) -> tuple[str, str]:
-    bounds = [good.low, good.high, bad.low, bad.high]
-    if bounds == [None] * 4:
-        return of + "ratio", f"{whose} is used and not clipped"
-    if good == bad:
-        low, high = good.low, good.high
-        kept = [(low is None or good.low_is_zero), (high is None or good.high_is_zero)]
-        said = f"{from_one(low, 'low')} {from_one(high, 'high')}"
-        if all(kept):
-            return (of + f"mask {said}", f"{whose} has no gradient outside {between(low, high)}, "
-                    "whichever sign the advantage has: it is clamped, and PPO's minimum is missing")
-        if not any(kept) or None in (low, high):
-            return (of + f"cispo {said}", f"{whose} is clamped to {between(low, high)} and "
-                    "multiplies log p without a gradient of its own (CISPO)")
-    usual = good.low is None and good.high_is_zero and bad.low_is_zero and bad.high_is_zero
-    if usual and (good.high is not None or bad.low is not None):
-        said = f"{from_one(bad.low, 'low')} {from_one(good.high, 'high')}"
-        words = f"{whose} is clipped as in PPO, to {between(bad.low, good.high)}"
-        if bad.high is None:
-            return of + f"clip {said}", words
-        return (of + f"clip {said} dual {bad.high:g}",
-                words + f", and for negative advantages also above {bad.high:g} (dual clip)")
-    if good.high is None and bad.low is None and good.low_is_zero and bad.high_is_zero:
-        said = f"{from_one(good.low, 'low')} {from_one(bad.high, 'high')}"
-        return (of + f"clip wrong side {said}", f"{whose} is clipped on the wrong side: where the "
-                f"minimum of PPO has a gradient, this has none, beyond "
-                f"{between(good.low, bad.high)}")
-    return of + "other clip", (f"{whose}: for positive advantages {described(good)}; for negative "
-                               f"ones {described(bad)}")
-
-
-def from_one(bound: float | None, side: str) -> str:
-    if bound is None:
-        return "none"
-    distance = 1 - bound if side == "low" else bound - 1
-    return f"{round(distance, 6):g}"
-
-
-def between(low: float | None, high: float | None) -> str:
-    return f"[{'0' if low is None else f'{low:g}'}, {'infinity' if high is None else f'{high:g}'}]"
-
-
-def described(side: Side) -> str:
-    said = []
-    if side.low is not None:
-        said.append(f"{'nothing' if side.low_is_zero else 'constant'} below {side.low:g}")
-    if side.high is not None:
-        said.append(f"{'nothing' if side.high_is_zero else 'constant'} above {side.high:g}")
-    return " and ".join(said) or "not clipped"

@@ -6,7 +6,7 @@ from typing import Any
 
 from engine.errors import UserError
 from tools.helpers.formula_fit import Formula
-from tools.helpers.formula_ratio import Constant
+from tools.helpers.formula_ratio_words import name_of
 from tools.helpers.formula_shapes import FLAT
 from tools.helpers.formula_terms import KINDS, Counted, Term
 
@@ -22,8 +22,9 @@ VOCABULARY = [  # what --expect takes
     r"(batch )?z n(-1)?( [\d.e-]+)?( root| max)?", "mean", "batch mean", "leave one out", "raw",
     "token", "answer", "group", "constant", "sum", r"micro-batch \d+", "no ratio", "ratio",
     "no clip",
-    r"(gspo )?clip( [\d.]+| none){2}( dual [\d.]+)?", r"(gspo )?(cispo|mask)( [\d.]+| none){2}",
-    r"sapo [\d.]+ [\d.]+", r"kl (k1|k2|k3) [\d.e-]+", "no kl", r"entropy [\d.e-]+", "no entropy",
+    r"(gspo |gmpo )?clip( [\d.]+| none){2}( dual [\d.]+)?",
+    r"(gspo )?(cispo|mask)( [\d.]+| none){2}", r"sapo [\d.]+ [\d.]+", r"vespo( [\d.]+){4}",
+    r"kl (k1|k2|k3) [\d.e-]+", "no kl", r"entropy [\d.e-]+", "no entropy",
     r"temperature [\d.]+", r"shift -?\d", "end", "understood"]
 
 
@@ -57,8 +58,8 @@ def codes_of_policy(formula: Formula) -> set[str]:
     if formula.weighs_by_entropy:
         found.add("entropy undetached")
     if formula.ratio is not None:
-        found.add(formula.ratio.code)
-        if formula.ratio.code in ("no ratio", "ratio"):
+        found.add(name_of(formula.ratio)[0])
+        if name_of(formula.ratio)[0] in ("no ratio", "ratio"):
             found.add("no clip")
     found |= {f"old misplaced {formula.misplaced}"} if formula.misplaced else set()
     if math.isnan(formula.dead):
@@ -137,7 +138,7 @@ def sentences(formula: Formula) -> list[str]:
     if formula.advantage is not None and formula.count is not None:
         said += about_policy(formula)
     if formula.ratio is not None:
-        said.append(f"Ratio: {formula.ratio.words()}.")
+        said.append(f"Ratio: {name_of(formula.ratio)[1]}.")
     if formula.misplaced:
         way = "early" if formula.misplaced > 0 else "late"
         said.append(f"Ratio: that of two different tokens. old_log_prob is read "
@@ -303,8 +304,8 @@ def as_json(formula: Formula) -> dict[str, Any]:
             "tokens": formula.kinds,
             "advantage": formula.advantage.code if formula.advantage else None,
             "count": sorted(codes_of_count(formula.count)) if formula.count else None,
-            "ratio": formula.ratio.code if formula.ratio else None,
-            "no_ratio": isinstance(getattr(formula.ratio, "good", None), Constant),
+            "ratio": name_of(formula.ratio)[0] if formula.ratio else None,
+            "no_ratio": formula.ratio is not None and name_of(formula.ratio)[0] == "no ratio",
             "kl": [code_of_term(term) for term in formula.terms],
             "parts": formula.parts, "order_of_rows": formula.order}
 
