@@ -281,13 +281,17 @@ def as_text(method: Callable[[Any], Any], problem: Problem) -> str:
 def is_score(score: Any) -> bool:
     if not isinstance(score, dict) or not PARTS <= score.keys():
         return False
-    try:
-        are_numbers = all(-LARGEST_SCORE <= float(value) <= LARGEST_SCORE
-                          for value in score.values() if not isinstance(value, str))
-    except (TypeError, ValueError):
+    return all(map(is_score_of_part, score.values())) and score["answer"] in (0, 1)
+
+
+def is_score_of_part(value: Any) -> bool:
+    """Whether it is a number, of any library, within the limits."""
+    if isinstance(value, (str, bytes)):  # float("1") takes it
         return False
-    has_text = any(isinstance(value, str) for value in score.values())  # float("1") takes it
-    return are_numbers and not has_text and score["answer"] in (0, 1)
+    try:
+        return -LARGEST_SCORE <= float(value) <= LARGEST_SCORE
+    except (TypeError, ValueError, OverflowError):
+        return False
 
 
 def are_labels(labels: Any, tokens: int) -> bool:

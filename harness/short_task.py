@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from engine.errors import UserError, is_list, wrong_result
-from engine.rollouts import Problem
+from engine.rollouts import LARGEST_SCORE, Problem, is_score_of_part
 from engine.tokens import END_OF_TURN
 
 METHODS = ("training_problems", "held_out_problems", "extreme_problems", "prompt_for", "show",
@@ -61,12 +61,9 @@ def score_by(reward: Callable[[Any, str], Any], problem: Any, text: str) -> dict
 def as_number(reward: Callable[[Any, str], Any], problem: Any, text: str) -> float:
     """What a user's reward returns for an answer, if it is a number."""
     found = reward(problem, text)
-    try:
-        if not isinstance(found, str):  # float("1") would take it
-            return float(found)
-    except (TypeError, ValueError):
-        pass
-    raise wrong_result(reward, "a number", found)
+    if not is_score_of_part(found):
+        raise wrong_result(reward, f"a number from -{LARGEST_SCORE:g} to {LARGEST_SCORE:g}", found)
+    return float(found)
 
 
 @dataclasses.dataclass

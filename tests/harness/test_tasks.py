@@ -133,8 +133,10 @@ def test_problems_that_are_no_list_of_texts(problems):
 
 
 @pytest.mark.parametrize("name, given, wrong", [
-    ("reward", (PROMPTS[0], "a"), [None, "1.0", (1, 2), {"reward": 1}]),
-    ("score", ("3 5", "8"), [None, "1.0", (1, 2), [1], {**GOOD, "reward": "1"}]),
+    ("reward", (PROMPTS[0], "a"), [None, "1.0", b"1", (1, 2), {"reward": 1}, math.nan, 1e39,
+                                   10 ** 400]),
+    ("score", ("3 5", "8"), [None, "1.0", (1, 2), [1], {**GOOD, "reward": "1"},
+                             {**GOOD, "reward": b"1"}, {**GOOD, "reward": 10 ** 400}]),
     ("show", ("3 5",), [None, 5]), ("prompt_for", ("3 5",), [None, 5]),
     ("label", ([b"a", b"b"],), [None, 5, [[0, 0]], [0, 0]]),
     ("training_problems", (0, 1, 8), [None, "1.0", [1, 2]]), ("held_out_problems", (8,), [None])])
@@ -150,5 +152,5 @@ def test_what_a_method_of_a_task_returns_is_told_with_its_name_and_place(name, g
         else:
             said = refusal(getattr(CheckedTask(SimpleNamespace(**{name: method})), name), *given)
         assert re.match(rf"{name} \(tests/harness/test_tasks.py:\d+\) should return ", said)
-        assert f"It returned {found!r}" in said
+        assert f"It returned {found!r:.99}" in said
         assert ("a `return` is missing" in said) == (found is None)
