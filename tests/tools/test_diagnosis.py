@@ -129,6 +129,67 @@ def test_trl_verl_and_printed_lines_are_read_under_their_names(tmp_path):
     assert "does not say: no_spread, entropy" in " ".join(said.split())
 
 
+def verl(step, score, entropy=0.35, rate="1e-06", more=""):
+    return (f"\x1b[36m(TaskRunner pid=31)\x1b[0m step:{step} - actor/entropy:{entropy} - "
+            f"actor/grad_norm:np.float64(0.4) - actor/lr:{rate} - critic/score/mean:{score:.4f} - "
+            f"response_length/clip_ratio:0.0{more}")
+
+
+VERL = {  # the rows, and the lines that verl prints
+    "healthy": ([], lambda step: verl(step, 0.3 + 0.01 * step)),
+    "its rate is rounded to 0": ([], lambda step: verl(step, 0.3 + 0.01 * step, rate="0.000")),
+    "nothing differs": ([3], lambda step: verl(step, 0.0).replace("(0.4)", "(0.0)")),
+    "one answer": ([5], lambda step: verl(step, 0.2, 0.4 if step < 9 else 0.003).replace(
+        "0.2000", f"0.2{step % 2}")),
+    "other sampler": ([1], lambda step: verl(
+        step, 0.3 + 0.01 * step, more=" - training/rollout_probs_diff_mean:0.06")),
+    "its file": ([7], lambda step: json.dumps({"step": step, "data": {
+        "critic/score/mean": 0.1 + 0.001 * step, "response_length/clip_ratio": 0.8}}))}
+
+
+@pytest.mark.parametrize("name", VERL)
+def test_the_lines_of_verl(name, tmp_path):
+    rows, printed = VERL[name]
+    (tmp_path / "log.txt").write_text("Training Progress: 3%\n" + "\n".join(map(printed, STEPS)))
+    assert rows_of(tmp_path / "log.txt") == rows
+
+
+PARTS = {  # the rows, and the parts of a reward that rises
+    "the form is learned already": ([], {"Accuracy": lambda step: 0.02 * step,
+                                         "Format": lambda step: 0.97 + 0.01 * (step % 2)}),
+    "one is never paid": ([], {"first": lambda step: 0.02 * step, "overlong": lambda step: 0.0}),
+    "being right rises alone": ([], {"accuracy": lambda step: 0.02 * step,
+                                     "brief": lambda step: 0.4 + 0.1 * (step % 2)}),
+    "nothing is right": ([3], {"accuracy": lambda step: 0.0, "form": lambda step: 0.02 * step})}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_what_the_parts_of_a_reward_say(name, tmp_path):
+    rows, parts = PARTS[name]
+    write_lines(tmp_path / "log.jsonl", [
+        {"reward": 0.1 + 0.02 * step, **{f"rewards/{part}/mean": of_step(step)
+                                         for part, of_step in parts.items()}} for step in STEPS])
+    assert rows_of(tmp_path / "log.jsonl") == rows
+
+
+def test_length_and_reward_that_both_rise_are_no_fault_unless_they_rise_together(tmp_path):
+    """The length doubles. From step to step the reward alternates; or the length does, as well."""
+    for together, rows in ((False, []), (True, [9])):
+        write_lines(tmp_path / "log.jsonl", [
+            {"reward": 0.3 + 0.01 * step + 0.02 * (step % 2),
+             "completions/mean_length": 300 + 20 * step + 20 * together * (step % 2)}
+            for step in STEPS])
+        assert rows_of(tmp_path / "log.jsonl") == rows
+
+
+def test_held_out_rewards_of_trl_show_what_is_learned_by_heart(tmp_path):
+    lines = [{"reward": 0.3 + 0.02 * step} for step in STEPS]
+    write_lines(tmp_path / "log.jsonl", [{"eval_reward": 0.3}, *lines, {"eval_reward": 0.31}])
+    assert rows_of(tmp_path / "log.jsonl") == [8]
+    write_lines(tmp_path / "log.jsonl", [{"eval_reward": 0.3}, *lines, {"eval_reward": 0.8}])
+    assert rows_of(tmp_path / "log.jsonl") == []
+
+
 def test_a_log_without_success_that_ends_with_one_answer_has_solved_it_if_its_reward_rose(tmp_path):
     """The entropy falls to a quarter and all groups have equal rewards, as in a run that succeeds.
     """

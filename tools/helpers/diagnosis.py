@@ -20,7 +20,8 @@ from engine.errors import UserError, read_text
 from harness.record import read_lines, run_config
 
 LARGEST_FILE = 200e6  # bytes of a log
-# Our name of a metric, and those of TRL (ms-swift and unsloth write the same) and of verl.
+# Our name of a metric, and those of TRL (unsloth and ms-swift write the same, but for the entropy)
+# and of verl.
 NAMES = {
     "step": ("step", "training/global_step", "global_step"),
     "reward": ("reward", "critic/rewards/mean", "critic/score/mean"),
@@ -28,20 +29,26 @@ NAMES = {
     "format": ("reward_format",),
     "no_spread": ("groups_without_spread", "frac_reward_zero_std"),
     "spread": ("reward_std",),
-    "entropy": ("entropy", "actor/entropy", "actor/entropy_loss"),
+    "entropy": ("entropy", "entropy/mean", "actor/entropy", "actor/entropy_loss"),
     "length": ("length", "completions/mean_length", "completion_length",
                "response_length/mean"),
     "finished": ("finished",),
     "cut_off": ("completions/clipped_ratio", "response_length/clip_ratio"),
     "gradient_norm": ("gradient_norm", "grad_norm", "actor/grad_norm"),
     "gradient_norm_last": ("gradient_norm_last",),
-    "gap": ("sampler_gap", "sampling/sampling_logp_difference/mean"),
+    "gap": ("sampler_gap", "sampling/sampling_logp_difference/mean",
+            "training/rollout_probs_diff_mean"),
     "ratio": ("ratio_mean",),
     "clipped": ("clipped_share", "clip_ratio/region_mean", "actor/pg_clipfrac"),
-    "learning_rate": ("learning_rate", "actor/lr")}
+    "learning_rate": ("learning_rate", "actor/lr"),
+    "held_out": ("eval_reward",)}
 PART = "rewards/"  # of a reward function of TRL: rewards/NAME/mean
 LOOKED_AT = ("reward", "gradient_norm")  # columns of which a check says that they are not finite
+BEING_RIGHT = re.compile("acc|correct|right|solve|exact|answer|math")  # in a part's name
 FEWEST = 5  # steps from which on something can be said
+VERL_LINE = re.compile(r"\bstep:\d+ - ")
+VERL_METRIC = re.compile(  # also NAME:np.float64(0.25)
+    r"([\w/@.-]+):(?:np\.float\d+\()?(-?[0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?|nan)\)?(?= - |\s*$)")
 
 
 @dataclass(frozen=True)
@@ -154,12 +161,15 @@ def read_log(path: Path) -> Log:
     file = log_file_in(path) if path.is_dir() else path
     if file.stat().st_size > LARGEST_FILE:
         raise UserError(f"{file} has {file.stat().st_size / 1e6:.0f} MB: a log of metrics has less")
-    lines = lines_of_text(file)
-    lines = [line for line in lines if column_of([line], NAMES["reward"]).size]
+    found = lines_of_text(file)
+    lines = [line for line in found if column_of([line], NAMES["reward"]).size]
     if not lines:
         raise UserError(f"{file} has no line with a reward: expected trainer_state.json of TRL, "
-                        "JSON lines, or the lines {...} that a trainer prints")
-    return Log(lines, [], {})
+                        "JSON lines, the lines {...} that a trainer prints, or those of verl, "
+                        "step:1 - critic/score/mean:0.25 - ...")
+    evaluations = [{"mode": "sampled", "success": reward}
+                   for reward in column_of(found, NAMES["held_out"]).tolist()]
+    return Log(lines, evaluations, {})
 
 
 def log_file_in(folder: Path) -> Path:
@@ -172,8 +182,8 @@ def log_file_in(folder: Path) -> Path:
 
 
 def lines_of_text(file: Path) -> list[dict[str, Any]]:
-    """The metrics in a file: trainer_state.json, JSON lines, or printed dicts. Nothing in it is
-    executed."""
+    """The metrics in a file: trainer_state.json, JSON lines, printed dicts, or the lines of verl.
+    Nothing in it is executed."""
     text = read_text(file)
     try:
         whole = json.loads(text)
@@ -183,13 +193,28 @@ def lines_of_text(file: Path) -> list[dict[str, Any]]:
         pass  # not one JSON document: it is read line by line
     found = []
     for line in re.split("[\r\n]+", text):  # a text in JSON may have other ends of a line
+        if VERL_LINE.search(line):
+            found.append(verl_metrics(line))
+            continue
         start, end = line.find("{"), line.rfind("}")
         if start < 0 or end < start:
             continue
         one = parsed(line[start:end + 1])
+        if isinstance(one, dict) and isinstance(one.get("data"), dict):
+            one = one["data"]  # a line of verl's file: {"step": 1, "data": {...}}
         if isinstance(one, dict):
             found.append({key: as_number(value) for key, value in one.items()})
     return found
+
+
+def verl_metrics(line: str) -> dict[str, Any]:
+    """The metrics of a line that verl prints: step:1 - actor/lr:1e-06 - ... A learning rate that
+    was rounded to 0.000 is left out."""
+    metrics = {}
+    for name, digits in VERL_METRIC.findall(line):
+        if name != "actor/lr" or float(digits) > 0:
+            metrics[name] = float(digits)
+    return metrics
 
 
 def parsed(text: str) -> Any:
@@ -231,7 +256,7 @@ def no_gradient(log: Log) -> Fault | None:
                      f"the norm of the gradient is not finite in {int((~np.isfinite(norm)).sum())} "
                      f"of {len(norm)} steps", "the same run with a tenth of the learning rate")
     if (norm == 0).all():
-        has_spread = not log.has("no_spread") or log.start("no_spread") < 1
+        has_spread = log.start("no_spread") < 1 if log.has("no_spread") else not is_constant(log)
         if has_spread:
             return Fault(0, "The loss has no gradient: it is detached, multiplied by 0, or no "
                          "parameter is trained",
@@ -243,6 +268,11 @@ def no_gradient(log: Log) -> Fault | None:
                      f"it is 0 in all {len(log['learning_rate'])} steps",
                      "the same run with a learning rate")
     return None
+
+
+def is_constant(log: Log) -> bool:
+    """Whether the mean reward is the same in every step."""
+    return log.has("reward") and bool((log["reward"] == log["reward"][0]).all())
 
 
 def other_sampler(log: Log) -> Fault | None:
@@ -308,10 +338,12 @@ def one_answer(log: Log) -> Fault | None:
     dead = log.has("no_spread") and log.end("no_spread") > 0.75
     no_spread = log.has("spread") and log.end("spread") < 0.05 * max(log.start("spread"), 1e-9)
     ends = not log.has("finished") or log.end("finished") > 0.5
+    if not (log.has("no_spread") or log.has("spread")):
+        no_spread = end < min(0.02, start / 5) and not improved  # the entropy alone has to show it
     if collapsed and (dead or no_spread) and ends and not solved:
         return Fault(5, "The learning rate is too high, and the model writes one answer for all",
-                     f"the entropy went from {start:.3g} to {end:.3g}, and most groups have equal "
-                     "rewards at the end",
+                     f"the entropy went from {start:.3g} to {end:.3g}"
+                     + (", and most groups have equal rewards at the end" if dead else ""),
                      "the same run with a fifth of the learning rate. Look at the answers to "
                      "different problems, too, whether they are the same")
     return None
@@ -332,6 +364,10 @@ def dead_groups(log: Log) -> Fault | None:
                      "rewards, and such a group has no gradient",
                      "python -m tools.preflight for this task: it says which size of group would "
                      "have different rewards")
+    if not log.has("no_spread") and is_constant(log):
+        return Fault(3, "The problems are too hard or too easy, or the reward is a constant",
+                     f"the mean reward is exactly {log['reward'][0]:.3g} in every step",
+                     "python -m tools.preflight for this task: it says whether any reward differs")
     return None
 
 
@@ -341,6 +377,13 @@ def never_right(log: Log) -> Fault | None:
                      f"no answer was right in {len(log['success'])} steps",
                      "easier problems, or the same run after a cold start "
                      "(python -m tools.warmup)")
+    if cut_off(log):
+        return None
+    for name, values in log.parts.items():
+        if BEING_RIGHT.search(name.lower()) and len(values) >= FEWEST and not values.any():
+            return Fault(3, "The problems are too hard: at most the rest of the reward is learned",
+                         f"the part {name} of the reward is 0 in all {len(values)} steps",
+                         "easier problems. If some answers are right: that part alone, by hand")
     return None
 
 
@@ -353,8 +396,8 @@ def paid_for_something_else(log: Log) -> Fault | None:
     if log.has("reward") and log.parts and rose(log["reward"]):
         long = {name: values for name, values in log.parts.items() if len(values) >= FEWEST}
         rising = [name for name, values in long.items() if rose(values)]
-        flat = [name for name, values in long.items() if not rose(values)]
-        if rising and flat:
+        flat = [name for name, values in long.items() if can_rise(values) and not rose(values)]
+        if rising and flat and not any(BEING_RIGHT.search(name.lower()) for name in rising):
             return Fault(9, "The reward pays for something else than you may want",
                          f"of the parts of the reward {', '.join(rising)} rose, and "
                          f"{', '.join(flat)} did not",
@@ -362,15 +405,23 @@ def paid_for_something_else(log: Log) -> Fault | None:
     return None
 
 
+def can_rise(part: np.ndarray) -> bool:
+    """Whether a part of the reward has room: what is always 0, or nearly 1, has none."""
+    return bool(part.any()) and float(part[-fifth(part):].mean()) < 0.9
+
+
 def paid_for_length(log: Log) -> Fault | None:
     if not log.has("reward", "length") or len(log["reward"]) != len(log["length"]):
         return None
     size = log.end("length") / max(log.start("length"), 1e-9)
     if len(log["reward"]) >= 10 and rose(log["reward"]) and not 0.5 < size < 2:
-        together = float(np.corrcoef(log["reward"], log["length"])[0, 1])
+        # from step to step: over a whole run both may rise without a connection
+        changes = np.diff(log["reward"]), np.diff(log["length"])
+        vary = min(change.std() for change in changes) > 1e-9
+        together = float(np.corrcoef(*changes)[0, 1]) if vary else 0.0
         if abs(together) > 0.9:
             return Fault(9, "The reward may pay for the length of an answer",
-                         f"reward and length have a correlation of {together:+.2f} over the steps, "
+                         f"their changes from step to step have a correlation of {together:+.2f}, "
                          f"and the length went from {log.start('length'):.0f} to "
                          f"{log.end('length'):.0f} tokens",
                          "read ten answers of the last steps; and ask python -m tools.preflight "
@@ -379,18 +430,19 @@ def paid_for_length(log: Log) -> Fault | None:
 
 
 def by_heart(log: Log) -> Fault | None:
-    sampled = [line for line in log.evaluations
+    sampled = [line["success"] for line in log.evaluations
                if line.get("mode") == "sampled" and is_number(line.get("success"))]
-    if len(sampled) < 2 or not log.has("success"):
+    name = "success" if log.has("success") else "reward"
+    if len(sampled) < 2 or not log.has(name):
         return None
     if log.config.get("dynamic_sampling", 1) > 1:  # success is that of the groups that were kept
         return None
-    first, last = sampled[0]["success"], sampled[-1]["success"]
-    if rose(log["success"]) and last < first + 0.02 and log.end("success") > last + 0.15:
+    first, last = sampled[0], sampled[-1]
+    if rose(log[name]) and last < first + 0.02 and log.end(name) > last + 0.15:
         return Fault(8, "There are few different problems, and the model learns them by heart",
-                     f"success in training went from {log.start('success'):.0%} to "
-                     f"{log.end('success'):.0%}, and on held-out problems from {first:.1%} to "
-                     f"{last:.1%}", "the same run with more different problems")
+                     f"{name} in training went from {log.start(name):.3g} to "
+                     f"{log.end(name):.3g}, and on held-out problems from {first:.3g} to "
+                     f"{last:.3g}", "the same run with more different problems")
     return None
 
 
