@@ -3,7 +3,7 @@ answers."""
 import inspect
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -176,10 +176,12 @@ def make(function: Choice, values: Json, policy: Policy) -> Method:
     made: Method = function(policy, **values)
     call = made if callable(made) else lambda: None  # without __call__ it takes no arguments
     refuse_other_arguments(function, call, "(self, rollouts, policy) in __call__", None, policy)
-    for name, value in getattr(made, "state_dict", dict)().items():
-        if not isinstance(value, torch.Tensor):  # the first checkpoint would be too late
+    state: Any = getattr(made, "state_dict", dict)()
+    for name, value in state.items() if isinstance(state, Mapping) else [("it", state)]:
+        if not (isinstance(name, str) and isinstance(value, torch.Tensor)
+                and value.layout == torch.strided):  # the first checkpoint would be too late
             raise UserError(f"state_dict of {function.__name__} ({location_of(function)}) should "
-                            f"hold tensors by name, but {name} is {value!r:.80}")
+                            f"hold dense tensors by name, but {name} is {value!r:.80}")
     return made
 
 

@@ -183,11 +183,14 @@ def test_a_state_without_a_way_back_is_refused(said_of, monkeypatch):
         type("Idea", (StateIdea,), {"__module__": __name__}))
 
 
-def test_a_state_that_is_no_tensor_is_refused_before_the_first_step(said_of):
+@pytest.mark.parametrize("state, words", [
+    ({"count": 7}, "count is 7"), (None, "it is None"), ({1: torch.ones(1)}, "1 is tensor"),
+    ({"a": torch.ones(1).to_sparse()}, "a is tensor")])
+def test_a_state_that_is_no_tensor_is_refused_before_the_first_step(said_of, state, words):
     """At the first checkpoint, the steps up to there would be lost."""
     said = said_of(type("Idea", (StateIdea,), {
-        "state_dict": lambda self: {"count": 7}, "__module__": __name__}))
-    assert "state_dict of mine" in said and "but count is 7" in said
+        "state_dict": lambda self: state, "__module__": __name__}))
+    assert "state_dict of mine" in said and f"but {words}" in said
 
 
 def test_a_state_may_be_a_count(monkeypatch, tmp_path):
