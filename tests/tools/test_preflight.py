@@ -173,6 +173,14 @@ def test_a_model_that_always_says_the_same_and_one_that_is_cut_off():
     assert "--max_new_tokens 160" in findings(cut).reason()
 
 
+def test_a_reward_that_is_the_same_for_all_and_one_by_which_all_are_right():
+    """One reward for all is named, because the reward may have a mistake; easier problems are no
+    help if every answer is right."""
+    assert "every sampled answer earned exactly -1." in findings(some([-1.0] * 6)).reason()
+    all_right = findings(some([1.0, 2, 3, 4, 5, 6], [1.0] * 6))
+    assert all_right.word == FORM and "easier" not in all_right.reason()
+
+
 def test_a_task_with_few_problems_or_none_held_out(tmp_path, monkeypatch):
     """With 2 problems nothing is asked; with 3 others no answer is tried on them; without held-out
     problems no number of steps is named."""

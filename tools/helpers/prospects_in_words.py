@@ -134,6 +134,12 @@ class Findings:
             return 0.0
         return (self.blind.reward - average) / (best - average)
 
+    @cached_property
+    def only_reward(self) -> float | None:
+        """The reward of all answers to all problems, if it is one."""
+        different = {reward for one in self.problems for reward in one.reward}
+        return different.pop() if len(different) == 1 else None
+
     @property
     def word(self) -> str:
         if self.plan.questions * self.living < FEWEST_LIVING:
@@ -325,6 +331,10 @@ class Findings:
             if success > 0.5:
                 return ("nearly all answers are right already, so there is nothing to compare. "
                         "What helps: harder problems.")
+            if self.only_reward is not None:
+                return (f"every sampled answer earned exactly {self.only_reward:.3g}. Score by hand "
+                        "an answer that you know to be right: if it earns the same, the reward has "
+                        f"a mistake. Else the problems are too hard. {self.what_helps()}")
             return (f"in a step {self.plan.questions * self.living:.2f} groups have answers with "
                     f"different rewards. {self.what_helps()}")
         if self.word == ONE_ANSWER:
@@ -333,6 +343,10 @@ class Findings:
             return ("an answer that ignores the problem earns nearly all that the best sampled "
                     f"answers earn, and it is easier to learn.{first} What helps: another reward, "
                     "under which this answer earns less, or problems that no one answer solves.")
+        if self.word == FORM and success > 0.9:
+            return ("nearly every answer counts as right, and what differs between the rewards of a "
+                    "group is something else. What helps: a reward, or harder problems, by which "
+                    "some answers are wrong.")
         if self.word == FORM:
             return ("the rewards of a group differ, but hardly ever because one answer is right "
                     f"and another wrong. {self.what_helps()}")
