@@ -179,6 +179,9 @@ def test_a_reward_that_is_the_same_for_all_and_one_by_which_all_are_right():
     assert "every sampled answer earned exactly -1." in findings(some([-1.0] * 6)).reason()
     all_right = findings(some([1.0, 2, 3, 4, 5, 6], [1.0] * 6))
     assert all_right.word == FORM and "easier" not in all_right.reason()
+    paid_for_length = findings(some([1.0, 2, 3, 4, 5, 6], [1.0, 0, 0, 0, 0, 1]))
+    assert paid_for_length.word == FORM
+    assert "the reward hardly pays for being right" in paid_for_length.reason()
 
 
 def test_a_task_with_few_problems_or_none_held_out(tmp_path, monkeypatch):

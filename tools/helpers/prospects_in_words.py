@@ -77,6 +77,12 @@ class Findings:
         return min(by_success, self.living * (1 - form))
 
     @property
+    def living_if_paid(self) -> float:
+        """The groups of a step that would teach to be right if only that were rewarded."""
+        size = min(self.plan.group, self.sampled)
+        return self.plan.questions * living_share(self.values("right"), size).value
+
+    @property
     def teaching(self) -> float:
         """The answers of a step whose group teaches to be right. If the form comes first, every
         group whose rewards differ does."""
@@ -332,9 +338,10 @@ class Findings:
                 return ("nearly all answers are right already, so there is nothing to compare. "
                         "What helps: harder problems.")
             if self.only_reward is not None:
-                return (f"every sampled answer earned exactly {self.only_reward:.3g}. Score by hand "
-                        "an answer that you know to be right: if it earns the same, the reward has "
-                        f"a mistake. Else the problems are too hard. {self.what_helps()}")
+                return (f"every sampled answer earned exactly {self.only_reward:.3g}. Score an "
+                        "answer by hand that you know to be right: if it earns the same, the "
+                        "reward has a mistake. Else the problems are too hard. "
+                        f"{self.what_helps()}")
             return (f"in a step {self.plan.questions * self.living:.2f} groups have answers with "
                     f"different rewards. {self.what_helps()}")
         if self.word == ONE_ANSWER:
@@ -344,9 +351,13 @@ class Findings:
                     f"answers earn, and it is easier to learn.{first} What helps: another reward, "
                     "under which this answer earns less, or problems that no one answer solves.")
         if self.word == FORM and success > 0.9:
-            return ("nearly every answer counts as right, and what differs between the rewards of a "
-                    "group is something else. What helps: a reward, or harder problems, by which "
+            return ("nearly every answer counts as right, and what differs between the rewards of "
+                    "a group is something else. What helps: a reward, or harder problems, by which "
                     "some answers are wrong.")
+        if self.word == FORM and self.living_if_paid >= FEWEST_LIVING:
+            return (f"in a step {self.living_if_paid:.1f} groups have right and wrong answers, but "
+                    "the reward hardly pays for being right, or pays for being wrong. What helps: "
+                    "another reward.")
         if self.word == FORM:
             return ("the rewards of a group differ, but hardly ever because one answer is right "
                     f"and another wrong. {self.what_helps()}")
