@@ -287,9 +287,9 @@ class Findings:
                 f"{expected.chance:.0%}. Half of such settings show it after {half} steps, and 80 "
                 f"of 100 after {early} to {late}.")
         times = plan.learning_rate / plan.speed.learning_rate
-        if not 1 / KNOWN_RATES <= times <= KNOWN_RATES:
-            text += (f" The learning rate is {times:.3g} times that of those runs, which nobody "
-                     "has tried.")
+        if not KNOWN_RATES[0] <= times <= KNOWN_RATES[1]:
+            text += (f" But the learning rate is {times:.3g} times that of those runs, and nothing "
+                     "is known of such a rate; three times as much was too high.")
         return text
 
     def about_first_step(self) -> str:
