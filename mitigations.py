@@ -343,5 +343,6 @@ ADVANTAGES.update({
     "measured": "credit.measured", "gae": "credit.critic",
     "prefix_tree": "credit.prefix_tree", "gtpo": "credit.gtpo",
     "optimal_token_baseline": "credit.baselines", "maxrl": "credit.baselines",
-    "gdpo": "credit.baselines", "opo": "credit.baselines", "maxpo": "credit.baselines"})
+    "gdpo": "credit.baselines", "opo": "credit.baselines", "maxpo": "credit.baselines",
+    "quantile_baseline": "credit.baselines"})
 LOSSES["dpo"] = "credit.preferences"

@@ -8,7 +8,7 @@ from engine.choices import advantage
 from engine.errors import UserError
 from engine.rollouts import Rollouts, double
 from grpo import centred, gradient_size, group_mean, group_z_score, to_every_token
-from harness.flags import Count
+from harness.flags import Count, Share
 
 
 @advantage
@@ -53,6 +53,20 @@ def maxrl(rollouts: Rollouts) -> Tensor:
     difference = centred(rollouts.reward, rollouts.group)
     mean = group_mean(rollouts.reward, rollouts.group).to(difference)
     return to_every_token(torch.where(mean > 0, difference / mean, 0.0), rollouts)
+
+
+@advantage(whole_answers=True)
+def quantile_baseline(rollouts: Rollouts, *, quantile: Share = 0.4) -> Tensor:
+    """(reward - Q) / (std + 0.0001), where Q is the `quantile` of the group's rewards in place of
+    their mean (arXiv 2509.22611). As in the authors' code, Q lies between two neighbouring rewards
+    if the quantile does. With rewards 0 and 1, a group with few right answers has Q = 0, so only
+    the right ones are trained on; one with many has Q = 1, so only the wrong ones are."""
+    z_score = group_z_score(rollouts.reward, rollouts.group)
+    baseline = torch.zeros_like(z_score)
+    for number in rollouts.group.unique():
+        rows = rollouts.group == number
+        baseline[rows] = torch.quantile(z_score[rows], quantile)
+    return to_every_token(z_score - baseline, rollouts)
 
 
 @advantage(whole_answers=True)

@@ -1,7 +1,8 @@
 """The arms of the leaderboard: the weightings and advantages that sample nothing for their credit.
 
 `oracle`, `vine` and `causal_ablation` are left out because they sample, as the control does, and
-`dr_grpo` because it is a multiple of `rloo`. An arm is the flags of train.py that make it.
+`dr_grpo` because it is a multiple of `rloo`. Methods that came after the leaderboard was made have
+a card (../cards.md). An arm is the flags of train.py that make it.
 """
 from engine.choices import WHOLE_ANSWERS
 
@@ -17,9 +18,6 @@ ADVANTAGES = {name: f"--advantage {name}" for name in (
     "rloo", "batch_mean", "span", "deletion", "gae", "prefix_tree", "gtpo")}
 ADVANTAGES["gae-trunk"] = "--advantage gae --critic trunk"
 METHODS = WEIGHTINGS | ADVANTAGES
-LATER = (  # came after the leaderboard was made, and have no runs on it yet
-    "gdpo", "maxpo", "maxrl", "negative_only", "opo", "optimal_token_baseline", "rlcsd", "rlsd",
-    "sc_grpo")
 CONTROLS = {CONTROL: "--advantage measured --measured_k 2"}  # must be ahead
 SCALE = {"none-16x8": "--questions 16", "none-32x8": "--questions 32"}  # plain GRPO, larger batches
 ARMS = {PLAIN: "", **CONTROLS, **SCALE, **METHODS}

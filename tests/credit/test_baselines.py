@@ -7,7 +7,7 @@ import torch
 from conftest import hand_made
 
 from credit.baselines import (gain_of_maximum, gdpo, leave_two_out, maxpo, maxrl, opo,
-                              optimal_token_baseline, paid_parts)
+                              optimal_token_baseline, paid_parts, quantile_baseline)
 from engine.errors import UserError
 from grpo import rloo
 
@@ -48,6 +48,22 @@ def test_opo_counts_each_answer_with_its_length():
 def test_maxrl_divides_by_the_mean_and_gives_an_unsolved_group_nothing():
     rollouts = batch([1] * 6, [1.0, 0.0, 0.0, 0.0, 0.0, 0.0], group=[0, 0, 0, 0, 1, 1])
     assert maxrl(rollouts)[:, 0].tolist() == pytest.approx([3, -1, -1, -1, 0, 0])
+
+
+def test_the_quantile_in_the_place_of_the_mean():
+    """Five answers, so the 0.4-quantile is at 0.4 * 4 = 1.6, between the second and the third of
+    the sorted rewards. One right of five: it is 0, and the std is 0.4. Four right: 0.6 of the way
+    from 1 to 1. Three right: of 0 and 1, so 0.6, and the std is sqrt(0.24). All equal: 0."""
+    few, many, between, same = [1.0, 0, 0, 0, 0], [0.0, 1, 1, 1, 1], [0.0, 0, 1, 1, 1], [0.3] * 5
+    rollouts = batch([1] * 20, [*few, *many, *between, *same],
+                     group=[0] * 5 + [1] * 5 + [2] * 5 + [3] * 5)
+    found = quantile_baseline(rollouts)[:, 0].tolist()
+    assert found[:10] == pytest.approx([1 / 0.4001, 0, 0, 0, 0, -1 / 0.4001, 0, 0, 0, 0])
+    std = math.sqrt(0.24) + 1e-4
+    assert found[10:15] == pytest.approx([-0.6 / std] * 2 + [0.4 / std] * 3)
+    assert found[15:] == [0.0] * 5
+    least = quantile_baseline(rollouts, quantile=0.0)[:, 0].tolist()
+    assert least[10:15] == pytest.approx([0, 0] + [1 / std] * 3)
 
 
 def test_maxpo_by_hand():
