@@ -134,11 +134,22 @@ def changes_of(run: Run) -> list[str]:
 
 
 def changes_of_all(runs: list[Run]) -> list[str]:
-    """The same of several runs, and how many of them have no digests to see it by."""
-    from harness.made_of import not_known
+    """The same of several runs; which of them were made with another model, file or code under the
+    same name; and how many have no digests to see it by."""
+    from harness.made_of import kept, not_known
     sentences = []
+    first: dict[str, tuple[str, str]] = {}  # of each thing its digest, and a run that had it
     for run in runs:
         sentences += changes_of(run)
+        parts, name = kept(run["folder"]) or {}, run["folder"].name
+        others = []
+        for thing, digest in (parts.get("model", {}) | parts.get("files", {})).items():
+            known, by = first.setdefault(thing, (digest, name))
+            if known != digest:
+                others.append(f"another {thing} than {by}")
+        if others:
+            more = f", and {len(others) - 1} more" if len(others) > 1 else ""
+            sentences.append(f"{name} was made with {others[0]}{more}.")
     unknown = [run for run in runs if not is_foreign(run["config"]) and not_known(run["folder"])]
     if unknown:
         sentences.append(f"Whether something has changed since is not known of {len(unknown)} of "

@@ -2,6 +2,7 @@
 import errno
 import os
 import re
+import shlex
 import shutil
 import signal
 
@@ -122,7 +123,7 @@ def test_the_trained_model_alone_is_left_in_the_type_of_the_products(learner, tm
     assert load_tokenizer(model).to_str() == load_tokenizer(learner).to_str()
     assert "has 6 of its 6 steps" in run("--resume", tmp_path / "x").stdout
     said = run("--resume", tmp_path / "x", "--steps", 7, expect=1).stderr
-    assert f"a new run from its model with --model {model}" in said
+    assert f"a new run from its model with --model {shlex.quote(str(model))}" in said
 
 
 def test_killed_before_its_model_is_left_a_run_is_not_finished(learner, tmp_path, monkeypatch):

@@ -145,7 +145,13 @@ def test_a_comparison_says_of_which_run_the_record_was_changed(whole, tmp_path, 
     said = " ".join(capsys.readouterr().out.split())
     for change in ("config.json says seed 5", "line 1 of metrics.jsonl is not the one of step 1"):
         assert f"In other something is not as it was when the run was made: {change}" in said
-    assert said.count("something is not as it was") == 2
+    assert said.count("something is not as it was") == 2 and "made with another" not in said
+    parts = json.loads((other / made_of.NAME).read_text())
+    parts["model"]["model.safetensors"] = parts["files"]["grpo.py"] = "0"
+    (other / made_of.NAME).write_text(json.dumps(parts))
+    analyze.main([str(whole), str(other), "--output_dir", str(tmp_path / "page")])
+    assert "other was made with another model.safetensors than run, and 1 more" in " ".join(
+        capsys.readouterr().out.split())
     (other / "digests.jsonl").unlink()
     analyze.main([str(whole), str(other), "--output_dir", str(tmp_path / "page")])
     assert "not known of 1 of these runs" in " ".join(capsys.readouterr().out.split())

@@ -58,6 +58,7 @@ from tools.helpers.others import likeliest_others
 from tools.helpers.same_model import where_kept
 from tools.helpers.terminal import check_exists, legend, one_line, shaded
 
+SHOWN = 2           # problems, without --answer
 FLAGS = {
     "step": Flag(None, "which step. By default it is the last", kind=int),
     "answer": Flag(None, "which answer of the step", kind=int),
@@ -67,8 +68,8 @@ FLAGS = {
     "credit": Flag(None, "also measure the token's credit: sample so many continuations of the "
                          "answer before the token, as many after it, and compare their rewards",
                    kind=int, least=FEWEST_CONTINUATIONS, most=MOST_CONTINUATIONS),
-    "show": Flag(2, "number of problems to show. Those whose answers differ in reward come first",
-                 least=1)}
+    "show": Flag(None, f"number of problems to show, {SHOWN} by default. Those whose answers differ "
+                       "in reward come first", kind=int, least=1)}
 SHADES = ((0.05, ""), (0.2, "48;5;195;38;5;0"), (0.4, "48;5;153;38;5;0"), (0.7, "48;5;75;38;5;16"),
           (float("inf"), "48;5;26;38;5;231"))
 WIDTH = 70          # of a line of arithmetic
@@ -100,7 +101,7 @@ def main(argv: list[str]) -> None:
     refuse_without_model(flags, run, step, models)
     if flags.answer is None:
         print(title)
-        return show_problems(record, tokenizer, flags.show)
+        return show_problems(record, tokenizer, flags.show or SHOWN)
     check_exists("answer", flags.answer, range(answers), f"step {step}")
     line = metrics_by_step(folder).get(step, {})
     answer = answer_of(record, tokenizer, run["config"], line, flags.answer)
@@ -150,7 +151,9 @@ def credit_of_kept(folder: Path, record: StepRecord, answer: ShownAnswer,
 
 
 def refuse_alone(flags: SimpleNamespace) -> None:
-    """Refuse a flag that would have no effect without another."""
+    """Refuse a flag that would have no effect without another, or beside it."""
+    if flags.show is not None and flags.answer is not None:
+        raise UserError("--show says how many problems are shown, and --answer shows one answer")
     if flags.token is not None and flags.answer is None:
         raise UserError(f"--token {flags.token} needs --answer, the answer that the token is in")
     if flags.moved and flags.token is None:
