@@ -68,8 +68,8 @@ FLAGS = {
     "credit": Flag(None, "also measure the token's credit: sample so many continuations of the "
                          "answer before the token, as many after it, and compare their rewards",
                    kind=int, least=FEWEST_CONTINUATIONS, most=MOST_CONTINUATIONS),
-    "show": Flag(None, f"number of problems to show, {SHOWN} by default. Those whose answers differ "
-                       "in reward come first", kind=int, least=1)}
+    "show": Flag(None, f"number of problems to show. By default it is {SHOWN}. Those whose answers "
+                       "differ in reward come first", kind=int, least=1)}
 SHADES = ((0.05, ""), (0.2, "48;5;195;38;5;0"), (0.4, "48;5;153;38;5;0"), (0.7, "48;5;75;38;5;16"),
           (float("inf"), "48;5;26;38;5;231"))
 WIDTH = 70          # of a line of arithmetic
