@@ -303,6 +303,19 @@ def of_parts(before: Json, now: Json, s: Settings, needs_first_model: bool) -> I
                 digest_of_part(path) == digest)
         if not is_same:
             yield f"{name} has changed"
+    for name, digest in now["files"].items():
+        earlier = namesakes(name, before["files"])
+        if name not in before["files"] and earlier and digest not in earlier.values():
+            yield f"{name} is another file than {next(iter(earlier))}, which the run has read"
+
+
+def namesakes(name: str, files: Json) -> Json:
+    """The files of this name in other folders, with their digests: what a relative path leads to
+    depends on where the command is typed. Not Python code, which has a fixed place."""
+    path = Path(name)
+    if path.suffix == ".py":
+        return {}
+    return {other: digest for other, digest in files.items() if Path(other).name == path.name}
 
 
 def of_record(folder: Path, done: int | None = None) -> Iterator[str]:

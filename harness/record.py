@@ -351,6 +351,7 @@ def digest_of_text(text: str) -> str:
 
 
 def digest_of(path: Path) -> str:
+    refuse_pipe(path)
     facts = path.stat()
     return digest_of_file(path, facts.st_size, facts.st_mtime_ns)
 

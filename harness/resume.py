@@ -75,6 +75,15 @@ def say_that_the_schedule_differs(s: Settings, done: int) -> None:
             "stopped would give other numbers")
 
 
+def say_that_torch_differs(s: Settings, done: int) -> None:
+    """Another version may round otherwise. That is no reason to refuse a run."""
+    versions = run_config(s.folder).get("versions")
+    before = versions.get("torch") if isinstance(versions, dict) else None
+    if done and before not in (None, torch.__version__):
+        say(f"the {done} steps that are made had torch {before}, and this is {torch.__version__}: "
+            "what follows may differ in the last digits from a run that was never stopped")
+
+
 def accept_changes(folder: RunFolder, s: Settings) -> None:
     """Write down that a finished run is used as it is, although what it was made of, or its record,
     has changed since."""

@@ -134,7 +134,7 @@ class Run:
     def look_into_folder(self, is_resumed: bool, may_continue: bool, accepts: bool) -> None:
         """Find out how far the run in this folder is, and whether it may be continued."""
         from harness.resume import (accept_changes, last_state, refuse_changes, refuse_other,
-                                    say_that_the_schedule_differs)
+                                    say_that_the_schedule_differs, say_that_torch_differs)
         s = self.settings
         if not is_resumed:
             refuse_other(s, may_continue)
@@ -144,6 +144,7 @@ class Run:
             s, self.folder, may_begin_again=not is_resumed)
         if not self.is_finished:
             say_that_the_schedule_differs(s, self.done)
+            say_that_torch_differs(s, self.done)
             self.accepted = refuse_changes(s.folder, s, self.checkpoint, self.done, accepts)
         elif accepts:
             accept_changes(self.folder, s)

@@ -231,6 +231,12 @@ def test_an_older_run_goes_on_with_a_sentence(whole, stopped):
     assert_same_run(whole, stopped)
 
 
+def test_another_version_of_torch_is_told(whole, stopped):
+    edit_config(stopped, versions={"torch": "2.6.0"})
+    assert "had torch 2.6.0, and this is" in run("--resume", stopped).stdout
+    assert_same_run(whole, stopped)
+
+
 def test_the_state_of_an_older_run_is_still_checked(stopped):
     """Without digests: AdamW's moments have to be there and have the right shape."""
     (stopped / made_of.NAME).unlink()
@@ -272,6 +278,21 @@ def test_a_data_file_and_a_reference_model_that_have_changed(data, learner, tmp_
     run("--resume", tmp_path / "x")  # it has a checkpoint, and needs the first model no more
     assert "model.safetensors of the model folder" in run("--resume", tmp_path / "y",
                                                           expect=1).stderr
+
+
+def test_a_relative_path_that_leads_to_another_file_is_refused(data, learner, tmp_path, monkeypatch):
+    """Because the command is typed in another folder; a copy of the file does."""
+    more = ("--model", learner, "--data", data.name, "--out", tmp_path / "x")
+    monkeypatch.chdir(data.parent)
+    interrupted_after(3, monkeypatch, *more)
+    there = tmp_path / "there"
+    there.mkdir()
+    monkeypatch.chdir(there)
+    (there / data.name).write_text(data.read_text().replace("5]", "7]"))
+    said = run("--resume", tmp_path / "x", expect=1).stderr
+    assert f"{there / data.name} is another file than {data}, which the run has read" in said
+    shutil.copy(data, there)
+    run("--resume", tmp_path / "x")
 
 
 def test_a_file_of_the_project_counts_wherever_the_command_is_typed(tmp_path, monkeypatch):
@@ -423,6 +444,8 @@ def test_a_pipe_and_an_endless_file_are_refused_at_once(stopped):
     (stopped / "credit/step_000002.npz").symlink_to("/dev/zero")
     with pytest.raises(UserError, match="no regular file"):
         read_columns(stopped, 2)
+    with pytest.raises(UserError, match="no regular file"):
+        record.digest_of(Path("/dev/null"))  # as of a credit file; a pipe would wait for ever
     (stopped / "config.json").unlink()
     os.mkfifo(stopped / "config.json")
     assert "no regular file" in run("--resume", stopped, expect=1).stderr
