@@ -280,7 +280,7 @@ def test_a_data_file_and_a_reference_model_that_have_changed(data, learner, tmp_
                                                           expect=1).stderr
 
 
-def test_a_relative_path_that_leads_to_another_file_is_refused(data, learner, tmp_path, monkeypatch):
+def test_a_relative_path_to_another_file_is_refused(data, learner, tmp_path, monkeypatch):
     """Because the command is typed in another folder; a copy of the file does."""
     more = ("--model", learner, "--data", data.name, "--out", tmp_path / "x")
     monkeypatch.chdir(data.parent)
