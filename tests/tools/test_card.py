@@ -1,5 +1,6 @@
 """The card of a method: its rows by hand, its JSON, its closing words."""
 import json
+import shlex
 from types import SimpleNamespace
 
 import pytest
@@ -106,9 +107,9 @@ def test_the_flag_trains_nothing(tmp_path, monkeypatch):
     assert method == "low_probability --probability_share 0.5"
     assert flags == {"probability_share": 0.5} and arms == {}
     assert folder == tmp_path / "low_probability"
-    assert command == " ".join(["python -m tools.idea", *words])
+    assert command == shlex.join(["python", "-m", "tools.idea", *words])
     assert trains == ("python -m tools.idea low_probability --probability_share 0.5 --runs "
-                      f"{tmp_path / 'runs'}")
+                      f"{shlex.quote(str(tmp_path / 'runs'))}")
     assert settings["idea"].mitigation == "low_probability"
 
 

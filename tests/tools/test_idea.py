@@ -254,8 +254,8 @@ def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd)
     assert ("dial: ('by_kind', {'word_weight': 0.1})\n" in said) == dial
     assert ("For more synthetic tasks: python -m research dial --only 'by_kind --word_weight "
             "0.1'\n" in said) == dial
-    assert (f"for a small model: python -m research signal --model {learner} --only 'by_kind "
-            "--word_weight 0.1'\n" in said) == dial
+    assert (f"for a small model: python -m research signal --model {shlex.quote(str(learner))} "
+            "--only 'by_kind --word_weight 0.1'\n" in said) == dial
     *_, pointers, last = said.rstrip().split("\n\n")  # nothing comes after the last paragraph
     assert pointers.startswith("The picture is ") and last.startswith("What next? ")
     assert "\nLess able or less sure? by_kind is " in said  # greedy answers were evaluated, too
