@@ -178,7 +178,7 @@ def checks() -> list[Check]:
         Check(2, "ratios of 1", replace(some, old=some.log_prob)),
         Check(2, "random numbers", replace(others, old=moved, clip=(0.1, 0.4))),
         # a loss that bounds the ratio a second time is another one only far from 1
-        Check(2, "ratios of 1/5 and 5", with_ratios([0.2, 5.0], torch.tensor([[1.0, -1.0]])))]
+        Check(2, "ratios of 1/50 and 50", with_ratios([0.02, 50.0], torch.tensor([[1.0, -1.0]])))]
 
 
 def with_ratios(ratios: list[float], advantage: Tensor) -> Batch:

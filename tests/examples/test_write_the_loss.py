@@ -159,7 +159,8 @@ BOUND_TWICE = [
     (SMALLER, SMALLER[:-1].replace("torch.minimum(", "torch.maximum(torch.minimum(")
      + "), torch.where(advantage < 0, 3 * advantage, -torch.inf))"),  # a dual clip
     (RATIO, "(log_prob - old).clamp(-1, 1).exp()"), (RATIO, "(log_prob - old).clamp(max=1).exp()"),
-    (RATIO, "(log_prob - old).clamp(min=-1).exp()"), (RATIO, RATIO + ".clamp(max=2)")]
+    (RATIO, "(log_prob - old).clamp(min=-1).exp()"), (RATIO, RATIO + ".clamp(max=2)"),
+    (RATIO, RATIO + ".clamp(max=10)"), (RATIO, "(log_prob - old).clamp(-3, 3).exp()")]
 
 
 @pytest.mark.parametrize("old, new", RIGHT)
