@@ -96,6 +96,16 @@ def test_a_limit_that_only_a_large_group_reaches():
     assert any("one right answer of 40" in reason for reason in find_formula(loss).not_understood)
 
 
+def test_a_limit_that_only_a_long_answer_reaches():
+    def loss(logits, batch):
+        log_p = logits.log_softmax(-1)[:, :-1].gather(2, batch.ids[:, 1:, None]).squeeze(2)
+        advantage = z(1, 1e-4)(batch)
+        mask = batch.mask[:, 1:] * (batch.mask.sum(1, keepdim=True) < 30)
+        return -(log_p * advantage * mask).sum() / mask.sum()
+
+    assert any("that tries long answers" in reason for reason in find_formula(loss).not_understood)
+
+
 def test_what_is_said_of_a_kl_that_is_no_usual_term():
     said = sentences(find_formula(LOSSES["kl at the prompt too"][0]))
     [where] = [sentence for sentence in said if "outside the answers" in sentence]

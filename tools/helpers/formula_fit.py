@@ -584,6 +584,7 @@ class Finder:
                  ("rows without padding", self.without_padding(49)),
                  ("rewards below 0 and above 1", [self.with_large_rewards(50)]),
                  ("one right answer of 40", [self.with_one_right(51)] if 6 in self.sizes else []),
+                 ("long answers", [self.case(52, longest=longest) for longest in (20, 60, 200)]),
                  ("the reference", [self.off_policy(44, "log_reference", .8)]),
                  ("the ratio", [self.off_policy(45, "log_ratio", .1),
                                 self.off_policy(46, "log_ratio", 2.0)]))
