@@ -11,19 +11,23 @@ are not, because they follow from results that may grow: the table reads them th
 import json
 from pathlib import Path
 
+import numpy as np
+
 from analysis.statistics import Estimate
-from analysis.tables import Table, by_row, shown
+from analysis.tables import Row, Table, by_row, shown
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import PROJECT, UserError, read_json
 from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
 from harness.record import replace_text
+from research.boards.later import rank_with_interval
 from research.cards.measure import in_the_enumerated_task
 from research.cards.published import estimate_of, published_rows
 
 ENTRIES = PROJECT / "research/cards/entries"
 PAGE = PROJECT / "research/cards.md"
-BEGIN, END = "<!-- cards -->", "<!-- end of cards -->"
+MARKS = {"cards": ("<!-- cards -->", "<!-- end of cards -->"),  # where the page has its tables
+         "ranks": ("<!-- ranks -->", "<!-- end of ranks -->")}
 QUICK = ("bias", "direction", "noise")
 KEPT = ("method", "name", "flags", "model", "made_of", "day", "git_commit", "versions")
 HOLDS = 1e-3  # of a number: another machine's rounding, not another function
@@ -38,7 +42,7 @@ def main(argv: list[str]) -> None:
         add(Path(flags.add))
     cards = all_cards()
     text = PAGE.read_text(encoding="utf-8")
-    replace_text(PAGE, with_table(text, cards))
+    replace_text(PAGE, with_tables(text, cards))
     print(f"{len(cards)} cards are on {PAGE.relative_to(PROJECT)}")
 
 
@@ -76,6 +80,12 @@ def gain_of(card: dict) -> Estimate | None:
     return own if isinstance(own, Estimate) else None
 
 
+def cost_of(card: dict) -> object:
+    """The cost of a step in the leaderboard's runs, or else in the tries of the card."""
+    published = published_rows(card["name"], card["flags"])
+    return published.get("board_cost", card["rows"]["cost"])["own"]
+
+
 def own_of(card: dict, key: str) -> Estimate | None:
     stored = card["rows"].get(key, {}).get("own")
     return estimate_of(stored) if isinstance(stored, dict) else None
@@ -106,7 +116,7 @@ def cards_table(cards: list[dict]) -> Table:
             value = own_of(card, key)
             row.append("n/a" if value is None else shown(value.value, spec))
         row += [shown(own_of(card, key), ".2f") for key in ("batch_start", "batch_half")]
-        row += [shown(own_of(card, "many"), "points"), shown(card["rows"]["cost"]["own"], ".1f")]
+        row += [shown(own_of(card, "many"), "points"), shown(cost_of(card), ".1f")]
         rows.append(row)
     headings = {"method": "method", "gain": "gain in training (95% interval)",
                 "direction": "cosine", "noise": "noise",
@@ -116,9 +126,33 @@ def cards_table(cards: list[dict]) -> Table:
     return Table("cards", "", by_row(dict.fromkeys(headings, ""), rows), headings=headings)
 
 
-def with_table(text: str, cards: list[dict]) -> str:
-    """The page with the table of these cards between its marks."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    table = cards_table(cards).to_text(limit=10_000)
-    return f"{before}{BEGIN}\n{table}\n{END}{after}"
+def ranks_table(cards: list[dict]) -> Table:
+    """How well each column of the page orders the methods by their gain in training, with three
+    digits: beyond these a cosine of 1 differs by rounding alone."""
+    columns = {"cosine": "direction", "noise": "noise", "untrained": "batch_start",
+               "half trained": "batch_half", "gain where 42 of 128 decide": "many",
+               "untrained: cosine with plain GRPO's gradient": "cosine_start"}
+    rows: list[Row] = []
+    for label, key in columns.items():
+        known, gains = [], []
+        for card in cards:
+            value, gain = own_of(card, key), gain_of(card)
+            if value is not None and gain is not None and value.value == value.value:
+                known.append(round(value.value, 3))
+                gains.append(gain.value)
+        if len(known) > 2:
+            rank = rank_with_interval(np.array(known), np.array(gains))
+            rows.append([label, len(known), rank])
+    formats = {"column": "", "methods": "d", "rank": "+.2f"}
+    return Table("ranks", "", by_row(formats, rows),
+                 headings={"rank": "rank correlation with the gain in training (95% interval)"})
+
+
+def with_tables(text: str, cards: list[dict]) -> str:
+    """The page with the tables of these cards between their marks."""
+    for name, table in (("cards", cards_table(cards)), ("ranks", ranks_table(cards))):
+        begin, end = MARKS[name]
+        before, _, rest = text.partition(begin)
+        _, _, after = rest.partition(end)
+        text = f"{before}{begin}\n{table.to_text(limit=10_000)}\n{end}{after}"
+    return text

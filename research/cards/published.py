@@ -25,6 +25,8 @@ def published_rows(name: str, flags: dict) -> dict[str, Row]:
         for row in rows_of_method(result, table, name, flags):
             rows["board"] = gain_row(row) | {"plain": level_of_plain(result),
                                              "control": gain_of_arm("board", CONTROL)}
+            if "seconds" in row:
+                rows["board_cost"] = {"own": row["seconds"], "plain": 1.0}
     for row in rows_of_method("later", "entropy", name, flags):
         own = estimate_of(row["difference"])
         rows["board_entropy"] = {"own": own, "plain": row["entropy"] - own.value}

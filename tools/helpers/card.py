@@ -65,6 +65,7 @@ QUESTIONS = {
     "able": ("less able? gain of greedy answers", "points"),
     "sure_end": ("less sure? gain of sampled answers minus that", "points"),
     "board": ("leaderboard of the tiny model: gain in training", "points"),
+    "board_cost": ("there: seconds of a step", ".2f"),
     "board_entropy": ("there: entropy of the last steps, minus plain GRPO's", "+.3f"),
     "real": ("leaderboard of a real model: gain in training", "points"),
     "real_placebo": ("there: gain in training over its placebo", "points"),
@@ -134,7 +135,8 @@ def favoured(policy: Policy, plain: Settings, idea: Settings) -> Rows:
     and the same by the token's probability."""
     methods = [(make_advantage(s, policy), make_weighting(s, policy)) for s in (plain, idea)]
     parts: dict[str, list[np.ndarray]] = {"kind": [], "p": [], "plain": [], "own": []}
-    for step in range(1, (1 if policy.model.is_large else BATCHES) + 1):
+    batches = 1 if policy.model.is_large else BATCHES
+    for step in range(1, batches + 1):
         batch = sample(policy, plain, step)
         s = gradient_size(batch.log_prob, batch.collision)
         for arm, settings, method in (("plain", plain, methods[0]), ("own", idea, methods[1])):
@@ -148,11 +150,12 @@ def favoured(policy: Policy, plain: Settings, idea: Settings) -> Rows:
     which = np.digitize(p, SURE) - 1
     by_p = [shares_by(which, size, len(SURE)) for size in (usual, own)]
     labels = [f"{low:g} to {high:g}" for low, high in zip(SURE, (*SURE[1:], 1.0))]
+    rests_on = f"batches: {batches}"
     return {"kinds": {"own": share_gains(by_kind[1], by_kind[0]),
-                      "plain": shares(by_kind[0], list(KINDS)), "could_see": "4 batches"},
+                      "plain": shares(by_kind[0], list(KINDS)), "could_see": rests_on},
             "sure": {"own": ", ".join(f"{label} {mine / max(usual, 1e-9):.2f}" for label, mine,
                                       usual in zip(labels, by_p[1], by_p[0]) if usual > RARE),
-                     "plain": shares(by_p[0], labels), "could_see": "4 batches"}}
+                     "plain": shares(by_p[0], labels), "could_see": rests_on}}
 
 
 def shares(values: np.ndarray, labels: list[str]) -> str:

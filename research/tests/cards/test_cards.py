@@ -10,7 +10,7 @@ from conftest import ROOT, refusal
 from analysis.statistics import Estimate, mean_over
 from research.cards import page
 from research.cards.measure import along_plain, in_the_enumerated_task
-from research.cards.page import all_cards, cards_table, what_does_not_fit, with_table
+from research.cards.page import all_cards, cards_table, what_does_not_fit, with_tables
 from research.cards.published import could_see, gain_of_arm, is_method, published_rows
 
 CARDS = {card["name"]: card for card in all_cards()}
@@ -33,8 +33,22 @@ def test_a_card_that_does_not_fit_is_refused(tmp_path, monkeypatch):
 
 def test_the_page_has_the_table_of_these_cards():
     text = page.PAGE.read_text(encoding="utf-8")
-    assert text == with_table(text, all_cards()), "python -m research cards writes it"
+    assert text == with_tables(text, all_cards()), "python -m research cards writes it"
     assert len(cards_table(all_cards()).rows) == len(CARDS)
+
+
+def test_the_columns_are_ranked_beside_the_gain(monkeypatch):
+    """A noise that grows as the gain falls: the ranks are opposite. A card without either is left
+    out."""
+    monkeypatch.setattr(page, "published_rows", lambda name, flags: {})
+
+    def card(**values):
+        return {"name": "x", "flags": {}, "rows": {
+            key: {"own": {"value": value, "low": None, "high": None}}
+            for key, value in values.items()}}
+    cards = [card(noise=n, training=-n) for n in (1.0, 2.0, 4.0, 5.0)]
+    [(column, methods, rank)] = page.ranks_table([*cards, card(noise=9.0), card(training=9.0)]).rows
+    assert (column, methods, rank.value) == ("noise", 4, pytest.approx(-1))
 
 
 def test_trained_methods_come_first_the_largest_gain_on_top(monkeypatch):
@@ -75,6 +89,7 @@ def test_what_training_has_shown_is_read_from_the_published_results():
     assert rows["board_entropy"]["plain"] == pytest.approx(0.32, abs=0.02)
     rows = published_rows("inverse_logprob", {})
     assert rows["board"]["verdict"] == "behind, stopped"
+    assert rows["board_cost"]["own"] == pytest.approx(1, abs=0.1)
     assert rows["real_able"]["own"].high > 0 > rows["real_sure"]["own"].high  # less sure
     assert published_rows("oracle", {}) == {}
 
