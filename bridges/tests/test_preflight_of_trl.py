@@ -15,7 +15,9 @@ ROWS = {  # the row of docs/how_a_run_fails.md, 0 if it has none, and what is sa
     "collapsed": ([5], "one answer for all"),
     "cut_off": ([7], "before the limit"),
     "no_rate": ([0], "learning rate is 0"),
-    "no_gradient": ([0], "no gradient")}
+    "no_gradient": ([0], "no gradient"),
+    "length": ([9], "may pay for the length"),
+    "passes": ([6], "far too high")}
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -38,6 +38,10 @@ def constant(completions, **_):
     return [0.5] * len(completions)
 
 
+def length(completions, **_):
+    return [min(len(text), 400) / 400 for text in completions]
+
+
 def without_loss(trainer):
     """The loss is multiplied by 0."""
     usual = trainer.compute_loss
@@ -70,7 +74,9 @@ LOGS = {  # what is different from the healthy one: reward functions, settings, 
     "no_rate": ([right], {"learning_rate": 0.0}, None),
     "no_gradient": ([right], {}, without_loss),
     "collapsed": ([right], {"learning_rate": 1e-3, "max_steps": 60}, surer),
-    "cut_off": ([right], {"max_completion_length": 24}, None)}
+    "cut_off": ([right], {"max_completion_length": 24}, None),
+    "length": ([length], {}, None),
+    "passes": ([right], {"num_iterations": 4, "learning_rate": 2e-3}, None)}
 
 
 def write(name):

@@ -7,7 +7,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from tools.helpers.seen import LARGE, SMALL, visible_gain
+from tools.helpers.seen import LARGE, SEEN_OF_RUNS, SMALL, visible_gain
 
 SETTINGS = Path(__file__).parents[1] / "results/preflight/settings.jsonl"
 FITTED = (1, 2)  # the looks whose settings were trained before the forecast was made
@@ -58,3 +58,19 @@ def test_the_speed_of_a_real_model_is_that_of_its_runs():
     speeds = [100 * (one["after"][0] - one["before"]) / worth(one) for one in settings()
               if one["model"] == "real" and worth(one) > 1]
     assert len(speeds) == 2 and np.mean(speeds) == pytest.approx(LARGE.points, rel=0.02)
+
+
+def test_how_often_the_words_of_the_third_look_came_true():
+    """The command and the page say it of runs, and the page of settings, too: *will be seen* came
+    true if all seeds rise, and *will not be seen* if none does."""
+    third = [one for one in settings() if one["look"] == 3 and "said" in one]
+    runs = {said: [list(rose(one)) for one in third if one["said"] == said]
+            for said in SEEN_OF_RUNS}
+    for said, of_settings in runs.items():
+        seen = [one for of_setting in of_settings for one in of_setting]
+        assert SEEN_OF_RUNS[said] == (sum(seen), len(seen))
+    sure, never = runs["will be seen"], runs["will not be seen"]
+    page = (Path(__file__).parents[2] / "docs/preflight.md").read_text()
+    assert f"both seeds rose in {sum(map(all, sure))} of {len(sure)} settings" in page
+    assert f"none in {sum(not any(seeds) for seeds in never)} of {len(never)}" in page
+    assert all(f"{seen} of {of} runs" in page for seen, of in SEEN_OF_RUNS.values())

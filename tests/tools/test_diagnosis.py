@@ -37,6 +37,10 @@ FAULTS = {  # the row of the table, and what is different in its run
                               "gradient_norm": lambda step: 0.2 if step < 2 else 0.0,
                               "entropy": lambda step: 0.35 if step < 2 else 1.6,
                               "finished": lambda step: 1.0 if step < 3 else 0.1}),
+    "destroyed, with equal rewards": (6, {
+        "success": lambda step: 0.2 if step < 3 else 0.0,
+        "reward": lambda step: 0.2 if step < 3 else 0.0,
+        "groups_without_spread": lambda step: 0.2 if step < 3 else 1.0}),
     "not finite": (6, {"gradient_norm": lambda step: float("nan") if step > 9 else 0.2}),
     "cut off": (7, {"finished": lambda step: 0.25}),
     "format": (9, {"success": lambda step: 0.2 + 0.001 * (-1) ** step}),
@@ -173,11 +177,11 @@ def test_what_the_parts_of_a_reward_say(name, tmp_path):
 
 
 def test_length_and_reward_that_both_rise_are_no_fault_unless_they_rise_together(tmp_path):
-    """The length doubles. From step to step the reward alternates; or the length does, as well."""
+    """Both rise. From step to step the reward alternates; or the length does, as well."""
     for together, rows in ((False, []), (True, [9])):
         write_lines(tmp_path / "log.jsonl", [
             {"reward": 0.3 + 0.01 * step + 0.02 * (step % 2),
-             "completions/mean_length": 300 + 20 * step + 20 * together * (step % 2)}
+             "completions/mean_length": 300 + 2 * step + 20 * together * (step % 2)}
             for step in STEPS])
         assert rows_of(tmp_path / "log.jsonl") == rows
 

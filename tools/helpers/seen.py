@@ -39,6 +39,11 @@ KNOWN_RATES = (0.3, 1.5)  # times the rate of those runs: with three times as mu
 #                           were not seen to learn
 
 
+# How often each word came true in 18 settings that were trained after it was written down: of so
+# many runs (the second number) so many were seen to rise.
+SEEN_OF_RUNS = {"will be seen": (18, 22), "may be seen": (7, 10), "will not be seen": (2, 4)}
+
+
 @dataclass(frozen=True)
 class Forecast:
     gain: float     # points: half of such settings gain more
