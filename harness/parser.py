@@ -49,7 +49,7 @@ class Parser(argparse.ArgumentParser):
             near = difflib.get_close_matches(name, takes, 1, cutoff=0.75)
             question = f", did you mean {near[0]}?" if near else ""
             said = about_unknown(name.removeprefix("--"))
-            self.error(said or f"unknown argument {unknown[0]}{question}")
+            self.error(said or f"unknown argument {unknown[0]:.200}{question}")
         return self.values(found)
 
     def values(self, found: argparse.Namespace) -> Json:

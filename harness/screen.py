@@ -104,7 +104,9 @@ def sentence_about(error: Exception) -> str:
     if isinstance(error, UserError):
         return " ".join(str(error).split())
     if isinstance(error, OSError):
-        return str(error)
+        if error.filename is None or not error.strerror:
+            return str(error)
+        return f"{str(error.filename)[:200]}: {error.strerror}"
     if isinstance(error, ModuleNotFoundError):
         package = str(error.name).partition(".")[0]
         if is_taken_away(package):

@@ -138,6 +138,12 @@ def test_a_package_that_is_not_here_is_named(monkeypatch, tmp_path, name, is_tol
     assert said == "this needs the folder bridges/ of this project, which is not here" * is_told
 
 
+def test_a_long_name_is_shortened_in_an_error_of_the_system():
+    error = OSError(36, "File name too long", "x" * 5000)
+    assert screen.sentence_about(error) == f"{'x' * 200}: File name too long"
+    assert screen.sentence_about(OSError("no words")) == "no words"
+
+
 def test_of_several_processes_rank_0_speaks_first(monkeypatch):
     """torchrun then ends the others, in silence: SIGTERM does not ask them to finish a step."""
     def main(argv):
