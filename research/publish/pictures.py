@@ -378,6 +378,6 @@ PUBLISHED = {  # picture -> how it is drawn, and which table or values of which 
     "research/results/board-leads.png": (draw_gains, "board", "board"),
     "research/results/notes-curves.png": (draw_curves, "notes_2", "values"),
     "research/results/real-kinds.png": (draw_kinds_of_models, "real", "values"),
-    "research/results/change.png": (draw_change, "change", "kinds"),
+    "research/results/change.png": (draw_change, "change_steps", "kinds"),
     "research/results/dial-law.png": (draw_predicted_gains, "dial", "law"),
     "research/results/dial-shares.png": (draw_dial_shares, "dial", "board")}

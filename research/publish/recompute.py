@@ -681,7 +681,7 @@ CHECKED: dict[str, Callable[[Result], Iterator[Check]]] = {
                      "signal_real_brief_16", "signal_later", "signal_later_2"), check_signal),
     "signal_steps": check_signal_steps, "signal_split": check_signal_split,
     **dict.fromkeys(("large", "real_brief", "real_large", "scoreboard_24"), check_decided),
-    "change_start": check_change, "exact_real_start": check_exact_real,
+    "change_steps": check_change, "exact_real_start": check_exact_real,
     **dict.fromkeys(("dial", "dial_test"), check_dial),
     **dict.fromkeys(("dial_methods", "dial_clipped"), check_one_rate),
     **dict.fromkeys(("notes_1", "notes_2", "notes_3"), check_notes),
