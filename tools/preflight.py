@@ -7,7 +7,8 @@
 It samples answers to problems of the task, trains nothing, and ends in one of four words:
 
     learns                      enough groups have answers with different rewards, because some are
-                                right and some are wrong
+                                right and some are wrong. It says, too, whether an evaluation will
+                                see it after the planned steps
     learns the form only        the rewards differ, but not because an answer is right
     learns one answer for all   an answer that ignores the problem earns nearly as much as the best
                                 that was sampled

@@ -284,8 +284,8 @@ class Findings:
         early, half, late = (expected.steps_for(chance) for chance in (0.1, 0.5, 0.9))
         seen, of = SEEN_OF_RUNS[expected.word]
         text = (f"By {plan.speed.runs}, the planned {plan.steps} steps raise success by "
-                f"{expected.gain:.1f} points, or by {low:.1f} to {min(high, 100):.0f} in 80 of 100 "
-                f"such settings. So the gain {expected.word}. (When this was said of runs of the "
+                f"{expected.gain:.1f} points, or by {low:.1f} to {min(high, 100):.1f} in 80 of "
+                f"100 such settings. So the gain {expected.word}. (When this was said of runs of the "
                 f"tiny model, {seen} of {of} were seen to rise.) Half of such settings show it "
                 f"after {half} steps, and 80 of 100 after {early} to {late}.")
         times = plan.learning_rate / plan.speed.learning_rate
