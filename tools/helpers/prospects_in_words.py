@@ -285,8 +285,8 @@ class Findings:
         seen, of = SEEN_OF_RUNS[expected.word]
         text = (f"By {plan.speed.runs}, the planned {plan.steps} steps raise success by "
                 f"{expected.gain:.1f} points, or by {low:.1f} to {min(high, 100):.1f} in 80 of "
-                f"100 such settings. So the gain {expected.word}. (When this was said of runs of the "
-                f"tiny model, {seen} of {of} were seen to rise.) Half of such settings show it "
+                f"100 such settings. So the gain {expected.word}. (When this was said of runs of "
+                f"the tiny model, {seen} of {of} were seen to rise.) Half of such settings show it "
                 f"after {half} steps, and 80 of 100 after {early} to {late}.")
         times = plan.learning_rate / plan.speed.learning_rate
         if not KNOWN_RATES[0] <= times <= KNOWN_RATES[1]:
