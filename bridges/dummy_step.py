@@ -19,7 +19,7 @@ from tools.helpers.formula_advantages import EPSILONS, Advantage, hypotheses
 from tools.helpers.formula_batches import END, PAD, Case
 from tools.helpers.formula_counts import counts
 from tools.helpers.formula_fit import divided
-from tools.helpers.formula_terms import Counted, fit_counted
+from tools.helpers.formula_terms import Counted, fit_counted, table_of
 
 TEMPERATURES = (1.0, .9, .8, .7, .6, .5, 1.2, 1.5)
 TEMPLATES = {  # what a trainer may put around a prompt
@@ -228,11 +228,12 @@ def explained(case: Case, pushes: Tensor, grouping: str, usual_alone: bool) -> F
         ways = [count for count in ways if count.code in ("flat", "token", "answer", "group")]
     else:
         advantages += hypotheses([case], [torch.where(known, pushes, 0.0)], grouping)
+    table = table_of([case], ways)
     for advantage in advantages:
         if advantage.epsilon > 1e-2 or advantage.form != "plus":
             continue  # in one batch the ways of adding epsilon cannot be told apart
         number = divided(pushes, advantage(case))
-        fits += [(advantage, fit) for fit in fit_counted([case], [number], ways, ROUNDING)
+        fits += [(advantage, fit) for fit in fit_counted([case], [number], table, ROUNDING)
                  if not fit.sizes.cost and fit.factor]
     if not fits:
         return None

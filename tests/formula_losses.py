@@ -87,6 +87,25 @@ def whitened(batch):
     return (a - a.mean()) / (a.std() + 1e-8)
 
 
+def by_length(batch):
+    length = batch.mask.sum(1)
+    return batch.reward[:, None] - torch.stack([
+        (length * batch.reward)[batch.group == number].sum() / length[batch.group == number].sum()
+        for number in batch.group])[:, None]
+
+
+def whitened_over_tokens(batch):
+    a, length = mean(batch)[:, 0], batch.mask.sum(1)
+    a = a - (a * length).sum() / length.sum()
+    variance = (a.square() * length).sum() / (length.sum() - 1)
+    return (a / (variance + 1e-8).sqrt())[:, None]
+
+
+def longer_than_four_is_worse(batch):
+    reward = batch.reward - .2 * (batch.mask.sum(1) - 4).clamp(min=0)
+    return z(1, 1e-4)(type(batch)(**{**vars(batch), "reward": reward}))
+
+
 def token(x, mask, batch):
     return (x * mask).sum() / mask.sum()
 
@@ -139,6 +158,11 @@ def twice_divided(x, mask, batch):
 def live_tokens(x, mask, batch):
     live = (mean(batch).abs() > 1e-9)
     return (x * mask).sum() / (mask * live).sum().clamp(min=1)
+
+
+def gpg(x, mask, batch):
+    live = (mean(batch).abs() > 1e-9).double().mean()
+    return token(x, mask, batch) / live.clamp(min=1e-6)
 
 
 def no_ratio(log_prob, batch, a):
@@ -342,6 +366,13 @@ def discounted_from_the_end(logits, batch):
     return -token(log_probs(logits, batch) * .9 ** left * mean(batch), batch.mask, batch)
 
 
+def without_padding_token(logits, batch):
+    hidden = torch.arange(logits.shape[2]) == batch.pad_id
+    log_prob = log_probs(logits.masked_fill(hidden, -torch.inf), batch)
+    log_prob = torch.where(batch.mask > 0, log_prob, 0.0)
+    return -token(log_prob * mean(batch), batch.mask, batch)
+
+
 def nothing(logits, batch):
     return (log_probs(logits, batch).detach() * mean(batch)).sum() + (logits * 0).sum()
 
@@ -451,6 +482,13 @@ LOSSES = {
                          {"minus mean over variance n-1 0.0001", "understood"}),
     "root form": (make(root_form), {"z n 1e-05 root", "understood"}),
     "positive only": (make(positive_only), {"z n-1 0.0001 negative 0", "understood"}),
+    "baseline by length": (make(by_length), {"minus by length over none", "token", "understood"}),
+    "whitened over tokens": (make(whitened_over_tokens),
+                             {"minus mean over tokens n-1 1e-08 root", "token", "understood"}),
+    "rolled by a row": (make(lambda batch: z(1, 1e-4)(batch).roll(1, 0)),
+                        {"z n-1 0.0001 of row before", "token", "understood"}),
+    "rows reversed": (make(lambda batch: mean(batch).flip(0), answer),
+                      {"mean of reversed rows", "answer", "understood"}),
     "half negative": (make(half_negative(mean)), {"mean negative 0.5", "understood"}),
     "half negative z": (make(half_negative(z(1, 1e-4))), {"z n-1 0.0001 negative 0.5",
                                                           "understood"}),
@@ -511,6 +549,7 @@ LOSSES = {
     "divided twice": (make(count=twice_divided),
                       {"answer divided by the number of answers", "understood"}),
     "live tokens": (make(count=live_tokens), {"live token", "understood"}),
+    "gpg": (make(mean, gpg), {"mean", "token over live share", "understood"}),
     "hundred times": (make(factor=100.0), PLAIN | {"times 100"}),
     "clamped advantage": (make(lambda batch: z(0, 1e-4)(batch).clamp(-1, 1)),
                           {"z n 0.0001 limit 1", "understood"}),
@@ -534,10 +573,14 @@ LOSSES = {
     "discounted": (discounted, {"discount 0.95 from the start", "understood"}),
     "discounted from the end": (discounted_from_the_end,
                                 {"discount 0.9 from the end", "token", "understood"}),
+    "vocabulary without padding": (without_padding_token,
+                                   {"without batch.pad_id", "mean", "token", "understood"}),
     "nothing": (nothing, {"zero"}),
     # what is not understood, and what is right of it nevertheless
     "label smoothing": (with_label_smoothing, {"z n 0.0001", "token", "temperature 1"}),
     "kl in reward": (kl_in_reward, {"z n-1 0.0001", "token"}),
+    "length in the reward": (make(longer_than_four_is_worse, objective=clip(.2, .2)),
+                             {"clip 0.2 0.2", "end"}),
     "softcapped": (softcapped, set()),
     "cispo undetached": (make(objective=ratio_times_log_p),
                          {"weight 1 + log p", "z n 0.0001", "token"}),

@@ -112,6 +112,8 @@ def test_what_is_said_of_a_kl_that_is_no_usual_term():
     assert "the prompt, the last token of the prompt" in where
     found = find_formula(LOSSES["kl in reward"][0])
     assert "changes the push of all tokens of its answer" in found.not_understood[0]
+    lengths = find_formula(LOSSES["length in the reward"][0])
+    assert "the length is a part of the reward" in lengths.not_understood[0]
     [plain] = find_formula(LOSSES["advantage in float32"][0]).notes
     assert "compared with known ones to 1e-4" in plain
 

@@ -17,7 +17,8 @@ BASELINES = {
     "none": "nothing", "batch": "the mean of the batch",
     "batch others": "the mean of the other answers of the batch",
     "median": "the lower median of its group", "best": "the best reward of its group",
-    "worst": "the worst reward of its group"}
+    "worst": "the worst reward of its group",
+    "by length": "the mean of its group, in which a reward counts as much as its answer is long"}
 SCALES = {
     "none": "nothing", "std n": "the std of its group over n",
     "std n-1": "the std of its group over n - 1",
@@ -27,7 +28,16 @@ SCALES = {
     "variance n": "the variance of its group over n",
     "variance n-1": "the variance of its group over n - 1",
     "mean": "the mean of its group", "range": "the range of its group",
-    "mad": "the mean absolute deviation of its group"}
+    "mad": "the mean absolute deviation of its group",
+    "tokens n": "the std over n, after their mean is taken off, where an answer counts once for "
+                "each of its tokens",
+    "tokens n-1": "the std over n - 1, after their mean is taken off, where an answer counts once "
+                  "for each of its tokens"}
+ORDERS = {
+    "row before": "Each answer gets the advantage of the row before it",
+    "row after": "Each answer gets the advantage of the row after it",
+    "reversed rows": "The advantages go to the rows in reversed order, the last one to the first "
+                     "answer"}
 FORMS = {"plus": "+ {}", "root": "with {} under the root", "max": "but at least {}"}
 EPSILONS = (1e-4, 1e-6, 1e-8, 1e-5, 1e-3, 0.0)
 
@@ -43,17 +53,19 @@ class Advantage:
     limit: float = 0.0          # advantages are clamped to -limit and limit, if it is not 0
     constant: float = 0.0       # a number that is taken off each reward before
     grouping: str = "group"     # which rows are a group
+    order: str = ""             # answers get the advantages of other rows, by the names of ORDERS
 
     def __call__(self, case: Case) -> Tensor:
         """(B,) the advantages."""
-        label = labels(case, self.grouping)
-        above, scale = parts(case.reward.double() - self.constant, label, self.baseline, self.scale)
+        moved = replace(case, reward=case.reward.double() - self.constant)
+        above, scale = parts(moved, labels(case, self.grouping), self.baseline, self.scale)
         value = above / divisor(scale, self.form, self.epsilon)
         if self.whitened:
             correction = 1 if self.whitened == "n-1" else 0
             value = (value - value.mean()) / (value.std(correction=correction) + 1e-8)
         value = torch.where(value < 0, self.negative * value, value)
-        return value.clamp(-self.limit, self.limit) if self.limit else value
+        value = value.clamp(-self.limit, self.limit) if self.limit else value
+        return value[rows_in_order(len(value), self.order)]
 
     @property
     def cost(self) -> int:
@@ -77,6 +89,7 @@ class Advantage:
         code += f" negative {self.negative:g}" if self.negative != 1 else ""
         code += f" minus {self.constant:g}" if self.constant else ""
         code += f" limit {self.limit:g}" if self.limit else ""
+        code += f" of {self.order}" if self.order else ""
         return code + (f" by {self.grouping}" if self.grouping != "group" else "")
 
     def words(self) -> str:
@@ -98,6 +111,14 @@ class Advantage:
         if self.limit:
             said += f"; then clamped to -{self.limit:g} and {self.limit:g}"
         return said
+
+
+def rows_in_order(B: int, order: str) -> Tensor:
+    """(B,) the row whose advantage each answer gets."""
+    rows = torch.arange(B)
+    if order == "reversed rows":
+        return rows.flip(0)
+    return rows.roll({"": 0, "row before": 1, "row after": -1}[order])
 
 
 def labels(case: Case, grouping: str) -> Tensor:
@@ -123,9 +144,18 @@ def group_mean(value: Tensor, label: Tensor) -> Tensor:
     return per_group(value, label, "sum") / per_group(torch.ones_like(value), label, "sum")
 
 
-def parts(reward: Tensor, label: Tensor, baseline: str, scale: str) -> tuple[Tensor, Tensor]:
+def parts(case: Case, label: Tensor, baseline: str, scale: str) -> tuple[Tensor, Tensor]:
     """(reward minus baseline, scale), both (B,)."""
-    above = reward - baseline_of(reward, label, baseline)
+    reward, length = case.reward, case.length.double()
+    if baseline == "by length":
+        above = reward - group_mean(reward * length, label) / group_mean(length, label)
+    else:
+        above = reward - baseline_of(reward, label, baseline)
+    if scale.startswith("tokens"):
+        tokens = length.sum()
+        above = above - (above * length).sum() / tokens
+        square = (above.square() * length).sum() / (tokens - (1 if scale == "tokens n-1" else 0))
+        return above, square.sqrt().expand(len(reward))
     return above, scale_of(reward, label, scale, above)
 
 
@@ -179,7 +209,7 @@ def hypotheses(cases: list[Case], found: list[Tensor], grouping: str) -> Iterato
         if scale == "none":
             yield plain
             continue
-        columns = [parts(case.reward, labels(case, grouping), baseline, scale) for case in cases]
+        columns = [parts(case, labels(case, grouping), baseline, scale) for case in cases]
         above = torch.cat([column[0] for column in columns])
         size = torch.cat([column[1] for column in columns])
         good = above > 0 if (above > 0).any() else above < 0  # the two may have other weights
@@ -208,7 +238,7 @@ def solved(above: Tensor, size: Tensor, found: Tensor, form: str) -> Iterator[fl
     else:
         least, most = float(size[small]) ** power, float(size[big]) ** power
         epsilon = (ratio * most - least) / (1 - ratio) if ratio != 1 else 0.0
-    if epsilon > 1e-11:
+    if 1e-11 < epsilon < 1e3:  # with a larger one nothing is left of the scale
         yield short(epsilon)
     if form == "plus":
         yield 0.0

@@ -87,12 +87,23 @@ class Lens:
     temperature: float = 1.0
     shift: int = 1
     entropy_temperature: float = 1.0  # that of an entropy term
+    absent: tuple[int, ...] = ()      # tokens that are left out of the softmax
 
     def log_probs(self, logits: Tensor, ids: Tensor) -> Tensor:
         """(B, L): column j is for token j. It is 0 where no logits predict the token."""
-        at_token = self.to_tokens((logits / self.temperature).log_softmax(-1))
+        at_token = self.distribution(logits, self.temperature)
         value = at_token.gather(2, ids[:, :, None]).squeeze(2)
-        return value * self.to_tokens(torch.ones(ids.shape, dtype=value.dtype))
+        known = self.to_tokens(torch.ones(ids.shape, dtype=value.dtype))
+        for token in self.absent:
+            known = known * (ids != token)
+        return value * known
+
+    def distribution(self, logits: Tensor, temperature: float) -> Tensor:
+        """(B, L, V) the log-probs of all tokens; column j is for token j."""
+        logits = logits / temperature
+        if self.absent:
+            logits = logits.index_fill(2, torch.tensor(self.absent), -1e4)
+        return self.to_tokens(logits.log_softmax(-1))
 
     def to_tokens(self, by_place: Tensor) -> Tensor:
         """Move what stands at the logits of place t to the token t + shift."""

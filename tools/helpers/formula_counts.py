@@ -62,14 +62,20 @@ class Count:
     cost: int = 0  # among counts that fit, the one with the lowest cost is named
 
 
-def lengths(case: Case, kinds: frozenset[str]) -> dict[str, Tensor]:
+def length_named(case: Case, name: str, kinds: frozenset[str]) -> Tensor:
     """What a code may take for the length of an answer (B,), by the names of LENGTHS."""
-    answer = case.length
-    full = answer + case.prompt_length
-    return {"": answer, "trained": tokens_of(case, kinds).sum(1),
-            "without end": answer - case.ended.long(), "finished": answer * case.ended,
-            "with prompt": full,
-            "with prompt but the first": full - 1, "one more": answer + 1}
+    answer, prompt = case.length, case.prompt_length
+    if name == "trained":
+        answer = tokens_of(case, kinds).sum(1)
+    if name == "without end":
+        answer = answer - case.ended.long()
+    if name == "finished":
+        answer = answer * case.ended
+    if name.startswith("with prompt"):
+        answer = answer + prompt - (1 if name == "with prompt but the first" else 0)
+    if name == "one more":
+        answer = answer + 1
+    return answer.double()
 
 
 def counts(kinds: frozenset[str]) -> list[Count]:
@@ -78,6 +84,9 @@ def counts(kinds: frozenset[str]) -> list[Count]:
     for name, width in WIDTHS.items():
         found.append(Count(f"over {name}", f"every token counts 1 / ({name})",
                            divided_by_width(width), 1))
+    found.append(Count("token over live share", "every token of the batch counts the same, times "
+                       "the answers / the answers of groups with unequal rewards (GPG)",
+                       by_token_over_live_share, 4))
     for index, name in enumerate(LENGTHS):
         suffix = f" ({name})" if name else ""
         said = f", {LENGTHS[name]}" if name else ""
@@ -117,16 +126,17 @@ def divided_by_width(width):
     return lambda case: torch.ones(len(case.ids), dtype=torch.float64) / width(case)
 
 
-def length_named(case: Case, name: str, kinds: frozenset[str]) -> Tensor:
-    return lengths(case, kinds)[name].double()
-
-
 def by_token(name, kinds, live=False):
     def weights(case: Case) -> Tensor:
         length = length_named(case, name, kinds)
         kept = is_live(case) if live else torch.ones(len(length), dtype=torch.bool)
         return kept.double() / (length * kept).sum().clamp(min=1)
     return weights
+
+
+def by_token_over_live_share(case: Case) -> Tensor:
+    share = is_live(case).double().mean().clamp(min=1e-9)
+    return torch.ones(len(case.ids), dtype=torch.float64) / (case.length.sum() * share)
 
 
 def by_answer(name, kinds, live=False):

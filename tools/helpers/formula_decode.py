@@ -213,13 +213,15 @@ class Examined:
 
     def find_lens(self, grad: Tensor, case: Case) -> float:
         """Find the temperature and the shift that leave least over, and say how much that is."""
-        tries = [Lens(temperature, shift, warm) for shift in SHIFTS for temperature in USUAL
+        absent = tuple(token for token in range(grad.shape[2]) if not grad[:, :, token].any())
+        tries = [Lens(temperature, shift, warm, absent) for shift in SHIFTS for temperature in USUAL
                  for warm in {1.0, temperature}]
         if min(left_over(grad, case, lens) for lens in tries) > EXACT:
-            tries = [best_temperature(grad, case, shift, "none") for shift in SHIFTS]
+            plain = [Lens(1.0, shift, 1.0, absent) for shift in SHIFTS]
+            tries = [best_temperature(grad, case, lens, "none") for lens in plain]
         if min(left_over(grad, case, lens) for lens in tries) > EXACT:
-            tries = [best_temperature(grad, case, shift, entropy)
-                     for shift in SHIFTS for entropy in ("same", "at 1")]
+            tries = [best_temperature(grad, case, lens, entropy)
+                     for lens in plain for entropy in ("same", "at 1")]
         rest, best = min(((left_over(grad, case, lens), k) for k, lens in enumerate(tries)))
         if rest <= EXACT:
             self.lens = tries[best]
@@ -244,11 +246,11 @@ def decode(grad: Tensor, case: Case, lens: Lens, with_entropy: bool = True) -> R
 
 def directions(case: Case, lens: Lens) -> tuple[Tensor, Tensor]:
     """At each token the gradient of its log-prob, and minus the gradient of the entropy."""
-    log_p = lens.to_tokens((case.logits / lens.temperature).log_softmax(-1))
+    log_p = lens.distribution(case.logits, lens.temperature)
     p = log_p.exp()
     onehot = torch.zeros_like(p).scatter(2, case.ids[:, :, None], 1.0)
     warm = lens.entropy_temperature
-    log_q = lens.to_tokens((case.logits / warm).log_softmax(-1))
+    log_q = lens.distribution(case.logits, warm)
     q = log_q.exp()
     entropy = -(q * log_q).sum(-1, keepdim=True)
     return (onehot - p) / lens.temperature, q * (log_q + entropy) / warm
@@ -274,14 +276,15 @@ def left_over(grad: Tensor, case: Case, lens: Lens) -> float:
     return decode(grad, case, lens).left_over
 
 
-def best_temperature(grad: Tensor, case: Case, shift: int, entropy: str) -> Lens:
-    """The temperature that leaves least over. There is no entropy term, or it has the same
-    temperature, or always 1.
+def best_temperature(grad: Tensor, case: Case, lens: Lens, entropy: str) -> Lens:
+    """The lens with the temperature that leaves least over. There is no entropy term, or it has
+    the same temperature, or always 1.
 
     An entropy takes up a small error of the temperature, so it is also tried without one. With one
     at another temperature there are two valleys, so the two lowest are searched."""
     def lens_at(temperature: float) -> Lens:
-        return Lens(temperature, shift, temperature if entropy == "same" else 1.0)
+        return replace(lens, temperature=temperature,
+                       entropy_temperature=temperature if entropy == "same" else 1.0)
 
     def rest_of(temperature: float) -> float:
         return decode(grad, case, lens_at(temperature), entropy != "none").left_over

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from tools.helpers.formula_advantages import EPSILONS, Advantage, hypotheses, short
+from tools.helpers.formula_advantages import (EPSILONS, ORDERS, Advantage, hypotheses,
+                                              rows_in_order, short)
 from tools.helpers.formula_batches import END, Case, make_case, noise_like
 from tools.helpers.formula_counts import counts, places, tokens_of
 from tools.helpers.formula_decode import (EXACT, Examined, Loss, LossFailed, LossNotFinite,
@@ -19,7 +20,7 @@ from tools.helpers.formula_decode import (EXACT, Examined, Loss, LossFailed, Los
 from tools.helpers.formula_ratio import Ratio, find_ratio
 from tools.helpers.formula_shapes import Shape, entropy_of, rescaled, shapes
 from tools.helpers.formula_terms import (KINDS, Counted, Term, by_answer, difference, fit_counted,
-                                         spread)
+                                         spread, table_of)
 
 TINY = 1e-9        # of the largest push: less is rounding
 KNOWN = 1e-6       # of the norm of a gradient: a formula that leaves less over is right
@@ -32,6 +33,7 @@ class Formula:
     digits: str = "float64"
     temperature: float | None = None
     shift: int | None = None
+    absent: tuple[int, ...] = ()                 # tokens that are left out of the softmax
     left_over: float = 0.0                       # share of a gradient that is in no known direction
     kinds: dict[str, str] = field(default_factory=dict)  # all, none or some, by kind of token
     is_zero: bool = False
@@ -178,6 +180,8 @@ class Finder:
             self.formula.notes.append("a batch whose groups all have equal rewards gives a loss or "
                                       "a gradient that is not finite (0 / 0)")
             return
+        if self.prefers_lengths(rest[0]):
+            return
         whole = examined.raw(base)
         self.has_rest = any(float(grad.abs().max()) > TINY * float(whole.abs().max())
                             for grad in rest)
@@ -185,6 +189,21 @@ class Finder:
         change = one - rest[0]  # not 0 if there is no baseline
         if self.has_rest and change.norm() > 1e-6 * whole.norm():
             self.look_for_a_constant_baseline(rest[0], change, base)
+
+    def prefers_lengths(self, rest: Tensor) -> bool:
+        """Whether answers with equal rewards have a gradient where their lengths differ, and none
+        where all lengths are the same."""
+        even = self.case(2, equal_lengths=True)
+        far = replace(even, log_ratio=noise_like(even, 5, .1),
+                      log_reference=noise_like(even, 6, .3))
+        still = self.examined.raw(self.examined.without_reward(far)).norm()
+        if not rest.any() or still > TINY * rest.norm():
+            return False
+        self.has_rest = False
+        self.formula.not_understood.append(
+            "answers with equal rewards get a push if their lengths differ, and none if all have "
+            "the same length: the length is a part of the reward, as with a penalty on long ones")
+        return True
 
     def look_for_a_constant_baseline(self, at_zero: Tensor, change: Tensor, base: Case) -> None:
         """If the gradient vanishes where all rewards are b, then b is taken off each reward."""
@@ -218,6 +237,7 @@ class Finder:
         if rest <= EXACT or self.is_foreign:
             lens = examined.lens
             formula.temperature, formula.shift = lens.temperature, lens.shift
+            formula.absent = lens.absent
         else:
             formula.unexplained = rest
 
@@ -316,7 +336,7 @@ class Finder:
             if number is None:
                 return None
             numbers.append(number)
-        fits = fit_counted(cases, numbers, counts(self.formula.term_kinds))
+        fits = fit_counted(cases, numbers, table_of(cases, counts(self.formula.term_kinds)))
         if not fits:
             return None
         return Term(kind, source, fits[0])
@@ -348,7 +368,7 @@ class Finder:
         numbers = [by_answer(still, tokens_of(case, formula.entropy_kinds))
                    for case, still in zip(cases, rest)]
         fits = [] if any(number is None for number in numbers) else \
-            fit_counted(cases, numbers, counts(formula.entropy_kinds))
+            fit_counted(cases, numbers, table_of(cases, counts(formula.entropy_kinds)))
         if fits:
             formula.entropy = fits[0]
         else:
@@ -453,11 +473,12 @@ class Finder:
         numbers = [by_answer(push / shape.value(case), self.answer_tokens(case))
                    for case, push in zip(cases, pushes)]
         dead = self.with_a_dead_group(27)
+        table = table_of(cases, counts(self.formula.trained))
         fits = []
         for advantage in self.advantages_that_fit(shape, grouping):
             quotients = [divided(number, advantage(case)) for number, case in zip(numbers, cases)]
             fits += [(advantage, count) for count in
-                     fit_counted(cases, quotients, counts(self.formula.trained), self.tolerance)]
+                     fit_counted(cases, quotients, table, self.tolerance)]
         if not fits:
             return False
         right = [fit for fit in fits if self.holds_for(dead, shape, *fit)]
@@ -525,15 +546,24 @@ class Finder:
         found = [self.per_answer(shape, case) for case in cases]
         if any(numbers is None for numbers in found):
             return []
+        for order in ("", *ORDERS):
+            fits = self.advantages_in_order(order, cases, found, grouping)
+            if fits:
+                return fits
+        return [limited for limited in with_limit(cases, found, grouping)
+                        if matches(limited, cases, found, self.tolerance)]
+
+    def advantages_in_order(self, order: str, cases: list[Case], found: list[Tensor],
+                            grouping: str) -> list[Advantage]:
         fits = []
-        for advantage in hypotheses(cases, found, grouping):
-            advantage = replace(advantage, constant=self.formula.constant_baseline)
+        straight = [numbers[rows_in_order(len(numbers), order).argsort()] for numbers in found]
+        for advantage in hypotheses(cases, straight, grouping):
+            advantage = replace(advantage, constant=self.formula.constant_baseline, order=order)
             for variant in variants(advantage, cases, found):
                 if matches(variant, cases, found, self.tolerance):
                     fits.append(variant)
                     break
-        return fits or [limited for limited in with_limit(cases, found, grouping)
-                        if matches(limited, cases, found, self.tolerance)]
+        return fits
 
     def advantage_cases(self, grouping: str) -> list[Case]:
         case = self.case(32, equal_lengths=True)
@@ -632,12 +662,18 @@ class Finder:
             formula.order = "same" if is_same else "other"
         except LossFailed:
             formula.order = "refused"
-        case = self.case(53, pad_id=END)
-        push = self.policy_push(case)
-        end = places(case)["end"] & (push.abs() > 0).any(1, keepdim=True)
-        formula.loses_end = formula.kinds.get("end") == "all" and not push[end].any()
+        formula.loses_end = formula.kinds.get("end") == "all" and self.loses_the_end()
         formula.dead = self.push_of_group(torch.full((4,), .1).double())
         formula.nearly_dead = self.push_of_group(torch.tensor([.1, .1, .1, .1 + 1e-6]).double())
+
+    def loses_the_end(self) -> bool:
+        case = self.case(53, pad_id=END)
+        try:
+            push = self.policy_push(case)
+        except LossFailed:
+            return False
+        end = places(case)["end"] & (push.abs() > 0).any(1, keepdim=True)
+        return not push[end].any()
 
     def push_of_group(self, rewards: Tensor) -> float:
         """The largest push in a group with these rewards / the largest one in the others, in

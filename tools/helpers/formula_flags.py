@@ -81,7 +81,8 @@ def tries(formula: Formula) -> Iterator[Flags]:
 def about_flags(formula: Formula, loss: Loss) -> list[str]:
     """Sentences: the flags with the same gradient, or what the project lacks."""
     examined = Examined(loss)
-    examined.lens = replace(examined.lens, temperature=formula.temperature, shift=formula.shift)
+    examined.lens = replace(examined.lens, temperature=formula.temperature, shift=formula.shift,
+                            absent=formula.absent)
     cases = [make_case(seed, lens=examined.lens) for seed in (61, 62)]
     near = [moved(case, .1) for case in cases]
     far = [moved(case, .8) for case in cases]
@@ -139,7 +140,8 @@ def about_missing(formula: Formula) -> str:
 def table_of_tokens(formula: Formula, loss: Loss) -> str:
     """What each token of one answer gets, beside plain GRPO."""
     examined = Examined(loss)
-    examined.lens = replace(examined.lens, temperature=formula.temperature, shift=formula.shift)
+    examined.lens = replace(examined.lens, temperature=formula.temperature, shift=formula.shift,
+                            absent=formula.absent)
     case = make_case(65, lens=examined.lens)
     push, plain = examined.push(case), Flags().push(case)
     row = int((case.ended & (case.reward > .5)).nonzero()[0])

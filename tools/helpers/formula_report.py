@@ -5,6 +5,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from engine.errors import UserError
+from tools.helpers.formula_advantages import ORDERS
+from tools.helpers.formula_batches import END, PAD
 from tools.helpers.formula_fit import Formula
 from tools.helpers.formula_ratio_words import name_of
 from tools.helpers.formula_shapes import FLAT
@@ -40,6 +42,7 @@ def codes(formula: Formula) -> set[str]:
         found.add("entropy elsewhere")
     if formula.temperature:
         found |= {f"temperature {formula.temperature:g}", f"shift {formula.shift}"}
+        found |= {f"without {listed(formula.absent)}"} if formula.absent else set()
     if formula.entropy is not None:
         found.add(f"entropy {shown(formula.entropy.factor)}")
     if formula.is_complete:
@@ -163,7 +166,14 @@ def about_lens(formula: Formula) -> str:
              0: "the logits of a place are taken for the token that stands there, and not for the "
                 "next one: the shift is missing",
              2: "the logits of a place are taken for the token after the next: shifted twice"}
-    return f"Log-probs: at temperature {formula.temperature:g}; {shift[formula.shift]}."
+    without = f" over the vocabulary without {listed(formula.absent)}" if formula.absent else ""
+    return (f"Log-probs: at temperature {formula.temperature:g}{without}; "
+            f"{shift[formula.shift]}.")
+
+
+def listed(tokens: tuple[int, ...]) -> str:
+    names = {END: "batch.end_id", PAD: "batch.pad_id"}
+    return ", ".join(names.get(token, f"token {token}") for token in tokens)
 
 
 def about_tokens(kinds: dict[str, str]) -> list[str]:
@@ -200,6 +210,8 @@ def about_policy(formula: Formula) -> list[str]:
         rows = formula.advantage.grouping.split()[1]
         said.append(f"Groups: each {rows} rows after each other are taken for a group, whatever "
                     "batch.group says.")
+    if formula.advantage.order:
+        said.append(f"Rows: {ORDERS[formula.advantage.order]}.")
     counting = f"Counting: {count.words()}"
     factor = abs(count.factor)
     if count.count.code == "flat" and not count.sizes.cost:

@@ -32,7 +32,7 @@ def surprise(case: Case) -> Tensor:
 
 
 def entropy_of(case: Case) -> Tensor:
-    log_p = case.lens.to_tokens((case.logits / case.lens.temperature).log_softmax(-1))
+    log_p = case.lens.distribution(case.logits, case.lens.temperature)
     return -(log_p.exp() * log_p).sum(-1)
 
 

@@ -67,15 +67,21 @@ def difference(case: Case, source: str) -> Tensor:
     return -actual_log_ratio(case)
 
 
-def fit_counted(cases: list[Case], found: list[Tensor], counts: list[Count],
+Table = list[tuple[Count, list[Tensor]]]  # each count with its weights (B,) in each case
+
+
+def table_of(cases: list[Case], counts: list[Count]) -> Table:
+    return [(count, [count.weights(case).double() for case in cases]) for count in counts]
+
+
+def fit_counted(cases: list[Case], found: list[Tensor], table: Table,
                 tolerance: float = 1e-6) -> list[Counted]:
     """The counts that explain a number for each answer of each case, with one factor for all
     cases. `found` has NaN where a number is not known. The simplest and roundest come first."""
     fits = []
-    for count in counts:
+    for count, by_case in table:
         quotients = []
-        for case, numbers in zip(cases, found):
-            weights = count.weights(case).double()
+        for weights, numbers in zip(by_case, found):
             known = torch.isfinite(numbers) & (weights != 0)
             quotients.append((numbers / weights)[known])
         if any(not len(q) or spread(q) > tolerance for q in quotients):
