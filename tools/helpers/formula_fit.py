@@ -103,6 +103,7 @@ class Finder:
         self.formula = Formula()
         self.has_rest = True          # whether a batch without reward has a gradient
         self.is_foreign = False       # whether that gradient is in no known direction
+        self.is_permuted = False      # whether an answer's push does not depend on its own reward
         self.sizes = (4, 3, 6)        # numbers of answers in a group that are tried
         self.tolerance = 1e-6         # of an answer's number; more if it is computed in float32
 
@@ -244,21 +245,24 @@ class Finder:
     def find_tokens(self) -> None:
         """Which kinds of tokens have a gradient: all of a kind, none of them, or some."""
         found = {}
-        for seed in (3, 4):
-            case = self.case(seed)
+        cases = [self.case(3), self.case(4)]
+        cases += [replace(case, reward=1 - case.reward) for case in cases]
+        for case in cases:
             push = self.policy_push(case)
             if not push.any():
                 push = self.examined.push(case)
             tiny = TINY * push.abs().max()
             live = (push.abs() > tiny).any(1, keepdim=True)
             for name, where in places(case).items():
-                if name != "unfinished":  # of these, whole answers without a push are looked for
+                if name != "unfinished":
                     where = where & live
                 has = (push.abs() > tiny) & where
-                if where.any():
-                    is_all = torch.equal(has, where) or name == "unfinished"
-                    how = "none" if not has.any() else "all" if is_all else "some"
-                    found[name] = how if found.get(name, how) == how else "some"
+                if not where.any():
+                    continue
+                how = "none" if not has.any() else "all" if torch.equal(has, where) else "some"
+                found[name] = how if found.get(name, how) == how else "some"
+        if found["unfinished"] == "some":  # a whole answer may have an advantage of 0
+            found["unfinished"] = "all"
         self.formula.kinds = found
 
     # ------------------------------------------------------------------ terms without a reward
@@ -528,6 +532,7 @@ class Finder:
             reward = case.reward.clone()
             reward[row] += .01
             after = self.per_answer(shape, replace(case, reward=reward))
+            self.is_permuted |= bool((after[row] - before[row]).abs() < 1e-8 * before.abs().max())
             linked[row] |= (after - before).abs() > 1e-8 * before.abs().max()
         linked = linked | linked.T
         for _ in range(4):
@@ -546,7 +551,7 @@ class Finder:
         found = [self.per_answer(shape, case) for case in cases]
         if any(numbers is None for numbers in found):
             return []
-        for order in ("", *ORDERS):
+        for order in ("", *(ORDERS if self.is_permuted else ())):
             fits = self.advantages_in_order(order, cases, found, grouping)
             if fits:
                 return fits
