@@ -361,6 +361,12 @@ def discounted(logits, batch):
     return -token(log_probs(logits, batch) * .95 ** place * mean(batch), batch.mask, batch)
 
 
+def last_of_each_group(logits, batch):
+    is_last = torch.cat([batch.group[1:] != batch.group[:-1], torch.ones(1, dtype=torch.bool)])
+    kept = batch.mask * is_last[:, None]
+    return -(log_probs(logits, batch) * mean(batch) * kept).sum()
+
+
 def discounted_from_the_end(logits, batch):
     left = batch.mask.flip(1).cumsum(1).flip(1) - 1
     return -token(log_probs(logits, batch) * .9 ** left * mean(batch), batch.mask, batch)
@@ -489,6 +495,8 @@ LOSSES = {
                         {"z n-1 0.0001 of row before", "token", "understood"}),
     "rows reversed": (make(lambda batch: mean(batch).flip(0), answer),
                       {"mean of reversed rows", "answer", "understood"}),
+    "negative only": (make(lambda batch: z(1, 1e-4)(batch).clamp(max=0)),
+                      {"z n-1 0.0001 positive 0", "token", "understood"}),
     "half negative": (make(half_negative(mean)), {"mean negative 0.5", "understood"}),
     "half negative z": (make(half_negative(z(1, 1e-4))), {"z n-1 0.0001 negative 0.5",
                                                           "understood"}),
@@ -581,6 +589,7 @@ LOSSES = {
     "kl in reward": (kl_in_reward, {"z n-1 0.0001", "token"}),
     "length in the reward": (make(longer_than_four_is_worse, objective=clip(.2, .2)),
                              {"clip 0.2 0.2", "end"}),
+    "last answer of each group": (last_of_each_group, {"end", "no ratio"}),
     "softcapped": (softcapped, set()),
     "cispo undetached": (make(objective=ratio_times_log_p),
                          {"weight 1 + log p", "z n 0.0001", "token"}),

@@ -49,6 +49,7 @@ class Advantage:
     form: str = "plus"
     epsilon: float = 0.0
     whitened: str = ""          # "n" or "n-1": standardised over the batch afterwards
+    positive: float = 1.0       # positive advantages are multiplied by it
     negative: float = 1.0       # negative advantages are multiplied by it
     limit: float = 0.0          # advantages are clamped to -limit and limit, if it is not 0
     constant: float = 0.0       # a number that is taken off each reward before
@@ -63,15 +64,15 @@ class Advantage:
         if self.whitened:
             correction = 1 if self.whitened == "n-1" else 0
             value = (value - value.mean()) / (value.std(correction=correction) + 1e-8)
-        value = torch.where(value < 0, self.negative * value, value)
+        value = value * torch.where(value < 0, self.negative, self.positive)
         value = value.clamp(-self.limit, self.limit) if self.limit else value
         return value[rows_in_order(len(value), self.order)]
 
     @property
     def cost(self) -> int:
         own = list(BASELINES).index(self.baseline) + list(SCALES).index(self.scale)
-        return own + 5 * bool(self.whitened) + 5 * (self.negative != 1) + 5 * bool(self.limit) \
-            + (self.form != "plus")
+        extras = [self.whitened, self.negative != self.positive, self.limit]
+        return own + 5 * sum(map(bool, extras)) + (self.form != "plus")
 
     @property
     def code(self) -> str:
@@ -86,6 +87,7 @@ class Advantage:
         if self.scale != "none" and self.form != "plus" and self.epsilon:
             code += f" {self.form}"
         code += f" whitened {self.whitened}" if self.whitened else ""
+        code += f" positive {self.positive:g}" if self.positive != 1 else ""
         code += f" negative {self.negative:g}" if self.negative != 1 else ""
         code += f" minus {self.constant:g}" if self.constant else ""
         code += f" limit {self.limit:g}" if self.limit else ""
@@ -106,6 +108,8 @@ class Advantage:
                 said += " without an epsilon"
         if self.whitened:
             said += f"; then standardised over the batch, with the std over {self.whitened}"
+        if self.positive != 1:
+            said += f"; positive ones are multiplied by {self.positive:g}"
         if self.negative != 1:
             said += f"; negative ones are multiplied by {self.negative:g}"
         if self.limit:
@@ -212,7 +216,9 @@ def hypotheses(cases: list[Case], found: list[Tensor], grouping: str) -> Iterato
         columns = [parts(case, labels(case, grouping), baseline, scale) for case in cases]
         above = torch.cat([column[0] for column in columns])
         size = torch.cat([column[1] for column in columns])
-        good = above > 0 if (above > 0).any() else above < 0  # the two may have other weights
+        seen = torch.cat(found) != 0
+        good = seen & (above > 0)  # negative ones may have another weight
+        good = good if good.any() else seen & (above < 0)
         for form in FORMS:
             for epsilon in solved(above[good], size[good], torch.cat(found)[good], form):
                 yield replace(plain, form=form, epsilon=epsilon)

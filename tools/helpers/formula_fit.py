@@ -757,7 +757,9 @@ def variants(advantage: Advantage, cases: list[Case], found: list[Tensor]) -> li
         return result
     quotient = numbers / torch.where(wanted == 0, 1.0, wanted)
     positive, negative = quotient[wanted > 0], quotient[wanted < 0]
-    if len(positive) > 2 and len(negative) > 2 and spread(positive) < 1e-6:
+    if len(positive) > 2 and not positive.any():
+        result.append(replace(advantage, positive=0.0))
+    elif len(positive) > 2 and len(negative) > 2 and spread(positive) < 1e-6:
         rate = float(negative.mean() / positive.mean())
         if abs(rate - 1) > 1e-6 and rate > -1e-9:
             result.append(replace(advantage, negative=round(rate, 6)))
