@@ -165,6 +165,10 @@ def gpg(x, mask, batch):
     return token(x, mask, batch) / live.clamp(min=1e-6)
 
 
+def gpg_of_rewarded(x, mask, batch):
+    return token(x, mask, batch) / (batch.reward != 0).double().mean().clamp(min=1e-6)
+
+
 def no_ratio(log_prob, batch, a):
     return log_prob * a
 
@@ -558,6 +562,8 @@ LOSSES = {
                       {"answer divided by the number of answers", "understood"}),
     "live tokens": (make(count=live_tokens), {"live token", "understood"}),
     "gpg": (make(mean, gpg), {"mean", "token over live share", "understood"}),
+    "gpg of rewarded": (make(mean, gpg_of_rewarded),
+                        {"mean", "token over rewarded share", "understood"}),
     "hundred times": (make(factor=100.0), PLAIN | {"times 100"}),
     "clamped advantage": (make(lambda batch: z(0, 1e-4)(batch).clamp(-1, 1)),
                           {"z n 0.0001 limit 1", "understood"}),

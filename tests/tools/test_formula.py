@@ -19,6 +19,7 @@ FILE = """
 import torch
 
 def loss(logits, batch):
+    print("a line of the user's")
     log_p = logits.log_softmax(-1)[:, :-1].gather(2, batch.ids[:, 1:, None]).squeeze(2)
     advantage = torch.zeros_like(batch.reward)
     for number in batch.group.unique():
@@ -49,6 +50,8 @@ def test_every_loss_is_named_as_what_it_is(name):
     (lambda logits, batch: logits.sum() * float("nan"), "it returned nan"),
     (lambda logits, batch: batch.mask.zero_().sum() + logits.sum(), "it changes batch.mask"),
     (lambda logits, batch: logits.data.mul_(2).sum() + logits.sum(), "it changes logits in place"),
+    (lambda logits, batch: logits.div_(2).sum(), "it changes logits in place"),
+    (lambda logits, batch: logits.sum().backward() or logits.sum(), "it calls backward itself"),
     (lambda logits, batch: make()(logits, batch) * (1 + torch.rand(())), "it is random"),
     (lambda logits, batch: logits.cuda().sum(), "The batch is on the CPU"),
     (lambda logits, batch: batch.reward.sub_(1).sum() + logits.sum(), "it changes batch.reward"),
@@ -154,8 +157,7 @@ def test_the_command_line(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main([str(path), "--json", "--expect", "z n-1, answer"])
     assert ended.value.code == 1
-    printed = capsys.readouterr().out
-    found = json.loads(printed[:printed.rindex("}") + 1])
+    found = json.loads(capsys.readouterr().out)
     assert found["unmet"] == ["answer"] and found["advantage"] == "z n-1 1e-06"
     said = refusal(main, [str(path), "--function", "broken", "--traceback"])
     assert "it raised IndexError" in said and "my_loss.py" in capsys.readouterr().err

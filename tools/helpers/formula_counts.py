@@ -84,9 +84,10 @@ def counts(kinds: frozenset[str]) -> list[Count]:
     for name, width in WIDTHS.items():
         found.append(Count(f"over {name}", f"every token counts 1 / ({name})",
                            divided_by_width(width), 1))
-    found.append(Count("token over live share", "every token of the batch counts the same, times "
-                       "the answers / the answers of groups with unequal rewards (GPG)",
-                       by_token_over_live_share, 4))
+    for name, whose, kept in (("live", "of groups with unequal rewards (GPG)", is_live),
+                              ("rewarded", "whose reward is not 0", is_rewarded)):
+        found.append(Count(f"token over {name} share", "every token of the batch counts the same, "
+                           f"times the answers / the answers {whose}", by_token_over(kept), 4))
     for index, name in enumerate(LENGTHS):
         suffix = f" ({name})" if name else ""
         said = f", {LENGTHS[name]}" if name else ""
@@ -134,9 +135,11 @@ def by_token(name, kinds, live=False):
     return weights
 
 
-def by_token_over_live_share(case: Case) -> Tensor:
-    share = is_live(case).double().mean().clamp(min=1e-9)
-    return torch.ones(len(case.ids), dtype=torch.float64) / (case.length.sum() * share)
+def by_token_over(kept):
+    def weights(case: Case) -> Tensor:
+        share = kept(case).double().mean().clamp(min=1e-9)
+        return torch.ones(len(case.ids), dtype=torch.float64) / (case.length.sum() * share)
+    return weights
 
 
 def by_answer(name, kinds, live=False):
@@ -172,6 +175,10 @@ def by_rows(rows, name, kinds):
         total = torch.zeros(parts, dtype=torch.float64).index_add(0, part, length)
         return 1 / (parts * total[part])
     return weights
+
+
+def is_rewarded(case: Case) -> Tensor:
+    return case.reward != 0
 
 
 def is_live(case: Case) -> Tensor:

@@ -10,9 +10,11 @@ where y is the token that is predicted there. So one number c for each token say
 distribution p adds a second vector, h p (log p + H) / temperature. What neither vector explains is
 left over.
 """
+import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 
 import torch
@@ -95,13 +97,15 @@ def gradient(loss: Loss, case: Case, dtype: torch.dtype = torch.float64,
     batch = case.batch(dtype)
     kept = case.batch(dtype)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stdout(sys.stderr):
             warnings.simplefilter("ignore")
             value = call(loss, logits, batch, in_float64 and dtype == torch.float64)
     except SystemExit:
         raise LossFailed("it calls sys.exit, which would end this program") from None
     except Exception as error:
         raise failed(f"it raised {type(error).__name__}: {first_line(error)}", error) from error
+    if logits.grad is not None:
+        raise LossFailed("it calls backward itself; return the number instead")
     check_value(value, logits)
     refuse_changes(batch, kept)
     before = logits._version
@@ -118,6 +122,8 @@ def gradient(loss: Loss, case: Case, dtype: torch.dtype = torch.float64,
 
 
 def failed(sentence: str, error: Exception) -> LossFailed:
+    if "leaf Variable" in str(error):
+        sentence = "it changes logits in place; work on logits.clone() instead"
     if "CUDA" in str(error) or "cuda" in str(error):
         sentence += ". The batch is on the CPU, and so the loss has to be"
     made = LossFailed(sentence)
@@ -204,7 +210,7 @@ class Examined:
         mode = InFloat64()
         logits = case.logits.clone().requires_grad_(True)
         try:
-            with mode, warnings.catch_warnings():
+            with mode, warnings.catch_warnings(), redirect_stdout(sys.stderr):
                 warnings.simplefilter("ignore")
                 self.loss(logits, case.batch())
         except Exception:

@@ -476,7 +476,7 @@ class Finder:
         grouping = self.grouping(shape)
         numbers = [by_answer(push / shape.value(case), self.answer_tokens(case))
                    for case, push in zip(cases, pushes)]
-        dead = self.with_a_dead_group(27)
+        dead = [self.with_a_dead_group(27, reward) for reward in (.5, 0.0)]
         table = table_of(cases, counts(self.formula.trained))
         fits = []
         for advantage in self.advantages_that_fit(shape, grouping):
@@ -485,7 +485,8 @@ class Finder:
                      fit_counted(cases, quotients, table, self.tolerance)]
         if not fits:
             return False
-        right = [fit for fit in fits if self.holds_for(dead, shape, *fit)]
+        right = [fit for fit in fits if all(self.holds_for(case, shape, *fit)
+                                                for case in dead)]
         if right:
             fits = right
         fits.sort(key=lambda fit: fit[0].cost + fit[1].count.cost + fit[1].sizes.cost
@@ -516,10 +517,10 @@ class Finder:
         wanted = (count(case) * advantage(case))[:, None] * shape.value(case) * tokens
         return bool(((push - wanted) * tokens).norm() <= KNOWN * push.norm())
 
-    def with_a_dead_group(self, seed: int) -> Case:
+    def with_a_dead_group(self, seed: int, of: float = .5) -> Case:
         case = self.case(seed)
         reward = case.reward.clone()
-        reward[case.group == 1] = .5
+        reward[case.group == 1] = of
         return replace(case, reward=reward)
 
     def grouping(self, shape: Shape) -> str:

@@ -343,7 +343,7 @@ def check_clause(clause: str) -> None:
         plain = [pattern for pattern in VOCABULARY if re.fullmatch("[a-z -]+", pattern)]
         near = get_close_matches(clause, plain, 1)
         raise UserError(f"--expect does not know {clause!r}"
-                        f"{f', did you mean {near[0]}?' if near else ''} It takes such clauses as "
+                        f"{f', did you mean {near[0]}?' if near else '.'} It takes such clauses as "
                         "z n-1 1e-4, mean, leave one out, token, answer, group, constant, "
                         "clip 0.2 0.28, no clip, kl k3 0.04, no kl, no entropy, temperature 1, "
                         "end, understood")
