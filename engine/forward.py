@@ -241,8 +241,9 @@ def log_probs_among_top(hidden: Tensor, matrix: Tensor, targets: Tensor, top_k: 
 class EmbeddingRows(torch.autograd.Function):
     """The rows of an embedding matrix: (V, D), (N,) -> (N, D). Its gradient is a sparse tensor of
     the rows that were taken, which autograd adds to the gradient (V, D) of the output matrix if the
-    two are one matrix. torch's own embedding would fill and add V rows, most of them zeros. The
-    numbers are the same, because repeated tokens are added up first, in their order."""
+    two are one matrix. torch's own embedding would fill and add V rows, most of them zeros. In
+    float32 the numbers are the same, because repeated tokens are added up first, in their order;
+    if the parameters are bfloat16 (--offload_optimizer), these sums are more exact."""
 
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, ids: Tensor) -> Tensor:
