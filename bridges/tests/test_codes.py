@@ -42,6 +42,7 @@ def test_the_page_shows_what_the_tool_says_of_a_mistake(report, name):
     ("dapo", {"z n-1 0.0001", "token", "clip 0.2 0.2", "no kl", "understood"}),
     ("dr_grpo", {"z n-1 0.0001", "constant 512", "understood"}),
     ("cispo", {"cispo none -0.8", "token", "understood"}),
+    ("vespo", {"vespo 2 3 3 2", "token", "understood"}),
     ("luspo, ratio of the answer", {"gspo clip 0.2 0.2", "answer sum", "understood"}),
     ("dapo, beta 0.04", {"kl k3 0.04 with ratio", "understood"}),
     ("dapo, scale_rewards none", {"mean", "understood"})])
