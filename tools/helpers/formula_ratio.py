@@ -304,7 +304,7 @@ def gammas(values: list[float]) -> list[Gamma]:
 
 
 def snapped(bound: float | None) -> float | None:
-    if bound is None:
-        return None
+    if bound is None or bound <= 0:
+        return bound
     near = min(round(bound, 5), math.exp(round(math.log(bound), 4)), key=lambda n: abs(n - bound))
     return near if abs(near - bound) < 1e-6 else bound
