@@ -117,7 +117,7 @@ def stand_in_policy(task: SyntheticTask, s: int) -> SimpleNamespace:
     """As much of engine.policy.Policy as there is."""
     model = Missing("a model that reads answers")
     vars(model).update(config=task.config, device=torch.device("cpu"))
-    settings = SimpleNamespace(seed=task.seeds[s], temperature=1.0, loss_norm="token",
+    settings = SimpleNamespace(seed=task.seeds[s], temperature=1.0, top_k=0, loss_norm="token",
                                max_new_tokens=task.spec.tokens, micro_batch=QUESTIONS * ANSWERS)
     return SimpleNamespace(model=model, settings=settings, task=Missing("the text of answers"),
                            tokenizer=Missing("continuations of a prefix"),

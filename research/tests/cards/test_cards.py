@@ -9,7 +9,8 @@ from conftest import ROOT, refusal
 
 from analysis.statistics import Estimate, mean_over
 from research.cards import page
-from research.cards.measure import along_plain, in_the_enumerated_task
+from research.cards.measure import (along_plain, in_planted_tasks,
+                                    in_the_enumerated_task)
 from research.cards.page import all_cards, cards_table, what_does_not_fit, with_tables
 from research.cards.published import could_see, gain_of_arm, is_method, published_rows
 
@@ -111,6 +112,12 @@ def test_a_method_by_hand_in_the_enumerated_task():
     rows = in_the_enumerated_task("none", {})
     assert rows["bias"]["own"].value == pytest.approx(0, abs=1e-5)
     assert "class" in in_the_enumerated_task("learned_importance", {})["bias"]["reason"]
+
+
+def test_a_method_that_samples_is_told_why_it_is_not_in_a_synthetic_task():
+    rows = in_planted_tasks("measured", {"measured_k": 2})
+    assert rows.keys() == {"few", "some", "many"}
+    assert all("synthetic task does not have" in row["reason"] for row in rows.values())
 
 
 def test_noise_along_plain_grpos_direction_by_hand():
