@@ -159,8 +159,8 @@ def test_the_lines_of_verl(name, tmp_path):
 
 
 PARTS = {  # the rows, and the parts of a reward that rises
-    "the form is learned already": ([], {"Accuracy": lambda step: 0.02 * step,
-                                         "Format": lambda step: 0.97 + 0.01 * (step % 2)}),
+    "the form is learned already": ([], {"first": lambda step: 0.02 * step,
+                                         "second": lambda step: 0.97 + 0.01 * (step % 2)}),
     "one is never paid": ([], {"first": lambda step: 0.02 * step, "overlong": lambda step: 0.0}),
     "being right rises alone": ([], {"accuracy": lambda step: 0.02 * step,
                                      "brief": lambda step: 0.4 + 0.1 * (step % 2)}),

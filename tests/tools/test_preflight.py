@@ -239,6 +239,7 @@ def test_well_formed_answers_are_right_so_the_form_comes_first():
                      formed) for i in range(30)]
     found = findings(right, questions=4)
     assert found.right_if_formed == 0.8 and found.word == LEARNS
+    assert found.teaching == 4 * 4 * found.living  # the form is taught by all groups that differ
     assert "80% of the well formed ones are right" in " ".join(found.reason().split())
     wrong = [answers(f"{i} 3", texts, [0.1, *half_formed], [0.0, *none], formed)
              for i in range(30)]
