@@ -7,7 +7,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from tools.helpers.seen import LARGE, SEEN_OF_RUNS, SMALL, visible_gain
+from tools.helpers.seen import IN_RANGE, LARGE, SEEN_OF_RUNS, SMALL, Forecast, visible_gain
 
 SETTINGS = Path(__file__).parents[1] / "results/preflight/settings.jsonl"
 FITTED = (1, 2)  # the looks whose settings were trained before the forecast was made
@@ -30,13 +30,18 @@ def rose(one):
         yield after - before > 2 * error
 
 
+def fitted_settings():
+    """Those of the tiny model in which something can be learned, and that were evaluated as they
+    were trained."""
+    return [one for one in settings() if one["look"] in FITTED and one["model"] == "tiny"
+            and worth(one) > 0 and one["setting"] != "--temperature 1.5"]
+
+
 def test_speed_and_spread_are_the_likeliest_for_the_runs_that_were_seen_to_rise_or_not():
     runs = []
-    for one in settings():
-        if (one["look"] in FITTED and one["model"] == "tiny" and worth(one) > 0
-                and one["setting"] != "--temperature 1.5"):  # evaluated at another temperature
-            ratio = worth(one) / visible_gain(one["before"], one["held_out"])
-            runs.append((math.log(ratio), list(rose(one))))
+    for one in fitted_settings():
+        ratio = worth(one) / visible_gain(one["before"], one["held_out"])
+        runs.append((math.log(ratio), list(rose(one))))
     assert len(runs) == 18
 
     def log_likelihood(speed, spread):
@@ -74,3 +79,16 @@ def test_how_often_the_words_of_the_third_look_came_true():
     assert f"both seeds rose in {sum(map(all, sure))} of {len(sure)} settings" in page
     assert f"none in {sum(not any(seeds) for seeds in never)} of {len(never)}" in page
     assert all(f"{seen} of {of} runs" in page for seen, of in SEEN_OF_RUNS.values())
+    fitted = [one | {"forecast": SMALL.points * worth(one)} for one in fitted_settings()]
+    assert (in_range(third), len(third)) == IN_RANGE
+    assert f"held {in_range(fitted)} of the {len(fitted)} fitted settings" in page
+    assert f"{in_range(third)} of the\n{len(third)} new ones" in page
+
+
+def in_range(of_settings):
+    """How many mean gains lie within the range of their forecast."""
+    within = 0
+    for one in of_settings:
+        low, high = Forecast(one["forecast"], SMALL.spread, 1.0, one["steps"]).gain_between()
+        within += low <= 100 * (np.mean(one["after"]) - one["before"]) <= high
+    return within

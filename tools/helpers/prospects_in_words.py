@@ -12,7 +12,7 @@ from tools.helpers.first_step import FirstStep
 from tools.helpers.prospects import (Answers, Blind, as_share, best_blind, disagreement, fit_beta,
                                      living_share, mean_scores, pays_success, repeats,
                                      share_of_form, shown_rule)
-from tools.helpers.seen import (KNOWN_RATES, SEEN_OF_RUNS, Forecast, Speed, forecast,
+from tools.helpers.seen import (IN_RANGE, KNOWN_RATES, SEEN_OF_RUNS, Forecast, Speed, forecast,
                                 visible_gain)
 
 SIZES = (2, 4, 8, 16, 32)  # of groups
@@ -284,10 +284,10 @@ class Findings:
         early, half, late = (expected.steps_for(chance) for chance in (0.1, 0.5, 0.9))
         seen, of = SEEN_OF_RUNS[expected.word]
         text = (f"By {plan.speed.runs}, the planned {plan.steps} steps raise success by "
-                f"{expected.gain:.1f} points, or by {low:.1f} to {min(high, 100):.1f} in 80 of "
-                f"100 such settings. So the gain {expected.word}. (When this was said of runs of "
-                f"the tiny model, {seen} of {of} were seen to rise.) Half of such settings show it "
-                f"after {half} steps, and 80 of 100 after {early} to {late}.")
+                f"{expected.gain:.1f} points ({low:.1f} to {min(high, 100):.1f}; of {IN_RANGE[1]} "
+                f"other settings {IN_RANGE[0]} lay in such a range). So the gain {expected.word}. "
+                f"(When this was said of runs of the tiny model, {seen} of {of} were seen to "
+                f"rise.) About {half} steps show it ({early} to {late}).")
         times = plan.learning_rate / plan.speed.learning_rate
         if not KNOWN_RATES[0] <= times <= KNOWN_RATES[1]:
             text += (f" But the learning rate is {times:.3g} times that of those runs, and nothing "

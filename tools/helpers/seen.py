@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 SURE = 0.8  # a gain "will be seen" with this chance or more, and "will not be seen" with 1 - SURE
-REACH = NormalDist().inv_cdf(0.9)  # so many spreads to each side hold 80 of 100 settings
+REACH = NormalDist().inv_cdf(0.9)  # spreads to each side, which hold 80% of a normal distribution
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ KNOWN_RATES = (0.3, 1.5)  # times the rate of those runs: with three times as mu
 
 # How often each word came true in 18 settings that were trained after it was written down: of so
 # many runs (the second number) so many were seen to rise.
+IN_RANGE = (11, 18)  # settings of these whose mean gain lay within the range of the forecast
 SEEN_OF_RUNS = {"will be seen": (18, 22), "may be seen": (7, 10), "will not be seen": (2, 4)}
 
 
@@ -65,7 +66,7 @@ class Forecast:
         return "may be seen" if self.chance > 1 - SURE else "will not be seen"
 
     def gain_between(self) -> tuple[float, float]:
-        """The gains between which 80 of 100 settings lie, in points."""
+        """The range of the gain, in points: 80% of it, if its logarithm is normal."""
         times = math.exp(REACH * self.spread)
         return self.gain / times, self.gain * times
 
