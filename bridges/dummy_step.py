@@ -7,6 +7,7 @@ After one step of SGD the change of the parameters is a sum over the answers tha
 and least squares finds the numbers k_b. They say how the trainer made advantages and counted, as in
 tools/formula.py; and what they do not explain says that something else was trained.
 """
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -84,6 +85,7 @@ class Step:
                 self.pushes, self.left_over = pushes, rest
             if rest < ROUNDING:
                 return
+        self.template = "as it is"  # none fits, so the sampler is read without one
 
     def pushes_at(self, temperature: float, template: str = "{}") -> tuple[Tensor, float]:
         """(k_b of each answer, share of the change that they leave over)."""
@@ -161,6 +163,10 @@ class Step:
                   rows.view(-1, groups).T.flatten() if B % groups == 0 else rows,
                   "one row too late": rows.roll(1), "one row too early": rows.roll(-1),
                   "in reverse order": rows.flip(0)}
+        for parts, way in itertools.product((2, 4), (1, -1)):
+            name = "before" if way == 1 else "after"
+            orders[f"those of the part {name} theirs, if the batch has {parts} parts"] = \
+                rows.roll(way * B // parts)
         for words, order in orders.items():
             yield (replace(case, reward=case.reward[order]), pushes,
                    (f"Rewards: they go to other answers, {words}.",))
@@ -195,7 +201,12 @@ class Step:
         if found is None:
             return [*said, "Not understood: advantage and counting. The answers' numbers fit no "
                     "pair of known ones."]
-        return [*said, *about_formula(found),
+        said += about_formula(found)
+        norm = float(self.change.norm())
+        if not is_short(found.count.factor) and abs(float(f"{norm:.2g}") / norm - 1) < 1e-4:
+            said.append(f"Clipped: the step has a norm of {norm:.2g}, as where the norm of the "
+                        "gradient is clipped to that.")
+        return [*said,
                 f"This explains the change of the parameters to {self.left_over:.0e} of it."]
 
     @torch.no_grad()
@@ -275,6 +286,8 @@ def about_formula(found: Found) -> list[str]:
     said = [f"Advantage: {plain}{about_epsilon}.", *found.remarks]
     times = "" if abs(count.factor - 1) < ROUNDING else f", times {count.factor:.3g}"
     said.append(f"Counting: {count.words()}{times}.")
+    if count.factor < 0:
+        said.append("Sign: good answers are made less probable: it is reversed.")
     steps = 1 / abs(count.factor)
     if times and round(steps) > 1 and abs(steps - round(steps)) < ROUNDING * steps:
         said.append(f"If the trainer adds up {round(steps)} batches for an update, it divides by "

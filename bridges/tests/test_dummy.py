@@ -84,7 +84,30 @@ def halve(trainer):
     trainer._compute_loss = lambda *given: usual(*given) / 2
 
 
+def take_another_part(trainer):
+    """Advantages go to the accumulation step after theirs."""
+    usual = trainer._generate_and_score_completions
+
+    def of_another(inputs):
+        made = usual(inputs)
+        made["advantages"] = made["advantages"].roll(8, 0)
+        return made
+    trainer._generate_and_score_completions = of_another
+
+
+def clip_the_gradient(trainer):
+    trainer.args.max_grad_norm = 0.05
+
+
+def reverse(trainer):
+    usual = trainer._compute_loss
+    trainer._compute_loss = lambda *given: -usual(*given)
+
+
 @pytest.mark.parametrize("patch, said", [
+    (reverse, "Sign: good answers are made less probable"),
+    (take_another_part, "those of the part before theirs, if the batch has 4 parts."),
+    (clip_the_gradient, "Clipped: the step has a norm of 0.05,"),
     (freeze, "tensors have not changed, such as model.layers.0.mlp"),
     (halve, "times 0.5.\nIf the trainer adds up 2 batches for an update, it divides"),
     (mix_groups, "Rewards: they go to other answers, row by row where they were made column by"),
