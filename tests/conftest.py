@@ -290,6 +290,16 @@ def one_thread():
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def runs_of_one_test():
+    """What a test's own code has read is no part of a later test's run, as it would not be in
+    another process."""
+    yield
+    if made_of := sys.modules.get("harness.made_of"):
+        made_of.opened.clear()
+        made_of.written.clear()
+
+
 @pytest.fixture(scope="session")
 def small_model():
     """A model with untidy weights: biases and norms away from their defaults, logits far from
