@@ -272,6 +272,18 @@ def test_more_steps_show_more(steps, said):
     assert said in " ".join(found.in_words().split())
 
 
+def test_a_gain_is_no_larger_than_the_runs_had_answers_and_than_there_is_room_for():
+    """With 80 groups of 2 there are 85.3 answers that teach, of which 64 count: 0.04 * 64 * 4/15 *
+    100 = 68.3 points. But success is 1/3, so there are only 66.7 points to gain."""
+    found = findings(some([1.0, 0, 0, 0, 1.0, 0]), group=2, questions=80)
+    found.plan = replace(found.plan, steps=100)
+    assert found.teaching == pytest.approx(85.33, abs=0.01)
+    assert found.forecast.gain == pytest.approx(68.27, abs=0.01)
+    said = " ".join(found.about_seeing().split())
+    assert "raise success by 66.7 points (31.6 to 66.7;" in said
+    assert "Of the 85 answers of a step whose group teaches 64 are counted" in said
+
+
 def test_what_is_evaluated_at_another_temperature_is_not_forecast():
     found = findings(some([1.0, 0, 0, 0, 1.0, 0]))
     found.plan = replace(found.plan, is_evaluated_alike=False)

@@ -12,8 +12,8 @@ from tools.helpers.first_step import FirstStep
 from tools.helpers.prospects import (Answers, Blind, as_share, best_blind, disagreement, fit_beta,
                                      living_share, mean_scores, pays_success, repeats,
                                      share_of_form, shown_rule)
-from tools.helpers.seen import (IN_RANGE, KNOWN_RATES, SEEN_OF_RUNS, Forecast, Speed, forecast,
-                                visible_gain)
+from tools.helpers.seen import (IN_RANGE, KNOWN_RATES, MOST_ANSWERS, SEEN_OF_RUNS, Forecast, Speed,
+                                forecast, visible_gain)
 
 SIZES = (2, 4, 8, 16, 32)  # of groups
 FEWEST_LIVING = 0.5  # groups a step: with fewer, most steps make no update
@@ -280,14 +280,18 @@ class Findings:
                     "is not forecast.")
         if expected.gain <= 0:
             return "No problem is solved now and then, so no gain is expected."
-        low, high = expected.gain_between()
+        room = 100 * (1 - self.mean("right").value)  # what there is to gain
+        low, high = (min(end, room) for end in expected.gain_between())
         early, half, late = (expected.steps_for(chance) for chance in (0.1, 0.5, 0.9))
         seen, of = SEEN_OF_RUNS[expected.word]
         text = (f"By {plan.speed.runs}, the planned {plan.steps} steps raise success by "
-                f"{expected.gain:.1f} points ({low:.1f} to {min(high, 100):.1f}; of {IN_RANGE[1]} "
+                f"{min(expected.gain, room):.1f} points ({low:.1f} to {high:.1f}; of {IN_RANGE[1]} "
                 f"other settings {IN_RANGE[0]} lay in such a range). So the gain {expected.word}. "
                 f"(When this was said of runs of the tiny model, {seen} of {of} were seen to "
                 f"rise.) About {half} steps show it ({early} to {late}).")
+        if self.teaching > MOST_ANSWERS:
+            text += (f" (Of the {self.teaching:.0f} answers of a step whose group teaches "
+                     f"{MOST_ANSWERS} are counted, because those runs had no more.)")
         times = plan.learning_rate / plan.speed.learning_rate
         if not KNOWN_RATES[0] <= times <= KNOWN_RATES[1]:
             text += (f" But the learning rate is {times:.3g} times that of those runs, and nothing "

@@ -7,7 +7,8 @@ and then. So after N steps success is expected to have risen by
 
 `answers` are those of one step whose group teaches, and `variance` is the mean of p (1 - p) over
 the problems, where p is the success at a problem. If the form comes first, all answers of groups
-with different rewards count.
+with different rewards count. At most 64 answers count, because no run had more, and more of them
+make no step of AdamW longer.
 
 The speed was fitted to runs (research/results/preflight/settings.jsonl has them): with half of the
 settings success rises faster, with half slower. How far settings differ is the spread: the standard
@@ -37,7 +38,7 @@ SMALL = Speed(0.04, 0.6, 2.5e-4, "43 runs of models/tiny")
 LARGE = Speed(0.5, 1.0, 2e-6, "two runs of a model of half a billion weights")
 KNOWN_RATES = (0.3, 1.5)  # times the rate of those runs: with three times as much, tiny models
 #                           were not seen to learn
-
+MOST_ANSWERS = 64  # of a step, in these runs
 
 # How often each word came true in 18 settings that were trained after it was written down: of so
 # many runs (the second number) so many were seen to rise.
@@ -47,7 +48,7 @@ SEEN_OF_RUNS = {"will be seen": (18, 22), "may be seen": (7, 10), "will not be s
 
 @dataclass(frozen=True)
 class Forecast:
-    gain: float     # points: half of such settings gain more
+    gain: float     # points: half of such settings gain more, if there is so much to gain
     spread: float   # of the logarithm of the gain
     visible: float  # points: a larger gain is seen
     steps: int      # that are planned
@@ -86,7 +87,7 @@ def visible_gain(success: float, held_out: int) -> float:
 def forecast(speed: Speed, learning_rate: float, answers: float, variance: float, steps: int,
              success: float, held_out: int) -> Forecast:
     """AdamW moves the parameters in proportion to the learning rate, and so does the gain. But a
-    rate above that of the runs is not counted as faster."""
+    rate above that of the runs is not counted as faster, nor are more answers than they had."""
     points = speed.points * min(learning_rate / speed.learning_rate, 1.0)
-    return Forecast(points * answers * variance * steps, speed.spread,
+    return Forecast(points * min(answers, MOST_ANSWERS) * variance * steps, speed.spread,
                     visible_gain(success, held_out), steps)
