@@ -280,7 +280,7 @@ def test_a_gain_is_no_larger_than_the_runs_had_answers_and_than_there_is_room_fo
     assert found.teaching == pytest.approx(85.33, abs=0.01)
     assert found.forecast.gain == pytest.approx(68.27, abs=0.01)
     said = " ".join(found.about_seeing().split())
-    assert "raise success by 66.7 points (31.6 to 66.7;" in said
+    assert "raise success by all that there is to gain, 66.7 points (31.6 to 66.7;" in said
     assert "Of the 85 answers of a step whose group teaches 64 are counted" in said
 
 

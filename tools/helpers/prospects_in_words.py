@@ -282,10 +282,13 @@ class Findings:
             return "No problem is solved now and then, so no gain is expected."
         room = 100 * (1 - self.mean("right").value)  # what there is to gain
         low, high = (min(end, room) for end in expected.gain_between())
+        gain = f"{expected.gain:.1f}"
+        if expected.gain >= room:
+            gain = f"all that there is to gain, {room:.1f}"
         early, half, late = (expected.steps_for(chance) for chance in (0.1, 0.5, 0.9))
         seen, of = SEEN_OF_RUNS[expected.word]
         text = (f"By {plan.speed.runs}, the planned {plan.steps} steps raise success by "
-                f"{min(expected.gain, room):.1f} points ({low:.1f} to {high:.1f}; of {IN_RANGE[1]} "
+                f"{gain} points ({low:.1f} to {high:.1f}; of {IN_RANGE[1]} "
                 f"other settings {IN_RANGE[0]} lay in such a range). So the gain {expected.word}. "
                 f"(When this was said of runs of the tiny model, {seen} of {of} were seen to "
                 f"rise.) About {half} steps show it ({early} to {late}).")
