@@ -289,9 +289,9 @@ class Findings:
         seen, of = SEEN_OF_RUNS[expected.word]
         text = (f"By {plan.speed.runs}, the planned {plan.steps} steps raise success by "
                 f"{gain} points ({low:.1f} to {high:.1f}; of {IN_RANGE[1]} "
-                f"other settings {IN_RANGE[0]} lay in such a range). So the gain {expected.word}. "
-                f"(When this was said of runs of the tiny model, {seen} of {of} were seen to "
-                f"rise.) About {half} steps show it ({early} to {late}).")
+                f"other settings, all of the tiny model, {IN_RANGE[0]} lay in such a range). So the "
+                f"gain {expected.word}. (When this was said of runs of the tiny model, {seen} of "
+                f"{of} were seen to rise.) About {half} steps show it ({early} to {late}).")
         if self.teaching > MOST_ANSWERS:
             text += (f" (Of the {self.teaching:.0f} answers of a step whose group teaches "
                      f"{MOST_ANSWERS} are counted, because those runs had no more.)")
