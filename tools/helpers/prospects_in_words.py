@@ -287,11 +287,11 @@ class Findings:
             gain = f"all that there is to gain, {room:.1f}"
         early, half, late = (expected.steps_for(chance) for chance in (0.1, 0.5, 0.9))
         seen, of = SEEN_OF_RUNS[expected.word]
-        text = (f"By {plan.speed.runs}, the planned {plan.steps} steps raise success by "
-                f"{gain} points ({low:.1f} to {high:.1f}; of {IN_RANGE[1]} "
-                f"other settings, all of the tiny model, {IN_RANGE[0]} lay in such a range). So the "
-                f"gain {expected.word}. (When this was said of runs of the tiny model, {seen} of "
-                f"{of} were seen to rise.) About {half} steps show it ({early} to {late}).")
+        text = (f"By {plan.speed.runs}, the planned {plan.steps} steps raise success by {gain} "
+                f"points ({low:.1f} to {high:.1f}; of {IN_RANGE[1]} other settings, all of the "
+                f"tiny model, {IN_RANGE[0]} lay in such a range). So the gain {expected.word}. "
+                f"(When this was said of runs of the tiny model, {seen} of {of} were seen to "
+                f"rise.) About {half} steps show it ({early} to {late}).")
         if self.teaching > MOST_ANSWERS:
             text += (f" (Of the {self.teaching:.0f} answers of a step whose group teaches "
                      f"{MOST_ANSWERS} are counted, because those runs had no more.)")
