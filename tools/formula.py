@@ -67,23 +67,23 @@ def main(argv: list[str]) -> None:
     if flags.json:
         print(json.dumps(as_json(formula) | {"unmet": missing}, indent=2))
     else:
-        print_formula(formula, loss, flags.FILE)
+        print_formula(formula, flags.FILE)
     if missing and not flags.json:
         say(f"Expected, and not so: {', '.join(missing)}")
     if missing:
         sys.exit(1)
 
 
-def print_formula(formula: Formula, loss: Loss, name: str) -> None:
+def print_formula(formula: Formula, name: str) -> None:
     print(f"{name}, read off its gradient\n")
     for sentence in sentences(formula):
         print(textwrap.fill(sentence, 100, subsequent_indent="  "))
     if not formula.is_zero and formula.temperature is not None:
         print()
-        for line in about_flags(formula, loss):
+        for line in about_flags(formula):
             print(textwrap.fill(line, 100, subsequent_indent="  "))
         print()
-        print(table_of_tokens(formula, loss))
+        print(table_of_tokens(formula))
 
 
 def load_loss(path: Path, name: str = "loss") -> Loss:

@@ -30,6 +30,7 @@ COARSE = ("bfloat16", "float16", "float32")
 @dataclass
 class Formula:
     """What was found. A part that is None was not understood."""
+    examined: Examined
     digits: str = "float64"
     temperature: float | None = None
     shift: int | None = None
@@ -100,7 +101,7 @@ class Finder:
 
     def __init__(self, loss: Loss):
         self.examined = Examined(loss)
-        self.formula = Formula()
+        self.formula = Formula(self.examined)
         self.has_rest = True          # whether a batch without reward has a gradient
         self.is_foreign = False       # whether that gradient is in no known direction
         self.is_permuted = False      # whether an answer's push does not depend on its own reward

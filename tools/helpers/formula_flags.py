@@ -14,7 +14,7 @@ import mitigations  # noqa: F401  fills the list of advantages
 from engine.choices import ADVANTAGES
 from grpo import divergence, length_scaling, policy_loss
 from tools.helpers.formula_batches import Case, make_case, noise_like
-from tools.helpers.formula_decode import Examined, Loss
+from tools.helpers.formula_decode import Examined
 from tools.helpers.formula_fit import Formula
 from tools.helpers.formula_ratio import Side
 from tools.helpers.formula_ratio_words import name_of
@@ -78,11 +78,9 @@ def tries(formula: Formula) -> Iterator[Flags]:
         yield Flags(advantage, norm, limit, clip, kl, kind)
 
 
-def about_flags(formula: Formula, loss: Loss) -> list[str]:
+def about_flags(formula: Formula) -> list[str]:
     """Sentences: the flags with the same gradient, or what the project lacks."""
-    examined = Examined(loss)
-    examined.lens = replace(examined.lens, temperature=formula.temperature, shift=formula.shift,
-                            absent=formula.absent)
+    examined = formula.examined
     cases = [make_case(seed, lens=examined.lens) for seed in (61, 62)]
     near = [moved(case, .1) for case in cases]
     far = [moved(case, .8) for case in cases]
@@ -137,11 +135,9 @@ def about_missing(formula: Formula) -> str:
     return f"No flags of train.py that were tried have this gradient{what}."
 
 
-def table_of_tokens(formula: Formula, loss: Loss) -> str:
+def table_of_tokens(formula: Formula) -> str:
     """What each token of one answer gets, beside plain GRPO."""
-    examined = Examined(loss)
-    examined.lens = replace(examined.lens, temperature=formula.temperature, shift=formula.shift,
-                            absent=formula.absent)
+    examined = formula.examined
     case = make_case(65, lens=examined.lens)
     push, plain = examined.push(case), Flags().push(case)
     row = int((case.ended & (case.reward > .5)).nonzero()[0])
