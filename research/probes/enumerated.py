@@ -16,6 +16,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from countdown_task import annotate
+from engine.errors import UserError
 from engine.policy import Forward
 from engine.rollouts import Rollouts
 from qwen2_model import ModelConfig, Qwen2
@@ -23,6 +24,7 @@ from qwen2_model import ModelConfig, Qwen2
 TEXTS = ("1", "<answer>", "<|im_end|>")
 ONE, OPENING, END = range(3)
 PROMPT = [ONE]
+RATE, MOST_STEPS = 0.003, 5000  # of a policy that is trained before it is measured
 ROUNDING = 1e-6  # entropies this close are equal: float32 knows a sum of a few terms to about 1e-7
 
 Tokens = tuple[int, ...]
@@ -50,8 +52,10 @@ class EnumeratedTask:
         return self.worth.diff()
 
 
-def make_enumerated(seed: int, length: int) -> EnumeratedTask:
+def make_enumerated(seed: int, length: int, success: float = 0.0) -> EnumeratedTask:
+    """A random policy, or one that was trained until it has this success."""
     model, answers = make_policy(seed), all_answers(length)
+    train_until(success, model, answers)
     T = max(map(len, answers))
     # beyond its end a prefix is all of the answer
     number: dict[Tokens, int] = {}  # of each choice, in the order in which they are met
@@ -106,6 +110,23 @@ def all_answers(length: int) -> list[Tokens]:
     return answers + list(itertools.product((ONE, OPENING), repeat=length))
 
 
+def train_until(success: float, model: Qwen2, answers: list[Tokens]) -> None:
+    """Follow the true gradient of J with Adam until J is as large as this. Nothing is sampled."""
+    ids, rewards = padded(answers), rewards_of(answers)["reward"]
+    mask = lengths_of(answers)[:, None] > torch.arange(ids.shape[1])
+    optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
+    for _ in range(MOST_STEPS):
+        log_probs = all_log_probs(model, ids).gather(2, ids[..., None]).squeeze(-1)
+        J = (log_probs * mask).sum(1).exp() @ rewards
+        if J.item() >= success:
+            return
+        optimizer.zero_grad()
+        (-J).backward()
+        optimizer.step()
+    raise UserError(f"after {MOST_STEPS} steps along the true gradient the policy is right with "
+                    f"the probability {J.item():.3f}, and not {success}: take another --seed")
+
+
 def log_prob_of(model: Qwen2, choice: Tokens) -> torch.Tensor:
     """The log-prob of a choice's last token, with its graph."""
     ids = torch.tensor([PROMPT + list(choice[:-1])])
@@ -138,12 +159,10 @@ def every_answer(model: Qwen2, answers: list[Tokens]) -> Rollouts:
         sections.append(section)
         kinds.append(kind)
     ids = padded(answers)
-    lengths = torch.tensor(list(map(len, answers)))
-    mask = torch.arange(ids.shape[1]) < lengths[:, None]
+    mask = lengths_of(answers)[:, None] > torch.arange(ids.shape[1])
     last = torch.tensor([answer[-1] for answer in answers])
     with torch.no_grad():
-        inputs = torch.cat([torch.tensor(PROMPT).expand(len(ids), 1), ids[:, :-1]], 1)
-        log_probs = model(inputs).log_softmax(-1)  # (n, T, V)
+        log_probs = all_log_probs(model, ids)
     p = log_probs.exp()
     log_prob = log_probs.gather(2, ids[..., None]).squeeze(-1)  # (n, T)
     entropy = -(p * log_probs).sum(-1) * mask
@@ -163,6 +182,16 @@ def every_answer(model: Qwen2, answers: list[Tokens]) -> Rollouts:
         kind=padded(kinds).to(torch.uint8),
         scores=rewards_of(answers),
         forward=Forward(model, 64))
+
+
+def all_log_probs(model: Qwen2, ids: torch.Tensor) -> torch.Tensor:
+    """(n, T, V) of every token that could stand where these answers (n, T) have theirs."""
+    inputs = torch.cat([torch.tensor(PROMPT).expand(len(ids), 1), ids[:, :-1]], 1)
+    return model(inputs).log_softmax(-1)
+
+
+def lengths_of(answers: list[Tokens]) -> torch.Tensor:
+    return torch.tensor(list(map(len, answers)))
 
 
 def padded(rows: list) -> torch.Tensor:

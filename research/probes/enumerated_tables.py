@@ -67,7 +67,7 @@ def named_methods(text: str) -> list[str]:
 
 def of_policy(seed: int, args: SimpleNamespace, only: list[str] | None,
               progress: Callable[[float], None]) -> Findings:
-    task = make_enumerated(seed, args.length)
+    task = make_enumerated(seed, args.length, args.success)
     batches = Batches.all(task, args.answers)
     advantages = list_advantages(task, batches, seed, lambda share: progress(share / 4), only)
     grpo, rloo = advantages.values["grpo"], advantages.values["rloo"]

@@ -4,6 +4,7 @@ real model.
 
     python -m research exact --seed 1         # takes seconds; another seed is another policy
     python -m research exact --policies 20    # medians of twenty policies, with 95% intervals
+    python -m research exact --success 0.9    # the policy after a training
     python -m research exact --model runs/x   # takes minutes: the model before, in the middle of
                                               # and after this run
 
@@ -42,6 +43,8 @@ FLAGS = {
     "length": Flag(4, "the most tokens of an answer", least=2, most=5, requires=SMALL),
     "policies": Flag(1, "number of policies: that of --seed, and those of the next seeds",
                      least=1, most=1000, requires=SMALL),
+    "success": Flag(0.0, "train each policy first, along the true gradient, until it is right with "
+                         "this probability", least=0, most=0.99, requires=SMALL),
     "only": Flag(None, "the methods to measure besides plain GRPO and exact credit, separated by "
                        "commas",
                  requires=SMALL),

@@ -74,6 +74,18 @@ def test_mean_and_variance_are_those_of_a_plain_loop(world, pairs, advantages, w
     assert listed.variance == pytest.approx(variance, rel=1e-4)
 
 
+def test_a_policy_is_trained_until_it_has_the_success(world, monkeypatch):
+    """Its numbers are those of the trained model: J of the listed answers, and rloo is unbiased."""
+    trained = make_enumerated(seed=3, length=2, success=0.6)
+    assert world.J < 0.5 and 0.6 <= trained.J < 0.65
+    batches = Batches.all(trained, 2)
+    rloo = list_advantages(trained, batches, 0, only=["rloo"]).values["rloo"]
+    assert estimator(trained, batches, rloo / 2).against(trained.gradient)["bias"] < 1e-5
+    monkeypatch.setattr("research.probes.enumerated.MOST_STEPS", 3)
+    with pytest.raises(UserError, match=r"after 3 steps .*, and not 0.6: take another --seed"):
+        make_enumerated(seed=3, length=2, success=0.6)
+
+
 def test_identities_hold_in_another_world_and_a_wrong_one_is_told(world, pairs, advantages):
     table = identities_table(world, pairs, advantages)
     assert max(row[3] for row in table.rows) < 1e-5
