@@ -15,12 +15,15 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from engine.errors import UserError, read_json
 from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
-from research.boards.price import ARMS as CHOICES
 from research.boards.price import CONTROL as CHOICE_THAT_WORKS
+from research.boards.price import REAL as REAL_CHOICES
+from research.boards.price import TINY as TINY_CHOICES
+from research.boards.price import Form as FormOfChoices
 from research.publish.plain_statistics import (Numbers, covariance, cut, fieller, holm, interval,
                                                jackknife, mean, median_interval, rank_correlation,
                                                t_interval, t_test, two_way, variance)
@@ -136,16 +139,18 @@ def check_real_board(result: Result) -> Iterator[Check]:
 
 
 def check_real_controls(result: Result) -> Iterator[Check]:
-    """Gains in training, each arm beside the one that its row names."""
+    """Gains in training, each arm beside the one that its row names. The later methods are a family
+    of their own."""
     runs = {name: success(run["in_short"]) for name, run in result["values"]["runs"].items()}
-    rows, gains = table(result, "training"), {}
-    for row in rows:
-        seeds = [seed for seed in range(100) if f"{row['arm']}-s{seed}" in runs
-                 and f"{row['beside']}-s{seed}" in runs]
-        gains[row["arm"]] = [runs[f"{row['arm']}-s{seed}"] - runs[f"{row['beside']}-s{seed}"]
-                             for seed in seeds]
-    plain = [arm for arm in gains if arm.startswith("none")]
-    yield from gains_and_p(gains, rows, ("twice", "measured 16", *plain))
+    for rows in (one["rows"] for one in result["tables"] if one["name"] in ("training", "later")):
+        gains = {}
+        for row in rows:
+            seeds = [seed for seed in range(100) if f"{row['arm']}-s{seed}" in runs
+                     and f"{row['beside']}-s{seed}" in runs]
+            gains[row["arm"]] = [runs[f"{row['arm']}-s{seed}"] - runs[f"{row['beside']}-s{seed}"]
+                                 for seed in seeds]
+        plain = [arm for arm in gains if arm.startswith("none")]
+        yield from gains_and_p(gains, rows, ("twice", "measured 16", *plain))
     first = {name: run["in_short"][2][0] / run["in_short"][0]
              for name, run in result["values"]["runs"].items()}
     yield from check_rates(runs, first, table(result, "rates"))
@@ -165,18 +170,18 @@ def check_real_controls(result: Result) -> Iterator[Check]:
             yield Check(f"{row['arm']}, {name}", ends(row[name]), two_way(differences))
 
 
-def check_choices(result: Result) -> Iterator[Check]:
+def check_choices(form: FormOfChoices, result: Result) -> Iterator[Check]:
     """Gains of the choices, each beside the one that it is compared with. A planned choice without
     runs counts in Holm's correction with p = 1."""
     runs = {name: success(run) for name, run in result["values"]["runs"].items()}
-    arm_of = {arm.words: name for name, arm in CHOICES.items()}
+    arm_of = {arm.words: name for name, arm in form.arms.items()}
     gains = {}
     for row in table(result, "price"):
         arm, beside = arm_of[row["choice"]], arm_of[row["compared"]]
         gains[arm] = [runs[f"{arm}-s{seed}"] - runs[f"{beside}-s{seed}"] for seed in range(200)
                       if f"{arm}-s{seed}" in runs and f"{beside}-s{seed}" in runs]
     p = {arm: t_test(of_arm) for arm, of_arm in gains.items()}
-    planned = [arm for arm, choice in CHOICES.items()
+    planned = [arm for arm, choice in form.arms.items()
                if choice.compared and arm != CHOICE_THAT_WORKS]
     corrected = holm({arm: p.get(arm, 1.0) for arm in planned})
     for row in table(result, "price"):
@@ -676,7 +681,9 @@ CHECKED: dict[str, Callable[[Result], Iterator[Check]]] = {
     "board": check_board,
     **dict.fromkeys(("real_board_expression", "real_board_brief", "real_board_brief_8_gpu"),
                     check_real_board),
-    "real_controls": check_real_controls, "price": check_price, "choices": check_choices,
+    "real_controls": check_real_controls, "price": check_price,
+    "choices": partial(check_choices, TINY_CHOICES),
+    "choices_real": partial(check_choices, REAL_CHOICES),
     **dict.fromkeys(("signal_tiny", "signal_tiny_half", "signal_real", "signal_real_brief",
                      "signal_real_brief_16", "signal_later", "signal_later_2"), check_signal),
     "signal_steps": check_signal_steps, "signal_split": check_signal_split,

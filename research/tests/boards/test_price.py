@@ -1,14 +1,20 @@
 """The arms of the price: their weights by hand, and the exact gradient of one that has no bias."""
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import hand_made, write_log
 
 from analysis.experiment import settings_of
+from engine.choices import MITIGATIONS, NEVER_RESCALED
+from engine.errors import UserError
+from harness.settings import make_settings, read_flags
 from research.boards import price
-from research.boards.price import ARMS, STEPS, end_untrained, micro_batches_of_4, per_group
+from research.boards.price import ARMS, FLAGS, REAL, TINY
 from research.boards.price_exact import Sampler, choices_of, of_policy
+from research.boards.price_train import (end_untrained, micro_batches_of_4, per_group,
+                                          register_weightings)
 from research.probes.enumerated import Batches, estimator, make_enumerated
 
 
@@ -55,22 +61,59 @@ def test_a_kl_in_the_reward_has_the_direction_of_the_kl_and_k1_in_the_loss_has_n
     assert trained_at_1 < found["sampled and trained at 0.8"][0]
 
 
-def test_each_arm_is_compared_with_an_arm():
-    assert all(arm.compared in ARMS or not arm.compared for arm in ARMS.values())
+def args_with(**changed):
+    return SimpleNamespace(**{name: flag.default for name, flag in FLAGS.items()} | changed)
+
+
+@pytest.fixture
+def weightings():
+    """The weightings of the price are choices in one test alone."""
+    known = set(MITIGATIONS)
+    register_weightings()
+    yield
+    for name in MITIGATIONS.keys() - known:
+        del MITIGATIONS[name]
+        NEVER_RESCALED.discard(name)
+
+
+@pytest.mark.parametrize("form", [TINY, REAL], ids=["tiny", "real"])
+def test_each_arm_is_compared_with_an_arm(form):
+    assert all(arm.compared in form.arms or not arm.compared for arm in form.arms.values())
+
+
+def test_the_runs_of_a_real_model_differ_from_plain_grpo_in_what_their_arm_says(weightings):
+    """All are trained on the answer alone, and each seed is trained with all arms before the next.
+    """
+    experiment, [(name, keys)] = price.plan(args_with(model="models/tiny", device="cuda", seeds=2,
+                                                      afresh=True))
+    assert name == "choices_real" and [seed for _, seed in keys] == [40] * 13 + [41] * 13
+    runs = {arm: experiment.plan_run(arm, seed) for arm, seed in keys}
+    assert {run.folder.parent.as_posix() for run in runs.values()} == {"runs/price/real"}
+    settings = {arm: make_settings(read_flags(run.flags)).to_json() for arm, run in runs.items()}
+    plain = settings["plain"]
+    assert (plain["prompt"], plain["questions"], plain["learning_rate"]) == ("expression", 8, 2e-6)
+    for arm, values in settings.items():
+        differ = {name for name in plain if values[name] != plain[name]} - {"rescale"}
+        assert len(differ) == len(ARMS[arm].flags.split()) / 2, arm
+
+
+def test_a_device_without_a_real_model_is_refused():
+    with pytest.raises(UserError, match="--device has no effect without --model"):
+        price.plan(args_with(device="cuda"))
 
 
 def test_the_gain_is_over_the_arm_that_is_beside_it(tmp_path):
     """Three seeds of 0.5 and 0.4 and 0.6; per_answer is 0.1 below on two of them, 0.2 on one. Its
     p is corrected for ten arms, although nine have no runs."""
-    experiment = price.experiment_in(tmp_path)
+    experiment, _ = price.plan(args_with(runs=str(tmp_path)))
     for seed, (plain, other) in enumerate([(0.5, 0.4), (0.4, 0.3), (0.6, 0.4)]):
         for arm, success in (("plain", plain), ("per_answer", other)):
             planned = experiment.plan_run(arm, seed)
             config = settings_of(planned).to_json()
             write_log(planned.folder, {}, config, [{"step": step, "success": success}
-                                                   for step in range(1, STEPS + 1)])
+                                                   for step in range(1, TINY.steps + 1)])
     arms = experiment.arms((arm, seed) for arm in ("plain", "per_answer") for seed in range(3))
-    [row] = price.gains_table(arms).rows
+    [row] = price.gains_table(arms, ARMS).rows
     choice, compared, seeds, gain, p, corrected, _ = row
     assert (choice, compared, seeds) == ("every answer counts the same", "plain GRPO", 3)
     reach = 4.3027 * (1 / 3) ** 0.5 * .1 / 3 ** 0.5  # t of 2 degrees of freedom

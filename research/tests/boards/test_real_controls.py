@@ -4,10 +4,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from analysis.gains import gain_over
 from harness.settings import make_settings, read_flags
 from research.boards.real_controls import (ARMS, COMMON, PLAIN, ROUNDS, STEPS, compared,
-                                           held_out_table, plan, rates_table, state_table,
-                                           training_table, values_of)
+                                           held_out_table, later_table, plan, rates_table,
+                                           state_table, training_table, values_of)
 from research.publish.results import table_rows
 
 ARGS = SimpleNamespace(model="models/tiny", device="cpu", runs="runs/x", afresh=True)
@@ -102,8 +103,20 @@ def test_published_runs_are_used_again_and_what_is_open_comes_first():
         assert (seeds, clipped) == (state[name]["seeds"], pytest.approx(state[name]["clipped"]))
         assert norm == pytest.approx(state[name]["norm"], rel=1e-3)
     missing = [run.name for run in experiment.missing(keys)]
-    assert missing[0] == "twice-s1" and len(missing) == 41
+    assert missing[0] == "twice-s1" and len(missing) == 41 + 40
     first = {name.rpartition("-s")[0] for name in missing[:32]}
     assert first == {"none", "twice", "measured 16"}
     args.afresh = True
-    assert len(plan(args)[0].missing(keys)) == 136
+    assert len(plan(args)[0].missing(keys)) == 136 + 40
+
+
+def test_later_methods_are_a_family_of_their_own():
+    """One of them does not make the p of the others larger, and is not in their table."""
+    arms = {name: {seed: run_of(start + seed * step, 3, 3) for seed in range(3)}
+            for name, start, step in ((PLAIN, 0.5, 0.01), ("equal_gradient", 0.4, 0.03),
+                                      ("inverse_logprob", 0.3, 0.02), ("rlsd", 0.3, 0.04))}
+    rows = [row for table in (training_table(arms), later_table(arms)) for row in table.rows]
+    assert [row[0] for row in rows] == ["equal_gradient", "inverse_logprob", "rlsd"]
+    alone = {name: gain_over(arms[name], arms[PLAIN]).p for name in arms}
+    assert rows[1][4] == pytest.approx(2 * alone["inverse_logprob"])
+    assert rows[2][4] == pytest.approx(alone["rlsd"])
