@@ -22,9 +22,10 @@ from importlib.util import find_spec
 import torch
 
 from benchmarks import cases
-from benchmarks.cases import DTYPES, Case, in_a_process
+from benchmarks.cases import DTYPES, Case, in_a_process, make_config
 from engine.errors import UserError
 from harness.parser import make_parser, with_defaults
+from harness.laptop import answers_that_fit, bytes_of_token
 from harness.load import pick_device
 from harness.screen import run_as_program, show_status
 
@@ -52,7 +53,12 @@ def parts_of_random_model(case: Case) -> dict[str, Case]:
         answers = rows // case.questions
         parts[f"sample, {rows:,} answers"] = replace(case, what="rollout", answers=answers)
     update = replace(case, what="update")
-    parts["update"] = update
+    parts[f"update, micro-batches of {case.micro_batch}"] = update
+    if case.device.startswith("cuda"):
+        of_token = bytes_of_token(make_config(case), case.dtype, checkpointing=False)
+        most = answers_that_fit(case.device, case.new_tokens * of_token)
+        case = replace(case, micro_batch=max(case.micro_batch, most))
+        parts[f"update, micro-batches of {case.micro_batch}"] = replace(case, what="update")
     parts["update --checkpointing"] = replace(update, checkpointing=True)
     parts["update --offload_optimizer"] = replace(update, offload_optimizer=True)
     parts["step"] = replace(case, what="step")

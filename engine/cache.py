@@ -50,7 +50,11 @@ class Cache:
     each step calls `open_slot`, and `attend` in every layer. Between two calls of `arrange` tensors
     keep their addresses, because a CUDA graph repeats what it recorded at the same addresses."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, longest_prompt: int):
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, longest_prompt: int,
+                 joins_heads: bool = True):
+        # whether attention gets the query heads of a key head as one head with more queries, even
+        # in blocks of one row. A GPU has a kernel that is faster for these
+        self.joins_heads = joins_heads
         self.heads = config.num_attention_heads // config.num_key_value_heads  # for each key head
         self.dtype = dtype
         self.P, self.G, self.slots = longest_prompt, 1, 0
@@ -124,24 +128,31 @@ class Cache:
         new = kv.unflatten(0, (-1, self.G)).transpose(1, 2)  # (blocks, 2 K, G, head_dim)
         self.stored[layer].index_copy_(2, self.columns, new)
         keys, values = self.stored[layer][:, :, :self.end].chunk(2, 1)
+        mask = self.mask[..., :self.end]
+        if self.G == 1 and not self.joins_heads:
+            attended = F.scaled_dot_product_attention(q[:, :, None], keys, values, mask[:, :, :1],
+                                                      enable_gqa=True)
+            return torch.unflatten(attended.squeeze(2), 1, (-1, self.heads))
         q = q.unflatten(1, (-1, self.heads))               # (R, K, heads, head_dim)
         q = q.unflatten(0, (-1, self.G)).transpose(1, 2)   # (blocks, K, G, heads, head_dim)
         queries = q.flatten(2, 3)                          # (blocks, K, G * heads, head_dim)
-        attended = F.scaled_dot_product_attention(queries, keys, values, self.mask[..., :self.end])
+        attended = F.scaled_dot_product_attention(queries, keys, values, mask)
         # the same steps backwards
         attended = torch.unflatten(attended, 2, (self.G, self.heads))
         return attended.transpose(1, 2).flatten(0, 1)
 
 
-def rows_of_block(answers: list[int], P: int, slots: int) -> int:
+def rows_of_block(answers: list[int], P: int, slots: int, least: int = 1) -> int:
     """G for prompts of P tokens, each with its number of answers.
 
     A row reads P / G keys of its prompt and G keys for each slot, so a larger G pays while
-    G^2 slots <= 24 P. At most one row in 17 may be a copy.
+    G^2 slots <= 24 P. At most one row in 17 may be a copy. With fewer than `least` blocks a GPU,
+    which computes them at the same time, would not be busy.
     """
     for G in (4, 2):
         rows = sum(-(-count // G) * G for count in answers)  # with the copies
-        if G * G * slots <= BREAK_EVEN * P and 16 * rows <= 17 * sum(answers):
+        pays = G * G * slots <= BREAK_EVEN * P
+        if pays and 16 * rows <= 17 * sum(answers) and rows // G >= least:
             return G
     return 1
 

@@ -56,15 +56,19 @@ ROWS_IN_CACHE = 4
 
 
 class Pace(NamedTuple):
-    """How often something changes between steps: which rows there are, or how much of the cache
-    they read. On a GPU the step is recorded again after such a change."""
+    """What a kind of device needs to be fast. First, how often something changes between steps:
+    which rows there are, or how much of the cache they read. On a GPU the step is recorded again
+    after such a change."""
     look: int    # steps between two searches for finished rows
     window: int  # tokens by which the part of the cache that steps read is enlarged at a time
     leave: int   # finished rows are dropped once they are 1 / leave of all rows. They are not
     #              dropped at once, because then the whole cache has to be moved
+    slots: int   # tokens of a row that the cache has room for at the beginning
+    blocks: int  # rows share a block of the cache only if there are at least so many blocks
+    joins_heads: bool  # see Cache
 
 
-PACE = {"cpu": Pace(4, 4, 8), "cuda": Pace(16, 128, 4)}
+PACE = {"cpu": Pace(4, 4, 8, FIRST_SLOTS, 1, True), "cuda": Pace(16, 256, 4, 128, 256, False)}
 
 
 class Start(NamedTuple):
@@ -209,9 +213,10 @@ class Decoding:
     and `line` is where the line of the present token begins."""
 
     def __init__(self, model: FusedQwen2, rows: Rows, cache: Cache, uniform: Tensor,
-                 sampling: Sampling):
+                 sampling: Sampling, pace: Pace):
         B, T = uniform.shape
         self.model, self.rows, self.cache, self.sampling = model, rows, cache, sampling
+        self.pace = pace
         self.columns = B + 1
         self.line = torch.zeros(1, dtype=torch.long, device=uniform.device)
         self.uniform = F.pad(uniform.t(), (0, 1)).flatten()  # random numbers in [0, 1), a table
@@ -291,7 +296,7 @@ class Decoding:
         `slots` tokens each, of which `written` are there already."""
         stay = (~self.rows.done).nonzero().squeeze(1)
         _, rows_of_prompt = self.rows.prompt[stay].unique_consecutive(return_counts=True)
-        G = rows_of_block(rows_of_prompt.tolist(), self.cache.P, slots)
+        G = rows_of_block(rows_of_prompt.tolist(), self.cache.P, slots, self.pace.blocks)
         row, is_copy = fill_blocks(rows_of_prompt, G)
         self.rows = Rows(*(values[stay[row]] for values in vars(self.rows).values()))
         self.rows.answer[is_copy] = self.columns - 1
@@ -308,8 +313,7 @@ class Decoding:
 
 def step_until_done(decoding: Decoding, longest: int) -> None:
     """Sample tokens 1 to longest - 1, or stop when every row is done."""
-    cache, device = decoding.cache, decoding.line.device
-    pace = PACE["cuda" if device.type == "cuda" else "cpu"]
+    cache, device, pace = decoding.cache, decoding.line.device, decoding.pace
     if device.type == "cuda":
         from engine.recording import Recording
     recording: Recording | None = None
@@ -412,9 +416,10 @@ def decode(model: FusedQwen2, prompts: list[list[int]], starts: list[Start], lim
     rows = Rows(answer, prompt, seen, limit, token=torch.zeros_like(answer), position=seen - 1,
                 done=torch.zeros_like(answer, dtype=torch.bool))
     prompts = [prompts[prompt] for prompt in needed]
-    cache = Cache(model.config, model.dtype, max(map(len, prompts)))
-    decoding = Decoding(model, rows, cache, uniform, sampling)
-    decoding.arrange(min(longest - 1, FIRST_SLOTS), written=0)
+    pace = PACE["cuda" if device.type == "cuda" else "cpu"]
+    cache = Cache(model.config, model.dtype, max(map(len, prompts)), pace.joins_heads)
+    decoding = Decoding(model, rows, cache, uniform, sampling, pace)
+    decoding.arrange(min(longest - 1, pace.slots), written=0)
     without = torch.tensor([start.without for start in starts] + [-1], device=device)
     decoding.prefill(prompts, without if (without >= 0).any() else None)
     step_until_done(decoding, longest)

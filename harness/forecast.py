@@ -12,6 +12,7 @@ from timeit import repeat
 import torch
 
 from engine import processes
+from harness.laptop import bytes_of_token
 from harness.memory import should_keep_memory
 from harness.settings import Settings
 from qwen2_model import ModelConfig, Qwen2, linear
@@ -48,15 +49,9 @@ def memory_of(s: Settings, model: Qwen2) -> int:
 
 def bytes_of_activations(s: Settings, config: ModelConfig) -> int:
     """Bytes that an update keeps for its backward pass: those of the answers of a micro-batch, if
-    each has its full length. A layer keeps about 8 tensors as wide as the hidden states and 4 as
-    wide as its MLP. Runs of a 0.5B with 768 to 2,048 such tokens took what this function says, to
-    half a gigabyte."""
+    each has its full length."""
     tokens = min(s.micro_batch, s.questions * s.answers) * s.max_new_tokens
-    of_layer = 8 * config.hidden_size + 4 * config.intermediate_size
-    kept = config.num_hidden_layers * of_layer
-    if s.checkpointing:
-        kept = config.num_hidden_layers * config.hidden_size + of_layer
-    return tokens * kept * (2 if s.dtype == "bfloat16" else 4)
+    return tokens * bytes_of_token(config, s.dtype, s.checkpointing)
 
 
 def available_memory() -> float:

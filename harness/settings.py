@@ -262,7 +262,8 @@ class Settings:
         least=1, most=100, requires=SAMPLED, topic=TRAINING)
     micro_batch: int = option(
         8, "how many answers of full length an update computes at a time; a number above that of "
-        "all answers means all of them. This changes memory, speed and rounding, and nothing else",
+        "all answers means all of them. A large model on a GPU has by default as many as take a "
+        "quarter of its memory. This changes memory, speed and rounding, and nothing else",
         least=1, topic=TRAINING, **HOW_IT_IS_MADE)
     max_grad_norm: float = option(
         1.0, "gradients with a larger norm are scaled down to this norm; 0 means never",
@@ -461,8 +462,10 @@ def from_files(given: Json) -> tuple[Json, Json]:
             raise UserError(f"--{name} {chosen[name]} should be a text")
     on_gpu = str(chosen["device"]).startswith("cuda")
     if not recipe and is_large(folder):
-        from harness.laptop import laptop_recipe
+        from harness.laptop import answers_at_once, laptop_recipe
         recipe = laptop_recipe(config | given, chosen["task"] == Settings.task, on_gpu)
+        if on_gpu and "micro_batch" not in recipe | config | given:
+            recipe["micro_batch"] = answers_at_once(folder, chosen | recipe | config | given)
     elif not recipe and on_gpu:
         recipe = {"dtype": "bfloat16"}  # in float32 a GPU is several times slower
     return known_values(path, recipe, chosen), known_values(given.get("config"), config, chosen)

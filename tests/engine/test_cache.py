@@ -43,3 +43,8 @@ def test_blocks_are_filled_up_with_copies_of_the_prompts_first_row(answers, G):
     ([6, 6], 100, 32, 2), ([7, 7], 100, 32, 1), ([31, 31], 100, 32, 4), ([1] * 9, 100, 32, 1)])
 def test_blocks_shrink_while_answers_grow_and_leave(answers, P, slots, G):
     assert rows_of_block(answers, P, slots) == G
+
+
+def test_a_gpu_is_not_left_with_few_blocks():
+    """Blocks of four rows would be four, and those of two eight."""
+    assert [rows_of_block([8, 8], 100, 32, least) for least in (4, 5, 8, 9)] == [4, 2, 2, 1]

@@ -58,9 +58,10 @@ def test_in_the_layout_of_onednn_it_computes_the_same(changes, monkeypatch):
 
 @pytest.mark.parametrize("kept", [torch.float32, pytest.param(torch.bfloat16, marks=(
     pytest.mark.skipif(not has_bfloat16(), reason="needs bfloat16 products of oneDNN")))])
-def test_so_it_does_with_numbers_rounded_to_bfloat16(kept, monkeypatch):
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+def test_so_it_does_with_numbers_rounded_to_bfloat16(kept, kind, monkeypatch):
     monkeypatch.setattr("engine.fused.product_type", lambda dtype, device: kept)
-    model = make_model().compute_in(torch.bfloat16)
+    model = make_model(model_type=kind).compute_in(torch.bfloat16)
     usual = logits_of(model, FusedQwen2(model, longest=5))[1]
     monkeypatch.setattr("engine.fused.PACKED", 8)
     _, packed = logits_of(model, fused := FusedQwen2(model, longest=5))
@@ -86,11 +87,12 @@ def test_in_bfloat16_it_rounds_the_matrices_that_training_rounds(monkeypatch):
             assert not torch.equal(before, after)
 
 
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
 @pytest.mark.parametrize("kept", [torch.bfloat16, torch.float32])
-def test_what_it_keeps_is_in_the_type_of_its_products(monkeypatch, kept):
+def test_what_it_keeps_is_in_the_type_of_its_products(monkeypatch, kept, kind):
     """The trainer keeps matrices in float32 and multiplies in bfloat16; the digits are its."""
     monkeypatch.setattr("engine.fused.product_type", lambda dtype, device: kept)
-    model = make_model().compute_in(torch.bfloat16)
+    model = make_model(model_type=kind).compute_in(torch.bfloat16)
     fused = FusedQwen2(model, longest=5)
     layer = fused.layers[0]
     for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down, fused.output):

@@ -28,7 +28,7 @@ def fed(monkeypatch):
 @pytest.fixture
 def look_at_every_step(monkeypatch):
     """Rows may leave after any step."""
-    monkeypatch.setitem(sampler.PACE, "cpu", Pace(1, 1, 8))
+    monkeypatch.setitem(sampler.PACE, "cpu", Pace(1, 1, 8, 64, 1, True))
 
 
 def assert_close(generation, expected, rows=slice(None)):
@@ -164,13 +164,16 @@ def test_a_share_of_the_prompts_is_answered_as_among_all(small_model, share):
         assert values.count_nonzero() == values[rows].count_nonzero()  # the others stay 0
 
 
-@pytest.mark.parametrize("pace", [(1, 1, 8), (3, 3, 2), (2, 7, 4), (8, 8, 8), (100, 100, 8)])
-def test_steps_of_a_fixed_size_give_the_same_answers(small_model, monkeypatch, pace):
+@pytest.mark.parametrize("pace", [
+    (1, 1, 8, 1, 1), (3, 3, 2, 20, 1), (2, 7, 4, 64, 8), (8, 8, 8, 9, 1), (100, 100, 8, 1, 100)])
+@pytest.mark.parametrize("joins_heads", [True, False])
+def test_steps_of_a_fixed_size_give_the_same_answers(small_model, monkeypatch, pace, joins_heads):
     """As on a GPU: many steps look at the same slots, some of them not written yet, and rows leave
-    only between them. The blocks of the cache are as large as they can be."""
+    only between them. The blocks of the cache are as large as they can be, and in blocks of one row
+    the heads stay apart."""
     request = dict(answers=8, max_new_tokens=[25, 11, 25], seed=3, stop_ids=MANY_STOPS)
     usual = generate(small_model, PROMPTS, **request)
-    monkeypatch.setitem(sampler.PACE, "cpu", Pace(*pace))
+    monkeypatch.setitem(sampler.PACE, "cpu", Pace(*pace, joins_heads))
     monkeypatch.setattr(cache, "BREAK_EVEN", 10 ** 6)
     assert len(set(usual.mask.sum(1).tolist())) > 3
     assert_close(generate(small_model, PROMPTS, **request), usual)

@@ -1,6 +1,7 @@
 """A large model on a CPU: what is told before anything begins, and the settings that a laptop can
 live with."""
 import ctypes
+import json
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from harness.laptop import LAPTOP, LAPTOP_BY_PROMPT
 from harness.run import Run
 from harness.screen import MESSAGE
 from harness.settings import LARGE, Settings, make_settings, read_flags
+from qwen2_model import ModelConfig
 
 SETTINGS = {"model": str(ROOT / "models/tiny"), "threads": 1, "questions": 2, "answers": 4,
             "max_new_tokens": 10, "steps": 30, "eval_every": 15, "eval_tasks": 8}
@@ -203,6 +205,20 @@ def test_on_a_gpu_a_large_model_learns_the_same_and_other_tasks_have_the_usual_s
     for flags in ({"prompt": "full"}, {"task": "examples.largest_last"}):
         chosen = make_settings(model | flags)
         assert (chosen.questions, chosen.dtype) == (Settings.questions, "bfloat16")
+
+
+@pytest.mark.parametrize("gigabytes, flags, answers", [
+    # a token takes 24 * (8 * 896 + 4 * 4864) * 2 = 1,277,952 bytes, and so 512 tokens 0.654 GB
+    (80, {}, 30), (8, {}, 8), (80, {"max_new_tokens": 100}, 156), (80, {"micro_batch": 4}, 4),
+    (80, {"checkpointing": True}, 405), (80, {"prompt": "expression"}, 64)])
+def test_micro_batches_fill_a_quarter_of_a_gpu(large_model, monkeypatch, gigabytes, flags, answers):
+    config = ModelConfig(151936, 896, 4864, 24, 14, 2, 64)
+    (large_model / "config.json").write_text(json.dumps(config.to_json()))
+    gpu = SimpleNamespace(total_memory=gigabytes * 1e9)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    model = {"model": str(large_model), "device": "cuda", "prompt": "full"}
+    assert make_settings(model | flags).micro_batch == answers
 
 
 @pytest.mark.parametrize("is_fast", [True, False])
