@@ -39,14 +39,14 @@ def main(argv: list[str]) -> None:
     if name not in MODULES:
         raise UserError(f"there is no probe or experiment {name}, only {', '.join(MODULES)}")
     module = import_module(MODULES[name])
-    if hasattr(module, "measure"):
+    if hasattr(module, "main"):
+        module.main(flags)
+    elif hasattr(module, "measure"):
         run_probe(name, module.__doc__, module.FLAGS, module.measure, flags)
-    elif hasattr(module, "plan"):
+    else:
         leaderboard = import_module("research.boards.leaderboard")
         leaderboard.run_leaderboard(name, module.__doc__, module.FLAGS, module.plan, module.report,
                                     flags)
-    else:
-        module.main(flags)
 
 
 def overview() -> str:

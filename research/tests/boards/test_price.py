@@ -10,6 +10,7 @@ from analysis.experiment import settings_of
 from engine.choices import MITIGATIONS, NEVER_RESCALED
 from engine.errors import UserError
 from harness.settings import make_settings, read_flags
+from research.__main__ import main as research_main
 from research.boards import price
 from research.boards.price import ARMS, FLAGS, REAL, TINY
 from research.boards.price_exact import Sampler, choices_of, of_policy
@@ -95,6 +96,15 @@ def test_the_runs_of_a_real_model_differ_from_plain_grpo_in_what_their_arm_says(
     for arm, values in settings.items():
         differ = {name for name in plain if values[name] != plain[name]} - {"rescale"}
         assert len(differ) == len(ARMS[arm].flags.split()) / 2, arm
+
+
+def test_the_command_is_the_one_that_knows_the_weightings(monkeypatch):
+    """Without them no finished run of theirs could be read. A leaderboard has no command of its
+    own, which is what else would be started."""
+    typed = []
+    monkeypatch.setattr(price, "main", typed.append)
+    research_main(["price", "--report_only", "yes"])
+    assert typed == [["--report_only", "yes"]]
 
 
 def test_a_device_without_a_real_model_is_refused():
