@@ -19,6 +19,9 @@ runs were made:
                from the leaderboard's curve of twelve seeds. The factor of the batch is multiplied
                by the squared cosine
 
+Four further methods (opo, maxpo, quantile_baseline, oracle) were measured and trained after that
+test, with predictions of their own. They have rows, but are not part of it.
+
 The runs are made seed by seed, so that all arms have the same seeds whenever it is stopped, and the
 published ones are used again. Whether an arm became less sure is told by the entropy of its last
 steps alone.
@@ -30,7 +33,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from analysis.experiment import Experiment, Key
-from analysis.gains import Gain, gain_table, gains
+from analysis.gains import Gain, gain_table, gains, mean_success
 from analysis.runs import Run
 from analysis.statistics import Estimate, mean_over
 from analysis.sureness import last_entropy
@@ -48,17 +51,19 @@ from research.probes.common import Findings, rank_correlation
 from research.probes.law_board import gain_of_batch
 from research.publish.results import RESULTS, read_result, table_rows
 
-SIGNALS = ("signal_later", "signal_later_2")  # these methods before training, as published
-ARMS = (  # each as it is typed for `signal --only`
+SIGNALS = ("signal_later", "signal_later_2", "signal_later_3")  # before training, as published
+TESTED = (  # each as it is typed for `signal --only`
     "gdpo", "maxrl", "negative_only", "optimal_token_baseline", "rlcsd", "rlsd", "sc_grpo",
     "optimal_token_baseline --zero_tail no", "none --loss_norm sequence",
     "dr_grpo --loss_norm constant", "none --loss dpo",
     "causal_ablation --ablation delete", "gae --process_reward 0.2", "by_kind --word_weight 0",
     "none --entropy_bonus 0.1")
+ARMS = (*TESTED, "opo", "maxpo", "quantile_baseline", "oracle")  # the last four came afterwards
 RATE = "2.5e-4"
 COMMON = f"{COMMON_OF_BOARD} --learning_rate {RATE}"
 AT_ONE, PER_COSINE = -0.008, 0.086  # the line: gain = AT_ONE - PER_COSINE (1 - cosine)
 DRAWS = 10_000
+FIRST = 6  # seeds that were reported before the others were made
 FLAGS = {
     "seeds": Flag(len(REPORTED), f"number of seeds, from {REPORTED[0]} on", least=2, most=1000),
     "arms": Flag(",".join(ARMS), "the arms, separated by commas"),
@@ -109,10 +114,12 @@ def report(args: SimpleNamespace, experiment: Experiment, command: str) -> None:
     family = {arm: (arms[arm], arms[PLAIN]) for arm in ARMS if arm in arms}
     found = gains(family)
     before = {arm: row for arm, row in measured_before().items() if arm in found}
+    tested = {arm: row for arm, row in before.items() if arm in TESTED}
     order = sorted(found, key=lambda arm: -found[arm].estimate.value)
     tables = [gain_table("gains", "Mean success in training: the gain of each arm over plain GRPO",
                          {arm: found[arm] for arm in order}),
-              predictions_table(before, found), rules_table(before, found),
+              predictions_table(before, found), rules_table(tested, found),
+              looks_table(tested, family),
               pairs_table(family, "The gain in training of every pair, in points"),
               entropy_table(family)]
     made = by_run_name(arms)
@@ -209,6 +216,30 @@ def rules_table(before: dict[str, dict], found: dict[str, Gain]) -> Table:
                   "between predicted and measured gains, in points"],
                  {"by": "known before training", "rank": f"rank correlation with the gain"
                   f"{WITH_INTERVAL}", "deviation": "mean deviation, points"})
+
+
+def looks_table(before: dict[str, dict],
+                family: Mapping[str, tuple[Mapping[int, Run], Mapping[int, Run]]]) -> Table:
+    """The same test in the seeds that were reported first alone, and in the later ones alone."""
+    first = range(REPORTED[0], REPORTED[0] + FIRST)
+    rows: list[Row] = []
+    for name, is_first in ((f"{first[0]} to {first[-1]}", True), (f"{first[-1] + 1} and on", False)):
+        cosine, gain = [], []
+        for arm, row in before.items():
+            mine, theirs = family[arm]
+            of_look = [mean_success(mine[seed]) - mean_success(theirs[seed])
+                       for seed in mine.keys() & theirs.keys() if (seed in first) == is_first]
+            if of_look:
+                cosine.append(row["cosine"]["value"])
+                gain.append(float(np.mean(of_look)))
+        if len(gain) > 2:
+            known, measured = np.array(cosine), np.array(gain)
+            rows.append([name, len(gain), rank_with_interval(known, measured),
+                         p_of_rank(known, measured)])
+    formats = {"seeds": "", "methods": "d", "rank": "+.2f", "p": "p"}
+    return Table("looks", "The cosine and the gain, in the first seeds and in the later ones",
+                 by_row(formats, rows), "", [],
+                 {"rank": f"rank correlation of cosine and gain{WITH_INTERVAL}"})
 
 
 def rank_with_interval(one: np.ndarray, two: np.ndarray) -> Estimate:

@@ -87,11 +87,12 @@ def decided_table(tokens: TokenTable, partition: str,
          "gradient": f"share of plain GRPO's gradient{WITH_INTERVAL}"})
 
 
-def sums_of_kinds(tokens: TokenTable) -> dict[str, dict[str, list[float]]]:
-    """The sum of each kind's squared credit and of its gradient in each problem."""
+def sums_of(tokens: TokenTable, partition: str) -> dict[str, dict[str, list[float]]]:
+    """The sum of each cell's squared credit and of its gradient in each problem."""
+    names, _ = PARTITIONS[partition]
     sizes = {"decided_by_problem": tokens["squared credit"],
              "gradient_by_problem": np.abs(tokens["advantage"]) * tokens["s"]}
-    return sums_by_problem(tokens, sizes, list(occurring(tokens["kind"], KINDS)))
+    return sums_by_problem(tokens, sizes, list(occurring(tokens[partition], names)))
 
 
 def decided_in_words(rows: list[Row]) -> str:

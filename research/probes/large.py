@@ -34,7 +34,7 @@ from harness.flags import Flag
 from research.probes.common import (CONFIG, MODEL_FLAGS, Findings, Progress, policy_from_flags,
                                     sample_batch)
 from research.probes.credit import true_credit
-from research.probes.decided import (PARTITIONS, MeasuredAnswers, decided_table, sums_of_kinds,
+from research.probes.decided import (PARTITIONS, MeasuredAnswers, decided_table, sums_of,
                                      tokens_of, write_run)
 
 FLAGS = {
@@ -81,7 +81,7 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
              f"{correlation_of_halves(measured):.2f} with those from the other half."]
     return Findings("Which tokens decide the reward of a large model", intro,
                     [decided_table(tokens, partition) for partition in PARTITIONS],
-                    {"right": right, **sums_of_kinds(tokens)})
+                    {"right": right, **sums_of(tokens, "kind")})
 
 
 def kept_problems(policy: Policy, args: SimpleNamespace, right: list[float],

@@ -35,7 +35,7 @@ from harness.record import checkpoint_folders, find_folder, replace_text, run_co
 from harness.settings import Settings, make_settings
 from research.probes.change_batches import ADAMW_STEP, PLAIN_STEP, change_in_a_step, with_groups
 from research.probes.common import Findings, Progress, flags_of_model, run_of
-from research.probes.decided import sums_of_kinds
+from research.probes.decided import sums_of
 from research.probes.listed_tables import MeasuredModel, draw_shares, listed_model_tables
 from research.probes.tree import Listing, list_answers
 
@@ -60,7 +60,7 @@ def measure_model(args: SimpleNamespace, folder: Path) -> Findings:
              f"more was listed. The models are {', '.join(models)}.",
              f"Each model also sampled a batch of {args.answers} answers to each problem. The "
              f"credit of at least {known:.1%} of its tokens is known."]
-    values = {name: sums_of_kinds(one.tokens) for name, one in found.items()}
+    values = {name: sums_of(one.tokens, "kind") for name, one in found.items()}
     return Findings("Exact credit on a real model", intro, tables, {"by_model": values})
 
 

@@ -20,6 +20,7 @@ from functools import partial
 from engine.errors import UserError, read_json
 from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
+from research.boards.later import TESTED
 from research.boards.price import CONTROL as CHOICE_THAT_WORKS
 from research.boards.price import REAL as REAL_CHOICES
 from research.boards.price import TINY as TINY_CHOICES
@@ -408,26 +409,57 @@ def as_a_share(again: list[float], published: list[float]) -> list[float]:
     return cut(again, 0, 1) if 0 <= published[1] and published[2] <= 1 else again
 
 
-def checks_of_kinds(rows: list[dict], values: dict) -> Iterator[Check]:
+def checks_of_parts(rows: list[dict], values: dict, partition: str = "kind") -> Iterator[Check]:
     """The shares of each kind in what is decided, and in the gradient where that is stored."""
     for column in ("decided", "gradient"):
-        by_kind = values.get(f"{column}_by_problem")
-        if by_kind is None:
+        by_part = values.get(f"{column}_by_problem")
+        if by_part is None:
             continue
-        whole = [math.fsum(of_problem) for of_problem in zip(*by_kind.values())]
+        whole = [math.fsum(of_problem) for of_problem in zip(*by_part.values())]
         for row in rows:
             published = ends(row[column])
-            again = share_of_problems(by_kind[row["kind"]], whole)
-            yield Check(f"{row['kind']}, {column}", published, as_a_share(again, published))
+            again = share_of_problems(by_part[row[partition]], whole)
+            yield Check(f"{row[partition]}, {column}", published, as_a_share(again, published))
 
 
 def check_decided(result: Result) -> Iterator[Check]:
-    yield from checks_of_kinds(table(result, "kind"), result["values"])
+    """Kinds, and where they are stored also sections, classes, methods and whole answers."""
+    values = result["values"]
+    yield from checks_of_parts(table(result, "kind"), values)
+    for partition in ("section", "class"):
+        if partition in values:
+            yield from checks_of_parts(table(result, partition), values[partition], partition)
+    if "methods" in values:
+        yield from check_scores(result)
+
+
+def check_scores(result: Result) -> Iterator[Check]:
+    values = result["values"]
+    squared = values["answers"]["squared credit"]
+    for row in table(result, "scores"):
+        if row["index"] is not None:
+            sums = values["methods"][row["arm"]]
+            index = cut(share_of_problems(sums["ranked"], squared), -1, 1)
+            yield Check(f"index of {row['arm']}", ends(row["index"]), index)
+            top = as_a_share(share_of_problems(sums["top tenth"], squared), ends(row["top tenth"]))
+            yield Check(f"top tenth of {row['arm']}", ends(row["top tenth"]), top)
+    explained, added_up = (row["found"] for row in table(result, "answers"))
+    again = jackknife(len(squared), lambda i: explained_by_V(values["answers"], i))
+    yield Check("explained by V", ends(explained), cut(again, 0, 1))
+    yield Check("squared credits over variance", ends(added_up),
+                share_of_problems(squared, values["answers"]["variance"]))
+
+
+def explained_by_V(sums: dict[str, list[float]], left_out: int | None) -> float:
+    """Cov(R, V) / Var(R) over tokens, from sums by problem."""
+    n, R, RR, V, RV = (math.fsum(value for i, value in enumerate(sums[name]) if i != left_out)
+                       for name in ("tokens", "R", "R R", "V", "R V"))
+    return (RV - R * V / n) / (RR - R * R / n)
 
 
 def check_exact_real(result: Result) -> Iterator[Check]:
     for model, values in result["values"]["by_model"].items():
-        yield from checks_of_kinds([row for row in table(result, "kind") if row["model"] == model],
+        yield from checks_of_parts([row for row in table(result, "kind") if row["model"] == model],
                                    values)
 
 
@@ -531,16 +563,25 @@ def check_later(result: Result) -> Iterator[Check]:
              for row in table(result, "gains")}
     tested = [row for row in table(result, "gains") if row["pairs"] > 1]
     yield from gains_and_p({row["arm"]: gains[row["arm"]] for row in tested}, tested, ())
-    before = {row["method"]: row for name in ("signal_later", "signal_later_2")
+    before = {row["method"]: row for name in ("signal_later", "signal_later_2", "signal_later_3")
               for row in table(read_result(RESULTS / f"{name}.json"), "signal")}
     cosine, noise = ({arm: before[arm][f"{column} (95% interval)"]["value"] for arm in gains}
                      for column in ("cosine", "factor"))
-    measured = [mean(of_arm) for of_arm in gains.values()]
-    by_name = {"cosine": list(cosine.values()), "noise as that of a batch": list(noise.values())}
+    arms = [arm for arm in gains if arm in TESTED]
+    measured = [mean(gains[arm]) for arm in arms]
+    by_name = {"cosine": cosine, "noise as that of a batch": noise}
     for row in table(result, "rules"):
         if row["by"] in by_name:
+            known = [by_name[row["by"]][arm] for arm in arms]
             yield Check(f"rank correlation by {row['by']}", [row["rank"]["value"]],
-                        [rank_correlation(by_name[row["by"]], measured)])
+                        [rank_correlation(known, measured)])
+    for row in table(result, "looks"):
+        seeds = range(40, 46) if row["seeds"] == "40 to 45" else {*range(100)} - {*range(40, 46)}
+        of_look = {arm: [runs[f"{arm}-s{seed}"] - runs[f"none-s{seed}"] for seed in seeds
+                         if f"{arm}-s{seed}" in runs] for arm in arms}
+        seen = [arm for arm in arms if of_look[arm]]
+        again = rank_correlation([cosine[arm] for arm in seen], [mean(of_look[arm]) for arm in seen])
+        yield Check(f"rank correlation in seeds {row['seeds']}", [row["rank"]["value"]], [again])
     for row in table(result, "predicted"):
         yield Check(f"predicted for {row['arm']}", [row["direction"], row["gain"]["value"]],
                     [-0.008 - 0.086 * (1 - cosine[row["arm"]]), mean(gains[row["arm"]])])
@@ -685,7 +726,8 @@ CHECKED: dict[str, Callable[[Result], Iterator[Check]]] = {
     "choices": partial(check_choices, TINY_CHOICES),
     "choices_real": partial(check_choices, REAL_CHOICES),
     **dict.fromkeys(("signal_tiny", "signal_tiny_half", "signal_real", "signal_real_brief",
-                     "signal_real_brief_16", "signal_later", "signal_later_2"), check_signal),
+                     "signal_real_brief_16", "signal_later", "signal_later_2", "signal_later_3"),
+                    check_signal),
     "signal_steps": check_signal_steps, "signal_split": check_signal_split,
     **dict.fromkeys(("large", "real_brief", "real_large", "scoreboard_24", "scoreboard_24_1"),
                     check_decided),

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from harness.settings import make_settings, read_flags
-from research.boards.later import (ARMS, PLAIN, by_direction, by_noise, flags_of_arm,
-                                   measured_before, p_of_rank, plan, rank_with_interval,
-                                   report)
+from research.boards.later import (ARMS, PLAIN, TESTED, by_direction, by_noise, flags_of_arm,
+                                   looks_table, measured_before, p_of_rank, plan,
+                                   rank_with_interval, report)
 from research.publish.recompute import check_later
 from research.publish.results import table_rows
 
@@ -70,6 +70,17 @@ def test_a_method_with_one_pair_is_ranked_but_not_tested(tmp_path, monkeypatch, 
     tested = {row["arm"] for row in found["gains"] if row["p"] is not None}
     assert tested == {ARMS[0]}
     assert not [check for check in check_later(result) if not check.agrees]
+
+
+def test_a_look_has_its_own_seeds():
+    """In seed 40 a larger cosine comes with a larger gain, in seed 46 with a smaller one."""
+    before = {arm: {"cosine": {"value": place}} for place, arm in enumerate(TESTED)}
+    plain = {40: run_of(9), 46: run_of(9)}
+    family = {arm: ({40: run_of(10 + place), 46: run_of(40 - place)}, plain)
+              for place, arm in enumerate(TESTED)}
+    first, later = looks_table(before, family).rows
+    assert first[1] == later[1] == len(TESTED)
+    assert first[2].value == pytest.approx(1) and later[2].value == pytest.approx(-1)
 
 
 def run_of(right):

@@ -12,9 +12,10 @@ from engine.choices import ADVANTAGES, MITIGATIONS
 from harness.record import read_columns
 from research.probes import scoreboard
 from research.probes.common import run_probe
-from research.probes.decided import decided_table
+from research.probes.decided import decided_table, sums_of
 from research.probes.methods import make_methods
-from research.probes.scoreboard import scores_table
+from research.probes.scoreboard import answers_table, scores_table, sums_of_methods
+from research.publish.recompute import check_decided
 
 
 def by_hand(copies=1):
@@ -43,10 +44,39 @@ def test_shares_of_what_is_decided_and_of_the_gradient():
 def test_the_index_of_a_method():
     """Weights 1 2 3 and 1 2: of 0.29 there are 0.16 at the bottom, 0.04 and 0.09 at the top. A
     method that is constant in an answer has none."""
-    table = scores_table(by_hand(), {"rising": np.array([1.0, 2, 3, 1, 2]), "flat": np.ones(5)})
-    (_, rising), flat = table.rows
+    tokens = by_hand()
+    table = scores_table(tokens, {"rising": tokens.rank_in_answer(np.array([1.0, 2, 3, 1, 2])),
+                                  "flat": np.zeros(5)})
+    (_, rising, top), flat = table.rows
     assert rising.value == pytest.approx((-0.16 + 0.04 + 0.09) / 0.29)
-    assert rising.low < rising.value < rising.high and flat == ("flat", None)
+    assert rising.low < rising.value < rising.high and flat == ("flat", None, None)
+    assert top.value == pytest.approx((0.04 + 0.09) / 0.29)  # the last token of each answer
+
+
+def test_what_a_critic_could_explain_and_the_sum_of_squared_credits():
+    """Three problems of four tokens, half of them with R = 1. V is 0.75 or 0.25, so it explains
+    half. Squared credits are three quarters of the variance."""
+    sums = {"tokens": [4] * 3, "R": [2] * 3, "R R": [2] * 3, "V": [2] * 3, "R V": [1.5] * 3,
+            "squared credit": [0.75] * 3, "variance": [1.0] * 3}
+    (_, explained), (_, added_up) = answers_table(sums).rows
+    assert explained.value == pytest.approx(0.5) and added_up.value == pytest.approx(0.75)
+
+
+def test_the_tables_follow_from_the_sums_that_are_kept():
+    """Computed by the second implementation, from the sums over problems alone."""
+    tokens = by_hand(copies=8)
+    tokens = tokens.having({"kind": tokens["class"], "section": tokens["class"]})
+    ranks = {"rising": tokens.rank_in_answer(np.array([1.0, 2, 3, 1, 2] * 8))}
+    sums = {"tokens": [2, 3], "R": [1, 2], "R R": [1, 2], "V": [1, 2], "R V": [0.5, 1.4],
+            "squared credit": [0.2, 0.09], "variance": [0.3, 0.1]}
+    sums = {name: of_two * 8 for name, of_two in sums.items()}
+    tables = [decided_table(tokens, partition) for partition in ("kind", "section", "class")]
+    tables += [scores_table(tokens, ranks), answers_table(sums)]
+    values = {**sums_of(tokens, "kind"), "section": sums_of(tokens, "section"),
+              "class": sums_of(tokens, "class"), "methods": sums_of_methods(tokens, ranks)}
+    checks = list(check_decided({"tables": [table.to_json() for table in tables],
+                                 "values": {**values, "answers": sums}}))
+    assert len(checks) == 3 * 2 * 2 + 2 + 2 and all(check.agrees for check in checks)
 
 
 @pytest.fixture(scope="module")
