@@ -222,8 +222,9 @@ def looks_table(before: dict[str, dict],
                 family: Mapping[str, tuple[Mapping[int, Run], Mapping[int, Run]]]) -> Table:
     """The same test in the seeds that were reported first alone, and in the later ones alone."""
     first = range(REPORTED[0], REPORTED[0] + FIRST)
+    looks = {f"{first[0]} to {first[-1]}": True, f"{first[-1] + 1} and on": False}
     rows: list[Row] = []
-    for name, is_first in ((f"{first[0]} to {first[-1]}", True), (f"{first[-1] + 1} and on", False)):
+    for name, is_first in looks.items():
         cosine, gain = [], []
         for arm, row in before.items():
             mine, theirs = family[arm]

@@ -580,7 +580,8 @@ def check_later(result: Result) -> Iterator[Check]:
         of_look = {arm: [runs[f"{arm}-s{seed}"] - runs[f"none-s{seed}"] for seed in seeds
                          if f"{arm}-s{seed}" in runs] for arm in arms}
         seen = [arm for arm in arms if of_look[arm]]
-        again = rank_correlation([cosine[arm] for arm in seen], [mean(of_look[arm]) for arm in seen])
+        again = rank_correlation([cosine[arm] for arm in seen],
+                                 [mean(of_look[arm]) for arm in seen])
         yield Check(f"rank correlation in seeds {row['seeds']}", [row["rank"]["value"]], [again])
     for row in table(result, "predicted"):
         yield Check(f"predicted for {row['arm']}", [row["direction"], row["gain"]["value"]],
@@ -736,7 +737,8 @@ CHECKED: dict[str, Callable[[Result], Iterator[Check]]] = {
     **dict.fromkeys(("dial_methods", "dial_clipped"), check_one_rate),
     **dict.fromkeys(("notes_1", "notes_2", "notes_3"), check_notes),
     **dict.fromkeys(("inverse", "short_steps"), check_evaluations),
-    "exact_policies": check_exact_policies, "change_parts": check_change_parts,
+    **dict.fromkeys(("exact_policies", "exact_half", "exact_late"), check_exact_policies),
+    "change_parts": check_change_parts,
     **dict.fromkeys(("law", "law_test"), check_law), "law_board": check_law_board,
     "later": check_later, "law_rules": check_law_rules("law", "dial"),
     "law_test_rules": check_law_rules("law_test", "dial_test")}
