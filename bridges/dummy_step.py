@@ -19,7 +19,7 @@ from engine.errors import UserError
 from tools.helpers.formula_advantages import EPSILONS, Advantage, hypotheses
 from tools.helpers.formula_batches import END, PAD, Case
 from tools.helpers.formula_counts import counts
-from tools.helpers.formula_fit import divided
+from tools.helpers.formula_policy import divided
 from tools.helpers.formula_terms import Counted, fit_counted, table_of
 
 TEMPERATURES = (1.0, .9, .8, .7, .6, .5, 1.2, 1.5)

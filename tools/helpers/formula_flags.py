@@ -15,7 +15,7 @@ from engine.choices import ADVANTAGES
 from grpo import divergence, length_scaling, policy_loss
 from tools.helpers.formula_batches import Case, make_case, noise_like
 from tools.helpers.formula_decode import Examined
-from tools.helpers.formula_fit import Formula
+from tools.helpers.formula_measured import Formula
 from tools.helpers.formula_ratio import Side
 from tools.helpers.formula_ratio_words import name_of
 from tools.helpers.formula_shapes import FLAT

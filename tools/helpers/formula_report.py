@@ -7,7 +7,7 @@ from typing import Any
 from engine.errors import UserError
 from tools.helpers.formula_advantages import ORDERS
 from tools.helpers.formula_batches import END, PAD
-from tools.helpers.formula_fit import Formula
+from tools.helpers.formula_measured import Formula
 from tools.helpers.formula_ratio_words import name_of
 from tools.helpers.formula_shapes import FLAT
 from tools.helpers.formula_terms import KINDS, Counted, Term
