@@ -46,7 +46,7 @@ from research.probes.common import (MODEL_FLAGS, Findings, Progress, policy_from
                                     sample_batch)
 from research.earlier.phase1_tables import (GRADIENT, LOSS_TERMS, PHASE_1, PHASE_2, RANDOM_TEXT,
                                             UNTRAINED, UNTRAINED_RANDOM, draw_positions,
-                                            flaws_table, phases_table)
+                                            flaws_table, kept_answers, phases_table)
 
 FLAGS = {
     **MODEL_FLAGS,
@@ -92,7 +92,8 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
              "Phase 1 is the size of each token's gradient at its embedding, and phase 2 is A log "
              "p. The other columns are controls, explained by python -m research phase1 --help."]
     return Findings("Phase 1: a gradient that never saw a reward", intro,
-                    [phases_table(found), flaws_table(found, with_shuffled_rewards)])
+                    [phases_table(found), flaws_table(found, with_shuffled_rewards)],
+                    {"answers": kept_answers(found)})
 
 
 def phase_one(policy: Policy, rollouts: Rollouts) -> TokenTable:

@@ -167,6 +167,21 @@ def flaws_table(found: TokensByName, with_shuffled_rewards: TokenTable) -> Table
                  ["A size is that of phase 1. The kinds of token are: " + ", ".join(KINDS)])
 
 
+def kept_answers(found: TokensByName) -> list[dict]:
+    """What the numbers of phase 1 are made of, for each answer: the size of each token, the number
+    with a sign, the size of GRPO's gradient, the code of the class, and whether it is a word."""
+    tokens = found[PHASE_1].having({
+        "gradient": found[GRADIENT]["size"],
+        "word": (found[PHASE_1]["kind"] == WORD).astype(int)})
+    kept = []
+    for answer in np.unique(tokens["answer"]):
+        own = tokens.where(tokens["answer"] == answer)
+        columns = {name: " ".join(f"{number:.7g}" for number in own[name])
+                   for name in ("size", "signed", "gradient", "class", "word")}
+        kept.append({"answer": int(answer), "problem": int(own["problem"][0]), **columns})
+    return kept
+
+
 def pearson(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.corrcoef(one, other)[0, 1])
 

@@ -149,6 +149,9 @@ def ranks(values: Numbers) -> list[float]:
             + (sum(other == value for other in values) - 1) / 2 for value in values]
 
 
+def correlation(one: Numbers, two: Numbers) -> float:
+    return covariance(one, two) / math.sqrt(variance(one) * variance(two))
+
+
 def rank_correlation(one: Numbers, two: Numbers) -> float:
-    x, y = ranks(one), ranks(two)
-    return covariance(x, y) / math.sqrt(variance(x) * variance(y))
+    return correlation(ranks(one), ranks(two))

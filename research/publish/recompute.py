@@ -14,7 +14,7 @@ What has no raw numbers is listed at the end.
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from engine.errors import UserError, read_json
@@ -25,32 +25,15 @@ from research.boards.price import CONTROL as CHOICE_THAT_WORKS
 from research.boards.price import REAL as REAL_CHOICES
 from research.boards.price import TINY as TINY_CHOICES
 from research.boards.price import Form as FormOfChoices
+from research.publish.checks import Check, Result, ends, table
 from research.publish.plain_statistics import (Numbers, covariance, cut, fieller, holm, interval,
                                                jackknife, mean, median_interval, rank_correlation,
                                                t_interval, t_test, two_way, variance)
 from research.publish.results import RESULTS, read_result
 
 FLAGS = {"all": Flag(False, "print every interval, and not only those that differ")}
-CLOSE = 2e-6          # the project reads Student's t off a table of 100,000 steps
 OF_DRAWS = 0.12       # a bootstrap's interval may differ by this share of its width
 DRAWS = 4000
-Result = dict
-
-
-@dataclass
-class Check:
-    """A published number or interval, and what was computed again."""
-    what: str
-    published: list[float]
-    again: list[float]
-    tolerance: float = CLOSE
-
-    @property
-    def agrees(self) -> bool:
-        if len(self.published) != len(self.again):
-            return False
-        return all(abs(one - two) <= self.tolerance * max(1.0, abs(one))
-                   for one, two in zip(self.published, self.again))
 
 
 def main(argv: list[str]) -> None:
@@ -79,14 +62,6 @@ def in_short(values: Numbers) -> str:
 
 
 # leaderboards
-
-def table(result: Result, name: str) -> list[dict]:
-    return next(one["rows"] for one in result["tables"] if one["name"] == name)
-
-
-def ends(cell: dict) -> list[float]:
-    return [cell["value"], cell["low"], cell["high"]]
-
 
 def success(run: list) -> float:
     """Of a run in short: answers to a step, seconds, right answers of each step."""
