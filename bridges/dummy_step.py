@@ -30,7 +30,6 @@ TEMPLATES = {  # what a trainer may put around a prompt
     "an end token before it": "<|im_end|>{}"}
 ROUNDING = 1e-3  # of the change: float32 leaves less over than this
 SHOWN = 1e-5     # a smaller epsilon does not show in one step
-ANSWER = frozenset(("first", "middle", "end", "cut", "unfinished"))
 
 
 @dataclass(frozen=True)
@@ -234,7 +233,7 @@ def explained(case: Case, pushes: Tensor, grouping: str, usual_alone: bool) -> F
     anything."""
     known = torch.isfinite(pushes)
     fits = []
-    advantages, ways = usual_advantages(grouping), counts(ANSWER)
+    advantages, ways = usual_advantages(grouping), counts(lambda case: case.mask)
     if usual_alone:
         ways = [count for count in ways if count.code in ("flat", "token", "answer", "group")]
     else:

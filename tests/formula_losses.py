@@ -101,6 +101,19 @@ def whitened_over_tokens(batch):
     return (a / (variance + 1e-8).sqrt())[:, None]
 
 
+def std_of_the_first_group(batch):
+    return mean(batch) / (batch.reward[batch.group == batch.group[0]].std() + 1e-4)
+
+
+def z_of_the_others(batch):
+    a = torch.zeros_like(batch.reward)
+    for row, own in enumerate(batch.group):
+        others = (batch.group == own) & (torch.arange(len(a)) != row)
+        r = batch.reward[others]
+        a[row] = (batch.reward[row] - r.mean()) / (r.std() + 1e-4)
+    return a[:, None]
+
+
 def longer_than_four_is_worse(batch):
     reward = batch.reward - .2 * (batch.mask.sum(1) - 4).clamp(min=0)
     return z(1, 1e-4)(type(batch)(**{**vars(batch), "reward": reward}))
@@ -167,6 +180,14 @@ def gpg(x, mask, batch):
 
 def gpg_of_rewarded(x, mask, batch):
     return token(x, mask, batch) / (batch.reward != 0).double().mean().clamp(min=1e-6)
+
+
+def right_answers(x, mask, batch):
+    return (x * mask).sum() / (batch.reward > .5).sum().clamp(min=1)
+
+
+def tokens_of_good_answers(x, mask, batch):
+    return (x * mask).sum() / (mask * (mean(batch) > 0)).sum()
 
 
 def no_ratio(log_prob, batch, a):
@@ -294,6 +315,11 @@ def k3(log_prob, batch):
     return d.exp() - d - 1
 
 
+def k3_clamped(log_prob, batch):
+    d = (batch.reference_log_prob - log_prob).clamp(-15, 15)
+    return (d.exp() - d - 1).clamp(max=10)
+
+
 def k3_exchanged(log_prob, batch):
     d = log_prob - batch.reference_log_prob
     return d.exp() - d - 1
@@ -353,6 +379,16 @@ def size_in_the_code(logits, batch):
     r = batch.reward.view(-1, GROUP_SIZE)
     a = ((r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True) + 1e-4)).view(-1, 1)
     return -token(log_probs(logits, batch) * a, batch.mask, batch)
+
+
+def highest_entropy(logits, batch):
+    h = entropy_of(logits).detach()
+    kept = batch.mask * (h >= torch.quantile(h[batch.mask > 0], .8))
+    return -(log_probs(logits, batch) * mean(batch) * kept).sum() / batch.mask.sum()
+
+
+def but_the_first_two(batch):
+    return batch.mask * (batch.mask.cumsum(1) > 2)
 
 
 def last_token_only(logits, batch):
@@ -565,6 +601,23 @@ LOSSES = {
     "gpg of rewarded": (make(mean, gpg_of_rewarded),
                         {"mean", "token over rewarded share", "understood"}),
     "hundred times": (make(factor=100.0), PLAIN | {"times 100"}),
+    "std of the first group": (make(std_of_the_first_group),
+                               {"minus mean over first group n-1 0.0001", "understood"}),
+    "z of the others": (make(z_of_the_others), {"minus others over others n-1 0.0001",
+                                                "understood"}),
+    "over right answers": (make(mean, right_answers), {
+        "mean", "over number of answers whose reward is above 0.5", "understood"}),
+    "over the tokens of good answers": (make(mean, tokens_of_good_answers),
+                                        {"mean", "token over good", "understood"}),
+    "highest entropy": (highest_entropy, {"highest entropy 0.2 of batch", "mean", "token",
+                                          "understood"}),
+    "first two untrained": (make(mean, answer, mask=but_the_first_two),
+                            {"no first 2", "mean", "answer (trained)", "understood"}),
+    "clamped at 5": (make(lambda batch: z(1, 1e-4)(batch).clamp(-5, 5)),
+                     {"z n-1 0.0001 limit 5", "understood"}),
+    "clamped at 10 above": (make(lambda batch: z(0, 1e-4)(batch).clamp(max=10)),
+                            {"z n 0.0001 between -inf and 10", "understood"}),
+    "clamped kl": (make(kl=k3_clamped), PLAIN | {"kl k3 0.04 between -11 and 2.61"}),
     "clamped advantage": (make(lambda batch: z(0, 1e-4)(batch).clamp(-1, 1)),
                           {"z n 0.0001 limit 1", "understood"}),
     "constant baseline": (make(lambda batch: batch.reward[:, None] - .5, objective=clip(.2, .2)),

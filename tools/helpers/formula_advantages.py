@@ -4,6 +4,7 @@ An `Advantage` is one hypothesis: a baseline that is subtracted, a scale that di
 epsilon. Epsilon is not guessed but computed, from groups whose rewards are nearly equal.
 """
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -27,6 +28,10 @@ SCALES = {
     "centred n-1": "the std over n - 1 of what all answers have then",
     "variance n": "the variance of its group over n",
     "variance n-1": "the variance of its group over n - 1",
+    "others n": "the std over n of the other answers of its group",
+    "others n-1": "the std over n - 1 of the other answers of its group",
+    "first group n": "the std over n of the first group, whichever is its own",
+    "first group n-1": "the std over n - 1 of the first group, whichever is its own",
     "mean": "the mean of its group", "range": "the range of its group",
     "mad": "the mean absolute deviation of its group",
     "tokens n": "the std over n, after their mean is taken off, where an answer counts once for "
@@ -51,7 +56,8 @@ class Advantage:
     whitened: str = ""          # "n" or "n-1": standardised over the batch afterwards
     positive: float = 1.0       # positive advantages are multiplied by it
     negative: float = 1.0       # negative advantages are multiplied by it
-    limit: float = 0.0          # advantages are clamped to -limit and limit, if it is not 0
+    least: float = -math.inf    # advantages are clamped to least and most
+    most: float = math.inf
     constant: float = 0.0       # a number that is taken off each reward before
     grouping: str = "group"     # which rows are a group
     order: str = ""             # answers get the advantages of other rows, by the names of ORDERS
@@ -65,13 +71,16 @@ class Advantage:
             correction = 1 if self.whitened == "n-1" else 0
             value = (value - value.mean()) / (value.std(correction=correction) + 1e-8)
         value = value * torch.where(value < 0, self.negative, self.positive)
-        value = value.clamp(-self.limit, self.limit) if self.limit else value
-        return value[rows_in_order(len(value), self.order)]
+        return value.clamp(self.least, self.most)[rows_in_order(len(value), self.order)]
+
+    @property
+    def is_clamped(self) -> bool:
+        return min(-self.least, self.most) < math.inf
 
     @property
     def cost(self) -> int:
         own = list(BASELINES).index(self.baseline) + list(SCALES).index(self.scale)
-        extras = [self.whitened, self.negative != self.positive, self.limit]
+        extras = [self.whitened, self.negative != self.positive, self.is_clamped]
         return own + 5 * sum(map(bool, extras)) + (self.form != "plus")
 
     @property
@@ -90,7 +99,9 @@ class Advantage:
         code += f" positive {self.positive:g}" if self.positive != 1 else ""
         code += f" negative {self.negative:g}" if self.negative != 1 else ""
         code += f" minus {self.constant:g}" if self.constant else ""
-        code += f" limit {self.limit:g}" if self.limit else ""
+        if self.is_clamped:
+            code += (f" limit {self.most:g}" if self.most == -self.least else
+                     f" between {self.least:g} and {self.most:g}")
         code += f" of {self.order}" if self.order else ""
         return code + (f" by {self.grouping}" if self.grouping != "group" else "")
 
@@ -112,8 +123,8 @@ class Advantage:
             said += f"; positive ones are multiplied by {self.positive:g}"
         if self.negative != 1:
             said += f"; negative ones are multiplied by {self.negative:g}"
-        if self.limit:
-            said += f"; then clamped to -{self.limit:g} and {self.limit:g}"
+        if self.is_clamped:
+            said += f"; then clamped to [{self.least:g}, {self.most:g}]"
         return said
 
 
@@ -187,13 +198,25 @@ def scale_of(reward: Tensor, label: Tensor, name: str, above: Tensor) -> Tensor:
     mean = group_mean(reward, label)
     variance = group_mean((reward - mean).square(), label)
     sample = variance * size / (size - 1).clamp(min=1)
-    if name.startswith(("batch", "centred")):
-        of = reward if name.startswith("batch") else above
-        return of.std(correction=1 if name.endswith("n-1") else 0).expand(len(reward))
+    correction = 1 if name.endswith("n-1") else 0
+    if name.startswith("others"):
+        return std_of_others(reward, label, correction)
+    if name.startswith(("batch", "centred", "first group")):
+        of = {"batch": reward, "centred": above, "first group": reward[label == label[0]]}
+        return of[name.rsplit(" ", 1)[0]].std(correction=correction).expand(len(reward))
     return {"none": torch.ones_like(reward), "std n": variance.sqrt(), "std n-1": sample.sqrt(),
             "variance n": variance, "variance n-1": sample, "mean": mean,
             "range": per_group(reward, label, "amax") - per_group(reward, label, "amin"),
             "mad": group_mean((reward - mean).abs(), label)}[name]
+
+
+def std_of_others(reward: Tensor, label: Tensor, correction: int) -> Tensor:
+    """(B,) the std of the rewards of a group but that of the answer itself."""
+    others = (label[:, None] == label) & ~torch.eye(len(label), dtype=torch.bool)
+    number = others.sum(1)
+    mean = (others * reward).sum(1) / number.clamp(min=1)
+    squares = (others * (reward - mean[:, None]).square()).sum(1)
+    return (squares / (number - correction).clamp(min=1)).sqrt()
 
 
 def divisor(scale: Tensor, form: str, epsilon: float) -> Tensor:
@@ -216,7 +239,7 @@ def hypotheses(cases: list[Case], found: list[Tensor], grouping: str) -> Iterato
         columns = [parts(case, labels(case, grouping), baseline, scale) for case in cases]
         above = torch.cat([column[0] for column in columns])
         size = torch.cat([column[1] for column in columns])
-        seen = torch.cat(found) != 0
+        seen = torch.cat(found).nan_to_num() != 0  # NaN: an answer without a trained token
         good = seen & (above > 0)  # negative ones may have another weight
         good = good if good.any() else seen & (above < 0)
         for form in FORMS:

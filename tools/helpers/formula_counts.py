@@ -5,7 +5,7 @@ one token of each answer. They are compared with what was read off the gradient,
 that has to be the same in batches of other sizes.
 """
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -62,11 +62,14 @@ class Count:
     cost: int = 0  # among counts that fit, the one with the lowest cost is named
 
 
-def length_named(case: Case, name: str, kinds: frozenset[str]) -> Tensor:
+Trained = Callable[[Case], Tensor]  # (B, L) bool: the tokens that have a gradient
+
+
+def length_named(case: Case, name: str, trained: Trained) -> Tensor:
     """What a code may take for the length of an answer (B,), by the names of LENGTHS."""
     answer, prompt = case.length, case.prompt_length
     if name == "trained":
-        answer = tokens_of(case, kinds).sum(1)
+        answer = trained(case).sum(1)
     if name == "without end":
         answer = answer - case.ended.long()
     if name == "finished":
@@ -78,61 +81,97 @@ def length_named(case: Case, name: str, kinds: frozenset[str]) -> Tensor:
     return answer.double()
 
 
-def counts(kinds: frozenset[str]) -> list[Count]:
-    """All hypotheses, the simple ones first."""
-    found = [Count("flat", "every token counts the same", lambda case: torch.ones(len(case.ids)))]
-    for name, width in WIDTHS.items():
-        found.append(Count(f"over {name}", f"every token counts 1 / ({name})",
-                           divided_by_width(width), 1))
-    for name, whose, kept in (("live", "of groups with unequal rewards (GPG)", is_live),
-                              ("rewarded", "whose reward is not 0", is_rewarded)):
-        found.append(Count(f"token over {name} share", "every token of the batch counts the same, "
-                           f"times the answers / the answers {whose}", by_token_over(kept), 4))
-    for index, name in enumerate(LENGTHS):
-        suffix = f" ({name})" if name else ""
-        said = f", {LENGTHS[name]}" if name else ""
-        cost = 2 * index
-        found += [
-            Count("token" + suffix, "every token of the batch counts the same" + said,
-                  by_token(name, kinds), cost),
-            Count("answer" + suffix, "every answer counts the same" + said,
-                  by_answer(name, kinds), cost),
-            Count("group" + suffix, "every group counts the same" + said,
-                  by_group(name, kinds), cost + 1),
-            Count("live token" + suffix, "every token of the groups with unequal rewards counts "
-                  "the same" + said, by_token(name, kinds, True), cost + 3),
-            Count("live answer" + suffix, "every answer of the groups with unequal rewards counts "
-                  "the same" + said, by_answer(name, kinds, True), cost + 3),
-            Count("finished answer" + suffix, "every answer that ended counts the same" + said,
-                  by_finished(name, kinds), cost + 3),
-            Count("root length" + suffix, "a token counts 1 / sqrt(length of its answer)" + said,
-                  by_root(name, kinds), cost + 5)]
-        for rows in MICRO_BATCHES:
-            words = (f"every micro-batch of {rows} answers counts the same, and so does every "
-                     "token in it")
-            found.append(Count(f"micro-batch {rows}{suffix}", words + said,
-                               by_rows(rows, name, kinds), cost + 4))
-    return sorted(found, key=lambda count: count.cost)
+def is_live(case: Case) -> Tensor:
+    """(B,) bool: the answers of groups with unequal rewards."""
+    groups = int(case.group.max()) + 1
+    most = torch.full((groups,), -torch.inf, dtype=torch.float64)
+    most = most.scatter_reduce(0, case.group, case.reward, "amax")
+    least = -torch.full((groups,), -torch.inf, dtype=torch.float64)
+    least = least.scatter_reduce(0, case.group, case.reward, "amin")
+    return (most - least > 1e-12)[case.group]
 
 
+def is_good(case: Case) -> Tensor:
+    groups = int(case.group.max()) + 1
+    total = torch.zeros(groups, dtype=torch.float64).index_add(0, case.group, case.reward)
+    return case.reward > total[case.group] / case.group.bincount()[case.group]
+
+
+def is_right(case: Case) -> Tensor:
+    return case.reward > .5
+
+
+OTHERS = {"right": ("whose reward is above 0.5", is_right),
+          "good": ("whose reward is above the mean of its group", is_good)}
+SHARES = {"live": ("of groups with unequal rewards (GPG)", is_live),
+          "rewarded": ("whose reward is not 0", lambda case: case.reward != 0)}
 WIDTHS = {
     "longest answer": lambda case: case.length.max(),
     "width of a row": lambda case: torch.tensor(case.ids.shape[1]),
     "width of a row less one": lambda case: torch.tensor(case.ids.shape[1] - 1),
     "width less the shortest prompt": lambda case: case.ids.shape[1] - case.prompt_length.min(),
-    "width less the longest prompt": lambda case: case.ids.shape[1] - case.prompt_length.max()}
+    "width less the longest prompt": lambda case: case.ids.shape[1] - case.prompt_length.max(),
+    "number of answers whose reward is above 0.5": lambda case: is_right(case).sum().clamp(1)}
+
+
+def counts(trained: Trained) -> list[Count]:
+    """All hypotheses, the simple ones first."""
+    found = [Count("flat", "every token counts the same", lambda case: torch.ones(len(case.ids)))]
+    for name, width in WIDTHS.items():
+        found.append(Count(f"over {name}", f"every token counts 1 / ({name})",
+                           divided_by_width(width), 1))
+    for name, (whose, kept) in SHARES.items():
+        found.append(Count(f"token over {name} share", "every token of the batch counts the same, "
+                           f"times the answers / the answers {whose}", by_token_over(kept), 4))
+    for index, name in enumerate(LENGTHS):
+        def length(case: Case, name: str = name) -> Tensor:
+            return length_named(case, name, trained)
+
+        suffix = f" ({name})" if name else ""
+        said = f", {LENGTHS[name]}" if name else ""
+        for count in counts_by_length(length):
+            found.append(Count(count.code + suffix, count.words + said, count.weights,
+                               count.cost + 2 * index))
+    return sorted(found, key=lambda count: count.cost)
+
+
+def counts_by_length(length: Callable[[Case], Tensor]) -> Iterator[Count]:
+    yield Count("token", "every token of the batch counts the same", by_token(length))
+    yield Count("answer", "every answer counts the same", by_answer(length))
+    yield Count("group", "every group counts the same", by_part(length, lambda case: case.group), 1)
+    yield Count("root length", "a token counts 1 / sqrt(length of its answer)",
+                lambda case: length(case).clamp(min=1) ** -.5, 5)
+    yield Count("live token", "every token of the groups with unequal rewards counts the same",
+                by_token(length, is_live), 3)
+    yield Count("live answer", "every answer of the groups with unequal rewards counts the same",
+                by_answer(length, is_live), 3)
+    yield Count("finished answer", "every answer that ended counts the same",
+                by_answer(length, lambda case: case.ended), 3)
+    for name, (words, kept) in OTHERS.items():
+        yield Count(f"token over {name}", "every token counts the same, 1 / (the tokens of the "
+                    f"answers {words})", by_token(length, kept), 4)
+        yield Count(f"answer over {name}", f"every answer counts the same, 1 / (the answers "
+                    f"{words})", by_answer(length, kept), 4)
+    for rows in MICRO_BATCHES:
+        yield Count(f"micro-batch {rows}", f"every micro-batch of {rows} answers counts the same, "
+                    "and so does every token in it", by_part(length, rows_by(rows)), 4)
+
+
+def rows_by(size: int) -> Callable[[Case], Tensor]:
+    return lambda case: torch.arange(len(case.ids)) // size
 
 
 def divided_by_width(width):
     return lambda case: torch.ones(len(case.ids), dtype=torch.float64) / width(case)
 
 
-def by_token(name, kinds, live=False):
-    def weights(case: Case) -> Tensor:
-        length = length_named(case, name, kinds)
-        kept = is_live(case) if live else torch.ones(len(length), dtype=torch.bool)
-        return kept.double() / (length * kept).sum().clamp(min=1)
-    return weights
+def every_answer(case: Case) -> Tensor:
+    return torch.ones(len(case.ids), dtype=torch.bool)
+
+
+def by_token(length, kept=every_answer):
+    return lambda case: (torch.ones(len(case.ids), dtype=torch.float64)
+                         / (length(case) * kept(case)).sum().clamp(min=1))
 
 
 def by_token_over(kept):
@@ -142,53 +181,18 @@ def by_token_over(kept):
     return weights
 
 
-def by_answer(name, kinds, live=False):
+def by_answer(length, kept=every_answer):
+    return lambda case: 1 / (kept(case).sum().clamp(min=1) * length(case).clamp(min=1))
+
+
+def by_part(length, part_of):
+    """Every part of the batch counts the same, and every token of a part."""
     def weights(case: Case) -> Tensor:
-        length = length_named(case, name, kinds)
-        kept = is_live(case) if live else torch.ones(len(length), dtype=torch.bool)
-        return kept / (kept.sum().clamp(min=1) * length.clamp(min=1))
-    return weights
-
-
-def by_finished(name, kinds):
-    return lambda case: case.ended / (case.ended.sum() * length_named(case, name, kinds).clamp(1))
-
-
-def by_root(name, kinds):
-    return lambda case: length_named(case, name, kinds).clamp(min=1) ** -.5
-
-
-def by_group(name, kinds):
-    def weights(case: Case) -> Tensor:
-        length = length_named(case, name, kinds)
-        groups = int(case.group.max()) + 1
-        total = torch.zeros(groups, dtype=torch.float64).index_add(0, case.group, length)
-        return 1 / (groups * total[case.group])
-    return weights
-
-
-def by_rows(rows, name, kinds):
-    def weights(case: Case) -> Tensor:
-        length = length_named(case, name, kinds)
-        part = torch.arange(len(length)) // rows
+        part = part_of(case)
         parts = int(part.max()) + 1
-        total = torch.zeros(parts, dtype=torch.float64).index_add(0, part, length)
+        total = torch.zeros(parts, dtype=torch.float64).index_add(0, part, length(case))
         return 1 / (parts * total[part])
     return weights
-
-
-def is_rewarded(case: Case) -> Tensor:
-    return case.reward != 0
-
-
-def is_live(case: Case) -> Tensor:
-    """(B,) bool: the answers of groups with unequal rewards."""
-    groups = int(case.group.max()) + 1
-    most = torch.full((groups,), -torch.inf, dtype=torch.float64)
-    most = most.scatter_reduce(0, case.group, case.reward, "amax")
-    least = -torch.full((groups,), -torch.inf, dtype=torch.float64)
-    least = least.scatter_reduce(0, case.group, case.reward, "amin")
-    return (most - least > 1e-12)[case.group]
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from tools.helpers.formula_batches import END, Case, make_case
-from tools.helpers.formula_counts import places
+from tools.helpers.formula_counts import places, tokens_of
 from tools.helpers.formula_decode import EXACT, Examined, Loss, LossFailed, LossNotFinite
 from tools.helpers.formula_measured import KNOWN, TINY, Formula, Measured, far
-from tools.helpers.formula_policy import (drop_refused_sizes, find_clip, find_policy,
-                                          look_for_short_advantages)
-from tools.helpers.formula_rest import find_entropy, find_terms, look_at_equal_rewards
+from tools.helpers.formula_policy import (drop_refused_sizes, find_clip, find_limit,
+                                          find_policy, look_for_short_advantages)
+from tools.helpers.formula_rest import (find_bounds_of_terms, find_entropy, find_terms,
+                                        look_at_equal_rewards)
+from tools.helpers.formula_selected import find_selection
 
 COARSE = ("bfloat16", "float16", "float32")
 
@@ -48,7 +50,12 @@ def find_formula(loss: Loss) -> Formula:
 
 def find_parts(measured: Measured) -> None:
     formula = measured.formula
-    formula.kinds = kinds_of_tokens(measured)
+    cases = [measured.case(3), measured.case(4)]
+    cases += [replace(case, reward=1 - case.reward) for case in cases]
+    has_push = [tokens_with_push(measured, case) for case in cases]
+    formula.kinds = kinds_of_tokens(cases, has_push)
+    if "some" in formula.kinds.values():
+        find_some(formula, cases, has_push)
     drop_refused_sizes(measured)
     find_terms(measured)
     find_entropy(measured)
@@ -76,7 +83,6 @@ def find_lens(measured: Measured, base: Case) -> None:
     rest = examined.find_lens(examined.raw(base), base)
     if rest > EXACT and measured.has_rest:
         measured.is_foreign = examined.find_lens(measured.policy_gradient(base), base) <= EXACT
-    formula.left_over = rest
     if rest > EXACT:
         formula.not_understood.append(
             f"{rest:.1%} of the gradient is not that of a log-prob of a sampled token, nor that of "
@@ -90,20 +96,22 @@ def find_lens(measured: Measured, base: Case) -> None:
         formula.unexplained = rest
 
 
-def kinds_of_tokens(measured: Measured) -> dict[str, str]:
+def tokens_with_push(measured: Measured, case: Case) -> Tensor:
+    """(B, L) bool"""
+    push = measured.policy_push(case)
+    if not push.any():
+        push = measured.examined.push(case)
+    return push.abs() > TINY * push.abs().max()
+
+
+def kinds_of_tokens(cases: list[Case], has_push: list[Tensor]) -> dict[str, str]:
     """Which kinds of tokens have a gradient: all of a kind, none of them, or some."""
     found = {}
-    cases = [measured.case(3), measured.case(4)]
-    cases += [replace(case, reward=1 - case.reward) for case in cases]
-    for case in cases:
-        push = measured.policy_push(case)
-        if not push.any():
-            push = measured.examined.push(case)
-        has_push = push.abs() > TINY * push.abs().max()
+    for case, pushed in zip(cases, has_push):
         for name, where in places(case).items():
             if name != "unfinished":
-                where = where & has_push.any(1, keepdim=True)
-            has = has_push & where
+                where = where & pushed.any(1, keepdim=True)
+            has = pushed & where
             if not where.any():
                 continue
             how = "none" if not has.any() else "all" if torch.equal(has, where) else "some"
@@ -111,6 +119,16 @@ def kinds_of_tokens(measured: Measured) -> dict[str, str]:
     if found["unfinished"] == "some":  # a whole answer may have an advantage of 0
         found["unfinished"] = "all"
     return found
+
+
+def find_some(formula: Formula, cases: list[Case], has_push: list[Tensor]) -> None:
+    """Where only some tokens of a kind have a gradient: which ones."""
+    kinds = frozenset(kind for kind, how in formula.kinds.items() if how != "none")
+    tokens = [tokens_of(case, kinds) & case.mask for case in cases]
+    formula.selection = find_selection(cases, has_push, tokens)
+    if formula.selection is not None:
+        formula.kinds = {kind: "all" if how == "some" else how
+                         for kind, how in formula.kinds.items()}
 
 
 # ---------------------------------------------------------------------- the proof
@@ -122,6 +140,9 @@ def check_on_new_batches(measured: Measured) -> None:
         return
     for name, cases in new_batches(measured):
         rest = largest_rest(measured, cases, measured.is_foreign)
+        if rest > KNOWN and name in REPAIRS:
+            REPAIRS[name](measured, cases)
+            rest = largest_rest(measured, cases, measured.is_foreign)
         if rest > KNOWN:
             withdraw(formula, name, rest)
             return
@@ -138,6 +159,10 @@ def check_on_new_batches(measured: Measured) -> None:
     formula.unexplained = largest_rest(measured, everything)
 
 
+REPAIRS = {"one right answer of 200": find_limit, "one wrong answer of 200": find_limit,
+           "a reference far away": find_bounds_of_terms}
+
+
 def new_batches(measured: Measured) -> list[tuple[str, list[Case]]]:
     """What is tried, and the batches that try it."""
     return [
@@ -145,9 +170,12 @@ def new_batches(measured: Measured) -> list[tuple[str, list[Case]]]:
         ("a dead group", [measured.with_a_dead_group(43)]),
         ("rows without padding", measured.without_padding(49)),
         ("rewards below 0 and above 1", [measured.with_large_rewards(50)]),
-        ("one right answer of 40", [measured.with_one_right(51)] if 6 in measured.sizes else []),
+        ("rewards of 0 and 1", [measured.right_or_wrong(56)]),
+        ("one right answer of 200", measured.one_of_200(51, 1.0)),
+        ("one wrong answer of 200", measured.one_of_200(51, 0.0)),
         ("long answers", [measured.case(52, longest=longest) for longest in (20, 60, 200)]),
         ("the reference", [measured.off_policy(44, "log_reference", .8)]),
+        ("a reference far away", [measured.far_reference(57, sign) for sign in (1, -1)]),
         ("the ratio", [measured.off_policy(45, "log_ratio", .1),
                        measured.off_policy(46, "log_ratio", 2.0)])]
 
@@ -164,7 +192,7 @@ def withdraw(formula: Formula, name: str, rest: float) -> None:
         formula.terms = [term for term in formula.terms if term.kind not in ("constant", "k1")]
     if name == "the ratio":
         formula.ratio = None
-    if name == "the reference":
+    if name in ("the reference", "a reference far away"):
         formula.terms = []
     formula.not_understood.append(f"{min(rest, 1):.1%} of the gradient, in a batch that tries "
                                   f"{name}")

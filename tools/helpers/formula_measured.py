@@ -13,6 +13,7 @@ from tools.helpers.formula_batches import Case, make_case, noise_like
 from tools.helpers.formula_counts import tokens_of
 from tools.helpers.formula_decode import Examined, Loss, LossFailed, decode, directions
 from tools.helpers.formula_ratio import Ratio
+from tools.helpers.formula_selected import Selection
 from tools.helpers.formula_shapes import Shape, entropy_of
 from tools.helpers.formula_terms import Counted, Term, by_answer
 
@@ -28,8 +29,8 @@ class Formula:
     temperature: float | None = None
     shift: int | None = None
     absent: tuple[int, ...] = ()                 # tokens that are left out of the softmax
-    left_over: float = 0.0                       # share of a gradient that is in no known direction
     kinds: dict[str, str] = field(default_factory=dict)  # all, none or some, by kind of token
+    selection: Selection | None = None           # where not all tokens of a kind are trained
     is_zero: bool = False
     shape: Shape | None = None
     advantage: Advantage | None = None
@@ -55,13 +56,18 @@ class Formula:
     def trained(self) -> frozenset[str]:
         return frozenset(kind for kind, how in self.kinds.items() if how == "all")
 
+    def tokens(self, case: Case) -> Tensor:
+        """(B, L) bool: those that have a gradient."""
+        found = tokens_of(case, self.trained)
+        return found if self.selection is None else found & self.selection.chosen(case)
+
     @property
     def is_complete(self) -> bool:
         return not self.not_understood and self.unexplained < KNOWN
 
     def policy_push(self, case: Case) -> Tensor:
         """(B, L) the push of the policy loss."""
-        tokens = tokens_of(case, self.trained)
+        tokens = self.tokens(case)
         advantage = self.advantage(case)
         value = (self.count(case) * advantage)[:, None] * self.shape.value(case) * tokens
         if self.ratio is not None:
@@ -116,7 +122,7 @@ class Measured:
 
     def answer_tokens(self, case: Case) -> Tensor:
         """(B, L) bool: the tokens of the answers that have a gradient."""
-        return tokens_of(case, self.formula.trained) & case.mask
+        return self.formula.tokens(case) & case.mask
 
     def per_answer(self, shape: Shape, case: Case, tolerance: float = 1e-6) -> Tensor | None:
         """(B,) the push of an answer's tokens, its shape divided away; None if they differ."""
@@ -155,10 +161,22 @@ class Measured:
         case = self.case(seed)
         return replace(case, reward=40 * case.reward - 20)
 
-    def with_one_right(self, seed: int) -> Case:
-        """Its z-score is 6, more than any in a small group: a limit of 5 would be seen."""
-        case = self.case(seed, 1, 40)
-        return replace(case, reward=(torch.arange(40) == 7).double())
+    def one_of_200(self, seed: int, right: float) -> list[Case]:
+        """One right answer, or one wrong one, in a group. Its z-score is 14, more than any in a
+        small group: a limit of 10 would be seen."""
+        if 6 not in self.sizes:
+            return []
+        case, is_other = self.case(seed, 1, 200), torch.arange(200) == 7
+        return [replace(case, reward=torch.where(is_other, right, 1 - right).double())]
+
+    def right_or_wrong(self, seed: int) -> Case:
+        case = self.case(seed)
+        return replace(case, reward=(case.reward > .5).double())
+
+    def far_reference(self, seed: int, sign: int) -> Case:
+        """So far away that a clamp of the KL at 10, or of the log-ratio at 20, would be seen."""
+        case = self.off_policy(seed, "log_reference", 24.0)
+        return replace(case, log_reference=sign * case.log_reference.abs())
 
     def without_padding(self, seed: int) -> list[Case]:
         """Rows that are full to their last place; none if tokens outside of the answer count."""

@@ -106,13 +106,16 @@ def shapes_that_fit(measured: Measured, cases: list[Case], pushes: list[Tensor])
 def fit_advantage_and_count(measured: Measured, shape: Shape, cases: list[Case]) -> bool:
     formula = measured.formula
     numbers = [measured.per_answer(shape, case) for case in cases]
-    table = table_of(cases, counts(formula.trained))
-    fits = []
-    for advantage in advantages_that_fit(measured, shape, grouping_of(measured, shape)):
-        quotients = [divided(number, advantage(case)) for number, case in zip(numbers, cases)]
-        fits += [(advantage, count) for count in
-                 fit_counted(cases, quotients, table, measured.tolerance)]
-    if not fits:
+    table = table_of(cases, counts(formula.tokens))
+    for batches in (3, 1):  # one alone, where the factor differs between batches of equal size
+        fits = []
+        for advantage in advantages_that_fit(measured, shape, batches):
+            quotients = [divided(number, advantage(case)) for number, case in zip(numbers, cases)]
+            fits += [(advantage, count) for count in
+                     fit_counted(cases, quotients, table, measured.tolerance)]
+        if fits:
+            break
+    else:
         return False
     dead = [measured.with_a_dead_group(27, reward) for reward in (.5, 0.0)]
     right = [fit for fit in fits if all(holds_for(measured, case, shape, *fit) for case in dead)]
@@ -176,10 +179,11 @@ def grouping_of(measured: Measured, shape: Shape) -> str:
     return "group"  # all rows are linked, or none is: the hypotheses know both
 
 
-def advantages_that_fit(measured: Measured, shape: Shape, grouping: str) -> list[Advantage]:
+def advantages_that_fit(measured: Measured, shape: Shape, batches: int = 3) -> list[Advantage]:
     """Those that explain, up to a factor, batches whose answers all have the same length. Some of
     their groups have nearly equal rewards."""
-    cases = advantage_cases(measured, grouping)
+    grouping = grouping_of(measured, shape)
+    cases = advantage_cases(measured, grouping)[:batches]
     found = [measured.per_answer(shape, case, 1e-5) for case in cases]
     if any(numbers is None for numbers in found):
         return []
@@ -215,7 +219,7 @@ def advantages_in_order(measured: Measured, order: str, cases: list[Case], found
 
 def fit_one_by_one(measured: Measured, shape: Shape) -> None:
     """Where no advantage and count fit together: what each of them is by itself."""
-    alone = advantages_that_fit(measured, shape, grouping_of(measured, shape))
+    alone = advantages_that_fit(measured, shape)
     names = {advantage.code for advantage in alone}
     measured.formula.not_understood.append(
         "advantage and counting: no pair of known ones gives the push of each answer"
@@ -224,9 +228,8 @@ def fit_one_by_one(measured: Measured, shape: Shape) -> None:
 
 
 def variants(advantage: Advantage, cases: list[Case], found: list[Tensor]) -> list[Advantage]:
-    """The advantage as it is, with another weight for negative ones, and with a limit."""
-    wanted = torch.cat([advantage(case) for case in cases])
-    numbers = torch.cat(found)
+    """The advantage as it is, and with another weight for negative ones."""
+    wanted, numbers = side_by_side(advantage, cases, found)
     result = [advantage]
     if advantage.scale == "none" and advantage.baseline == "none":
         return result
@@ -242,23 +245,31 @@ def variants(advantage: Advantage, cases: list[Case], found: list[Tensor]) -> li
 
 
 def with_limit(cases: list[Case], found: list[Tensor], grouping: str) -> list[Advantage]:
-    """Advantages that are clamped, to the limit that the largest of the numbers shows."""
-    numbers = torch.cat(found)
+    """Advantages that are clamped, at the largest and the least of the numbers."""
     result = []
     for scale, epsilon in itertools.product(("none", "std n", "std n-1"), EPSILONS):
         plain = Advantage("mean", scale, "plus", epsilon, grouping=grouping)
-        wanted = torch.cat([plain(case) for case in cases])
+        wanted, numbers = side_by_side(plain, cases, found)
         small = (wanted.abs() < wanted.abs().median()) & (wanted != 0)
         quotient = (numbers / wanted)[small]
         if spread(quotient) < 1e-6:
-            limit = float((numbers / quotient.mean()).abs().max())
-            result.append(replace(plain, limit=short(limit)))
+            result.append(clamped(plain, wanted, numbers / quotient.mean()))
     return result
+
+
+def clamped(advantage: Advantage, wanted: Tensor, found: Tensor) -> Advantage:
+    """With bounds at the largest and the least of what was found, where more was wanted."""
+    beyond = 1 + 1e-6
+    if wanted.max() > beyond * found.max():
+        advantage = replace(advantage, most=short(float(found.max())))
+    if wanted.min() < beyond * found.min():
+        advantage = replace(advantage, least=short(float(found.min())))
+    return advantage
 
 
 def matches(advantage: Advantage, cases: list[Case], found: list[Tensor],
             tolerance: float = 1e-6) -> bool:
-    wanted, numbers = torch.cat([advantage(case) for case in cases]), torch.cat(found)
+    wanted, numbers = side_by_side(advantage, cases, found)
     if not wanted.any() or not torch.isfinite(wanted).all():
         return False
     factor = (numbers * wanted).sum() / wanted.square().sum()
@@ -267,10 +278,26 @@ def matches(advantage: Advantage, cases: list[Case], found: list[Tensor],
     return bool((error <= tolerance * (factor * wanted).abs() + rounding).all())
 
 
+def side_by_side(advantage: Advantage, cases: list[Case],
+                 found: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """(its numbers, those found) of all answers that have a trained token."""
+    wanted, numbers = torch.cat([advantage(case) for case in cases]), torch.cat(found)
+    known = torch.isfinite(numbers)
+    return wanted[known], numbers[known]
+
+
 def divided(number: Tensor, advantage: Tensor) -> Tensor:
     """The quotient (B,), NaN where the advantage is 0."""
     return torch.where(advantage.abs() > 1e-9 * advantage.abs().max(),
                        number / torch.where(advantage == 0, 1.0, advantage), torch.nan)
+
+
+def find_limit(measured: Measured, cases: list[Case]) -> None:
+    """A clamp of the advantage that only the large ones of these batches reach."""
+    formula, [case] = measured.formula, cases
+    found = divided(measured.per_answer(formula.shape, case), formula.count(case))
+    wanted, found = side_by_side(formula.advantage, [case], [found])
+    formula.advantage = clamped(formula.advantage, wanted, found)
 
 
 # ---------------------------------------------------------------------- the ratio

@@ -35,6 +35,7 @@ def codes(formula: Formula) -> set[str]:
     if formula.is_zero:
         return {"zero"}
     found = codes_of_policy(formula) | codes_of_tokens(formula.kinds)
+    found |= {formula.selection.code} if formula.selection else set()
     found |= {code_of_term(term) for term in formula.terms}
     if formula.terms and other_places(formula.term_kinds):
         found.add("kl elsewhere")
@@ -122,7 +123,12 @@ def code_of_term(term: Term) -> str:
     factor = -term.weight.factor if term.kind == "k1" else term.weight.factor
     if term.with_ratio and term.kind == "k2":  # the derivative of ratio * k3
         return f"kl k3 {shown(factor)}{source} with ratio"
-    return f"kl {term.kind} {shown(factor)}{source}" + " with ratio" * term.with_ratio
+    bounds = f" between {term.low:.3g} and {term.high:.3g}" if is_bounded(term) else ""
+    return f"kl {term.kind} {shown(factor)}{source}{bounds}" + " with ratio" * term.with_ratio
+
+
+def is_bounded(term: Term) -> bool:
+    return min(-term.low, term.high) < math.inf
 
 
 def shown(value: float) -> str:
@@ -136,8 +142,7 @@ def sentences(formula: Formula) -> list[str]:
     said = []
     if formula.temperature:
         said.append(about_lens(formula))
-    if formula.kinds:
-        said += about_tokens(formula.kinds)
+    said += about_tokens(formula)
     if formula.advantage is not None and formula.count is not None:
         said += about_policy(formula)
     if formula.ratio is not None:
@@ -176,7 +181,12 @@ def listed(tokens: tuple[int, ...]) -> str:
     return ", ".join(names.get(token, f"token {token}") for token in tokens)
 
 
-def about_tokens(kinds: dict[str, str]) -> list[str]:
+def about_tokens(formula: Formula) -> list[str]:
+    kinds = formula.kinds
+    if not kinds:
+        return []
+    if formula.selection:
+        return [f"Tokens: not all of an answer have a gradient: {formula.selection.words}."]
     code = codes_of_tokens(kinds)
     if "mask late" in code:
         return ["Tokens: the mask is one place late. The first token of an answer has no gradient, "
@@ -260,7 +270,14 @@ def about_term(term: Term) -> str:
                 "ratio.")
     source = "batch.reference_log_prob" if term.source == "reference" else "batch.old_log_prob"
     return (f"KL: {term.kind}, {KINDS[term.kind][0]}, with d = {source} - log p, weight "
-            f"{shown(term.weight.factor)} ({counted}).")
+            f"{shown(term.weight.factor)} ({counted}).{about_bounds(term)}")
+
+
+def about_bounds(term: Term) -> str:
+    if not is_bounded(term):
+        return ""
+    return (f" It is clamped: where d is not between {term.low:.3g} and {term.high:.3g}, it has no "
+            "gradient.")
 
 
 def other_places(kinds: frozenset[str]) -> list[str]:

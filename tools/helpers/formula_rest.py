@@ -2,6 +2,7 @@
 
 It is a KL, an entropy, a constant push, or a reward that has a part of its own.
 """
+import math
 from dataclasses import replace
 
 import torch
@@ -149,8 +150,34 @@ def fit_term(kind: str, source: str, kinds: frozenset[str], cases: list[Case],
         if number is None:
             return None
         numbers.append(number)
-    fits = fit_counted(cases, numbers, table_of(cases, counts(kinds)))
+    table = table_of(cases, counts(lambda case: tokens_of(case, kinds)))
+    fits = fit_counted(cases, numbers, table)
     return Term(kind, source, fits[0]) if fits else None
+
+
+def find_bounds_of_terms(measured: Measured, cases: list[Case]) -> None:
+    """Beyond which differences of the log-probs a KL has no push, because it is clamped."""
+    formula = measured.formula
+    for index, term in enumerate(formula.terms):
+        if term.source == "reference" and term.kind in KINDS:
+            low, high = (bound_of_term(measured, cases[0], term, sign) for sign in (-1, 1))
+            formula.terms[index] = replace(term, low=low, high=high)
+
+
+def bound_of_term(measured: Measured, case: Case, term: Term, sign: int) -> float:
+    """Where the push of a term ends if the reference moves away, to one side."""
+    formula, tokens = measured.formula, case.mask & tokens_of(case, measured.formula.term_kinds)
+    least, most = 0.0, 24.0
+    while most - least > 1e-9 * most:
+        tries = torch.linspace(least, most, int(tokens.sum()) + 2, dtype=torch.float64)
+        moved = replace(case, log_reference=torch.zeros_like(case.log_reference))
+        moved.log_reference[tokens] = sign * tries[1:-1]
+        push = measured.examined.push(moved) - formula.policy_push(moved)
+        ended = (push[tokens].abs() < 1e-6 * term.push(moved, tokens)[tokens].abs()).tolist()
+        if not any(ended):
+            return sign * math.inf
+        least, most = float(tries[ended.index(True)]), float(tries[ended.index(True) + 1])
+    return sign * short(most)
 
 
 def find_entropy(measured: Measured) -> None:
@@ -185,7 +212,7 @@ def fit_entropy(cases: list[Case], entropies: list[Tensor],
                for case, entropy in zip(cases, entropies)]
     if any(number is None for number in numbers):
         return None
-    fits = fit_counted(cases, numbers, table_of(cases, counts(kinds)))
+    fits = fit_counted(cases, numbers, table_of(cases, counts(lambda case: tokens_of(case, kinds))))
     return fits[0] if fits else None
 
 

@@ -7,6 +7,7 @@ log p, with d = log-prob of the reference minus log p:
     k2 = d^2 / 2         -> -d
     k3 = exp(d) - d - 1  -> 1 - exp(d)
 """
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -50,12 +51,15 @@ class Term:
     source: str
     weight: Counted
     with_ratio: bool = False   # the term is multiplied by the ratio of new to old probability
+    low: float = -math.inf     # it has no push where d lies outside of low and high
+    high: float = math.inf
 
     def push(self, case: Case, tokens: Tensor) -> Tensor:
         by_row = self.weight(case)[:, None] * tokens
         if self.kind in ("constant", "k1"):
             return by_row
-        push = by_row * KINDS[self.kind][1](difference(case, self.source))
+        d = difference(case, self.source)
+        push = by_row * KINDS[self.kind][1](d) * ((d > self.low) & (d < self.high))
         return push * actual_log_ratio(case).exp() if self.with_ratio else push
 
 
