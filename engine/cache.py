@@ -50,11 +50,7 @@ class Cache:
     each step calls `open_slot`, and `attend` in every layer. Between two calls of `arrange` tensors
     keep their addresses, because a CUDA graph repeats what it recorded at the same addresses."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, longest_prompt: int,
-                 joins_heads: bool = True):
-        # whether attention gets the query heads of a key head as one head with more queries, even
-        # in blocks of one row. A GPU has a kernel that is faster for these
-        self.joins_heads = joins_heads
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, longest_prompt: int):
         self.heads = config.num_attention_heads // config.num_key_value_heads  # for each key head
         self.dtype = dtype
         self.P, self.G, self.slots = longest_prompt, 1, 0
@@ -128,15 +124,10 @@ class Cache:
         new = kv.unflatten(0, (-1, self.G)).transpose(1, 2)  # (blocks, 2 K, G, head_dim)
         self.stored[layer].index_copy_(2, self.columns, new)
         keys, values = self.stored[layer][:, :, :self.end].chunk(2, 1)
-        mask = self.mask[..., :self.end]
-        if self.G == 1 and not self.joins_heads:
-            attended = F.scaled_dot_product_attention(q[:, :, None], keys, values, mask[:, :, :1],
-                                                      enable_gqa=True)
-            return torch.unflatten(attended.squeeze(2), 1, (-1, self.heads))
         q = q.unflatten(1, (-1, self.heads))               # (R, K, heads, head_dim)
         q = q.unflatten(0, (-1, self.G)).transpose(1, 2)   # (blocks, K, G, heads, head_dim)
         queries = q.flatten(2, 3)                          # (blocks, K, G * heads, head_dim)
-        attended = F.scaled_dot_product_attention(queries, keys, values, mask)
+        attended = F.scaled_dot_product_attention(queries, keys, values, self.mask[..., :self.end])
         # the same steps backwards
         attended = torch.unflatten(attended, 2, (self.G, self.heads))
         return attended.transpose(1, 2).flatten(0, 1)

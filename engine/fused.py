@@ -66,11 +66,10 @@ class FusedQwen2:
         self.is_packed = (output.device.type == "cpu" and torch.backends.mkldnn.is_available()
                           and self.product_type in PACKED_TYPES
                           and self.config.hidden_size >= PACKED)
-        # Whether the two numbers of q or k that are rotated together stand side by side: those of a
-        # head of 64 are then in the order 0 32 1 33 ... 31 63. So a pair is a complex number, which
-        # a GPU multiplies in one operation. In float32 they keep the model's order, because then
-        # sums are added up in the order in which the model adds them.
-        self.has_pairs = self.is_mixed and not self.is_packed
+        # Whether the lines of `o` are in the order (H / K, K), which saves a copy in `hidden`. In
+        # float32 they keep the model's order (K, H / K), because then sums are added up in the
+        # order in which the model adds them.
+        self.swaps_heads = self.is_mixed and not self.is_packed
         output = output.to(self.product_type)
         self.output = self.packed(output) if self.is_packed else output.t()
         self.embeddings = model.model.embed_tokens.weight.detach()
@@ -83,13 +82,8 @@ class FusedQwen2:
         self.sqrt_n_eps = {n: (n * epsilon).sqrt()  # for `normed`
                            for n in (self.config.hidden_size, self.config.head_dim)}
         positions = torch.arange(longest, device=self.embeddings.device)
-        cos, sin = rotary(positions, self.config, self.wide)
-        # for each position what rotates q and k, and so (longest, 2, 1, head_dim); or
-        # (longest, 1, head_dim / 2) complex numbers cos + i sin, if pairs stand side by side
-        self.turns = torch.stack([cos, sin], 1)
-        if self.has_pairs:
-            cos, sin = cos.chunk(2, -1)[1], sin.chunk(2, -1)[1]
-            self.turns = torch.complex(cos, sin)
+        cos_sin = rotary(positions, self.config, self.wide)
+        self.cos_sin = torch.stack(cos_sin, 1)  # (longest, 2, 1, head_dim)
 
     def fuse_layer(self, layer: Block) -> FusedLayer:
         H, K = self.config.num_attention_heads, self.config.num_key_value_heads
@@ -101,25 +95,14 @@ class FusedQwen2:
         if hasattr(attention, "q_norm"):
             norm = torch.cat([self.weight_of(attention.q_norm).expand(H, -1),
                               self.weight_of(attention.k_norm).expand(K, -1)])
+        o = self.fuse([attention.o_proj])
+        if self.swaps_heads:
+            o = o.unflatten(0, (K, H // K, -1)).transpose(0, 1).flatten(0, 2)
         before = [layer.input_layernorm, layer.post_attention_layernorm]
-        joined = self.fuse(qkv, before[0])
-        if self.has_pairs:
-            joined = self.in_pairs(joined)
-            bias = None if bias is None else self.in_pairs(bias)
-            norm = None if norm is None else self.in_pairs(norm.flatten()).view_as(norm)
         gate_up = self.fuse([mlp.gate_proj, mlp.up_proj], before[1])
         norms = [self.weight_of(one) if self.is_mixed else None for one in before]
-        return FusedLayer(joined, bias, norm, self.fuse([attention.o_proj]), gate_up,
+        return FusedLayer(self.fuse(qkv, before[0]), bias, norm, o, gate_up,
                           self.fuse([mlp.down_proj]), norms)
-
-    def in_pairs(self, of_heads: Tensor) -> Tensor:
-        """Numbers (..., heads * head_dim) of queries and keys, and of values if there are any, with
-        those that are rotated together side by side."""
-        H, K = self.config.num_attention_heads, self.config.num_key_value_heads
-        heads = of_heads.unflatten(-1, (-1, self.config.head_dim)).clone()
-        turned = heads[..., :H + K, :]
-        turned.copy_(turned.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2))
-        return torch.flatten(heads, -2)
 
     def fuse(self, parts: list[Linear], norm: RMSNorm | None = None) -> Tensor:
         """The joined matrix of the parts, (inputs, outputs of all parts)."""
@@ -156,30 +139,27 @@ class FusedQwen2:
         """(N,) ids and positions -> (N, D), as `Decoder.forward` computes it. `attend` gets keys
         and values as one tensor (N, 2 K, head_dim) and returns (N, K, H / K, head_dim)."""
         x = F.embedding(ids, self.embeddings).to(self.wide)
-        turn = self.turns[positions]
+        cos, sin = self.cos_sin[positions].unbind(1)
         for number, layer in enumerate(self.layers):
-            q, kv = self.heads(layer, self.normed(x, layer.norms[0]), turn)
+            q, kv = self.heads(layer, self.normed(x, layer.norms[0]), cos, sin)
             attended = attend(number, q, kv)
+            if self.swaps_heads:  # so that the flattening below copies nothing
+                attended = attended.transpose(1, 2)
             x = self.add_product(x, attended.flatten(1), layer.o)
             normed = self.normed(x, layer.norms[1])
             gate, up = self.product(normed, layer.gate_up).chunk(2, -1)
             x = self.add_product(x, F.silu(gate).mul_(up), layer.down)
         return self.normed(x, self.norm).to(self.dtype)
 
-    def heads(self, layer: FusedLayer, x: Tensor, turn: Tensor) -> list[Tensor]:
+    def heads(self, layer: FusedLayer, x: Tensor, cos: Tensor, sin: Tensor) -> list[Tensor]:
         """Queries (N, H, head_dim), and keys and values side by side (N, 2 K, head_dim)."""
         H, K = self.config.num_attention_heads, self.config.num_key_value_heads
         qkv = self.product(x, layer.qkv, layer.qkv_bias).view(len(x), -1, self.config.head_dim)
         qk = qkv[:, :H + K]
-        normed = qk
-        if layer.qk_norm is not None:
-            normed = self.normed(qk.to(self.wide)) * layer.qk_norm
-        if self.has_pairs:  # a pair (a, b) as a + ib, times cos + i sin
-            pairs = torch.view_as_complex(normed.to(self.wide).unflatten(-1, (-1, 2)))
-            qk.copy_(torch.view_as_real(pairs * turn).flatten(-2))
+        if layer.qk_norm is None:
+            rotate(qk, cos, sin, out=qk)
         else:
-            cos, sin = turn.unbind(1)
-            rotate(normed, cos, sin, out=qk)
+            rotate(self.normed(qk.to(self.wide)) * layer.qk_norm, cos, sin, out=qk)
         return [qkv[:, :H], qkv[:, H:]]
 
     def product(self, x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:

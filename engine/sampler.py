@@ -63,12 +63,10 @@ class Pace(NamedTuple):
     window: int  # tokens by which the part of the cache that steps read is enlarged at a time
     leave: int   # finished rows are dropped once they are 1 / leave of all rows. They are not
     #              dropped at once, because then the whole cache has to be moved
-    slots: int   # tokens of a row that the cache has room for at the beginning
     blocks: int  # rows share a block of the cache only if there are at least so many blocks
-    joins_heads: bool  # see Cache
 
 
-PACE = {"cpu": Pace(4, 4, 8, FIRST_SLOTS, 1, True), "cuda": Pace(16, 256, 4, 128, 256, False)}
+PACE = {"cpu": Pace(4, 4, 8, 1), "cuda": Pace(16, 128, 4, 256)}
 
 
 class Start(NamedTuple):
@@ -417,9 +415,9 @@ def decode(model: FusedQwen2, prompts: list[list[int]], starts: list[Start], lim
                 done=torch.zeros_like(answer, dtype=torch.bool))
     prompts = [prompts[prompt] for prompt in needed]
     pace = PACE["cuda" if device.type == "cuda" else "cpu"]
-    cache = Cache(model.config, model.dtype, max(map(len, prompts)), pace.joins_heads)
+    cache = Cache(model.config, model.dtype, max(map(len, prompts)))
     decoding = Decoding(model, rows, cache, uniform, sampling, pace)
-    decoding.arrange(min(longest - 1, pace.slots), written=0)
+    decoding.arrange(min(longest - 1, FIRST_SLOTS), written=0)
     without = torch.tensor([start.without for start in starts] + [-1], device=device)
     decoding.prefill(prompts, without if (without >= 0).any() else None)
     step_until_done(decoding, longest)

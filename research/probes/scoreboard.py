@@ -128,8 +128,9 @@ def sums_of_answers(tokens: TokenTable, rollouts: Rollouts,
     reward minus the credits from the token on; and the rewards' variance, once for each answer."""
     reward = rollouts.reward.double().cpu()
     to_come = credit.value.double().cpu().flip(1).cumsum(1).flip(1)
-    V = flat(reward[:, None] - to_come, rollouts.mask)
-    R = flat(reward[:, None].expand_as(to_come), rollouts.mask)
+    mask = rollouts.mask.cpu()
+    V = flat(reward[:, None] - to_come, mask)
+    R = flat(reward[:, None].expand_as(to_come), mask)
     sums = {"tokens": np.ones(len(R)), "R": R, "R R": R * R, "V": V, "R V": R * V,
             "squared credit": tokens["squared credit"]}
     answers = len(reward) // len(rollouts.prompt_ids)

@@ -28,7 +28,7 @@ def fed(monkeypatch):
 @pytest.fixture
 def look_at_every_step(monkeypatch):
     """Rows may leave after any step."""
-    monkeypatch.setitem(sampler.PACE, "cpu", Pace(1, 1, 8, 64, 1, True))
+    monkeypatch.setitem(sampler.PACE, "cpu", Pace(1, 1, 8, 1))
 
 
 def assert_close(generation, expected, rows=slice(None)):
@@ -165,15 +165,13 @@ def test_a_share_of_the_prompts_is_answered_as_among_all(small_model, share):
 
 
 @pytest.mark.parametrize("pace", [
-    (1, 1, 8, 1, 1), (3, 3, 2, 20, 1), (2, 7, 4, 64, 8), (8, 8, 8, 9, 1), (100, 100, 8, 1, 100)])
-@pytest.mark.parametrize("joins_heads", [True, False])
-def test_steps_of_a_fixed_size_give_the_same_answers(small_model, monkeypatch, pace, joins_heads):
+    (1, 1, 8, 1), (3, 3, 2, 1), (2, 7, 4, 8), (8, 8, 8, 1), (100, 100, 8, 100)])
+def test_steps_of_a_fixed_size_give_the_same_answers(small_model, monkeypatch, pace):
     """As on a GPU: many steps look at the same slots, some of them not written yet, and rows leave
-    only between them. The blocks of the cache are as large as they can be, and in blocks of one row
-    the heads stay apart."""
+    only between them. The blocks of the cache are as large as they can be."""
     request = dict(answers=8, max_new_tokens=[25, 11, 25], seed=3, stop_ids=MANY_STOPS)
     usual = generate(small_model, PROMPTS, **request)
-    monkeypatch.setitem(sampler.PACE, "cpu", Pace(*pace, joins_heads))
+    monkeypatch.setitem(sampler.PACE, "cpu", Pace(*pace))
     monkeypatch.setattr(cache, "BREAK_EVEN", 10 ** 6)
     assert len(set(usual.mask.sum(1).tolist())) > 3
     assert_close(generate(small_model, PROMPTS, **request), usual)
