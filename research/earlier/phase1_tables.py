@@ -8,7 +8,7 @@ import numpy as np
 
 from research.earlier.notes import CLASSES, FILLER, REASONING
 from analysis.plots import COLOURS, legend_below, plt, save
-from analysis.statistics import jackknife, jackknife_of_log, t_values
+from analysis.statistics import jackknife, jackknife_of_log, t_values, within
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from analysis.tokens import TokenTable
 from engine.tokens import KINDS, WORD
@@ -82,6 +82,7 @@ STATISTICS = {
     "early over late": first_over_last_fifth,
     "filler over reasoning": class_ratio,
     "the same at like positions": ratio_at_like_positions}
+SHARES = ("t of the size above 3", "t of the size below 1.5", "abs(t) above 3", "abs(t) below 1.5")
 RATIOS_OF_SIZES = ("early over late", "filler over reasoning", "the same at like positions")
 IN_WORDS = {  # the statistics of which a sentence is made
     "t of the size above 3": "The share of positions with a t of the size above 3",
@@ -99,6 +100,8 @@ def phases_table(found: TokensByName) -> Table:
         # of a whole training, phase 2, the problems are too many to leave out one by one
         estimated = jackknife_of_log if name in RATIOS_OF_SIZES else jackknife
         of_phase_1 = estimated(lambda kept: statistic(phase_1.where(kept)), phase_1["problem"])
+        if name in SHARES:
+            of_phase_1 = within(of_phase_1, 0, 1)
         of_controls = [float(statistic(found[control])) for control in CONTROLS]
         rows.append([name, published_1, of_phase_1, published_2, float(statistic(phase_2)),
                      *of_controls])

@@ -29,6 +29,7 @@ from research.publish.checks import Check, Result, ends, table
 from research.publish.plain_statistics import (Numbers, covariance, cut, fieller, holm, interval,
                                                jackknife, mean, median_interval, rank_correlation,
                                                t_interval, t_test, two_way, variance)
+from research.publish.recompute_earlier import check_phase1, check_rank
 from research.publish.results import RESULTS, read_result
 
 FLAGS = {"all": Flag(False, "print every interval, and not only those that differ")}
@@ -724,7 +725,7 @@ CHECKED: dict[str, Callable[[Result], Iterator[Check]]] = {
     **dict.fromkeys(("notes_1", "notes_2", "notes_3"), check_notes),
     **dict.fromkeys(("inverse", "short_steps"), check_evaluations),
     **dict.fromkeys(("exact_policies", "exact_half", "exact_late"), check_exact_policies),
-    "change_parts": check_change_parts,
+    "change_parts": check_change_parts, "phase1": check_phase1, "rank": check_rank,
     **dict.fromkeys(("law", "law_test"), check_law), "law_board": check_law_board,
     "later": check_later, "law_rules": check_law_rules("law", "dial"),
     "law_test_rules": check_law_rules("law_test", "dial_test")}
