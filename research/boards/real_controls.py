@@ -21,7 +21,7 @@ arm that differs from it in one thing, for pairs of runs with the same seed:
                   cost. They are a family of their own: p is corrected over these five
 
 The runs are made in ROUNDS, in the order of what they decide, and those of the published result are
-used again. So --dry_run lists what is still open: first the middle and the seeds. When time is out,
+used again. So --dry_run lists what is still open: first the seeds. When time is out,
 the finished ones count. A run's folder is ARM-sSEED. On one H200 eleven runs at a time filled the
 memory several times, so start eight, as above.
 """
