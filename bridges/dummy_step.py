@@ -249,7 +249,7 @@ def explained(case: Case, pushes: Tensor, grouping: str, usual_alone: bool) -> F
         return None
     best = min(fits, key=lambda fit: (abs(abs(fit[1].factor) - 1) > ROUNDING,
                                       not is_short(fit[1].factor),
-                                      fit[0].cost + fit[1].count.cost))
+                                      fit[0].complexity + fit[1].count.cost))
     return Found(*best)
 
 

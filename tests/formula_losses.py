@@ -387,6 +387,22 @@ def highest_entropy(logits, batch):
     return -(log_probs(logits, batch) * mean(batch) * kept).sum() / batch.mask.sum()
 
 
+def entropy_above(logits, batch):
+    kept = batch.mask * (entropy_of(logits).detach() > 1.5)
+    return -(log_probs(logits, batch) * mean(batch) * kept).sum() / kept.sum()
+
+
+def lowest_of_each_answer(logits, batch):
+    """The three tenths of an answer's tokens that have the lowest probability, rounded down."""
+    log_prob = log_probs(logits, batch)
+    kept = torch.zeros_like(batch.mask)
+    for row, mask in enumerate(batch.mask):
+        places = mask.nonzero().squeeze(1)
+        lowest = (-log_prob[row, places]).topk(max(1, int(.3 * len(places)))).indices
+        kept[row, places[lowest]] = 1
+    return -(log_prob * z(1, 1e-4)(batch) * kept).sum() / kept.sum()
+
+
 def but_the_first_two(batch):
     return batch.mask * (batch.mask.cumsum(1) > 2)
 
@@ -423,11 +439,37 @@ def nothing(logits, batch):
     return (log_probs(logits, batch).detach() * mean(batch)).sum() + (logits * 0).sum()
 
 
-def kl_in_reward(logits, batch):
-    log_prob = log_probs(logits, batch)
-    spent = ((log_prob - batch.reference_log_prob) * batch.mask).sum(1).detach()
-    shaped = type(batch)(**{**vars(batch), "reward": batch.reward - .1 * spent})
-    return -token(log_prob * z(1, 1e-4)(shaped), batch.mask, batch)
+def sum_of_k1(batch, log_prob):
+    return ((log_prob - batch.reference_log_prob) * batch.mask).sum(1).detach()
+
+
+def square_of_k1(batch, log_prob):
+    return sum_of_k1(batch, log_prob).square()
+
+
+def root_of_length(batch, log_prob):
+    return .1 * batch.mask.sum(1) ** .5
+
+
+def reward_without(cost):
+    def loss(logits, batch):
+        log_prob = log_probs(logits, batch)
+        shaped = type(batch)(**{**vars(batch), "reward": batch.reward - cost(batch, log_prob)})
+        return -token(log_prob * z(1, 1e-4)(shaped), batch.mask, batch)
+    return loss
+
+
+def advantage_without(cost):
+    def loss(logits, batch):
+        log_prob = log_probs(logits, batch)
+        a = z(1, 1e-4)(batch) - cost(batch, log_prob)[:, None]
+        return -token(log_prob * a, batch.mask, batch)
+    return loss
+
+
+def right_answers_alone(logits, batch):
+    right = (batch.reward == 1)[:, None]
+    return -token(log_probs(logits, batch) * right, batch.mask, batch)
 
 
 def kl_at(mask_of):
@@ -611,6 +653,10 @@ LOSSES = {
                                         {"mean", "token over good", "understood"}),
     "highest entropy": (highest_entropy, {"highest entropy 0.2 of batch", "mean", "token",
                                           "understood"}),
+    "entropy above a number": (entropy_above, {"entropy above 1.5", "mean", "token (trained)",
+                                               "understood"}),
+    "lowest of each answer": (lowest_of_each_answer, {
+        "lowest probability 0.3 of answer", "z n-1 0.0001", "token (trained)", "understood"}),
     "first two untrained": (make(mean, answer, mask=but_the_first_two),
                             {"no first 2", "mean", "answer (trained)", "understood"}),
     "clamped at 5": (make(lambda batch: z(1, 1e-4)(batch).clamp(-5, 5)),
@@ -645,13 +691,23 @@ LOSSES = {
     "nothing": (nothing, {"zero"}),
     # what is not understood, and what is right of it nevertheless
     "label smoothing": (with_label_smoothing, {"z n 0.0001", "token", "temperature 1"}),
-    "kl in reward": (kl_in_reward, {"z n-1 0.0001", "token"}),
-    "length in the reward": (make(longer_than_four_is_worse, objective=clip(.2, .2)),
-                             {"clip 0.2 0.2", "end"}),
     "last answer of each group": (last_of_each_group, {"end", "no ratio"}),
     "softcapped": (softcapped, set()),
-    "cispo undetached": (make(objective=ratio_times_log_p),
-                         {"weight 1 + log p", "z n 0.0001", "token"}),
+    "square of a kl in the reward": (reward_without(square_of_k1), {"z n-1 0.0001", "token"}),
+    "root of the length in the reward": (reward_without(root_of_length), {"end"}),
+    "kl in reward": (reward_without(lambda batch, log_prob: .1 * sum_of_k1(batch, log_prob)),
+                     {"z n-1 0.0001 of reward - 0.1 kl k1", "token", "understood"}),
+    "length in the reward": (make(longer_than_four_is_worse, objective=clip(.2, .2)), {
+        "z n-1 0.0001 of reward - 0.2 length beyond 4", "clip 0.2 0.2", "end", "understood"}),
+    "kl off the advantage": (advantage_without(lambda batch, log_prob: .1 * sum_of_k1(
+        batch, log_prob)), {"z n-1 0.0001", "sum of k1 0.1", "understood"}),
+    "length off the advantage": (advantage_without(lambda batch, log_prob: .01 * batch.mask.sum(1)),
+                                 {"z n-1 0.0001", "length 0.01", "understood"}),
+    "product clipped": (make(z(1, 1e-4), objective=product_clipped),
+                        {"z n-1 0.0001", "product clip 1.2", "understood"}),
+    "cispo undetached": (make(objective=ratio_times_log_p), {
+        "weight 1 + log p", "z n 0.0001", "token", "cispo undetached 0.2 0.28", "understood"}),
+    "right answers alone": (right_answers_alone, set()),
     "advantage in float32": (make(short_z, answer, clip(.2, .2)),
                              {"z n-1 1e-06", "answer", "clip 0.2 0.2", "understood"}),
     "tokens of finished answers": (make(count=over_finished),

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import refusal
-from formula_losses import LOSSES, answer, clip, make, mean, product_clipped, token, z
+from formula_losses import LOSSES, answer, cispo, clip, k3_clamped, make, mean, token, z
 
 from engine.errors import UserError
 from tools.formula import load_loss, main
@@ -79,13 +79,6 @@ def test_what_only_some_batches_show(changed, seen):
     assert any(seen in reason for reason in find_formula(loss).not_understood)
 
 
-def test_what_is_not_known_has_no_name():
-    """A clip of ratio times advantage looks like PPO's, as long as all advantages are alike."""
-    formula = find_formula(make(z(1, 1e-4), objective=product_clipped))
-    assert not any("clip" in code for code in codes(formula))
-    assert any("response to the ratio" in reason for reason in formula.not_understood)
-
-
 def test_a_limit_that_only_a_long_answer_reaches():
     def loss(logits, batch):
         log_p = logits.log_softmax(-1)[:, :-1].gather(2, batch.ids[:, 1:, None]).squeeze(2)
@@ -100,10 +93,10 @@ def test_what_is_said_of_a_kl_that_is_no_usual_term():
     said = sentences(find_formula(LOSSES["kl at the prompt too"][0]))
     [where] = [sentence for sentence in said if "outside the answers" in sentence]
     assert "the prompt, the last token of the prompt" in where
-    found = find_formula(LOSSES["kl in reward"][0])
+    found = find_formula(LOSSES["square of a kl in the reward"][0])
     assert "changes the push of all tokens of its answer" in found.not_understood[0]
-    lengths = find_formula(LOSSES["length in the reward"][0])
-    assert "the length is a part of the reward" in lengths.not_understood[0]
+    lengths = find_formula(LOSSES["root of the length in the reward"][0])
+    assert "the length is a part of the reward" in lengths.not_understood[-1]
     [plain] = find_formula(LOSSES["advantage in float32"][0]).notes
     assert "compared with known ones to 1e-4" in plain
 
@@ -125,8 +118,24 @@ def test_our_flags_that_have_the_gradient():
     [clipped] = about_flags(find_formula(published))
     assert clipped.endswith("--advantage dr_grpo --loss_norm sequence --epochs 2 --clip_low 0.2 "
                             "--clip_high 0.28.")
+    for other, flags in ((make(temperature=.8), "token --loss_temperature 0.8."),
+                         (make(objective=cispo), "--clip_high 2 --clip_kind cispo.")):
+        assert about_flags(find_formula(other))[0].endswith(flags)
+    [near] = about_flags(find_formula(make(kl=k3_clamped)))
+    assert "--kl 0.04 --kl_kind k3. This holds as long as" in near
     sample = make(z(1, 1e-6))
     assert "it lacks the advantage z n-1 1e-06" in about_flags(find_formula(sample))[0]
+
+
+def test_a_loss_whose_pushes_are_rounding():
+    """The two sides of its minimum cancel where the ratio is 1, and rounding chooses one."""
+    def loss(logits, batch):
+        log_prob = logits.log_softmax(-1)[:, :-1].gather(2, batch.ids[:, 1:, None]).squeeze(2)
+        r = (log_prob - batch.old_log_prob[:, 1:]).exp()
+        a = mean(batch)
+        return -(torch.min(r * a, a / r) * batch.mask[:, 1:]).sum()
+
+    assert "understood" not in codes(find_formula(loss))
 
 
 def test_the_table_of_one_answer_shows_what_plain_grpo_gives():

@@ -5,7 +5,7 @@ epsilon. Epsilon is not guessed but computed, from groups whose rewards are near
 """
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,6 +17,7 @@ BASELINES = {
     "mean": "the mean of its group", "others": "the mean of the other answers of its group",
     "none": "nothing", "batch": "the mean of the batch",
     "batch others": "the mean of the other answers of the batch",
+    "batch median": "the lower median of the batch",
     "median": "the lower median of its group", "best": "the best reward of its group",
     "worst": "the worst reward of its group",
     "by length": "the mean of its group, in which a reward counts as much as its answer is long"}
@@ -30,8 +31,8 @@ SCALES = {
     "variance n-1": "the variance of its group over n - 1",
     "others n": "the std over n of the other answers of its group",
     "others n-1": "the std over n - 1 of the other answers of its group",
-    "first group n": "the std over n of the first group, whichever is its own",
-    "first group n-1": "the std over n - 1 of the first group, whichever is its own",
+    **{f"{name} group {n}": f"the std over {words} of the {name} group, whichever is its own"
+       for name in ("first", "last") for n, words in (("n", "n"), ("n-1", "n - 1"))},
     "mean": "the mean of its group", "range": "the range of its group",
     "mad": "the mean absolute deviation of its group",
     "tokens n": "the std over n, after their mean is taken off, where an answer counts once for "
@@ -48,6 +49,14 @@ EPSILONS = (1e-4, 1e-6, 1e-8, 1e-5, 1e-3, 0.0)
 
 
 @dataclass(frozen=True)
+class Cost:
+    """What may be taken off the reward of an answer, times a rate."""
+    code: str
+    words: str
+    of: Callable[[Case], Tensor]  # (B,)
+
+
+@dataclass(frozen=True)
 class Advantage:
     baseline: str
     scale: str = "none"
@@ -61,10 +70,14 @@ class Advantage:
     constant: float = 0.0       # a number that is taken off each reward before
     grouping: str = "group"     # which rows are a group
     order: str = ""             # answers get the advantages of other rows, by the names of ORDERS
+    cost: Cost | None = None    # what is taken off the reward before
+    rate: float = 0.0
 
     def __call__(self, case: Case) -> Tensor:
         """(B,) the advantages."""
         moved = replace(case, reward=case.reward.double() - self.constant)
+        if self.cost is not None:
+            moved = replace(moved, reward=moved.reward - self.rate * self.cost.of(case))
         above, scale = parts(moved, labels(case, self.grouping), self.baseline, self.scale)
         value = above / divisor(scale, self.form, self.epsilon)
         if self.whitened:
@@ -78,7 +91,7 @@ class Advantage:
         return min(-self.least, self.most) < math.inf
 
     @property
-    def cost(self) -> int:
+    def complexity(self) -> int:
         own = list(BASELINES).index(self.baseline) + list(SCALES).index(self.scale)
         extras = [self.whitened, self.negative != self.positive, self.is_clamped]
         return own + 5 * sum(map(bool, extras)) + (self.form != "plus")
@@ -103,6 +116,7 @@ class Advantage:
             code += (f" limit {self.most:g}" if self.most == -self.least else
                      f" between {self.least:g} and {self.most:g}")
         code += f" of {self.order}" if self.order else ""
+        code += f" of reward - {self.rate:g} {self.cost.code}" if self.cost else ""
         return code + (f" by {self.grouping}" if self.grouping != "group" else "")
 
     def words(self) -> str:
@@ -185,6 +199,8 @@ def baseline_of(reward: Tensor, label: Tensor, name: str) -> Tensor:
         return (group_mean(reward, label) * size - reward) / (size - 1).clamp(min=1)
     if name == "batch":
         return reward.mean().expand(B)
+    if name == "batch median":
+        return reward.median().expand(B)
     if name == "batch others":
         return (reward.sum() - reward) / (B - 1)
     if name == "median":
@@ -201,8 +217,9 @@ def scale_of(reward: Tensor, label: Tensor, name: str, above: Tensor) -> Tensor:
     correction = 1 if name.endswith("n-1") else 0
     if name.startswith("others"):
         return std_of_others(reward, label, correction)
-    if name.startswith(("batch", "centred", "first group")):
-        of = {"batch": reward, "centred": above, "first group": reward[label == label[0]]}
+    if name.startswith(("batch", "centred", "first group", "last group")):
+        of = {"batch": reward, "centred": above, "first group": reward[label == label[0]],
+              "last group": reward[label == label[-1]]}
         return of[name.rsplit(" ", 1)[0]].std(correction=correction).expand(len(reward))
     return {"none": torch.ones_like(reward), "std n": variance.sqrt(), "std n-1": sample.sqrt(),
             "variance n": variance, "variance n-1": sample, "mean": mean,

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from tools.helpers.formula_batches import END, Case, make_case
+from tools.helpers.formula_costs import find_cost
 from tools.helpers.formula_counts import places, tokens_of
 from tools.helpers.formula_decode import EXACT, Examined, Loss, LossFailed, LossNotFinite
-from tools.helpers.formula_measured import KNOWN, TINY, Formula, Measured, far
+from tools.helpers.formula_measured import KNOWN, TINY, Formula, Measured, far, right_or_wrong
 from tools.helpers.formula_policy import (drop_refused_sizes, find_clip, find_limit,
                                           find_policy, look_for_short_advantages)
-from tools.helpers.formula_rest import (find_bounds_of_terms, find_entropy, find_terms,
+from tools.helpers.formula_rest import (UNKNOWN, find_bounds_of_terms, find_entropy, find_terms,
                                         look_at_equal_rewards)
 from tools.helpers.formula_selected import find_selection
 
@@ -30,7 +31,11 @@ def find_formula(loss: Loss) -> Formula:
     formula.digits = measured.examined.choose_dtype(base)
     refuse_random(measured.examined, base)
     if not any(measured.examined.raw(case).any() for case in (base, far(base))):
-        formula.is_zero, formula.unexplained = True, 0.0
+        formula.is_zero = not measured.examined.raw(right_or_wrong(base)).any()
+        formula.unexplained = 0.0 if formula.is_zero else 1.0
+        if not formula.is_zero:
+            formula.not_understood.append("anything: answers have a gradient if their rewards are "
+                                          "0 and 1, and none if they lie between")
         return formula
     if formula.digits.startswith(COARSE):
         formula.not_understood.append(
@@ -50,7 +55,7 @@ def find_formula(loss: Loss) -> Formula:
 
 def find_parts(measured: Measured) -> None:
     formula = measured.formula
-    cases = [measured.case(3), measured.case(4)]
+    cases = [measured.case(5, longest=60), measured.case(3), measured.case(4)]
     cases += [replace(case, reward=1 - case.reward) for case in cases]
     has_push = [tokens_with_push(measured, case) for case in cases]
     formula.kinds = kinds_of_tokens(cases, has_push)
@@ -60,8 +65,14 @@ def find_parts(measured: Measured) -> None:
     find_terms(measured)
     find_entropy(measured)
     look_for_short_advantages(measured)
-    find_policy(measured)
-    find_clip(measured)
+    is_known = measured.hidden == "length" and find_cost(measured)
+    if not is_known:
+        find_policy(measured)
+        is_known = measured.hidden == "shared" and find_cost(measured)
+    if measured.hidden and not is_known:
+        formula.not_understood.append(UNKNOWN[measured.hidden])
+    if formula.ratio is None:
+        find_clip(measured)
 
 
 def refuse_random(examined: Examined, case: Case) -> None:
@@ -170,7 +181,7 @@ def new_batches(measured: Measured) -> list[tuple[str, list[Case]]]:
         ("a dead group", [measured.with_a_dead_group(43)]),
         ("rows without padding", measured.without_padding(49)),
         ("rewards below 0 and above 1", [measured.with_large_rewards(50)]),
-        ("rewards of 0 and 1", [measured.right_or_wrong(56)]),
+        ("rewards of 0 and 1", [right_or_wrong(measured.case(56))]),
         ("one right answer of 200", measured.one_of_200(51, 1.0)),
         ("one wrong answer of 200", measured.one_of_200(51, 0.0)),
         ("long answers", [measured.case(52, longest=longest) for longest in (20, 60, 200)]),

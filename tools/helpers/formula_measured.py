@@ -105,10 +105,14 @@ class Measured:
         self.is_foreign = False       # whether that gradient is in no known direction
         self.is_permuted = False      # whether an answer's push does not depend on its own reward
         self.sizes = (4, 3, 6)        # numbers of answers in a group that are tried
+        self.hidden = ""              # what is a part of the reward, by the names of formula_rest
+        self.offset = 0.0             # of all log-ratios
         self.tolerance = 1e-6         # of an answer's number; more if it is computed in float32
 
     def policy_gradient(self, case: Case) -> Tensor:
         """The gradient that depends on the reward."""
+        if self.offset:
+            case = replace(case, log_ratio=case.log_ratio + self.offset)
         grad = self.examined.raw(case)
         if self.has_rest:
             grad = grad - self.gradient_without_reward(case)
@@ -169,10 +173,6 @@ class Measured:
         case, is_other = self.case(seed, 1, 200), torch.arange(200) == 7
         return [replace(case, reward=torch.where(is_other, right, 1 - right).double())]
 
-    def right_or_wrong(self, seed: int) -> Case:
-        case = self.case(seed)
-        return replace(case, reward=(case.reward > .5).double())
-
     def far_reference(self, seed: int, sign: int) -> Case:
         """So far away that a clamp of the KL at 10, or of the log-ratio at 20, would be seen."""
         case = self.off_policy(seed, "log_reference", 24.0)
@@ -198,3 +198,7 @@ class Measured:
 def far(case: Case) -> Case:
     """The case with ratios and a reference that are not 1."""
     return replace(case, log_ratio=noise_like(case, 5, .1), log_reference=noise_like(case, 6, .3))
+
+
+def right_or_wrong(case: Case) -> Case:
+    return replace(case, reward=(case.reward > .5).double())

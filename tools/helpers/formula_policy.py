@@ -2,6 +2,7 @@
 advantage and counting together, and then the ratio.
 """
 import itertools
+import math
 from dataclasses import replace
 
 import torch
@@ -13,9 +14,11 @@ from tools.helpers.formula_batches import Case, noise_like
 from tools.helpers.formula_counts import counts
 from tools.helpers.formula_decode import LossFailed
 from tools.helpers.formula_measured import KNOWN, Measured
-from tools.helpers.formula_ratio import find_ratio
+from tools.helpers.formula_ratio import Ratio, Side, find_ratio
 from tools.helpers.formula_shapes import Shape, rescaled, shapes
 from tools.helpers.formula_terms import Counted, by_answer, fit_counted, spread, table_of
+
+FAR_BELOW = -4.0   # log-ratios at which ratio * advantage is below any bound
 
 
 def drop_refused_sizes(measured: Measured) -> None:
@@ -49,21 +52,63 @@ def look_for_short_advantages(measured: Measured) -> None:
 
 
 def find_policy(measured: Measured) -> None:
-    """With groups of several sizes; or else of 4 alone, where the size stands in the code."""
-    formula = measured.formula
-    tried, known = measured.sizes, list(formula.not_understood)
-    fit_policy(measured)
-    if formula.advantage is not None or tried == (4,):
-        return
-    failed_with = formula.not_understood
-    measured.sizes, formula.not_understood = (4,), known
-    fit_policy(measured)
-    if formula.advantage is None:
-        measured.sizes, formula.not_understood = tried, failed_with
+    """With groups of several sizes; or else of 4 alone, where the size stands in the code; or where
+    all ratios are small, so that ratio times advantage reaches no upper bound."""
+    formula, tried = measured.formula, measured.sizes
+    known, failed_with = list(formula.not_understood), None
+    tries = [(tried, 0.0)] + [((4,), 0.0)] * (tried != (4,)) + [(tried, FAR_BELOW)]
+    for sizes, offset in tries:
+        measured.sizes, formula.not_understood = sizes, list(known)
+        if not offset:
+            fit_policy(measured)
+        elif is_moved_by(measured, offset):
+            find_product(measured, offset)
+        if formula.advantage is not None:
+            break
+        failed_with = failed_with or formula.not_understood
     else:
+        measured.sizes, formula.not_understood = tried, failed_with
+    if measured.sizes != tried:
         formula.notes.append("this holds for groups of 4 answers. In batches with groups of "
                              "another size the gradient is another one, as if the size 4 stood in "
                              "the code")
+
+
+def is_moved_by(measured: Measured, offset: float) -> bool:
+    """Whether an offset of all log-ratios changes anything."""
+    case = measured.case(36)
+    before = measured.policy_push(case)
+    moved = measured.policy_push(replace(case, log_ratio=case.log_ratio + offset))
+    return bool((moved - before).norm() > 1e-6 * before.norm())
+
+
+def find_product(measured: Measured, offset: float) -> None:
+    """Where it is ratio times advantage that is clipped, and not the ratio: the formula, read where
+    all ratios are small, and then the bound."""
+    formula = measured.formula
+    measured.offset = offset
+    fit_policy(measured)
+    measured.offset = 0.0
+    if formula.advantage is None:
+        return
+    formula.count = replace(formula.count, factor=formula.count.factor / math.exp(offset))
+    side = Side(high=bound_of_product(measured))
+    formula.ratio = Ratio("product", side, side)
+    if measured.unexplained(measured.case(36)) > KNOWN:
+        formula.advantage = formula.count = formula.ratio = None
+
+
+def bound_of_product(measured: Measured) -> float:
+    """The largest ratio times advantage that has a push, from the answer with the largest one."""
+    case = measured.case(36)
+    advantage = measured.formula.advantage(case)
+    row = int(advantage.argmax())
+    low, high = FAR_BELOW, -FAR_BELOW
+    while high - low > 1e-10:
+        middle = (low + high) / 2
+        push = measured.policy_push(replace(case, log_ratio=case.log_ratio + middle))
+        low, high = (middle, high) if push[row].any() else (low, middle)
+    return float(f"{float(advantage[row]) * math.exp(low):.6g}")
 
 
 def fit_policy(measured: Measured) -> None:
@@ -107,9 +152,10 @@ def fit_advantage_and_count(measured: Measured, shape: Shape, cases: list[Case])
     formula = measured.formula
     numbers = [measured.per_answer(shape, case) for case in cases]
     table = table_of(cases, counts(formula.tokens))
+    grouping = grouping_of(measured, shape)
     for batches in (3, 1):  # one alone, where the factor differs between batches of equal size
         fits = []
-        for advantage in advantages_that_fit(measured, shape, batches):
+        for advantage in advantages_that_fit(measured, shape, grouping, batches):
             quotients = [divided(number, advantage(case)) for number, case in zip(numbers, cases)]
             fits += [(advantage, count) for count in
                      fit_counted(cases, quotients, table, measured.tolerance)]
@@ -129,7 +175,7 @@ def fit_advantage_and_count(measured: Measured, shape: Shape, cases: list[Case])
 
 def cost_of(fit: tuple[Advantage, Counted]) -> int:
     advantage, count = fit
-    return (advantage.cost + count.count.cost + count.sizes.cost
+    return (advantage.complexity + count.count.cost + count.sizes.cost
             + 4 * (abs(abs(count.factor) - 1) > 1e-6))
 
 
@@ -179,10 +225,10 @@ def grouping_of(measured: Measured, shape: Shape) -> str:
     return "group"  # all rows are linked, or none is: the hypotheses know both
 
 
-def advantages_that_fit(measured: Measured, shape: Shape, batches: int = 3) -> list[Advantage]:
+def advantages_that_fit(measured: Measured, shape: Shape, grouping: str,
+                        batches: int = 3) -> list[Advantage]:
     """Those that explain, up to a factor, batches whose answers all have the same length. Some of
     their groups have nearly equal rewards."""
-    grouping = grouping_of(measured, shape)
     cases = advantage_cases(measured, grouping)[:batches]
     found = [measured.per_answer(shape, case, 1e-5) for case in cases]
     if any(numbers is None for numbers in found):
@@ -219,7 +265,7 @@ def advantages_in_order(measured: Measured, order: str, cases: list[Case], found
 
 def fit_one_by_one(measured: Measured, shape: Shape) -> None:
     """Where no advantage and count fit together: what each of them is by itself."""
-    alone = advantages_that_fit(measured, shape)
+    alone = advantages_that_fit(measured, shape, grouping_of(measured, shape))
     names = {advantage.code for advantage in alone}
     measured.formula.not_understood.append(
         "advantage and counting: no pair of known ones gives the push of each answer"
@@ -239,7 +285,7 @@ def variants(advantage: Advantage, cases: list[Case], found: list[Tensor]) -> li
         result.append(replace(advantage, positive=0.0))
     elif len(positive) > 2 and len(negative) > 2 and spread(positive) < 1e-6:
         rate = float(negative.mean() / positive.mean())
-        if abs(rate - 1) > 1e-6 and rate > -1e-9:
+        if abs(rate - 1) > 1e-6 and (rate > -1e-9 or abs(rate + 1) < 1e-6):
             result.append(replace(advantage, negative=round(rate, 6)))
     return result
 

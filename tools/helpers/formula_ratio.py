@@ -67,16 +67,24 @@ class Gamma:
 class Ratio:
     """The response to good and bad answers, and whether a ratio is that of a token or that of an
     answer, which is exp of the mean or the sum of the log-ratios of its tokens. In the geometric
-    mean, the ratio of each token is clipped before, and a clipped token has no response."""
+    mean, the ratio of each token is clipped before, and a clipped token has no response. In a
+    product it is ratio times advantage that is clipped. Undetached, a clamped ratio multiplies
+    log p, and has a gradient of its own between the bounds."""
     level: str = "token"
     good: object = Constant()
     bad: object = Constant()
     upside_down: bool = False  # old over new
 
     def __call__(self, case: Case, sign: Tensor, tokens: Tensor) -> Tensor:
-        """(B, L) the responses, where `sign` (B,) is that of the advantage."""
+        """(B, L) the responses, where `sign` (B,) is the advantage, or its sign alone."""
         log_ratio = actual_log_ratio(case) * (-1 if self.upside_down else 1)
         is_good = sign[:, None] >= 0
+        if self.level == "product":
+            return log_ratio.exp() * (log_ratio.exp() * sign[:, None] <= self.good.high)
+        if self.level == "undetached":
+            clipped = log_ratio.exp().clamp(self.good.low, self.good.high)
+            through = 1 + case.log_prob * (clipped == log_ratio.exp())
+            return clipped * through / (1 + case.log_prob)
         if self.level == "geometric":
             clipped = torch.where(is_good, limited(log_ratio, self.good),
                                   limited(log_ratio, self.bad))
@@ -232,7 +240,24 @@ def find_ratio(examined: Examined, case: Case, tokens: Tensor, has_rest: bool,
         found = Ratio(level, good, bad, prober.upside_down)
         if None not in (good, bad) and prober.holds(found):
             return found
+    side = undetached_side(prober)
+    found = Ratio("undetached", side, side)
+    if level == "token" and (side.low, side.high) != (None, None) and prober.holds(found):
+        return found
     return "the response to the ratio has none of the known forms"
+
+
+def undetached_side(prober: Prober) -> Side:
+    """The bounds between which the response is r, and beyond which it depends on log p."""
+    prober.upside_down = False
+    states = prober.state("token", 1, GRID)
+    free = [k for k, state in enumerate(states) if state == "r"] or [0]
+    low = high = None
+    if free[0] > 0:
+        low = snapped(prober.bound("token", 1, GRID[free[0] - 1], GRID[free[0]]))
+    if free[-1] < len(GRID) - 1:
+        high = snapped(prober.bound("token", 1, GRID[free[-1]], GRID[free[-1] + 1]))
+    return Side(low, high, False, False)
 
 
 def below_one(prober: Prober) -> Ratio | str:

@@ -6,6 +6,16 @@ from tools.helpers.formula_ratio import Constant, Gamma, Gate, Ratio, Side
 
 def name_of(ratio: Ratio) -> tuple[str, str]:
     """(the words of --expect, a sentence)."""
+    if ratio.level == "product":
+        return (f"product clip {ratio.good.high:g}", "not the ratio is clipped but ratio times "
+                f"advantage, at {ratio.good.high:g}: an answer with a large advantage has no "
+                "gradient, even where its ratio is 1")
+    if ratio.level == "undetached":
+        low, high = ratio.good.low, ratio.good.high
+        return (f"cispo undetached {from_one(low, 'low')} {from_one(high, 'high')}",
+                f"the ratio of a token is clamped to {between(low, high)} and multiplies log p, as "
+                "in CISPO, but it is not detached: between the bounds the gradient flows through "
+                "it, too")
     of = {"token": "", "answer": "gspo ", "answer sum": "answer ratio ",
           "geometric": "gmpo "}[ratio.level]
     whose = {"token": "the ratio of a token",

@@ -10,7 +10,7 @@ from tools.helpers.formula_batches import END, PAD
 from tools.helpers.formula_measured import Formula
 from tools.helpers.formula_ratio_words import name_of
 from tools.helpers.formula_shapes import FLAT
-from tools.helpers.formula_terms import KINDS, Counted, Term
+from tools.helpers.formula_terms import KINDS, OF_ANSWER, Counted, Term
 
 PLACES = {"prompt": "the prompt", "prompt_last": "the last token of the prompt",
           "first": "the first token of an answer", "middle": "the middle of an answer",
@@ -27,7 +27,10 @@ VOCABULARY = [  # what --expect takes
     r"(gspo |gmpo )?clip( [\d.]+| none){2}( dual [\d.]+)?",
     r"(gspo )?(cispo|mask)( [\d.]+| none){2}", r"sapo [\d.]+ [\d.]+", r"vespo( [\d.]+){4}",
     r"kl (k1|k2|k3) [\d.e-]+", "no kl", r"entropy [\d.e-]+", "no entropy",
-    r"temperature [\d.]+", r"shift -?\d", "end", "understood"]
+    r"temperature [\d.]+",
+    r"no (first|last) \d+",
+    r"(highest|lowest) (entropy|probability) [\d.]+ of (batch|answer)", r"shift -?\d", "end",
+    "understood"]
 
 
 def codes(formula: Formula) -> set[str]:
@@ -48,7 +51,7 @@ def codes(formula: Formula) -> set[str]:
         found.add(f"entropy {shown(formula.entropy.factor)}")
     if formula.is_complete:
         found.add("understood")
-        found |= set() if formula.terms else {"no kl"}
+        found |= {"no kl"} if not formula.terms and not formula.advantage.cost else set()
         found |= set() if formula.entropy else {"no entropy"}
     return found
 
@@ -119,6 +122,8 @@ def codes_of_count(count: Counted) -> set[str]:
 def code_of_term(term: Term) -> str:
     if term.kind == "constant":
         return f"constant push {shown(term.weight.factor)}"
+    if term.kind in OF_ANSWER:
+        return f"{term.kind} {shown(-term.weight.factor)}"
     source = " to old" if term.source == "old" else ""
     factor = -term.weight.factor if term.kind == "k1" else term.weight.factor
     if term.with_ratio and term.kind == "k2":  # the derivative of ratio * k3
@@ -213,6 +218,9 @@ def about_tokens(formula: Formula) -> list[str]:
 def about_policy(formula: Formula) -> list[str]:
     count = formula.count
     said = [f"Advantage: {formula.advantage.words()}."]
+    if formula.advantage.cost:
+        said.insert(0, f"Reward: before all else, {formula.advantage.rate:g} times "
+                       f"{formula.advantage.cost.words} is taken off the reward of an answer.")
     if formula.advantage.grouping == "mixed":
         said.append("Groups: they are mixed. Each answer is compared with answers to other "
                     "problems.")
@@ -260,6 +268,13 @@ def about_term(term: Term) -> str:
         return (f"Constant push: whatever the reward, every token's log-prob is pushed {way} with "
                 f"weight {shown(size)} ({counted}). A bonus on -log p of the sampled token and a "
                 "constant in the advantage both do this, and a gradient cannot tell them apart.")
+    if term.kind in OF_ANSWER:
+        what = {"length": "number of its tokens", "sum of k1": "sum of log p - "
+                "batch.reference_log_prob over its tokens", "mean of k1": "mean of log p - "
+                "batch.reference_log_prob over its tokens"}[term.kind]
+        return (f"Penalty: whatever the reward, all tokens of an answer are pushed {way} with "
+                f"weight {shown(size)} times the {what} ({counted}), as where that is taken off "
+                "its advantage.")
     if term.kind == "k1":
         return (f"KL: k1, log p - batch.reference_log_prob, weight {shown(-term.weight.factor)} "
                 f"({counted}). Its gradient does not depend on the reference: every token is "
@@ -270,7 +285,9 @@ def about_term(term: Term) -> str:
                 "ratio.")
     source = "batch.reference_log_prob" if term.source == "reference" else "batch.old_log_prob"
     return (f"KL: {term.kind}, {KINDS[term.kind][0]}, with d = {source} - log p, weight "
-            f"{shown(term.weight.factor)} ({counted}).{about_bounds(term)}")
+            f"{shown(term.weight.factor)} ({counted}).{about_bounds(term)}"
+            + " A k1 that is taken off each token's own advantage has this gradient, too."
+            * (term.kind == "k2" and term.source == "reference"))
 
 
 def about_bounds(term: Term) -> str:

@@ -13,8 +13,8 @@ from tools.helpers.formula_batches import Case, noise_like
 from tools.helpers.formula_counts import counts, places, tokens_of
 from tools.helpers.formula_decode import LossFailed
 from tools.helpers.formula_measured import TINY, Measured, far
-from tools.helpers.formula_terms import (KINDS, Counted, Term, by_answer, difference, fit_counted,
-                                         table_of)
+from tools.helpers.formula_terms import (KINDS, OF_ANSWER, Counted, Term, by_answer, fit_counted,
+                                         table_of, value_of)
 
 SOURCES = {"reference": "log_reference", "old": "log_ratio"}  # and the column of a case
 UNKNOWN = {
@@ -40,8 +40,7 @@ def look_at_equal_rewards(measured: Measured) -> None:
                                       "a gradient that is not finite (0 / 0)")
         return
     if rest[0].any() and prefers_lengths(measured, rest[0]):
-        measured.has_rest = False
-        measured.formula.not_understood.append(UNKNOWN["length"])
+        measured.has_rest, measured.hidden = False, "length"
         return
     whole = measured.examined.raw(base)
     measured.has_rest = any(float(grad.abs().max()) > TINY * float(whole.abs().max())
@@ -87,28 +86,30 @@ def find_terms(measured: Measured) -> None:
     still = [push(case) for case in zero]
     scale = max(float(push(case).abs().max()) for case in measured.designs()[:2])
     formula.term_kinds = kinds_with_push(measured, zero, scale)
-    constant = fit_term("constant", "nothing", formula.term_kinds, zero, still, scale)
+    constant = next(filter(None, (
+        fit_term(kind, "nothing", formula.term_kinds, zero, still, scale)
+        for kind in ("constant", "length"))), None)
     for source, column in SOURCES.items():
         moved = [replace(case, **{column: noise_like(case, 7 + k, .8)})
                  for k, case in enumerate(zero)]
         change = [push(case) - before for case, before in zip(moved, still)]
         if max(float(part.abs().max()) for part in change) < TINY * scale:
             continue
-        fits = [fit_term(kind, source, formula.term_kinds, moved, change, scale) for kind in KINDS]
+        fits = [fit_term(kind, source, formula.term_kinds, moved, change, scale)
+                for kind in (*KINDS, *OF_ANSWER)]
         term = next((fit for fit in fits if fit), None)
-        if term is None or (constant and source == "old"):
-            formula.not_understood.append(why_unknown(measured, source, constant, zero[0]))
+        if term is None and source == "reference" and shares_reference(measured, zero[0]):
+            measured.has_rest, measured.hidden = False, "shared"
+        elif term is None or (constant and source == "old"):
+            formula.not_understood.append(UNKNOWN["ratio" if constant and source == "old" else
+                                                  source])
             return
-        formula.terms.append(term)
+        else:
+            formula.terms.append(term)
     if constant:
         is_k1 = knows_reference(measured, measured.designs()[0])
+        is_k1 &= constant.kind == "constant" and not measured.hidden
         formula.terms.append(replace(constant, kind="k1") if is_k1 else constant)
-
-
-def why_unknown(measured: Measured, source: str, constant: Term | None, case: Case) -> str:
-    if source == "old":
-        return UNKNOWN["ratio" if constant else "old"]
-    return UNKNOWN["shared" if shares_reference(measured, case) else "reference"]
 
 
 def shares_reference(measured: Measured, case: Case) -> bool:
@@ -142,9 +143,7 @@ def fit_term(kind: str, source: str, kinds: frozenset[str], cases: list[Case],
         return None
     numbers = []
     for case, push in zip(cases, pushes):
-        shape = torch.ones_like(push)
-        if kind != "constant":
-            shape = KINDS[kind][1](difference(case, source))
+        shape = value_of(kind, source, case)
         quotient = push / torch.where(shape == 0, 1.0, shape)
         number = by_answer(quotient, tokens_of(case, kinds) & case.mask)
         if number is None:

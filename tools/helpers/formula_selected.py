@@ -15,6 +15,7 @@ from tools.helpers.formula_shapes import entropy_of, place_in_answer, places_lef
 
 SCORES = {"highest entropy": entropy_of, "lowest entropy": lambda case: -entropy_of(case),
           "lowest probability": surprise, "highest probability": lambda case: -surprise(case)}
+LIMITED = {"entropy": entropy_of, "probability": lambda case: (-surprise(case)).exp()}
 ROUNDED = {"by torch.quantile": None, "rounded down": torch.floor, "rounded up": torch.ceil,
            "rounded": torch.round}
 
@@ -30,7 +31,7 @@ def find_selection(cases: list[Case], trained: list[Tensor], tokens: list[Tensor
                    ) -> Selection | None:
     """The selection that takes, of these tokens (B, L), those which are `trained`. Rows of which
     nothing is trained have no advantage, and are not compared."""
-    for selection in selections(cases[0], trained[0]):
+    for selection in selections(cases[0], trained[0]) if trained[0].any() else ():
         if all(torch.equal(selection.chosen(case) & of & has.any(1, keepdim=True), has)
                for case, has, of in zip(cases, trained, tokens)):
             return selection
@@ -45,6 +46,8 @@ def selections(case: Case, trained: Tensor) -> Iterator[Selection]:
         yield Selection(f"only {side} {most + 1}",
                         f"only the {side} {most + 1} tokens of an answer have one",
                         lambda case, place=place, n=most: place(case) <= n)
+    for (name, score), sign in itertools.product(LIMITED.items(), (1, -1)):
+        yield from beyond_limit(name, score, sign, case, trained)
     for name, score in SCORES.items():
         for twentieths, rounding, whose in itertools.product(range(1, 20), ROUNDED,
                                                              ("batch", "answer")):
@@ -53,6 +56,24 @@ def selections(case: Case, trained: Tensor) -> Iterator[Selection]:
                             f"{share:.0%} of the tokens of {'the' if whose == 'batch' else 'each'} "
                             f"{whose}, their number {rounding}",
                             largest_share(score, share, ROUNDED[rounding], whose))
+
+
+def beyond_limit(name: str, score: Callable[[Case], Tensor], sign: int, case: Case,
+                 trained: Tensor) -> Iterator[Selection]:
+    """The tokens whose score lies above a number, or below it if the sign is -1: the roundest
+    number that is possible."""
+    values, others = sign * score(case), case.mask & trained.any(1, keepdim=True) & ~trained
+    if not others.any():
+        return
+    least, most = float(values[others].max()), float(values[trained].min())
+    if least >= most:
+        return
+    middle = sign * (least + most) / 2
+    limit = next(number for digits in range(1, 17) for number in [float(f"{middle:.{digits}g}")]
+                 if least < sign * number < most or digits == 16)
+    side = "above" if sign == 1 else "below"
+    yield Selection(f"{name} {side} {limit:g}", f"only those whose {name} is {side} {limit:g} have "
+                    "one", lambda case: sign * score(case) > sign * limit)
 
 
 def largest_share(score: Callable[[Case], Tensor], share: float, rounding, whose: str):

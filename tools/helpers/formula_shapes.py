@@ -70,6 +70,8 @@ def shapes(case: Case, push: Tensor, tokens: Tensor) -> Iterator[Shape]:
     row = int(((push.abs() > 0) & tokens).sum(1).argmax())
     columns = tokens[row].nonzero().flatten()
     x, c = surprise(case)[row, columns], push[row, columns]
+    if len(x) < 2 or x.min() == x.max():
+        return
     i, j = int(x.argmin()), int(x.argmax())
     yield from inverse(float(x[i]), float(x[j]), float(c[i]), float(c[j]))
     p, q = float((-x[i]).exp()), float((-x[j]).exp())

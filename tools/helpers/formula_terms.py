@@ -28,6 +28,12 @@ KINDS: dict[str, tuple[str, Derivative]] = {  # the push of a term of weight 1, 
     "exponential": ("exp(d), which is k3 without its second term", lambda d: d.exp())}
 
 
+OF_ANSWER: dict[str, Callable[[Case], Tensor]] = {  # (B,), for terms that all its tokens share
+    "length": lambda case: case.length.double(),
+    "sum of k1": lambda case: -(difference(case, "reference") * case.mask).sum(1),
+    "mean of k1": lambda case: -(difference(case, "reference") * case.mask).sum(1) / case.length}
+
+
 @dataclass(frozen=True)
 class Counted:
     """A number for each answer: factor * weights of a count * sizes."""
@@ -55,12 +61,19 @@ class Term:
     high: float = math.inf
 
     def push(self, case: Case, tokens: Tensor) -> Tensor:
-        by_row = self.weight(case)[:, None] * tokens
-        if self.kind in ("constant", "k1"):
-            return by_row
-        d = difference(case, self.source)
-        push = by_row * KINDS[self.kind][1](d) * ((d > self.low) & (d < self.high))
+        push = self.weight(case)[:, None] * tokens * value_of(self.kind, self.source, case)
+        if self.kind in KINDS:
+            d = difference(case, self.source)
+            push = push * ((d > self.low) & (d < self.high))
         return push * actual_log_ratio(case).exp() if self.with_ratio else push
+
+
+def value_of(kind: str, source: str, case: Case) -> Tensor:
+    """(B, L) the push of a term of weight 1."""
+    if kind in KINDS:
+        return KINDS[kind][1](difference(case, source))
+    value = torch.ones(case.ids.shape, dtype=torch.float64)
+    return value * OF_ANSWER[kind](case)[:, None] if kind in OF_ANSWER else value
 
 
 def difference(case: Case, source: str) -> Tensor:
