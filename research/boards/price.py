@@ -13,8 +13,9 @@ is compared with, on the same seed. Arms that sample at temperature 0.8, or from
 tokens, are compared with each other, because then an untrained model, too, has another success.
 
 Without --model the tiny model is trained. A real one is trained on the short form of real_board.py:
-Countdown of two numbers, and the answer alone. The predictions are in research/results/price:
-protocol.txt for the tiny model, protocol_real.txt for the real one.
+Countdown of two numbers, and the answer alone. A GPU rounds differently, so its runs are a result
+of their own. The predictions are in research/results/price: protocol.txt for the tiny model,
+protocol_real.txt for the real one.
 """
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -129,14 +130,20 @@ def plan(args: SimpleNamespace) -> tuple[Experiment, Stages]:
     arms = named_arms(args.arms, form.arms)
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     keys = [(arm, seed) for seed in seeds for arm in arms]
-    return Experiment(planned_run(args), known=published(args)), [(form.result, keys)]
+    return Experiment(planned_run(args), known=published(args)), [(name_of_result(args), keys)]
+
+
+def name_of_result(args: SimpleNamespace) -> str:
+    name = form_of(args).result
+    return name if args.device == "cpu" else f"{name}_gpu"
 
 
 def planned_run(args: SimpleNamespace) -> Callable[[str, int], PlannedRun]:
     """What plans a run of an arm. It is made by a program that knows the weightings."""
     form, common, folder = form_of(args), [], Path(args.runs)
     if args.model:
-        common, folder = ["--model", args.model], folder / "real"
+        common = ["--model", args.model]
+        folder /= name_of_result(args).removeprefix("choices_")
     if args.device != "cpu":
         common += ["--device", args.device]
     plan_run = planner(folder, flags_of_arms(form), [*common, *form.common.split()], form.steps,
@@ -152,7 +159,7 @@ def published(args: SimpleNamespace) -> dict[Key, Run]:
     """The published runs of a real model. Those of the tiny one are not used again."""
     if args.afresh or not args.model:
         return {}
-    return published_runs(REAL.result, settings_of_real(args), flags_of_arms(REAL))
+    return published_runs(name_of_result(args), settings_of_real(args), flags_of_arms(REAL))
 
 
 def settings_of_real(args: SimpleNamespace) -> dict:
@@ -163,15 +170,14 @@ def settings_of_real(args: SimpleNamespace) -> dict:
 
 def report(args: SimpleNamespace, experiment: Experiment, command: str) -> None:
     """Write the gain of each arm over all seeds that its folder has, and print it."""
-    form = form_of(args)
+    form, name = form_of(args), name_of_result(args)
     arms = experiment.arms((arm, seed) for arm in form.arms for seed in range(200))
     made = by_run_name(arms)
-    runs = {name: short_form(run) for name, run in made.items()}
+    runs = {one: short_form(run) for one, run in made.items()}
     findings = Findings("What does a difference between codes called GRPO cost?", [],
                         [gains_table(arms, form.arms)], {"runs": runs})
     settings = settings_of_real(args) if args.model else {"steps": form.steps}
-    write_report(form.result, form.result, findings, {**settings, "arms": flags_of_arms(form)},
-                 made, command)
+    write_report(name, name, findings, {**settings, "arms": flags_of_arms(form)}, made, command)
 
 
 def gains_table(arms: Arms, known: Mapping[str, Arm]) -> Table:

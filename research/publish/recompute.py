@@ -712,7 +712,7 @@ CHECKED: dict[str, Callable[[Result], Iterator[Check]]] = {
                     check_real_board),
     "real_controls": check_real_controls, "price": check_price,
     "choices": partial(check_choices, TINY_CHOICES),
-    "choices_real": partial(check_choices, REAL_CHOICES),
+    **dict.fromkeys(("choices_real", "choices_real_gpu"), partial(check_choices, REAL_CHOICES)),
     **dict.fromkeys(("signal_tiny", "signal_tiny_half", "signal_real", "signal_real_brief",
                      "signal_real_brief_16", "signal_real_later", "signal_later", "signal_later_2",
                      "signal_later_3"), check_signal),

@@ -87,9 +87,9 @@ def test_the_runs_of_a_real_model_differ_from_plain_grpo_in_what_their_arm_says(
     """
     experiment, [(name, keys)] = price.plan(args_with(model="models/tiny", device="cuda", seeds=2,
                                                       afresh=True))
-    assert name == "choices_real" and [seed for _, seed in keys] == [40] * 13 + [41] * 13
+    assert name == "choices_real_gpu" and [seed for _, seed in keys] == [40] * 13 + [41] * 13
     runs = {arm: experiment.plan_run(arm, seed) for arm, seed in keys}
-    assert {run.folder.parent.as_posix() for run in runs.values()} == {"runs/price/real"}
+    assert {run.folder.parent.as_posix() for run in runs.values()} == {"runs/price/real_gpu"}
     settings = {arm: make_settings(read_flags(run.flags)).to_json() for arm, run in runs.items()}
     plain = settings["plain"]
     assert (plain["prompt"], plain["questions"], plain["learning_rate"]) == ("expression", 8, 2e-6)
