@@ -24,7 +24,8 @@ from harness.screen import run_as_program
 from tools.helpers.formula_fit import find_formula
 from tools.helpers.formula_report import as_json, sentences
 
-FLAGS = {"json": Flag(False, "print what was found as JSON")}
+FLAGS = {"json": Flag(False, "print what was found as JSON",
+                      requires=(lambda s: s.name is not None, "the name of a code"))}
 
 
 def main(argv: list[str]) -> None:
@@ -42,6 +43,8 @@ def main(argv: list[str]) -> None:
     needs_folder = bool(inspect.signature(adapter).parameters)
     if needs_folder and (flags.folder is None or not Path(flags.folder).is_dir()):
         raise UserError(f"{flags.name} needs the folder of a checkout, and {flags.folder} is none")
+    if flags.folder and not needs_folder:
+        raise UserError(f"{flags.name} is read where it is installed: leave out {flags.folder}")
     losses = adapter(Path(flags.folder)) if needs_folder else adapter()
     for name, loss in losses.items():
         formula = find_formula(loss)

@@ -43,7 +43,8 @@ PROBLEMS = ((3, 5, 7, 22), (2, 4, 9, 17), (1, 6, 8, 15), (5, 5, 6, 31), (2, 3, 1
 PROMPT = "<|im_start|>user\n{} {} {} make {}<|im_end|>\n<|im_start|>assistant\n<think>"
 NEARLY_EQUAL = 0.01  # rewards of the first problem are so much smaller, so that epsilon shows
 ANSWERS = "step_answers.jsonl"
-FLAGS = {"learning_rate": Flag(None, "learning rate of the step of SGD", kind=float, above=0)}
+FLAGS = {"learning_rate": Flag(None, "learning rate of the step of SGD", kind=float, above=0,
+                               requires=(lambda s: s.what == "step", "the command step"))}
 
 
 class Dummy:
@@ -100,6 +101,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument("trained", nargs="?", default=None, help="for step: the trained model")
     flags = with_defaults(parser.read(argv), FLAGS)
     folder = Path(flags.folder)
+    if flags.trained is not None and flags.what != "step":
+        raise UserError(f"{flags.what} takes no trained model: leave out {flags.trained}")
     if flags.what == "write":
         write_folder(folder, [PROMPT.format(*problem) for problem in PROBLEMS])
         print(f"written: {folder}. bridges/codes.md says how a trainer uses it")

@@ -109,7 +109,11 @@ def values_of(text: str, name: str, flag: Flag) -> list[typing.Any]:
 
 
 def with_defaults(given: Json, flags: Mapping[str, Flag]) -> SimpleNamespace:
-    """The values of all flags, checked."""
+    """The values of all flags, checked. One that was typed and has no effect is refused."""
     values = {name: flag.default for name, flag in flags.items()} | given
     check_values(values, flags)
+    for name in given.keys() & flags.keys():
+        needed = flags[name].requires
+        if needed and given[name] != flags[name].default and not flags[name].has_effect(values):
+            raise UserError(f"--{name} has no effect without {needed[1]}")
     return SimpleNamespace(**values)

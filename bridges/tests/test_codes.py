@@ -73,3 +73,11 @@ def test_every_adapter_has_its_row(capsys):
         assert re.search(rf"^\| {re.escape(name)}\b", PAGE, re.M | re.I), name
     assert "needs the folder" in refusal(main, ["tiny-grpo"])
     assert "there is no adapter" in refusal(main, ["absent"])
+
+
+@pytest.mark.parametrize("typed, refusal", [
+    (["--json"], "--json has no effect without the name of a code"),
+    (["trl", "checkout"], "trl is read where it is installed: leave out checkout")])
+def test_what_would_be_ignored_is_refused(typed, refusal):
+    with pytest.raises(UserError, match=refusal):
+        main(typed)

@@ -184,3 +184,12 @@ def test_a_step_that_trains_nothing():
     assert dummy.report(dummy.model, RATE) == [
         "No parameter has changed: this step trains nothing."]
     assert torch.isfinite(next(dummy.model.parameters())).all()
+
+
+@pytest.mark.parametrize("typed, refusal", [
+    (["--learning_rate", "1e-3"], "--learning_rate has no effect without the command step"),
+    (["trained"], "write takes no trained model: leave out trained")])
+def test_what_only_a_step_needs_is_refused_elsewhere(tmp_path, typed, refusal):
+    with pytest.raises(UserError, match=refusal):
+        main(["write", str(tmp_path / "dummy"), *typed])
+    assert not (tmp_path / "dummy").exists()

@@ -33,7 +33,8 @@ Stages = Iterable[tuple[str, list[Key]]]  # a title, and the runs that are made 
 
 def flags_of_runs(folder: str) -> dict[str, Flag]:
     return {"runs": Flag(folder, "folder in which the runs are kept"),
-            "dry_run": Flag(False, "list the runs that are missing, and start none"),
+            "dry_run": Flag(False, "list the runs that are missing, and start none", requires=(
+                lambda s: not s.report_only, "runs to start, and --report_only starts none")),
             "processes": PROCESSES,
             "report_only": Flag(False, "print what the finished runs show, and start no run")}
 

@@ -39,12 +39,12 @@ from harness.metrics import CERTAIN
 from harness.record import find_folder
 from harness.screen import most_varied
 from harness.settings import settings_of_run
-from research.probes.common import Findings
+from research.probes.common import FOLDER_SEED, Findings
 
 FLAGS = {
     "run": Flag("runs/fails", "folder of a run"),
     "beside": Flag("runs/learns", "folder of a run that learns, for comparison"),
-    "seed": Flag(0, "a number in the name of the results' folder; nothing here is random")}
+    "seed": FOLDER_SEED}
 SIGNS = {"success": "success", "entropy": "entropy",
          "groups_without_spread": "groups without spread"}
 

@@ -28,10 +28,10 @@ from engine.errors import UserError
 from engine.tokens import CHATML, KINDS, USER_TURN, load_tokenizer, token_bytes
 from harness.flags import Flag
 from harness.record import find_folder
-from research.probes.common import COMMON, Findings
+from research.probes.common import FOLDER_SEED, Findings
 
 FLAGS = {
-    **COMMON,
+    "seed": FOLDER_SEED,
     "run": Flag("runs/none-grpo-s0", "folder of a run"),
     "step": Flag(1, "a step whose change was measured. Runs measure the first step and, by "
                  "default, every tenth after it", least=1,

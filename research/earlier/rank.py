@@ -79,7 +79,8 @@ FLAGS = {
                            least=0, most=10_000),
     "critic": Flag("head",
                    "the critic. head: linear in the hidden state. trunk: a network of its own",
-                   choices=("head", "trunk")),
+                   choices=("head", "trunk"),
+                   requires=(lambda s: s.critic_batches > 0, "--critic_batches above 0")),
     "layer": Flag("mlp.up_proj", "the weight matrix in the middle layer whose gradient is B"),
     "memory": Flag(4.0, "GiB of memory for gradients. With less, more passes over the answers are "
                    "made", above=0, most=10_000)}

@@ -30,7 +30,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from engine.tokens import load_tokenizer
-from harness.flags import Flag
+from harness.flags import Flag, Requirement
 from harness.parser import values_of
 from research.probes.change_batches import MeasuredBatch, load_or_measure_batch, sampled_by
 from research.probes.change_parts import (FIRST_SEED, load_or_measure_seed, tables_of_seeds,
@@ -40,26 +40,31 @@ from research.probes.change_tables import (fell_and_rose_table, items_table, kin
 from research.probes.change_synthetic import synthetic_table
 from research.probes.common import COMMON, Findings
 
+OF_RUNS: Requirement = (lambda s: bool(s.runs), "--runs")
+OF_SEEDS: Requirement = (lambda s: s.seeds > 0, "--seeds above 0")
+OF_EITHER: Requirement = (lambda s: bool(s.runs) or s.seeds > 0, "--runs, or --seeds above 0")
 FLAGS = {
     **COMMON,
     "runs": Flag(None, "folders of runs of plain GRPO, separated by commas"),
     "steps": Flag("1,51,101", "the steps whose batches are sampled again, separated by commas. "
-                  "Each is sampled by the checkpoint before it"),
-    "questions": Flag(16, "problems in a batch", least=1, most=1000),
-    "answers": Flag(16, "answers to each problem", least=4, most=1000),
+                  "Each is sampled by the checkpoint before it", requires=OF_RUNS),
+    "questions": Flag(16, "problems in a batch", least=1, most=1000, requires=OF_EITHER),
+    "answers": Flag(16, "answers to each problem", least=4, most=1000, requires=OF_EITHER),
     "new_tokens": Flag(0, "the most tokens of an answer; 0 means as many as in the run",
-                       least=0, most=10_000),
+                       least=0, most=10_000, requires=OF_RUNS),
     "measured": Flag(8, "problems of a batch whose credit is measured. The tables are about their "
                      "tokens alone",
-                     least=2, most=1000),
+                     least=2, most=1000, requires=OF_RUNS),
     "continuations": Flag(8, "how many continuations measure the credit of an uncertain token; "
-                             "0 means that no credit is measured", least=0, most=1000),
+                             "0 means that no credit is measured", least=0, most=1000,
+                          requires=OF_RUNS),
     "kept": Flag("results/change-batches", "folder in which each measured batch is kept, so that "
-                 "the same command continues from it"),
-    "processes": Flag(1, "how many batches are measured at the same time", least=1, most=64),
+                 "the same command continues from it", requires=OF_EITHER),
+    "processes": Flag(1, "how many batches are measured at the same time", least=1, most=64,
+                      requires=OF_EITHER),
     "seeds": Flag(0, "number of batches of the untrained model on whose parts steps are made; 0 "
                      "leaves these tables out", least=0, most=1000),
-    "model": Flag("models/tiny", "folder of the untrained model, for --seeds"),
+    "model": Flag("models/tiny", "folder of the untrained model", requires=OF_SEEDS),
     "batches": Flag(16, "number of batches of each synthetic task; 0 leaves these tasks out",
                     least=0, most=1000)}
 STEP = Flag(1, least=1, most=1_000_000, kind=int)

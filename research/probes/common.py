@@ -12,7 +12,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ from grpo import grpo
 from harness.load import load_policy
 from harness.record import provenance, replace_text, whole
 from harness.screen import show_status
-from harness.flags import MOST_THREADS, Flag
+from harness.flags import MOST_THREADS, Flag, Requirement
 from harness.parser import make_parser, with_defaults
 from harness.settings import make_settings
 
@@ -47,6 +47,13 @@ CONFIG = {
     "config": Flag(None, "file of settings of train.py, with the task and its flags. By default "
                          "they are those of the run that the model lies in, or the defaults of "
                          "train.py for this model")}
+
+FOLDER_SEED = Flag(0, "a number in the name of the results' folder; nothing here is random")
+
+
+def requiring(requirement: Requirement, flags: Mapping[str, Flag]) -> dict[str, Flag]:
+    """These flags, which have an effect only if this holds."""
+    return {name: replace(flag, requires=requirement) for name, flag in flags.items()}
 
 
 @dataclass

@@ -28,7 +28,6 @@ listed in this way, and is shown as n/a.
 from pathlib import Path
 from types import SimpleNamespace
 
-from engine.errors import UserError
 from harness.flags import Flag, Requirement, check_value
 from research.probes.common import COMMON, Findings
 from research.probes.enumerated_tables import measure_enumerated
@@ -69,9 +68,6 @@ FLAGS = {
 
 
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
-    for name, flag in FLAGS.items():
-        if vars(args)[name] != flag.default and not flag.has_effect(vars(args)):
-            raise UserError(f"--{name} has no effect without {flag.requires[1]}")
     if args.model:
         args.answers = args.answers or 8
         return measure_model(args, folder)

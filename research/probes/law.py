@@ -44,21 +44,27 @@ import torch
 from analysis.tables import Row, Table, by_row
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
-from harness.flags import Flag
+from harness.flags import Flag, Requirement
 from research.dial.arms import EXACT, PLAIN, TRUE, SyntheticArm, named_arm
 from research.dial.task import SyntheticTask, TaskSpec
 from research.dial.training import AdamWOfRows, batch_gradients
 from research.publish.results import (RESULTS, estimates_as_arrays, read_result,
                                             table_rows)
 from research.probes import dial
-from research.probes.common import Findings, Progress, rank_correlation
+from research.probes.common import Findings, Progress, rank_correlation, requiring
 from research.probes.law_board import compare_with_leaderboard
 
-FLAGS = {**{name: flag for name, flag in dial.FLAGS.items() if name != "kept"},
+MEASURED: Requirement = (lambda s: not s.against, "a measurement, which --against replaces")
+OF_ARMS: Requirement = (lambda s: s.against != "board", "arms of synthetic tasks, which --against "
+                        "board does not have")
+FLAGS = {"seed": dial.FLAGS["seed"],
+         **requiring(MEASURED, {name: dial.FLAGS[name] for name in (
+             "threads", "worlds", "steps", "seeds", "rates")}),
+         **requiring(OF_ARMS, {"only": dial.FLAGS["only"]}),
          "against": Flag(None, "names of two published results, predictions and gains, as in "
                                "law,dial, or board: compare them, and measure nothing"),
          "policies": Flag(3, "number of policies on which the noise is measured, before training "
-                             "and in the middle of it", least=1, most=100)}
+                             "and in the middle of it", least=1, most=100, requires=MEASURED)}
 BATCH_SIZES = {"batch 0.25x": 0.25, "batch 0.5x": 0.5, PLAIN: 1.0, "batch 2x": 2.0,
                "batch 4x": 4.0, "batch 8x": 8.0, "batch 16x": 16.0, EXACT: math.inf}
 CURVE_FROM, NOISE_FROM = 2000, 4000  # seeds that no gain is measured on

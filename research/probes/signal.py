@@ -64,15 +64,15 @@ from engine.optimizer import AdamW
 from engine.policy import Policy
 from engine.rollouts import Rollouts
 from grpo import update
-from harness.flags import Flag, flags_of
+from harness.flags import Flag, Requirement, flags_of
 from harness.load import bytes_of_machine, make_advantage, make_weighting
 from harness.memory import FreedMemory
 from harness.record import Json
 from harness.settings import METHODS, Settings, make_settings, read_flags
 from mitigations import rescaled_weight
 from research.publish.results import RESULTS, read_result
-from research.probes.common import (MODEL_FLAGS, Findings, Progress, flags_of_model,
-                                    policy_from_flags, sample_batch)
+from research.probes.common import (CONFIG, MODEL_FLAGS, Findings, Progress, flags_of_model,
+                                    policy_from_flags, requiring, sample_batch)
 from train import drop_unfinished, with_advantage
 
 PLAIN = "plain GRPO"
@@ -81,11 +81,10 @@ PLAIN = "plain GRPO"
 OF_A_METHOD = {*METHODS, "rescale", "placebo", "loss", "dpo_beta", "loss_norm", "drop_unfinished",
                "entropy_bonus"}
 
-FLAGS = {
-    **MODEL_FLAGS,
-    "config": Flag(None, "file of settings of train.py, with the task and its flags. By default "
-                         "they are those of the run that the model lies in, or the defaults of "
-                         "train.py for this model"),
+SAMPLED: Requirement = (lambda s: not s.again, "batches to sample, and --again samples none")
+OF_BATCHES = {
+    **{name: flag for name, flag in MODEL_FLAGS.items() if name != "seed"},
+    **CONFIG,
     "only": Flag("measured", "the weightings and advantages to compare with plain GRPO, separated "
                              "by commas, each with its own flags"),
     "questions": Flag(0, "problems in a batch; 0 means as many as train.py has in a step",
@@ -95,7 +94,10 @@ FLAGS = {
     "batches": Flag(16, "number of batches", least=4, most=10_000),
     "split": Flag(False, "answer the problems of every batch a second time, and say how much of "
                          "plain GRPO's noise comes from the choice of problems, and how much from "
-                         "the answers"),
+                         "the answers")}
+FLAGS = {
+    "seed": MODEL_FLAGS["seed"],
+    **requiring(SAMPLED, OF_BATCHES),
     "again": Flag(None, "names of published results of this probe, separated by commas. Nothing is "
                         "sampled: only the table of the steps as they are made is computed, from "
                         "their inner products")}

@@ -35,8 +35,8 @@ def main(argv: list[str]) -> None:
     folder = typed.pop("folder", None)
     flags = with_defaults(typed, FLAGS)
     if flags.check:
-        if folder:
-            raise UserError(f"--check publishes nothing: leave out {folder} or --check")
+        if folder or flags.name:
+            raise UserError(f"--check publishes nothing: leave out {folder or '--name'} or --check")
         check_all()
         return
     if folder:
