@@ -18,7 +18,7 @@ from torch import Tensor
 from engine.errors import UserError
 from tools.helpers.formula_advantages import EPSILONS, Advantage, hypotheses
 from tools.helpers.formula_batches import END, PAD, Case
-from tools.helpers.formula_counts import counts
+from tools.helpers.formula_counts import counts, places
 from tools.helpers.formula_policy import divided
 from tools.helpers.formula_terms import Counted, fit_counted, table_of
 
@@ -28,6 +28,10 @@ TEMPLATES = {  # what a trainer may put around a prompt
     "<|im_start|>assistant\n", "a user's turn without the assistant's": "<|im_start|>user\n{}"
     "<|im_end|>\n", "a line break after it": "{}\n", "a space after it": "{} ",
     "an end token before it": "<|im_end|>{}"}
+UNTRAINED = {  # tokens of an answer that a trainer may leave out, as tools/formula.py names them
+    "": (), "the end token of an answer has no gradient": ("end",),
+    "the first token of an answer has no gradient": ("first",),
+    "the first and the end token of an answer have no gradient": ("first", "end")}
 ROUNDING = 1e-3  # of the change: float32 leaves less over than this
 SHOWN = 1e-5     # a smaller epsilon does not show in one step
 
@@ -67,6 +71,8 @@ class Step:
         self.frozen = [name for name, value in change.items() if not value.any()]
         self.moving = [name for name in change if name not in self.frozen]
         self.is_still = not self.moving
+        self.untrained = ""
+        self.has_dropout = differs_between_passes(trained, tokenizer(prompts[0])["input_ids"])
         if not self.is_still:
             self.change = torch.cat([change[name].flatten() for name in self.moving])
             self.explain()
@@ -85,19 +91,32 @@ class Step:
             if rest < ROUNDING:
                 return
         self.template = "as it is"  # none fits, so the sampler is read without one
+        for words in UNTRAINED:
+            pushes, rest = self.pushes_at(1.0, untrained=words)
+            if rest < ROUNDING:
+                self.temperature, self.untrained = 1.0, words
+                self.pushes, self.left_over = pushes, rest
+                return
 
-    def pushes_at(self, temperature: float, template: str = "{}") -> tuple[Tensor, float]:
+    def pushes_at(self, temperature: float, template: str = "{}",
+                  untrained: str = "") -> tuple[Tensor, float]:
         """(k_b of each answer, share of the change that they leave over)."""
-        rows = torch.stack([self.gradient_of(seen, temperature, template) for seen in self.seen])
+        rows = torch.stack([self.gradient_of(seen, temperature, template, untrained)
+                            for seen in self.seen])
         # of equal answers only the sum is known: the shortest solution gives each the same part
         solution = torch.linalg.lstsq(rows.T, self.change[:, None], driver="gelsd").solution
         pushes = solution.squeeze(1)
         rest = self.change - pushes @ rows
         return pushes, float(rest.norm() / self.change.norm())
 
-    def gradient_of(self, seen: Seen, temperature: float, template: str) -> Tensor:
+    def gradient_of(self, seen: Seen, temperature: float, template: str,
+                    untrained: str) -> Tensor:
         """The gradient of the log-prob of an answer, by all parameters that moved."""
-        log_prob = self.log_probs(seen, temperature, template)[0].sum()
+        log_probs = self.log_probs(seen, temperature, template)[0]
+        start = 1 if "first" in UNTRAINED[untrained] else 0
+        has_end = seen.ids[-1] == self.tokenizer.eos_token_id
+        leaves_out_end = "end" in UNTRAINED[untrained] and has_end
+        log_prob = log_probs[start:len(log_probs) - leaves_out_end].sum()
         parameters = [self.named[name] for name in self.moving]
         parts = torch.autograd.grad(log_prob, parameters, allow_unused=True)
         return torch.cat([torch.zeros_like(parameter).flatten() if part is None else part.flatten()
@@ -134,7 +153,8 @@ class Step:
         pushes."""
         for case, pushes, remarks in self.readings():
             for grouping in ("group", "mixed"):
-                found = explained(case, pushes, grouping, usual_alone=bool(remarks))
+                found = explained(case, pushes, grouping, UNTRAINED[self.untrained],
+                                  usual_alone=bool(remarks))
                 if found:
                     if grouping == "mixed":
                         remarks += ("Groups: they are mixed. Each answer is compared with answers "
@@ -185,6 +205,10 @@ class Step:
         if self.frozen:
             said.append(f"Frozen: {len(self.frozen)} of {len(self.named)} tensors have not "
                         f"changed, such as {self.frozen[0]}.")
+        if self.has_dropout:
+            said.append("Dropout: in training mode two passes over the same tokens differ. So the "
+                        "step is that of another model at each pass, and cannot be read to all "
+                        "digits; the log-probs of sampler and loss differ, too.")
         if self.left_over > ROUNDING:
             return [*said, f"Not understood: {self.left_over:.1%} of the change is no sum of the "
                     "gradients of the answers that the reward function saw, at any temperature "
@@ -193,6 +217,8 @@ class Step:
         if self.template != "as it is":
             said.append("Template: the trainer puts something around the prompts. What it has "
                         f"trained on fits {self.template}.")
+        if self.untrained:
+            said.append(f"Tokens: {self.untrained}.")
         if not self.trained().all():
             said.append(f"Filtered: {int((~self.trained()).sum())} of {len(self.pushes)} answers "
                         "have had no effect.")
@@ -228,12 +254,30 @@ class Step:
         return 1 / inverse, error, float(p_of_likelier.max())
 
 
-def explained(case: Case, pushes: Tensor, grouping: str, usual_alone: bool) -> Found | None:
+def differs_between_passes(model: torch.nn.Module, ids: list[int]) -> bool:
+    """Whether two passes over the same tokens in training mode differ, as with dropout."""
+    was_training = model.training
+    device = next(model.parameters()).device
+    model.train()
+    with torch.no_grad():
+        first, second = (model(torch.tensor([ids], device=device)).logits for _ in range(2))
+    model.train(was_training)
+    return not torch.equal(first, second)
+
+
+def explained(case: Case, pushes: Tensor, grouping: str, untrained: tuple[str, ...],
+              usual_alone: bool) -> Found | None:
     """The simplest advantage and counting that explain the pushes. A push that is NaN may be
     anything."""
+    def trained(case: Case) -> Tensor:
+        kept = case.mask
+        for kind in untrained:
+            kept = kept & ~places(case)[kind]
+        return kept
+
     known = torch.isfinite(pushes)
     fits = []
-    advantages, ways = usual_advantages(grouping), counts(lambda case: case.mask)
+    advantages, ways = usual_advantages(grouping), counts(trained)
     if usual_alone:
         ways = [count for count in ways if count.code in ("flat", "token", "answer", "group")]
     else:

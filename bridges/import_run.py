@@ -148,6 +148,10 @@ class Reader:
         numbers = {}  # of the groups, in the order in which they come
         for answer in answers:
             numbers.setdefault(answer["group"], len(numbers))
+        for name in numbers:
+            if type(name) is int and str(name) in numbers:
+                raise UserError(f"step {step} has a group {name} and a group {str(name)!r}: write "
+                                "both as a number or both as a text")
         answers = sorted(answers, key=lambda answer: numbers[answer["group"]])
         prompts = prompts_of_groups(answers)
         length = torch.tensor([len(answer["token_ids"]) for answer in answers])

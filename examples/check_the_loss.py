@@ -196,6 +196,7 @@ def random_batch(seed: int) -> Batch:
     log_prob = -2 * torch.rand(3, 6, generator=numbers) - 0.1
     advantage = torch.randn(3, 6, generator=numbers)
     weight = 2 * torch.rand(3, 6, generator=numbers)
+    advantage[0, 0], advantage[2, 1], weight[0, 2] = 12.0, -12.0, 8.0  # a clamp would be seen
     mask = torch.arange(6) < torch.tensor([[6], [2], [4]])
     return Batch(log_prob, advantage, weight, mask, total=40)
 

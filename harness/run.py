@@ -93,8 +93,13 @@ def facts_of(method: Method) -> dict[str, torch.Tensor]:
 
 
 def refuse_other_default_type() -> None:
-    """Raise an error if somebody has changed the type of torch's new tensors, which would change
-    numbers everywhere."""
+    """Raise an error if somebody has changed the type of torch's new tensors, or has left autocast
+    on, which would change numbers everywhere."""
+    for device in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(device):
+            torch.set_autocast_enabled(device, False)
+            raise UserError(f"autocast is on for {device}: a function of yours has left it on. "
+                            "Write with torch.autocast(...) around the lines that need it")
     dtype = torch.get_default_dtype()
     if dtype != torch.float32:
         torch.set_default_dtype(torch.float32)

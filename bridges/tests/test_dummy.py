@@ -104,7 +104,30 @@ def reverse(trainer):
     trainer._compute_loss = lambda *given: -usual(*given)
 
 
+def mask(place):
+    """The loss leaves out an answer's first or its end token; attention still sees it."""
+    def patch(trainer):
+        usual = trainer._generate_and_score_completions
+
+        def without(inputs):
+            made = usual(inputs)
+            is_end = made["completion_ids"] == trainer.processing_class.eos_token_id
+            is_first = torch.arange(is_end.shape[1]) == 0
+            made["tool_mask"] = (~(is_end if place == "end" else is_first.expand_as(is_end))).int()
+            return made
+        trainer._generate_and_score_completions = without
+    return patch
+
+
+def drop_out(trainer):
+    for layer in trainer.model.model.layers:
+        layer.self_attn.attention_dropout = .1
+
+
 @pytest.mark.parametrize("patch, said", [
+    (mask("first"), "Tokens: the first token of an answer has no gradient.\n"),
+    (mask("end"), "Tokens: the end token of an answer has no gradient.\n"),
+    (drop_out, "Dropout: in training mode two passes over the same tokens differ."),
     (reverse, "Sign: good answers are made less probable"),
     (take_another_part, "those of the part before theirs, if the batch has 4 parts."),
     (clip_the_gradient, "Clipped: the step has a norm of 0.05,"),

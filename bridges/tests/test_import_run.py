@@ -359,6 +359,7 @@ def test_a_damaged_line_says_file_and_line_and_leaves_nothing(tmp_path, line, sa
     ([], "there is no answer"),
     ([ID, {**ID, "step": 0}], "line 2: step 0 comes after"),
     ([{**ID, "group": 1}, {**ID, "group": 1, "prompt_ids": [5]}], "line 2: its prompt differs"),
+    ([{**ID, "group": 0}, {**ID, "group": "0"}], "step 1 has a group 0 and a group '0'"),
     ([{**ID, "reward": None, "advantage": 1}, ID], "step 1: an answer has no advantage"),
     ([{**ID, "token_ids": 5}], "line 1: its token_ids should be a list of token numbers"),
     ([VERL, TRL], "line 2 is of JSON lines, and what was read before is of verl")])

@@ -177,6 +177,15 @@ def test_a_second_bound_is_found_by_the_last_check(old, new, screen_of):
     assert not passed and said.count("right  the loss is") == 8, said
 
 
+@pytest.mark.parametrize("bounded", [
+    "advantage.clamp(-5, 5)", "advantage.clamp(max=10)", "advantage.clamp(min=-10)",
+    "weight.clamp(max=2)"])
+def test_a_bound_of_advantages_or_weights_is_found(bounded, screen_of):
+    name = bounded.split(".")[0]
+    passed, said = screen_of(WRITTEN.replace(TERM, TERM.replace(name, bounded)))
+    assert not passed and "4  random numbers             WRONG" in said, said
+
+
 @pytest.mark.parametrize("name", ["advantage", "weight", "mask", "old"])
 def test_an_argument_that_is_changed_in_place_is_named(name, screen_of):
     body = f"    result = policy_loss_(log_prob, advantage, weight, mask, total, old, clip)\n" \
