@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import refusal
-from formula_losses import LOSSES, answer, cispo, clip, k3_clamped, make, mean, token, z
+from formula_losses import (LOSSES, answer, cispo, clip, entropy_of, k3, k3_clamped, log_probs,
+                            make, mean, token, z)
 
 from engine.errors import UserError
 from tools.formula import load_loss, main
@@ -54,6 +55,7 @@ def test_every_loss_is_named_as_what_it_is(name):
     (lambda logits, batch: logits.sum().backward() or logits.sum(), "it calls backward itself"),
     (lambda logits, batch: make()(logits, batch) * (1 + torch.rand(())), "it is random"),
     (lambda logits, batch: logits.cuda().sum(), "The batch is on the CPU"),
+    (lambda logits, batch: delattr(batch, "mask") or logits.sum(), "it changes batch.mask"),
     (lambda logits, batch: batch.reward.sub_(1).sum() + logits.sum(), "it changes batch.reward"),
     (lambda logits, batch: sys.exit(0), "it calls sys.exit"),
     (lambda logits, batch: logits[99], "it raised IndexError")])
@@ -125,6 +127,23 @@ def test_our_flags_that_have_the_gradient():
     assert "--kl 0.04 --kl_kind k3. This holds as long as" in near
     sample = make(z(1, 1e-6))
     assert "it lacks the advantage z n-1 1e-06" in about_flags(find_formula(sample))[0]
+
+
+def test_a_loss_without_a_reward():
+    """A KL alone, or an entropy alone: nothing is said of temperatures, tokens or dead groups that
+    it does not show."""
+    def kl(logits, batch):
+        return token(k3(log_probs(logits, batch), batch), batch.mask, batch)
+
+    def entropy(logits, batch):
+        return -token(entropy_of(logits), batch.mask, batch)
+
+    for loss in (kl, entropy):
+        formula = find_formula(loss)
+        assert {"temperature 1", "shift 1"} <= codes(formula) and not formula.absent
+        assert "dead nan" not in codes(formula)
+        assert "no push depends on the reward" in formula.not_understood
+        assert not any("no answer token" in reason for reason in formula.not_understood)
 
 
 def test_a_loss_whose_pushes_are_rounding():

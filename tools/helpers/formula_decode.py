@@ -152,8 +152,9 @@ def check_value(value: object, logits: Tensor) -> None:
 
 def refuse_changes(batch: Batch, kept: Batch) -> None:
     for name, before in vars(kept).items():
-        after = getattr(batch, name)
-        same = torch.equal(after, before) if isinstance(before, Tensor) else after == before
+        after = getattr(batch, name, None)
+        same = after is not None and (
+            torch.equal(after, before) if isinstance(before, Tensor) else after == before)
         if not same:
             raise LossFailed(f"it changes batch.{name} in place; work on a copy instead")
 
@@ -228,10 +229,11 @@ class Examined:
         if min(left_over(grad, case, lens) for lens in tries) > EXACT:
             tries = [best_temperature(grad, case, lens, entropy)
                      for lens in plain for entropy in ("same", "at 1")]
-        rest, best = min(((left_over(grad, case, lens), k) for k, lens in enumerate(tries)))
-        if rest <= EXACT:
-            self.lens = tries[best]
-        return rest
+        rest = [left_over(grad, case, lens) for lens in tries]
+        exact = [lens for lens, share in zip(tries, rest) if share <= EXACT]
+        if exact:  # the most usual one: an entropy alone, for example, fits several
+            self.lens = exact[0]
+        return min(rest)
 
 
 def decode(grad: Tensor, case: Case, lens: Lens, with_entropy: bool = True) -> Reading:

@@ -16,7 +16,7 @@ from tools.helpers.formula_costs import find_cost
 from tools.helpers.formula_counts import places, tokens_of
 from tools.helpers.formula_decode import EXACT, Examined, Loss, LossFailed, LossNotFinite
 from tools.helpers.formula_measured import KNOWN, TINY, Formula, Measured, far, right_or_wrong
-from tools.helpers.formula_policy import (drop_refused_sizes, find_clip, find_limit,
+from tools.helpers.formula_policy import (NO_REWARD, drop_refused_sizes, find_clip, find_limit,
                                           find_policy, look_for_short_advantages)
 from tools.helpers.formula_rest import (UNKNOWN, find_bounds_of_terms, find_entropy, find_terms,
                                         look_at_equal_rewards)
@@ -71,7 +71,7 @@ def find_parts(measured: Measured) -> None:
         is_known = measured.hidden == "shared" and find_cost(measured)
     if measured.hidden and not is_known:
         formula.not_understood.append(UNKNOWN[measured.hidden])
-    if formula.ratio is None:
+    if formula.ratio is None and NO_REWARD not in formula.not_understood:
         find_clip(measured)
 
 
@@ -91,6 +91,7 @@ def note_casts(measured: Measured, base: Case) -> None:
 def find_lens(measured: Measured, base: Case) -> None:
     """From the whole gradient; or if that fails, from the part that depends on the reward."""
     formula, examined = measured.formula, measured.examined
+    base = base if examined.raw(base).any() else far(base)
     rest = examined.find_lens(examined.raw(base), base)
     if rest > EXACT and measured.has_rest:
         measured.is_foreign = examined.find_lens(measured.policy_gradient(base), base) <= EXACT

@@ -18,6 +18,7 @@ from tools.helpers.formula_ratio import Ratio, Side, find_ratio
 from tools.helpers.formula_shapes import Shape, rescaled, shapes
 from tools.helpers.formula_terms import Counted, by_answer, fit_counted, spread, table_of
 
+NO_REWARD = "no push depends on the reward"
 FAR_BELOW = -4.0   # log-ratios at which ratio * advantage is below any bound
 
 
@@ -115,7 +116,7 @@ def fit_policy(measured: Measured) -> None:
     formula, cases = measured.formula, measured.designs()
     pushes = [measured.policy_push(case) for case in cases]
     if not any(push.any() for push in pushes):
-        formula.not_understood.append("no push depends on the reward")
+        formula.not_understood.append(NO_REWARD)
         return
     some = [kind for kind, how in formula.kinds.items() if how == "some"]
     if some:

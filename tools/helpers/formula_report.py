@@ -69,7 +69,7 @@ def codes_of_policy(formula: Formula) -> set[str]:
         if name_of(formula.ratio)[0] in ("no ratio", "ratio"):
             found.add("no clip")
     found |= {f"old misplaced {formula.misplaced}"} if formula.misplaced else set()
-    if math.isnan(formula.dead):
+    if math.isnan(formula.dead) and formula.advantage is not None:
         found.add("dead nan")
     return found
 

@@ -114,6 +114,8 @@ def fit_counted(cases: list[Case], found: list[Tensor], table: Table,
 
 def spread(values: Tensor) -> float:
     """The largest distance from the mean, relative to it."""
+    if not len(values):
+        return float("inf")
     mean = values.mean()
     if mean == 0:
         return float("inf") if values.any() else 0.0
