@@ -53,6 +53,9 @@ from research.probes.common import Findings
 from research.publish.pictures import draw_gains
 
 PLAIN, SHUFFLED = "none", "shuffled"
+# methods that came after the leaderboard was published, with fewer seeds and a table of their own
+LATER = {"rlsd": "--mitigation rlsd", "negative_only": "--mitigation negative_only"}
+LATER_SEEDS = 4
 ARMS = {  # in the order in which they are made
     PLAIN: "",
     "measured": "--advantage measured --measured_k 2",
@@ -71,16 +74,17 @@ ARMS = {  # in the order in which they are made
     SHUFFLED: "--placebo advantages",
     "four times": "--questions {four_times}",
     "half": "--questions {half}",
-    "twice": "--questions {twice}"}
+    "twice": "--questions {twice}",
+    **LATER}
 CONTROLS = {"four times": "larger batches", "twice": "larger batches", "half": "the control",
             "measured": "the control", "measured 16": "the control",
             "its placebo": "the control", SHUFFLED: "the control"}
 FEWEST_PAIRS = 6  # an arm with fewer is not in the table yet
 BY_SECTION = ("outcome_conditional 0.5", "outcome_conditional 0.25", "by_kind without words",
               "its placebo")
-OTHER_BATCHES = ("half", "twice")  # with a thinking real_controls makes `twice`
+OTHER_BATCHES = ("half", "twice")  # with a thinking real_controls makes `twice` and LATER
 FORMS = {  # for each --prompt: problems a step, steps, and the arms that are not made there
-    "brief": SimpleNamespace(questions=4, steps=24, without=OTHER_BATCHES),
+    "brief": SimpleNamespace(questions=4, steps=24, without=(*OTHER_BATCHES, *LATER)),
     "expression": SimpleNamespace(questions=8, steps=16, without=BY_SECTION)}
 COMMON = ("--dtype bfloat16 --learning_rate 2e-6 --eval_every 0 --save_model no --sample_every 0 "
           "--change_every 0")
@@ -113,7 +117,8 @@ def plan(args: SimpleNamespace) -> tuple[Experiment, Stages]:
 
 def keys_of(args: SimpleNamespace, arms: Iterable[str]) -> list[Key]:
     """The runs of these arms, one arm after the other."""
-    return [(arm, seed) for arm in arms for seed in range(args.seeds)]
+    return [(arm, seed) for arm in arms
+            for seed in range(LATER_SEEDS if arm in LATER else args.seeds)]
 
 
 def planned_run(args: SimpleNamespace) -> Callable[[str, int], PlannedRun]:
@@ -167,12 +172,15 @@ def report(args: SimpleNamespace, experiment: Experiment, command: str) -> None:
     require_two(PLAIN, arms, args.runs)
     name, made = name_of_board(args), by_run_name(arms)
     predicted = predictions("real_board").get(name.removeprefix("real_board_"), {})
-    complete = {arm: runs for arm, runs in arms.items() if len(runs) >= FEWEST_PAIRS}
+    complete = {arm: runs for arm, runs in arms.items()
+                if len(runs) >= FEWEST_PAIRS and arm not in LATER}
     tables = [real_leaderboard(arms, predicted), quarters_table(arms),
               pairs_table(over_baseline(complete, PLAIN),
                           "The gain over plain GRPO in training of every pair, in points"),
               without_one_seed_table(complete),
               power_table(complete_gains(arms), list(CONTROLS))]
+    if any(arms.get(arm) for arm in LATER):
+        tables.append(later_table(arms, predicted))
     settings = {"prompt": args.prompt, "model": model_name(args), "common": common_flags(args),
                 "arms": flags_of_arms(args), "steps": FORMS[args.prompt].steps}
     findings = Findings("Which method trains a real model better than plain GRPO?",
@@ -184,8 +192,9 @@ def report(args: SimpleNamespace, experiment: Experiment, command: str) -> None:
 
 
 def complete_gains(arms: Arms) -> dict[str, Gain]:
-    """The gains of the arms that have all of their first six pairs."""
-    found = gains(over_baseline(arms, PLAIN), controls=list(CONTROLS), fewest=FEWEST_PAIRS)
+    """The gains of the arms that have all of their first six pairs, but for the later methods."""
+    first = {arm: runs for arm, runs in arms.items() if arm not in LATER}
+    found = gains(over_baseline(first, PLAIN), controls=list(CONTROLS), fewest=FEWEST_PAIRS)
     return {arm: gain for arm, gain in found.items() if gain.pairs >= FEWEST_PAIRS}
 
 
@@ -195,6 +204,18 @@ def real_leaderboard(arms: Arms, predicted: dict[str, float]) -> Table:
     seconds_of_plain = mean_step_seconds(arms[PLAIN].values())
     cost = {arm: mean_step_seconds(arms[arm].values()) / seconds_of_plain for arm in complete}
     return leaderboard(complete, predicted, cost)
+
+
+def later_table(arms: Arms, predicted: dict[str, float]) -> Table:
+    """The gains of the later methods."""
+    made = {arm: runs for arm, runs in arms.items() if runs and (arm == PLAIN or arm in LATER)}
+    rows: list[Row] = []
+    for arm, gain in gains(over_baseline(made, PLAIN)).items():
+        rows.append([arm, gain.pairs, gain.estimate, gain.p, predicted.get(arm), gain.verdict])
+    formats = {"arm": "", "pairs": "d", "gain": "points", "p": "p", "predicted": "points",
+               "verdict": ""}
+    return Table("later", "Later methods: gain in training, in points", by_row(formats, rows), "",
+                 ["p has Holm's correction over these methods"], {"gain": f"gain{WITH_INTERVAL}"})
 
 
 def quarters_table(arms: Arms) -> Table:
