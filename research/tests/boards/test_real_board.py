@@ -11,8 +11,8 @@ from harness.settings import make_settings, read_flags
 from research.__main__ import main
 from research.boards import leaderboard, real_board
 from research.boards.leaderboard import by_run_name, power_table, short_form
-from research.boards.real_board import (ARMS, COMMON, CONTROLS, FORMS, complete_gains,
-                                        flags_of_arms, keys_of, plan, quarters_table,
+from research.boards.real_board import (ARMS, COMMON, CONTROLS, FORMS, LATER, complete_gains,
+                                        flags_of_arms, keys_of, later_table, plan, quarters_table,
                                         real_leaderboard)
 from research.publish.results import write_result
 
@@ -53,7 +53,8 @@ def test_the_flags_of_every_arm_are_taken_and_arms_come_one_after_the_other(prom
     for run in planned:
         s = make_settings(read_flags([*run.flags, "--seed", str(run.seed)]))
         assert (s.eval_every, s.save_model, s.method_flags["prompt"]) == (0, False, prompt)
-    assert [run.arm for run in planned] == [arm for arm in flags_of_arms(args) for _ in range(6)]
+    assert [run.arm for run in planned] == [arm for arm in flags_of_arms(args)
+                                            for _ in range(4 if arm in LATER else 6)]
     assert len({run.folder for run in planned}) == len(planned)
     times = {run.arm: make_settings(read_flags(run.flags)).questions / FORMS[prompt].questions
              for run in planned if "--questions" in run.flags}
@@ -124,6 +125,17 @@ def test_what_the_table_says():
     curve = quarters_table(arms({})).rows[0]
     assert list(curve[:2]) == ["none", 6] and curve[2] == pytest.approx(0.4)
     assert curve[3] < curve[4] < curve[5] < curve[6]
+
+
+def test_later_methods_do_not_move_the_published_verdicts():
+    """They are not in the leaderboard, and its correction does not count them."""
+    gains = {"random": -0.1, "rlsd": -0.1, "negative_only": 0.0}
+    before, after = arms({"random": -0.1}), arms(gains)
+    assert real_leaderboard(after, {}).rows == real_leaderboard(before, {}).rows
+    rows = {row[0]: row for row in later_table(after, {"rlsd": -0.06}).rows}
+    assert list(rows) == ["rlsd", "negative_only"]
+    alone = {row[0]: row[3] for row in real_leaderboard(before, {}).rows}
+    assert rows["rlsd"][3] == pytest.approx(2 * alone["random"]) and rows["rlsd"][4] == -0.06
 
 
 def test_what_the_leaderboard_could_have_seen():
