@@ -11,11 +11,12 @@ from analysis.runs import PLAIN_SETTINGS, Run, is_done, steps_done, task_of
 from engine.errors import UserError
 from harness.record import Json
 from harness.flags import Flag, flags_of
-from harness.settings import METHODS, NOT_SETTINGS, OPTIONS
+from harness.settings import METHODS, NOT_SETTINGS, OPTIONS, RETIRED
 
+KNOWN = RETIRED | OPTIONS  # older runs have settings that are no flags any more
 # runs that differ in one of these are not compared; nor are those that differ in a flag of the task
-SETTING = ("reward", *(name for name, flag in OPTIONS.items() if flag.compared == "setting"))
-ASIDE = tuple(name for name, flag in OPTIONS.items() if flag.compared == "aside")
+SETTING = ("reward", *(name for name, flag in KNOWN.items() if flag.compared == "setting"))
+ASIDE = tuple(name for name, flag in KNOWN.items() if flag.compared == "aside")
 
 
 def finished(runs: list[Run]) -> list[Run]:
@@ -35,7 +36,7 @@ def finished(runs: list[Run]) -> list[Run]:
 def effective_settings(config: Mapping[str, object]) -> Json:
     """A run's settings with defaults filled in, without those that had no effect. The name of the
     reward, and TRL's loss, are recorded beside the settings and count like one."""
-    flags = {**OPTIONS, **task_flags(config)}
+    flags = {**KNOWN, **task_flags(config)}
     for axis, choices in METHODS.items():  # and the flags of its methods
         name = str(config.get(axis, OPTIONS[axis].default))
         if name in choices:
@@ -105,7 +106,7 @@ def name_of(mine: Json, settings: list[Json]) -> str:
     parts = [str(mine.get("mitigation", "none"))]  # --loss dpo has none
     for key, value in mine.items():
         differs = any(key in other and other[key] != value for other in settings)
-        is_default = key in OPTIONS and value == OPTIONS[key].default
+        is_default = key in KNOWN and value == KNOWN[key].default
         if key != "mitigation" and differs and not is_default:
             parts.append(f"{key} {value}")
     return " ".join(parts)

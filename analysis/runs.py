@@ -11,7 +11,7 @@ from engine.errors import UserError, did_you_mean
 from harness.flags import TYPE_NAMES, has_type
 from harness.metrics import METRICS
 from harness.record import (Json, credit_steps, is_complete, read_columns, read_lines, run_config)
-from harness.settings import OPTIONS, Settings, load_task
+from harness.settings import OPTIONS, RETIRED, Settings, about_retired, load_task
 
 PLAIN_SETTINGS = {"mitigation": "none", "advantage": "grpo", "loss": "policy", "placebo": "none"}
 
@@ -66,6 +66,8 @@ def read_run(folder: str | Path) -> Run:
     folder = Path(folder)
     config = run_config(folder)
     refuse_other_types(folder, config)
+    if sentence := about_retired(config):
+        print(f"{folder / 'config.json'} has {sentence}", file=sys.stderr)
     return {"folder": folder, "config": config, "steps": credit_steps(folder),
             "metrics": read_metrics(folder),
             "evaluations": read_lines(folder / "evaluations.jsonl")}
@@ -74,7 +76,7 @@ def read_run(folder: str | Path) -> Run:
 def refuse_other_types(folder: Path, config: Json) -> None:
     """Refuse a setting of another type than its flag has, as a config.json may have that somebody
     has edited."""
-    for name, flag in OPTIONS.items():
+    for name, flag in (OPTIONS | RETIRED).items():
         value = config.get(name, flag.default)
         if value is not flag.default and not has_type(value, flag):
             raise UserError(f"{folder / 'config.json'}: {name} is {value!r:.80}, and should be "

@@ -21,7 +21,7 @@ import torch
 
 from engine import processes
 from engine.choices import Method
-from engine.errors import BadCredit, NotFinite, UserError, location_of
+from engine.errors import BadCredit, NotFinite, UserError, location_of, read_json
 from engine.model_folder import write_model_folder, write_tensors
 from engine.optimizer import AdamW, optimizer_tensors, parameters_by_name
 from engine.policy import Policy
@@ -34,7 +34,8 @@ from harness.record import (Json, RunFolder, credit_path, make_run, provenance, 
                             whole, write_credit)
 from harness.screen import (AGAIN, MESSAGE, StopRequest, in_users_code, place_of, print_evaluation,
                             print_outcome, print_step, python_command, say)
-from harness.settings import CHANGEABLE, MODES, Settings, is_large, make_settings, read_flags
+from harness.settings import (CHANGEABLE, MODES, Settings, about_retired, is_large, make_settings,
+                              read_flags)
 
 TRAVELS_ALONG = (  # from the model's folder to every checkpoint
     "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocab.json", "merges.txt",
@@ -54,6 +55,8 @@ def open_run(argv: list[str]) -> Iterator["Run"]:
         refuse_unchangeable(given)
         given |= {"config": Path(resume) / "config.json", "out": resume}
     settings = make_settings(given)
+    if "config" in given and (sentence := about_retired(read_json(Path(given["config"])))):
+        say(f"{given['config']} has {sentence}")
     exists = settings.folder.exists()  # before the processes meet: then one of them may make it
     run = Run(settings)
     with run.cleanup:

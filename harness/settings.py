@@ -8,6 +8,7 @@ import argparse
 import dataclasses
 import importlib
 import inspect
+import math
 import re
 import textwrap
 import typing
@@ -75,6 +76,26 @@ ABOUT_STEPS = (
 ABOUT_DEFAULTS = (
     "The defaults above are those for this model. They come from its folder's recipe.json and from "
     "--config, where there are such files.")
+
+LAST_STOOD_IN = "f19f84f4"  # the last commit that had these settings
+# The settings that this version no longer has, with the defaults that they had. The config.json of
+# an older run may name them: it is read all the same, a sentence is said about those that were not
+# at their defaults, and analyze.py compares runs by them as before.
+RETIRED = {name: Flag(default, least=-math.inf, compared=compared) for name, default, compared in (
+    ("offload_optimizer", False, "aside"),
+    ("shard", False, "aside"),
+    ("loss_temperature", 1.0, "arm"),
+    ("loss_top_k", 0, "arm"),
+    ("entropy_target", 0.0, "arm"),
+    ("top_k", 0, "setting"),
+    ("eval_answers", 1, "aside"),
+    ("eval_temperature", 1.0, "setting"),
+    ("eval_modes", "both", "aside"),
+    ("sample_every", 10, "aside"),
+    ("save_model", False, "aside"),
+    ("rollouts", "own", "arm"),
+    ("rollouts_every", 1, "arm"),
+    ("rollouts_timeout", 600.0, "aside"))}
 
 USAGE = "python train.py [flags]"
 # headings of the help
@@ -489,11 +510,25 @@ def known_values(path: object, values: Json, chosen: Json) -> Json:
         flags_of_file |= flags_of(owner).keys()
         if not any(is_or_extends(one, owner) for one in owners_here):
             flags_of_others |= flags_of(owner).keys()
-    unknown = values.keys() - {*flags, *flags_of_file, *NOT_SETTINGS}
+    unknown = values.keys() - {*flags, *flags_of_file, *NOT_SETTINGS, *RETIRED}
     if unknown and not missing:
         raise UserError(f"{path} has the unknown setting {min(unknown)}")
     kept = flags.keys() - flags_of_others
     return {name: value for name, value in values.items() if name in kept}
+
+
+def about_retired(values: Values) -> str:
+    """A sentence about the settings of a file that are no settings any more, if they were not at
+    their defaults; an empty one if there are none."""
+    usual = {name: flag.default for name, flag in RETIRED.items() if name not in OPTIONS}
+    if "loss_temperature" in usual:  # the loss now has the temperature of the sampling
+        usual["loss_temperature"] = values.get("temperature", Settings.temperature)
+    found = [f"{name} {values[name]}" for name in usual
+             if values.get(name, usual[name]) != usual[name]]
+    if not found:
+        return ""
+    return (f"{', '.join(found)}: retired since this run was made, and without effect now "
+            f"(last in {LAST_STOOD_IN})")
 
 
 def is_or_extends(owner: typing.Any, other: typing.Any) -> bool:
@@ -533,6 +568,8 @@ def about_unknown(name: str, chosen: Json) -> str:
         found = [owner for owner in choices if name in flags_of(choices[owner])]
         if found:
             return f"--{name} belongs to {' and '.join(found)}, but --{axis} is {chosen[axis]}"
+    if name in RETIRED:
+        return f"--{name} is retired: it last stood in commit {LAST_STOOD_IN}"
     other = OTHER_NAMES.get(name)
     return f"unknown argument --{name}: here it is {other}" if other else ""
 
